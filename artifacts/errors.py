@@ -1,0 +1,21 @@
+"""What can go wrong that is not our own bug: each error carries its remedy in one line."""
+
+
+class Problem(Exception):
+    """Base of every error a user can cause or mend; its text is the line that the user reads."""
+
+
+class BadUsage(Problem):
+    """An option or an argument that cannot be understood (exit code 2)."""
+
+
+class BadInput(Problem):
+    """A model, a data file or a prompt that cannot be used (exit code 3)."""
+
+
+class OutOfResources(Problem):
+    """Not enough disk or memory, or a file that another process holds (exit code 4)."""
+
+
+class Incompatible(Problem):
+    """An artefact of another model, or of another version of the store (exit code 5)."""

@@ -1,0 +1,1 @@
+"""What a person sees: parse, call one function, render."""
