@@ -1,0 +1,183 @@
+"""Traces to and from Arrow tables and Parquet files."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from artifacts.errors import BadInput
+from artifacts.files import replacing
+from artifacts.trace import PHASES, Trace, guessed_phase
+
+_REQUIRED = ("pass", "layer", "token", "experts")
+_PREDICTED_LAYERS = b"moectl.predicted_layers"
+
+
+def write_parquet(trace: Trace, path: str | Path) -> None:
+    """Write the trace whole or not at all. Raises BadInput (no such folder) or OutOfResources (disk full)."""
+    with replacing(path) as temporary:
+        pq.write_table(to_table(trace), temporary, compression="zstd")
+
+
+def read_parquet(path: str | Path, *, num_experts: int | None = None) -> Trace:
+    """Read a trace with the columns of DESIGN 4 from any Parquet file.
+
+    `request`, `phase`, `weights`, `probabilities` and `predicted` may be missing; `Trace.assumed` then says what was
+    put in place of the first three. With `num_experts` every expert id must be below it. Raises BadInput.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise BadInput(f"there is no trace file {path}")
+    try:
+        with pq.ParquetFile(path) as file:
+            table = file.read()
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise BadInput(f"{path} cannot be read as Parquet: {_first_line(error)}") from error
+    try:
+        return from_table(table, num_experts=num_experts)
+    except BadInput as error:
+        raise BadInput(f"{path} is no usable trace: {error}") from error
+
+
+def to_table(trace: Trace) -> pa.Table:
+    """The trace as an Arrow table with the columns of DESIGN 4, and the optional ones it has."""
+    columns = {
+        "request": pa.array(trace.request),
+        "pass": pa.array(trace.pass_),
+        "phase": pa.DictionaryArray.from_arrays(pa.array(trace.phase.astype(np.int8)), list(PHASES)),
+        "layer": pa.array(trace.layer),
+        "token": pa.array(trace.token),
+        "experts": _lists(trace.experts),
+        "weights": _lists(trace.weights),
+    }
+    metadata = {}
+    if trace.probabilities is not None:
+        columns["probabilities"] = _lists(trace.probabilities)
+    if trace.predicted is not None:
+        columns["predicted"] = _lists(trace.predicted.reshape(len(trace), -1))
+        metadata[_PREDICTED_LAYERS] = str(trace.predicted.shape[1]).encode()
+    return pa.table(columns, metadata=metadata)
+
+
+def from_table(table: pa.Table, *, num_experts: int | None = None) -> Trace:
+    """The trace in an Arrow table; see `read_parquet`. Raises BadInput."""
+    missing = [name for name in _REQUIRED if name not in table.column_names]
+    if missing:
+        raise BadInput(f"it has no column {', '.join(missing)} (needed: {', '.join(_REQUIRED)})")
+    if not table.num_rows:
+        raise BadInput("it holds no rows")
+    experts = _matrix(table, "experts", pa.uint16())
+    _check_ids(experts, num_experts)
+    trace = Trace(
+        request=_numbers(table, "request") if "request" in table.column_names else _zeros(table, np.int32),
+        pass_=_numbers(table, "pass"),
+        phase=_zeros(table, np.uint8),
+        layer=_numbers(table, "layer"),
+        token=_numbers(table, "token"),
+        experts=experts,
+        weights=_weights(table, experts),
+        probabilities=_matrix(table, "probabilities", pa.float32()) if "probabilities" in table.column_names else None,
+        predicted=_predicted(table) if "predicted" in table.column_names else None,
+        assumed=_assumed(table),
+    )
+    return replace(trace, phase=_phase(table) if "phase" in table.column_names else guessed_phase(trace))
+
+
+def _assumed(table: pa.Table) -> tuple[str, ...]:
+    stand_ins = {
+        "request": "all rows belong to one request",
+        "phase": "a pass with several tokens of one request is prefill, any other decode",
+        "weights": "selected experts weigh the same",
+    }
+    return tuple(f"no column {name}: {text}" for name, text in stand_ins.items() if name not in table.column_names)
+
+
+def _zeros(table: pa.Table, dtype: type) -> np.ndarray:
+    return np.zeros(table.num_rows, dtype=dtype)
+
+
+def _numbers(table: pa.Table, name: str) -> np.ndarray:
+    """A column of counting numbers as [N] int32."""
+    values = _cast(table[name].combine_chunks(), pa.int32(), name)
+    if values.min() < 0:
+        raise BadInput(f"column {name} holds {values.min()}; it counts from 0")
+    return values
+
+
+def _matrix(table: pa.Table, name: str, kind: pa.DataType) -> np.ndarray:
+    """A column of lists of one length as [N, length]."""
+    column = table[name].combine_chunks()
+    if not (pa.types.is_list(column.type) or pa.types.is_large_list(column.type) or _is_fixed(column.type)):
+        raise BadInput(f"column {name} holds {column.type}, not lists")
+    lengths = column.value_lengths() if not _is_fixed(column.type) else pa.array([column.type.list_size])
+    shortest, longest = pc.min_max(lengths).values() if len(lengths) else (0, 0)
+    if column.null_count or shortest != longest or not longest.as_py():
+        raise BadInput(f"column {name} needs lists of one length in every row, not of {shortest} to {longest}")
+    values = _cast(column.flatten(), kind, name).reshape(table.num_rows, -1)
+    if not np.isfinite(values).all() or values.min() < 0:
+        raise BadInput(f"column {name} holds numbers that are negative or not finite")
+    return values
+
+
+def _is_fixed(kind: pa.DataType) -> bool:
+    return pa.types.is_fixed_size_list(kind)
+
+
+def _cast(values: pa.Array, kind: pa.DataType, name: str) -> np.ndarray:
+    if values.null_count:
+        raise BadInput(f"column {name} has empty places")
+    try:
+        # Float rounding is wanted (float64 files are common); whole numbers must not lose anything.
+        return values.cast(kind, safe=not pa.types.is_floating(kind)).to_numpy(zero_copy_only=False)
+    except pa.ArrowException as error:
+        raise BadInput(f"column {name}: {_first_line(error)}") from error
+
+
+def _check_ids(experts: np.ndarray, num_experts: int | None) -> None:
+    highest = int(experts.max())
+    if num_experts is not None and highest >= num_experts:
+        raise BadInput(
+            f"it selects expert {highest}, but a layer has only {num_experts} experts (0 to {num_experts - 1})"
+        )
+
+
+def _weights(table: pa.Table, experts: np.ndarray) -> np.ndarray:
+    if "weights" not in table.column_names:
+        return np.full(experts.shape, 1 / experts.shape[1], dtype=np.float32)
+    weights = _matrix(table, "weights", pa.float32())
+    if weights.shape != experts.shape:
+        raise BadInput(f"a row has {experts.shape[1]} experts but {weights.shape[1]} weights")
+    return weights
+
+
+def _phase(table: pa.Table) -> np.ndarray:
+    texts = table["phase"].combine_chunks()
+    if pa.types.is_dictionary(texts.type):
+        texts = texts.dictionary_decode()
+    codes = pc.index_in(texts, value_set=pa.array(PHASES).cast(texts.type)) if _is_text(texts.type) else None
+    if codes is None or codes.null_count:
+        raise BadInput(f"column phase must say {' or '.join(PHASES)} in every row")
+    return codes.to_numpy().astype(np.uint8)
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+
+
+def _predicted(table: pa.Table) -> np.ndarray:
+    flat = _matrix(table, "predicted", pa.float32())
+    num_layers = int((table.schema.metadata or {}).get(_PREDICTED_LAYERS, b"0"))
+    if num_layers < 1 or flat.shape[1] % num_layers:
+        raise BadInput(f"column predicted needs the file's metadata {_PREDICTED_LAYERS.decode()} to divide its lists")
+    return flat.reshape(len(flat), num_layers, -1)
+
+
+def _lists(matrix: np.ndarray) -> pa.FixedSizeListArray:
+    return pa.FixedSizeListArray.from_arrays(pa.array(matrix.reshape(-1)), matrix.shape[1])
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
