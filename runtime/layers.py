@@ -1,0 +1,91 @@
+"""Finding the MoE layers of a transformers model by what its modules say of themselves, not by family."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.utils.output_capturing import OutputRecorder
+
+from artifacts.errors import BadInput
+
+GATE_NAMES = ("gate", "router")
+
+
+@dataclass(frozen=True, slots=True)
+class MoeLayer:
+    """One MoE layer; `index` counts MoE layers only, `name` is the path of its experts module in the model."""
+
+    index: int
+    name: str
+    experts: nn.Module
+    gate: nn.Module
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shape of ONE expert's parameters by name: what the module stacks along dimension 0, less that dimension."""
+        return {name: tuple(parameter.shape[1:]) for name, parameter in self.experts.named_parameters(recurse=False)}
+
+    @property
+    def num_experts(self) -> int:
+        return next(self.experts.parameters(recurse=False)).shape[0]
+
+    @property
+    def top_k(self) -> int:
+        return self.gate.top_k
+
+
+def moe_layers(model: PreTrainedModel) -> tuple[MoeLayer, ...]:
+    """The MoE layers in order of depth.
+
+    Raises BadInput if there are none, if a router cannot be found, or if layers differ in experts, shapes or top-k.
+    """
+    named = [(name, module) for name, module in model.named_modules() if _is_experts(module)]
+    if not named:
+        raise BadInput(
+            f"{model.config.model_type} is not a Mixture-of-Experts model that moectl knows: it has no experts"
+        )
+    routers = tuple(_recorded_routers(model))
+    layers = tuple(
+        MoeLayer(index, name, experts, _gate(model, name, routers)) for index, (name, experts) in enumerate(named)
+    )
+    for layer in layers[1:]:
+        _check_alike(layers[0], layer)
+    return layers
+
+
+def _is_experts(module: nn.Module) -> bool:
+    """The flags that transformers' `use_experts_implementation` sets on a module whose experts it dispatches."""
+    return hasattr(module, "is_transposed") and hasattr(module, "has_gate")
+
+
+def _recorded_routers(model: PreTrainedModel) -> Iterator[type[nn.Module]]:
+    """The classes whose output transformers records as `router_logits`."""
+    for module in model.modules():
+        recorded = getattr(module, "_can_record_outputs", None) or {}
+        for recorder in _as_list(recorded.get("router_logits", [])):
+            target = recorder.target_class if isinstance(recorder, OutputRecorder) else recorder
+            if isinstance(target, type):
+                yield target
+
+
+def _gate(model: PreTrainedModel, experts_name: str, routers: tuple[type[nn.Module], ...]) -> nn.Module:
+    block_name = experts_name.rpartition(".")[0]
+    siblings = dict(model.get_submodule(block_name).named_children())
+    recorded = [module for module in siblings.values() if isinstance(module, routers)]
+    named = [siblings[name] for name in GATE_NAMES if name in siblings]
+    if not recorded + named:
+        raise BadInput(f"{block_name} has no router module beside its experts: moectl cannot offload such a layer")
+    return (recorded + named)[0]
+
+
+def _check_alike(first: MoeLayer, other: MoeLayer) -> None:
+    if (first.num_experts, first.top_k, first.shapes) != (other.num_experts, other.top_k, other.shapes):
+        raise BadInput(
+            f"{other.name} and {first.name} differ in number, shape or top-k of their experts: "
+            "moectl needs MoE layers that are alike"
+        )
+
+
+def _as_list(value: object) -> list:
+    return value if isinstance(value, list) else [value]

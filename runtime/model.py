@@ -1,0 +1,93 @@
+"""A Mixture-of-Experts model without its experts: everything else loaded and ready, the experts readable one by one."""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from artifacts.errors import BadInput
+from artifacts.shape import Shape
+from runtime.checkpoint import Checkpoint, open_checkpoint
+from runtime.expert_keys import locate_experts
+from runtime.layers import MoeLayer, moe_layers
+from runtime.locate import locate, read_config
+from runtime.skeleton import build_skeleton, load_generation_config, load_resident, parse_config
+from runtime.weights import DiskStore, ExpertLayout
+
+VOLATILE = {"transformers_version", "_name_or_path"}  # who saved it and where, not what it is
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
+
+
+@dataclass(frozen=True, slots=True)
+class MoeModel:
+    """`model` in evaluation mode, experts on `meta`; `store` reads them from the checkpoint by layer and expert.
+
+    `tokenizer` is None when the folder has none; `fingerprint` tells models apart, wherever their folders lie.
+    """
+
+    model: PreTrainedModel
+    config: PreTrainedConfig
+    tokenizer: PreTrainedTokenizerBase | None
+    layers: tuple[MoeLayer, ...]
+    shape: Shape
+    store: DiskStore
+    fingerprint: str
+    family: str
+
+
+def open_model(name: str, *, dtype: torch.dtype | None = None, device: str | torch.device = "cpu") -> MoeModel:
+    """Open a local folder or a hub id without ever holding its experts in memory.
+
+    `dtype` defaults to the checkpoint's own. Raises BadInput, by name, for whatever in it is missing, damaged or not supported.
+    """
+    folder = locate(name)
+    stored_config = read_config(folder)
+    config = parse_config(folder)
+    checkpoint = open_checkpoint(folder)
+    dtype = dtype or config.dtype or _stored_dtype(checkpoint)
+    model = build_skeleton(config, dtype)
+    layers = moe_layers(model)
+    layout = ExpertLayout.of(layers[0].shapes, dtype)
+    shape = Shape(len(layers), layers[0].num_experts, layers[0].top_k, layout.nbytes)
+    located = locate_experts(model, layers, shape=shape, layout=layout, tensors=checkpoint.tensors)
+    experts = {f"{layer.name}.{part.name}" for layer in layers for part in layout.parts}
+    load_resident(model, located.others, experts=experts, dtype=dtype, device=torch.device(device), folder=folder)
+    load_generation_config(model, folder)
+    return MoeModel(
+        model=model,
+        config=model.config,
+        tokenizer=_tokenizer(folder),
+        layers=layers,
+        shape=shape,
+        store=DiskStore(checkpoint, layout, shape=shape, pieces=located.pieces),
+        fingerprint=_fingerprint(stored_config, checkpoint),
+        family=config.model_type,
+    )
+
+
+def _stored_dtype(checkpoint: Checkpoint) -> torch.dtype:
+    floating = (tensor.dtype for tensor in checkpoint.tensors.values() if tensor.dtype.is_floating_point)
+    return next(floating, torch.float32)
+
+
+def _fingerprint(config: dict, checkpoint: Checkpoint) -> str:
+    """sha256 over the canonical config, then each shard's header and size, in the order of their names."""
+    lasting = {name: value for name, value in config.items() if name not in VOLATILE}
+    digest = hashlib.sha256(json.dumps(lasting, sort_keys=True, separators=(",", ":")).encode())
+    for shard in checkpoint.shards:
+        digest.update(shard.header_digest)
+        digest.update(shard.nbytes.to_bytes(8, "little"))
+    return digest.hexdigest()
+
+
+def _tokenizer(folder: Path) -> PreTrainedTokenizerBase | None:
+    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
+        return None
+    try:
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    except Exception as error:  # the files are there but of no use: silence would look like a model without a tokenizer
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise BadInput(f"the tokenizer in {folder} cannot be loaded: {reason}") from error

@@ -1,0 +1,180 @@
+"""Experts outside the fast tier: how one lies in its slot, and the stores that fill a slot by layer and expert."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import torch
+
+from artifacts.errors import BadInput, OutOfResources
+from artifacts.shape import Shape
+from runtime.checkpoint import Checkpoint, Shard, read_tensor
+
+ALIGNMENT = 64  # bytes; CPU kernels round differently on other borders, and results stop being bit-identical
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One parameter of one expert, in its module's own orientation; `offset` counts bytes inside the slot."""
+
+    name: str
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertLayout:
+    """How the parts of one expert lie in a slot: each on a 64-byte border, all of one dtype."""
+
+    parts: tuple[Part, ...]
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, shapes: dict[str, tuple[int, ...]], dtype: torch.dtype) -> "ExpertLayout":
+        """Lay out parameters of the given shapes (one expert's, without the expert dimension) in their order."""
+        parts, offset = [], 0
+        for name, shape in shapes.items():
+            part = Part(name, shape, offset, prod(shape) * dtype.itemsize)
+            parts.append(part)
+            offset = _round_up(offset + part.nbytes)
+        return cls(tuple(parts), dtype)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a slot, a multiple of 64."""
+        return _round_up(self.parts[-1].offset + self.parts[-1].nbytes)
+
+    def views(self, buffer: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The parts by name as views of `buffer`, uint8 [nbytes] or longer, on any device; nothing is copied."""
+        return {
+            part.name: buffer[part.offset : part.offset + part.nbytes].view(self.dtype).view(part.shape)
+            for part in self.parts
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Stored bytes of one expert and the place in its slot, `start` to `stop`, where they belong."""
+
+    shard: Shard
+    dtype: torch.dtype
+    offset: int
+    nbytes: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Pieces that follow each other in one file, read by one call into the spans of the slot."""
+
+    shard: Shard
+    offset: int
+    nbytes: int
+    spans: tuple[tuple[int, int], ...]
+
+
+class DiskStore:
+    """The slow tier on disk: reads one expert at a time out of the checkpoint's own files and keeps nothing.
+
+    `pieces[key]` says where the bytes of `key = layer * E + expert` lie. Thread-safe.
+    """
+
+    def __init__(
+        self, checkpoint: Checkpoint, layout: ExpertLayout, *, shape: Shape, pieces: Sequence[Sequence[Piece]]
+    ) -> None:
+        assert len(pieces) == shape.num_keys, (len(pieces), shape)
+        self.layout, self.shape = layout, shape
+        self._checkpoint = checkpoint
+        self._runs = [_runs([piece for piece in own if piece.dtype == layout.dtype]) for own in pieces]
+        self._conversions = [[piece for piece in own if piece.dtype != layout.dtype] for own in pieces]
+        self._checked = bytearray(shape.num_keys)
+
+    def read(self, layer: int, expert: int, out: torch.Tensor) -> None:
+        """Fill `out`, a uint8 CPU tensor [layout.nbytes] or longer, with one expert.
+
+        Raises BadInput if the file has shrunk, or if the expert, read for the first time, is not finite.
+        """
+        key = layer * self.shape.num_experts + expert
+        target = memoryview(out.numpy())
+        for run in self._runs[key]:
+            run.shard.read_into(run.offset, [target[start:stop] for start, stop in run.spans])
+        for piece in self._conversions[key]:
+            _read_converted(piece, out[piece.start : piece.stop].view(self.layout.dtype))
+        if not self._checked[key]:
+            self._check_finite(layer, expert, out)
+            self._checked[key] = True
+
+    def close(self) -> None:
+        """Close the files; reading afterwards is a bug."""
+        self._checkpoint.close()
+
+    def _check_finite(self, layer: int, expert: int, buffer: torch.Tensor) -> None:
+        for name, values in self.layout.views(buffer).items():
+            if not torch.isfinite(values).all():
+                raise BadInput(
+                    f"layer {layer}, expert {expert}: {name} holds NaN or infinity, the checkpoint is damaged"
+                )
+
+
+class RamStore:
+    """The slow tier in RAM: every expert of `disk`, copied once into one aligned slab [L*E, nbytes].
+
+    `pin` page-locks the slab for asynchronous copies to a GPU; `progress`, if given, hears after each expert how many are in.
+    Raises OutOfResources when there is no room for the slab.
+    """
+
+    def __init__(self, disk: DiskStore, *, pin: bool = False, progress: Callable[[int], None] | None = None) -> None:
+        self.layout, self.shape = disk.layout, disk.shape
+        self._slab = aligned(self.shape.num_keys * self.layout.nbytes, pin=pin).view(self.shape.num_keys, -1)
+        for key in range(self.shape.num_keys):
+            disk.read(*divmod(key, self.shape.num_experts), self._slab[key])
+            if progress is not None:
+                progress(key + 1)
+
+    def view(self, layer: int, expert: int) -> torch.Tensor:
+        """The expert's bytes, uint8 [nbytes], where they lie."""
+        return self._slab[layer * self.shape.num_experts + expert]
+
+    def read(self, layer: int, expert: int, out: torch.Tensor) -> None:
+        """Copy one expert into `out`, uint8 [nbytes] or longer."""
+        out[: self.layout.nbytes].copy_(self.view(layer, expert))
+
+
+def aligned(nbytes: int, *, pin: bool = False) -> torch.Tensor:
+    """A new uint8 CPU tensor [nbytes] that starts on a 64-byte border, page-locked if `pin`."""
+    try:
+        buffer = torch.empty(nbytes, dtype=torch.uint8, pin_memory=pin)
+    except RuntimeError as error:
+        kind = "page-locked memory" if pin else "memory"
+        raise OutOfResources(f"no room for {nbytes / 2**30:.2f} GiB of {kind}: leave the experts on disk") from error
+    assert buffer.data_ptr() % ALIGNMENT == 0, f"torch allocated at {buffer.data_ptr()}, not on a 64-byte border"
+    return buffer
+
+
+def _round_up(nbytes: int) -> int:
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+def _runs(pieces: Sequence[Piece]) -> list[_Run]:
+    runs: list[_Run] = []
+    for piece in sorted(pieces, key=lambda piece: (piece.shard.path, piece.offset)):
+        last = runs[-1] if runs else None
+        if last and last.shard is piece.shard and last.offset + last.nbytes == piece.offset:
+            spans = _joined(last.spans, piece)
+            runs[-1] = _Run(last.shard, last.offset, last.nbytes + piece.nbytes, spans)
+        else:
+            runs.append(_Run(piece.shard, piece.offset, piece.nbytes, ((piece.start, piece.stop),)))
+    return runs
+
+
+def _joined(spans: tuple[tuple[int, int], ...], piece: Piece) -> tuple[tuple[int, int], ...]:
+    start, stop = spans[-1]
+    if stop == piece.start:
+        return (*spans[:-1], (start, piece.stop))
+    return (*spans, (piece.start, piece.stop))
+
+
+def _read_converted(piece: Piece, out: torch.Tensor) -> None:
+    out.copy_(read_tensor(piece.shard, piece.offset, piece.nbytes, piece.dtype))
