@@ -1,0 +1,82 @@
+"""Which experts of a layer are selected together, counted so that shards merge to the same bits in any order."""
+
+from functools import reduce
+
+import numpy as np
+
+# Weights are rounded to multiples of 2^-24 before they are added. A float64 holds every such multiple up to 2^29
+# without rounding, so the sums over up to 2^29 tokens are exact, and exact sums do not depend on the order of adding.
+_GRAIN = 2.0**24
+
+
+class Coactivation:
+    """Additive statistics of one layer's routing; E experts, k selected per token, T tokens an update.
+
+    `activations` [E] int64: tokens that selected i (DESIGN 5: A). `weights` [E] float64: their summed p~, the routing
+    weights renormalised over the selected. `pairs` [E, E] int64: tokens that selected both i and j, i != j (M).
+    `weighted` [E, E] float64: the sum of min(p~_i, p~_j) over those (W). Both matrices are symmetric and their
+    diagonals zero.
+    """
+
+    def __init__(self, num_experts: int) -> None:
+        self.num_experts = num_experts
+        self.activations = np.zeros(num_experts, dtype=np.int64)
+        self.weights = np.zeros(num_experts, dtype=np.float64)
+        self.pairs = np.zeros((num_experts, num_experts), dtype=np.int64)
+        self.weighted = np.zeros((num_experts, num_experts), dtype=np.float64)
+
+    def update(self, selected: np.ndarray, weights: np.ndarray) -> None:
+        """Add tokens: `selected` [T, k] distinct expert ids, `weights` [T, k] their routing weights, not negative."""
+        selected = np.asarray(selected).astype(np.int64)
+        assert selected.shape == np.shape(weights), (selected.shape, np.shape(weights))
+        if not selected.size:
+            return
+        lowest, highest = int(selected.min()), int(selected.max())
+        assert lowest >= 0 and highest < self.num_experts, f"expert ids {lowest} to {highest} outside the layer"
+        share = np.rint(renormalised(weights) * _GRAIN) / _GRAIN
+        self.activations += np.bincount(selected.ravel(), minlength=self.num_experts)
+        self.weights += np.bincount(selected.ravel(), weights=share.ravel(), minlength=self.num_experts)
+        self._add_pairs(selected, share)
+
+    def merge(self, other: "Coactivation") -> None:
+        """Add everything that `other` has counted."""
+        assert other.num_experts == self.num_experts, (other.num_experts, self.num_experts)
+        self.activations += other.activations
+        self.weights += other.weights
+        self.pairs += other.pairs
+        self.weighted += other.weighted
+
+    def _add_pairs(self, selected: np.ndarray, share: np.ndarray) -> None:
+        first, second = np.triu_indices(selected.shape[1], k=1)
+        cell = (selected[:, first] * self.num_experts + selected[:, second]).ravel()
+        lesser = np.minimum(share[:, first], share[:, second]).ravel()
+        shape, num_cells = self.pairs.shape, self.pairs.size
+        count = np.bincount(cell, minlength=num_cells).reshape(shape)
+        weight = np.bincount(cell, weights=lesser, minlength=num_cells).reshape(shape)
+        assert not count.diagonal().any(), "a token selected the same expert twice"
+        self.pairs += count + count.T
+        self.weighted += weight + weight.T
+
+
+def renormalised(weights: np.ndarray) -> np.ndarray:
+    """p~ [T, k] float64: each row of `weights` [T, k] divided by its sum; a row of zeros becomes equal shares."""
+    weights = np.asarray(weights, dtype=np.float64)
+    assert np.isfinite(weights).all() and (weights >= 0).all(), "routing weights must be finite and not negative"
+    # Added rank by rank: numpy's own sum changes its order with the memory layout, and so its last bit.
+    total = reduce(np.add, weights.T)[:, None]
+    return np.divide(weights, total, out=np.full_like(weights, 1 / weights.shape[1]), where=total > 0)
+
+
+def conditional(pairs: np.ndarray, epsilon: float = 0.0) -> np.ndarray:
+    """q [E, E]: `q[i, j]` is the share of j among the companions of i (DESIGN 5).
+
+    `pairs` [E, E] are counts or weights; their diagonal is ignored. `epsilon` is added to every companion. A row
+    without any companion (a pivot that was never active) stays zero.
+    """
+    counts = np.array(pairs, dtype=np.float64)
+    np.fill_diagonal(counts, 0.0)
+    is_active = counts.any(axis=1)
+    counts[is_active] += epsilon
+    np.fill_diagonal(counts, 0.0)
+    total = counts.sum(axis=1, keepdims=True)
+    return np.divide(counts, total, out=np.zeros_like(counts), where=total > 0)
