@@ -1,7 +1,6 @@
 """From what the user typed to a folder with a usable config: a local path if there is one, otherwise the hub."""
 
 import json
-import os
 from pathlib import Path
 
 from artifacts.errors import BadInput
@@ -46,7 +45,7 @@ def _download(name: str) -> Path:
     from huggingface_hub.errors import HFValidationError
 
     missing = f"{name!r} is neither a folder here nor reachable as a hub id"
-    if os.path.isabs(name) or name.startswith((".", "~")):
+    if name.startswith(("/", ".", "~")):
         raise BadInput(f"{missing}: check the path")
     try:
         return Path(snapshot_download(name, allow_patterns=WANTED, ignore_patterns=["*/*"]))

@@ -41,7 +41,7 @@ class MoeModel:
 def open_model(name: str, *, dtype: torch.dtype | None = None, device: str | torch.device = "cpu") -> MoeModel:
     """Open a local folder or a hub id without ever holding its experts in memory.
 
-    `dtype` defaults to the checkpoint's own. Raises BadInput, by name, for whatever in it is missing, damaged or not supported.
+    `dtype` defaults to the checkpoint's own. Raises BadInput, by name, for what is missing, damaged or not supported.
     """
     folder = locate(name)
     stored_config = read_config(folder)

@@ -1,4 +1,4 @@
-"""A transformers model with everything but its routed experts: built on `meta`, the rest loaded the way transformers does."""
+"""A transformers model without its routed experts: built on `meta`, the rest loaded the way transformers does."""
 
 import re
 from collections.abc import Iterator
@@ -49,7 +49,7 @@ def load_resident(
 ) -> None:
     """Load `tensors` into `model` on `device`, all but the parameters named in `experts`, which stay on `meta`.
 
-    Raises BadInput for the first parameter that is missing or of the wrong shape; nothing is ever initialised at random.
+    Raises BadInput for the first parameter that is missing or of the wrong shape; nothing is initialised at random.
     """
     for name in experts:
         model.get_parameter(name)._is_hf_initialized = True  # or transformers would fill them with random numbers

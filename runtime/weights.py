@@ -121,7 +121,7 @@ class DiskStore:
 class RamStore:
     """The slow tier in RAM: every expert of `disk`, copied once into one aligned slab [L*E, nbytes].
 
-    `pin` page-locks the slab for asynchronous copies to a GPU; `progress`, if given, hears after each expert how many are in.
+    `pin` page-locks the slab for asynchronous copies to a GPU; `progress`, if given, hears how many experts are in.
     Raises OutOfResources when there is no room for the slab.
     """
 
