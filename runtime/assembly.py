@@ -1,0 +1,37 @@
+"""Puts a controller together from policies, the same for a live run and for a replay."""
+
+from artifacts.errors import Incompatible
+from artifacts.shape import Shape
+from runtime.cache import Cache, Scope
+from runtime.controller import Controller
+from runtime.policies import POLICIES, Policies
+from runtime.policies.base import Artefacts
+
+_REMEDY = {
+    "buddies": "run `moectl profile`, then `moectl build-buddies`",
+    "entropy": "run `moectl profile`",
+}
+
+
+def check_required(policies: Policies, artefacts: Artefacts) -> None:
+    """Raise Incompatible, with the command that mends it, when a policy lacks an artefact."""
+    for axis in POLICIES:
+        for need in sorted(getattr(policies, axis).requires):
+            if getattr(artefacts, need) is None:
+                raise Incompatible(f"the {axis} policy needs {need}, which the store does not hold: {_REMEDY[need]}")
+
+
+def build_controller(
+    policies: Policies, shape: Shape, *, num_slots: int, scope: Scope, window: int, artefacts: Artefacts
+) -> Controller:
+    """`num_slots` experts fit the fast tier; `window` bytes may be prefetched per step."""
+    check_required(policies, artefacts)
+    for axis in POLICIES:
+        getattr(policies, axis).prepare(shape, artefacts)
+    return Controller(
+        Cache(shape, policies.residency.capacities(num_slots, shape), scope),
+        eviction=policies.eviction,
+        miss=policies.miss,
+        prefetch=policies.prefetch,
+        window=window,
+    )

@@ -1,0 +1,71 @@
+"""Budgets and rates as people write them: `25%`, `96x`, `2GiB`, `5GB/s+10us`."""
+
+import math
+import re
+
+from artifacts.errors import BadUsage
+from artifacts.shape import Shape
+
+_UNITS = {"": 1, "B": 1} | {
+    f"{prefix}{suffix}": base**power
+    for power, prefix in enumerate("KMGT", start=1)
+    for suffix, base in (("B", 1000), ("iB", 1024))
+}
+_NUMBER = re.compile(r"^\s*([0-9]*\.?[0-9]+(?:e[+-]?[0-9]+)?)\s*([a-z%/]*)\s*$", re.IGNORECASE)
+_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+
+
+def num_slots(budget: str, shape: Shape, *, per_layer: bool) -> int:
+    """Experts that fit a budget: a share of all experts (`25%`), experts (`96x`) or bytes (`2GiB`, `500MB`), over all layers.
+
+    A budget above the model holds the model. Raises BadUsage for what is no budget, or holds less than one expert (one a layer
+    when `per_layer`).
+    """
+    value, unit = _parse(
+        budget, f"budget {budget!r} is not understood: write a share (25%), experts (96x) or bytes (2GiB)"
+    )
+    if unit == "%":
+        wanted = value / 100 * shape.num_keys
+    elif unit == "x":
+        wanted = value
+    else:
+        wanted = value * _unit(unit, budget) / shape.expert_nbytes
+    fitting = math.floor(min(wanted, shape.num_keys) + 1e-9)
+    least = shape.num_layers if per_layer else 1
+    if fitting < least:
+        needed = "one expert a layer" if per_layer else "one expert"
+        raise BadUsage(
+            f"budget {budget!r} holds {fitting} experts and {needed} is the least: give at least {least}x "
+            f"({least * shape.expert_nbytes:,} bytes)"
+        )
+    return fitting
+
+
+def nbytes(text: str) -> int:
+    """A size in bytes: `2GiB`, `500MB`, `4096`."""
+    value, unit = _parse(text, f"size {text!r} is not understood: write bytes, as 64KiB or 2GB")
+    return math.floor(value * _unit(unit, text))
+
+
+def rate(text: str) -> tuple[float, float]:
+    """Bytes per second and latency in seconds of `5GB/s` or `5GB/s+10us`."""
+    speed, _, delay = text.partition("+")
+    message = f"rate {text!r} is not understood: write bytes per second, as 5GB/s or 5GB/s+10us"
+    value, unit = _parse(speed, message)
+    latency, latency_unit = _parse(delay or "0s", message)
+    if not unit.endswith("/s") or latency_unit not in _SECONDS or value <= 0:
+        raise BadUsage(message)
+    return value * _unit(unit[:-2], text), latency * _SECONDS[latency_unit]
+
+
+def _parse(text: str, message: str) -> tuple[float, str]:
+    match = _NUMBER.match(text)
+    if not match or not math.isfinite(float(match[1])):
+        raise BadUsage(message)
+    return float(match[1]), match[2]
+
+
+def _unit(unit: str, text: str) -> int:
+    if unit not in _UNITS:
+        raise BadUsage(f"unit {unit!r} in {text!r} is not known: use one of {', '.join(u for u in _UNITS if u)}")
+    return _UNITS[unit]

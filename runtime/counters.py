@@ -1,0 +1,54 @@
+"""What happened to the requests: integer counters per layer and pass, decided by logical state alone."""
+
+from enum import IntEnum, auto
+
+import numpy as np
+
+
+class Counter(IntEnum):
+    """`requests = hits + late + misses`; `misses = fetched + near + spared`, spared by stand-ins or dropping."""
+
+    def _generate_next_value_(name, start, count, last_values):  # noqa: N805
+        return count
+
+    REQUESTS = auto()
+    HITS = auto()
+    LATE = auto()
+    MISSES = auto()
+    FETCHED = auto()
+    NEAR = auto()
+    SPARED = auto()
+    REPLACED_RANKS = auto()
+    DROPPED_RANKS = auto()
+    COLLISIONS = auto()
+    EVICTIONS = auto()
+    PREFETCHES = auto()
+    DEMAND_BYTES = auto()
+    PREFETCH_BYTES = auto()
+    WASTED_BYTES = auto()
+
+
+class Counters:
+    """`passes`: one [F, L] int64 table a pass, F in the order of `Counter`; the last one is being written."""
+
+    def __init__(self, num_layers: int) -> None:
+        self._num_layers = num_layers
+        self.passes: list[np.ndarray] = []
+
+    def begin_pass(self) -> None:
+        self.table = np.zeros((len(Counter), self._num_layers), np.int64)
+        self.passes.append(self.table)
+
+    def by_layer(self, *, first_pass: int = 0) -> list[dict[str, int]]:
+        """One dictionary a layer, summed over the passes from `first_pass` on."""
+        table = sum(self.passes[first_pass:], np.zeros((len(Counter), self._num_layers), np.int64))
+        return [{c.name.lower(): int(column[c]) for c in Counter} for column in table.T]
+
+    def totals(self, *, first_pass: int = 0) -> dict[str, int]:
+        layers = self.by_layer(first_pass=first_pass)
+        return {name: sum(layer[name] for layer in layers) for name in layers[0]}
+
+
+def hit_rate(totals: dict[str, int]) -> float:
+    """Hits over requests; 0 when nothing was requested."""
+    return totals["hits"] / totals["requests"] if totals["requests"] else 0.0

@@ -1,0 +1,278 @@
+"""Executes plans: transformers calls it once per MoE layer in place of the experts' own forward.
+
+One engine owns one model while it is installed. Per pass a hook on the model says which rows are tokens and whose; per layer a
+hook on the router hands over its logits, and the registered experts function does the rest.
+"""
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import nn
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+from artifacts.trace import DECODE, PREFILL
+from runtime.controller import Controller
+from runtime.experts import Assigned, accumulate, assign, expert_forward, gather, weigh
+from runtime.link import DEMAND, PREFETCH, Link, Transfer
+from runtime.model import MoeLayer, MoeModel
+from runtime.near import NearTier
+from runtime.plan import Place, Plan, Wave
+from runtime.policies.base import Step, last_tokens
+
+NAME = "moectl"
+
+
+def _experts_function(
+    module: nn.Module, hidden: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+) -> torch.Tensor:
+    """What ALL_EXPERTS_FUNCTIONS calls: hidden [T, H], ids and weights [T, K] -> [T, H]."""
+    return module.moectl_forward(hidden, top_k_index, top_k_weights)
+
+
+ALL_EXPERTS_FUNCTIONS.register(NAME, _experts_function)
+
+
+@dataclass(slots=True)
+class _Routed:
+    """What a router was given and said, kept until its experts are called."""
+
+    x: torch.Tensor | None = None
+    extra: tuple = ()
+    logits: torch.Tensor | None = None
+
+
+@dataclass(slots=True)
+class _Pass:
+    """The pass under way: its phase, which rows are tokens (None: all), and whose they are."""
+
+    phase: int
+    rows: np.ndarray | None
+    requests: np.ndarray
+
+
+class Engine:
+    """Runs a model's experts by a controller's plans over a link. `slots` [num_slots, nbytes] uint8 is the fast tier."""
+
+    def __init__(
+        self, opened: MoeModel, controller: Controller, *, link: Link, near: NearTier, slots: torch.Tensor
+    ) -> None:
+        self.controller, self.link, self.near = controller, link, near
+        self.on_step: Callable[[Step], None] | None = None
+        self.on_pass: Callable[[np.ndarray], None] | None = None
+        self.stall_s: list[float] = []
+        self.first_request = 0
+        self.wants_probabilities = False
+        self.distance = 0
+        self._opened, self._slots = opened, slots
+        self._views = [opened.store.layout.views(slot) for slot in slots]
+        self._pending: dict[int, Transfer] = {}
+        self._routed = [_Routed() for _ in opened.layers]
+        self._handles: list = []
+
+    def install(self) -> None:
+        model = self._opened.model
+        model.set_experts_implementation(NAME)
+        for layer in self._opened.layers:
+            layer.experts.moectl_forward = self._layer_forward(layer)
+            self._handles.append(layer.gate.register_forward_hook(self._keep_routing(layer.index)))
+        self._handles.append(model.register_forward_pre_hook(self._begin_pass, with_kwargs=True))
+        self._handles.append(model.register_forward_hook(self._end_pass))
+
+    def uninstall(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        for layer in self._opened.layers:
+            del layer.experts.moectl_forward
+        self._opened.model.set_experts_implementation("eager")
+
+    def forget(self) -> None:
+        """Drop every expert from the fast tier, as after a failed step, when slots may hold anything."""
+        for transfer in self._pending.values():
+            self.link.cancel(transfer)
+        self._pending.clear()
+        self.controller.forget()
+
+    # Hooks
+
+    def _begin_pass(self, model: nn.Module, args: tuple, kwargs: dict) -> None:
+        ids = kwargs.get("input_ids", args[0] if args else None)
+        batch, length = (ids if ids is not None else kwargs["inputs_embeds"]).shape[:2]
+        requests = np.repeat(np.arange(self.first_request, self.first_request + batch, dtype=np.int32), length)
+        rows = _real_rows(kwargs.get("attention_mask"), batch, length)
+        requests = requests if rows is None else requests[rows]
+        self._pass = _Pass(PREFILL if length > 1 else DECODE, rows, requests)
+        self.controller.begin_pass()
+        if self.on_pass is not None:
+            self.on_pass(requests)
+
+    def _end_pass(self, model: nn.Module, args: tuple, output: object) -> None:
+        self.stall_s.append(self.link.drain_stalls())
+
+    def _keep_routing(self, index: int) -> Callable:
+        routed = self._routed[index]
+
+        def hook(gate: nn.Module, args: tuple, output: tuple) -> None:
+            routed.x, routed.extra, routed.logits = args[0], args[1:], output[0]
+
+        return hook
+
+    # One step
+
+    def _layer_forward(self, layer: MoeLayer) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]:
+        def forward(hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+            try:
+                return self._step(layer, hidden, ids, weights)
+            except BaseException:
+                self.forget()
+                raise
+
+        return forward
+
+    def _step(self, layer: MoeLayer, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        step = self._observe(layer.index, ids, weights)
+        if self.on_step is not None:
+            self.on_step(step)
+        plan = self.controller.step(step)
+        if plan.weights is not None:
+            weights = self._reweighted(plan.weights, weights)
+        assigned = assign(self._all_rows(plan.selected, len(hidden)), hidden.device)
+        parts = self._compute(layer, plan, hidden, assigned)
+        out = torch.zeros_like(hidden)
+        for expert in sorted(parts):
+            accumulate(out, weigh(parts[expert], weights, assigned[expert]), assigned[expert])
+        return out
+
+    def _compute(
+        self, layer: MoeLayer, plan: Plan, hidden: torch.Tensor, assigned: dict[int, Assigned]
+    ) -> dict[int, torch.Tensor]:
+        """Every used expert's output on its tokens: near experts meanwhile, residents first, arrivals as they land."""
+        near = self._start_near(layer, plan.near, hidden, assigned)
+        parts: dict[int, torch.Tensor] = {}
+        for wave in plan.waves:
+            self._issue(wave.loads, DEMAND)
+            if wave is plan.waves[-1]:
+                self._issue(plan.prefetches, PREFETCH)
+            self._compute_wave(layer, wave, hidden, assigned, parts)
+        if not plan.waves:
+            self._issue(plan.prefetches, PREFETCH)
+        for expert, future in near.items():
+            parts[expert] = future.result().to(hidden.device, non_blocking=True)
+        return parts
+
+    def _compute_wave(
+        self,
+        layer: MoeLayer,
+        wave: Wave,
+        hidden: torch.Tensor,
+        assigned: dict[int, Assigned],
+        parts: dict[int, torch.Tensor],
+    ) -> None:
+        first = layer.index * self.controller.shape.num_experts
+        landed = sorted(wave.resident, key=lambda place: place.slot in self._pending)
+        for place in (*landed, *wave.loads):
+            if place.slot in self._pending:
+                self.link.collect(self._pending.pop(place.slot))
+            expert = place.key - first
+            parts[expert] = expert_forward(layer.experts, self._views[place.slot], gather(hidden, assigned[expert]))
+            self.link.computed(self._slots[place.slot])
+
+    def _issue(self, loads: tuple[Place, ...], urgency: int) -> None:
+        for place in loads:
+            if place.slot in self._pending:
+                self.link.cancel(self._pending.pop(place.slot))
+            self._pending[place.slot] = self.link.issue(place.key, self._slots[place.slot], urgency=urgency)
+
+    def _start_near(
+        self, layer: MoeLayer, experts: tuple[int, ...], hidden: torch.Tensor, assigned: dict[int, Assigned]
+    ) -> dict[int, "Future[torch.Tensor]"]:
+        if not experts:
+            return {}
+        host = hidden.cpu()
+        module = layer.experts
+
+        def forward(weights: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+            return expert_forward(module, weights, x)
+
+        return {
+            expert: self.near.submit(layer.index, expert, forward, gather(host, _on_host(assigned[expert])))
+            for expert in experts
+        }
+
+    # Between device and host
+
+    def _observe(self, layer: int, ids: torch.Tensor, weights: torch.Tensor) -> Step:
+        """The step as policies see it. Everything they need crosses to the host here and nowhere else."""
+        routed = self._routed[layer]
+        tensors = [ids, weights.float()]
+        if self.wants_probabilities:
+            tensors.append(routed.logits.float().softmax(-1))
+        tensors += self._predictions(layer, routed)
+        arrays = _to_host(tensors)
+        if self._pass.rows is not None:
+            arrays = [array[self._pass.rows] for array in arrays]
+        selected, weights_host, *rest = arrays
+        probabilities = rest.pop(0) if self.wants_probabilities else None
+        predicted = np.stack(rest, axis=1) if rest else None
+        return Step(
+            pass_index=self.controller.now.pass_index,
+            phase=self._pass.phase,
+            layer=layer,
+            selected=selected,
+            weights=weights_host,
+            probabilities=probabilities,
+            predicted=predicted,
+            last=last_tokens(self._pass.requests) if rest else None,
+        )
+
+    def _predictions(self, layer: int, routed: _Routed) -> list[torch.Tensor]:
+        """[T, E] of each of the next D routers on this router's input."""
+        layers = self._opened.layers
+        predicted = []
+        for distance in range(1, self.distance + 1):
+            ahead = layers[(layer + distance) % len(layers)]
+            extra = self._routed[ahead.index].extra
+            logits = type(ahead.gate).forward(ahead.gate, routed.x, *extra)[0]  # past the hook, which would keep it
+            predicted.append(logits.float().softmax(-1))
+        return predicted
+
+    def _all_rows(self, selected: np.ndarray, num_rows: int) -> np.ndarray:
+        """[rows, K]: padding rows have no expert."""
+        if self._pass.rows is None:
+            return selected
+        full = np.full((num_rows, selected.shape[1]), -1, np.int64)
+        full[self._pass.rows] = selected
+        return full
+
+    def _reweighted(self, new: np.ndarray, weights: torch.Tensor) -> torch.Tensor:
+        full = torch.from_numpy(np.ascontiguousarray(new)).to(weights)
+        if self._pass.rows is None:
+            return full
+        rows = torch.from_numpy(self._pass.rows).to(weights.device)
+        return torch.zeros_like(weights).index_copy_(0, rows, full)
+
+
+def _real_rows(mask: torch.Tensor | None, batch: int, length: int) -> np.ndarray | None:
+    """Rows of the flattened batch that are tokens and not padding; None when all are, or when the mask is of another kind."""
+    if mask is None or mask.dim() != 2 or mask.shape[0] != batch:
+        return None
+    real = mask[:, -length:].reshape(-1).cpu().numpy().astype(bool)
+    return None if real.all() else np.flatnonzero(real)
+
+
+def _on_host(assigned: Assigned) -> Assigned:
+    return assigned if assigned.tokens is None else Assigned(assigned.tokens.cpu(), assigned.ranks.cpu())
+
+
+def _to_host(tensors: list[torch.Tensor]) -> list[np.ndarray]:
+    """The one device-to-host copy of a step: [T, *] tensors as arrays, ids as int64 and the rest as float32."""
+    if tensors[0].device.type == "cpu":
+        return [tensor.detach().numpy() for tensor in tensors]
+    ids, *others = tensors
+    packed = torch.cat([ids.int().view(torch.float32), *others], dim=1).cpu().numpy()
+    ends = np.cumsum([tensor.shape[1] for tensor in tensors])[:-1]
+    selected, *rest = np.split(packed, ends, axis=1)
+    return [np.ascontiguousarray(selected).view(np.int32).astype(np.int64), *map(np.ascontiguousarray, rest)]

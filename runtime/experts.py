@@ -1,0 +1,69 @@
+"""The arithmetic of experts, as the module describes itself: one expert on its tokens, and the sum over experts.
+
+Done in this order and in these dtypes the result is bit-identical to the model's own eager code.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+
+class Assigned(NamedTuple):
+    """The tokens one expert serves and the ranks at which they selected it; `tokens` None means all T = 1 of them."""
+
+    tokens: torch.Tensor | None  # [t] int64, ranks ascending, then tokens
+    ranks: torch.Tensor | int  # [t] int64
+
+
+def expert_forward(module: nn.Module, weights: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    """One expert on its tokens, x [t, H] -> [t, H]; `module` says whether it is gated, biased or transposed."""
+    up = "gate_up_proj" if module.has_gate else "up_proj"
+    y = _project(module, weights, up, x)
+    y = module._apply_gate(y) if module.has_gate else module.act_fn(y)
+    y = _project(module, weights, "down_proj", y)
+    return module.post_expert_norm(y) if module.has_post_expert_norm else y
+
+
+def _project(module: nn.Module, weights: dict[str, torch.Tensor], name: str, x: torch.Tensor) -> torch.Tensor:
+    y = x @ weights[name] if module.is_transposed else F.linear(x, weights[name])
+    return y + weights[f"{name}_bias"] if module.has_bias else y
+
+
+def assign(selected: np.ndarray, device: torch.device) -> dict[int, Assigned]:
+    """Group a step's [T, K] expert ids by expert, -1 left out. The device hears of it once."""
+    num_tokens, top_k = selected.shape
+    if num_tokens == 1:
+        return {expert: Assigned(None, rank) for rank, expert in enumerate(selected[0].tolist()) if expert >= 0}
+    by_rank = selected.T.ravel()
+    order = np.argsort(by_rank, kind="stable")
+    places = torch.from_numpy(np.stack((order % num_tokens, order // num_tokens))).to(device)
+    experts, starts = np.unique(by_rank[order], return_index=True)
+    ends = [*starts[1:].tolist(), len(order)]
+    return {
+        expert: Assigned(places[0, start:end], places[1, start:end])
+        for expert, start, end in zip(experts.tolist(), starts.tolist(), ends, strict=True)
+        if expert >= 0
+    }
+
+
+def gather(hidden: torch.Tensor, assigned: Assigned) -> torch.Tensor:
+    """[t, H] the hidden states of an expert's tokens."""
+    return hidden if assigned.tokens is None else hidden[assigned.tokens]
+
+
+def weigh(y: torch.Tensor, weights: torch.Tensor, assigned: Assigned) -> torch.Tensor:
+    """[t, H] an expert's output times its routing weights; `weights` [T, K]."""
+    if assigned.tokens is None:
+        return y * weights[:, assigned.ranks : assigned.ranks + 1]
+    return y * weights[assigned.tokens, assigned.ranks, None]
+
+
+def accumulate(out: torch.Tensor, y: torch.Tensor, assigned: Assigned) -> None:
+    """Add an expert's share to `out` [T, H]; experts must come in ascending order, or the sum rounds differently."""
+    if assigned.tokens is None:
+        out.add_(y.to(out.dtype))
+    else:
+        out.index_add_(0, assigned.tokens, y.to(out.dtype))

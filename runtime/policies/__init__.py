@@ -1,0 +1,121 @@
+"""The name table of policies and the reader of their options: `lru`, `next_gate:distance=2`, `buddy:rho=2,otherwise=drop`."""
+
+import tomllib
+from dataclasses import MISSING, dataclass, fields
+from functools import cache
+from importlib.resources import files
+from types import UnionType
+from typing import Any, get_args, get_type_hints
+
+from artifacts.errors import BadUsage
+from artifacts.names import unknown
+from runtime.policies.base import Eviction, Miss, Policy, Prefetch, Residency
+from runtime.policies.eviction.least_stale import LeastStale
+from runtime.policies.eviction.lru import Lru
+from runtime.policies.miss.buddy import Buddy
+from runtime.policies.miss.drop import Drop
+from runtime.policies.miss.fetch import Fetch
+from runtime.policies.miss.near import Near
+from runtime.policies.prefetch.next_gate import NextGate
+from runtime.policies.prefetch.none import NoPrefetch
+from runtime.policies.residency.uniform import Uniform
+from runtime.policies.routing.standard import Standard
+
+POLICIES: dict[str, dict[str, type]] = {
+    "routing": {"standard": Standard},
+    "prefetch": {"none": NoPrefetch, "next_gate": NextGate},
+    "eviction": {"lru": Lru, "least_stale": LeastStale},
+    "miss": {"fetch": Fetch, "near": Near, "drop": Drop, "buddy": Buddy},
+    "residency": {"uniform": Uniform},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Policies:
+    """One policy per axis."""
+
+    routing: Policy
+    prefetch: Prefetch
+    eviction: Eviction
+    miss: Miss
+    residency: Residency
+
+    @property
+    def requires(self) -> frozenset[str]:
+        return frozenset().union(*(getattr(self, axis).requires for axis in POLICIES))
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """A named set of policies, one per axis, with the paper it comes from. `budget` is given only where the preset fixes it."""
+
+    name: str
+    summary: str
+    paper: str
+    routing: str = "standard"
+    prefetch: str = "none"
+    eviction: str = "lru"
+    miss: str = "fetch"
+    residency: str = "uniform"
+    scope: str = "layer"
+    budget: str | None = None
+
+    def texts(self) -> dict[str, str]:
+        return {axis: getattr(self, axis) for axis in POLICIES}
+
+
+@cache
+def presets() -> dict[str, Preset]:
+    """Every preset by name, as `presets.toml` lists them."""
+    rows = tomllib.loads(files("runtime").joinpath("presets.toml").read_text(encoding="utf-8"))
+    return {name: Preset(name, **row) for name, row in rows.items()}
+
+
+def preset(name: str) -> Preset:
+    if name not in presets():
+        raise BadUsage(unknown("preset", name, presets()))
+    return presets()[name]
+
+
+def build(texts: dict[str, str]) -> Policies:
+    """One policy per axis from its text."""
+    return Policies(**{axis: parse(axis, texts[axis]) for axis in POLICIES})
+
+
+def parse(axis: str, text: str) -> Any:
+    """`name` or `name:field=value,...` of one axis. Raises BadUsage, naming the known ones, for an unknown name, field or value."""
+    name, _, options = text.partition(":")
+    if name not in POLICIES[axis]:
+        raise BadUsage(unknown(f"{axis} policy", name, POLICIES[axis]))
+    policy = POLICIES[axis][name]
+    return policy(**dict(_option(policy, name, option) for option in options.split(",") if option))
+
+
+def describe(policy: Any) -> str:
+    """The text that `parse` turns back into the same policy, parameters at their defaults left out."""
+    names = {cls: name for table in POLICIES.values() for name, cls in table.items()}
+    changed = [f"{f.name}={getattr(policy, f.name)}" for f in fields(policy) if getattr(policy, f.name) != f.default]
+    return ":".join(filter(None, [names[type(policy)], ",".join(changed)]))
+
+
+def _option(policy: type, name: str, option: str) -> tuple[str, Any]:
+    field_name, _, value = option.partition("=")
+    known = {f.name: f for f in fields(policy)}
+    if field_name not in known:
+        raise BadUsage(unknown(f"parameter of {name}", field_name, known))
+    assert known[field_name].default is not MISSING, f"{name}.{field_name} has no default"
+    return field_name, _convert(get_type_hints(policy)[field_name], value, f"{name}:{field_name}")
+
+
+def _convert(kind: Any, value: str, where: str) -> Any:
+    kinds = get_args(kind) if isinstance(kind, UnionType) else (kind,)
+    if type(None) in kinds and value == "None":
+        return None
+    wanted = next(k for k in kinds if k is not type(None))
+    try:
+        return _BOOLEANS[value.lower()] if wanted is bool else wanted(value)
+    except (ValueError, KeyError):
+        raise BadUsage(f"{where} takes a value of type {wanted.__name__}, not {value!r}") from None
+
+
+_BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}

@@ -1,0 +1,124 @@
+"""The contracts of the five axes, and what a policy may see: ids, scores, states and step numbers; never a device or a clock.
+
+Shapes: T tokens, K selected per token, E experts a layer, L MoE layers, D prefetch distances.
+"""
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Protocol
+
+import numpy as np
+
+from artifacts.shape import Shape
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One MoE layer in one pass, as its router left it."""
+
+    pass_index: int
+    phase: int
+    layer: int
+    selected: np.ndarray  # [T, K] expert ids, rank 0 the strongest
+    weights: np.ndarray  # [T, K] float32 routing weights as the model applies them
+    probabilities: np.ndarray | None = None  # [T, E] float32, the router's softmax
+    predicted: np.ndarray | None = None  # [T, D, E] float32: what the routers of the next D layers say of this router's input
+    last: np.ndarray | None = None  # [R] the last token of each request: what lies past the last layer is predicted from these
+
+    @property
+    def shares(self) -> np.ndarray:
+        """[T, K] routing weights renormalised over the selected (p~)."""
+        return self.weights / self.weights.sum(axis=1, keepdims=True)
+
+
+def last_tokens(requests: np.ndarray) -> np.ndarray:
+    """Row of the last token of each request, given whose token each row is."""
+    return np.flatnonzero(np.append(requests[1:] != requests[:-1], True))
+
+
+@dataclass(slots=True)
+class History:
+    """What happened to every key so far. One array over all L * E keys per fact; the controller writes, policies read."""
+
+    last_use: np.ndarray  # step number of the last use, -1 before the first
+    last_pass: np.ndarray  # pass in which the key was last used or prefetched, -1 before the first
+
+    @classmethod
+    def of(cls, num_keys: int) -> "History":
+        return cls(*(np.full(num_keys, -1, np.int64) for _ in range(2)))
+
+
+@dataclass(slots=True)
+class Now:
+    """Where the run is: the step counts up for ever, the layer is that of the current step."""
+
+    step: int = -1
+    pass_index: int = -1
+    layer: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Artefacts:
+    """What the store knows of this model; a policy names in `requires` what it cannot do without."""
+
+    buddies: np.ndarray | None = None  # [L, E, R] expert ids by rank, padded with -1
+    buddy_q: np.ndarray | None = None  # [L, E, R] their conditional co-activation
+    entropy: np.ndarray | None = None  # [L, 101] percentiles of token activating entropy
+    hops: np.ndarray | None = None  # [E] devices between an expert and the compute; None: one device
+
+
+@dataclass(frozen=True, slots=True)
+class Residents:
+    """The states of one layer's experts at one step."""
+
+    resident: np.ndarray  # [E] bool
+    absent: np.ndarray  # [E] bool; what is neither is on its way
+    num_free: int  # slots of this layer's scope that hold nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What a miss policy makes of a step: absent experts still named in `selected` are fetched unless they are in `near`."""
+
+    selected: np.ndarray  # [T, K] stand-ins in place, -1 where a rank is dropped
+    near: frozenset[int] = field(default_factory=frozenset)
+    weights: np.ndarray | None = None  # [T, K] new routing weights; None keeps the router's own
+
+
+class Policy(Protocol):
+    """Every policy is a dataclass whose fields are its parameters. `prepare` runs once, before the first step."""
+
+    requires: ClassVar[frozenset[str]]  # names of `Artefacts` it cannot do without
+    sees_probabilities: bool  # whether steps must carry the router's probabilities
+
+    def prepare(self, shape: Shape, artefacts: Artefacts) -> None: ...
+
+
+class Eviction(Policy, Protocol):
+    def order(self, keys: np.ndarray, history: History, now: Now) -> tuple[np.ndarray, ...]:
+        """Sort keys, most significant first, by which `keys` (ascending) are evicted; equals go by the lower key."""
+
+
+class Miss(Policy, Protocol):
+    def choose(self, step: Step, residents: Residents) -> Choice:
+        """Called only when something wanted is absent."""
+
+
+class Prefetch(Policy, Protocol):
+    distance: int
+
+    def propose(self, step: Step, shape: Shape) -> np.ndarray:
+        """Keys to bring, best first. Those on their way or resident are kept from eviction, not loaded again."""
+
+
+class Residency(Policy, Protocol):
+    def capacities(self, num_slots: int, shape: Shape) -> np.ndarray:
+        """[L] slots of each layer, in layer scope."""
+
+
+class Simple:
+    """What most policies are: nothing required, nothing to prepare, the selected experts and their weights enough to see."""
+
+    requires: ClassVar[frozenset[str]] = frozenset()
+    sees_probabilities: ClassVar[bool] = False
+
+    def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
+        """Nothing to do."""

@@ -1,0 +1,16 @@
+"""No prefetching: every expert is loaded when it is wanted."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from artifacts.shape import Shape
+from runtime.policies.base import Simple, Step
+
+
+@dataclass
+class NoPrefetch(Simple):
+    distance = 0
+
+    def propose(self, step: Step, shape: Shape) -> np.ndarray:
+        return np.empty(0, np.int64)

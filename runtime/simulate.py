@@ -1,0 +1,33 @@
+"""Replays a trace through the controller: the decisions of the live run, without the model."""
+
+import numpy as np
+
+from artifacts.errors import BadInput
+from artifacts.trace import Trace, TraceStep
+from runtime.controller import Controller
+from runtime.policies.base import Step, last_tokens
+
+
+def replay(trace: Trace, controller: Controller) -> None:
+    """Take every step of `trace` in order; `controller.counters` then tells what happened."""
+    if trace.num_layers > controller.shape.num_layers:
+        raise BadInput(f"the trace has {trace.num_layers} layers and the model {controller.shape.num_layers}: it is another model's")
+    pass_index = -1
+    for traced in trace.steps():
+        if traced.pass_index != pass_index:
+            pass_index = traced.pass_index
+            controller.begin_pass()
+        controller.step(_step(traced))
+
+
+def _step(traced: TraceStep) -> Step:
+    return Step(
+        pass_index=traced.pass_index,
+        phase=traced.phase,
+        layer=traced.layer,
+        selected=traced.experts.astype(np.int64),
+        weights=traced.weights,
+        probabilities=traced.probabilities,
+        predicted=traced.predicted,
+        last=last_tokens(traced.request),
+    )
