@@ -16,9 +16,11 @@ _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
 def num_slots(budget: str, shape: Shape, *, per_layer: bool) -> int:
-    """Experts that fit a budget: a share of all experts (`25%`), experts (`96x`) or bytes (`2GiB`, `500MB`), over all layers.
+    """Experts that fit a budget: a share of all experts (`25%`), experts (`96x`) or bytes (`2GiB`, `500MB`), over all
+    layers.
 
-    A budget above the model holds the model. Raises BadUsage for what is no budget, or holds less than one expert (one a layer
+    A budget above the model holds the model. Raises BadUsage for what is no budget, or holds less than one expert
+    (one a layer
     when `per_layer`).
     """
     value, unit = _parse(

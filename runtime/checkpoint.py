@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import shorten
 from types import EllipsisType
 
 import torch
@@ -133,7 +134,7 @@ def _shard_paths(folder: Path) -> list[Path]:
 
 def _indexed_names(index: Path) -> list[str]:
     try:
-        names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
+        names = sorted({str(name) for name in json.loads(index.read_bytes())["weight_map"].values()})
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise BadInput(f"{index} is not an index of safetensors shards ({error}): download it again") from error
     for name in names:
@@ -150,7 +151,8 @@ def _check_whole(path: Path) -> None:
         with safe_open(path, framework="pt"):
             pass
     except (SafetensorError, OSError) as error:
-        raise BadInput(f"{path} is truncated or no safetensors file ({error}): download it again") from error
+        reason = shorten(str(error), 160)
+        raise BadInput(f"{path} is truncated or no safetensors file ({reason}): download it again") from error
 
 
 def _stored_tensors(shard: Shard, header: bytes) -> dict[str, StoredTensor]:

@@ -1,6 +1,7 @@
 """The only caller of policies. It asks them in one fixed order and turns a step into a plan; it never touches a weight.
 
-The order: states of the wanted; miss policy; victims for what must come; waves; prefetches within their bytes. Everything here
+The order: states of the wanted; miss policy; victims for what must come; waves; prefetches within their bytes.
+Everything here
 follows from ids, scores and step numbers, so that a live run and a replay of its trace decide alike.
 """
 
@@ -9,7 +10,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from artifacts.shape import Shape
 from runtime.cache import ABSENT, LOADING, RESIDENT, Cache
 from runtime.counters import Counter, Counters
 from runtime.plan import Place, Plan, Wave
@@ -30,7 +30,8 @@ def distinct(selected: np.ndarray) -> list[int]:
 
 
 class Controller:
-    """`window` is what prefetching may move per step, in bytes: a prefetch is resident once that many bytes have gone by."""
+    """`window` is what prefetching may move per step, in bytes: a prefetch is resident once that many bytes have gone
+    by."""
 
     def __init__(self, cache: Cache, *, eviction: Eviction, miss: Miss, prefetch: Prefetch, window: int) -> None:
         self.cache, self.shape = cache, cache.shape
@@ -145,7 +146,8 @@ class Controller:
         return tuple(loads)
 
     def _evict(self, scope_key: int, count: int) -> None:
-        """Make `count` slots in the scope of a key: residents as the policy orders them, then prefetches, the last issued first."""
+        """Make `count` slots in the scope of a key: residents as the policy orders them, then prefetches, the last
+        issued first."""
         candidates = self.cache.candidates(scope_key)
         order = np.lexsort(self._eviction.order(candidates, self.history, self.now)[::-1]) if candidates.size else []
         victims = candidates[order[:count]].tolist() if candidates.size else []
@@ -169,7 +171,8 @@ class Controller:
         self._unused_prefetch[key] = False
 
     def _prefetches(self, step: Step) -> tuple[Place, ...]:
-        """Bring what the policy proposes while the link has bytes left; what it proposes is kept from eviction meanwhile."""
+        """Bring what the policy proposes while the link has bytes left; what it proposes is kept from eviction
+        meanwhile."""
         if not self._prefetch.distance:
             return ()
         proposed = self._prefetch.propose(step, self.shape)

@@ -8,7 +8,7 @@ import numpy as np
 class Counter(IntEnum):
     """`requests = hits + late + misses`; `misses = fetched + near + spared`, spared by stand-ins or dropping."""
 
-    def _generate_next_value_(name, start, count, last_values):  # noqa: N805
+    def _generate_next_value_(name, start, count, last_values):
         return count
 
     REQUESTS = auto()

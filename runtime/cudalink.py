@@ -1,4 +1,5 @@
-"""The link of a GPU: pinned host memory to preallocated slots on a copy stream, ordered by events, never a device-wide wait."""
+"""The link of a GPU: pinned host memory to preallocated slots on a copy stream, ordered by events, never a
+device-wide wait."""
 
 import threading
 from collections import deque
@@ -12,10 +13,13 @@ _IN_FLIGHT = 2  # copies handed to the stream at a time: enough to keep it busy,
 
 
 class CudaLink(ThreadLink):
-    """A thread feeds the copy stream, so that a demand load waits for at most two copies, not for a queue of prefetches.
+    """A thread feeds the copy stream, so that a demand load waits for at most two copies, not for a queue of
+    prefetches.
 
-    A slot is written only after the compute that last read it (`_read_by`), and read only after its copy (`_copied`). Slots are
-    one tensor that lives as long as the link, so that the allocator never hears of streams. Reading from a source that is not
+    A slot is written only after the compute that last read it (`_read_by`), and read only after its copy (`_copied`).
+    Slots are
+    one tensor that lives as long as the link, so that the allocator never hears of streams. Reading from a source
+    that is not
     pinned goes through a pinned staging buffer of one expert.
     """
 

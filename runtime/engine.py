@@ -1,6 +1,7 @@
 """Executes plans: transformers calls it once per MoE layer in place of the experts' own forward.
 
-One engine owns one model while it is installed. Per pass a hook on the model says which rows are tokens and whose; per layer a
+One engine owns one model while it is installed. Per pass a hook on the model says which rows are tokens and whose;
+per layer a
 hook on the router hands over its logits, and the registered experts function does the rest.
 """
 
@@ -54,7 +55,8 @@ class _Pass:
 
 
 class Engine:
-    """Runs a model's experts by a controller's plans over a link. `slots` [num_slots, nbytes] uint8 is the fast tier."""
+    """Runs a model's experts by a controller's plans over a link. `slots` [num_slots, nbytes] uint8 is the fast
+    tier."""
 
     def __init__(
         self, opened: MoeModel, controller: Controller, *, link: Link, near: NearTier, slots: torch.Tensor
@@ -256,7 +258,8 @@ class Engine:
 
 
 def _real_rows(mask: torch.Tensor | None, batch: int, length: int) -> np.ndarray | None:
-    """Rows of the flattened batch that are tokens and not padding; None when all are, or when the mask is of another kind."""
+    """Rows of the flattened batch that are tokens and not padding; None when all are, or when the mask is of another
+    kind."""
     if mask is None or mask.dim() != 2 or mask.shape[0] != batch:
         return None
     real = mask[:, -length:].reshape(-1).cpu().numpy().astype(bool)

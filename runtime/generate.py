@@ -1,4 +1,5 @@
-"""Tokens as a stream: transformers' own generate() on a thread, each token handed over as it is made, with its statistics."""
+"""Tokens as a stream: transformers' own generate() on a thread, each token handed over as it is made, with its
+statistics."""
 
 import queue
 import threading
@@ -93,11 +94,13 @@ def check_prompt(model: PreTrainedModel, prompt: torch.Tensor, num_new: int) -> 
         raise BadInput("the prompt is empty: give at least one token of text")
     vocabulary = model.get_input_embeddings().num_embeddings
     if int(prompt.max()) >= vocabulary:
-        raise BadInput(f"token {int(prompt.max())} is outside the vocabulary of {vocabulary}: the tokenizer is another model's")
+        raise BadInput(
+            f"token {int(prompt.max())} is outside the vocabulary of {vocabulary}: the tokenizer is another model's"
+        )
     longest = getattr(model.config, "max_position_embeddings", None)
     if longest and prompt.shape[1] + num_new > longest:
         raise BadInput(
-            f"{prompt.shape[1]} prompt tokens and {num_new} new ones exceed the model's {longest} positions: shorten either"
+            f"{prompt.shape[1]} prompt tokens and {num_new} new ones exceed the model's {longest} positions: ask for less"
         )
 
 

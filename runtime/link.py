@@ -1,4 +1,5 @@
-"""What joins the slow tier and the fast tier: transfers are issued, then collected; demand overtakes queued prefetches."""
+"""What joins the slow tier and the fast tier: transfers are issued, then collected; demand overtakes queued
+prefetches."""
 
 import heapq
 import threading
@@ -47,7 +48,8 @@ class Link(Protocol):
         """Let compute have what `transfer` brings, waiting as long as it must. Raises what the transfer raised."""
 
     def cancel(self, transfer: Transfer) -> None:
-        """Take a transfer off the queue, or see it through where it has begun; afterwards its slot may be written again."""
+        """Take a transfer off the queue, or see it through where it has begun; afterwards its slot may be written
+        again."""
 
     def computed(self, slot: torch.Tensor) -> None:
         """Compute no longer reads `slot` beyond what was queued so far."""
@@ -166,7 +168,8 @@ class DiskLink(ThreadLink):
 
 
 class EmulatedLink(ThreadLink):
-    """A link of given bandwidth and latency between two parts of RAM: every transfer takes its time on a paced timeline."""
+    """A link of given bandwidth and latency between two parts of RAM: every transfer takes its time on a paced
+    timeline."""
 
     kind = "emulated"
 

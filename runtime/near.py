@@ -1,4 +1,5 @@
-"""The near tier: experts computed where they lie, by a thread of its own, while the fast tier computes what it holds."""
+"""The near tier: experts computed where they lie, by a thread of its own, while the fast tier computes what it
+holds."""
 
 import time
 from collections.abc import Callable
@@ -16,7 +17,8 @@ Forward = Callable[[dict[str, torch.Tensor], torch.Tensor], torch.Tensor]
 class NearTier:
     """Reads experts in place from RAM, or from disk through a buffer of one expert.
 
-    With `bandwidth` (bytes per second) an expert takes at least its bytes over it: on a machine whose fast tier is the same
+    With `bandwidth` (bytes per second) an expert takes at least its bytes over it: on a machine whose fast tier is
+    the same
     CPU the near tier would otherwise cost nothing.
     """
 

@@ -1,4 +1,5 @@
-"""Builds and owns everything a run needs: policies, cache, link, near tier, engine; and says what was really in force."""
+"""Builds and owns everything a run needs: policies, cache, link, near tier, engine; and says what was really in
+force."""
 
 import statistics
 import time
@@ -11,8 +12,9 @@ import torch
 from artifacts.errors import BadUsage
 from artifacts.hardware import Machine, machine
 from runtime import budget as sizes
-from runtime.cache import Scope
 from runtime.assembly import build_controller, check_required
+from runtime.cache import Scope
+from runtime.controller import Controller
 from runtime.cudalink import CudaLink
 from runtime.engine import Engine
 from runtime.experts import expert_forward
@@ -24,6 +26,7 @@ from runtime.policies import POLICIES, build, describe, preset
 from runtime.policies.base import Artefacts
 from runtime.recorder import Recorder
 from runtime.weights import RamStore, aligned
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
@@ -63,7 +66,8 @@ def resolve_device(name: str) -> torch.device:
 
 
 class Session:
-    """A model that runs at a budget. Use as a context manager, or `close()` it; the opened model can be used again after."""
+    """A model that runs at a budget. Use as a context manager, or `close()` it; the opened model can be used again
+    after."""
 
     def __init__(self, opened: MoeModel, settings: Settings, *, artefacts: Artefacts | None = None) -> None:
         self.opened, self.settings = opened, settings
@@ -220,7 +224,7 @@ class Session:
             return CudaLink(store, shape, device=self.device, slot_nbytes=self._layout.nbytes)
         return DiskLink(store, shape)
 
-    def _build_controller(self, artefacts: Artefacts) -> "Controller":
+    def _build_controller(self, artefacts: Artefacts) -> Controller:
         shape = self.opened.shape
         num_slots = sizes.num_slots(self._budget, shape, per_layer=self.scope is Scope.LAYER)
         if num_slots == shape.num_keys:
@@ -234,6 +238,3 @@ class Session:
         if self.device.type == "cpu":
             return aligned(nbytes)
         return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
-
-
-

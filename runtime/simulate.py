@@ -11,7 +11,9 @@ from runtime.policies.base import Step, last_tokens
 def replay(trace: Trace, controller: Controller) -> None:
     """Take every step of `trace` in order; `controller.counters` then tells what happened."""
     if trace.num_layers > controller.shape.num_layers:
-        raise BadInput(f"the trace has {trace.num_layers} layers and the model {controller.shape.num_layers}: it is another model's")
+        raise BadInput(
+            f"the trace has {trace.num_layers} layers, the model {controller.shape.num_layers}: it is another model's"
+        )
     pass_index = -1
     for traced in trace.steps():
         if traced.pass_index != pass_index:

@@ -71,11 +71,10 @@ def load_resident(
 
 def load_generation_config(model: PreTrainedModel, folder: Path) -> None:
     """As from_pretrained: generation_config.json, else what config.json says of generation."""
-    name = "generation_config.json"
-    from_model = not (folder / name).is_file()
-    model.generation_config = GenerationConfig.from_pretrained(
-        folder, config_file_name="config.json" if from_model else name, _from_model_config=from_model
-    )
+    if (folder / "generation_config.json").is_file():
+        model.generation_config = GenerationConfig.from_pretrained(folder)
+    else:
+        model.generation_config = GenerationConfig.from_pretrained(folder, "config.json", _from_model_config=True)
 
 
 def _check_loaded(model: PreTrainedModel, info: LoadStateDictInfo) -> None:

@@ -1,4 +1,5 @@
-"""The name table of policies and the reader of their options: `lru`, `next_gate:distance=2`, `buddy:rho=2,otherwise=drop`."""
+"""The name table of policies and the reader of their options: `lru`, `next_gate:distance=2`,
+`buddy:rho=2,otherwise=drop`."""
 
 import tomllib
 from dataclasses import MISSING, dataclass, fields
@@ -47,7 +48,8 @@ class Policies:
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """A named set of policies, one per axis, with the paper it comes from. `budget` is given only where the preset fixes it."""
+    """A named set of policies, one per axis, with the paper it comes from. `budget` is given only where the preset
+    fixes it."""
 
     name: str
     summary: str
@@ -83,7 +85,8 @@ def build(texts: dict[str, str]) -> Policies:
 
 
 def parse(axis: str, text: str) -> Any:
-    """`name` or `name:field=value,...` of one axis. Raises BadUsage, naming the known ones, for an unknown name, field or value."""
+    """`name` or `name:field=value,...` of one axis. Raises BadUsage, naming the known ones, for an unknown name,
+    field or value."""
     name, _, options = text.partition(":")
     if name not in POLICIES[axis]:
         raise BadUsage(unknown(f"{axis} policy", name, POLICIES[axis]))

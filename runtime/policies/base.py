@@ -1,4 +1,5 @@
-"""The contracts of the five axes, and what a policy may see: ids, scores, states and step numbers; never a device or a clock.
+"""The contracts of the five axes, and what a policy may see: ids, scores, states and step numbers; never a device or
+a clock.
 
 Shapes: T tokens, K selected per token, E experts a layer, L MoE layers, D prefetch distances.
 """
@@ -10,6 +11,7 @@ import numpy as np
 
 from artifacts.shape import Shape
 
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """One MoE layer in one pass, as its router left it."""
@@ -20,8 +22,12 @@ class Step:
     selected: np.ndarray  # [T, K] expert ids, rank 0 the strongest
     weights: np.ndarray  # [T, K] float32 routing weights as the model applies them
     probabilities: np.ndarray | None = None  # [T, E] float32, the router's softmax
-    predicted: np.ndarray | None = None  # [T, D, E] float32: what the routers of the next D layers say of this router's input
-    last: np.ndarray | None = None  # [R] the last token of each request: what lies past the last layer is predicted from these
+    predicted: np.ndarray | None = (
+        None  # [T, D, E] float32: what the routers of the next D layers say of this router's input
+    )
+    last: np.ndarray | None = (
+        None  # [R] the last token of each request: what lies past the last layer is predicted from these
+    )
 
     @property
     def shares(self) -> np.ndarray:
@@ -36,7 +42,8 @@ def last_tokens(requests: np.ndarray) -> np.ndarray:
 
 @dataclass(slots=True)
 class History:
-    """What happened to every key so far. One array over all L * E keys per fact; the controller writes, policies read."""
+    """What happened to every key so far. One array over all L * E keys per fact; the controller writes, policies
+    read."""
 
     last_use: np.ndarray  # step number of the last use, -1 before the first
     last_pass: np.ndarray  # pass in which the key was last used or prefetched, -1 before the first
@@ -76,7 +83,8 @@ class Residents:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What a miss policy makes of a step: absent experts still named in `selected` are fetched unless they are in `near`."""
+    """What a miss policy makes of a step: absent experts still named in `selected` are fetched unless they are in
+    `near`."""
 
     selected: np.ndarray  # [T, K] stand-ins in place, -1 where a rank is dropped
     near: frozenset[int] = field(default_factory=frozenset)
@@ -115,7 +123,8 @@ class Residency(Policy, Protocol):
 
 
 class Simple:
-    """What most policies are: nothing required, nothing to prepare, the selected experts and their weights enough to see."""
+    """What most policies are: nothing required, nothing to prepare, the selected experts and their weights enough to
+    see."""
 
     requires: ClassVar[frozenset[str]] = frozenset()
     sees_probabilities: ClassVar[bool] = False

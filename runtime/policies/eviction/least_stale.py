@@ -1,4 +1,5 @@
-"""Least-Stale (SpecMD): what this pass has not touched goes first, lower layers before higher, older uses before newer."""
+"""Least-Stale (SpecMD): what this pass has not touched goes first, lower layers before higher, older uses before
+newer."""
 
 from dataclasses import dataclass
 

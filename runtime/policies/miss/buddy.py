@@ -26,7 +26,8 @@ def substitute(selected: np.ndarray, resident: np.ndarray, buddies: np.ndarray, 
 def _replace(
     selected: np.ndarray, replaceable: np.ndarray, resident: np.ndarray, buddies: np.ndarray, psi: np.ndarray
 ) -> np.ndarray:
-    """As `substitute`, for the ranks marked in `replaceable` [T, K], by the largest `psi` [T, E, H]; equals in list order."""
+    """As `substitute`, for the ranks marked in `replaceable` [T, K], by the largest `psi` [T, E, H]; equals in list
+    order."""
     selected = selected.copy()
     for rank in range(selected.shape[1]):
         tokens = np.flatnonzero(replaceable[:, rank])
@@ -57,10 +58,14 @@ def _share_absent(step: Step, residents: Residents) -> float:
 class Buddy(Simple):
     """BuddyMoE's three gates and its choice.
 
-    A token may be served by buddies when its activating entropy exceeds the layer's profiled `percentile` (weights tempered by
-    `temperature`) and its two strongest shares differ by less than `margin`; a step only while less than `beta` of its wanted
-    experts is absent. Among the first `reach` buddies the largest `psi = q (1 + eta z) (1 - kappa hop)` wins, z the router
-    probability of the buddy over the token's largest, hop its distance in devices; at most `rho` ranks of a token are replaced,
+    A token may be served by buddies when its activating entropy exceeds the layer's profiled `percentile` (weights
+    tempered by
+    `temperature`) and its two strongest shares differ by less than `margin`; a step only while less than `beta` of
+    its wanted
+    experts is absent. Among the first `reach` buddies the largest `psi = q (1 + eta z) (1 - kappa hop)` wins, z the
+    router
+    probability of the buddy over the token's largest, hop its distance in devices; at most `rho` ranks of a token are
+    replaced,
     the weakest first. A replaceable rank that finds no buddy is fetched, or dropped with `otherwise=drop`.
     """
 

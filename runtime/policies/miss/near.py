@@ -9,7 +9,8 @@ from runtime.policies.base import Choice, Residents, Simple, Step
 
 @dataclass
 class Near(Simple):
-    """With `fill`, a missing expert is fetched while its scope still has an empty slot, so that a cold cache warms up."""
+    """With `fill`, a missing expert is fetched while its scope still has an empty slot, so that a cold cache warms
+    up."""
 
     fill: bool = True
 

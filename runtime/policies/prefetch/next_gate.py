@@ -14,7 +14,8 @@ from runtime.policies.base import Simple, Step
 class NextGate(Simple):
     """The `top_k * overfetch` experts that router l + distance ranks highest, for every token of the step.
 
-    Past the last layer the first layers of the next pass are predicted, from each request's last token. Experts come in falling order of the probability
+    Past the last layer the first layers of the next pass are predicted, from each request's last token. Experts come
+    in falling order of the probability
     summed over the tokens.
     """
 
