@@ -71,10 +71,14 @@ def load_resident(
 
 def load_generation_config(model: PreTrainedModel, folder: Path) -> None:
     """As from_pretrained: generation_config.json, else what config.json says of generation."""
-    if (folder / "generation_config.json").is_file():
-        model.generation_config = GenerationConfig.from_pretrained(folder)
-    else:
+    path = folder / "generation_config.json"
+    if not path.is_file():
         model.generation_config = GenerationConfig.from_pretrained(folder, "config.json", _from_model_config=True)
+        return
+    try:
+        model.generation_config = GenerationConfig.from_pretrained(folder)
+    except Exception as error:  # as above
+        raise BadInput(f"transformers cannot use {path}: {_first_line(error)}") from error
 
 
 def _check_loaded(model: PreTrainedModel, info: LoadStateDictInfo) -> None:
