@@ -1,0 +1,120 @@
+"""One DuckDB file, opened so that every way of failing is one line with its remedy."""
+
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import duckdb
+
+from artifacts.errors import BadInput, OutOfResources, Problem
+
+_MAGIC = slice(8, 12)
+_FULL = ("No space left", "Disk quota", "File too large")
+_READER_RETRIES = 5
+_RETRY_S = 0.2
+
+
+def connect(path: Path, *, read_only: bool) -> duckdb.DuckDBPyConnection:
+    """Open the file, which a writer makes if it is not there.
+
+    A reader waits a second for a writer to finish. Raises BadInput (not a DuckDB file, damaged, no such folder or
+    file), OutOfResources (in use by another process, named by its number).
+    """
+    _check_file(path, read_only=read_only)
+    retries = _READER_RETRIES if read_only else 0
+    with translated(path):
+        for _ in range(retries):
+            try:
+                return _connect(path, read_only=read_only)
+            except duckdb.IOException as error:
+                if not _lock_holder(error):
+                    raise
+                time.sleep(_RETRY_S)
+        return _connect(path, read_only=read_only)
+
+
+@contextmanager
+def translated(path: Path) -> Iterator[None]:
+    """Turn what DuckDB raises about the file, the disk or memory into a Problem; mistakes in our SQL pass through."""
+    try:
+        yield
+    except (duckdb.ProgrammingError, duckdb.IntegrityError, duckdb.DataError):
+        raise
+    except duckdb.Error as error:
+        raise _problem(error, path) from error
+
+
+@contextmanager
+def transaction(connection: duckdb.DuckDBPyConnection) -> Iterator[None]:
+    """Commit what the block did, or nothing of it."""
+    connection.begin()
+    try:
+        yield
+        connection.commit()
+    except BaseException:
+        _roll_back(connection)
+        raise
+
+
+def _connect(path: Path, *, read_only: bool) -> duckdb.DuckDBPyConnection:
+    # Without these DuckDB may go to the network for an extension, and spills into the working directory.
+    config = {
+        "autoinstall_known_extensions": False,
+        "autoload_known_extensions": False,
+        "temp_directory": f"{path}.tmp",
+    }
+    return duckdb.connect(str(path), read_only=read_only, config=config)
+
+
+def _check_file(path: Path, *, read_only: bool) -> None:
+    if path.is_dir():
+        raise BadInput(f"{path} is a folder, not a store; name a file")
+    if not path.exists():
+        if not path.parent.is_dir():
+            raise BadInput(f"there is no folder {path.parent} for the store {path.name}; make it first")
+        if read_only:
+            raise BadInput(f"there is no store {path}; moectl profile makes one")
+        return
+    try:
+        with path.open("rb") as file:
+            head = file.read(_MAGIC.stop)
+    except OSError as error:
+        raise BadInput(f"cannot read the store {path}: {error.strerror}") from error
+    # DuckDB would take an SQLite or a CSV file for something to convert.
+    if head[_MAGIC] != b"DUCK":
+        raise BadInput(f"{path} is not a store (no DuckDB file); name another file or remove it")
+
+
+def _problem(error: duckdb.Error, path: Path) -> Problem:
+    text = str(error)
+    if holder := _lock_holder(error):
+        return OutOfResources(f"{path} is in use by process {holder}; wait until it ends or name another store")
+    if any(sign in text for sign in _FULL):
+        return OutOfResources(f"no space left on the disk of {path}; free some and try again: earlier runs are kept")
+    if isinstance(error, duckdb.OutOfMemoryException):
+        return OutOfResources(f"not enough memory to work on {path}: {_first_line(text)}")
+    if "Permission denied" in text or "Read-only file system" in text:
+        return BadInput(f"may not write {path}; change its permissions or name another store")
+    return BadInput(f"{path} is damaged ({_first_line(text)}); restore it from a copy or make it anew")
+
+
+def _lock_holder(error: duckdb.Error) -> str:
+    """The number of the process that holds the file, or nothing if that is not what went wrong."""
+    if "Could not set lock" not in str(error):
+        return ""
+    match = re.search(r"PID (\d+)", str(error))
+    return match.group(1) if match else "(unknown)"
+
+
+def _first_line(text: str) -> str:
+    return text.splitlines()[0] if text else "no reason given"
+
+
+def _roll_back(connection: duckdb.DuckDBPyConnection) -> None:
+    # After a fatal error DuckDB refuses this too; the error on its way up is the one to report.
+    try:
+        connection.rollback()
+    except duckdb.Error:
+        connection.close()

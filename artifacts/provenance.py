@@ -1,0 +1,78 @@
+"""Who made what: the model an artefact belongs to, and the run that wrote it."""
+
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib import metadata
+
+from artifacts.shape import Shape
+
+_PACKAGES = ("moectl", "torch", "transformers", "tokenizers", "datasets", "duckdb", "numpy", "pyarrow")
+
+
+def versions() -> dict[str, str]:
+    """Python's version and those of the packages that shape a result, as far as they are installed."""
+    found = {"python": platform.python_version()}
+    for name in _PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def utc_now() -> datetime:
+    """The time of day in UTC without a zone, as the store keeps it."""
+    return datetime.now(UTC).replace(tzinfo=None)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """A model as artefacts know it; `name` is what the user called it and may differ between machines."""
+
+    name: str
+    fingerprint: str
+    family: str
+    shape: Shape
+
+    @property
+    def model_id(self) -> str:
+        return self.fingerprint[:16]
+
+
+@dataclass(frozen=True, slots=True)
+class RunInfo:
+    """One command that wrote artefacts. `model_id` is None where no model was involved.
+
+    `data` is the specification the user gave and `data_digest` a hash of the token stream it became; `parameters` are
+    the options in force, JSON values only. `started_at` is in UTC without a zone.
+    """
+
+    command: str
+    model_id: str | None
+    started_at: datetime
+    seconds: float
+    data: str = ""
+    data_digest: str = ""
+    tokens: int = 0
+    seed: int = 0
+    parameters: Mapping[str, object] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=versions)
+
+
+@dataclass(frozen=True, slots=True)
+class TableSize:
+    """Rows of an artefact, and their bytes before the store compressed them."""
+
+    num_rows: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRun:
+    """A complete run as the store holds it, with what it wrote by table."""
+
+    run_id: int
+    info: RunInfo
+    contents: Mapping[str, TableSize]

@@ -1,0 +1,46 @@
+"""The tables of the store (DESIGN 4), as DDL."""
+
+SCHEMA_VERSION = 1
+
+# Big tables carry no key and no index: they are append-only, and a key would make writing four times slower and the
+# file five times larger.
+CONTROL_TABLES = {
+    "schema_version": "version INTEGER NOT NULL, applied_at TIMESTAMP NOT NULL, app_version VARCHAR NOT NULL",
+    "models": """
+        model_id VARCHAR PRIMARY KEY, name VARCHAR NOT NULL, fingerprint VARCHAR NOT NULL, family VARCHAR NOT NULL,
+        num_layers INTEGER NOT NULL, num_experts INTEGER NOT NULL, top_k INTEGER NOT NULL,
+        expert_bytes BIGINT NOT NULL""",
+    "runs": """
+        run_id INTEGER PRIMARY KEY, command VARCHAR NOT NULL,
+        status VARCHAR NOT NULL CHECK (status IN ('running', 'complete', 'failed')),
+        model_id VARCHAR, data VARCHAR NOT NULL, data_digest VARCHAR NOT NULL, tokens BIGINT NOT NULL,
+        seed BIGINT NOT NULL, parameters VARCHAR NOT NULL, started_at TIMESTAMP NOT NULL, seconds DOUBLE NOT NULL,
+        versions VARCHAR NOT NULL, contents VARCHAR NOT NULL""",
+}
+
+ARTEFACT_TABLES = {
+    "activations": """
+        run_id INTEGER NOT NULL, phase VARCHAR NOT NULL, layer USMALLINT NOT NULL, expert USMALLINT NOT NULL,
+        count BIGINT NOT NULL, weight DOUBLE NOT NULL""",
+    "coactivations": """
+        run_id INTEGER NOT NULL, layer USMALLINT NOT NULL, i USMALLINT NOT NULL, j USMALLINT NOT NULL,
+        count BIGINT NOT NULL, weight DOUBLE NOT NULL""",
+    "entropy": "run_id INTEGER NOT NULL, layer USMALLINT NOT NULL, percentiles FLOAT[101] NOT NULL",
+    "buddies": """
+        run_id INTEGER NOT NULL, layer USMALLINT NOT NULL, "pivot" USMALLINT NOT NULL, rank USMALLINT NOT NULL,
+        buddy USMALLINT NOT NULL, q DOUBLE NOT NULL, cumulative DOUBLE NOT NULL""",
+    "traces": """
+        run_id INTEGER NOT NULL, request INTEGER NOT NULL, pass INTEGER NOT NULL, phase VARCHAR NOT NULL,
+        layer USMALLINT NOT NULL, token INTEGER NOT NULL, experts USMALLINT[] NOT NULL, weights FLOAT[] NOT NULL,
+        probabilities FLOAT[]""",
+    "bench": """
+        run_id INTEGER NOT NULL, preset VARCHAR NOT NULL, budget VARCHAR NOT NULL, link VARCHAR NOT NULL,
+        mode VARCHAR NOT NULL, ttft_ms DOUBLE, tpot_ms DOUBLE, tokens_per_s DOUBLE, hit_rate DOUBLE, late BIGINT,
+        misses BIGINT, collisions BIGINT, demand_bytes BIGINT, prefetch_bytes BIGINT, wasted_bytes BIGINT,
+        exposed_ms DOUBLE, peak_fast_bytes BIGINT, perplexity_ratio DOUBLE, kl DOUBLE, top1_agreement DOUBLE""",
+}
+
+
+def statements() -> list[str]:
+    """The statements that make an empty store."""
+    return [f"CREATE TABLE {name} ({columns})" for name, columns in (CONTROL_TABLES | ARTEFACT_TABLES).items()]

@@ -1,0 +1,231 @@
+"""The store: one DuckDB file in which every artefact hangs on the run that wrote it, whole or absent (DESIGN 4)."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+
+import duckdb
+import pyarrow as pa
+
+from artifacts.database import connect, transaction, translated
+from artifacts.errors import BadInput, Incompatible
+from artifacts.provenance import ModelInfo, RunInfo, StoredRun, TableSize, utc_now, versions
+from artifacts.schema import ARTEFACT_TABLES, SCHEMA_VERSION, statements
+from artifacts.shape import Shape
+
+
+class Store:
+    """An open store; a context manager. One process at a time may write, and then nobody else may read.
+
+    So open it late, write, and close it. A store that was made by opening it and into which nothing was written goes
+    away again on closing. Every method raises BadInput when the file turns out damaged and OutOfResources when the disk
+    or memory is full.
+    """
+
+    def __init__(self, path: Path, connection: duckdb.DuckDBPyConnection, *, is_new: bool) -> None:
+        self.path = path
+        self._connection = connection
+        self._is_unwritten = is_new
+
+    @classmethod
+    def open(cls, path: str | Path, *, read_only: bool = False) -> "Store":
+        """Open a store, or make one unless `read_only`.
+
+        Raises BadInput (no store, no folder, damaged, some other kind of file), OutOfResources (another process has it)
+        and Incompatible (made by a newer moectl).
+        """
+        path = Path(path)
+        is_new = not path.exists()
+        store = cls(path, connect(path, read_only=read_only), is_new=is_new)
+        try:
+            with translated(path):
+                _prepare(store._connection, path, read_only=read_only)
+        except BaseException:
+            store.close()
+            raise
+        return store
+
+    def __enter__(self) -> "Store":
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file. Closing twice is harmless."""
+        self._connection.close()
+        if self._is_unwritten:
+            self._is_unwritten = False
+            self.path.unlink(missing_ok=True)
+            self.path.with_name(self.path.name + ".wal").unlink(missing_ok=True)
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the file on disk."""
+        return self.path.stat().st_size
+
+    def models(self) -> list[ModelInfo]:
+        """The models of this store, in the order in which they came."""
+        rows = self._rows("SELECT name, fingerprint, family, num_layers, num_experts, top_k, expert_bytes FROM models")
+        return [ModelInfo(*row[:3], Shape(*row[3:])) for row in rows]
+
+    def add_model(self, model: ModelInfo) -> str:
+        """Enter the model unless it is there already; return its `model_id`."""
+        if all(known.fingerprint != model.fingerprint for known in self.models()):
+            shape = model.shape
+            row = [model.model_id, model.name, model.fingerprint, model.family]
+            row += [shape.num_layers, shape.num_experts, shape.top_k, shape.expert_nbytes]
+            with translated(self.path):
+                self._connection.execute("INSERT INTO models VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
+            self._is_unwritten = False
+        return model.model_id
+
+    def require_model(self, fingerprint: str, *, name: str) -> ModelInfo:
+        """The entry of the model with this fingerprint; `name` is how to speak of it.
+
+        Raises Incompatible, naming both sides, when the store holds artefacts of other models only.
+        """
+        models = self.models()
+        for model in models:
+            if model.fingerprint == fingerprint:
+                return model
+        others = ", ".join(f"{model.name} ({model.model_id})" for model in models) or "no model yet"
+        raise Incompatible(
+            f"{self.path} holds {others}, not {name} ({fingerprint[:16]}); "
+            "name another store or run moectl profile on this model first"
+        )
+
+    def write_run(self, run: RunInfo, tables: Mapping[str, pa.Table]) -> int:
+        """Write a run and its artefacts, whole or not at all; return the `run_id`.
+
+        `tables` are Arrow tables with the columns of DESIGN 4 less `run_id`, by table name.
+        """
+        assert tables.keys() <= ARTEFACT_TABLES.keys(), (
+            f"not tables of the store: {tables.keys() - ARTEFACT_TABLES.keys()}"
+        )
+        contents = {name: {"num_rows": table.num_rows, "nbytes": table.nbytes} for name, table in tables.items()}
+        with translated(self.path):
+            with transaction(self._connection):
+                [(run_id,)] = self._connection.execute("SELECT coalesce(max(run_id), 0) + 1 FROM runs").fetchall()
+                self._insert_run(run_id, run, contents)
+                for name, table in tables.items():
+                    self._insert_rows(name, run_id, table)
+            self._is_unwritten = False
+            # A copy of the file without its write-ahead log would silently lack this run.
+            self._connection.execute("CHECKPOINT")
+        return run_id
+
+    def runs(self) -> list[StoredRun]:
+        """All complete runs, oldest first."""
+        return [_stored_run(row) for row in self._rows(f"{_SELECT_RUNS} ORDER BY run_id")]
+
+    def run(self, run_id: int) -> StoredRun:
+        """The complete run with this number. Raises BadInput if there is none."""
+        for run in self.runs():
+            if run.run_id == run_id:
+                return run
+        known = ", ".join(str(run.run_id) for run in self.runs()) or "none"
+        raise BadInput(f"{self.path} has no run {run_id}; it has {known}")
+
+    def latest_run(self, command: str, model_id: str | None = None) -> StoredRun | None:
+        """The newest complete run of a command, of one model if given; None if there is none."""
+        found = [run for run in self.runs() if run.info.command == command]
+        return next((run for run in reversed(found) if model_id is None or run.info.model_id == model_id), None)
+
+    def read(self, table: str, run_id: int) -> pa.Table:
+        """What a run wrote to a table, in the order written, less `run_id`.
+
+        Raises BadInput when the run wrote no such table, or the file has lost rows of it.
+        """
+        assert table in ARTEFACT_TABLES, table
+        size = self.run(run_id).contents.get(table)
+        if size is None:
+            raise BadInput(f"run {run_id} in {self.path} wrote no {table}")
+        with translated(self.path):
+            rows = self._connection.sql(f"SELECT * EXCLUDE (run_id) FROM {table} WHERE run_id = {int(run_id)}")
+            found = rows.to_arrow_table(batch_size=1_000_000)
+        if found.num_rows != size.num_rows:
+            raise BadInput(
+                f"{self.path} is damaged: run {run_id} wrote {size.num_rows} rows of {table} and {found.num_rows} are "
+                "left; was it copied without its .wal file? Restore it or run the command again"
+            )
+        return found
+
+    def sizes(self) -> dict[str, TableSize]:
+        """Rows and bytes of all complete runs together, by table; tables without rows are left out."""
+        written = [(name, size) for run in self.runs() for name, size in run.contents.items()]
+        return {
+            name: TableSize(
+                num_rows=sum(size.num_rows for other, size in written if other == name),
+                nbytes=sum(size.nbytes for other, size in written if other == name),
+            )
+            for name in ARTEFACT_TABLES
+            if any(other == name for other, _ in written)
+        }
+
+    def _rows(self, query: str) -> list[tuple]:
+        with translated(self.path):
+            return self._connection.execute(query).fetchall()
+
+    def _insert_run(self, run_id: int, run: RunInfo, contents: Mapping[str, Mapping[str, int]]) -> None:
+        row = {
+            "run_id": run_id,
+            "command": run.command,
+            "status": "complete",
+            "model_id": run.model_id,
+            "data": run.data,
+            "data_digest": run.data_digest,
+            "tokens": run.tokens,
+            "seed": run.seed,
+            "parameters": json.dumps(dict(run.parameters)),
+            "started_at": run.started_at,
+            "seconds": run.seconds,
+            "versions": json.dumps(dict(run.versions)),
+            "contents": json.dumps(contents),
+        }
+        places = ", ".join("?" * len(row))
+        self._connection.execute(f"INSERT INTO runs ({', '.join(row)}) VALUES ({places})", list(row.values()))
+
+    def _insert_rows(self, name: str, run_id: int, table: pa.Table) -> None:
+        # Nothing to unregister when this fails: the view belongs to the transaction that is then rolled back.
+        self._connection.register("incoming", table)
+        self._connection.execute(f"INSERT INTO {name} BY NAME SELECT {run_id} AS run_id, * FROM incoming")
+        self._connection.unregister("incoming")
+
+
+_SELECT_RUNS = """
+    SELECT run_id, contents, command, model_id, started_at, seconds, data, data_digest, tokens, seed, parameters,
+        versions FROM runs WHERE status = 'complete'"""
+
+
+def _stored_run(row: tuple) -> StoredRun:
+    run_id, contents, *texts, parameters, made_with = row
+    info = RunInfo(*texts, parameters=json.loads(parameters), versions=json.loads(made_with))
+    sizes = {name: TableSize(**size) for name, size in json.loads(contents).items()}
+    return StoredRun(run_id=run_id, info=info, contents=sizes)
+
+
+def _prepare(connection: duckdb.DuckDBPyConnection, path: Path, *, read_only: bool) -> None:
+    """Check that this is a store that we can read, and fill an empty file with the tables of one."""
+    tables = {name for (name,) in connection.execute("SELECT table_name FROM duckdb_tables()").fetchall()}
+    if not tables and read_only:
+        raise BadInput(f"{path} is empty; moectl profile fills it")
+    if not tables:
+        _create(connection)
+        return
+    if "schema_version" not in tables:
+        raise BadInput(f"{path} is a DuckDB file but not a store of moectl; name another file")
+    [(version,)] = connection.execute("SELECT max(version) FROM schema_version").fetchall()
+    if version > SCHEMA_VERSION:
+        raise Incompatible(
+            f"{path} was made by a newer moectl (schema {version}, this one knows {SCHEMA_VERSION}); upgrade moectl"
+        )
+
+
+def _create(connection: duckdb.DuckDBPyConnection) -> None:
+    with transaction(connection):
+        for statement in statements():
+            connection.execute(statement)
+        made_with = versions().get("moectl", "not installed")
+        connection.execute("INSERT INTO schema_version VALUES (?, ?, ?)", [SCHEMA_VERSION, utc_now(), made_with])
