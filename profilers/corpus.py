@@ -31,16 +31,23 @@ def documents(spec: str, *, seed: int = 0) -> Iterator[Document]:
 
 
 def source(spec: str, *, seed: int) -> Iterator[Document]:
-    path = Path(spec).expanduser()
-    if spec and path.exists():
+    if (path := existing(spec)) is not None:
         return textfiles.read(path)
     if spec.startswith("hf:"):
         return hub.read(spec)
     if spec in ("builtin", "builtin:held-out"):
-        return pythontext.part(pythontext.docstrings(seed=seed), held_out=spec == "builtin:held-out")
+        return pythontext.docstrings(held_out=spec == "builtin:held-out", seed=seed)
     raise BadInput(
         f"no data at {spec!r}: {'patterns are not expanded, ' if set(spec) & set('*?[') else ''}give {FORMS}"
     )
+
+
+def existing(spec: str) -> Path | None:
+    try:
+        path = Path(spec).expanduser()
+        return path if spec and path.exists() else None
+    except (OSError, RuntimeError):  # longer than a file name can be; the home of nobody
+        return None
 
 
 def not_blank(texts: Iterable[Document], spec: str) -> Iterator[Document]:

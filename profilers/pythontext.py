@@ -6,6 +6,7 @@ and its code.
 """
 
 import ast
+import os
 import random
 import sysconfig
 import zlib
@@ -40,37 +41,32 @@ def is_held_out(name: str) -> bool:
     return zlib.crc32(name.encode()) % 10 == 0
 
 
-def part(documents: Iterable[Document], *, held_out: bool) -> Iterator[Document]:
-    """The documents that are held out, or all the others."""
-    return (document for document in documents if is_held_out(document.name) == held_out)
-
-
-def docstrings(*, seed: int = 0) -> Iterator[Document]:
-    """One document a module: its docstrings in the order of its source. The seed sets the order of modules."""
-    for name, tree in modules(seed=seed):
+def docstrings(*, held_out: bool, seed: int = 0) -> Iterator[Document]:
+    """One document a module: its docstrings, outer ones first. The seed sets the order of modules."""
+    for name, tree in modules(held_out=held_out, seed=seed):
         texts = (ast.get_docstring(node) for node in ast.walk(tree) if isinstance(node, SCOPES))
         yield from document(name, "\n\n".join(text for text in texts if text))
 
 
-def source_code(*, seed: int = 0) -> Iterator[Document]:
+def source_code(*, held_out: bool, seed: int = 0) -> Iterator[Document]:
     """One document a module: its source without docstrings and comments."""
-    for name, tree in modules(seed=seed):
+    for name, tree in modules(held_out=held_out, seed=seed):
         yield from document(name, ast.unparse(without_docstrings(tree)))
 
 
-def reference(*, seed: int = 0) -> Iterator[Document]:
+def reference(*, held_out: bool, seed: int = 0) -> Iterator[Document]:
     """One document a topic of `help()`: chapters of the language reference, in English."""
     path = stdlib() / "pydoc_data" / "topics.py"
     topics = literal_dict(parse(path)) if path.is_file() else {}
-    for name in shuffled(topics, seed):
+    for name in chosen(topics, held_out=held_out, seed=seed):
         yield from document(name, topics[name])
 
 
-def headers(*, seed: int = 0) -> Iterator[Document]:
+def headers(*, held_out: bool, seed: int = 0) -> Iterator[Document]:
     """One document a C header of the interpreter; none where its development files are not installed."""
     root = Path(sysconfig.get_paths()["include"])
     paths = {path.relative_to(root).as_posix(): path for path in root.rglob("*.h")}
-    for name in shuffled(paths, seed):
+    for name in chosen(paths, held_out=held_out, seed=seed):
         yield from document(name, paths[name].read_text(encoding="utf-8", errors="replace"))
 
 
@@ -83,24 +79,31 @@ def stdlib() -> Path:
     return Path(sysconfig.get_paths()["stdlib"])
 
 
-def shuffled(names: Iterable[str], seed: int) -> list[str]:
+def chosen(names: Iterable[str], *, held_out: bool, seed: int) -> list[str]:
+    """The names that are held out, or all others, in an order given by the seed."""
     ordered = sorted(names)
     random.Random(seed).shuffle(ordered)
-    return ordered
+    return [name for name in ordered if is_held_out(name) == held_out]
 
 
-def modules(*, seed: int) -> Iterator[tuple[str, ast.Module]]:
+def modules(*, held_out: bool, seed: int) -> Iterator[tuple[str, ast.Module]]:
     """Dotted name and syntax tree of each module of the standard library that has one."""
     root = stdlib()
-    paths = {dotted(path.relative_to(root)): path for path in root.rglob("*.py") if is_library(path.relative_to(root))}
-    for name in shuffled(paths, seed):
+    paths = {dotted(path.relative_to(root)): path for path in module_files(root)}
+    for name in chosen(paths, held_out=held_out, seed=seed):
         tree = parse(paths[name])
         if tree.body:
             yield name, tree
 
 
-def is_library(relative: Path) -> bool:
-    return SKIPPED.isdisjoint(relative.parts) and not relative.parts[0].startswith(("config-", "_sysconfigdata"))
+def module_files(root: Path) -> Iterator[Path]:
+    for folder, subfolders, files in os.walk(root):
+        subfolders[:] = [name for name in subfolders if is_library(name)]  # not even listed: site-packages can be huge
+        yield from (Path(folder, name) for name in files if name.endswith(".py") and is_library(name))
+
+
+def is_library(name: str) -> bool:
+    return name not in SKIPPED and not name.startswith(("config-", "_sysconfigdata"))
 
 
 def dotted(relative: Path) -> str:

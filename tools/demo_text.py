@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Iterator
 
 from profilers.document import Document
-from profilers.pythontext import docstrings, headers, part, reference, source_code
+from profilers.pythontext import docstrings, headers, reference, source_code
 from tools.word_problems import word_problems
 
 # Kind -> its share of the training sequences.
@@ -19,7 +19,7 @@ def kind_documents(kind: str, *, held_out: bool) -> Iterator[Document]:
     if kind == "problems":
         seed, count = (HELD_OUT_SEED, HELD_OUT_PROBLEMS) if held_out else (TRAINING_SEED, TRAINING_PROBLEMS)
         return itertools.islice(word_problems(seed=seed), count)
-    return part(SOURCES[kind](), held_out=held_out)
+    return SOURCES[kind](held_out=held_out)
 
 
 def present_kinds() -> list[str]:
