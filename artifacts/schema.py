@@ -25,7 +25,9 @@ ARTEFACT_TABLES = {
     "coactivations": """
         run_id INTEGER NOT NULL, layer USMALLINT NOT NULL, i USMALLINT NOT NULL, j USMALLINT NOT NULL,
         count BIGINT NOT NULL, weight DOUBLE NOT NULL""",
-    "entropy": "run_id INTEGER NOT NULL, layer USMALLINT NOT NULL, percentiles FLOAT[101] NOT NULL",
+    "entropy": """
+        run_id INTEGER NOT NULL, layer USMALLINT NOT NULL, percentiles FLOAT[101] NOT NULL,
+        histogram BIGINT[] NOT NULL""",
     "buddies": """
         run_id INTEGER NOT NULL, layer USMALLINT NOT NULL, "pivot" USMALLINT NOT NULL, rank USMALLINT NOT NULL,
         buddy USMALLINT NOT NULL, q DOUBLE NOT NULL, cumulative DOUBLE NOT NULL""",

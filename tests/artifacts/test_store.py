@@ -72,7 +72,10 @@ def spawn(code, *arguments):
 
 def test_what_was_written_comes_back(path):
     entropy = pa.FixedSizeListArray.from_arrays(pa.array(np.linspace(0, 1, 202, dtype=np.float32)), 101)
-    tables = {"activations": activations(5000), "entropy": pa.table({"layer": [0, 1], "percentiles": entropy})}
+    tables = {
+        "activations": activations(5000),
+        "entropy": pa.table({"layer": [0, 1], "percentiles": entropy, "histogram": [[1], [2]]}),
+    }
     with Store.open(path) as store:
         assert store.add_model(MODEL) == store.add_model(MODEL) == MODEL.model_id
         assert store.write_run(run_info(), tables) == 1

@@ -1,0 +1,80 @@
+"""Rows of the store's tables as arrays, and buddy lists as rows. L layers, E experts a layer, R ranks."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+
+
+def activation_matrices(rows: pa.Table, num_layers: int, num_experts: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Counts [L, E] int64 and weights [L, E] float64 by phase."""
+    phases = np.array(rows["phase"].to_pylist())
+    layer, expert = _column(rows, "layer"), _column(rows, "expert")
+    shape = (num_layers, num_experts)
+    found = {}
+    for phase in dict.fromkeys(phases.tolist()):
+        counts, weights = np.zeros(shape, np.int64), np.zeros(shape)
+        at = phases == phase
+        counts[layer[at], expert[at]] = _column(rows, "count")[at]
+        weights[layer[at], expert[at]] = _column(rows, "weight")[at]
+        found[phase] = counts, weights
+    return found
+
+
+def coactivation_matrices(rows: pa.Table, num_layers: int, num_experts: int) -> tuple[np.ndarray, np.ndarray]:
+    """Pair counts [L, E, E] int64 and weights [L, E, E] float64."""
+    pairs = np.zeros((num_layers, num_experts, num_experts), np.int64)
+    weighted = np.zeros(pairs.shape)
+    at = tuple(_column(rows, name) for name in ("layer", "i", "j"))
+    pairs[at], weighted[at] = _column(rows, "count"), _column(rows, "weight")
+    return pairs, weighted
+
+
+def entropy_percentiles(rows: pa.Table) -> np.ndarray:
+    """[L, 101] float32, layers in order."""
+    values = rows["percentiles"].combine_chunks().flatten().to_numpy().reshape(rows.num_rows, -1)
+    return values[np.argsort(_column(rows, "layer"))]
+
+
+def buddy_rows(layers: Sequence[list[list[int]]], q: np.ndarray) -> pa.Table:
+    """Rows of `buddies` from the buddy lists of each layer and the q [L, E, E] they were cut from."""
+    entries = [
+        (layer, pivot, rank, buddy)
+        for layer, lists in enumerate(layers)
+        for pivot, buddies in enumerate(lists)
+        for rank, buddy in enumerate(buddies)
+    ]
+    layer, pivot, rank, buddy = np.array(entries, dtype=np.int64).reshape(-1, 4).T
+    share = q[layer, pivot, buddy]
+    cumulative = [part for layer, lists in enumerate(layers) for part in _cumulative(lists, q[layer])]
+    return pa.table(
+        {
+            **_indices(("layer", "pivot", "rank", "buddy"), (layer, pivot, rank, buddy)),
+            "q": share,
+            "cumulative": np.concatenate([np.zeros(0), *cumulative]),
+        }
+    )
+
+
+def buddy_matrices(rows: pa.Table, num_layers: int, num_experts: int) -> tuple[np.ndarray, np.ndarray]:
+    """Buddies [L, E, R] int64 padded with -1, and their q [L, E, R] float64 padded with 0."""
+    rank = _column(rows, "rank")
+    shape = (num_layers, num_experts, int(rank.max(initial=0)) + 1)
+    buddies, q = np.full(shape, -1, dtype=np.int64), np.zeros(shape)
+    at = _column(rows, "layer"), _column(rows, "pivot"), rank
+    buddies[at], q[at] = _column(rows, "buddy"), _column(rows, "q")
+    return buddies, q
+
+
+def _cumulative(lists: list[list[int]], q: np.ndarray) -> list[np.ndarray]:
+    return [np.cumsum(q[pivot, buddies]) for pivot, buddies in enumerate(lists)]
+
+
+def _indices(names: Sequence[str], columns: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
+    return {name: column.astype(np.uint16) for name, column in zip(names, columns, strict=True)}
+
+
+def _column(rows: pa.Table, name: str) -> np.ndarray:
+    """A column as numpy; whole numbers as int64, since uint16 would overflow in arithmetic."""
+    values = rows[name].to_numpy()
+    return values if values.dtype.kind == "f" else values.astype(np.int64)

@@ -1,0 +1,73 @@
+"""Artefacts through the tables of a store and back."""
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from artifacts.buddies import buddy_lists, buddy_table
+from artifacts.coactivation import conditional
+from artifacts.provenance import RunInfo, utc_now
+from artifacts.rows import activation_matrices, buddy_matrices, buddy_rows, coactivation_matrices, entropy_percentiles
+from artifacts.store import Store
+
+
+@pytest.fixture
+def stored(tmp_path):
+    """A function that sends a table through a store."""
+
+    def through(name, columns):
+        with Store.open(tmp_path / "moe.duckdb") as store:
+            run = RunInfo("test", None, utc_now(), 0.0, versions={})
+            table = columns if isinstance(columns, pa.Table) else pa.table(columns)
+            return store.read(name, store.write_run(run, {name: table}))
+
+    return through
+
+
+def test_activations_by_phase(stored):
+    rows = {
+        "phase": ["prefill", "prefill", "decode"],
+        "layer": [0, 1, 1],
+        "expert": [2, 0, 2],
+        "count": [5, 2**40, 7],
+        "weight": [0.5, 1.5, 2.5],
+    }
+    back = activation_matrices(stored("activations", rows), 2, 3)
+    assert {phase: counts.tolist() for phase, (counts, _) in back.items()} == {
+        "prefill": [[0, 0, 5], [2**40, 0, 0]],
+        "decode": [[0, 0, 0], [0, 0, 7]],
+    }
+    assert back["decode"][1].tolist() == [[0, 0, 0], [0, 0, 2.5]]
+
+
+def test_coactivations(stored):
+    rows = {"layer": [1, 0], "i": [0, 2], "j": [1, 0], "count": [3, 9], "weight": [0.25, 1.0]}
+    pairs, weighted = coactivation_matrices(stored("coactivations", rows), 2, 3)
+    assert (pairs[1, 0, 1], pairs[0, 2, 0], pairs.sum()) == (3, 9, 12)
+    assert (weighted[1, 0, 1], weighted[0, 2, 0], weighted.sum()) == (0.25, 1.0, 1.25)
+
+
+def test_entropy_comes_in_the_order_of_layers(stored):
+    percentiles = np.random.default_rng(0).random((2, 101)).astype(np.float32)
+    rows = {"layer": [1, 0], "percentiles": list(percentiles), "histogram": [[1], [2]]}
+    assert np.array_equal(entropy_percentiles(stored("entropy", rows)), percentiles[::-1])
+
+
+def test_buddies(stored):
+    pairs = np.random.default_rng(0).integers(0, 4, (2, 6, 6))
+    pairs[1, 3] = 0
+    q = np.stack([conditional(layer) for layer in pairs])
+    lists = [buddy_lists(layer, 0.9, 4) for layer in q]
+    rows = stored("buddies", buddy_rows(lists, q))
+    buddies, back = buddy_matrices(rows, 2, 6)
+    for layer in range(2):
+        assert np.array_equal(buddies[layer], buddy_table(lists[layer]))
+        for pivot, names in enumerate(lists[layer]):
+            assert back[layer, pivot].tolist() == [*q[layer, pivot, names], *[0.0] * (4 - len(names))]
+    last_of_first = len(lists[0][0]) - 1
+    assert rows["cumulative"][last_of_first].as_py() == pytest.approx(q[0, 0, lists[0][0]].sum())
+
+
+def test_no_buddies_at_all(stored):
+    buddies, _ = buddy_matrices(stored("buddies", buddy_rows([[[], []]], np.zeros((1, 2, 2)))), 1, 2)
+    assert buddies.tolist() == [[[-1], [-1]]]
