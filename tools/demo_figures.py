@@ -24,12 +24,14 @@ class Figures:
 
     `overlap`: mean share of a token's selected experts that the next token selects too; top_k / num_experts if chosen
     blindly.
+    `popularity`: what that share would be if every token chose by the experts' popularity alone.
     `use_entropy`: entropy of how often each expert is selected, 1 when all are used alike.
     """
 
     num_tokens: int
     perplexity: float
     overlap: list[float]
+    popularity: list[float]
     use_entropy: list[float]
 
 
@@ -41,13 +43,19 @@ def figures(model: torch.nn.Module, sequences: Sequence[np.ndarray]) -> Figures:
         losses.append(loss)
         overlaps.append(neighbour_overlap(selected))
         counts.append(torch.stack([layer.flatten().bincount(minlength=model.config.num_experts) for layer in selected]))
-    num_predicted = np.array([len(sequence) - 1 for sequence in sequences])
+    num_pairs = np.array([len(sequence) - 1 for sequence in sequences])
+    num_tokens, counts = sum(map(len, sequences)), sum(counts)
     return Figures(
-        num_tokens=sum(map(len, sequences)),
-        perplexity=round(math.exp(np.average(losses, weights=num_predicted)), 2),
-        overlap=np.average(torch.stack(overlaps), axis=0, weights=num_predicted).round(3).tolist(),
-        use_entropy=[round(value, 3) for value in entropy(sum(counts)).tolist()],
+        num_tokens=num_tokens,
+        perplexity=round(math.exp(np.average(losses, weights=num_pairs)), 2),
+        overlap=rounded(np.average(torch.stack(overlaps), axis=0, weights=num_pairs)),
+        popularity=rounded((counts / num_tokens).square().sum(dim=1) / model.config.num_experts_per_tok),
+        use_entropy=rounded(entropy(counts)),
     )
+
+
+def rounded(values: np.ndarray | torch.Tensor) -> list[float]:
+    return [round(value, 3) for value in values.tolist()]
 
 
 @torch.inference_mode()
@@ -81,29 +89,26 @@ def held_out_sequences(kind: str, tokenizer) -> list[np.ndarray]:
     return list(token_sequences(kind_documents(kind, held_out=True), tokenizer, length=LENGTH, num_tokens=NUM_TOKENS))
 
 
-def write_card(folder: Path, run: dict, measured: dict[str, Figures]) -> None:
-    """README.md for readers and figures.json for programs."""
-    run = run | {
-        "minutes": round(run["seconds"] / 60, 1),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "machine": machine(),
-    }
+def write_card(folder: Path, run: dict, measured: dict[str, Figures]) -> str:
+    """README.md for readers and figures.json for programs; returns the card's table."""
+    run = run | {"python": platform.python_version(), "torch": torch.__version__, "machine": machine()}
     facts = {"run": run, "held_out": {kind: asdict(values) for kind, values in measured.items()}}
     (folder / "figures.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
     template = Path(__file__).with_name("demo_card.md").read_text(encoding="utf-8")
-    (folder / "README.md").write_text(template.format(table=table(run, measured), **run), encoding="utf-8")
+    rows, minutes = table(run, measured), run["seconds"] / 60
+    (folder / "README.md").write_text(template.format(table=rows, minutes=minutes, **run), encoding="utf-8")
+    return rows
 
 
 def table(run: dict, measured: dict[str, Figures]) -> str:
     rows = [
-        "| kind | tokens to train on | held-out perplexity | overlap of neighbouring tokens, by layer | mean |",
-        "|---|---|---|---|---|",
+        "| kind | tokens to train on | held-out perplexity | overlap by layer | mean | by popularity | use entropy |",
+        "|---|---|---|---|---|---|---|",
     ]
     for kind, values in measured.items():
         layers = " ".join(f"{value:.2f}" for value in values.overlap)
-        num_tokens, mean = run["corpus_tokens"][kind], np.mean(values.overlap)
-        rows.append(f"| {kind} | {num_tokens:,} | {values.perplexity:.1f} | {layers} | {mean:.2f} |")
+        means = " | ".join(f"{np.mean(of):.2f}" for of in (values.overlap, values.popularity, values.use_entropy))
+        rows.append(f"| {kind} | {run['corpus_tokens'][kind]:,} | {values.perplexity:.1f} | {layers} | {means} |")
     return "\n".join(rows)
 
 

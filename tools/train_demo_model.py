@@ -6,6 +6,7 @@ The state is kept in `--work` while training, and the same command goes on from 
 
 import argparse
 import math
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -151,7 +152,7 @@ def train(plan: Plan, streams: dict[str, np.ndarray]) -> tuple[OlmoeForCausalLM,
     """The trained model in float32 and what the run was: steps, tokens, seconds."""
     model = new_model(plan.seed)
     optimizer = new_optimizer(model)
-    run = restore(plan.work, model, optimizer) or new_run(plan, streams)
+    run = restore(plan, model, optimizer) or new_run(plan, streams)
     print(f"{run['steps']} steps of {TOKENS_A_STEP} tokens, from step {run['step']}", flush=True)
     while run["step"] < run["steps"]:
         start = time.perf_counter()
@@ -168,12 +169,8 @@ def train(plan: Plan, streams: dict[str, np.ndarray]) -> tuple[OlmoeForCausalLM,
 
 
 def new_run(plan: Plan, streams: dict[str, np.ndarray]) -> dict:
-    return {
-        "step": 0,
-        "steps": plan.steps or steps_within(plan.minutes, streams, seed=plan.seed),
-        "tokens": 0,
-        "seconds": 0.0,
-    }
+    steps = plan.steps or steps_within(plan.minutes, streams, seed=plan.seed)
+    return {"seed": plan.seed, "step": 0, "steps": steps, "tokens": 0, "seconds": 0.0}
 
 
 def keep(work: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer, run: dict) -> None:
@@ -181,13 +178,18 @@ def keep(work: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer, r
     (work / "state.new").replace(work / "state.pt")
 
 
-def restore(work: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict | None:
-    if not (work / "state.pt").is_file():
+def restore(plan: Plan, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict | None:
+    """What is known of the unfinished run in `plan.work`, its weights put in place; None when there is none."""
+    if not (plan.work / "state.pt").is_file():
         return None
-    state = torch.load(work / "state.pt", weights_only=True)
+    state = torch.load(plan.work / "state.pt", weights_only=True)
+    run = state["run"]
+    if plan.seed != run["seed"] or plan.steps not in (0, run["steps"]):
+        told = f"--steps {run['steps']} --seed {run['seed']}"
+        sys.exit(f"{plan.work} holds an unfinished run with {told}: give the same, another --work, or remove it")
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
-    return state["run"]
+    return run
 
 
 def arguments() -> Plan:
@@ -202,30 +204,29 @@ def arguments() -> Plan:
     return Plan(**vars(parser.parse_args()))
 
 
+def training_texts() -> dict[str, list[str]]:
+    kinds = present_kinds()
+    print("kinds of text:", ", ".join(kinds), flush=True)
+    if "headers" not in kinds:
+        print("no C headers: install the development files of Python to train on them too", flush=True)
+    return {kind: [document.text for document in kind_documents(kind, held_out=False)] for kind in kinds}
+
+
 def main() -> None:
     plan = arguments()
     plan.work.mkdir(parents=True, exist_ok=True)
     plan.out.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)  # the matrices are small: a second thread waits more than it works
-    kinds = present_kinds()
-    print(
-        "kinds of text:",
-        ", ".join(kinds),
-        "" if "headers" in kinds else "(no C headers: install Python's development files)",
-        flush=True,
-    )
-    texts = {kind: [document.text for document in kind_documents(kind, held_out=False)] for kind in kinds}
+    texts = training_texts()
     tokenizer = train_tokenizer(texts)
-    streams = {kind: token_stream(texts[kind], tokenizer) for kind in kinds}
-    print("tokens:", {kind: len(stream) for kind, stream in streams.items()}, flush=True)
+    streams = {kind: token_stream(texts[kind], tokenizer) for kind in texts}
     model, run = train(plan, streams)
     model.to(torch.bfloat16).save_pretrained(plan.out)
+    (plan.out / "model.safetensors").chmod(0o644)  # safetensors leaves it to its owner alone
     tokenizer.save_pretrained(plan.out)
-    write_card(
-        plan.out,
-        run | {"seed": plan.seed, "corpus_tokens": {kind: len(stream) for kind, stream in streams.items()}},
-        measure(plan.out),
-    )
+    run["corpus_tokens"] = {kind: len(stream) for kind, stream in streams.items()}
+    print(write_card(plan.out, run, measure(plan.out)))
+    (plan.work / "state.pt").unlink()
 
 
 if __name__ == "__main__":
