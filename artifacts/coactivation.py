@@ -33,7 +33,7 @@ class Coactivation:
             return
         lowest, highest = int(selected.min()), int(selected.max())
         assert lowest >= 0 and highest < self.num_experts, f"expert ids {lowest} to {highest} outside the layer"
-        share = np.rint(renormalised(weights) * _GRAIN) / _GRAIN
+        share = additive_shares(weights)
         self.activations += np.bincount(selected.ravel(), minlength=self.num_experts)
         self.weights += np.bincount(selected.ravel(), weights=share.ravel(), minlength=self.num_experts)
         self._add_pairs(selected, share)
@@ -56,6 +56,11 @@ class Coactivation:
         assert not count.diagonal().any(), "a token selected the same expert twice"
         self.pairs += count + count.T
         self.weighted += weight + weight.T
+
+
+def additive_shares(weights: np.ndarray) -> np.ndarray:
+    """p~ [T, k] float64 rounded so that sums over up to 2^29 tokens are exact, whatever the order of adding."""
+    return np.rint(renormalised(weights) * _GRAIN) / _GRAIN
 
 
 def renormalised(weights: np.ndarray) -> np.ndarray:

@@ -75,7 +75,7 @@ def stream(model: PreTrainedModel, prompt: torch.Tensor, sampling: Sampling) -> 
     tokens: queue.SimpleQueue = queue.SimpleQueue()
     stop = threading.Event()
     start_s = time.perf_counter()
-    arguments = (model, prompt, sampling, tokens, stop, start_s)
+    arguments = (model, prompt, sampling, tokens, stop, start_s, torch.get_num_threads())
     worker = threading.Thread(target=_generate, args=arguments, name="moectl-generate", daemon=True)
     worker.start()
     try:
@@ -100,7 +100,7 @@ def check_prompt(model: PreTrainedModel, prompt: torch.Tensor, num_new: int) -> 
     longest = getattr(model.config, "max_position_embeddings", None)
     if longest and prompt.shape[1] + num_new > longest:
         raise BadInput(
-            f"{prompt.shape[1]} prompt tokens and {num_new} new ones exceed the model's {longest} positions: ask for less"
+            f"{prompt.shape[1]} prompt tokens and {num_new} new ones exceed the model's {longest} positions"
         )
 
 
@@ -111,7 +111,9 @@ def _generate(
     tokens: queue.SimpleQueue,
     stop: threading.Event,
     start_s: float,
+    num_threads: int,
 ) -> None:
+    torch.set_num_threads(num_threads)  # a new thread has torch's default, and another number rounds differently
     try:
         with torch.random.fork_rng(devices=_cuda_devices(prompt)):
             torch.manual_seed(sampling.seed)

@@ -25,7 +25,10 @@ class NearTier:
     def __init__(self, store: DiskStore | RamStore, *, bandwidth: float | None = None) -> None:
         self._store, self._layout = store, store.layout
         self._timeline = Timeline(bandwidth) if bandwidth else None
-        self._worker = ThreadPoolExecutor(1, thread_name_prefix="moectl-near")
+        # A new thread starts with torch's default number of threads, and another number rounds differently.
+        self._worker = ThreadPoolExecutor(
+            1, "moectl-near", initializer=torch.set_num_threads, initargs=(torch.get_num_threads(),)
+        )
         self._buffer = None if isinstance(store, RamStore) else aligned(self._layout.nbytes)
 
     def submit(self, layer: int, expert: int, forward: Forward, x: torch.Tensor) -> "Future[torch.Tensor]":

@@ -1,0 +1,174 @@
+"""A whole profile: text in, one run in the store out; stopped half-way it goes on where it was."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from artifacts.errors import BadInput
+from artifacts.provenance import ModelInfo, RunInfo, StoredRun, utc_now
+from artifacts.store import Store
+from artifacts.trace import concatenate
+from artifacts.tracefile import from_table, to_table
+from profilers.corpus import data_digest
+from profilers.profiletables import stored, tables
+from profilers.progress import HalfDone
+from profilers.routing import Batching, RoutingProfile, observe
+from runtime.session import Session
+
+PROFILE, SHARD = "profile", "profile-shard"
+_KEEP_EVERY_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """Text as the profile saw it: what the user named, and the token sequences it became."""
+
+    spec: str
+    sequences: Sequence[np.ndarray]
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Profiled:
+    """What a profile left in the store; `resumed` batches were done by an earlier, stopped run."""
+
+    run_id: int
+    profile: RoutingProfile
+    num_tokens: int
+    seconds: float
+    resumed: int
+
+
+def profile_routing(
+    session: Session,
+    data: Data,
+    batching: Batching,
+    *,
+    model: ModelInfo,
+    store_path: Path,
+    keep_trace: bool = False,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Profiled:
+    """Profile a model's routers and write the run. `progress` hears of tokens done and tokens in all.
+
+    A shard's run is called `profile-shard`; `merge_shards` makes a profile of all of them.
+    """
+    started_at, start_s = utc_now(), time.monotonic()
+    with Store.open(store_path):
+        pass  # a store that cannot be written is better found before the work than after
+    digest = data_digest(data.sequences)
+    settings = asdict(batching) | {"trace": keep_trace}
+    half_done = HalfDone(store_path, {"model": model.fingerprint, "data": digest, **settings})
+    batches = batching.batches(data.sequences)
+    if not batches:
+        raise BadInput(f"shard {batching.index + 1}/{batching.count} has no data: ask for fewer shards or more tokens")
+    kept = half_done.load()
+    profile, resumed = kept or (RoutingProfile(model.shape.num_layers, model.shape.num_experts), 0)
+    done, total = sum(b.num_tokens for b in batches[:resumed]), sum(b.num_tokens for b in batches)
+    kept_at_s = start_s
+    running = observe(session, batches[resumed:], prefill=batching.prefill, profile=profile, keep_trace=keep_trace)
+    for number, (batch, trace) in enumerate(running, start=resumed):
+        if trace is not None:
+            half_done.keep_trace(trace, number)
+        if time.monotonic() - kept_at_s > _KEEP_EVERY_S:
+            half_done.keep(profile, number + 1)
+            kept_at_s = time.monotonic()
+        done += batch.num_tokens
+        progress(done, total)
+    rows = tables(profile)
+    if keep_trace:
+        rows["traces"] = to_table(half_done.trace(len(batches)))
+    seconds = time.monotonic() - start_s
+    info = RunInfo(
+        command=PROFILE if batching.count == 1 else SHARD,
+        model_id=model.model_id,
+        started_at=started_at,
+        seconds=seconds,
+        data=data.spec,
+        data_digest=digest,
+        tokens=total,
+        seed=data.seed,
+        parameters=settings,
+    )
+    run_id = _write(store_path, model, info, rows)
+    half_done.remove()
+    return Profiled(run_id, profile, total, seconds, resumed)
+
+
+def merge_shards(paths: Sequence[Path], *, into: Path) -> Profiled:
+    """Add the newest shard runs of several stores to one profile. Raises BadInput unless they are all shards of one."""
+    shards = [shard for path in paths for shard in _shards(path)]
+    if not shards:
+        raise BadInput("these stores hold no profile shards: make them with moectl profile --shard i/N")
+    newest = max(shards, key=lambda shard: shard.run.info.started_at)
+    group = {shard.index: shard for shard in shards if shard.whole == newest.whole}
+    missing = [f"{index + 1}/{newest.count}" for index in range(newest.count) if index not in group]
+    if missing:
+        raise BadInput(f"shards {', '.join(missing)} of this profile are in none of the stores: profile them first")
+    started_at, start_s = utc_now(), time.monotonic()
+    ordered = [group[index] for index in range(newest.count)]
+    profile = RoutingProfile(newest.model.shape.num_layers, newest.model.shape.num_experts)
+    for shard in ordered:
+        profile.merge(shard.profile)
+    rows = tables(profile)
+    if all(shard.trace is not None for shard in ordered):
+        trace = concatenate([from_table(shard.trace) for shard in ordered])
+        rows["traces"] = to_table(trace.take(np.argsort(trace.request, kind="stable")))
+    seconds = time.monotonic() - start_s
+    info = newest.run.info
+    merged = RunInfo(
+        command=PROFILE,
+        model_id=newest.model.model_id,
+        started_at=started_at,
+        seconds=seconds,
+        data=info.data,
+        data_digest=info.data_digest,
+        tokens=sum(shard.run.info.tokens for shard in ordered),
+        seed=info.seed,
+        parameters=dict(info.parameters) | {"index": 0, "count": 1, "shards": newest.count},
+    )
+    return Profiled(_write(into, newest.model, merged, rows), profile, merged.tokens, seconds, resumed=0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Shard:
+    run: StoredRun
+    model: ModelInfo
+    profile: RoutingProfile
+    trace: pa.Table | None
+
+    @property
+    def index(self) -> int:
+        return self.run.info.parameters["index"]
+
+    @property
+    def count(self) -> int:
+        return self.run.info.parameters["count"]
+
+    @property
+    def whole(self) -> tuple:
+        """What shards of one profile share."""
+        shared = {name: value for name, value in self.run.info.parameters.items() if name != "index"}
+        return self.model.fingerprint, self.run.info.data_digest, tuple(sorted(shared.items()))
+
+
+def _shards(path: Path) -> list[_Shard]:
+    with Store.open(path, read_only=True) as store:
+        models = {model.model_id: model for model in store.models()}
+        runs = [run for run in store.runs() if run.info.command == SHARD]
+        return [_shard(store, run, models[run.info.model_id]) for run in runs]
+
+
+def _shard(store: Store, run: StoredRun, model: ModelInfo) -> _Shard:
+    trace = store.read("traces", run.run_id) if "traces" in run.contents else None
+    return _Shard(run, model, stored(store, run.run_id, model.shape), trace)
+
+
+def _write(path: Path, model: ModelInfo, info: RunInfo, rows: dict[str, pa.Table]) -> int:
+    with Store.open(path) as store:
+        store.add_model(model)
+        return store.write_run(info, rows)

@@ -1,0 +1,83 @@
+"""How good and how fast a session is on held-out text: teacher-forced decoding, compared with the full model."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+from runtime.session import Session
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a session made of held-out text: N scored positions over a vocabulary of V.
+
+    `logits` [N, V] float32 and the tokens `targets` [N] that really came next; `prefill_s`: seconds of each prompt,
+    `decode_s`: of each decoded token.
+    """
+
+    logits: torch.Tensor
+    targets: torch.Tensor
+    prefill_s: tuple[float, ...]
+    decode_s: tuple[float, ...]
+
+    @property
+    def nll(self) -> float:
+        """Mean negative log-likelihood, nats per token."""
+        return F.cross_entropy(self.logits, self.targets).item()
+
+
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """Against the full model on the same text: perplexity ratio, mean KL divergence in nats, equal first choices."""
+
+    perplexity_ratio: float
+    kl: float
+    top1_agreement: float
+
+
+def read(
+    session: Session,
+    sequences: Sequence[np.ndarray],
+    *,
+    prefill: int,
+    progress: Callable[[int], None] = lambda decoded: None,
+) -> Reading:
+    """Give the session the first `prefill` tokens of each sequence as a prompt, then the rest one by one as in decoding.
+
+    Each decode step is scored; the prompt is not, so that what is compared is what a user would read.
+    """
+    logits, targets, prefill_s, decode_s = [], [], [], []
+    for sequence in sequences:
+        ids = torch.from_numpy(sequence)[None]
+        session.new_requests(1)
+        output, seconds = _timed(session, ids[:, :prefill], None)
+        prefill_s.append(seconds)
+        for position in range(prefill, ids.shape[1]):
+            logits.append(output.logits[0, -1].float().cpu())
+            targets.append(ids[0, position])
+            output, seconds = _timed(session, ids[:, position : position + 1], output.past_key_values)
+            decode_s.append(seconds)
+            progress(len(decode_s))
+    return Reading(torch.stack(logits), torch.stack(targets), tuple(prefill_s), tuple(decode_s))
+
+
+def compare(reading: Reading, full: Reading) -> Quality:
+    """`reading` against the full model's on the same text."""
+    mine, theirs = (F.log_softmax(r.logits, dim=-1) for r in (reading, full))
+    return Quality(
+        perplexity_ratio=float(np.exp(reading.nll - full.nll)),
+        kl=F.kl_div(mine, theirs, log_target=True, reduction="batchmean").item(),
+        top1_agreement=(mine.argmax(-1) == theirs.argmax(-1)).float().mean().item(),
+    )
+
+
+def _timed(session: Session, ids: torch.Tensor, past: object) -> tuple[object, float]:
+    begin_s = time.perf_counter()
+    output = session.forward(ids, past=past)
+    if session.device.type == "cuda":
+        torch.cuda.current_stream(session.device).synchronize()
+    return output, time.perf_counter() - begin_s

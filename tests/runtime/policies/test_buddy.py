@@ -1,0 +1,98 @@
+"""BuddyMoE's substitution against a brute-force reading of its rules."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from artifacts.shape import Shape
+from runtime.policies.base import Artefacts, Residents, Step
+from runtime.policies.miss.buddy import Buddy, substitute
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    num_experts = draw(st.integers(4, 12))
+    top_k = draw(st.integers(1, 4))
+    selected = np.stack([rng.permutation(num_experts)[:top_k] for _ in range(draw(st.integers(1, 6)))])
+    resident = rng.random(num_experts) < draw(st.floats(0, 1))
+    buddies = np.full((num_experts, num_experts - 1), -1)
+    for pivot in range(num_experts):
+        peers = rng.permutation([e for e in range(num_experts) if e != pivot])[: rng.integers(0, num_experts)]
+        buddies[pivot, : len(peers)] = peers
+    return selected, resident, buddies, draw(st.integers(1, num_experts))
+
+
+def by_hand(selected: np.ndarray, resident: np.ndarray, buddies: np.ndarray, max_rank: int) -> list[list[int]]:
+    """The rules read aloud: ranks from 0 upward, the first buddy that is resident and not used by this token."""
+    result = [list(row) for row in selected]
+    for row in result:
+        for rank, expert in enumerate(row):
+            if resident[expert]:
+                continue
+            for buddy in buddies[expert][:max_rank]:
+                if buddy >= 0 and resident[buddy] and buddy not in row:
+                    row[rank] = buddy
+                    break
+    return result
+
+
+@given(cases())
+@settings(max_examples=200, deadline=None)
+def test_substitute_follows_the_rules(case: tuple[np.ndarray, np.ndarray, np.ndarray, int]) -> None:
+    before = case[0].copy()
+    after = substitute(*case)
+    assert after.tolist() == by_hand(*case)
+    assert (case[0] == before).all()
+    assert all(len(set(row)) == len(row) for row in after.tolist())
+
+
+SHAPE = Shape(num_layers=1, num_experts=6, top_k=3, expert_nbytes=1)
+RESIDENT = np.array([True, False, False, True, True, False])
+
+
+def chosen(weights: list[float], selected: tuple[int, ...] = (0, 1, 2), tau: float = 0.0, **parameters: object) -> list[int]:
+    """What becomes of one token; every expert has the buddies 3 then 4, q .6 and .3."""
+    buddies = np.tile([3, 4], (1, 6, 1))
+    q = np.tile([0.6, 0.3], (1, 6, 1))
+    policy = Buddy(**parameters)
+    policy.prepare(SHAPE, Artefacts(buddies=buddies, buddy_q=q, entropy=np.full((1, 101), tau), hops=np.arange(6) % 4))
+    probabilities = np.array([[0.3, 0.2, 0.1, 0.05, 0.3, 0.05]], np.float32)
+    step = Step(0, 1, 0, np.array([selected]), np.array([weights], np.float32), probabilities=probabilities)
+    return policy.choose(step, Residents(RESIDENT, ~RESIDENT, 0)).selected[0].tolist()
+
+
+@pytest.mark.parametrize(
+    ("parameters", "after"),
+    [
+        ({}, [0, 3, 4]),
+        ({"rho": 1}, [0, 1, 3]),  # the weakest first
+        ({"reach": 1}, [0, 3, 2]),  # one buddy tried, and the second rank's is taken
+        ({"reach": 1, "otherwise": "drop"}, [0, 3, -1]),
+        ({"beta": 0.5}, [0, 1, 2]),  # two of three wanted are absent
+        ({"beta": 0.7}, [0, 3, 4]),
+        ({"tau": 0.995}, [0, 1, 2]),  # the token is too certain
+        ({"margin": 0.05}, [0, 1, 2]),  # its two strongest are .1 apart
+        ({"margin": 0.2}, [0, 3, 4]),
+        ({"eta": 2.0}, [0, 4, 3]),  # .3 (1 + 2) beats .6 (1 + .33)
+        ({"kappa": 0.3}, [0, 4, 3]),  # 4 is no hop away, 3 is three
+    ],
+)
+def test_gates_and_choice(parameters: dict[str, object], after: list[int]) -> None:
+    assert chosen([0.4, 0.3, 0.3], **parameters) == after
+
+
+def test_temperature_flattens_the_weights() -> None:
+    certain = [0.9, 0.05, 0.05]
+    assert chosen(certain, tau=0.8) == [0, 1, 2]
+    assert chosen(certain, tau=0.8, temperature=10.0) == [0, 3, 4]
+
+
+def test_what_is_on_its_way_is_not_replaced() -> None:
+    policy = Buddy()
+    q = np.ones((1, 6, 1))
+    policy.prepare(SHAPE, Artefacts(buddies=np.full((1, 6, 1), 3), buddy_q=q, entropy=np.zeros((1, 101))))
+    step = Step(0, 1, 0, np.array([[1, 2, 0]]), np.full((1, 3), 1 / 3, np.float32))
+    absent = np.array([False, False, True, False, False, False])
+    assert policy.choose(step, Residents(RESIDENT, absent, 0)).selected.tolist() == [[1, 3, 0]]

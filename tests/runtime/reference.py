@@ -1,0 +1,56 @@
+"""The cache read aloud: one layer step at a time, in plain Python, slow and obvious, for demand loading only."""
+
+import numpy as np
+
+from artifacts.shape import Shape
+
+
+class SlowCache:
+    """LRU or Least-Stale over all layers (`is_global`) or each layer by itself; counts as the controller should."""
+
+    def __init__(self, shape: Shape, capacity: int, is_global: bool, policy: str) -> None:
+        self.shape, self.is_global, self.policy = shape, is_global, policy
+        self.capacity = capacity if is_global else capacity // shape.num_layers
+        self.resident: set[tuple[int, int]] = set()
+        self.last_use: dict[tuple[int, int], int] = {}
+        self.last_pass: dict[tuple[int, int], int] = {}
+        self.evicted: set[tuple[int, int]] = set()
+        self.counts = dict.fromkeys(("requests", "hits", "misses", "evictions", "collisions"), 0)
+        self.step_number = self.pass_number = 0
+
+    def begin_pass(self) -> None:
+        self.pass_number += 1
+        self.evicted = set()
+
+    def step(self, layer: int, selected: np.ndarray) -> None:
+        self.step_number += 1
+        wanted = list(dict.fromkeys((layer, int(expert)) for expert in selected.ravel()))
+        missing = [key for key in wanted if key not in self.resident]
+        self.counts["requests"] += len(wanted)
+        self.counts["hits"] += len(wanted) - len(missing)
+        self.counts["misses"] += len(missing)
+        self.counts["collisions"] += sum(key in self.evicted for key in missing)
+        for key in wanted:
+            self.last_use[key], self.last_pass[key] = self.step_number, self.pass_number
+        pinned = {key for key in wanted if key in self.resident}
+        while missing:
+            key = missing[0]
+            if len(self.scope(layer)) == self.capacity:
+                candidates = self.scope(layer) - pinned
+                if not candidates:  # the wave is full: what it computed makes room
+                    pinned = set()
+                    continue
+                victim = min(candidates, key=self.rank)
+                self.resident.remove(victim)
+                self.evicted.add(victim)
+                self.counts["evictions"] += 1
+            self.resident.add(key)
+            pinned.add(missing.pop(0))
+
+    def scope(self, layer: int) -> set[tuple[int, int]]:
+        return {key for key in self.resident if self.is_global or key[0] == layer}
+
+    def rank(self, key: tuple[int, int]) -> tuple:
+        if self.policy == "lru":
+            return self.last_use[key], key
+        return self.last_pass[key] == self.pass_number, key[0], self.last_use[key], key

@@ -1,0 +1,212 @@
+"""The controller's decisions: against a slow reference, and rule by rule where prefetching and misses come in."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from artifacts.shape import Shape
+from runtime.assembly import build_controller
+from runtime.cache import LOADING, RESIDENT, Scope
+from runtime.controller import Controller, distinct
+from runtime.counters import Counter
+from runtime.plan import Plan
+from runtime.policies import POLICIES, build
+from runtime.policies.base import Artefacts, Step
+from tests.runtime.reference import SlowCache
+
+SHAPE = Shape(num_layers=3, num_experts=6, top_k=2, expert_nbytes=100)
+
+
+def controller(slots: int, scope: str = "layer", window: int = 200, shape: Shape = SHAPE, **texts: str) -> Controller:
+    defaults = {"routing": "standard", "prefetch": "none", "eviction": "lru", "miss": "fetch", "residency": "uniform"}
+    artefacts = Artefacts(
+        buddies=np.tile(np.arange(shape.num_experts), (shape.num_layers, shape.num_experts, 1)),
+        buddy_q=np.full((shape.num_layers, shape.num_experts, shape.num_experts), 0.1),
+        entropy=np.zeros((shape.num_layers, 101)),
+    )
+    policies = build(defaults | texts)
+    return build_controller(policies, shape, num_slots=slots, scope=Scope(scope), window=window, artefacts=artefacts)
+
+
+def take(owner: Controller, layer: int, selected: list[list[int]], predicted: list[int] | None = None) -> Plan:
+    """One step; `predicted` lists the experts of the next layer, most probable first."""
+    ids = np.array(selected, np.int64)
+    ahead = None
+    if predicted is not None:
+        ahead = np.zeros((len(ids), 1, SHAPE.num_experts), np.float32)
+        ahead[:, 0, predicted] = np.linspace(1, 0.5, len(predicted))
+    weights = np.full(ids.shape, 1 / ids.shape[1], np.float32)
+    plan = owner.step(Step(owner.now.pass_index, 1, layer, ids, weights, predicted=ahead))
+    owner.cache.validate()
+    assert not owner.cache.pinned.any(), "pins outlive their step"
+    return plan
+
+
+@st.composite
+def traces(draw: st.DrawFn) -> tuple[Shape, int, list[list[np.ndarray]]]:
+    """A shape, a number of slots of at least one a layer, and passes of one [T, K] array a layer."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    num_experts, num_layers = draw(st.integers(2, 9)), draw(st.integers(1, 4))
+    top_k = draw(st.integers(1, min(3, num_experts)))
+    shape = Shape(num_layers, num_experts, top_k, 10)
+    num_tokens = [draw(st.sampled_from([1, 1, 1, 5])) for _ in range(draw(st.integers(1, 8)))]
+    passes = [
+        [np.stack([rng.permutation(num_experts)[:top_k] for _ in range(t)]) for _ in range(num_layers)]
+        for t in num_tokens
+    ]
+    return shape, draw(st.integers(1, num_experts)) * num_layers, passes
+
+
+@pytest.mark.parametrize("policy", ["lru", "least_stale"])
+@pytest.mark.parametrize("scope", ["layer", "global"])
+@given(traces())
+@settings(max_examples=60, deadline=None)
+def test_counts_equal_the_slow_reference(scope: str, policy: str, trace: tuple) -> None:
+    shape, slots, passes = trace
+    fast = controller(slots, scope, shape=shape, eviction=policy)
+    slow = SlowCache(shape, slots, scope == "global", policy)
+    for layers in passes:
+        fast.begin_pass()
+        slow.begin_pass()
+        for layer, selected in enumerate(layers):
+            take(fast, layer, selected.tolist())
+            slow.step(layer, selected)
+    totals = fast.counters.totals()
+    assert {name: totals[name] for name in slow.counts} == slow.counts
+    assert totals["demand_bytes"] == totals["misses"] * shape.expert_nbytes
+    held = {divmod(int(key), shape.num_experts) for key in np.flatnonzero(fast.cache.state == RESIDENT)}
+    assert held == slow.resident
+
+
+@pytest.mark.parametrize("eviction", POLICIES["eviction"])
+@pytest.mark.parametrize("miss", POLICIES["miss"])
+@pytest.mark.parametrize("prefetch", POLICIES["prefetch"])
+@pytest.mark.parametrize("scope", ["layer", "global"])
+@given(traces(), st.integers(1, 60))
+@settings(max_examples=10, deadline=None)
+def test_every_policy_keeps_the_contract(
+    eviction: str, miss: str, prefetch: str, scope: str, trace: tuple, window: int
+) -> None:
+    """Every rank is served by something that is there, near or dropped; books balance; nothing pinned leaves."""
+    shape, slots, passes = trace
+    rng = np.random.default_rng(window)
+    owner = controller(slots, scope, window, shape, eviction=eviction, miss=miss, prefetch=prefetch)
+    for layers in passes:
+        owner.begin_pass()
+        for layer, selected in enumerate(layers):
+            weights = np.sort(rng.random(selected.shape).astype(np.float32))[:, ::-1]
+            predicted = rng.random((len(selected), 1, shape.num_experts)).astype(np.float32)
+            step = Step(owner.now.pass_index, 1, layer, selected, weights, predicted=predicted)
+            plan = owner.step(step)
+            owner.cache.validate()
+            served = {place.key % shape.num_experts for wave in plan.waves for place in (*wave.resident, *wave.loads)}
+            assert served | set(plan.near) == set(distinct(plan.selected))
+            assert not served & set(plan.near)
+            for wave in plan.waves:
+                used = [place.slot for place in (*wave.resident, *wave.loads)]
+                assert len(set(used)) == len(used) <= owner.cache.num_slots
+    totals = owner.counters.totals()
+    assert totals["requests"] == totals["hits"] + totals["late"] + totals["misses"]
+    assert totals["misses"] == totals["fetched"] + totals["near"] + totals["spared"]
+    assert totals["wasted_bytes"] <= totals["prefetch_bytes"]
+
+
+def test_a_prefetch_that_fits_the_window_is_a_hit() -> None:
+    owner = controller(18, prefetch="next_gate", window=200)
+    owner.begin_pass()
+    assert [place.key for place in take(owner, 0, [[0, 1]], [4, 5]).prefetches] == [10, 11]
+    plan = take(owner, 1, [[4, 5]], [0, 1])
+    assert [place.key for place in plan.waves[0].resident] == [10, 11]
+    totals = owner.counters.totals()
+    assert (totals["hits"], totals["late"], totals["prefetches"]) == (2, 0, 4)
+
+
+def test_a_prefetch_beyond_the_window_is_late_and_the_rest_is_not_issued() -> None:
+    owner = controller(18, prefetch="next_gate", window=150)
+    owner.begin_pass()
+    take(owner, 0, [[0, 1]], [4, 5])  # 200 bytes asked for, 150 gone by
+    assert owner.cache.layer_states(1)[[4, 5]].tolist() == [RESIDENT, LOADING]
+    plan = take(owner, 1, [[5, 0]], [0, 1])
+    assert [place.key for place in plan.waves[0].resident] == [11]
+    totals = owner.counters.totals()
+    assert (totals["late"], totals["misses"], totals["demand_bytes"]) == (1, 3, 300)
+
+
+def test_an_unused_prefetch_that_leaves_is_wasted() -> None:
+    owner = controller(3, prefetch="next_gate", window=100)
+    owner.begin_pass()
+    take(owner, 0, [[0, 0]], [4])
+    take(owner, 1, [[2, 2]], [1])
+    assert owner.counters.totals()["wasted_bytes"] == 100
+
+
+def test_what_is_proposed_and_resident_is_not_evicted_for_what_is_not() -> None:
+    owner = controller(6, prefetch="next_gate", window=200)
+    owner.begin_pass()
+    take(owner, 0, [[0, 1]], [2, 3])
+    take(owner, 1, [[2, 3]], [0, 1])
+    take(owner, 2, [[0, 1]], [0, 1])
+    owner.begin_pass()
+    assert take(owner, 0, [[0, 1]], [2, 5]).prefetches[0].key == 6 + 5  # takes the slot of 3, not of 2
+    assert owner.cache.layer_states(1)[[2, 5]].tolist() == [RESIDENT, RESIDENT]
+
+
+def test_a_prefill_larger_than_the_tier_runs_in_waves() -> None:
+    owner = controller(6)
+    owner.begin_pass()
+    take(owner, 0, [[5, 4]])
+    plan = take(owner, 0, [[0, 1], [2, 3], [4, 5]])
+    assert [[place.key for place in wave.resident] for wave in plan.waves] == [[4, 5], [], []]
+    assert [[place.key for place in wave.loads] for wave in plan.waves] == [[], [0, 1], [2, 3]]
+
+
+def test_near_fills_empty_slots_then_computes_where_experts_lie() -> None:
+    owner = controller(6, miss="near")
+    owner.begin_pass()
+    assert take(owner, 0, [[0, 1], [2, 3]]).near == (2, 3)
+    assert take(owner, 0, [[4, 0]]).near == (4,)
+    assert controller(6, miss="near:fill=no").cache.room(0) == 2
+    totals = owner.counters.totals()
+    assert (totals["fetched"], totals["near"], totals["evictions"]) == (2, 3, 0)
+
+
+def test_drop_leaves_out_the_weaker_ranks_and_may_keep_the_sum() -> None:
+    owner = controller(6, miss="drop:rank=1,renormalise=yes")
+    owner.begin_pass()
+    plan = take(owner, 0, [[0, 1]])
+    assert plan.selected.tolist() == [[0, -1]]
+    assert plan.weights.tolist() == [[1.0, 0.0]]
+    totals = owner.counters.totals()
+    assert (totals["fetched"], totals["spared"], totals["dropped_ranks"]) == (1, 1, 1)
+
+
+def test_a_stand_in_counts_as_used_and_the_missing_as_spared() -> None:
+    owner = controller(9, miss="buddy:beta=1.1")
+    owner.begin_pass()
+    take(owner, 0, [[0, 1]])
+    plan = take(owner, 0, [[0, 5]])
+    assert plan.selected.tolist() == [[0, 1]]
+    totals = owner.counters.totals()
+    assert (totals["spared"], totals["replaced_ranks"]) == (1, 1)
+    assert owner.history.last_use[1] == owner.now.step
+
+
+def test_collisions_are_misses_on_what_left_in_this_pass() -> None:
+    owner = controller(1, "global")
+    owner.begin_pass()
+    take(owner, 0, [[0, 1]])
+    take(owner, 0, [[0, 0]])
+    owner.begin_pass()
+    take(owner, 0, [[1, 1]])
+    assert [int(table[Counter.COLLISIONS].sum()) for table in owner.counters.passes] == [1, 0]
+
+
+def test_forgetting_empties_the_cache_and_keeps_the_counts() -> None:
+    owner = controller(6, prefetch="next_gate", window=50)
+    owner.begin_pass()
+    take(owner, 0, [[0, 1]], [4, 5])
+    owner.forget()
+    owner.cache.validate()
+    assert owner.cache.room(0) == 2 and owner.counters.totals()["misses"] == 2
+    take(owner, 1, [[4, 5]], [0, 1])

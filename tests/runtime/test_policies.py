@@ -1,0 +1,70 @@
+"""The name table, the texts of policies, the presets, and what policies may import."""
+
+import ast
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+import runtime.policies as policies
+from artifacts.errors import BadUsage
+from runtime.policies import POLICIES, describe, parse, preset, presets
+
+EVERY = [(axis, name) for axis, table in POLICIES.items() for name in table]
+
+
+@pytest.mark.parametrize(("axis", "name"), EVERY)
+def test_a_policy_is_a_dataclass_whose_fields_have_defaults(axis: str, name: str) -> None:
+    policy = parse(axis, name)
+    assert dataclasses.is_dataclass(policy)
+    assert describe(policy) == name
+    assert policy.requires <= {"buddies", "entropy"}
+
+
+def test_parameters_are_typed_and_described_again() -> None:
+    buddy = parse("miss", "buddy:rho=2,otherwise=drop,beta=0.5,renormalise=yes")
+    assert (buddy.rho, buddy.otherwise, buddy.beta, buddy.renormalise) == (2, "drop", 0.5, True)
+    assert parse("miss", describe(buddy)) == buddy
+    assert parse("miss", "buddy:rho=None").rho is None
+
+
+@pytest.mark.parametrize(
+    ("axis", "text", "message"),
+    [
+        ("eviction", "lruu", r"did you mean lru\?"),
+        ("eviction", "", "Known: lru, least_stale"),
+        ("miss", "buddy:rhoo=2", r"did you mean rho\?"),
+        ("miss", "buddy:rho=two", "takes a value of type int"),
+        ("miss", "drop:renormalise=maybe", "takes a value of type bool"),
+        ("miss", "drop:rank=-1", "rank >= 0"),
+        ("miss", "buddy:otherwise=panic", "fetch or drop"),
+        ("prefetch", "next_gate:distance=0", "distance >= 1"),
+    ],
+)
+def test_what_is_unknown_is_answered_with_the_known(axis: str, text: str, message: str) -> None:
+    with pytest.raises(BadUsage, match=message):
+        parse(axis, text)
+
+
+def test_every_preset_builds_and_names_its_paper() -> None:
+    for name in presets():
+        policies.build(preset(name).texts())
+        assert preset(name).paper and preset(name).summary
+    with pytest.raises(BadUsage, match=r"did you mean on-demand\?"):
+        preset("ondemand")
+
+
+def test_policies_outside_routing_know_only_the_standard_library_and_numpy() -> None:
+    allowed = {"numpy", "artifacts", "runtime.policies", "dataclasses", "typing", "math", "collections"}
+    folder = Path(policies.__file__).parent
+    for path in folder.rglob("*.py"):
+        if path.parent.name == "routing" or path == folder / "__init__.py":
+            continue
+        for name in _imported(path):
+            assert any(name == a or name.startswith(f"{a}.") for a in allowed), f"{path.name} imports {name}"
+
+
+def _imported(path: Path) -> list[str]:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    names = [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
+    return names + [node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]

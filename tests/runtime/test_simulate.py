@@ -1,0 +1,70 @@
+"""A live run and a replay of its recorded trace agree on every counter of every pass and layer."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from artifacts.errors import BadInput
+from artifacts.shape import Shape
+from artifacts.tracefile import read_parquet, write_parquet
+from runtime.assembly import build_controller
+from runtime.generate import Sampling
+from runtime.model import open_model
+from runtime.policies import build, presets
+from runtime.policies.base import Artefacts
+from runtime.session import Session, Settings
+from runtime.simulate import replay
+from tests.conftest import Checkpoint
+from tests.families import VOCABULARY
+
+
+def artefacts(shape: Shape) -> Artefacts:
+    rng = np.random.default_rng(0)
+    size = (shape.num_layers, shape.num_experts)
+    buddies = np.stack([[rng.permutation(shape.num_experts)[:3] for _ in range(size[1])] for _ in range(size[0])])
+    return Artefacts(buddies=buddies, buddy_q=rng.random((*size, 3)), entropy=np.zeros((size[0], 101)))
+
+
+@pytest.mark.parametrize("preset", presets())
+@pytest.mark.parametrize("policies", [{}, {"prefetch": "next_gate:distance=2,overfetch=1.5", "miss": "buddy:eta=1"}])
+def test_live_equals_replay(checkpoint: Checkpoint, tmp_path: Path, preset: str, policies: dict[str, str]) -> None:
+    """A prompt, tokens after it, then a padded batch: through Parquet and back."""
+    opened = open_model(str(checkpoint("olmoe")))
+    settings = Settings(preset=preset, policies=policies, budget="50%", window="5KiB", link="1GB/s")
+    mask = torch.ones(3, 7, dtype=torch.int64)
+    mask[1, :3] = 0
+    with Session(opened, settings, artefacts=artefacts(opened.shape)) as session:
+        recorder = session.record()
+        list(session.generate(torch.arange(3, 10)[None], Sampling(8, ignore_eos=True)))
+        session.new_requests(3)
+        session.forward(torch.randint(3, VOCABULARY, mask.shape), mask=mask)
+        live = session.controller
+    write_parquet(recorder.trace(), tmp_path / "trace.parquet")
+    again = build_controller(
+        build(settings.texts()),
+        opened.shape,
+        num_slots=live.cache.num_slots,
+        scope=session.scope,
+        window=5 * 1024,
+        artefacts=artefacts(opened.shape),
+    )
+    replay(read_parquet(tmp_path / "trace.parquet", num_experts=opened.shape.num_experts), again)
+    assert len(live.counters.passes) == 9
+    assert np.array_equal(live.counters.passes, again.counters.passes)
+    assert np.array_equal(live.cache.state, again.cache.state)
+    if preset != "full":
+        assert live.counters.totals()["misses"] > 0
+
+
+def test_a_trace_of_another_model_is_refused(checkpoint: Checkpoint) -> None:
+    opened = open_model(str(checkpoint("olmoe")))
+    with Session(opened, Settings(preset="full")) as session:
+        recorder = session.record()
+        session.forward(torch.arange(3, 9)[None])
+    shape = Shape(1, opened.shape.num_experts, opened.shape.top_k, 1)
+    policies = build(Settings().texts())
+    window = {"num_slots": 1, "scope": session.scope, "window": 1, "artefacts": Artefacts()}
+    with pytest.raises(BadInput, match="another model"):
+        replay(recorder.trace(), build_controller(policies, shape, **window))
