@@ -16,11 +16,6 @@ def buddy_lists(q: np.ndarray, alpha: float, k_max: int) -> list[list[int]]:
     return [_buddies(row, pivot, alpha, k_max) for pivot, row in enumerate(np.asarray(q, dtype=np.float64))]
 
 
-def covered(q: np.ndarray, lists: list[list[int]]) -> np.ndarray:
-    """[E] the summed q of each pivot's buddies."""
-    return np.array([q[pivot, buddies].sum() for pivot, buddies in enumerate(lists)])
-
-
 def buddy_table(lists: list[list[int]]) -> np.ndarray:
     """[E, R] int64: the lists as rows, padded with -1 to the longest (R is at least 1)."""
     longest = max(1, *map(len, lists)) if lists else 1

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from artifacts.buddies import buddy_lists, buddy_table, covered
+from artifacts.buddies import buddy_lists, buddy_table
 from artifacts.coactivation import conditional
 
 
@@ -54,8 +54,3 @@ def test_an_active_pivot_has_one_and_an_inactive_none():
 def test_table_is_padded():
     assert buddy_table([[2, 1], [], [0]]).tolist() == [[2, 1], [-1, -1], [0, -1]]
     assert buddy_table([[], []]).tolist() == [[-1], [-1]]
-
-
-def test_covered_is_the_sum_of_q():
-    q = np.array([[0, 0.75, 0.25], [0, 0, 0], [0.5, 0.5, 0]])
-    assert covered(q, [[1], [], [0, 1]]).tolist() == pytest.approx([0.75, 0.0, 1.0])

@@ -1,0 +1,113 @@
+"""`moectl build-buddies`: from the co-activation of a profile to buddy lists in the store."""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from artifacts.buddies import buddy_lists
+from artifacts.coactivation import conditional
+from artifacts.errors import BadUsage, Incompatible
+from artifacts.names import unknown
+from artifacts.provenance import RunInfo, StoredRun, utc_now
+from artifacts.rows import buddy_matrices, buddy_rows, coactivation_matrices
+from artifacts.store import Store
+from moectl.render import Sheet, show_json, show_sheet
+from moectl.views import buddy_sizes
+
+METRICS = ("coactivation", "weighted")
+DEFAULT_ALPHA = 0.95
+PROFILE = "profile"
+COMMAND = "build-buddies"
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """What was built and from what; `sizes` has a row per layer."""
+
+    run_id: int
+    profile_run: int
+    metric: str
+    k_max: int
+    sizes: Sheet
+
+
+def build_buddies(store: Path, *, run: int | None, alpha: str, k_max: int, metric: str) -> Built:
+    """Cut the buddy lists of every layer from a profile, the newest unless `run` names one, and store them.
+
+    `alpha` is one number, one per layer separated by commas, or `layer:number` pairs. Raises BadUsage (alpha, metric),
+    BadInput (no store, no such run) and Incompatible (no profile in the store).
+    """
+    if metric not in METRICS:
+        raise BadUsage(unknown("metric", metric, METRICS))
+    started_at, start_s = utc_now(), time.monotonic()
+    with Store.open(store, read_only=True) as opened:
+        profile = find_profile(opened, run)
+        shape = next(model.shape for model in opened.models() if model.model_id == profile.info.model_id)
+        rows = opened.read("coactivations", profile.run_id)
+    alphas = parse_alphas(alpha, shape.num_layers)
+    counts = coactivation_matrices(rows, shape.num_layers, shape.num_experts)[METRICS.index(metric)]
+    q = np.stack([conditional(layer) for layer in counts])
+    layers = [buddy_lists(q[layer], alphas[layer], k_max) for layer in range(shape.num_layers)]
+    info = RunInfo(
+        command=COMMAND,
+        model_id=profile.info.model_id,
+        started_at=started_at,
+        seconds=time.monotonic() - start_s,
+        data=profile.info.data,
+        data_digest=profile.info.data_digest,
+        tokens=profile.info.tokens,
+        seed=profile.info.seed,
+        parameters={"profile_run": profile.run_id, "metric": metric, "alpha": alphas, "k_max": k_max},
+    )
+    rows = buddy_rows(layers, q)
+    with Store.open(store) as opened:
+        run_id = opened.write_run(info, {"buddies": rows})
+    sizes = buddy_sizes(*buddy_matrices(rows, shape.num_layers, shape.num_experts), alphas)
+    return Built(run_id, profile.run_id, metric, k_max, sizes)
+
+
+def show(built: Built, *, as_json: bool) -> None:
+    """Print the sizes of the lists by layer."""
+    if as_json:
+        summary = {"run": built.run_id, "profile_run": built.profile_run, "metric": built.metric, "k_max": built.k_max}
+        show_json(summary | {"layers": built.sizes.records()})
+    else:
+        show_sheet(built.sizes)
+
+
+def find_profile(store: Store, run_id: int | None) -> StoredRun:
+    """The profile run of that number, or the newest. Raises BadUsage if it is none, Incompatible if there is none."""
+    run = store.latest_run(PROFILE) if run_id is None else store.run(run_id)
+    if run is None:
+        raise Incompatible(f"{store.path} holds no profile to build from; run moectl profile MODEL first")
+    if run.info.command != PROFILE:
+        raise BadUsage(f"run {run_id} is a {run.info.command}, not a profile; moectl inspect runs lists them")
+    return run
+
+
+def parse_alphas(text: str, num_layers: int) -> list[float]:
+    """One alpha per layer from `0.95`, `0.9,0.95,...` (one per layer) or `0:0.9,3:0.8` (the rest 0.95)."""
+    parts = [part.strip() for part in text.split(",")]
+    if any(":" in part for part in parts):
+        alphas = [DEFAULT_ALPHA] * num_layers
+        for part in parts:
+            layer, _, number = part.partition(":")
+            if not layer.isdecimal() or int(layer) >= num_layers:
+                raise BadUsage(f"alpha {part!r}: write LAYER:NUMBER with a layer from 0 to {num_layers - 1}")
+            alphas[int(layer)] = _alpha(number)
+        return alphas
+    if len(parts) not in (1, num_layers):
+        raise BadUsage(f"alpha needs one number or one for each of the {num_layers} layers, not {len(parts)}")
+    return [_alpha(part) for part in parts] * (num_layers if len(parts) == 1 else 1)
+
+
+def _alpha(text: str) -> float:
+    try:
+        alpha = float(text)
+    except ValueError:
+        raise BadUsage(f"alpha {text!r} is not a number") from None
+    if not 0 < alpha <= 1:
+        raise BadUsage(f"alpha must be above 0 and at most 1, not {text}")
+    return alpha

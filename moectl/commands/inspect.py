@@ -1,0 +1,175 @@
+"""`moectl inspect`: what a store holds and what moectl knows, as tables, heatmaps or JSON."""
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+
+import pyarrow as pa
+
+from artifacts import rows as matrices
+from artifacts.errors import BadUsage, Incompatible
+from artifacts.hardware import MACHINES
+from artifacts.names import unknown
+from artifacts.provenance import StoredRun
+from artifacts.shape import Shape
+from artifacts.store import Store
+from moectl import views
+from moectl.render import Heatmap, Sheet, human_bytes, show_heatmap, show_json, show_sheet
+from runtime.policies import POLICIES, presets
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What there is to see under a name: sheets by the key they have in JSON, and facts that only JSON needs."""
+
+    name: str
+    sheets: Mapping[str, Sheet]
+    heatmap: Heatmap | None = None
+    facts: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Artefact:
+    """An artefact in an open store: the run that wrote it, the shape of its model, and the layer asked for."""
+
+    store: Store
+    run: StoredRun
+    shape: Shape
+    layer: int | None
+
+    def read(self, table: str) -> pa.Table:
+        return self.store.read(table, self.run.run_id)
+
+    @property
+    def size(self) -> tuple[int, int]:
+        return self.shape.num_layers, self.shape.num_experts
+
+
+def inspect(name: str, store: Path, *, run: int | None, layer: int | None) -> View:
+    """What `name` stands for. Raises BadUsage (unknown name or layer), BadInput and Incompatible (store)."""
+    if name in _KNOWLEDGE:
+        return View(name, {"rows": _KNOWLEDGE[name]()})
+    if name not in _STORED and name not in _ARTEFACTS:
+        raise BadUsage(unknown("name", name, (*_STORED, *_ARTEFACTS, *_KNOWLEDGE)))
+    with Store.open(store, read_only=True) as opened:
+        if name in _STORED:
+            return View(name, _STORED[name](opened), facts={"store": str(store), "nbytes": opened.nbytes})
+        table, look = _ARTEFACTS[name]
+        artefact = _find(opened, table, run, layer)
+        sheet, heatmap = look(artefact)
+        return View(name, {"rows": sheet}, heatmap, {"run": artefact.run.run_id})
+
+
+def show(view: View, *, heatmap: bool, as_json: bool) -> None:
+    """Print a view. Raises BadUsage when a heatmap is asked for and there is none."""
+    if as_json:
+        show_json(_record(view))
+    elif not heatmap:
+        for sheet in view.sheets.values():
+            show_sheet(sheet)
+    elif view.heatmap is None:
+        raise BadUsage(f"{view.name} has no heatmap; {', '.join(_ARTEFACTS)} have one")
+    else:
+        show_heatmap(view.heatmap)
+
+
+def _record(view: View) -> dict[str, object]:
+    sheets = {key: sheet.records() for key, sheet in view.sheets.items()}
+    matrix = {} if view.heatmap is None else {"matrix": view.heatmap.values}
+    return {"name": view.name, **view.facts, **sheets, **matrix}
+
+
+def _find(store: Store, table: str, run_id: int | None, layer: int | None) -> Artefact:
+    """The newest run that wrote the table, or the one asked for."""
+    candidates = store.runs() if run_id is None else [store.run(run_id)]
+    found = [run for run in candidates if table in run.contents]
+    if not found:
+        where = store.path if run_id is None else f"run {run_id} of {store.path}"
+        raise Incompatible(f"{where} holds no {table}; moectl inspect runs lists what there is")
+    shape = next(model.shape for model in store.models() if model.model_id == found[-1].info.model_id)
+    if layer is not None and layer >= shape.num_layers:
+        raise BadUsage(f"there is no layer {layer}: the model's MoE layers are 0 to {shape.num_layers - 1}")
+    return Artefact(store, found[-1], shape, layer)
+
+
+def _store(store: Store) -> dict[str, Sheet]:
+    return {
+        "models": views.models(store.models()),
+        **_runs(store),
+        "artefacts": views.artefacts(store.sizes(), title=f"{store.path}: {human_bytes(store.nbytes)} on disk"),
+    }
+
+
+def _runs(store: Store) -> dict[str, Sheet]:
+    return {"runs": views.runs(store.runs(), store.models())}
+
+
+def _activations(artefact: Artefact) -> tuple[Sheet, Heatmap]:
+    by_phase = matrices.activation_matrices(artefact.read("activations"), *artefact.size)
+    return views.activations(by_phase, artefact.shape, artefact.layer), views.activations_heatmap(by_phase)
+
+
+def _coactivation(artefact: Artefact) -> tuple[Sheet, Heatmap]:
+    pairs, weighted = matrices.coactivation_matrices(artefact.read("coactivations"), *artefact.size)
+    return views.coactivation(pairs, weighted, artefact.layer), views.coactivation_heatmap(pairs, artefact.layer)
+
+
+def _entropy(artefact: Artefact) -> tuple[Sheet, Heatmap]:
+    percentiles = matrices.entropy_percentiles(artefact.read("entropy"))
+    return views.entropy(percentiles, artefact.layer), views.entropy_heatmap(percentiles)
+
+
+def _buddies(artefact: Artefact) -> tuple[Sheet, Heatmap]:
+    table, q = matrices.buddy_matrices(artefact.read("buddies"), *artefact.size)
+    alphas = artefact.run.info.parameters["alpha"]
+    layer = artefact.layer
+    sheet = views.buddy_sizes(table, q, alphas) if layer is None else views.buddies(table, q, layer)
+    return sheet, views.buddies_heatmap(table, q, layer)
+
+
+def _presets() -> Sheet:
+    columns = ("preset", *POLICIES, "scope", "paper", "summary")
+    rows = [
+        (preset.name, *preset.texts().values(), preset.scope, preset.paper, preset.summary)
+        for preset in presets().values()
+    ]
+    return Sheet("Presets", columns, rows)
+
+
+def _policies() -> Sheet:
+    rows = [
+        (
+            axis,
+            name,
+            ", ".join(f"{parameter.name}={parameter.default}" for parameter in fields(kind)) or "-",
+            _summary(kind),
+        )
+        for axis, kinds in POLICIES.items()
+        for name, kind in kinds.items()
+    ]
+    return Sheet("Policies", ("axis", "policy", "parameters", "what it does"), rows)
+
+
+def _summary(kind: type) -> str:
+    """What the policy's file says of itself."""
+    return (sys.modules[kind.__module__].__doc__ or "-").strip().split("\n\n")[0].replace("\n", " ")
+
+
+def _machines() -> Sheet:
+    columns = ("machine", "fast GB/s", "link GB/s", "link latency us", "near GB/s", "source")
+    rows = [
+        (name, machine.fast_gbps, machine.link_gbps, machine.link_latency_s * 1e6, machine.near_gbps, machine.source)
+        for name, machine in MACHINES.items()
+    ]
+    return Sheet("Machines", columns, rows)
+
+
+_STORED: dict[str, Callable[[Store], dict[str, Sheet]]] = {"store": _store, "runs": _runs}
+_ARTEFACTS: dict[str, tuple[str, Callable[[Artefact], tuple[Sheet, Heatmap]]]] = {
+    "activations": ("activations", _activations),
+    "coactivation": ("coactivations", _coactivation),
+    "entropy": ("entropy", _entropy),
+    "buddies": ("buddies", _buddies),
+}
+_KNOWLEDGE: dict[str, Callable[[], Sheet]] = {"presets": _presets, "policies": _policies, "machines": _machines}
