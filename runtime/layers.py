@@ -20,6 +20,7 @@ class MoeLayer:
     name: str
     experts: nn.Module
     gate: nn.Module
+    top_k: int
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -30,25 +31,19 @@ class MoeLayer:
     def num_experts(self) -> int:
         return next(self.experts.parameters(recurse=False)).shape[0]
 
-    @property
-    def top_k(self) -> int:
-        return self.gate.top_k
-
 
 def moe_layers(model: PreTrainedModel) -> tuple[MoeLayer, ...]:
     """The MoE layers in order of depth.
 
     Raises BadInput if there are none, if a router cannot be found, or if layers differ in experts, shapes or top-k.
     """
-    named = [(name, module) for name, module in model.named_modules() if _is_experts(module)]
+    named = [name for name, module in model.named_modules() if _is_experts(module)]
     if not named:
         raise BadInput(
             f"{model.config.model_type} is not a Mixture-of-Experts model that moectl knows: it has no experts"
         )
     routers = tuple(_recorded_routers(model))
-    layers = tuple(
-        MoeLayer(index, name, experts, _gate(model, name, routers)) for index, (name, experts) in enumerate(named)
-    )
+    layers = tuple(_layer(model, index, name, routers) for index, name in enumerate(named))
     for layer in layers[1:]:
         _check_alike(layers[0], layer)
     return layers
@@ -69,9 +64,16 @@ def _recorded_routers(model: PreTrainedModel) -> Iterator[type[nn.Module]]:
                 yield target
 
 
-def _gate(model: PreTrainedModel, experts_name: str, routers: tuple[type[nn.Module], ...]) -> nn.Module:
-    block_name = experts_name.rpartition(".")[0]
-    siblings = dict(model.get_submodule(block_name).named_children())
+def _layer(model: PreTrainedModel, index: int, name: str, routers: tuple[type[nn.Module], ...]) -> MoeLayer:
+    block_name = name.rpartition(".")[0]
+    block, experts = model.get_submodule(block_name), model.get_submodule(name)
+    gate = _gate(block, block_name, routers)
+    owner = next((module for module in (gate, block) if hasattr(module, "top_k")), None)
+    return MoeLayer(index, name, experts, gate, owner.top_k if owner else experts.config.num_experts_per_tok)
+
+
+def _gate(block: nn.Module, block_name: str, routers: tuple[type[nn.Module], ...]) -> nn.Module:
+    siblings = dict(block.named_children())
     recorded = [module for module in siblings.values() if isinstance(module, routers)]
     named = [siblings[name] for name in GATE_NAMES if name in siblings]
     if not recorded + named:

@@ -4,6 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
@@ -92,6 +93,15 @@ def test_fingerprint_follows_the_model_and_not_the_folder(checkpoint: Checkpoint
     _edit_config(moved, rms_norm_eps=1e-3)
     assert open_model(str(moved)).fingerprint != original
     assert open_model(str(checkpoint("olmoe", "fused"))).fingerprint != original
+
+
+def test_hub_id_opens_from_the_cache(checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    revision = tmp_path / "models--some-org--olmoe" / "refs" / "main"
+    revision.parent.mkdir(parents=True)
+    revision.write_text("0" * 40)
+    shutil.copytree(checkpoint("olmoe"), revision.parents[1] / "snapshots" / ("0" * 40))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    assert open_model("some-org/olmoe").fingerprint == open_model(str(checkpoint("olmoe"))).fingerprint
 
 
 def test_opening_draws_no_random_number(checkpoint: Checkpoint) -> None:
