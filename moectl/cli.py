@@ -4,12 +4,26 @@ Everything heavy is imported inside the commands, so that `moectl --help` stays 
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from moectl.errors import exit_code_of
-from moectl.options import DEFAULT_STORE, Json, RunId, StorePath
+from moectl.options import (
+    DEFAULT_STORE,
+    DEFAULT_THREADS,
+    Axis,
+    Budget,
+    Device,
+    Json,
+    Link,
+    Model,
+    RunId,
+    Seed,
+    StorePath,
+    Threads,
+)
 
 app = typer.Typer(
     name="moectl",
@@ -75,3 +89,133 @@ def _inspect(
     from moectl.commands import inspect as verb
 
     verb.show(verb.inspect(name, store, run=run, layer=layer), heatmap=heatmap, as_json=json)
+
+
+@app.command("profile")
+def _profile(
+    model: Model,
+    data: Annotated[
+        str, typer.Option(help="Text: a file or folder, hf:name[:config[:split]], builtin or builtin:held-out.")
+    ] = "builtin",
+    tokens: Annotated[int, typer.Option(min=2, help="Tokens to profile.")] = 65_536,
+    trace: Annotated[bool, typer.Option("--trace", help="Keep the whole trace, for replays.")] = False,
+    length: Annotated[int, typer.Option(min=2, help="Tokens of a sequence.")] = 256,
+    prefill: Annotated[int, typer.Option(min=0, help="Of them the prompt; the rest counts as decode.")] = 64,
+    batch: Annotated[int, typer.Option(min=1, help="Sequences at a time; an expert is loaded once for all.")] = 16,
+    shard: Annotated[str, typer.Option(help="i/N: only this share of the batches; `moectl merge` joins them.")] = "1/1",
+    budget: Budget = "25%",
+    link: Link = "auto",
+    device: Device = "auto",
+    threads: Threads = DEFAULT_THREADS,
+    seed: Seed = 0,
+    store: StorePath = DEFAULT_STORE,
+    json: Json = False,
+) -> None:
+    """Profile what a model's routers do over text. Stopped half-way, the same command goes on."""
+    from moectl.commands import profile as verb
+    from profilers.routing import Batching
+    from runtime.session import Settings
+
+    index, count = verb.parse_shard(shard)
+    batching = Batching(batch=batch, length=length, prefill=prefill, index=index, count=count)
+    request = verb.Request(data, tokens, batching, seed=seed, trace=trace)
+    settings = Settings(budget=budget, link=link, device=device, threads=threads)
+    verb.show(verb.profile(model, settings, request, store=store), as_json=json)
+
+
+@app.command("merge")
+def _merge(
+    shards: Annotated[list[Path], typer.Argument(help="Stores that hold the shards of one profile.")],
+    store: StorePath = DEFAULT_STORE,
+    json: Json = False,
+) -> None:
+    """Merge the shards of a profile into one; in any order the numbers are the same."""
+    from moectl.commands import profile as verb
+
+    verb.show(verb.merge(shards, store=store), as_json=json)
+
+
+@app.command("run")
+def _run(
+    model: Annotated[
+        str | None, typer.Argument(help="A checkpoint: a local folder or a hub id; else the bundled one.")
+    ] = None,
+    prompt: Annotated[str | None, typer.Option(help="The text to go on from.")] = None,
+    is_chat: Annotated[bool, typer.Option("--chat", help="Answer turns from stdin until it ends.")] = False,
+    preset: Annotated[
+        str, typer.Option(help="A named set of policies; `moectl inspect presets` lists them.")
+    ] = "on-demand",
+    budget: Budget = "25%",
+    scope: Annotated[str | None, typer.Option(help="layer or global: where an expert may take its slot.")] = None,
+    routing: Axis = None,
+    prefetch: Axis = None,
+    eviction: Axis = None,
+    miss: Axis = None,
+    residency: Axis = None,
+    link: Link = "auto",
+    near: Annotated[str | None, typer.Option(help="Emulate a near tier of this rate, as 40GB/s.")] = None,
+    scaled_to: Annotated[
+        str | None, typer.Option(help="Emulate link and near tier in the proportions of a named machine.")
+    ] = None,
+    window: Annotated[str | None, typer.Option(help="Bytes that may be prefetched per layer, as 64MiB.")] = None,
+    device: Device = "auto",
+    threads: Threads = DEFAULT_THREADS,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate.")] = 128,
+    greedy: Annotated[bool, typer.Option("--greedy", help="Always take the most probable token.")] = False,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.8,
+    top_k: Annotated[int, typer.Option(min=0, help="Draw from so many of the most probable tokens; 0 from all.")] = 50,
+    top_p: Annotated[float, typer.Option(help="Draw from the most probable tokens up to this probability.")] = 0.95,
+    repetition_penalty: Annotated[float, typer.Option(help="Above 1 makes repeating less probable.")] = 1.0,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past the end of the text.")] = False,
+    trace: Annotated[Path | None, typer.Option(help="Write the routing trace to this Parquet file.")] = None,
+    seed: Seed = 0,
+    store: StorePath = DEFAULT_STORE,
+    json: Json = False,
+) -> None:
+    """Generate text with most experts outside the fast tier, and say what that took."""
+    from moectl.commands import run as verb
+
+    policies = {"routing": routing, "prefetch": prefetch, "eviction": eviction, "miss": miss, "residency": residency}
+    settings = verb.Settings(
+        preset=preset,
+        policies={axis: text for axis, text in policies.items() if text is not None},
+        budget=budget,
+        scope=scope,
+        link=link,
+        near=near,
+        scaled_to=scaled_to,
+        window=window,
+        device=device,
+        threads=threads,
+    )
+    sampling = verb.Sampling(
+        max_new_tokens=max_new_tokens,
+        temperature=0.0 if greedy else temperature,
+        top_k=top_k,
+        top_p=top_p,
+        repetition_penalty=repetition_penalty,
+        seed=seed,
+        ignore_eos=ignore_eos,
+    )
+    verb.run_command(model, prompt, settings, sampling, is_chat=is_chat, trace=trace, store=store, as_json=json)
+
+
+@app.command("demo")
+def _demo(
+    budget: Budget = "25%",
+    scaled_to: Annotated[str, typer.Option(help="The machine whose proportions are emulated.")] = "rtx3090-pcie4",
+    tokens: Annotated[int, typer.Option(min=1024, help="Tokens to profile.")] = 16_384,
+    threads: Threads = DEFAULT_THREADS,
+    store: Annotated[Path | None, typer.Option(help="Keep the artefacts in this store.")] = None,
+    picture: Annotated[Path | None, typer.Option(help="Draw the table to this SVG or PNG (extra: report).")] = None,
+    json: Json = False,
+) -> None:
+    """The whole road on the bundled model, no network: profile, buddies, four presets, one table."""
+    from moectl.commands import demo as verb
+
+    shown = verb.demo(budget=budget, scaled_to=scaled_to, tokens=tokens, store=store, threads=threads)
+    verb.show(shown, as_json=json)
+    if picture:
+        from moectl.pictures import draw_demo
+
+        draw_demo(shown, picture)

@@ -1,5 +1,6 @@
 """Options that several commands share, so that they look and mean the same everywhere."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -11,3 +12,12 @@ StorePath = Annotated[Path, typer.Option("--store", envvar="MOECTL_STORE", help=
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of everything random.")]
 RunId = Annotated[int | None, typer.Option("--run", min=1, help="A run of the store; the newest that fits by default.")]
+
+Model = Annotated[str, typer.Argument(help="A checkpoint: a local folder or a hub id.")]
+Budget = Annotated[str, typer.Option("--budget", help="The fast tier: 25%, 96x (experts) or 2GiB, over all layers.")]
+Link = Annotated[str, typer.Option("--link", help="disk, cuda, or a rate to emulate, as 5GB/s or 5GB/s+10us.")]
+Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
+# Threads that wait for each other spin: without a core for the link they take tens of times longer.
+DEFAULT_THREADS = max(1, (os.cpu_count() or 2) - 1)
+Threads = Annotated[int, typer.Option("--threads", min=1, help="CPU threads that compute; leave one core to the link.")]
+Axis = Annotated[str | None, typer.Option(help="Override the preset on this axis: name or name:field=value,...")]

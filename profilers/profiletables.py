@@ -3,6 +3,7 @@
 import numpy as np
 import pyarrow as pa
 
+from artifacts.rows import activation_matrices, coactivation_matrices
 from artifacts.shape import Shape
 from artifacts.store import Store
 from artifacts.trace import PHASES
@@ -45,25 +46,15 @@ def tables(profile: RoutingProfile) -> dict[str, pa.Table]:
 
 def stored(store: Store, run_id: int, shape: Shape) -> RoutingProfile:
     """The profile that a run wrote."""
-    use = store.read("activations", run_id)
-    size = (shape.num_layers, len(PHASES), shape.num_experts)
-    pairs = store.read("coactivations", run_id)
-    square = (shape.num_layers, shape.num_experts, shape.num_experts)
-    where = tuple(pairs[name].to_numpy().astype(np.int64) for name in ("layer", "i", "j"))
-    phase = np.array([PHASES.index(name) for name in use["phase"].to_pylist()])
-    cell = (use["layer"].to_numpy().astype(np.int64), phase, use["expert"].to_numpy().astype(np.int64))
+    size = (shape.num_layers, shape.num_experts)
+    use = activation_matrices(store.read("activations", run_id), *size)
+    pairs, weighted = coactivation_matrices(store.read("coactivations", run_id), *size)
     return RoutingProfile.from_arrays(
         {
-            "use": _scattered(size, cell, use["count"].to_numpy()),
-            "share": _scattered(size, cell, use["weight"].to_numpy()),
-            "pairs": _scattered(square, where, pairs["count"].to_numpy()),
-            "weighted": _scattered(square, where, pairs["weight"].to_numpy()),
+            "use": np.stack([use[phase][0] for phase in PHASES], axis=1),
+            "share": np.stack([use[phase][1] for phase in PHASES], axis=1),
+            "pairs": pairs,
+            "weighted": weighted,
             "entropy": np.stack(store.read("entropy", run_id)["histogram"].to_numpy()),
         }
     )
-
-
-def _scattered(size: tuple[int, ...], where: tuple[np.ndarray, ...], values: np.ndarray) -> np.ndarray:
-    full = np.zeros(size, values.dtype)
-    full[where] = values
-    return full

@@ -46,7 +46,7 @@ def read(
     prefill: int,
     progress: Callable[[int], None] = lambda decoded: None,
 ) -> Reading:
-    """Give the session the first `prefill` tokens of each sequence as a prompt, then the rest one by one as in decoding.
+    """Give the session the first `prefill` tokens of each sequence as a prompt, then the rest one by one.
 
     Each decode step is scored; the prompt is not, so that what is compared is what a user would read.
     """

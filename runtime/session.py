@@ -1,8 +1,6 @@
 """Builds and owns everything a run needs: policies, cache, link, near tier, engine; and says what was really in
 force."""
 
-import statistics
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -10,14 +8,14 @@ from types import TracebackType
 import torch
 
 from artifacts.errors import BadUsage
-from artifacts.hardware import Machine, machine
+from artifacts.hardware import machine
 from runtime import budget as sizes
 from runtime.assembly import build_controller, check_required
 from runtime.cache import Scope
 from runtime.controller import Controller
 from runtime.cudalink import CudaLink
+from runtime.emulation import scaled_rates
 from runtime.engine import Engine
-from runtime.experts import expert_forward
 from runtime.generate import Sampling, Token, stream
 from runtime.link import DiskLink, EmulatedLink, Link
 from runtime.model import MoeModel, open_model
@@ -41,6 +39,7 @@ class Settings:
     scaled_to: str | None = None
     window: str | None = None
     device: str = "auto"
+    threads: int | None = None  # of CPU compute; None leaves torch as it is
 
     def __post_init__(self) -> None:
         if self.scaled_to and (self.link != "auto" or self.near):
@@ -51,6 +50,11 @@ class Settings:
     def texts(self) -> dict[str, str]:
         """The text of every axis."""
         return preset(self.preset).texts() | self.policies
+
+    @property
+    def requires(self) -> frozenset[str]:
+        """Artefacts that the chosen policies cannot do without."""
+        return build(self.texts()).requires
 
 
 def resolve_device(name: str) -> torch.device:
@@ -70,6 +74,8 @@ class Session:
     after."""
 
     def __init__(self, opened: MoeModel, settings: Settings, *, artefacts: Artefacts | None = None) -> None:
+        if settings.threads:
+            torch.set_num_threads(settings.threads)
         self.opened, self.settings = opened, settings
         self.fallbacks: list[str] = []
         chosen = preset(settings.preset)
@@ -142,6 +148,7 @@ class Session:
             "family": self.opened.family,
             "dtype": str(self._layout.dtype).removeprefix("torch."),
             "device": str(self.device),
+            "threads": torch.get_num_threads(),
             "preset": self.settings.preset,
             "policies": {axis: describe(getattr(self.policies, axis)) for axis in POLICIES},
             "scope": str(self.scope),
@@ -189,32 +196,10 @@ class Session:
         """Link bandwidth and latency, near bandwidth; zero and None where nothing is emulated."""
         near = sizes.rate(self.settings.near)[0] if self.settings.near else None
         if self.settings.scaled_to:
-            return self._scaled(machine(self.settings.scaled_to))
+            scaled = scaled_rates(self.opened, machine(self.settings.scaled_to))
+            return scaled.link, 0.0, scaled.near
         bandwidth, latency_s = sizes.rate(self.settings.link) if kind == "emulated" else (0.0, 0.0)
         return bandwidth, latency_s, near
-
-    def _scaled(self, target: Machine) -> tuple[float, float, float]:
-        """Rates at which load : compute and near : compute of one expert are those of the target."""
-        here = self.opened.shape.expert_nbytes / self._expert_s()
-        return here * target.link_gbps / target.fast_gbps, 0.0, here * target.near_gbps / target.fast_gbps
-
-    def _expert_s(self) -> float:
-        """Seconds of one expert on one token in the fast tier: the median of 50, over experts that take turns."""
-        layer = self.opened.layers[0]
-        buffers = [self._allocate(self._layout.nbytes) for _ in range(min(8, self.opened.shape.num_experts))]
-        for expert, buffer in enumerate(buffers):
-            host = aligned(self._layout.nbytes)
-            self.opened.store.read(0, expert, host)
-            buffer.copy_(host)
-        views = [self._layout.views(buffer) for buffer in buffers]
-        x = torch.zeros(1, self.opened.config.hidden_size, dtype=self._layout.dtype, device=self.device)
-        seconds = []
-        with torch.inference_mode():
-            for turn in range(60):
-                begin_s = time.perf_counter()
-                expert_forward(layer.experts, views[turn % len(views)], x)
-                seconds.append(time.perf_counter() - begin_s)
-        return statistics.median(seconds[10:])
 
     def _open_link(self, kind: str, store: object, bandwidth: float, latency_s: float) -> Link:
         shape = self.opened.shape

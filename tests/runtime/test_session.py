@@ -27,7 +27,7 @@ LOSSLESS = {
 
 
 def plain_model(folder: Path) -> PreTrainedModel:
-    """transformers' own, eager; parameters cloned, as views of the file are not on the borders kernels round alike on."""
+    """transformers' own, eager. Parameters are cloned: views of a file lie on borders where kernels round otherwise."""
     model = AutoModelForCausalLM.from_pretrained(folder, experts_implementation="eager").eval()
     for parameter in model.parameters():
         parameter.data = parameter.data.clone()

@@ -52,14 +52,14 @@ SHAPE = Shape(num_layers=1, num_experts=6, top_k=3, expert_nbytes=1)
 RESIDENT = np.array([True, False, False, True, True, False])
 
 
-def chosen(weights: list[float], selected: tuple[int, ...] = (0, 1, 2), tau: float = 0.0, **parameters: object) -> list[int]:
-    """What becomes of one token; every expert has the buddies 3 then 4, q .6 and .3."""
+def chosen(weights: list[float], tau: float = 0.0, **parameters: object) -> list[int]:
+    """What becomes of a token that selected 0, 1, 2; every expert has the buddies 3 then 4, q .6 and .3."""
     buddies = np.tile([3, 4], (1, 6, 1))
     q = np.tile([0.6, 0.3], (1, 6, 1))
     policy = Buddy(**parameters)
     policy.prepare(SHAPE, Artefacts(buddies=buddies, buddy_q=q, entropy=np.full((1, 101), tau), hops=np.arange(6) % 4))
     probabilities = np.array([[0.3, 0.2, 0.1, 0.05, 0.3, 0.05]], np.float32)
-    step = Step(0, 1, 0, np.array([selected]), np.array([weights], np.float32), probabilities=probabilities)
+    step = Step(0, 1, 0, np.array([[0, 1, 2]]), np.array([weights], np.float32), probabilities=probabilities)
     return policy.choose(step, Residents(RESIDENT, ~RESIDENT, 0)).selected[0].tolist()
 
 

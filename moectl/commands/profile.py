@@ -1,0 +1,93 @@
+"""`moectl profile` and `moectl merge`: what a model's routers do over text, into the store."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from artifacts.errors import BadInput, BadUsage
+from artifacts.provenance import ModelInfo
+from moectl.progress import progress_bar
+from moectl.render import Sheet, show_json, show_sheet
+from profilers.corpus import documents, token_sequences
+from profilers.profiling import Data, Profiled, merge_shards, profile_routing
+from profilers.routing import Batching
+from runtime.model import MoeModel
+from runtime.session import Session, Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What to profile: the text, how much of it, how it is batched."""
+
+    data: str
+    tokens: int
+    batching: Batching
+    seed: int = 0
+    trace: bool = False
+
+
+def parse_shard(text: str) -> tuple[int, int]:
+    """`i/N`, i from 1, as index from 0 and count."""
+    index, slash, count = text.partition("/")
+    if not (slash and index.isdecimal() and count.isdecimal()):
+        raise BadUsage(f"shard {text!r} is not understood: write i/N, as 1/4")
+    return int(index) - 1, int(count)
+
+
+def model_info(name: str, opened: MoeModel) -> ModelInfo:
+    return ModelInfo(name, opened.fingerprint, opened.family, opened.shape)
+
+
+def read_data(opened: MoeModel, request: Request) -> Data:
+    """The text as the model's own tokens."""
+    if opened.tokenizer is None:
+        raise BadInput("the checkpoint has no tokenizer: put tokenizer.json beside it")
+    texts = documents(request.data, seed=request.seed)
+    sequences = token_sequences(texts, opened.tokenizer, length=request.batching.length, num_tokens=request.tokens)
+    return Data(request.data, list(sequences), request.seed)
+
+
+def profile(name: str, settings: Settings, request: Request, *, store: Path) -> Profiled:
+    """Profile the model `name`, a folder or hub id, through the engine at its budget."""
+    with Session.open(name, settings) as session:
+        return profile_opened(name, session, request, store=store)
+
+
+def profile_opened(name: str, session: Session, request: Request, *, store: Path) -> Profiled:
+    data = read_data(session.opened, request)
+    info = model_info(name, session.opened)
+    with progress_bar("profiling", unit="tokens") as advance:
+        return profile_routing(
+            session, data, request.batching, model=info, store_path=store, keep_trace=request.trace, progress=advance
+        )
+
+
+def merge(shards: list[Path], *, store: Path) -> Profiled:
+    """Merge shard runs of several stores into one profile."""
+    return merge_shards(shards, into=store)
+
+
+def show(profiled: Profiled, *, as_json: bool) -> None:
+    """Print what was counted, layer by layer."""
+    sheet = layer_sheet(profiled)
+    if as_json:
+        summary = {"run": profiled.run_id, "tokens": profiled.num_tokens, "seconds": profiled.seconds}
+        show_json(summary | {"resumed_batches": profiled.resumed, "layers": sheet.records()})
+    else:
+        show_sheet(sheet)
+
+
+def layer_sheet(profiled: Profiled) -> Sheet:
+    """How evenly each layer uses its experts and how undecided its router is."""
+    rows = []
+    for layer, use in enumerate(profiled.profile.use):
+        share = np.sort(use.sum(axis=0))[::-1] / max(1, use.sum())
+        active = share[share > 0]
+        evenness = -(active * np.log(active)).sum() / np.log(len(share)) if len(share) > 1 else 0.0
+        quarter = share[: max(1, len(share) // 4)].sum()
+        median = float(profiled.profile.entropy[layer].percentiles()[50])
+        rows.append((layer, int((share > 0).sum()), evenness, quarter, median))
+    columns = ("layer", "experts used", "evenness of use", "share of the busiest quarter", "median token entropy")
+    note = f"run {profiled.run_id}: {profiled.num_tokens:,} tokens in {profiled.seconds:.1f} s"
+    return Sheet("Routing profile", columns, rows, note)

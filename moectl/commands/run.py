@@ -1,0 +1,224 @@
+"""`moectl run`: a prompt, or a chat, through a model whose experts are elsewhere; and what that took."""
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from artifacts.errors import BadInput, BadUsage
+from artifacts.store import Store
+from artifacts.tracefile import write_parquet
+from moectl.bundled import demo_model
+from moectl.render import Sheet, human_bytes, show_json, show_sheet
+from runtime.counters import hit_rate
+from runtime.generate import Sampling, Timing, Token
+from runtime.model import MoeModel, open_model
+from runtime.policies.base import Artefacts
+from runtime.session import Session, Settings, resolve_device
+from runtime.stored import load_artefacts
+
+
+def run_command(
+    name: str | None,
+    prompt: str | None,
+    settings: Settings,
+    sampling: Sampling,
+    *,
+    is_chat: bool,
+    trace: Path | None,
+    store: Path,
+    as_json: bool,
+) -> None:
+    """The whole of `moectl run`: one prompt, or a chat, and what it took."""
+    if is_chat == (prompt is not None):
+        raise BadUsage("give either --prompt TEXT or --chat")
+    if is_chat and (as_json or trace):
+        raise BadUsage("--json and --trace go with --prompt, not with --chat")
+    with open_session(name or str(demo_model()), settings, store=store) as session:
+        if is_chat:
+            for answer in chat(session, sampling):
+                show(answer, as_json=False)
+        else:
+            show(run(session, prompt, sampling, echo=not as_json, trace=trace), as_json=as_json)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What was generated, and what it took."""
+
+    token_ids: list[int]
+    text: str
+    counters: dict[str, int]
+    by_layer: list[dict[str, int]]
+    exposed_ms: float
+    timing: Timing
+    receipt: dict[str, object]
+
+
+def open_session(name: str, settings: Settings, *, store: Path) -> Session:
+    """A session with what the store knows of this model; without a store, with nothing."""
+    opened = open_model(name, device=resolve_device(settings.device))
+    return Session(opened, settings, artefacts=artefacts_for(name, opened, settings, store=store))
+
+
+def artefacts_for(name: str, opened: MoeModel, settings: Settings, *, store: Path) -> Artefacts:
+    """What the chosen policies need; a store they do not need is not opened. Raises Incompatible."""
+    if not settings.requires or not store.exists():
+        return Artefacts()
+    with Store.open(store, read_only=True) as held:
+        model = held.require_model(opened.fingerprint, name=name)
+        return load_artefacts(held, model.model_id, opened.shape)
+
+
+def run(session: Session, prompt: str, sampling: Sampling, *, echo: bool, trace: Path | None = None) -> Answer:
+    """Generate after `prompt`; with `echo` the text goes to stdout as it comes."""
+    recorder = session.record() if trace else None
+    answer = _answer(session, encode(session, prompt), sampling, echo=echo)
+    if recorder:
+        write_parquet(recorder.trace(), trace)
+    return answer
+
+
+def chat(session: Session, sampling: Sampling) -> Iterator[Answer]:
+    """Read turns from stdin until it ends, answer each on stdout; the whole conversation is the prompt."""
+    turns: list[dict[str, str]] = []
+    while (line := _ask()) is not None:
+        turns.append({"role": "user", "content": line})
+        answer = _answer(session, encode_chat(session, turns), sampling, echo=True)
+        turns.append({"role": "assistant", "content": answer.text})
+        yield answer
+
+
+def encode(session: Session, prompt: str) -> torch.Tensor:
+    """Token ids [1, S]."""
+    ids = _tokenizer(session)(prompt, return_tensors="pt").input_ids if prompt else torch.zeros(1, 0)
+    return ids.to(torch.int64)
+
+
+def encode_chat(session: Session, turns: list[dict[str, str]]) -> torch.Tensor:
+    """The conversation by the tokenizer's chat template; without one turns are separated by blank lines."""
+    tokenizer = _tokenizer(session)
+    if tokenizer.chat_template:
+        encoded = tokenizer.apply_chat_template(
+            turns, add_generation_prompt=True, return_tensors="pt", return_dict=True
+        )
+        return encoded["input_ids"]
+    note = "the tokenizer has no chat template: turns are separated by blank lines"
+    if note not in session.fallbacks:
+        session.fallbacks.append(note)
+    return encode(session, "\n\n".join(turn["content"].strip() for turn in turns) + "\n\n")
+
+
+def show(answer: Answer, *, as_json: bool) -> None:
+    """Print the counters and the receipt, or everything as one JSON object."""
+    if as_json:
+        show_json(
+            {
+                "token_ids": answer.token_ids,
+                "text": answer.text,
+                "counters": answer.counters | {"exposed_ms": answer.exposed_ms},
+                "by_layer": answer.by_layer,
+                "receipt": answer.receipt,
+                "ttft_ms": answer.timing.ttft_ms,
+                "tpot_ms": answer.timing.tpot_ms,
+            }
+        )
+        return
+    print()
+    show_sheet(counters_sheet(answer))
+    show_sheet(receipt_sheet(answer.receipt))
+
+
+def counters_sheet(answer: Answer) -> Sheet:
+    columns = (
+        "layer",
+        "requests",
+        "hit rate",
+        "late",
+        "misses",
+        "fetched",
+        "near",
+        "spared",
+        "collisions",
+        "evictions",
+    )
+    rows = [_counter_row(layer, counts) for layer, counts in enumerate(answer.by_layer)]
+    rows.append(_counter_row("all", answer.counters))
+    counts, timing = answer.counters, answer.timing
+    note = (
+        f"{len(answer.token_ids)} tokens; first after {timing.ttft_ms:.1f} ms, then {timing.tpot_ms:.2f} ms each; "
+        f"{human_bytes(counts['demand_bytes'])} on demand, {human_bytes(counts['prefetch_bytes'])} prefetched "
+        f"({human_bytes(counts['wasted_bytes'])} of it wasted), {answer.exposed_ms:.1f} ms of stall; "
+        f"{counts['replaced_ranks']} ranks replaced, {counts['dropped_ranks']} dropped"
+    )
+    return Sheet("Counters", columns, rows, note)
+
+
+def receipt_sheet(receipt: dict[str, object]) -> Sheet:
+    return Sheet("Receipt", ("what", "in force"), list(_flat(receipt)))
+
+
+def _counter_row(layer: int | str, counts: dict[str, int]) -> tuple:
+    names = ("late", "misses", "fetched", "near", "spared", "collisions", "evictions")
+    return (str(layer), counts["requests"], hit_rate(counts), *(counts[name] for name in names))
+
+
+def _flat(values: dict[str, object], prefix: str = "") -> Iterator[tuple[str, str]]:
+    for name, value in values.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{name}.")
+        elif value not in (None, [], {}):
+            text = (
+                "; ".join(value) if isinstance(value, list) else f"{value:,}" if isinstance(value, int) else str(value)
+            )
+            yield f"{prefix}{name}", text
+
+
+def _answer(session: Session, prompt: torch.Tensor, sampling: Sampling, *, echo: bool) -> Answer:
+    first_pass = len(session.controller.counters.passes)
+    timing, tokens = Timing(), []
+    for token in _shown(session, session.generate(prompt, sampling), echo):
+        timing.seconds.append(token.seconds)
+        tokens.append(token.token_id)
+    counters = session.controller.counters
+    return Answer(
+        token_ids=tokens,
+        text=_tokenizer(session).decode(tokens, skip_special_tokens=True),
+        counters=counters.totals(first_pass=first_pass),
+        by_layer=counters.by_layer(first_pass=first_pass),
+        exposed_ms=sum(session.engine.stall_s[first_pass:]) * 1e3,
+        timing=timing,
+        receipt=session.receipt(),
+    )
+
+
+def _shown(session: Session, tokens: Iterator[Token], echo: bool) -> Iterator[Token]:
+    """Pass tokens on; print what they add to the text once it can no longer change."""
+    tokenizer, ids, printed = _tokenizer(session), [], 0
+    for token in tokens:
+        ids.append(token.token_id)
+        text = tokenizer.decode(ids, skip_special_tokens=True)
+        if echo and not text.endswith("�"):  # the rest of a character is still to come
+            print(text[printed:], end="", flush=True)
+            printed = len(text)
+        yield token
+    if echo:
+        print()
+
+
+def _ask() -> str | None:
+    if sys.stdin.isatty():
+        print("> ", end="", file=sys.stderr, flush=True)
+    for line in sys.stdin:
+        if line.strip():
+            return line.strip()
+    return None
+
+
+def _tokenizer(session: Session) -> PreTrainedTokenizerBase:
+    if session.opened.tokenizer is None:
+        raise BadInput("the checkpoint has no tokenizer: put tokenizer.json beside it")
+    return session.opened.tokenizer
