@@ -7,7 +7,7 @@ from artifacts.errors import BadInput
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """L MoE layers of E experts each, K selected per token, an expert of `expert_nbytes` bytes at full precision.
+    """L MoE layers of E experts each, K selected per token, `expert_nbytes` bytes an expert at full precision.
 
     A key `(layer, expert)` is the integer `layer * E + expert`, so that the order of integers is the order in which ties are broken.
     """
@@ -21,7 +21,10 @@ class Shape:
         if min(self.num_layers, self.num_experts, self.top_k) < 1:
             raise BadInput(f"a model needs at least one MoE layer, one expert and one expert per token, not {self}")
         if self.top_k > self.num_experts:
-            raise BadInput(f"the model selects {self.top_k} experts per token but has only {self.num_experts} in a layer: correct num_experts_per_tok in its config")
+            raise BadInput(
+                f"the model selects {self.top_k} experts per token but has only {self.num_experts} in a layer: "
+                "correct num_experts_per_tok in its config"
+            )
 
     @property
     def num_keys(self) -> int:

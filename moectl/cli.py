@@ -93,7 +93,7 @@ def _inspect(
 
 @app.command("profile")
 def _profile(
-    model: Model,
+    model: Model = None,
     data: Annotated[
         str, typer.Option(help="Text: a file or folder, hf:name[:config[:split]], builtin or builtin:held-out.")
     ] = "builtin",
@@ -137,9 +137,7 @@ def _merge(
 
 @app.command("run")
 def _run(
-    model: Annotated[
-        str | None, typer.Argument(help="A checkpoint: a local folder or a hub id; else the bundled one.")
-    ] = None,
+    model: Model = None,
     prompt: Annotated[str | None, typer.Option(help="The text to go on from.")] = None,
     is_chat: Annotated[bool, typer.Option("--chat", help="Answer turns from stdin until it ends.")] = False,
     preset: Annotated[

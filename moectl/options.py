@@ -13,7 +13,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instea
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of everything random.")]
 RunId = Annotated[int | None, typer.Option("--run", min=1, help="A run of the store; the newest that fits by default.")]
 
-Model = Annotated[str, typer.Argument(help="A checkpoint: a local folder or a hub id.")]
+Model = Annotated[str | None, typer.Argument(help="A checkpoint: a local folder or a hub id; else the bundled one.")]
 Budget = Annotated[str, typer.Option("--budget", help="The fast tier: 25%, 96x (experts) or 2GiB, over all layers.")]
 Link = Annotated[str, typer.Option("--link", help="disk, cuda, or a rate to emulate, as 5GB/s or 5GB/s+10us.")]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]

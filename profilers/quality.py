@@ -52,7 +52,7 @@ def read(
     """
     logits, targets, prefill_s, decode_s = [], [], [], []
     for sequence in sequences:
-        ids = torch.from_numpy(sequence)[None]
+        ids = torch.from_numpy(sequence)[None].to(session.opened.model.device)
         session.new_requests(1)
         output, seconds = _timed(session, ids[:, :prefill], None)
         prefill_s.append(seconds)
@@ -78,6 +78,6 @@ def compare(reading: Reading, full: Reading) -> Quality:
 def _timed(session: Session, ids: torch.Tensor, past: object) -> tuple[object, float]:
     begin_s = time.perf_counter()
     output = session.forward(ids, past=past)
-    if session.device.type == "cuda":
-        torch.cuda.current_stream(session.device).synchronize()
+    if ids.device.type == "cuda":
+        torch.cuda.current_stream(ids.device).synchronize()
     return output, time.perf_counter() - begin_s

@@ -14,7 +14,8 @@ def test_imports_run_one_way() -> None:
             for name in _packages(path) & set(ORDER):
                 seen.add((package, name))
                 assert ORDER.index(name) <= floor, f"{path.relative_to(ROOT)} imports {name}"
-    assert {("runtime", "artifacts"), ("profilers", "runtime"), ("moectl", "runtime")} <= seen  # the check does see imports
+    # The check does see imports:
+    assert {("runtime", "artifacts"), ("profilers", "runtime"), ("moectl", "runtime")} <= seen
 
 
 def _packages(path: Path) -> set[str]:

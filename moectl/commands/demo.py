@@ -20,9 +20,9 @@ from profilers.corpus import documents, token_sequences
 from profilers.quality import Reading, compare, read
 from profilers.routing import Batching
 from runtime.counters import hit_rate
-from runtime.emulation import Rates, scaled_rates
 from runtime.model import MoeModel, open_model
 from runtime.policies.base import Artefacts
+from runtime.probe import Rates, scaled_rates
 from runtime.session import Session, Settings
 from runtime.stored import load_artefacts
 
@@ -86,7 +86,7 @@ def demo(*, budget: str, scaled_to: str, tokens: int, store: Path | None, thread
     rows = [_row(preset, each, full) for preset, each in measured.items()]
     conditions = (
         f"{_NUM_SEQUENCES} held-out texts, {_PREFILL} tokens of prompt and {_DECODE} decoded each; budget {budget}; "
-        f"link {rates.link / 1e9:.4f} GB/s, near tier {rates.near / 1e9:.4f} GB/s, as those of {scaled_to} to its compute"
+        f"link {rates.link / 1e9:.4f} GB/s, near {rates.near / 1e9:.4f} GB/s: {scaled_to} in proportion"
     )
     return Demonstration(rows, budget, conditions, {preset: each.receipt for preset, each in measured.items()})
 

@@ -7,6 +7,7 @@ import numpy as np
 
 from artifacts.errors import BadInput, BadUsage
 from artifacts.provenance import ModelInfo
+from moectl.bundled import demo_model
 from moectl.progress import progress_bar
 from moectl.render import Sheet, show_json, show_sheet
 from profilers.corpus import documents, token_sequences
@@ -48,8 +49,9 @@ def read_data(opened: MoeModel, request: Request) -> Data:
     return Data(request.data, list(sequences), request.seed)
 
 
-def profile(name: str, settings: Settings, request: Request, *, store: Path) -> Profiled:
-    """Profile the model `name`, a folder or hub id, through the engine at its budget."""
+def profile(name: str | None, settings: Settings, request: Request, *, store: Path) -> Profiled:
+    """Profile the model `name`, a folder or hub id (None: the bundled one), through the engine at its budget."""
+    name = name or str(demo_model())
     with Session.open(name, settings) as session:
         return profile_opened(name, session, request, store=store)
 

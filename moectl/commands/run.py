@@ -17,8 +17,9 @@ from runtime.counters import hit_rate
 from runtime.generate import Sampling, Timing, Token
 from runtime.model import MoeModel, open_model
 from runtime.policies.base import Artefacts
-from runtime.session import Session, Settings, resolve_device
+from runtime.session import Session, Settings
 from runtime.stored import load_artefacts
+from runtime.tiers import resolve_device
 
 
 def run_command(

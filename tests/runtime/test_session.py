@@ -114,7 +114,7 @@ def test_a_failed_read_ends_the_request_and_leaves_the_next_one_exact(checkpoint
     plain, opened = plain_model(folder), open_model(str(folder))
     ids = torch.arange(3, 9)[None]
     with Session(opened, Settings(budget="50%")) as session:
-        read, calls = session.link._source.read, []
+        read, calls = session.tiers.link._source.read, []
 
         def failing(layer: int, expert: int, out: torch.Tensor) -> None:
             calls.append(expert)
@@ -122,7 +122,7 @@ def test_a_failed_read_ends_the_request_and_leaves_the_next_one_exact(checkpoint
                 raise BadInput("the disk is gone")
             read(layer, expert, out)
 
-        session.link._source = type("Source", (), {"read": staticmethod(failing)})()
+        session.tiers.link._source = type("Source", (), {"read": staticmethod(failing)})()
         with pytest.raises(BadInput, match="disk is gone"):
             session.forward(ids)
         session.controller.cache.validate()

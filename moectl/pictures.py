@@ -1,0 +1,36 @@
+"""Pictures of results, as SVG or PNG (extra: report)."""
+
+from pathlib import Path
+
+from artifacts.errors import BadInput, BadUsage
+from artifacts.files import replacing
+from moectl.commands.demo import Demonstration
+
+_FORMATS = (".svg", ".png")
+_COMPUTE, _STALL, _INK = "#3b6ea5", "#e07b39", "#24292f"
+
+
+def draw_demo(demonstration: Demonstration, path: Path) -> None:
+    """Time per token of each preset, the stall in it marked, with hit rate and quality beside. Raises BadUsage."""
+    if path.suffix not in _FORMATS:
+        raise BadUsage(f"a picture is written as {' or '.join(_FORMATS)}, not {path.suffix or path.name!r}")
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise BadInput("pictures need matplotlib: pip install 'moectl[report]'") from None
+    figure = Figure(figsize=(8, 0.62 * len(demonstration.rows) + 1.6), layout="constrained", facecolor="white")
+    axes = figure.subplots()
+    for place, row in enumerate(demonstration.rows):
+        stall = min(row.exposed_ms, row.ms_per_token)
+        axes.barh(place, row.ms_per_token - stall, color=_COMPUTE, height=0.6)
+        axes.barh(place, stall, left=row.ms_per_token - stall, color=_STALL, height=0.6)
+        text = f" {row.ms_per_token:.1f} ms · hits {row.hit_rate:.0%} · top-1 {row.top1_agreement:.1%}"
+        axes.text(row.ms_per_token, place, text, va="center", color=_INK, fontsize=9)
+    axes.set_yticks(range(len(demonstration.rows)), [row.preset for row in demonstration.rows])
+    axes.invert_yaxis()
+    axes.set_xlim(0, max(row.ms_per_token for row in demonstration.rows) * 1.65)
+    axes.set_xlabel("milliseconds per token: compute (blue), waiting for experts (orange)")
+    axes.set_title(f"{demonstration.budget} of the experts in the fast tier", loc="left", fontsize=11)
+    axes.spines[["top", "right"]].set_visible(False)
+    with replacing(path) as temporary:
+        figure.savefig(temporary, format=path.suffix[1:], metadata={"Date": None} if path.suffix == ".svg" else None)

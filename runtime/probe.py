@@ -1,0 +1,106 @@
+"""Short measurements at the start of a session: what a prefetch may spend, and how a named machine is emulated."""
+
+import math
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+from artifacts.hardware import Machine
+from runtime.experts import expert_forward
+from runtime.link import DEMAND, Link
+from runtime.model import MoeModel
+from runtime.weights import aligned
+
+_NO_EXPERTS = "moectl-no-experts"
+_NUM_EXPERTS = 8
+
+
+def _no_experts(module: nn.Module, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    return torch.zeros_like(hidden)
+
+
+ALL_EXPERTS_FUNCTIONS.register(_NO_EXPERTS, _no_experts)
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Bytes per second of an emulated link and near tier."""
+
+    link: float
+    near: float
+
+
+def scaled_rates(opened: MoeModel, target: Machine) -> Rates:
+    """Rates for which load : compute and near : compute of one expert are those of `target`.
+
+    There an expert is read from the fast tier's memory once per token, so that its compute takes its bytes over that
+    memory's bandwidth; here its compute is measured, overheads included.
+    """
+    here = opened.shape.expert_nbytes / expert_seconds(opened)
+    return Rates(here * target.link_gbps / target.fast_gbps, here * target.near_gbps / target.fast_gbps)
+
+
+def prefetch_window(opened: MoeModel, link_bytes_per_s: float) -> int:
+    """Bytes that the link moves while one layer of one token is computed, as a power of two of experts.
+
+    Rounded, so that the noise of a measurement does not change what a policy decides.
+    """
+    shape = opened.shape
+    layer_s = rest_seconds(opened) / shape.num_layers + shape.top_k * expert_seconds(opened)
+    experts = link_bytes_per_s * layer_s / shape.expert_nbytes
+    return max(1, round(2.0 ** round(math.log2(experts)) * shape.expert_nbytes))
+
+
+def link_bytes_per_second(link: Link, slots: torch.Tensor, shape_nbytes: int) -> float:
+    """What a link moves: the median over single experts, brought into `slots` [n, nbytes] that nobody uses yet."""
+    num_keys = min(_NUM_EXPERTS, len(slots))
+
+    def bring(turn: int) -> None:
+        link.collect(link.issue(turn % num_keys, slots[turn % num_keys], urgency=DEMAND))
+
+    return shape_nbytes / _median_seconds(bring, slots.device, warm_up=0, turns=_NUM_EXPERTS)
+
+
+def expert_seconds(opened: MoeModel) -> float:
+    """Seconds of one expert on one token in the fast tier, over experts that take turns."""
+    device, module = opened.model.device, opened.layers[0].experts
+    num_experts = min(_NUM_EXPERTS, opened.shape.num_experts)
+    views = [opened.store.layout.views(_on(device, opened, expert)) for expert in range(num_experts)]
+    x = torch.zeros(1, opened.config.hidden_size, dtype=opened.store.layout.dtype, device=device)
+    return _median_seconds(lambda turn: expert_forward(module, views[turn % num_experts], x), device)
+
+
+def rest_seconds(opened: MoeModel) -> float:
+    """Seconds of one decoded token without its routed experts."""
+    model = opened.model
+    token = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
+    model.set_experts_implementation(_NO_EXPERTS)
+    try:
+        return _median_seconds(lambda _: model(input_ids=token), model.device, warm_up=2, turns=8)
+    finally:
+        model.set_experts_implementation("eager")
+
+
+def _median_seconds(
+    work: Callable[[int], object], device: torch.device, *, warm_up: int = 10, turns: int = 50
+) -> float:
+    seconds = []
+    with torch.inference_mode():
+        for turn in range(warm_up + turns):
+            begin_s = time.perf_counter()
+            work(turn)
+            if device.type == "cuda":
+                torch.cuda.current_stream(device).synchronize()
+            seconds.append(time.perf_counter() - begin_s)
+    return statistics.median(seconds[warm_up:])
+
+
+def _on(device: torch.device, opened: MoeModel, expert: int) -> torch.Tensor:
+    host = aligned(opened.store.layout.nbytes)
+    opened.store.read(0, expert, host)
+    return host if device.type == "cpu" else host.to(device)

@@ -1,0 +1,88 @@
+"""The tiers around the fast one: where experts live, the link they come over, the near tier beside them."""
+
+from dataclasses import dataclass
+
+import torch
+
+from artifacts.errors import BadUsage
+from artifacts.hardware import machine
+from runtime import budget as sizes
+from runtime.cudalink import CudaLink
+from runtime.link import DiskLink, EmulatedLink, Link
+from runtime.model import MoeModel
+from runtime.near import NearTier
+from runtime.probe import scaled_rates
+from runtime.weights import DiskStore, RamStore
+
+
+@dataclass(frozen=True, slots=True)
+class Tiers:
+    """`pinned_nbytes` of page-locked host memory; `bandwidth` in bytes per second where the link is emulated, else None."""
+
+    link: Link
+    near: NearTier
+    pinned_nbytes: int
+    bandwidth: float | None
+
+    def close(self) -> None:
+        self.link.close()
+        self.near.close()
+
+
+@dataclass(frozen=True, slots=True)
+class LinkChoice:
+    """What a user said of link and near tier: kind `disk`, `cuda` or `emulated`, and the rates of emulation."""
+
+    kind: str
+    bandwidth: float = 0.0
+    latency_s: float = 0.0
+    near: float | None = None
+
+
+def resolve_link(opened: MoeModel, *, link: str, near: str | None, scaled_to: str | None) -> LinkChoice:
+    """`auto` is cuda on a GPU and disk elsewhere. Raises BadUsage for what is not understood or not there."""
+    on_cuda = opened.model.device.type == "cuda"
+    if scaled_to:
+        rates = scaled_rates(opened, machine(scaled_to))
+        return LinkChoice("emulated", rates.link, 0.0, rates.near)
+    near_rate = sizes.rate(near)[0] if near else None
+    if link == "cuda" and not on_cuda:
+        raise BadUsage("--link cuda needs the model on a CUDA device: use --link disk, or a rate such as 5GB/s")
+    if link == "auto":
+        link = "cuda" if on_cuda else "disk"
+    if link in ("disk", "cuda"):
+        return LinkChoice(link, near=near_rate)
+    return LinkChoice("emulated", *sizes.rate(link), near_rate)
+
+
+def open_tiers(opened: MoeModel, choice: LinkChoice) -> Tiers:
+    """Open what was chosen. Experts are read into RAM, page-locked for a GPU, unless they stay on disk."""
+    on_disk, pin = choice.kind == "disk", choice.kind == "cuda"
+    store = opened.store if on_disk else RamStore(opened.store, pin=pin)
+    return Tiers(
+        link=_open_link(opened, choice, store),
+        near=NearTier(store, bandwidth=choice.near),
+        pinned_nbytes=opened.shape.nbytes if pin else 0,
+        bandwidth=choice.bandwidth or None,
+    )
+
+
+def _open_link(opened: MoeModel, choice: LinkChoice, store: DiskStore | RamStore) -> Link:
+    shape, device = opened.shape, opened.model.device
+    if choice.kind == "emulated":
+        return EmulatedLink(store, shape, bandwidth=choice.bandwidth, latency_s=choice.latency_s)
+    if device.type == "cuda":
+        return CudaLink(store, shape, device=device, slot_nbytes=opened.store.layout.nbytes)
+    return DiskLink(store, shape)
+
+
+def resolve_device(name: str) -> torch.device:
+    """`auto` is CUDA where there is one. Raises BadUsage for a device that is not there."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise BadUsage("no CUDA device is visible: use --device cpu")
+    try:
+        return torch.device(name)
+    except RuntimeError:
+        raise BadUsage(f"device {name!r} is not known: use auto, cpu or cuda") from None
