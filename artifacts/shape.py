@@ -9,7 +9,7 @@ from artifacts.errors import BadInput
 class Shape:
     """L MoE layers of E experts each, K selected per token, `expert_nbytes` bytes an expert at full precision.
 
-    A key `(layer, expert)` is the integer `layer * E + expert`, so that the order of integers is the order in which ties are broken.
+    A key `(layer, expert)` is the integer `layer * E + expert`: integers are ordered as ties are broken.
     """
 
     num_layers: int

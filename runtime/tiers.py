@@ -17,7 +17,7 @@ from runtime.weights import DiskStore, RamStore
 
 @dataclass(frozen=True, slots=True)
 class Tiers:
-    """`pinned_nbytes` of page-locked host memory; `bandwidth` in bytes per second where the link is emulated, else None."""
+    """`pinned_nbytes` of page-locked host memory; `bandwidth`: bytes per second of an emulated link, else None."""
 
     link: Link
     near: NearTier

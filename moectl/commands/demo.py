@@ -27,7 +27,7 @@ from runtime.session import Session, Settings
 from runtime.stored import load_artefacts
 
 PRESETS = ("full", "on-demand", "near", "buddymoe")
-_NUM_SEQUENCES, _PREFILL, _DECODE = 6, 64, 96
+_NUM_SEQUENCES, _PREFILL, _DECODE = 6, 64, 64
 
 
 @dataclass(frozen=True, slots=True)
