@@ -17,8 +17,7 @@ def replacing(path: str | Path) -> Iterator[Path]:
     folder does not exist or may not be written, OutOfResources when the disk is full.
     """
     path = Path(path)
-    if not path.parent.is_dir():
-        raise BadInput(f"cannot write {path}: there is no folder {path.parent}; make it first")
+    check_writable(path)
     # The process number keeps two writers of one target from sharing a temporary file.
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -30,6 +29,16 @@ def replacing(path: str | Path) -> Iterator[Path]:
         raise _explained(error, path) from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def check_writable(path: Path) -> None:
+    """Raise BadInput when a file of this name cannot be written: worth knowing before the work that fills it."""
+    if not path.parent.is_dir():
+        raise BadInput(f"cannot write {path}: there is no folder {path.parent}; make it first")
+    if path.is_dir():
+        raise BadInput(f"cannot write {path}: it is a folder; name a file")
+    if not os.access(path.parent, os.W_OK):
+        raise BadInput(f"cannot write {path}: the folder {path.parent} is read-only; name another")
 
 
 def _sync(path: Path) -> None:

@@ -9,4 +9,4 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> str:
     known = list(known)
     guesses = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     guess = f"; did you mean {guesses[0]}?" if guesses else "."
-    return f"unknown {kind} {name!r}{guess} Known: {', '.join(known)}"
+    return f"unknown {kind} {name!r}{guess} Known: {', '.join(known) or 'none'}"

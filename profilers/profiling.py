@@ -58,8 +58,6 @@ def profile_routing(
     A shard's run is called `profile-shard`; `merge_shards` makes a profile of all of them.
     """
     started_at, start_s = utc_now(), time.monotonic()
-    with Store.open(store_path):
-        pass  # a store that cannot be written is better found before the work than after
     digest = data_digest(data.sequences)
     settings = asdict(batching) | {"trace": keep_trace}
     half_done = HalfDone(store_path, {"model": model.fingerprint, "data": digest, **settings})

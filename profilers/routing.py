@@ -11,8 +11,9 @@ import torch
 
 from artifacts.coactivation import Coactivation, additive_shares
 from artifacts.entropy import EntropyHistogram, token_entropy
-from artifacts.errors import BadInput, BadUsage
+from artifacts.errors import BadUsage
 from artifacts.trace import PHASES, Trace
+from runtime.limits import check_tokens
 from runtime.policies.base import Step
 from runtime.session import Session
 
@@ -121,7 +122,7 @@ def observe(
     session.engine.on_pass, session.engine.on_step = collector.begin_pass, collector.add
     try:
         for batch in batches:
-            _check_ids(batch, session)
+            _check(batch, session)
             ids, mask = padded(batch.sequences)
             session.new_requests(len(batch.sequences))
             session.forward(ids, mask=mask)
@@ -141,11 +142,10 @@ def padded(sequences: Sequence[np.ndarray]) -> tuple[torch.Tensor, torch.Tensor 
     return torch.from_numpy(ids), None if mask.all() else torch.from_numpy(mask)
 
 
-def _check_ids(batch: Batch, session: Session) -> None:
-    vocabulary = session.opened.model.get_input_embeddings().num_embeddings
+def _check(batch: Batch, session: Session) -> None:
     highest = max(int(sequence.max()) for sequence in batch.sequences)
-    if highest >= vocabulary:
-        raise BadInput(f"token {highest} is outside the vocabulary of {vocabulary}: the tokenizer is another model's")
+    longest = max(map(len, batch.sequences))
+    check_tokens(session.opened.model, highest=highest, length=longest, what=f"sequences of {longest} tokens")
 
 
 class _Collector:

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 
 from artifacts.errors import BadInput, BadUsage
+from runtime.limits import check_tokens
 
 _END = object()
 
@@ -92,16 +93,8 @@ def check_prompt(model: PreTrainedModel, prompt: torch.Tensor, num_new: int) -> 
     """Raise BadInput for a prompt that the model cannot take."""
     if prompt.numel() == 0:
         raise BadInput("the prompt is empty: give at least one token of text")
-    vocabulary = model.get_input_embeddings().num_embeddings
-    if int(prompt.max()) >= vocabulary:
-        raise BadInput(
-            f"token {int(prompt.max())} is outside the vocabulary of {vocabulary}: the tokenizer is another model's"
-        )
-    longest = getattr(model.config, "max_position_embeddings", None)
-    if longest and prompt.shape[1] + num_new > longest:
-        raise BadInput(
-            f"{prompt.shape[1]} prompt tokens and {num_new} new ones exceed the model's {longest} positions"
-        )
+    what = f"{prompt.shape[1]} prompt tokens and {num_new} new ones"
+    check_tokens(model, highest=int(prompt.max()), length=prompt.shape[1] + num_new, what=what)
 
 
 def _generate(

@@ -41,6 +41,7 @@ class Settings:
             raise BadUsage("--scaled-to sets the link and the near tier itself: leave out --link and --near")
         if self.scope not in (None, *Scope):
             raise BadUsage(f"scope is layer or global, not {self.scope!r}")
+        build(self.texts())  # a name that is not known is told before a model is opened
 
     def texts(self) -> dict[str, str]:
         """The text of every axis."""

@@ -13,14 +13,15 @@ from artifacts.hardware import machine
 from artifacts.store import Store
 from moectl.bundled import demo_model
 from moectl.commands.build_buddies import build_buddies
-from moectl.commands.profile import Request, model_info, profile_opened
+from moectl.commands.profile import Request, check_store, model_info, profile_opened
+from moectl.opening import open_quietly
 from moectl.progress import progress_bar
 from moectl.render import Sheet, human_bytes, show_json, show_sheet
 from profilers.corpus import documents, token_sequences
 from profilers.quality import Reading, compare, read
 from profilers.routing import Batching
 from runtime.counters import hit_rate
-from runtime.model import MoeModel, open_model
+from runtime.model import MoeModel
 from runtime.policies.base import Artefacts
 from runtime.probe import Rates, scaled_rates
 from runtime.session import Session, Settings
@@ -68,7 +69,9 @@ def demo(*, budget: str, scaled_to: str, tokens: int, store: Path | None, thread
     """
     torch.set_num_threads(threads)
     target = machine(scaled_to)
-    opened = open_model(str(demo_model()))
+    if store:
+        check_store(store)
+    opened = open_quietly(str(demo_model()))
     rates = scaled_rates(opened, target)
     with tempfile.TemporaryDirectory() as scratch:
         artefacts = _artefacts(opened, store or Path(scratch) / "demo.duckdb", tokens)

@@ -7,7 +7,9 @@ import numpy as np
 
 from artifacts.errors import BadInput, BadUsage
 from artifacts.provenance import ModelInfo
+from artifacts.store import Store
 from moectl.bundled import demo_model
+from moectl.opening import open_quietly
 from moectl.progress import progress_bar
 from moectl.render import Sheet, show_json, show_sheet
 from profilers.corpus import documents, token_sequences
@@ -52,8 +54,15 @@ def read_data(opened: MoeModel, request: Request) -> Data:
 def profile(name: str | None, settings: Settings, request: Request, *, store: Path) -> Profiled:
     """Profile the model `name`, a folder or hub id (None: the bundled one), through the engine at its budget."""
     name = name or str(demo_model())
-    with Session.open(name, settings) as session:
+    check_store(store)
+    with Session(open_quietly(name, device=settings.device), settings) as session:
         return profile_opened(name, session, request, store=store)
+
+
+def check_store(path: Path) -> None:
+    """Raise now what would keep a profile from being written at the end: no folder, no store, another writer."""
+    with Store.open(path):
+        pass
 
 
 def profile_opened(name: str, session: Session, request: Request, *, store: Path) -> Profiled:

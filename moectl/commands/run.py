@@ -9,17 +9,18 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from artifacts.errors import BadInput, BadUsage
+from artifacts.files import check_writable
 from artifacts.store import Store
 from artifacts.tracefile import write_parquet
 from moectl.bundled import demo_model
+from moectl.opening import open_quietly
 from moectl.render import Sheet, human_bytes, show_json, show_sheet
 from runtime.counters import hit_rate
 from runtime.generate import Sampling, Timing, Token
-from runtime.model import MoeModel, open_model
+from runtime.model import MoeModel
 from runtime.policies.base import Artefacts
 from runtime.session import Session, Settings
 from runtime.stored import load_artefacts
-from runtime.tiers import resolve_device
 
 
 def run_command(
@@ -38,6 +39,8 @@ def run_command(
         raise BadUsage("give either --prompt TEXT or --chat")
     if is_chat and (as_json or trace):
         raise BadUsage("--json and --trace go with --prompt, not with --chat")
+    if trace:
+        check_writable(trace)
     with open_session(name or str(demo_model()), settings, store=store) as session:
         if is_chat:
             for answer in chat(session, sampling):
@@ -61,7 +64,7 @@ class Answer:
 
 def open_session(name: str, settings: Settings, *, store: Path) -> Session:
     """A session with what the store knows of this model; without a store, with nothing."""
-    opened = open_model(name, device=resolve_device(settings.device))
+    opened = open_quietly(name, device=settings.device)
     return Session(opened, settings, artefacts=artefacts_for(name, opened, settings, store=store))
 
 

@@ -1,0 +1,13 @@
+"""Models as commands open them: without a word from the libraries below, whose advice is not for moectl's users."""
+
+from transformers.utils import logging
+
+from runtime.model import MoeModel, open_model
+from runtime.tiers import resolve_device
+
+
+def open_quietly(name: str, *, device: str = "auto") -> MoeModel:
+    """Open a checkpoint, a folder or hub id, on a device as a user names it."""
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    return open_model(name, device=resolve_device(device))
