@@ -16,6 +16,7 @@ from transformers.utils.loading_report import LoadStateDictInfo
 
 from artifacts.errors import BadInput
 from runtime.checkpoint import StoredTensor
+from runtime.weights import is_finite
 
 
 def parse_config(folder: Path) -> PreTrainedConfig:
@@ -49,7 +50,8 @@ def load_resident(
 ) -> None:
     """Load `tensors` into `model` on `device`, all but the parameters named in `experts`, which stay on `meta`.
 
-    Raises BadInput for the first parameter that is missing or of the wrong shape; nothing is initialised at random.
+    Raises BadInput for the first parameter that is missing, of the wrong shape or not finite; nothing is initialised
+    at random.
     """
     for name in experts:
         model.get_parameter(name)._is_hf_initialized = True  # or transformers would fill them with random numbers
@@ -102,6 +104,9 @@ def _really_missing(model: PreTrainedModel, missing: set[str]) -> set[str]:
 
 
 def _check_resident(model: PreTrainedModel, experts: set[str]) -> None:
+    for name, parameter in model.named_parameters():
+        if name not in experts and not is_finite(parameter):
+            raise BadInput(f"{name} holds NaN or infinity, the checkpoint is damaged")
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         assert tensor.is_meta == (name in experts), f"{name} is on {tensor.device}"
         assert tensor.device.type != "cpu" or tensor.data_ptr() % 64 == 0 or tensor.dim() == 0, f"{name} is not aligned"

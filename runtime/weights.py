@@ -112,8 +112,7 @@ class DiskStore:
 
     def _check_finite(self, layer: int, expert: int, buffer: torch.Tensor) -> None:
         for name, values in self.layout.views(buffer).items():
-            # NaN and infinity survive both extremes; isfinite would take 20 times as long and a mask in memory
-            if not all(extreme.isfinite() for extreme in torch.aminmax(values)):
+            if not is_finite(values):
                 raise BadInput(
                     f"layer {layer}, expert {expert}: {name} holds NaN or infinity, the checkpoint is damaged"
                 )
@@ -152,6 +151,12 @@ def aligned(nbytes: int, *, pin: bool = False) -> torch.Tensor:
         raise OutOfResources(f"no room for {nbytes / 2**30:.2f} GiB of {kind}: leave the experts on disk") from error
     assert buffer.data_ptr() % ALIGNMENT == 0, f"torch allocated at {buffer.data_ptr()}, not on a 64-byte border"
     return buffer
+
+
+def is_finite(values: torch.Tensor) -> bool:
+    """Whether a floating tensor holds neither NaN nor infinity."""
+    # Both survive the extremes; isfinite of everything would take 20 times as long and a mask in memory.
+    return all(bool(extreme.isfinite()) for extreme in torch.aminmax(values))
 
 
 def _round_up(nbytes: int) -> int:

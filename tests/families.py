@@ -1,6 +1,7 @@
 """Small random models of every supported family, and checkpoints of them in both layouts in use.
 
-`FAMILIES[name]()` gives `(config, model)`, seeded and in float32; `save(name, layout, path)` writes a checkpoint.
+`FAMILIES[name]()` gives `(config, model)`, seeded and in float32; `save(name, layout, path)` writes a checkpoint with
+a tokenizer whose tokens are single characters.
 DeepSeek-V2 begins with a dense layer and Qwen3-MoE has one in the middle: MoE layers are not all layers. Qwen2-MoE ties
 its embeddings. No expert weight is square and none is constant, so that a transposed or skipped one is noticed.
 """
@@ -10,7 +11,8 @@ from pathlib import Path
 
 import torch
 import transformers
-from transformers import PreTrainedConfig, PreTrainedModel
+from tokenizers import Tokenizer, decoders, models
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.utils import logging
 
 LAYOUTS = ("hub", "fused")  # one tensor per expert and projection, as published; whole [E, ...] parameters
@@ -26,7 +28,18 @@ def save(family: str, layout: str, path: Path, dtype: torch.dtype = torch.float3
     model.config.dtype = dtype
     logging.disable_progress_bar()
     model.save_pretrained(path, save_original_format=layout == "hub", max_shard_size=shard_size)
+    character_tokenizer().save_pretrained(path)
     return path
+
+
+def character_tokenizer() -> PreTrainedTokenizerFast:
+    """Newline and the printable ASCII characters but three, after the special tokens of `COMMON`; others are lost."""
+    characters = ["\n", *(chr(code) for code in range(32, 127) if chr(code) not in "`|~")]
+    texts = ["<pad>", "<bos>", "<eos>", *characters]
+    assert len(texts) == VOCABULARY, len(texts)
+    tokenizer = Tokenizer(models.BPE(vocab={text: index for index, text in enumerate(texts)}, merges=[]))
+    tokenizer.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>")
 
 
 def _family(prefix: str, **own: object) -> Family:

@@ -98,6 +98,8 @@ def chat(session: Session, sampling: Sampling) -> Iterator[Answer]:
 
 def encode(session: Session, prompt: str) -> torch.Tensor:
     """Token ids [1, S]."""
+    if any("\ud800" <= character <= "\udfff" for character in prompt):  # Python's sign for bytes that are not UTF-8
+        raise BadInput("the prompt is not text in UTF-8: convert it")
     ids = _tokenizer(session)(prompt, return_tensors="pt").input_ids if prompt else torch.zeros(1, 0)
     return ids.to(torch.int64)
 
