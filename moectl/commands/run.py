@@ -44,9 +44,20 @@ def run_command(
     with open_session(name or str(demo_model()), settings, store=store) as session:
         if is_chat:
             for answer in chat(session, sampling):
-                show(answer, as_json=False)
+                print(took(answer), file=sys.stderr)
+            show_sheet(counters_sheet(effort(session)))
+            show_sheet(receipt_sheet(session.receipt()))
         else:
             show(run(session, prompt, sampling, echo=not as_json, trace=trace), as_json=as_json)
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """What a stretch of passes took of the cache and the link."""
+
+    counters: dict[str, int]
+    by_layer: list[dict[str, int]]
+    exposed_ms: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +66,7 @@ class Answer:
 
     token_ids: list[int]
     text: str
-    counters: dict[str, int]
-    by_layer: list[dict[str, int]]
-    exposed_ms: float
+    effort: Effort
     timing: Timing
     receipt: dict[str, object]
 
@@ -125,8 +134,8 @@ def show(answer: Answer, *, as_json: bool) -> None:
             {
                 "token_ids": answer.token_ids,
                 "text": answer.text,
-                "counters": answer.counters | {"exposed_ms": answer.exposed_ms},
-                "by_layer": answer.by_layer,
+                "counters": answer.effort.counters | {"exposed_ms": answer.effort.exposed_ms},
+                "by_layer": answer.effort.by_layer,
                 "receipt": answer.receipt,
                 "ttft_ms": answer.timing.ttft_ms,
                 "tpot_ms": answer.timing.tpot_ms,
@@ -134,11 +143,18 @@ def show(answer: Answer, *, as_json: bool) -> None:
         )
         return
     print()
-    show_sheet(counters_sheet(answer))
+    show_sheet(counters_sheet(answer.effort, note=took(answer)))
     show_sheet(receipt_sheet(answer.receipt))
 
 
-def counters_sheet(answer: Answer) -> Sheet:
+def effort(session: Session, *, first_pass: int = 0) -> Effort:
+    """Everything since pass `first_pass`."""
+    counters = session.controller.counters
+    stall_s = sum(session.engine.stall_s[first_pass:])
+    return Effort(counters.totals(first_pass=first_pass), counters.by_layer(first_pass=first_pass), stall_s * 1e3)
+
+
+def counters_sheet(effort: Effort, *, note: str = "") -> Sheet:
     columns = (
         "layer",
         "requests",
@@ -151,16 +167,20 @@ def counters_sheet(answer: Answer) -> Sheet:
         "collisions",
         "evictions",
     )
-    rows = [_counter_row(layer, counts) for layer, counts in enumerate(answer.by_layer)]
-    rows.append(_counter_row("all", answer.counters))
-    counts, timing = answer.counters, answer.timing
-    note = (
+    rows = [_counter_row(layer, counts) for layer, counts in enumerate(effort.by_layer)]
+    rows.append(_counter_row("all", effort.counters))
+    return Sheet("Counters", columns, rows, note)
+
+
+def took(answer: Answer) -> str:
+    """One line on what an answer took."""
+    counts, timing = answer.effort.counters, answer.timing
+    return (
         f"{len(answer.token_ids)} tokens; first after {timing.ttft_ms:.1f} ms, then {timing.tpot_ms:.2f} ms each; "
         f"{human_bytes(counts['demand_bytes'])} on demand, {human_bytes(counts['prefetch_bytes'])} prefetched "
-        f"({human_bytes(counts['wasted_bytes'])} of it wasted), {answer.exposed_ms:.1f} ms of stall; "
+        f"({human_bytes(counts['wasted_bytes'])} of it wasted), {answer.effort.exposed_ms:.1f} ms of stall; "
         f"{counts['replaced_ranks']} ranks replaced, {counts['dropped_ranks']} dropped"
     )
-    return Sheet("Counters", columns, rows, note)
 
 
 def receipt_sheet(receipt: dict[str, object]) -> Sheet:
@@ -186,42 +206,40 @@ def _flat(values: dict[str, object], prefix: str = "") -> Iterator[tuple[str, st
 def _answer(session: Session, prompt: torch.Tensor, sampling: Sampling, *, echo: bool) -> Answer:
     first_pass = len(session.controller.counters.passes)
     timing, tokens = Timing(), []
-    for token in _shown(session, session.generate(prompt, sampling), echo):
+    generated = session.generate(prompt, sampling)
+    for token in _echoed(session, generated) if echo else generated:
         timing.seconds.append(token.seconds)
         tokens.append(token.token_id)
-    counters = session.controller.counters
     return Answer(
         token_ids=tokens,
         text=_tokenizer(session).decode(tokens, skip_special_tokens=True),
-        counters=counters.totals(first_pass=first_pass),
-        by_layer=counters.by_layer(first_pass=first_pass),
-        exposed_ms=sum(session.engine.stall_s[first_pass:]) * 1e3,
+        effort=effort(session, first_pass=first_pass),
         timing=timing,
         receipt=session.receipt(),
     )
 
 
-def _shown(session: Session, tokens: Iterator[Token], echo: bool) -> Iterator[Token]:
+def _echoed(session: Session, tokens: Iterator[Token]) -> Iterator[Token]:
     """Pass tokens on; print what they add to the text once it can no longer change."""
-    tokenizer, ids, printed = _tokenizer(session), [], 0
+    tokenizer, ids, text, num_printed = _tokenizer(session), [], "", 0
     for token in tokens:
         ids.append(token.token_id)
         text = tokenizer.decode(ids, skip_special_tokens=True)
-        if echo and not text.endswith("�"):  # the rest of a character is still to come
-            print(text[printed:], end="", flush=True)
-            printed = len(text)
+        if not text.endswith("�"):  # the rest of a character is still to come
+            print(text[num_printed:], end="", flush=True)
+            num_printed = len(text)
         yield token
-    if echo:
-        print()
+    print(text[num_printed:])
 
 
 def _ask() -> str | None:
+    """The next line that is not blank; None at the end."""
     if sys.stdin.isatty():
         print("> ", end="", file=sys.stderr, flush=True)
-    for line in sys.stdin:
-        if line.strip():
-            return line.strip()
-    return None
+    try:
+        return next((line.strip() for line in sys.stdin if line.strip()), None)
+    except UnicodeDecodeError:
+        raise BadInput("what came on stdin is not text in UTF-8: convert it") from None
 
 
 def _tokenizer(session: Session) -> PreTrainedTokenizerBase:
