@@ -1,18 +1,53 @@
-"""A link's timeline: when a transfer would land, given when it was asked for. Pure arithmetic, on any clock."""
+"""Clocks and timelines: when things would happen, on wall time or on virtual time."""
 
+import time
 from dataclasses import dataclass
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """Seconds from an arbitrary start."""
+
+    def now_s(self) -> float: ...
+
+    def wait_until(self, deadline_s: float) -> None:
+        """Return at once if the deadline has passed."""
+
+
+class WallClock:
+    """Real time. A wait ends up to 0.1 ms late, as sleeping goes; spinning would starve other threads."""
+
+    def now_s(self) -> float:
+        return time.perf_counter()
+
+    def wait_until(self, deadline_s: float) -> None:
+        while (remaining_s := deadline_s - time.perf_counter()) > 0:
+            time.sleep(remaining_s)
+
+
+@dataclass(slots=True)
+class VirtualClock:
+    """Time that passes only when somebody waits, or sets it."""
+
+    time_s: float = 0.0
+
+    def now_s(self) -> float:
+        return self.time_s
+
+    def wait_until(self, deadline_s: float) -> None:
+        self.time_s = max(self.time_s, deadline_s)
 
 
 @dataclass(slots=True)
 class Timeline:
-    """One transfer at a time over `bandwidth` bytes per second, each after `latency_s` seconds of set-up."""
+    """One thing at a time at `bandwidth` bytes per second, each after `latency_s` seconds of set-up."""
 
     bandwidth: float
     latency_s: float = 0.0
     free_at_s: float = 0.0
 
     def reserve(self, now_s: float, nbytes: int) -> float:
-        """Queue a transfer behind what is under way; returns the time at which it lands."""
-        start = max(now_s, self.free_at_s)
-        self.free_at_s = start + self.latency_s + nbytes / self.bandwidth
+        """Queue `nbytes` behind what is under way; returns the time at which they are through."""
+        start_s = max(now_s, self.free_at_s)
+        self.free_at_s = start_s + self.latency_s + nbytes / self.bandwidth
         return self.free_at_s

@@ -5,8 +5,7 @@ per layer a
 hook on the router hands over its logits, and the registered experts function does the rest.
 """
 
-from collections.abc import Callable
-from concurrent.futures import Future
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +19,7 @@ from runtime.experts import Assigned, accumulate, assign, expert_forward, gather
 from runtime.link import DEMAND, PREFETCH, Link, Transfer
 from runtime.model import MoeLayer, MoeModel
 from runtime.near import NearTier
-from runtime.plan import Place, Plan, Wave
+from runtime.plan import Place, Plan
 from runtime.policies.base import Step, last_tokens
 
 NAME = "moectl"
@@ -151,58 +150,53 @@ class Engine:
     def _compute(
         self, layer: MoeLayer, plan: Plan, hidden: torch.Tensor, assigned: dict[int, Assigned]
     ) -> dict[int, torch.Tensor]:
-        """Every used expert's output on its tokens: near experts meanwhile, residents first, arrivals as they land."""
-        near = self._start_near(layer, plan.near, hidden, assigned)
+        """Every used expert's output: residents first, near ones while loads are under way, arrivals last."""
+        first = layer.index * self.controller.shape.num_experts
         parts: dict[int, torch.Tensor] = {}
+
+        def compute(places: Iterable[Place]) -> None:
+            for place in places:
+                if place.slot in self._pending:
+                    self.link.collect(self._pending.pop(place.slot))
+                x = gather(hidden, assigned[place.key - first])
+                parts[place.key - first] = expert_forward(layer.experts, self._views[place.slot], x)
+                self.link.computed(self._slots[place.slot])
+
+        self.near.begin(len(plan.near))
         for wave in plan.waves:
             self._issue(wave.loads, DEMAND)
             if wave is plan.waves[-1]:
                 self._issue(plan.prefetches, PREFETCH)
-            self._compute_wave(layer, wave, hidden, assigned, parts)
+            landed = [place for place in wave.resident if place.slot not in self._pending]
+            late = [place for place in wave.resident if place.slot in self._pending]
+            compute(landed)
+            if wave is plan.waves[0]:
+                parts |= self._compute_near(layer, plan.near, hidden, assigned)
+            compute((*late, *wave.loads))
         if not plan.waves:
             self._issue(plan.prefetches, PREFETCH)
-        for expert, future in near.items():
-            parts[expert] = future.result().to(hidden.device, non_blocking=True)
+            parts |= self._compute_near(layer, plan.near, hidden, assigned)
+        self.near.finish()
         return parts
 
-    def _compute_wave(
-        self,
-        layer: MoeLayer,
-        wave: Wave,
-        hidden: torch.Tensor,
-        assigned: dict[int, Assigned],
-        parts: dict[int, torch.Tensor],
-    ) -> None:
-        first = layer.index * self.controller.shape.num_experts
-        landed = sorted(wave.resident, key=lambda place: place.slot in self._pending)
-        for place in (*landed, *wave.loads):
-            if place.slot in self._pending:
-                self.link.collect(self._pending.pop(place.slot))
-            expert = place.key - first
-            parts[expert] = expert_forward(layer.experts, self._views[place.slot], gather(hidden, assigned[expert]))
-            self.link.computed(self._slots[place.slot])
+    def _compute_near(
+        self, layer: MoeLayer, experts: tuple[int, ...], hidden: torch.Tensor, assigned: dict[int, Assigned]
+    ) -> dict[int, torch.Tensor]:
+        if not experts:
+            return {}
+        host = hidden.cpu()
+        return {
+            expert: self.near.forward(
+                layer.experts, layer.index, expert, gather(host, _on_host(assigned[expert]))
+            ).to(hidden.device, non_blocking=True)
+            for expert in experts
+        }
 
     def _issue(self, loads: tuple[Place, ...], urgency: int) -> None:
         for place in loads:
             if place.slot in self._pending:
                 self.link.cancel(self._pending.pop(place.slot))
             self._pending[place.slot] = self.link.issue(place.key, self._slots[place.slot], urgency=urgency)
-
-    def _start_near(
-        self, layer: MoeLayer, experts: tuple[int, ...], hidden: torch.Tensor, assigned: dict[int, Assigned]
-    ) -> dict[int, "Future[torch.Tensor]"]:
-        if not experts:
-            return {}
-        host = hidden.cpu()
-        module = layer.experts
-
-        def forward(weights: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-            return expert_forward(module, weights, x)
-
-        return {
-            expert: self.near.submit(layer.index, expert, forward, gather(host, _on_host(assigned[expert])))
-            for expert in experts
-        }
 
     # Between device and host
 

@@ -11,7 +11,6 @@ from transformers.core_model_loading import (
     MergeModulelist,
     WeightConverter,
     WeightRenaming,
-    apply_renamings,
     dot_natural_key,
     rename_source_key,
 )
@@ -76,7 +75,9 @@ class _Names:
         return (target, None, "") if source is None else (target, self._by_source[source], source)
 
     def renamed(self, name: str) -> str:
-        return apply_renamings(name, self._renamings)
+        for rule in self._renamings:
+            name, _ = rule.rename_source_key(name)
+        return name
 
 
 class _Search:

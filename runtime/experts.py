@@ -24,7 +24,8 @@ def expert_forward(module: nn.Module, weights: dict[str, torch.Tensor], x: torch
     y = _project(module, weights, up, x)
     y = module._apply_gate(y) if module.has_gate else module.act_fn(y)
     y = _project(module, weights, "down_proj", y)
-    return module.post_expert_norm(y) if module.has_post_expert_norm else y
+    has_norm = getattr(module, "has_post_expert_norm", False)  # transformers before 5.20 has no such flag
+    return module.post_expert_norm(y) if has_norm else y
 
 
 def _project(module: nn.Module, weights: dict[str, torch.Tensor], name: str, x: torch.Tensor) -> torch.Tensor:

@@ -4,7 +4,6 @@ prefetches."""
 import heapq
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Protocol
@@ -12,10 +11,9 @@ from typing import Protocol
 import torch
 
 from artifacts.shape import Shape
-from runtime.clock import Timeline
+from runtime.clock import Clock, Timeline, VirtualClock, WallClock
 
 DEMAND, PREFETCH = 0, 1
-_SPIN_S = 200e-6  # sleep() overshoots by about 100 microseconds, so the last stretch before a deadline is spun
 
 
 class Source(Protocol):
@@ -31,6 +29,7 @@ class Transfer:
     key: int
     slot: torch.Tensor  # [nbytes] uint8, in the fast tier
     urgency: int
+    issued_s: float = 0.0
     started: bool = False
     landed: threading.Event = field(default_factory=threading.Event)
     error: BaseException | None = None
@@ -60,15 +59,6 @@ class Link(Protocol):
     def conditions(self) -> dict[str, float | str]: ...
 
     def close(self) -> None: ...
-
-
-def wait_until(deadline_s: float) -> None:
-    """Return at `deadline_s` of `time.perf_counter`, as exactly as the machine lets us."""
-    remaining = deadline_s - time.perf_counter()
-    if remaining > _SPIN_S:
-        time.sleep(remaining - _SPIN_S)
-    while time.perf_counter() < deadline_s:
-        pass
 
 
 class ThreadLink:
@@ -167,63 +157,88 @@ class DiskLink(ThreadLink):
         self._read(transfer.key, transfer.slot)
 
 
-class EmulatedLink(ThreadLink):
-    """A link of given bandwidth and latency between two parts of RAM: every transfer takes its time on a paced
-    timeline."""
+class PacedLink:
+    """A link of given bandwidth and latency on a clock: transfers land when they would, one after another.
 
-    kind = "emulated"
+    No thread: the queue is worked off when somebody asks, up to the present, and bytes are copied as they are collected.
+    A thread that slept and woke beside the one that computes would take the interpreter from it at every turn.
+    """
 
-    def __init__(self, source: Source, shape: Shape, *, bandwidth: float, latency_s: float = 0.0) -> None:
-        self._timeline = Timeline(bandwidth, latency_s)
-        super().__init__(source, shape)
+    kind = "paced"
 
-    def _move(self, transfer: Transfer) -> None:
-        lands_at_s = self._timeline.reserve(time.perf_counter(), self._shape.expert_nbytes)
-        self._read(transfer.key, transfer.slot)
-        wait_until(lands_at_s)
-
-    def conditions(self) -> dict[str, float | str]:
-        return {
-            "kind": self.kind,
-            "bandwidth_gbps": self._timeline.bandwidth / 1e9,
-            "latency_us": self._timeline.latency_s * 1e6,
-        }
-
-
-class VirtualLink:
-    """A link on virtual time, for tests and simulation: bytes move at once, seconds are counted on `now`."""
-
-    kind = "virtual"
-
-    def __init__(
-        self, source: Source, shape: Shape, *, bandwidth: float, latency_s: float = 0.0, now: Callable[[], float]
-    ) -> None:
-        self._source, self._shape, self._now = source, shape, now
-        self._timeline = Timeline(bandwidth, latency_s)
+    def __init__(self, source: Source, shape: Shape, timeline: Timeline, clock: Clock) -> None:
+        self._source, self._shape, self._timeline, self._clock = source, shape, timeline, clock
+        self._queue: list[Transfer] = []
         self._lands_at_s: dict[Transfer, float] = {}
         self._stall_s = 0.0
 
     def issue(self, key: int, slot: torch.Tensor, *, urgency: int) -> Transfer:
-        transfer = Transfer(key, slot, urgency)
-        self._source.read(*divmod(key, self._shape.num_experts), slot)
-        self._lands_at_s[transfer] = self._timeline.reserve(self._now(), self._shape.expert_nbytes)
+        self._advance()
+        transfer = Transfer(key, slot, urgency, self._clock.now_s())
+        self._queue.append(transfer)
+        self._queue.sort(key=lambda queued: queued.urgency)
+        self._advance()
         return transfer
 
     def collect(self, transfer: Transfer) -> None:
-        self._stall_s += max(0.0, self._lands_at_s.pop(transfer) - self._now())
+        self._advance()
+        if not transfer.started:
+            transfer.urgency = DEMAND
+            self._queue.sort(key=lambda queued: queued.urgency)
+        while not transfer.started:
+            self._start_next()
+        self._source.read(*divmod(transfer.key, self._shape.num_experts), transfer.slot)
+        begin_s, lands_at_s = self._clock.now_s(), self._lands_at_s.pop(transfer)
+        self._clock.wait_until(lands_at_s)
+        self._stall_s += max(0.0, self._clock.now_s() - begin_s) if lands_at_s > begin_s else 0.0
+
+    def cancel(self, transfer: Transfer) -> None:
+        self._advance()
+        if transfer.started:
+            del self._lands_at_s[transfer]
+        else:
+            self._queue.remove(transfer)
+
+    def computed(self, slot: torch.Tensor) -> None:
+        """Bytes are copied by whoever collects, after what was computed before."""
 
     def drain_stalls(self) -> float:
         stall_s, self._stall_s = self._stall_s, 0.0
         return stall_s
 
-    def cancel(self, transfer: Transfer) -> None:
-        self._lands_at_s.pop(transfer, None)
-
-    def computed(self, slot: torch.Tensor) -> None:
-        """Nothing reads behind our back."""
-
     def conditions(self) -> dict[str, float | str]:
-        return {"kind": self.kind, "bandwidth_gbps": self._timeline.bandwidth / 1e9}
+        line = self._timeline
+        return {"kind": self.kind, "bandwidth_gbps": line.bandwidth / 1e9, "latency_us": line.latency_s * 1e6}
 
     def close(self) -> None:
         """Holds nothing."""
+
+    def _advance(self) -> None:
+        """Start every transfer that has begun by now."""
+        while self._queue and self._timeline.free_at_s <= self._clock.now_s():
+            self._start_next()
+
+    def _start_next(self) -> None:
+        transfer = self._queue.pop(0)
+        transfer.started = True
+        self._lands_at_s[transfer] = self._timeline.reserve(transfer.issued_s, self._shape.expert_nbytes)
+
+
+class EmulatedLink(PacedLink):
+    """A paced link between two parts of RAM, on the wall clock: a real experiment on any machine."""
+
+    kind = "emulated"
+
+    def __init__(self, source: Source, shape: Shape, *, bandwidth: float, latency_s: float = 0.0) -> None:
+        super().__init__(source, shape, Timeline(bandwidth, latency_s), WallClock())
+
+
+class VirtualLink(PacedLink):
+    """A paced link on a clock that only moves when it is waited for or set, for tests."""
+
+    kind = "virtual"
+
+    def __init__(
+        self, source: Source, shape: Shape, *, bandwidth: float, latency_s: float = 0.0, clock: VirtualClock
+    ) -> None:
+        super().__init__(source, shape, Timeline(bandwidth, latency_s), clock)

@@ -97,7 +97,7 @@ class Session:
     def close(self) -> None:
         """Give the model back, and the fast tier free."""
         self.engine.uninstall()
-        self.tiers.close()
+        self.tiers.link.close()
 
     # Running
 

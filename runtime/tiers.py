@@ -24,10 +24,6 @@ class Tiers:
     pinned_nbytes: int
     bandwidth: float | None
 
-    def close(self) -> None:
-        self.link.close()
-        self.near.close()
-
 
 @dataclass(frozen=True, slots=True)
 class LinkChoice:

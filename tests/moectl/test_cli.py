@@ -1,7 +1,6 @@
 """The contract of the command line: quick help, exit codes, one line for every error."""
 
 import errno
-import os
 import signal
 import subprocess
 import sys
@@ -35,14 +34,6 @@ def test_help_imports_nothing_heavy(arguments):
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout.endswith("heavy: []\n"), done.stdout + done.stderr
-
-
-def test_help_takes_less_than_half_a_second_of_processor_time():
-    before = os.times()
-    assert moectl("--help").returncode == 0
-    after = os.times()
-    used = after.children_user - before.children_user + after.children_system - before.children_system
-    assert used < 0.5
 
 
 def test_version_and_no_arguments(capsys):

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from artifacts.shape import Shape
-from runtime.clock import Timeline
-from runtime.link import DEMAND, PREFETCH, DiskLink, EmulatedLink, VirtualLink
+from runtime.clock import Timeline, VirtualClock
+from runtime.link import DEMAND, PREFETCH, DiskLink, EmulatedLink, Link, VirtualLink
 
 SHAPE = Shape(num_layers=2, num_experts=4, top_k=1, expert_nbytes=64)
 
@@ -40,19 +40,30 @@ def source() -> Numbered:
     return Numbered()
 
 
-@pytest.fixture(params=["disk", "emulated"])
-def link(request: pytest.FixtureRequest, source: Numbered):
-    made = DiskLink(source, SHAPE) if request.param == "disk" else EmulatedLink(source, SHAPE, bandwidth=1e9)
+@pytest.fixture
+def link(source: Numbered):
+    made = DiskLink(source, SHAPE)
     yield made
     source.gate.set()
     made.close()
 
 
-def test_all_that_is_issued_arrives(link: DiskLink) -> None:
+@pytest.fixture(params=["disk", "emulated", "virtual"])
+def any_link(request: pytest.FixtureRequest, source: Numbered):
+    made = {
+        "disk": lambda: DiskLink(source, SHAPE),
+        "emulated": lambda: EmulatedLink(source, SHAPE, bandwidth=1e9),
+        "virtual": lambda: VirtualLink(source, SHAPE, bandwidth=1e9, clock=VirtualClock()),
+    }[request.param]()
+    yield made
+    made.close()
+
+
+def test_all_that_is_issued_arrives(any_link: Link) -> None:
     buffers = slots(8)
-    transfers = [link.issue(key, buffers[key], urgency=DEMAND) for key in range(8)]
+    transfers = [any_link.issue(key, buffers[key], urgency=DEMAND) for key in range(8)]
     for key, transfer in enumerate(transfers):
-        link.collect(transfer)
+        any_link.collect(transfer)
         assert (buffers[key] == key).all()
 
 
@@ -88,12 +99,12 @@ def test_a_cancelled_transfer_never_writes_its_slot(link: DiskLink, source: Numb
     assert (buffers[2] == 3).all() and source.order == [1, 3]
 
 
-def test_an_error_reaches_whoever_collects_and_the_link_goes_on(link: DiskLink, source: Numbered) -> None:
+def test_an_error_reaches_whoever_collects_and_the_link_goes_on(any_link: Link, source: Numbered) -> None:
     source.broken.add(5)
     buffers = slots(2)
     with pytest.raises(OSError, match="key 5"):
-        link.collect(link.issue(5, buffers[0], urgency=DEMAND))
-    link.collect(link.issue(6, buffers[1], urgency=DEMAND))
+        any_link.collect(any_link.issue(5, buffers[0], urgency=DEMAND))
+    any_link.collect(any_link.issue(6, buffers[1], urgency=DEMAND))
     assert (buffers[1] == 6).all()
 
 
@@ -110,15 +121,33 @@ def test_an_emulated_transfer_takes_at_least_its_time(source: Numbered) -> None:
 
 
 def test_virtual_time_is_exact(source: Numbered) -> None:
-    now = [0.0]
-    link = VirtualLink(source, SHAPE, bandwidth=64.0, latency_s=0.5, now=lambda: now[0])
+    clock = VirtualClock()
+    link = VirtualLink(source, SHAPE, bandwidth=64.0, latency_s=0.5, clock=clock)
     first, second = (link.issue(key, slot, urgency=DEMAND) for key, slot in enumerate(slots(2)))
-    now[0] = 1.0
+    clock.time_s = 1.0
     link.collect(first)
     assert link.drain_stalls() == 0.5
-    now[0] = 5.0
+    clock.time_s = 5.0
     link.collect(second)
     assert link.drain_stalls() == 0.0
+
+
+def test_on_virtual_time_demand_overtakes_a_late_prefetch_is_hurried_and_a_cancelled_one_frees_the_line(
+    source: Numbered,
+) -> None:
+    """One second a transfer: 0 is under way when 1 to 4 queue up as prefetches and 5 is demanded."""
+    clock = VirtualClock()
+    link = VirtualLink(source, SHAPE, bandwidth=64.0, clock=clock)
+    buffers = slots(6)
+    first, cancelled, third, fourth, last = [link.issue(key, buffers[key], urgency=PREFETCH) for key in range(5)]
+    demand = link.issue(5, buffers[5], urgency=DEMAND)
+    link.cancel(cancelled)
+    lands_at_s = []
+    for transfer in (demand, last, fourth, third, first):  # the third begins as soon as the demanded one has landed
+        link.collect(transfer)
+        lands_at_s.append(clock.time_s)
+    assert lands_at_s == [2.0, 4.0, 5.0, 5.0, 5.0]
+    assert link.drain_stalls() == 5.0
 
 
 def test_a_timeline_is_idle_when_nobody_asks() -> None:

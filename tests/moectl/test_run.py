@@ -1,0 +1,175 @@
+"""`moectl run` as a user runs it: tokens as transformers makes them, one JSON object, a stream, a chat, a trace."""
+
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from artifacts.tracefile import read_parquet
+from moectl.cli import main
+from runtime.assembly import build_controller
+from runtime.cache import Scope
+from runtime.model import open_model
+from runtime.policies import build
+from runtime.policies.base import Artefacts
+from runtime.simulate import replay
+from tests.conftest import Checkpoint
+
+PROMPT = "It was a dark and stormy night;"
+
+
+@pytest.fixture
+def model(checkpoint: Checkpoint) -> Path:
+    return checkpoint("olmoe")
+
+
+def run_json(capfd: pytest.CaptureFixture[str], *arguments: object) -> dict:
+    """What `moectl run ... --json` prints, which is one object and nothing else."""
+    assert main(["run", *map(str, arguments), "--json"]) == 0
+    said = capfd.readouterr()
+    assert said.err == "" and said.out.count("\n") == 1
+    return json.loads(said.out)
+
+
+@pytest.mark.parametrize("preset", ["on-demand", "near", "least-stale", "full"])
+def test_greedy_tokens_are_those_of_transformers(preset: str, model: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    ids = tokenizer(PROMPT, return_tensors="pt").input_ids
+    plain = AutoModelForCausalLM.from_pretrained(model, experts_implementation="eager").eval()
+    with torch.inference_mode():
+        expected = plain.generate(ids, max_new_tokens=24, do_sample=False)[0, ids.shape[1] :].tolist()
+    capfd.readouterr()
+    said = run_json(
+        capfd, model, "--preset", preset, "--budget", "25%", "--prompt", PROMPT, "--max-new-tokens", 24, "--greedy"
+    )
+    assert said["token_ids"] == expected
+    assert said["text"] == tokenizer.decode(expected, skip_special_tokens=True)
+    assert said.keys() == {"token_ids", "text", "counters", "by_layer", "receipt", "ttft_ms", "tpot_ms"}
+    assert 0 < said["tpot_ms"] < 10_000 and 0 < said["ttft_ms"] < 10_000
+    counters = said["counters"]
+    assert counters["requests"] == counters["hits"] + counters["late"] + counters["misses"]
+    assert {name: counters[name] for name in said["by_layer"][0]} == {
+        name: sum(layer[name] for layer in said["by_layer"]) for name in said["by_layer"][0]
+    }
+    assert said["receipt"]["preset"] == preset
+    assert said["receipt"]["slots"] == (16 if preset == "full" else 4)
+
+
+def test_a_stream_ends_with_counters_and_receipt(model: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    options = (model, "--prompt", PROMPT, "--max-new-tokens", 8, "--greedy")
+    text = run_json(capfd, *options)["text"]
+    assert main(["run", *map(str, options)]) == 0
+    said = capfd.readouterr()
+    assert said.out.startswith(f"{text}\n\nCounters")
+    assert "│ all " in said.out and "8 tokens; first after" in said.out
+    assert "Receipt" in said.out and "│ policies.eviction " in said.out
+    assert said.err == ""
+
+
+def test_text_comes_token_by_token(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Console(io.StringIO):
+        pieces: list[str] = []
+
+        def write(self, text: str) -> int:
+            self.pieces.append(text)
+            return len(text)
+
+    monkeypatch.setattr(sys, "stdout", Console())
+    assert main(["run", str(model), "--prompt", PROMPT, "--max-new-tokens", "6", "--greedy"]) == 0
+    assert [len(piece) for piece in Console.pieces[:12] if piece] == [1] * 6 + [1], Console.pieces[:12]
+
+
+def test_the_same_seed_draws_the_same_tokens(model: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    first, second, other = (
+        run_json(capfd, model, "--prompt", PROMPT, "--max-new-tokens", 16, "--seed", seed)["token_ids"]
+        for seed in (7, 7, 8)
+    )
+    assert first == second != other
+
+
+def test_sampling_is_that_of_transformers(model: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    ids = AutoTokenizer.from_pretrained(model)(PROMPT, return_tensors="pt").input_ids
+    plain = AutoModelForCausalLM.from_pretrained(model, experts_implementation="eager").eval()
+    with torch.inference_mode(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        expected = plain.generate(
+            ids, max_new_tokens=16, do_sample=True, temperature=1.5, top_k=20, top_p=0.9, repetition_penalty=1.2
+        )
+    capfd.readouterr()
+    options = ("--temperature", 1.5, "--top-k", 20, "--top-p", 0.9, "--repetition-penalty", 1.2, "--seed", 3)
+    said = run_json(capfd, model, "--prompt", PROMPT, "--max-new-tokens", 16, *options)
+    assert said["token_ids"] == expected[0, ids.shape[1] :].tolist()
+
+
+def test_chat_answers_every_turn(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    options = ("--max-new-tokens", 5, "--greedy")
+    first = run_json(capfd, model, "--prompt", "one\n\n", *options)["text"]
+    second = run_json(capfd, model, "--prompt", f"one\n\n{first.strip()}\n\ntwo\n\n", *options)["text"]
+    monkeypatch.setattr(sys, "stdin", io.StringIO("one\n\n  two \n"))
+    assert main(["run", str(model), "--chat", *map(str, options)]) == 0
+    said = capfd.readouterr()
+    assert said.out.startswith(f"{first}\n{second}\nCounters")
+    assert said.out.count("Receipt") == 1 and "the tokenizer has no chat template" in said.out
+    assert said.err.count("\n") == said.err.count("5 tokens; first after") == 2
+
+
+@pytest.mark.parametrize("preset", ["least-stale", "near"])
+def test_a_trace_replays_to_the_same_counters(
+    preset: str, model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "run.parquet"
+    options = ("--budget", "25%", "--prompt", PROMPT, "--max-new-tokens", 12, "--window", "20KiB")
+    said = run_json(capfd, model, "--preset", preset, *options, "--trace", path)
+    receipt = said["receipt"]
+    controller = build_controller(
+        build(receipt["policies"]),
+        open_model(str(model)).shape,
+        num_slots=receipt["slots"],
+        scope=Scope(receipt["scope"]),
+        window=receipt["prefetch_window_bytes"],
+        artefacts=Artefacts(),
+    )
+    replay(read_parquet(path), controller)
+    assert controller.counters.by_layer() == said["by_layer"]
+    assert [path.name for path in tmp_path.iterdir()] == ["run.parquet"]
+
+
+def process(*arguments: object, **options: object) -> subprocess.Popen:
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    return subprocess.Popen([sys.executable, "-m", "moectl", *map(str, arguments)], env=env, **options)
+
+
+def test_advice_of_libraries_stays_out_of_sight(model: Path, tmp_path: Path) -> None:
+    """Left to itself transformers has much to say on this model, and shows bars while it loads."""
+    folder = shutil.copytree(model, tmp_path / "model")
+    path = folder / "generation_config.json"
+    advised = json.loads(path.read_text()) | {"temperature": 0.6, "top_k": 20, "max_length": 12, "bos_token_id": 300}
+    del advised["pad_token_id"]
+    path.write_text(json.dumps(advised))
+    running = process(
+        "run", folder, "--prompt", PROMPT, "--max-new-tokens", 4, "--greedy", "--json",
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path,
+    )  # fmt: skip
+    out, err = running.communicate()
+    assert (running.returncode, err) == (0, b"")
+    assert len(json.loads(out)["token_ids"]) == 4
+
+
+def test_a_reader_that_goes_away_ends_it_quietly(model: Path, tmp_path: Path) -> None:
+    running = process(
+        "run", model, "--prompt", PROMPT, "--max-new-tokens", 200, "--ignore-eos",
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path,
+    )  # fmt: skip
+    assert running.stdout.read(3)
+    running.stdout.close()
+    assert running.stderr.read() == b""
+    assert running.wait() == 0
