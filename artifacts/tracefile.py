@@ -64,11 +64,13 @@ def to_table(trace: Trace) -> pa.Table:
 
 def from_table(table: pa.Table, *, num_experts: int | None = None) -> Trace:
     """The trace in an Arrow table; see `read_parquet`. Raises BadInput."""
+    if not table.num_rows:
+        raise BadInput("it holds no rows")
+    # The store's table has every column: one that a trace came without is empty there.
+    table = table.select([name for name in table.column_names if table[name].null_count < table.num_rows])
     missing = [name for name in _REQUIRED if name not in table.column_names]
     if missing:
         raise BadInput(f"it has no column {', '.join(missing)} (needed: {', '.join(_REQUIRED)})")
-    if not table.num_rows:
-        raise BadInput("it holds no rows")
     experts = _matrix(table, "experts", pa.uint16())
     _check_ids(experts, num_experts)
     trace = Trace(

@@ -73,17 +73,20 @@ def test_a_stream_ends_with_counters_and_receipt(model: Path, capfd: pytest.Capt
     assert said.err == ""
 
 
-def test_text_comes_token_by_token(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Console(io.StringIO):
-        pieces: list[str] = []
+def test_text_comes_token_by_token(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    options = (model, "--prompt", PROMPT, "--max-new-tokens", 6, "--greedy")
+    text = run_json(capfd, *options)["text"]
+    shown: list[str] = []
 
-        def write(self, text: str) -> int:
-            self.pieces.append(text)
-            return len(text)
+    class Screen(io.StringIO):
+        def flush(self) -> None:
+            shown.append(self.getvalue())
 
-    monkeypatch.setattr(sys, "stdout", Console())
-    assert main(["run", str(model), "--prompt", PROMPT, "--max-new-tokens", "6", "--greedy"]) == 0
-    assert [len(piece) for piece in Console.pieces[:12] if piece] == [1] * 6 + [1], Console.pieces[:12]
+    monkeypatch.setattr(sys, "stdout", Screen())
+    assert main(["run", *map(str, options)]) == 0
+    assert shown[:6] == [text[: length + 1] for length in range(6)]
 
 
 def test_the_same_seed_draws_the_same_tokens(model: Path, capfd: pytest.CaptureFixture[str]) -> None:
