@@ -13,7 +13,7 @@ import numpy as np
 from runtime.cache import ABSENT, LOADING, RESIDENT, Cache
 from runtime.counters import Counter, Counters
 from runtime.plan import Place, Plan, Wave
-from runtime.policies.base import Choice, Eviction, History, Miss, Now, Prefetch, Residents, Step
+from runtime.policies.base import Choice, Eviction, Miss, Now, Prefetch, Residents, Step
 
 
 @dataclass(slots=True)
@@ -36,15 +36,16 @@ class Controller:
     def __init__(self, cache: Cache, *, eviction: Eviction, miss: Miss, prefetch: Prefetch, window: int) -> None:
         self.cache, self.shape = cache, cache.shape
         self._eviction, self._miss, self._prefetch, self._window = eviction, miss, prefetch, window
-        self.history = History.of(self.shape.num_keys)
         self.now = Now()
         self.counters = Counters(self.shape.num_layers)
         self._queue: deque[_Arrival] = deque()
         self._evicted_in_pass = np.full(self.shape.num_keys, -1, np.int64)
         self._unused_prefetch = np.zeros(self.shape.num_keys, bool)
 
-    def begin_pass(self) -> None:
+    def begin_pass(self, num_tokens: int) -> None:
+        """A pass over so many tokens comes next."""
         self.now.pass_index += 1
+        self.now.num_tokens += num_tokens
         self.counters.begin_pass()
 
     def step(self, step: Step) -> Plan:
@@ -61,7 +62,7 @@ class Controller:
         near = tuple(expert for expert in used if expert in choice.near)
         here = [expert for expert in used if states[expert] != ABSENT]
         missing = [first + expert for expert in used if states[expert] == ABSENT and expert not in choice.near]
-        self._use([first + expert for expert in used])
+        self._eviction.used([first + expert for expert in used], step, self.now)
         waves, pinned = self._waves(step.layer, [first + expert for expert in here], missing)
         prefetches = self._prefetches(step)
         self.cache.pinned[pinned] = False
@@ -98,10 +99,6 @@ class Controller:
         column[Counter.REPLACED_RANKS] += int((choice.selected != step.selected).sum()) - dropped
         keys = np.array(absent) + step.layer * self.shape.num_experts
         column[Counter.COLLISIONS] += int((self._evicted_in_pass[keys] == self.now.pass_index).sum())
-
-    def _use(self, keys: list[int]) -> None:
-        self.history.last_use[keys] = self.now.step
-        self.history.last_pass[keys] = self.now.pass_index
 
     def _waves(self, layer: int, here: list[int], missing: list[int]) -> tuple[tuple[Wave, ...], list[int]]:
         """Fit the missing in: in one wave if they can share the tier with what is here, else in as many as it takes."""
@@ -149,7 +146,7 @@ class Controller:
         """Make `count` slots in the scope of a key: residents as the policy orders them, then prefetches, the last
         issued first."""
         candidates = self.cache.candidates(scope_key)
-        order = np.lexsort(self._eviction.order(candidates, self.history, self.now)[::-1]) if candidates.size else []
+        order = np.lexsort(self._eviction.order(candidates, self.now)[::-1]) if candidates.size else []
         victims = candidates[order[:count]].tolist() if candidates.size else []
         for victim in victims + self._cancel(scope_key, count - len(victims)):
             self._leave(victim)
@@ -175,7 +172,7 @@ class Controller:
         meanwhile."""
         if not self._prefetch.distance:
             return ()
-        proposed = self._prefetch.propose(step, self.shape)
+        proposed = self._prefetch.propose(step, self.now)
         kept = proposed[(self.cache.state[proposed] != ABSENT) & ~self.cache.pinned[proposed]]
         self.cache.pinned[kept] = True
         loads: list[Place] = []
@@ -201,7 +198,7 @@ class Controller:
 
     def _note_prefetched(self, keys: list[int]) -> None:
         self._unused_prefetch[keys] = True
-        self.history.last_pass[keys] = self.now.pass_index
+        self._eviction.prefetched(keys, self.now)
         self.counters.table[Counter.PREFETCHES, self.now.layer] += len(keys)
         self.counters.table[Counter.PREFETCH_BYTES, self.now.layer] += len(keys) * self.shape.expert_nbytes
 

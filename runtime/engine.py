@@ -106,7 +106,7 @@ class Engine:
         rows = _real_rows(kwargs.get("attention_mask"), batch, length)
         requests = requests if rows is None else requests[rows]
         self._pass = _Pass(PREFILL if length > 1 else DECODE, rows, requests)
-        self.controller.begin_pass()
+        self.controller.begin_pass(len(requests))
         if self.on_pass is not None:
             self.on_pass(requests)
 

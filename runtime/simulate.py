@@ -18,7 +18,7 @@ def replay(trace: Trace, controller: Controller) -> None:
     for traced in trace.steps():
         if traced.pass_index != pass_index:
             pass_index = traced.pass_index
-            controller.begin_pass()
+            controller.begin_pass(len(traced.experts))
         controller.step(_step(traced))
 
 

@@ -11,8 +11,13 @@ from typing import Any, get_args, get_type_hints
 from artifacts.errors import BadUsage
 from artifacts.names import unknown
 from runtime.policies.base import Eviction, Miss, Policy, Prefetch, Residency
+from runtime.policies.eviction.fld import Fld
+from runtime.policies.eviction.lcp import Lcp
 from runtime.policies.eviction.least_stale import LeastStale
+from runtime.policies.eviction.lfu import Lfu
 from runtime.policies.eviction.lru import Lru
+from runtime.policies.eviction.random import Random
+from runtime.policies.eviction.score import Score
 from runtime.policies.miss.buddy import Buddy
 from runtime.policies.miss.drop import Drop
 from runtime.policies.miss.fetch import Fetch
@@ -25,7 +30,15 @@ from runtime.policies.routing.standard import Standard
 POLICIES: dict[str, dict[str, type]] = {
     "routing": {"standard": Standard},
     "prefetch": {"none": NoPrefetch, "next_gate": NextGate},
-    "eviction": {"lru": Lru, "least_stale": LeastStale},
+    "eviction": {
+        "lru": Lru,
+        "lfu": Lfu,
+        "lcp": Lcp,
+        "least_stale": LeastStale,
+        "fld": Fld,
+        "score": Score,
+        "random": Random,
+    },
     "miss": {"fetch": Fetch, "near": Near, "drop": Drop, "buddy": Buddy},
     "residency": {"uniform": Uniform},
 }

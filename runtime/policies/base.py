@@ -41,25 +41,13 @@ def last_tokens(requests: np.ndarray) -> np.ndarray:
 
 
 @dataclass(slots=True)
-class History:
-    """What happened to every key so far. One array over all L * E keys per fact; the controller writes, policies
-    read."""
-
-    last_use: np.ndarray  # step number of the last use, -1 before the first
-    last_pass: np.ndarray  # pass in which the key was last used or prefetched, -1 before the first
-
-    @classmethod
-    def of(cls, num_keys: int) -> "History":
-        return cls(*(np.full(num_keys, -1, np.int64) for _ in range(2)))
-
-
-@dataclass(slots=True)
 class Now:
-    """Where the run is: the step counts up for ever, the layer is that of the current step."""
+    """Where the run is: steps, passes and tokens count up for ever, those of the current step included."""
 
     step: int = -1
     pass_index: int = -1
     layer: int = 0
+    num_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +89,15 @@ class Policy(Protocol):
 
 
 class Eviction(Policy, Protocol):
-    def order(self, keys: np.ndarray, history: History, now: Now) -> tuple[np.ndarray, ...]:
+    """Keeps what it wants to know of every key, whether resident or not, and ranks residents by it."""
+
+    def used(self, keys: list[int], step: Step, now: Now) -> None:
+        """This step uses `keys`, in order of first appearance, wherever they are computed. Comes before any `order`."""
+
+    def prefetched(self, keys: list[int], now: Now) -> None:
+        """This step brings `keys` ahead of their use."""
+
+    def order(self, keys: np.ndarray, now: Now) -> tuple[np.ndarray, ...]:
         """Sort keys, most significant first, by which `keys` (ascending) are evicted; equals go by the lower key."""
 
 
@@ -113,7 +109,7 @@ class Miss(Policy, Protocol):
 class Prefetch(Policy, Protocol):
     distance: int
 
-    def propose(self, step: Step, shape: Shape) -> np.ndarray:
+    def propose(self, step: Step, now: Now) -> np.ndarray:
         """Keys to bring, best first. Those on their way or resident are kept from eviction, not loaded again."""
 
 
@@ -123,11 +119,17 @@ class Residency(Policy, Protocol):
 
 
 class Simple:
-    """What most policies are: nothing required, nothing to prepare, the selected experts and their weights enough to
-    see."""
+    """What most policies are: nothing required, nothing to prepare, no probabilities needed."""
 
     requires: ClassVar[frozenset[str]] = frozenset()
     sees_probabilities: ClassVar[bool] = False
 
     def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
         """Nothing to do."""
+
+
+class SimpleEviction(Simple):
+    """An eviction policy that does not care for prefetches."""
+
+    def prefetched(self, keys: list[int], now: Now) -> None:
+        """Nothing to note."""

@@ -6,7 +6,7 @@ from artifacts.shape import Shape
 
 
 class SlowCache:
-    """LRU or Least-Stale over all layers (`is_global`) or each layer by itself; counts as the controller should."""
+    """One eviction policy over all layers (`is_global`) or each layer by itself; counts as the controller should."""
 
     def __init__(self, shape: Shape, capacity: int, is_global: bool, policy: str) -> None:
         self.shape, self.is_global, self.policy = shape, is_global, policy
@@ -16,14 +16,18 @@ class SlowCache:
         self.last_pass: dict[tuple[int, int], int] = {}
         self.evicted: set[tuple[int, int]] = set()
         self.counts = dict.fromkeys(("requests", "hits", "misses", "evictions", "collisions"), 0)
-        self.step_number = self.pass_number = 0
+        self.uses: dict[tuple[int, int], int] = {}
+        self.last_token: dict[tuple[int, int], int] = {}
+        self.step_number = self.pass_number = self.num_tokens = self.layer = 0
 
-    def begin_pass(self) -> None:
+    def begin_pass(self, num_tokens: int) -> None:
         self.pass_number += 1
+        self.num_tokens += num_tokens
         self.evicted = set()
 
     def step(self, layer: int, selected: np.ndarray) -> None:
         self.step_number += 1
+        self.layer = layer
         wanted = list(dict.fromkeys((layer, int(expert)) for expert in selected.ravel()))
         missing = [key for key in wanted if key not in self.resident]
         self.counts["requests"] += len(wanted)
@@ -32,6 +36,7 @@ class SlowCache:
         self.counts["collisions"] += sum(key in self.evicted for key in missing)
         for key in wanted:
             self.last_use[key], self.last_pass[key] = self.step_number, self.pass_number
+            self.uses[key], self.last_token[key] = self.uses.get(key, 0) + 1, self.num_tokens
         pinned = {key for key in wanted if key in self.resident}
         while missing:
             key = missing[0]
@@ -51,6 +56,18 @@ class SlowCache:
         return {key for key in self.resident if self.is_global or key[0] == layer}
 
     def rank(self, key: tuple[int, int]) -> tuple:
+        """What goes first is smallest; equals go by the lower key."""
+        layer, oldest = key[0], self.last_use[key]
+        is_current = self.last_pass[key] == self.pass_number
         if self.policy == "lru":
-            return self.last_use[key], key
-        return self.last_pass[key] == self.pass_number, key[0], self.last_use[key], key
+            return oldest, key
+        if self.policy == "lfu":
+            return self.uses[key], key
+        if self.policy == "lcp":
+            return self.uses[key] * 0.25 ** ((self.num_tokens - self.last_token[key]) / 128), key
+        if self.policy == "fld":
+            return -((layer - self.layer) % self.shape.num_layers), oldest, key
+        if self.policy == "least_stale:within=ahead" and not is_current:
+            is_behind = layer <= self.layer
+            return False, (0, layer) if is_behind else (1, -layer), oldest, key
+        return is_current, (0, layer), oldest, key

@@ -58,7 +58,7 @@ def traces(draw: st.DrawFn) -> tuple[Shape, int, list[list[np.ndarray]]]:
     return shape, draw(st.integers(1, num_experts)) * num_layers, passes
 
 
-@pytest.mark.parametrize("policy", ["lru", "least_stale"])
+@pytest.mark.parametrize("policy", ["lru", "lfu", "lcp", "least_stale", "least_stale:within=ahead", "fld"])
 @pytest.mark.parametrize("scope", ["layer", "global"])
 @given(traces())
 @settings(max_examples=60, deadline=None)
@@ -67,8 +67,8 @@ def test_counts_equal_the_slow_reference(scope: str, policy: str, trace: tuple) 
     fast = controller(slots, scope, shape=shape, eviction=policy)
     slow = SlowCache(shape, slots, scope == "global", policy)
     for layers in passes:
-        fast.begin_pass()
-        slow.begin_pass()
+        fast.begin_pass(len(layers[0]))
+        slow.begin_pass(len(layers[0]))
         for layer, selected in enumerate(layers):
             take(fast, layer, selected.tolist())
             slow.step(layer, selected)
@@ -93,11 +93,11 @@ def test_every_policy_keeps_the_contract(
     rng = np.random.default_rng(window)
     owner = controller(slots, scope, window, shape, eviction=eviction, miss=miss, prefetch=prefetch)
     for layers in passes:
-        owner.begin_pass()
+        owner.begin_pass(len(layers[0]))
         for layer, selected in enumerate(layers):
             weights = np.sort(rng.random(selected.shape).astype(np.float32))[:, ::-1]
             predicted = rng.random((len(selected), 1, shape.num_experts)).astype(np.float32)
-            step = Step(owner.now.pass_index, 1, layer, selected, weights, predicted=predicted)
+            step = Step(owner.now.pass_index, 1, layer, selected, weights, predicted[:, 0], predicted)
             plan = owner.step(step)
             owner.cache.validate()
             served = {place.key % shape.num_experts for wave in plan.waves for place in (*wave.resident, *wave.loads)}
@@ -114,7 +114,7 @@ def test_every_policy_keeps_the_contract(
 
 def test_a_prefetch_that_fits_the_window_is_a_hit() -> None:
     owner = controller(18, prefetch="next_gate", window=200)
-    owner.begin_pass()
+    owner.begin_pass(1)
     assert [place.key for place in take(owner, 0, [[0, 1]], [4, 5]).prefetches] == [10, 11]
     plan = take(owner, 1, [[4, 5]], [0, 1])
     assert [place.key for place in plan.waves[0].resident] == [10, 11]
@@ -124,7 +124,7 @@ def test_a_prefetch_that_fits_the_window_is_a_hit() -> None:
 
 def test_a_prefetch_beyond_the_window_is_late_and_the_rest_is_not_issued() -> None:
     owner = controller(18, prefetch="next_gate", window=150)
-    owner.begin_pass()
+    owner.begin_pass(1)
     take(owner, 0, [[0, 1]], [4, 5])  # 200 bytes asked for, 150 gone by
     assert owner.cache.layer_states(1)[[4, 5]].tolist() == [RESIDENT, LOADING]
     plan = take(owner, 1, [[5, 0]], [0, 1])
@@ -135,7 +135,7 @@ def test_a_prefetch_beyond_the_window_is_late_and_the_rest_is_not_issued() -> No
 
 def test_an_unused_prefetch_that_leaves_is_wasted() -> None:
     owner = controller(3, prefetch="next_gate", window=100)
-    owner.begin_pass()
+    owner.begin_pass(1)
     take(owner, 0, [[0, 0]], [4])
     take(owner, 1, [[2, 2]], [1])
     assert owner.counters.totals()["wasted_bytes"] == 100
@@ -143,18 +143,18 @@ def test_an_unused_prefetch_that_leaves_is_wasted() -> None:
 
 def test_what_is_proposed_and_resident_is_not_evicted_for_what_is_not() -> None:
     owner = controller(6, prefetch="next_gate", window=200)
-    owner.begin_pass()
+    owner.begin_pass(1)
     take(owner, 0, [[0, 1]], [2, 3])
     take(owner, 1, [[2, 3]], [0, 1])
     take(owner, 2, [[0, 1]], [0, 1])
-    owner.begin_pass()
+    owner.begin_pass(1)
     assert take(owner, 0, [[0, 1]], [2, 5]).prefetches[0].key == 6 + 5  # takes the slot of 3, not of 2
     assert owner.cache.layer_states(1)[[2, 5]].tolist() == [RESIDENT, RESIDENT]
 
 
 def test_a_prefill_larger_than_the_tier_runs_in_waves() -> None:
     owner = controller(6)
-    owner.begin_pass()
+    owner.begin_pass(1)
     take(owner, 0, [[5, 4]])
     plan = take(owner, 0, [[0, 1], [2, 3], [4, 5]])
     assert [[place.key for place in wave.resident] for wave in plan.waves] == [[4, 5], [], []]
@@ -163,7 +163,7 @@ def test_a_prefill_larger_than_the_tier_runs_in_waves() -> None:
 
 def test_near_fills_empty_slots_then_computes_where_experts_lie() -> None:
     owner = controller(6, miss="near")
-    owner.begin_pass()
+    owner.begin_pass(1)
     assert take(owner, 0, [[0, 1], [2, 3]]).near == (2, 3)
     assert take(owner, 0, [[4, 0]]).near == (4,)
     assert controller(6, miss="near:fill=no").cache.room(0) == 2
@@ -173,7 +173,7 @@ def test_near_fills_empty_slots_then_computes_where_experts_lie() -> None:
 
 def test_drop_leaves_out_the_weaker_ranks_and_may_keep_the_sum() -> None:
     owner = controller(6, miss="drop:rank=1,renormalise=yes")
-    owner.begin_pass()
+    owner.begin_pass(1)
     plan = take(owner, 0, [[0, 1]])
     assert plan.selected.tolist() == [[0, -1]]
     assert plan.weights.tolist() == [[1.0, 0.0]]
@@ -181,30 +181,30 @@ def test_drop_leaves_out_the_weaker_ranks_and_may_keep_the_sum() -> None:
     assert (totals["fetched"], totals["spared"], totals["dropped_ranks"]) == (1, 1, 1)
 
 
-def test_a_stand_in_counts_as_used_and_the_missing_as_spared() -> None:
+def test_a_stand_in_is_computed_and_the_missing_counts_as_spared() -> None:
     owner = controller(9, miss="buddy:beta=1.1")
-    owner.begin_pass()
+    owner.begin_pass(1)
     take(owner, 0, [[0, 1]])
     plan = take(owner, 0, [[0, 5]])
     assert plan.selected.tolist() == [[0, 1]]
     totals = owner.counters.totals()
     assert (totals["spared"], totals["replaced_ranks"]) == (1, 1)
-    assert owner.history.last_use[1] == owner.now.step
+    assert [place.key for place in plan.waves[0].resident] == [0, 1]
 
 
 def test_collisions_are_misses_on_what_left_in_this_pass() -> None:
     owner = controller(1, "global")
-    owner.begin_pass()
+    owner.begin_pass(1)
     take(owner, 0, [[0, 1]])
     take(owner, 0, [[0, 0]])
-    owner.begin_pass()
+    owner.begin_pass(1)
     take(owner, 0, [[1, 1]])
     assert [int(table[Counter.COLLISIONS].sum()) for table in owner.counters.passes] == [1, 0]
 
 
 def test_forgetting_empties_the_cache_and_keeps_the_counts() -> None:
     owner = controller(6, prefetch="next_gate", window=50)
-    owner.begin_pass()
+    owner.begin_pass(1)
     take(owner, 0, [[0, 1]], [4, 5])
     owner.forget()
     owner.cache.validate()

@@ -32,7 +32,7 @@ def test_parameters_are_typed_and_described_again() -> None:
     ("axis", "text", "message"),
     [
         ("eviction", "lruu", r"did you mean lru\?"),
-        ("eviction", "", "Known: lru, least_stale"),
+        ("eviction", "", "Known: lru, "),
         ("miss", "buddy:rhoo=2", r"did you mean rho\?"),
         ("miss", "buddy:rho=two", "takes a value of type int"),
         ("miss", "drop:renormalise=maybe", "takes a value of type bool"),

@@ -1,19 +1,44 @@
-"""Least-Stale (SpecMD): what this pass has not touched goes first, lower layers before higher, older uses before
-newer."""
+"""Least-Stale (SpecMD): what this pass has not touched goes first, lower layers first, older uses first."""
 
 from dataclasses import dataclass
 
 import numpy as np
 
+from artifacts.errors import BadUsage
 from artifacts.shape import Shape
-from runtime.policies.base import Artefacts, History, Now, Simple
+from runtime.policies.base import Artefacts, Now, SimpleEviction, Step
 
 
 @dataclass
-class LeastStale(Simple):
-    def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
-        self._num_experts = shape.num_experts
+class LeastStale(SimpleEviction):
+    """A key is stale unless this pass has used or prefetched it; among the current ones the lower layer goes first too.
 
-    def order(self, keys: np.ndarray, history: History, now: Now) -> tuple[np.ndarray, ...]:
-        is_current = history.last_pass[keys] == now.pass_index
-        return is_current, keys // self._num_experts, history.last_use[keys]
+    `within` orders the stale: `ascending`, lower layers first, as published; `ahead`, layers that this pass has been
+    through first, then those farthest ahead.
+    """
+
+    within: str = "ascending"
+
+    def __post_init__(self) -> None:
+        if self.within not in ("ascending", "ahead"):
+            raise BadUsage(f"least_stale: within is ascending or ahead, not {self.within!r}")
+
+    def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
+        self._shape = shape
+        self._last_use = np.full(shape.num_keys, -1, np.int64)
+        self._last_pass = np.full(shape.num_keys, -1, np.int64)
+
+    def used(self, keys: list[int], step: Step, now: Now) -> None:
+        self._last_use[keys] = now.step
+        self._last_pass[keys] = now.pass_index
+
+    def prefetched(self, keys: list[int], now: Now) -> None:
+        self._last_pass[keys] = now.pass_index
+
+    def order(self, keys: np.ndarray, now: Now) -> tuple[np.ndarray, ...]:
+        is_current = self._last_pass[keys] == now.pass_index
+        layers = keys // self._shape.num_experts
+        if self.within == "ahead":
+            ahead = np.where(layers <= now.layer, layers - self._shape.num_layers, -layers)
+            layers = np.where(is_current, layers, ahead)
+        return is_current, layers, self._last_use[keys]

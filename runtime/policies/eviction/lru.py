@@ -4,10 +4,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from runtime.policies.base import History, Now, Simple
+from artifacts.shape import Shape
+from runtime.policies.base import Artefacts, Now, SimpleEviction, Step
 
 
 @dataclass
-class Lru(Simple):
-    def order(self, keys: np.ndarray, history: History, now: Now) -> tuple[np.ndarray, ...]:
-        return (history.last_use[keys],)
+class Lru(SimpleEviction):
+    def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
+        self._last_use = np.full(shape.num_keys, -1, np.int64)
+
+    def used(self, keys: list[int], step: Step, now: Now) -> None:
+        self._last_use[keys] = now.step
+
+    def order(self, keys: np.ndarray, now: Now) -> tuple[np.ndarray, ...]:
+        return (self._last_use[keys],)

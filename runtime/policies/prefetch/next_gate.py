@@ -7,7 +7,7 @@ import numpy as np
 
 from artifacts.errors import BadUsage
 from artifacts.shape import Shape
-from runtime.policies.base import Simple, Step
+from runtime.policies.base import Artefacts, Now, Simple, Step
 
 
 @dataclass
@@ -26,7 +26,11 @@ class NextGate(Simple):
         if self.distance < 1 or self.overfetch <= 0:
             raise BadUsage("next_gate needs distance >= 1 and overfetch > 0")
 
-    def propose(self, step: Step, shape: Shape) -> np.ndarray:
+    def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
+        self._shape = shape
+
+    def propose(self, step: Step, now: Now) -> np.ndarray:
+        shape = self._shape
         assert step.predicted is not None, "next_gate runs without predictions"
         target = step.layer + self.distance
         predicted = step.predicted[:, self.distance - 1]  # [T, E]

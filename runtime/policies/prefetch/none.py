@@ -4,13 +4,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from artifacts.shape import Shape
-from runtime.policies.base import Simple, Step
+from runtime.policies.base import Now, Simple, Step
 
 
 @dataclass
 class NoPrefetch(Simple):
     distance = 0
 
-    def propose(self, step: Step, shape: Shape) -> np.ndarray:
+    def propose(self, step: Step, now: Now) -> np.ndarray:
         return np.empty(0, np.int64)

@@ -1,0 +1,24 @@
+"""Farthest layer distance: the key whose layer comes again last goes first, older uses first."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from artifacts.shape import Shape
+from runtime.policies.base import Artefacts, Now, SimpleEviction, Step
+
+
+@dataclass
+class Fld(SimpleEviction):
+    """Largest `(layer - now) mod L` first; the current layer counts as 0."""
+
+    def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
+        self._shape = shape
+        self._last_use = np.full(shape.num_keys, -1, np.int64)
+
+    def used(self, keys: list[int], step: Step, now: Now) -> None:
+        self._last_use[keys] = now.step
+
+    def order(self, keys: np.ndarray, now: Now) -> tuple[np.ndarray, ...]:
+        layers_ahead = (keys // self._shape.num_experts - now.layer) % self._shape.num_layers
+        return -layers_ahead, self._last_use[keys]
