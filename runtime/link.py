@@ -160,7 +160,7 @@ class DiskLink(ThreadLink):
 class PacedLink:
     """A link of given bandwidth and latency on a clock: transfers land when they would, one after another.
 
-    No thread: the queue is worked off when somebody asks, up to the present, and bytes are copied when collected. A
+    No thread: the queue is worked off when somebody asks, up to the present, and bytes are copied on collection. A
     thread that slept and woke beside the one that computes would take the interpreter from it at every turn.
     """
 

@@ -39,6 +39,6 @@ class LeastStale(SimpleEviction):
         is_current = self._last_pass[keys] == now.pass_index
         layers = keys // self._shape.num_experts
         if self.within == "ahead":
-            ahead = np.where(layers <= now.layer, layers - self._shape.num_layers, -layers)
+            ahead = np.where(layers <= now.layer, layers - 2 * self._shape.num_layers, -layers)
             layers = np.where(is_current, layers, ahead)
         return is_current, layers, self._last_use[keys]
