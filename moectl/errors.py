@@ -24,7 +24,10 @@ def exit_code_of(command: Callable[[], object]) -> int:
         return DONE
     except SystemExit as end:
         # Typer and rich turn a reader that went away (`| head`) into SystemExit(1); nothing went wrong.
-        return _quiet_end() if isinstance(end.__context__, BrokenPipeError) else _code(end.code)
+        if isinstance(end.__context__, BrokenPipeError):
+            return _quiet_end()
+        # Typer turns Ctrl-C into SystemExit(130) and says nothing.
+        return _tell("interrupted", INTERRUPTED) if end.code == INTERRUPTED else _code(end.code)
     except BrokenPipeError:
         return _quiet_end()
     except KeyboardInterrupt:
