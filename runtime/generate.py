@@ -1,6 +1,7 @@
 """Tokens as a stream: transformers' own generate() on a thread, each token handed over as it is made, with its
 statistics."""
 
+import math
 import queue
 import threading
 import time
@@ -32,7 +33,8 @@ class Sampling:
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
             raise BadUsage(f"max-new-tokens must be at least 1, not {self.max_new_tokens}")
-        if self.temperature < 0 or not 0 < self.top_p <= 1 or self.top_k < 0 or self.repetition_penalty <= 0:
+        is_sound = self.temperature >= 0 and 0 < self.top_p <= 1 and self.top_k >= 0 and self.repetition_penalty > 0
+        if not (is_sound and math.isfinite(self.temperature) and math.isfinite(self.repetition_penalty)):
             raise BadUsage("sampling needs temperature >= 0, 0 < top-p <= 1, top-k >= 0 and repetition-penalty > 0")
 
     def options(self) -> dict[str, object]:

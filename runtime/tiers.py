@@ -1,5 +1,6 @@
 """The tiers around the fast one: where experts live, the link they come over, the near tier beside them."""
 
+import re
 from dataclasses import dataclass
 
 import torch
@@ -76,9 +77,9 @@ def resolve_device(name: str) -> torch.device:
     """`auto` is CUDA where there is one. Raises BadUsage for a device that is not there."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise BadUsage("no CUDA device is visible: use --device cpu")
-    try:
-        return torch.device(name)
-    except RuntimeError:
-        raise BadUsage(f"device {name!r} is not known: use auto, cpu or cuda") from None
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
+        raise BadUsage(f"device {name!r} is not known: use auto, cpu, cuda or cuda:1")
+    device = torch.device(name)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise BadUsage(f"{name} is not among the {torch.cuda.device_count()} visible CUDA devices: use --device cpu")
+    return device

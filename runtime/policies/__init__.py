@@ -129,7 +129,10 @@ def _convert(kind: Any, value: str, where: str) -> Any:
         return None
     wanted = next(k for k in kinds if k is not type(None))
     try:
-        return _BOOLEANS[value.lower()] if wanted is bool else wanted(value)
+        converted = _BOOLEANS[value.lower()] if wanted is bool else wanted(value)
+        if converted != converted:
+            raise ValueError("NaN passes every comparison with a limit")
+        return converted
     except (ValueError, KeyError):
         raise BadUsage(f"{where} takes a value of type {wanted.__name__}, not {value!r}") from None
 
