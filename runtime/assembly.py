@@ -7,9 +7,12 @@ from runtime.controller import Controller
 from runtime.policies import POLICIES, Policies
 from runtime.policies.base import Artefacts
 
+_STORED = "which the store does not hold: "
 _REMEDY = {
-    "buddies": "run `moectl profile`, then `moectl build-buddies`",
-    "entropy": "run `moectl profile`",
+    "buddies": _STORED + "run `moectl profile`, then `moectl build-buddies`",
+    "entropy": _STORED + "run `moectl profile`",
+    "next_use": "the future of a trace: it runs in the simulator only, with `moectl simulate`",
+    "replicas": "which no command builds yet: it runs in the simulator only, with `moectl simulate`",
 }
 
 
@@ -18,7 +21,7 @@ def check_required(policies: Policies, artefacts: Artefacts) -> None:
     for axis in POLICIES:
         for need in sorted(getattr(policies, axis).requires):
             if getattr(artefacts, need) is None:
-                raise Incompatible(f"the {axis} policy needs {need}, which the store does not hold: {_REMEDY[need]}")
+                raise Incompatible(f"the {axis} policy needs {need}, {_REMEDY[need]}")
 
 
 def build_controller(

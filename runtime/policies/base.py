@@ -9,6 +9,7 @@ from typing import ClassVar, Protocol
 
 import numpy as np
 
+from artifacts.nextuse import NextUse
 from artifacts.shape import Shape
 
 
@@ -58,6 +59,8 @@ class Artefacts:
     buddy_q: np.ndarray | None = None  # [L, E, R] their conditional co-activation
     entropy: np.ndarray | None = None  # [L, 101] percentiles of token activating entropy
     hops: np.ndarray | None = None  # [E] devices between an expert and the compute; None: one device
+    next_use: NextUse | None = None  # the future of the trace that is replayed
+    replicas: frozenset[int] | None = None  # bits at which experts can be fetched, 16 among them
 
 
 @dataclass(frozen=True, slots=True)
