@@ -35,7 +35,7 @@ def write(path: Path, content: str | bytes | list[dict]) -> Path:
     elif isinstance(content, list):
         content = "".join(json.dumps(row) + "\n" for row in content)
     raw = content.encode() if isinstance(content, str) else content
-    path.write_bytes(gzip.compress(raw) if path.suffix == ".gz" else raw)
+    path.write_bytes(gzip.compress(raw, mtime=0) if path.suffix == ".gz" else raw)
     return path
 
 
@@ -132,7 +132,7 @@ def test_held_out_docstrings_are_apart() -> None:
         ("none.parquet", [{"id": 1}], "none.parquet:1: no text in the fields 'id'"),
         ("bad.parquet", b"PAR1 and no more", "bad.parquet is not a whole parquet file"),
         ("plain.txt.gz", None, "plain.txt.gz is not a whole gzip file"),
-        ("short.jsonl.gz", gzip.compress(b'{"text": "hello"}' * 9)[:-9], "short.jsonl.gz is not a whole gzip file"),
+        ("short.jsonl.gz", gzip.compress(b'{"text": "hello"}' * 9, mtime=0)[:-9], "short.jsonl.gz is not a whole gzip file"),
     ],
 )
 def test_bad_files(tmp_path: Path, name: str, content: bytes | list | None, complaint: str) -> None:
