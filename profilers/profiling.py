@@ -1,22 +1,22 @@
 """A whole profile: text in, one run in the store out; stopped half-way it goes on where it was."""
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
 from artifacts.errors import BadInput
-from artifacts.provenance import ModelInfo, RunInfo, StoredRun, utc_now
+from artifacts.provenance import ModelInfo, RunInfo, StoredRun, utc_now, versions
 from artifacts.store import Store
-from artifacts.trace import concatenate
+from artifacts.trace import Trace, concatenate
 from artifacts.tracefile import from_table, to_table
 from profilers.corpus import data_digest
 from profilers.profiletables import stored, tables
 from profilers.progress import HalfDone
-from profilers.routing import Batching, RoutingProfile, observe
+from profilers.routing import Batch, Batching, RoutingProfile, observe
 from runtime.session import Session
 
 PROFILE, SHARD = "profile", "profile-shard"
@@ -64,28 +64,18 @@ def profile_routing(
     batches = batching.batches(data.sequences)
     if not batches:
         raise BadInput(f"shard {batching.index + 1}/{batching.count} has no data: ask for fewer shards or more tokens")
-    kept = half_done.load()
-    profile, resumed = kept or (RoutingProfile(model.shape.num_layers, model.shape.num_experts), 0)
-    done, total = sum(b.num_tokens for b in batches[:resumed]), sum(b.num_tokens for b in batches)
-    kept_at_s = start_s
+    profile, resumed = half_done.load() or (RoutingProfile(model.shape.num_layers, model.shape.num_experts), 0)
     running = observe(session, batches[resumed:], prefill=batching.prefill, profile=profile, keep_trace=keep_trace)
-    for number, (batch, trace) in enumerate(running, start=resumed):
-        if trace is not None:
-            half_done.keep_trace(trace, number)
-        if time.monotonic() - kept_at_s > _KEEP_EVERY_S:
-            half_done.keep(profile, number + 1)
-            kept_at_s = time.monotonic()
-        done += batch.num_tokens
-        progress(done, total)
+    done, total = (sum(batch.num_tokens for batch in part) for part in (batches[:resumed], batches))
+    _count(running, profile, half_done, first=resumed, done=done, total=total, progress=progress)
     rows = tables(profile)
     if keep_trace:
         rows["traces"] = to_table(half_done.trace(len(batches)))
-    seconds = time.monotonic() - start_s
     info = RunInfo(
         command=PROFILE if batching.count == 1 else SHARD,
         model_id=model.model_id,
         started_at=started_at,
-        seconds=seconds,
+        seconds=time.monotonic() - start_s,
         data=data.spec,
         data_digest=digest,
         tokens=total,
@@ -94,12 +84,57 @@ def profile_routing(
     )
     run_id = _write(store_path, model, info, rows)
     half_done.remove()
-    return Profiled(run_id, profile, total, seconds, resumed)
+    return Profiled(run_id, profile, total, info.seconds, resumed)
+
+
+def _count(
+    running: Iterable[tuple[Batch, Trace | None]],
+    profile: RoutingProfile,
+    half_done: HalfDone,
+    *,
+    first: int,
+    done: int,
+    total: int,
+    progress: Callable[[int, int], None],
+) -> None:
+    """Run the batches from number `first` on, and keep what is counted beside the store every few seconds."""
+    kept_at_s = time.monotonic()
+    for number, (batch, trace) in enumerate(running, start=first):
+        if trace is not None:
+            half_done.keep_trace(trace, number)
+        if time.monotonic() - kept_at_s > _KEEP_EVERY_S:
+            half_done.keep(profile, number + 1)
+            kept_at_s = time.monotonic()
+        done += batch.num_tokens
+        progress(done, total)
 
 
 def merge_shards(paths: Sequence[Path], *, into: Path) -> Profiled:
-    """Add the newest shard runs of several stores to one profile. Raises BadInput unless they are all shards of one."""
-    shards = [shard for path in paths for shard in _shards(path)]
+    """Add the shard runs of several stores to one profile. Raises BadInput unless all of the newest are there."""
+    started_at, start_s = utc_now(), time.monotonic()
+    shards = _whole([shard for path in paths for shard in _shards(path)])
+    model, info = shards[0].model, shards[0].run.info
+    profile = RoutingProfile(model.shape.num_layers, model.shape.num_experts)
+    for shard in shards:
+        profile.merge(shard.profile)
+    rows = tables(profile)
+    if all(shard.trace is not None for shard in shards):
+        trace = concatenate([from_table(shard.trace) for shard in shards])
+        rows["traces"] = to_table(trace.take(np.argsort(trace.request, kind="stable")))
+    merged = replace(
+        info,
+        command=PROFILE,
+        started_at=started_at,
+        seconds=time.monotonic() - start_s,
+        tokens=sum(shard.run.info.tokens for shard in shards),
+        parameters=dict(info.parameters) | {"index": 0, "count": 1, "shards": len(shards)},
+        versions=versions(),
+    )
+    return Profiled(_write(into, model, merged, rows), profile, merged.tokens, merged.seconds, resumed=0)
+
+
+def _whole(shards: list["_Shard"]) -> list["_Shard"]:
+    """All shards of the profile that the newest belongs to, in order. Raises BadInput when some are missing."""
     if not shards:
         raise BadInput("these stores hold no profile shards: make them with moectl profile --shard i/N")
     newest = max(shards, key=lambda shard: shard.run.info.started_at)
@@ -107,29 +142,7 @@ def merge_shards(paths: Sequence[Path], *, into: Path) -> Profiled:
     missing = [f"{index + 1}/{newest.count}" for index in range(newest.count) if index not in group]
     if missing:
         raise BadInput(f"shards {', '.join(missing)} of this profile are in none of the stores: profile them first")
-    started_at, start_s = utc_now(), time.monotonic()
-    ordered = [group[index] for index in range(newest.count)]
-    profile = RoutingProfile(newest.model.shape.num_layers, newest.model.shape.num_experts)
-    for shard in ordered:
-        profile.merge(shard.profile)
-    rows = tables(profile)
-    if all(shard.trace is not None for shard in ordered):
-        trace = concatenate([from_table(shard.trace) for shard in ordered])
-        rows["traces"] = to_table(trace.take(np.argsort(trace.request, kind="stable")))
-    seconds = time.monotonic() - start_s
-    info = newest.run.info
-    merged = RunInfo(
-        command=PROFILE,
-        model_id=newest.model.model_id,
-        started_at=started_at,
-        seconds=seconds,
-        data=info.data,
-        data_digest=info.data_digest,
-        tokens=sum(shard.run.info.tokens for shard in ordered),
-        seed=info.seed,
-        parameters=dict(info.parameters) | {"index": 0, "count": 1, "shards": newest.count},
-    )
-    return Profiled(_write(into, newest.model, merged, rows), profile, merged.tokens, seconds, resumed=0)
+    return [group[index] for index in range(newest.count)]
 
 
 @dataclass(frozen=True, slots=True)

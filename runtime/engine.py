@@ -254,7 +254,7 @@ class Engine:
 def _real_rows(mask: torch.Tensor | None, batch: int, length: int) -> np.ndarray | None:
     """Rows of the flattened batch that are tokens and not padding; None when all are, or when the mask is of another
     kind."""
-    if mask is None or mask.dim() != 2 or mask.shape[0] != batch:
+    if length == 1 or mask is None or mask.dim() != 2 or mask.shape[0] != batch:  # what is decoded is no padding
         return None
     real = mask[:, -length:].reshape(-1).cpu().numpy().astype(bool)
     return None if real.all() else np.flatnonzero(real)

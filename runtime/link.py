@@ -72,7 +72,8 @@ class ThreadLink:
         self._order = count()
         self._wake = threading.Condition()
         self._closed = False
-        self._stall_s = 0.0
+        self._stall_s = self._busy_s = 0.0
+        self._moved_nbytes = 0
         self._thread = threading.Thread(target=self._serve, name=f"moectl-{self.kind}-link", daemon=True)
         self._thread.start()
 
@@ -108,7 +109,8 @@ class ThreadLink:
         return stall_s
 
     def conditions(self) -> dict[str, float | str]:
-        return {"kind": self.kind}
+        measured = {"measured_gbps": self._moved_nbytes / self._busy_s / 1e9} if self._busy_s else {}
+        return {"kind": self.kind, **measured}
 
     def close(self) -> None:
         with self._wake:
@@ -135,10 +137,13 @@ class ThreadLink:
                     return
                 transfer = heapq.heappop(self._queue)[2]
                 transfer.started = True
+            begin_s = time.perf_counter()
             try:
                 self._move(transfer)
             except BaseException as error:  # handed to whoever collects the transfer
                 transfer.error = error
+            self._busy_s += time.perf_counter() - begin_s
+            self._moved_nbytes += self._shape.expert_nbytes
             transfer.landed.set()
 
     def _read(self, key: int, out: torch.Tensor) -> None:
