@@ -33,6 +33,7 @@ def build_controller(
         getattr(policies, axis).prepare(shape, artefacts)
     return Controller(
         Cache(shape, policies.residency.capacities(num_slots, shape), scope),
+        routing=policies.routing,
         eviction=policies.eviction,
         miss=policies.miss,
         prefetch=policies.prefetch,

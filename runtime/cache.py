@@ -5,6 +5,7 @@ from enum import StrEnum
 import numpy as np
 
 from artifacts.shape import Shape
+from runtime.plan import FULL_BITS
 
 ABSENT, LOADING, RESIDENT = 0, 1, 2
 NO_SLOT = -1
@@ -24,6 +25,7 @@ class Cache:
         self.shape, self.scope = shape, scope
         self.state = np.zeros(shape.num_keys, np.uint8)
         self.slot = np.full(shape.num_keys, NO_SLOT, np.int32)
+        self.bits = np.zeros(shape.num_keys, np.uint8)  # precision of what is there
         self.pinned = np.zeros(shape.num_keys, bool)
         is_global = scope is Scope.GLOBAL
         self._room = np.array([capacities.sum()] if is_global else capacities, np.int64)
@@ -46,12 +48,12 @@ class Cache:
         scope = slice(first, first + self.stride)
         return np.flatnonzero((self.state[scope] == RESIDENT) & ~self.pinned[scope]) + first
 
-    def admit(self, key: int, state: int) -> int:
-        """Give `key` an empty slot of its scope."""
+    def admit(self, key: int, state: int, bits: int = FULL_BITS) -> int:
+        """Give `key`, a replica of so many bits, an empty slot of its scope; it takes a whole one at any precision."""
         assert self.state[key] == ABSENT and self.room(key) > 0, f"no room for key {key} in state {self.state[key]}"
         slot = self._free_slots.pop()
         self._room[key // self.stride] -= 1
-        self.state[key], self.slot[key] = state, slot
+        self.state[key], self.slot[key], self.bits[key] = state, slot, bits
         return slot
 
     def evict(self, key: int) -> None:

@@ -1,8 +1,8 @@
 """The only caller of policies. It asks them in one fixed order and turns a step into a plan; it never touches a weight.
 
-The order: states of the wanted; miss policy; victims for what must come; waves; prefetches within their bytes.
-Everything here
-follows from ids, scores and step numbers, so that a live run and a replay of its trace decide alike.
+The order: routing policy; states of the wanted; miss policy; victims for what must come; waves; prefetches within their
+bytes. Everything here follows from ids, scores and step numbers, so that a live run and a replay of its trace decide
+alike.
 """
 
 from collections import deque
@@ -12,8 +12,8 @@ import numpy as np
 
 from runtime.cache import ABSENT, LOADING, RESIDENT, Cache
 from runtime.counters import Counter, Counters
-from runtime.plan import Place, Plan, Wave
-from runtime.policies.base import Choice, Eviction, Miss, Now, Prefetch, Residents, Step
+from runtime.plan import FULL_BITS, Place, Plan, Wave
+from runtime.policies.base import Choice, Eviction, Miss, Now, Prefetch, Residents, Routing, Step
 
 
 @dataclass(slots=True)
@@ -33,9 +33,13 @@ class Controller:
     """`window` is what prefetching may move per step, in bytes: a prefetch is resident once that many bytes have gone
     by."""
 
-    def __init__(self, cache: Cache, *, eviction: Eviction, miss: Miss, prefetch: Prefetch, window: int) -> None:
+    def __init__(
+        self, cache: Cache, *, routing: Routing, eviction: Eviction, miss: Miss, prefetch: Prefetch, window: int
+    ) -> None:
         self.cache, self.shape = cache, cache.shape
-        self._eviction, self._miss, self._prefetch, self._window = eviction, miss, prefetch, window
+        self._routing, self._eviction, self._miss, self._prefetch = routing, eviction, miss, prefetch
+        self._picks_bits = "replicas" in miss.requires
+        self._window = window
         self.now = Now()
         self.counters = Counters(self.shape.num_layers)
         self._queue: deque[_Arrival] = deque()
@@ -53,8 +57,12 @@ class Controller:
         self.now.step += 1
         self.now.layer = step.layer
         first = step.layer * self.shape.num_experts
-        wanted = distinct(step.selected)
         states = self.cache.layer_states(step.layer)
+        weights = None
+        if self._routing.reroutes:
+            step = self._reroute(step, states)
+            weights = step.weights
+        wanted = distinct(step.selected)
         absent = [expert for expert in wanted if states[expert] == ABSENT]
         choice = self._choose(step, states) if absent else Choice(step.selected)
         self._count(step, wanted, states, absent, choice)
@@ -62,18 +70,28 @@ class Controller:
         near = tuple(expert for expert in used if expert in choice.near)
         here = [expert for expert in used if states[expert] != ABSENT]
         missing = [first + expert for expert in used if states[expert] == ABSENT and expert not in choice.near]
+        bits = {first + expert: choice.bits[expert] for expert in used if expert in choice.bits}
+        if self._picks_bits and missing:
+            self._eviction.fetched({key: bits.get(key, FULL_BITS) for key in missing}, self.now)
         self._eviction.used([first + expert for expert in used], step, self.now)
-        waves, pinned = self._waves(step.layer, [first + expert for expert in here], missing)
+        waves, pinned = self._waves(step.layer, [first + expert for expert in here], missing, bits)
         prefetches = self._prefetches(step)
         self.cache.pinned[pinned] = False
         self._drain()
-        return Plan(step.layer, choice.selected, choice.weights, waves, near, prefetches)
+        weights = weights if choice.weights is None else choice.weights
+        return Plan(step.layer, choice.selected, weights, waves, near, prefetches)
 
     def forget(self) -> None:
         """Start again with an empty cache, as after a step that failed; counters and history stay."""
         self._queue.clear()
         self._unused_prefetch[:] = False
         self.cache.clear()
+
+    def _reroute(self, step: Step, states: np.ndarray) -> Step:
+        routed = self._routing.route(step, states == RESIDENT)
+        is_own = (routed.selected[:, :, None] == step.selected[:, None, :]).any(axis=2)
+        self.counters.table[Counter.REPLACED_RANKS, step.layer] += int((~is_own).sum())
+        return routed
 
     def _choose(self, step: Step, states: np.ndarray) -> Choice:
         num_free = self.cache.room(step.layer * self.shape.num_experts)
@@ -100,14 +118,16 @@ class Controller:
         keys = np.array(absent) + step.layer * self.shape.num_experts
         column[Counter.COLLISIONS] += int((self._evicted_in_pass[keys] == self.now.pass_index).sum())
 
-    def _waves(self, layer: int, here: list[int], missing: list[int]) -> tuple[tuple[Wave, ...], list[int]]:
+    def _waves(
+        self, layer: int, here: list[int], missing: list[int], bits: dict[int, int]
+    ) -> tuple[tuple[Wave, ...], list[int]]:
         """Fit the missing in: in one wave if they can share the tier with what is here, else in as many as it takes."""
         self._arrive(here)
         self.cache.pinned[here] = True
-        resident = tuple(Place(key, int(self.cache.slot[key])) for key in here)
+        resident = tuple(Place(key, int(self.cache.slot[key]), int(self.cache.bits[key])) for key in here)
         pinned, waves = here, []
         while True:
-            loads = self._load_some(missing[: self.cache.num_slots])
+            loads = self._load_some(missing[: self.cache.num_slots], bits)
             missing = missing[len(loads) :]
             pinned = pinned + [load.key for load in loads]
             if pinned:
@@ -128,7 +148,7 @@ class Controller:
             self.cache.state[list(late)] = RESIDENT
             self._queue = deque(arrival for arrival in self._queue if arrival.key not in late)
 
-    def _load_some(self, missing: list[int]) -> tuple[Place, ...]:
+    def _load_some(self, missing: list[int], bits: dict[int, int]) -> tuple[Place, ...]:
         """Demand loads for as many of `missing`, all of one layer, as there is room for; each is pinned."""
         if not missing:
             return ()
@@ -137,9 +157,11 @@ class Controller:
             self._evict(missing[0], short)
         loads = []
         for key in missing[: self.cache.room(missing[0])]:
-            loads.append(Place(key, self.cache.admit(key, RESIDENT)))
+            precision = bits.get(key, FULL_BITS)
+            loads.append(Place(key, self.cache.admit(key, RESIDENT, precision), precision))
             self.cache.pinned[key] = True
-        self.counters.table[Counter.DEMAND_BYTES, self.now.layer] += len(loads) * self.shape.expert_nbytes
+        nbytes = sum(load.nbytes(self.shape.expert_nbytes) for load in loads)
+        self.counters.table[Counter.DEMAND_BYTES, self.now.layer] += nbytes
         return tuple(loads)
 
     def _evict(self, scope_key: int, count: int) -> None:

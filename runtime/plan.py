@@ -4,13 +4,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
+FULL_BITS = 16  # the checkpoint's own precision, whatever its dtype
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """One expert and the slot it has, or is to come into."""
+    """One expert and the slot it has, or is to come into, and the precision of the replica there."""
 
     key: int
     slot: int
+    bits: int = FULL_BITS
+
+    def nbytes(self, expert_nbytes: int) -> int:
+        """Of `expert_nbytes` at full precision, the share that this replica has."""
+        return expert_nbytes * self.bits // FULL_BITS
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,7 +76,8 @@ class Session:
             self.policies, shape, num_slots=num_slots, scope=self.scope, window=self.window, artefacts=artefacts
         )
         self.engine = Engine(opened, self.controller, link=self.tiers.link, near=self.tiers.near, slots=self.slots)
-        self.engine.distance = self.policies.prefetch.distance
+        prefetch = self.policies.prefetch
+        self.engine.distance = prefetch.distance if prefetch.reads_predictions else 0
         self.engine.wants_probabilities = any(getattr(self.policies, axis).sees_probabilities for axis in POLICIES)
         self.engine.install()
         self._next_request = 0

@@ -10,7 +10,7 @@ from typing import Any, get_args, get_type_hints
 
 from artifacts.errors import BadUsage
 from artifacts.names import unknown
-from runtime.policies.base import Eviction, Miss, Policy, Prefetch, Residency
+from runtime.policies.base import Eviction, Miss, Prefetch, Residency, Routing
 from runtime.policies.eviction.fld import Fld
 from runtime.policies.eviction.lcp import Lcp
 from runtime.policies.eviction.least_stale import LeastStale
@@ -48,7 +48,7 @@ POLICIES: dict[str, dict[str, type]] = {
 class Policies:
     """One policy per axis."""
 
-    routing: Policy
+    routing: Routing
     prefetch: Prefetch
     eviction: Eviction
     miss: Miss

@@ -4,6 +4,7 @@ a clock.
 Shapes: T tokens, K selected per token, E experts a layer, L MoE layers, D prefetch distances.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
@@ -80,6 +81,7 @@ class Choice:
     selected: np.ndarray  # [T, K] stand-ins in place, -1 where a rank is dropped
     near: frozenset[int] = field(default_factory=frozenset)
     weights: np.ndarray | None = None  # [T, K] new routing weights; None keeps the router's own
+    bits: Mapping[int, int] = field(default_factory=dict)  # precision of what is fetched; 16 for those not named
 
 
 class Policy(Protocol):
@@ -91,8 +93,21 @@ class Policy(Protocol):
     def prepare(self, shape: Shape, artefacts: Artefacts) -> None: ...
 
 
+class Routing(Policy, Protocol):
+    """Runs at the router, before anything else is decided."""
+
+    reroutes: ClassVar[bool]  # False: the router's own choice stands, and `route` is never called
+
+    def route(self, step: Step, resident: np.ndarray) -> Step:
+        """The step with the experts, and their weights, that are to serve it; `resident` [E] bool."""
+
+
 class Eviction(Policy, Protocol):
     """Keeps what it wants to know of every key, whether resident or not, and ranks residents by it."""
+
+    def fetched(self, bits: Mapping[int, int], now: Now) -> None:
+        """This step fetches these keys, each at so many bits. Comes before `used`, and only where a miss policy picks
+        precisions."""
 
     def used(self, keys: list[int], step: Step, now: Now) -> None:
         """This step uses `keys`, in order of first appearance, wherever they are computed. Comes before any `order`."""
@@ -110,7 +125,8 @@ class Miss(Policy, Protocol):
 
 
 class Prefetch(Policy, Protocol):
-    distance: int
+    distance: int  # layers that it looks ahead; 0: it proposes nothing
+    reads_predictions: ClassVar[bool]  # whether steps must carry `predicted` for `distance` layers
 
     def propose(self, step: Step, now: Now) -> np.ndarray:
         """Keys to bring, best first. Those on their way or resident are kept from eviction, not loaded again."""
@@ -132,7 +148,10 @@ class Simple:
 
 
 class SimpleEviction(Simple):
-    """An eviction policy that does not care for prefetches."""
+    """An eviction policy that cares for uses alone."""
+
+    def fetched(self, bits: Mapping[int, int], now: Now) -> None:
+        """Nothing to note."""
 
     def prefetched(self, keys: list[int], now: Now) -> None:
         """Nothing to note."""

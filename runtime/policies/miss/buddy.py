@@ -100,14 +100,18 @@ class Buddy(Simple):
         self._tau = np.array([np.interp(self.percentile, levels, row) for row in artefacts.entropy])
 
     def choose(self, step: Step, residents: Residents) -> Choice:
-        if _share_absent(step, residents) >= self.beta:
-            return Choice(step.selected)
-        missing = residents.absent[step.selected] & self._may_replace(step)[:, None]
-        replaceable = missing if self.rho is None else _weakest(missing, self.rho)
+        replaceable = self.replaceable(step, residents)
         selected = _replace(step.selected, replaceable, residents.resident, self._buddies[step.layer], self._psi(step))
         if self.otherwise == "drop":
             selected = np.where(replaceable & (selected == step.selected), -1, selected)
         return Choice(selected, weights=keep_sum(step.weights, selected) if self.renormalise else None)
+
+    def replaceable(self, step: Step, residents: Residents) -> np.ndarray:
+        """[T, K] bool: the absent ranks that the gates and `rho` leave to stand-ins."""
+        if _share_absent(step, residents) >= self.beta:
+            return np.zeros(step.selected.shape, bool)
+        missing = residents.absent[step.selected] & self._may_replace(step)[:, None]
+        return missing if self.rho is None else _weakest(missing, self.rho)
 
     def _may_replace(self, step: Step) -> np.ndarray:
         """[T] bool: the gates of each token."""

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from math import ceil
+from typing import ClassVar
 
 import numpy as np
 
@@ -18,6 +19,8 @@ class NextGate(Simple):
     in falling order of the probability
     summed over the tokens.
     """
+
+    reads_predictions: ClassVar[bool] = True
 
     distance: int = 1
     overfetch: float = 1.0
