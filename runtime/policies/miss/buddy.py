@@ -101,6 +101,8 @@ class Buddy(Simple):
 
     def choose(self, step: Step, residents: Residents) -> Choice:
         replaceable = self.replaceable(step, residents)
+        if not replaceable.any():
+            return Choice(step.selected)
         selected = _replace(step.selected, replaceable, residents.resident, self._buddies[step.layer], self._psi(step))
         if self.otherwise == "drop":
             selected = np.where(replaceable & (selected == step.selected), -1, selected)
