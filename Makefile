@@ -9,10 +9,9 @@ INSTALLED := $(VENV)/.installed
 demo: $(INSTALLED)
 	@$(VENV)/bin/moectl demo
 
-# One thread per test process: two processes already fill two cores, and waiting threads would only spin.
 test: $(INSTALLED)
 	@$(VENV)/bin/ruff check --quiet .
-	@OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -q -n 2
+	@$(VENV)/bin/python -m pytest -q -n 2
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

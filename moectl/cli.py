@@ -210,10 +210,11 @@ def _demo(
 ) -> None:
     """The whole road on the bundled model, no network: profile, buddies, four presets, one table."""
     from moectl.commands import demo as verb
+    from moectl.pictures import check_picture, draw_demo
 
+    if picture:
+        check_picture(picture)
     shown = verb.demo(budget=budget, scaled_to=scaled_to, tokens=tokens, store=store, threads=threads)
     verb.show(shown, as_json=json)
     if picture:
-        from moectl.pictures import draw_demo
-
         draw_demo(shown, picture)

@@ -1,24 +1,30 @@
 """Pictures of results, as SVG or PNG (extra: report)."""
 
+from importlib.util import find_spec
 from pathlib import Path
 
 from artifacts.errors import BadInput, BadUsage
-from artifacts.files import replacing
+from artifacts.files import check_writable, replacing
 from moectl.commands.demo import Demonstration
 
 _FORMATS = (".svg", ".png")
 _COMPUTE, _STALL, _INK = "#3b6ea5", "#e07b39", "#24292f"
 
 
-def draw_demo(demonstration: Demonstration, path: Path) -> None:
-    """Time per token of each preset, the stall in it marked, with hit rate and quality beside. Raises BadUsage."""
+def check_picture(path: Path) -> None:
+    """Raise BadUsage or BadInput, before the work, when a picture could not be written after it."""
     if path.suffix not in _FORMATS:
         raise BadUsage(f"a picture is written as {' or '.join(_FORMATS)}, not {path.suffix or path.name!r}")
-    try:
-        from matplotlib import rc_context
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise BadInput("pictures need matplotlib: pip install 'moectl[report]'") from None
+    if find_spec("matplotlib") is None:
+        raise BadInput("pictures need matplotlib: pip install 'moectl[report]'")
+    check_writable(path)
+
+
+def draw_demo(demonstration: Demonstration, path: Path) -> None:
+    """Time per token of each preset, the stall in it marked, with hit rate and quality beside."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(8, 0.62 * len(demonstration.rows) + 1.6), layout="constrained", facecolor="white")
     axes = figure.subplots()
     for place, row in enumerate(demonstration.rows):

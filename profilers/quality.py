@@ -16,13 +16,14 @@ class Reading:
     """What a session made of held-out text: N scored positions over a vocabulary of V.
 
     `logits` [N, V] float32 and the tokens `targets` [N] that really came next; `prefill_s`: seconds of each prompt,
-    `decode_s`: of each decoded token.
+    `decode_s`: of each decoded token, `stall_s` of them waiting for the link.
     """
 
     logits: torch.Tensor
     targets: torch.Tensor
     prefill_s: tuple[float, ...]
     decode_s: tuple[float, ...]
+    stall_s: tuple[float, ...]
 
     @property
     def nll(self) -> float:
@@ -50,7 +51,7 @@ def read(
 
     Each decode step is scored; the prompt is not, so that what is compared is what a user would read.
     """
-    logits, targets, prefill_s, decode_s = [], [], [], []
+    logits, prefill_s, decode_s, stall_s = [], [], [], []
     for sequence in sequences:
         ids = torch.from_numpy(sequence)[None].to(session.opened.model.device)
         session.new_requests(1)
@@ -58,11 +59,12 @@ def read(
         prefill_s.append(seconds)
         for position in range(prefill, ids.shape[1]):
             logits.append(output.logits[0, -1].float().cpu())
-            targets.append(ids[0, position])
             output, seconds = _timed(session, ids[:, position : position + 1], output.past_key_values)
             decode_s.append(seconds)
+            stall_s.append(session.engine.stall_s[-1])
             progress(len(decode_s))
-    return Reading(torch.stack(logits), torch.stack(targets), tuple(prefill_s), tuple(decode_s))
+    targets = torch.from_numpy(np.concatenate([sequence[prefill:] for sequence in sequences]))
+    return Reading(torch.stack(logits), targets, tuple(prefill_s), tuple(decode_s), tuple(stall_s))
 
 
 def compare(reading: Reading, full: Reading) -> Quality:

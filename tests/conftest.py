@@ -3,21 +3,15 @@
 import os
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports huggingface_hub, which reads it once
+# Likewise before torch: another number of threads rounds differently, and threads that wait for each other only spin.
+os.environ["OMP_NUM_THREADS"] = "1"
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 Checkpoint = Callable[..., Path]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    """Thread counts change rounding, and waiting for a second thread on a shared machine multiplies times."""
-    if "torch" in sys.modules:
-        sys.modules["torch"].set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

@@ -58,7 +58,6 @@ class Demonstration:
 class _Measured:
     reading: Reading
     totals: dict[str, int]
-    stall_s: float
     receipt: dict[str, object]
 
 
@@ -106,7 +105,7 @@ def sheet(demonstration: Demonstration) -> Sheet:
         "preset",
         "hit rate",
         "moved",
-        "exposed stall, ms/token",
+        "stall, ms/token",
         "ms/token",
         "perplexity ratio",
         "top-1 agreement",
@@ -166,7 +165,7 @@ def _measure(
         first_pass = len(session.controller.counters.passes)
         reading = read(session, sequences, prefill=_PREFILL, progress=progress)
         totals = session.controller.counters.totals(first_pass=first_pass)
-        return _Measured(reading, totals, sum(session.engine.stall_s[first_pass:]), session.receipt())
+        return _Measured(reading, totals, session.receipt())
 
 
 def _row(preset: str, measured: _Measured, full: Reading) -> Row:
@@ -175,7 +174,7 @@ def _row(preset: str, measured: _Measured, full: Reading) -> Row:
         preset=preset,
         hit_rate=hit_rate(measured.totals),
         moved_bytes=measured.totals["demand_bytes"] + measured.totals["prefetch_bytes"],
-        exposed_ms=measured.stall_s * 1e3 / len(measured.reading.decode_s),
+        exposed_ms=statistics.median(measured.reading.stall_s) * 1e3,
         ms_per_token=statistics.median(measured.reading.decode_s) * 1e3,
         perplexity_ratio=quality.perplexity_ratio,
         top1_agreement=quality.top1_agreement,
