@@ -192,15 +192,12 @@ def _counter_row(layer: int | str, counts: dict[str, int]) -> tuple:
     return (str(layer), counts["requests"], hit_rate(counts), *(counts[name] for name in names))
 
 
-def _flat(values: dict[str, object], prefix: str = "") -> Iterator[tuple[str, str]]:
+def _flat(values: dict[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
     for name, value in values.items():
         if isinstance(value, dict):
             yield from _flat(value, f"{prefix}{name}.")
         elif value not in (None, [], {}):
-            text = (
-                "; ".join(value) if isinstance(value, list) else f"{value:,}" if isinstance(value, int) else str(value)
-            )
-            yield f"{prefix}{name}", text
+            yield f"{prefix}{name}", "; ".join(value) if isinstance(value, list) else value
 
 
 def _answer(session: Session, prompt: torch.Tensor, sampling: Sampling, *, echo: bool) -> Answer:
