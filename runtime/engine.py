@@ -16,6 +16,7 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from artifacts.trace import DECODE, PREFILL
 from runtime.controller import Controller
 from runtime.experts import Assigned, accumulate, assign, expert_forward, gather, weigh
+from runtime.gathered import gathered_for
 from runtime.link import DEMAND, PREFETCH, Link, Transfer
 from runtime.model import MoeLayer, MoeModel
 from runtime.near import NearTier
@@ -69,6 +70,7 @@ class Engine:
         self.distance = 0
         self._opened, self._slots = opened, slots
         self._views = [opened.store.layout.views(slot) for slot in slots]
+        self._gathered = gathered_for(opened)
         self._pending: dict[int, Transfer] = {}
         self._routed = [_Routed() for _ in opened.layers]
         self._handles: list = []
@@ -169,7 +171,12 @@ class Engine:
                 self._issue(plan.prefetches, PREFETCH)
             landed = [place for place in wave.resident if place.slot not in self._pending]
             late = [place for place in wave.resident if place.slot in self._pending]
-            compute(landed)
+            if self._gathered and len(hidden) == 1 and len(landed) > 1:
+                views = [self._views[place.slot] for place in landed]
+                outputs = self._gathered.forward(layer.experts, views, hidden)
+                parts |= zip((place.key - first for place in landed), outputs, strict=True)
+            else:
+                compute(landed)
             if wave is plan.waves[0]:
                 parts |= self._compute_near(layer, plan.near, hidden, assigned)
             compute((*late, *wave.loads))

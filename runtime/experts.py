@@ -8,7 +8,6 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 
 class Assigned(NamedTuple):
@@ -19,7 +18,10 @@ class Assigned(NamedTuple):
 
 
 def expert_forward(module: nn.Module, weights: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-    """One expert on its tokens, x [t, H] -> [t, H]; `module` says whether it is gated, biased or transposed."""
+    """One expert on its tokens, x [t, H] -> [t, H]; `module` says whether it is gated, biased or transposed.
+
+    With a leading dimension on weights and x, [n, ...] and [n, t, H], n experts at once.
+    """
     up = "gate_up_proj" if module.has_gate else "up_proj"
     y = _project(module, weights, up, x)
     y = module._apply_gate(y) if module.has_gate else module.act_fn(y)
@@ -29,7 +31,7 @@ def expert_forward(module: nn.Module, weights: dict[str, torch.Tensor], x: torch
 
 
 def _project(module: nn.Module, weights: dict[str, torch.Tensor], name: str, x: torch.Tensor) -> torch.Tensor:
-    y = x @ weights[name] if module.is_transposed else F.linear(x, weights[name])
+    y = x @ (weights[name] if module.is_transposed else weights[name].mT)
     return y + weights[f"{name}_bias"] if module.has_bias else y
 
 
