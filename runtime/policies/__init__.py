@@ -11,35 +11,70 @@ from typing import Any, get_args, get_type_hints
 from artifacts.errors import BadUsage
 from artifacts.names import unknown
 from runtime.policies.base import Eviction, Miss, Prefetch, Residency, Routing
+from runtime.policies.eviction.belady import Belady
 from runtime.policies.eviction.fld import Fld
 from runtime.policies.eviction.lcp import Lcp
 from runtime.policies.eviction.least_stale import LeastStale
 from runtime.policies.eviction.lfu import Lfu
+from runtime.policies.eviction.lhu import Lhu
 from runtime.policies.eviction.lru import Lru
 from runtime.policies.eviction.random import Random
 from runtime.policies.eviction.score import Score
+from runtime.policies.miss.best_resident import BestResident
 from runtime.policies.miss.buddy import Buddy
+from runtime.policies.miss.cascade import Cascade
 from runtime.policies.miss.drop import Drop
 from runtime.policies.miss.fetch import Fetch
+from runtime.policies.miss.fetch_lowest import FetchLowest
+from runtime.policies.miss.fetch_priority import FetchPriority
 from runtime.policies.miss.near import Near
+from runtime.policies.miss.qstar import QStar
+from runtime.policies.miss.random_resident import RandomResident
+from runtime.policies.miss.substitute import Substitute
+from runtime.policies.miss.zero import Zero
+from runtime.policies.prefetch.frequency import Frequency
 from runtime.policies.prefetch.next_gate import NextGate
 from runtime.policies.prefetch.none import NoPrefetch
+from runtime.policies.prefetch.oracle import Oracle
+from runtime.policies.prefetch.score import ScorePrefetch
 from runtime.policies.residency.uniform import Uniform
+from runtime.policies.routing.cache_aware import CacheAware
 from runtime.policies.routing.standard import Standard
 
 POLICIES: dict[str, dict[str, type]] = {
-    "routing": {"standard": Standard},
-    "prefetch": {"none": NoPrefetch, "next_gate": NextGate},
+    "routing": {"standard": Standard, "cache_aware": CacheAware},
+    "prefetch": {
+        "none": NoPrefetch,
+        "next_gate": NextGate,
+        "score": ScorePrefetch,
+        "frequency": Frequency,
+        "oracle": Oracle,
+    },
     "eviction": {
         "lru": Lru,
         "lfu": Lfu,
         "lcp": Lcp,
         "least_stale": LeastStale,
         "fld": Fld,
+        "lhu": Lhu,
         "score": Score,
         "random": Random,
+        "belady": Belady,
     },
-    "miss": {"fetch": Fetch, "near": Near, "drop": Drop, "buddy": Buddy},
+    "miss": {
+        "fetch": Fetch,
+        "near": Near,
+        "qstar": QStar,
+        "drop": Drop,
+        "buddy": Buddy,
+        "substitute": Substitute,
+        "fetch_lowest": FetchLowest,
+        "fetch_priority": FetchPriority,
+        "cascade": Cascade,
+        "random_resident": RandomResident,
+        "best_resident": BestResident,
+        "zero": Zero,
+    },
     "residency": {"uniform": Uniform},
 }
 

@@ -1,18 +1,21 @@
 """The controller's decisions: against a slow reference, and rule by rule where prefetching and misses come in."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from artifacts.shape import Shape
 from runtime.assembly import build_controller
 from runtime.cache import LOADING, RESIDENT, Scope
-from runtime.controller import Controller, distinct
+from runtime.controller import Controller
 from runtime.counters import Counter
 from runtime.plan import Plan
 from runtime.policies import POLICIES, build
 from runtime.policies.base import Artefacts, Step
+from tests.runtime.contract import Case, keep_the_contract, routed, run
 from tests.runtime.reference import SlowCache
 
 SHAPE = Shape(num_layers=3, num_experts=6, top_k=2, expert_nbytes=100)
@@ -79,37 +82,52 @@ def test_counts_equal_the_slow_reference(scope: str, policy: str, trace: tuple) 
     assert held == slow.resident
 
 
+EVERY = [(axis, name) for axis, table in POLICIES.items() for name in table]
+MORE = [  # parameters that change what a policy does, not only how much of it
+    ("routing", "cache_aware:strength=3,keep=1,renormalise=yes"),
+    ("prefetch", "next_gate:distance=2,overfetch=2"),
+    ("prefetch", "frequency:distance=3,overfetch=2"),
+    ("prefetch", "oracle:distance=6"),
+    ("eviction", "least_stale:within=ahead"),
+    ("miss", "drop:rank=0,renormalise=yes"),
+    ("miss", "buddy:eta=1,rho=1,otherwise=drop"),
+    ("miss", "zero:fill=no,renormalise=yes"),
+    ("miss", "random_resident:fill=no"),
+    ("miss", "best_resident:fill=no"),
+    ("miss", "substitute:rank=0,tolerance=9"),
+]
+
+
+@pytest.mark.parametrize(("axis", "text"), EVERY + MORE)
+@given(routed(), st.data())
+@settings(max_examples=40, deadline=None)
+def test_every_policy_keeps_the_contract(axis: str, text: str, case: Case, data: st.DataObject) -> None:
+    """Each policy in turn, the other axes drawn from the table."""
+    others = {other: data.draw(st.sampled_from(list(table)), other) for other, table in POLICIES.items()}
+    keep_the_contract(case, **others | {axis: text})
+
+
 @pytest.mark.parametrize("eviction", POLICIES["eviction"])
-@pytest.mark.parametrize("miss", POLICIES["miss"])
-@pytest.mark.parametrize("prefetch", POLICIES["prefetch"])
-@pytest.mark.parametrize("scope", ["layer", "global"])
-@given(traces(), st.integers(1, 60))
-@settings(max_examples=10, deadline=None)
-def test_every_policy_keeps_the_contract(
-    eviction: str, miss: str, prefetch: str, scope: str, trace: tuple, window: int
-) -> None:
-    """Every rank is served by something that is there, near or dropped; books balance; nothing pinned leaves."""
-    shape, slots, passes = trace
-    rng = np.random.default_rng(window)
-    owner = controller(slots, scope, window, shape, eviction=eviction, miss=miss, prefetch=prefetch)
-    for layers in passes:
-        owner.begin_pass(len(layers[0]))
-        for layer, selected in enumerate(layers):
-            weights = np.sort(rng.random(selected.shape).astype(np.float32))[:, ::-1]
-            predicted = rng.random((len(selected), 1, shape.num_experts)).astype(np.float32)
-            step = Step(owner.now.pass_index, 1, layer, selected, weights, predicted[:, 0], predicted)
-            plan = owner.step(step)
-            owner.cache.validate()
-            served = {place.key % shape.num_experts for wave in plan.waves for place in (*wave.resident, *wave.loads)}
-            assert served | set(plan.near) == set(distinct(plan.selected))
-            assert not served & set(plan.near)
-            for wave in plan.waves:
-                used = [place.slot for place in (*wave.resident, *wave.loads)]
-                assert len(set(used)) == len(used) <= owner.cache.num_slots
-    totals = owner.counters.totals()
-    assert totals["requests"] == totals["hits"] + totals["late"] + totals["misses"]
-    assert totals["misses"] == totals["fetched"] + totals["near"] + totals["spared"]
-    assert totals["wasted_bytes"] <= totals["prefetch_bytes"]
+@pytest.mark.parametrize("scope", list(Scope))
+@given(routed())
+@settings(max_examples=60, deadline=None)
+def test_nothing_beats_belady(scope: Scope, eviction: str, case: Case) -> None:
+    """On hits, with the same pins: demand loading only, in passes whose steps fit their scope at once."""
+    per_scope = case.num_slots if scope is Scope.GLOBAL else case.num_slots // case.shape.num_layers
+    assume(max(len(np.unique(step.experts)) for step in case.trace.steps()) <= per_scope)
+    case = replace(case, scope=scope)
+    best = run(case, eviction="belady").counters.totals()["hits"]
+    assert best >= run(case, eviction=eviction).counters.totals()["hits"]
+
+
+@pytest.mark.parametrize("eviction", sorted(set(POLICIES["eviction"]) - {"random", "belady"}))
+def test_equals_go_by_the_lower_key(eviction: str) -> None:
+    """Keys that a policy knows nothing about, or the same about, leave in ascending order."""
+    owner = controller(6, "global", eviction=eviction)
+    owner.begin_pass(1)
+    keys = np.arange(SHAPE.num_experts)
+    order = np.lexsort(owner._eviction.order(keys, owner.now)[::-1])
+    assert order.tolist() == keys.tolist()
 
 
 def test_a_prefetch_that_fits_the_window_is_a_hit() -> None:

@@ -2,9 +2,8 @@
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from runtime.policies.base import Choice, Residents, Simple, Step
+from runtime.policies.miss.missing import missing_experts
 
 
 @dataclass
@@ -15,8 +14,6 @@ class Near(Simple):
     fill: bool = True
 
     def choose(self, step: Step, residents: Residents) -> Choice:
-        first_seen = np.unique(step.selected, return_index=True)
-        wanted = first_seen[0][np.argsort(first_seen[1])]
-        missing = wanted[residents.absent[wanted]]
+        missing = missing_experts(step, residents)
         fetched = residents.num_free if self.fill else 0
-        return Choice(step.selected, near=frozenset(missing[fetched:].tolist()))
+        return Choice(step.selected, near=frozenset(missing[fetched:]))

@@ -9,6 +9,7 @@ import numpy as np
 from artifacts.errors import BadUsage
 from artifacts.shape import Shape
 from runtime.policies.base import Artefacts, Now, Simple, Step
+from runtime.policies.prefetch.ahead import keys_ahead, most_probable_first, predicted_ahead
 
 
 @dataclass
@@ -16,8 +17,7 @@ class NextGate(Simple):
     """The `top_k * overfetch` experts that router l + distance ranks highest, for every token of the step.
 
     Past the last layer the first layers of the next pass are predicted, from each request's last token. Experts come
-    in falling order of the probability
-    summed over the tokens.
+    in falling order of the probability summed over the tokens.
     """
 
     reads_predictions: ClassVar[bool] = True
@@ -31,19 +31,10 @@ class NextGate(Simple):
 
     def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
         self._shape = shape
+        self._width = min(ceil(shape.top_k * self.overfetch), shape.num_experts)
 
     def propose(self, step: Step, now: Now) -> np.ndarray:
-        shape = self._shape
-        assert step.predicted is not None, "next_gate runs without predictions"
-        target = step.layer + self.distance
-        predicted = step.predicted[:, self.distance - 1]  # [T, E]
-        if target >= shape.num_layers and step.last is not None:
-            predicted = predicted[step.last]
-        width = min(ceil(shape.top_k * self.overfetch), shape.num_experts)
-        if predicted.shape[0] == 1:
-            experts = np.argsort(-predicted[0], kind="stable")[:width]
-        else:
-            top = np.argsort(-predicted, axis=1, kind="stable")[:, :width]
-            chosen = np.unique(top)
-            experts = chosen[np.argsort(-predicted.sum(axis=0)[chosen], kind="stable")]
-        return target % shape.num_layers * shape.num_experts + experts
+        predicted = predicted_ahead(step, self.distance, self._shape)
+        top = np.argsort(-predicted, axis=1, kind="stable")[:, : self._width]
+        experts = top[0] if len(top) == 1 else most_probable_first(np.unique(top), predicted)
+        return keys_ahead(step, self.distance, self._shape, experts)

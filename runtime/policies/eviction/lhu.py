@@ -1,0 +1,35 @@
+"""Least high-precision use (HOBBIT): fewest uses at full precision go first; a low replica is cheap to bring back."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from artifacts.shape import Shape
+from runtime.policies.base import Artefacts, Now, SimpleEviction, Step
+
+
+@dataclass
+class Lhu(SimpleEviction):
+    """Counts outlive eviction; among equals the older use goes first. Without replicas every use is at full precision.
+
+    A key is at full precision unless it was last fetched below 16 bits.
+    """
+
+    def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
+        self._is_high = np.ones(shape.num_keys, bool)
+        self._uses = np.zeros(shape.num_keys, np.int64)
+        self._last_use = np.full(shape.num_keys, -1, np.int64)
+
+    def fetched(self, bits: Mapping[int, int], now: Now) -> None:
+        self._is_high[list(bits)] = [precision >= 16 for precision in bits.values()]
+
+    def prefetched(self, keys: list[int], now: Now) -> None:
+        self._is_high[keys] = True
+
+    def used(self, keys: list[int], step: Step, now: Now) -> None:
+        self._uses[keys] += self._is_high[keys]
+        self._last_use[keys] = now.step
+
+    def order(self, keys: np.ndarray, now: Now) -> tuple[np.ndarray, ...]:
+        return self._uses[keys], self._last_use[keys]

@@ -1,0 +1,25 @@
+"""The resident expert with the highest live router score stands in: the control that needs no artefact (lossy)."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from runtime.policies.base import Choice, Residents, Simple, Step
+from runtime.policies.miss.missing import beyond_free
+from runtime.policies.miss.standins import stand_in
+
+
+@dataclass
+class BestResident(Simple):
+    """Among the residents that the token does not use. What finds none is fetched; with `fill` also what an empty slot
+    takes."""
+
+    sees_probabilities: ClassVar[bool] = True
+
+    fill: bool = True
+
+    def choose(self, step: Step, residents: Residents) -> Choice:
+        assert step.probabilities is not None, "best_resident runs without router probabilities"
+        missing = beyond_free(step, residents, fill=self.fill)
+        return Choice(
+            stand_in(step.selected, missing, residents.resident, lambda tokens, _: step.probabilities[tokens])
+        )

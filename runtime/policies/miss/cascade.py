@@ -1,0 +1,44 @@
+"""The less a gate score matters, the lower the precision that is fetched: 16, 4, 2 bits (HOBBIT; lossy)."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from artifacts.errors import BadUsage
+from artifacts.shape import Shape
+from runtime.policies.base import Artefacts, Choice, Residents, Simple, Step
+from runtime.policies.miss.missing import missing_experts
+from runtime.policies.miss.precision import check_replicas
+
+LOW, LOWEST = 4, 2
+
+
+@dataclass
+class Cascade(Simple):
+    """HOBBIT's unimportance of a rank is the share of weight that stronger ranks of its token hold, 0 for the first.
+
+    Up to `high` it is fetched at 16 bits, up to `low` at 4, beyond at 2. An expert that several tokens want comes at
+    the highest precision that any of them asks for.
+    """
+
+    requires: ClassVar[frozenset[str]] = frozenset({"replicas"})
+
+    high: float = 0.6
+    low: float = 0.9
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.high <= self.low <= 1:
+            raise BadUsage(f"cascade needs 0 <= high <= low <= 1, not {self.high} and {self.low}")
+
+    def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
+        check_replicas("cascade", artefacts, LOW, LOWEST)
+        self._num_experts = shape.num_experts
+
+    def choose(self, step: Step, residents: Residents) -> Choice:
+        shares = step.shares
+        unimportance = np.full(self._num_experts, np.inf)
+        np.minimum.at(unimportance, step.selected, shares.cumsum(axis=1) - shares)
+        missing = missing_experts(step, residents)
+        below = {expert: LOW if unimportance[expert] <= self.low else LOWEST for expert in missing}
+        return Choice(step.selected, bits={e: bits for e, bits in below.items() if unimportance[e] > self.high})

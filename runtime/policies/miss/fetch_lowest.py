@@ -1,0 +1,19 @@
+"""Fetch what is missing at the lowest precision there is: the fewest bytes (SpecMD's miss axis; lossy)."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from artifacts.shape import Shape
+from runtime.policies.base import Artefacts, Choice, Residents, Simple, Step
+from runtime.policies.miss.missing import missing_experts
+
+
+@dataclass
+class FetchLowest(Simple):
+    requires: ClassVar[frozenset[str]] = frozenset({"replicas"})
+
+    def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
+        self._bits = min(artefacts.replicas)
+
+    def choose(self, step: Step, residents: Residents) -> Choice:
+        return Choice(step.selected, bits=dict.fromkeys(missing_experts(step, residents), self._bits))

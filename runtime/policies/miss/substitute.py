@@ -1,0 +1,41 @@
+"""A resident expert that the router rates about the same stands in (Zhu et al.: importance-driven; lossy)."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from artifacts.errors import BadUsage
+from runtime.policies.base import Choice, Residents, Simple, Step
+from runtime.policies.miss.standins import stand_in
+
+
+@dataclass
+class Substitute(Simple):
+    """For missing expert i the resident j of smallest `|p_j - p_i|`, if that is at most `tolerance * p_i`.
+
+    p are the router's probabilities for this token. Ranks before `rank` matter most and are always fetched, like any
+    rank that finds nobody.
+    """
+
+    sees_probabilities: ClassVar[bool] = True
+
+    tolerance: float = 0.5
+    rank: int = 1
+
+    def __post_init__(self) -> None:
+        if self.tolerance < 0 or self.rank < 0:
+            raise BadUsage(f"substitute needs tolerance >= 0 and rank >= 0, not {self.tolerance} and {self.rank}")
+
+    def choose(self, step: Step, residents: Residents) -> Choice:
+        probabilities = step.probabilities
+        assert probabilities is not None, "substitute runs without router probabilities"
+
+        def closeness(tokens: np.ndarray, experts: np.ndarray) -> np.ndarray:
+            own = probabilities[tokens, experts][:, None]
+            gap = np.abs(probabilities[tokens] - own)
+            return np.where(gap <= self.tolerance * own, -gap, -np.inf)
+
+        missing = residents.absent[step.selected]
+        missing[:, : self.rank] = False
+        return Choice(stand_in(step.selected, missing, residents.resident, closeness))

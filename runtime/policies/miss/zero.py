@@ -1,0 +1,22 @@
+"""Leave out whatever is absent: the control of every stand-in (lossy)."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from runtime.policies.base import Choice, Residents, Simple, Step
+from runtime.policies.miss.missing import beyond_free
+from runtime.policies.miss.weights import keep_sum
+
+
+@dataclass
+class Zero(Simple):
+    """With `fill` a missing expert is fetched while its scope has an empty slot: a cold cache would answer nothing for
+    ever. With `renormalise` the others share its weight."""
+
+    fill: bool = True
+    renormalise: bool = False
+
+    def choose(self, step: Step, residents: Residents) -> Choice:
+        selected = np.where(beyond_free(step, residents, fill=self.fill), -1, step.selected)
+        return Choice(selected, weights=keep_sum(step.weights, selected) if self.renormalise else None)

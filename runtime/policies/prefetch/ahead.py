@@ -1,0 +1,28 @@
+"""What the prefetch policies that read predictions share: the layer meant, the tokens that count, the order."""
+
+import numpy as np
+
+from artifacts.shape import Shape
+from runtime.policies.base import Step
+
+
+def predicted_ahead(step: Step, distance: int, shape: Shape) -> np.ndarray:
+    """[T, E] what the router `distance` layers ahead says of this step's input.
+
+    Past the last layer the first layers of the next pass are meant, where only each request's last token goes on.
+    """
+    assert step.predicted is not None, "a policy that reads predictions runs without them"
+    predicted = step.predicted[:, distance - 1]
+    if step.layer + distance >= shape.num_layers and step.last is not None:
+        return predicted[step.last]
+    return predicted
+
+
+def keys_ahead(step: Step, distance: int, shape: Shape, experts: np.ndarray) -> np.ndarray:
+    """Keys of these experts `distance` layers ahead, the layers wrapping."""
+    return (step.layer + distance) % shape.num_layers * shape.num_experts + experts
+
+
+def most_probable_first(experts: np.ndarray, predicted: np.ndarray) -> np.ndarray:
+    """Ascending `experts` by falling probability, summed over the tokens of `predicted` [T, E]."""
+    return experts[np.argsort(-predicted.sum(axis=0)[experts], kind="stable")]

@@ -1,0 +1,59 @@
+"""The experts that the request in hand has used most so far (MoE-Infinity: activation-aware prefetching)."""
+
+from dataclasses import dataclass
+from math import ceil
+from typing import ClassVar
+
+import numpy as np
+
+from artifacts.errors import BadUsage
+from artifacts.shape import Shape
+from artifacts.trace import PREFILL
+from runtime.policies.base import Artefacts, Now, Simple, Step
+
+
+@dataclass
+class Frequency(Simple):
+    """Of each of the next `distance` layers the `top_k * overfetch` experts with the most tokens since the last prefill
+    began: what the requests under way have activated. Equals go by the count over all requests.
+
+    They come in falling order of `share of the layer's tokens * (1 - ahead / L)`, MoE-Infinity's discount of layers far
+    ahead. Reads no predictions: it costs nothing on the device, and knows a prompt's experts only from the decode on.
+    """
+
+    reads_predictions: ClassVar[bool] = False
+
+    distance: int = 1
+    overfetch: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.distance < 1 or self.overfetch <= 0:
+            raise BadUsage("frequency needs distance >= 1 and overfetch > 0")
+
+    def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
+        self._shape = shape
+        self._width = min(ceil(shape.top_k * self.overfetch), shape.num_experts)
+        self._prefill = -1
+        self._counts = np.zeros((shape.num_layers, shape.num_experts), np.int64)
+        self._lifetime = np.zeros_like(self._counts)
+
+    def propose(self, step: Step, now: Now) -> np.ndarray:
+        self._count(step)
+        shape = self._shape
+        ahead = np.arange(1, min(self.distance, shape.num_layers) + 1)
+        layers = (step.layer + ahead) % shape.num_layers
+        counts = self._counts[layers]  # [distance, E]
+        top = np.lexsort((-self._lifetime[layers], -counts), axis=1)[:, : self._width]
+        share = np.take_along_axis(counts / np.maximum(counts.sum(axis=1, keepdims=True), 1), top, axis=1)
+        priority = share * (1 - ahead[:, None] / (shape.num_layers + 1))
+        keys = layers[:, None] * shape.num_experts + top
+        known = np.take_along_axis(self._lifetime[layers], top, axis=1) > 0
+        return keys[known][np.argsort(-priority[known], kind="stable")]
+
+    def _count(self, step: Step) -> None:
+        if step.phase == PREFILL and step.pass_index != self._prefill:
+            self._prefill = step.pass_index
+            self._counts[:] = 0
+        used = np.bincount(step.selected.ravel(), minlength=self._shape.num_experts)
+        self._counts[step.layer] += used
+        self._lifetime[step.layer] += used

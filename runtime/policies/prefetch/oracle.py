@@ -1,0 +1,35 @@
+"""Knows what comes: the keys of the next steps, soonest first (the bound of prefetching, in the simulator)."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from artifacts.errors import BadUsage
+from artifacts.shape import Shape
+from runtime.policies.base import Artefacts, Now, Simple, Step
+
+
+@dataclass
+class Oracle(Simple):
+    """Keys that the trace wants in the next `distance` steps, in order of next use."""
+
+    requires: ClassVar[frozenset[str]] = frozenset({"next_use"})
+    reads_predictions: ClassVar[bool] = False
+
+    distance: int = 1
+
+    def __post_init__(self) -> None:
+        if self.distance < 1:
+            raise BadUsage("oracle needs distance >= 1")
+
+    def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
+        self._step_keys = artefacts.next_use.step_keys
+
+    def propose(self, step: Step, now: Now) -> np.ndarray:
+        coming = self._step_keys[now.step + 1 : now.step + 1 + self.distance]
+        keys = np.concatenate(coming) if coming else np.empty(0, np.int64)
+        if len(coming) < 2:
+            return keys
+        _, first = np.unique(keys, return_index=True)
+        return keys[np.sort(first)]

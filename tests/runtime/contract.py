@@ -1,0 +1,180 @@
+"""What every policy must keep to: any policy of the table, with any others, over any trace.
+
+`routed` draws a trace, `keep_the_contract` runs policies over it and checks every decision on the way.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from hypothesis import strategies as st
+
+from artifacts.nextuse import NextUse
+from artifacts.shape import Shape
+from artifacts.trace import DECODE, PREFILL, Trace
+from runtime.assembly import build_controller
+from runtime.cache import ABSENT, RESIDENT, Scope
+from runtime.controller import Controller, distinct
+from runtime.plan import Plan
+from runtime.policies import build
+from runtime.policies.base import Artefacts, Step
+from runtime.simulate import replay
+
+BITS = frozenset({16, 4, 3, 2, 1})
+PLAIN = {"routing": "standard", "prefetch": "none", "eviction": "lru", "miss": "fetch", "residency": "uniform"}
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A trace, the shape of its model, and the fast tier it is to run in."""
+
+    shape: Shape
+    trace: Trace
+    num_slots: int
+    scope: Scope
+    window: int
+
+
+@st.composite
+def routed(draw: st.DrawFn) -> Case:
+    """Requests one after another, each a prefill and some decode passes, then perhaps a batch of two. Capacities from
+    one slot a layer over `top_k` to all; scores on a coarse scale half of the time, so that there are ties."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    num_layers, num_experts = draw(st.integers(1, 4)), draw(st.integers(2, 9))
+    top_k = draw(st.integers(1, min(3, num_experts)))
+    shape = Shape(num_layers, num_experts, top_k, expert_nbytes=160)
+    slots = draw(st.one_of(st.just(top_k), st.integers(1, num_experts)))
+    passes = []
+    for request in range(draw(st.integers(1, 3))):
+        passes.append((PREFILL, [request] * draw(st.integers(1, 6))))
+        passes += [(DECODE, [request])] * draw(st.integers(0, 4))
+    passes += [(DECODE, [7, 8])] * draw(st.integers(0, 2))
+    trace = _trace(shape, passes, rng, coarse=draw(st.booleans()))
+    scope = draw(st.sampled_from(list(Scope)))
+    return Case(shape, trace, slots * num_layers, scope, window=draw(st.integers(1, 800)))
+
+
+def artefacts(shape: Shape, trace: Trace) -> Artefacts:
+    """Everything that any policy requires."""
+    rng = np.random.default_rng(0)
+    size = (shape.num_layers, shape.num_experts)
+    buddies = np.stack([[rng.permutation(size[1])[:3] for _ in range(size[1])] for _ in range(size[0])])
+    return Artefacts(
+        buddies=buddies,
+        buddy_q=rng.random(buddies.shape),
+        entropy=np.zeros((size[0], 101)),
+        next_use=NextUse.of(trace, shape),
+        replicas=BITS,
+    )
+
+
+def run(case: Case, **texts: str) -> Controller:
+    """Replay the case by these policies, nothing checked."""
+    owner = _controller(case, texts)
+    replay(case.trace, owner)
+    return owner
+
+
+def keep_the_contract(case: Case, **texts: str) -> Controller:
+    """Replay the case by these policies; raises AssertionError where they, or the controller, break the rules."""
+    owner = _controller(case, texts)
+    replay(case.trace, _Checked(owner))
+    totals = owner.counters.totals()
+    assert totals["requests"] == totals["hits"] + totals["late"] + totals["misses"]
+    assert totals["misses"] == totals["fetched"] + totals["near"] + totals["spared"]
+    assert totals["wasted_bytes"] <= totals["prefetch_bytes"]
+    assert np.array_equal(owner.counters.passes, run(case, **texts).counters.passes), "the same again, differently"
+    _check_order(owner)
+    return owner
+
+
+def _controller(case: Case, texts: dict[str, str]) -> Controller:
+    return build_controller(
+        build(PLAIN | texts),
+        case.shape,
+        num_slots=case.num_slots,
+        scope=case.scope,
+        window=case.window,
+        artefacts=artefacts(case.shape, case.trace),
+    )
+
+
+class _Checked:
+    """A controller whose every plan is looked at. `cache.evict` itself asserts that nothing pinned or absent leaves."""
+
+    def __init__(self, owner: Controller) -> None:
+        self._owner, self.shape = owner, owner.shape
+        self.begin_pass = owner.begin_pass
+
+    def step(self, step: Step) -> Plan:
+        plan = self._owner.step(step)
+        self._owner.cache.validate()
+        assert not self._owner.cache.pinned.any(), "pins outlive their step"
+        _check_ranks(plan, step, self.shape)
+        _check_places(plan, self._owner, self.shape)
+        return plan
+
+
+def _check_ranks(plan: Plan, step: Step, shape: Shape) -> None:
+    assert plan.selected.shape == step.selected.shape
+    assert ((plan.selected >= -1) & (plan.selected < shape.num_experts)).all()
+    for experts in plan.selected.tolist():
+        serving = [expert for expert in experts if expert >= 0]
+        assert len(set(serving)) == len(serving), f"one expert serves two ranks of a token: {experts}"
+    if plan.weights is not None:
+        assert plan.weights.shape == step.weights.shape
+        assert np.isfinite(plan.weights).all() and (plan.weights >= 0).all()
+
+
+def _check_places(plan: Plan, owner: Controller, shape: Shape) -> None:
+    """Every rank is served by something that is there, near or dropped; a wave fits the tier; books balance."""
+    first = plan.layer * shape.num_experts
+    served = [place.key - first for wave in plan.waves for place in (*wave.resident, *wave.loads)]
+    assert len(set(served)) == len(served)
+    assert {*served, *plan.near} == set(distinct(plan.selected))
+    assert not set(served) & set(plan.near)
+    for wave in plan.waves:
+        slots = [place.slot for place in (*wave.resident, *wave.loads)]
+        assert len(set(slots)) == len(slots) <= owner.cache.num_slots
+        assert {place.bits for place in (*wave.resident, *wave.loads)} <= BITS
+    brought = [place.key for place in plan.prefetches]
+    assert len(set(brought)) == len(brought)
+    assert all(0 <= key < shape.num_keys and owner.cache.state[key] != ABSENT for key in brought)
+
+
+def _check_order(owner: Controller) -> None:
+    """Whatever is resident has a rank: a number of its own for every sort key."""
+    keys = np.flatnonzero(owner.cache.state == RESIDENT)
+    for column in owner._eviction.order(keys, owner.now):
+        assert column.shape == keys.shape
+        assert not np.isnan(column.astype(np.float64)).any()
+
+
+def _trace(shape: Shape, passes: list, rng: np.random.Generator, *, coarse: bool) -> Trace:
+    rows, seen = [], {}
+    for number, (phase, requests) in enumerate(passes):
+        tokens = []
+        for request in requests:
+            seen[request] = seen.get(request, -1) + 1
+            tokens.append(seen[request])
+        rows += [
+            (r, number, phase, layer, t)
+            for layer in range(shape.num_layers)
+            for r, t in zip(requests, tokens, strict=True)
+        ]
+    size = (len(rows), shape.num_experts)
+    logits = rng.integers(0, 3, size) if coarse else rng.normal(scale=2, size=size)
+    probabilities = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    experts = np.argsort(-logits, axis=1, kind="stable")[:, : shape.top_k]
+    predicted = rng.dirichlet(np.ones(size[1]), size=(len(rows), 2))
+    request, pass_, phase, layer, token = np.array(rows, np.int32).T
+    return Trace(
+        request=request,
+        pass_=pass_,
+        phase=phase.astype(np.uint8),
+        layer=layer,
+        token=token,
+        experts=experts.astype(np.uint16),
+        weights=np.take_along_axis(probabilities, experts, axis=1).astype(np.float32),
+        probabilities=probabilities.astype(np.float32),
+        predicted=predicted.astype(np.float32),
+    )
