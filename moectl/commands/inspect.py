@@ -16,7 +16,7 @@ from artifacts.shape import Shape
 from artifacts.store import Store
 from moectl import views
 from moectl.render import Heatmap, Sheet, human_bytes, show_heatmap, show_json, show_sheet
-from runtime.policies import POLICIES, presets
+from runtime.policies import POLICIES, build, presets
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,12 +129,22 @@ def _buddies(artefact: Artefact) -> tuple[Sheet, Heatmap]:
 
 
 def _presets() -> Sheet:
-    columns = ("preset", *POLICIES, "scope", "paper", "summary")
+    columns = ("preset", *POLICIES, "scope", "needs", "waits for", "paper", "summary", "not as published")
     rows = [
-        (preset.name, *preset.texts().values(), preset.scope, preset.paper, preset.summary)
+        (
+            preset.name,
+            *preset.texts().values(),
+            preset.scope,
+            ", ".join(sorted(build(preset.texts()).requires)) or None,
+            preset.waits_for or None,
+            preset.paper,
+            preset.summary,
+            preset.differs or None,
+        )
         for preset in presets().values()
     ]
-    return Sheet("Presets", columns, rows)
+    note = "What waits for something cannot run yet; what needs replicas runs in the simulator only."
+    return Sheet("Presets", columns, rows, note)
 
 
 def _policies() -> Sheet:

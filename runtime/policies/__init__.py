@@ -8,7 +8,7 @@ from importlib.resources import files
 from types import UnionType
 from typing import Any, get_args, get_type_hints
 
-from artifacts.errors import BadUsage
+from artifacts.errors import BadUsage, Incompatible
 from artifacts.names import unknown
 from runtime.policies.base import Eviction, Miss, Prefetch, Residency, Routing
 from runtime.policies.eviction.belady import Belady
@@ -96,8 +96,11 @@ class Policies:
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """A named set of policies, one per axis, with the paper it comes from. `budget` is given only where the preset
-    fixes it."""
+    """A named set of policies, one per axis, with the paper it comes from, and what that does besides (`differs`).
+
+    `budget` is given only where the preset fixes it. One that `waits_for` something cannot run: its axes name only
+    what exists of it.
+    """
 
     name: str
     summary: str
@@ -109,6 +112,8 @@ class Preset:
     residency: str = "uniform"
     scope: str = "layer"
     budget: str | None = None
+    differs: str = ""
+    waits_for: str = ""
 
     def texts(self) -> dict[str, str]:
         return {axis: getattr(self, axis) for axis in POLICIES}
@@ -116,15 +121,22 @@ class Preset:
 
 @cache
 def presets() -> dict[str, Preset]:
-    """Every preset by name, as `presets.toml` lists them."""
+    """Every preset by name, as `presets.toml` lists them, those that wait included."""
     rows = tomllib.loads(files("runtime").joinpath("presets.toml").read_text(encoding="utf-8"))
     return {name: Preset(name, **row) for name, row in rows.items()}
 
 
 def preset(name: str) -> Preset:
+    """The preset to run by. Raises BadUsage when there is none, Incompatible when it waits for something."""
     if name not in presets():
         raise BadUsage(unknown("preset", name, presets()))
-    return presets()[name]
+    found = presets()[name]
+    if found.waits_for:
+        raise Incompatible(
+            f"preset {name} cannot run yet: it waits for {found.waits_for}; "
+            "`moectl inspect presets` lists those that run"
+        )
+    return found
 
 
 def build(texts: dict[str, str]) -> Policies:

@@ -38,7 +38,7 @@ def run_json(capfd: pytest.CaptureFixture[str], *arguments: object) -> dict:
     return json.loads(said.out)
 
 
-@pytest.mark.parametrize("preset", ["on-demand", "near", "least-stale", "full"])
+@pytest.mark.parametrize("preset", ["on-demand", "near", "specmd", "full"])
 def test_greedy_tokens_are_those_of_transformers(preset: str, model: Path, capfd: pytest.CaptureFixture[str]) -> None:
     tokenizer = AutoTokenizer.from_pretrained(model)
     ids = tokenizer(PROMPT, return_tensors="pt").input_ids
@@ -125,7 +125,7 @@ def test_chat_answers_every_turn(
     assert said.err.count("\n") == said.err.count("5 tokens; first after") == 2
 
 
-@pytest.mark.parametrize("preset", ["least-stale", "near"])
+@pytest.mark.parametrize("preset", ["specmd", "near"])
 def test_a_trace_replays_to_the_same_counters(
     preset: str, model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -120,7 +120,7 @@ def assert_percentiles(percentiles: np.ndarray, values: np.ndarray) -> None:
         assert (values <= value + grain).mean() >= percent / 100 - 1e-9
 
 
-@pytest.mark.parametrize("settings", [{"budget": "2x"}, {"budget": "3x", "preset": "least-stale"}, {"link": "1GB/s"}])
+@pytest.mark.parametrize("settings", [{"budget": "2x"}, {"budget": "3x", "preset": "specmd"}, {"link": "1GB/s"}])
 def test_numbers_do_not_depend_on_the_budget(settings: dict[str, str], opened: MoeModel) -> None:
     profile, trace = profile_and_trace(opened, **settings)
     everything, whole_trace = profile_and_trace(opened, preset="full")

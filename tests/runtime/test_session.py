@@ -16,7 +16,7 @@ from tests.families import FAMILIES, VOCABULARY
 
 LOSSLESS = {
     "one expert a layer, from disk": Settings(budget="{least}x"),
-    "a quarter, global scope, predicted": Settings(preset="least-stale", budget="25%"),
+    "a quarter, global scope, predicted": Settings(preset="specmd", budget="25%"),
     "half, over an emulated link, late prefetches": Settings(
         budget="50%", link="1GB/s+5us", policies={"prefetch": "next_gate:distance=2"}, window="1KiB"
     ),

@@ -27,8 +27,19 @@ def artefacts(shape: Shape) -> Artefacts:
     return Artefacts(buddies=buddies, buddy_q=rng.random((*size, 3)), entropy=np.zeros((size[0], 101)))
 
 
-@pytest.mark.parametrize("preset", presets())
-@pytest.mark.parametrize("policies", [{}, {"prefetch": "next_gate:distance=2,overfetch=1.5", "miss": "buddy:eta=1"}])
+RUNNING = [name for name, preset in presets().items() if not preset.waits_for]
+LIVE = [name for name in RUNNING if not build(presets()[name].texts()).requires & {"next_use", "replicas"}]
+
+
+@pytest.mark.parametrize("preset", LIVE)
+@pytest.mark.parametrize(
+    "policies",
+    [
+        {},
+        {"prefetch": "next_gate:distance=2,overfetch=1.5", "miss": "buddy:eta=1"},
+        {"prefetch": "frequency:distance=2", "routing": "cache_aware", "miss": "random_resident"},
+    ],
+)
 def test_live_equals_replay(checkpoint: Checkpoint, tmp_path: Path, preset: str, policies: dict[str, str]) -> None:
     """A prompt, tokens after it, then a padded batch: through Parquet and back."""
     opened = open_model(str(checkpoint("olmoe")))
