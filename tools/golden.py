@@ -1,0 +1,74 @@
+"""Counts what every policy does on the checked-in trace, and writes the golden file that the tests compare with.
+
+    python -m tools.golden                rewrite tests/data/golden.json for the whole table of policies
+    python -m tools.golden eviction/lru   only this row; the others stay as they are
+
+A row that changes without a reason that you can name is a bug.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+from artifacts.files import replacing
+from artifacts.shape import Shape
+from artifacts.tracefile import read_parquet
+from runtime.cache import Scope
+from runtime.policies import POLICIES
+from tests.runtime.contract import Case, run
+
+DATA = Path(__file__).parent.parent / "tests" / "data"
+GOLDEN = DATA / "golden.json"
+SHAPE = Shape(num_layers=8, num_experts=32, top_k=4, expert_nbytes=160)
+SLOTS = (16, 32, 48, 64, 96, 128, 192, 240)  # of 256; the first two are fewer than one token wants, or just as many
+QUARTER = (64,)  # for the other axes, which run over lru
+REQUESTS = 2
+COUNTERS = (
+    "hits",
+    "late",
+    "misses",
+    "evictions",
+    "collisions",
+    "replaced_ranks",
+    "dropped_ranks",
+    "demand_bytes",
+    "prefetch_bytes",
+)
+
+Row = dict[str, list[list[int]]]  # by scope, for each number of slots the counters
+
+
+def every_row() -> list[str]:
+    """`axis/policy` of the whole table."""
+    return [f"{axis}/{name}" for axis, table in POLICIES.items() for name in table]
+
+
+def count(row: str) -> Row:
+    """Replay the trace by one policy, the other axes plain."""
+    axis, name = row.split("/")
+    trace = read_parquet(DATA / "demo-trace.parquet", num_experts=SHAPE.num_experts)
+    trace = trace.take(trace.request < REQUESTS)
+    slots = SLOTS if axis == "eviction" else QUARTER
+    return {
+        scope: [_count(Case(SHAPE, trace, n, scope, 2 * SHAPE.expert_nbytes), axis, name) for n in slots]
+        for scope in Scope
+    }
+
+
+def _count(case: Case, axis: str, name: str) -> list[int]:
+    totals = run(case, **{axis: name}).counters.totals()
+    return [totals[counter] for counter in COUNTERS]
+
+
+def main() -> None:
+    kept = json.loads(GOLDEN.read_text(encoding="utf-8")) if GOLDEN.exists() else {}
+    asked = sys.argv[1:] or every_row()
+    rows = {row: count(row) if row in asked else kept[row] for row in every_row() if row in asked or row in kept}
+    lines = [f" {json.dumps(row)}: {json.dumps(counts)}" for row, counts in rows.items()]
+    with replacing(GOLDEN) as temporary:
+        temporary.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+    print(f"{GOLDEN.name}: {len(rows)} rows, {', '.join(asked)} counted anew")
+
+
+if __name__ == "__main__":
+    main()
