@@ -10,11 +10,13 @@ from artifacts.names import unknown
 class Machine:
     """Bandwidths in GB/s (1e9 bytes): of the fast tier's memory, of the link, of the near tier's memory.
 
-    `link_latency_s` is what one transfer costs before its first byte. `source` says where the figures come from.
+    `fast_tflops` is the fast tier's peak in 16 bits without sparsity, `link_latency_s` what one transfer costs before
+    its first byte. `source` says where the figures come from.
     """
 
     name: str
     fast_gbps: float
+    fast_tflops: float
     link_gbps: float
     link_latency_s: float
     near_gbps: float
@@ -30,14 +32,22 @@ _DESKTOP = "near: 4 channels DDR4-3200, 102 GB/s nominal"
 MACHINES = {
     machine.name: machine
     for machine in (
-        Machine("a100-pcie4", 1935.0, 25.0, 10e-6, 150.0, f"A100 80GB PCIe data sheet, HBM2e; {_PCIE4}; {_HOST4}"),
-        Machine("h100-pcie5", 2000.0, 50.0, 10e-6, 200.0, f"H100 PCIe data sheet, HBM2e; {_PCIE5}; {_HOST5}"),
         Machine(
-            "h100-cxl-ndp", 2000.0, 50.0, 10e-6, 512.0, f"H100 PCIe data sheet; {_PCIE5}; near: CXL device, 512 GB/s"
+            "a100-pcie4", 1935.0, 312.0, 25.0, 10e-6, 150.0, f"A100 80GB PCIe data sheet, HBM2e; {_PCIE4}; {_HOST4}"
         ),
-        Machine("rtx3090-pcie4", 936.0, 25.0, 10e-6, 80.0, f"RTX 3090 data sheet, GDDR6X; {_PCIE4}; {_DESKTOP}"),
-        Machine("a6000-pcie4", 768.0, 25.0, 10e-6, 150.0, f"RTX A6000 data sheet, GDDR6; {_PCIE4}; {_HOST4}"),
-        Machine("5gbps", 768.0, 5.0, 10e-6, 80.0, f"a link of 5 GB/s to a GPU as the RTX A6000; {_DESKTOP}"),
+        Machine("h100-pcie5", 2000.0, 756.0, 50.0, 10e-6, 200.0, f"H100 PCIe data sheet, HBM2e; {_PCIE5}; {_HOST5}"),
+        Machine(
+            "h100-cxl-ndp",
+            2000.0,
+            756.0,
+            50.0,
+            10e-6,
+            512.0,
+            f"H100 PCIe data sheet; {_PCIE5}; near: CXL device, 512 GB/s",
+        ),
+        Machine("rtx3090-pcie4", 936.0, 71.0, 25.0, 10e-6, 80.0, f"RTX 3090 data sheet, GDDR6X; {_PCIE4}; {_DESKTOP}"),
+        Machine("a6000-pcie4", 768.0, 154.8, 25.0, 10e-6, 150.0, f"RTX A6000 data sheet, GDDR6; {_PCIE4}; {_HOST4}"),
+        Machine("5gbps", 768.0, 154.8, 5.0, 10e-6, 80.0, f"a link of 5 GB/s to a GPU as the RTX A6000; {_DESKTOP}"),
     )
 }
 

@@ -205,6 +205,57 @@ def _demo(
     tokens: Annotated[int, typer.Option(min=1024, help="Tokens to profile.")] = 16_384,
     threads: Threads = DEFAULT_THREADS,
     store: Annotated[Path | None, typer.Option(help="Keep the artefacts in this store.")] = None,
+@app.command("simulate")
+def _simulate(
+    trace: Annotated[Path | None, typer.Option(help="A Parquet trace, as `moectl run --trace` writes it.")] = None,
+    run: Annotated[
+        int | None, typer.Option("--run", min=1, help="A run of the store that kept its trace; else the newest.")
+    ] = None,
+    synthetic: Annotated[
+        str | None, typer.Option(help="Make a trace: skew=0.8,locality=0.4,similarity=0.9,predictability=0.7,...")
+    ] = None,
+    num_experts: Annotated[int | None, typer.Option(help="Experts of a layer.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Whose shape: a name as mixtral-8x7b, a folder with a config.json, or bundled.")
+    ] = None,
+    machine: Annotated[
+        str, typer.Option(help="Whose bandwidths; `moectl inspect machines` lists them.")
+    ] = "a100-pcie4",
+    preset: Annotated[
+        str, typer.Option(help="A named set of policies; `moectl inspect presets` lists them.")
+    ] = "on-demand",
+    routing: Axis = None,
+    prefetch: Axis = None,
+    eviction: Axis = None,
+    miss: Axis = None,
+    residency: Axis = None,
+    compare: Annotated[
+        str | None, typer.Option(help="Several instead of one: names of presets or eviction policies, a,b,c.")
+    ] = None,
+    budget: Budget = "25%",
+    scope: Annotated[str | None, typer.Option(help="layer or global: where an expert may take its slot.")] = None,
+    window: Annotated[str | None, typer.Option(help="Bytes that may be prefetched per layer, as 64MiB.")] = None,
+    store: StorePath = DEFAULT_STORE,
+    json: Json = False,
+) -> None:
+    """Replay a trace through the policies on virtual time, beside loading on demand and the oracle."""
+    from moectl.commands import simulate as verb
+    from moectl.tracesource import Source
+
+    policies = {"routing": routing, "prefetch": prefetch, "eviction": eviction, "miss": miss, "residency": residency}
+    request = verb.Request(
+        preset=preset,
+        policies={axis: text for axis, text in policies.items() if text is not None},
+        scope=scope,
+        budget=budget,
+        window=window,
+        machine=machine,
+        compare=compare,
+    )
+    source = Source(trace, run, synthetic, num_experts=num_experts, model=model, store=store)
+    verb.show(verb.simulate(source, request), as_json=json)
+
+
     picture: Annotated[Path | None, typer.Option(help="Draw the table to this SVG or PNG (extra: report).")] = None,
     json: Json = False,
 ) -> None:

@@ -1,4 +1,4 @@
-"""Replays a trace through the controller: the decisions of the live run, without the model."""
+"""Replays a trace through the controller: the decisions of the live run, without the model, on virtual time."""
 
 import numpy as np
 
@@ -6,10 +6,11 @@ from artifacts.errors import BadInput
 from artifacts.trace import Trace, TraceStep
 from runtime.controller import Controller
 from runtime.policies.base import Step, last_tokens
+from runtime.timing import Timing
 
 
-def replay(trace: Trace, controller: Controller) -> None:
-    """Take every step of `trace` in order; `controller.counters` then tells what happened."""
+def replay(trace: Trace, controller: Controller, timing: Timing | None = None) -> None:
+    """Take every step of `trace` in order; `controller.counters` and `timing` then tell what happened."""
     if trace.num_layers > controller.shape.num_layers:
         raise BadInput(
             f"the trace has {trace.num_layers} layers, the model {controller.shape.num_layers}: it is another model's"
@@ -19,7 +20,13 @@ def replay(trace: Trace, controller: Controller) -> None:
         if traced.pass_index != pass_index:
             pass_index = traced.pass_index
             controller.begin_pass(len(traced.experts))
-        controller.step(_step(traced))
+            if timing:
+                timing.begin_pass(traced.phase, len(traced.experts))
+        plan = controller.step(_step(traced))
+        if timing:
+            timing.step(plan)
+    if timing:
+        timing.end_pass()
 
 
 def _step(traced: TraceStep) -> Step:

@@ -167,9 +167,17 @@ def _summary(kind: type) -> str:
 
 
 def _machines() -> Sheet:
-    columns = ("machine", "fast GB/s", "link GB/s", "link latency us", "near GB/s", "source")
+    columns = ("machine", "fast GB/s", "fast TFLOPS", "link GB/s", "link latency us", "near GB/s", "source")
     rows = [
-        (name, machine.fast_gbps, machine.link_gbps, machine.link_latency_s * 1e6, machine.near_gbps, machine.source)
+        (
+            name,
+            machine.fast_gbps,
+            machine.fast_tflops,
+            machine.link_gbps,
+            machine.link_latency_s * 1e6,
+            machine.near_gbps,
+            machine.source,
+        )
         for name, machine in MACHINES.items()
     ]
     return Sheet("Machines", columns, rows)

@@ -1,0 +1,179 @@
+"""`moectl simulate`: a trace through the same policies on virtual time, beside the plain way and the oracle."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from artifacts.errors import BadUsage
+from artifacts.hardware import Machine, machine
+from artifacts.modelshapes import ModelShape
+from artifacts.trace import Trace
+from moectl.render import NumBytes, Sheet, human_bytes, show_json, show_sheet
+from moectl.tracesource import Source, open_source
+from runtime import budget as sizes
+from runtime.cache import Scope
+from runtime.counters import hit_rate
+from runtime.policies import POLICIES, parse, presets
+from runtime.sweep import Outcome, Setting, Workload, oracles
+
+PLAIN = "on-demand"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What to try: a preset with its axes overridden, and `compare`, names of presets or eviction policies, each
+    instead of it."""
+
+    preset: str = PLAIN
+    policies: dict[str, str] = field(default_factory=dict)
+    scope: str | None = None
+    budget: str = "25%"
+    window: str | None = None
+    machine: str = "a100-pcie4"
+    compare: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.scope not in (None, *Scope):
+            raise BadUsage(f"scope is layer or global, not {self.scope!r}")
+        machine(self.machine)
+        for setting in self.settings():
+            setting.build()
+
+    def settings(self) -> list[Setting]:
+        """What is asked for, in the order asked; a name that is not known raises BadUsage."""
+        if self.compare is None:
+            return [self._setting("asked", self.preset, self.policies)]
+        return [self._compared(name) for name in _names(self.compare)]
+
+    def _setting(self, label: str, preset: str, policies: dict[str, str]) -> Setting:
+        return Setting(label, preset, policies, self.scope, self.budget)
+
+    def _compared(self, name: str) -> Setting:
+        if name in presets():
+            return self._setting(name, name, self.policies)
+        parse("eviction", name)
+        return self._setting(name, self.preset, self.policies | {"eviction": name})
+
+
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    """`asked` first to last as asked for, `beside` what always stands beside it."""
+
+    asked: list[Outcome]
+    beside: list[Outcome]
+    trace: Trace
+    model: ModelShape
+    machine: Machine
+    source: str
+    assumed: list[str]
+
+
+def simulate(source: Source, request: Request) -> Simulated:
+    """Replay the source's trace once for each setting, and for the plain way and the oracles beside them."""
+    opened = open_source(source)
+    settings = request.settings()
+    workload = Workload(
+        opened.trace,
+        opened.model,
+        machine(request.machine),
+        artefacts=opened.artefacts,
+        window=sizes.nbytes(request.window) if request.window else None,
+    )
+    asked = [workload.run(setting) for setting in settings]
+    plain = Setting(PLAIN, PLAIN, scope=settings[0].scope or str(asked[0].scope), budget=request.budget)
+    beside = [workload.run(setting) for setting in (plain, *oracles(plain))]
+    return Simulated(asked, beside, opened.trace, opened.model, workload.machine, opened.name, workload.assumed)
+
+
+def show(simulated: Simulated, *, as_json: bool) -> None:
+    """Print a table, or one JSON object: the first that was asked for by itself, all of them as rows."""
+    sheet = comparison(simulated)
+    if as_json:
+        first = simulated.asked[0]
+        show_json(
+            {
+                "counters": first.counters | {"exposed_ms": first.times["exposed_ms"]},
+                "by_layer": first.by_layer,
+                **first.times,
+                "rows": sheet.records(),
+                "receipt": receipt(simulated),
+            }
+        )
+        return
+    show_sheet(sheet)
+    for line in simulated.assumed:
+        print(f"assumed: {line}")
+
+
+def comparison(simulated: Simulated) -> Sheet:
+    """One row a setting."""
+    columns = (
+        "policies",
+        "scope",
+        "experts held",
+        "hit rate",
+        "late",
+        "misses",
+        "collisions",
+        "demand",
+        "prefetched",
+        "wasted",
+        "ttft ms",
+        "tpot ms",
+        "tokens/s",
+        "exposed ms",
+    )
+    rows = [_row(outcome, simulated.asked) for outcome in (*simulated.asked, *simulated.beside)]
+    shape = simulated.model.shape
+    note = (
+        f"{shape.num_layers} layers of {shape.num_experts} experts ({human_bytes(shape.expert_nbytes)} each), "
+        f"{shape.top_k} per token; belady: the most hits that loading on demand can have in this scope; "
+        "oracle: that, and prefetching of what is really wanted, as far as the link carries"
+    )
+    title = f"{simulated.source} on {simulated.machine.name}, on virtual time"
+    return Sheet(title, columns, rows, note)
+
+
+def receipt(simulated: Simulated) -> dict[str, object]:
+    """What was really in force for the first that was asked for."""
+    first, shape = simulated.asked[0], simulated.model.shape
+    return {
+        "trace": simulated.source,
+        "rows": len(simulated.trace),
+        "model": simulated.model.name,
+        "machine": simulated.machine.name,
+        "layers": shape.num_layers,
+        "experts_per_layer": shape.num_experts,
+        "top_k": shape.top_k,
+        "expert_bytes": shape.expert_nbytes,
+        "preset": first.setting.preset,
+        "policies": first.policies,
+        "scope": str(first.scope),
+        "slots": first.num_slots,
+        "prefetch_window_bytes": first.window,
+        "assumed": simulated.assumed,
+    }
+
+
+def _row(outcome: Outcome, asked: Sequence[Outcome]) -> tuple:
+    counters, times = outcome.counters, outcome.times
+    nbytes = (NumBytes(counters[name]) for name in ("demand_bytes", "prefetch_bytes", "wasted_bytes"))
+    counts = (counters[name] for name in ("late", "misses", "collisions"))
+    label = outcome.setting.label if outcome.setting.label != "asked" else _described(outcome)
+    return (label, str(outcome.scope), outcome.num_slots, hit_rate(counters), *counts, *nbytes, *times.values())
+
+
+def _described(outcome: Outcome) -> str:
+    """The preset and what of it was overridden."""
+    changed = [outcome.policies[axis] for axis in POLICIES if axis in outcome.setting.policies]
+    return " + ".join([outcome.setting.preset, *changed])
+
+
+def _names(text: str) -> list[str]:
+    """Names separated by commas; a comma inside a policy's parameters does not separate."""
+    names: list[str] = []
+    for piece in text.split(","):
+        if names and "=" in piece and ":" not in piece:
+            names[-1] += f",{piece}"
+        else:
+            names.append(piece.strip())
+    return names

@@ -1,0 +1,35 @@
+"""What policies may want to know of a model, counted in a trace where no store has it."""
+
+import numpy as np
+
+from artifacts.buddies import buddy_lists, buddy_table
+from artifacts.coactivation import Coactivation, conditional
+from artifacts.entropy import EntropyHistogram, token_entropy
+from artifacts.shape import Shape
+from artifacts.trace import Trace
+
+_ALPHA, _LONGEST = 0.95, 16  # the defaults of `moectl build-buddies`
+
+
+def buddies(trace: Trace, shape: Shape) -> tuple[np.ndarray, np.ndarray]:
+    """Buddy lists [L, E, R] padded with -1, and their q [L, E, R], by co-activation."""
+    tables, shares = [], []
+    for layer in range(shape.num_layers):
+        at = trace.layer == layer
+        counts = Coactivation(shape.num_experts)
+        counts.update(trace.experts[at], trace.weights[at])
+        q = conditional(counts.pairs)
+        table = buddy_table(buddy_lists(q, _ALPHA, _LONGEST))
+        tables.append(np.pad(table, ((0, 0), (0, _LONGEST - table.shape[1])), constant_values=-1))
+        shares.append(np.where(tables[-1] >= 0, np.take_along_axis(q, tables[-1].clip(0), axis=1), 0.0))
+    return np.stack(tables), np.stack(shares)
+
+
+def entropy(trace: Trace, shape: Shape) -> np.ndarray:
+    """Percentiles [L, 101] of token activating entropy."""
+    rows = []
+    for layer in range(shape.num_layers):
+        histogram = EntropyHistogram()
+        histogram.update(token_entropy(trace.weights[trace.layer == layer]))
+        rows.append(histogram.percentiles())
+    return np.stack(rows)

@@ -1,0 +1,168 @@
+"""Policies tried on one trace and one machine: setting after setting, on virtual time."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from artifacts.errors import BadInput
+from artifacts.hardware import Machine
+from artifacts.modelshapes import ModelShape
+from artifacts.nextuse import NextUse
+from artifacts.trace import Trace
+from runtime import budget as sizes
+from runtime import derived
+from runtime.assembly import build_controller
+from runtime.cache import Scope
+from runtime.plan import FULL_BITS
+from runtime.policies import POLICIES, Policies, build, describe, preset
+from runtime.policies.base import Artefacts
+from runtime.simulate import replay
+from runtime.timing import Costs, Timing
+
+_REPLICAS = frozenset({FULL_BITS, 4, 3, 2, 1})  # a simulation needs their sizes only
+_DERIVED = {"buddies": "buddy lists", "entropy": "percentiles of token entropy"}
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What is tried. `policies` overrides the axes of a preset; scope and budget are the preset's where it has them."""
+
+    label: str
+    preset: str = "on-demand"
+    policies: Mapping[str, str] = field(default_factory=dict)
+    scope: str | None = None
+    budget: str = "25%"
+
+    def build(self) -> Policies:
+        """Raises BadUsage for a name or a parameter that is not known."""
+        return build(preset(self.preset).texts() | dict(self.policies))
+
+
+def oracles(setting: Setting) -> tuple[Setting, Setting]:
+    """The bounds of a setting: Belady on demand, and with perfect prefetching."""
+    plain = {"scope": setting.scope or preset(setting.preset).scope, "budget": setting.budget}
+    return (
+        Setting("belady", policies={"eviction": "belady"}, **plain),
+        Setting("oracle", policies={"eviction": "belady", "prefetch": "oracle"}, **plain),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What happened: counters over all passes and by layer, and times as `Timing.summary` gives them."""
+
+    setting: Setting
+    policies: dict[str, str]
+    scope: Scope
+    num_slots: int
+    window: int
+    counters: dict[str, int]
+    by_layer: list[dict[str, int]]
+    times: dict[str, float | None]
+
+
+class Workload:
+    """A trace of a model on a machine. `artefacts` are a store's; what they lack is counted in the trace itself, and
+    `assumed` says so. `window` overrides what the machine's link moves during a layer, in bytes."""
+
+    def __init__(
+        self,
+        trace: Trace,
+        model: ModelShape,
+        machine: Machine,
+        *,
+        artefacts: Artefacts | None = None,
+        window: int | None = None,
+    ) -> None:
+        _check(trace, model)
+        self.trace, self.model, self.machine = trace, model, machine
+        self.assumed: list[str] = [*trace.assumed, *model.assumed]
+        self._artefacts = replace(artefacts or Artefacts(), replicas=_REPLICAS)
+        self._costs = Costs.of(model, machine)
+        self._window = window
+
+    def run(self, setting: Setting) -> Outcome:
+        """Replay the trace from an empty cache. Raises BadUsage, BadInput or Incompatible."""
+        policies, shape = setting.build(), self.model.shape
+        scope = Scope(setting.scope or preset(setting.preset).scope)
+        self._check_columns(policies)
+        num_slots = sizes.num_slots(
+            preset(setting.preset).budget or setting.budget, shape, per_layer=scope is Scope.LAYER
+        )
+        window = self._window_for(policies)
+        artefacts = self._artefacts_for(policies)
+        controller = build_controller(
+            policies, shape, num_slots=num_slots, scope=scope, window=window, artefacts=artefacts
+        )
+        timing = Timing(self._costs, shape.num_experts)
+        replay(self.trace, controller, timing)
+        return Outcome(
+            setting=setting,
+            policies={axis: describe(getattr(policies, axis)) for axis in POLICIES},
+            scope=scope,
+            num_slots=num_slots,
+            window=window,
+            counters=controller.counters.totals(),
+            by_layer=controller.counters.by_layer(),
+            times=timing.summary(),
+        )
+
+    def _window_for(self, policies: Policies) -> int:
+        if not policies.prefetch.distance:
+            return 0
+        if self._window is not None:
+            return self._window
+        return self._costs.window_nbytes(self.model.shape.expert_nbytes, self.model.shape.top_k)
+
+    def _artefacts_for(self, policies: Policies) -> Artefacts:
+        """What these policies require, and no more of what takes time to count."""
+        found, needs = self._artefacts, policies.requires
+        if "next_use" in needs:
+            found = replace(found, next_use=self._next_use)
+        for name in sorted(needs & _DERIVED.keys()):
+            if getattr(self._artefacts, name) is None:
+                found = replace(found, **self._derived[name])
+                note = f"{_DERIVED[name]} are counted in the trace that is replayed"
+                self.assumed.extend([note] if note not in self.assumed else [])
+        return found
+
+    @cached_property
+    def _next_use(self) -> NextUse:
+        return NextUse.of(self.trace, self.model.shape)
+
+    @cached_property
+    def _derived(self) -> dict[str, dict[str, object]]:
+        lists, q = derived.buddies(self.trace, self.model.shape)
+        percentiles = derived.entropy(self.trace, self.model.shape)
+        return {"buddies": {"buddies": lists, "buddy_q": q}, "entropy": {"entropy": percentiles}}
+
+    def _check_columns(self, policies: Policies) -> None:
+        """Raise BadInput when a policy wants to see what the trace does not show."""
+        prefetch, trace = policies.prefetch, self.trace
+        if prefetch.reads_predictions and (trace.predicted is None or trace.predicted.shape[1] < prefetch.distance):
+            raise BadInput(
+                f"prefetch {describe(prefetch)} needs predictions {prefetch.distance} layers ahead, which the trace "
+                "does not hold: record one with `moectl run --prefetch next_gate --trace FILE`, or use --prefetch none"
+            )
+        for axis in POLICIES:
+            if getattr(policies, axis).sees_probabilities and trace.probabilities is None:
+                raise BadInput(
+                    f"{axis} {describe(getattr(policies, axis))} needs the routers' probabilities, which the trace "
+                    "does not hold: record one with `moectl run --trace FILE`"
+                )
+
+
+def _check(trace: Trace, model: ModelShape) -> None:
+    """Raise BadInput when the trace cannot be one of this model."""
+    shape = model.shape
+    highest = int(trace.experts.max())
+    if highest >= shape.num_experts:
+        raise BadInput(
+            f"the trace selects expert {highest}, but a layer has only {shape.num_experts} experts "
+            f"(0 to {shape.num_experts - 1})"
+        )
+    if (trace.num_layers, trace.top_k) != (shape.num_layers, shape.top_k):
+        raise BadInput(
+            f"the trace has {trace.num_layers} layers and {trace.top_k} experts per token, {model.name} "
+            f"{shape.num_layers} and {shape.top_k}: it is another model's"
+        )

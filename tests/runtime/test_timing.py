@@ -1,0 +1,139 @@
+"""Virtual time on examples worked by hand. An expert computes for 2 s, loads for 5 s and takes 3 s near its memory; a
+layer takes 1 s before its experts, a pass half a second after its layers."""
+
+import numpy as np
+import pytest
+
+from artifacts.hardware import machine
+from artifacts.modelshapes import MODELS
+from artifacts.trace import DECODE, PREFILL
+from runtime.plan import Place, Plan, Wave
+from runtime.timing import Costs, Timing, Work, rounded_window
+
+COSTS = Costs(expert=Work(2, 1), load_s=5, load_latency_s=0, near_s=3, rest=Work(1), head=Work(0.5))
+NUM_EXPERTS = 8
+
+
+def places(*slots: int, bits: int = 16) -> tuple[Place, ...]:
+    """Expert i lies in slot i."""
+    return tuple(Place(slot, slot, bits) for slot in slots)
+
+
+def plan(*waves: Wave, near: tuple[int, ...] = (), prefetches: tuple[Place, ...] = (), tokens: int = 1) -> Plan:
+    return Plan(0, np.zeros((tokens, 2), np.int64), None, waves, near, prefetches)
+
+
+def taken(*plans: Plan, costs: Costs = COSTS) -> tuple[float, float]:
+    """Seconds of one pass, its head left out, and the stall in it."""
+    timing = Timing(costs, NUM_EXPERTS)
+    timing.begin_pass(DECODE, 1)
+    for step in plans:
+        timing.step(step)
+    timing.end_pass()
+    return timing.passes[0].seconds - 0.5, timing.passes[0].stall_s
+
+
+def test_residents_are_computed_while_a_load_is_under_way() -> None:
+    """Loaded from 1 to 6, the resident computed from 1 to 3; 3 s of waiting."""
+    assert taken(plan(Wave(places(0), places(1)))) == (8, 3)
+
+
+def test_loads_come_one_after_another() -> None:
+    """They land at 6 and 11."""
+    assert taken(plan(Wave((), places(0, 1)))) == (13, 5 + 3)
+
+
+def test_a_demand_load_waits_for_the_prefetch_in_flight() -> None:
+    """The prefetch lands at 6 and is computed until 8, the load lands at 11."""
+    first = plan(Wave(places(0), ()), prefetches=places(5))
+    assert taken(first, plan(Wave(places(5), places(2)))) == (13, 2 + 3)
+
+
+def test_a_demand_load_overtakes_queued_prefetches() -> None:
+    """5 lands at 6, the load of 2 at 11; only then 6 sets out, and it lands at 16, 2 s after its layer began."""
+    first = plan(Wave(places(0), ()), prefetches=places(5, 6))
+    assert taken(first, plan(Wave((), places(2)))) == (13, 7)
+    assert taken(first, plan(Wave((), places(2))), plan(Wave(places(6), ()))) == (18, 7 + 2)
+
+
+def test_a_prefetch_that_is_waited_for_overtakes_the_others() -> None:
+    """5 is in flight until 6; then comes 7, not 6."""
+    first = plan(Wave(places(0), ()), prefetches=places(5, 6, 7))
+    assert taken(first, plan(Wave(places(7), ()))) == (13, 7)
+
+
+def test_a_prefetch_that_has_landed_costs_nothing() -> None:
+    first = plan(Wave(places(0, 1, 2, 3), ()), prefetches=places(5))
+    assert taken(first, plan(Wave(places(5), ()))) == (9 + 3, 0)
+
+
+def test_a_slot_taken_over_takes_its_prefetch_off_the_queue() -> None:
+    """6 is no longer wanted, so what comes into its slot lands at 11 and not at 16."""
+    first = plan(Wave(places(0), ()), prefetches=places(5, 6))
+    second = plan(Wave((), (Place(7, 6),)))
+    assert taken(first, second) == (13, 7)
+    assert taken(first, second, plan(Wave((Place(7, 6),), ()))) == (16, 7)
+
+
+def test_near_experts_are_computed_at_the_same_time() -> None:
+    """Two of them take from 1 to 7; nobody waits for the link."""
+    assert taken(plan(Wave(places(0), ()), near=(1, 2))) == (7, 0)
+    assert taken(plan(near=(1,))) == (4, 0)
+    assert taken(plan(Wave(places(0, 1, 2, 3), ()), near=(4,))) == (9, 0)
+
+
+def test_a_wave_is_loaded_when_the_one_before_is_done() -> None:
+    """The first ends at 8, so the second lands at 13."""
+    assert taken(plan(Wave(places(0), places(1)), Wave((), (Place(2, 0),)))) == (15, 3 + 5)
+
+
+def test_replicas_take_their_share_of_bits() -> None:
+    assert taken(plan(Wave((), places(0, bits=4)))) == (1 + 1.25 + 1, 1.25)  # a second of arithmetic remains
+
+
+def test_many_tokens_are_bound_by_arithmetic() -> None:
+    """All tokens of `plan` want expert 0, twice each."""
+    assert taken(plan(Wave(places(0, 1), ()), tokens=3)) == (1 + 6 + 2, 0)
+
+
+def test_latency_comes_with_every_transfer() -> None:
+    costs = Costs(COSTS.expert, load_s=5, load_latency_s=0.25, near_s=3, rest=COSTS.rest, head=COSTS.head)
+    assert taken(plan(Wave((), places(0, 1))), costs=costs) == (1 + 10.5 + 2, 5.25 + 3.25)
+
+
+def test_the_summary_tells_prefill_from_decode() -> None:
+    timing = Timing(COSTS, NUM_EXPERTS)
+    for phase, tokens, resident in ((PREFILL, 4, 3), (DECODE, 2, 1), (DECODE, 2, 2)):
+        timing.begin_pass(phase, tokens)
+        timing.step(plan(Wave(places(*range(1, 1 + resident)), ())))
+    timing.end_pass()
+    told = timing.summary()
+    assert told["ttft_ms"] == 7500
+    assert told["tpot_ms"] == pytest.approx((3500 + 5500) / 2)
+    assert told["tokens_per_s"] == pytest.approx(4 / 9)
+    assert told["exposed_ms"] == 0
+
+
+def test_what_a_trace_does_not_have_is_not_made_up() -> None:
+    timing = Timing(COSTS, NUM_EXPERTS)
+    timing.begin_pass(DECODE, 1)
+    timing.step(plan(Wave(places(0), ())))
+    timing.end_pass()
+    assert timing.summary()["ttft_ms"] is None
+
+
+def test_costs_of_a_named_model_on_a_named_machine() -> None:
+    """Mixtral on an A100: an expert of 352 MB is read in 0.18 ms and loaded in 14 ms."""
+    model = MODELS["mixtral-8x7b"]
+    costs = Costs.of(model, machine("a100-pcie4"))
+    assert model.shape.expert_nbytes == 3 * 4096 * 14336 * 2
+    assert costs.expert.seconds(1) == pytest.approx(352.3e6 / 1935e9, rel=1e-3)
+    assert costs.load_s == pytest.approx(352.3e6 / 25e9, rel=1e-3)
+    assert costs.expert.seconds(10_000) == pytest.approx(10_000 * 352.3e6 / 312e12, rel=1e-3)
+    assert costs.rest.seconds(1) == pytest.approx(4 * 4096**2 * 2 / 1935e9)
+    assert costs.window_nbytes(model.shape.expert_nbytes, 2) == model.shape.expert_nbytes // 32
+
+
+@pytest.mark.parametrize(("experts", "nbytes"), [(1, 1000), (1.3, 1000), (1.5, 2000), (0.3, 250), (1e-9, 1)])
+def test_windows_are_powers_of_two_of_experts(experts: float, nbytes: int) -> None:
+    assert rounded_window(experts, 1000) == nbytes
