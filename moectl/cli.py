@@ -198,13 +198,6 @@ def _run(
     verb.run_command(model, prompt, settings, sampling, is_chat=is_chat, trace=trace, store=store, as_json=json)
 
 
-@app.command("demo")
-def _demo(
-    budget: Budget = "25%",
-    scaled_to: Annotated[str, typer.Option(help="The machine whose proportions are emulated.")] = "rtx3090-pcie4",
-    tokens: Annotated[int, typer.Option(min=1024, help="Tokens to profile.")] = 16_384,
-    threads: Threads = DEFAULT_THREADS,
-    store: Annotated[Path | None, typer.Option(help="Keep the artefacts in this store.")] = None,
 @app.command("simulate")
 def _simulate(
     trace: Annotated[Path | None, typer.Option(help="A Parquet trace, as `moectl run --trace` writes it.")] = None,
@@ -256,6 +249,13 @@ def _simulate(
     verb.show(verb.simulate(source, request), as_json=json)
 
 
+@app.command("demo")
+def _demo(
+    budget: Budget = "25%",
+    scaled_to: Annotated[str, typer.Option(help="The machine whose proportions are emulated.")] = "rtx3090-pcie4",
+    tokens: Annotated[int, typer.Option(min=1024, help="Tokens to profile.")] = 16_384,
+    threads: Threads = DEFAULT_THREADS,
+    store: Annotated[Path | None, typer.Option(help="Keep the artefacts in this store.")] = None,
     picture: Annotated[Path | None, typer.Option(help="Draw the table to this SVG or PNG (extra: report).")] = None,
     json: Json = False,
 ) -> None:
