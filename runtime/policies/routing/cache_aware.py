@@ -24,7 +24,7 @@ class CacheAware(Simple):
     reroutes: ClassVar[bool] = True
     sees_probabilities: ClassVar[bool] = True
 
-    strength: float = 0.5
+    strength: float = 0.2
     keep: int = 0
     renormalise: bool = False
 

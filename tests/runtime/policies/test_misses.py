@@ -1,0 +1,136 @@
+"""Every miss policy by a step worked through by hand."""
+
+import numpy as np
+import pytest
+
+from artifacts.errors import BadUsage, Incompatible
+from runtime.policies import parse
+from runtime.policies.miss.qstar import QStar
+from tests.runtime.policies.examples import prepared, residents, step
+
+P = [[0.40, 0.25, 0.15, 0.10, 0.06, 0.04]]
+
+
+def test_substitute_takes_the_closest_score_within_the_tolerance() -> None:
+    policy = prepared("miss", "substitute:tolerance=0.5")
+    # Expert 1 (.25) is absent; of the residents 2 (.15) is closest, and .10 apart is within half of .25.
+    assert policy.choose(step([[0, 1]], P), residents(0, 2, 3)).selected.tolist() == [[0, 2]]
+    # 3 (.10) is .15 apart, more than .125: fetched.
+    assert policy.choose(step([[0, 1]], P), residents(0, 3, 4)).selected.tolist() == [[0, 1]]
+    # Rank 0 is fetched whoever is there, unless `rank` says otherwise.
+    assert policy.choose(step([[0, 1]], P), residents(1, 2)).selected.tolist() == [[0, 1]]
+    free = prepared("miss", "substitute:tolerance=1,rank=0")
+    assert free.choose(step([[0, 1]], P), residents(1, 2)).selected.tolist() == [[2, 1]]
+
+
+def test_substitute_prefers_neither_the_likelier_nor_the_same_expert_twice() -> None:
+    policy = prepared("miss", "substitute:tolerance=1,rank=0")
+    # 2 (.15) is missing: 1 (.25) and 3 (.10) are .10 and .05 apart. Both ranks missing: each takes one of its own.
+    assert policy.choose(step([[0, 2]], P), residents(0, 1, 3)).selected.tolist() == [[0, 3]]
+    assert policy.choose(step([[2, 4]], P), residents(3, 5)).selected.tolist() == [[3, 5]]
+
+
+def test_best_resident_takes_the_highest_score_that_the_token_does_not_use() -> None:
+    policy = prepared("miss", "best_resident")
+    assert policy.choose(step([[0, 5]], P), residents(0, 3, 4)).selected.tolist() == [[0, 3]]
+    assert policy.choose(step([[1, 2]], P), residents(0, 3)).selected.tolist() == [[0, 3]]
+    # Only one stand-in for two missing: the second is fetched. An expert on its way is not absent.
+    assert policy.choose(step([[1, 2]], P), residents(0)).selected.tolist() == [[0, 2]]
+    assert policy.choose(step([[1, 2]], P), residents(0, loading=(1,))).selected.tolist() == [[1, 0]]
+
+
+def test_each_token_is_served_by_itself() -> None:
+    policy = prepared("miss", "best_resident")
+    both = [[0.4, 0.3, 0.1, 0.1, 0.05, 0.05], [0.1, 0.1, 0.05, 0.05, 0.3, 0.4]]
+    chosen = policy.choose(step([[0, 1], [5, 4]], both), residents(2, 3, 4)).selected
+    assert chosen.tolist() == [[2, 3], [2, 4]]  # of equals the lower expert
+
+
+def test_random_resident_is_seeded_and_reaches_every_resident() -> None:
+    draws = [
+        [prepared.choose(step([[0, 1]]), residents(1, 2, 3)).selected[0, 0] for _ in range(50)]
+        for prepared in (prepared_policy("seed=1"), prepared_policy("seed=1"), prepared_policy("seed=2"))
+    ]
+    assert draws[0] == draws[1] != draws[2]
+    assert set(draws[0]) == {2, 3}
+
+
+def prepared_policy(options: str):
+    return prepared("miss", f"random_resident:{options}")
+
+
+@pytest.mark.parametrize("name", ["zero", "random_resident", "best_resident"])
+def test_controls_fill_empty_slots_unless_told_not_to(name: str) -> None:
+    there = residents(0, num_free=1)
+    filled = prepared("miss", name).choose(step([[1, 2]], P), there).selected
+    assert filled.tolist() == [[1, -1 if name == "zero" else 0]]
+    static = prepared("miss", f"{name}:fill=no").choose(step([[1, 2]], P), there).selected
+    assert static.tolist() == ([[-1, -1]] if name == "zero" else [[0, 2]])
+
+
+def test_zero_drops_every_miss_and_may_keep_the_sum() -> None:
+    choice = prepared("miss", "zero").choose(step([[0, 1], [2, 0]]), residents(0))
+    assert choice.selected.tolist() == [[0, -1], [-1, 0]] and choice.weights is None
+    choice = prepared("miss", "zero:renormalise=yes").choose(step([[0, 1]], P), residents(0))
+    assert choice.weights == pytest.approx(np.array([[0.65, 0]]))
+
+
+@pytest.mark.parametrize(
+    ("ratio", "misses", "fetched"),
+    [
+        (1.0, 4, 2),  # as fast as each other: half and half
+        (1.0, 5, 3),  # 3 against 2 or 2 against 3 take as long: the larger f
+        (0.5, 6, 2),  # a fetch takes two near experts' time: 2 / .5 = 4 = 6 - 2
+        (0.25, 4, 1),  # 1 / .25 = 4 against 3; none fetched would take 4 as well
+        (0.1, 4, 0),  # one fetch would take 10
+        (100.0, 3, 3),
+    ],
+)
+def test_qstar_minimises_the_longer_of_both_times(ratio: float, misses: int, fetched: int) -> None:
+    policy = QStar(ratio)
+    assert policy.num_fetched(misses) == fetched
+    longer = [max(f / ratio, misses - f) for f in range(misses + 1)]
+    assert longer[fetched] == min(longer)
+
+
+def test_qstar_fetches_the_first_wanted() -> None:
+    choice = prepared("miss", "qstar:ratio=0.5").choose(step([[5, 1], [3, 5], [2, 0]]), residents(1))
+    assert choice.near == {3, 2, 0} and choice.selected.tolist() == [[5, 1], [3, 5], [2, 0]]
+
+
+def test_fetch_lowest_takes_the_fewest_bits_there_are() -> None:
+    choice = prepared("miss", "fetch_lowest", replicas=(16, 4, 3)).choose(step([[0, 1], [2, 3]]), residents(1))
+    assert choice.bits == {0: 3, 2: 3, 3: 3}
+
+
+def test_fetch_priority_lowers_the_bottom_share() -> None:
+    weights = [[0.5, 0.3], [0.6, 0.1]]
+    # Shares: 0 .625, 1 .375, 2 .857, 3 .143; their 60th percentile lies at .575.
+    wanted = step([[0, 1], [2, 3]], weights=weights)
+    assert prepared("miss", "fetch_priority").choose(wanted, residents()).bits == {1: 4, 3: 4}
+    assert prepared("miss", "fetch_priority").choose(wanted, residents(1)).bits == {3: 4}
+    assert prepared("miss", "fetch_priority:bits=2,percentile=10").choose(wanted, residents()).bits == {3: 2}
+
+
+def test_cascade_follows_the_weight_of_stronger_ranks() -> None:
+    policy = prepared("miss", "cascade")
+    wanted = step([[0, 1, 2, 3]], weights=[[0.5, 0.3, 0.12, 0.08]])  # before each rank: 0, .5, .8, .92
+    assert policy.choose(wanted, residents()).bits == {2: 4, 3: 2}
+    # Another token wants 3 first: it comes in full.
+    both = step([[0, 1, 2, 3], [3, 1, 0, 2]], weights=[[0.5, 0.3, 0.12, 0.08]] * 2)
+    assert policy.choose(both, residents()).bits == {2: 4}
+
+
+def test_precisions_that_were_not_built_are_refused() -> None:
+    with pytest.raises(Incompatible, match="cascade needs replicas of 2 bits; there are 4, 16"):
+        prepared("miss", "cascade", replicas=(16, 4))
+    with pytest.raises(Incompatible, match="fetch_priority needs replicas of 3 bits"):
+        prepared("miss", "fetch_priority:bits=3")
+
+
+@pytest.mark.parametrize(
+    "text", ["qstar:ratio=0", "substitute:tolerance=-1", "cascade:high=0.9,low=0.5", "fetch_priority:percentile=101"]
+)
+def test_parameters_out_of_range_are_refused(text: str) -> None:
+    with pytest.raises(BadUsage, match=text.split(":")[0]):
+        parse("miss", text)

@@ -1,0 +1,75 @@
+"""Every prefetch policy by steps worked through by hand: three layers of six experts, two selected."""
+
+import numpy as np
+import pytest
+
+from artifacts.errors import BadUsage
+from artifacts.nextuse import NEVER, NextUse
+from artifacts.trace import PREFILL
+from runtime.policies import parse
+from runtime.policies.base import Now
+from tests.runtime.policies.examples import prepared, step
+
+AHEAD = [0.05, 0.40, 0.05, 0.10, 0.30, 0.10]
+
+
+def test_score_takes_what_lies_above_the_percentile() -> None:
+    # Percentile 80 of six is the fifth smallest, .30: only .40 lies above. At 60 it is .10: .40 and .30 do.
+    propose = step([[0, 1]], predicted=[[AHEAD]])
+    assert prepared("prefetch", "score").propose(propose, Now()).tolist() == [6 + 1]
+    assert prepared("prefetch", "score:percentile=60").propose(propose, Now()).tolist() == [6 + 1, 6 + 4]
+
+
+def test_score_joins_tokens_and_wraps_to_the_last_of_each_request() -> None:
+    other = [0.5, 0.1, 0.1, 0.1, 0.1, 0.1]
+    propose = step([[0, 1], [2, 3]], predicted=[[AHEAD], [other]], layer=1)
+    assert prepared("prefetch", "score").propose(propose, Now()).tolist() == [12 + 0, 12 + 1]  # .55 and .50 in sum
+    past = step([[0, 1], [2, 3]], predicted=[[AHEAD], [other]], layer=2, last=[1])
+    assert prepared("prefetch", "score").propose(past, Now()).tolist() == [0]
+
+
+def test_frequency_counts_the_requests_under_way() -> None:
+    policy = prepared("prefetch", "frequency")
+    for layer, selected in enumerate([[[0, 1], [0, 2]], [[3, 4], [3, 5]], [[5, 4], [5, 4]]]):
+        policy.propose(step(selected, layer=layer, phase=PREFILL), Now())
+    # Layer 1 saw 3 twice, 4 and 5 once: two of them, of equals the lower.
+    assert policy.propose(step([[0, 1]], pass_index=1), Now()).tolist() == [6 + 3, 6 + 4]
+    # A decode step that uses 5 twice more turns the order.
+    policy.propose(step([[5, 1], [5, 1]], layer=1, pass_index=1), Now())
+    assert policy.propose(step([[0, 1]], pass_index=2), Now()).tolist() == [6 + 5, 6 + 1]
+    # Layer 2 wraps to layer 0, where 0 was used four times and 1 three times.
+    assert policy.propose(step([[5, 4]], layer=2, pass_index=2), Now()).tolist() == [0, 1]
+
+
+def test_frequency_begins_anew_with_a_prefill_and_falls_back_on_all_requests() -> None:
+    policy = prepared("prefetch", "frequency")
+    policy.propose(step([[4, 5]], layer=1, phase=PREFILL, pass_index=0), Now())
+    assert policy.propose(step([[0, 1]], phase=PREFILL, pass_index=1), Now()).tolist() == [6 + 4, 6 + 5]
+    policy.propose(step([[2, 3]], layer=1, phase=PREFILL, pass_index=1), Now())
+    assert policy.propose(step([[0, 1]], pass_index=2), Now()).tolist() == [6 + 2, 6 + 3]
+
+
+def test_frequency_discounts_layers_far_ahead() -> None:
+    policy = prepared("prefetch", "frequency:distance=2")
+    policy.propose(step([[0, 1]], layer=1, phase=PREFILL), Now())
+    policy.propose(step([[2, 3], [2, 4], [2, 5]], layer=2, phase=PREFILL), Now())
+    # Shares .5 and .5 one layer ahead (3/4), .5 and 1/6 two layers ahead (2/4).
+    assert policy.propose(step([[0, 1]], pass_index=1), Now()).tolist() == [6 + 0, 6 + 1, 12 + 2, 12 + 3]
+
+
+def test_the_oracle_knows_the_next_steps() -> None:
+    steps = tuple(np.array(keys) for keys in ([0, 1], [7, 6], [12, 13], [1, 2], [6, 8]))
+    future = NextUse(np.full(18, NEVER), steps, steps)
+    now = Now(step=1)
+    wanted = step([[1, 0]], layer=1)
+    assert prepared("prefetch", "oracle", next_use=future).propose(wanted, now).tolist() == [12, 13]
+    assert prepared("prefetch", "oracle:distance=9", next_use=future).propose(wanted, now).tolist() == [
+        *(12, 13, 1, 2, 6, 8)
+    ]
+    assert prepared("prefetch", "oracle", next_use=future).propose(wanted, Now(step=4)).tolist() == []
+
+
+@pytest.mark.parametrize("text", ["score:percentile=101", "frequency:distance=0", "oracle:distance=0"])
+def test_parameters_out_of_range_are_refused(text: str) -> None:
+    with pytest.raises(BadUsage, match=text.split(":")[0]):
+        parse("prefetch", text)

@@ -1,0 +1,69 @@
+"""Cache-aware routing by tokens worked through by hand."""
+
+import numpy as np
+import pytest
+
+from artifacts.errors import BadUsage
+from runtime.policies import parse
+from tests.runtime.policies.examples import prepared, step
+
+P = np.exp([[0.0, -1.0, -2.0, -3.0, -4.0, -5.0]]) / np.exp([[0.0, -1.0, -2.0, -3.0, -4.0, -5.0]]).sum()
+
+
+def resident(*experts: int) -> np.ndarray:
+    return np.isin(np.arange(6), experts)
+
+
+def route(text: str, there: np.ndarray, weights: list[list[float]] | None = None):
+    return prepared("routing", text).route(step([[0, 1]], P.tolist(), weights=weights), there)
+
+
+def test_residents_gain_a_share_of_the_spread() -> None:
+    # Spread 5, strength .3: residents gain 1.5. Expert 2 at -2 + 1.5 passes 1 at -1; 3 at -1.5 does not.
+    assert route("cache_aware:strength=0.3", resident(2, 3)).selected.tolist() == [[0, 2]]
+    assert route("cache_aware:strength=0.3", resident(1, 2)).selected.tolist() == [[0, 1]]
+    assert route("cache_aware:strength=1", resident(4, 5)).selected.tolist() == [[4, 5]]
+    assert route("cache_aware:strength=1,keep=1", resident(4, 5)).selected.tolist() == [[0, 4]]
+
+
+def test_a_choice_that_stands_is_the_routers_own_step() -> None:
+    own = step([[1, 0]], P.tolist())
+    assert prepared("routing", "cache_aware:strength=0").route(own, resident(4, 5)) is own
+
+
+def test_the_original_probabilities_weigh_in_the_scale_of_the_router() -> None:
+    routed = route("cache_aware:strength=0.3", resident(2))
+    assert routed.weights == pytest.approx(P[:, [0, 2]])
+    normalised = P[:, :2] / P[:, :2].sum()
+    routed = route("cache_aware:strength=0.3", resident(2), normalised.tolist())
+    assert routed.weights == pytest.approx(P[:, [0, 2]] / P[:, :2].sum())
+    routed = route("cache_aware:strength=0.3,renormalise=yes", resident(2), normalised.tolist())
+    assert routed.weights.sum() == pytest.approx(1)
+
+
+def test_tokens_whose_experts_stay_keep_their_weights_to_the_bit() -> None:
+    two = step([[0, 1], [0, 2]], [*P.tolist(), P[0, [0, 2, 1, 3, 4, 5]].tolist()], weights=[[0.7, 0.2], [0.6, 0.1]])
+    routed = prepared("routing", "cache_aware:strength=0.3").route(two, resident(2))
+    assert routed.selected.tolist() == [[0, 2], [0, 2]]
+    assert routed.weights[1].tolist() == two.weights[1].tolist()
+
+
+def test_the_spread_is_a_running_mean_of_each_layer() -> None:
+    policy = prepared("routing", "cache_aware:strength=0.3")
+    flat = np.exp([[0.0, -0.1, -0.2, -0.3, -0.4, -1.0]])
+    policy.route(step([[0, 1]] * 3, (flat / flat.sum()).tolist() * 3), resident())  # spread 1, three tokens
+    # (3 * 1 + 5) / 4 = 2, a gain of .6: expert 2 does not pass. Another layer knows nothing of it.
+    assert policy.route(step([[0, 1]], P.tolist()), resident(2)).selected.tolist() == [[0, 1]]
+    assert policy.route(step([[0, 1]], P.tolist(), layer=1), resident(2)).selected.tolist() == [[0, 2]]
+
+
+def test_probabilities_that_underflow_are_no_infinity() -> None:
+    p = [[1.0, 0.0, 0.0, 0.0, 0.0, 0.0]]
+    assert route("cache_aware", resident(3)).weights is not None
+    routed = prepared("routing", "cache_aware").route(step([[0, 1]], p), resident(3))
+    assert routed.selected.tolist() == [[0, 3]] and np.isfinite(routed.weights).all()
+
+
+def test_negative_strengths_are_refused() -> None:
+    with pytest.raises(BadUsage, match="strength >= 0"):
+        parse("routing", "cache_aware:strength=-1")
