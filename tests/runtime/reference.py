@@ -19,6 +19,7 @@ class SlowCache:
         self.uses: dict[tuple[int, int], int] = {}
         self.last_token: dict[tuple[int, int], int] = {}
         self.step_number = self.pass_number = self.num_tokens = self.layer = 0
+        self.future: list[set[tuple[int, int]]] = []  # for belady: what each step of the whole trace wants
 
     def begin_pass(self, num_tokens: int) -> None:
         self.pass_number += 1
@@ -67,6 +68,9 @@ class SlowCache:
             return self.uses[key] * 0.25 ** ((self.num_tokens - self.last_token[key]) / 128), key
         if self.policy == "fld":
             return -((layer - self.layer) % self.shape.num_layers), oldest, key
+        if self.policy == "belady":
+            later = range(self.step_number, len(self.future))  # this step was counted already
+            return -next((number for number in later if key in self.future[number]), len(self.future)), key
         if self.policy == "least_stale:within=ahead" and not is_current:
             is_behind = layer <= self.layer
             return False, (0, layer) if is_behind else (1, -layer), oldest, key

@@ -7,7 +7,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from artifacts.nextuse import NextUse
 from artifacts.shape import Shape
+from artifacts.trace import Trace
 from runtime.assembly import build_controller
 from runtime.cache import LOADING, RESIDENT, Scope
 from runtime.controller import Controller
@@ -21,15 +23,32 @@ from tests.runtime.reference import SlowCache
 SHAPE = Shape(num_layers=3, num_experts=6, top_k=2, expert_nbytes=100)
 
 
-def controller(slots: int, scope: str = "layer", window: int = 200, shape: Shape = SHAPE, **texts: str) -> Controller:
+def controller(
+    slots: int,
+    scope: str = "layer",
+    window: int = 200,
+    shape: Shape = SHAPE,
+    future: list[list[np.ndarray]] | None = None,
+    **texts: str,
+) -> Controller:
+    """`future`: passes of one [T, K] array a layer, for those who may know them."""
     defaults = {"routing": "standard", "prefetch": "none", "eviction": "lru", "miss": "fetch", "residency": "uniform"}
     artefacts = Artefacts(
         buddies=np.tile(np.arange(shape.num_experts), (shape.num_layers, shape.num_experts, 1)),
         buddy_q=np.full((shape.num_layers, shape.num_experts, shape.num_experts), 0.1),
         entropy=np.zeros((shape.num_layers, 101)),
+        next_use=None if future is None else NextUse.of(_trace(future), shape),
     )
     policies = build(defaults | texts)
     return build_controller(policies, shape, num_slots=slots, scope=Scope(scope), window=window, artefacts=artefacts)
+
+
+def _trace(passes: list[list[np.ndarray]]) -> Trace:
+    steps = [(number, layer, ids) for number, layers in enumerate(passes) for layer, ids in enumerate(layers)]
+    pass_, layer = (np.concatenate([np.full(len(s[2]), s[i], np.int32) for s in steps]) for i in (0, 1))
+    experts = np.concatenate([ids for _, _, ids in steps]).astype(np.uint16)
+    same = np.zeros(len(layer), np.int32)
+    return Trace(same, pass_, same.astype(np.uint8), layer, same, experts, np.ones(experts.shape, np.float32))
 
 
 def take(owner: Controller, layer: int, selected: list[list[int]], predicted: list[int] | None = None) -> Plan:
@@ -61,14 +80,15 @@ def traces(draw: st.DrawFn) -> tuple[Shape, int, list[list[np.ndarray]]]:
     return shape, draw(st.integers(1, num_experts)) * num_layers, passes
 
 
-@pytest.mark.parametrize("policy", ["lru", "lfu", "lcp", "least_stale", "least_stale:within=ahead", "fld"])
+@pytest.mark.parametrize("policy", ["lru", "lfu", "lcp", "least_stale", "least_stale:within=ahead", "fld", "belady"])
 @pytest.mark.parametrize("scope", ["layer", "global"])
 @given(traces())
 @settings(max_examples=60, deadline=None)
 def test_counts_equal_the_slow_reference(scope: str, policy: str, trace: tuple) -> None:
     shape, slots, passes = trace
-    fast = controller(slots, scope, shape=shape, eviction=policy)
+    fast = controller(slots, scope, shape=shape, future=passes, eviction=policy)
     slow = SlowCache(shape, slots, scope == "global", policy)
+    slow.future = [{(layer, int(e)) for e in ids.ravel()} for layers in passes for layer, ids in enumerate(layers)]
     for layers in passes:
         fast.begin_pass(len(layers[0]))
         slow.begin_pass(len(layers[0]))
@@ -122,7 +142,7 @@ def test_nothing_beats_belady(scope: Scope, eviction: str, case: Case) -> None:
 
 @pytest.mark.parametrize("eviction", sorted(set(POLICIES["eviction"]) - {"random", "belady"}))
 def test_equals_go_by_the_lower_key(eviction: str) -> None:
-    """Keys that a policy knows nothing about, or the same about, leave in ascending order."""
+    """Keys about which a policy knows nothing, or the same, leave in ascending order."""
     owner = controller(6, "global", eviction=eviction)
     owner.begin_pass(1)
     keys = np.arange(SHAPE.num_experts)
