@@ -5,6 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
+from artifacts.similarity import Similarity
+
 
 def activation_matrices(rows: pa.Table, num_layers: int, num_experts: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Counts [L, E] int64 and weights [L, E] float64 by phase."""
@@ -28,6 +30,31 @@ def coactivation_matrices(rows: pa.Table, num_layers: int, num_experts: int) -> 
     at = tuple(_column(rows, name) for name in ("layer", "i", "j"))
     pairs[at], weighted[at] = _column(rows, "count"), _column(rows, "weight")
     return pairs, weighted
+
+
+def similarity_rows(similarity: Similarity) -> pa.Table:
+    """Rows of `similarity`, one per ordered pair; what belongs to i alone is repeated for each j."""
+    layer, i, j = np.nonzero(np.broadcast_to(~np.eye(similarity.loss.shape[1], dtype=bool), similarity.loss.shape))
+    return pa.table(
+        {
+            **_indices(("layer", "i", "j"), (layer, i, j)),
+            "cosine": similarity.cosine[layer, i, j],
+            "loss": similarity.loss[layer, i, j],
+            "left_out": similarity.left_out[layer, i],
+            "samples": similarity.samples[layer, i],
+        }
+    )
+
+
+def similarity_matrices(rows: pa.Table, num_layers: int, num_experts: int) -> Similarity:
+    """The similarity of every layer; diagonals are 1 and 0."""
+    cosine = np.tile(np.eye(num_experts), (num_layers, 1, 1))
+    loss = np.zeros(cosine.shape)
+    left_out, samples = np.zeros(cosine.shape[:2]), np.zeros(cosine.shape[:2], np.int64)
+    layer, i, j = (_column(rows, name) for name in ("layer", "i", "j"))
+    cosine[layer, i, j], loss[layer, i, j] = _column(rows, "cosine"), _column(rows, "loss")
+    left_out[layer, i], samples[layer, i] = _column(rows, "left_out"), _column(rows, "samples")
+    return Similarity(cosine, loss, left_out, samples)
 
 
 def entropy_percentiles(rows: pa.Table) -> np.ndarray:

@@ -28,6 +28,9 @@ ARTEFACT_TABLES = {
     "entropy": """
         run_id INTEGER NOT NULL, layer USMALLINT NOT NULL, percentiles FLOAT[101] NOT NULL,
         histogram BIGINT[] NOT NULL""",
+    "similarity": """
+        run_id INTEGER NOT NULL, layer USMALLINT NOT NULL, i USMALLINT NOT NULL, j USMALLINT NOT NULL,
+        cosine DOUBLE NOT NULL, loss DOUBLE NOT NULL, left_out DOUBLE NOT NULL, samples BIGINT NOT NULL""",
     "buddies": """
         run_id INTEGER NOT NULL, layer USMALLINT NOT NULL, "pivot" USMALLINT NOT NULL, rank USMALLINT NOT NULL,
         buddy USMALLINT NOT NULL, q DOUBLE NOT NULL, cumulative DOUBLE NOT NULL""",

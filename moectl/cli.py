@@ -61,10 +61,12 @@ def _build_buddies(
     run: RunId = None,
     alpha: Annotated[
         str,
-        typer.Option(help="Share of co-activation that a list covers: one number, one per layer, or LAYER:NUMBER,..."),
+        typer.Option(help="Share of the metric that a list covers: one number, one per layer, or LAYER:NUMBER,..."),
     ] = "0.95",
     k_max: Annotated[int, typer.Option(min=1, help="Longest list.")] = 16,
-    metric: Annotated[str, typer.Option(help="What ranks buddies: coactivation or weighted.")] = "coactivation",
+    metric: Annotated[
+        str, typer.Option(help="What ranks buddies: loss or output (both measured), coactivation or weighted.")
+    ] = "loss",
     json: Json = False,
 ) -> None:
     """Build buddy lists from a profile: for each expert, the peers that may stand in for it."""
@@ -77,7 +79,9 @@ def _build_buddies(
 def _inspect(
     name: Annotated[
         str,
-        typer.Argument(help="store, runs, activations, coactivation, entropy, buddies, presets, policies or machines."),
+        typer.Argument(
+            help="store, runs, activations, coactivation, entropy, similarity, buddies, presets, policies or machines."
+        ),
     ] = "store",
     store: StorePath = DEFAULT_STORE,
     run: RunId = None,
@@ -99,6 +103,11 @@ def _profile(
     ] = "builtin",
     tokens: Annotated[int, typer.Option(min=2, help="Tokens to profile.")] = 65_536,
     trace: Annotated[bool, typer.Option("--trace", help="Keep the whole trace, for replays.")] = False,
+    similarity: Annotated[
+        bool,
+        typer.Option("--similarity/--no-similarity", help="Measure what experts are worth in each other's place."),
+    ] = True,
+    samples: Annotated[int, typer.Option(min=1, help="Tokens on which that is measured.")] = 512,
     length: Annotated[int, typer.Option(min=2, help="Tokens of a sequence.")] = 256,
     prefill: Annotated[int, typer.Option(min=0, help="Of them the prompt; the rest counts as decode.")] = 64,
     batch: Annotated[int, typer.Option(min=1, help="Sequences at a time; an expert is loaded once for all.")] = 16,
@@ -118,7 +127,7 @@ def _profile(
 
     index, count = verb.parse_shard(shard)
     batching = Batching(batch=batch, length=length, prefill=prefill, index=index, count=count)
-    request = verb.Request(data, tokens, batching, seed=seed, trace=trace)
+    request = verb.Request(data, tokens, batching, seed=seed, trace=trace, samples=samples if similarity else 0)
     settings = Settings(budget=budget, link=link, device=device, threads=threads)
     verb.show(verb.profile(model, settings, request, store=store), as_json=json)
 
@@ -247,6 +256,27 @@ def _simulate(
     )
     source = Source(trace, run, synthetic, num_experts=num_experts, model=model, store=store)
     verb.show(verb.simulate(source, request), as_json=json)
+
+
+@app.command("fit-trace")
+def _fit_trace(
+    like: Annotated[Path | None, typer.Option(help="The Parquet trace to be like.")] = None,
+    run: Annotated[int | None, typer.Option("--run", min=1, help="A run of the store that kept its trace.")] = None,
+    hits: Annotated[
+        list[str] | None, typer.Option(help="Hit rates to reach: lru:10=.23,20=.4 (experts held a layer); repeatable.")
+    ] = None,
+    num_experts: Annotated[int | None, typer.Option(help="Experts of a layer.")] = None,
+    model: Annotated[str | None, typer.Option(help="Whose shape: a name as mixtral-8x7b, a folder, or bundled.")] = None,
+    seed: Seed = 0,
+    store: StorePath = DEFAULT_STORE,
+    json: Json = False,
+) -> None:
+    """Find the dials of a synthetic trace that is like a real one, or has given hit rates."""
+    from moectl.commands import fit_trace as verb
+    from moectl.tracesource import Source
+
+    source = Source(like, run, num_experts=num_experts, model=model, store=store)
+    verb.show(verb.fit_trace(source, hits or [], seed=seed), as_json=json)
 
 
 @app.command("demo")

@@ -7,6 +7,7 @@ import numpy as np
 from artifacts.coactivation import conditional
 from artifacts.provenance import ModelInfo, StoredRun, TableSize
 from artifacts.shape import Shape
+from artifacts.similarity import Similarity
 from moectl.render import Heatmap, NumBytes, Sheet
 
 _LEVELS = (0, 5, 15, 25, 50, 75, 85, 95, 100)
@@ -108,8 +109,38 @@ def entropy_heatmap(percentiles: np.ndarray) -> Heatmap:
     return Heatmap("Token activating entropy by layer and percentile", percentiles, "layers", "percentiles")
 
 
+def similarity(measured: Similarity, layer: int | None) -> Sheet:
+    """How alike experts are, and what the best stand-in costs beside leaving the expert out: by layer, or every expert
+    of one."""
+    loss = np.where(np.eye(measured.loss.shape[1], dtype=bool), np.inf, measured.loss)
+    best = np.divide(
+        loss.min(axis=2), measured.left_out, out=np.ones_like(measured.left_out), where=measured.left_out > 0
+    )
+    note = "best loss: of the stand-in that changes the layer's output least, over that of leaving the expert out"
+    if layer is not None:
+        rows = [
+            (expert, measured.samples[layer, expert], int(buddy), measured.cosine[layer, expert, buddy], share)
+            for expert, (buddy, share) in enumerate(zip(loss[layer].argmin(axis=1), best[layer], strict=True))
+        ]
+        return Sheet(f"Stand-ins in layer {layer}", ("expert", "samples", "best", "cosine", "best loss"), rows, note)
+    off = ~np.eye(loss.shape[1], dtype=bool)
+    rows = [
+        (index, float(cosine[off].mean()), float(cosine[off].max()), float(np.median(share)), float((share < 1).mean()))
+        for index, (cosine, share) in enumerate(zip(measured.cosine, best, strict=True))
+    ]
+    columns = ("layer", "mean cosine", "largest cosine", "median best loss", "experts with a stand-in better than none")
+    return Sheet("What experts are worth in each other's place", columns, rows, note)
+
+
+def similarity_heatmap(measured: Similarity, layer: int | None) -> Heatmap:
+    """Losses of one layer, or of layer 0, over those of leaving the expert out."""
+    index = layer or 0
+    share = measured.loss[index] / np.maximum(measured.left_out[index], np.finfo(float).tiny)[:, None]
+    return Heatmap(f"Loss over that of leaving out, layer {index}", share, "experts i", "stand-ins j")
+
+
 def buddy_sizes(table: np.ndarray, q: np.ndarray, alphas: Sequence[float]) -> Sheet:
-    """How long the lists of each layer are and what share of co-activation they cover, over active pivots.
+    """How long the lists of each layer are and what share of their metric they cover, over active pivots.
 
     `table` and `q` [L, E, R] as `artifacts.rows.buddy_matrices` gives them.
     """

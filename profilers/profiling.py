@@ -10,6 +10,8 @@ import pyarrow as pa
 
 from artifacts.errors import BadInput
 from artifacts.provenance import ModelInfo, RunInfo, StoredRun, utc_now, versions
+from artifacts.rows import similarity_matrices, similarity_rows
+from artifacts.similarity import Similarity
 from artifacts.store import Store
 from artifacts.trace import Trace, concatenate
 from artifacts.tracefile import from_table, to_table
@@ -17,6 +19,7 @@ from profilers.corpus import data_digest
 from profilers.profiletables import stored, tables
 from profilers.progress import HalfDone
 from profilers.routing import Batch, Batching, RoutingProfile, observe
+from profilers.similarity import measure_similarity
 from runtime.session import Session
 
 PROFILE, SHARD = "profile", "profile-shard"
@@ -51,11 +54,13 @@ def profile_routing(
     model: ModelInfo,
     store_path: Path,
     keep_trace: bool = False,
+    num_samples: int = 0,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Profiled:
     """Profile a model's routers and write the run. `progress` hears of tokens done and tokens in all.
 
-    A shard's run is called `profile-shard`; `merge_shards` makes a profile of all of them.
+    A shard's run is called `profile-shard`; `merge_shards` makes a profile of all of them. With `num_samples`, divided
+    among the shards, it also measures what experts are worth in each other's place.
     """
     started_at, start_s = utc_now(), time.monotonic()
     digest = data_digest(data.sequences)
@@ -69,6 +74,10 @@ def profile_routing(
     done, total = (sum(batch.num_tokens for batch in part) for part in (batches[:resumed], batches))
     _count(running, profile, half_done, first=resumed, done=done, total=total, progress=progress)
     rows = tables(profile)
+    if num_samples:
+        half_done.keep(profile, len(batches))
+        similarity = _similarity(session, batches, batching, num_samples=num_samples, seed=data.seed)
+        rows["similarity"] = similarity_rows(similarity)
     if keep_trace:
         rows["traces"] = to_table(half_done.trace(len(batches)))
     info = RunInfo(
@@ -80,7 +89,7 @@ def profile_routing(
         data_digest=digest,
         tokens=total,
         seed=data.seed,
-        parameters=settings,
+        parameters=settings | {"samples": num_samples},
     )
     run_id = _write(store_path, model, info, rows)
     half_done.remove()
@@ -109,6 +118,20 @@ def _count(
         progress(done, total)
 
 
+def _similarity(
+    session: Session, batches: Sequence[Batch], batching: Batching, *, num_samples: int, seed: int
+) -> Similarity:
+    """A shard measures its share of the samples, on its own text."""
+    sequences = [sequence for batch in batches for sequence in batch.sequences]
+    session.engine.uninstall()
+    try:
+        return measure_similarity(
+            session.opened, sequences, num_samples=-(-num_samples // batching.count), batch=batching.batch, seed=seed
+        )
+    finally:
+        session.engine.install()
+
+
 def merge_shards(paths: Sequence[Path], *, into: Path) -> Profiled:
     """Add the shard runs of several stores to one profile. Raises BadInput unless all of the newest are there."""
     started_at, start_s = utc_now(), time.monotonic()
@@ -118,6 +141,8 @@ def merge_shards(paths: Sequence[Path], *, into: Path) -> Profiled:
     for shard in shards:
         profile.merge(shard.profile)
     rows = tables(profile)
+    if all(shard.similarity is not None for shard in shards):
+        rows["similarity"] = similarity_rows(Similarity.merge([shard.similarity for shard in shards]))
     if all(shard.trace is not None for shard in shards):
         trace = concatenate([from_table(shard.trace) for shard in shards])
         rows["traces"] = to_table(trace.take(np.argsort(trace.request, kind="stable")))
@@ -151,6 +176,7 @@ class _Shard:
     model: ModelInfo
     profile: RoutingProfile
     trace: pa.Table | None
+    similarity: Similarity | None
 
     @property
     def index(self) -> int:
@@ -176,7 +202,11 @@ def _shards(path: Path) -> list[_Shard]:
 
 def _shard(store: Store, run: StoredRun, model: ModelInfo) -> _Shard:
     trace = store.read("traces", run.run_id) if "traces" in run.contents else None
-    return _Shard(run, model, stored(store, run.run_id, model.shape), trace)
+    similarity = None
+    if "similarity" in run.contents:
+        size = (model.shape.num_layers, model.shape.num_experts)
+        similarity = similarity_matrices(store.read("similarity", run.run_id), *size)
+    return _Shard(run, model, stored(store, run.run_id, model.shape), trace, similarity)
 
 
 def _write(path: Path, model: ModelInfo, info: RunInfo, rows: dict[str, pa.Table]) -> int:

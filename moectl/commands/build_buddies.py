@@ -1,22 +1,27 @@
-"""`moectl build-buddies`: from the co-activation of a profile to buddy lists in the store."""
+"""`moectl build-buddies`: from a profile to buddy lists in the store."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 
 from artifacts.buddies import buddy_lists
 from artifacts.coactivation import conditional
 from artifacts.errors import BadUsage, Incompatible
 from artifacts.names import unknown
 from artifacts.provenance import RunInfo, StoredRun, utc_now
-from artifacts.rows import buddy_matrices, buddy_rows, coactivation_matrices
+from artifacts.rows import buddy_matrices, buddy_rows, coactivation_matrices, similarity_matrices
+from artifacts.shape import Shape
+from artifacts.similarity import loss_scores, output_scores
 from artifacts.store import Store
 from moectl.render import Sheet, show_json, show_sheet
 from moectl.views import buddy_sizes
 
-METRICS = ("coactivation", "weighted")
+METRICS = ("loss", "output", "weighted", "coactivation")
+DEFAULT_METRIC = METRICS[0]
 DEFAULT_ALPHA = 0.95
 PROFILE = "profile"
 COMMAND = "build-buddies"
@@ -39,17 +44,14 @@ def build_buddies(store: Path, *, run: int | None, alpha: str, k_max: int, metri
     `alpha` is one number, one per layer separated by commas, or `layer:number` pairs. Raises BadUsage (alpha, metric),
     BadInput (no store, no such run) and Incompatible (no profile in the store).
     """
-    if metric not in METRICS:
-        raise BadUsage(unknown("metric", metric, METRICS))
+    check_metric(metric)
     started_at, start_s = utc_now(), time.monotonic()
     with Store.open(store, read_only=True) as opened:
         profile = find_profile(opened, run)
         shape = next(model.shape for model in opened.models() if model.model_id == profile.info.model_id)
-        rows = opened.read("coactivations", profile.run_id)
+        q = metric_scores(opened, profile, shape, metric)
     alphas = parse_alphas(alpha, shape.num_layers)
-    counts = coactivation_matrices(rows, shape.num_layers, shape.num_experts)[METRICS.index(metric)]
-    q = np.stack([conditional(layer) for layer in counts])
-    layers = [buddy_lists(q[layer], alphas[layer], k_max) for layer in range(shape.num_layers)]
+    rows = cut(q, alphas, k_max)
     info = RunInfo(
         command=COMMAND,
         model_id=profile.info.model_id,
@@ -61,11 +63,41 @@ def build_buddies(store: Path, *, run: int | None, alpha: str, k_max: int, metri
         seed=profile.info.seed,
         parameters={"profile_run": profile.run_id, "metric": metric, "alpha": alphas, "k_max": k_max},
     )
-    rows = buddy_rows(layers, q)
     with Store.open(store) as opened:
         run_id = opened.write_run(info, {"buddies": rows})
     sizes = buddy_sizes(*buddy_matrices(rows, shape.num_layers, shape.num_experts), alphas)
     return Built(run_id, profile.run_id, metric, k_max, sizes)
+
+
+def check_metric(metric: str) -> None:
+    """Raise BadUsage, naming the known ones, for a metric that is not known."""
+    if metric not in METRICS:
+        raise BadUsage(unknown("metric", metric, METRICS))
+
+
+def metric_scores(store: Store, profile: StoredRun, shape: Shape, metric: str) -> np.ndarray:
+    """q [L, E, E]: what each expert's peers are worth in its place, by a metric; a row's shares add up to 1.
+
+    Raises Incompatible when the profile did not measure what the metric needs.
+    """
+    size = (shape.num_layers, shape.num_experts)
+    if metric in ("coactivation", "weighted"):
+        pairs, weighted = coactivation_matrices(store.read("coactivations", profile.run_id), *size)
+        return np.stack([conditional(layer) for layer in (pairs if metric == "coactivation" else weighted)])
+    if "similarity" not in profile.contents:
+        raise Incompatible(
+            f"run {profile.run_id} of {store.path} was profiled without similarity, which the metric {metric} needs: "
+            "profile again, or take --metric coactivation"
+        )
+    similarity = similarity_matrices(store.read("similarity", profile.run_id), *size)
+    if metric == "output":
+        return np.stack([output_scores(layer) for layer in similarity.cosine])
+    return np.stack([loss_scores(layer) for layer in similarity.loss])
+
+
+def cut(q: np.ndarray, alphas: Sequence[float], k_max: int) -> pa.Table:
+    """Rows of `buddies`: the lists of every layer, cut from q [L, E, E]."""
+    return buddy_rows([buddy_lists(layer, alpha, k_max) for layer, alpha in zip(q, alphas, strict=True)], q)
 
 
 def show(built: Built, *, as_json: bool) -> None:

@@ -120,6 +120,11 @@ def _entropy(artefact: Artefact) -> tuple[Sheet, Heatmap]:
     return views.entropy(percentiles, artefact.layer), views.entropy_heatmap(percentiles)
 
 
+def _similarity(artefact: Artefact) -> tuple[Sheet, Heatmap]:
+    similarity = matrices.similarity_matrices(artefact.read("similarity"), *artefact.size)
+    return views.similarity(similarity, artefact.layer), views.similarity_heatmap(similarity, artefact.layer)
+
+
 def _buddies(artefact: Artefact) -> tuple[Sheet, Heatmap]:
     table, q = matrices.buddy_matrices(artefact.read("buddies"), *artefact.size)
     alphas = artefact.run.info.parameters["alpha"]
@@ -188,6 +193,7 @@ _ARTEFACTS: dict[str, tuple[str, Callable[[Artefact], tuple[Sheet, Heatmap]]]] =
     "activations": ("activations", _activations),
     "coactivation": ("coactivations", _coactivation),
     "entropy": ("entropy", _entropy),
+    "similarity": ("similarity", _similarity),
     "buddies": ("buddies", _buddies),
 }
 _KNOWLEDGE: dict[str, Callable[[], Sheet]] = {"presets": _presets, "policies": _policies, "machines": _machines}

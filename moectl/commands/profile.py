@@ -28,6 +28,7 @@ class Request:
     batching: Batching
     seed: int = 0
     trace: bool = False
+    samples: int = 0  # tokens on which experts are tried in each other's place
 
 
 def parse_shard(text: str) -> tuple[int, int]:
@@ -70,7 +71,14 @@ def profile_opened(name: str, session: Session, request: Request, *, store: Path
     info = model_info(name, session.opened)
     with progress_bar("profiling", unit="tokens") as advance:
         return profile_routing(
-            session, data, request.batching, model=info, store_path=store, keep_trace=request.trace, progress=advance
+            session,
+            data,
+            request.batching,
+            model=info,
+            store_path=store,
+            keep_trace=request.trace,
+            num_samples=request.samples,
+            progress=advance,
         )
 
 

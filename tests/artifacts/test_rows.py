@@ -7,7 +7,16 @@ import pytest
 from artifacts.buddies import buddy_lists, buddy_table
 from artifacts.coactivation import conditional
 from artifacts.provenance import RunInfo, utc_now
-from artifacts.rows import activation_matrices, buddy_matrices, buddy_rows, coactivation_matrices, entropy_percentiles
+from artifacts.rows import (
+    activation_matrices,
+    buddy_matrices,
+    buddy_rows,
+    coactivation_matrices,
+    entropy_percentiles,
+    similarity_matrices,
+    similarity_rows,
+)
+from artifacts.similarity import Similarity
 from artifacts.store import Store
 
 
@@ -71,3 +80,15 @@ def test_buddies(stored):
 def test_no_buddies_at_all(stored):
     buddies, _ = buddy_matrices(stored("buddies", buddy_rows([[[], []]], np.zeros((1, 2, 2)))), 1, 2)
     assert buddies.tolist() == [[[-1], [-1]]]
+
+
+def test_similarity_comes_back_as_it_was(stored):
+    random = np.random.default_rng(0)
+    cosine, loss = random.uniform(-1, 1, (2, 4, 4)), random.random((2, 4, 4))
+    diagonal = np.arange(4)
+    cosine[:, diagonal, diagonal], loss[:, diagonal, diagonal] = 1, 0
+    before = Similarity(cosine, loss, random.random((2, 4)), random.integers(0, 9, (2, 4)))
+    rows = stored("similarity", similarity_rows(before))
+    assert rows.num_rows == 2 * 4 * 3
+    after = similarity_matrices(rows, 2, 4)
+    assert all(np.array_equal(getattr(before, name), getattr(after, name)) for name in Similarity.__slots__)

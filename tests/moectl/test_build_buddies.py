@@ -10,8 +10,9 @@ from artifacts.buddies import buddy_lists
 from artifacts.coactivation import Coactivation, conditional
 from artifacts.errors import BadUsage
 from artifacts.provenance import ModelInfo, RunInfo, utc_now
-from artifacts.rows import buddy_matrices
+from artifacts.rows import buddy_matrices, similarity_rows
 from artifacts.shape import Shape
+from artifacts.similarity import Similarity
 from artifacts.store import Store
 from moectl.cli import main
 from moectl.commands.build_buddies import parse_alphas
@@ -28,15 +29,28 @@ def routed_layer(seed):
     return statistics
 
 
+def measured():
+    """What a profile might measure: cosines alike both ways, losses not."""
+    random = np.random.default_rng(9)
+    size = (SHAPE.num_layers, SHAPE.num_experts, SHAPE.num_experts)
+    cosine = random.uniform(-0.5, 1, size)
+    cosine = (cosine + cosine.transpose(0, 2, 1)) / 2
+    loss = random.uniform(0.1, 3, size)
+    diagonal = np.arange(SHAPE.num_experts)
+    cosine[:, diagonal, diagonal], loss[:, diagonal, diagonal] = 1, 0
+    return Similarity(cosine, loss, random.random(size[:2]), random.integers(0, 40, size[:2]))
+
+
+MEASURED = measured()
 LAYERS = [routed_layer(seed) for seed in range(SHAPE.num_layers)]
 
 
-def profile_tables():
+def profile_tables(*, has_similarity):
     pairs, weighted = (np.stack([getattr(layer, name) for layer in LAYERS]) for name in ("pairs", "weighted"))
     layer, i, j = np.nonzero(pairs)
     use = np.stack([statistics.activations for statistics in LAYERS])
     at = np.indices(use.shape).reshape(2, -1)
-    return {
+    tables = {
         "activations": pa.table(
             {
                 "phase": ["prefill"] * use.size,
@@ -57,14 +71,15 @@ def profile_tables():
             }
         ),
     }
+    return tables | ({"similarity": similarity_rows(MEASURED)} if has_similarity else {})
 
 
-def write_profile(path, *, name="toy", fingerprint="a" * 64):
+def write_profile(path, *, name="toy", fingerprint="a" * 64, has_similarity=True):
     model = ModelInfo(name, fingerprint, "olmoe", SHAPE)
     with Store.open(path) as store:
         store.add_model(model)
         run = RunInfo("profile", model.model_id, utc_now(), 2.5, data="builtin", tokens=60, seed=4, versions={})
-        return store.write_run(run, profile_tables())
+        return store.write_run(run, profile_tables(has_similarity=has_similarity))
 
 
 @pytest.fixture
@@ -97,11 +112,30 @@ def test_lists_are_those_of_the_definition(store, capsys, metric):
         assert 0.6 <= row["covered_q"] <= 1
 
 
+@pytest.mark.parametrize("metric", ["output", "loss"])
+def test_measured_lists_follow_what_was_measured(store, capsys, metric):
+    arguments = ["--alpha", "1", "--k-max", "7", "--metric", metric, "--json"]
+    assert main(["build-buddies", "--store", str(store), *arguments]) == 0
+    assert json.loads(capsys.readouterr().out)["layers"][0]["never_active"] == 0
+    found = built_buddies(store, 2)
+    price = -MEASURED.cosine if metric == "output" else MEASURED.loss.copy()
+    price[:, np.arange(8), np.arange(8)] = np.inf
+    assert found.tolist() == np.argsort(price, axis=2)[:, :, :7].tolist()
+
+
+def test_a_profile_without_similarity_has_the_other_metrics(tmp_path, capsys):
+    path = tmp_path / "moe.duckdb"
+    write_profile(path, has_similarity=False)
+    assert main(["build-buddies", "--store", str(path)]) == 5
+    assert "was profiled without similarity, which the metric loss needs" in capsys.readouterr().err
+    assert main(["build-buddies", "--store", str(path), "--metric", "weighted"]) == 0
+
+
 def test_the_run_says_where_it_came_from(store):
     assert main(["build-buddies", "--store", str(store), "--alpha", "1:0.5"]) == 0
     with Store.open(store, read_only=True) as opened:
         info = opened.run(2).info
-    assert info.parameters == {"profile_run": 1, "metric": "coactivation", "alpha": [0.95, 0.5, 0.95], "k_max": 16}
+    assert info.parameters == {"profile_run": 1, "metric": "loss", "alpha": [0.95, 0.5, 0.95], "k_max": 16}
     assert (info.command, info.data, info.tokens, info.seed) == ("build-buddies", "builtin", 60, 4)
 
 

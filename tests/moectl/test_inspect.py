@@ -8,14 +8,14 @@ import pytest
 from moectl.cli import main
 from tests.moectl.test_build_buddies import LAYERS, SHAPE, write_profile
 
-ARTEFACTS = ("activations", "coactivation", "entropy", "buddies")
+ARTEFACTS = ("activations", "coactivation", "entropy", "similarity", "buddies")
 
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
     path = tmp_path_factory.mktemp("store") / "moe.duckdb"
     write_profile(path)
-    assert main(["build-buddies", "--store", str(path), "--alpha", "0.7"]) == 0
+    assert main(["build-buddies", "--store", str(path), "--alpha", "0.7", "--metric", "weighted"]) == 0
     return path
 
 

@@ -12,6 +12,7 @@ import torch
 
 from artifacts.errors import BadInput
 from artifacts.provenance import ModelInfo
+from artifacts.rows import similarity_matrices
 from artifacts.store import Store
 from profilers import profiling
 from profilers.corpus import data_digest
@@ -79,7 +80,8 @@ def test_a_profile_comes_back_as_it_was(opened: MoeModel, tmp_path: Path) -> Non
     assert all(np.array_equal(ours[name], theirs[name]) for name in ours)
     assert (run.info.tokens, run.info.seed, run.info.data) == (sum(LENGTHS), 3, "a test")
     assert run.info.data_digest == data_digest(DATA.sequences)
-    assert run.info.parameters == {"batch": 2, "length": 10, "prefill": 4, "index": 0, "count": 1, "trace": True}
+    whole = {"batch": 2, "length": 10, "prefill": 4, "index": 0, "count": 1}
+    assert run.info.parameters == whole | {"trace": True, "samples": 0}
     assert heard[-1] == (sum(LENGTHS), sum(LENGTHS)) and len(heard) == 6
     assert list(tmp_path.iterdir()) == [path]
 
@@ -90,6 +92,28 @@ def test_without_a_trace_none_is_kept(opened: MoeModel, tmp_path: Path, whole: d
     assert all(counted[table].equals(whole[table]) for table in counted)
     with pytest.raises(BadInput, match="wrote no traces"):
         rows(path, 1)
+
+
+def test_shards_measure_similarity_together(opened: MoeModel, tmp_path: Path) -> None:
+    """Small as they are, they measure all of their tokens, whose means are then those of the whole."""
+
+    def measured(path: Path, batching: Batching) -> Profiled:
+        with Session(opened, Settings(budget="25%")) as session:
+            done = profile_routing(session, DATA, batching, model=info(opened), store_path=path, num_samples=1000)
+            assert session.forward(torch.zeros(1, 4, dtype=torch.int64)).logits.isfinite().all()
+        return done
+
+    whole, parts, into = (tmp_path / f"{name}.duckdb" for name in ("whole", "parts", "merged"))
+    measured(whole, BATCHING)
+    for index in range(3):
+        measured(parts, replace(BATCHING, index=index, count=3))
+    merge_shards([parts], into=into)
+    size = (opened.shape.num_layers, opened.shape.num_experts)
+    tables = (rows(path, 1, ("similarity",))["similarity"] for path in (into, whole))
+    merged, expected = (similarity_matrices(table, *size) for table in tables)
+    assert merged.samples.sum() == sum(LENGTHS) * opened.shape.top_k * opened.shape.num_layers
+    for name in ("cosine", "loss", "left_out", "samples"):
+        assert np.allclose(getattr(merged, name), getattr(expected, name), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("order", list(permutations(range(3))))
