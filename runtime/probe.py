@@ -1,6 +1,5 @@
 """Short measurements at the start of a session: what a prefetch may spend, and how a named machine is emulated."""
 
-import math
 import statistics
 import time
 from collections.abc import Callable
@@ -11,9 +10,11 @@ from torch import nn
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from artifacts.hardware import Machine
+from artifacts.shape import Shape
 from runtime.experts import expert_forward
 from runtime.link import DEMAND, Link
 from runtime.model import MoeModel
+from runtime.timing import rounded_window
 from runtime.weights import aligned
 
 _NO_EXPERTS = "moectl-no-experts"
@@ -45,15 +46,19 @@ def scaled_rates(opened: MoeModel, target: Machine) -> Rates:
     return Rates(here * target.link_gbps / target.fast_gbps, here * target.near_gbps / target.fast_gbps)
 
 
-def prefetch_window(opened: MoeModel, link_bytes_per_s: float) -> int:
-    """Bytes that the link moves while one layer of one token is computed, as a power of two of experts.
+def scaled_window(shape: Shape, target: Machine) -> int:
+    """What the link of `target` moves while its fast tier reads one token's experts of a layer, in bytes here.
 
-    Rounded, so that the noise of a measurement does not change what a policy decides.
+    Not measured, so that a session that emulates a machine decides alike every time.
     """
+    return rounded_window(shape.top_k * target.link_gbps / target.fast_gbps, shape.expert_nbytes)
+
+
+def prefetch_window(opened: MoeModel, link_bytes_per_s: float) -> int:
+    """Bytes that the link moves while one layer of one token is computed, as a power of two of experts."""
     shape = opened.shape
     layer_s = rest_seconds(opened) / shape.num_layers + shape.top_k * expert_seconds(opened)
-    experts = link_bytes_per_s * layer_s / shape.expert_nbytes
-    return max(1, round(2.0 ** round(math.log2(experts)) * shape.expert_nbytes))
+    return rounded_window(link_bytes_per_s * layer_s / shape.expert_nbytes, shape.expert_nbytes)
 
 
 def link_bytes_per_second(link: Link, slots: torch.Tensor, shape_nbytes: int) -> float:

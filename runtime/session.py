@@ -7,6 +7,7 @@ from types import TracebackType
 import torch
 
 from artifacts.errors import BadUsage
+from artifacts.hardware import machine
 from runtime import budget as sizes
 from runtime.assembly import build_controller, check_required
 from runtime.cache import Scope
@@ -15,7 +16,7 @@ from runtime.generate import Sampling, Token, stream
 from runtime.model import MoeModel, open_model
 from runtime.policies import POLICIES, build, describe, preset
 from runtime.policies.base import Artefacts
-from runtime.probe import link_bytes_per_second, prefetch_window
+from runtime.probe import link_bytes_per_second, prefetch_window, scaled_window
 from runtime.recorder import Recorder
 from runtime.tiers import open_tiers, resolve_device, resolve_link
 from runtime.weights import aligned
@@ -156,6 +157,8 @@ class Session:
     def _measured_window(self) -> int:
         if not self.policies.prefetch.distance:
             return 0
+        if self.settings.scaled_to:
+            return scaled_window(self.opened.shape, machine(self.settings.scaled_to))
         nbytes = self.opened.shape.expert_nbytes
         return prefetch_window(
             self.opened, self.tiers.bandwidth or link_bytes_per_second(self.tiers.link, self.slots, nbytes)

@@ -23,7 +23,7 @@ from profilers.routing import Batching
 from runtime.counters import hit_rate
 from runtime.model import MoeModel
 from runtime.policies.base import Artefacts
-from runtime.probe import Rates, scaled_rates
+from runtime.probe import Rates, scaled_rates, scaled_window
 from runtime.session import Session, Settings
 from runtime.stored import load_artefacts
 
@@ -71,7 +71,7 @@ def demo(*, budget: str, scaled_to: str, tokens: int, store: Path | None, thread
     if store:
         check_store(store)
     opened = open_quietly(str(demo_model()))
-    rates = scaled_rates(opened, target)
+    rates, window = scaled_rates(opened, target), scaled_window(opened.shape, target)
     with tempfile.TemporaryDirectory() as scratch:
         artefacts = _artefacts(opened, store or Path(scratch) / "demo.duckdb", tokens)
     sequences = _held_out(opened)
@@ -80,7 +80,7 @@ def demo(*, budget: str, scaled_to: str, tokens: int, store: Path | None, thread
         total = len(PRESETS) * _NUM_SEQUENCES * _DECODE
         for turn, preset in enumerate(PRESETS):
             before = turn * total // len(PRESETS)
-            settings = _settings(preset, budget, rates)
+            settings = _settings(preset, budget, rates, window)
             measured[preset] = _measure(
                 opened, settings, artefacts, sequences, lambda done, before=before: advance(before + done, total)
             )
@@ -148,8 +148,15 @@ def _held_out(opened: MoeModel) -> list[np.ndarray]:
     return found
 
 
-def _settings(preset: str, budget: str, rates: Rates) -> Settings:
-    return Settings(preset=preset, budget=budget, link=f"{rates.link:.0f}B/s", near=f"{rates.near:.0f}B/s")
+def _settings(preset: str, budget: str, rates: Rates, window: int) -> Settings:
+    """What `scaled_to` would set, measured once, so that every preset has the same link and near tier."""
+    return Settings(
+        preset=preset,
+        budget=budget,
+        link=f"{rates.link:.0f}B/s",
+        near=f"{rates.near:.0f}B/s",
+        window=f"{window}B",
+    )
 
 
 def _measure(
