@@ -14,7 +14,7 @@ from artifacts.names import unknown
 from artifacts.shape import Shape
 from artifacts.trace import DECODE, PREFILL, Trace
 
-_MOST_SKEW = 8.0
+MOST_SKEW = 8.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +37,8 @@ class Dials:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.skew <= _MOST_SKEW:
-            raise BadUsage(f"synthetic: skew is between 0 and {_MOST_SKEW:g}, not {self.skew}")
+        if not 0 <= self.skew <= MOST_SKEW:
+            raise BadUsage(f"synthetic: skew is between 0 and {MOST_SKEW:g}, not {self.skew}")
         for name in ("locality", "similarity", "predictability"):
             if not 0 <= getattr(self, name) <= 1:
                 raise BadUsage(f"synthetic: {name} is a chance between 0 and 1, not {getattr(self, name)}")
@@ -51,7 +51,7 @@ class Dials:
             )
 
     def __str__(self) -> str:
-        return ",".join(f"{field.name}={getattr(self, field.name):g}" for field in fields(self))
+        return ",".join(f"{field.name}={getattr(self, field.name)}" for field in fields(self))
 
     @property
     def length(self) -> int:

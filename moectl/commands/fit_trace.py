@@ -1,0 +1,86 @@
+"""`moectl fit-trace`: the dials of a synthetic trace that is like a given one, and how near it comes."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+
+from artifacts.errors import BadUsage
+from artifacts.modelshapes import ModelShape, model_shape
+from artifacts.synthetic import Dials, generate
+from artifacts.trace import PREFILL, Trace
+from artifacts.tracestats import measure
+from moectl.progress import progress_bar
+from moectl.render import Sheet, show_json, show_sheet
+from moectl.tracesource import Source, open_source
+from runtime.fitting import fit_hit_rates, fit_statistics, hit_rates, misfit, parse_hit_rates
+
+_DIALS = {"concentration": "skew", "reuse": "locality", "similarity": "similarity", "prediction": "predictability"}
+# One long request: a cache that has warmed up, as hit rates are published.
+_FOR_HIT_RATES = Dials(similarity=1.0, tokens=600, requests=1, prompt=0)
+
+
+_USUAL = 40  # traces that are tried
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """`sheet`: what was wanted beside what the dials give."""
+
+    dials: Dials
+    sheet: Sheet
+
+
+def fit_trace(source: Source, hits: Sequence[str], *, seed: int) -> Fitted:
+    """Fit to hit rates if there are any, else to the trace of the source."""
+    if hits and (source.trace or source.run):
+        raise BadUsage("give either a trace to be like or --hits, not both")
+    if hits:
+        return _to_hit_rates(hits, model_shape(source.model or "olmoe-1b-7b"), seed)
+    opened = open_source(source)
+    return _to_statistics(opened.trace, opened.model, seed)
+
+
+def show(fitted: Fitted, *, as_json: bool) -> None:
+    """Print the dials, and how near they come."""
+    if as_json:
+        show_json({"synthetic": str(fitted.dials), "dials": asdict(fitted.dials), "rows": fitted.sheet.records()})
+        return
+    show_sheet(fitted.sheet)
+    print(f'--synthetic "{fitted.dials}"')
+
+
+def _to_statistics(trace: Trace, model: ModelShape, seed: int) -> Fitted:
+    target = measure(trace, model.shape.num_experts)
+    dials = fit_statistics(target, model.shape, _of_the_size_of(trace, seed))
+    reached = measure(generate(dials, model.shape), model.shape.num_experts)
+    rows = [
+        (dial, getattr(dials, dial), name, getattr(target, name), getattr(reached, name))
+        for name, dial in _DIALS.items()
+    ]
+    note = "a statistic that no value of its dial reaches leaves the dial at an end of its range"
+    return Fitted(dials, Sheet("Fitted to a trace", ("dial", "value", "statistic", "wanted", "reached"), rows, note))
+
+
+def _of_the_size_of(trace: Trace, seed: int) -> Dials:
+    """As many requests and tokens, and prompts as long as they are on average."""
+    first = trace.take((trace.layer == 0).nonzero()[0])
+    requests = len(set(first.request.tolist()))
+    prompt = int((first.phase == PREFILL).sum()) // requests
+    tokens = max(len(first), requests * (prompt + 1))
+    return Dials(tokens=tokens, requests=requests, prompt=prompt, seed=seed)
+
+
+def _to_hit_rates(hits: Sequence[str], model: ModelShape, seed: int) -> Fitted:
+    wanted = [parse_hit_rates(text) for text in hits]
+    with progress_bar("fitting", unit="traces") as advance:
+        start = replace(_FOR_HIT_RATES, seed=seed)
+        dials = fit_hit_rates(wanted, model, start, progress=lambda tried: advance(tried, max(tried, _USUAL)))
+    reached = hit_rates(dials, model, wanted, num_layers=2)
+    rows = [
+        (theirs.eviction, held, rate, mine.rates[held], mine.rates[held] - rate)
+        for mine, theirs in zip(reached, wanted, strict=True)
+        for held, rate in theirs.rates.items()
+    ]
+    of_model = f"{model.name}'s {model.shape.num_experts} experts"
+    note = f"root mean squared difference {misfit(reached, wanted):.3f}, on {of_model}"
+    columns = ("policy", "experts held", "wanted", "reached", "difference")
+    return Fitted(dials, Sheet("Fitted to hit rates", columns, rows, note))
