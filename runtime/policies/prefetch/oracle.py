@@ -12,12 +12,15 @@ from runtime.policies.base import Artefacts, Now, Simple, Step
 
 @dataclass
 class Oracle(Simple):
-    """Keys that the trace wants in the next `distance` steps, in order of next use."""
+    """Keys that the trace wants in the next `distance` steps, in order of next use.
+
+    Over `belady`, nothing that it brings replaces what is wanted sooner: the farther it looks, the better.
+    """
 
     requires: ClassVar[frozenset[str]] = frozenset({"next_use"})
     reads_predictions: ClassVar[bool] = False
 
-    distance: int = 1
+    distance: int = 32
 
     def __post_init__(self) -> None:
         if self.distance < 1:

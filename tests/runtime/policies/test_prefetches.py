@@ -62,10 +62,8 @@ def test_the_oracle_knows_the_next_steps() -> None:
     future = NextUse(np.full(18, NEVER), steps, steps)
     now = Now(step=1)
     wanted = step([[1, 0]], layer=1)
-    assert prepared("prefetch", "oracle", next_use=future).propose(wanted, now).tolist() == [12, 13]
-    assert prepared("prefetch", "oracle:distance=9", next_use=future).propose(wanted, now).tolist() == [
-        *(12, 13, 1, 2, 6, 8)
-    ]
+    assert prepared("prefetch", "oracle:distance=1", next_use=future).propose(wanted, now).tolist() == [12, 13]
+    assert prepared("prefetch", "oracle", next_use=future).propose(wanted, now).tolist() == [12, 13, 1, 2, 6, 8]
     assert prepared("prefetch", "oracle", next_use=future).propose(wanted, Now(step=4)).tolist() == []
 
 
