@@ -13,6 +13,7 @@ from artifacts.names import unknown
 from runtime.policies.base import Eviction, Miss, Prefetch, Residency, Routing
 from runtime.policies.eviction.belady import Belady
 from runtime.policies.eviction.fld import Fld
+from runtime.policies.eviction.horizon import Horizon
 from runtime.policies.eviction.lcp import Lcp
 from runtime.policies.eviction.least_stale import LeastStale
 from runtime.policies.eviction.lfu import Lfu
@@ -58,6 +59,7 @@ POLICIES: dict[str, dict[str, type]] = {
         "fld": Fld,
         "lhu": Lhu,
         "score": Score,
+        "horizon": Horizon,
         "random": Random,
         "belady": Belady,
     },
