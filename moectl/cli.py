@@ -80,18 +80,35 @@ def _inspect(
     name: Annotated[
         str,
         typer.Argument(
-            help="store, runs, activations, coactivation, entropy, similarity, buddies, presets, policies or machines."
+            help="store, runs, activations, coactivation, entropy, similarity, buddies, presets, policies, machines or "
+            "substitution."
         ),
     ] = "store",
+    model: Model = None,
     store: StorePath = DEFAULT_STORE,
     run: RunId = None,
     layer: Annotated[int | None, typer.Option(min=0, help="One layer in detail.")] = None,
     heatmap: Annotated[bool, typer.Option("--heatmap", help="A picture instead of a table.")] = False,
+    data: Annotated[str, typer.Option(help="Held-out text, for substitution.")] = "builtin:held-out",
+    tokens: Annotated[int, typer.Option(min=2, help="Tokens of it.")] = 4096,
+    draws: Annotated[int, typer.Option(min=1, help="Draws of resident experts, for substitution.")] = 3,
+    shares: Annotated[str, typer.Option(help="Shares of resident experts, for substitution.")] = "0.75,0.5,0.375",
+    device: Device = "auto",
+    threads: Threads = DEFAULT_THREADS,
+    seed: Seed = 0,
     json: Json = False,
 ) -> None:
-    """Show what a store holds, or what moectl knows, as a table or as a heatmap."""
+    """Show what a store holds, or what moectl knows, as a table or as a heatmap; or price substitution."""
+    if name == "substitution":
+        from moectl.commands import substitution as pricing
+
+        request = pricing.Request(data, tokens, draws, pricing.parse_shares(shares), seed)
+        priced = pricing.substitution(model, request, store=store, run=run, device=device, threads=threads)
+        pricing.show(priced, as_json=json)
+        return
     from moectl.commands import inspect as verb
 
+    verb.refuse_model(name, model)
     verb.show(verb.inspect(name, store, run=run, layer=layer), heatmap=heatmap, as_json=json)
 
 

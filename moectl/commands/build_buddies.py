@@ -109,9 +109,10 @@ def show(built: Built, *, as_json: bool) -> None:
         show_sheet(built.sizes)
 
 
-def find_profile(store: Store, run_id: int | None) -> StoredRun:
-    """The profile run of that number, or the newest. Raises BadUsage if it is none, Incompatible if there is none."""
-    run = store.latest_run(PROFILE) if run_id is None else store.run(run_id)
+def find_profile(store: Store, run_id: int | None, *, model_id: str | None = None) -> StoredRun:
+    """The profile run of that number, or the newest (of a model if given). Raises BadUsage if it is none, Incompatible
+    if there is none."""
+    run = store.latest_run(PROFILE, model_id) if run_id is None else store.run(run_id)
     if run is None:
         raise Incompatible(f"{store.path} holds no profile to build from; run moectl profile MODEL first")
     if run.info.command != PROFILE:

@@ -51,7 +51,7 @@ def inspect(name: str, store: Path, *, run: int | None, layer: int | None) -> Vi
     if name in _KNOWLEDGE:
         return View(name, {"rows": _KNOWLEDGE[name]()})
     if name not in _STORED and name not in _ARTEFACTS:
-        raise BadUsage(unknown("name", name, (*_STORED, *_ARTEFACTS, *_KNOWLEDGE)))
+        raise BadUsage(unknown("name", name, (*_STORED, *_ARTEFACTS, *_KNOWLEDGE, "substitution")))
     with Store.open(store, read_only=True) as opened:
         if name in _STORED:
             return View(name, _STORED[name](opened), facts={"store": str(store), "nbytes": opened.nbytes})
@@ -59,6 +59,12 @@ def inspect(name: str, store: Path, *, run: int | None, layer: int | None) -> Vi
         artefact = _find(opened, table, run, layer)
         sheet, heatmap = look(artefact)
         return View(name, {"rows": sheet}, heatmap, {"run": artefact.run.run_id})
+
+
+def refuse_model(name: str, model: str | None) -> None:
+    """Raise BadUsage for a model where none is read: what is shown comes from the store."""
+    if model is not None:
+        raise BadUsage(f"inspect {name} reads no model: leave {model} out")
 
 
 def show(view: View, *, heatmap: bool, as_json: bool) -> None:

@@ -1,0 +1,179 @@
+"""`moectl inspect substitution`: what letting resident experts stand in for absent ones costs on held-out text."""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from artifacts.errors import BadInput, BadUsage
+from artifacts.rows import buddy_matrices, entropy_percentiles
+from artifacts.store import Store
+from moectl.bundled import demo_model
+from moectl.commands.build_buddies import DEFAULT_ALPHA, METRICS, cut, find_profile, metric_scores
+from moectl.opening import open_quietly
+from moectl.progress import progress_bar
+from moectl.render import Sheet, show_json, show_sheet
+from profilers.corpus import documents, token_sequences
+from profilers.substitution import Limits, Price, Substitution, buddy_policy, random_residents
+from runtime.model import MoeModel
+from runtime.policies import parse
+from runtime.policies.base import Artefacts, Miss
+
+CONTROLS = ("zero", "random_resident", "best_resident")
+K_MAX, LENGTH = 16, 256
+LIMITS = (
+    Limits("none"),
+    Limits("rho 1", rho=1),
+    Limits("gates", percentile=15, margin=0.5, beta=0.75),
+    Limits("gates, rho 1", percentile=15, margin=0.5, beta=0.75, rho=1),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """On what to measure: held-out text, and so many draws of residents of every share."""
+
+    data: str
+    tokens: int
+    draws: int
+    shares: tuple[float, ...]
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One policy under one set of limits at one share of residents: means over the draws, and the extreme ratios.
+
+    `absent` and `replaced` are shares of all ranks; the mean of the ratios is geometric.
+    """
+
+    resident: float
+    limits: str
+    policy: str
+    absent: float
+    replaced: float
+    perplexity_ratio: float
+    lowest: float
+    highest: float
+
+
+@dataclass(frozen=True, slots=True)
+class Priced:
+    """The rows, and the conditions they were measured under."""
+
+    rows: list[Row]
+    perplexity: float
+    conditions: str
+
+
+def parse_shares(text: str) -> tuple[float, ...]:
+    """`0.75,0.5`: each above 0 and at most 1."""
+    try:
+        shares = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise BadUsage(f"shares {text!r} are not numbers: write them as 0.75,0.5") from None
+    if not all(0 < share <= 1 for share in shares):
+        raise BadUsage(f"shares of resident experts are above 0 and at most 1, not {text}")
+    return shares
+
+
+def substitution(
+    name: str | None, request: Request, *, store: Path, run: int | None, device: str, threads: int
+) -> Priced:
+    """Price every metric's buddies and the controls on a model whose profile is in the store.
+
+    Raises BadInput (no store, no text), Incompatible (no profile of this model, or one without similarity).
+    """
+    torch.set_num_threads(threads)
+    opened = open_quietly(name or str(demo_model()), device=device)
+    policies, entropy = _policies(opened, store, run, name=name or "the bundled model")
+    sequences = _sequences(opened, request)
+    pricing = Substitution(opened, sequences, entropy)
+    rows = []
+    with progress_bar("pricing", unit="settings") as advance:
+        total = len(request.shares) * len(LIMITS) * len(policies)
+        for share in request.shares:
+            draws = [random_residents(opened.shape, share, request.seed + draw) for draw in range(request.draws)]
+            for limits in LIMITS:
+                for policy, make in policies.items():
+                    prices = [pricing.price(make(draw), limits, residents) for draw, residents in enumerate(draws)]
+                    rows.append(_row(share, limits.name, policy, prices))
+                    advance(len(rows), total)
+    return Priced(rows, pricing.perplexity, _conditions(request, sequences))
+
+
+def show(priced: Priced, *, as_json: bool) -> None:
+    """Print the ratios and the shares replaced, a column a policy."""
+    if as_json:
+        show_json(asdict(priced))
+        return
+    show_sheet(_sheet(priced, "Perplexity over the full model's", lambda row: f"{row.perplexity_ratio:.3f}"))
+    show_sheet(_sheet(priced, "Share of ranks replaced", lambda row: f"{row.replaced:.3f}", note=priced.conditions))
+
+
+def _policies(
+    opened: MoeModel, store: Path, run: int | None, *, name: str
+) -> tuple[dict[str, Callable[[int], Miss]], np.ndarray]:
+    """What makes each policy anew for a draw, controls first, and the profile's entropy [L, 101]."""
+    shape = opened.shape
+    with Store.open(store, read_only=True) as held:
+        model = held.require_model(opened.fingerprint, name=name)
+        profile = find_profile(held, run, model_id=model.model_id)
+        entropy = entropy_percentiles(held.read("entropy", profile.run_id))
+        scores = {metric: metric_scores(held, profile, shape, metric) for metric in reversed(METRICS)}
+    made: dict[str, Callable[[int], Miss]] = {control: _control(opened, control) for control in CONTROLS}
+    for metric, q in scores.items():
+        rows = cut(q, [DEFAULT_ALPHA] * shape.num_layers, K_MAX)
+        buddies, shares = buddy_matrices(rows, shape.num_layers, shape.num_experts)
+        policy = buddy_policy(Artefacts(buddies=buddies, buddy_q=shares), shape)
+        made[metric] = lambda draw, policy=policy: policy
+    return made, entropy
+
+
+def _control(opened: MoeModel, name: str) -> Callable[[int], Miss]:
+    def make(draw: int) -> Miss:
+        policy = parse("miss", f"{name}:seed={draw}" if name == "random_resident" else name)
+        policy.prepare(opened.shape, Artefacts())
+        return policy
+
+    return make
+
+
+def _sequences(opened: MoeModel, request: Request) -> list[np.ndarray]:
+    if opened.tokenizer is None:
+        raise BadInput("the checkpoint has no tokenizer: put tokenizer.json beside it")
+    texts = documents(request.data, seed=request.seed)
+    return list(token_sequences(texts, opened.tokenizer, length=LENGTH, num_tokens=request.tokens))
+
+
+def _row(share: float, limits: str, policy: str, prices: list[Price]) -> Row:
+    ratios = np.array([price.ratio for price in prices])
+    return Row(
+        resident=share,
+        limits=limits,
+        policy=policy,
+        absent=float(np.mean([price.absent for price in prices])),
+        replaced=float(np.mean([price.replaced for price in prices])),
+        perplexity_ratio=float(np.exp(np.log(ratios).mean())),
+        lowest=float(ratios.min()),
+        highest=float(ratios.max()),
+    )
+
+
+def _sheet(priced: Priced, title: str, cell: Callable[[Row], str], note: str = "") -> Sheet:
+    policies = list(dict.fromkeys(row.policy for row in priced.rows))
+    lines = [priced.rows[start : start + len(policies)] for start in range(0, len(priced.rows), len(policies))]
+    rows = [(f"{line[0].resident:g}", line[0].limits, *map(cell, line)) for line in lines]
+    return Sheet(title, ("resident", "limits", *policies), rows, note)
+
+
+def _conditions(request: Request, sequences: list[np.ndarray]) -> str:
+    gates = LIMITS[2]
+    return (
+        f"{sum(map(len, sequences)):,} tokens of {request.data} in sequences of up to {LENGTH}; residents "
+        f"drawn {request.draws} times from seed {request.seed}; lists of alpha {DEFAULT_ALPHA}, k_max {K_MAX}; gates: entropy "
+        f"above percentile {gates.percentile:g}, margin {gates.margin:g}, beta {gates.beta:g}; what is not replaced is "
+        "exact"
+    )
