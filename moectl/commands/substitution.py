@@ -172,8 +172,8 @@ def _sheet(priced: Priced, title: str, cell: Callable[[Row], str], note: str = "
 def _conditions(request: Request, sequences: list[np.ndarray]) -> str:
     gates = LIMITS[2]
     return (
-        f"{sum(map(len, sequences)):,} tokens of {request.data} in sequences of up to {LENGTH}; residents "
-        f"drawn {request.draws} times from seed {request.seed}; lists of alpha {DEFAULT_ALPHA}, k_max {K_MAX}; gates: entropy "
-        f"above percentile {gates.percentile:g}, margin {gates.margin:g}, beta {gates.beta:g}; what is not replaced is "
-        "exact"
+        f"{sum(map(len, sequences)):,} tokens of {request.data} in sequences of up to {LENGTH}; residents drawn "
+        f"{request.draws} times from seed {request.seed}, as many in every layer; lists of alpha {DEFAULT_ALPHA}, "
+        f"k_max {K_MAX}; gates: entropy above percentile {gates.percentile:g}, margin {gates.margin:g}, "
+        f"beta {gates.beta:g}; what is not replaced is exact"
     )
