@@ -1,0 +1,143 @@
+"""How fast every eviction policy replays a trace, and what one decision costs a live decode step.
+
+    python -m tools.bench_simulator
+    python -m tools.bench_simulator --eviction lru --profile
+
+Without `--trace` the trace is synthetic: decode passes of one token over 16 layers of 64 experts, 8 selected, 1,024 keys,
+each selection leaning on the one before and on a popularity of its layer. Requests per second are those of the fastest of
+the rounds: whatever else the machine does only ever makes a round slower.
+"""
+
+import argparse
+import cProfile
+import pstats
+import time
+from pathlib import Path
+
+import numpy as np
+
+from artifacts.nextuse import NextUse
+from artifacts.shape import Shape
+from artifacts.trace import DECODE, Trace
+from artifacts.tracefile import read_parquet
+from moectl.render import Sheet, show_sheet
+from runtime.assembly import build_controller
+from runtime.cache import Scope
+from runtime.controller import Controller
+from runtime.policies import POLICIES, build, preset
+from runtime.policies.base import Artefacts, Step
+from runtime.simulate import replay
+
+SHAPE = Shape(num_layers=16, num_experts=64, top_k=8, expert_nbytes=1)
+
+
+def main() -> None:
+    options = _options()
+    trace, shape = (
+        _read(options.trace, options.num_experts) if options.trace else (synthetic(SHAPE, options.passes), SHAPE)
+    )
+    if options.profile:
+        profile(trace, shape, options)
+        return
+    rows = [(name, *measure(trace, shape, name, options)) for name in options.eviction]
+    fastest = dict((name, rate) for name, rate, _ in rows).get("lru", rows[0][1])
+    show_sheet(
+        Sheet(
+            f"{len(trace) * shape.top_k:,} requests, {shape.num_keys} keys, budget {options.budget:.0%}, {options.scope}",
+            ("eviction", "requests/s", "of lru", "us/step live"),
+            tuple((name, f"{rate:,.0f}", f"{rate / fastest:.2f}", f"{us:.1f}") for name, rate, us in rows),
+        )
+    )
+
+
+def synthetic(shape: Shape, num_passes: int, *, seed: int = 0) -> Trace:
+    """One request's decode passes."""
+    rng = np.random.default_rng(seed)
+    popularity = rng.normal(size=(shape.num_layers, shape.num_experts))
+    taste = np.zeros_like(popularity)
+    experts = np.empty((num_passes, shape.num_layers, shape.top_k), np.uint16)
+    for selected in experts:
+        taste = 0.9 * taste + 0.5 * rng.normal(size=taste.shape)
+        logits = popularity + taste + 0.5 * rng.normal(size=taste.shape)
+        selected[:] = np.argsort(-logits, axis=1)[:, : shape.top_k]
+    size = num_passes * shape.num_layers
+    return Trace(
+        request=np.zeros(size, np.int32),
+        pass_=np.repeat(np.arange(num_passes, dtype=np.int32), shape.num_layers),
+        phase=np.full(size, DECODE, np.uint8),
+        layer=np.tile(np.arange(shape.num_layers, dtype=np.int32), num_passes),
+        token=np.repeat(np.arange(num_passes, dtype=np.int32), shape.num_layers),
+        experts=experts.reshape(size, shape.top_k),
+        weights=np.full((size, shape.top_k), 1 / shape.top_k, np.float32),
+        probabilities=np.full((size, shape.num_experts), 1 / shape.num_experts, np.float32),
+    )
+
+
+def measure(trace: Trace, shape: Shape, eviction: str, options: argparse.Namespace) -> tuple[float, float]:
+    """Requests per second of a replay, and microseconds of a controller's step by itself; the best round of each."""
+    rates, steps_us = [], []
+    for _ in range(options.rounds):
+        owner = controller(trace, shape, eviction, options)
+        start = time.perf_counter()
+        replay(trace, owner)
+        rates.append(owner.counters.totals()["requests"] / (time.perf_counter() - start))
+        steps_us.append(_step_us(trace, controller(trace, shape, eviction, options)))
+    return max(rates), min(steps_us)
+
+
+def controller(trace: Trace, shape: Shape, eviction: str, options: argparse.Namespace) -> Controller:
+    policies = build(preset("on-demand").texts() | {"eviction": eviction})
+    return build_controller(
+        policies,
+        shape,
+        num_slots=round(shape.num_keys * options.budget),
+        scope=Scope(options.scope),
+        window=0,
+        artefacts=Artefacts(next_use=NextUse.of(trace, shape) if "next_use" in policies.requires else None),
+    )
+
+
+def profile(trace: Trace, shape: Shape, options: argparse.Namespace) -> None:
+    """Where the time of the replays goes, function by function."""
+    for name in options.eviction:
+        owner, profiler = controller(trace, shape, name, options), cProfile.Profile()
+        profiler.runcall(replay, trace, owner)
+        print(name)
+        pstats.Stats(profiler).sort_stats("tottime").print_stats(20)
+
+
+def _step_us(trace: Trace, owner: Controller) -> float:
+    """Of the second half of the trace, when the cache is full, as an engine would call it."""
+    taken = [(s.pass_index, Step(s.pass_index, s.phase, s.layer, s.experts.astype(np.int64), s.weights, s.probabilities))
+             for s in trace.steps()]  # fmt: skip
+    elapsed, pass_index, half = 0.0, -1, len(taken) // 2
+    for number, (index, step) in enumerate(taken):
+        if index != pass_index:
+            pass_index = index
+            owner.begin_pass(len(step.selected))
+        start = time.perf_counter()
+        owner.step(step)
+        elapsed += (time.perf_counter() - start) * (number >= half)
+    return elapsed / (len(taken) - half) * 1e6
+
+
+def _read(path: Path, num_experts: int) -> tuple[Trace, Shape]:
+    trace = read_parquet(path, num_experts=num_experts)
+    return trace, Shape(trace.num_layers, num_experts, trace.experts.shape[1], 1)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trace", type=Path, help="a Parquet trace instead of the synthetic one")
+    parser.add_argument("--num-experts", type=int, default=32, help="of each layer of that trace")
+    parser.add_argument("--passes", type=int, default=1000, help="of the synthetic trace")
+    parser.add_argument("--eviction", nargs="+", default=list(POLICIES["eviction"]), choices=POLICIES["eviction"])
+    parser.add_argument("--budget", type=float, default=0.25, help="share of all keys that fit")
+    parser.add_argument("--scope", default="global", choices=list(Scope))
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--profile", action="store_true", help="say where the time goes instead")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
