@@ -10,6 +10,7 @@ from artifacts.shape import Shape
 from runtime.policies.base import Artefacts, Choice, Residents, Simple, Step
 from runtime.policies.miss.missing import missing_experts
 from runtime.policies.miss.precision import check_replicas
+from runtime.policies.percentile import percentile
 
 
 @dataclass
@@ -35,6 +36,6 @@ class FetchPriority(Simple):
     def choose(self, step: Step, residents: Residents) -> Choice:
         shares = np.zeros(self._num_experts)
         np.maximum.at(shares, step.selected, step.shares)
-        bar = np.percentile(shares[np.unique(step.selected)], self.percentile)
+        bar = percentile(shares[shares > 0], self.percentile)
         low = [expert for expert in missing_experts(step, residents) if shares[expert] < bar]
         return Choice(step.selected, bits=dict.fromkeys(low, self.bits))

@@ -27,12 +27,9 @@ class Oracle(Simple):
             raise BadUsage("oracle needs distance >= 1")
 
     def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
-        self._step_keys = artefacts.next_use.step_keys
+        self._step_keys = [keys.tolist() for keys in artefacts.next_use.step_keys]
 
     def propose(self, step: Step, now: Now) -> np.ndarray:
         coming = self._step_keys[now.step + 1 : now.step + 1 + self.distance]
-        keys = np.concatenate(coming) if coming else np.empty(0, np.int64)
-        if len(coming) < 2:
-            return keys
-        _, first = np.unique(keys, return_index=True)
-        return keys[np.sort(first)]
+        soonest_first = dict.fromkeys(key for keys in coming for key in keys)
+        return np.array(list(soonest_first), np.int64)

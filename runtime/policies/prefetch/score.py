@@ -8,6 +8,7 @@ import numpy as np
 from artifacts.errors import BadUsage
 from artifacts.shape import Shape
 from runtime.policies.base import Artefacts, Now, Simple, Step
+from runtime.policies.percentile import percentile
 from runtime.policies.prefetch.ahead import keys_ahead, most_probable_first, predicted_ahead
 
 
@@ -32,6 +33,6 @@ class ScorePrefetch(Simple):
 
     def propose(self, step: Step, now: Now) -> np.ndarray:
         predicted = predicted_ahead(step, self.distance, self._shape)
-        stands_out = predicted > np.percentile(predicted, self.percentile, axis=1, keepdims=True)
+        stands_out = predicted > percentile(predicted, self.percentile)[:, None]
         experts = most_probable_first(np.flatnonzero(stands_out.any(axis=0)), predicted)
         return keys_ahead(step, self.distance, self._shape, experts)

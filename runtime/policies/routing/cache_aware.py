@@ -42,7 +42,7 @@ class CacheAware(Simple):
         z = np.log(np.maximum(step.probabilities, np.finfo(np.float32).tiny), dtype=np.float64)
         self._note(step.layer, z)
         biased = z + self.strength * self._spread[step.layer] * resident
-        np.put_along_axis(biased, step.selected[:, : self.keep], np.inf, axis=1)
+        biased[_rows(step), step.selected[:, : self.keep]] = np.inf
         selected = _strongest(biased, step)
         changed = (np.sort(selected, axis=1) != np.sort(step.selected, axis=1)).any(axis=1, keepdims=True)
         if not changed.any():
@@ -58,7 +58,7 @@ class CacheAware(Simple):
     def _weigh(self, step: Step, selected: np.ndarray) -> np.ndarray:
         """[T, K] float32 weights of `selected`."""
         own = step.weights.sum(axis=1, keepdims=True)
-        old, new = (np.take_along_axis(step.probabilities, ids, axis=1) for ids in (step.selected, selected))
+        old, new = (step.probabilities[_rows(step), ids] for ids in (step.selected, selected))
         divisor = (new if self.renormalise else old).sum(axis=1, keepdims=True)
         return (new * (own / divisor)).astype(np.float32)
 
@@ -66,8 +66,13 @@ class CacheAware(Simple):
 def _strongest(biased: np.ndarray, step: Step) -> np.ndarray:
     """[T, K] experts of the largest `biased` [T, E], the router's own first among equals, by falling probability."""
     is_own = np.zeros(biased.shape, bool)
-    np.put_along_axis(is_own, step.selected, True, axis=1)
+    rows = _rows(step)
+    is_own[rows, step.selected] = True
     chosen = np.lexsort((~is_own, -biased), axis=1)[:, : step.selected.shape[1]]
-    chosen = np.sort(chosen, axis=1)
-    order = np.argsort(-np.take_along_axis(step.probabilities, chosen, axis=1), axis=1, kind="stable")
-    return np.take_along_axis(chosen, order, axis=1)
+    chosen.sort(axis=1)
+    return chosen[rows, np.argsort(-step.probabilities[rows, chosen], axis=1, kind="stable")]
+
+
+def _rows(step: Step) -> np.ndarray:
+    """[T, 1] token numbers, to index [T, E] by [T, *] expert ids."""
+    return np.arange(len(step.selected))[:, None]

@@ -8,6 +8,7 @@ from artifacts.nextuse import NEVER, NextUse
 from artifacts.trace import PREFILL
 from runtime.policies import parse
 from runtime.policies.base import Now
+from runtime.policies.percentile import percentile
 from tests.runtime.policies.examples import prepared, step
 
 AHEAD = [0.05, 0.40, 0.05, 0.10, 0.30, 0.10]
@@ -71,3 +72,10 @@ def test_the_oracle_knows_the_next_steps() -> None:
 def test_parameters_out_of_range_are_refused(text: str) -> None:
     with pytest.raises(BadUsage, match=text.split(":")[0]):
         parse("prefetch", text)
+
+
+@pytest.mark.parametrize("percent", [0, 37.5, 80, 100])
+@pytest.mark.parametrize("width", [1, 2, 7, 60])
+def test_percentiles_are_numpys(percent: float, width: int) -> None:
+    values = np.random.default_rng(width).random((5, width))
+    assert percentile(values, percent) == pytest.approx(np.percentile(values, percent, axis=1))
