@@ -68,13 +68,13 @@ def sample_inputs(
         length=max(map(len, chosen)),
         what="similarity",
     )
-    kept: list[list[Routed]] = [[] for _ in opened.layers]
+    kept: list[list[Sampled]] = [[] for _ in opened.layers]
     rows = np.zeros(0, np.int64)
 
     def keep(routed: Routed) -> np.ndarray:
         at = torch.from_numpy(rows).to(routed.hidden.device)
-        part = Routed(routed.layer, routed.hidden[at], routed.selected[rows], routed.weights[at], routed.logits[:0])
-        kept[routed.layer].append(part)
+        weights = routed.weights[at].double().cpu().numpy()
+        kept[routed.layer].append(Sampled(routed.hidden[at], routed.selected[rows], weights))
         return routed.selected
 
     done = 0
@@ -166,9 +166,9 @@ def _enough(sequences: Sequence[np.ndarray], num_tokens: int, random: np.random.
     return chosen
 
 
-def _joined(parts: list[Routed]) -> Sampled:
+def _joined(parts: list[Sampled]) -> Sampled:
     return Sampled(
         torch.cat([part.hidden for part in parts]),
         np.concatenate([part.selected for part in parts]),
-        np.concatenate([part.weights.double().cpu().numpy() for part in parts]),
+        np.concatenate([part.weights for part in parts]),
     )
