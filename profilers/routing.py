@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from transformers import PreTrainedModel
 
 from artifacts.coactivation import Coactivation, additive_shares
 from artifacts.entropy import EntropyHistogram, token_entropy
@@ -122,7 +123,7 @@ def observe(
     session.engine.on_pass, session.engine.on_step = collector.begin_pass, collector.add
     try:
         for batch in batches:
-            _check(batch, session)
+            check_sequences(session.opened.model, batch.sequences)
             ids, mask = padded(batch.sequences)
             session.new_requests(len(batch.sequences))
             session.forward(ids, mask=mask)
@@ -142,10 +143,16 @@ def padded(sequences: Sequence[np.ndarray]) -> tuple[torch.Tensor, torch.Tensor 
     return torch.from_numpy(ids), None if mask.all() else torch.from_numpy(mask)
 
 
-def _check(batch: Batch, session: Session) -> None:
-    highest = max(int(sequence.max()) for sequence in batch.sequences)
-    longest = max(map(len, batch.sequences))
-    check_tokens(session.opened.model, highest=highest, length=longest, what=f"sequences of {longest} tokens")
+def real_rows(ids: torch.Tensor, mask: torch.Tensor | None) -> np.ndarray:
+    """[B * S] bool: which rows of a flattened batch are tokens and not padding."""
+    return np.ones(ids.numel(), bool) if mask is None else mask.numpy().astype(bool).ravel()
+
+
+def check_sequences(model: PreTrainedModel, sequences: Sequence[np.ndarray]) -> None:
+    """Raise BadInput when the model cannot read these sequences: ids it does not know, too many tokens."""
+    longest = max(map(len, sequences))
+    highest = max(int(sequence.max()) for sequence in sequences)
+    check_tokens(model, highest=highest, length=longest, what=f"sequences of {longest} tokens")
 
 
 class _Collector:

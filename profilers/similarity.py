@@ -11,9 +11,8 @@ import torch
 
 from artifacts.errors import BadUsage
 from artifacts.similarity import Similarity
-from profilers.routing import padded
+from profilers.routing import check_sequences, padded, real_rows
 from runtime.experts import expert_forward
-from runtime.limits import check_tokens
 from runtime.model import MoeModel
 from runtime.oneatatime import OneAtATime, OneExpert, Routed
 
@@ -62,12 +61,7 @@ def sample_inputs(
     total = sum(map(len, chosen))
     wanted = np.zeros(total, bool)
     wanted[random.choice(total, min(num_samples, total), replace=False)] = True
-    check_tokens(
-        opened.model,
-        highest=max(int(sequence.max()) for sequence in chosen),
-        length=max(map(len, chosen)),
-        what="similarity",
-    )
+    check_sequences(opened.model, chosen)
     kept: list[list[Sampled]] = [[] for _ in opened.layers]
     rows = np.zeros(0, np.int64)
 
@@ -81,8 +75,7 @@ def sample_inputs(
     with OneAtATime(opened, keep) as runner:
         for start in range(0, len(chosen), batch):
             ids, mask = padded(chosen[start : start + batch])
-            real = np.ones(ids.numel(), bool) if mask is None else mask.numpy().astype(bool).ravel()
-            at = np.flatnonzero(real)
+            at = np.flatnonzero(real_rows(ids, mask))
             rows = at[wanted[done : done + len(at)]]
             runner.forward(ids, mask)
             done += len(at)

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from artifacts.errors import BadUsage
 from artifacts.shape import Shape
 from artifacts.trace import DECODE
-from profilers.routing import padded
+from profilers.routing import check_sequences, padded, real_rows
 from runtime.model import MoeModel
 from runtime.oneatatime import OneAtATime, Routed
 from runtime.policies.base import Artefacts, Miss, Residents, Step
@@ -55,6 +55,7 @@ class Substitution:
     ) -> None:
         self._opened, self._sequences, self._batch = opened, sequences, batch
         self._entropy = entropy
+        check_sequences(opened.model, sequences)
         self._full_nll = self._nll(lambda routed, real: routed.selected)
 
     @property
@@ -79,7 +80,7 @@ class Substitution:
         with OneAtATime(self._opened, lambda routed: choose(routed, real)) as runner:
             for start in range(0, len(self._sequences), self._batch):
                 ids, mask = padded(self._sequences[start : start + self._batch])
-                real = np.ones(ids.numel(), bool) if mask is None else mask.numpy().astype(bool).ravel()
+                real = real_rows(ids, mask)
                 logits = runner.forward(ids, mask)
                 for row, sequence in zip(logits, self._sequences[start : start + self._batch], strict=True):
                     targets = torch.from_numpy(sequence[1:]).to(row.device)
