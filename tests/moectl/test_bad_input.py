@@ -186,7 +186,7 @@ def test_a_budget_above_the_model_is_fine(model: Path, capfd: pytest.CaptureFixt
         (("--prompt", "x", "--preset", "buddy"), 2, "unknown preset 'buddy'; did you mean buddymoe?"),
         (("--prompt", "x", "--preset", "moepic"), 5, "preset moepic cannot run yet: it waits for splits, and the"),
         (("--prompt", "x", "--preset", "hobbit"), 5, "the miss policy needs replicas, which no command builds yet"),
-        (("--prompt", "x", "--eviction", "belady"), 5, "needs next_use, the future of a trace: it runs in the simulator"),
+        (("--prompt", "x", "--eviction", "belady"), 5, "needs next_use, the future of a trace: it runs in the"),
         (("--prompt", "x", "--eviction", "mru"), 2, "unknown eviction policy 'mru'; did you mean lru?"),
         (("--prompt", "x", "--prefetch", "next_gate:distanse=2"), 2, "did you mean distance?"),
         (("--prompt", "x", "--eviction", "lru:age=2"), 2, "unknown parameter of lru 'age'. Known: none"),
