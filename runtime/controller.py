@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from runtime.cache import ABSENT, LOADING, RESIDENT, Cache
+from runtime.cache import ABSENT, LOADING, NO_SLOT, RESIDENT, Cache
 from runtime.counters import Counter, Counters
 from runtime.plan import FULL_BITS, Place, Plan, Wave
 from runtime.policies.base import Choice, Eviction, Miss, Now, Prefetch, Residents, Routing, Step
@@ -29,6 +29,20 @@ def distinct(selected: np.ndarray) -> list[int]:
     return [expert for expert in dict.fromkeys(selected.ravel().tolist()) if expert >= 0]
 
 
+def first_of(keys: np.ndarray, order: tuple[np.ndarray, ...], count: int) -> list[int]:
+    """The `count` keys that come first by sort keys, the most significant first; among equals, as `keys` has them."""
+    if len(order) > 1 or count > _FEW:
+        return keys[np.lexsort(order[::-1])[:count]].tolist()
+    column, places = order[0], []
+    for _ in range(min(count, len(keys))):
+        place = int(column.argmin())
+        places.append(place)
+        if len(places) < count:
+            column = np.delete(column, place)
+            keys_left = None
+    return keys[places].tolist()
+
+
 class Controller:
     """`window` is what prefetching may move per step, in bytes: a prefetch is resident once that many bytes have gone
     by."""
@@ -43,8 +57,11 @@ class Controller:
         self.now = Now()
         self.counters = Counters(self.shape.num_layers)
         self._queue: deque[_Arrival] = deque()
-        self._evicted_in_pass = np.full(self.shape.num_keys, -1, np.int64)
-        self._unused_prefetch = np.zeros(self.shape.num_keys, bool)
+        self._evicted_in_pass = [-1] * self.shape.num_keys
+        self._unused_prefetch: set[int] = set()
+        self.holds_all = cache.num_slots == self.shape.num_keys and not (
+            prefetch.distance or routing.reroutes or self._picks_bits
+        )
 
     def begin_pass(self, num_tokens: int) -> None:
         """A pass over so many tokens comes next."""
@@ -55,76 +72,106 @@ class Controller:
     def step(self, step: Step) -> Plan:
         """Decide one layer of the current pass."""
         self.now.step += 1
-        self.now.layer = step.layer
-        first = step.layer * self.shape.num_experts
-        states = self.cache.layer_states(step.layer)
+        self.now.layer = layer = step.layer
         weights = None
         if self._routing.reroutes:
-            step = self._reroute(step, states)
+            step = self._reroute(step)
             weights = step.weights
-        wanted = distinct(step.selected)
-        absent = [expert for expert in wanted if states[expert] == ABSENT]
-        choice = self._choose(step, states) if absent else Choice(step.selected)
-        self._count(step, wanted, states, absent, choice)
-        used = distinct(choice.selected) if choice.selected is not step.selected else wanted
-        near = tuple(expert for expert in used if expert in choice.near)
-        here = [expert for expert in used if states[expert] != ABSENT]
-        missing = [first + expert for expert in used if states[expert] == ABSENT and expert not in choice.near]
-        bits = {first + expert: choice.bits[expert] for expert in used if expert in choice.bits}
-        if self._picks_bits and missing:
+        first, states = layer * self.shape.num_experts, self.cache.states
+        wanted = [first + expert for expert in distinct(step.selected)]
+        absent = [key for key in wanted if not states[key]]
+        self._count(layer, wanted, absent)
+        selected, used, missing, near, bits = step.selected, wanted, absent, (), _NO_BITS
+        if absent and self._miss.chooses:
+            choice = self._choose(step, absent)
+            if choice.selected is not selected:
+                selected = choice.selected
+                used = [first + expert for expert in distinct(selected)]
+            near = tuple(key - first for key in used if key - first in choice.near)
+            missing = [key for key in used if not states[key] and key - first not in choice.near]
+            bits = {first + expert: precision for expert, precision in choice.bits.items()}
+            weights = weights if choice.weights is None else choice.weights
+        if missing and self._picks_bits:
             self._eviction.fetched({key: bits.get(key, FULL_BITS) for key in missing}, self.now)
-        self._eviction.used([first + expert for expert in used], step, self.now)
-        waves, pinned = self._waves(step.layer, [first + expert for expert in here], missing, bits)
+        self._eviction.used(used, step, self.now)
+        here = [key for key in used if states[key]] if absent else used
+        waves, pinned = self._waves(here, missing, bits)
         prefetches = self._prefetches(step)
-        self.cache.pinned[pinned] = False
+        self.cache.unpin(pinned)
         self._drain()
-        weights = weights if choice.weights is None else choice.weights
-        return Plan(step.layer, choice.selected, weights, waves, near, prefetches)
+        return Plan(layer, selected, weights, waves, near, prefetches)
+
+    def settled(self, layer: int, experts: list[int]) -> list[int]:
+        """Slots of one token's experts where nothing is left to decide: the tier holds all, these among them.
+
+        Empty if one is still absent. A short cut: `step` would count the same, and nothing ever leaves.
+        """
+        assert self.holds_all, "only where the tier holds every expert"
+        first = layer * self.shape.num_experts
+        slots = [self.cache.slot.item(first + expert) for expert in experts]
+        if NO_SLOT in slots:
+            return []
+        self.now.step += 1
+        self.now.layer = layer
+        self.counters.table[Counter.REQUESTS, layer] += len(slots)
+        self.counters.table[Counter.HITS, layer] += len(slots)
+        return slots
 
     def forget(self) -> None:
         """Start again with an empty cache, as after a step that failed; counters and history stay."""
         self._queue.clear()
-        self._unused_prefetch[:] = False
+        self._unused_prefetch.clear()
         self.cache.clear()
 
-    def _reroute(self, step: Step, states: np.ndarray) -> Step:
-        routed = self._routing.route(step, states == RESIDENT)
+    def _reroute(self, step: Step) -> Step:
+        routed = self._routing.route(step, self.cache.layer_states(step.layer) == RESIDENT)
         is_own = (routed.selected[:, :, None] == step.selected[:, None, :]).any(axis=2)
-        self.counters.table[Counter.REPLACED_RANKS, step.layer] += int((~is_own).sum())
+        self.counters.add(Counter.REPLACED_RANKS, step.layer, int((~is_own).sum()))
         return routed
 
-    def _choose(self, step: Step, states: np.ndarray) -> Choice:
-        num_free = self.cache.room(step.layer * self.shape.num_experts)
-        return self._miss.choose(step, Residents(states == RESIDENT, states == ABSENT, num_free))
-
-    def _count(self, step: Step, wanted: list[int], states: np.ndarray, absent: list[int], choice: Choice) -> None:
-        column = self.counters.table[:, step.layer]
-        late = sum(states[expert] == LOADING for expert in wanted)
-        column[Counter.REQUESTS] += len(wanted)
-        column[Counter.HITS] += len(wanted) - late - len(absent)
-        column[Counter.LATE] += late
-        if not absent:
-            return
-        column[Counter.MISSES] += len(absent)
-        used = set(choice.selected.ravel().tolist())
-        near = sum(expert in choice.near for expert in absent)
-        fetched = sum(expert in used and expert not in choice.near for expert in absent)
-        column[Counter.NEAR] += near
-        column[Counter.FETCHED] += fetched
-        column[Counter.SPARED] += len(absent) - near - fetched
+    def _choose(self, step: Step, absent: list[int]) -> Choice:
+        """What the miss policy makes of the step, counted."""
+        first, states = step.layer * self.shape.num_experts, self.cache.layer_states(step.layer)
+        choice = self._miss.choose(step, Residents(states == RESIDENT, states == ABSENT, self.cache.room(first)))
+        served = {first + expert for expert in choice.selected.ravel().tolist()}
+        near = sum(key - first in choice.near for key in absent)
+        spared = sum(key not in served and key - first not in choice.near for key in absent)
         dropped = int((choice.selected < 0).sum())
-        column[Counter.DROPPED_RANKS] += dropped
-        column[Counter.REPLACED_RANKS] += int((choice.selected != step.selected).sum()) - dropped
-        keys = np.array(absent) + step.layer * self.shape.num_experts
-        column[Counter.COLLISIONS] += int((self._evicted_in_pass[keys] == self.now.pass_index).sum())
+        for counter, amount in (
+            (Counter.FETCHED, -near - spared),  # `_count` took all that is absent for fetched
+            (Counter.NEAR, near),
+            (Counter.SPARED, spared),
+            (Counter.DROPPED_RANKS, dropped),
+            (Counter.REPLACED_RANKS, int((choice.selected != step.selected).sum()) - dropped),
+        ):
+            self.counters.add(counter, step.layer, amount)
+        return choice
+
+    def _count(self, layer: int, wanted: list[int], absent: list[int]) -> None:
+        add = self.counters.add
+        late = sum(self.cache.states[key] == LOADING for key in wanted) if self._queue else 0
+        add(Counter.REQUESTS, layer, len(wanted))
+        add(Counter.HITS, layer, len(wanted) - late - len(absent))
+        if late:
+            add(Counter.LATE, layer, late)
+        if absent:
+            add(Counter.MISSES, layer, len(absent))
+            add(Counter.FETCHED, layer, len(absent))
+            pass_index, evicted = self.now.pass_index, self._evicted_in_pass
+            collisions = sum([evicted[key] == pass_index for key in absent])
+            if collisions:
+                add(Counter.COLLISIONS, layer, collisions)
 
     def _waves(
-        self, layer: int, here: list[int], missing: list[int], bits: dict[int, int]
+        self, here: list[int], missing: list[int], bits: Mapping[int, int]
     ) -> tuple[tuple[Wave, ...], list[int]]:
         """Fit the missing in: in one wave if they can share the tier with what is here, else in as many as it takes."""
         self._arrive(here)
-        self.cache.pinned[here] = True
-        resident = tuple(Place(key, int(self.cache.slot[key]), int(self.cache.bits[key])) for key in here)
+        self.cache.pin(here)
+        places = self.cache.places
+        resident = tuple([places[key] for key in here])
+        if not missing:
+            return ((Wave(resident, ()),) if here else ()), here
         pinned, waves = here, []
         while True:
             loads = self._load_some(missing[: self.cache.num_slots], bits)
@@ -134,60 +181,59 @@ class Controller:
                 waves.append(Wave(() if waves else resident, loads))
             if not missing:
                 return tuple(waves), pinned
-            assert pinned, f"layer {layer} has no slot at all"
-            self.cache.pinned[pinned] = False
+            assert pinned, f"layer {self.now.layer} has no slot at all"
+            self.cache.unpin(pinned)
             pinned = []
 
     def _arrive(self, keys: list[int]) -> None:
         """The step waits for what is on its way, so it is there when the step computes."""
-        self._unused_prefetch[keys] = False
+        if self._unused_prefetch:
+            self._unused_prefetch.difference_update(keys)
         if not self._queue:
             return
-        late = {key for key in keys if self.cache.state[key] == LOADING}
+        late = {key for key in keys if self.cache.states[key] == LOADING}
         if late:
             self.cache.state[list(late)] = RESIDENT
             self._queue = deque(arrival for arrival in self._queue if arrival.key not in late)
 
-    def _load_some(self, missing: list[int], bits: dict[int, int]) -> tuple[Place, ...]:
+    def _load_some(self, missing: list[int], bits: Mapping[int, int]) -> tuple[Place, ...]:
         """Demand loads for as many of `missing`, all of one layer, as there is room for; each is pinned."""
-        if not missing:
-            return ()
         short = len(missing) - self.cache.room(missing[0])
         if short > 0:
             self._evict(missing[0], short)
-        loads = []
-        for key in missing[: self.cache.room(missing[0])]:
-            precision = bits.get(key, FULL_BITS)
-            loads.append(Place(key, self.cache.admit(key, RESIDENT, precision), precision))
-            self.cache.pinned[key] = True
-        nbytes = sum(load.nbytes(self.shape.expert_nbytes) for load in loads)
-        self.counters.table[Counter.DEMAND_BYTES, self.now.layer] += nbytes
-        return tuple(loads)
+        coming = missing[: self.cache.room(missing[0])]
+        loads = tuple([self.cache.admit(key, RESIDENT, bits.get(key, FULL_BITS)) for key in coming])
+        self.cache.pin(coming)
+        nbytes = sum([load.nbytes(self.shape.expert_nbytes) for load in loads])
+        self.counters.add(Counter.DEMAND_BYTES, self.now.layer, nbytes)
+        return loads
 
     def _evict(self, scope_key: int, count: int) -> None:
         """Make `count` slots in the scope of a key: residents as the policy orders them, then prefetches, the last
         issued first."""
         candidates = self.cache.candidates(scope_key)
-        order = np.lexsort(self._eviction.order(candidates, self.now)[::-1]) if candidates.size else []
-        victims = candidates[order[:count]].tolist() if candidates.size else []
-        for victim in victims + self._cancel(scope_key, count - len(victims)):
+        victims = first_of(candidates, self._eviction.order(candidates, self.now), count) if candidates.size else []
+        for victim in victims:
             self._leave(victim)
+        if len(victims) < count:
+            for victim in self._cancel(scope_key, count - len(victims)):
+                self._leave(victim)
 
     def _cancel(self, scope_key: int, count: int) -> list[int]:
         """Take up to `count` prefetches of a scope off the queue."""
         scope = scope_key // self.cache.stride
         latest = [arrival for arrival in reversed(self._queue) if arrival.key // self.cache.stride == scope]
-        keys = [arrival.key for arrival in latest if not self.cache.pinned[arrival.key]][: max(count, 0)]
+        keys = [arrival.key for arrival in latest if not self.cache.pinned[arrival.key]][:count]
         self._queue = deque(arrival for arrival in self._queue if arrival.key not in keys) if keys else self._queue
         return keys
 
     def _leave(self, key: int) -> None:
         self.cache.evict(key)
         self._evicted_in_pass[key] = self.now.pass_index
-        column = self.counters.table[:, self.now.layer]
-        column[Counter.EVICTIONS] += 1
-        column[Counter.WASTED_BYTES] += self.shape.expert_nbytes * int(self._unused_prefetch[key])
-        self._unused_prefetch[key] = False
+        self.counters.add(Counter.EVICTIONS, self.now.layer, 1)
+        if key in self._unused_prefetch:
+            self._unused_prefetch.remove(key)
+            self.counters.add(Counter.WASTED_BYTES, self.now.layer, self.shape.expert_nbytes)
 
     def _prefetches(self, step: Step) -> tuple[Place, ...]:
         """Bring what the policy proposes while the link has bytes left; what it proposes is kept from eviction
@@ -204,7 +250,7 @@ class Controller:
                 break
             if not self._make_room(key):
                 continue
-            loads.append(Place(key, self.cache.admit(key, LOADING)))
+            loads.append(self.cache.admit(key, LOADING))
             self._queue.append(_Arrival(key, self.shape.expert_nbytes))
             backlog += self.shape.expert_nbytes
         self.cache.pinned[kept] = False
@@ -219,10 +265,10 @@ class Controller:
         return self.cache.room(key) > 0
 
     def _note_prefetched(self, keys: list[int]) -> None:
-        self._unused_prefetch[keys] = True
+        self._unused_prefetch.update(keys)
         self._eviction.prefetched(keys, self.now)
-        self.counters.table[Counter.PREFETCHES, self.now.layer] += len(keys)
-        self.counters.table[Counter.PREFETCH_BYTES, self.now.layer] += len(keys) * self.shape.expert_nbytes
+        self.counters.add(Counter.PREFETCHES, self.now.layer, len(keys))
+        self.counters.add(Counter.PREFETCH_BYTES, self.now.layer, len(keys) * self.shape.expert_nbytes)
 
     def _drain(self) -> None:
         """Let one window of bytes go by."""

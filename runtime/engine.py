@@ -16,12 +16,12 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from artifacts.trace import DECODE, PREFILL
 from runtime.controller import Controller
 from runtime.experts import Assigned, accumulate, assign, expert_forward, gather, weigh
-from runtime.gathered import gathered_for
 from runtime.link import DEMAND, PREFETCH, Link, Transfer
 from runtime.model import MoeLayer, MoeModel
 from runtime.near import NearTier
 from runtime.plan import Place, Plan
 from runtime.policies.base import Step, last_tokens
+from runtime.together import together_for
 
 NAME = "moectl"
 
@@ -70,7 +70,7 @@ class Engine:
         self.distance = 0
         self._opened, self._slots = opened, slots
         self._views = [opened.store.layout.views(slot) for slot in slots]
-        self._gathered = gathered_for(opened)
+        self._together = together_for(opened)
         self._pending: dict[int, Transfer] = {}
         self._routed = [_Routed() for _ in opened.layers]
         self._handles: list = []
@@ -104,7 +104,7 @@ class Engine:
     def _begin_pass(self, model: nn.Module, args: tuple, kwargs: dict) -> None:
         ids = kwargs.get("input_ids", args[0] if args else None)
         batch, length = (ids if ids is not None else kwargs["inputs_embeds"]).shape[:2]
-        requests = np.repeat(np.arange(self.first_request, self.first_request + batch, dtype=np.int32), length)
+        requests = np.arange(self.first_request, self.first_request + batch, dtype=np.int32).repeat(length)
         rows = _real_rows(kwargs.get("attention_mask"), batch, length)
         requests = requests if rows is None else requests[rows]
         self._pass = _Pass(PREFILL if length > 1 else DECODE, rows, requests)
@@ -136,6 +136,10 @@ class Engine:
         return forward
 
     def _step(self, layer: MoeLayer, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        if self.controller.holds_all and len(hidden) == 1 and self.on_step is None:
+            experts = ids[0].tolist()
+            if slots := self.controller.settled(layer.index, experts):
+                return self._decode(layer, hidden, experts, slots, weights)
         step = self._observe(layer.index, ids, weights)
         if self.on_step is not None:
             self.on_step(step)
@@ -147,6 +151,21 @@ class Engine:
         out = torch.zeros_like(hidden)
         for expert in sorted(parts):
             accumulate(out, weigh(parts[expert], weights, assigned[expert]), assigned[expert])
+        return out
+
+    def _decode(
+        self, layer: MoeLayer, hidden: torch.Tensor, experts: list[int], slots: list[int], weights: torch.Tensor
+    ) -> torch.Tensor:
+        """One token whose experts lie in `slots`, all there: [1, H]. Python costs as much as arithmetic here."""
+        views = [self._views[slot] for slot in slots]
+        if self._together:
+            y = self._together.forward(layer.experts, views, hidden)
+        else:
+            y = torch.stack([expert_forward(layer.experts, own, hidden) for own in views])
+        shares = (y * weights.reshape(-1, 1, 1)).to(hidden.dtype).unbind()
+        out = torch.zeros_like(hidden)
+        for rank in sorted(range(len(experts)), key=experts.__getitem__):
+            out += shares[rank]
         return out
 
     def _compute(
@@ -171,9 +190,9 @@ class Engine:
                 self._issue(plan.prefetches, PREFETCH)
             landed = [place for place in wave.resident if place.slot not in self._pending]
             late = [place for place in wave.resident if place.slot in self._pending]
-            if self._gathered and len(hidden) == 1 and len(landed) > 1:
+            if self._together and len(hidden) == 1 and len(landed) > 1:
                 views = [self._views[place.slot] for place in landed]
-                outputs = self._gathered.forward(layer.experts, views, hidden)
+                outputs = self._together.forward(layer.experts, views, hidden).unbind()
                 parts |= zip((place.key - first for place in landed), outputs, strict=True)
             else:
                 compute(landed)

@@ -3,6 +3,7 @@
 Done in this order and in these dtypes the result is bit-identical to the model's own eager code.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -17,22 +18,26 @@ class Assigned(NamedTuple):
     ranks: torch.Tensor | int  # [t] int64
 
 
-def expert_forward(module: nn.Module, weights: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-    """One expert on its tokens, x [t, H] -> [t, H]; `module` says whether it is gated, biased or transposed.
-
-    With a leading dimension on weights and x, [n, ...] and [n, t, H], n experts at once.
-    """
-    up = "gate_up_proj" if module.has_gate else "up_proj"
-    y = _project(module, weights, up, x)
-    y = module._apply_gate(y) if module.has_gate else module.act_fn(y)
-    y = _project(module, weights, "down_proj", y)
-    has_norm = getattr(module, "has_post_expert_norm", False)  # transformers before 5.20 has no such flag
-    return module.post_expert_norm(y) if has_norm else y
-
-
-def _project(module: nn.Module, weights: dict[str, torch.Tensor], name: str, x: torch.Tensor) -> torch.Tensor:
+def project(module: nn.Module, weights: dict[str, torch.Tensor], name: str, x: torch.Tensor) -> torch.Tensor:
+    """One projection of one expert, x [t, in] -> [t, out]; of n experts if weights and x have a leading dimension."""
     y = x @ (weights[name] if module.is_transposed else weights[name].mT)
     return y + weights[f"{name}_bias"] if module.has_bias else y
+
+
+def expert_forward(
+    module: nn.Module,
+    weights: dict[str, torch.Tensor],
+    x: torch.Tensor,
+    *,
+    project: Callable[..., torch.Tensor] = project,
+) -> torch.Tensor:
+    """One expert on its tokens, x [t, H] -> [t, H]; `module` says whether it is gated, biased or transposed."""
+    up = "gate_up_proj" if module.has_gate else "up_proj"
+    y = project(module, weights, up, x)
+    y = module._apply_gate(y) if module.has_gate else module.act_fn(y)
+    y = project(module, weights, "down_proj", y)
+    has_norm = getattr(module, "has_post_expert_norm", False)  # transformers before 5.20 has no such flag
+    return module.post_expert_norm(y) if has_norm else y
 
 
 def assign(selected: np.ndarray, device: torch.device) -> dict[int, Assigned]:

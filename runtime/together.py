@@ -1,0 +1,118 @@
+"""A token's experts together, on a CPU: one gate for all, and one product where that gives the same bits.
+
+A small expert costs more in calls than in arithmetic, and the matrix-vector kernels of torch read memory at half the
+speed of a plain copy. Both are saved by copying the experts of a token side by side, into a buffer that stays in the
+cache, and multiplying them as a batch.
+"""
+
+from collections.abc import Collection, Sequence
+
+import torch
+from torch import nn
+
+from runtime.experts import expert_forward, project
+from runtime.model import MoeModel
+from runtime.weights import ExpertLayout, aligned
+
+_LIMIT = 8 << 20  # bytes of a token's experts: what is larger leaves the cache before it is used
+_DRAWS = 8
+
+Views = dict[str, torch.Tensor]
+
+
+class Together:
+    """Computes up to `num_experts` experts on one token; `batched` names the projections that are one product."""
+
+    def __init__(self, layout: ExpertLayout, num_experts: int, *, batched: Collection[str]) -> None:
+        buffers = {part.name: torch.empty(num_experts, *part.shape, dtype=layout.dtype) for part in layout.parts}
+        self._batched = {name: [part for part in buffers if part.startswith(name)] for name in batched}
+        self._into = [{name: buffer[:n] for name, buffer in buffers.items()} for n in range(num_experts + 1)]
+        self._weights = [{name: _as_matrices(buffer) for name, buffer in into.items()} for into in self._into]
+
+    def forward(self, module: nn.Module, experts: Sequence[Views], x: torch.Tensor) -> torch.Tensor:
+        """n experts, as views of their slots, on one token: x [1, H] -> [n, 1, H]."""
+        return expert_forward(module, experts, x.expand(len(experts), 1, -1), project=self.project)
+
+    def project(self, module: nn.Module, experts: Sequence[Views], name: str, x: torch.Tensor) -> torch.Tensor:
+        """One projection of each: x [n, 1, in] -> [n, 1, out]."""
+        if name not in self._batched:
+            return one_by_one(module, experts, name, x)
+        n = len(experts)
+        for part in self._batched[name]:
+            torch.stack([views[part] for views in experts], out=self._into[n][part])
+        return project(module, self._weights[n], name, x)
+
+
+def one_by_one(module: nn.Module, experts: Sequence[Views], name: str, x: torch.Tensor) -> torch.Tensor:
+    """As `Together.project`, a product for each."""
+    return torch.stack([project(module, views, name, own) for views, own in zip(experts, x.unbind(), strict=True)])
+
+
+@torch.no_grad()
+def together_for(opened: MoeModel) -> Together | None:
+    """What gives the same bits as one expert after another on this machine; None on a GPU, or if nothing does."""
+    if opened.model.device.type != "cpu":
+        return None
+    trial = _Trial(opened)
+    together = Together(trial.layout, trial.num_experts, batched=trial.exact_projections())
+    return together if trial.is_exact(together) else None
+
+
+class _Trial:
+    """Compares `Together` with one expert after another, on made-up weights.
+
+    How a kernel adds depends on shapes, not on values. Weights for which every product cancels but for rounding show
+    the order of additions, which rounding to bfloat16 would mostly hide.
+    """
+
+    def __init__(self, opened: MoeModel) -> None:
+        self.layout, self.num_experts = opened.store.layout, opened.shape.top_k
+        self._module, self._hidden_size = opened.layers[0].experts, opened.config.hidden_size
+        self._random = torch.Generator().manual_seed(0)
+        self._experts = [self.layout.views(aligned(self.layout.nbytes)) for _ in range(self.num_experts)]
+
+    def exact_projections(self) -> list[str]:
+        if self.num_experts * self.layout.nbytes > _LIMIT:
+            return []
+        names = [part.name for part in self.layout.parts if len(part.shape) == 2]
+        every = Together(self.layout, self.num_experts, batched=names)
+        return [name for name in names if self._adds_alike(every, name)]
+
+    def is_exact(self, together: Together) -> bool:
+        """The whole of it, on ordinary weights."""
+        for views in self._experts:
+            for values in views.values():
+                values.normal_(generator=self._random)
+        for _ in range(_DRAWS):
+            x = torch.randn(1, self._hidden_size, generator=self._random).to(self.layout.dtype)
+            alone = [expert_forward(self._module, views, x) for views in self._experts]
+            both = zip(together.forward(self._module, self._experts, x), alone, strict=True)
+            if not all(torch.equal(one, other) for one, other in both):
+                return False
+        return True
+
+    def _adds_alike(self, every: Together, name: str) -> bool:
+        x = self._fill_cancelling(name)
+        return all(
+            torch.equal(every.project(self._module, experts, name, own), one_by_one(self._module, experts, name, own))
+            for experts in (self._experts[:n] for n in range(1, self.num_experts + 1))
+            for own in (x.expand(len(experts), 1, -1), x.repeat(len(experts), 1, 1))
+        )
+
+    def _fill_cancelling(self, name: str) -> torch.Tensor:
+        """Gives every expert weights that cancel on the returned token [1, in]."""
+        matrices = [views[name] if self._module.is_transposed else views[name].mT for views in self._experts]
+        size = matrices[0].shape[0]
+        order = torch.randperm(size, generator=self._random)
+        for matrix in matrices:
+            half = torch.randn(size // 2, matrix.shape[1], generator=self._random)
+            matrix.copy_(torch.cat((half, -half))[order])
+        for views in self._experts:
+            if self._module.has_bias:
+                views[f"{name}_bias"].zero_()
+        return torch.randn(1, size // 2, generator=self._random).repeat(1, 2)[:, order].to(self.layout.dtype)
+
+
+def _as_matrices(buffer: torch.Tensor) -> torch.Tensor:
+    """[n, a, b] as it is, a bias [n, a] as [n, 1, a]."""
+    return buffer if buffer.dim() == 3 else buffer[:, None]
