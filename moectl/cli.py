@@ -251,6 +251,9 @@ def _simulate(
     compare: Annotated[
         str | None, typer.Option(help="Several instead of one: names of presets or eviction policies, a,b,c.")
     ] = None,
+    reproduce: Annotated[
+        str | None, typer.Option(help="A paper's figures beside ours: moepic-table1, specmd or buddymoe.")
+    ] = None,
     budget: Budget = "25%",
     scope: Annotated[str | None, typer.Option(help="layer or global: where an expert may take its slot.")] = None,
     window: Annotated[str | None, typer.Option(help="Bytes that may be prefetched per layer, as 64MiB.")] = None,
@@ -258,9 +261,14 @@ def _simulate(
     json: Json = False,
 ) -> None:
     """Replay a trace through the policies on virtual time, beside loading on demand and the oracle."""
+    from moectl.commands import reproduce as papers
     from moectl.commands import simulate as verb
     from moectl.tracesource import Source
 
+    if reproduce is not None:
+        is_other = any(given is not None for given in (trace, run, synthetic, num_experts, model, compare))
+        papers.show(papers.reproduce(reproduce, other_options=is_other), as_json=json)
+        return
     policies = {"routing": routing, "prefetch": prefetch, "eviction": eviction, "miss": miss, "residency": residency}
     request = verb.Request(
         preset=preset,
@@ -283,7 +291,7 @@ def _fit_trace(
         list[str] | None, typer.Option(help="Hit rates to reach: lru:10=.23,20=.4 (experts held a layer); repeatable.")
     ] = None,
     num_experts: Annotated[int | None, typer.Option(help="Experts of a layer.")] = None,
-    model: Annotated[str | None, typer.Option(help="Whose shape: a name as mixtral-8x7b, a folder, or bundled.")] = None,
+    model: Annotated[str | None, typer.Option(help="Whose shape: a name as mixtral-8x7b, or a folder.")] = None,
     seed: Seed = 0,
     store: StorePath = DEFAULT_STORE,
     json: Json = False,

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 import numpy as np
 
@@ -22,7 +23,8 @@ _MOVES: Mapping[str, tuple[str, float]] = {
     "similarity": ("similarity", 1.0),
 }
 _ROUNDS, _HALVINGS = 3, 7
-_STEPS = {"skew": 0.8, "locality": 0.2}  # the first of a search, halved until it is an eighth
+_COARSE = {"skew": (0.0, 0.4, 0.8, 1.4, 2.2), "locality": (0.0, 0.2, 0.5, 0.8)}
+_STEPS = {"skew": 0.2, "locality": 0.1}  # around the best of these, halved down to an eighth
 _MOST = {"skew": MOST_SKEW, "locality": 1.0}
 _FITTED_LAYERS = 2
 
@@ -106,8 +108,8 @@ def misfit(reached: Sequence[HitRates], wanted: Sequence[HitRates]) -> float:
 def fit_hit_rates(
     wanted: Sequence[HitRates], model: ModelShape, start: Dials, *, progress: Callable[[int], None] = lambda tried: None
 ) -> Dials:
-    """Skew and locality by which hit rates come nearest, the other dials as `start` has them: the better neighbour is
-    followed until there is none, then with half the step.
+    """Skew and locality by which hit rates come nearest, the other dials as `start` has them: from the best of a coarse
+    grid the better neighbour is followed until there is none, then with half the step.
 
     The trace that is tried has two layers, since all layers of a synthetic trace are alike.
     """
@@ -120,7 +122,8 @@ def fit_hit_rates(
             progress(len(tried))
         return tried[dials]
 
-    best, share = start, 1.0
+    grid = product(*(((name, value) for value in values) for name, values in _COARSE.items()))
+    best, share = min((replace(start, **dict(turned)) for turned in grid), key=cost), 1.0
     while share >= 1 / 8:
         nearest = min([best, *_neighbours(best, share)], key=cost)
         if nearest == best:
@@ -130,9 +133,14 @@ def fit_hit_rates(
 
 
 def _neighbours(dials: Dials, share: float) -> list[Dials]:
-    turned = []
-    for name, step in _STEPS.items():
-        for sign in (-1, 1):
-            value = min(max(getattr(dials, name) + sign * share * step, 0.0), _MOST[name])
-            turned.append(replace(dials, **{name: round(value, 6)}))
-    return turned
+    """One or both dials turned a step up or down."""
+    steps = [(-share, 0.0, share)] * len(_STEPS)
+    return [
+        replace(dials, **{name: _turned(dials, name, turn) for name, turn in zip(_STEPS, turns, strict=True)})
+        for turns in product(*steps)
+        if any(turns)
+    ]
+
+
+def _turned(dials: Dials, name: str, turn: float) -> float:
+    return round(min(max(getattr(dials, name) + turn * _STEPS[name], 0.0), _MOST[name]), 6)

@@ -14,8 +14,8 @@ from moectl.tracesource import Source, open_source
 from runtime.fitting import fit_hit_rates, fit_statistics, hit_rates, misfit, parse_hit_rates
 
 _DIALS = {"concentration": "skew", "reuse": "locality", "similarity": "similarity", "prediction": "predictability"}
-# One long request: a cache that has warmed up, as hit rates are published.
-_FOR_HIT_RATES = Dials(similarity=1.0, tokens=600, requests=1, prompt=0)
+# Decoding alone, as hit rates are published; requests differ among themselves as the dial `similarity` says.
+_FOR_HIT_RATES = Dials(tokens=1200, requests=6, prompt=0)
 
 
 _USUAL = 40  # traces that are tried

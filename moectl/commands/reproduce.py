@@ -1,0 +1,38 @@
+"""`moectl simulate --reproduce PAPER`: the paper's figures beside ours."""
+
+from collections.abc import Callable
+
+from artifacts.errors import BadUsage
+from artifacts.names import unknown
+from moectl.render import show_json, show_sheet
+from moectl.reproductions import buddymoe, moepic, specmd
+from moectl.reproductions.report import Reproduction
+
+REPRODUCTIONS: dict[str, Callable[[], Reproduction]] = {
+    "moepic-table1": moepic.reproduce,
+    "specmd": specmd.reproduce,
+    "buddymoe": buddymoe.reproduce,
+}
+
+
+def reproduce(name: str, *, other_options: bool) -> Reproduction:
+    """Raises BadUsage for a name that is not known, or with options that would make it another experiment."""
+    if name not in REPRODUCTIONS:
+        raise BadUsage(unknown("reproduction", name, REPRODUCTIONS))
+    if other_options:
+        raise BadUsage("--reproduce brings its own trace, model and machine: give it no others")
+    return REPRODUCTIONS[name]()
+
+
+def show(reproduction: Reproduction, *, as_json: bool) -> None:
+    """Print tables, claims and assumptions."""
+    claims = reproduction.claim_sheet()
+    if as_json:
+        tables = {key: sheet.records() for key, sheet in reproduction.sheets.items()}
+        head = {"name": reproduction.name, "paper": reproduction.paper}
+        show_json(head | tables | {"claims": claims.records(), "assumed": reproduction.assumed})
+        return
+    for sheet in (*reproduction.sheets.values(), claims):
+        show_sheet(sheet)
+    for line in reproduction.assumed:
+        print(f"assumed: {line}")
