@@ -126,7 +126,7 @@ def comparison(simulated: Simulated) -> Sheet:
     shape = simulated.model.shape
     note = (
         f"{shape.num_layers} layers of {shape.num_experts} experts ({human_bytes(shape.expert_nbytes)} each), "
-        f"{shape.top_k} per token; belady: the most hits that loading on demand can have in this scope; "
+        f"{shape.top_k} per token; belady: loading on demand with the future known; "
         "oracle: that, and prefetching of what is really wanted, as far as the link carries"
     )
     title = f"{simulated.source} on {simulated.machine.name}, on virtual time"
