@@ -173,6 +173,7 @@ def parts(tmp_path: Path) -> dict[str, Path]:
         (("--trace", TRACE, "--eviction", "lcp:rho=2"), 2, "lcp needs 0 < rho <= 1"),
         (("--trace", TRACE, "--preset", "moepic"), 5, "preset moepic cannot run yet: it waits for splits"),
         (("--trace", TRACE, "--preset", "on-demnd"), 2, "unknown preset 'on-demnd'; did you mean on-demand?"),
+        (("--trace", TRACE, "--preset", "moepic"), 5, "preset moepic cannot run yet: it waits for splits"),
         (("--trace", TRACE, "--compare", "lru,,lcp"), 2, "unknown eviction policy ''"),
         (("--trace", TRACE, "--compare", "lru,nera"), 2, "unknown eviction policy 'nera'"),
         (("--trace", TRACE, "--scope", "planet"), 2, "scope is layer or global"),
