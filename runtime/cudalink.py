@@ -1,26 +1,30 @@
-"""The link of a GPU: pinned host memory to preallocated slots on a copy stream, ordered by events, never a
-device-wide wait."""
+"""The link of a GPU: pinned host memory to preallocated slots on a copy stream, ordered by events alone."""
 
-import threading
 from collections import deque
+from dataclasses import dataclass
 
 import torch
 
 from artifacts.shape import Shape
 from runtime.link import Source, ThreadLink, Transfer
+from runtime.weights import aligned
 
 _IN_FLIGHT = 2  # copies handed to the stream at a time: enough to keep it busy, few enough for demand to overtake
 
 
-class CudaLink(ThreadLink):
-    """A thread feeds the copy stream, so that a demand load waits for at most two copies, not for a queue of
-    prefetches.
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    begun: torch.cuda.Event
+    done: torch.cuda.Event
 
-    A slot is written only after the compute that last read it (`_read_by`), and read only after its copy (`_copied`).
-    Slots are
-    one tensor that lives as long as the link, so that the allocator never hears of streams. Reading from a source
-    that is not
-    pinned goes through a pinned staging buffer of one expert.
+
+class CudaLink(ThreadLink):
+    """A thread feeds the copy stream, so that a demand load waits for two copies at most, not for queued prefetches.
+
+    A slot is written only after all compute queued when its transfer was issued, which is all that may still read it;
+    it is read only after its copy, for which compute waits on collection. Copies run one after another, so a slot that
+    is given away while a copy into it is under way needs no more than that. Slots are one tensor that outlives the
+    link: the allocator never hears of the copy stream. A source that is not pinned is read through pinned buffers.
     """
 
     kind = "cuda"
@@ -28,71 +32,92 @@ class CudaLink(ThreadLink):
     def __init__(self, source: Source, shape: Shape, *, device: torch.device, slot_nbytes: int) -> None:
         self._device = device
         self._copies = torch.cuda.Stream(device)
-        self._read_by: dict[int, torch.cuda.Event] = {}
+        self._copies.wait_stream(torch.cuda.current_stream(device))  # which may still use what was there before slots
+        self._readable: dict[int, torch.cuda.Event] = {}  # by slot: what its next copy waits for
         self._copied: dict[Transfer, torch.cuda.Event] = {}
-        self._flight: deque[torch.cuda.Event] = deque()
-        self._stalls: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
-        self._books = threading.Lock()
+        self._in_flight: deque[_Copy] = deque()
+        self._unmeasured: deque[_Copy] = deque()
+        self._waits: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        self.copy_s, self._num_copied = 0.0, 0
         view = getattr(source, "view", None)
         self._view = view if view is not None and view(0, 0).is_pinned() else None
-        self._staging = deque(
-            torch.empty(slot_nbytes, dtype=torch.uint8, pin_memory=True) for _ in range(_IN_FLIGHT + 1)
-        )
+        num_buffers = 0 if self._view else _IN_FLIGHT
+        self._staging = deque(aligned(slot_nbytes, pin=True) for _ in range(num_buffers))
         super().__init__(source, shape)
 
-    def _move(self, transfer: Transfer) -> None:
-        while len(self._flight) >= _IN_FLIGHT:
-            self._flight.popleft().synchronize()
-        host = self._host_copy(transfer.key)
-        with torch.cuda.stream(self._copies):
-            with self._books:
-                reader = self._read_by.pop(transfer.slot.data_ptr(), None)
-            if reader is not None:
-                self._copies.wait_event(reader)
-            transfer.slot.copy_(host, non_blocking=True)
-            copied = torch.cuda.Event(enable_timing=True)
-            copied.record(self._copies)
-        self._flight.append(copied)
-        with self._books:
-            self._copied[transfer] = copied
+    # On the thread that computes
 
-    def _host_copy(self, key: int) -> torch.Tensor:
-        if self._view is not None:
-            return self._view(*divmod(key, self._shape.num_experts))
-        self._staging.rotate(1)  # one more buffer than copies in flight, so the one reused has been read
-        self._read(key, self._staging[0])
-        return self._staging[0]
+    def issue(self, key: int, slot: torch.Tensor, *, urgency: int) -> Transfer:
+        unread = torch.cuda.Event()
+        unread.record(torch.cuda.current_stream(self._device))
+        self._readable[slot.data_ptr()] = unread  # before the thread can see the transfer
+        return super().issue(key, slot, urgency=urgency)
 
     def collect(self, transfer: Transfer) -> None:
         """The compute stream waits for the copy; the host waits only until the copy is queued."""
-        super().collect(transfer)
-        with self._books:
-            copied = self._copied.pop(transfer)
+        copied = self._copied.get(transfer)
+        if copied is not None and copied.query():
+            del self._copied[transfer]
+            return
         stream = torch.cuda.current_stream(self._device)
-        before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        before.record(stream)
-        stream.wait_event(copied)
-        after.record(stream)
-        self._stalls.append((before, after))
+        asked, resumed = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        asked.record(stream)  # before the host waits, or the time in which nothing is queued would not be counted
+        super().collect(transfer)
+        stream.wait_event(self._copied.pop(transfer))
+        resumed.record(stream)
+        self._waits.append((asked, resumed))
 
     def cancel(self, transfer: Transfer) -> None:
         super().cancel(transfer)
-        with self._books:
-            copied = self._copied.pop(transfer, None)
-        if copied is not None:
-            torch.cuda.current_stream(self._device).wait_event(copied)
-
-    def computed(self, slot: torch.Tensor) -> None:
-        read = torch.cuda.Event()
-        read.record(torch.cuda.current_stream(self._device))
-        with self._books:
-            self._read_by[slot.data_ptr()] = read
+        self._copied.pop(transfer, None)
 
     def drain_stalls(self) -> float:
-        """Seconds for which the compute stream stood still, from events; waits for the last of them."""
+        """Seconds for which the compute stream stood still, by its own events; waits for the last of them."""
         super().drain_stalls()
-        if self._stalls:
-            self._stalls[-1][1].synchronize()
-        stall_s = sum(before.elapsed_time(after) for before, after in self._stalls) / 1e3
-        self._stalls.clear()
+        self._measure()
+        if self._waits:
+            self._waits[-1][1].synchronize()
+        stall_s = sum(asked.elapsed_time(resumed) for asked, resumed in self._waits) / 1e3
+        self._waits.clear()
         return stall_s
+
+    def conditions(self) -> dict[str, float | str]:
+        """With what copies really moved, by the copy stream's own events."""
+        self._measure()
+        nbytes = self._num_copied * self._shape.expert_nbytes
+        measured = {"measured_gbps": nbytes / self.copy_s / 1e9} if self.copy_s else {}
+        return {"kind": self.kind, "host_memory": "pinned" if self._view else "staged", **measured}
+
+    def close(self) -> None:
+        super().close()
+        self._copies.synchronize()  # the slots' memory goes to others next, and a prefetch may still be under way
+
+    def _measure(self) -> None:
+        """Add up `copy_s`, seconds in which the copy stream copied, over the copies that have ended."""
+        while self._unmeasured and self._unmeasured[0].done.query():
+            copy = self._unmeasured.popleft()
+            self.copy_s += copy.begun.elapsed_time(copy.done) / 1e3
+            self._num_copied += 1
+
+    # On the link's own thread
+
+    def _move(self, transfer: Transfer) -> None:
+        while len(self._in_flight) >= _IN_FLIGHT:
+            self._in_flight.popleft().done.synchronize()
+        host = self._host_bytes(transfer.key)
+        copy = _Copy(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
+        with torch.cuda.stream(self._copies):
+            self._copies.wait_event(self._readable.pop(transfer.slot.data_ptr()))
+            copy.begun.record(self._copies)
+            transfer.slot.copy_(host, non_blocking=True)
+            copy.done.record(self._copies)
+        self._staging.rotate(1)  # only now: a read that failed leaves its buffer for the next one
+        self._in_flight.append(copy)
+        self._unmeasured.append(copy)
+        self._copied[transfer] = copy.done
+
+    def _host_bytes(self, key: int) -> torch.Tensor:
+        if self._view is not None:
+            return self._view(*divmod(key, self._shape.num_experts))
+        self._read(key, self._staging[0])  # there are as many buffers as copies in flight, and the oldest has ended
+        return self._staging[0]

@@ -181,7 +181,6 @@ class Engine:
                     self.link.collect(self._pending.pop(place.slot))
                 x = gather(hidden, assigned[place.key - first])
                 parts[place.key - first] = expert_forward(layer.experts, self._views[place.slot], x)
-                self.link.computed(self._slots[place.slot])
 
         self.near.begin(len(plan.near))
         for wave in plan.waves:

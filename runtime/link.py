@@ -41,7 +41,7 @@ class Link(Protocol):
     kind: str
 
     def issue(self, key: int, slot: torch.Tensor, *, urgency: int) -> Transfer:
-        """Queue a transfer. Returns at once."""
+        """Queue a transfer. Returns at once; the slot is written after what compute has queued so far."""
 
     def collect(self, transfer: Transfer) -> None:
         """Let compute have what `transfer` brings, waiting as long as it must. Raises what the transfer raised."""
@@ -49,9 +49,6 @@ class Link(Protocol):
     def cancel(self, transfer: Transfer) -> None:
         """Take a transfer off the queue, or see it through where it has begun; afterwards its slot may be written
         again."""
-
-    def computed(self, slot: torch.Tensor) -> None:
-        """Compute no longer reads `slot` beyond what was queued so far."""
 
     def drain_stalls(self) -> float:
         """Seconds for which compute stood still for this link since the last call."""
@@ -100,9 +97,6 @@ class ThreadLink:
                 heapq.heapify(self._queue)
                 return
         transfer.landed.wait()
-
-    def computed(self, slot: torch.Tensor) -> None:
-        """Compute on a CPU is over when its call returns."""
 
     def drain_stalls(self) -> float:
         stall_s, self._stall_s = self._stall_s, 0.0
@@ -203,9 +197,6 @@ class PacedLink:
             del self._lands_at_s[transfer]
         else:
             self._queue.remove(transfer)
-
-    def computed(self, slot: torch.Tensor) -> None:
-        """Bytes are copied by whoever collects, after what was computed before."""
 
     def drain_stalls(self) -> float:
         stall_s, self._stall_s = self._stall_s, 0.0

@@ -1,0 +1,258 @@
+"""The order of copies and compute on a GPU, without one: streams that run in the worst order that events allow.
+
+A stand-in for `torch.cuda` keeps what is queued on each stream and runs it later, at random, as far as events permit. A
+read that sees another expert than the one it was promised is what a race on a GPU would be.
+"""
+
+import random
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from artifacts.shape import Shape
+from runtime import cudalink
+from runtime.cudalink import CudaLink
+from runtime.link import DEMAND, PREFETCH, Transfer
+
+SHAPE = Shape(num_layers=2, num_experts=8, top_k=2, expert_nbytes=64)
+DEVICE = torch.device("cuda", 0)
+NUM_SLOTS = 4
+
+
+class Gpu:
+    """Two streams or more; `settle` runs what it can in random order until `until` holds or nothing is left."""
+
+    def __init__(self, seed: int) -> None:
+        self.random, self.lock = random.Random(seed), threading.RLock()
+        self.streams: list[Stream] = []
+        self.current = threading.local()
+        self.compute = Stream(self)
+        self.time_ms = 0.0
+
+    def current_stream(self, device: object = None) -> "Stream":
+        return getattr(self.current, "stream", self.compute)
+
+    @contextmanager
+    def stream(self, stream: "Stream") -> Iterator[None]:
+        before, self.current.stream = self.current_stream(), stream
+        yield
+        self.current.stream = before
+
+    def settle(self, until: Callable[[], bool] = lambda: False) -> None:
+        with self.lock:
+            while not until():
+                ready = [stream for stream in self.streams if stream.queue and stream.queue[0][0]()]
+                if not ready:
+                    return
+                self.time_ms += 1
+                self.random.choice(ready).queue.popleft()[1]()
+
+
+class Stream:
+    def __init__(self, gpu: Gpu) -> None:
+        self.gpu, self.queue = gpu, deque()
+        gpu.streams.append(self)
+
+    def add(self, work: Callable[[], None], ready: Callable[[], bool] = lambda: True) -> None:
+        with self.gpu.lock:
+            self.queue.append((ready, work))
+
+    def wait_event(self, event: "Event") -> None:
+        mark = event.mark
+        self.add(lambda: None, lambda: mark in event.passed)
+
+    def wait_stream(self, stream: "Stream") -> None:
+        event = Event(self.gpu)
+        event.record(stream)
+        self.wait_event(event)
+
+    def synchronize(self) -> None:
+        self.gpu.settle(lambda: not self.queue)
+
+
+class Event:
+    def __init__(self, gpu: Gpu) -> None:
+        self.gpu, self.mark, self.passed = gpu, 0, {0}
+        self.time_ms = 0.0
+
+    def record(self, stream: Stream) -> None:
+        self.mark += 1
+        stream.add(lambda mark=self.mark: self._pass(mark))
+
+    def _pass(self, mark: int) -> None:
+        self.passed.add(mark)
+        self.time_ms = self.gpu.time_ms
+
+    def query(self) -> bool:
+        return self.mark in self.passed
+
+    def synchronize(self) -> None:
+        self.gpu.settle(self.query)
+        assert self.query(), "an event that nothing leads to: a deadlock"
+
+    def elapsed_time(self, other: "Event") -> float:
+        assert self.query() and other.query()
+        return other.time_ms - self.time_ms
+
+
+class Memory:
+    """An expert's bytes, host or device: which key they are. Copies read the host when they run, not when queued."""
+
+    def __init__(self, gpu: Gpu, *, pinned: bool = False) -> None:
+        self.gpu, self.key, self.pinned = gpu, -1, pinned
+
+    def data_ptr(self) -> int:
+        return id(self)
+
+    def is_pinned(self) -> bool:
+        return self.pinned
+
+    def copy_(self, host: "Memory", *, non_blocking: bool) -> None:
+        assert non_blocking
+        self.gpu.current_stream().add(lambda: setattr(self, "key", host.key))
+
+
+class Source:
+    """Every expert in host memory, pinned or not; reads of the keys in `broken` fail."""
+
+    def __init__(self, gpu: Gpu, *, pinned: bool) -> None:
+        self.experts = [Memory(gpu, pinned=pinned) for _ in range(SHAPE.num_keys)]
+        self.broken: set[int] = set()
+        for key, memory in enumerate(self.experts):
+            memory.key = key
+
+    def view(self, layer: int, expert: int) -> Memory:
+        return self.experts[layer * SHAPE.num_experts + expert]
+
+    def read(self, layer: int, expert: int, out: Memory) -> None:
+        key = layer * SHAPE.num_experts + expert
+        if key in self.broken:
+            raise OSError(f"key {key} is gone")
+        out.key = key
+
+
+def fake_cuda(patch: pytest.MonkeyPatch, seed: int) -> Gpu:
+    gpu = Gpu(seed)
+    patch.setattr(torch.cuda, "Stream", lambda device: Stream(gpu))
+    patch.setattr(torch.cuda, "Event", lambda enable_timing=False: Event(gpu))
+    patch.setattr(torch.cuda, "stream", gpu.stream)
+    patch.setattr(torch.cuda, "current_stream", gpu.current_stream)
+    patch.setattr(cudalink, "aligned", lambda nbytes, pin: Memory(gpu, pinned=pin))
+    return gpu
+
+
+class Run:
+    """An engine without a model: slots, what is on its way to them, and reads on the compute stream."""
+
+    def __init__(self, gpu: Gpu, source: Source) -> None:
+        self.gpu, self.seen = gpu, []
+        self.link = CudaLink(source, SHAPE, device=DEVICE, slot_nbytes=64)
+        self.slots = [Memory(gpu) for _ in range(NUM_SLOTS)]
+        self.pending: dict[int, Transfer] = {}
+
+    def issue(self, key: int, slot: int, urgency: int) -> None:
+        if slot in self.pending:
+            self.link.cancel(self.pending.pop(slot))
+        self.pending[slot] = self.link.issue(key, self.slots[slot], urgency=urgency)
+
+    def use(self, slot: int, key: int) -> None:
+        if slot in self.pending:
+            self.link.collect(self.pending.pop(slot))
+        self.gpu.compute.add(lambda: self.seen.append((key, self.slots[slot].key)))
+
+    def wild(self, steps: int) -> None:
+        """Issue, overwrite, cancel and use at random, the GPU lagging behind as far as it likes."""
+        pick = self.gpu.random
+        held = dict.fromkeys(range(NUM_SLOTS), -1)
+        for _ in range(steps):
+            slot = pick.randrange(NUM_SLOTS)
+            if held[slot] < 0 or pick.random() < 0.5:
+                held[slot] = pick.randrange(SHAPE.num_keys)
+                self.issue(held[slot], slot, pick.choice((DEMAND, PREFETCH)))
+            else:
+                self.use(slot, held[slot])
+            if pick.random() < 0.05:
+                assert self.link.drain_stalls() >= 0
+        self.gpu.settle()
+
+    def mistakes(self) -> int:
+        assert self.seen
+        return sum(wanted != found for wanted, found in self.seen)
+
+
+@pytest.mark.parametrize("pinned", [True, False], ids=["pinned", "staged"])
+@pytest.mark.parametrize("seed", range(8))
+def test_compute_reads_what_it_was_promised(monkeypatch: pytest.MonkeyPatch, seed: int, pinned: bool) -> None:
+    gpu = fake_cuda(monkeypatch, seed)
+    run = Run(gpu, Source(gpu, pinned=pinned))
+    run.wild(200)
+    run.link.close()
+    assert run.mistakes() == 0
+    conditions = run.link.conditions()
+    assert conditions["host_memory"] == ("pinned" if pinned else "staged")
+    assert conditions["measured_gbps"] > 0
+    assert not run.link._copied.keys() - set(run.pending.values()), "events of transfers that are over are kept"
+
+
+class OneBuffer(deque):
+    """Every copy is staged in the same buffer, whether or not the one before has been read."""
+
+    def rotate(self, n: int = 1) -> None:
+        pass
+
+
+@pytest.mark.parametrize("broken", ["compute does not wait", "copies do not wait", "staging is not awaited"])
+def test_the_check_can_fail(monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
+    mistakes = 0
+    for seed in range(8):
+        gpu = fake_cuda(monkeypatch, seed)
+        run = Run(gpu, Source(gpu, pinned=broken != "staging is not awaited"))
+        if broken == "compute does not wait":
+            gpu.compute.wait_event = lambda event: None
+        elif broken == "copies do not wait":
+            run.link._copies.wait_event = lambda event: None
+        else:
+            run.link._staging = OneBuffer(run.link._staging)
+        run.wild(200)
+        run.link.close()
+        mistakes += run.mistakes()
+    assert mistakes
+
+
+def test_failed_reads_leave_the_other_transfers_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = fake_cuda(monkeypatch, 0)
+    source = Source(gpu, pinned=False)
+    source.broken = {5, 6, 7}
+    run = Run(gpu, source)
+    run.issue(0, 0, DEMAND)
+    run.issue(1, 1, DEMAND)
+    for key in (5, 6, 7):
+        run.issue(key, 2, DEMAND)
+        with pytest.raises(OSError, match=f"key {key}"):
+            run.use(2, key)
+    run.issue(2, 2, DEMAND)
+    for slot, key in ((0, 0), (1, 1), (2, 2)):
+        run.use(slot, key)
+    gpu.settle()
+    run.link.close()
+    assert run.mistakes() == 0
+
+
+def test_a_stall_is_the_time_in_which_compute_had_nothing_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = fake_cuda(monkeypatch, 0)
+    run = Run(gpu, Source(gpu, pinned=True))
+    run.issue(0, 0, DEMAND)
+    run.use(0, 0)
+    assert run.link.drain_stalls() > 0
+    run.issue(1, 1, PREFETCH)
+    while not run.pending[1].landed.wait(0.01):
+        pass
+    gpu.settle()
+    run.use(1, 1)  # the copy ended long ago
+    assert run.link.drain_stalls() == 0
+    assert run.link.copy_s > 0
+    run.link.close()
