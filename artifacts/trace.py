@@ -5,7 +5,6 @@ Files and tables of them: `artifacts.tracefile`.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import pairwise
 
 import numpy as np
 
@@ -101,21 +100,26 @@ class Trace:
         is_ordered = bool((order[1:] > order[:-1]).all())
         ordered, passes = (self, passes) if is_ordered else (self.take(order), passes[order])
         is_new = (np.diff(passes) != 0) | (np.diff(ordered.layer) != 0)
-        for start, end in pairwise([0, *(np.flatnonzero(is_new) + 1).tolist(), len(self)]):
-            yield ordered._step(int(passes[start]), slice(start, end))
-
-    def _step(self, pass_index: int, rows: slice) -> TraceStep:
-        return TraceStep(
-            pass_index=pass_index,
-            phase=int(self.phase[rows].min()),
-            layer=int(self.layer[rows.start]),
-            request=self.request[rows],
-            token=self.token[rows],
-            experts=self.experts[rows],
-            weights=self.weights[rows],
-            probabilities=None if self.probabilities is None else self.probabilities[rows],
-            predicted=None if self.predicted is None else self.predicted[rows],
+        starts = np.append(0, np.flatnonzero(is_new) + 1)
+        numbers = (
+            passes[starts].tolist(),
+            np.minimum.reduceat(ordered.phase, starts).tolist(),
+            ordered.layer[starts].tolist(),
         )
+        ends = [*starts[1:].tolist(), len(self)]
+        for pass_index, phase, layer, start, end in zip(*numbers, starts.tolist(), ends, strict=True):
+            rows = slice(start, end)
+            yield TraceStep(
+                pass_index=pass_index,
+                phase=phase,
+                layer=layer,
+                request=ordered.request[rows],
+                token=ordered.token[rows],
+                experts=ordered.experts[rows],
+                weights=ordered.weights[rows],
+                probabilities=None if ordered.probabilities is None else ordered.probabilities[rows],
+                predicted=None if ordered.predicted is None else ordered.predicted[rows],
+            )
 
 
 def concatenate(parts: Sequence[Trace]) -> Trace:

@@ -6,6 +6,7 @@ alike.
 """
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +15,8 @@ from runtime.cache import ABSENT, LOADING, NO_SLOT, RESIDENT, Cache
 from runtime.counters import Counter, Counters
 from runtime.plan import FULL_BITS, Place, Plan, Wave
 from runtime.policies.base import Choice, Eviction, Miss, Now, Prefetch, Residents, Routing, Step
+
+_NO_BITS: Mapping[int, int] = {}
 
 
 @dataclass(slots=True)
@@ -31,16 +34,15 @@ def distinct(selected: np.ndarray) -> list[int]:
 
 def first_of(keys: np.ndarray, order: tuple[np.ndarray, ...], count: int) -> list[int]:
     """The `count` keys that come first by sort keys, the most significant first; among equals, as `keys` has them."""
-    if len(order) > 1 or count > _FEW:
+    if len(order) > 1:
         return keys[np.lexsort(order[::-1])[:count]].tolist()
-    column, places = order[0], []
-    for _ in range(min(count, len(keys))):
-        place = int(column.argmin())
-        places.append(place)
-        if len(places) < count:
-            column = np.delete(column, place)
-            keys_left = None
-    return keys[places].tolist()
+    column = order[0]
+    if count == 1:
+        return [int(keys[column.argmin()])]
+    if count < len(keys):  # sort only what can be among them
+        smallest = (column <= np.partition(column, count - 1)[count - 1]).nonzero()[0]
+        keys, column = keys[smallest], column[smallest]
+    return keys[column.argsort(kind="stable")[:count]].tolist()
 
 
 class Controller:
@@ -59,6 +61,7 @@ class Controller:
         self._queue: deque[_Arrival] = deque()
         self._evicted_in_pass = [-1] * self.shape.num_keys
         self._unused_prefetch: set[int] = set()
+        self.num_predicted = prefetch.distance if prefetch.reads_predictions else 0  # layers ahead, per step
         self.holds_all = cache.num_slots == self.shape.num_keys and not (
             prefetch.distance or routing.reroutes or self._picks_bits
         )

@@ -1,5 +1,6 @@
 """What happened to the requests: integer counters per layer and pass, decided by logical state alone."""
 
+from array import array
 from enum import IntEnum, auto
 
 import numpy as np
@@ -36,8 +37,13 @@ class Counters:
         self.passes: list[np.ndarray] = []
 
     def begin_pass(self) -> None:
-        self.table = np.zeros((len(Counter), self._num_layers), np.int64)
+        # `add` writes single cells of the array below the table, in a third of the time that the table takes.
+        self._cells = array("q", bytes(8 * len(Counter) * self._num_layers))
+        self.table = np.frombuffer(self._cells, np.int64).reshape(len(Counter), self._num_layers)
         self.passes.append(self.table)
+
+    def add(self, counter: Counter, layer: int, amount: int) -> None:
+        self._cells[counter * self._num_layers + layer] += amount
 
     def by_layer(self, *, first_pass: int = 0) -> list[dict[str, int]]:
         """One dictionary a layer, summed over the passes from `first_pass` on."""

@@ -37,8 +37,13 @@ class Step:
         return self.weights / self.weights.sum(axis=1, keepdims=True)
 
 
+_FIRST = np.zeros(1, np.int64)
+
+
 def last_tokens(requests: np.ndarray) -> np.ndarray:
     """Row of the last token of each request, given whose token each row is."""
+    if len(requests) == 1:
+        return _FIRST
     return np.flatnonzero(np.append(requests[1:] != requests[:-1], True))
 
 
@@ -120,6 +125,8 @@ class Eviction(Policy, Protocol):
 
 
 class Miss(Policy, Protocol):
+    chooses: ClassVar[bool]  # False: what is absent is fetched, and `choose` need not be called
+
     def choose(self, step: Step, residents: Residents) -> Choice:
         """Called only when something wanted is absent."""
 
@@ -142,6 +149,7 @@ class Simple:
 
     requires: ClassVar[frozenset[str]] = frozenset()
     sees_probabilities: ClassVar[bool] = False
+    chooses: ClassVar[bool] = True
 
     def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
         """Nothing to do."""

@@ -102,7 +102,7 @@ class _Checked:
     """A controller whose every plan is looked at. `cache.evict` itself asserts that nothing pinned or absent leaves."""
 
     def __init__(self, owner: Controller) -> None:
-        self._owner, self.shape = owner, owner.shape
+        self._owner, self.shape, self.num_predicted = owner, owner.shape, owner.num_predicted
         self.begin_pass = owner.begin_pass
 
     def step(self, step: Step) -> Plan:
