@@ -15,7 +15,7 @@ BUDGETS = ("1%", "5%", "25%")
 EVICTIONS = ("lru", "lfu", "least_stale", "least_stale:within=ahead")
 DROPPED_INTO = ("mixtral-offloading", "moe-infinity", "pre-gated")
 # As `moectl fit-trace` finds them for a trace of the bundled model on held-out text.
-DIALS = Dials(skew=1.4, locality=0.0, similarity=0.94, predictability=0.8, tokens=120, requests=2, prompt=12)
+DIALS = Dials(skew=1.4, locality=0.0, similarity=0.94, predictability=0.8, tokens=80, requests=2, prompt=8)
 _MACHINE = "a100-pcie4"
 
 Found = dict[tuple[str, str, str], Outcome]  # by shape, budget and eviction
