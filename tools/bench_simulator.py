@@ -3,9 +3,9 @@
     python -m tools.bench_simulator
     python -m tools.bench_simulator --eviction lru --profile
 
-Without `--trace` the trace is synthetic: decode passes of one token over 16 layers of 64 experts, 8 selected, 1,024 keys,
-each selection leaning on the one before and on a popularity of its layer. Requests per second are those of the fastest of
-the rounds: whatever else the machine does only ever makes a round slower.
+Without `--trace` the trace is synthetic: decode passes of one token over 16 layers of 64 experts, 8 selected, each
+selection leaning on the one before and on a popularity of its layer. Times are of the processor, and those of the
+fastest round: whatever else the machine does only ever makes a round slower.
 """
 
 import argparse
@@ -40,12 +40,12 @@ def main() -> None:
         profile(trace, shape, options)
         return
     rows = [(name, *measure(trace, shape, name, options)) for name in options.eviction]
-    fastest = dict((name, rate) for name, rate, _ in rows).get("lru", rows[0][1])
+    lru = {name: rate for name, rate, _ in rows}.get("lru", rows[0][1])
     show_sheet(
         Sheet(
-            f"{len(trace) * shape.top_k:,} requests, {shape.num_keys} keys, budget {options.budget:.0%}, {options.scope}",
+            f"{len(trace):,} steps, {shape.num_keys} keys, budget {options.budget:.0%}, scope {options.scope}",
             ("eviction", "requests/s", "of lru", "us/step live"),
-            tuple((name, f"{rate:,.0f}", f"{rate / fastest:.2f}", f"{us:.1f}") for name, rate, us in rows),
+            tuple((name, f"{rate:,.0f}", f"{rate / lru:.2f}", f"{us:.1f}") for name, rate, us in rows),
         )
     )
 
@@ -78,9 +78,9 @@ def measure(trace: Trace, shape: Shape, eviction: str, options: argparse.Namespa
     rates, steps_us = [], []
     for _ in range(options.rounds):
         owner = controller(trace, shape, eviction, options)
-        start = time.perf_counter()
+        start = time.process_time()
         replay(trace, owner)
-        rates.append(owner.counters.totals()["requests"] / (time.perf_counter() - start))
+        rates.append(owner.counters.totals()["requests"] / (time.process_time() - start))
         steps_us.append(_step_us(trace, controller(trace, shape, eviction, options)))
     return max(rates), min(steps_us)
 
@@ -108,16 +108,18 @@ def profile(trace: Trace, shape: Shape, options: argparse.Namespace) -> None:
 
 def _step_us(trace: Trace, owner: Controller) -> float:
     """Of the second half of the trace, when the cache is full, as an engine would call it."""
-    taken = [(s.pass_index, Step(s.pass_index, s.phase, s.layer, s.experts.astype(np.int64), s.weights, s.probabilities))
-             for s in trace.steps()]  # fmt: skip
+    taken = [
+        Step(s.pass_index, s.phase, s.layer, s.experts.astype(np.int64), s.weights, s.probabilities)
+        for s in trace.steps()
+    ]
     elapsed, pass_index, half = 0.0, -1, len(taken) // 2
-    for number, (index, step) in enumerate(taken):
-        if index != pass_index:
-            pass_index = index
+    for number, step in enumerate(taken):
+        if step.pass_index != pass_index:
+            pass_index = step.pass_index
             owner.begin_pass(len(step.selected))
-        start = time.perf_counter()
+        start = time.process_time()
         owner.step(step)
-        elapsed += (time.perf_counter() - start) * (number >= half)
+        elapsed += (time.process_time() - start) * (number >= half)
     return elapsed / (len(taken) - half) * 1e6
 
 
