@@ -4,7 +4,8 @@ import numpy as np
 
 from artifacts.buddies import buddy_lists, buddy_table
 from artifacts.coactivation import Coactivation, conditional
-from artifacts.entropy import EntropyHistogram, token_entropy
+from artifacts.entropy import NUM_PERCENTILES, EntropyHistogram, token_entropy
+from artifacts.errors import BadInput
 from artifacts.shape import Shape
 from artifacts.trace import Trace
 
@@ -12,7 +13,11 @@ _ALPHA, _LONGEST = 0.95, 16  # the defaults of `moectl build-buddies`
 
 
 def buddies(trace: Trace, shape: Shape) -> tuple[np.ndarray, np.ndarray]:
-    """Buddy lists [L, E, R] padded with -1, and their q [L, E, R], by co-activation."""
+    """Buddy lists [L, E, R] padded with -1, and their q [L, E, R], by co-activation. Raises BadInput for a trace in
+    which a token selects an expert twice."""
+    ordered = np.sort(trace.experts, axis=1)
+    if (ordered[:, 1:] == ordered[:, :-1]).any():
+        raise BadInput("the trace selects an expert twice for one token: who is selected with whom cannot be counted")
     tables, shares = [], []
     for layer in range(shape.num_layers):
         at = trace.layer == layer
@@ -26,10 +31,10 @@ def buddies(trace: Trace, shape: Shape) -> tuple[np.ndarray, np.ndarray]:
 
 
 def entropy(trace: Trace, shape: Shape) -> np.ndarray:
-    """Percentiles [L, 101] of token activating entropy."""
-    rows = []
-    for layer in range(shape.num_layers):
+    """Percentiles [L, 101] of token activating entropy; zeros for a layer that does not occur."""
+    rows = np.zeros((shape.num_layers, NUM_PERCENTILES), np.float32)
+    for layer in np.unique(trace.layer):
         histogram = EntropyHistogram()
         histogram.update(token_entropy(trace.weights[trace.layer == layer]))
-        rows.append(histogram.percentiles())
-    return np.stack(rows)
+        rows[layer] = histogram.percentiles()
+    return rows

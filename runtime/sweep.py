@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+import numpy as np
+
 from artifacts.errors import BadInput
 from artifacts.hardware import Machine
 from artifacts.modelshapes import ModelShape
@@ -76,7 +78,7 @@ class Workload:
     ) -> None:
         _check(trace, model)
         self.trace, self.model, self.machine = trace, model, machine
-        self.assumed: list[str] = [*trace.assumed, *model.assumed]
+        self.assumed: list[str] = [*trace.assumed, *model.assumed, *_unused_layers(trace)]
         self._artefacts = replace(artefacts or Artefacts(), replicas=_REPLICAS)
         self._costs = Costs.of(model, machine)
         self._window = window
@@ -166,3 +168,11 @@ def _check(trace: Trace, model: ModelShape) -> None:
             f"the trace has {trace.num_layers} layers and {trace.top_k} experts per token, {model.name} "
             f"{shape.num_layers} and {shape.top_k}: it is another model's"
         )
+
+
+def _unused_layers(trace: Trace) -> list[str]:
+    unused = sorted(set(range(trace.num_layers)) - set(np.unique(trace.layer).tolist()))
+    if not unused:
+        return []
+    named = ", ".join(map(str, unused))
+    return [f"layers {named} never occur in the trace and have their share of the budget all the same"]

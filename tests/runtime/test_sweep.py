@@ -85,3 +85,20 @@ def test_a_trace_that_cannot_be_this_model_is_refused() -> None:
         workload(model=replace(MODEL, shape=replace(SHAPE, num_layers=4)))
     with pytest.raises(BadInput, match="but a layer has only 4 experts"):
         workload(model=replace(MODEL, shape=replace(SHAPE, num_experts=4)))
+
+
+def test_a_trace_whose_layers_count_from_one() -> None:
+    later = TRACE.take(np.flatnonzero(TRACE.layer > 0))
+    tried = workload(trace=later)
+    assert tried.assumed == ["layers 0 never occur in the trace and have their share of the budget all the same"]
+    assert tried.run(Setting("buddymoe", "buddymoe")).by_layer[0]["requests"] == 0
+
+
+def test_a_token_that_selects_an_expert_twice() -> None:
+    """It counts once, but nobody can be its own buddy."""
+    experts = TRACE.experts.copy()
+    experts[5] = experts[5, 0]
+    tried = workload(trace=replace(TRACE, experts=experts))
+    assert tried.run(Setting("lru")).counters["requests"] > 0
+    with pytest.raises(BadInput, match="selects an expert twice"):
+        tried.run(Setting("buddymoe", "buddymoe"))
