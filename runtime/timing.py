@@ -137,7 +137,7 @@ class Timing:
         coming = []
         for place in places:
             transfer = self._pending.pop(place.slot, None)
-            if transfer is None or (transfer.is_started and transfer.lands_s <= self._now_s):
+            if transfer is None or transfer.lands_s <= self._now_s:
                 self._now_s += self._expert_s(place, tokens)
             else:
                 coming.append((place, transfer))
@@ -164,7 +164,7 @@ class _Transfer:
     issued_s: float
     seconds: float
     is_started: bool = False
-    lands_s: float = math.inf
+    lands_s: float = math.inf  # until it has begun
 
 
 @dataclass(slots=True)
