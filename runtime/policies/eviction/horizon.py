@@ -55,7 +55,7 @@ class Horizon(SimpleEviction):
         frequencies = known[:-1]
         frequencies += self._gains * (self._share(step, used) - frequencies)
         known[-1] = self._recall.followers(layer, self._rows(step, experts), frequencies[-1])
-        self._rate[layer] = rate = (self._next_rates.weights @ known).clip(_LEAST_RATE, 1)
+        self._rate[layer] = rate = np.minimum(np.maximum(self._next_rates.weights @ known, _LEAST_RATE), 1)
         self._expect(layer, now.step + self._shape.num_layers / rate)
         if step.predicted is not None:
             self._look_ahead(step, now)
@@ -83,7 +83,7 @@ class Horizon(SimpleEviction):
 
     def _begin_pass(self, step: Step, now: Now) -> None:
         if self._num_tokens and self._is_decode:
-            self._next_rates.learn(self._before, self._known, self._used, self._rate)
+            self._next_rates.learn(self._before, self._known, self._used)
         for ahead in self._ahead.values():
             ahead.regression.solve()
         self._before[:] = self._known
@@ -120,9 +120,9 @@ class _Regression:
         self._moments = np.eye(len(guess)) * _RIDGE
         self._products = self._moments @ guess
 
-    def learn(self, known: np.ndarray, later: np.ndarray, used: np.ndarray, rate: np.ndarray) -> None:
+    def learn(self, known: np.ndarray, later: np.ndarray, used: np.ndarray) -> None:
         """The discounted rate of use after `known` [L, F, E] is this pass's use [L, E], then that after `later`
-        (temporal differences, Bradtke and Barto 1996)."""
+        (least-squares temporal differences, Bradtke and Barto 1996)."""
         rate = np.clip(np.einsum("f,lfe->le", self.weights, known), 0, 1)
         weighed = known * (1 / (rate + 0.02))[:, None]
         self._moments += (weighed @ (known - _DISCOUNT * later).transpose(0, 2, 1)).sum(axis=0)
@@ -183,6 +183,7 @@ class _Recall:
     def begin_pass(self, num_rows: int) -> None:
         """The next steps add so many tokens; what was alike a token ago is now so one row further on."""
         self._rows = (self._rows[-1] + 1 + np.arange(min(num_rows, _MEMORY))) % _MEMORY
+        self._last = int(self._rows[-1])
         if num_rows > 1:
             self._common[:], self._in_common[:] = 0, 0
         else:
@@ -198,8 +199,8 @@ class _Recall:
         self._in_common -= self._common[layer]
         self._common[layer] = common
         alike = self._in_common + common
-        alike[self._rows[-1]] = 0  # itself
-        weight = self._weight.take(alike.max() - alike, mode="clip")
+        alike[self._last] = 0  # itself
+        weight = self._weight.take(np.maximum.reduce(alike) - alike, mode="clip")
         sums = weight @ self._followers[layer]
         return (sums[:-1] + 0.5 * mean) / (sums[-1] + 0.5)
 
@@ -209,7 +210,7 @@ class _Recall:
         return counts[0] if len(counts) == 1 else np.add.reduce(counts, dtype=np.int16)
 
     def _add_one(self, layer: int, experts: list[int]) -> list[int]:
-        row, followers = int(self._rows[-1]), self._followers[layer]
+        row, followers = self._last, self._followers[layer]
         used = np.zeros(self._num_experts + 1, np.float32)
         used[experts] = 1
         used[-1] = 1
@@ -232,7 +233,7 @@ class _Recall:
         followers[self._rows] = 0
         for lag, weight in enumerate(_LAGS[::-1, 0], start=1):
             followers[(self._rows - lag) % _MEMORY] += weight * used
-        followers[self._rows[-1]] = 0
+        followers[self._last] = 0
         words = self._packed(used)
         self._experts[layer][:, self._rows] = words
         return words[:, -1].tolist()
