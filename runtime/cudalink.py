@@ -38,7 +38,6 @@ class CudaLink(ThreadLink):
         self._in_flight: deque[_Copy] = deque()
         self._unmeasured: deque[_Copy] = deque()
         self._waits: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
-        self.copy_s, self._num_copied = 0.0, 0
         view = getattr(source, "view", None)
         self._view = view if view is not None and view(0, 0).is_pinned() else None
         num_buffers = 0 if self._view else _IN_FLIGHT
@@ -84,16 +83,14 @@ class CudaLink(ThreadLink):
     def conditions(self) -> dict[str, float | str]:
         """With what copies really moved, by the copy stream's own events."""
         self._measure()
-        nbytes = self._num_copied * self._shape.expert_nbytes
-        measured = {"measured_gbps": nbytes / self.copy_s / 1e9} if self.copy_s else {}
-        return {"kind": self.kind, "host_memory": "pinned" if self._view else "staged", **measured}
+        return super().conditions() | {"host_memory": "pinned" if self._view else "staged"}
 
     def close(self) -> None:
         super().close()
         self._copies.synchronize()  # the slots' memory goes to others next, and a prefetch may still be under way
 
     def _measure(self) -> None:
-        """Add up `copy_s`, seconds in which the copy stream copied, over the copies that have ended."""
+        """Add up the seconds in which the copy stream copied, over the copies that have ended."""
         while self._unmeasured and self._unmeasured[0].done.query():
             copy = self._unmeasured.popleft()
             self.copy_s += copy.begun.elapsed_time(copy.done) / 1e3

@@ -59,7 +59,10 @@ class Link(Protocol):
 
 
 class ThreadLink:
-    """A link whose transfers run one after another on a thread of its own. Subclasses say how one expert is moved."""
+    """A link whose transfers run one after another on a thread of its own. Subclasses say how one expert is moved.
+
+    They also count: `copy_s` seconds of moving so far, over `_num_copied` experts.
+    """
 
     kind = "thread"
 
@@ -69,8 +72,7 @@ class ThreadLink:
         self._order = count()
         self._wake = threading.Condition()
         self._closed = False
-        self._stall_s = self._busy_s = 0.0
-        self._moved_nbytes = 0
+        self._stall_s, self.copy_s, self._num_copied = 0.0, 0.0, 0
         self._thread = threading.Thread(target=self._serve, name=f"moectl-{self.kind}-link", daemon=True)
         self._thread.start()
 
@@ -103,8 +105,8 @@ class ThreadLink:
         return stall_s
 
     def conditions(self) -> dict[str, float | str]:
-        measured = {"measured_gbps": self._moved_nbytes / self._busy_s / 1e9} if self._busy_s else {}
-        return {"kind": self.kind, **measured}
+        nbytes = self._num_copied * self._shape.expert_nbytes
+        return {"kind": self.kind} | ({"measured_gbps": nbytes / self.copy_s / 1e9} if self.copy_s else {})
 
     def close(self) -> None:
         with self._wake:
@@ -131,13 +133,10 @@ class ThreadLink:
                     return
                 transfer = heapq.heappop(self._queue)[2]
                 transfer.started = True
-            begin_s = time.perf_counter()
             try:
                 self._move(transfer)
             except BaseException as error:  # handed to whoever collects the transfer
                 transfer.error = error
-            self._busy_s += time.perf_counter() - begin_s
-            self._moved_nbytes += self._shape.expert_nbytes
             transfer.landed.set()
 
     def _read(self, key: int, out: torch.Tensor) -> None:
@@ -153,7 +152,10 @@ class DiskLink(ThreadLink):
     kind = "disk"
 
     def _move(self, transfer: Transfer) -> None:
+        begin_s = time.perf_counter()
         self._read(transfer.key, transfer.slot)
+        self.copy_s += time.perf_counter() - begin_s
+        self._num_copied += 1
 
 
 class PacedLink:

@@ -86,7 +86,7 @@ def main() -> None:
 
 
 def bench(name: str, folder: Path, *, rounds: int, tokens: int) -> Report:
-    """Measure every implementation on the checkpoint in `folder`."""
+    """Measure every implementation on the checkpoint in `folder`, on the CPU."""
     stock = plain_model(folder)
     with Session(open_model(str(folder), dtype=stock.dtype), Settings(preset="full")) as session:
         contenders = [Contender(each, stock, partial(stock.set_experts_implementation, each)) for each in STOCK]
@@ -105,9 +105,12 @@ def bench(name: str, folder: Path, *, rounds: int, tokens: int) -> Report:
         )
 
 
-def plain_model(folder: Path) -> PreTrainedModel:
+def plain_model(
+    folder: Path, *, dtype: torch.dtype | None = None, device: str | torch.device = "cpu"
+) -> PreTrainedModel:
     """The model as transformers loads it, its weights copied: as views of a file they lie on borders that cost time."""
-    model = AutoModelForCausalLM.from_pretrained(folder, experts_implementation="eager").eval()
+    options = {"experts_implementation": "eager"} | ({"dtype": dtype} if dtype else {})
+    model = AutoModelForCausalLM.from_pretrained(folder, **options).eval().to(device)
     for parameter in model.parameters():
         parameter.data = parameter.data.clone()
     return model
@@ -128,14 +131,19 @@ def run_rounds(contenders: list[Contender], ids: torch.Tensor, *, rounds: int) -
 
 
 @torch.inference_mode()
-def decode_seconds(model: PreTrainedModel, ids: torch.Tensor) -> list[float]:
+def decode_seconds(
+    model: PreTrainedModel, ids: torch.Tensor, *, after_prompt: Callable[[], None] = lambda: None
+) -> list[float]:
     """Seconds of each decode step over `ids` [1, PROMPT + tokens], whatever the model would say itself."""
     past = model(input_ids=ids[:, :PROMPT], use_cache=True).past_key_values
+    after_prompt()
     seconds = []
     for position in range(PROMPT, ids.shape[1]):
         token = ids[:, position : position + 1]
         begin_s = time.perf_counter()
         past = model(input_ids=token, past_key_values=past, use_cache=True).past_key_values
+        if ids.is_cuda:
+            torch.cuda.current_stream(ids.device).synchronize()
         seconds.append(time.perf_counter() - begin_s)
     return seconds
 
