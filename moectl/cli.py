@@ -102,6 +102,7 @@ def _inspect(
     if name == "substitution":
         from moectl.commands import substitution as pricing
 
+        pricing.refuse_views(heatmap=heatmap, layer=layer)
         request = pricing.Request(data, tokens, draws, pricing.parse_shares(shares), seed)
         priced = pricing.substitution(model, request, store=store, run=run, device=device, threads=threads)
         pricing.show(priced, as_json=json)

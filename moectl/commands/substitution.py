@@ -79,6 +79,12 @@ def parse_shares(text: str) -> tuple[float, ...]:
     return shares
 
 
+def refuse_views(*, heatmap: bool, layer: int | None) -> None:
+    """Raise BadUsage for a view that there is not: layers are priced together."""
+    if heatmap or layer is not None:
+        raise BadUsage("inspect substitution prices all layers together: leave out --layer and --heatmap")
+
+
 def substitution(
     name: str | None, request: Request, *, store: Path, run: int | None, device: str, threads: int
 ) -> Priced:

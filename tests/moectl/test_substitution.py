@@ -50,6 +50,7 @@ def test_every_policy_under_every_limit(model: str, capfd: pytest.CaptureFixture
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
+        (["--heatmap"], 2, "leave out --layer and --heatmap"),
         (["--shares", "0.5,x"], 2, "are not numbers"),
         (["--shares", "0,0.5"], 2, "above 0 and at most 1"),
         (["--shares", "0.01"], 2, "leaves 0 of 8 experts"),
