@@ -12,7 +12,7 @@ from artifacts.shape import Shape
 from artifacts.trace import Trace
 from runtime.assembly import build_controller
 from runtime.cache import LOADING, RESIDENT, Scope
-from runtime.controller import Controller
+from runtime.controller import Controller, first_of
 from runtime.counters import Counter
 from runtime.plan import Plan
 from runtime.policies import POLICIES, build
@@ -248,3 +248,16 @@ def test_forgetting_empties_the_cache_and_keeps_the_counts() -> None:
     owner.cache.validate()
     assert owner.cache.room(0) == 2 and owner.counters.totals()["misses"] == 2
     take(owner, 1, [[4, 5]], [0, 1])
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=30), st.integers(1, 12), st.booleans())
+def test_what_leaves_first_is_sorted_stably(column: list[int], count: int, is_double: bool) -> None:
+    keys, values = np.arange(100, 100 + len(column)), np.array(column, np.float64)
+    order = (values, -values) if is_double else (values,)
+    assert first_of(keys, order, count) == keys[np.argsort(values, kind="stable")][:count].tolist()
+
+
+def test_a_replay_shows_predictions_only_to_who_asked_for_them() -> None:
+    assert controller(6).num_predicted == 0
+    assert controller(6, prefetch="next_gate:distance=2").num_predicted == 2
+    assert controller(6, prefetch="frequency:distance=2").num_predicted == 0
