@@ -74,20 +74,28 @@ class Engine:
         self._pending: dict[int, Transfer] = {}
         self._routed = [_Routed() for _ in opened.layers]
         self._handles: list = []
+        self._is_watching = False
 
     def install(self) -> None:
         model = self._opened.model
         model.set_experts_implementation(NAME)
         for layer in self._opened.layers:
             layer.experts.moectl_forward = self._layer_forward(layer)
-            self._handles.append(layer.gate.register_forward_hook(self._keep_routing(layer.index)))
+        if self.distance:
+            self._watch_routers()
         self._handles.append(model.register_forward_pre_hook(self._begin_pass, with_kwargs=True))
         self._handles.append(model.register_forward_hook(self._end_pass))
+
+    def see_probabilities(self) -> None:
+        """Steps carry the routers' probabilities from here on."""
+        self.wants_probabilities = True
+        self._watch_routers()
 
     def uninstall(self) -> None:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        self._is_watching = False
         for layer in self._opened.layers:
             del layer.experts.moectl_forward
         self._opened.model.set_experts_implementation("eager")
@@ -115,6 +123,13 @@ class Engine:
     def _end_pass(self, model: nn.Module, args: tuple, output: object) -> None:
         self.stall_s.append(self.link.drain_stalls())
 
+    def _watch_routers(self) -> None:
+        """Only where somebody asks: a hook costs a layer of one token some five microseconds."""
+        if not self._is_watching:
+            self._is_watching = True
+            for layer in self._opened.layers:
+                self._handles.append(layer.gate.register_forward_hook(self._keep_routing(layer.index)))
+
     def _keep_routing(self, index: int) -> Callable:
         routed = self._routed[index]
 
@@ -137,7 +152,7 @@ class Engine:
 
     def _step(self, layer: MoeLayer, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         if self.controller.holds_all and len(hidden) == 1 and self.on_step is None:
-            experts = ids[0].tolist()
+            experts = ids.tolist()[0]
             if slots := self.controller.settled(layer.index, experts):
                 return self._decode(layer, hidden, experts, slots, weights)
         step = self._observe(layer.index, ids, weights)

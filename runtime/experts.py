@@ -19,7 +19,7 @@ class Assigned(NamedTuple):
 
 
 def project(module: nn.Module, weights: dict[str, torch.Tensor], name: str, x: torch.Tensor) -> torch.Tensor:
-    """One projection of one expert, x [t, in] -> [t, out]; of n experts if weights and x have a leading dimension."""
+    """One projection of one expert, x [t, in] -> [t, out]."""
     y = x @ (weights[name] if module.is_transposed else weights[name].mT)
     return y + weights[f"{name}_bias"] if module.has_bias else y
 
@@ -31,7 +31,10 @@ def expert_forward(
     *,
     project: Callable[..., torch.Tensor] = project,
 ) -> torch.Tensor:
-    """One expert on its tokens, x [t, H] -> [t, H]; `module` says whether it is gated, biased or transposed."""
+    """One expert on its tokens, x [t, H] -> [t, H]; `module` says whether it is gated, biased or transposed.
+
+    `weights` is what `project` takes: one expert's parts by name, or several experts' if it can.
+    """
     up = "gate_up_proj" if module.has_gate else "up_proj"
     y = project(module, weights, up, x)
     y = module._apply_gate(y) if module.has_gate else module.act_fn(y)

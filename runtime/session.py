@@ -79,7 +79,8 @@ class Session:
         self.engine = Engine(opened, self.controller, link=self.tiers.link, near=self.tiers.near, slots=self.slots)
         prefetch = self.policies.prefetch
         self.engine.distance = prefetch.distance if prefetch.reads_predictions else 0
-        self.engine.wants_probabilities = any(getattr(self.policies, axis).sees_probabilities for axis in POLICIES)
+        if any(getattr(self.policies, axis).sees_probabilities for axis in POLICIES):
+            self.engine.see_probabilities()
         self.engine.install()
         self._next_request = 0
         if num_slots == shape.num_keys:
@@ -126,7 +127,7 @@ class Session:
     def record(self) -> Recorder:
         """Write down every step from here on, with all that a replay needs."""
         recorder = Recorder()
-        self.engine.wants_probabilities = True
+        self.engine.see_probabilities()
         self.engine.on_step, self.engine.on_pass = recorder.add, recorder.begin_pass
         return recorder
 

@@ -9,6 +9,8 @@ from collections.abc import Collection, Sequence
 
 import torch
 from torch import nn
+from transformers.activations import SiLUActivation
+from transformers.integrations.moe import _default_apply_gate
 
 from runtime.experts import expert_forward, project
 from runtime.model import MoeModel
@@ -23,11 +25,14 @@ Views = dict[str, torch.Tensor]
 class Together:
     """Computes up to `num_experts` experts on one token; `batched` names the projections that are one product."""
 
-    def __init__(self, layout: ExpertLayout, num_experts: int, *, batched: Collection[str]) -> None:
-        buffers = {part.name: torch.empty(num_experts, *part.shape, dtype=layout.dtype) for part in layout.parts}
-        self._batched = {name: [part for part in buffers if part.startswith(name)] for name in batched}
+    def __init__(self, module: nn.Module, layout: ExpertLayout, num_experts: int, *, batched: Collection[str]) -> None:
+        self._batched = {name: [part for part in layout.parts if part.name.startswith(name)] for name in batched}
+        parts = [part for own in self._batched.values() for part in own]
+        buffers = {part.name: torch.empty(num_experts, *part.shape, dtype=layout.dtype) for part in parts}
         self._into = [{name: buffer[:n] for name, buffer in buffers.items()} for n in range(num_experts + 1)]
-        self._weights = [{name: _as_matrices(buffer) for name, buffer in into.items()} for into in self._into]
+        self._operands = [
+            {name: _as_operand(module, buffer) for name, buffer in into.items()} for into in self._into
+        ]  # the same buffers, as products and sums take them
 
     def forward(self, module: nn.Module, experts: Sequence[Views], x: torch.Tensor) -> torch.Tensor:
         """n experts, as views of their slots, on one token: x [1, H] -> [n, 1, H]."""
@@ -39,8 +44,9 @@ class Together:
             return one_by_one(module, experts, name, x)
         n = len(experts)
         for part in self._batched[name]:
-            torch.stack([views[part] for views in experts], out=self._into[n][part])
-        return project(module, self._weights[n], name, x)
+            torch.stack([views[part.name] for views in experts], out=self._into[n][part.name])
+        y = torch.bmm(x, self._operands[n][name])
+        return y + self._operands[n][f"{name}_bias"] if module.has_bias else y
 
 
 def one_by_one(module: nn.Module, experts: Sequence[Views], name: str, x: torch.Tensor) -> torch.Tensor:
@@ -50,11 +56,15 @@ def one_by_one(module: nn.Module, experts: Sequence[Views], name: str, x: torch.
 
 @torch.no_grad()
 def together_for(opened: MoeModel) -> Together | None:
-    """What gives the same bits as one expert after another on this machine; None on a GPU, or if nothing does."""
-    if opened.model.device.type != "cpu":
+    """What gives the same bits as one expert after another on this machine.
+
+    None if nothing does, on a GPU, and for experts that are too large to gain by it.
+    """
+    is_small = opened.shape.top_k * opened.store.layout.nbytes <= _LIMIT
+    if opened.model.device.type != "cpu" or not is_small or not _gates_by_row(opened.layers[0].experts):
         return None
     trial = _Trial(opened)
-    together = Together(trial.layout, trial.num_experts, batched=trial.exact_projections())
+    together = Together(trial.module, trial.layout, trial.num_experts, batched=trial.exact_projections())
     return together if trial.is_exact(together) else None
 
 
@@ -62,20 +72,18 @@ class _Trial:
     """Compares `Together` with one expert after another, on made-up weights.
 
     How a kernel adds depends on shapes, not on values. Weights for which every product cancels but for rounding show
-    the order of additions, which rounding to bfloat16 would mostly hide.
+    the order of additions, which rounding to bfloat16 would mostly hide; they come in pairs, so sizes must be even.
     """
 
     def __init__(self, opened: MoeModel) -> None:
-        self.layout, self.num_experts = opened.store.layout, opened.shape.top_k
-        self._module, self._hidden_size = opened.layers[0].experts, opened.config.hidden_size
+        self.module, self.layout = opened.layers[0].experts, opened.store.layout
+        self.num_experts, self._hidden_size = opened.shape.top_k, opened.config.hidden_size
         self._random = torch.Generator().manual_seed(0)
         self._experts = [self.layout.views(aligned(self.layout.nbytes)) for _ in range(self.num_experts)]
 
     def exact_projections(self) -> list[str]:
-        if self.num_experts * self.layout.nbytes > _LIMIT:
-            return []
-        names = [part.name for part in self.layout.parts if len(part.shape) == 2]
-        every = Together(self.layout, self.num_experts, batched=names)
+        names = [part.name for part in self.layout.parts if len(part.shape) == 2 and not any(n % 2 for n in part.shape)]
+        every = Together(self.module, self.layout, self.num_experts, batched=names)
         return [name for name in names if self._adds_alike(every, name)]
 
     def is_exact(self, together: Together) -> bool:
@@ -85,8 +93,8 @@ class _Trial:
                 values.normal_(generator=self._random)
         for _ in range(_DRAWS):
             x = torch.randn(1, self._hidden_size, generator=self._random).to(self.layout.dtype)
-            alone = [expert_forward(self._module, views, x) for views in self._experts]
-            both = zip(together.forward(self._module, self._experts, x), alone, strict=True)
+            alone = [expert_forward(self.module, views, x) for views in self._experts]
+            both = zip(together.forward(self.module, self._experts, x), alone, strict=True)
             if not all(torch.equal(one, other) for one, other in both):
                 return False
         return True
@@ -94,25 +102,38 @@ class _Trial:
     def _adds_alike(self, every: Together, name: str) -> bool:
         x = self._fill_cancelling(name)
         return all(
-            torch.equal(every.project(self._module, experts, name, own), one_by_one(self._module, experts, name, own))
+            torch.equal(every.project(self.module, experts, name, own), one_by_one(self.module, experts, name, own))
             for experts in (self._experts[:n] for n in range(1, self.num_experts + 1))
             for own in (x.expand(len(experts), 1, -1), x.repeat(len(experts), 1, 1))
         )
 
     def _fill_cancelling(self, name: str) -> torch.Tensor:
         """Gives every expert weights that cancel on the returned token [1, in]."""
-        matrices = [views[name] if self._module.is_transposed else views[name].mT for views in self._experts]
+        matrices = [views[name] if self.module.is_transposed else views[name].mT for views in self._experts]
         size = matrices[0].shape[0]
         order = torch.randperm(size, generator=self._random)
         for matrix in matrices:
             half = torch.randn(size // 2, matrix.shape[1], generator=self._random)
             matrix.copy_(torch.cat((half, -half))[order])
         for views in self._experts:
-            if self._module.has_bias:
+            if self.module.has_bias:
                 views[f"{name}_bias"].zero_()
         return torch.randn(1, size // 2, generator=self._random).repeat(1, 2)[:, order].to(self.layout.dtype)
 
 
-def _as_matrices(buffer: torch.Tensor) -> torch.Tensor:
-    """[n, a, b] as it is, a bias [n, a] as [n, 1, a]."""
-    return buffer if buffer.dim() == 3 else buffer[:, None]
+def _gates_by_row(module: nn.Module) -> bool:
+    """Whether experts can share a gate: each must see its values as it would alone.
+
+    A kernel rounds those that fill its vectors otherwise than the rest of a row. SiLU of one half of each row works
+    row by row, as halves of rows cannot be joined; what comes after the first kernel of another gate can be.
+    """
+    is_plain = module.has_gate and type(module)._apply_gate is _default_apply_gate
+    has_norm = getattr(module, "has_post_expert_norm", False)
+    return is_plain and not has_norm and isinstance(module.act_fn, SiLUActivation | nn.SiLU)
+
+
+def _as_operand(module: nn.Module, buffer: torch.Tensor) -> torch.Tensor:
+    """Matrices as [n, in, out], biases [n, out] as [n, 1, out]."""
+    if buffer.dim() == 2:
+        return buffer[:, None]
+    return buffer if module.is_transposed else buffer.mT
