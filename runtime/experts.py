@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 
 class Assigned(NamedTuple):
@@ -20,7 +21,7 @@ class Assigned(NamedTuple):
 
 def project(module: nn.Module, weights: dict[str, torch.Tensor], name: str, x: torch.Tensor) -> torch.Tensor:
     """One projection of one expert, x [t, in] -> [t, out]."""
-    y = x @ (weights[name] if module.is_transposed else weights[name].mT)
+    y = x @ weights[name] if module.is_transposed else F.linear(x, weights[name])
     return y + weights[f"{name}_bias"] if module.has_bias else y
 
 
