@@ -8,6 +8,7 @@ the GPU (less with `--layers`). Without a GPU it says so, writes a report whose 
 """
 
 import argparse
+import gc
 import json
 import platform
 import sys
@@ -61,7 +62,6 @@ def main() -> None:
 def run(scratch: Path, device: str, options: argparse.Namespace) -> list[Check]:
     """Every check, each told as it ends."""
     torch.set_num_threads(options.threads)
-    torch.backends.cuda.matmul.allow_tf32 = False  # the default, which exactness in float32 relies on
     checks = list(_attempts(_exactness(scratch, device)))
     checks += _attempts([("bandwidth", lambda: bandwidth(device))])
     large = scratch / "large"
@@ -81,6 +81,7 @@ def _attempts(checks: Iterable[tuple[str, Callable[[], Finding]]]) -> list[Check
 
 def _tell(check: Check) -> Check:
     print(f"{'passed' if check.passed else 'FAILED'}  {check.name}: {check.detail}", flush=True)
+    gc.collect()  # what a check held is gone before the next one needs as much
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     return check

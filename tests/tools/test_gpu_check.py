@@ -1,6 +1,7 @@
 """The checks for a GPU, tried on a CPU: they pass where the model is right, fail where it is not, and never crash."""
 
 import json
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -82,3 +83,17 @@ def test_speed_and_overlap_are_figures(folder: Path) -> None:
     assert [check.name for check in found] == ["overlap", "speed"]
     assert set(found[1].figures["ratios"]) == {"eager", "grouped_mm", "batched_mm"}
     assert bandwidth("cpu", nbytes=1 << 20)[2]["pinned_gbps"] > 0
+
+
+def test_a_whole_run_tells_every_check(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setattr(gpu_check, "LARGE", TINY)
+    monkeypatch.setattr(gpu_check, "SMALL", TINY)
+    monkeypatch.setattr(gpu_check, "_bundled", lambda: folder)
+    checks = gpu_check.run(tmp_path, "cpu", Namespace(layers=2, tokens=2, threads=1))
+    told = capsys.readouterr().out.splitlines()
+    assert len(told) == len(checks) == 4 * len(RUNS) + 1 + 4 + 2
+    assert [line.startswith("passed") for line in told] == [check.passed for check in checks]
+    assert all(check.passed for check in checks if check.name.startswith("exact"))
+    assert sum(check.name.startswith("exact: bundled model, bfloat16") for check in checks) == len(RUNS)
