@@ -63,7 +63,8 @@ def run(scratch: Path, device: str, options: argparse.Namespace) -> list[Check]:
     """Every check, each told as it ends."""
     torch.set_num_threads(options.threads)
     checks = list(_attempts(_exactness(scratch, device)))
-    checks += _attempts([("bandwidth", lambda: bandwidth(device))])
+    if device != "cpu":
+        checks += _attempts([("bandwidth", lambda: bandwidth(device))])
     large = scratch / "large"
     made = attempt("a large random model", lambda: _make(large, device, options.layers))
     if not made.passed:
