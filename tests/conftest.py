@@ -6,6 +6,11 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports huggingface_hub, w
 # Likewise before torch: another number of threads rounds differently, and threads that wait for each other only spin.
 os.environ["OMP_NUM_THREADS"] = "1"
 
+import signal
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts what it runs in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # or no test could interrupt a process
+
 from collections.abc import Callable
 from pathlib import Path
 
