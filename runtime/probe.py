@@ -77,7 +77,7 @@ def expert_seconds(opened: MoeModel) -> float:
     num_experts = min(_NUM_EXPERTS, opened.shape.num_experts)
     views = [opened.store.layout.views(_on(device, opened, expert)) for expert in range(num_experts)]
     x = torch.zeros(1, opened.config.hidden_size, dtype=opened.store.layout.dtype, device=device)
-    return _median_seconds(lambda turn: expert_forward(module, views[turn % num_experts], x), device)
+    return _median_seconds(lambda turn: expert_forward(module, views[turn % num_experts], x), device, turns=200)
 
 
 def rest_seconds(opened: MoeModel) -> float:
