@@ -46,8 +46,7 @@ def first_of(keys: np.ndarray, order: tuple[np.ndarray, ...], count: int) -> lis
 
 
 class Controller:
-    """`window` is what prefetching may move per step, in bytes: a prefetch is resident once that many bytes have gone
-    by."""
+    """`window`: bytes that prefetching may move per step; a prefetch is resident once its own have gone by."""
 
     def __init__(
         self, cache: Cache, *, routing: Routing, eviction: Eviction, miss: Miss, prefetch: Prefetch, window: int
@@ -212,8 +211,7 @@ class Controller:
         return loads
 
     def _evict(self, scope_key: int, count: int) -> None:
-        """Make `count` slots in the scope of a key: residents as the policy orders them, then prefetches, the last
-        issued first."""
+        """Make `count` slots in a key's scope: residents by the policy, then prefetches, the last issued first."""
         candidates = self.cache.candidates(scope_key)
         victims = first_of(candidates, self._eviction.order(candidates, self.now), count) if candidates.size else []
         for victim in victims:
@@ -239,8 +237,7 @@ class Controller:
             self.counters.add(Counter.WASTED_BYTES, self.now.layer, self.shape.expert_nbytes)
 
     def _prefetches(self, step: Step) -> tuple[Place, ...]:
-        """Bring what the policy proposes while the link has bytes left; what it proposes is kept from eviction
-        meanwhile."""
+        """Bring what the policy proposes while the link has bytes left; meanwhile none of it is evicted."""
         if not self._prefetch.distance:
             return ()
         proposed = self._prefetch.propose(step, self.now)

@@ -55,8 +55,7 @@ class _Pass:
 
 
 class Engine:
-    """Runs a model's experts by a controller's plans over a link. `slots` [num_slots, nbytes] uint8 is the fast
-    tier."""
+    """Runs a model's experts by a controller's plans; `slots` [num_slots, nbytes] uint8 is the fast tier."""
 
     def __init__(
         self, opened: MoeModel, controller: Controller, *, link: Link, near: NearTier, slots: torch.Tensor
@@ -293,8 +292,7 @@ class Engine:
 
 
 def _real_rows(mask: torch.Tensor | None, batch: int, length: int) -> np.ndarray | None:
-    """Rows of the flattened batch that are tokens and not padding; None when all are, or when the mask is of another
-    kind."""
+    """Rows of the flattened batch that are no padding; None when all are, or when the mask is of another kind."""
     if length == 1 or mask is None or mask.dim() != 2 or mask.shape[0] != batch:  # what is decoded is no padding
         return None
     real = mask[:, -length:].reshape(-1).cpu().numpy().astype(bool)

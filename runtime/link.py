@@ -47,8 +47,7 @@ class Link(Protocol):
         """Let compute have what `transfer` brings, waiting as long as it must. Raises what the transfer raised."""
 
     def cancel(self, transfer: Transfer) -> None:
-        """Take a transfer off the queue, or see it through where it has begun; afterwards its slot may be written
-        again."""
+        """Take a transfer off the queue, or see it through if begun; then its slot may be written again."""
 
     def drain_stalls(self) -> float:
         """Seconds for which compute stood still for this link since the last call."""

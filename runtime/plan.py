@@ -22,8 +22,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Wave:
-    """Experts that share the fast tier: `resident` can start at once (or when they land), `loads` come over the link
-    first."""
+    """Experts that share the fast tier: `resident` start at once, or when they land; `loads` come over the link."""
 
     resident: tuple[Place, ...]
     loads: tuple[Place, ...]
@@ -31,8 +30,7 @@ class Wave:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One step. `selected` [T, K]: the expert that serves each rank, -1 for none; `weights` replaces the router's if
-    given."""
+    """One step. `selected` [T, K]: the expert of each rank, -1 for none; `weights` replaces the router's if given."""
 
     layer: int
     selected: np.ndarray

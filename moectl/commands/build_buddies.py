@@ -21,7 +21,6 @@ from moectl.render import Sheet, show_json, show_sheet
 from moectl.views import buddy_sizes
 
 METRICS = ("loss", "output", "weighted", "coactivation")
-DEFAULT_METRIC = METRICS[0]
 DEFAULT_ALPHA = 0.95
 PROFILE = "profile"
 COMMAND = "build-buddies"

@@ -80,8 +80,7 @@ class Residents:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What a miss policy makes of a step: absent experts still named in `selected` are fetched unless they are in
-    `near`."""
+    """What a miss policy makes of a step: absent experts that `selected` still names are fetched, unless in `near`."""
 
     selected: np.ndarray  # [T, K] stand-ins in place, -1 where a rank is dropped
     near: frozenset[int] = field(default_factory=frozenset)
@@ -111,8 +110,7 @@ class Eviction(Policy, Protocol):
     """Keeps what it wants to know of every key, whether resident or not, and ranks residents by it."""
 
     def fetched(self, bits: Mapping[int, int], now: Now) -> None:
-        """This step fetches these keys, each at so many bits. Comes before `used`, and only where a miss policy picks
-        precisions."""
+        """This step fetches these keys at so many bits. Before `used`, and only if the miss policy picks bits."""
 
     def used(self, keys: list[int], step: Step, now: Now) -> None:
         """This step uses `keys`, in order of first appearance, wherever they are computed. Comes before any `order`."""

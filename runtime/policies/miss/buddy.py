@@ -26,8 +26,7 @@ def substitute(selected: np.ndarray, resident: np.ndarray, buddies: np.ndarray, 
 def _replace(
     selected: np.ndarray, replaceable: np.ndarray, resident: np.ndarray, buddies: np.ndarray, psi: np.ndarray
 ) -> np.ndarray:
-    """As `substitute`, for the ranks marked in `replaceable` [T, K], by the largest `psi` [T, E, H]; equals in list
-    order."""
+    """As `substitute`, for the ranks in `replaceable` [T, K], by the largest `psi` [T, E, H]; equals in list order."""
     selected = selected.copy()
     for rank in range(selected.shape[1]):
         tokens = np.flatnonzero(replaceable[:, rank])

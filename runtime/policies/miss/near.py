@@ -8,8 +8,7 @@ from runtime.policies.miss.missing import missing_experts
 
 @dataclass
 class Near(Simple):
-    """With `fill`, a missing expert is fetched while its scope still has an empty slot, so that a cold cache warms
-    up."""
+    """With `fill`, a missing expert is fetched while its scope has an empty slot, so that a cold cache warms up."""
 
     fill: bool = True
 
