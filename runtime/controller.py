@@ -100,9 +100,10 @@ class Controller:
         self._eviction.used(used, step, self.now)
         here = [key for key in used if states[key]] if absent else used
         waves, pinned = self._waves(here, missing, bits)
-        prefetches = self._prefetches(step)
+        prefetches = self._prefetches(step) if self._prefetch.distance else ()
         self.cache.unpin(pinned)
-        self._drain()
+        if self._queue:
+            self._drain()
         return Plan(layer, selected, weights, waves, near, prefetches)
 
     def settled(self, layer: int, experts: list[int]) -> list[int]:
@@ -240,8 +241,6 @@ class Controller:
 
     def _prefetches(self, step: Step) -> tuple[Place, ...]:
         """Bring what the policy proposes while the link has bytes left; meanwhile none of it is evicted."""
-        if not self._prefetch.distance:
-            return ()
         proposed = self._prefetch.propose(step, self.now)
         kept = proposed[(self.cache.state[proposed] != ABSENT) & ~self.cache.pinned[proposed]]
         self.cache.pinned[kept] = True
