@@ -23,6 +23,8 @@ _DOUBLE_INPUTS = 1024
 # Rows of all widths together in one run of the column loop, and numbers that its refit holds: they bound the memory.
 _CHUNK_ROWS = 2048
 _REFIT_SIZE = 2**25
+# Narrow enough that little of the other half is multiplied, wide enough for the products to be fast.
+_GRAM_STRIP = 256
 # Weights up to which rows are compared with plain rounding: a few rows can be unlucky, many never are on the whole.
 _FEW_WEIGHTS = 4096
 
@@ -68,7 +70,18 @@ class Quantized:
 def hessian(inputs: torch.Tensor) -> torch.Tensor:
     """`2/n X^T X` [in, in] of inputs X [n, in], in single precision at least."""
     inputs = inputs if inputs.dtype == torch.float64 else inputs.float()
-    return 2 / max(1, len(inputs)) * (inputs.T @ inputs)
+    return gram(inputs).mul_(2 / max(1, len(inputs)))
+
+
+def gram(inputs: torch.Tensor) -> torch.Tensor:
+    """`X^T X` [in, in] of inputs X [n, in], exactly symmetric: only one half is multiplied out."""
+    size = inputs.shape[1]
+    result = inputs.new_empty(size, size)
+    for start in range(0, size, _GRAM_STRIP):
+        end = start + _GRAM_STRIP
+        strip = inputs[:, start:end].T @ inputs[:, start:]
+        result[start:end, start:], result[start:, start:end] = strip, strip.T
+    return result
 
 
 def group_size_for(num_inputs: int, wanted: int = 128) -> int:

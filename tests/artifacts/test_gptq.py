@@ -130,6 +130,14 @@ def test_a_hessian_without_a_factor_is_damped_more() -> None:
         quantize(weights(4, 32), metric, [2], 32)
 
 
+def test_a_gram_matrix_is_symmetric_to_the_last_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gptq, "_GRAM_STRIP", 24)
+    inputs = correlated(30, 64)
+    found = gptq.gram(inputs)
+    assert torch.allclose(found, inputs.T @ inputs) and torch.equal(found, found.T)
+    assert torch.allclose(hessian(inputs.bfloat16()), 2 / 30 * gptq.gram(inputs.bfloat16().float()))
+
+
 def test_group_sizes() -> None:
     assert [group_size_for(size) for size in (256, 192, 96, 48)] == [128, 64, 32, 48]
     assert [group_size_for(256, 64), group_size_for(256, 16), group_size_for(96, 64)] == [64, 16, 32]
