@@ -1,22 +1,25 @@
 """The only caller of policies. It asks them in one fixed order and turns a step into a plan; it never touches a weight.
 
-The order: routing policy; states of the wanted; miss policy; victims for what must come; waves; prefetches within their
-bytes. Everything here follows from ids, scores and step numbers, so that a live run and a replay of its trace decide
+The order: residency, which may place experts anew; routing policy; states of the wanted; miss policy; victims for what
+must come; waves; prefetches within their bytes. Everything here follows from ids, scores and step numbers, so that a live run and a replay of its trace decide
 alike.
 """
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from runtime.cache import ABSENT, LOADING, NO_SLOT, RESIDENT, Cache
+from artifacts.replicas import FULL_BITS
+from runtime.cache import ABSENT, LOADING, RESIDENT, Cache
 from runtime.counters import Counter, Counters
-from runtime.plan import FULL_BITS, Place, Plan, Wave
-from runtime.policies.base import Choice, Eviction, Miss, Now, Prefetch, Residents, Routing, Step
+from runtime.plan import NO_SLOT, Place, Plan, Wave
+from runtime.policies.base import Choice, Eviction, Miss, Now, Prefetch, Residency, Residents, Routing, Step
 
 _NO_BITS: Mapping[int, int] = {}
+_NO_KEYS = np.zeros(0, np.int64)
+_AT_BITS = {4: Counter.AT_4_BITS, 3: Counter.AT_3_BITS, 2: Counter.AT_2_BITS, 1: Counter.AT_1_BIT}
 
 
 @dataclass(slots=True)
@@ -46,13 +49,26 @@ def first_of(keys: np.ndarray, order: tuple[np.ndarray, ...], count: int) -> lis
 
 
 class Controller:
-    """`window`: bytes that prefetching may move per step; a prefetch is resident once its own have gone by."""
+    """`window`: bytes that prefetching may move per step; a prefetch is resident once its own have gone by.
+
+    `nbytes`: what one expert weighs, by bits.
+    """
 
     def __init__(
-        self, cache: Cache, *, routing: Routing, eviction: Eviction, miss: Miss, prefetch: Prefetch, window: int
+        self,
+        cache: Cache,
+        *,
+        routing: Routing,
+        eviction: Eviction,
+        miss: Miss,
+        prefetch: Prefetch,
+        residency: Residency,
+        window: int,
+        nbytes: Mapping[int, int],
     ) -> None:
-        self.cache, self.shape = cache, cache.shape
+        self.cache, self.shape, self.nbytes = cache, cache.shape, nbytes
         self._routing, self._eviction, self._miss, self._prefetch = routing, eviction, miss, prefetch
+        self._residency = residency
         self._picks_bits = "replicas" in miss.requires
         self._window = window
         self.now = Now()
@@ -62,7 +78,7 @@ class Controller:
         self._unused_prefetch: set[int] = set()
         self.num_predicted = prefetch.distance if prefetch.reads_predictions else 0  # layers ahead, per step
         self.holds_all = cache.num_slots == self.shape.num_keys and not (
-            prefetch.distance or routing.reroutes or self._picks_bits
+            prefetch.distance or routing.reroutes or residency.places or miss.every_step or self._picks_bits
         )
 
     def begin_pass(self, num_tokens: int) -> None:
@@ -76,6 +92,7 @@ class Controller:
         self.now.step += 1
         self.now.layer = layer = step.layer
         weights = None
+        placed = self._place(step) if self._residency.places else []
         if self._routing.reroutes:
             step = self._reroute(step)
             weights = step.weights
@@ -83,25 +100,32 @@ class Controller:
         wanted = [first + expert for expert in distinct(step.selected)]
         absent = [key for key in wanted if not states[key]]
         self._count(layer, wanted, absent)
-        selected, used, missing, near, bits = step.selected, wanted, absent, (), _NO_BITS
-        if absent and self._miss.chooses:
+        selected, used, missing, near, low, behind, bits = step.selected, wanted, absent, (), (), (), _NO_BITS
+        if self._miss.every_step or absent and self._miss.chooses:
             choice = self._choose(step, absent)
             if choice.selected is not selected:
                 selected = choice.selected
                 used = [first + expert for expert in distinct(selected)]
-            near = tuple(key - first for key in used if key - first in choice.near)
-            missing = [key for key in used if not states[key] and key - first not in choice.near]
+            near = tuple([self._near_place(key) for key in used if key - first in choice.near])
+            low = tuple([self._low_place(key) for key in used if key - first in choice.low])
+            missing = [key for key in used if not states[key] and not choice.is_elsewhere(key - first)]
+            behind = [first + expert for expert in choice.behind]
             bits = {first + expert: precision for expert, precision in choice.bits.items()}
             weights = weights if choice.weights is None else choice.weights
         if missing and self._picks_bits:
             self._eviction.fetched({key: bits.get(key, FULL_BITS) for key in missing}, self.now)
         self._eviction.used(used, step, self.now)
         here = [key for key in used if states[key]] if absent else used
+        if near or low:
+            elsewhere = {place.key for place in (*near, *low)}
+            here = [key for key in here if key not in elsewhere]
         waves, pinned = self._waves(here, missing, bits)
-        prefetches = self._prefetches(step)
+        prefetches = (*placed, *self._prefetches(step, behind))
         self.cache.unpin(pinned)
         self._drain()
-        return Plan(layer, selected, weights, waves, near, prefetches)
+        if len(self.nbytes) > 1:
+            self._count_bits(layer, (*near, *low, *(place for wave in waves for place in (*wave.resident, *wave.loads))))
+        return Plan(layer, selected, weights, waves, near, low, prefetches)
 
     def settled(self, layer: int, experts: list[int]) -> list[int]:
         """Slots of one token's experts where nothing is left to decide: the tier holds all, these among them.
@@ -137,17 +161,30 @@ class Controller:
         choice = self._miss.choose(step, Residents(states == RESIDENT, states == ABSENT, self.cache.room(first)))
         served = {first + expert for expert in choice.selected.ravel().tolist()}
         near = sum(key - first in choice.near for key in absent)
-        spared = sum(key not in served and key - first not in choice.near for key in absent)
+        low = sum(key - first in choice.low for key in absent)
+        spared = sum(key not in served and not choice.is_elsewhere(key - first) for key in absent)
         dropped = int((choice.selected < 0).sum())
         for counter, amount in (
-            (Counter.FETCHED, -near - spared),  # `_count` took all that is absent for fetched
+            (Counter.FETCHED, -near - low - spared),  # `_count` took all that is absent for fetched
             (Counter.NEAR, near),
+            (Counter.LOW, low),
             (Counter.SPARED, spared),
             (Counter.DROPPED_RANKS, dropped),
             (Counter.REPLACED_RANKS, int((choice.selected != step.selected).sum()) - dropped),
         ):
             self.counters.add(counter, step.layer, amount)
         return choice
+
+    def _near_place(self, key: int) -> Place:
+        return Place(key, NO_SLOT, int(self.cache.near_bits[key]))
+
+    def _low_place(self, key: int) -> Place:
+        return Place(key, NO_SLOT, int(self.cache.shadows[key]))
+
+    def _count_bits(self, layer: int, places: tuple[Place, ...]) -> None:
+        for place in places:
+            if place.bits != FULL_BITS:
+                self.counters.add(_AT_BITS[place.bits], layer, 1)
 
     def _count(self, layer: int, wanted: list[int], absent: list[int]) -> None:
         add = self.counters.add
@@ -206,7 +243,7 @@ class Controller:
         coming = missing[: self.cache.room(missing[0])]
         loads = tuple([self.cache.admit(key, RESIDENT, bits.get(key, FULL_BITS)) for key in coming])
         self.cache.pin(coming)
-        nbytes = sum([load.nbytes(self.shape.expert_nbytes) for load in loads])
+        nbytes = sum([self.nbytes[load.bits] for load in loads])
         self.counters.add(Counter.DEMAND_BYTES, self.now.layer, nbytes)
         return loads
 
@@ -236,11 +273,31 @@ class Controller:
             self._unused_prefetch.remove(key)
             self.counters.add(Counter.WASTED_BYTES, self.now.layer, self.shape.expert_nbytes)
 
-    def _prefetches(self, step: Step) -> tuple[Place, ...]:
-        """Bring what the policy proposes while the link has bytes left; meanwhile none of it is evicted."""
-        if not self._prefetch.distance:
-            return ()
-        proposed = self._prefetch.propose(step, self.now)
+    def _place(self, step: Step) -> list[Place]:
+        """Where the residency policy places a layer anew: its other residents leave, what is to be there sets off."""
+        self._residency.observe(step)
+        placement = self._residency.place(step, int(self.cache.capacities[step.layer]))
+        if placement is None:
+            return []
+        first = step.layer * self.shape.num_experts
+        self.cache.near_bits[first : first + self.shape.num_experts] = placement.near_bits
+        wanted = [first + expert for expert in placement.resident.tolist()]
+        leaving = np.setdiff1d(np.flatnonzero(self.cache.layer_states(step.layer)) + first, wanted).tolist()
+        self._queue = deque(arrival for arrival in self._queue if arrival.key not in leaving)
+        for key in leaving:
+            self._leave(key)
+        coming = [key for key in wanted if not self.cache.states[key]]
+        placed = self._send(coming[: self.cache.room(first)])
+        self._note_prefetched([place.key for place in placed])
+        return placed
+
+    def _prefetches(self, step: Step, behind: Sequence[int]) -> list[Place]:
+        """Bring what the policies propose while the link has bytes left; meanwhile none of it is evicted."""
+        if not self._prefetch.distance and not behind:
+            return []
+        proposed = self._prefetch.propose(step, self.now) if self._prefetch.distance else _NO_KEYS
+        if behind:
+            proposed = np.concatenate((behind, proposed))
         kept = proposed[(self.cache.state[proposed] != ABSENT) & ~self.cache.pinned[proposed]]
         self.cache.pinned[kept] = True
         loads: list[Place] = []
@@ -248,14 +305,18 @@ class Controller:
         for key in proposed[self.cache.state[proposed] == ABSENT].tolist():
             if backlog >= self._window:
                 break
-            if not self._make_room(key):
+            if self.cache.states[key] or not self._make_room(key):
                 continue
-            loads.append(self.cache.admit(key, LOADING))
-            self._queue.append(_Arrival(key, self.shape.expert_nbytes))
+            loads += self._send([key])
             backlog += self.shape.expert_nbytes
         self.cache.pinned[kept] = False
         self._note_prefetched([load.key for load in loads])
-        return tuple(loads)
+        return loads
+
+    def _send(self, keys: list[int]) -> list[Place]:
+        """Put `keys`, for which there is room, on their way."""
+        self._queue.extend(_Arrival(key, self.shape.expert_nbytes) for key in keys)
+        return [self.cache.admit(key, LOADING) for key in keys]
 
     def _make_room(self, key: int) -> bool:
         if self.cache.room(key):
