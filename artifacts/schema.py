@@ -1,6 +1,6 @@
 """The tables of the store (DESIGN 4), as DDL."""
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 # Big tables carry no key and no index: they are append-only, and a key would make writing four times slower and the
 # file five times larger.
@@ -34,6 +34,13 @@ ARTEFACT_TABLES = {
     "buddies": """
         run_id INTEGER NOT NULL, layer USMALLINT NOT NULL, "pivot" USMALLINT NOT NULL, rank USMALLINT NOT NULL,
         buddy USMALLINT NOT NULL, q DOUBLE NOT NULL, cumulative DOUBLE NOT NULL""",
+    "quant_loss": """
+        run_id INTEGER NOT NULL, layer USMALLINT NOT NULL, expert USMALLINT NOT NULL, bits USMALLINT NOT NULL,
+        mse DOUBLE NOT NULL, relative DOUBLE NOT NULL, samples BIGINT NOT NULL,
+        basis VARCHAR NOT NULL CHECK (basis IN ('own', 'layer')), gated DOUBLE NOT NULL, energy DOUBLE NOT NULL""",
+    "replicas": """
+        run_id INTEGER NOT NULL, layer USMALLINT NOT NULL, expert USMALLINT NOT NULL, bits USMALLINT NOT NULL,
+        file VARCHAR NOT NULL, nbytes BIGINT NOT NULL, hash VARCHAR NOT NULL""",
     "traces": """
         run_id INTEGER NOT NULL, request INTEGER NOT NULL, pass INTEGER NOT NULL, phase VARCHAR NOT NULL,
         layer USMALLINT NOT NULL, token INTEGER NOT NULL, experts USMALLINT[] NOT NULL, weights FLOAT[] NOT NULL,
@@ -44,6 +51,15 @@ ARTEFACT_TABLES = {
         misses BIGINT, collisions BIGINT, demand_bytes BIGINT, prefetch_bytes BIGINT, wasted_bytes BIGINT,
         exposed_ms DOUBLE, peak_fast_bytes BIGINT, perplexity_ratio DOUBLE, kl DOUBLE, top1_agreement DOUBLE""",
 }
+
+# What each version added to the one before it: tables that stores of that age lack.
+_ADDED = {2: ("quant_loss", "replicas")}
+
+
+def migration(version: int) -> list[str]:
+    """The statements that bring a store of an older version up to this one."""
+    names = [name for added, tables in sorted(_ADDED.items()) if added > version for name in tables]
+    return [f"CREATE TABLE {name} ({ARTEFACT_TABLES[name]})" for name in names]
 
 
 def statements() -> list[str]:

@@ -1,6 +1,7 @@
 """The store: one DuckDB file in which every artefact hangs on the run that wrote it, whole or absent (DESIGN 4)."""
 
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -10,8 +11,9 @@ import pyarrow as pa
 
 from artifacts.database import connect, transaction, translated
 from artifacts.errors import BadInput, Incompatible
+from artifacts.files import replacing
 from artifacts.provenance import ModelInfo, RunInfo, StoredRun, TableSize, utc_now, versions
-from artifacts.schema import ARTEFACT_TABLES, SCHEMA_VERSION, statements
+from artifacts.schema import ARTEFACT_TABLES, SCHEMA_VERSION, migration, statements
 from artifacts.shape import Shape
 
 
@@ -30,7 +32,7 @@ class Store:
 
     @classmethod
     def open(cls, path: str | Path, *, read_only: bool = False) -> "Store":
-        """Open a store, or make one unless `read_only`.
+        """Open a store, or make one unless `read_only`. A writer brings an older one up to date, after a copy.
 
         Raises BadInput (no store, no folder, damaged, some other kind of file), OutOfResources (another process has it)
         and Incompatible (made by a newer moectl).
@@ -40,7 +42,13 @@ class Store:
         store = cls(path, connect(path, read_only=read_only), is_new=is_new)
         try:
             with translated(path):
-                _prepare(store._connection, path, read_only=read_only)
+                version = _prepare(store._connection, path, read_only=read_only)
+                # What a reader asks an older store for, it has: the tables that it lacks belong to no run of its.
+                if version < SCHEMA_VERSION and not read_only:
+                    store._connection.close()
+                    _keep_copy(path, version)
+                    store._connection = connect(path, read_only=False)
+                    _migrate(store._connection, version)
         except BaseException:
             store.close()
             raise
@@ -206,14 +214,14 @@ def _stored_run(row: tuple) -> StoredRun:
     return StoredRun(run_id=run_id, info=info, contents=sizes)
 
 
-def _prepare(connection: duckdb.DuckDBPyConnection, path: Path, *, read_only: bool) -> None:
-    """Check that this is a store that we can read, and fill an empty file with the tables of one."""
+def _prepare(connection: duckdb.DuckDBPyConnection, path: Path, *, read_only: bool) -> int:
+    """Check that this is a store that we can read, fill an empty file with the tables of one; return its version."""
     tables = {name for (name,) in connection.execute("SELECT table_name FROM duckdb_tables()").fetchall()}
     if not tables and read_only:
         raise BadInput(f"{path} is empty; moectl profile fills it")
     if not tables:
-        _create(connection)
-        return
+        _execute(connection, statements())
+        return SCHEMA_VERSION
     if "schema_version" not in tables:
         raise BadInput(f"{path} is a DuckDB file but not a store of moectl; name another file")
     [(version,)] = connection.execute("SELECT max(version) FROM schema_version").fetchall()
@@ -221,11 +229,28 @@ def _prepare(connection: duckdb.DuckDBPyConnection, path: Path, *, read_only: bo
         raise Incompatible(
             f"{path} was made by a newer moectl (schema {version}, this one knows {SCHEMA_VERSION}); upgrade moectl"
         )
+    if not read_only and version < SCHEMA_VERSION:
+        connection.execute("CHECKPOINT")  # or the copy would lack what is still in the write-ahead log
+    return version
 
 
-def _create(connection: duckdb.DuckDBPyConnection) -> None:
+def _keep_copy(path: Path, version: int) -> None:
+    """`moe.duckdb.v1` beside `moe.duckdb`. The store must be closed: whoever closes a file of his loses its lock."""
+    with replacing(path.with_name(f"{path.name}.v{version}")) as temporary:
+        shutil.copyfile(path, temporary)
+
+
+def _migrate(connection: duckdb.DuckDBPyConnection, version: int) -> None:
+    """To the present version, whole or not at all; a no-op when another process was faster."""
+    [(found,)] = connection.execute("SELECT max(version) FROM schema_version").fetchall()
+    if found == version:
+        _execute(connection, migration(version))
+
+
+def _execute(connection: duckdb.DuckDBPyConnection, ddl: list[str]) -> None:
+    """Run the statements and enter the version that they lead to, in one transaction."""
     with transaction(connection):
-        for statement in statements():
+        for statement in ddl:
             connection.execute(statement)
         made_with = versions().get("moectl", "not installed")
         connection.execute("INSERT INTO schema_version VALUES (?, ?, ?)", [SCHEMA_VERSION, utc_now(), made_with])

@@ -95,20 +95,8 @@ class Trace:
 
         Tokens of a step keep the order of their rows.
         """
-        passes = self.pass_indices()
-        order = np.lexsort((self.layer, passes))
-        is_ordered = bool((order[1:] > order[:-1]).all())
-        ordered, passes = (self, passes) if is_ordered else (self.take(order), passes[order])
-        is_new = (np.diff(passes) != 0) | (np.diff(ordered.layer) != 0)
-        starts = np.append(0, np.flatnonzero(is_new) + 1)
-        numbers = (
-            passes[starts].tolist(),
-            np.minimum.reduceat(ordered.phase, starts).tolist(),
-            ordered.layer[starts].tolist(),
-        )
-        ends = [*starts[1:].tolist(), len(self)]
-        for pass_index, phase, layer, start, end in zip(*numbers, starts.tolist(), ends, strict=True):
-            rows = slice(start, end)
+        ordered, spans = self.scheduled()
+        for pass_index, phase, layer, rows in spans:
             yield TraceStep(
                 pass_index=pass_index,
                 phase=phase,
@@ -120,6 +108,23 @@ class Trace:
                 probabilities=None if ordered.probabilities is None else ordered.probabilities[rows],
                 predicted=None if ordered.predicted is None else ordered.predicted[rows],
             )
+
+    def scheduled(self) -> "tuple[Trace, Iterator[tuple[int, int, int, slice]]]":
+        """The rows in execution order, and per step pass index, phase, layer and its rows of those."""
+        passes = self.pass_indices()
+        order = np.lexsort((self.layer, passes))
+        is_ordered = bool((order[1:] > order[:-1]).all())
+        ordered, passes = (self, passes) if is_ordered else (self.take(order), passes[order])
+        is_new = (np.diff(passes) != 0) | (np.diff(ordered.layer) != 0)
+        starts = np.append(0, np.flatnonzero(is_new) + 1)
+        spans = zip(
+            passes[starts].tolist(),
+            np.minimum.reduceat(ordered.phase, starts).tolist(),
+            ordered.layer[starts].tolist(),
+            map(slice, starts.tolist(), [*starts[1:].tolist(), len(self)]),
+            strict=True,
+        )
+        return ordered, spans
 
 
 def concatenate(parts: Sequence[Trace]) -> Trace:

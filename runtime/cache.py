@@ -35,11 +35,12 @@ class Cache:
         self.near_bits = np.full(shape.num_keys, FULL_BITS)
         self.states, self._pins = bytearray(shape.num_keys), bytearray(shape.num_keys)
         self.state, self.pinned = np.frombuffer(self.states, np.uint8), np.frombuffer(self._pins, bool)
-        self.slot = np.full(shape.num_keys, NO_SLOT, np.int32)
         self.places: list[Place | None] = [None] * shape.num_keys  # of what is not absent
         is_global = scope is Scope.GLOBAL
         self._room = [int(capacities.sum())] if is_global else [int(capacity) for capacity in capacities]
         self.stride = shape.num_keys if is_global else shape.num_experts
+        shares = range(0, shape.num_keys, self.stride)
+        self._views = [(self.state[i : i + self.stride], self.pinned[i : i + self.stride]) for i in shares]
         self._free_slots = list(range(int(capacities.sum()) - 1, -1, -1))
         self.num_slots = len(self._free_slots)
 
@@ -54,10 +55,10 @@ class Cache:
 
     def candidates(self, key: int) -> np.ndarray:
         """What may leave the scope of `key`: resident and not pinned, ascending."""
-        first = key // self.stride * self.stride
-        scope = slice(first, first + self.stride)
-        loose = ((self.state[scope] == RESIDENT) > self.pinned[scope]).nonzero()[0]
-        return loose + first if first else loose
+        scope = key // self.stride
+        state, pinned = self._views[scope]
+        loose = ((state == RESIDENT) > pinned).nonzero()[0]
+        return loose + scope * self.stride if scope else loose
 
     def pin(self, keys: Iterable[int]) -> None:
         for key in keys:
@@ -71,29 +72,28 @@ class Cache:
         """Give `key`, a replica of so many bits, an empty slot of its scope; it takes a whole one at any precision."""
         scope = key // self.stride
         assert not self.states[key] and self._room[scope] > 0, f"no room for key {key} in state {self.states[key]}"
-        slot = self._free_slots.pop()
         self._room[scope] -= 1
-        self.states[key], self.slot[key] = state, slot
-        self.places[key] = place = Place(key, slot, bits)
+        self.states[key] = state
+        self.places[key] = place = Place(key, self._free_slots.pop(), bits)
         return place
 
-    def evict(self, key: int) -> None:
-        assert self.states[key] and not self._pins[key], f"key {key} cannot leave"
-        self._free_slots.append(self.places[key].slot)
-        self._room[key // self.stride] += 1
-        self.states[key], self.slot[key], self.places[key] = ABSENT, NO_SLOT, None
+    def evict(self, keys: Iterable[int]) -> None:
+        for key in keys:
+            assert self.states[key] and not self._pins[key], f"key {key} cannot leave"
+            self._free_slots.append(self.places[key].slot)
+            self._room[key // self.stride] += 1
+            self.states[key], self.places[key] = ABSENT, None
 
     def clear(self) -> None:
         """Everything absent, nothing pinned."""
         self.pinned[:] = False
-        for key in np.flatnonzero(self.state != ABSENT).tolist():
-            self.evict(key)
+        self.evict(np.flatnonzero(self.state != ABSENT).tolist())
 
     def validate(self) -> None:
         """Raise AssertionError unless every slot is held once or free, and room agrees with both."""
-        held = np.flatnonzero(self.state != ABSENT)
-        slots = self.slot[held].tolist() + self._free_slots
+        places = [place for place in self.places if place]
+        slots = [place.slot for place in places] + self._free_slots
         assert sorted(slots) == list(range(self.num_slots)), "a slot is lost or held twice"
         assert sum(self._room) == len(self._free_slots) and min(self._room) >= 0, "room disagrees with the free slots"
-        assert (self.slot[self.state == ABSENT] == NO_SLOT).all(), "an absent key holds a slot"
-        assert [place.slot for place in self.places if place] == self.slot[held].tolist(), "a place is not its slot"
+        held = np.flatnonzero(self.state != ABSENT).tolist()
+        assert [place.key for place in places] == held, "a key has a place and is absent, or has none and is not"

@@ -32,7 +32,9 @@ class _Arrival:
 
 def distinct(selected: np.ndarray) -> list[int]:
     """Experts in order of first appearance, scanning tokens, then ranks; dropped ranks (-1) left out."""
-    return [expert for expert in dict.fromkeys(selected.ravel().tolist()) if expert >= 0]
+    experts = dict.fromkeys(selected.ravel().tolist())
+    experts.pop(-1, None)
+    return list(experts)
 
 
 def first_of(keys: np.ndarray, order: tuple[np.ndarray, ...], count: int) -> list[int]:
@@ -41,7 +43,7 @@ def first_of(keys: np.ndarray, order: tuple[np.ndarray, ...], count: int) -> lis
         return keys[np.lexsort(order[::-1])[:count]].tolist()
     column = order[0]
     if count == 1:
-        return [int(keys[column.argmin()])]
+        return [keys.item(column.argmin())]
     if count < len(keys):  # sort only what can be among them
         smallest = (column <= np.partition(column, count - 1)[count - 1]).nonzero()[0]
         keys, column = keys[smallest], column[smallest]
@@ -133,9 +135,9 @@ class Controller:
         Empty if one is still absent. A short cut: `step` would count the same, and nothing ever leaves.
         """
         assert self.holds_all, "only where the tier holds every expert"
-        first = layer * self.shape.num_experts
-        slots = [self.cache.slot.item(first + expert) for expert in experts]
-        if NO_SLOT in slots:
+        first, places = layer * self.shape.num_experts, self.cache.places
+        slots = [place.slot for expert in experts if (place := places[first + expert])]
+        if len(slots) < len(experts):
             return []
         self.now.step += 1
         self.now.layer = layer
@@ -243,7 +245,8 @@ class Controller:
         coming = missing[: self.cache.room(missing[0])]
         loads = tuple([self.cache.admit(key, RESIDENT, bits.get(key, FULL_BITS)) for key in coming])
         self.cache.pin(coming)
-        nbytes = sum([self.nbytes[load.bits] for load in loads])
+        whole = self.shape.expert_nbytes
+        nbytes = sum([self.nbytes[load.bits] for load in loads]) if bits else whole * len(loads)
         self.counters.add(Counter.DEMAND_BYTES, self.now.layer, nbytes)
         return loads
 
@@ -251,11 +254,9 @@ class Controller:
         """Make `count` slots in a key's scope: residents by the policy, then prefetches, the last issued first."""
         candidates = self.cache.candidates(scope_key)
         victims = first_of(candidates, self._eviction.order(candidates, self.now), count) if candidates.size else []
-        for victim in victims:
-            self._leave(victim)
         if len(victims) < count:
-            for victim in self._cancel(scope_key, count - len(victims)):
-                self._leave(victim)
+            victims = victims + self._cancel(scope_key, count - len(victims))
+        self._leave(victims)
 
     def _cancel(self, scope_key: int, count: int) -> list[int]:
         """Take up to `count` prefetches of a scope off the queue."""
@@ -265,13 +266,14 @@ class Controller:
         self._queue = deque(arrival for arrival in self._queue if arrival.key not in keys) if keys else self._queue
         return keys
 
-    def _leave(self, key: int) -> None:
-        self.cache.evict(key)
-        self._evicted_in_pass[key] = self.now.pass_index
-        self.counters.add(Counter.EVICTIONS, self.now.layer, 1)
-        if key in self._unused_prefetch:
-            self._unused_prefetch.remove(key)
-            self.counters.add(Counter.WASTED_BYTES, self.now.layer, self.shape.expert_nbytes)
+    def _leave(self, keys: list[int]) -> None:
+        self.cache.evict(keys)
+        for key in keys:
+            self._evicted_in_pass[key] = self.now.pass_index
+        self.counters.add(Counter.EVICTIONS, self.now.layer, len(keys))
+        if wasted := self._unused_prefetch.intersection(keys):
+            self._unused_prefetch -= wasted
+            self.counters.add(Counter.WASTED_BYTES, self.now.layer, self.shape.expert_nbytes * len(wasted))
 
     def _place(self, step: Step) -> list[Place]:
         """Where the residency policy places a layer anew: its other residents leave, what is to be there sets off."""
@@ -284,8 +286,7 @@ class Controller:
         wanted = [first + expert for expert in placement.resident.tolist()]
         leaving = np.setdiff1d(np.flatnonzero(self.cache.layer_states(step.layer)) + first, wanted).tolist()
         self._queue = deque(arrival for arrival in self._queue if arrival.key not in leaving)
-        for key in leaving:
-            self._leave(key)
+        self._leave(leaving)
         coming = [key for key in wanted if not self.cache.states[key]]
         placed = self._send(coming[: self.cache.room(first)])
         self._note_prefetched([place.key for place in placed])

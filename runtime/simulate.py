@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from artifacts.errors import BadInput
-from artifacts.trace import Trace, TraceStep
+from artifacts.trace import Trace
 from runtime.controller import Controller
 from runtime.policies.base import Step, last_tokens
 from runtime.timing import Timing
@@ -17,30 +17,34 @@ def replay(trace: Trace, controller: Controller, timing: Timing | None = None) -
         raise BadInput(
             f"the trace has {trace.num_layers} layers, the model {controller.shape.num_layers}: it is another model's"
         )
-    pass_index = -1
-    for traced in replace(trace, experts=trace.experts.astype(np.int64)).steps():
-        if traced.pass_index != pass_index:
-            pass_index = traced.pass_index
-            controller.begin_pass(len(traced.experts))
+    current = -1
+    ordered, spans = replace(trace, experts=trace.experts.astype(np.int64)).scheduled()
+    for pass_index, phase, layer, rows in spans:
+        step = _step(ordered, rows, pass_index, phase, layer, controller.num_predicted)
+        if pass_index != current:
+            current = pass_index
+            controller.begin_pass(len(step.selected))
             if timing:
-                timing.begin_pass(traced.phase, len(traced.experts))
-        plan = controller.step(_step(traced, controller.num_predicted))
+                timing.begin_pass(phase, len(step.selected))
+        plan = controller.step(step)
         if timing:
             timing.step(plan)
     if timing:
         timing.end_pass()
 
 
-def _step(traced: TraceStep, num_predicted: int) -> Step:
+def _step(trace: Trace, rows: slice, pass_index: int, phase: int, layer: int, num_predicted: int) -> Step:
     """What the live run saw: predictions only as far as the prefetch policy asked for them."""
-    predicted = traced.predicted[:, :num_predicted] if num_predicted and traced.predicted is not None else None
+    predicted = last = None
+    if num_predicted and trace.predicted is not None:
+        predicted, last = trace.predicted[rows, :num_predicted], last_tokens(trace.request[rows])
     return Step(
-        pass_index=traced.pass_index,
-        phase=traced.phase,
-        layer=traced.layer,
-        selected=traced.experts,
-        weights=traced.weights,
-        probabilities=traced.probabilities,
+        pass_index=pass_index,
+        phase=phase,
+        layer=layer,
+        selected=trace.experts[rows],
+        weights=trace.weights[rows],
+        probabilities=None if trace.probabilities is None else trace.probabilities[rows],
         predicted=predicted,
-        last=last_tokens(traced.request),
+        last=last,
     )

@@ -13,6 +13,7 @@ from artifacts.rows import (
     buddy_rows,
     coactivation_matrices,
     entropy_percentiles,
+    quant_loss_matrices,
     similarity_matrices,
     similarity_rows,
 )
@@ -54,6 +55,16 @@ def test_coactivations(stored):
     pairs, weighted = coactivation_matrices(stored("coactivations", rows), 2, 3)
     assert (pairs[1, 0, 1], pairs[0, 2, 0], pairs.sum()) == (3, 9, 12)
     assert (weighted[1, 0, 1], weighted[0, 2, 0], weighted.sum()) == (0.25, 1.0, 1.25)
+
+
+def test_losses_by_width_are_nan_where_there_is_none(stored):
+    keys = {name: np.array(values, np.uint16) for name, values in (("layer", [1, 0]), ("expert", [2, 0]))}
+    rows = keys | {"bits": np.array([1, 4], np.uint16), "mse": [0.5, 0.25], "relative": [0.1, 0.2]}
+    rows |= {"samples": [70, 3], "basis": ["own", "layer"], "gated": [3.0, 0.0], "energy": [9.0, 1.0]}
+    found = quant_loss_matrices(stored("quant_loss", rows), 2, 3)
+    assert found.keys() == {"mse", "relative", "gated"}
+    assert (found["mse"][1, 2, 0], found["relative"][0, 0, 3], found["gated"][1, 2, 0]) == (0.5, 0.2, 3.0)
+    assert all(np.isnan(values).sum() == 2 * 3 * 4 - 2 for values in found.values())
 
 
 def test_entropy_comes_in_the_order_of_layers(stored):

@@ -254,9 +254,48 @@ def test_lost_rows_are_noticed(filled):
 
 def test_a_newer_schema_is_refused(filled):
     with duckdb.connect(str(filled)) as connection:
-        connection.execute("INSERT INTO schema_version VALUES (2, TIMESTAMP '2030-01-01', '9.0')")
-    with pytest.raises(Incompatible, match="newer moectl .schema 2, this one knows 1.; upgrade"):
+        connection.execute("INSERT INTO schema_version VALUES (99, TIMESTAMP '2030-01-01', '9.0')")
+    with pytest.raises(Incompatible, match="newer moectl .schema 99, this one knows 2.; upgrade"):
         Store.open(filled)
+
+
+@pytest.fixture
+def first_version(filled):
+    """As the first release left it: without the tables of replicas."""
+    with duckdb.connect(str(filled)) as connection:
+        connection.execute("DROP TABLE quant_loss; DROP TABLE replicas; UPDATE schema_version SET version = 1")
+    return filled
+
+
+def test_an_older_store_is_brought_up_to_date_after_a_copy(first_version):
+    before = verified(first_version)
+    first_version.chmod(0o644)
+    with Store.open(first_version) as store:
+        row = {name: np.zeros(1, np.uint16) for name in ("layer", "expert")} | {"bits": np.full(1, 2, np.uint16)}
+        replica = pa.table(row | {"file": ["f"], "nbytes": [7], "hash": ["0"]})
+        run_id = store.write_run(run_info("quantize"), {"replicas": replica})
+        assert store.read("replicas", run_id).equals(replica)
+    assert verified(first_version) == [*before, run_id]
+    copy = first_version.with_name(first_version.name + ".v1")
+    with duckdb.connect(str(copy), read_only=True) as connection:
+        assert connection.execute("SELECT max(version) FROM schema_version").fetchall() == [(1,)]
+        assert connection.execute("SELECT count(*) FROM runs").fetchall() == [(len(before),)]
+
+
+def test_reading_leaves_an_older_store_as_it_is(first_version):
+    before = first_version.read_bytes()
+    assert verified(first_version)
+    assert first_version.read_bytes() == before
+    assert sorted(path.name for path in first_version.parent.iterdir()) == [first_version.name]
+
+
+def test_a_migration_that_fails_changes_nothing(first_version, monkeypatch):
+    monkeypatch.setattr("artifacts.store.migration", lambda version: ["CREATE TABLE a (i INTEGER)", "CREATE nonsense"])
+    with pytest.raises(duckdb.ProgrammingError):
+        Store.open(first_version)
+    with duckdb.connect(str(first_version)) as connection:
+        assert connection.execute("SELECT max(version) FROM schema_version").fetchall() == [(1,)]
+        assert ("a",) not in connection.execute("SELECT table_name FROM duckdb_tables()").fetchall()
 
 
 def test_artefacts_of_another_model_are_refused_by_name(filled):

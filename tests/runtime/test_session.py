@@ -95,8 +95,8 @@ def test_the_check_can_fail(checkpoint: Checkpoint) -> None:
         right = plain(input_ids=ids).logits
     with Session(opened, Settings(preset="full")) as session:
         session.forward(ids)
-        slots = session.controller.cache.slot[:2]
-        session.slots[slots.tolist()] = session.slots[slots[::-1].tolist()].clone()
+        first, second = [place.slot for place in session.controller.cache.places if place][:2]
+        session.slots[[first, second]] = session.slots[[second, first]].clone()
         assert not torch.equal(session.forward(ids).logits, right)
 
 
