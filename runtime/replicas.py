@@ -1,6 +1,5 @@
 """Replicas below full precision as the runtime holds them: how one lies in its slot, and reading it from its file."""
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,12 +12,12 @@ from artifacts.replicas import Replicas
 from artifacts.shape import Shape
 from runtime.checkpoint import Shard, StoredTensor
 from runtime.model import MoeModel
-from runtime.weights import ALIGNMENT, Part
+from runtime.weights import Part
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaLayout:
-    """Every tensor of a replica on a 64-byte border, in the order in which the file has them.
+    """A replica lies in its slot as in its file, so that it is one read; wide types come first.
 
     `num_inputs`: of each projection. Parts are named `gate_up_proj.qweight` or `gate_up_proj_bias`.
     """
@@ -30,18 +29,17 @@ class ReplicaLayout:
 
     @classmethod
     def of(cls, bits: int, tensors: Sequence[StoredTensor], num_inputs: dict[str, int]) -> "ReplicaLayout":
-        parts, offset = [], 0
-        for tensor in tensors:
-            name = tensor.name.partition(".")[2]
-            parts.append(Part(name, tensor.shape, offset, tensor.nbytes))
-            offset = -(-(offset + tensor.nbytes) // ALIGNMENT) * ALIGNMENT
+        """Of the tensors of one width in the order of the file."""
+        first = tensors[0].offset
+        parts = [
+            Part(tensor.name.partition(".")[2], tensor.shape, tensor.offset - first, tensor.nbytes)
+            for tensor in tensors
+        ]
         return cls(bits, tuple(parts), tuple(tensor.dtype for tensor in tensors), num_inputs)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of a slot, a multiple of 64."""
-        last = self.parts[-1]
-        return -(-(last.offset + last.nbytes) // ALIGNMENT) * ALIGNMENT
+        return self.parts[-1].offset + self.parts[-1].nbytes
 
     def views(self, buffer: torch.Tensor) -> dict[str, Packed | torch.Tensor]:
         """Projections and biases by name as views of `buffer`, uint8 [nbytes] or longer, on any device."""
@@ -72,18 +70,21 @@ class ReplicaStore:
         for path, own in zip(files, tensors, strict=True):
             if ReplicaLayout.of(bits, own, num_inputs) != self.layout:
                 raise Incompatible(f"{path} holds a replica of another shape: run moectl quantize again")
-        self._offsets = [[tensor.offset for tensor in own] for own in tensors]
+        self._offsets = [own[0].offset for own in tensors]
 
     def read(self, layer: int, expert: int, out: torch.Tensor) -> None:
         """Fill `out`, a uint8 CPU tensor [layout.nbytes] or longer. Raises BadInput if the file has shrunk or gone."""
-        key, target = layer * self.shape.num_experts + expert, memoryview(out.numpy())
-        path = self._files[key]
+        key = layer * self.shape.num_experts + expert
+        path, target = self._files[key], memoryview(out.numpy())[: self.layout.nbytes]
         try:
             with path.open("rb", buffering=0) as file:
-                for part, offset in zip(self.layout.parts, self._offsets[key], strict=True):
-                    _read_whole(file.fileno(), target[part.offset : part.offset + part.nbytes], offset, path)
+                file.seek(self._offsets[key])
+                while target.nbytes and (count := file.readinto(target)):
+                    target = target[count:]
         except OSError as error:
             raise BadInput(f"{path} cannot be read ({error.strerror}): run moectl quantize again") from error
+        if target.nbytes:
+            raise BadInput(f"{path} is {target.nbytes} bytes short: it changed while in use, run moectl quantize again")
 
 
 def open_replicas(opened: MoeModel, replicas: Replicas | None, widths: Sequence[int]) -> dict[int, ReplicaStore]:
@@ -104,11 +105,3 @@ def _tensors(path: Path, bits: int) -> list[StoredTensor]:
     if not own:
         raise BadInput(f"{path} holds no replica of {bits} bits: run moectl quantize --bits {bits}")
     return sorted(own, key=lambda tensor: tensor.offset)
-
-
-def _read_whole(descriptor: int, target: memoryview, offset: int, path: Path) -> None:
-    while target.nbytes:
-        count = os.preadv(descriptor, [target], offset)
-        if count == 0:
-            raise BadInput(f"{path} ends before byte {offset}: it changed while in use, run moectl quantize again")
-        target, offset = target[count:], offset + count

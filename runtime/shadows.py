@@ -7,7 +7,7 @@ import torch
 
 from artifacts.packing import Packed
 from runtime.replicas import ReplicaStore
-from runtime.weights import aligned
+from runtime.weights import aligned, round_up
 
 
 class Shadows:
@@ -18,14 +18,14 @@ class Shadows:
 
     def __init__(self, stores: Mapping[int, ReplicaStore], bits: np.ndarray, device: torch.device) -> None:
         self._layouts = [stores[width].layout for width in bits.tolist()]
-        ends = np.cumsum([layout.nbytes for layout in self._layouts]).tolist()
+        ends = np.cumsum([round_up(layout.nbytes) for layout in self._layouts]).tolist()
         self._starts = [0, *ends[:-1]]
         buffer = aligned(ends[-1])
         for key, (width, start) in enumerate(zip(bits.tolist(), self._starts, strict=True)):
             store = stores[width]
             store.read(*divmod(key, store.shape.num_experts), buffer[start:])
         self._buffer = buffer.to(device)
-        self._views = [layout.views(self._buffer[start:]) for layout, start in zip(self._layouts, self._starts)]
+        self._views = [layout.views(self._buffer[start:]) for layout, start in zip(self._layouts, self._starts, strict=True)]
 
     @property
     def nbytes(self) -> int:

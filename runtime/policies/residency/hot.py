@@ -17,7 +17,7 @@ from runtime.policies.miss.precision import check_replicas
 @dataclass
 class Hot(SimpleResidency):
     """Placed once per sequence, at its first decode step, by `S = a P/sum(P) + (1-a) W/sum(W)`: P the prompt's
-    activation counts of a layer, W its weight sums, a = `share`.
+    activation counts of a layer, W its weight sums, a = `balance`.
 
     The experts of largest S fill the layer's slots at full precision. The others are computed near their memory: at
     full precision if `avg_bits` is 16, else at 1 to 4 bits by the prefix split over the loss table, on average at
@@ -27,13 +27,13 @@ class Hot(SimpleResidency):
     places: ClassVar[bool] = True
 
     avg_bits: float = float(FULL_BITS)
-    share: float = 0.5
+    balance: float = 0.5
 
     def __post_init__(self) -> None:
         if self.avg_bits != FULL_BITS and not 1 <= self.avg_bits <= WIDTHS[-1]:
             raise BadUsage(f"hot: avg_bits is 16 or in 1..4, not {self.avg_bits:g}")
-        if not 0 <= self.share <= 1:
-            raise BadUsage(f"hot needs share in 0..1, not {self.share}")
+        if not 0 <= self.balance <= 1:
+            raise BadUsage(f"hot needs balance in 0..1, not {self.balance}")
 
     @property
     def requires(self) -> frozenset[str]:
@@ -71,6 +71,8 @@ class Hot(SimpleResidency):
         return Placement(order[:num_slots], bits)
 
     def scores(self, layer: int) -> np.ndarray:
-        """S [E] of the prompts since the last placement."""
+        """S [E] of the prompts since the last placement; all alike before there was one."""
         counts, weights = self._counts[layer], self._weights[layer]
-        return self.share * counts / counts.sum() + (1 - self.share) * weights / weights.sum()
+        if not counts.any():
+            return np.zeros(self._num_experts)
+        return self.balance * counts / counts.sum() + (1 - self.balance) * weights / weights.sum()
