@@ -45,6 +45,11 @@ class _Header:
     data_start: int
 
 
+def replica_root(store_path: Path) -> Path:
+    """The folder beside a store in which its replicas lie; the column `file` of `replicas` counts from here."""
+    return store_path.with_name(f"{store_path.name}.replicas")
+
+
 def write_replicas(path: Path, replicas: Mapping[int, Parts], metadata: Mapping[str, str]) -> None:
     """Write one expert's replicas by width, each a Packed per projection and its biases as they are.
 

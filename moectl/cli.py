@@ -162,6 +162,44 @@ def _merge(
     verb.show(verb.merge(shards, store=store), as_json=json)
 
 
+@app.command("quantize")
+def _quantize(
+    model: Model = None,
+    bits: Annotated[str, typer.Option(help="Widths of the replicas.")] = "1,2,3,4",
+    group_size: Annotated[
+        int, typer.Option(min=1, help="Inputs that share a scale; 128, 64 and 32 give way where they do not divide.")
+    ] = 128,
+    samples: Annotated[int, typer.Option(min=1, help="Sequences of text to calibrate on.")] = 128,
+    length: Annotated[int, typer.Option(min=2, help="Tokens of a sequence, at most.")] = 512,
+    recipe: Annotated[
+        str, typer.Option(help="refined (as many bytes, smaller errors), or plain: GPTQ as published.")
+    ] = "refined",
+    damp: Annotated[float, typer.Option(help="Added to the Hessian's diagonal, as a share of its mean.")] = 0.01,
+    min_samples: Annotated[
+        int, typer.Option(min=0, help="Experts with fewer tokens of their own are judged on their layer's.")
+    ] = 64,
+    data: Annotated[
+        str, typer.Option(help="Text: a file or folder, hf:name[:config[:split]], builtin or builtin:held-out.")
+    ] = "builtin",
+    jobs: Annotated[
+        int | None,
+        typer.Option(min=1, help="Experts at a time, each in a process of one thread; else one a core."),
+    ] = None,
+    device: Device = "auto",
+    seed: Seed = 0,
+    store: StorePath = DEFAULT_STORE,
+    json: Json = False,
+) -> None:
+    """Make replicas of every expert at a few bits, and measure what each costs. Stopped, the same command goes on."""
+    from moectl.commands import quantize as verb
+    from profilers.method import Method
+
+    method = Method(verb.parse_bits(bits), group_size, damp, recipe, min_samples)
+    jobs = jobs or verb.default_jobs()
+    request = verb.Request(method, data, samples, length=length, seed=seed, jobs=jobs, device=device)
+    verb.show(verb.quantize(model, request, store=store), as_json=json)
+
+
 @app.command("run")
 def _run(
     model: Model = None,

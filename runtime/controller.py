@@ -94,7 +94,7 @@ class Controller:
         self.now.step += 1
         self.now.layer = layer = step.layer
         weights = None
-        placed = self._place(step) if self._residency.places else []
+        placed = self._place(step) if self._residency.places else ()
         if self._routing.reroutes:
             step = self._reroute(step)
             weights = step.weights
@@ -122,9 +122,12 @@ class Controller:
             elsewhere = {place.key for place in (*near, *low)}
             here = [key for key in here if key not in elsewhere]
         waves, pinned = self._waves(here, missing, bits)
-        prefetches = (*placed, *self._prefetches(step, behind))
+        prefetches = tuple(placed)
+        if self._prefetch.distance or behind:
+            prefetches += self._prefetches(step, behind)
         self.cache.unpin(pinned)
-        self._drain()
+        if self._queue:
+            self._drain()
         if len(self.nbytes) > 1:
             self._count_bits(layer, (*near, *low, *(place for wave in waves for place in (*wave.resident, *wave.loads))))
         return Plan(layer, selected, weights, waves, near, low, prefetches)
@@ -275,12 +278,12 @@ class Controller:
             self._unused_prefetch -= wasted
             self.counters.add(Counter.WASTED_BYTES, self.now.layer, self.shape.expert_nbytes * len(wasted))
 
-    def _place(self, step: Step) -> list[Place]:
+    def _place(self, step: Step) -> Sequence[Place]:
         """Where the residency policy places a layer anew: its other residents leave, what is to be there sets off."""
         self._residency.observe(step)
         placement = self._residency.place(step, int(self.cache.capacities[step.layer]))
         if placement is None:
-            return []
+            return ()
         first = step.layer * self.shape.num_experts
         self.cache.near_bits[first : first + self.shape.num_experts] = placement.near_bits
         wanted = [first + expert for expert in placement.resident.tolist()]
@@ -292,10 +295,8 @@ class Controller:
         self._note_prefetched([place.key for place in placed])
         return placed
 
-    def _prefetches(self, step: Step, behind: Sequence[int]) -> list[Place]:
+    def _prefetches(self, step: Step, behind: Sequence[int]) -> tuple[Place, ...]:
         """Bring what the policies propose while the link has bytes left; meanwhile none of it is evicted."""
-        if not self._prefetch.distance and not behind:
-            return []
         proposed = self._prefetch.propose(step, self.now) if self._prefetch.distance else _NO_KEYS
         if behind:
             proposed = np.concatenate((behind, proposed))
@@ -312,7 +313,7 @@ class Controller:
             backlog += self.shape.expert_nbytes
         self.cache.pinned[kept] = False
         self._note_prefetched([load.key for load in loads])
-        return loads
+        return tuple(loads)
 
     def _send(self, keys: list[int]) -> list[Place]:
         """Put `keys`, for which there is room, on their way."""

@@ -1,0 +1,112 @@
+"""`moectl quantize`: replicas of every expert at a few bits, and what each costs, into files and the store."""
+
+import os
+from collections import defaultdict
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+
+from artifacts.errors import BadInput, BadUsage
+from artifacts.provenance import ModelInfo
+from artifacts.store import Store
+from moectl.bundled import demo_model
+from moectl.opening import open_quietly
+from moectl.progress import progress_bar
+from moectl.render import Sheet, human_bytes, show_json, show_sheet
+from profilers.corpus import documents, token_sequences
+from profilers.method import Method, check_method, projections
+from profilers.profiling import Data
+from profilers.replicas import Built, build_replicas
+from runtime.model import MoeModel
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What to quantise with: the method, and `samples` sequences of at most `length` tokens of the text `data`."""
+
+    method: Method = field(default_factory=Method)
+    data: str = "builtin"
+    samples: int = 128
+    length: int = 512
+    seed: int = 0
+    jobs: int = 1
+    device: str = "auto"
+
+
+def parse_bits(text: str) -> tuple[int, ...]:
+    """`1,2,3,4` as widths, rising. Raises BadUsage for what are no numbers."""
+    try:
+        return tuple(sorted({int(part) for part in text.split(",")}))
+    except ValueError as error:
+        raise BadUsage(f"bits {text!r} are not understood: write widths with commas, as 2,4") from error
+
+
+def default_jobs() -> int:
+    """One a core."""
+    return os.cpu_count() or 1
+
+
+def quantize(name: str | None, request: Request, *, store: Path) -> Built:
+    """Quantise the model `name`, a folder or hub id (None: the bundled one)."""
+    name = name or str(demo_model())
+    with Store.open(store):  # what would keep the rows from being written at the end is told now
+        pass
+    opened = open_quietly(name, device=request.device)
+    check_method(request.method, projections(opened.layers[0]))
+    data = read_data(opened, request)
+    model = ModelInfo(name, opened.fingerprint, opened.family, opened.shape)
+    with progress_bar("quantising", unit="experts") as advance:
+        return build_replicas(
+            opened, data, request.method, model=model, store_path=store, jobs=request.jobs, progress=advance
+        )
+
+
+def read_data(opened: MoeModel, request: Request) -> Data:
+    """The first sequences of the text, as the model's own tokens."""
+    if opened.tokenizer is None:
+        raise BadInput("the checkpoint has no tokenizer: put tokenizer.json beside it")
+    if request.samples < 1:
+        raise BadUsage(f"calibration needs at least one sequence, not {request.samples}")
+    texts = documents(request.data, seed=request.seed)
+    num_tokens = request.samples * request.length
+    sequences = token_sequences(texts, opened.tokenizer, length=request.length, num_tokens=num_tokens)
+    return Data(request.data, list(islice(sequences, request.samples)), request.seed)
+
+
+def show(built: Built, *, as_json: bool) -> None:
+    """Print what the widths cost, layer by layer."""
+    sheet = layer_sheet(built)
+    if as_json:
+        summary = {"run": built.run_id, "tokens": built.num_tokens, "seconds": built.seconds}
+        summary |= {"experts": len(built.records), "resumed_experts": built.resumed, "borrowing": num_borrowed(built)}
+        show_json(summary | {"folder": str(built.folder), "bytes": nbytes(built), "layers": sheet.records()})
+    else:
+        show_sheet(sheet)
+
+
+def layer_sheet(built: Built) -> Sheet:
+    """Mean relative error of the experts' outputs, by layer and width."""
+    widths = sorted(built.records[0].nbytes)
+    layers = defaultdict(list)
+    for each in built.records:
+        layers[int(each.metadata["layer"])].append([float(each.metadata[f"{bits}.relative"]) for bits in widths])
+    rows = [(layer, *map(float, np.mean(values, axis=0))) for layer, values in sorted(layers.items())]
+    total = nbytes(built)
+    sizes = ", ".join(f"{bits} bits {human_bytes(size)}" for bits, size in total.items())
+    note = (
+        f"run {built.run_id}: {len(built.records):,} experts on {built.num_tokens:,} tokens in {built.seconds:.1f} s "
+        f"({built.resumed:,} done before), {num_borrowed(built):,} judged on their layer's tokens; bytes: {sizes}"
+    )
+    return Sheet("Relative error of experts' outputs", ("layer", *(f"{bits} bits" for bits in widths)), rows, note)
+
+
+def nbytes(built: Built) -> dict[int, int]:
+    """Bytes of all replicas, by width."""
+    return {bits: sum(each.nbytes[bits] for each in built.records) for bits in sorted(built.records[0].nbytes)}
+
+
+def num_borrowed(built: Built) -> int:
+    """Experts with too few tokens of their own."""
+    return sum(each.metadata["basis"] == "layer" for each in built.records)

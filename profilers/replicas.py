@@ -1,0 +1,253 @@
+"""Replicas of every expert of a model: calibrated layer by layer, one file an expert, then all rows at once.
+
+Stopped at any moment, the same call goes on with the experts whose files are missing, to the same bytes. Memory is
+bounded: one layer's inputs (hidden states of the calibration text), and one expert a job.
+"""
+
+import fcntl
+import hashlib
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from artifacts.errors import BadInput, OutOfResources
+from artifacts.provenance import ModelInfo, RunInfo, utc_now
+from artifacts.replicafile import FORMAT, is_intact, read_metadata, replica_root
+from artifacts.store import Store
+from profilers.calibration import LayerInputs, LayerTokens, describing, keep_inputs
+from profilers.corpus import data_digest
+from profilers.lockstep import Arrived, Lockstep, batches
+from profilers.method import Method, check_method, expected_nbytes, projections
+from profilers.profiling import Data
+from profilers.quantising import LOSS_TOKENS, Record, Unit, quantise, record, tables
+from profilers.workers import Workers
+from runtime.experts import accumulate, expert_forward, gather, weigh
+from runtime.layers import MoeLayer
+from runtime.model import MoeModel
+from runtime.weights import aligned
+
+QUANTIZE = "quantize"
+BATCH_TOKENS = 8192  # rows of a batch, padding included
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """What a run left in the store; `resumed` experts were done by an earlier, stopped one."""
+
+    run_id: int
+    folder: Path
+    records: tuple[Record, ...]
+    num_tokens: int
+    seconds: float
+    resumed: int
+
+
+def build_replicas(
+    opened: MoeModel,
+    data: Data,
+    method: Method,
+    *,
+    model: ModelInfo,
+    store_path: Path,
+    jobs: int = 1,
+    progress: Progress = lambda done, total: None,
+) -> Built:
+    """Quantise every expert and write the run. `progress` hears of experts done and experts in all.
+
+    Raises BadUsage for a method that this model does not allow, OutOfResources for a full disk, a killed worker and a
+    folder that another process is filling.
+    """
+    started_at, start_s = utc_now(), time.monotonic()
+    shapes = projections(opened.layers[0])
+    check_method(method, shapes)
+    digest = data_digest(data.sequences)
+    folder = replica_root(store_path) / f"{model.model_id}-{_identity(method, digest)}"
+    with _owning(folder):
+        job = _Job(opened, method, folder, model.fingerprint, progress)
+        job.take_up()
+        resumed = len(job.records)
+        job.check_space(expected_nbytes(method, shapes))
+        job.run(data.sequences, jobs)
+        info = RunInfo(
+            command=QUANTIZE,
+            model_id=model.model_id,
+            started_at=started_at,
+            seconds=time.monotonic() - start_s,
+            data=data.spec,
+            data_digest=digest,
+            tokens=sum(map(len, data.sequences)),
+            seed=data.seed,
+            parameters=asdict(method) | {"folder": folder.name, "sequences": len(data.sequences)},
+        )
+        records = tuple(job.records[key] for key in range(opened.shape.num_keys))
+        with Store.open(store_path) as store:
+            store.add_model(model)
+            run_id = store.write_run(info, tables(records))
+    return Built(run_id, folder, records, info.tokens, info.seconds, resumed)
+
+
+class _Job:
+    """One model under way; `records` by key fill up."""
+
+    def __init__(self, opened: MoeModel, method: Method, folder: Path, model: str, progress: Progress) -> None:
+        self._opened, self._method, self._folder, self._model = opened, method, folder, model
+        self._progress = progress
+        self._host = aligned(opened.store.layout.nbytes)
+        self.records: dict[int, Record] = {}
+
+    def take_up(self) -> None:
+        """Count what an earlier run left whole; remove what is not, and what it had under way."""
+        for path in self._folder.glob(".*.tmp"):
+            path.unlink()
+        for key in range(self._opened.shape.num_keys):
+            path = self._path(key)
+            if path.is_file() and self._is_whole(path, key):
+                self.records[key] = record(path)
+
+    def check_space(self, nbytes: int) -> None:
+        """Raise OutOfResources now, not after hours, if the disk cannot take what is missing, `nbytes` an expert."""
+        needed = nbytes * (self._opened.shape.num_keys - len(self.records))
+        free = shutil.disk_usage(self._folder).free
+        if needed > free:
+            raise OutOfResources(
+                f"the replicas take {needed / 2**30:.2f} GiB and the disk of {self._folder} has {free / 2**30:.2f} GiB "
+                "left: free some, name a store on another disk, or give fewer --bits"
+            )
+
+    def run(self, sequences: Sequence[np.ndarray], jobs: int) -> None:
+        """Do every expert that has no record yet."""
+        num_experts, num_keys = self._opened.shape.num_experts, self._opened.shape.num_keys
+        self._progress(len(self.records), num_keys)
+        missing = [key for key in range(num_keys) if key not in self.records]
+        if not missing:
+            return
+        last = missing[-1] // num_experts
+        parts = batches(sequences, num_tokens=BATCH_TOKENS)
+        with (
+            _one_thread(),
+            torch.inference_mode(),
+            _scratch(self._folder / ".scratch") as scratch,
+            Lockstep(self._opened, parts) as lockstep,
+            Workers(quantise, jobs, self._done) as workers,
+        ):
+            for layer, arrived in lockstep.layers():
+                outputs = self._layer(layer, arrived, workers, scratch, is_last=layer.index == last)
+                workers.finish()
+                if layer.index == last:
+                    return
+                lockstep.put(outputs)
+
+    def _layer(
+        self, layer: MoeLayer, arrived: list[Arrived], workers: Workers, scratch: Path, *, is_last: bool
+    ) -> list[torch.Tensor]:
+        """Each expert is read once: for its replicas, and for what the layers above it will see."""
+        tokens = LayerTokens(arrived)
+        outputs = [torch.zeros_like(batch.hidden) for batch in arrived]
+        missing = [e for e in range(self._opened.shape.num_experts) if self._key(layer, e) not in self.records]
+        inputs = keep_inputs(arrived, scratch, layer.index) if missing else None
+        for expert in range(self._opened.shape.num_experts):
+            is_wanted = any(expert in assigned for assigned in tokens.assigned)
+            if expert not in missing and (is_last or not is_wanted):
+                continue
+            self._opened.store.read(layer.index, expert, self._host)
+            if expert in missing:
+                workers.submit(self._unit(layer, expert, inputs, tokens))
+            weights = self._opened.store.layout.views(self._host.to(arrived[0].hidden.device))
+            for batch, assigned, out in zip(arrived, tokens.assigned, outputs, strict=True):
+                if expert in assigned and not is_last:
+                    y = expert_forward(layer.experts, weights, gather(batch.hidden, assigned[expert]))
+                    accumulate(out, weigh(y, batch.weights, assigned[expert]), assigned[expert])
+        return outputs
+
+    def _unit(self, layer: MoeLayer, expert: int, inputs: LayerInputs, tokens: LayerTokens) -> Unit:
+        rows, gates = tokens.of(expert)
+        return Unit(
+            path=self._path(self._key(layer, expert)),
+            model=self._model,
+            layer=layer.index,
+            expert=expert,
+            method=self._method,
+            module=describing(layer.experts),
+            layout=self._opened.store.layout,
+            weights=self._host.numpy(),
+            inputs=inputs,
+            rows=rows,
+            gates=gates,
+        )
+
+    def _done(self, found: Record) -> None:
+        layer, expert = int(found.metadata["layer"]), int(found.metadata["expert"])
+        self.records[layer * self._opened.shape.num_experts + expert] = found
+        self._progress(len(self.records), self._opened.shape.num_keys)
+
+    def _is_whole(self, path: Path, key: int) -> bool:
+        layer, expert = divmod(key, self._opened.shape.num_experts)
+        try:
+            metadata = read_metadata(path)
+            own = (metadata.get("model"), metadata.get("layer"), metadata.get("expert"))
+            return own == (self._model, str(layer), str(expert)) and is_intact(path)
+        except BadInput:
+            return False
+
+    def _key(self, layer: MoeLayer, expert: int) -> int:
+        return layer.index * self._opened.shape.num_experts + expert
+
+    def _path(self, key: int) -> Path:
+        layer, expert = divmod(key, self._opened.shape.num_experts)
+        return self._folder / f"L{layer:03}-E{expert:03}.safetensors"
+
+
+def _identity(method: Method, digest: str) -> str:
+    """8 hexadecimal digits of all that decides the files' bytes, the model apart."""
+    settings = asdict(method) | {"data": digest, "batch": BATCH_TOKENS, "loss": LOSS_TOKENS, "format": FORMAT}
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
+
+
+@contextmanager
+def _owning(folder: Path) -> Iterator[None]:
+    """Make the folder and keep other processes out of it; a folder that is left empty goes away again."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / ".lock"
+    try:
+        with path.open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise OutOfResources(f"another moectl quantize is filling {folder}: wait until it ends") from error
+            yield
+    finally:
+        if [*folder.iterdir()] == [path]:
+            path.unlink()
+            folder.rmdir()
+        if not [*folder.parent.iterdir()]:
+            folder.parent.rmdir()
+
+
+@contextmanager
+def _scratch(folder: Path) -> Iterator[Path]:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Another number of threads rounds differently: files would depend on the machine's load."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

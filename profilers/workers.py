@@ -1,0 +1,119 @@
+"""A few processes that each do one task after another. They die with the one that made them, and it hears of theirs."""
+
+import signal
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from types import TracebackType
+
+import torch
+
+from artifacts.errors import OutOfResources, Problem
+
+Work = Callable[[object], object]
+
+
+class Workers:
+    """A context manager; `submit` waits while all are busy, and `done` hears every result, in the order of arrival.
+
+    With a count of 1 tasks are done here and now. Every worker computes on one torch thread: two that wait for each
+    other on a busy machine cost many times the work. Leaving on an error ends the workers in the midst of their tasks.
+    """
+
+    def __init__(self, work: Work, count: int, done: Callable[[object], None]) -> None:
+        self._work, self._count, self._done = work, count, done
+        self._free: list[_Worker] = []
+        self._busy: list[_Worker] = []
+
+    def __enter__(self) -> "Workers":
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for worker in self._free + self._busy:
+            worker.end()
+
+    def submit(self, task: object) -> None:
+        """Have a task done. Raises what an earlier one raised, and OutOfResources when a worker was killed."""
+        if self._count == 1:
+            self._done(self._work(task))
+            return
+        if not self._free and len(self._busy) < self._count:
+            self._free.append(_Worker(self._work))
+        while not self._free:
+            self._collect()
+        worker = self._free.pop()
+        self._busy.append(worker)
+        worker.send(task)
+
+    def finish(self) -> None:
+        """Wait for all tasks. Raises as `submit`."""
+        while self._busy:
+            self._collect()
+
+    def _collect(self) -> None:
+        ready = wait([worker.connection for worker in self._busy])
+        for worker in [worker for worker in self._busy if worker.connection in ready]:
+            self._busy.remove(worker)
+            self._free.append(worker)
+            self._done(worker.result())
+
+
+class _Worker:
+    def __init__(self, work: Work) -> None:
+        context = get_context("spawn")  # a fork would copy torch's threads in whatever state they are
+        self.connection, theirs = context.Pipe()
+        self.process: BaseProcess = context.Process(target=_serve, args=(theirs, work), daemon=True)
+        self.process.start()
+        theirs.close()  # or nobody would notice when the worker is gone
+
+    def send(self, task: object) -> None:
+        with self._alive():
+            self.connection.send(task)
+
+    def result(self) -> object:
+        with self._alive():
+            outcome, value = self.connection.recv()
+        if outcome:
+            return value
+        if isinstance(value, Problem):
+            raise value
+        raise RuntimeError(f"in a worker process:\n{value}")
+
+    @contextmanager
+    def _alive(self) -> Iterator[None]:
+        try:
+            yield
+        except (EOFError, ConnectionError) as error:
+            self.process.join()
+            raise OutOfResources(
+                f"a worker process ended (code {self.process.exitcode}), most likely for lack of memory: give fewer "
+                "--jobs; the same command goes on where it stopped"
+            ) from error
+
+    def end(self) -> None:
+        self.process.terminate()
+        self.process.join()
+        self.connection.close()
+
+
+def _serve(connection: Connection, work: Work) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; whoever made us ends us
+    torch.set_num_threads(1)
+    while True:
+        try:
+            task = connection.recv()
+        except (EOFError, ConnectionError):
+            return
+        connection.send(_outcome(work, task))
+
+
+def _outcome(work: Work, task: object) -> tuple[bool, object]:
+    try:
+        return True, work(task)
+    except Problem as problem:
+        return False, problem
+    except Exception:  # a bug: the caller raises it with where it was
+        return False, traceback.format_exc()
