@@ -78,6 +78,7 @@ class Controller:
         self._queue: deque[_Arrival] = deque()
         self._evicted_in_pass = [-1] * self.shape.num_keys
         self._unused_prefetch: set[int] = set()
+        self._to_place: dict[int, list[int]] = {}  # by layer
         self.num_predicted = prefetch.distance if prefetch.reads_predictions else 0  # layers ahead, per step
         self.holds_all = cache.num_slots == self.shape.num_keys and not (
             prefetch.distance or routing.reroutes or residency.places or miss.every_step or self._picks_bits
@@ -94,7 +95,8 @@ class Controller:
         self.now.step += 1
         self.now.layer = layer = step.layer
         weights = None
-        placed = self._place(step) if self._residency.places else ()
+        if self._residency.places:
+            self._observe(step)
         if self._routing.reroutes:
             step = self._reroute(step)
             weights = step.weights
@@ -122,7 +124,7 @@ class Controller:
             elsewhere = {place.key for place in (*near, *low)}
             here = [key for key in here if key not in elsewhere]
         waves, pinned = self._waves(here, missing, bits)
-        prefetches = tuple(placed)
+        prefetches = self._place(layer) if layer in self._to_place else ()
         if self._prefetch.distance or behind:
             prefetches += self._prefetches(step, behind)
         self.cache.unpin(pinned)
@@ -152,6 +154,7 @@ class Controller:
         """Start again with an empty cache, as after a step that failed; counters and history stay."""
         self._queue.clear()
         self._unused_prefetch.clear()
+        self._to_place.clear()
         self.cache.clear()
 
     def _reroute(self, step: Step) -> Step:
@@ -278,22 +281,27 @@ class Controller:
             self._unused_prefetch -= wasted
             self.counters.add(Counter.WASTED_BYTES, self.now.layer, self.shape.expert_nbytes * len(wasted))
 
-    def _place(self, step: Step) -> Sequence[Place]:
-        """Where the residency policy places a layer anew: its other residents leave, what is to be there sets off."""
+    def _observe(self, step: Step) -> None:
+        """Show the residency policy the step; where it places a layer anew, note what is to be there."""
         self._residency.observe(step)
         placement = self._residency.place(step, int(self.cache.capacities[step.layer]))
-        if placement is None:
-            return ()
-        first = step.layer * self.shape.num_experts
-        self.cache.near_bits[first : first + self.shape.num_experts] = placement.near_bits
-        wanted = [first + expert for expert in placement.resident.tolist()]
-        leaving = np.setdiff1d(np.flatnonzero(self.cache.layer_states(step.layer)) + first, wanted).tolist()
-        self._queue = deque(arrival for arrival in self._queue if arrival.key not in leaving)
-        self._leave(leaving)
-        coming = [key for key in wanted if not self.cache.states[key]]
+        if placement is not None:
+            first = step.layer * self.shape.num_experts
+            self.cache.near_bits[first : first + self.shape.num_experts] = placement.near_bits
+            self._to_place[step.layer] = (first + placement.resident).tolist()
+
+    def _place(self, layer: int) -> tuple[Place, ...]:
+        """Make room for what is to be in this layer and send for it, until it is all there or on its way."""
+        states, wanted = self.cache.states, self._to_place[layer]
+        first = layer * self.shape.num_experts
+        others = set(range(first, first + self.shape.num_experts)).difference(wanted)
+        self._leave([key for key in sorted(others) if states[key] == RESIDENT and not self.cache.pinned[key]])
+        coming = [key for key in wanted if not states[key]]
         placed = self._send(coming[: self.cache.room(first)])
+        if len(placed) == len(coming):
+            del self._to_place[layer]
         self._note_prefetched([place.key for place in placed])
-        return placed
+        return tuple(placed)
 
     def _prefetches(self, step: Step, behind: Sequence[int]) -> tuple[Place, ...]:
         """Bring what the policies propose while the link has bytes left; meanwhile none of it is evicted."""
