@@ -14,7 +14,7 @@ from moectl.cli import app, main
 from moectl.errors import exit_code_of
 
 ROOT = Path(__file__).resolve().parents[2]
-HEAVY = ("torch", "transformers", "duckdb", "numpy", "pyarrow", "datasets")
+HEAVY = ("torch", "transformers", "duckdb", "numpy", "numba", "pyarrow", "datasets")
 COMMANDS = [command.name for command in app.registered_commands]
 
 

@@ -3,6 +3,8 @@
 import ast
 import dataclasses
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from artifacts.errors import BadUsage, Incompatible
 from runtime.policies import POLICIES, describe, parse, preset, presets
 from runtime.policies.base import Artefacts
 
+ROOT = Path(__file__).parents[2]
 EVERY = [(axis, name) for axis, table in POLICIES.items() for name in table]
 
 
@@ -60,13 +63,31 @@ def test_every_preset_builds_and_names_its_paper() -> None:
 
 
 def test_policies_outside_routing_know_only_the_standard_library_and_numpy() -> None:
+    """Compiled loops stand in files of their own, which nobody imports before a policy that has some is used."""
     allowed = {"numpy", "artifacts", "runtime.policies", "dataclasses", "typing", "math", "collections"}
     folder = Path(policies.__file__).parent
     for path in folder.rglob("*.py"):
         if path.parent.name == "routing" or path == folder / "__init__.py":
             continue
         for name in _imported(path):
+            if path.stem.endswith("_kernels") and name == "runtime.kernels":
+                continue
             assert any(name == a or name.startswith(f"{a}.") for a in allowed), f"{path.name} imports {name}"
+
+
+def test_only_who_computes_with_compiled_loops_imports_numba() -> None:
+    code = (
+        "import sys\n"
+        "from artifacts.shape import Shape\n"
+        "from runtime.policies import parse\n"
+        "from runtime.policies.base import Artefacts\n"
+        "shape = Shape(num_layers=2, num_experts=4, top_k=2, expert_nbytes=1)\n"
+        "for name in ('lru', 'horizon'):\n"
+        "    parse('eviction', name).prepare(shape, Artefacts())\n"
+        "    print(name, 'numba' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout == "lru False\nhorizon True\n", done.stdout + done.stderr
 
 
 def _imported(path: Path) -> list[str]:

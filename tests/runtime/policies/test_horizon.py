@@ -11,8 +11,10 @@ from artifacts.trace import DECODE, PREFILL, Trace
 from artifacts.tracefile import read_parquet
 from runtime.cache import Scope
 from runtime.policies.base import Artefacts, Now, Step
+from runtime.policies.eviction import horizon
 from runtime.policies.eviction.horizon import _MEMORY, Horizon
 from tests.runtime.contract import Case, run
+from tests.runtime.policies.horizon_reference import Reference
 
 DEMO = Shape(num_layers=8, num_experts=32, top_k=4, expert_nbytes=160)
 RIVALS = ("lru", "lfu", "lcp", "least_stale", "fld", "score")
@@ -78,6 +80,32 @@ def test_prompts_longer_than_the_memory_and_layers_of_many_experts() -> None:
     order = ranked(shape, passes)
     assert np.isfinite(order).all()
     assert np.array_equal(order, ranked(shape, passes))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_compiled_and_plain_agree(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts, single tokens, batches and dropped ranks, past a memory of 32 tokens; layers of more than 64 experts."""
+    monkeypatch.setattr(horizon, "_MEMORY", 32)
+    rng = np.random.default_rng(seed)
+    shape = Shape(num_layers=3, num_experts=(8, 70)[seed % 2], top_k=3, expert_nbytes=1)
+    policy, plain, now = Horizon(), Reference(shape, 32), Now()
+    policy.prepare(shape, Artefacts())
+    for _ in range(60):
+        phase, num_tokens = [(PREFILL, 1), (PREFILL, 9), (DECODE, 1), (DECODE, 1), (DECODE, 3)][rng.integers(5)]
+        now.pass_index, now.num_tokens = now.pass_index + 1, now.num_tokens + num_tokens
+        for layer in range(shape.num_layers):
+            ids = rng.geometric(0.2, (num_tokens, 9)) % shape.num_experts
+            ids = np.array([list(dict.fromkeys([*row, 0, 1, 2]))[:3] for row in ids.tolist()])
+            ids[rng.random(ids.shape) < 0.1] = -1
+            now.step, now.layer = now.step + 1, layer
+            step = Step(now.pass_index, phase, layer, ids, np.ones(ids.shape, np.float32))
+            keys = [layer * shape.num_experts + expert for expert in dict.fromkeys(ids.ravel().tolist()) if expert >= 0]
+            policy.used(keys, step, now)
+            plain.used(keys, step, now)
+            found = -policy.order(np.arange(shape.num_keys), now)[0].reshape(plain.expected.shape)[: layer + 1]
+            expected = plain.expected[: layer + 1]
+            # What is expected is rounded to a step: half of one, and what float32 leaves of some thousand.
+            assert np.allclose(found, expected, rtol=1e-4, atol=0.51), (now, abs(found - expected).max())
 
 
 @cache

@@ -1,0 +1,29 @@
+"""Loops over numpy arrays, compiled by numba. Whoever imports this module imports numba: do so where it is needed."""
+
+import warnings
+from collections.abc import Callable
+
+from numba import njit
+
+# Sums may be taken in any order, or they would not use the vector unit.
+_FASTMATH = frozenset({"reassoc", "contract"})
+
+part = njit(fastmath=set(_FASTMATH))
+"""A function that kernels of the same file call: compiled as part of them."""
+
+
+def kernel(signature: str) -> Callable[[Callable], Callable]:
+    """Compile for this signature alone, as the module is imported, and keep the result beside the source or in the
+    user's cache folder.
+
+    Where neither can be written numba refuses; then it is compiled anew in every process, and a warning says so.
+    """
+
+    def compiled(function: Callable) -> Callable:
+        try:
+            return njit(signature, cache=True, fastmath=set(_FASTMATH))(function)
+        except (RuntimeError, OSError) as error:
+            warnings.warn(f"compiled code cannot be kept, so that every start takes longer: {error}", stacklevel=2)
+            return njit(signature, fastmath=set(_FASTMATH))(function)
+
+    return compiled

@@ -1,0 +1,167 @@
+"""What horizon computes at every step and every pass, compiled; `tests/runtime/policies/horizon_reference.py` says the
+same in plain numpy.
+
+Shapes: L layers, E experts, F things known of a key, N tokens remembered. A remembered token has a place by its age, 0
+the newest, and by its slot in a ring in which newer ones stand before older ones: `slot = (newest + age) % N`.
+"""
+
+import numpy as np
+
+from runtime.kernels import kernel, part
+
+DISCOUNT = 0.45  # weight of the pass after next against the next: a cache looks a little beyond the next pass
+LAGS = 4  # how many tokens behind another it still follows it
+LEAST_RATE = 1e-3
+
+
+@part
+def _dot(values, is_set):
+    total = np.float32(0)
+    for i in range(len(is_set)):
+        total += values[i] * np.float32(is_set[i])
+    return total
+
+
+@part
+def _add(counts, is_set):
+    for i in range(len(is_set)):
+        counts[i] += is_set[i]
+
+
+@part
+def _compare(newest, remembered, common, in_common):
+    """Bring up to date how many experts of this layer each remembered token has in common with the newest, `common`
+    [n] by age, and `in_common` [n], the sum over all layers."""
+    split = min(remembered.shape[1] - newest, len(common))  # ages from here on stand at the start of the ring
+    for age in range(len(common)):
+        in_common[age] -= common[age]
+        common[age] = 0
+    for expert in range(len(remembered)):
+        row = remembered[expert]
+        if row[newest]:
+            _add(common[:split], row[newest : newest + split])
+            _add(common[split:], row[: len(common) - split])
+    for age in range(len(common)):
+        in_common[age] += common[age]
+
+
+@part
+def _weigh(common, in_common, like, num_slots):
+    """[n + LAGS] by age, what each token counts: `like` [C] by how many experts less than the best it has in common
+    with the newest. Before the first token stand such as have none, as far as there are slots."""
+    most, last = np.int16(0), np.int16(len(like) - 1)  # narrow, so that many fit a vector
+    for age in range(1, len(common)):  # age 0 is the newest itself
+        most = max(most, np.int16(in_common[age] + common[age]))
+    weights = np.zeros(len(common) + LAGS, np.float32)
+    for age in range(len(common)):
+        less = np.int16(most - in_common[age] - common[age])
+        weights[age] = like[np.uint16(min(max(less, np.int16(0)), last))]
+    weights[len(common) : num_slots] = like[min(most, last)]
+    return weights
+
+
+@part
+def _follow(newest, weights, remembered, mean, followers):
+    """`followers` [E]: how often each expert followed tokens like the newest, `mean` [E] where little is alike.
+
+    A token counts what those before it count, discounted by how far before.
+    """
+    num_tokens, num_slots = len(weights) - LAGS, remembered.shape[1]
+    counts = np.zeros(num_tokens, np.float32)
+    for lag in range(1, LAGS + 1):
+        discount = np.float32(DISCOUNT ** (lag - 1))
+        before = weights[lag:]
+        for age in range(num_tokens):
+            counts[age] += discount * before[age]
+    total = np.float32(0)
+    for age in range(num_tokens):
+        total += counts[age]
+    first, split = num_slots - num_tokens, min(num_slots - newest, num_tokens)  # the ring fills from its end
+    by_slot = np.empty(num_tokens, np.float32)
+    by_slot[newest - first :] = counts[:split]
+    by_slot[: newest - first] = counts[split:]
+    for expert in range(len(followers)):
+        found = _dot(by_slot, remembered[expert, first:])
+        followers[expert] = (found + 0.5 * mean[expert]) / (total + 0.5)
+
+
+@kernel(
+    "void(int64[::1], int64, int64, int64, int64, boolean, float64[::1], float64[:, ::1], float64[::1], float64[::1],"
+    "uint8[:, :, ::1], int16[:, ::1], float32[::1], float64[:, :, ::1], float64[:, ::1], float64[:, ::1])"
+)
+def on_use(
+    keys,
+    layer,
+    step,
+    newest,
+    num_tokens,
+    is_one,
+    share,
+    used,
+    gains,
+    weights,
+    remembered,
+    common,
+    like,
+    known,
+    rates,
+    nearness,
+):
+    """A step uses `keys` of a layer. If it `is_one` token, or is taken for one, the token is remembered here, else its
+    tokens have been. `share` [E] of the tokens used each expert; it may be the layer's row of `used`.
+
+    `gains` [F - 1] and `weights` [F]: of the running frequencies, and of what is known. Brought up to date: `used`
+    [L, E], `remembered` [L, E, N], `common` [L + 1, N] by layer and in all, `known` [L, F, E], `rates` [L, E] of use
+    per pass, and `nearness` [L, E], minus the step in which a key is expected.
+    """
+    num_layers, num_experts = rates.shape
+    frequencies, rate, common_here, in_common = known[layer], rates[layer], common[layer], common[num_layers]
+    used[layer] = 0
+    for key in keys:
+        used[layer, key - layer * num_experts] = 1
+    if is_one:
+        for expert in range(num_experts):
+            remembered[layer, expert, newest] = np.uint8(used[layer, expert])
+    for kind in range(len(gains)):
+        for expert in range(num_experts):
+            frequencies[kind, expert] += gains[kind] * (share[expert] - frequencies[kind, expert])
+    _compare(newest, remembered[layer], common_here[:num_tokens], in_common[:num_tokens])
+    alike = _weigh(common_here[:num_tokens], in_common[:num_tokens], like, common.shape[1])
+    _follow(newest, alike, remembered[layer], frequencies[len(gains) - 1], frequencies[len(gains)])
+    rate[:] = 0
+    for kind in range(len(weights)):
+        for expert in range(num_experts):
+            rate[expert] += weights[kind] * frequencies[kind, expert]
+    for expert in range(num_experts):
+        rate[expert] = min(max(rate[expert], LEAST_RATE), 1)
+        # Whole steps: what differs by rounding alone is a tie.
+        nearness[layer, expert] = -np.rint(step + num_layers / rate[expert])
+
+
+@kernel("void(float64[::1], float64[:, :, ::1], float64[:, :, ::1], float64[:, ::1], float64[:, ::1], float64[::1])")
+def learn(weights, known, later, used, moments, products):
+    """The discounted rate of use after `known` [L, F, E] is this pass's use [L, E], then that after `later`, added to
+    `moments` [F, F] and `products` [F] (least-squares temporal differences, Bradtke and Barto 1996)."""
+    num_layers, num_kinds, num_experts = known.shape
+    weighed, change = np.empty((num_kinds, num_experts)), np.empty((num_kinds, num_experts))
+    for layer in range(num_layers):
+        rate = np.zeros(num_experts)
+        for kind in range(num_kinds):
+            for expert in range(num_experts):
+                rate[expert] += weights[kind] * known[layer, kind, expert]
+        for expert in range(num_experts):
+            rate[expert] = 1 / (min(max(rate[expert], 0), 1) + 0.02)
+        for kind in range(num_kinds):
+            for expert in range(num_experts):
+                weighed[kind, expert] = known[layer, kind, expert] * rate[expert]
+                change[kind, expert] = known[layer, kind, expert] - DISCOUNT * later[layer, kind, expert]
+        for kind in range(num_kinds):
+            product = 0.0
+            for expert in range(num_experts):
+                product += weighed[kind, expert] * used[layer, expert]
+            products[kind] += (1 - DISCOUNT) * product
+            for other in range(num_kinds):
+                moment = 0.0
+                for expert in range(num_experts):
+                    moment += weighed[kind, expert] * change[other, expert]
+                moments[kind, other] += moment

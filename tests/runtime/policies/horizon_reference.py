@@ -1,0 +1,80 @@
+"""Horizon once more, slowly and in plain numpy: every token kept, everything compared anew at every step."""
+
+import numpy as np
+
+from artifacts.shape import Shape
+from artifacts.trace import PREFILL
+from runtime.policies.base import Now, Step
+
+DISCOUNT, LAGS, LEAST_RATE, SHARPNESS, PRIOR_TOKENS = 0.45, 4, 1e-3, 15.0, 4
+TOKENS = np.array([1.0, 4.0, 16.0, 64.0])[:, None]
+
+
+class Reference:
+    """Without predictions. `tokens[n][l]` [E] bool: what token n used at layer l."""
+
+    def __init__(self, shape: Shape, memory: int) -> None:
+        self.shape, self.memory = shape, memory
+        even = shape.top_k / shape.num_experts
+        self.tokens: list[np.ndarray] = []
+        self.common = np.zeros((shape.num_layers, memory))  # by layer and age
+        self.known = np.full((shape.num_layers, 6, shape.num_experts), even)
+        self.used_keys = np.zeros((shape.num_layers, shape.num_experts))
+        self.expected = np.full((shape.num_layers, shape.num_experts), np.inf)
+        self.weights = np.array([0, 0, 0.3, 0, 0.2, 0.5])
+        self.moments, self.products = np.eye(6) * 20.0, 20.0 * self.weights
+        self.pass_index, self.was_decode = -1, False
+
+    def used(self, keys: list[int], step: Step, now: Now) -> None:
+        shape, layer = self.shape, step.layer
+        is_prompt = step.phase == PREFILL and len(step.selected) > 1
+        if now.pass_index != self.pass_index:
+            self._begin_pass(step, now, is_prompt)
+        used = np.isin(np.arange(shape.num_experts) + layer * shape.num_experts, keys)
+        self.used_keys[layer] = used
+        rows = np.stack([np.isin(np.arange(shape.num_experts), row) for row in step.selected]) if is_prompt else [used]
+        for token, row in zip(self.tokens[-len(rows) :], rows[-len(self.tokens) :], strict=True):
+            token[layer] = row
+        share = np.stack([(step.selected == expert).sum() for expert in range(shape.num_experts)]) / len(step.selected)
+        share = used if len(step.selected) == 1 else share
+        known = self.known[layer]
+        known[:5] += self.gains * (share - known[:5])
+        known[5] = self._followers(layer, known[4])
+        rate = np.clip(self.weights @ known, LEAST_RATE, 1)
+        self.expected[layer] = now.step + shape.num_layers / rate
+
+    def _begin_pass(self, step: Step, now: Now, is_prompt: bool) -> None:
+        if self.was_decode:
+            self._learn()
+        self.before = self.known.copy()
+        self.pass_index, self.was_decode, num_tokens = now.pass_index, step.phase != PREFILL, len(step.selected)
+        slow = num_tokens / (now.num_tokens + PRIOR_TOKENS)
+        self.gains = np.append(np.maximum(1 - (1 - 1 / TOKENS) ** num_tokens, slow), [[slow]], axis=0)
+        empty = np.zeros((self.shape.num_layers, self.shape.num_experts), bool)
+        self.tokens += [empty.copy() for _ in range(num_tokens if is_prompt else 1)]
+        self.tokens = self.tokens[-self.memory :]
+        if is_prompt:
+            self.common[:] = 0
+
+    def _learn(self) -> None:
+        for before, later, used in zip(self.before, self.known, self.used_keys, strict=True):
+            weighed = before / (np.clip(self.weights @ before, 0, 1) + 0.02)
+            self.moments += weighed @ (before - DISCOUNT * later).T
+            self.products += (1 - DISCOUNT) * weighed @ used
+        self.weights = np.linalg.solve(self.moments, self.products)
+
+    def _followers(self, layer: int, mean: np.ndarray) -> np.ndarray:
+        by_age = [token[layer] for token in reversed(self.tokens)]
+        self.common[layer] = 0
+        self.common[layer, : len(by_age)] = [(token & by_age[0]).sum() for token in by_age]
+        alike = self.common.sum(axis=0) + self.common[layer]
+        alike[0] = 0
+        most = self.shape.top_k * (self.shape.num_layers + 1)
+        weight = np.exp(-SHARPNESS / most * np.minimum(alike.max() - alike, most))
+        sums, total = 0.5 * mean, 0.5
+        for age in range(1, self.memory):  # a token that never was, beyond the first, has followers too
+            for lag in range(1, LAGS + 1):
+                if 0 <= age - lag < len(by_age):
+                    counts = weight[age] * DISCOUNT ** (lag - 1)
+                    sums, total = sums + counts * by_age[age - lag], total + counts
+        return sums / total
