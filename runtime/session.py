@@ -26,6 +26,9 @@ from runtime.tiers import open_tiers, resolve_device, resolve_link
 from runtime.weights import aligned
 
 
+_PATIENCE = 4
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     """What a user may choose. `policies` overrides a preset's axes; texts are those of the command line."""
@@ -192,9 +195,11 @@ class Session:
         if self.settings.scaled_to:
             return scaled_window(self.opened.shape, machine(self.settings.scaled_to))
         nbytes = self.opened.shape.expert_nbytes
-        return prefetch_window(
+        window = prefetch_window(
             self.opened, self.tiers.bandwidth or link_bytes_per_second(self.tiers.link, self.slots, nbytes)
         )
+        # Where a replica serves meanwhile nothing is lost by waiting longer, and nothing counts that may not have landed.
+        return window // _PATIENCE if self.policies.miss.reads_shadows else window
 
     def _allocate(self, num_slots: int) -> torch.Tensor:
         """[num_slots, nbytes] uint8 on the device; slot borders are multiples of 64 bytes."""
