@@ -20,8 +20,9 @@ RECIPES = ("plain", "refined")
 GROUP_SIZES = (128, 64, 32)
 # Matrices with more inputs are solved in single precision: there the time is in matrix products.
 _DOUBLE_INPUTS = 1024
-# Numbers that one run of the column loop holds of each kind, which bounds its memory.
-_CHUNK_SIZE = 2**24
+# Rows of all widths together in one run of the column loop, and numbers that its refit holds: they bound the memory.
+_CHUNK_ROWS = 2048
+_REFIT_SIZE = 2**25
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +89,13 @@ def quantize(
     not finite or too large for 16-bit scales; unknown widths, recipes and group sizes are BadUsage.
     """
     _check(weight, hessian, bits, group_size, damp, recipe)
+    widths = sorted(bits)
     weights, cost = _live(weight.detach(), hessian, recipe)
     metric = _metric(cost, group_size, damp, recipe)
     ordered = weights.T.to(metric.root.dtype)[metric.order].contiguous()
-    chunks = _chunks(ordered, len(bits), group_size)
-    parts = [_solve(metric, rows, bits, group_size, recipe) for rows in chunks]
-    return {width: _gathered([part[index] for part in parts]) for index, width in enumerate(bits)}
+    chunks = _chunks(ordered, len(widths), group_size)
+    parts = [_solve(metric, rows, widths, group_size, recipe) for rows in chunks]
+    return {width: _gathered([part[widths.index(width)] for part in parts]) for width in bits}
 
 
 def quantize_weight(
@@ -108,7 +110,8 @@ def round_to_nearest(weight: torch.Tensor, bits: int, group_size: int) -> Quanti
     check_widths([bits])
     check_group_size(group_size, weight.shape[1])
     groups = weight.detach().float().unflatten(1, (-1, group_size)).permute(1, 2, 0)
-    scales, zeros = (torch.stack(part) for part in zip(*(plain_grid(group, bits) for group in groups), strict=True))
+    grids = zip(*(plain_grid(group[:, None], [bits]) for group in groups), strict=True)
+    scales, zeros = (torch.cat(part) for part in grids)
     low = -zeros[:, None]
     levels = nearest(groups, divisor(scales)[:, None], low, top_code(bits) + low, tie(bits))
     return _quantized(bits, levels.flatten(0, 1), scales, zeros)
@@ -172,8 +175,8 @@ def _metric(hessian: torch.Tensor, group_size: int, damp: float, recipe: str) ->
 
 def _chunks(weights: torch.Tensor, num_widths: int, group_size: int) -> Iterator[torch.Tensor]:
     """Of the rows of weights [in, rows], few enough for the memory of a run; a refit holds its groups squared."""
-    held = max(len(weights), (len(weights) // group_size) ** 2)
-    size = max(1, _CHUNK_SIZE // (num_widths * held))
+    num_groups = len(weights) // group_size
+    size = max(1, min(_CHUNK_ROWS, _REFIT_SIZE // num_groups**2) // num_widths)
     return (part.contiguous() for part in weights.split(size, dim=1))
 
 

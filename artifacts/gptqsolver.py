@@ -56,7 +56,7 @@ class Solution:
 
 
 class ColumnLoop:
-    """One run over the columns of weights [in, rows], for all widths at once."""
+    """One run over the columns of weights [in, rows], for all widths at once, which rise."""
 
     def __init__(
         self, metric: Metric, weights: torch.Tensor, bits: Sequence[int], *, group_size: int, is_weighted: bool
@@ -105,14 +105,13 @@ class ColumnLoop:
         """From the group's weights as they would be moved if none of them were rounded."""
         part = slice(group * self._group_size, (group + 1) * self._group_size)
         root, wanted = self._metric.root[part, part], self._wanted[part]
-        moves = torch.linalg.solve_triangular(root.T, wanted.flatten(1), upper=True).view_as(wanted)
+        inverse = torch.linalg.solve_triangular(root, torch.eye(len(root), dtype=root.dtype), upper=False)
+        moves = (inverse.T @ wanted.flatten(1)).view_as(wanted)
         cost = root.diagonal().square()
-        for index, width in enumerate(self._bits):
-            weights = self._weights[part] + moves[:, index]
-            grid = weighted_grid(weights, cost, width) if self._is_weighted else plain_grid(weights, width)
-            self._scales[group, index], self._zeros[group, index] = grid
-        zeros = self._zeros[group]
-        self._grid = (divisor(self._scales[group]), -zeros, self._tops - zeros)
+        weights = self._weights[part, None] + moves
+        grid = weighted_grid(weights, cost, self._bits) if self._is_weighted else plain_grid(weights, self._bits)
+        scales, zeros = self._scales[group], self._zeros[group] = grid
+        self._grid = (divisor(scales), -zeros, self._tops - zeros)
 
 
 def refit(metric: Metric, weights: torch.Tensor, products: torch.Tensor, solution: Solution) -> torch.Tensor:

@@ -1,8 +1,11 @@
 """Grids of 1 to 4 bits for a group of weights: scale and zero-point, and the levels nearest to given weights.
 
-A level is `code - zero`, a weight its scale times its level. Groups are transposed: [inputs of the group, rows]. At 1
-bit the levels are -1/2 and 1/2 (sign times alpha, the scale is 2 alpha); above, `round(zero)` codes lie below nought.
+A level is `code - zero`, a weight its scale times its level. Groups are transposed, several widths beside each other:
+[inputs of the group, widths, rows], the widths rising. At 1 bit the levels are -1/2 and 1/2 (sign times alpha, the
+scale is 2 alpha); above, `zero` codes lie below nought.
 """
+
+from collections.abc import Sequence
 
 import torch
 
@@ -28,36 +31,35 @@ def nearest(
     return torch.clamp((weights / scale).sub_(tie).round_().add_(tie), low, high)
 
 
-def plain_grid(weights: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scale and zero-point [rows] of weights [inputs, rows]: their range, nought included; at 1 bit their mean size.
+def plain_grid(weights: torch.Tensor, bits: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scales and zero-points [widths, rows]: of the weights' range, nought included; at 1 bit of their mean size.
 
     The grid of GPTQ's published code (asymmetric), and of Mixture Compressor's at 1 bit.
     """
-    if bits == 1:
-        return _sign_grid(2 * weights.abs().mean(0))
-    low, high = _range(weights)
-    return _range_grid(low, high, bits)
+    signs, ranged, tops = _split(weights, bits)
+    return _joined(2 * signs.abs().mean(0), *_range_grid(*_range(ranged), tops))
 
 
-def weighted_grid(weights: torch.Tensor, cost: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scale and zero-point [rows] that make the squared errors of weights [inputs, rows] cost little.
+def weighted_grid(weights: torch.Tensor, cost: torch.Tensor, bits: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scales and zero-points [widths, rows] at which the squared errors of the weights cost little.
 
     `cost` [inputs] is the price of a squared error of each input. Each range that is tried gives a zero-point; its
     scale then moves to the best one for the levels it gave, twice, and the cheapest of all is taken.
     """
-    if bits == 1:
-        return _sign_grid(2 * (cost @ weights.abs()) / cost.sum())
+    signs, ranged, tops = _split(weights, bits)
+    return _joined(2 * torch.tensordot(cost, signs.abs(), 1) / cost.sum(), *_searched(ranged, cost, tops))
+
+
+def _searched(weights: torch.Tensor, cost: torch.Tensor, tops: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     low, high = _range(weights)
-    scale, zero = _range_grid(low, high, bits)
+    scale, zero = _range_grid(low, high, tops)
     saved = torch.zeros_like(scale)
-    cost = cost[:, None]
-    priced = cost * weights
+    priced = cost[:, None, None] * weights
     for reach_low, reach_high in _REACHES:
-        tried, tried_zero = _range_grid(reach_low * low, reach_high * high, bits)
+        tried, tried_zero = _range_grid(reach_low * low, reach_high * high, tops)
         for _ in range(2):
-            levels = nearest(weights, tried, -tried_zero, top_code(bits) - tried_zero, 0.0)
-            along = torch.einsum("ir,ir->r", priced, levels)
-            square = torch.einsum("ir,ir->r", levels.square(), cost.expand_as(levels))
+            levels = nearest(weights, tried, -tried_zero, tops - tried_zero, 0.0)
+            along, square = (priced * levels).sum(0), torch.tensordot(cost, levels.square_(), 1)
             tried = torch.where(along > 0, along / square, tried)
         gain = torch.where(along > 0, along * along / square, saved)
         is_best = gain > saved
@@ -71,8 +73,15 @@ def divisor(scale: torch.Tensor) -> torch.Tensor:
     return scale.clamp_min(torch.finfo(scale.dtype).tiny)
 
 
-def _sign_grid(scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    return scale, torch.full_like(scale, SIGN_ZERO)
+def _split(weights: torch.Tensor, bits: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The weights of 1 bit, those of more, and the top codes [widths, 1] of these."""
+    num_signs = sum(width == 1 for width in bits)
+    tops = weights.new_tensor([top_code(width) for width in bits[num_signs:]])
+    return weights[:, :num_signs], weights[:, num_signs:], tops[:, None]
+
+
+def _joined(signs: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.cat([signs, scale]), torch.cat([torch.full_like(signs, SIGN_ZERO), zero])
 
 
 def _range(weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -81,6 +90,6 @@ def _range(weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return low.masked_fill_(is_empty, -1), high.masked_fill_(is_empty, 1)
 
 
-def _range_grid(low: torch.Tensor, high: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor]:
-    scale = divisor((high - low) / top_code(bits))
-    return scale, (-low / scale).round_().clamp_(0, top_code(bits))
+def _range_grid(low: torch.Tensor, high: torch.Tensor, tops: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    scale = divisor((high - low) / tops)
+    return scale, torch.minimum((-low / scale).round_(), tops)

@@ -80,8 +80,8 @@ def _inspect(
     name: Annotated[
         str,
         typer.Argument(
-            help="store, runs, activations, coactivation, entropy, similarity, buddies, presets, policies, machines or "
-            "substitution."
+            help="store, runs, activations, coactivation, entropy, similarity, buddies, quant-loss, replicas, presets, "
+            "policies, machines or substitution."
         ),
     ] = "store",
     model: Model = None,
@@ -89,6 +89,7 @@ def _inspect(
     run: RunId = None,
     layer: Annotated[int | None, typer.Option(min=0, help="One layer in detail.")] = None,
     heatmap: Annotated[bool, typer.Option("--heatmap", help="A picture instead of a table.")] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="Read replica files and check every byte.")] = False,
     data: Annotated[str, typer.Option(help="Held-out text, for substitution.")] = "builtin:held-out",
     tokens: Annotated[int, typer.Option(min=2, help="Tokens of it.")] = 4096,
     draws: Annotated[int, typer.Option(min=1, help="Draws of resident experts, for substitution.")] = 3,
@@ -110,7 +111,7 @@ def _inspect(
     from moectl.commands import inspect as verb
 
     verb.refuse_model(name, model)
-    verb.show(verb.inspect(name, store, run=run, layer=layer), heatmap=heatmap, as_json=json)
+    verb.show(verb.inspect(name, store, run=run, layer=layer, verify=verify), heatmap=heatmap, as_json=json)
 
 
 @app.command("profile")

@@ -1,16 +1,20 @@
 """How fast every eviction policy replays a trace, and what one decision costs a live decode step.
 
     python -m tools.bench_simulator
+    python -m tools.bench_simulator --eviction lru horizon --live
     python -m tools.bench_simulator --eviction lru --profile
 
 Without `--trace` the trace is synthetic: decode passes of one token over 16 layers of 64 experts, 8 selected, each
 selection leaning on the one before and on a popularity of its layer. Times are of the processor, and those of the
-fastest round: whatever else the machine does only ever makes a round slower.
+fastest round: whatever else the machine does only ever makes a round slower. `us/step` is of steps laid ready, one
+after another, as warm as caches get; `--live` adds the median of what the controller takes between the layers of a
+real decode, where everything else that a model does has been through the caches.
 """
 
 import argparse
 import cProfile
 import pstats
+import statistics
 import time
 from pathlib import Path
 
@@ -24,6 +28,7 @@ from moectl.render import Sheet, show_sheet
 from runtime.assembly import build_controller
 from runtime.cache import Scope
 from runtime.controller import Controller
+from runtime.plan import Plan
 from runtime.policies import POLICIES, build, preset
 from runtime.policies.base import Artefacts, Step
 from runtime.simulate import replay
@@ -41,11 +46,17 @@ def main() -> None:
         return
     rows = [(name, *measure(trace, shape, name, options)) for name in options.eviction]
     lru = {name: rate for name, rate, _ in rows}.get("lru", rows[0][1])
+    live = [(f"{live_us(name, options):.1f}",) if options.live else () for name in options.eviction]
     show_sheet(
         Sheet(
             f"{len(trace):,} steps, {shape.num_keys} keys, budget {options.budget:.0%}, scope {options.scope}",
-            ("eviction", "requests/s", "of lru", "us/step live"),
-            tuple((name, f"{rate:,.0f}", f"{rate / lru:.2f}", f"{us:.1f}") for name, rate, us in rows),
+            ("eviction", "requests/s", "of lru", "us/step, laid ready", *["us/step, live"] * options.live),
+            [
+                (name, f"{rate:,.0f}", f"{rate / lru:.2f}", f"{us:.1f}", *more)
+                for (name, rate, us), more in zip(rows, live, strict=True)
+            ],
+            f"{shape.top_k} of {shape.num_experts} experts a step; requests/s: the best of {options.rounds} replays"
+            + ("; live: the bundled model, 4 of 32 experts, one token a pass, one thread" if options.live else ""),
         )
     )
 
@@ -106,8 +117,36 @@ def profile(trace: Trace, shape: Shape, options: argparse.Namespace) -> None:
         pstats.Stats(profiler).sort_stats("tottime").print_stats(20)
 
 
+def live_us(eviction: str, options: argparse.Namespace, *, num_tokens: int = 96) -> float:
+    """Median microseconds of a controller's step while the bundled model decodes, its first tokens left out."""
+    import torch
+
+    from moectl.bundled import demo_model
+    from runtime.generate import Sampling
+    from runtime.session import Session, Settings
+
+    session = Session.open(
+        str(demo_model()),
+        Settings(policies={"eviction": eviction}, scope=options.scope, budget=f"{options.budget:%}", threads=1),
+    )
+    decide, seconds = session.controller.step, []
+
+    def timed(step: Step) -> Plan:
+        start = time.perf_counter()
+        plan = decide(step)
+        seconds.append(time.perf_counter() - start)
+        return plan
+
+    session.controller.step = timed
+    prompt = torch.arange(100, 132)[None]
+    with session:
+        for _ in session.generate(prompt, Sampling(max_new_tokens=num_tokens, ignore_eos=True)):
+            pass
+    return statistics.median(seconds[len(seconds) // 3 :]) * 1e6
+
+
 def _step_us(trace: Trace, owner: Controller) -> float:
-    """Of the second half of the trace, when the cache is full, as an engine would call it."""
+    """Of the second half of the trace, when the cache is full; every step is laid ready before the first is timed."""
     taken = [
         Step(s.pass_index, s.phase, s.layer, s.experts.astype(np.int64), s.weights, s.probabilities)
         for s in trace.steps()
@@ -137,6 +176,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--budget", type=float, default=0.25, help="share of all keys that fit")
     parser.add_argument("--scope", default="global", choices=list(Scope))
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--live", action="store_true", help="also time steps in a decode of the bundled model")
     parser.add_argument("--profile", action="store_true", help="say where the time goes instead")
     return parser.parse_args()
 

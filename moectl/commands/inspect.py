@@ -2,19 +2,20 @@
 
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 import pyarrow as pa
 
+from artifacts import replicafile
 from artifacts import rows as matrices
-from artifacts.errors import BadUsage, Incompatible
+from artifacts.errors import BadInput, BadUsage, Incompatible
 from artifacts.hardware import MACHINES
 from artifacts.names import unknown
 from artifacts.provenance import StoredRun
 from artifacts.shape import Shape
 from artifacts.store import Store
-from moectl import views
+from moectl import replicaviews, views
 from moectl.render import Heatmap, Sheet, human_bytes, show_heatmap, show_json, show_sheet
 from runtime.policies import POLICIES, build, presets
 
@@ -37,6 +38,7 @@ class Artefact:
     run: StoredRun
     shape: Shape
     layer: int | None
+    verify: bool = False
 
     def read(self, table: str) -> pa.Table:
         return self.store.read(table, self.run.run_id)
@@ -46,8 +48,13 @@ class Artefact:
         return self.shape.num_layers, self.shape.num_experts
 
 
-def inspect(name: str, store: Path, *, run: int | None, layer: int | None) -> View:
-    """What `name` stands for. Raises BadUsage (unknown name or layer), BadInput and Incompatible (store)."""
+def inspect(name: str, store: Path, *, run: int | None, layer: int | None, verify: bool = False) -> View:
+    """What `name` stands for; with `verify`, replica files are read and compared with what was written.
+
+    Raises BadUsage (unknown name or layer), BadInput (store, replica files) and Incompatible (store).
+    """
+    if verify and name != "replicas":
+        raise BadUsage(f"--verify reads replica files: it goes with replicas, not with {name}")
     if name in _KNOWLEDGE:
         return View(name, {"rows": _KNOWLEDGE[name]()})
     if name not in _STORED and name not in _ARTEFACTS:
@@ -56,7 +63,7 @@ def inspect(name: str, store: Path, *, run: int | None, layer: int | None) -> Vi
         if name in _STORED:
             return View(name, _STORED[name](opened), facts={"store": str(store), "nbytes": opened.nbytes})
         table, look = _ARTEFACTS[name]
-        artefact = _find(opened, table, run, layer)
+        artefact = replace(_find(opened, table, run, layer), verify=verify)
         sheet, heatmap = look(artefact)
         return View(name, {"rows": sheet}, heatmap, {"run": artefact.run.run_id})
 
@@ -139,6 +146,33 @@ def _buddies(artefact: Artefact) -> tuple[Sheet, Heatmap]:
     return sheet, views.buddies_heatmap(table, q, layer)
 
 
+def _quant_loss(artefact: Artefact) -> tuple[Sheet, Heatmap]:
+    rows = artefact.read("quant_loss")
+    sheet = replicaviews.quant_loss(rows, artefact.size, artefact.layer)
+    return sheet, replicaviews.quant_loss_heatmap(rows, artefact.size)
+
+
+def _replicas(artefact: Artefact) -> tuple[Sheet, Heatmap]:
+    rows = artefact.read("replicas")
+    if artefact.verify:
+        _verify(artefact.store.path, rows)
+    sheet = replicaviews.replicas(rows, artefact.layer, verified=artefact.verify)
+    return sheet, replicaviews.replicas_heatmap(rows, artefact.size)
+
+
+def _verify(store: Path, rows: pa.Table) -> None:
+    """Raise BadInput, with the first, when a file is damaged, replaced or missing."""
+    hashes = dict(zip(rows["file"].to_pylist(), rows["hash"].to_pylist(), strict=True))
+    problems = []
+    for file, hash in hashes.items():
+        try:
+            replicafile.verify(replicafile.replica_root(store) / file, hash)
+        except BadInput as problem:
+            problems.append(problem)
+    if problems:
+        raise BadInput(f"{len(problems)} of {len(hashes)} replica files cannot be used; the first: {problems[0]}")
+
+
 def _presets() -> Sheet:
     columns = ("preset", *POLICIES, "scope", "needs", "waits for", "paper", "summary", "not as published")
     rows = [
@@ -201,5 +235,7 @@ _ARTEFACTS: dict[str, tuple[str, Callable[[Artefact], tuple[Sheet, Heatmap]]]] =
     "entropy": ("entropy", _entropy),
     "similarity": ("similarity", _similarity),
     "buddies": ("buddies", _buddies),
+    "quant-loss": ("quant_loss", _quant_loss),
+    "replicas": ("replicas", _replicas),
 }
 _KNOWLEDGE: dict[str, Callable[[], Sheet]] = {"presets": _presets, "policies": _policies, "machines": _machines}

@@ -25,14 +25,16 @@ def reproduce(name: str, *, other_options: bool) -> Reproduction:
 
 
 def show(reproduction: Reproduction, *, as_json: bool) -> None:
-    """Print tables, claims and assumptions."""
+    """Print tables, claims, how much of the paper was there to be held against, and assumptions."""
     claims = reproduction.claim_sheet()
     if as_json:
         tables = {key: sheet.records() for key, sheet in reproduction.sheets.items()}
         head = {"name": reproduction.name, "paper": reproduction.paper}
-        show_json(head | tables | {"claims": claims.records(), "assumed": reproduction.assumed})
+        said = {"available": reproduction.available, "assumed": reproduction.assumed}
+        show_json(head | tables | {"claims": claims.records()} | said)
         return
     for sheet in (*reproduction.sheets.values(), claims):
         show_sheet(sheet)
+    print(f"of the paper are available here: {reproduction.available}")
     for line in reproduction.assumed:
         print(f"assumed: {line}")

@@ -1,6 +1,5 @@
 """`moectl simulate`: a trace through the same policies on virtual time, beside the plain way and the oracle."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from artifacts.errors import BadUsage
@@ -56,7 +55,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
-    """`asked` first to last as asked for, `beside` what always stands beside it."""
+    """`asked` first to last as asked for, `beside` what always stands beside it and was not asked for."""
 
     asked: list[Outcome]
     beside: list[Outcome]
@@ -81,6 +80,8 @@ def simulate(source: Source, request: Request) -> Simulated:
     asked = [workload.run(setting) for setting in settings]
     plain = Setting(PLAIN, PLAIN, scope=settings[0].scope or str(asked[0].scope), budget=request.budget)
     beside = [workload.run(setting) for setting in (plain, *oracles(plain))]
+    shown = [_identity(outcome) for outcome in asked]
+    beside = [outcome for outcome in beside if _identity(outcome) not in shown]
     return Simulated(asked, beside, opened.trace, opened.model, workload.machine, opened.name, workload.assumed)
 
 
@@ -122,7 +123,7 @@ def comparison(simulated: Simulated) -> Sheet:
         "tokens/s",
         "exposed ms",
     )
-    rows = [_row(outcome, simulated.asked) for outcome in (*simulated.asked, *simulated.beside)]
+    rows = [_row(outcome) for outcome in (*simulated.asked, *simulated.beside)]
     shape = simulated.model.shape
     note = (
         f"{shape.num_layers} layers of {shape.num_experts} experts ({human_bytes(shape.expert_nbytes)} each), "
@@ -154,16 +155,30 @@ def receipt(simulated: Simulated) -> dict[str, object]:
     }
 
 
-def _row(outcome: Outcome, asked: Sequence[Outcome]) -> tuple:
+def _row(outcome: Outcome) -> tuple:
     counters, times = outcome.counters, outcome.times
     nbytes = (NumBytes(counters[name]) for name in ("demand_bytes", "prefetch_bytes", "wasted_bytes"))
     counts = (counters[name] for name in ("late", "misses", "collisions"))
-    label = outcome.setting.label if outcome.setting.label != "asked" else _described(outcome)
-    return (label, str(outcome.scope), outcome.num_slots, hit_rate(counters), *counts, *nbytes, *times.values())
+    return (
+        _label(outcome),
+        str(outcome.scope),
+        outcome.num_slots,
+        hit_rate(counters),
+        *counts,
+        *nbytes,
+        *times.values(),
+    )
 
 
-def _described(outcome: Outcome) -> str:
-    """The preset and what of it was overridden."""
+def _identity(outcome: Outcome) -> tuple:
+    """By this a row is the same as another."""
+    return _label(outcome), outcome.policies, outcome.scope, outcome.num_slots, outcome.window
+
+
+def _label(outcome: Outcome) -> str:
+    """The name by which it was asked for, else the preset and what of it was overridden."""
+    if outcome.setting.label != "asked":
+        return outcome.setting.label
     changed = [outcome.policies[axis] for axis in POLICIES if axis in outcome.setting.policies]
     return " + ".join([outcome.setting.preset, *changed])
 

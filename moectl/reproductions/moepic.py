@@ -42,7 +42,8 @@ def _sheet(reached: dict[str, dict[int, float]]) -> Sheet:
             paper = PAPER.get(policy, {}).get(held)
             role = "bound" if policy == "belady" else "fitted" if policy in FITTED and paper else "predicted"
             difference = None if paper is None else ours - paper
-            rows.append((policy, held, known(paper), ours, difference, role))
+            shown = None if role == "bound" else known(paper)  # the paper's table has no such row
+            rows.append((policy, held, shown, ours, difference, role))
     return Sheet("Hit rates", ("policy", "experts held", "paper", "ours", "difference", "ours is"), rows)
 
 

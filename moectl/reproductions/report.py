@@ -31,6 +31,18 @@ class Reproduction:
     claims: tuple[Claim, ...]
     assumed: tuple[str, ...]
 
+    @property
+    def available(self) -> str:
+        """How much of the paper our figures could be held against."""
+        figures = [
+            row["paper"] for sheet in self.sheets.values() for row in sheet.records() if row["paper"] is not None
+        ]
+        had = sum(figure != UNKNOWN for figure in figures)
+        claims = sum(claim.holds is not None for claim in self.claims)
+        return (
+            f"{had} of the {len(figures)} figures that its tables ask for, and {claims} statements; nothing is guessed"
+        )
+
     def claim_sheet(self) -> Sheet:
         rows = [(claim.text, claim.paper, claim.ours, claim.verdict) for claim in self.claims]
         return Sheet(self.paper, ("claim", "paper", "ours", "verdict"), rows)

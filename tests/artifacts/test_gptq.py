@@ -78,7 +78,7 @@ def test_widths_and_rows_do_not_depend_on_company(monkeypatch: pytest.MonkeyPatc
     weight, metric = weights(24, 96), hessian(correlated(500, 96))
     together = quantize(weight, metric, [4, 1, 2], 32)
     assert list(together) == [4, 1, 2]
-    monkeypatch.setattr(gptq, "_CHUNK_SIZE", 96 * 7)
+    monkeypatch.setattr(gptq, "_CHUNK_ROWS", 7)
     for bits, replica in together.items():
         alone = quantize(weight, metric, [bits], 32)[bits]
         assert torch.equal(alone.codes, replica.codes) and torch.equal(alone.scales, replica.scales)

@@ -22,6 +22,7 @@ def test_moepic_predicts_lcp_from_lru_and_lfu(capfd: pytest.CaptureFixture[str])
         assert abs(rows[policy, 30]["difference"]) < 0.006, "the stored dials no longer fit: run fit-trace again"
         assert rows[policy, 30]["ours_is"] == "fitted"
         assert rows[policy, 20]["paper"] == UNKNOWN and rows[policy, 20]["ours_is"] == "predicted"
+    assert said["available"].startswith("4 of the 20 figures that its tables ask for, and 4 statements")
     assert rows["lcp", 30]["ours_is"] == "predicted" and rows["lcp", 30]["paper"] == 0.6221
     for held in moepic.HELD:
         assert rows["belady", held]["ours"] > max(rows[policy, held]["ours"] for policy in moepic.PAPER)
@@ -32,6 +33,7 @@ def test_specmd_says_where_it_disagrees(capfd: pytest.CaptureFixture[str]) -> No
     said = reproduced("specmd", capfd)
     assert len(said["collisions"]) == 12 and all(row["paper"] == UNKNOWN for row in said["collisions"])
     assert len(said["drop_in"]) == 6
+    assert said["available"].startswith("0 of the 18 figures")
     assert [claim["paper"] for claim in said["claims"]] == ["yes", "up to 85", "above 0.88", "yes"]
     assert any("synthetic" in line for line in said["assumed"])
 
@@ -42,6 +44,7 @@ def test_buddymoe_in_ratio(capfd: pytest.CaptureFixture[str]) -> None:
     assert [row["paper"] for row in said["throughput"]] == [1.074, UNKNOWN, 1.103]
     for row in said["throughput"]:
         assert row["ours"] == pytest.approx(row["with_buddies"] / row["tokens_s_on_demand"])
+    assert said["available"].startswith("2 of the 3 figures")
     assert {claim["claim"]: claim["verdict"] for claim in said["claims"]}["buddies are faster"] == "agrees"
     assert [claim["verdict"] for claim in said["claims"] if "0.5 " in claim["claim"]] == ["cannot be said"]
 

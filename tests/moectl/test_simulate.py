@@ -86,6 +86,20 @@ def test_several_are_compared(simulated: Simulated, capfd: pytest.CaptureFixture
     assert all(name in table for name in ("lcp:rho=0.5,omega=64", "on-demand", "belady", "oracle", "tokens/s"))
 
 
+@pytest.mark.parametrize(
+    ("options", "rows"),
+    [
+        ((), ["on-demand", "belady", "oracle"]),
+        (("--compare", "lcp,on-demand,belady"), ["lcp", "on-demand", "belady", "oracle"]),
+        (("--preset", "on-demand", "--scope", "global"), ["on-demand", "belady", "oracle"]),
+    ],
+)
+def test_what_always_stands_there_stands_there_once(
+    simulated: Simulated, options: tuple[str, ...], rows: list[str]
+) -> None:
+    assert [row["policies"] for row in simulated("--trace", TRACE, *options)["rows"]] == rows
+
+
 def test_a_faster_link_stalls_less_and_decides_the_same(simulated: Simulated) -> None:
     slow, fast = (simulated("--trace", TRACE, "--machine", name) for name in ("5gbps", "a6000-pcie4"))
     assert slow["by_layer"] == fast["by_layer"]

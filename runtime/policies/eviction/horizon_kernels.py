@@ -12,6 +12,7 @@ from runtime.kernels import kernel, part
 DISCOUNT = 0.45  # weight of the pass after next against the next: a cache looks a little beyond the next pass
 LAGS = 4  # how many tokens behind another it still follows it
 LEAST_RATE = 1e-3
+_VECTOR = 64
 
 
 @part
@@ -76,10 +77,12 @@ def _follow(newest, weights, remembered, mean, followers):
     total = np.float32(0)
     for age in range(num_tokens):
         total += counts[age]
-    first, split = num_slots - num_tokens, min(num_slots - newest, num_tokens)  # the ring fills from its end
-    by_slot = np.empty(num_tokens, np.float32)
-    by_slot[newest - first :] = counts[:split]
-    by_slot[: newest - first] = counts[split:]
+    # The ring fills from its end. A few empty slots before the first token make whole vectors of what is summed.
+    first = num_slots - min(-(-num_tokens // _VECTOR) * _VECTOR, num_slots)
+    split = min(num_slots - newest, num_tokens)
+    by_slot = np.zeros(num_slots - first, np.float32)
+    by_slot[newest - first : newest - first + split] = counts[:split]
+    by_slot[: num_tokens - split] = counts[split:]
     for expert in range(len(followers)):
         found = _dot(by_slot, remembered[expert, first:])
         followers[expert] = (found + 0.5 * mean[expert]) / (total + 0.5)

@@ -1,0 +1,91 @@
+"""How many bits each expert gets: by order of importance within a layer, or by gain per byte over all of them."""
+
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from artifacts.errors import BadInput, BadUsage
+from artifacts.packing import WIDTHS
+
+
+def prefix_split(loss: np.ndarray, avg_bits: float) -> list[int]:
+    """Bits of experts in falling importance, from their `loss` [E, 4] at 1, 2, 3 and 4 bits.
+
+    The first n4 get 4 bits, the next n3 three, the next n2 two, the rest one. Of all such splits that spend exactly
+    `floor(E (avg_bits - 1))` bits beyond the first, the one that lowers the summed loss most; of equals the one with
+    the fewest at 4 bits, then at 3. O(E^2). BadUsage where the average is not between 1 and 4, BadInput where a loss
+    is missing. (Context-aware MoE inference on CXL-NDP, its prefix allocation.)
+    """
+    loss = _finite(loss)
+    num_experts = len(loss)
+    extra = _extra_bits(num_experts, avg_bits)
+    # What the first n experts gain by each width over the width below, as sums: the ends of the three runs choose.
+    to_2, to_3, to_4 = (np.append(0, np.cumsum(loss[:, width] - loss[:, width + 1])) for width in range(3))
+    end_4, end_3 = np.ogrid[: num_experts + 1, : num_experts + 1]
+    end_2 = extra - end_4 - end_3
+    is_split = (end_4 <= end_3) & (end_3 <= end_2) & (end_2 <= num_experts)
+    gain = np.where(is_split, to_4[:, None] + to_3 + to_2[np.clip(end_2, 0, num_experts)], -np.inf)
+    first, second = divmod(int(gain.argmax()), num_experts + 1)
+    ends = np.array([first, second, extra - first - second])
+    return (1 + (np.arange(num_experts)[:, None] < ends).sum(1)).tolist()
+
+
+def greedy_bits(cost: np.ndarray, nbytes: np.ndarray | Sequence[int], budget_nbytes: int) -> np.ndarray:
+    """Bits [N] of N replicas whose bytes fit the budget, from what each width costs: `cost` [N, 4] at 1 to 4 bits.
+
+    `nbytes` [4] or [N, 4] rise with the bits. Everything starts at 1 bit; then comes the step that saves most cost per
+    byte, again and again. The steps of a row are those of its lower convex hull, so that it may go from 1 bit to 3
+    where 2 is worse than a mix of both: until a step does not fit, no choice of so many bytes costs less. Rows whose
+    next step does not fit stay, others go on. Where all at one width costs less and fits, that is the answer.
+    BadUsage where not even 1 bit fits.
+    """
+    cost = _finite(cost)
+    nbytes = np.broadcast_to(np.asarray(nbytes, np.int64), cost.shape)
+    left = int(budget_nbytes) - int(nbytes[:, 0].sum())
+    if left < 0:
+        raise BadUsage(f"all at 1 bit take {nbytes[:, 0].sum()} bytes, above the budget of {budget_nbytes}: raise it")
+    level = [0] * len(cost)
+    for row, start, target, price in _steps(cost, nbytes):
+        if level[row] == start and price <= left:
+            level[row], left = target, left - price
+    return np.array(WIDTHS)[_best_of([np.array(level, int)] + _uniform(nbytes, budget_nbytes), cost)]
+
+
+def _extra_bits(num_experts: int, avg_bits: float) -> int:
+    if not 1 <= avg_bits <= len(WIDTHS):
+        raise BadUsage(f"average bits {avg_bits}: give a number from 1 to 4")
+    return math.floor(num_experts * (avg_bits - 1))
+
+
+def _finite(loss: np.ndarray) -> np.ndarray:
+    loss = np.asarray(loss, float)
+    if not np.isfinite(loss).all():
+        raise BadInput("the loss table has gaps: quantise every expert at 1, 2, 3 and 4 bits")
+    return loss
+
+
+def _steps(cost: np.ndarray, nbytes: np.ndarray) -> Iterator[tuple[int, int, int, int]]:
+    """(row, from, to, bytes) along the lower hull of every row, those that save most per byte first."""
+    rows, level, least = np.arange(len(cost)), np.zeros(len(cost), int), np.full(len(cost), np.inf)
+    found = []
+    for _ in range(len(WIDTHS) - 1):
+        spent = nbytes - nbytes[rows, level][:, None]
+        gains = np.divide(cost[rows, level][:, None] - cost, spent, out=np.full(cost.shape, -np.inf), where=spent > 0)
+        target = gains.argmax(1)
+        # A hull bends one way; rounding errors must not put a row's second step before its first.
+        least = np.minimum(gains.max(1), least)
+        steps = np.stack([rows, level, target, spent[rows, target]])[:, least > 0]
+        found.append((least[least > 0], steps))
+        level = np.where(least > 0, target, level)
+    gains, steps = (np.concatenate(part, axis=-1) for part in zip(*found, strict=True))
+    yield from zip(*steps[:, np.lexsort((steps[1], steps[0], -gains))].tolist(), strict=True)
+
+
+def _uniform(nbytes: np.ndarray, budget_nbytes: int) -> list[np.ndarray]:
+    """All at one width, for each width that fits."""
+    return [np.full(len(nbytes), level) for level, total in enumerate(nbytes.sum(0)) if total <= budget_nbytes]
+
+
+def _best_of(choices: Sequence[np.ndarray], cost: np.ndarray) -> np.ndarray:
+    return min(choices, key=lambda level: cost[np.arange(len(cost)), level].sum())
