@@ -6,8 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
+from artifacts.bitwidths import WIDTHS
+
 FULL_BITS = 16  # the checkpoint's own precision, whatever its dtype
-WIDTHS = (1, 2, 3, 4)  # columns of every loss table
+_BORDER = 16  # bytes
 
 # Medians of 256 experts of a small trained model, GPTQ in groups of 32, held-out tokens.
 _TYPICAL_RELATIVE_LOSS = np.array([0.139, 0.0222, 0.0037, 0.0008])
@@ -17,7 +19,7 @@ _SCALE_BITS = 16
 
 @dataclass(frozen=True, slots=True)
 class Replicas:
-    """`nbytes`: bytes of one expert by bits, `FULL_BITS` among them; L layers of E experts.
+    """`nbytes`: bytes of one expert in memory by bits, `FULL_BITS` among them; L layers of E experts.
 
     `loss` [L, E, 4]: mean squared error of an expert's output at 1, 2, 3, 4 bits.
     `lost` [L, E, 4]: what the model loses by it, loss times use: the squared change of the layer's output summed over
@@ -36,11 +38,16 @@ class Replicas:
         return sorted(self.nbytes.keys() - {FULL_BITS})
 
 
+def in_memory(nbytes: int) -> int:
+    """The room that a replica of so many bytes takes: replicas begin on borders of 16 bytes."""
+    return -(-nbytes // _BORDER) * _BORDER
+
+
 def typical(num_layers: int, num_experts: int, *, expert_nbytes: int, weight_nbytes: float = 2.0) -> Replicas:
     """Replicas of a model that nobody has quantised: sizes in groups of 128, losses as measured on a small model, all
     experts used alike."""
     num_weights = expert_nbytes / weight_nbytes
-    nbytes = {bits: round(num_weights * _bits_a_weight(bits) / 8) for bits in WIDTHS}
+    nbytes = {bits: in_memory(round(num_weights * _bits_a_weight(bits) / 8)) for bits in WIDTHS}
     loss = np.tile(_TYPICAL_RELATIVE_LOSS, (num_layers, num_experts, 1))
     return Replicas({FULL_BITS: expert_nbytes} | nbytes, loss, loss / num_experts)
 

@@ -7,7 +7,8 @@ from artifacts.gptq import RECIPES, group_size_for
 from torch import nn
 
 from artifacts.errors import BadUsage
-from artifacts.packing import WIDTHS, packed_shapes
+from artifacts.bitwidths import WIDTHS
+from artifacts.packing import packed_shapes
 from runtime.layers import MoeLayer
 
 LOWERED = (128, 64, 32)  # group sizes that give way to a smaller one where they do not divide

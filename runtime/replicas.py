@@ -8,7 +8,7 @@ import torch
 
 from artifacts.errors import BadInput, Incompatible
 from artifacts.packing import PARTS, Packed
-from artifacts.replicas import Replicas
+from artifacts.replicas import Replicas, in_memory
 from artifacts.shape import Shape
 from runtime.checkpoint import Shard, StoredTensor
 from runtime.model import MoeModel
@@ -38,8 +38,13 @@ class ReplicaLayout:
         return cls(bits, tuple(parts), tuple(tensor.dtype for tensor in tensors), num_inputs)
 
     @property
-    def nbytes(self) -> int:
+    def stored_nbytes(self) -> int:
         return self.parts[-1].offset + self.parts[-1].nbytes
+
+    @property
+    def nbytes(self) -> int:
+        """The room that it takes in memory."""
+        return in_memory(self.stored_nbytes)
 
     def views(self, buffer: torch.Tensor) -> dict[str, Packed | torch.Tensor]:
         """Projections and biases by name as views of `buffer`, uint8 [nbytes] or longer, on any device."""
@@ -75,7 +80,7 @@ class ReplicaStore:
     def read(self, layer: int, expert: int, out: torch.Tensor) -> None:
         """Fill `out`, a uint8 CPU tensor [layout.nbytes] or longer. Raises BadInput if the file has shrunk or gone."""
         key = layer * self.shape.num_experts + expert
-        path, target = self._files[key], memoryview(out.numpy())[: self.layout.nbytes]
+        path, target = self._files[key], memoryview(out.numpy())[: self.layout.stored_nbytes]
         try:
             with path.open("rb", buffering=0) as file:
                 file.seek(self._offsets[key])

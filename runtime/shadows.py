@@ -7,18 +7,18 @@ import torch
 
 from artifacts.packing import Packed
 from runtime.replicas import ReplicaStore
-from runtime.weights import aligned, round_up
+from runtime.weights import aligned
 
 
 class Shadows:
-    """Reads replica `bits[key]` of every expert into one buffer on `device`, each on a 64-byte border.
+    """Reads replica `bits[key]` of every expert into one buffer on `device`, one after another.
 
     Raises BadInput for a damaged file, OutOfResources when there is no room.
     """
 
     def __init__(self, stores: Mapping[int, ReplicaStore], bits: np.ndarray, device: torch.device) -> None:
         self._layouts = [stores[width].layout for width in bits.tolist()]
-        ends = np.cumsum([round_up(layout.nbytes) for layout in self._layouts]).tolist()
+        ends = np.cumsum([layout.nbytes for layout in self._layouts]).tolist()
         self._starts = [0, *ends[:-1]]
         buffer = aligned(ends[-1])
         for key, (width, start) in enumerate(zip(bits.tolist(), self._starts, strict=True)):

@@ -7,7 +7,7 @@ import numpy as np
 from artifacts.errors import Incompatible
 from artifacts.provenance import StoredRun
 from artifacts.replicafile import replica_root
-from artifacts.replicas import FULL_BITS, Replicas
+from artifacts.replicas import FULL_BITS, Replicas, in_memory
 from artifacts.rows import buddy_matrices, entropy_percentiles, quant_loss_matrices
 from artifacts.shape import Shape
 from artifacts.store import Store
@@ -40,7 +40,7 @@ def load_replicas(store: Store, run: StoredRun, shape: Shape) -> Replicas:
     losses = quant_loss_matrices(store.read("quant_loss", run.run_id), shape.num_layers, shape.num_experts)
     lost = _smoothed(losses) / losses["energy"][:, :, -1:].sum(axis=1, keepdims=True)
     return Replicas(
-        nbytes={FULL_BITS: shape.expert_nbytes} | {int(width): int(nbytes[bits == width].max()) for width in set(bits)},
+        nbytes={FULL_BITS: shape.expert_nbytes} | {int(width): in_memory(int(nbytes[bits == width].max())) for width in set(bits)},
         loss=losses["mse"],
         lost=lost,
         files=tuple(replica_root(store.path) / files[key] for key in range(shape.num_keys)),

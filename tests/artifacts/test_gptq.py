@@ -16,7 +16,7 @@ from artifacts.gptq import (
     quantize_weight,
     round_to_nearest,
 )
-from artifacts.packing import WIDTHS
+from artifacts.bitwidths import WIDTHS
 from tests.correlated import correlated, loss, weights
 
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from artifacts.grids import divisor, nearest, plain_grid, tie, top_code, weighted_grid
-from artifacts.packing import WIDTHS
+from artifacts.bitwidths import WIDTHS
 
 
 def rounded(weights: torch.Tensor, grid: tuple[torch.Tensor, torch.Tensor], bits: int) -> torch.Tensor:

@@ -5,9 +5,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from artifacts.bitwidths import prefix_split
+from artifacts.bitwidths import WIDTHS, prefix_split
 from artifacts.errors import BadUsage
-from artifacts.replicas import FULL_BITS, WIDTHS
+from artifacts.replicas import FULL_BITS
 from artifacts.shape import Shape
 from artifacts.trace import PREFILL
 from runtime.policies.base import Artefacts, Placement, SimpleResidency, Step

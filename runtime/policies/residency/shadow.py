@@ -5,9 +5,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from artifacts.bitwidths import greedy_bits
+from artifacts.bitwidths import WIDTHS, greedy_bits
 from artifacts.errors import BadUsage
-from artifacts.replicas import FULL_BITS, WIDTHS
+from artifacts.replicas import FULL_BITS
 from artifacts.shape import Shape
 from runtime.policies.base import Artefacts, FastTier, SimpleResidency
 from runtime.policies.miss.precision import check_replicas
