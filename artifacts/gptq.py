@@ -91,9 +91,15 @@ def quantize(
     """
     _check(weight, hessian, bits, group_size, damp, recipe)
     widths = sorted(bits)
-    weights, cost = _live(weight.detach(), hessian, recipe)
-    metric = _metric(cost, group_size, damp, recipe)
-    ordered = weights.T.to(metric.root.dtype)[metric.order].contiguous()
+    is_dead = hessian.diagonal() == 0
+    weight = weight.detach()
+    if recipe == "plain":
+        # The published code deletes them; `refined` rounds them by themselves, as later text may need them.
+        weight = weight.masked_fill(is_dead, 0)
+    elif not is_dead.all():
+        is_dead = torch.zeros_like(is_dead)
+    metric = _metric(hessian, is_dead, group_size, damp, recipe)
+    ordered = weight.T.to(metric.root.dtype)[metric.order].contiguous()
     chunks = _chunks(ordered, len(widths), group_size)
     parts = [_solve(metric, rows, widths, group_size, recipe) for rows in chunks]
     return {width: _gathered([part[widths.index(width)] for part in parts]) for width in bits}
@@ -147,31 +153,23 @@ def _check(
         raise BadInput("weights or calibration inputs hold values that are not finite: the checkpoint is damaged")
 
 
-def _live(weight: torch.Tensor, hessian: torch.Tensor, recipe: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Weight and Hessian, in working precision, after inputs that were never active are dealt with.
-
-    The published code deletes their weights. `refined` rounds them by themselves: later text may need them.
-    """
-    dtype = torch.float64 if len(hessian) <= _DOUBLE_INPUTS else torch.float32
-    is_dead = hessian.diagonal() == 0
-    cost = hessian.to(dtype, copy=True)
-    if recipe == "plain" or is_dead.all():
-        cost.diagonal()[is_dead] = 1
-    if recipe == "plain":
-        weight = weight.masked_fill(is_dead, 0)
-    return weight, cost
-
-
-def _metric(hessian: torch.Tensor, group_size: int, damp: float, recipe: str) -> Metric:
+def _metric(hessian: torch.Tensor, is_dead: torch.Tensor, group_size: int, damp: float, recipe: str) -> Metric:
+    """Its inputs in the recipe's order; `is_dead` are those that need a price although they were never active."""
     order = plain_order(len(hessian))
     if recipe == "refined":
         order = activation_order(hessian.diagonal(), group_size)
-    for factor in (1, 10, 100):
-        metric = Metric.of(hessian, order, damp * factor)
-        metric = metric or Metric.of(hessian.double(), order, damp * factor)
-        if metric:
-            return metric
+    price = is_dead.to(hessian.dtype)
+    mean = (hessian.diagonal() + price).mean()
+    for damping in (damp, 10 * damp, 100 * damp):
+        for dtype in _precisions(len(hessian)):
+            metric = Metric.of(hessian, order, ridge=price + damping * mean, dtype=dtype)
+            if metric:
+                return metric
     raise BadInput("the Hessian of the calibration inputs has no Cholesky factor, even damped: give more samples")
+
+
+def _precisions(num_inputs: int) -> tuple[torch.dtype, ...]:
+    return (torch.float64,) if num_inputs <= _DOUBLE_INPUTS else (torch.float32, torch.float64)
 
 
 def _chunks(weights: torch.Tensor, num_widths: int, group_size: int) -> Iterator[torch.Tensor]:

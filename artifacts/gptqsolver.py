@@ -26,10 +26,12 @@ class Metric:
     root: torch.Tensor
 
     @classmethod
-    def of(cls, hessian: torch.Tensor, order: torch.Tensor, damp: float) -> "Metric | None":
-        """None where even damped it has no factor. Damping adds that share of the mean of the diagonal to it."""
-        damped = hessian[order[:, None], order]
-        damped.diagonal().add_(damp * damped.diagonal().mean())
+    def of(
+        cls, hessian: torch.Tensor, order: torch.Tensor, *, ridge: torch.Tensor, dtype: torch.dtype
+    ) -> "Metric | None":
+        """With `ridge` [in] added to the diagonal; None where even then there is no factor."""
+        damped = hessian[order[:, None], order].to(dtype)
+        damped.diagonal().add_(ridge[order])
         root, failed = torch.linalg.cholesky_ex(damped)
         return None if failed or not root.isfinite().all() else cls(order, damped, root)
 
@@ -104,11 +106,11 @@ class ColumnLoop:
     def _choose_grid(self, group: int) -> None:
         """From the group's weights as they would be moved if none of them were rounded."""
         part = slice(group * self._group_size, (group + 1) * self._group_size)
-        root, wanted = self._metric.root[part, part], self._wanted[part]
-        inverse = torch.linalg.solve_triangular(root, torch.eye(len(root), dtype=root.dtype), upper=False)
-        moves = (inverse.T @ wanted.flatten(1)).view_as(wanted)
+        root, weights = self._metric.root[part, part], self._weights[part, None].expand_as(self._wanted[part])
+        if part.stop < len(self._weights):
+            inverse = torch.linalg.solve_triangular(root, torch.eye(len(root), dtype=root.dtype), upper=False)
+            weights = weights + (inverse.T @ self._wanted[part].flatten(1)).view_as(weights)
         cost = root.diagonal().square()
-        weights = self._weights[part, None] + moves
         grid = weighted_grid(weights, cost, self._bits) if self._is_weighted else plain_grid(weights, self._bits)
         scales, zeros = self._scales[group], self._zeros[group] = grid
         self._grid = (divisor(scales), -zeros, self._tops - zeros)

@@ -47,7 +47,10 @@ def weighted_grid(weights: torch.Tensor, cost: torch.Tensor, bits: Sequence[int]
     scale then moves to the best one for the levels it gave, twice, and the cheapest of all is taken.
     """
     signs, ranged, tops = _split(weights, bits)
-    return _joined(2 * torch.tensordot(cost, signs.abs(), 1) / cost.sum(), *_searched(ranged, cost, tops))
+    cost = cost / cost.max()
+    # Which grid is best does not hang on the last digits: single precision, at half the time.
+    found = (part.to(weights.dtype) for part in _searched(ranged.float(), cost.float(), tops.float()))
+    return _joined(2 * torch.tensordot(cost, signs.abs(), 1) / cost.sum(), *found)
 
 
 def _searched(weights: torch.Tensor, cost: torch.Tensor, tops: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -58,7 +61,8 @@ def _searched(weights: torch.Tensor, cost: torch.Tensor, tops: torch.Tensor) -> 
     for reach_low, reach_high in _REACHES:
         tried, tried_zero = _range_grid(reach_low * low, reach_high * high, tops)
         for _ in range(2):
-            levels = nearest(weights, tried, -tried_zero, tops - tried_zero, 0.0)
+            levels = (weights / tried).round_()
+            levels = torch.clamp(levels, -tried_zero, tops - tried_zero, out=levels)
             along, square = (priced * levels).sum(0), torch.tensordot(cost, levels.square_(), 1)
             tried = torch.where(along > 0, along / square, tried)
         gain = torch.where(along > 0, along * along / square, saved)

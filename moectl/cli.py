@@ -201,6 +201,21 @@ def _quantize(
     verb.show(verb.quantize(model, request, store=store), as_json=json)
 
 
+@app.command("export")
+def _export(
+    model: Model = None,
+    out: Annotated[Path, typer.Option(help="The folder to write; it must not be there yet.")] = ...,
+    bits: Annotated[int, typer.Option(help="2, 3 or 4.")] = 4,
+    store: StorePath = DEFAULT_STORE,
+    run: RunId = None,
+    json: Json = False,
+) -> None:
+    """Write a GPTQ checkpoint (layout gptq_v2): experts from their replicas, everything else as it is."""
+    from moectl.commands import export as verb
+
+    verb.show(verb.export(model, out, bits=bits, store=store, run=run), as_json=json)
+
+
 @app.command("run")
 def _run(
     model: Model = None,

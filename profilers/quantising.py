@@ -12,9 +12,10 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import torch
-from artifacts.gptq import Quantized, group_size_for, quantize
 from torch import nn
 
+from artifacts.errors import BadInput
+from artifacts.gptq import Quantized, group_size_for, quantize
 from artifacts.replicafile import file_hash, read_metadata, replica_nbytes, write_replicas
 from profilers.calibration import LayerInputs, Weights, hessians, output, spaced
 from profilers.method import Method
@@ -58,7 +59,7 @@ def quantise(unit: Unit) -> Record:
         parts = unit.layout.views(torch.from_numpy(unit.weights))
         weights = {name: part.float() for name, part in parts.items()}
         found = hessians(module, weights, unit.inputs, unit.rows)
-        replicas = {name: _quantised(module, weights[name], hessian, unit.method) for name, hessian in found.items()}
+        replicas = {name: _quantised(unit, module, name, weights[name], hessian) for name, hessian in found.items()}
         losses = _losses(module, weights, replicas, unit)
     biases = {name: part for name, part in parts.items() if name.endswith("_bias")}
     files = {
@@ -97,10 +98,16 @@ def tables(records: Sequence[Record]) -> dict[str, pa.Table]:
     return {"quant_loss": pa.table(keys | of_width | of_expert), "replicas": pa.table(keys | files)}
 
 
-def _quantised(module: nn.Module, weight: torch.Tensor, hessian: torch.Tensor, method: Method) -> dict[int, Quantized]:
+def _quantised(
+    unit: Unit, module: nn.Module, name: str, weight: torch.Tensor, hessian: torch.Tensor
+) -> dict[int, Quantized]:
+    method = unit.method
     weight = weight.T.contiguous() if module.is_transposed else weight
     group_size = group_size_for(weight.shape[1], method.group_size)
-    return quantize(weight, hessian, method.bits, group_size, damp=method.damp, recipe=method.recipe)
+    try:
+        return quantize(weight, hessian, method.bits, group_size, damp=method.damp, recipe=method.recipe)
+    except BadInput as problem:
+        raise BadInput(f"layer {unit.layer}, expert {unit.expert}, {name}: {problem}") from problem
 
 
 def _losses(

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from artifacts.packing import Packed
 
 # From so many on it is faster to unpack a matrix once than to read its stream for each of them: see docs/speed.md.
-MANY_TOKENS = 16
+MANY_TOKENS = 12
 _PANEL = 1 << 18  # weights that are unpacked at a time by `dequantise`, which needs several int32 for each
 
 

@@ -20,7 +20,6 @@ from runtime.kernels import kernel
 f32, i32, u32 = np.float32, np.int32, np.uint32  # numba widens what is not said to be narrow
 _SIGNATURE = "void(int32[:, ::1], int16[:, ::1], int32[:, ::1], {})"  # words, scales, zeros, and what follows them
 _BLOCK = 32  # codes that begin and end with a word, at every width
-_PANEL = 1 << 18  # weights unpacked to float32 on their way to another dtype: they stay in the cache
 _NO_ZEROS = np.zeros((1, 1), np.int32)
 _EXPONENTS = f32(2.0**112)  # between float16's and float32's
 
@@ -37,15 +36,13 @@ def multiply(x: torch.Tensor, packed: Packed) -> torch.Tensor:
 
 def dequantise(packed: Packed, dtype: torch.dtype) -> torch.Tensor:
     """The matrix [O, I], outputs side by side in memory; the same bits as `runtime.lowbit.dequantise`, much sooner."""
-    out = torch.empty(packed.num_inputs, packed.num_outputs, dtype=dtype)
-    panel = torch.empty(min(packed.num_inputs, max(1, _PANEL // packed.num_outputs)), packed.num_outputs)
-    for first in range(0, packed.num_inputs, len(panel)):
-        rows = out[first : first + len(panel)]
-        unpacked = rows if dtype is torch.float32 else panel[: len(rows)]
-        _unpack(*_arrays(packed), packed.bits, packed.group_size, first, unpacked.numpy())
-        if unpacked is not rows:
-            rows.copy_(unpacked)
-    return out.mT
+    is_bfloat16 = dtype is torch.bfloat16
+    out = torch.empty(packed.num_inputs, packed.num_outputs, dtype=dtype if is_bfloat16 else torch.float32)
+    if is_bfloat16:
+        _unpack_bfloat16(*_arrays(packed), packed.bits, out.view(torch.int16).numpy())
+    else:
+        _unpack(*_arrays(packed), packed.bits, out.numpy())
+    return out.to(dtype).mT
 
 
 def _arrays(packed: Packed) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -169,21 +166,40 @@ def _multiplier(bits: int) -> Callable[..., None]:
     return multiply
 
 
-@kernel(_SIGNATURE.format("int64, int64, int64, float32[:, ::1]"), nogil=True)
-def _unpack(words, scales, zeros, bits, group_size, first, out):
-    """Weights of the inputs from `first` on, out float32 [n, O]."""
-    num_outputs = words.shape[1]
-    scale, zero = np.empty(num_outputs, np.float32), np.empty(num_outputs, np.float32)
-    for row in range(len(out)):
-        k = first + row
-        if row == 0 or k % group_size == 0:
-            g = k // group_size
-            _grid(scales[g], zeros[min(g, len(zeros) - 1)], bits, scale, zero)
-        i, shift = k * bits >> 5, k * bits & 31
-        following = min(i + 1, len(words) - 1)
-        if shift + bits > 32:
-            for o in range(num_outputs):
-                out[row, o] = scale[o] * (_code(words[i, o], words[following, o], shift, bits) - zero[o])
-        else:
-            for o in range(num_outputs):
-                out[row, o] = scale[o] * (_code(words[i, o], 0, shift, bits) - zero[o])
+@part
+def _unpack_row(words, bits, k, scale, zero, row):
+    """The weights of one input, [O]."""
+    i, shift = k * bits >> 5, k * bits & 31
+    following = min(i + 1, len(words) - 1)
+    if shift + bits > 32:
+        for o in range(len(row)):
+            row[o] = scale[o] * (_code(words[i, o], words[following, o], shift, bits) - zero[o])
+    else:
+        for o in range(len(row)):
+            row[o] = scale[o] * (_code(words[i, o], 0, shift, bits) - zero[o])
+
+
+@kernel(_SIGNATURE.format("int64, float32[:, ::1]"), nogil=True)
+def _unpack(words, scales, zeros, bits, out):
+    """Every weight, out [I, O]."""
+    scale, zero = np.empty(words.shape[1], np.float32), np.empty(words.shape[1], np.float32)
+    group_size = len(out) // len(scales)
+    for k in range(len(out)):
+        if k % group_size == 0:
+            _grid(scales[k // group_size], zeros[min(k // group_size, len(zeros) - 1)], bits, scale, zero)
+        _unpack_row(words, bits, k, scale, zero, out[k])
+
+
+@kernel(_SIGNATURE.format("int64, int16[:, ::1]"), nogil=True)
+def _unpack_bfloat16(words, scales, zeros, bits, out):
+    """The same as bits of bfloat16, rounded to nearest and to even: torch takes longer to round than this to unpack."""
+    scale, zero = np.empty(words.shape[1], np.float32), np.empty(words.shape[1], np.float32)
+    row = np.empty(words.shape[1], np.float32)
+    patterns, group_size = row.view(np.uint32), len(out) // len(scales)
+    for k in range(len(out)):
+        if k % group_size == 0:
+            _grid(scales[k // group_size], zeros[min(k // group_size, len(zeros) - 1)], bits, scale, zero)
+        _unpack_row(words, bits, k, scale, zero, row)
+        for o in range(len(row)):
+            is_odd = u32(u32(patterns[o] >> u32(16)) & u32(1))
+            out[k, o] = np.int16(u32(u32(patterns[o] + u32(0x7FFF) + is_odd) >> u32(16)))

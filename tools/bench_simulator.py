@@ -46,7 +46,7 @@ def main() -> None:
         return
     rows = [(name, *measure(trace, shape, name, options)) for name in options.eviction]
     lru = {name: rate for name, rate, _ in rows}.get("lru", rows[0][1])
-    live = [(f"{live_us(name, options):.1f}",) if options.live else () for name in options.eviction]
+    live = [(_live(name, options),) if options.live else () for name in options.eviction]
     show_sheet(
         Sheet(
             f"{len(trace):,} steps, {shape.num_keys} keys, budget {options.budget:.0%}, scope {options.scope}",
@@ -115,6 +115,12 @@ def profile(trace: Trace, shape: Shape, options: argparse.Namespace) -> None:
         profiler.runcall(replay, trace, owner)
         print(name)
         pstats.Stats(profiler).sort_stats("tottime").print_stats(20)
+
+
+def _live(eviction: str, options: argparse.Namespace) -> str | None:
+    """None for who looks into the future."""
+    needs_future = "next_use" in POLICIES["eviction"][eviction].requires
+    return None if needs_future else f"{live_us(eviction, options):.1f}"
 
 
 def live_us(eviction: str, options: argparse.Namespace, *, num_tokens: int = 96) -> float:

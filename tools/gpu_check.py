@@ -21,6 +21,7 @@ from pathlib import Path
 
 import torch
 
+from tools import gpu_lowbit
 from tools.gpu_checks import (
     LARGE,
     SMALL,
@@ -65,6 +66,7 @@ def run(scratch: Path, device: str, options: argparse.Namespace) -> list[Check]:
     checks = list(_attempts(_exactness(scratch, device)))
     if device != "cpu":
         checks += _attempts([("bandwidth", lambda: bandwidth(device))])
+    checks += _attempts(_lowbit(device))
     large = scratch / "large"
     made = attempt("a large random model", lambda: _make(large, device, options.layers))
     if not made.passed:
@@ -96,6 +98,12 @@ def _exactness(scratch: Path, device: str) -> Iterable[tuple[str, Callable[[], F
                 yield f"exact: {model} model, {dtype_name}, {run_name}", check
 
 
+def _lowbit(device: str) -> Iterable[tuple[str, Callable[[], Finding]]]:
+    for bits in (1, 2, 3, 4):
+        yield f"replicas: {bits} bits, exact", lambda bits=bits: gpu_lowbit.agreement(device, bits)
+        yield f"replicas: {bits} bits, speed", lambda bits=bits: gpu_lowbit.speed(device, bits)
+
+
 def _bundled() -> Path:
     return ROOT / "moectl" / "demo"
 
@@ -120,7 +128,7 @@ def _gpu(device: str) -> dict[str, object] | None:
 
 
 def _versions() -> dict[str, str | None]:
-    names = ("torch", "transformers", "numpy", "safetensors")
+    names = ("torch", "transformers", "numpy", "safetensors", "triton")
     return {"python": platform.python_version()} | {name: _version(name) for name in names}
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from artifacts.gptq import hessian, quantize
-from artifacts.gptqsolver import Metric, activation_order, plain_order
+from artifacts.gptqsolver import Metric, activation_order
 from tests.correlated import correlated, loss, weights
 
 SHAPE = (24, 256)
@@ -68,10 +68,12 @@ def test_single_precision_agrees_with_double() -> None:
 
 
 def test_a_metric_is_a_damped_hessian_and_its_factor() -> None:
-    metric = Metric.of(hessian(correlated(20, 32)), plain_order(32), 0.01)
+    inputs, ridge, order = hessian(correlated(20, 32)), torch.arange(32).double() + 1, torch.arange(32).flip(0)
+    metric = Metric.of(inputs, order, ridge=ridge, dtype=torch.float64)
     assert torch.allclose(metric.root @ metric.root.T, metric.hessian) and not metric.root.triu(1).any()
-    assert Metric.of(-torch.eye(4), plain_order(4), 0.01) is None
-    assert Metric.of(torch.zeros(4, 4), plain_order(4), 0.01) is None
+    assert torch.allclose(metric.hessian.flip(0, 1), inputs + ridge.diag())
+    for sign in (-1, 0):
+        assert Metric.of(sign * torch.eye(32), order, ridge=torch.zeros(32), dtype=torch.float64) is None
 
 
 def test_groups_are_visited_whole_and_by_falling_activation() -> None:

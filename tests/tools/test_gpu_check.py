@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tools import gpu_check
+from tools import gpu_check, gpu_lowbit
 from tools.gpu_checks import (
     RUNS,
     SMALL,
@@ -91,9 +91,31 @@ def test_a_whole_run_tells_every_check(
     monkeypatch.setattr(gpu_check, "LARGE", TINY)
     monkeypatch.setattr(gpu_check, "SMALL", TINY)
     monkeypatch.setattr(gpu_check, "_bundled", lambda: folder)
+    monkeypatch.setattr(gpu_lowbit, "MEASURED", (64, 128))
+    monkeypatch.setattr(gpu_lowbit, "SHAPES", ((64, 96, 32),))
+    monkeypatch.setattr(gpu_lowbit, "COLD_NBYTES", 1 << 16)
     checks = gpu_check.run(tmp_path, "cpu", Namespace(layers=2, tokens=2, threads=1))
     told = capsys.readouterr().out.splitlines()
-    assert len(told) == len(checks) == 4 * len(RUNS) + 4 + 2
+    assert len(told) == len(checks) == 4 * len(RUNS) + 2 * 4 + 4 + 2
     assert [line.startswith("passed") for line in told] == [check.passed for check in checks]
     assert all(check.passed for check in checks if check.name.startswith("exact"))
+    assert all(check.passed for check in checks if check.name.startswith("replicas"))
     assert sum(check.name.startswith("exact: bundled model, bfloat16") for check in checks) == len(RUNS)
+
+
+@pytest.mark.parametrize("bits", [1, 4])
+def test_products_with_packed_weights_agree_and_are_measured(bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_lowbit, "MEASURED", (64, 128))
+    found = attempt("exact", lambda: gpu_lowbit.agreement("cpu", bits))
+    assert found.passed and "numba" in found.detail, found
+    speed = attempt("speed", lambda: gpu_lowbit.speed("cpu", bits, nbytes=1 << 16, turns=1))
+    assert speed.passed and speed.figures["1 tokens"]["ratio"] > 0, speed
+    assert json.dumps([found.figures, speed.figures])
+
+
+def test_a_product_that_differs_is_no_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    from runtime import lowbit
+
+    honest = lowbit.linear
+    monkeypatch.setattr(lowbit, "linear", lambda x, packed: honest(x, packed) * 1.01)
+    assert not attempt("exact", lambda: gpu_lowbit.agreement("cpu", 2)).passed
