@@ -58,9 +58,9 @@ def similarity_matrices(rows: pa.Table, num_layers: int, num_experts: int) -> Si
 
 
 def quant_loss_matrices(rows: pa.Table, num_layers: int, num_experts: int) -> dict[str, np.ndarray]:
-    """`mse`, `relative`, `gated` and `energy`, each [L, E, 4] in the order of 1, 2, 3 and 4 bits; NaN where there is no row."""
+    """`mse`, `relative` and `gated`, each [L, E, 4] in the order of 1, 2, 3 and 4 bits; NaN where there is no row."""
     at = _column(rows, "layer"), _column(rows, "expert"), _column(rows, "bits") - 1
-    found = {name: np.full((num_layers, num_experts, 4), np.nan) for name in ("mse", "relative", "gated", "energy")}
+    found = {name: np.full((num_layers, num_experts, 4), np.nan) for name in ("mse", "relative", "gated")}
     for name, values in found.items():
         values[at] = _column(rows, name)
     return found

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 
 import numpy as np
-from artifacts.gptq import RECIPES, group_size_for
 from torch import nn
 
-from artifacts.errors import BadUsage
 from artifacts.bitwidths import WIDTHS
+from artifacts.errors import BadUsage
+from artifacts.gptq import RECIPES, group_size_for
 from artifacts.packing import packed_shapes
 from runtime.layers import MoeLayer
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from artifacts.replicas import FULL_BITS
 from artifacts.shape import Shape
-from runtime.plan import NO_SLOT, Place
+from runtime.plan import Place
 
 ABSENT, LOADING, RESIDENT = 0, 1, 2
 
@@ -23,8 +23,8 @@ class Cache:
     """`capacities` [L] slots of each layer in layer scope; in global scope only their sum counts.
 
     `shadows` [L * E]: bits of the replica of each expert that stays beside the slots, if any does; `near_bits` [L * E]:
-    those at which it is computed near. `state` and `pinned` [L * E] are views for whoever wants many keys at once. One key at a time is read and written in
-    the bytes below them, which takes a tenth of the time.
+    those at which it is computed near. `state` and `pinned` [L * E] are views for whoever wants many keys at once. One
+    key at a time is read and written in the bytes below them, which takes a tenth of the time.
     """
 
     def __init__(

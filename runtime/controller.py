@@ -1,8 +1,8 @@
 """The only caller of policies. It asks them in one fixed order and turns a step into a plan; it never touches a weight.
 
 The order: residency, which may place experts anew; routing policy; states of the wanted; miss policy; victims for what
-must come; waves; prefetches within their bytes. Everything here follows from ids, scores and step numbers, so that a live run and a replay of its trace decide
-alike.
+must come; waves; prefetches within their bytes. Everything here follows from ids, scores and step numbers, so that a live
+run and a replay of its trace decide alike.
 """
 
 from collections import deque
@@ -131,7 +131,7 @@ class Controller:
         if self._queue:
             self._drain()
         if len(self.nbytes) > 1:
-            self._count_bits(layer, (*near, *low, *(place for wave in waves for place in (*wave.resident, *wave.loads))))
+            self._count_bits(layer, [*near, *low, *(place for w in waves for place in (*w.resident, *w.loads))])
         return Plan(layer, selected, weights, waves, near, low, prefetches)
 
     def settled(self, layer: int, experts: list[int]) -> list[int]:
@@ -189,7 +189,7 @@ class Controller:
     def _low_place(self, key: int) -> Place:
         return Place(key, NO_SLOT, int(self.cache.shadows[key]))
 
-    def _count_bits(self, layer: int, places: tuple[Place, ...]) -> None:
+    def _count_bits(self, layer: int, places: list[Place]) -> None:
         for place in places:
             if place.bits != FULL_BITS:
                 self.counters.add(_AT_BITS[place.bits], layer, 1)

@@ -105,9 +105,7 @@ class CudaLink(ThreadLink):
         while len(self._in_flight) >= _IN_FLIGHT:
             self._in_flight.popleft().done.synchronize()
         host = self._host_bytes(transfer)
-        copy = _Copy(
-            torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True), transfer.slot.nbytes
-        )
+        copy = _Copy(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True), transfer.slot.nbytes)
         with torch.cuda.stream(self._copies):
             self._copies.wait_event(self._readable.pop(transfer.slot.data_ptr()))
             copy.begun.record(self._copies)

@@ -1,7 +1,5 @@
 """What policies may want to know of a model, counted in a trace where no store has it."""
 
-from dataclasses import replace
-
 import numpy as np
 
 from artifacts.buddies import buddy_lists, buddy_table
@@ -48,11 +46,8 @@ def replicas(trace: Trace, model: ModelShape) -> Replicas:
     """Replicas of typical size and loss; what is lost by them counts the trace's own uses, weighted as its routers
     do."""
     shape = model.shape
-    found = typical(
-        shape.num_layers, shape.num_experts, expert_nbytes=shape.expert_nbytes, weight_nbytes=model.weight_nbytes
-    )
     use = np.zeros((shape.num_layers, shape.num_experts))
     shares = trace.weights / trace.weights.sum(axis=1, keepdims=True)
     np.add.at(use, (trace.layer[:, None], trace.experts), shares**2)
     use /= np.maximum(use.sum(axis=1, keepdims=True), 1e-12)
-    return replace(found, lost=found.loss * use[:, :, None])
+    return typical(use, expert_nbytes=shape.expert_nbytes, weight_nbytes=model.weight_nbytes)

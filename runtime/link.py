@@ -43,7 +43,8 @@ class Link(Protocol):
     kind: str
 
     def issue(self, key: int, slot: torch.Tensor, *, urgency: int, bits: int = FULL_BITS) -> Transfer:
-        """Queue a transfer of as many bytes as `slot` has. Returns at once; the slot is written after what compute has queued so far."""
+        """Queue a transfer of as many bytes as `slot` has. Returns at once; the slot is written after what compute has
+        queued so far."""
 
     def collect(self, transfer: Transfer) -> None:
         """Let compute have what `transfer` brings, waiting as long as it must. Raises what the transfer raised."""

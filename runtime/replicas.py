@@ -97,9 +97,7 @@ def open_replicas(opened: MoeModel, replicas: Replicas | None, widths: Sequence[
     axis = 0 if opened.layers[0].experts.is_transposed else 1
     parts = opened.store.layout.parts
     num_inputs = {part.name: part.shape[axis] for part in parts if not part.name.endswith("_bias")}
-    return {
-        bits: ReplicaStore(replicas.files, bits=bits, shape=opened.shape, num_inputs=num_inputs) for bits in widths
-    }
+    return {bits: ReplicaStore(replicas.files, bits=bits, shape=opened.shape, num_inputs=num_inputs) for bits in widths}
 
 
 def _tensors(path: Path, bits: int) -> list[StoredTensor]:

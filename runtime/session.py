@@ -14,7 +14,7 @@ from runtime.assembly import build_controller, fast_tier
 from runtime.cache import Scope
 from runtime.engine import Engine
 from runtime.generate import Sampling, Token, stream
-from runtime.lowbit import kernel_name
+from runtime.lowbit import kernel_name, make_ready
 from runtime.model import MoeModel, open_model
 from runtime.policies import POLICIES, build, describe, preset
 from runtime.policies.base import Artefacts, FastTier
@@ -24,7 +24,6 @@ from runtime.replicas import open_replicas
 from runtime.shadows import Shadows
 from runtime.tiers import open_tiers, resolve_device, resolve_link
 from runtime.weights import aligned
-
 
 _PATIENCE = 4
 
@@ -97,6 +96,9 @@ class Session:
             self.engine.see_probabilities()
         self.engine.install()
         self._next_request = 0
+        if fast.shadows is not None or self.policies.widths:
+            resident = set() if fast.shadows is None else set(fast.shadows.tolist())
+            make_ready(sorted(resident | set(self.policies.widths)), opened.model.device)
         if num_slots == shape.num_keys:
             self.fallbacks.append(f"budget {self._budget} holds the whole model: every expert stays resident")
 
@@ -198,7 +200,7 @@ class Session:
         window = prefetch_window(
             self.opened, self.tiers.bandwidth or link_bytes_per_second(self.tiers.link, self.slots, nbytes)
         )
-        # Where a replica serves meanwhile nothing is lost by waiting longer, and nothing counts that may not have landed.
+        # A replica serves meanwhile, so that nothing is lost by counting late on what may not have landed.
         return window // _PATIENCE if self.policies.miss.reads_shadows else window
 
     def _allocate(self, num_slots: int) -> torch.Tensor:

@@ -25,7 +25,9 @@ class Shadows:
             store = stores[width]
             store.read(*divmod(key, store.shape.num_experts), buffer[start:])
         self._buffer = buffer.to(device)
-        self._views = [layout.views(self._buffer[start:]) for layout, start in zip(self._layouts, self._starts, strict=True)]
+        self._views = [
+            layout.views(self._buffer[start:]) for layout, start in zip(self._layouts, self._starts, strict=True)
+        ]
 
     @property
     def nbytes(self) -> int:

@@ -1,13 +1,11 @@
 """Artefacts out of the store, as policies want them."""
 
-from collections.abc import Mapping
-
 import numpy as np
 
 from artifacts.errors import Incompatible
 from artifacts.provenance import StoredRun
 from artifacts.replicafile import replica_root
-from artifacts.replicas import FULL_BITS, Replicas, in_memory
+from artifacts.replicas import FULL_BITS, Replicas, in_memory, passed_on
 from artifacts.rows import buddy_matrices, entropy_percentiles, quant_loss_matrices
 from artifacts.shape import Shape
 from artifacts.store import Store
@@ -38,17 +36,15 @@ def load_replicas(store: Store, run: StoredRun, shape: Shape) -> Replicas:
             f"{store.path} has replicas of {len(files)} experts, the model has {shape.num_keys}: run moectl quantize"
         )
     losses = quant_loss_matrices(store.read("quant_loss", run.run_id), shape.num_layers, shape.num_experts)
-    lost = _smoothed(losses) / losses["energy"][:, :, -1:].sum(axis=1, keepdims=True)
+    gated, mse = losses["gated"], losses["mse"]
+    use = np.divide(gated, mse, out=np.zeros_like(mse), where=mse > 0)  # alike at every width
+    # None is worthless because the text had no use for it.
+    lost = (gated + _PRIOR_USE * mse * use.mean(axis=1, keepdims=True)) * passed_on(shape.num_layers)
     return Replicas(
-        nbytes={FULL_BITS: shape.expert_nbytes} | {int(width): in_memory(int(nbytes[bits == width].max())) for width in set(bits)},
-        loss=losses["mse"],
+        nbytes={FULL_BITS: shape.expert_nbytes}
+        | {int(width): in_memory(int(nbytes[bits == width].max())) for width in set(bits)},
+        loss=mse,
         lost=lost,
+        use=np.nanmean(use, axis=2),
         files=tuple(replica_root(store.path) / files[key] for key in range(shape.num_keys)),
     )
-
-
-def _smoothed(losses: Mapping[str, np.ndarray]) -> np.ndarray:
-    """`gated` [L, E, 4] as if every expert had served a little more: none is worthless because a text had no use for
-    it."""
-    use = np.divide(losses["gated"], losses["mse"], out=np.zeros_like(losses["mse"]), where=losses["mse"] > 0)
-    return losses["gated"] + _PRIOR_USE * losses["mse"] * use.mean(axis=1, keepdims=True)

@@ -130,7 +130,7 @@ class Workload:
                 self._assume(f"{_DERIVED[name]} are counted in the trace that is replayed")
         if "replicas" in needs and found.replicas is None:
             found = replace(found, replicas=self._typical_replicas)
-            self._assume("replicas are those of GPTQ in groups of 128, their losses a small model's, their use the trace's")
+            self._assume("replicas: sizes as in groups of 128, losses as of a small model, use as in the trace")
         return found
 
     def _assume(self, note: str) -> None:

@@ -138,9 +138,7 @@ class RamStore:
     Raises OutOfResources when there is no room for the slab.
     """
 
-    def __init__(
-        self, disk: Reader, *, pin: bool = False, progress: Callable[[int], None] | None = None
-    ) -> None:
+    def __init__(self, disk: Reader, *, pin: bool = False, progress: Callable[[int], None] | None = None) -> None:
         self.layout, self.shape = disk.layout, disk.shape
         stride = round_up(self.layout.nbytes)
         self._slab = aligned(self.shape.num_keys * stride, pin=pin).view(self.shape.num_keys, stride)

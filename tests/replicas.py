@@ -37,6 +37,6 @@ def made(opened: MoeModel, folder: Path) -> Replicas:
         files.append(folder / f"{key}.safetensors")
         write_replicas(files[-1], replicas, {})
     loss = np.tile(0.5 ** np.array(WIDTHS), (shape.num_layers, shape.num_experts, 1))
-    lost = loss * np.random.default_rng(0).random((shape.num_layers, shape.num_experts, 1))
+    use = np.random.default_rng(0).random((shape.num_layers, shape.num_experts))
     nbytes = {bits: in_memory(size) for bits, size in replica_nbytes(files[0]).items()}
-    return Replicas({FULL_BITS: shape.expert_nbytes} | nbytes, loss, lost, tuple(files))
+    return Replicas({FULL_BITS: shape.expert_nbytes} | nbytes, loss, loss * use[:, :, None], use, tuple(files))

@@ -64,7 +64,7 @@ def artefacts(shape: Shape, trace: Trace) -> Artefacts:
         buddy_q=rng.random(buddies.shape),
         entropy=np.zeros((size[0], 101)),
         next_use=NextUse.of(trace, shape),
-        replicas=Replicas(NBYTES, *(np.sort(rng.random((*size, 4)))[..., ::-1] for _ in range(2))),
+        replicas=Replicas(NBYTES, *(np.sort(rng.random((*size, 4)))[..., ::-1] for _ in range(2)), rng.random(size)),
     )
 
 

@@ -26,7 +26,9 @@ def artefacts(shape: Shape, replicas: Replicas | None = None) -> Artefacts:
     rng = np.random.default_rng(0)
     size = (shape.num_layers, shape.num_experts)
     buddies = np.stack([[rng.permutation(shape.num_experts)[:3] for _ in range(size[1])] for _ in range(size[0])])
-    return Artefacts(buddies=buddies, buddy_q=rng.random((*size, 3)), entropy=np.zeros((size[0], 101)), replicas=replicas)
+    return Artefacts(
+        buddies=buddies, buddy_q=rng.random((*size, 3)), entropy=np.zeros((size[0], 101)), replicas=replicas
+    )
 
 
 RUNNING = [name for name, preset in presets().items() if not preset.waits_for]

@@ -4,8 +4,6 @@ MoNDE)."""
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
-
 from artifacts.trace import PREFILL
 from runtime.policies.base import Choice, Residents, Simple, Step
 
@@ -19,4 +17,5 @@ class Cold(Simple):
     def choose(self, step: Step, residents: Residents) -> Choice:
         if step.phase == PREFILL:
             return Choice(step.selected)
-        return Choice(step.selected, near=frozenset(np.unique(step.selected[~residents.resident[step.selected]]).tolist()))
+        missing = step.selected[~residents.resident[step.selected]]
+        return Choice(step.selected, near=frozenset(missing.tolist()))

@@ -1,4 +1,4 @@
-"""Compute what is missing on its own low-bit replica, which is always in the fast tier (moectl; lossy, never stalls)."""
+"""Compute what is missing on its own low-bit replica, which stays in the fast tier (moectl; lossy, never stalls)."""
 
 from dataclasses import dataclass
 from typing import ClassVar
