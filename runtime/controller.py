@@ -1,8 +1,8 @@
 """The only caller of policies. It asks them in one fixed order and turns a step into a plan; it never touches a weight.
 
 The order: residency, which may place experts anew; routing policy; states of the wanted; miss policy; victims for what
-must come; waves; prefetches within their bytes. Everything here follows from ids, scores and step numbers, so that a live
-run and a replay of its trace decide alike.
+must come; waves; prefetches within their bytes. Everything here follows from ids, scores and step numbers, so that a
+live run and a replay of its trace decide alike.
 """
 
 from collections import deque
