@@ -24,6 +24,10 @@ _DOUBLE_INPUTS = 1024
 # Rows of all widths together in one run of the column loop, and numbers that its refit holds: they bound the memory.
 _CHUNK_ROWS = 2048
 _REFIT_SIZE = 2**25
+# Narrow enough that little of the other half is multiplied, wide enough for the products to be fast.
+_GRAM_STRIP = 256
+# Weights up to which rows are compared with plain rounding: a few rows can be unlucky, many never are on the whole.
+_FEW_WEIGHTS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +50,12 @@ class Quantized:
         return (levels * self.scales.float()[:, :, None]).flatten(1)
 
     def packed(self) -> Packed:
-        """The same as streams of words."""
-        words = torch.from_numpy(pack(self.codes.T.numpy(), self.bits))
-        zeros = None if self.zeros is None else torch.from_numpy(pack(self.zeros.numpy(), self.bits)).T.contiguous()
-        return Packed(self.bits, self.group_size, self.codes.shape[1], words, self.scales.T.contiguous(), zeros)
+        """The same as streams of words, in main memory."""
+        words, scales = torch.from_numpy(pack(self.codes.T.cpu().numpy(), self.bits)), self.scales.T.cpu().contiguous()
+        zeros = self.zeros
+        if zeros is not None:
+            zeros = torch.from_numpy(pack(zeros.cpu().numpy(), self.bits)).T.contiguous()
+        return Packed(self.bits, self.group_size, self.codes.shape[1], words, scales, zeros)
 
     @classmethod
     def from_packed(cls, packed: Packed) -> "Quantized":
@@ -65,7 +71,18 @@ class Quantized:
 def hessian(inputs: torch.Tensor) -> torch.Tensor:
     """`2/n X^T X` [in, in] of inputs X [n, in], in single precision at least."""
     inputs = inputs if inputs.dtype == torch.float64 else inputs.float()
-    return 2 / max(1, len(inputs)) * (inputs.T @ inputs)
+    return gram(inputs).mul_(2 / max(1, len(inputs)))
+
+
+def gram(inputs: torch.Tensor) -> torch.Tensor:
+    """`X^T X` [in, in] of inputs X [n, in], exactly symmetric: only one half is multiplied out."""
+    size = inputs.shape[1]
+    result = inputs.new_empty(size, size)
+    for start in range(0, size, _GRAM_STRIP):
+        end = start + _GRAM_STRIP
+        strip = inputs[:, start:end].T @ inputs[:, start:]
+        result[start:end, start:], result[start:, start:end] = strip, strip.T
+    return result
 
 
 def group_size_for(num_inputs: int, wanted: int = 128) -> int:
@@ -85,9 +102,10 @@ def quantize(
 ) -> dict[int, Quantized]:
     """One matrix [out, in] at each of `bits`, from the Hessian [in, in] of its inputs, which is factorised once.
 
-    Rows do not depend on each other: matrices that share their inputs are best stacked. Where the Hessian has no
-    factor, in double precision and with up to a hundred times the damping, it is BadInput, as are weights that are
-    not finite or too large for 16-bit scales; unknown widths, recipes and group sizes are BadUsage.
+    Runs where the weight and the Hessian are; `packed` brings the result to main memory. Rows do not depend on each
+    other: matrices that share their inputs are best stacked. Where the Hessian has no factor, in double precision and
+    with up to a hundred times the damping, it is BadInput, as are weights that are not finite or too large for 16-bit
+    scales; unknown widths, recipes and group sizes are BadUsage.
     """
     _check(weight, hessian, bits, group_size, damp, recipe)
     widths = sorted(bits)
@@ -102,7 +120,10 @@ def quantize(
     ordered = weight.T.to(metric.root.dtype)[metric.order].contiguous()
     chunks = _chunks(ordered, len(widths), group_size)
     parts = [_solve(metric, rows, widths, group_size, recipe) for rows in chunks]
-    return {width: _gathered([part[widths.index(width)] for part in parts]) for width in bits}
+    found = {width: _gathered([part[widths.index(width)] for part in parts]) for width in bits}
+    if recipe == "refined" and weight.numel() <= _FEW_WEIGHTS:
+        found = {width: _best_rows(weight, hessian, replica) for width, replica in found.items()}
+    return found
 
 
 def quantize_weight(
@@ -155,7 +176,7 @@ def _check(
 
 def _metric(hessian: torch.Tensor, is_dead: torch.Tensor, group_size: int, damp: float, recipe: str) -> Metric:
     """Its inputs in the recipe's order; `is_dead` are those that need a price although they were never active."""
-    order = plain_order(len(hessian))
+    order = plain_order(hessian.diagonal())
     if recipe == "refined":
         order = activation_order(hessian.diagonal(), group_size)
     price = is_dead.to(hessian.dtype)
@@ -216,6 +237,19 @@ def _quantized(bits: int, levels: torch.Tensor, scales: torch.Tensor, zeros: tor
         stored.T,
         zeros.to(torch.uint8).T if bits > 1 else None,
     )
+
+
+def _best_rows(weight: torch.Tensor, hessian: torch.Tensor, replica: Quantized) -> Quantized:
+    """Its rows, or those of plain rounding where these cost less."""
+    rounded = round_to_nearest(weight, replica.bits, replica.group_size)
+    errors = [weight.double() - each.dequantised() for each in (replica, rounded)]
+    price, price_rounded = ((error @ hessian.double() * error).sum(1) for error in errors)
+    is_kept = (price <= price_rounded)[:, None]
+    codes, scales = (
+        torch.where(is_kept, *(getattr(each, name) for each in (replica, rounded))) for name in ("codes", "scales")
+    )
+    zeros = None if replica.zeros is None else torch.where(is_kept, replica.zeros, rounded.zeros)
+    return Quantized(replica.bits, replica.group_size, codes, scales, zeros)
 
 
 def _gathered(parts: Sequence[Quantized]) -> Quantized:

@@ -36,15 +36,16 @@ class Metric:
         return None if failed or not root.isfinite().all() else cls(order, damped, root)
 
 
-def plain_order(num_inputs: int) -> torch.Tensor:
+def plain_order(diagonal: torch.Tensor) -> torch.Tensor:
     """Visited as they are stored."""
-    return torch.arange(num_inputs).flip(0)
+    return torch.arange(len(diagonal), device=diagonal.device).flip(0)
 
 
 def activation_order(diagonal: torch.Tensor, group_size: int) -> torch.Tensor:
     """Visited by falling activation: groups by their sum, inputs within their group, so that no group is split."""
     groups = diagonal.view(-1, group_size)
-    inner = groups.argsort(dim=1, stable=True) + torch.arange(len(groups))[:, None] * group_size
+    starts = torch.arange(0, len(diagonal), group_size, device=diagonal.device)
+    inner = groups.argsort(dim=1, stable=True) + starts[:, None]
     return inner[groups.sum(1).argsort(dim=0, stable=True)].flatten()
 
 
@@ -108,7 +109,7 @@ class ColumnLoop:
         part = slice(group * self._group_size, (group + 1) * self._group_size)
         root, weights = self._metric.root[part, part], self._weights[part, None].expand_as(self._wanted[part])
         if part.stop < len(self._weights):
-            inverse = torch.linalg.solve_triangular(root, torch.eye(len(root), dtype=root.dtype), upper=False)
+            inverse = torch.linalg.solve_triangular(root, torch.eye(len(root)).to(root), upper=False)
             weights = weights + (inverse.T @ self._wanted[part].flatten(1)).view_as(weights)
         cost = root.diagonal().square()
         grid = weighted_grid(weights, cost, self._bits) if self._is_weighted else plain_grid(weights, self._bits)

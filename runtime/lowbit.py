@@ -5,6 +5,7 @@ Few tokens are multiplied by the stream as it lies; for more, one matrix at a ti
 
 from collections.abc import Iterable
 from functools import cache
+from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
 
@@ -14,20 +15,19 @@ from torch.nn import functional as F
 
 from artifacts.packing import Packed
 
-# From so many on it is faster to unpack a matrix once than to read its stream for each of them: see docs/speed.md.
+# From so many on it is faster to unpack a matrix once than to read its stream for each of them: see docs/lowbit.md.
 MANY_TOKENS = 12
 _PANEL = 1 << 18  # weights that are unpacked at a time by `dequantise`, which needs several int32 for each
 
 
 def linear(x: torch.Tensor, packed: Packed) -> torch.Tensor:
     """x [t, in] times the packed matrix, both on one device -> [t, out] in x's dtype. No gradient comes back."""
-    is_few = len(x) < MANY_TOKENS
-    if x.device.type == "cpu":
-        kernels = _numba()
-        return kernels.multiply(x, packed) if is_few else F.linear(x, kernels.dequantise(packed, x.dtype))
-    if is_few and x.is_cuda and _has_triton():
-        return _triton().multiply(x, packed)
-    return F.linear(x, dequantise(packed, x.dtype))
+    kernels = _kernels(x.device)
+    if kernels is None:
+        return F.linear(x, dequantise(packed, x.dtype))
+    if len(x) < MANY_TOKENS:
+        return kernels.multiply(x, packed)
+    return F.linear(x, kernels.dequantise(packed, x.dtype))
 
 
 def project_packed(
@@ -66,11 +66,10 @@ def make_ready(widths: Iterable[int], device: torch.device) -> None:
 
 def kernel_name(device: torch.device) -> str:
     """What computes on replicas there, for a receipt."""
-    if device.type == "cpu":
-        return f"numba below {MANY_TOKENS} tokens, unpacked above"
-    if device.type == "cuda" and _has_triton():
-        return f"triton below {MANY_TOKENS} tokens, dequantised above"
-    return "dequantised (no triton)"
+    kernels = _kernels(device)
+    if kernels is None:
+        return "torch, dequantised (no triton)"
+    return f"{kernels.__name__.rpartition('_')[2]}, unpacked from {MANY_TOKENS} tokens on"
 
 
 def _codes(words: torch.Tensor, bits: int, first: int, count: int) -> torch.Tensor:
@@ -83,20 +82,16 @@ def _codes(words: torch.Tensor, bits: int, first: int, count: int) -> torch.Tens
     return low | ((following << num_low) & ((1 << bits) - 1) & -(1 << num_low))
 
 
-@cache
-def _numba() -> ModuleType:
-    from runtime import lowbit_numba  # half a second, and nobody without replicas needs it
+def _kernels(device: torch.device) -> ModuleType | None:
+    """What multiplies and unpacks on such a device, imported when it is first needed."""
+    if device.type == "cpu":
+        return _module("runtime.lowbit_numba")
+    return _module("runtime.lowbit_triton") if device.type == "cuda" and _has_triton() else None
 
-    return lowbit_numba
+
+_module = cache(import_module)
 
 
 @cache
 def _has_triton() -> bool:
     return find_spec("triton") is not None
-
-
-@cache
-def _triton() -> ModuleType:
-    from runtime import lowbit_triton
-
-    return lowbit_triton

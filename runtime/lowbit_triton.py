@@ -1,4 +1,4 @@
-"""Products of few tokens with packed weights on a GPU: a Triton kernel that reads the stream where it lies.
+"""Products with packed weights on a GPU: Triton kernels that multiply by the stream as it lies, or unpack it.
 
 Codes are multiplied as the whole numbers they are; scales and zero-points come in once for a group and output:
 `sum_k x_k s (q_k - z) = s (sum_k x_k q_k - z sum_k x_k)`. No time has been measured on a GPU yet: tools.gpu_check does.
@@ -18,7 +18,7 @@ _PROGRAMS = 1024  # at least so many, if there are groups enough, so that every 
 
 
 def multiply(x: torch.Tensor, packed: Packed) -> torch.Tensor:
-    """x [t, in], t at most MOST_TOKENS, times the packed matrix -> [t, out] in x's dtype; sums are float32's.
+    """x [t, in], with t at most MOST_TOKENS, times the packed matrix -> [t, out] in x's dtype; sums are float32's.
 
     Groups are shared out among programs, and their sums added in one order: equal inputs give equal bits.
     """
@@ -51,6 +51,26 @@ def multiply(x: torch.Tensor, packed: Packed) -> torch.Tensor:
             num_stages=2,  # more would not fit into the shared memory of older GPUs
         )
     return shares.sum(0).to(x.dtype)
+
+
+def dequantise(packed: Packed, dtype: torch.dtype) -> torch.Tensor:
+    """The matrix [out, in], outputs side by side in memory; in one pass, without anything in between."""
+    out = torch.empty(packed.num_inputs, packed.num_outputs, dtype=dtype, device=packed.qweight.device)
+    _unpack[(triton.cdiv(packed.num_outputs, _OUTPUTS), triton.cdiv(packed.num_inputs, _INPUTS))](
+        packed.qweight,
+        packed.scales if packed.qzeros is None else packed.qzeros,
+        packed.scales,
+        out,
+        packed.num_inputs,
+        packed.num_outputs,
+        len(packed.qweight) - 1,
+        0 if packed.qzeros is None else packed.qzeros.shape[1],
+        packed.group_size,
+        bits=packed.bits,
+        block_outputs=_OUTPUTS,
+        block_inputs=_INPUTS,
+    )
+    return out.mT
 
 
 @triton.jit
@@ -122,3 +142,35 @@ def _multiply(
             total += scale[None, :] * (products - zeros.to(tl.float32)[None, :] * sum_x[:, None])
     places = shares_ptr + (share * count + tokens[:, None]) * num_outputs + outputs[None, :]
     tl.store(places, total, mask=(tokens[:, None] < count) & is_output[None, :])
+
+
+@triton.jit
+def _unpack(
+    words_ptr,
+    zeros_ptr,
+    scales_ptr,
+    out_ptr,
+    num_inputs,
+    num_outputs,
+    last_word,
+    zero_words,
+    group_size,
+    bits: tl.constexpr,
+    block_outputs: tl.constexpr,
+    block_inputs: tl.constexpr,
+):
+    """One block of weights, out [I, O]."""
+    outputs = tl.program_id(0) * block_outputs + tl.arange(0, block_outputs)[None, :]
+    inputs = tl.program_id(1) * block_inputs + tl.arange(0, block_inputs)[:, None]
+    in_range = (inputs < num_inputs) & (outputs < num_outputs)
+    groups, starts = inputs // group_size, inputs * bits
+    codes = _codes(words_ptr, starts >> 5, last_word, num_outputs, outputs, starts & 31, in_range, bits).to(tl.float32)
+    scale = tl.load(scales_ptr + groups * num_outputs + outputs, mask=in_range, other=0.0).to(tl.float32)
+    if bits == 1:
+        weights = scale * (codes - 0.5)
+    else:
+        first, places = groups * zero_words, outputs * bits
+        last = first + zero_words - 1
+        zeros = _codes(zeros_ptr, first + (places >> 5), last, 1, 0, places & 31, in_range, bits)
+        weights = scale * (codes - zeros.to(tl.float32))
+    tl.store(out_ptr + inputs * num_outputs + outputs, weights.to(out_ptr.dtype.element_ty), mask=in_range)

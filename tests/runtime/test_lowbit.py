@@ -137,7 +137,13 @@ def test_an_expert_of_every_family(checkpoint: Checkpoint, family: str, count: i
 
 
 def test_the_receipt_names_what_computes(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "numba" in kernel_name(torch.device("cpu"))
-    for has, named in ((True, "triton"), (False, "no triton")):
-        monkeypatch.setattr(lowbit, "_has_triton", lambda has=has: has)
-        assert named in kernel_name(torch.device("cuda"))
+    assert kernel_name(torch.device("cpu")) == f"numba, unpacked from {MANY_TOKENS} tokens on"
+    monkeypatch.setattr(lowbit, "_has_triton", lambda: False)
+    assert kernel_name(torch.device("cuda")) == "torch, dequantised (no triton)"
+
+
+@pytest.mark.parametrize("count", [1, MANY_TOKENS])
+def test_without_a_kernel_the_oracle_computes(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    packed, x = random_packed(24, 64, 2), tokens(count, 64)
+    monkeypatch.setattr(lowbit, "_kernels", lambda device: None)
+    assert torch.equal(linear(x, packed), F.linear(x, dequantise(packed)))

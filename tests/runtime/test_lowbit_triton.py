@@ -15,8 +15,8 @@ pytestmark = pytest.mark.skipif(
 )
 # out, in, group: blocks that are full or not, groups of a row, groups that end within a word; and programs wished for,
 # 1 for all groups in one, many for each in its own.
-SHAPES = [(64, 128, 128, 1), (48, 192, 64, 1), (33, 96, 32, 99), (50, 24, 24, 1), (40, 96, 48, 99), (130, 256, 128, 99)]
-RUNS = [(0, "float32"), (1, "float32"), (1, "bfloat16"), (3, "float32"), (15, "bfloat16"), (2, "float16")]
+SHAPES = [(64, 96, 32, 1), (50, 24, 24, 1), (40, 96, 48, 99), (130, 256, 128, 99)]
+RUNS = [(0, "float32"), (1, "float32"), (3, "float16"), (15, "bfloat16")]
 ALLOWED = {"float32": 1e-5, "bfloat16": 5e-3, "float16": 5e-3}
 INTERPRETED = """
 import json, sys
@@ -28,6 +28,8 @@ shapes, runs = json.loads(sys.argv[1])
 for out, size, group_size, lowbit_triton._PROGRAMS in shapes:
     for bits in (1, 2, 3, 4):
         packed = random_packed(out, size, bits, group_size)
+        for dtype in (torch.float32, torch.float16):  # the interpreter cuts bfloat16 where a GPU rounds
+            assert torch.equal(lowbit_triton.dequantise(packed, dtype), dequantise(packed, dtype))
         for count, dtype in runs:
             x = torch.randn(count, size, generator=torch.Generator().manual_seed(3)).to(getattr(torch, dtype))
             y, theirs = lowbit_triton.multiply(x, packed), x.float() @ dequantise(packed).mT
@@ -39,14 +41,18 @@ COMPILED = """
 import torch, triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from runtime.lowbit_triton import _multiply
-names = _multiply.arg_names
+from runtime.lowbit_triton import _multiply, _unpack
 tensors = {"words_ptr": "*i32", "zeros_ptr": "*i32", "scales_ptr": "*fp16", "shares_ptr": "*fp32"}
-for x, rows, precision, capability in (("*bf16", 16, "tf32", 80), ("*fp32", 1, "ieee", 90)):
-    constants = dict(bits=3, num_rows=rows, block_outputs=64, block_inputs=64, precision=precision)
-    types = {n: "i32" for n in names} | tensors | {"x_ptr": x} | {n: "constexpr" for n in constants}
-    source = ASTSource(_multiply, types, {(names.index(n),): value for n, value in constants.items()})
-    print(len(triton.compile(source, target=GPUTarget("cuda", capability, 32)).asm["cubin"]))
+def size(kernel, capability, types, **constants):
+    names = kernel.arg_names
+    types = {n: "i32" for n in names} | tensors | types | {n: "constexpr" for n in constants}
+    types = {n: types[n] for n in names}
+    source = ASTSource(kernel, types, {(names.index(n),): value for n, value in constants.items()})
+    return len(triton.compile(source, target=GPUTarget("cuda", capability, 32)).asm["cubin"])
+blocks = dict(bits=3, block_outputs=64, block_inputs=64)
+print(size(_multiply, 80, {"x_ptr": "*bf16"}, num_rows=16, precision="tf32", **blocks))
+print(size(_multiply, 90, {"x_ptr": "*fp32"}, num_rows=1, precision="ieee", **blocks))
+print(size(_unpack, 90, {"out_ptr": "*bf16"}, **blocks))
 """
 
 
@@ -74,4 +80,4 @@ def test_it_agrees_with_the_oracle() -> None:
 
 def test_it_compiles_for_gpus(tmp_path: Path) -> None:
     sizes = run(COMPILED, TRITON_CACHE_DIR=str(tmp_path))
-    assert len(sizes) == 2 and all(int(size) > 0 for size in sizes)
+    assert len(sizes) == 3 and all(int(size) > 0 for size in sizes)
