@@ -61,7 +61,7 @@ def make_ready(widths: Iterable[int], device: torch.device) -> None:
     """Have the kernels of these widths compiled, which takes seconds the first time, before a token waits for them."""
     if device.type == "cpu":
         for bits in widths:
-            _numba().multiplier(bits)
+            _kernels(device).multiplier(bits)
 
 
 def kernel_name(device: torch.device) -> str:

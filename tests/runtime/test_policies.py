@@ -3,7 +3,6 @@
 import ast
 import dataclasses
 import re
-import sys
 import subprocess
 import sys
 from pathlib import Path
