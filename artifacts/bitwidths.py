@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from artifacts.errors import BadInput, BadUsage
-from artifacts.packing import WIDTHS
+
+WIDTHS = (1, 2, 3, 4)  # of replicas, and the columns of every loss table
 
 
 def prefix_split(loss: np.ndarray, avg_bits: float) -> list[int]:

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 
 import torch
 
+from artifacts.bitwidths import WIDTHS
 from artifacts.errors import BadInput, BadUsage
 from artifacts.gptqsolver import ColumnLoop, Metric, Solution, activation_order, plain_order, refit
 from artifacts.grids import SIGN_ZERO, divisor, nearest, plain_grid, tie, top_code
-from artifacts.packing import WIDTHS, Packed, pack, unpack
+from artifacts.packing import Packed, pack, unpack
 
 RECIPES = ("plain", "refined")
 GROUP_SIZES = (128, 64, 32)

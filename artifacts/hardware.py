@@ -1,5 +1,6 @@
 """Named machines: the bandwidths that decide whether an expert is better loaded or computed near its memory."""
 
+import math
 from dataclasses import dataclass
 
 from artifacts.errors import BadUsage
@@ -21,6 +22,7 @@ class Machine:
     link_latency_s: float
     near_gbps: float
     source: str
+    near_tflops: float = math.inf  # of the near tier; not given: it is bound by its memory
 
 
 _PCIE4 = "PCIe 4.0 x16: 32 GB/s nominal, about 25 in practice"
@@ -40,10 +42,11 @@ MACHINES = {
             "h100-cxl-ndp",
             2000.0,
             756.0,
-            50.0,
+            25.0,
             10e-6,
             512.0,
-            f"H100 PCIe data sheet; {_PCIE5}; near: CXL device, 512 GB/s",
+            f"H100 PCIe data sheet; {_PCIE4}; near: CXL device of the paper, 512 GB/s, 64 units of 4 x 4 at 1 GHz",
+            near_tflops=2.048,
         ),
         Machine("rtx3090-pcie4", 936.0, 71.0, 25.0, 10e-6, 80.0, f"RTX 3090 data sheet, GDDR6X; {_PCIE4}; {_DESKTOP}"),
         Machine("a6000-pcie4", 768.0, 154.8, 25.0, 10e-6, 150.0, f"RTX A6000 data sheet, GDDR6; {_PCIE4}; {_HOST4}"),

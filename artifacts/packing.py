@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 PARTS = ("qweight", "qzeros", "scales")
-WIDTHS = (1, 2, 3, 4)
 _WORD_BITS = 32
 
 

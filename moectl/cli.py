@@ -13,6 +13,7 @@ from moectl.errors import exit_code_of
 from moectl.options import (
     DEFAULT_STORE,
     DEFAULT_THREADS,
+    AvgBits,
     Axis,
     Budget,
     Device,
@@ -231,6 +232,7 @@ def _run(
     eviction: Axis = None,
     miss: Axis = None,
     residency: Axis = None,
+    avg_bits: AvgBits = None,
     link: Link = "auto",
     near: Annotated[str | None, typer.Option(help="Emulate a near tier of this rate, as 40GB/s.")] = None,
     scaled_to: Annotated[
@@ -254,6 +256,7 @@ def _run(
     """Generate text with most experts outside the fast tier, and say what that took."""
     from moectl.commands import run as verb
 
+    residency = residency or (None if avg_bits is None else f"hot:avg_bits={avg_bits:g}")
     policies = {"routing": routing, "prefetch": prefetch, "eviction": eviction, "miss": miss, "residency": residency}
     settings = verb.Settings(
         preset=preset,
@@ -303,6 +306,7 @@ def _simulate(
     eviction: Axis = None,
     miss: Axis = None,
     residency: Axis = None,
+    avg_bits: AvgBits = None,
     compare: Annotated[
         str | None, typer.Option(help="Several instead of one: names of presets or eviction policies, a,b,c.")
     ] = None,
@@ -324,6 +328,7 @@ def _simulate(
         is_other = any(given is not None for given in (trace, run, synthetic, num_experts, model, compare))
         papers.show(papers.reproduce(reproduce, other_options=is_other), as_json=json)
         return
+    residency = residency or (None if avg_bits is None else f"hot:avg_bits={avg_bits:g}")
     policies = {"routing": routing, "prefetch": prefetch, "eviction": eviction, "miss": miss, "residency": residency}
     request = verb.Request(
         preset=preset,

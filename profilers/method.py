@@ -3,11 +3,12 @@
 from dataclasses import dataclass
 
 import numpy as np
-from artifacts.gptq import RECIPES, group_size_for
 from torch import nn
 
+from artifacts.bitwidths import WIDTHS
 from artifacts.errors import BadUsage
-from artifacts.packing import WIDTHS, packed_shapes
+from artifacts.gptq import RECIPES, group_size_for
+from artifacts.packing import packed_shapes
 from runtime.layers import MoeLayer
 
 LOWERED = (128, 64, 32)  # group sizes that give way to a smaller one where they do not divide

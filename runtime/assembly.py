@@ -1,18 +1,22 @@
 """Puts a controller together from policies, the same for a live run and for a replay."""
 
-from artifacts.errors import Incompatible
+import numpy as np
+
+from artifacts.errors import BadUsage, Incompatible
+from artifacts.replicas import FULL_BITS
 from artifacts.shape import Shape
+from runtime import budget as sizes
 from runtime.cache import Cache, Scope
 from runtime.controller import Controller
-from runtime.policies import POLICIES, Policies
-from runtime.policies.base import Artefacts
+from runtime.policies import POLICIES, Policies, describe
+from runtime.policies.base import Artefacts, FastTier
 
 _STORED = "which the store does not hold: "
 _REMEDY = {
     "buddies": _STORED + "run `moectl profile`, then `moectl build-buddies`",
     "entropy": _STORED + "run `moectl profile`",
     "next_use": "the future of a trace: it runs in the simulator only, with `moectl simulate`",
-    "replicas": "which no command builds yet: it runs in the simulator only, with `moectl simulate`",
+    "replicas": _STORED + "run `moectl quantize`",
 }
 
 
@@ -24,18 +28,46 @@ def check_required(policies: Policies, artefacts: Artefacts) -> None:
                 raise Incompatible(f"the {axis} policy needs {need}, {_REMEDY[need]}")
 
 
-def build_controller(
-    policies: Policies, shape: Shape, *, num_slots: int, scope: Scope, window: int, artefacts: Artefacts
-) -> Controller:
-    """`num_slots` experts fit the fast tier; `window` bytes may be prefetched per step."""
+def prepare(policies: Policies, shape: Shape, artefacts: Artefacts) -> None:
+    """Ready for a first step. Raises Incompatible when a policy lacks an artefact."""
     check_required(policies, artefacts)
     for axis in POLICIES:
         getattr(policies, axis).prepare(shape, artefacts)
+
+
+def fast_tier(policies: Policies, shape: Shape, budget: str, *, scope: Scope, artefacts: Artefacts) -> FastTier:
+    """What a budget holds: slots, and beside them the replicas that the residency policy keeps there, if any.
+
+    Raises BadUsage for a budget that is not understood or too small, Incompatible when a policy lacks an artefact.
+    """
+    prepare(policies, shape, artefacts)
+    shared = policies.residency.share(sizes.budget_nbytes(budget, shape))
+    return shared or FastTier(sizes.num_slots(budget, shape, per_layer=scope is Scope.LAYER))
+
+
+def build_controller(
+    policies: Policies,
+    shape: Shape,
+    *,
+    num_slots: int,
+    scope: Scope,
+    window: int,
+    artefacts: Artefacts,
+    shadows: np.ndarray | None = None,
+) -> Controller:
+    """`num_slots` experts fit the fast tier, beside the replicas `shadows` [L * E] bits if given; `window` bytes may
+    be prefetched per step."""
+    prepare(policies, shape, artefacts)
+    if policies.miss.reads_shadows and shadows is None:
+        raise BadUsage(f"--miss {describe(policies.miss)} computes on replicas that stay: give --residency shadow too")
+    replicas = artefacts.replicas if "replicas" in policies.requires else None
     return Controller(
-        Cache(shape, policies.residency.capacities(num_slots, shape), scope),
+        Cache(shape, policies.residency.capacities(num_slots, shape), scope, shadows=shadows),
         routing=policies.routing,
         eviction=policies.eviction,
         miss=policies.miss,
         prefetch=policies.prefetch,
+        residency=policies.residency,
         window=window,
+        nbytes=replicas.nbytes if replicas else {FULL_BITS: shape.expert_nbytes},
     )

@@ -12,6 +12,7 @@ _UNITS = {"": 1, "B": 1} | {
     for suffix, base in (("B", 1000), ("iB", 1024))
 }
 _NUMBER = re.compile(r"^\s*([0-9]*\.?[0-9]+(?:e[+-]?[0-9]+)?)\s*([a-z%/]*)\s*$", re.IGNORECASE)
+_BUDGET = "budget {!r} is not understood: write a share (25%), experts (96x) or bytes (2GiB)"
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
@@ -23,9 +24,7 @@ def num_slots(budget: str, shape: Shape, *, per_layer: bool) -> int:
     (one a layer
     when `per_layer`).
     """
-    value, unit = _parse(
-        budget, f"budget {budget!r} is not understood: write a share (25%), experts (96x) or bytes (2GiB)"
-    )
+    value, unit = _parse(budget, _BUDGET.format(budget))
     if unit == "%":
         wanted = value / 100 * shape.num_keys
     elif unit == "x":
@@ -41,6 +40,13 @@ def num_slots(budget: str, shape: Shape, *, per_layer: bool) -> int:
             f"({least * shape.expert_nbytes:,} bytes)"
         )
     return fitting
+
+
+def budget_nbytes(budget: str, shape: Shape) -> int:
+    """Bytes of the same budget, at most those of all experts. Raises BadUsage for what is no budget."""
+    value, unit = _parse(budget, _BUDGET.format(budget))
+    scale = {"%": shape.nbytes / 100, "x": shape.expert_nbytes}.get(unit) or _unit(unit, budget)
+    return min(math.floor(value * scale + 1e-6), shape.nbytes)
 
 
 def nbytes(text: str) -> int:

@@ -5,8 +5,9 @@ from enum import StrEnum
 
 import numpy as np
 
+from artifacts.replicas import FULL_BITS
 from artifacts.shape import Shape
-from runtime.plan import FULL_BITS, Place
+from runtime.plan import Place
 
 ABSENT, LOADING, RESIDENT = 0, 1, 2
 
@@ -21,12 +22,17 @@ class Scope(StrEnum):
 class Cache:
     """`capacities` [L] slots of each layer in layer scope; in global scope only their sum counts.
 
-    `state` and `pinned` [L * E] are views for whoever wants many keys at once. One key at a time is read and written in
-    the bytes below them, which takes a tenth of the time.
+    `shadows` [L * E]: bits of the replica of each expert that stays beside the slots, if any does; `near_bits` [L * E]:
+    those at which it is computed near. `state` and `pinned` [L * E] are views for whoever wants many keys at once. One
+    key at a time is read and written in the bytes below them, which takes a tenth of the time.
     """
 
-    def __init__(self, shape: Shape, capacities: np.ndarray, scope: Scope) -> None:
-        self.shape, self.scope = shape, scope
+    def __init__(
+        self, shape: Shape, capacities: np.ndarray, scope: Scope, *, shadows: np.ndarray | None = None
+    ) -> None:
+        self.shape, self.scope, self.capacities = shape, scope, capacities
+        self.shadows = shadows
+        self.near_bits = np.full(shape.num_keys, FULL_BITS)
         self.states, self._pins = bytearray(shape.num_keys), bytearray(shape.num_keys)
         self.state, self.pinned = np.frombuffer(self.states, np.uint8), np.frombuffer(self._pins, bool)
         self.places: list[Place | None] = [None] * shape.num_keys  # of what is not absent

@@ -1,22 +1,25 @@
 """The only caller of policies. It asks them in one fixed order and turns a step into a plan; it never touches a weight.
 
-The order: routing policy; states of the wanted; miss policy; victims for what must come; waves; prefetches within their
-bytes. Everything here follows from ids, scores and step numbers, so that a live run and a replay of its trace decide
-alike.
+The order: residency, which may place experts anew; routing policy; states of the wanted; miss policy; victims for what
+must come; waves; prefetches within their bytes. Everything here follows from ids, scores and step numbers, so that a
+live run and a replay of its trace decide alike.
 """
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from artifacts.replicas import FULL_BITS
 from runtime.cache import ABSENT, LOADING, RESIDENT, Cache
 from runtime.counters import Counter, Counters
-from runtime.plan import FULL_BITS, Place, Plan, Wave
-from runtime.policies.base import Choice, Eviction, Miss, Now, Prefetch, Residents, Routing, Step
+from runtime.plan import NO_SLOT, Place, Plan, Wave
+from runtime.policies.base import Choice, Eviction, Miss, Now, Prefetch, Residency, Residents, Routing, Step
 
 _NO_BITS: Mapping[int, int] = {}
+_NO_KEYS = np.zeros(0, np.int64)
+_AT_BITS = {4: Counter.AT_4_BITS, 3: Counter.AT_3_BITS, 2: Counter.AT_2_BITS, 1: Counter.AT_1_BIT}
 
 
 @dataclass(slots=True)
@@ -48,13 +51,26 @@ def first_of(keys: np.ndarray, order: tuple[np.ndarray, ...], count: int) -> lis
 
 
 class Controller:
-    """`window`: bytes that prefetching may move per step; a prefetch is resident once its own have gone by."""
+    """`window`: bytes that prefetching may move per step; a prefetch is resident once its own have gone by.
+
+    `nbytes`: what one expert weighs, by bits.
+    """
 
     def __init__(
-        self, cache: Cache, *, routing: Routing, eviction: Eviction, miss: Miss, prefetch: Prefetch, window: int
+        self,
+        cache: Cache,
+        *,
+        routing: Routing,
+        eviction: Eviction,
+        miss: Miss,
+        prefetch: Prefetch,
+        residency: Residency,
+        window: int,
+        nbytes: Mapping[int, int],
     ) -> None:
-        self.cache, self.shape = cache, cache.shape
+        self.cache, self.shape, self.nbytes = cache, cache.shape, nbytes
         self._routing, self._eviction, self._miss, self._prefetch = routing, eviction, miss, prefetch
+        self._residency = residency
         self._picks_bits = "replicas" in miss.requires
         self._window = window
         self.now = Now()
@@ -62,9 +78,10 @@ class Controller:
         self._queue: deque[_Arrival] = deque()
         self._evicted_in_pass = [-1] * self.shape.num_keys
         self._unused_prefetch: set[int] = set()
+        self._to_place: dict[int, list[int]] = {}  # by layer
         self.num_predicted = prefetch.distance if prefetch.reads_predictions else 0  # layers ahead, per step
         self.holds_all = cache.num_slots == self.shape.num_keys and not (
-            prefetch.distance or routing.reroutes or self._picks_bits
+            prefetch.distance or routing.reroutes or residency.places or miss.every_step or self._picks_bits
         )
 
     def begin_pass(self, num_tokens: int) -> None:
@@ -78,6 +95,8 @@ class Controller:
         self.now.step += 1
         self.now.layer = layer = step.layer
         weights = None
+        if self._residency.places:
+            self._observe(step)
         if self._routing.reroutes:
             step = self._reroute(step)
             weights = step.weights
@@ -85,26 +104,35 @@ class Controller:
         wanted = [first + expert for expert in distinct(step.selected)]
         absent = [key for key in wanted if not states[key]]
         self._count(layer, wanted, absent)
-        selected, used, missing, near, bits = step.selected, wanted, absent, (), _NO_BITS
-        if absent and self._miss.chooses:
+        selected, used, missing, near, low, behind, bits = step.selected, wanted, absent, (), (), (), _NO_BITS
+        if self._miss.every_step or absent and self._miss.chooses:
             choice = self._choose(step, absent)
             if choice.selected is not selected:
                 selected = choice.selected
                 used = [first + expert for expert in distinct(selected)]
-            near = tuple(key - first for key in used if key - first in choice.near)
-            missing = [key for key in used if not states[key] and key - first not in choice.near]
+            near = tuple([self._near_place(key) for key in used if key - first in choice.near])
+            low = tuple([self._low_place(key) for key in used if key - first in choice.low])
+            missing = [key for key in used if not states[key] and not choice.is_elsewhere(key - first)]
+            behind = [first + expert for expert in choice.behind]
             bits = {first + expert: precision for expert, precision in choice.bits.items()}
             weights = weights if choice.weights is None else choice.weights
         if missing and self._picks_bits:
             self._eviction.fetched({key: bits.get(key, FULL_BITS) for key in missing}, self.now)
         self._eviction.used(used, step, self.now)
         here = [key for key in used if states[key]] if absent else used
+        if near or low:
+            elsewhere = {place.key for place in (*near, *low)}
+            here = [key for key in here if key not in elsewhere]
         waves, pinned = self._waves(here, missing, bits)
-        prefetches = self._prefetches(step) if self._prefetch.distance else ()
+        prefetches = self._place(layer) if layer in self._to_place else ()
+        if self._prefetch.distance or behind:
+            prefetches += self._prefetches(step, behind)
         self.cache.unpin(pinned)
         if self._queue:
             self._drain()
-        return Plan(layer, selected, weights, waves, near, prefetches)
+        if len(self.nbytes) > 1:
+            self._count_bits(layer, [*near, *low, *(place for w in waves for place in (*w.resident, *w.loads))])
+        return Plan(layer, selected, weights, waves, near, low, prefetches)
 
     def settled(self, layer: int, experts: list[int]) -> list[int]:
         """Slots of one token's experts where nothing is left to decide: the tier holds all, these among them.
@@ -126,6 +154,7 @@ class Controller:
         """Start again with an empty cache, as after a step that failed; counters and history stay."""
         self._queue.clear()
         self._unused_prefetch.clear()
+        self._to_place.clear()
         self.cache.clear()
 
     def _reroute(self, step: Step) -> Step:
@@ -140,17 +169,30 @@ class Controller:
         choice = self._miss.choose(step, Residents(states == RESIDENT, states == ABSENT, self.cache.room(first)))
         served = {first + expert for expert in choice.selected.ravel().tolist()}
         near = sum(key - first in choice.near for key in absent)
-        spared = sum(key not in served and key - first not in choice.near for key in absent)
+        low = sum(key - first in choice.low for key in absent)
+        spared = sum(key not in served and not choice.is_elsewhere(key - first) for key in absent)
         dropped = int((choice.selected < 0).sum())
         for counter, amount in (
-            (Counter.FETCHED, -near - spared),  # `_count` took all that is absent for fetched
+            (Counter.FETCHED, -near - low - spared),  # `_count` took all that is absent for fetched
             (Counter.NEAR, near),
+            (Counter.LOW, low),
             (Counter.SPARED, spared),
             (Counter.DROPPED_RANKS, dropped),
             (Counter.REPLACED_RANKS, int((choice.selected != step.selected).sum()) - dropped),
         ):
             self.counters.add(counter, step.layer, amount)
         return choice
+
+    def _near_place(self, key: int) -> Place:
+        return Place(key, NO_SLOT, int(self.cache.near_bits[key]))
+
+    def _low_place(self, key: int) -> Place:
+        return Place(key, NO_SLOT, int(self.cache.shadows[key]))
+
+    def _count_bits(self, layer: int, places: list[Place]) -> None:
+        for place in places:
+            if place.bits != FULL_BITS:
+                self.counters.add(_AT_BITS[place.bits], layer, 1)
 
     def _count(self, layer: int, wanted: list[int], absent: list[int]) -> None:
         add = self.counters.add
@@ -210,7 +252,7 @@ class Controller:
         loads = tuple([self.cache.admit(key, RESIDENT, bits.get(key, FULL_BITS)) for key in coming])
         self.cache.pin(coming)
         whole = self.shape.expert_nbytes
-        nbytes = sum([load.nbytes(whole) for load in loads]) if bits else whole * len(loads)
+        nbytes = sum([self.nbytes[load.bits] for load in loads]) if bits else whole * len(loads)
         self.counters.add(Counter.DEMAND_BYTES, self.now.layer, nbytes)
         return loads
 
@@ -239,9 +281,33 @@ class Controller:
             self._unused_prefetch -= wasted
             self.counters.add(Counter.WASTED_BYTES, self.now.layer, self.shape.expert_nbytes * len(wasted))
 
-    def _prefetches(self, step: Step) -> tuple[Place, ...]:
-        """Bring what the policy proposes while the link has bytes left; meanwhile none of it is evicted."""
-        proposed = self._prefetch.propose(step, self.now)
+    def _observe(self, step: Step) -> None:
+        """Show the residency policy the step; where it places a layer anew, note what is to be there."""
+        self._residency.observe(step)
+        placement = self._residency.place(step, int(self.cache.capacities[step.layer]))
+        if placement is not None:
+            first = step.layer * self.shape.num_experts
+            self.cache.near_bits[first : first + self.shape.num_experts] = placement.near_bits
+            self._to_place[step.layer] = (first + placement.resident).tolist()
+
+    def _place(self, layer: int) -> tuple[Place, ...]:
+        """Make room for what is to be in this layer and send for it, until it is all there or on its way."""
+        states, wanted = self.cache.states, self._to_place[layer]
+        first = layer * self.shape.num_experts
+        others = set(range(first, first + self.shape.num_experts)).difference(wanted)
+        self._leave([key for key in sorted(others) if states[key] == RESIDENT and not self.cache.pinned[key]])
+        coming = [key for key in wanted if not states[key]]
+        placed = self._send(coming[: self.cache.room(first)])
+        if len(placed) == len(coming):
+            del self._to_place[layer]
+        self._note_prefetched([place.key for place in placed])
+        return tuple(placed)
+
+    def _prefetches(self, step: Step, behind: Sequence[int]) -> tuple[Place, ...]:
+        """Bring what the policies propose while the link has bytes left; meanwhile none of it is evicted."""
+        proposed = self._prefetch.propose(step, self.now) if self._prefetch.distance else _NO_KEYS
+        if behind:
+            proposed = np.concatenate((behind, proposed))
         kept = proposed[(self.cache.state[proposed] != ABSENT) & ~self.cache.pinned[proposed]]
         self.cache.pinned[kept] = True
         loads: list[Place] = []
@@ -249,14 +315,18 @@ class Controller:
         for key in proposed[self.cache.state[proposed] == ABSENT].tolist():
             if backlog >= self._window:
                 break
-            if not self._make_room(key):
+            if self.cache.states[key] or not self._make_room(key):
                 continue
-            loads.append(self.cache.admit(key, LOADING))
-            self._queue.append(_Arrival(key, self.shape.expert_nbytes))
+            loads += self._send([key])
             backlog += self.shape.expert_nbytes
         self.cache.pinned[kept] = False
         self._note_prefetched([load.key for load in loads])
         return tuple(loads)
+
+    def _send(self, keys: list[int]) -> list[Place]:
+        """Put `keys`, for which there is room, on their way."""
+        self._queue.extend(_Arrival(key, self.shape.expert_nbytes) for key in keys)
+        return [self.cache.admit(key, LOADING) for key in keys]
 
     def _make_room(self, key: int) -> bool:
         if self.cache.room(key):

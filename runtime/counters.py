@@ -7,7 +7,10 @@ import numpy as np
 
 
 class Counter(IntEnum):
-    """`requests = hits + late + misses`; `misses = fetched + near + spared`, spared by stand-ins or dropping."""
+    """`requests = hits + late + misses`; `misses = fetched + near + low + spared`, spared by stand-ins or dropping.
+
+    `at_b_bits` are the experts computed at that precision, wherever; the others were computed in full.
+    """
 
     def _generate_next_value_(name, start, count, last_values):
         return count
@@ -18,6 +21,7 @@ class Counter(IntEnum):
     MISSES = auto()
     FETCHED = auto()
     NEAR = auto()
+    LOW = auto()
     SPARED = auto()
     REPLACED_RANKS = auto()
     DROPPED_RANKS = auto()
@@ -27,6 +31,10 @@ class Counter(IntEnum):
     DEMAND_BYTES = auto()
     PREFETCH_BYTES = auto()
     WASTED_BYTES = auto()
+    AT_4_BITS = auto()
+    AT_3_BITS = auto()
+    AT_2_BITS = auto()
+    AT_1_BIT = auto()
 
 
 class Counters:

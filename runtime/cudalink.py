@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
+from artifacts.replicas import FULL_BITS
 from artifacts.shape import Shape
 from runtime.link import Source, ThreadLink, Transfer
 from runtime.weights import aligned
@@ -16,6 +17,7 @@ _IN_FLIGHT = 2  # copies handed to the stream at a time: enough to keep it busy,
 class _Copy:
     begun: torch.cuda.Event
     done: torch.cuda.Event
+    nbytes: int
 
 
 class CudaLink(ThreadLink):
@@ -24,12 +26,15 @@ class CudaLink(ThreadLink):
     A slot is written only after all compute queued when its transfer was issued, which is all that may still read it;
     it is read only after its copy, for which compute waits on collection. Copies run one after another, so a slot that
     is given away while a copy into it is under way needs no more than that. Slots are one tensor that outlives the
-    link: the allocator never hears of the copy stream. A source that is not pinned is read through pinned buffers.
+    link: the allocator never hears of the copy stream. A source that is not pinned is read through pinned buffers of
+    `slot_nbytes`.
     """
 
     kind = "cuda"
 
-    def __init__(self, source: Source, shape: Shape, *, device: torch.device, slot_nbytes: int) -> None:
+    def __init__(
+        self, source: Source, shape: Shape, *, device: torch.device, slot_nbytes: int, is_pinned: bool
+    ) -> None:
         self._device = device
         self._copies = torch.cuda.Stream(device)
         self._copies.wait_stream(torch.cuda.current_stream(device))  # which may still use what was there before slots
@@ -38,19 +43,17 @@ class CudaLink(ThreadLink):
         self._in_flight: deque[_Copy] = deque()
         self._unmeasured: deque[_Copy] = deque()
         self._waits: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
-        view = getattr(source, "view", None)
-        self._view = view if view is not None and view(0, 0).is_pinned() else None
-        num_buffers = 0 if self._view else _IN_FLIGHT
-        self._staging = deque(aligned(slot_nbytes, pin=True) for _ in range(num_buffers))
+        self._is_pinned = is_pinned
+        self._staging = deque(aligned(slot_nbytes, pin=True) for _ in range(0 if is_pinned else _IN_FLIGHT))
         super().__init__(source, shape)
 
     # On the thread that computes
 
-    def issue(self, key: int, slot: torch.Tensor, *, urgency: int) -> Transfer:
+    def issue(self, key: int, slot: torch.Tensor, *, urgency: int, bits: int = FULL_BITS) -> Transfer:
         unread = torch.cuda.Event()
         unread.record(torch.cuda.current_stream(self._device))
         self._readable[slot.data_ptr()] = unread  # before the thread can see the transfer
-        return super().issue(key, slot, urgency=urgency)
+        return super().issue(key, slot, urgency=urgency, bits=bits)
 
     def collect(self, transfer: Transfer) -> None:
         """The compute stream waits for the copy; the host waits only until the copy is queued."""
@@ -83,7 +86,7 @@ class CudaLink(ThreadLink):
     def conditions(self) -> dict[str, float | str]:
         """With what copies really moved, by the copy stream's own events."""
         self._measure()
-        return super().conditions() | {"host_memory": "pinned" if self._view else "staged"}
+        return super().conditions() | {"host_memory": "pinned" if self._is_pinned else "staged"}
 
     def close(self) -> None:
         super().close()
@@ -94,15 +97,15 @@ class CudaLink(ThreadLink):
         while self._unmeasured and self._unmeasured[0].done.query():
             copy = self._unmeasured.popleft()
             self.copy_s += copy.begun.elapsed_time(copy.done) / 1e3
-            self._num_copied += 1
+            self._copied_nbytes += copy.nbytes
 
     # On the link's own thread
 
     def _move(self, transfer: Transfer) -> None:
         while len(self._in_flight) >= _IN_FLIGHT:
             self._in_flight.popleft().done.synchronize()
-        host = self._host_bytes(transfer.key)
-        copy = _Copy(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
+        host = self._host_bytes(transfer)
+        copy = _Copy(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True), transfer.slot.nbytes)
         with torch.cuda.stream(self._copies):
             self._copies.wait_event(self._readable.pop(transfer.slot.data_ptr()))
             copy.begun.record(self._copies)
@@ -113,8 +116,9 @@ class CudaLink(ThreadLink):
         self._unmeasured.append(copy)
         self._copied[transfer] = copy.done
 
-    def _host_bytes(self, key: int) -> torch.Tensor:
-        if self._view is not None:
-            return self._view(*divmod(key, self._shape.num_experts))
-        self._read(key, self._staging[0])  # there are as many buffers as copies in flight, and the oldest has ended
-        return self._staging[0]
+    def _host_bytes(self, transfer: Transfer) -> torch.Tensor:
+        if self._is_pinned:
+            return self._source.view(*divmod(transfer.key, self._shape.num_experts), bits=transfer.bits)
+        buffer = self._staging[0][: transfer.slot.nbytes]
+        self._read(transfer, buffer)  # there are as many buffers as copies in flight, and the oldest has ended
+        return buffer

@@ -6,6 +6,8 @@ from artifacts.buddies import buddy_lists, buddy_table
 from artifacts.coactivation import Coactivation, conditional
 from artifacts.entropy import NUM_PERCENTILES, EntropyHistogram, token_entropy
 from artifacts.errors import BadInput
+from artifacts.modelshapes import ModelShape
+from artifacts.replicas import Replicas, typical
 from artifacts.shape import Shape
 from artifacts.trace import Trace
 
@@ -38,3 +40,14 @@ def entropy(trace: Trace, shape: Shape) -> np.ndarray:
         histogram.update(token_entropy(trace.weights[trace.layer == layer]))
         rows[layer] = histogram.percentiles()
     return rows
+
+
+def replicas(trace: Trace, model: ModelShape) -> Replicas:
+    """Replicas of typical size and loss; what is lost by them counts the trace's own uses, weighted as its routers
+    do."""
+    shape = model.shape
+    use = np.zeros((shape.num_layers, shape.num_experts))
+    shares = trace.weights / trace.weights.sum(axis=1, keepdims=True)
+    np.add.at(use, (trace.layer[:, None], trace.experts), shares**2)
+    use /= np.maximum(use.sum(axis=1, keepdims=True), 1e-12)
+    return typical(use, expert_nbytes=shape.expert_nbytes, weight_nbytes=model.weight_nbytes)

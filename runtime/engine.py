@@ -13,14 +13,17 @@ import torch
 from torch import nn
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
+from artifacts.replicas import FULL_BITS
 from artifacts.trace import DECODE, PREFILL
 from runtime.controller import Controller
 from runtime.experts import Assigned, accumulate, assign, expert_forward, gather, weigh
-from runtime.link import DEMAND, PREFETCH, Link, Transfer
+from runtime.link import DEMAND, PREFETCH, Transfer
+from runtime.lowbit import project_packed
 from runtime.model import MoeLayer, MoeModel
-from runtime.near import NearTier
-from runtime.plan import Place, Plan
+from runtime.plan import NO_SLOT, Place, Plan
 from runtime.policies.base import Step, last_tokens
+from runtime.shadows import Shadows
+from runtime.tiers import Tiers
 from runtime.together import together_for
 
 NAME = "moectl"
@@ -55,12 +58,13 @@ class _Pass:
 
 
 class Engine:
-    """Runs a model's experts by a controller's plans; `slots` [num_slots, nbytes] uint8 is the fast tier."""
+    """Runs a model's experts by a controller's plans; `slots` [num_slots, nbytes] uint8 is the fast tier, with the
+    replicas `shadows` beside them if any stay."""
 
     def __init__(
-        self, opened: MoeModel, controller: Controller, *, link: Link, near: NearTier, slots: torch.Tensor
+        self, opened: MoeModel, controller: Controller, *, tiers: Tiers, slots: torch.Tensor, shadows: Shadows | None
     ) -> None:
-        self.controller, self.link, self.near = controller, link, near
+        self.controller, self.link, self.near = controller, tiers.link, tiers.near
         self.on_step: Callable[[Step], None] | None = None
         self.on_pass: Callable[[np.ndarray], None] | None = None
         self.stall_s: list[float] = []
@@ -68,6 +72,7 @@ class Engine:
         self.wants_probabilities = False
         self.distance = 0
         self._opened, self._slots = opened, slots
+        self._slow, self._shadows = tiers.slow, shadows
         self._views = [opened.store.layout.views(slot) for slot in slots]
         self._together = together_for(opened)
         self._pending: dict[int, Transfer] = {}
@@ -195,16 +200,19 @@ class Engine:
                 if place.slot in self._pending:
                     self.link.collect(self._pending.pop(place.slot))
                 x = gather(hidden, assigned[place.key - first])
-                parts[place.key - first] = expert_forward(layer.experts, self._views[place.slot], x)
+                parts[place.key - first] = self._forward(layer, place, x)
 
-        self.near.begin(len(plan.near))
+        self.near.begin(plan.near)
+        if not plan.waves:
+            self._issue(plan.prefetches, PREFETCH)
+        compute(plan.low)
         for wave in plan.waves:
             self._issue(wave.loads, DEMAND)
             if wave is plan.waves[-1]:
                 self._issue(plan.prefetches, PREFETCH)
             landed = [place for place in wave.resident if place.slot not in self._pending]
             late = [place for place in wave.resident if place.slot in self._pending]
-            if self._together and len(hidden) == 1 and len(landed) > 1:
+            if self._together and len(hidden) == 1 and len(landed) > 1 and all(_is_full(place) for place in landed):
                 views = [self._views[place.slot] for place in landed]
                 outputs = self._together.forward(layer.experts, views, hidden).unbind()
                 parts |= zip((place.key - first for place in landed), outputs, strict=True)
@@ -214,29 +222,39 @@ class Engine:
                 parts |= self._compute_near(layer, plan.near, hidden, assigned)
             compute((*late, *wave.loads))
         if not plan.waves:
-            self._issue(plan.prefetches, PREFETCH)
             parts |= self._compute_near(layer, plan.near, hidden, assigned)
         self.near.finish()
         return parts
 
+    def _forward(self, layer: MoeLayer, place: Place, x: torch.Tensor) -> torch.Tensor:
+        """One expert of the fast tier on its tokens, x [t, H] -> [t, H]."""
+        if _is_full(place):
+            return expert_forward(layer.experts, self._views[place.slot], x)
+        if place.slot == NO_SLOT:
+            views = self._shadows.views(place.key)
+        else:
+            views = self._slow.stores[place.bits].layout.views(self._slots[place.slot])
+        return expert_forward(layer.experts, views, x, project=project_packed)
+
     def _compute_near(
-        self, layer: MoeLayer, experts: tuple[int, ...], hidden: torch.Tensor, assigned: dict[int, Assigned]
+        self, layer: MoeLayer, places: tuple[Place, ...], hidden: torch.Tensor, assigned: dict[int, Assigned]
     ) -> dict[int, torch.Tensor]:
-        if not experts:
+        if not places:
             return {}
-        host = hidden.cpu()
-        return {
-            expert: self.near.forward(
-                layer.experts, layer.index, expert, gather(host, _on_host(assigned[expert]))
-            ).to(hidden.device, non_blocking=True)
-            for expert in experts
-        }
+        host, first = hidden.cpu(), layer.index * self.controller.shape.num_experts
+        parts = {}
+        for place in places:
+            x = gather(host, _on_host(assigned[place.key - first]))
+            y = self.near.forward(layer.experts, place, x)
+            parts[place.key - first] = y.to(hidden.device, non_blocking=True)
+        return parts
 
     def _issue(self, loads: tuple[Place, ...], urgency: int) -> None:
         for place in loads:
             if place.slot in self._pending:
                 self.link.cancel(self._pending.pop(place.slot))
-            self._pending[place.slot] = self.link.issue(place.key, self._slots[place.slot], urgency=urgency)
+            slot = self._slots[place.slot][: self._slow.nbytes(place.bits)]
+            self._pending[place.slot] = self.link.issue(place.key, slot, urgency=urgency, bits=place.bits)
 
     # Between device and host
 
@@ -297,6 +315,10 @@ def _real_rows(mask: torch.Tensor | None, batch: int, length: int) -> np.ndarray
         return None
     real = mask[:, -length:].reshape(-1).cpu().numpy().astype(bool)
     return None if real.all() else np.flatnonzero(real)
+
+
+def _is_full(place: Place) -> bool:
+    return place.bits == FULL_BITS
 
 
 def _on_host(assigned: Assigned) -> Assigned:

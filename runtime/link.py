@@ -10,6 +10,7 @@ from typing import Protocol
 
 import torch
 
+from artifacts.replicas import FULL_BITS
 from artifacts.shape import Shape
 from runtime.clock import Clock, Timeline, VirtualClock, WallClock
 
@@ -17,9 +18,9 @@ DEMAND, PREFETCH = 0, 1
 
 
 class Source(Protocol):
-    """Where experts are read from, by any thread."""
+    """Where experts are read from, by any thread, at any of their precisions."""
 
-    def read(self, layer: int, expert: int, out: torch.Tensor) -> None: ...
+    def read(self, layer: int, expert: int, out: torch.Tensor, *, bits: int) -> None: ...
 
 
 @dataclass(eq=False, slots=True)
@@ -27,8 +28,9 @@ class Transfer:
     """One expert on its way into one slot."""
 
     key: int
-    slot: torch.Tensor  # [nbytes] uint8, in the fast tier
+    slot: torch.Tensor  # [nbytes] uint8, in the fast tier, as long as the replica that comes
     urgency: int
+    bits: int = FULL_BITS
     issued_s: float = 0.0
     started: bool = False
     landed: threading.Event = field(default_factory=threading.Event)
@@ -40,8 +42,9 @@ class Link(Protocol):
 
     kind: str
 
-    def issue(self, key: int, slot: torch.Tensor, *, urgency: int) -> Transfer:
-        """Queue a transfer. Returns at once; the slot is written after what compute has queued so far."""
+    def issue(self, key: int, slot: torch.Tensor, *, urgency: int, bits: int = FULL_BITS) -> Transfer:
+        """Queue a transfer of as many bytes as `slot` has. Returns at once; the slot is written after what compute has
+        queued so far."""
 
     def collect(self, transfer: Transfer) -> None:
         """Let compute have what `transfer` brings, waiting as long as it must. Raises what the transfer raised."""
@@ -60,7 +63,7 @@ class Link(Protocol):
 class ThreadLink:
     """A link whose transfers run one after another on a thread of its own. Subclasses say how one expert is moved.
 
-    They also count: `copy_s` seconds of moving so far, over `_num_copied` experts.
+    They also count: `copy_s` seconds of moving so far, in which `_copied_nbytes` came.
     """
 
     kind = "thread"
@@ -71,12 +74,12 @@ class ThreadLink:
         self._order = count()
         self._wake = threading.Condition()
         self._closed = False
-        self._stall_s, self.copy_s, self._num_copied = 0.0, 0.0, 0
+        self._stall_s, self.copy_s, self._copied_nbytes = 0.0, 0.0, 0
         self._thread = threading.Thread(target=self._serve, name=f"moectl-{self.kind}-link", daemon=True)
         self._thread.start()
 
-    def issue(self, key: int, slot: torch.Tensor, *, urgency: int) -> Transfer:
-        transfer = Transfer(key, slot, urgency)
+    def issue(self, key: int, slot: torch.Tensor, *, urgency: int, bits: int = FULL_BITS) -> Transfer:
+        transfer = Transfer(key, slot, urgency, bits)
         with self._wake:
             heapq.heappush(self._queue, (urgency, next(self._order), transfer))
             self._wake.notify()
@@ -104,8 +107,8 @@ class ThreadLink:
         return stall_s
 
     def conditions(self) -> dict[str, float | str]:
-        nbytes = self._num_copied * self._shape.expert_nbytes
-        return {"kind": self.kind} | ({"measured_gbps": nbytes / self.copy_s / 1e9} if self.copy_s else {})
+        measured = {"measured_gbps": self._copied_nbytes / self.copy_s / 1e9} if self.copy_s else {}
+        return {"kind": self.kind} | measured
 
     def close(self) -> None:
         with self._wake:
@@ -138,8 +141,8 @@ class ThreadLink:
                 transfer.error = error
             transfer.landed.set()
 
-    def _read(self, key: int, out: torch.Tensor) -> None:
-        self._source.read(*divmod(key, self._shape.num_experts), out)
+    def _read(self, transfer: Transfer, out: torch.Tensor) -> None:
+        self._source.read(*divmod(transfer.key, self._shape.num_experts), out, bits=transfer.bits)
 
     def _move(self, transfer: Transfer) -> None:
         raise NotImplementedError
@@ -152,9 +155,9 @@ class DiskLink(ThreadLink):
 
     def _move(self, transfer: Transfer) -> None:
         begin_s = time.perf_counter()
-        self._read(transfer.key, transfer.slot)
+        self._read(transfer, transfer.slot)
         self.copy_s += time.perf_counter() - begin_s
-        self._num_copied += 1
+        self._copied_nbytes += transfer.slot.nbytes
 
 
 class PacedLink:
@@ -172,9 +175,9 @@ class PacedLink:
         self._lands_at_s: dict[Transfer, float] = {}
         self._stall_s = 0.0
 
-    def issue(self, key: int, slot: torch.Tensor, *, urgency: int) -> Transfer:
+    def issue(self, key: int, slot: torch.Tensor, *, urgency: int, bits: int = FULL_BITS) -> Transfer:
         self._advance()
-        transfer = Transfer(key, slot, urgency, self._clock.now_s())
+        transfer = Transfer(key, slot, urgency, bits, self._clock.now_s())
         self._queue.append(transfer)
         self._queue.sort(key=lambda queued: queued.urgency)
         self._advance()
@@ -187,7 +190,7 @@ class PacedLink:
             self._queue.sort(key=lambda queued: queued.urgency)
         while not transfer.started:
             self._start_next()
-        self._source.read(*divmod(transfer.key, self._shape.num_experts), transfer.slot)
+        self._source.read(*divmod(transfer.key, self._shape.num_experts), transfer.slot, bits=transfer.bits)
         begin_s, lands_at_s = self._clock.now_s(), self._lands_at_s.pop(transfer)
         self._clock.wait_until(lands_at_s)
         self._stall_s += max(0.0, self._clock.now_s() - begin_s) if lands_at_s > begin_s else 0.0
@@ -218,7 +221,7 @@ class PacedLink:
     def _start_next(self) -> None:
         transfer = self._queue.pop(0)
         transfer.started = True
-        self._lands_at_s[transfer] = self._timeline.reserve(transfer.issued_s, self._shape.expert_nbytes)
+        self._lands_at_s[transfer] = self._timeline.reserve(transfer.issued_s, transfer.slot.nbytes)
 
 
 class EmulatedLink(PacedLink):

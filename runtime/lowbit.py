@@ -3,6 +3,7 @@
 Few tokens are multiplied by the stream as it lies; for more, one matrix at a time is unpacked and multiplied as usual.
 """
 
+from collections.abc import Iterable
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -54,6 +55,13 @@ def dequantise(packed: Packed, dtype: torch.dtype = torch.float32) -> torch.Tens
         codes -= zeros if packed.qzeros is None else zeros[own]
         out[first : first + num_rows] = codes.mul_(packed.scales[own])
     return out.mT
+
+
+def make_ready(widths: Iterable[int], device: torch.device) -> None:
+    """Have the kernels of these widths compiled, which takes seconds the first time, before a token waits for them."""
+    if device.type == "cpu":
+        for bits in widths:
+            _kernels(device).multiplier(bits)
 
 
 def kernel_name(device: torch.device) -> str:

@@ -30,7 +30,7 @@ def multiply(x: torch.Tensor, packed: Packed) -> torch.Tensor:
     """x [T, I] times the packed matrix -> [T, O] in x's dtype; sums are float32's, each token's as if it were alone."""
     y = np.zeros((len(x), packed.num_outputs), np.float32)
     own = np.ascontiguousarray((x.detach() if x.requires_grad else x).float().numpy())
-    _multiplier(packed.bits)(*_arrays(packed), own, y)
+    multiplier(packed.bits)(*_arrays(packed), own, y)
     return torch.from_numpy(y).to(x.dtype)
 
 
@@ -129,7 +129,7 @@ def _worth(bits: int) -> np.ndarray:
 
 
 @cache
-def _multiplier(bits: int) -> Callable[..., None]:
+def multiplier(bits: int) -> Callable[..., None]:
     """`multiply(words, scales, zeros, x, y)` for one width: y float32 [T, O] += x float32 [T, I] times the weights.
 
     `words` int32 [W, O], `scales` float16 as int16 [G, O], `zeros` int32 [G, Z], or [1, 1] of no meaning at 1 bit.

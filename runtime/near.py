@@ -1,37 +1,46 @@
 """The near tier: experts computed where they lie, between issuing the loads of a step and collecting them."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import nn
 
+from artifacts.replicas import FULL_BITS
 from runtime.clock import Timeline, WallClock
 from runtime.experts import expert_forward
-from runtime.weights import DiskStore, RamStore, aligned
+from runtime.lowbit import project_packed
+from runtime.plan import Place
+from runtime.slowtier import SlowTier
+from runtime.weights import aligned
 
 
 class NearTier:
-    """Reads experts in place from RAM, or from disk through a buffer of one expert, and computes them on the CPU.
+    """Reads experts in place from RAM, or from disk through a buffer of one expert, and computes them on the CPU, at
+    full precision or on a replica.
 
     It runs on the caller's thread: a GPU works through what was queued before meanwhile. With `bandwidth` (bytes per
     second) an expert takes at least its bytes over it, counted from `begin`: on a machine whose fast tier is the same
     CPU the near tier would otherwise cost nothing.
     """
 
-    def __init__(self, store: DiskStore | RamStore, *, bandwidth: float | None = None) -> None:
-        self._store, self._layout = store, store.layout
+    def __init__(self, slow: SlowTier, *, bandwidth: float | None = None) -> None:
+        self._slow = slow
         self._timeline = Timeline(bandwidth) if bandwidth else None
         self._clock = WallClock()
         self._ready_at_s = 0.0
-        self._buffer = None if isinstance(store, RamStore) else aligned(self._layout.nbytes)
+        self._buffer: torch.Tensor | None = None
 
-    def begin(self, num_experts: int) -> None:
-        """The emulated tier starts on so many experts now."""
+    def begin(self, places: Sequence[Place]) -> None:
+        """The emulated tier starts on these experts now."""
         if self._timeline:
-            nbytes = num_experts * self._store.shape.expert_nbytes
+            nbytes = sum(self._slow.nbytes(place.bits) for place in places)
             self._ready_at_s = self._timeline.reserve(self._clock.now_s(), nbytes)
 
-    def forward(self, module: nn.Module, layer: int, expert: int, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, module: nn.Module, place: Place, x: torch.Tensor) -> torch.Tensor:
         """One expert on its tokens, x [t, H] on the CPU -> [t, H]."""
-        return expert_forward(module, self._layout.views(self._bytes(layer, expert)), x)
+        views = self._slow.stores[place.bits].layout.views(self._bytes(place))
+        projecting = {} if place.bits == FULL_BITS else {"project": project_packed}
+        return expert_forward(module, views, x, **projecting)
 
     def finish(self) -> None:
         """Return when the emulated tier would have what was begun."""
@@ -40,8 +49,12 @@ class NearTier:
     def conditions(self) -> dict[str, float]:
         return {"near_gbps": self._timeline.bandwidth / 1e9} if self._timeline else {}
 
-    def _bytes(self, layer: int, expert: int) -> torch.Tensor:
-        if isinstance(self._store, RamStore):
-            return self._store.view(layer, expert)
-        self._store.read(layer, expert, self._buffer)
+    def _bytes(self, place: Place) -> torch.Tensor:
+        at = divmod(place.key, self._slow.stores[FULL_BITS].shape.num_experts)
+        lying = self._slow.view(*at, bits=place.bits)
+        if lying is not None:
+            return lying
+        if self._buffer is None:
+            self._buffer = aligned(max(self._slow.nbytes(bits) for bits in self._slow.stores))
+        self._slow.read(*at, self._buffer, bits=place.bits)
         return self._buffer

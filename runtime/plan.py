@@ -4,20 +4,21 @@ from dataclasses import dataclass
 
 import numpy as np
 
-FULL_BITS = 16  # the checkpoint's own precision, whatever its dtype
+from artifacts.replicas import FULL_BITS
+
+NO_SLOT = -1
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """One expert and the slot it has, or is to come into, and the precision of the replica there."""
+    """One expert, the slot it has or is to come into, and the precision of the replica there.
+
+    Without a slot it is computed near its memory, or on the replica that stays in the fast tier.
+    """
 
     key: int
     slot: int
     bits: int = FULL_BITS
-
-    def nbytes(self, expert_nbytes: int) -> int:
-        """Of `expert_nbytes` at full precision, the share that this replica has."""
-        return expert_nbytes * self.bits // FULL_BITS
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +31,15 @@ class Wave:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One step. `selected` [T, K]: the expert of each rank, -1 for none; `weights` replaces the router's if given."""
+    """One step. `selected` [T, K]: the expert of each rank, -1 for none; `weights` replaces the router's if given.
+
+    What it uses is in a wave, `near`, or `low`: computed at once on the replica that stays in the fast tier.
+    """
 
     layer: int
     selected: np.ndarray
     weights: np.ndarray | None
     waves: tuple[Wave, ...]
-    near: tuple[int, ...]
+    near: tuple[Place, ...]
+    low: tuple[Place, ...]
     prefetches: tuple[Place, ...]

@@ -4,22 +4,28 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import TracebackType
 
+import numpy as np
 import torch
 
 from artifacts.errors import BadUsage
 from artifacts.hardware import machine
 from runtime import budget as sizes
-from runtime.assembly import build_controller, check_required
+from runtime.assembly import build_controller, fast_tier
 from runtime.cache import Scope
 from runtime.engine import Engine
 from runtime.generate import Sampling, Token, stream
+from runtime.lowbit import kernel_name, make_ready
 from runtime.model import MoeModel, open_model
 from runtime.policies import POLICIES, build, describe, preset
-from runtime.policies.base import Artefacts
+from runtime.policies.base import Artefacts, FastTier
 from runtime.probe import link_bytes_per_second, prefetch_window, scaled_window
 from runtime.recorder import Recorder
+from runtime.replicas import open_replicas
+from runtime.shadows import Shadows
 from runtime.tiers import open_tiers, resolve_device, resolve_link
 from runtime.weights import aligned
+
+_PATIENCE = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,26 +69,36 @@ class Session:
         self.opened, self.settings = opened, settings
         self.fallbacks: list[str] = []
         chosen, shape = preset(settings.preset), opened.shape
-        self.policies = build(settings.texts())
-        check_required(self.policies, artefacts := artefacts or Artefacts())
+        self.policies, artefacts = build(settings.texts()), artefacts or Artefacts()
         self.scope = Scope(settings.scope or chosen.scope)
         self._budget = chosen.budget or settings.budget
-        num_slots = sizes.num_slots(self._budget, shape, per_layer=self.scope is Scope.LAYER)
+        fast = fast_tier(self.policies, shape, self._budget, scope=self.scope, artefacts=artefacts)
+        num_slots = fast.num_slots
         window = sizes.nbytes(settings.window) if settings.window else None
         choice = resolve_link(opened, link=settings.link, near=settings.near, scaled_to=settings.scaled_to)
         self.slots = self._allocate(num_slots)
-        self.tiers = open_tiers(opened, choice)
+        self.shadows = self._shadows(fast, artefacts)
+        self.tiers = open_tiers(opened, choice, open_replicas(opened, artefacts.replicas, self.policies.widths))
         self.window = self._measured_window() if window is None else window
         self.controller = build_controller(
-            self.policies, shape, num_slots=num_slots, scope=self.scope, window=self.window, artefacts=artefacts
+            self.policies,
+            shape,
+            num_slots=num_slots,
+            shadows=fast.shadows,
+            scope=self.scope,
+            window=self.window,
+            artefacts=artefacts,
         )
-        self.engine = Engine(opened, self.controller, link=self.tiers.link, near=self.tiers.near, slots=self.slots)
+        self.engine = Engine(opened, self.controller, tiers=self.tiers, slots=self.slots, shadows=self.shadows)
         prefetch = self.policies.prefetch
         self.engine.distance = prefetch.distance if prefetch.reads_predictions else 0
         if any(getattr(self.policies, axis).sees_probabilities for axis in POLICIES):
             self.engine.see_probabilities()
         self.engine.install()
         self._next_request = 0
+        if fast.shadows is not None or self.policies.widths:
+            resident = set() if fast.shadows is None else set(fast.shadows.tolist())
+            make_ready(sorted(resident | set(self.policies.widths)), opened.model.device)
         if num_slots == shape.num_keys:
             self.fallbacks.append(f"budget {self._budget} holds the whole model: every expert stays resident")
 
@@ -146,7 +162,8 @@ class Session:
             "slots": cache.num_slots,
             "experts": cache.shape.num_keys,
             "expert_bytes": cache.shape.expert_nbytes,
-            "fast_bytes": self.slots.numel(),
+            "fast_bytes": self.slots.numel() + (self.shadows.nbytes if self.shadows else 0),
+            "replicas": self._replicas(),
             "pinned_bytes": self.tiers.pinned_nbytes,
             "prefetch_window_bytes": self.window,
             "link": self.tiers.link.conditions(),
@@ -155,15 +172,36 @@ class Session:
             "fallbacks": list(self.fallbacks),
         }
 
+    def _shadows(self, fast: FastTier, artefacts: Artefacts) -> Shadows | None:
+        if fast.shadows is None:
+            return None
+        stores = open_replicas(self.opened, artefacts.replicas, sorted(set(fast.shadows.tolist())))
+        return Shadows(stores, fast.shadows, self.opened.model.device)
+
+    def _replicas(self) -> dict[str, object]:
+        """What is computed below full precision, where, and by which kernel."""
+        if "replicas" not in self.policies.requires:
+            return {}
+        shadows = self.controller.cache.shadows
+        bits, counts = np.unique(shadows, return_counts=True) if shadows is not None else ((), ())
+        return {
+            "slow_tier_bits": [f"{width}" for width in self.policies.widths],
+            "resident": {f"{width}_bits": int(count) for width, count in zip(bits, counts, strict=True)},
+            "resident_bytes": self.shadows.nbytes if self.shadows else 0,
+            "kernel": kernel_name(self.opened.model.device),
+        }
+
     def _measured_window(self) -> int:
-        if not self.policies.prefetch.distance:
+        if not self.policies.brings_ahead or not len(self.slots):
             return 0
         if self.settings.scaled_to:
             return scaled_window(self.opened.shape, machine(self.settings.scaled_to))
         nbytes = self.opened.shape.expert_nbytes
-        return prefetch_window(
+        window = prefetch_window(
             self.opened, self.tiers.bandwidth or link_bytes_per_second(self.tiers.link, self.slots, nbytes)
         )
+        # A replica serves meanwhile, so that nothing is lost by counting late on what may not have landed.
+        return window // _PATIENCE if self.policies.miss.reads_shadows else window
 
     def _allocate(self, num_slots: int) -> torch.Tensor:
         """[num_slots, nbytes] uint8 on the device; slot borders are multiples of 64 bytes."""

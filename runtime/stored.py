@@ -1,15 +1,50 @@
 """Artefacts out of the store, as policies want them."""
 
-from artifacts.rows import buddy_matrices, entropy_percentiles
+import numpy as np
+
+from artifacts.errors import Incompatible
+from artifacts.provenance import StoredRun
+from artifacts.replicafile import replica_root
+from artifacts.replicas import FULL_BITS, Replicas, in_memory, passed_on
+from artifacts.rows import buddy_matrices, entropy_percentiles, quant_loss_matrices
 from artifacts.shape import Shape
 from artifacts.store import Store
 from runtime.policies.base import Artefacts
+
+_PRIOR_USE = 0.02  # of the layer's mean
 
 
 def load_artefacts(store: Store, model_id: str, shape: Shape) -> Artefacts:
     """What the newest runs of this model left; None for what was never built."""
     lists, profile = store.latest_run("build-buddies", model_id), store.latest_run("profile", model_id)
+    quantised = store.latest_run("quantize", model_id)
     size = (shape.num_layers, shape.num_experts)
     buddies, q = buddy_matrices(store.read("buddies", lists.run_id), *size) if lists else (None, None)
     entropy = entropy_percentiles(store.read("entropy", profile.run_id)) if profile else None
-    return Artefacts(buddies=buddies, buddy_q=q, entropy=entropy)
+    replicas = load_replicas(store, quantised, shape) if quantised else None
+    return Artefacts(buddies=buddies, buddy_q=q, entropy=entropy, replicas=replicas)
+
+
+def load_replicas(store: Store, run: StoredRun, shape: Shape) -> Replicas:
+    """Sizes, losses and files of what one run of quantize wrote. Raises Incompatible when an expert is missing."""
+    rows = store.read("replicas", run.run_id)
+    key = rows["layer"].to_numpy().astype(np.int64) * shape.num_experts + rows["expert"].to_numpy()
+    bits, nbytes = rows["bits"].to_numpy(), rows["nbytes"].to_numpy()
+    files = dict(zip(key.tolist(), rows["file"].to_pylist(), strict=True))
+    if len(files) != shape.num_keys:
+        raise Incompatible(
+            f"{store.path} has replicas of {len(files)} experts, the model has {shape.num_keys}: run moectl quantize"
+        )
+    losses = quant_loss_matrices(store.read("quant_loss", run.run_id), shape.num_layers, shape.num_experts)
+    gated, mse = losses["gated"], losses["mse"]
+    use = np.divide(gated, mse, out=np.zeros_like(mse), where=mse > 0)  # alike at every width
+    # None is worthless because the text had no use for it.
+    lost = (gated + _PRIOR_USE * mse * use.mean(axis=1, keepdims=True)) * passed_on(shape.num_layers)
+    return Replicas(
+        nbytes={FULL_BITS: shape.expert_nbytes}
+        | {int(width): in_memory(int(nbytes[bits == width].max())) for width in set(bits)},
+        loss=mse,
+        lost=lost,
+        use=np.nanmean(use, axis=2),
+        files=tuple(replica_root(store.path) / files[key] for key in range(shape.num_keys)),
+    )

@@ -10,18 +10,16 @@ from artifacts.errors import BadInput
 from artifacts.hardware import Machine
 from artifacts.modelshapes import ModelShape
 from artifacts.nextuse import NextUse
+from artifacts.replicas import Replicas
 from artifacts.trace import Trace
-from runtime import budget as sizes
 from runtime import derived
-from runtime.assembly import build_controller
+from runtime.assembly import build_controller, fast_tier
 from runtime.cache import Scope
-from runtime.plan import FULL_BITS
 from runtime.policies import POLICIES, Policies, build, describe, preset
 from runtime.policies.base import Artefacts
 from runtime.simulate import replay
 from runtime.timing import Costs, Timing
 
-_REPLICAS = frozenset({FULL_BITS, 4, 3, 2, 1})  # a simulation needs their sizes only
 _DERIVED = {"buddies": "buddy lists", "entropy": "percentiles of token entropy"}
 
 
@@ -79,7 +77,7 @@ class Workload:
         _check(trace, model)
         self.trace, self.model, self.machine = trace, model, machine
         self.assumed: list[str] = [*trace.assumed, *model.assumed, *_unused_layers(trace)]
-        self._artefacts = replace(artefacts or Artefacts(), replicas=_REPLICAS)
+        self._artefacts = artefacts or Artefacts()
         self._costs = Costs.of(model, machine)
         self._window = window
 
@@ -88,21 +86,26 @@ class Workload:
         policies, shape = setting.build(), self.model.shape
         scope = Scope(setting.scope or preset(setting.preset).scope)
         self._check_columns(policies)
-        num_slots = sizes.num_slots(
-            preset(setting.preset).budget or setting.budget, shape, per_layer=scope is Scope.LAYER
-        )
-        window = self._window_for(policies)
         artefacts = self._artefacts_for(policies)
+        budget = preset(setting.preset).budget or setting.budget
+        fast = fast_tier(policies, shape, budget, scope=scope, artefacts=artefacts)
+        window = self._window_for(policies)
         controller = build_controller(
-            policies, shape, num_slots=num_slots, scope=scope, window=window, artefacts=artefacts
+            policies,
+            shape,
+            num_slots=fast.num_slots,
+            shadows=fast.shadows,
+            scope=scope,
+            window=window,
+            artefacts=artefacts,
         )
-        timing = Timing(self._costs, shape.num_experts)
+        timing = Timing(self._costs, shape.num_experts, controller.nbytes)
         replay(self.trace, controller, timing)
         return Outcome(
             setting=setting,
             policies={axis: describe(getattr(policies, axis)) for axis in POLICIES},
             scope=scope,
-            num_slots=num_slots,
+            num_slots=fast.num_slots,
             window=window,
             counters=controller.counters.totals(),
             by_layer=controller.counters.by_layer(),
@@ -110,7 +113,7 @@ class Workload:
         )
 
     def _window_for(self, policies: Policies) -> int:
-        if not policies.prefetch.distance:
+        if not policies.brings_ahead:
             return 0
         if self._window is not None:
             return self._window
@@ -124,9 +127,19 @@ class Workload:
         for name in sorted(needs & _DERIVED.keys()):
             if getattr(self._artefacts, name) is None:
                 found = replace(found, **self._derived[name])
-                note = f"{_DERIVED[name]} are counted in the trace that is replayed"
-                self.assumed.extend([note] if note not in self.assumed else [])
+                self._assume(f"{_DERIVED[name]} are counted in the trace that is replayed")
+        if "replicas" in needs and found.replicas is None:
+            found = replace(found, replicas=self._typical_replicas)
+            self._assume("replicas: sizes as in groups of 128, losses as of a small model, use as in the trace")
         return found
+
+    def _assume(self, note: str) -> None:
+        if note not in self.assumed:
+            self.assumed.append(note)
+
+    @cached_property
+    def _typical_replicas(self) -> Replicas:
+        return derived.replicas(self.trace, self.model)
 
     @cached_property
     def _next_use(self) -> NextUse:

@@ -1,18 +1,22 @@
 """The tiers around the fast one: where experts live, the link they come over, the near tier beside them."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 
 from artifacts.errors import BadUsage
 from artifacts.hardware import machine
+from artifacts.replicas import FULL_BITS
 from runtime import budget as sizes
 from runtime.cudalink import CudaLink
 from runtime.link import DiskLink, EmulatedLink, Link
 from runtime.model import MoeModel
 from runtime.near import NearTier
 from runtime.probe import scaled_rates
+from runtime.replicas import ReplicaStore
+from runtime.slowtier import SlowTier
 from runtime.weights import DiskStore, RamStore
 
 
@@ -20,6 +24,7 @@ from runtime.weights import DiskStore, RamStore
 class Tiers:
     """`pinned_nbytes` of page-locked host memory; `bandwidth`: bytes per second of an emulated link, else None."""
 
+    slow: SlowTier
     link: Link
     near: NearTier
     pinned_nbytes: int
@@ -52,25 +57,29 @@ def resolve_link(opened: MoeModel, *, link: str, near: str | None, scaled_to: st
     return LinkChoice("emulated", *sizes.rate(link), near_rate)
 
 
-def open_tiers(opened: MoeModel, choice: LinkChoice) -> Tiers:
-    """Open what was chosen. Experts are read into RAM, page-locked for a GPU, unless they stay on disk."""
+def open_tiers(opened: MoeModel, choice: LinkChoice, replicas: Mapping[int, ReplicaStore]) -> Tiers:
+    """Open what was chosen, with `replicas` by bits. All are read into RAM, page-locked for a GPU, unless they stay on
+    disk."""
     on_disk, pin = choice.kind == "disk", choice.kind == "cuda"
-    store = opened.store if on_disk else RamStore(opened.store, pin=pin)
+    stores: dict[int, DiskStore | ReplicaStore] = {FULL_BITS: opened.store, **replicas}
+    slow = SlowTier(stores if on_disk else {bits: RamStore(store, pin=pin) for bits, store in stores.items()})
     return Tiers(
-        link=_open_link(opened, choice, store),
-        near=NearTier(store, bandwidth=choice.near),
-        pinned_nbytes=opened.shape.nbytes if pin else 0,
+        slow=slow,
+        link=_open_link(opened, choice, slow),
+        near=NearTier(slow, bandwidth=choice.near),
+        pinned_nbytes=sum(map(slow.nbytes, stores)) * opened.shape.num_keys if pin else 0,
         bandwidth=choice.bandwidth or None,
     )
 
 
-def _open_link(opened: MoeModel, choice: LinkChoice, store: DiskStore | RamStore) -> Link:
+def _open_link(opened: MoeModel, choice: LinkChoice, slow: SlowTier) -> Link:
     shape, device = opened.shape, opened.model.device
     if choice.kind == "emulated":
-        return EmulatedLink(store, shape, bandwidth=choice.bandwidth, latency_s=choice.latency_s)
+        return EmulatedLink(slow, shape, bandwidth=choice.bandwidth, latency_s=choice.latency_s)
     if device.type == "cuda":
-        return CudaLink(store, shape, device=device, slot_nbytes=opened.store.layout.nbytes)
-    return DiskLink(store, shape)
+        is_pinned, nbytes = choice.kind == "cuda", opened.store.layout.nbytes
+        return CudaLink(slow, shape, device=device, slot_nbytes=nbytes, is_pinned=is_pinned)
+    return DiskLink(slow, shape)
 
 
 def resolve_device(name: str) -> torch.device:

@@ -1,6 +1,7 @@
 """Virtual time: when the steps of a replay would begin and end on a machine that is only described (DESIGN 8)."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import fmean
 
@@ -8,13 +9,14 @@ import numpy as np
 
 from artifacts.hardware import Machine
 from artifacts.modelshapes import ModelShape
+from artifacts.replicas import FULL_BITS
 from artifacts.trace import DECODE, PREFILL
-from runtime.plan import FULL_BITS, Place, Plan
+from runtime.plan import NO_SLOT, Place, Plan
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Something the fast tier computes: bytes it reads however many tokens there are, seconds of arithmetic a token."""
+    """Something a tier computes: bytes it reads however many tokens there are, seconds of arithmetic a token."""
 
     memory_s: float
     token_s: float = 0.0
@@ -28,13 +30,13 @@ class Work:
 class Costs:
     """What one model costs on one machine. `rest`: of a layer, all but its routed experts; `head`: of a pass.
 
-    Loading an expert and computing it near its memory are given at full precision; a replica takes its share of bits.
+    Loading an expert and computing it near its memory are given at full precision; a replica takes its share of bytes.
     """
 
     expert: Work
     load_s: float
     load_latency_s: float
-    near_s: float
+    near: Work
     rest: Work
     head: Work
 
@@ -52,7 +54,9 @@ class Costs:
             expert=work(nbytes, model.weight_nbytes),
             load_s=nbytes / (machine.link_gbps * 1e9),
             load_latency_s=machine.link_latency_s,
-            near_s=nbytes / (machine.near_gbps * 1e9),
+            near=Work(
+                nbytes / (machine.near_gbps * 1e9), 2 * nbytes / model.weight_nbytes / (machine.near_tflops * 1e12)
+            ),
             rest=work(4 * model.hidden**2 * 2 + model.shared_nbytes),
             head=work(model.vocabulary * model.hidden * 2),
         )
@@ -85,9 +89,11 @@ class Timing:
     """Follows the plans of a replay. Resident experts are computed one after another, each arrival when it is there,
     near ones meanwhile; the step ends with its last expert."""
 
-    def __init__(self, costs: Costs, num_experts: int) -> None:
+    def __init__(self, costs: Costs, num_experts: int, nbytes: Mapping[int, int]) -> None:
+        """`nbytes` of an expert by bits."""
         self.passes: list[PassTime] = []
         self._costs, self._num_experts = costs, num_experts
+        self._share = {bits: size / nbytes[FULL_BITS] for bits, size in nbytes.items()}
         self._link = _Link()
         self._pending: dict[int, _Transfer] = {}  # by slot
         self._now_s = 0.0
@@ -108,14 +114,15 @@ class Timing:
         """One layer: its other parts first, then its experts."""
         self._now_s += self._costs.rest.seconds(len(plan.selected))
         tokens = _tokens_by_expert(plan.selected, self._num_experts)
-        near_ends_s = self._now_s + len(plan.near) * self._costs.near_s
+        near_ends_s = self._now_s + sum(self._seconds(self._costs.near, place, tokens) for place in plan.near)
+        if not plan.waves:
+            self._issue(plan.prefetches, is_demand=False)
+        self._compute(plan.low, tokens)
         for wave in plan.waves:
             self._issue(wave.loads, is_demand=True)
             if wave is plan.waves[-1]:
                 self._issue(plan.prefetches, is_demand=False)
             self._compute((*wave.resident, *wave.loads), tokens)
-        if not plan.waves:
-            self._issue(plan.prefetches, is_demand=False)
         self._now_s = max(self._now_s, near_ends_s)
 
     def summary(self) -> dict[str, float | None]:
@@ -136,26 +143,26 @@ class Timing:
         self._link.advance(self._now_s)
         coming = []
         for place in places:
-            transfer = self._pending.pop(place.slot, None)
+            transfer = self._pending.pop(place.slot, None) if place.slot != NO_SLOT else None
             if transfer is None or transfer.lands_s <= self._now_s:
-                self._now_s += self._expert_s(place, tokens)
+                self._now_s += self._seconds(self._costs.expert, place, tokens)
             else:
                 coming.append((place, transfer))
         for _, transfer in coming:
             self._link.hurry(transfer)
         for place, transfer in sorted(coming, key=lambda pair: pair[1].lands_s):
             self.passes[-1].stall_s += max(0.0, transfer.lands_s - self._now_s)
-            self._now_s = max(self._now_s, transfer.lands_s) + self._expert_s(place, tokens)
+            self._now_s = max(self._now_s, transfer.lands_s) + self._seconds(self._costs.expert, place, tokens)
 
-    def _expert_s(self, place: Place, tokens: list[int] | None) -> float:
+    def _seconds(self, work: Work, place: Place, tokens: list[int] | None) -> float:
         num_tokens = 1 if tokens is None else tokens[place.key % self._num_experts]
-        return self._costs.expert.seconds(num_tokens, share=place.bits / FULL_BITS)
+        return work.seconds(num_tokens, share=self._share[place.bits])
 
     def _issue(self, loads: tuple[Place, ...], *, is_demand: bool) -> None:
         for place in loads:
             if place.slot in self._pending:
                 self._link.cancel(self._pending.pop(place.slot))
-            seconds = self._costs.load_latency_s + self._costs.load_s * place.bits / FULL_BITS
+            seconds = self._costs.load_latency_s + self._costs.load_s * self._share[place.bits]
             self._pending[place.slot] = self._link.issue(self._now_s, seconds, is_demand=is_demand)
 
 

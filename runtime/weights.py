@@ -3,12 +3,16 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
 from artifacts.errors import BadInput, OutOfResources
 from artifacts.shape import Shape
 from runtime.checkpoint import Checkpoint, Shard, read_tensor
+
+if TYPE_CHECKING:
+    from runtime.replicas import ReplicaLayout
 
 ALIGNMENT = 64  # bytes; CPU kernels round differently on other borders, and results stop being bit-identical
 
@@ -37,13 +41,13 @@ class ExpertLayout:
         for name, shape in shapes.items():
             part = Part(name, shape, offset, prod(shape) * dtype.itemsize)
             parts.append(part)
-            offset = _round_up(offset + part.nbytes)
+            offset = round_up(offset + part.nbytes)
         return cls(tuple(parts), dtype)
 
     @property
     def nbytes(self) -> int:
         """Bytes of a slot, a multiple of 64."""
-        return _round_up(self.parts[-1].offset + self.parts[-1].nbytes)
+        return round_up(self.parts[-1].offset + self.parts[-1].nbytes)
 
     def views(self, buffer: torch.Tensor) -> dict[str, torch.Tensor]:
         """The parts by name as views of `buffer`, uint8 [nbytes] or longer, on any device; nothing is copied."""
@@ -73,6 +77,15 @@ class _Run:
     offset: int
     nbytes: int
     spans: tuple[tuple[int, int], ...]
+
+
+class Reader(Protocol):
+    """What reads experts of one precision, one at a time."""
+
+    layout: "ExpertLayout | ReplicaLayout"
+    shape: Shape
+
+    def read(self, layer: int, expert: int, out: torch.Tensor) -> None: ...
 
 
 class DiskStore:
@@ -125,9 +138,10 @@ class RamStore:
     Raises OutOfResources when there is no room for the slab.
     """
 
-    def __init__(self, disk: DiskStore, *, pin: bool = False, progress: Callable[[int], None] | None = None) -> None:
+    def __init__(self, disk: Reader, *, pin: bool = False, progress: Callable[[int], None] | None = None) -> None:
         self.layout, self.shape = disk.layout, disk.shape
-        self._slab = aligned(self.shape.num_keys * self.layout.nbytes, pin=pin).view(self.shape.num_keys, -1)
+        stride = round_up(self.layout.nbytes)
+        self._slab = aligned(self.shape.num_keys * stride, pin=pin).view(self.shape.num_keys, stride)
         for key in range(self.shape.num_keys):
             disk.read(*divmod(key, self.shape.num_experts), self._slab[key])
             if progress is not None:
@@ -135,7 +149,7 @@ class RamStore:
 
     def view(self, layer: int, expert: int) -> torch.Tensor:
         """The expert's bytes, uint8 [nbytes], where they lie."""
-        return self._slab[layer * self.shape.num_experts + expert]
+        return self._slab[layer * self.shape.num_experts + expert, : self.layout.nbytes]
 
     def read(self, layer: int, expert: int, out: torch.Tensor) -> None:
         """Copy one expert into `out`, uint8 [nbytes] or longer."""
@@ -159,7 +173,8 @@ def is_finite(values: torch.Tensor) -> bool:
     return all(bool(extreme.isfinite()) for extreme in torch.aminmax(values))
 
 
-def _round_up(nbytes: int) -> int:
+def round_up(nbytes: int) -> int:
+    """The next 64-byte border."""
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 

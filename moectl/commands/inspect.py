@@ -188,7 +188,7 @@ def _presets() -> Sheet:
         )
         for preset in presets().values()
     ]
-    note = "What waits for something cannot run yet; what needs replicas runs in the simulator only."
+    note = "What waits for something cannot run yet; what needs replicas runs after `moectl quantize`."
     return Sheet("Presets", columns, rows, note)
 
 

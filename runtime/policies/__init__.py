@@ -10,6 +10,7 @@ from typing import Any, get_args, get_type_hints
 
 from artifacts.errors import BadUsage, Incompatible
 from artifacts.names import unknown
+from artifacts.replicas import FULL_BITS
 from runtime.policies.base import Eviction, Miss, Prefetch, Residency, Routing
 from runtime.policies.eviction.belady import Belady
 from runtime.policies.eviction.fld import Fld
@@ -24,6 +25,7 @@ from runtime.policies.eviction.score import Score
 from runtime.policies.miss.best_resident import BestResident
 from runtime.policies.miss.buddy import Buddy
 from runtime.policies.miss.cascade import Cascade
+from runtime.policies.miss.cold import Cold
 from runtime.policies.miss.drop import Drop
 from runtime.policies.miss.fetch import Fetch
 from runtime.policies.miss.fetch_lowest import FetchLowest
@@ -31,6 +33,7 @@ from runtime.policies.miss.fetch_priority import FetchPriority
 from runtime.policies.miss.near import Near
 from runtime.policies.miss.qstar import QStar
 from runtime.policies.miss.random_resident import RandomResident
+from runtime.policies.miss.shadow import ShadowMiss
 from runtime.policies.miss.substitute import Substitute
 from runtime.policies.miss.zero import Zero
 from runtime.policies.prefetch.frequency import Frequency
@@ -38,6 +41,8 @@ from runtime.policies.prefetch.next_gate import NextGate
 from runtime.policies.prefetch.none import NoPrefetch
 from runtime.policies.prefetch.oracle import Oracle
 from runtime.policies.prefetch.score import ScorePrefetch
+from runtime.policies.residency.hot import Hot
+from runtime.policies.residency.shadow import ShadowResidency
 from runtime.policies.residency.uniform import Uniform
 from runtime.policies.routing.cache_aware import CacheAware
 from runtime.policies.routing.standard import Standard
@@ -73,11 +78,13 @@ POLICIES: dict[str, dict[str, type]] = {
         "fetch_lowest": FetchLowest,
         "fetch_priority": FetchPriority,
         "cascade": Cascade,
+        "cold": Cold,
+        "shadow": ShadowMiss,
         "random_resident": RandomResident,
         "best_resident": BestResident,
         "zero": Zero,
     },
-    "residency": {"uniform": Uniform},
+    "residency": {"uniform": Uniform, "hot": Hot, "shadow": ShadowResidency},
 }
 
 
@@ -90,6 +97,16 @@ class Policies:
     eviction: Eviction
     miss: Miss
     residency: Residency
+
+    @property
+    def brings_ahead(self) -> bool:
+        """Whether anything comes over the link that no step waits for."""
+        return bool(self.prefetch.distance or self.residency.places or self.miss.reads_shadows)
+
+    @property
+    def widths(self) -> list[int]:
+        """Bits below full precision that the slow tier must hold; policies have been prepared."""
+        return sorted({bits for axis in POLICIES for bits in getattr(self, axis).widths} - {FULL_BITS})
 
     @property
     def requires(self) -> frozenset[str]:

@@ -4,13 +4,14 @@ a clock.
 Shapes: T tokens, K selected per token, E experts a layer, L MoE layers, D prefetch distances.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
 import numpy as np
 
 from artifacts.nextuse import NextUse
+from artifacts.replicas import Replicas
 from artifacts.shape import Shape
 
 
@@ -66,7 +67,7 @@ class Artefacts:
     entropy: np.ndarray | None = None  # [L, 101] percentiles of token activating entropy
     hops: np.ndarray | None = None  # [E] devices between an expert and the compute; None: one device
     next_use: NextUse | None = None  # the future of the trace that is replayed
-    replicas: frozenset[int] | None = None  # bits at which experts can be fetched, 16 among them
+    replicas: Replicas | None = None  # what experts take and lose below their full precision
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +81,35 @@ class Residents:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What a miss policy makes of a step: absent experts that `selected` still names are fetched, unless in `near`."""
+    """What a miss policy makes of a step: absent experts that `selected` still names are fetched, unless they are
+    computed near their memory or on the low replica that stays in the fast tier."""
 
     selected: np.ndarray  # [T, K] stand-ins in place, -1 where a rank is dropped
-    near: frozenset[int] = field(default_factory=frozenset)
+    near: frozenset[int] = frozenset()
+    low: frozenset[int] = frozenset()
+    behind: tuple[int, ...] = ()  # absent experts to bring while others compute, best first
     weights: np.ndarray | None = None  # [T, K] new routing weights; None keeps the router's own
     bits: Mapping[int, int] = field(default_factory=dict)  # precision of what is fetched; 16 for those not named
+
+    def is_elsewhere(self, expert: int) -> bool:
+        """Whether it is computed without a slot."""
+        return expert in self.near or expert in self.low
+
+
+@dataclass(frozen=True, slots=True)
+class FastTier:
+    """What a budget holds: slots, and beside them replicas that stay, `shadows` [L * E] the bits of each expert's."""
+
+    num_slots: int
+    shadows: np.ndarray | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Of one layer: the experts that are to be resident, and the bits [E] at which the others are computed near."""
+
+    resident: np.ndarray
+    near_bits: np.ndarray
 
 
 class Policy(Protocol):
@@ -93,6 +117,7 @@ class Policy(Protocol):
 
     requires: ClassVar[frozenset[str]]  # names of `Artefacts` it cannot do without
     sees_probabilities: bool  # whether steps must carry the router's probabilities
+    widths: Collection[int]  # once prepared, the bits below full precision that it may ask the slow tier for
 
     def prepare(self, shape: Shape, artefacts: Artefacts) -> None: ...
 
@@ -124,9 +149,11 @@ class Eviction(Policy, Protocol):
 
 class Miss(Policy, Protocol):
     chooses: ClassVar[bool]  # False: what is absent is fetched, and `choose` need not be called
+    every_step: ClassVar[bool]  # False: `choose` is called only when something wanted is absent
+    reads_shadows: ClassVar[bool]  # whether choices name experts in `low`, or to be brought `behind`
 
     def choose(self, step: Step, residents: Residents) -> Choice:
-        """Called only when something wanted is absent."""
+        """What becomes of what is wanted and not there. What is on its way is waited for unless near or low."""
 
 
 class Prefetch(Policy, Protocol):
@@ -141,13 +168,28 @@ class Residency(Policy, Protocol):
     def capacities(self, num_slots: int, shape: Shape) -> np.ndarray:
         """[L] slots of each layer, in layer scope."""
 
+    def share(self, budget_nbytes: int) -> FastTier | None:
+        """How the budget is shared with replicas that stay; None: it is all slots. Raises BadUsage if it is too
+        small."""
+
+    places: ClassVar[bool]  # whether steps are shown to it, and it places experts
+
+    def observe(self, step: Step) -> None:
+        """Called at every step, before anything is decided."""
+
+    def place(self, step: Step, num_slots: int) -> Placement | None:
+        """Called at every step after `observe`: what is to be resident in its layer from now on; None: as it is."""
+
 
 class Simple:
-    """What most policies are: nothing required, nothing to prepare, no probabilities needed."""
+    """What most policies are: nothing required, nothing to prepare, no probabilities needed, all at full precision."""
 
     requires: ClassVar[frozenset[str]] = frozenset()
     sees_probabilities: ClassVar[bool] = False
+    widths: ClassVar[Collection[int]] = ()
     chooses: ClassVar[bool] = True
+    every_step: ClassVar[bool] = False
+    reads_shadows: ClassVar[bool] = False
 
     def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
         """Nothing to do."""
@@ -161,3 +203,22 @@ class SimpleEviction(Simple):
 
     def prefetched(self, keys: list[int], now: Now) -> None:
         """Nothing to note."""
+
+
+class SimpleResidency(Simple):
+    """Slots only, the same number in every layer; what does not divide goes to the lower ones."""
+
+    places: ClassVar[bool] = False
+
+    def capacities(self, num_slots: int, shape: Shape) -> np.ndarray:
+        each, rest = divmod(num_slots, shape.num_layers)
+        return np.array([each + (layer < rest) for layer in range(shape.num_layers)], np.int64)
+
+    def share(self, budget_nbytes: int) -> FastTier | None:
+        return None
+
+    def observe(self, step: Step) -> None:
+        """Nothing to note."""
+
+    def place(self, step: Step, num_slots: int) -> Placement | None:
+        return None

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from artifacts import gptq
+from artifacts.bitwidths import WIDTHS
 from artifacts.errors import BadInput, BadUsage
 from artifacts.gptq import (
     RECIPES,
@@ -16,7 +17,6 @@ from artifacts.gptq import (
     quantize_weight,
     round_to_nearest,
 )
-from artifacts.packing import WIDTHS
 from tests.correlated import correlated, loss, weights
 
 

@@ -6,7 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from artifacts.packing import PARTS, WIDTHS, Packed, pack, packed_shapes, unpack
+from artifacts.bitwidths import WIDTHS
+from artifacts.packing import PARTS, Packed, pack, packed_shapes, unpack
 
 GOLDEN = {
     1: ["aaaaaaaa"],

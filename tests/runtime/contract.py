@@ -9,17 +9,18 @@ import numpy as np
 from hypothesis import strategies as st
 
 from artifacts.nextuse import NextUse
+from artifacts.replicas import Replicas
 from artifacts.shape import Shape
 from artifacts.trace import DECODE, PREFILL, Trace
-from runtime.assembly import build_controller
+from runtime.assembly import build_controller, prepare
 from runtime.cache import ABSENT, RESIDENT, Scope
 from runtime.controller import Controller, distinct
-from runtime.plan import Plan
+from runtime.plan import NO_SLOT, Plan
 from runtime.policies import build
-from runtime.policies.base import Artefacts, Step
+from runtime.policies.base import Artefacts, FastTier, Step
 from runtime.simulate import replay
 
-BITS = frozenset({16, 4, 3, 2, 1})
+NBYTES = {16: 160, 4: 40, 3: 30, 2: 20, 1: 10}
 PLAIN = {"routing": "standard", "prefetch": "none", "eviction": "lru", "miss": "fetch", "residency": "uniform"}
 
 
@@ -63,7 +64,7 @@ def artefacts(shape: Shape, trace: Trace) -> Artefacts:
         buddy_q=rng.random(buddies.shape),
         entropy=np.zeros((size[0], 101)),
         next_use=NextUse.of(trace, shape),
-        replicas=BITS,
+        replicas=Replicas(NBYTES, *(np.sort(rng.random((*size, 4)))[..., ::-1] for _ in range(2)), rng.random(size)),
     )
 
 
@@ -80,7 +81,7 @@ def keep_the_contract(case: Case, **texts: str) -> Controller:
     replay(case.trace, _Checked(owner))
     totals = owner.counters.totals()
     assert totals["requests"] == totals["hits"] + totals["late"] + totals["misses"]
-    assert totals["misses"] == totals["fetched"] + totals["near"] + totals["spared"]
+    assert totals["misses"] == totals["fetched"] + totals["near"] + totals["low"] + totals["spared"]
     assert totals["wasted_bytes"] <= totals["prefetch_bytes"]
     assert np.array_equal(owner.counters.passes, run(case, **texts).counters.passes), "the same again, differently"
     _check_order(owner)
@@ -88,13 +89,21 @@ def keep_the_contract(case: Case, **texts: str) -> Controller:
 
 
 def _controller(case: Case, texts: dict[str, str]) -> Controller:
+    """Where replicas stay, the budget holds them at 4 bits beside the slots."""
+    if texts.get("miss", "").startswith("shadow"):
+        texts = texts | {"residency": "shadow"}
+    policies, known = build(PLAIN | texts), artefacts(case.shape, case.trace)
+    prepare(policies, case.shape, known)
+    budget = case.num_slots * case.shape.expert_nbytes + case.shape.num_keys * NBYTES[4]
+    fast = policies.residency.share(budget) or FastTier(case.num_slots)
     return build_controller(
-        build(PLAIN | texts),
+        policies,
         case.shape,
-        num_slots=case.num_slots,
+        num_slots=fast.num_slots,
+        shadows=fast.shadows,
         scope=case.scope,
         window=case.window,
-        artefacts=artefacts(case.shape, case.trace),
+        artefacts=known,
     )
 
 
@@ -130,12 +139,13 @@ def _check_places(plan: Plan, owner: Controller, shape: Shape) -> None:
     first = plan.layer * shape.num_experts
     served = [place.key - first for wave in plan.waves for place in (*wave.resident, *wave.loads)]
     assert len(set(served)) == len(served)
-    assert {*served, *plan.near} == set(distinct(plan.selected))
-    assert not set(served) & set(plan.near)
+    elsewhere = [place.key - first for place in (*plan.near, *plan.low)]
+    assert sorted(served + elsewhere) == sorted(distinct(plan.selected))
+    assert all(place.slot == NO_SLOT and place.bits in NBYTES for place in (*plan.near, *plan.low))
     for wave in plan.waves:
         slots = [place.slot for place in (*wave.resident, *wave.loads)]
         assert len(set(slots)) == len(slots) <= owner.cache.num_slots
-        assert {place.bits for place in (*wave.resident, *wave.loads)} <= BITS
+        assert {place.bits for place in (*wave.resident, *wave.loads)} <= NBYTES.keys()
     brought = [place.key for place in plan.prefetches]
     assert len(set(brought)) == len(brought)
     assert all(0 <= key < shape.num_keys and owner.cache.state[key] != ABSENT for key in brought)

@@ -103,13 +103,13 @@ class Memory:
     """An expert's bytes, host or device: which key they are. Copies read the host when they run, not when queued."""
 
     def __init__(self, gpu: Gpu, *, pinned: bool = False) -> None:
-        self.gpu, self.key, self.pinned = gpu, -1, pinned
+        self.gpu, self.key, self.pinned, self.nbytes = gpu, -1, pinned, 64
 
     def data_ptr(self) -> int:
         return id(self)
 
-    def is_pinned(self) -> bool:
-        return self.pinned
+    def __getitem__(self, part: slice) -> "Memory":
+        return self
 
     def copy_(self, host: "Memory", *, non_blocking: bool) -> None:
         assert non_blocking
@@ -120,15 +120,16 @@ class Source:
     """Every expert in host memory, pinned or not; reads of the keys in `broken` fail."""
 
     def __init__(self, gpu: Gpu, *, pinned: bool) -> None:
+        self.is_pinned = pinned
         self.experts = [Memory(gpu, pinned=pinned) for _ in range(SHAPE.num_keys)]
         self.broken: set[int] = set()
         for key, memory in enumerate(self.experts):
             memory.key = key
 
-    def view(self, layer: int, expert: int) -> Memory:
+    def view(self, layer: int, expert: int, *, bits: int) -> Memory:
         return self.experts[layer * SHAPE.num_experts + expert]
 
-    def read(self, layer: int, expert: int, out: Memory) -> None:
+    def read(self, layer: int, expert: int, out: Memory, *, bits: int) -> None:
         key = layer * SHAPE.num_experts + expert
         if key in self.broken:
             raise OSError(f"key {key} is gone")
@@ -150,7 +151,7 @@ class Run:
 
     def __init__(self, gpu: Gpu, source: Source) -> None:
         self.gpu, self.seen = gpu, []
-        self.link = CudaLink(source, SHAPE, device=DEVICE, slot_nbytes=64)
+        self.link = CudaLink(source, SHAPE, device=DEVICE, slot_nbytes=64, is_pinned=source.is_pinned)
         self.slots = [Memory(gpu) for _ in range(NUM_SLOTS)]
         self.pending: dict[int, Transfer] = {}
 

@@ -22,7 +22,7 @@ class Numbered:
         self.gate.set()
         self.broken: set[int] = set()
 
-    def read(self, layer: int, expert: int, out: torch.Tensor) -> None:
+    def read(self, layer: int, expert: int, out: torch.Tensor, *, bits: int) -> None:
         self.gate.wait()
         key = layer * SHAPE.num_experts + expert
         self.order.append(key)

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from artifacts.packing import WIDTHS, Packed, pack, unpack
+from artifacts.bitwidths import WIDTHS
+from artifacts.packing import Packed, pack, unpack
 from runtime import lowbit, lowbit_numba
 from runtime.experts import expert_forward
 from runtime.lowbit import MANY_TOKENS, dequantise, kernel_name, linear, project_packed

@@ -116,7 +116,7 @@ def test_a_failed_read_ends_the_request_and_leaves_the_next_one_exact(checkpoint
     with Session(opened, Settings(budget="50%")) as session:
         read, calls = session.tiers.link._source.read, []
 
-        def failing(layer: int, expert: int, out: torch.Tensor) -> None:
+        def failing(layer: int, expert: int, out: torch.Tensor, **bits: int) -> None:
             calls.append(expert)
             if len(calls) == 4:
                 raise BadInput("the disk is gone")

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from artifacts.errors import BadInput
+from artifacts.replicas import Replicas
 from artifacts.shape import Shape
 from artifacts.tracefile import read_parquet, write_parquet
 from runtime.assembly import build_controller
@@ -18,17 +19,20 @@ from runtime.session import Session, Settings
 from runtime.simulate import replay
 from tests.conftest import Checkpoint
 from tests.families import VOCABULARY
+from tests.replicas import made
 
 
-def artefacts(shape: Shape) -> Artefacts:
+def artefacts(shape: Shape, replicas: Replicas | None = None) -> Artefacts:
     rng = np.random.default_rng(0)
     size = (shape.num_layers, shape.num_experts)
     buddies = np.stack([[rng.permutation(shape.num_experts)[:3] for _ in range(size[1])] for _ in range(size[0])])
-    return Artefacts(buddies=buddies, buddy_q=rng.random((*size, 3)), entropy=np.zeros((size[0], 101)))
+    return Artefacts(
+        buddies=buddies, buddy_q=rng.random((*size, 3)), entropy=np.zeros((size[0], 101)), replicas=replicas
+    )
 
 
 RUNNING = [name for name, preset in presets().items() if not preset.waits_for]
-LIVE = [name for name in RUNNING if not build(presets()[name].texts()).requires & {"next_use", "replicas"}]
+LIVE = [name for name in RUNNING if not build(presets()[name].texts()).requires & {"next_use"}]
 
 
 @pytest.mark.parametrize("preset", LIVE)
@@ -43,10 +47,13 @@ LIVE = [name for name in RUNNING if not build(presets()[name].texts()).requires 
 def test_live_equals_replay(checkpoint: Checkpoint, tmp_path: Path, preset: str, policies: dict[str, str]) -> None:
     """A prompt, tokens after it, then a padded batch: through Parquet and back."""
     opened = open_model(str(checkpoint("olmoe")))
+    known = artefacts(opened.shape, made(opened, tmp_path))
+    if preset in ("shadow", "uniform-bits"):
+        policies = {axis: text for axis, text in policies.items() if axis != "miss"}
     settings = Settings(preset=preset, policies=policies, budget="50%", window="5KiB", link="1GB/s")
     mask = torch.ones(3, 7, dtype=torch.int64)
     mask[1, :3] = 0
-    with Session(opened, settings, artefacts=artefacts(opened.shape)) as session:
+    with Session(opened, settings, artefacts=known) as session:
         recorder = session.record()
         list(session.generate(torch.arange(3, 10)[None], Sampling(8, ignore_eos=True)))
         session.new_requests(3)
@@ -57,9 +64,10 @@ def test_live_equals_replay(checkpoint: Checkpoint, tmp_path: Path, preset: str,
         build(settings.texts()),
         opened.shape,
         num_slots=live.cache.num_slots,
+        shadows=live.cache.shadows,
         scope=session.scope,
         window=5 * 1024,
-        artefacts=artefacts(opened.shape),
+        artefacts=known,
     )
     replay(read_parquet(tmp_path / "trace.parquet", num_experts=opened.shape.num_experts), again)
     assert len(live.counters.passes) == 9

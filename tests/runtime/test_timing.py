@@ -7,11 +7,12 @@ import pytest
 from artifacts.hardware import machine
 from artifacts.modelshapes import MODELS
 from artifacts.trace import DECODE, PREFILL
-from runtime.plan import Place, Plan, Wave
+from runtime.plan import NO_SLOT, Place, Plan, Wave
 from runtime.timing import Costs, Timing, Work, rounded_window
 
-COSTS = Costs(expert=Work(2, 1), load_s=5, load_latency_s=0, near_s=3, rest=Work(1), head=Work(0.5))
+COSTS = Costs(expert=Work(2, 1), load_s=5, load_latency_s=0, near=Work(3), rest=Work(1), head=Work(0.5))
 NUM_EXPERTS = 8
+NBYTES = {16: 1600, 4: 400, 2: 200}
 
 
 def places(*slots: int, bits: int = 16) -> tuple[Place, ...]:
@@ -19,13 +20,24 @@ def places(*slots: int, bits: int = 16) -> tuple[Place, ...]:
     return tuple(Place(slot, slot, bits) for slot in slots)
 
 
-def plan(*waves: Wave, near: tuple[int, ...] = (), prefetches: tuple[Place, ...] = (), tokens: int = 1) -> Plan:
-    return Plan(0, np.zeros((tokens, 2), np.int64), None, waves, near, prefetches)
+def elsewhere(*experts: int, bits: int = 16) -> tuple[Place, ...]:
+    """Without a slot: near, or on the replica that stays."""
+    return tuple(Place(expert, NO_SLOT, bits) for expert in experts)
+
+
+def plan(
+    *waves: Wave,
+    near: tuple[Place, ...] = (),
+    low: tuple[Place, ...] = (),
+    prefetches: tuple[Place, ...] = (),
+    tokens: int = 1,
+) -> Plan:
+    return Plan(0, np.zeros((tokens, 2), np.int64), None, waves, near, low, prefetches)
 
 
 def taken(*plans: Plan, costs: Costs = COSTS) -> tuple[float, float]:
     """Seconds of one pass, its head left out, and the stall in it."""
-    timing = Timing(costs, NUM_EXPERTS)
+    timing = Timing(costs, NUM_EXPERTS, NBYTES)
     timing.begin_pass(DECODE, 1)
     for step in plans:
         timing.step(step)
@@ -77,9 +89,9 @@ def test_a_slot_taken_over_takes_its_prefetch_off_the_queue() -> None:
 
 def test_near_experts_are_computed_at_the_same_time() -> None:
     """Two of them take from 1 to 7; nobody waits for the link."""
-    assert taken(plan(Wave(places(0), ()), near=(1, 2))) == (7, 0)
-    assert taken(plan(near=(1,))) == (4, 0)
-    assert taken(plan(Wave(places(0, 1, 2, 3), ()), near=(4,))) == (9, 0)
+    assert taken(plan(Wave(places(0), ()), near=elsewhere(1, 2))) == (7, 0)
+    assert taken(plan(near=elsewhere(1))) == (4, 0)
+    assert taken(plan(Wave(places(0, 1, 2, 3), ()), near=elsewhere(4))) == (9, 0)
 
 
 def test_a_wave_is_loaded_when_the_one_before_is_done() -> None:
@@ -87,8 +99,16 @@ def test_a_wave_is_loaded_when_the_one_before_is_done() -> None:
     assert taken(plan(Wave(places(0), places(1)), Wave((), (Place(2, 0),)))) == (15, 3 + 5)
 
 
-def test_replicas_take_their_share_of_bits() -> None:
+def test_replicas_take_their_share_of_bytes() -> None:
     assert taken(plan(Wave((), places(0, bits=4)))) == (1 + 1.25 + 1, 1.25)  # a second of arithmetic remains
+    assert taken(plan(near=elsewhere(0, 1, bits=4))) == (1 + 2 * 0.75, 0)
+
+
+def test_replicas_that_stay_are_computed_while_a_load_is_under_way() -> None:
+    """Expert 1 sets out at 1, 0 is computed on its replica from 1 to 2; nobody waits, and 1 has landed at 6."""
+    first = plan(low=elsewhere(0, bits=4), prefetches=places(1))
+    assert taken(first) == (2, 0)
+    assert taken(first, plan(low=elsewhere(0, 2, 3, bits=4)), plan(Wave(places(1), ()))) == (9, 0)
 
 
 def test_many_tokens_are_bound_by_arithmetic() -> None:
@@ -97,12 +117,12 @@ def test_many_tokens_are_bound_by_arithmetic() -> None:
 
 
 def test_latency_comes_with_every_transfer() -> None:
-    costs = Costs(COSTS.expert, load_s=5, load_latency_s=0.25, near_s=3, rest=COSTS.rest, head=COSTS.head)
+    costs = Costs(COSTS.expert, load_s=5, load_latency_s=0.25, near=Work(3), rest=COSTS.rest, head=COSTS.head)
     assert taken(plan(Wave((), places(0, 1))), costs=costs) == (1 + 10.5 + 2, 5.25 + 3.25)
 
 
 def test_the_summary_tells_prefill_from_decode() -> None:
-    timing = Timing(COSTS, NUM_EXPERTS)
+    timing = Timing(COSTS, NUM_EXPERTS, NBYTES)
     for phase, tokens, resident in ((PREFILL, 4, 3), (DECODE, 2, 1), (DECODE, 2, 2)):
         timing.begin_pass(phase, tokens)
         timing.step(plan(Wave(places(*range(1, 1 + resident)), ())))
@@ -115,7 +135,7 @@ def test_the_summary_tells_prefill_from_decode() -> None:
 
 
 def test_what_a_trace_does_not_have_is_not_made_up() -> None:
-    timing = Timing(COSTS, NUM_EXPERTS)
+    timing = Timing(COSTS, NUM_EXPERTS, NBYTES)
     timing.begin_pass(DECODE, 1)
     timing.step(plan(Wave(places(0), ())))
     timing.end_pass()

@@ -33,6 +33,7 @@ class Cascade(Simple):
 
     def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
         check_replicas("cascade", artefacts, LOW, LOWEST)
+        self.widths = (LOW, LOWEST)
         self._num_experts = shape.num_experts
 
     def choose(self, step: Step, residents: Residents) -> Choice:

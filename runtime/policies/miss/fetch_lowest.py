@@ -13,7 +13,8 @@ class FetchLowest(Simple):
     requires: ClassVar[frozenset[str]] = frozenset({"replicas"})
 
     def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
-        self._bits = min(artefacts.replicas)
+        self._bits = min(artefacts.replicas.nbytes)
+        self.widths = (self._bits,)
 
     def choose(self, step: Step, residents: Residents) -> Choice:
         return Choice(step.selected, bits=dict.fromkeys(missing_experts(step, residents), self._bits))

@@ -31,6 +31,7 @@ class FetchPriority(Simple):
 
     def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
         check_replicas("fetch_priority", artefacts, self.bits)
+        self.widths = (self.bits,)
         self._num_experts = shape.num_experts
 
     def choose(self, step: Step, residents: Residents) -> Choice:

@@ -3,6 +3,7 @@
 import numpy as np
 
 from artifacts.nextuse import NextUse
+from artifacts.replicas import Replicas
 from artifacts.shape import Shape
 from artifacts.trace import DECODE
 from runtime.policies import parse
@@ -14,7 +15,9 @@ SHAPE = Shape(num_layers=3, num_experts=6, top_k=2, expert_nbytes=160)
 def prepared(axis: str, text: str, *, replicas: tuple[int, ...] = (16, 4, 2), next_use: NextUse | None = None):
     """The policy that `text` names, ready for its first step."""
     policy = parse(axis, text)
-    policy.prepare(SHAPE, Artefacts(replicas=frozenset(replicas), next_use=next_use))
+    nbytes = {bits: SHAPE.expert_nbytes * bits // 16 for bits in replicas}
+    loss = np.tile([8.0, 4.0, 2.0, 1.0], (SHAPE.num_layers, SHAPE.num_experts, 1))
+    policy.prepare(SHAPE, Artefacts(replicas=Replicas(nbytes, loss, loss, loss[..., 0]), next_use=next_use))
     return policy
 
 

@@ -1,0 +1,21 @@
+"""Fetch in the prompt; while decoding, compute near its memory what the placement left there (context-aware GPU-NDP,
+MoNDE)."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from artifacts.trace import PREFILL
+from runtime.policies.base import Choice, Residents, Simple, Step
+
+
+@dataclass
+class Cold(Simple):
+    """At the precision that the placement gave each expert; what is still on its way is computed near as well."""
+
+    every_step: ClassVar[bool] = True
+
+    def choose(self, step: Step, residents: Residents) -> Choice:
+        if step.phase == PREFILL:
+            return Choice(step.selected)
+        missing = step.selected[~residents.resident[step.selected]]
+        return Choice(step.selected, near=frozenset(missing.tolist()))

@@ -1,0 +1,78 @@
+"""The prompt says which experts stay resident while its answer is decoded (context-aware GPU-NDP)."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from artifacts.bitwidths import WIDTHS, prefix_split
+from artifacts.errors import BadUsage
+from artifacts.replicas import FULL_BITS
+from artifacts.shape import Shape
+from artifacts.trace import PREFILL
+from runtime.policies.base import Artefacts, Placement, SimpleResidency, Step
+from runtime.policies.miss.precision import check_replicas
+
+
+@dataclass
+class Hot(SimpleResidency):
+    """Placed once per sequence, at its first decode step, by `S = a P/sum(P) + (1-a) W/sum(W)`: P the prompt's
+    activation counts of a layer, W its weight sums, a = `balance`.
+
+    The experts of largest S fill the layer's slots at full precision. The others are computed near their memory: at
+    full precision if `avg_bits` is 16, else at 1 to 4 bits by the prefix split over the loss table, on average at
+    most `avg_bits`.
+    """
+
+    places: ClassVar[bool] = True
+
+    avg_bits: float = float(FULL_BITS)
+    balance: float = 0.5
+
+    def __post_init__(self) -> None:
+        if self.avg_bits != FULL_BITS and not 1 <= self.avg_bits <= WIDTHS[-1]:
+            raise BadUsage(f"hot: avg_bits is 16 or in 1..4, not {self.avg_bits:g}")
+        if not 0 <= self.balance <= 1:
+            raise BadUsage(f"hot needs balance in 0..1, not {self.balance}")
+
+    @property
+    def requires(self) -> frozenset[str]:
+        return frozenset() if self.avg_bits == FULL_BITS else frozenset({"replicas"})
+
+    def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
+        self._loss = None
+        if self.avg_bits != FULL_BITS:
+            check_replicas("hot", artefacts, *WIDTHS)
+            self.widths = WIDTHS
+            self._loss = artefacts.replicas.loss
+        self._num_experts = shape.num_experts
+        self._counts, self._weights = np.zeros((2, shape.num_layers, shape.num_experts))
+        self._is_placed = np.ones(shape.num_layers, bool)
+
+    def observe(self, step: Step) -> None:
+        if step.phase != PREFILL:
+            return
+        if self._is_placed[step.layer]:  # the first prompt since the last placement
+            self._is_placed[step.layer] = False
+            self._counts[step.layer] = self._weights[step.layer] = 0
+        np.add.at(self._counts[step.layer], step.selected, 1)
+        np.add.at(self._weights[step.layer], step.selected, step.shares)
+
+    def place(self, step: Step, num_slots: int) -> Placement | None:
+        if step.phase == PREFILL or self._is_placed[step.layer]:
+            return None
+        self._is_placed[step.layer] = True
+        score = self.scores(step.layer)
+        order = np.lexsort((np.arange(self._num_experts), -score))
+        bits = np.full(self._num_experts, FULL_BITS)
+        cold = order[num_slots:]
+        if self._loss is not None and cold.size:
+            bits[cold] = prefix_split(self._loss[step.layer, cold], self.avg_bits)
+        return Placement(order[:num_slots], bits)
+
+    def scores(self, layer: int) -> np.ndarray:
+        """S [E] of the prompts since the last placement; all alike before there was one."""
+        counts, weights = self._counts[layer], self._weights[layer]
+        if not counts.any():
+            return np.zeros(self._num_experts)
+        return self.balance * counts / counts.sum() + (1 - self.balance) * weights / weights.sum()

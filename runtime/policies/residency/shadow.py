@@ -1,0 +1,84 @@
+"""A low-bit replica of every expert stays in the fast tier, so that no miss ever stalls (moectl)."""
+
+from bisect import bisect_right
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from artifacts.bitwidths import WIDTHS, greedy_bits, prefix_split
+from artifacts.errors import BadUsage
+from artifacts.replicas import FULL_BITS
+from artifacts.shape import Shape
+from runtime.policies.base import Artefacts, FastTier, SimpleResidency
+from runtime.policies.miss.precision import check_replicas
+
+_CHOICES = ("mixed", "uniform", "prefix", "random", *map(str, WIDTHS))
+
+
+@dataclass
+class ShadowResidency(SimpleResidency):
+    """`bits` is one width for all, `uniform` the largest that fits the budget, or `mixed`: chosen over all layers
+    together by the greatest marginal gain of loss times use per byte. Beside it stand `prefix`, the prefix split of
+    every layer by calibrated use at the largest average that fits, and `random`, the widths of `mixed` shuffled.
+
+    What the replicas leave of the budget holds experts at full precision, unless `slots` is no.
+    """
+
+    requires: ClassVar[frozenset[str]] = frozenset({"replicas"})
+
+    bits: str = "mixed"
+    slots: bool = True
+
+    def __post_init__(self) -> None:
+        if self.bits not in _CHOICES:
+            raise BadUsage(f"shadow: bits is one of {', '.join(_CHOICES)}, not {self.bits!r}")
+
+    def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
+        self._replicas, self._shape = artefacts.replicas, shape
+        if self.bits == "prefix":
+            check_replicas("shadow:bits=prefix", artefacts, *WIDTHS)
+        if self.bits.isdigit():
+            check_replicas("shadow", artefacts, int(self.bits))
+        self._widths = np.array([int(self.bits)] if self.bits.isdigit() else artefacts.replicas.widths)
+        self._nbytes = np.array([artefacts.replicas.nbytes[bits] for bits in self._widths.tolist()])
+
+    def share(self, budget_nbytes: int) -> FastTier:
+        """Raises BadUsage when the budget does not hold the narrowest replica of every expert."""
+        least = int(self._nbytes[0]) * self._shape.num_keys
+        if least > budget_nbytes:
+            raise BadUsage(
+                f"the budget of {budget_nbytes:,} bytes does not hold a replica of every expert at {self._widths[0]} "
+                f"bits: give at least {least:,} bytes ({100 * least / self._shape.nbytes:.1f}%)"
+            )
+        columns = self._columns(budget_nbytes)
+        left = budget_nbytes - int(self._nbytes[columns].sum())
+        num_slots = min(left // self._replicas.nbytes[FULL_BITS], self._shape.num_keys) if self.slots else 0
+        return FastTier(num_slots, self._widths[columns])
+
+    def _columns(self, budget_nbytes: int) -> np.ndarray:
+        """[L * E] which of the widths each expert has."""
+        num_keys = self._shape.num_keys
+        if self.bits == "prefix":
+            return self._prefix(budget_nbytes)
+        if self.bits not in ("mixed", "random"):
+            return np.full(num_keys, np.flatnonzero(self._nbytes * num_keys <= budget_nbytes)[-1])
+        lost = self._replicas.lost.reshape(num_keys, -1)[:, self._widths - 1]
+        columns = greedy_bits(lost, self._nbytes, budget_nbytes) - 1
+        return columns if self.bits == "mixed" else np.random.default_rng(0).permutation(columns)
+
+    def _prefix(self, budget_nbytes: int) -> np.ndarray:
+        """The prefix split at the largest average that fits, in steps of one bit of one expert a layer."""
+        num_experts = self._shape.num_experts
+        steps = range((WIDTHS[-1] - 1) * num_experts + 1)
+        fitting = bisect_right(steps, budget_nbytes, key=lambda step: int(self._nbytes[self._split(step)].sum()))
+        return self._split(steps[fitting - 1])
+
+    def _split(self, num_extra: int) -> np.ndarray:
+        """[L * E] columns where a layer has so many bits beyond the first of each expert; falling use is importance."""
+        replicas, num_experts = self._replicas, self._shape.num_experts
+        columns = np.zeros((self._shape.num_layers, num_experts), np.int64)
+        for layer, (use, loss) in enumerate(zip(replicas.use, replicas.loss, strict=True)):
+            order = np.argsort(-use, kind="stable")
+            columns[layer, order] = np.array(prefix_split(loss[order], 1 + num_extra / num_experts)) - 1
+        return columns.reshape(-1)

@@ -1,0 +1,110 @@
+"""Replicas below full precision as the runtime holds them: how one lies in its slot, and reading it from its file."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from artifacts.errors import BadInput, Incompatible
+from artifacts.packing import PARTS, Packed
+from artifacts.replicas import Replicas, in_memory
+from artifacts.shape import Shape
+from runtime.checkpoint import Shard, StoredTensor
+from runtime.model import MoeModel
+from runtime.weights import Part
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaLayout:
+    """A replica lies in its slot as in its file, so that it is one read; wide types come first.
+
+    `num_inputs`: of each projection. Parts are named `gate_up_proj.qweight` or `gate_up_proj_bias`.
+    """
+
+    bits: int
+    parts: tuple[Part, ...]
+    dtypes: tuple[torch.dtype, ...]
+    num_inputs: dict[str, int]
+
+    @classmethod
+    def of(cls, bits: int, tensors: Sequence[StoredTensor], num_inputs: dict[str, int]) -> "ReplicaLayout":
+        """Of the tensors of one width in the order of the file."""
+        first = tensors[0].offset
+        parts = [
+            Part(tensor.name.partition(".")[2], tensor.shape, tensor.offset - first, tensor.nbytes)
+            for tensor in tensors
+        ]
+        return cls(bits, tuple(parts), tuple(tensor.dtype for tensor in tensors), num_inputs)
+
+    @property
+    def stored_nbytes(self) -> int:
+        return self.parts[-1].offset + self.parts[-1].nbytes
+
+    @property
+    def nbytes(self) -> int:
+        """The room that it takes in memory."""
+        return in_memory(self.stored_nbytes)
+
+    def views(self, buffer: torch.Tensor) -> dict[str, Packed | torch.Tensor]:
+        """Projections and biases by name as views of `buffer`, uint8 [nbytes] or longer, on any device."""
+        tensors = {
+            part.name: buffer[part.offset : part.offset + part.nbytes].view(dtype).view(part.shape)
+            for part, dtype in zip(self.parts, self.dtypes, strict=True)
+        }
+        biases = {name: tensor for name, tensor in tensors.items() if "." not in name}
+        return biases | {name: self._packed(name, tensors) for name in self.num_inputs}
+
+    def _packed(self, name: str, tensors: dict[str, torch.Tensor]) -> Packed:
+        parts = {part: tensors.get(f"{name}.{part}") for part in PARTS}
+        num_inputs = self.num_inputs[name]
+        return Packed(self.bits, num_inputs // parts["scales"].shape[0], num_inputs, **parts)
+
+
+class ReplicaStore:
+    """The replicas of one precision on disk, one file an expert; reads one at a time and keeps no file open.
+
+    Raises BadInput for a file that is missing or damaged, Incompatible for one of another shape. Thread-safe.
+    """
+
+    def __init__(self, files: Sequence[Path], *, bits: int, shape: Shape, num_inputs: dict[str, int]) -> None:
+        assert len(files) == shape.num_keys, (len(files), shape)
+        self.shape, self._files = shape, files
+        tensors = [_tensors(path, bits) for path in files]
+        self.layout = ReplicaLayout.of(bits, tensors[0], num_inputs)
+        for path, own in zip(files, tensors, strict=True):
+            if ReplicaLayout.of(bits, own, num_inputs) != self.layout:
+                raise Incompatible(f"{path} holds a replica of another shape: run moectl quantize again")
+        self._offsets = [own[0].offset for own in tensors]
+
+    def read(self, layer: int, expert: int, out: torch.Tensor) -> None:
+        """Fill `out`, a uint8 CPU tensor [layout.nbytes] or longer. Raises BadInput if the file has shrunk or gone."""
+        key = layer * self.shape.num_experts + expert
+        path, target = self._files[key], memoryview(out.numpy())[: self.layout.stored_nbytes]
+        try:
+            with path.open("rb", buffering=0) as file:
+                file.seek(self._offsets[key])
+                while target.nbytes and (count := file.readinto(target)):
+                    target = target[count:]
+        except OSError as error:
+            raise BadInput(f"{path} cannot be read ({error.strerror}): run moectl quantize again") from error
+        if target.nbytes:
+            raise BadInput(f"{path} is {target.nbytes} bytes short: it changed while in use, run moectl quantize again")
+
+
+def open_replicas(opened: MoeModel, replicas: Replicas | None, widths: Sequence[int]) -> dict[int, ReplicaStore]:
+    """The stores of these widths, by bits. Raises BadInput or Incompatible for files that are not what they should."""
+    axis = 0 if opened.layers[0].experts.is_transposed else 1
+    parts = opened.store.layout.parts
+    num_inputs = {part.name: part.shape[axis] for part in parts if not part.name.endswith("_bias")}
+    return {bits: ReplicaStore(replicas.files, bits=bits, shape=opened.shape, num_inputs=num_inputs) for bits in widths}
+
+
+def _tensors(path: Path, bits: int) -> list[StoredTensor]:
+    """The tensors of one width, as they follow each other in the file."""
+    shard = Shard(path)
+    shard.close()
+    own = [tensor for name, tensor in shard.tensors.items() if name.startswith(f"{bits}.")]
+    if not own:
+        raise BadInput(f"{path} holds no replica of {bits} bits: run moectl quantize --bits {bits}")
+    return sorted(own, key=lambda tensor: tensor.offset)

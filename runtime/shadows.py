@@ -1,0 +1,38 @@
+"""The replicas that stay in the fast tier: one of every expert, each at bits of its own."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+
+from artifacts.packing import Packed
+from runtime.replicas import ReplicaStore
+from runtime.weights import aligned
+
+
+class Shadows:
+    """Reads replica `bits[key]` of every expert into one buffer on `device`, one after another.
+
+    Raises BadInput for a damaged file, OutOfResources when there is no room.
+    """
+
+    def __init__(self, stores: Mapping[int, ReplicaStore], bits: np.ndarray, device: torch.device) -> None:
+        self._layouts = [stores[width].layout for width in bits.tolist()]
+        ends = np.cumsum([layout.nbytes for layout in self._layouts]).tolist()
+        self._starts = [0, *ends[:-1]]
+        buffer = aligned(ends[-1])
+        for key, (width, start) in enumerate(zip(bits.tolist(), self._starts, strict=True)):
+            store = stores[width]
+            store.read(*divmod(key, store.shape.num_experts), buffer[start:])
+        self._buffer = buffer.to(device)
+        self._views = [
+            layout.views(self._buffer[start:]) for layout, start in zip(self._layouts, self._starts, strict=True)
+        ]
+
+    @property
+    def nbytes(self) -> int:
+        return self._buffer.numel()
+
+    def views(self, key: int) -> dict[str, Packed | torch.Tensor]:
+        """Projections and biases of one expert by name."""
+        return self._views[key]

@@ -1,0 +1,35 @@
+"""Where every expert lives, at every precision: what links and the near tier read from."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from artifacts.replicas import FULL_BITS
+from runtime.replicas import ReplicaStore
+from runtime.weights import DiskStore, RamStore
+
+
+@dataclass(frozen=True, slots=True)
+class SlowTier:
+    """`stores` by bits, the full precision among them; each on disk or in RAM."""
+
+    stores: Mapping[int, DiskStore | ReplicaStore | RamStore]
+
+    @classmethod
+    def plain(cls, store: DiskStore | RamStore) -> "SlowTier":
+        """Of full precision only."""
+        return cls({FULL_BITS: store})
+
+    def read(self, layer: int, expert: int, out: torch.Tensor, *, bits: int = FULL_BITS) -> None:
+        """Copy one replica to the start of `out`, uint8 on the CPU."""
+        self.stores[bits].read(layer, expert, out)
+
+    def view(self, layer: int, expert: int, *, bits: int = FULL_BITS) -> torch.Tensor | None:
+        """Its bytes where they lie, or None if that is the disk."""
+        store = self.stores[bits]
+        return store.view(layer, expert) if isinstance(store, RamStore) else None
+
+    def nbytes(self, bits: int) -> int:
+        """Bytes of one replica."""
+        return self.stores[bits].layout.nbytes

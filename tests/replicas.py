@@ -1,0 +1,42 @@
+"""Replicas of a test's checkpoint: rounded to nearest, one file an expert."""
+
+from pathlib import Path
+
+import numpy as np
+
+from artifacts.bitwidths import WIDTHS
+from artifacts.gptq import group_size_for, round_to_nearest
+from artifacts.replicafile import replica_nbytes, write_replicas
+from artifacts.replicas import FULL_BITS, Replicas, in_memory
+from runtime.model import MoeModel
+from runtime.weights import aligned
+
+
+def made(opened: MoeModel, folder: Path) -> Replicas:
+    """All widths of every expert, in `folder`; what they lose falls by half with every bit."""
+    shape, layout = opened.shape, opened.store.layout
+    buffer, is_transposed = aligned(layout.nbytes), opened.layers[0].experts.is_transposed
+    files = []
+    for key in range(shape.num_keys):
+        opened.store.read(*divmod(key, shape.num_experts), buffer)
+        parts = layout.views(buffer)
+        biases = {name: part.clone() for name, part in parts.items() if name.endswith("_bias")}
+        matrices = {
+            name: (part.T if is_transposed else part).float().contiguous()
+            for name, part in parts.items()
+            if name not in biases
+        }
+        replicas = {
+            bits: {
+                name: round_to_nearest(matrix, bits, group_size_for(matrix.shape[1])).packed()
+                for name, matrix in matrices.items()
+            }
+            | biases
+            for bits in WIDTHS
+        }
+        files.append(folder / f"{key}.safetensors")
+        write_replicas(files[-1], replicas, {})
+    loss = np.tile(0.5 ** np.array(WIDTHS), (shape.num_layers, shape.num_experts, 1))
+    use = np.random.default_rng(0).random((shape.num_layers, shape.num_experts))
+    nbytes = {bits: in_memory(size) for bits, size in replica_nbytes(files[0]).items()}
+    return Replicas({FULL_BITS: shape.expert_nbytes} | nbytes, loss, loss * use[:, :, None], use, tuple(files))
