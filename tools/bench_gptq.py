@@ -5,9 +5,10 @@
 
 An expert is made as `moectl quantize` makes it: the Hessian of its tokens, gate and up stacked, its activations, their
 Hessian, down. All four widths and 4 bits alone take turns, so that what else the machine does falls on both alike, and
-the ratio is that of the medians. Times are of the processor, of one thread. Shapes that would take minutes are measured
-with fewer rows and tokens and scaled: tokens and rows count linearly, and with `--scaled` sizes a product with the
-Hessian grows with the square of the inputs, its factor with the cube.
+the ratio is that of the medians; it depends on how many tokens share the cost of the Hessians, so that of the solver by
+itself stands beside it. Times are of the processor, of one thread. The second table is scaled from parts: costs grow
+with tokens and rows, and beyond 4,096 inputs what multiplies with the Hessian with their square, its factor with their
+cube.
 """
 
 import argparse
@@ -67,7 +68,8 @@ def main() -> None:
     torch.set_num_threads(1)
     rows = [ratio_row(name, SHAPES[name], options) for name in options.shapes if name != "mixtral"]
     head = ("shape", "tokens", "all widths s", "4 bits s", "ratio", "solver alone")
-    show_sheet(Sheet("One expert: four widths against one, medians of paired runs", head, tuple(rows)))
+    if rows:
+        show_sheet(Sheet("One expert: four widths against one, medians of paired runs", head, tuple(rows)))
     rows = [scaled_row(name, SHAPES[name], options.recipe) for name in options.shapes]
     head = ("shape", "expert s", "of it Hessians s", "experts", "hours on 1 core", "on 2")
     show_sheet(Sheet("All widths of one expert and of all, scaled from parts", head, tuple(rows)))
