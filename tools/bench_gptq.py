@@ -20,9 +20,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from artifacts.bitwidths import prefix_split
+from artifacts.bitwidths import WIDTHS, prefix_split
 from artifacts.gptq import RECIPES, group_size_for, hessian, quantize
-from artifacts.packing import WIDTHS
 from moectl.render import Sheet, show_sheet
 
 
