@@ -25,6 +25,7 @@ from runtime.weights import is_finite
 SAMPLE = 1024  # tokens of a layer on which an expert's own activations stand for those it lacks
 _CHUNK = 2048  # tokens that are in float32 at a time
 _EXACT_UP_TO = 1024  # inputs; sums over tokens are in float64 up to here, beyond it memory decides
+_CPU = torch.device("cpu")
 
 Weights = dict[str, torch.Tensor]
 
@@ -42,12 +43,12 @@ class LayerInputs:
     width: int
     dtype: torch.dtype
 
-    def read(self, rows: np.ndarray) -> Iterator[torch.Tensor]:
+    def read(self, rows: np.ndarray, device: torch.device = _CPU) -> Iterator[torch.Tensor]:
         """The inputs of these tokens in float32, in parts [n, H]."""
         for start in range(0, len(rows), _CHUNK):
             # Mapped, so that only these rows are read; copied, so that nothing mapped stays.
             mapped = np.memmap(self.path, np.uint8, mode="r").reshape(self.num_tokens, -1)
-            yield torch.from_numpy(mapped[rows[start : start + _CHUNK]]).view(self.dtype).float()
+            yield torch.from_numpy(mapped[rows[start : start + _CHUNK]]).view(self.dtype).to(device).float()
 
     def mean_moments(self) -> torch.Tensor:
         """[H, H], float64 up to 1024 inputs and else float32."""
@@ -81,17 +82,17 @@ def keep_inputs(batches: Sequence[Arrived], folder: Path, layer: int) -> LayerIn
         width=width,
         dtype=dtype,
     )
-    total = torch.zeros(width, width, dtype=moments_dtype(width))
+    total = torch.zeros(width, width, dtype=moments_dtype(width), device=hidden.device)
     with replacing(inputs.path) as temporary, temporary.open("wb") as file:
         for batch in batches:
-            real = batch.hidden[torch.from_numpy(is_real(batch)).to(hidden.device)].cpu()
-            file.write(real.contiguous().view(torch.uint8).numpy())
+            real = batch.hidden[torch.from_numpy(is_real(batch)).to(hidden.device)]
+            file.write(real.cpu().contiguous().view(torch.uint8).numpy())
             for part in real.split(_CHUNK):
                 add_moments(total, part.float())
     if not is_finite(total):
         raise BadInput(f"layer {layer}: hidden states on this text are NaN or infinite: calibrate on other text")
     with replacing(inputs.moments) as temporary:
-        total.div_(inputs.num_tokens).numpy().tofile(temporary)
+        total.div_(inputs.num_tokens).cpu().numpy().tofile(temporary)
     return inputs
 
 
@@ -145,18 +146,19 @@ def activations(module: nn.Module, weights: Weights, x: torch.Tensor) -> torch.T
 
 
 def output(module: nn.Module, weights: Weights, x: torch.Tensor) -> torch.Tensor:
-    """The expert on x [n, H] -> [n, H], without a routing weight."""
-    return expert_forward(module, weights, x)
+    """The expert on x [n, H] -> [n, H], without a routing weight; in parts, since what lies between may be wide."""
+    return torch.cat([expert_forward(module, weights, part) for part in x.split(_CHUNK // 4)])
 
 
 def hessians(
     module: nn.Module, weights: Weights, inputs: LayerInputs, rows: np.ndarray
 ) -> dict[str, tuple[torch.Tensor, int]]:
     """Per projection 2/n X^T X [in, in] over the tokens in `rows` and the layer's share, and n, own tokens alone."""
-    first = inputs.mean_moments() * inputs.width
+    device = weights["down_proj"].device
+    first = inputs.mean_moments().to(device) * inputs.width
     second = _mean_second(module, weights, inputs)
     second *= len(second)
-    for x in inputs.read(rows):
+    for x in inputs.read(rows, device):
         add_moments(first, x)
         add_moments(second, activations(module, weights, x))
     found = {first_projection(module): first, "down_proj": second}
@@ -166,9 +168,10 @@ def hessians(
 def _mean_second(module: nn.Module, weights: Weights, inputs: LayerInputs) -> torch.Tensor:
     """[I, I]: mean X^T X of the expert's activations on the layer's sample."""
     rows, total = inputs.sample(), None
-    for x in inputs.read(rows):
+    for x in inputs.read(rows, weights["down_proj"].device):
         y = activations(module, weights, x)
-        total = torch.zeros(y.shape[1], y.shape[1], dtype=moments_dtype(y.shape[1])) if total is None else total
+        width = y.shape[1]
+        total = torch.zeros(width, width, dtype=moments_dtype(width), device=y.device) if total is None else total
         add_moments(total, y)
     assert total is not None, "a layer without tokens"
     return total / len(rows)

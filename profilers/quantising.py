@@ -27,7 +27,7 @@ LOSS_TOKENS = 2048  # of an expert, at most, on which its replicas are compared 
 @dataclass(frozen=True, slots=True)
 class Unit:
     """One expert's task. `weights` are its bytes as `layout` describes them, `module` is `calibration.describing`'s;
-    `rows` of `inputs` are its own tokens and `gates` its routing weights there."""
+    `rows` of `inputs` are its own tokens and `gates` its routing weights there; `device` is where to compute."""
 
     path: Path
     model: str
@@ -40,6 +40,7 @@ class Unit:
     inputs: LayerInputs
     rows: np.ndarray
     gates: np.ndarray
+    device: str = "cpu"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ def quantise(unit: Unit) -> Record:
     module = pickle.loads(unit.module)
     with torch.inference_mode():
         parts = unit.layout.views(torch.from_numpy(unit.weights))
-        weights = {name: part.float() for name, part in parts.items()}
+        weights = {name: part.to(unit.device).float() for name, part in parts.items()}
         found = hessians(module, weights, unit.inputs, unit.rows)
         replicas = {name: _quantised(unit, module, name, weights[name], hessian) for name, hessian in found.items()}
         losses = _losses(module, weights, replicas, unit)
@@ -117,10 +118,10 @@ def _losses(
     own = spaced(len(unit.rows), LOSS_TOKENS)
     rows, is_own = unit.rows[own], len(unit.rows) >= unit.method.min_samples
     judged = rows if is_own else np.concatenate([rows, unit.inputs.sample()])
-    x = torch.cat(list(unit.inputs.read(judged)))
+    x = torch.cat(list(unit.inputs.read(judged, torch.device(unit.device))))
     exact = output(module, weights, x)
     # Sums over the own tokens; where they are too many to look at all, as many times those that are looked at.
-    gates = torch.from_numpy(unit.gates[own] ** 2 * (len(unit.rows) / max(1, len(own))))
+    gates = torch.from_numpy(unit.gates[own] ** 2 * (len(unit.rows) / max(1, len(own)))).to(x.device)
     texts = {"samples": str(len(unit.rows)), "basis": "own" if is_own else "layer"}
     texts["energy"] = _text(gates @ _squares(exact[: len(own)]))
     mean_square = float(_squares(exact).mean() / exact.shape[1])
@@ -141,7 +142,7 @@ def _dequantised(module: nn.Module, replicas: Mapping[str, dict[int, Quantized]]
 
 def _squares(x: torch.Tensor) -> torch.Tensor:
     """[n, H] -> [n]: each token's sum of squares, float64."""
-    return x.double().square().sum(dim=1)
+    return torch.linalg.vector_norm(x, dim=1, dtype=torch.float64).square()
 
 
 def _metadata(unit: Unit) -> dict[str, str]:

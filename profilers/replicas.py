@@ -24,6 +24,7 @@ from artifacts.store import Store
 from profilers.calibration import LayerInputs, LayerTokens, describing, keep_inputs
 from profilers.corpus import data_digest
 from profilers.lockstep import Arrived, Lockstep, batches
+from profilers.memory import return_large_buffers
 from profilers.method import Method, check_method, expected_nbytes, projections
 from profilers.profiling import Data
 from profilers.quantising import LOSS_TOKENS, Record, Unit, quantise, record, tables
@@ -34,7 +35,7 @@ from runtime.model import MoeModel
 from runtime.weights import aligned
 
 QUANTIZE = "quantize"
-BATCH_TOKENS = 8192  # rows of a batch, padding included
+BATCH_TOKENS = 4096  # rows of a batch, padding included
 
 Progress = Callable[[int, int], None]
 
@@ -130,8 +131,10 @@ class _Job:
         missing = [key for key in range(num_keys) if key not in self.records]
         if not missing:
             return
+        return_large_buffers()
         last = missing[-1] // num_experts
         parts = batches(sequences, num_tokens=BATCH_TOKENS)
+        jobs = jobs if self._opened.model.device.type == "cpu" else 1  # a GPU is one place to compute
         with (
             _one_thread(),
             torch.inference_mode(),
@@ -182,6 +185,7 @@ class _Job:
             inputs=inputs,
             rows=rows,
             gates=gates,
+            device=str(self._opened.model.device),
         )
 
     def _done(self, found: Record) -> None:

@@ -12,6 +12,7 @@ from types import TracebackType
 import torch
 
 from artifacts.errors import OutOfResources, Problem
+from profilers.memory import return_large_buffers
 
 Work = Callable[[object], object]
 
@@ -102,6 +103,7 @@ class _Worker:
 def _serve(connection: Connection, work: Work) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; whoever made us ends us
     torch.set_num_threads(1)
+    return_large_buffers()
     while True:
         try:
             task = connection.recv()

@@ -18,7 +18,7 @@ def heard(folder: str, names: list[str], sequences: list[np.ndarray]) -> list[tu
     On all sequences at once, as calibration does: alone, bfloat16 would round them otherwise.
     """
     plain = AutoModelForCausalLM.from_pretrained(folder, experts_implementation="eager").eval()
-    [together] = batches(sequences, num_tokens=8192)
+    [together] = batches(sequences, num_tokens=4096)
     ids, mask = padded(together)
     real = torch.from_numpy(real_rows(ids, mask))
     calls: dict[str, tuple] = {}

@@ -1,0 +1,119 @@
+"""Peak memory of `moectl quantize` on a checkpoint that is larger than it ever holds.
+
+    python -m tools.quantize_memory
+
+makes a random checkpoint of 1.5 GiB in a temporary folder, one layer at a time, quantises the experts of its first
+layers at all four widths, and says what the process that calibrates and the largest worker have ever held, beyond what
+their imports take. Layers are alike: more of them take longer and no more memory. It ends with exit code 1 unless both
+stay below a few times one layer's inputs plus a few copies of one expert.
+"""
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+SHAPE = {"layers": 16, "experts": 16, "hidden": 1024, "intermediate": 1024, "top-k": 4}
+SAMPLES, LENGTH = 64, 256
+INPUTS, EXPERTS = 5, 12  # a layer's inputs and one expert (in float32) that the two processes may hold, in all
+
+
+class _Enough(Exception):
+    pass
+
+
+def main() -> None:
+    options = _options()
+    if options.measure:
+        print(json.dumps(measure(options.measure, options)))
+        return
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = options.folder or Path(scratch) / "checkpoint"
+        if not (folder / "config.json").is_file():
+            shape = [word for name, value in SHAPE.items() for word in (f"--{name}", str(value))]
+            subprocess.run([sys.executable, "-m", "tools.make_checkpoint", str(folder), *shape], check=True)
+        command = [sys.executable, "-m", "tools.quantize_memory", "--measure", str(folder)]
+        command += ["--experts", str(options.experts), "--jobs", str(options.jobs)]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+        sys.exit(_show(json.loads(done.stdout), sum(path.stat().st_size for path in folder.glob("*.safetensors"))))
+
+
+def measure(folder: Path, options: argparse.Namespace) -> dict[str, int]:
+    """Quantise, and say what this process and its largest worker have ever held."""
+    import transformers.models.olmoe.modeling_olmoe  # noqa: F401 - what opening the model would import
+
+    from artifacts.provenance import ModelInfo
+    from moectl.commands.quantize import Request, read_data
+    from moectl.opening import open_quietly
+    from profilers.method import Method
+    from profilers.replicas import build_replicas
+
+    imports = _peak(resource.RUSAGE_SELF)
+    opened = open_quietly(str(folder), device="cpu")
+    data = read_data(opened, Request(samples=SAMPLES, length=LENGTH))
+
+    def stop(done: int, total: int) -> None:
+        print(f"\r{done} experts", end="", file=sys.stderr, flush=True)
+        if done >= options.experts:
+            raise _Enough
+
+    with tempfile.TemporaryDirectory() as scratch:
+        model = ModelInfo("random", opened.fingerprint, opened.family, opened.shape)
+        store = Path(scratch) / "moe.duckdb"
+        try:
+            build_replicas(opened, data, Method(), model=model, store_path=store, jobs=options.jobs, progress=stop)
+        except _Enough:
+            print(file=sys.stderr)
+    tokens = sum(map(len, data.sequences))
+    return {
+        "imports": imports,
+        "calibrating": _peak(resource.RUSAGE_SELF),
+        "worker": _peak(resource.RUSAGE_CHILDREN),
+        "others": sum(parameter.nbytes for parameter in opened.model.parameters() if not parameter.is_meta),
+        "inputs": tokens * opened.config.hidden_size * opened.store.layout.dtype.itemsize,
+        "expert": opened.shape.expert_nbytes,
+        "experts": opened.shape.nbytes,
+        "tokens": tokens,
+    }
+
+
+def _peak(who: int) -> int:
+    return resource.getrusage(who).ru_maxrss * 1024
+
+
+def _show(found: dict[str, int], total: int) -> int:
+    """Print the table; 1 if more was held than may be."""
+    from moectl.render import NumBytes, Sheet, show_sheet
+
+    grown = {name: found[name] - found["imports"] for name in ("calibrating", "worker")}
+    rows = [
+        ("imports alone", NumBytes(found["imports"]), None),
+        ("calibrating", NumBytes(found["calibrating"]), NumBytes(grown["calibrating"])),
+        ("largest worker", NumBytes(found["worker"]), NumBytes(grown["worker"])),
+        ("of it: the model without its experts", None, NumBytes(found["others"])),
+        (f"one layer's inputs, {found['tokens']:,} tokens", None, NumBytes(found["inputs"])),
+        ("one expert, as stored", None, NumBytes(found["expert"])),
+        ("all experts", None, NumBytes(found["experts"])),
+    ]
+    note = f"checkpoint: {total:,} bytes on disk; four widths, recipe refined"
+    show_sheet(
+        Sheet("Peak resident memory while quantising", ("process or part", "peak", "beyond imports"), rows, note)
+    )
+    allowed = found["others"] + INPUTS * found["inputs"] + EXPERTS * 2 * found["expert"]
+    return int(max(grown.values()) > allowed or sum(grown.values()) >= found["experts"])
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, help="a checkpoint; it is made there, and kept, if it is missing")
+    parser.add_argument("--experts", type=int, default=40, help="how many to quantise")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
