@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from artifacts.errors import BadUsage, Incompatible
+from artifacts.trace import PREFILL
 from runtime.policies import parse
 from runtime.policies.miss.qstar import QStar
 from tests.runtime.policies.examples import prepared, residents, step
@@ -134,3 +135,29 @@ def test_precisions_that_were_not_built_are_refused() -> None:
 def test_parameters_out_of_range_are_refused(text: str) -> None:
     with pytest.raises(BadUsage, match=text.split(":")[0]):
         parse("miss", text)
+
+
+def test_cold_fetches_in_the_prompt_and_computes_near_afterwards() -> None:
+    policy = prepared("miss", "cold")
+    assert not policy.choose(step([[0, 1]], phase=PREFILL), residents(1)).near
+    assert policy.choose(step([[0, 1], [2, 1]]), residents(1, loading=(2,))).near == {0, 2}
+
+
+def test_shadow_waits_for_nothing_and_brings_what_pays() -> None:
+    """All experts lose alike, so uses decide: 3 is used more than twice as much as resident 1."""
+    policy = prepared("miss", "shadow:half_life=1e9")
+    for _ in range(3):
+        choice = policy.choose(step([[3, 2]]), residents(0, 1))
+        assert choice.low == {2, 3} and not choice.near and choice.selected.tolist() == [[3, 2]]
+    assert choice.behind == (2, 3)
+    assert policy.choose(step([[0, 1]]), residents(0, 1)).low == frozenset()
+    # 3 was used 3 times, 0 and 1 once: worth a load; 4 was used once: not.
+    assert policy.choose(step([[3, 4]]), residents(0, 1)).behind == (3,)
+    late = policy.choose(step([[3, 5]]), residents(0, 1, loading=(3,)))
+    assert late.behind == () and late.low == {3, 5}
+
+
+def test_shadow_fills_what_is_empty() -> None:
+    policy = prepared("miss", "shadow")
+    assert policy.choose(step([[3, 4]]), residents(num_free=1)).behind == (3,)
+    assert policy.choose(step([[3, 4]]), residents()).behind == (), "no slot at all"

@@ -1,0 +1,100 @@
+"""Residency: what shares the fast tier with the slots, and what a prompt places."""
+
+import numpy as np
+import pytest
+
+from artifacts.bitwidths import prefix_split
+from artifacts.errors import BadUsage, Incompatible
+from artifacts.replicas import Replicas
+from artifacts.shape import Shape
+from artifacts.trace import PREFILL
+from runtime.policies import parse
+from runtime.policies.base import Artefacts
+from tests.runtime.policies.examples import SHAPE, prepared, step
+
+NBYTES = {16: 160, 4: 40, 3: 30, 2: 20, 1: 10}
+
+
+def shadow(text: str, *, use: np.ndarray | None = None, nbytes: dict[int, int] = NBYTES):
+    policy = parse("residency", text)
+    use = np.ones((SHAPE.num_layers, SHAPE.num_experts)) if use is None else use
+    loss = np.tile([8.0, 4.0, 2.0, 1.0], (*use.shape, 1))
+    policy.prepare(SHAPE, Artefacts(replicas=Replicas(nbytes, loss, loss * use[..., None], use)))
+    return policy
+
+
+def test_one_width_leaves_the_rest_to_slots() -> None:
+    """18 replicas of 30 bytes are 540; 460 more are two whole experts."""
+    fast = shadow("shadow:bits=3").share(1000)
+    assert fast.shadows.tolist() == [3] * 18 and fast.num_slots == 2
+    assert shadow("shadow:bits=3,slots=no").share(1000).num_slots == 0
+    assert shadow("shadow:bits=3").share(10**9).num_slots == SHAPE.num_keys
+
+
+def test_uniform_is_the_widest_that_fits() -> None:
+    assert shadow("shadow:bits=uniform").share(18 * 40 - 1).shadows.tolist() == [3] * 18
+    assert shadow("shadow:bits=uniform").share(18 * 40).shadows.tolist() == [4] * 18
+
+
+def test_mixed_gives_the_bits_to_whom_the_model_uses_most() -> None:
+    use = np.ones((3, 6))
+    use[1, 4] = 100
+    fast = shadow("shadow", use=use).share(18 * 10 + 30)
+    assert fast.shadows.tolist() == [1] * 10 + [4] + [1] * 7 and fast.num_slots == 0
+
+
+def test_prefix_and_random_spend_no_more_than_the_budget() -> None:
+    use = np.random.default_rng(0).random((3, 6))
+    budget = 18 * 24
+    for bits in ("mixed", "prefix", "random"):
+        found = shadow(f"shadow:bits={bits}", use=use).share(budget).shadows
+        assert budget - 60 < sum(NBYTES[width] for width in found.tolist()) <= budget, bits
+    mixed, random = (shadow(f"shadow:bits={bits}", use=use).share(budget).shadows for bits in ("mixed", "random"))
+    assert sorted(mixed) == sorted(random) and mixed.tolist() != random.tolist()
+    for layer, widths in enumerate(shadow("shadow:bits=prefix", use=use).share(budget).shadows.reshape(3, 6)):
+        assert (np.diff(widths[np.argsort(-use[layer])]) <= 0).all()
+
+
+def test_only_widths_that_were_built() -> None:
+    fast = shadow("shadow", nbytes={16: 160, 2: 20, 4: 40}).share(18 * 20 + 60)
+    assert sorted(fast.shadows.tolist()) == [2] * 15 + [4] * 3
+    with pytest.raises(Incompatible, match="shadow needs replicas of 3 bits; there are 2, 4, 16"):
+        shadow("shadow:bits=3", nbytes={16: 160, 2: 20, 4: 40})
+
+
+def test_a_budget_that_does_not_hold_them_is_refused_with_one_that_does() -> None:
+    with pytest.raises(BadUsage, match=r"does not hold a replica of every expert at 1 bits: give at least 180 bytes"):
+        shadow("shadow").share(179)
+    with pytest.raises(BadUsage, match="bits is one of mixed, uniform, prefix, random, 1, 2, 3, 4, not '5'"):
+        parse("residency", "shadow:bits=5")
+
+
+def test_the_prompt_places_by_counts_and_weights() -> None:
+    """Layer 0: expert 1 counts twice, expert 5 weighs most; S is the mean of both shares."""
+    policy = prepared("residency", "hot")
+    policy.observe(step([[1, 5], [1, 2], [3, 5]], phase=PREFILL, weights=[[0.2, 0.8], [0.5, 0.5], [0.1, 0.9]]))
+    counts, weights = np.array([0, 2, 1, 1, 0, 2]) / 6, np.array([0, 0.7, 0.5, 0.1, 0, 1.7]) / 3
+    assert np.allclose(policy.scores(0), (counts + weights) / 2)
+    placed = policy.place(step([[1, 2]]), 2)
+    assert placed.resident.tolist() == [5, 1] and placed.near_bits.tolist() == [16] * 6
+    assert policy.place(step([[1, 2]]), 2) is None, "once per sequence"
+    policy.observe(step([[4, 0]], phase=PREFILL))
+    assert policy.place(step([[1, 2]]), 2).resident.tolist() == [0, 4], "the next prompt counts alone"
+
+
+def test_cold_experts_get_the_prefix_split() -> None:
+    shape = Shape(1, 6, 2, 160)
+    loss = np.sort(np.random.default_rng(1).random((1, 6, 4)))[..., ::-1]
+    policy = parse("residency", "hot:avg_bits=2.5")
+    policy.prepare(shape, Artefacts(replicas=Replicas(NBYTES, loss, loss, loss[..., 0])))
+    policy.observe(step([[4, 1], [4, 2], [4, 0]], phase=PREFILL))
+    bits = policy.place(step([[1, 2]]), 1).near_bits
+    order = [0, 1, 2, 3, 5]  # equal counts go to the lower expert
+    assert bits[4] == 16 and bits[order].tolist() == prefix_split(loss[0, order], 2.5)
+    assert policy.widths == (1, 2, 3, 4)
+
+
+@pytest.mark.parametrize("text", ["hot:avg_bits=0.5", "hot:avg_bits=5", "hot:balance=2"])
+def test_parameters_out_of_range(text: str) -> None:
+    with pytest.raises(BadUsage, match="hot"):
+        parse("residency", text)

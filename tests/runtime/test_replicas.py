@@ -1,0 +1,141 @@
+"""Below full precision: what runs on replicas says what the plain model says with those weights in it."""
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from artifacts.errors import BadInput, Incompatible
+from artifacts.replicafile import read_replica
+from artifacts.replicas import FULL_BITS
+from runtime.lowbit import dequantise
+from runtime.model import MoeModel, open_model
+from runtime.policies.base import Artefacts
+from runtime.replicas import open_replicas
+from runtime.session import Session, Settings
+from runtime.weights import aligned
+from tests.conftest import Checkpoint
+from tests.families import FAMILIES, VOCABULARY
+from tests.replicas import made
+from tests.runtime.test_session import plain_model
+
+PROMPT = torch.randint(3, VOCABULARY, (1, 9), generator=torch.Generator().manual_seed(0))
+NEXT = torch.tensor([[7]])
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def case(
+    request: pytest.FixtureRequest, checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[PreTrainedModel, MoeModel, Artefacts]]:
+    folder = checkpoint(request.param, "hub", "float32")
+    opened = open_model(str(folder))
+    yield plain_model(folder), opened, Artefacts(replicas=made(opened, tmp_path_factory.mktemp("replicas")))
+    opened.store.close()
+
+
+def put(plain: PreTrainedModel, opened: MoeModel, artefacts: Artefacts, bits: np.ndarray) -> None:
+    """Every expert of the plain model at its `bits` [L * E]."""
+    buffer, layout = aligned(opened.store.layout.nbytes), opened.store.layout
+    for layer in opened.layers:
+        module = plain.get_submodule(layer.name)
+        for expert in range(opened.shape.num_experts):
+            key = layer.index * opened.shape.num_experts + expert
+            opened.store.read(layer.index, expert, buffer)
+            for name, part in layout.views(buffer).items():
+                if bits[key] != FULL_BITS and not name.endswith("_bias"):
+                    packed = read_replica(artefacts.replicas.files[key], int(bits[key]))[name]
+                    part = dequantise(packed).T if module.is_transposed else dequantise(packed)
+                getattr(module, name).data[expert] = part
+
+
+def assert_same(ours: torch.Tensor, theirs: torch.Tensor) -> None:
+    assert (ours - theirs).abs().max() <= 2e-4 * theirs.abs().max(), (ours - theirs).abs().max()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        Settings("uniform-bits", policies={"residency": "shadow:bits=3,slots=no"}, budget="60%"),
+        Settings("shadow", budget="13%"),
+    ],
+    ids=["uniform", "mixed"],
+)
+def test_replicas_that_stay(case: tuple, settings: Settings) -> None:
+    plain, opened, artefacts = case
+    with Session(opened, settings, artefacts=artefacts) as session, torch.inference_mode():
+        ours = session.forward(PROMPT)
+        ahead = session.forward(NEXT, past=ours.past_key_values).logits
+        put(plain, opened, artefacts, session.controller.cache.shadows)
+        theirs = plain(PROMPT, use_cache=True)
+        assert_same(ours.logits, theirs.logits)
+        assert_same(ahead, plain(NEXT, past_key_values=theirs.past_key_values).logits)
+        receipt, totals = session.receipt(), session.controller.counters.totals()
+    assert len(session.slots) == 0 and sum(session.engine.stall_s) == 0
+    assert totals["low"] == totals["misses"] == totals["requests"]
+    assert sum(totals[name] for name in ("at_4_bits", "at_3_bits", "at_2_bits", "at_1_bit")) == totals["requests"]
+    assert sum(receipt["replicas"]["resident"].values()) == opened.shape.num_keys
+    assert receipt["fast_bytes"] == receipt["replicas"]["resident_bytes"] <= opened.shape.nbytes * 0.6
+
+
+@pytest.mark.parametrize("link", ["disk", "1GB/s"])
+def test_replicas_that_are_fetched(case: tuple, link: str) -> None:
+    """All that was missing came at 1 bit, and so everything is computed at 1 bit."""
+    plain, opened, artefacts = case
+    settings = Settings(policies={"miss": "fetch_lowest"}, budget=f"{opened.shape.num_layers}x", link=link)
+    with Session(opened, settings, artefacts=artefacts) as session, torch.inference_mode():
+        ours = session.forward(PROMPT).logits
+        totals = session.controller.counters.totals()
+        put(plain, opened, artefacts, np.ones(opened.shape.num_keys, np.int64))
+        assert_same(ours, plain(PROMPT).logits)
+    assert totals["at_1_bit"] == totals["requests"]
+    assert totals["demand_bytes"] == totals["fetched"] * artefacts.replicas.nbytes[1]
+
+
+@pytest.mark.parametrize("link", ["disk", "1GB/s"])
+def test_cold_experts_are_computed_near_at_the_bits_of_the_placement(case: tuple, link: str) -> None:
+    plain, opened, artefacts = case
+    settings = Settings("context-aware", budget=f"{opened.shape.num_layers}x", link=link, window="1KiB")
+    with Session(opened, settings, artefacts=artefacts) as session, torch.inference_mode():
+        put(plain, opened, artefacts, np.full(opened.shape.num_keys, FULL_BITS))
+        ours, theirs = session.forward(PROMPT), plain(PROMPT, use_cache=True)
+        assert_same(ours.logits, theirs.logits)
+        cache = session.controller.cache
+        was_there = np.array([place is not None for place in cache.places])  # and serves this one token more
+        ahead = session.forward(NEXT, past=ours.past_key_values).logits
+        bits = cache.near_bits
+        put(plain, opened, artefacts, np.where(was_there, FULL_BITS, bits))
+        assert_same(ahead, plain(NEXT, past_key_values=theirs.past_key_values).logits)
+        for token in range(3, 9):  # what serves a token leaves only after it
+            session.forward(torch.tensor([[token]]), past=ours.past_key_values)
+        totals = session.controller.counters.totals(first_pass=1)
+        placed = np.array([place is not None for place in cache.places])
+    assert totals["fetched"] == 0 and totals["near"] > 0 and totals["prefetch_bytes"] > 0
+    assert (bits[placed] == FULL_BITS).all() and placed.sum() == opened.shape.num_layers
+    cold = bits.reshape(len(opened.layers), -1)
+    assert all((row[row < FULL_BITS]).mean() <= 3 for row in cold)
+
+
+def test_files_that_are_not_what_they_should(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    opened = open_model(str(checkpoint("olmoe")))
+    replicas = made(opened, tmp_path)
+    store = open_replicas(opened, replicas, [2])[2]
+    out = aligned(store.layout.nbytes)
+    store.read(0, 1, out)
+    damaged = replicas.files[1]
+    damaged.write_bytes(damaged.read_bytes()[: -replicas.nbytes[4] - replicas.nbytes[3] - 40])
+    with pytest.raises(BadInput, match="bytes short: it changed while in use, run moectl quantize again"):
+        store.read(0, 1, out)
+    with pytest.raises(BadInput, match="truncated or no safetensors"):
+        open_replicas(opened, replicas, [2])
+    damaged.unlink()
+    with pytest.raises(BadInput, match="cannot be read .*run moectl quantize again"):
+        store.read(0, 1, out)
+    made(opened, tmp_path)
+    (tmp_path / "foreign").mkdir()
+    foreign = made(open_model(str(checkpoint("gpt_oss"))), tmp_path / "foreign").files[:1] + replicas.files[1:]
+    with pytest.raises(Incompatible, match="holds a replica of another shape: run moectl quantize again"):
+        open_replicas(opened, dataclasses.replace(replicas, files=foreign), [2])
