@@ -22,7 +22,8 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from artifacts.packing import WIDTHS, Packed, unpack
+from artifacts.bitwidths import WIDTHS
+from artifacts.packing import Packed, unpack
 from moectl.render import Sheet, show_sheet
 from runtime import lowbit, lowbit_numba
 from tools.gpu_lowbit import copied, random_packed
@@ -65,14 +66,15 @@ def as_bfloat16(packed: Packed) -> tuple[torch.Tensor, ...]:
 
 
 def as_int4pack(packed: Packed) -> tuple[torch.Tensor, ...]:
-    """w = (q - 8) * s + z: codes of any width as they are, 4 bits for each, and z = (8 - zero) * s."""
-    codes = unpack(packed.qweight.numpy(), packed.bits, packed.num_inputs).T.astype(np.int32)
+    """w = (q - 8) * s + z: codes of any width in the middle of 4 bits, or z would be large and bfloat16 too coarse."""
+    middle = 1 << packed.bits - 1
+    codes = unpack(packed.qweight.numpy(), packed.bits, packed.num_inputs).T.astype(np.int32) + (8 - middle)
     zeros = 0.5
     if packed.qzeros is not None:
         zeros = torch.from_numpy(unpack(packed.qzeros.mT.numpy(), packed.bits, packed.num_outputs).T.copy()).float()
     scales = packed.scales.float()
     words = torch.ops.aten._convert_weight_to_int4pack_for_cpu(torch.from_numpy(np.ascontiguousarray(codes)), 1)
-    return words, torch.stack((scales, (8 - zeros) * scales), dim=2).bfloat16()
+    return words, torch.stack((scales, (middle - zeros) * scales), dim=2).bfloat16()
 
 
 def by_int4pack(x: torch.Tensor, weights: tuple[torch.Tensor, ...]) -> torch.Tensor:
