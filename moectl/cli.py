@@ -82,7 +82,7 @@ def _inspect(
         str,
         typer.Argument(
             help="store, runs, activations, coactivation, entropy, similarity, buddies, quant-loss, replicas, presets, "
-            "policies, machines or substitution."
+            "policies, machines, substitution or precision."
         ),
     ] = "store",
     model: Model = None,
@@ -91,16 +91,16 @@ def _inspect(
     layer: Annotated[int | None, typer.Option(min=0, help="One layer in detail.")] = None,
     heatmap: Annotated[bool, typer.Option("--heatmap", help="A picture instead of a table.")] = False,
     verify: Annotated[bool, typer.Option("--verify", help="Read replica files and check every byte.")] = False,
-    data: Annotated[str, typer.Option(help="Held-out text, for substitution.")] = "builtin:held-out",
+    data: Annotated[str, typer.Option(help="Held-out text, for substitution and precision.")] = "builtin:held-out",
     tokens: Annotated[int, typer.Option(min=2, help="Tokens of it.")] = 4096,
-    draws: Annotated[int, typer.Option(min=1, help="Draws of resident experts, for substitution.")] = 3,
+    draws: Annotated[int, typer.Option(min=1, help="Random draws: of resident experts, of widths.")] = 3,
     shares: Annotated[str, typer.Option(help="Shares of resident experts, for substitution.")] = "0.75,0.5,0.375",
     device: Device = "auto",
     threads: Threads = DEFAULT_THREADS,
     seed: Seed = 0,
     json: Json = False,
 ) -> None:
-    """Show what a store holds, or what moectl knows, as a table or as a heatmap; or price substitution."""
+    """Show what a store holds, or what moectl knows, as a table or as a heatmap; or price substitution or few bits."""
     if name == "substitution":
         from moectl.commands import substitution as pricing
 
@@ -108,6 +108,13 @@ def _inspect(
         request = pricing.Request(data, tokens, draws, pricing.parse_shares(shares), seed)
         priced = pricing.substitution(model, request, store=store, run=run, device=device, threads=threads)
         pricing.show(priced, as_json=json)
+        return
+    if name == "precision":
+        from moectl.commands import precision as bits
+
+        bits.refuse_views(heatmap=heatmap, layer=layer, run=run)
+        asked = bits.Request(data, tokens, draws, seed)
+        bits.show(bits.precision(model, asked, store=store, device=device, threads=threads), as_json=json)
         return
     from moectl.commands import inspect as verb
 
@@ -311,7 +318,7 @@ def _simulate(
         str | None, typer.Option(help="Several instead of one: names of presets or eviction policies, a,b,c.")
     ] = None,
     reproduce: Annotated[
-        str | None, typer.Option(help="A paper's figures beside ours: moepic-table1, specmd or buddymoe.")
+        str | None, typer.Option(help="A paper's figures: moepic-table1, specmd, buddymoe or context-aware.")
     ] = None,
     budget: Budget = "25%",
     scope: Annotated[str | None, typer.Option(help="layer or global: where an expert may take its slot.")] = None,

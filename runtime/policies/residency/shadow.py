@@ -8,7 +8,7 @@ import numpy as np
 
 from artifacts.bitwidths import WIDTHS, greedy_bits, prefix_split
 from artifacts.errors import BadUsage
-from artifacts.replicas import FULL_BITS
+from artifacts.replicas import FULL_BITS, Replicas
 from artifacts.shape import Shape
 from runtime.policies.base import Artefacts, FastTier, SimpleResidency
 from runtime.policies.miss.precision import check_replicas
@@ -20,7 +20,8 @@ _CHOICES = ("mixed", "uniform", "prefix", "random", *map(str, WIDTHS))
 class ShadowResidency(SimpleResidency):
     """`bits` is one width for all, `uniform` the largest that fits the budget, or `mixed`: chosen over all layers
     together by the greatest marginal gain of loss times use per byte. Beside it stand `prefix`, the prefix split of
-    every layer by calibrated use at the largest average that fits, and `random`, the widths of `mixed` shuffled.
+    every layer by calibrated use at the largest average that fits, and `random`, the widths of `mixed` shuffled by
+    `seed`.
 
     What the replicas leave of the budget holds experts at full precision, unless `slots` is no.
     """
@@ -29,6 +30,7 @@ class ShadowResidency(SimpleResidency):
 
     bits: str = "mixed"
     slots: bool = True
+    seed: int = 0
 
     def __post_init__(self) -> None:
         if self.bits not in _CHOICES:
@@ -65,7 +67,7 @@ class ShadowResidency(SimpleResidency):
             return np.full(num_keys, np.flatnonzero(self._nbytes * num_keys <= budget_nbytes)[-1])
         lost = self._replicas.lost.reshape(num_keys, -1)[:, self._widths - 1]
         columns = greedy_bits(lost, self._nbytes, budget_nbytes) - 1
-        return columns if self.bits == "mixed" else np.random.default_rng(0).permutation(columns)
+        return columns if self.bits == "mixed" else np.random.default_rng(self.seed).permutation(columns)
 
     def _prefix(self, budget_nbytes: int) -> np.ndarray:
         """The prefix split at the largest average that fits, in steps of one bit of one expert a layer."""
@@ -75,10 +77,14 @@ class ShadowResidency(SimpleResidency):
         return self._split(steps[fitting - 1])
 
     def _split(self, num_extra: int) -> np.ndarray:
-        """[L * E] columns where a layer has so many bits beyond the first of each expert; falling use is importance."""
-        replicas, num_experts = self._replicas, self._shape.num_experts
-        columns = np.zeros((self._shape.num_layers, num_experts), np.int64)
-        for layer, (use, loss) in enumerate(zip(replicas.use, replicas.loss, strict=True)):
-            order = np.argsort(-use, kind="stable")
-            columns[layer, order] = np.array(prefix_split(loss[order], 1 + num_extra / num_experts)) - 1
-        return columns.reshape(-1)
+        """[L * E] columns where a layer has so many bits beyond the first of each expert."""
+        return prefix_bits(self._replicas, 1 + num_extra / self._shape.num_experts) - 1
+
+
+def prefix_bits(replicas: Replicas, avg_bits: float) -> np.ndarray:
+    """[L * E] bits by the prefix split of every layer, its experts in the order of falling use."""
+    bits = np.zeros(replicas.use.shape, np.int64)
+    for layer, (use, loss) in enumerate(zip(replicas.use, replicas.loss, strict=True)):
+        order = np.argsort(-use, kind="stable")
+        bits[layer, order] = prefix_split(loss[order], avg_bits)
+    return bits.reshape(-1)

@@ -1,0 +1,209 @@
+"""`moectl inspect precision`: what few bits cost on held-out text, by width and by who gets how many."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import groupby
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from artifacts.errors import BadInput, BadUsage
+from artifacts.provenance import RunInfo, utc_now, versions
+from artifacts.store import Store
+from moectl.bundled import demo_model
+from moectl.opening import open_quietly
+from moectl.progress import progress_bar
+from moectl.render import NumBytes, Sheet, show_json, show_sheet
+from profilers.corpus import data_digest, documents, token_sequences
+from profilers.precision import PRESET, Assignment, Precision, Price, assignments, check_widths
+from runtime.model import MoeModel
+from runtime.policies.base import Artefacts
+from runtime.stored import load_artefacts
+
+COMMAND = "precision"
+LENGTH = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """On what to measure: held-out text, and so many random assignments of every average."""
+
+    data: str
+    tokens: int
+    draws: int
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One way to give experts their bits; of several draws the means (of the ratios the geometric), and the extremes.
+
+    `share`: of the bytes of all experts at 16 bits. `kl` in nats.
+    """
+
+    avg_bits: float
+    assignment: str
+    nbytes: int
+    share: float
+    perplexity_ratio: float
+    lowest: float
+    highest: float
+    kl: float
+    top1_agreement: float
+
+
+@dataclass(frozen=True, slots=True)
+class Priced:
+    """The rows, the run of the store that holds them, and the conditions they were measured under."""
+
+    run: int
+    rows: list[Row]
+    perplexity: float
+    conditions: str
+
+
+def refuse_views(*, heatmap: bool, layer: int | None, run: int | None) -> None:
+    """Raise BadUsage for what there is not: layers are priced together, with the newest replicas."""
+    if heatmap or layer is not None or run is not None:
+        raise BadUsage(
+            "inspect precision prices the newest replicas of all layers: leave out --run, --layer, --heatmap"
+        )
+
+
+def precision(name: str | None, request: Request, *, store: Path, device: str, threads: int) -> Priced:
+    """Price the replicas of a model that are in the store, and write what they cost into it, all rows or none.
+
+    Raises BadInput (no text, a damaged replica) and Incompatible (no replicas of this model, or not all widths).
+    """
+    torch.set_num_threads(threads)
+    started_at, begin_s = utc_now(), perf_counter()
+    opened = open_quietly(name or str(demo_model()), device=device)
+    artefacts = _artefacts(opened, store, name=name or "the bundled model")
+    sequences = _sequences(opened, request)
+    with Store.open(store):  # what would keep the rows from being written at the end is told now
+        pass
+    pricing = Precision(opened, artefacts, sequences)
+    priced = _prices(pricing, assignments(artefacts.replicas, draws=request.draws, seed=request.seed))
+    info = RunInfo(
+        command=COMMAND,
+        model_id=opened.fingerprint[:16],
+        started_at=started_at,
+        seconds=perf_counter() - begin_s,
+        data=request.data,
+        data_digest=data_digest(sequences),
+        tokens=sum(map(len, sequences)),
+        seed=request.seed,
+        parameters={"draws": request.draws, "length": LENGTH, "perplexity": pricing.perplexity},
+    )
+    with Store.open(store) as held:
+        run_id = held.write_run(info, {"bench": _bench(priced)})
+    rows = [_row(list(group), opened.shape.nbytes) for _, group in groupby(priced, key=lambda one: _kind(one[0]))]
+    return Priced(run_id, rows, pricing.perplexity, _conditions(request, info))
+
+
+def show(priced: Priced, *, as_json: bool) -> None:
+    """Print a line for each way to give experts their bits."""
+    if as_json:
+        show_json(asdict(priced))
+    else:
+        show_sheet(_sheet(priced))
+
+
+def _artefacts(opened: MoeModel, store: Path, *, name: str) -> Artefacts:
+    artefacts = Artefacts()
+    if store.exists():
+        with Store.open(store, read_only=True) as held:
+            model = held.require_model(opened.fingerprint, name=name)
+            artefacts = load_artefacts(held, model.model_id, opened.shape)
+    check_widths(artefacts)
+    return artefacts
+
+
+def _sequences(opened: MoeModel, request: Request) -> list[np.ndarray]:
+    if opened.tokenizer is None:
+        raise BadInput("the checkpoint has no tokenizer: put tokenizer.json beside it")
+    texts = documents(request.data, seed=request.seed)
+    return list(token_sequences(texts, opened.tokenizer, length=LENGTH, num_tokens=request.tokens))
+
+
+def _prices(pricing: Precision, wanted: Sequence[Assignment]) -> list[tuple[Assignment, Price]]:
+    priced = []
+    with progress_bar("pricing", unit="assignments") as advance:
+        for assignment in wanted:
+            priced.append((assignment, pricing.price(assignment)))
+            advance(len(priced), len(wanted))
+    return priced
+
+
+def _bench(priced: Sequence[tuple[Assignment, Price]]) -> pa.Table:
+    """A row for each measurement; what only a running clock or a link would say is left NULL."""
+    return pa.Table.from_pylist(
+        [
+            {
+                "preset": f"{PRESET} --residency {assignment.residency}",
+                "budget": assignment.settings.budget,
+                "link": "none",
+                "mode": COMMAND,
+                "peak_fast_bytes": price.nbytes,
+                "perplexity_ratio": price.perplexity_ratio,
+                "kl": price.kl,
+                "top1_agreement": price.top1_agreement,
+            }
+            for assignment, price in priced
+        ]
+    )
+
+
+def _kind(assignment: Assignment) -> tuple[float, str]:
+    return assignment.avg_bits, assignment.name
+
+
+def _row(draws: Sequence[tuple[Assignment, Price]], full_nbytes: int) -> Row:
+    prices = [price for _, price in draws]
+    ratios = np.array([price.perplexity_ratio for price in prices])
+    nbytes = max(price.nbytes for price in prices)
+    return Row(
+        *_kind(draws[0][0]),
+        nbytes=nbytes,
+        share=nbytes / full_nbytes,
+        perplexity_ratio=float(np.exp(np.log(ratios).mean())),
+        lowest=float(ratios.min()),
+        highest=float(ratios.max()),
+        kl=float(np.mean([price.kl for price in prices])),
+        top1_agreement=float(np.mean([price.top1_agreement for price in prices])),
+    )
+
+
+def _sheet(priced: Priced) -> Sheet:
+    columns = ("bits", "assignment", "bytes", "% of 16 bits", "perplexity ratio", "KL", "top-1 agreement")
+    rows = [
+        (
+            f"{row.avg_bits:g}",
+            row.assignment,
+            NumBytes(row.nbytes),
+            f"{100 * row.share:.1f}",
+            _ratio(row),
+            f"{row.kl:.4f}",
+            f"{row.top1_agreement:.3f}",
+        )
+        for row in priced.rows
+    ]
+    return Sheet("Held-out text at few bits", columns, rows, f"run {priced.run}: {priced.conditions}")
+
+
+def _ratio(row: Row) -> str:
+    extremes = f" ({row.lowest:.4f} to {row.highest:.4f})" if row.lowest < row.highest else ""
+    return f"{row.perplexity_ratio:.4f}{extremes}"
+
+
+def _conditions(request: Request, info: RunInfo) -> str:
+    installed, perplexity = versions(), info.parameters["perplexity"]
+    return (
+        f"{info.tokens:,} tokens of {request.data} in sequences of up to {LENGTH}, teacher-forced, on which the full "
+        f"model's perplexity is {perplexity:.4g}; every expert on its replica, none at full precision; of an average "
+        f"all take the bytes of its prefix split, or less; random drawn {request.draws} times from seed "
+        f"{request.seed}; torch {installed['torch']}, transformers {installed['transformers']}, {info.seconds:.0f} s"
+    )
