@@ -6,6 +6,7 @@ vanishes, where there are none it stands alone. For the second projection the me
 on a sample of the layer's tokens.
 """
 
+import os
 import pickle
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -45,10 +46,15 @@ class LayerInputs:
 
     def read(self, rows: np.ndarray, device: torch.device = _CPU) -> Iterator[torch.Tensor]:
         """The inputs of these tokens in float32, in parts [n, H]."""
-        for start in range(0, len(rows), _CHUNK):
-            # Mapped, so that only these rows are read; copied, so that nothing mapped stays.
-            mapped = np.memmap(self.path, np.uint8, mode="r").reshape(self.num_tokens, -1)
-            yield torch.from_numpy(mapped[rows[start : start + _CHUNK]]).view(self.dtype).to(device).float()
+        with self.path.open("rb", buffering=0) as file:
+            for start in range(0, len(rows), _CHUNK):
+                # Row by row and not mapped: mapped pages would count as ours, and for a busy expert they are the layer.
+                part = rows[start : start + _CHUNK].tolist()
+                found = torch.empty(len(part), self.width, dtype=self.dtype)
+                for target, row in zip(found.view(torch.uint8).numpy(), part, strict=True):
+                    count = os.preadv(file.fileno(), [target], row * target.nbytes)
+                    assert count == target.nbytes, f"{self.path} ends in row {row}"
+                yield found.to(device).float()
 
     def mean_moments(self) -> torch.Tensor:
         """[H, H], float64 up to 1024 inputs and else float32."""

@@ -10,15 +10,17 @@ stay below a few times one layer's inputs plus a few copies of one expert.
 
 import argparse
 import json
-import resource
+import multiprocessing
+import os
+import re
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 SHAPE = {"layers": 16, "experts": 16, "hidden": 1024, "intermediate": 1024, "top-k": 4}
-SAMPLES, LENGTH = 64, 256
-INPUTS, EXPERTS = 5, 12  # a layer's inputs and one expert (in float32) that the two processes may hold, in all
+LENGTH = 256
+INPUTS, EXPERTS = 8, 20  # of a layer's inputs and of one expert in float32: what a process may hold besides the model
 
 
 class _Enough(Exception):
@@ -37,6 +39,7 @@ def main() -> None:
             subprocess.run([sys.executable, "-m", "tools.make_checkpoint", str(folder), *shape], check=True)
         command = [sys.executable, "-m", "tools.quantize_memory", "--measure", str(folder)]
         command += ["--experts", str(options.experts), "--jobs", str(options.jobs)]
+        command += ["--samples", str(options.samples)]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
         sys.exit(_show(json.loads(done.stdout), sum(path.stat().st_size for path in folder.glob("*.safetensors"))))
 
@@ -51,12 +54,14 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, int]:
     from profilers.method import Method
     from profilers.replicas import build_replicas
 
-    imports = _peak(resource.RUSAGE_SELF)
+    imports = _peak(os.getpid())
+    workers = [0]
     opened = open_quietly(str(folder), device="cpu")
-    data = read_data(opened, Request(samples=SAMPLES, length=LENGTH))
+    data = read_data(opened, Request(samples=options.samples, length=LENGTH))
 
     def stop(done: int, total: int) -> None:
         print(f"\r{done} experts", end="", file=sys.stderr, flush=True)
+        workers.extend(_peak(child.pid) for child in multiprocessing.active_children())
         if done >= options.experts:
             raise _Enough
 
@@ -70,8 +75,8 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, int]:
     tokens = sum(map(len, data.sequences))
     return {
         "imports": imports,
-        "calibrating": _peak(resource.RUSAGE_SELF),
-        "worker": _peak(resource.RUSAGE_CHILDREN),
+        "calibrating": _peak(os.getpid()),
+        "worker": max(workers),
         "others": sum(parameter.nbytes for parameter in opened.model.parameters() if not parameter.is_meta),
         "inputs": tokens * opened.config.hidden_size * opened.store.layout.dtype.itemsize,
         "expert": opened.shape.expert_nbytes,
@@ -80,8 +85,10 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, int]:
     }
 
 
-def _peak(who: int) -> int:
-    return resource.getrusage(who).ru_maxrss * 1024
+def _peak(process: int) -> int:
+    """Bytes that a process has ever had resident. Its `ru_maxrss` would begin with what its parent had."""
+    status = Path(f"/proc/{process}/status").read_text()
+    return int(re.search(r"VmHWM:\s+(\d+)", status).group(1)) * 1024
 
 
 def _show(found: dict[str, int], total: int) -> int:
@@ -109,7 +116,8 @@ def _show(found: dict[str, int], total: int) -> int:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, help="a checkpoint; it is made there, and kept, if it is missing")
-    parser.add_argument("--experts", type=int, default=40, help="how many to quantise")
+    parser.add_argument("--experts", type=int, default=20, help="how many to quantise")
+    parser.add_argument("--samples", type=int, default=64, help=f"sequences of {LENGTH} tokens to calibrate on")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)
     return parser.parse_args()

@@ -7,7 +7,7 @@ from tools import quantize_memory
 
 
 def test_it_measures_a_run_that_it_stops(checkpoint: Checkpoint) -> None:
-    options = argparse.Namespace(experts=2, jobs=1)
+    options = argparse.Namespace(experts=2, jobs=1, samples=40)
     found = quantize_memory.measure(checkpoint("olmoe"), options)
     assert found["calibrating"] >= found["imports"] > 100 << 20
     assert found["tokens"] > 1000 and found["inputs"] == found["tokens"] * 32 * 4
