@@ -70,8 +70,6 @@ def test_policies_outside_routing_know_only_the_standard_library_and_numpy() -> 
         if path.parent.name == "routing" or path == folder / "__init__.py":
             continue
         for name in _imported(path):
-            if path.stem.endswith("_kernels") and name == "runtime.kernels":
-                continue
             assert any(name == a or name.startswith(f"{a}.") for a in allowed), f"{path.name} imports {name}"
 
 
