@@ -77,12 +77,13 @@ def rounded_window(num_experts: float, expert_nbytes: int) -> int:
 
 @dataclass(slots=True)
 class PassTime:
-    """One pass: for `stall_s` of its `seconds` compute waited for the link."""
+    """One pass: for `stall_s` of its `seconds` compute waited for the link, for `near_s` the near tier computed."""
 
     phase: int
     num_tokens: int
     seconds: float = 0.0
     stall_s: float = 0.0
+    near_s: float = 0.0
 
 
 class Timing:
@@ -114,7 +115,9 @@ class Timing:
         """One layer: its other parts first, then its experts."""
         self._now_s += self._costs.rest.seconds(len(plan.selected))
         tokens = _tokens_by_expert(plan.selected, self._num_experts)
-        near_ends_s = self._now_s + sum(self._seconds(self._costs.near, place, tokens) for place in plan.near)
+        near_s = sum(self._seconds(self._costs.near, place, tokens) for place in plan.near)
+        near_ends_s = self._now_s + near_s
+        self.passes[-1].near_s += near_s
         if not plan.waves:
             self._issue(plan.prefetches, is_demand=False)
         self._compute(plan.low, tokens)
@@ -127,7 +130,7 @@ class Timing:
 
     def summary(self) -> dict[str, float | None]:
         """Milliseconds to a first token and per token after it, means over passes; tokens decoded in a second; stall
-        in all. None where the trace has no such pass."""
+        in all; of the near tier's computing per decode pass. None where the trace has no such pass."""
         prefill_s = [one.seconds for one in self.passes if one.phase == PREFILL]
         decode = [one for one in self.passes if one.phase == DECODE]
         decode_s = sum(one.seconds for one in decode)
@@ -136,6 +139,7 @@ class Timing:
             "tpot_ms": decode_s / len(decode) * 1e3 if decode else None,
             "tokens_per_s": sum(one.num_tokens for one in decode) / decode_s if decode_s else None,
             "exposed_ms": sum(one.stall_s for one in self.passes) * 1e3,
+            "near_ms": fmean(one.near_s for one in decode) * 1e3 if decode else None,
         }
 
     def _compute(self, places: tuple[Place, ...], tokens: list[int] | None) -> None:

@@ -1,5 +1,6 @@
 """`moectl inspect`: what a store holds and what moectl knows, as tables, heatmaps or JSON."""
 
+import math
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -212,7 +213,16 @@ def _summary(kind: type) -> str:
 
 
 def _machines() -> Sheet:
-    columns = ("machine", "fast GB/s", "fast TFLOPS", "link GB/s", "link latency us", "near GB/s", "source")
+    columns = (
+        "machine",
+        "fast GB/s",
+        "fast TFLOPS",
+        "link GB/s",
+        "link latency us",
+        "near GB/s",
+        "near TFLOPS",
+        "source",
+    )
     rows = [
         (
             name,
@@ -221,6 +231,7 @@ def _machines() -> Sheet:
             machine.link_gbps,
             machine.link_latency_s * 1e6,
             machine.near_gbps,
+            machine.near_tflops if math.isfinite(machine.near_tflops) else None,
             machine.source,
         )
         for name, machine in MACHINES.items()

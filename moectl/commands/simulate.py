@@ -122,6 +122,7 @@ def comparison(simulated: Simulated) -> Sheet:
         "tpot ms",
         "tokens/s",
         "exposed ms",
+        "near ms",
     )
     rows = [_row(outcome) for outcome in (*simulated.asked, *simulated.beside)]
     shape = simulated.model.shape

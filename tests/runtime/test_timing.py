@@ -94,6 +94,28 @@ def test_near_experts_are_computed_at_the_same_time() -> None:
     assert taken(plan(Wave(places(0, 1, 2, 3), ()), near=elsewhere(4))) == (9, 0)
 
 
+def test_near_time_is_counted_by_itself() -> None:
+    """Two near experts in one decode step and none in the other, whatever is computed meanwhile."""
+    timing = Timing(COSTS, NUM_EXPERTS, NBYTES)
+    for phase, near in ((PREFILL, (1, 2, 3)), (DECODE, (1, 2)), (DECODE, ())):
+        timing.begin_pass(phase, 1)
+        timing.step(plan(Wave(places(0), ()), near=elsewhere(*near)))
+    timing.end_pass()
+    assert timing.summary()["near_ms"] == pytest.approx((6000 + 0) / 2)
+
+
+def test_near_memory_may_be_slower_in_arithmetic_than_in_reading() -> None:
+    """On the NDP device of Table 2 four tokens are computed as long as an expert is read; a host's arithmetic is not
+    counted."""
+    model = MODELS["mixtral-8x7b"]
+    near = Costs.of(model, machine("h100-cxl-ndp")).near
+    assert near.seconds(1) == near.seconds(4) == pytest.approx(352.3e6 / 512e9, rel=1e-3)
+    assert near.seconds(8) == pytest.approx(2 * near.seconds(1))
+    assert near.seconds(1, share=1 / 8) == pytest.approx(near.seconds(1) / 4)
+    host = Costs.of(model, machine("a100-pcie4")).near
+    assert host.seconds(1, share=1 / 8) == host.seconds(99, share=1 / 8) == host.seconds(1) / 8
+
+
 def test_a_wave_is_loaded_when_the_one_before_is_done() -> None:
     """The first ends at 8, so the second lands at 13."""
     assert taken(plan(Wave(places(0), places(1)), Wave((), (Place(2, 0),)))) == (15, 3 + 5)
@@ -140,6 +162,10 @@ def test_what_a_trace_does_not_have_is_not_made_up() -> None:
     timing.step(plan(Wave(places(0), ())))
     timing.end_pass()
     assert timing.summary()["ttft_ms"] is None
+    timing = Timing(COSTS, NUM_EXPERTS, NBYTES)
+    timing.begin_pass(PREFILL, 1)
+    timing.end_pass()
+    assert timing.summary()["tpot_ms"] is timing.summary()["near_ms"] is None
 
 
 def test_costs_of_a_named_model_on_a_named_machine() -> None:
