@@ -5,13 +5,14 @@ from collections.abc import Callable
 from artifacts.errors import BadUsage
 from artifacts.names import unknown
 from moectl.render import show_json, show_sheet
-from moectl.reproductions import buddymoe, moepic, specmd
+from moectl.reproductions import buddymoe, contextaware, moepic, specmd
 from moectl.reproductions.report import Reproduction
 
 REPRODUCTIONS: dict[str, Callable[[], Reproduction]] = {
     "moepic-table1": moepic.reproduce,
     "specmd": specmd.reproduce,
     "buddymoe": buddymoe.reproduce,
+    "context-aware": contextaware.reproduce,
 }
 
 

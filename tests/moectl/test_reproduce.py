@@ -4,8 +4,11 @@ import json
 
 import pytest
 
+from artifacts.hardware import machine
+from artifacts.synthetic import generate
+from artifacts.tracestats import measure
 from moectl.cli import main
-from moectl.reproductions import moepic
+from moectl.reproductions import contextaware, moepic
 from moectl.reproductions.report import UNKNOWN
 
 
@@ -47,6 +50,33 @@ def test_buddymoe_in_ratio(capfd: pytest.CaptureFixture[str]) -> None:
     assert said["available"].startswith("2 of the 3 figures")
     assert {claim["claim"]: claim["verdict"] for claim in said["claims"]}["buddies are faster"] == "agrees"
     assert [claim["verdict"] for claim in said["claims"] if "0.5 " in claim["claim"]] == ["cannot be said"]
+
+
+def test_context_aware_says_where_it_disagrees_and_why(capfd: pytest.CaptureFixture[str]) -> None:
+    said = reproduced("context-aware", capfd)
+    assert [row["paper"] for row in said["ranges"]] == ["6.6 to 8.7", "about 5", "7.9 to 11.5", "about 8"]
+    assert len(said["settings"]) == 12 and all(row["paper"] == UNKNOWN for row in said["settings"])
+    assert said["available"].startswith("4 of the 20 figures")
+    for row in said["settings"]:
+        assert 1 < row["end_to_end"] < row["ndp_side"] < 4, "arithmetic bounds the NDP at few bits"
+        assert row["ndp_side"] < row["ndp_side_by_memory_alone"] < (5.1 if row["average_bits"] == 3 else 7.5)
+    alone = {row["requests_at_a_time"]: row["ndp_side"] for row in said["batches"]}
+    assert 1 < alone[16] < alone[4], "many tokens an expert leave bits little to gain"
+    verdicts = {claim["claim"]: claim["verdict"] for claim in said["claims"]}
+    assert verdicts["end to end, 3 bits"] == verdicts["2 bits are faster than 3"] == "DISAGREES"
+    assert verdicts["one cold expert, by memory alone, 2 bits"] == "agrees"
+    assert any("16 multiply-adds a cycle" in line for line in said["assumed"])
+    assert any(line.startswith("arithmetic bounds the NDP") and "no width gains" in line for line in said["assumed"])
+
+
+def test_context_aware_has_the_similarity_of_the_paper() -> None:
+    trace = generate(contextaware.DIALS, contextaware.layers_of("mixtral-8x7b").shape, detailed=False)
+    assert measure(trace, 8).similarity == pytest.approx(0.89, abs=0.01)
+
+
+def test_a_cold_expert_gains_what_memory_and_arithmetic_let_it() -> None:
+    assert contextaware.cold_expert(machine("h100-cxl-ndp"), 2) == pytest.approx(4)
+    assert contextaware.cold_expert(machine("a100-pcie4"), 2) == pytest.approx(16 / 2.14, rel=1e-3)
 
 
 @pytest.mark.parametrize(
