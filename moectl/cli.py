@@ -24,6 +24,7 @@ from moectl.options import (
     Seed,
     StorePath,
     Threads,
+    hot_residency,
 )
 
 app = typer.Typer(
@@ -263,7 +264,7 @@ def _run(
     """Generate text with most experts outside the fast tier, and say what that took."""
     from moectl.commands import run as verb
 
-    residency = residency or (None if avg_bits is None else f"hot:avg_bits={avg_bits:g}")
+    residency = hot_residency(residency, avg_bits)
     policies = {"routing": routing, "prefetch": prefetch, "eviction": eviction, "miss": miss, "residency": residency}
     settings = verb.Settings(
         preset=preset,
@@ -335,7 +336,7 @@ def _simulate(
         is_other = any(given is not None for given in (trace, run, synthetic, num_experts, model, compare))
         papers.show(papers.reproduce(reproduce, other_options=is_other), as_json=json)
         return
-    residency = residency or (None if avg_bits is None else f"hot:avg_bits={avg_bits:g}")
+    residency = hot_residency(residency, avg_bits)
     policies = {"routing": routing, "prefetch": prefetch, "eviction": eviction, "miss": miss, "residency": residency}
     request = verb.Request(
         preset=preset,

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from artifacts.errors import BadUsage
+
 DEFAULT_STORE = Path("moe.duckdb")
 
 StorePath = Annotated[Path, typer.Option("--store", envvar="MOECTL_STORE", help="The store: one DuckDB file.")]
@@ -25,3 +27,12 @@ AvgBits = Annotated[
     typer.Option(help="Of experts that are not hot, 1 to 4 or 16: --residency hot:avg_bits=N."),
 ]
 Axis = Annotated[str | None, typer.Option(help="Override the preset on this axis: name or name:field=value,...")]
+
+
+def hot_residency(residency: str | None, avg_bits: float | None) -> str | None:
+    """What `--residency` and `--avg-bits` say together. Raises BadUsage when both are given."""
+    if avg_bits is None:
+        return residency
+    if residency is not None:
+        raise BadUsage("--avg-bits is short for --residency hot:avg_bits=N: give one of them")
+    return f"hot:avg_bits={avg_bits:g}"

@@ -176,3 +176,42 @@ def test_a_reader_that_goes_away_ends_it_quietly(model: Path, tmp_path: Path) ->
     running.stdout.close()
     assert running.stderr.read() == b""
     assert running.wait() == 0
+
+
+@pytest.fixture(scope="module")
+def quantised(checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A model and a store with its replicas."""
+    store = tmp_path_factory.mktemp("quantised") / "moe.duckdb"
+    options = ("--samples", "2", "--length", "64", "--jobs", "1", "--store", str(store))
+    assert main(["quantize", str(checkpoint("olmoe")), *options]) == 0
+    return checkpoint("olmoe"), store
+
+
+@pytest.mark.parametrize(
+    ("options", "at"),
+    [
+        (("--preset", "context-aware", "--avg-bits", "3"), "near"),
+        (("--preset", "shadow"), "low"),
+        (("--preset", "uniform-bits"), "low"),
+        (("--preset", "hobbit"), "fetched"),
+        (("--miss", "fetch_lowest"), "fetched"),
+        (("--miss", "fetch_priority:bits=2"), "fetched"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value[1],
+)
+def test_receipt_and_counters_name_the_bits(
+    options: tuple[str, ...], at: str, quantised: tuple[Path, Path], capfd: pytest.CaptureFixture[str]
+) -> None:
+    model, store = quantised
+    capfd.readouterr()
+    common = ("--store", store, "--prompt", PROMPT, "--max-new-tokens", 12, "--greedy", "--ignore-eos")
+    said = run_json(capfd, model, *options, "--budget", "25%", *common)
+    counters, replicas = said["counters"], said["receipt"]["replicas"]
+    assert len(said["token_ids"]) == 12 and counters[at] > 0
+    assert sum(counters[f"at_{bits}_bits"] for bits in (4, 3, 2)) + counters["at_1_bit"] > 0
+    assert replicas["kernel"].startswith("numba")
+    if at == "low":
+        assert counters["exposed_ms"] == 0 and sum(replicas["resident"].values()) == 16
+        assert said["receipt"]["fast_bytes"] <= 0.25 * 16 * said["receipt"]["expert_bytes"]
+    else:
+        assert replicas["slow_tier_bits"]
