@@ -120,8 +120,8 @@ class _Job:
         free = shutil.disk_usage(self._folder).free
         if needed > free:
             raise OutOfResources(
-                f"the replicas take {needed / 2**30:.2f} GiB and the disk of {self._folder} has {free / 2**30:.2f} GiB "
-                "left: free some, name a store on another disk, or give fewer --bits"
+                f"the replicas take {needed / 2**20:,.1f} MiB and the disk of {self._folder} has "
+                f"{free / 2**20:,.1f} MiB left: free some, name a store on another disk, or give fewer --bits"
             )
 
     def run(self, sequences: Sequence[np.ndarray], jobs: int) -> None:
