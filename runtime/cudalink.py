@@ -55,6 +55,10 @@ class CudaLink(ThreadLink):
         self._readable[slot.data_ptr()] = unread  # before the thread can see the transfer
         return super().issue(key, slot, urgency=urgency, bits=bits)
 
+    def has_landed(self, transfer: Transfer) -> bool:
+        copied = self._copied.get(transfer)
+        return transfer.error is not None or copied is not None and copied.query()
+
     def collect(self, transfer: Transfer) -> None:
         """The compute stream waits for the copy; the host waits only until the copy is queued."""
         copied = self._copied.get(transfer)

@@ -68,6 +68,7 @@ class Engine:
         self.on_step: Callable[[Step], None] | None = None
         self.on_pass: Callable[[np.ndarray], None] | None = None
         self.stall_s: list[float] = []
+        self.num_not_landed = 0
         self.first_request = 0
         self.wants_probabilities = False
         self.distance = 0
@@ -197,10 +198,8 @@ class Engine:
 
         def compute(places: Iterable[Place]) -> None:
             for place in places:
-                if place.slot in self._pending:
-                    self.link.collect(self._pending.pop(place.slot))
                 x = gather(hidden, assigned[place.key - first])
-                parts[place.key - first] = self._forward(layer, place, x)
+                parts[place.key - first] = self._forward(layer, self._arrived(place), x)
 
         self.near.begin(plan.near)
         if not plan.waves:
@@ -225,6 +224,16 @@ class Engine:
             parts |= self._compute_near(layer, plan.near, hidden, assigned)
         self.near.finish()
         return parts
+
+    def _arrived(self, place: Place) -> Place:
+        """Where to compute an expert: in its slot once it is there, or on the replica that stays rather than wait."""
+        if place.slot not in self._pending:
+            return place
+        if self._shadows and not self.link.has_landed(self._pending[place.slot]):
+            self.num_not_landed += 1
+            return Place(place.key, NO_SLOT, int(self.controller.cache.shadows[place.key]))
+        self.link.collect(self._pending.pop(place.slot))
+        return place
 
     def _forward(self, layer: MoeLayer, place: Place, x: torch.Tensor) -> torch.Tensor:
         """One expert of the fast tier on its tokens, x [t, H] -> [t, H]."""

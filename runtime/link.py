@@ -46,6 +46,9 @@ class Link(Protocol):
         """Queue a transfer of as many bytes as `slot` has. Returns at once; the slot is written after what compute has
         queued so far."""
 
+    def has_landed(self, transfer: Transfer) -> bool:
+        """Whether `collect` would return at once."""
+
     def collect(self, transfer: Transfer) -> None:
         """Let compute have what `transfer` brings, waiting as long as it must. Raises what the transfer raised."""
 
@@ -84,6 +87,9 @@ class ThreadLink:
             heapq.heappush(self._queue, (urgency, next(self._order), transfer))
             self._wake.notify()
         return transfer
+
+    def has_landed(self, transfer: Transfer) -> bool:
+        return transfer.landed.is_set()
 
     def collect(self, transfer: Transfer) -> None:
         if not transfer.landed.is_set():
@@ -182,6 +188,10 @@ class PacedLink:
         self._queue.sort(key=lambda queued: queued.urgency)
         self._advance()
         return transfer
+
+    def has_landed(self, transfer: Transfer) -> bool:
+        self._advance()
+        return transfer.started and self._lands_at_s[transfer] <= self._clock.now_s()
 
     def collect(self, transfer: Transfer) -> None:
         self._advance()

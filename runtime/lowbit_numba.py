@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from numba import njit
 
-from artifacts.packing import Packed
 from artifacts.kernels import kernel
+from artifacts.packing import Packed
 
 f32, i32, u32 = np.float32, np.int32, np.uint32  # numba widens what is not said to be narrow
 _SIGNATURE = "void(int32[:, ::1], int16[:, ::1], int32[:, ::1], {})"  # words, scales, zeros, and what follows them

@@ -68,7 +68,9 @@ def link_bytes_per_second(link: Link, slots: torch.Tensor, shape_nbytes: int) ->
     def bring(turn: int) -> None:
         link.collect(link.issue(turn % num_keys, slots[turn % num_keys], urgency=DEMAND))
 
-    return shape_nbytes / _median_seconds(bring, slots.device, warm_up=0, turns=_NUM_EXPERTS)
+    seconds = _median_seconds(bring, slots.device, warm_up=0, turns=_NUM_EXPERTS)
+    link.drain_stalls()  # nobody's compute waited
+    return shape_nbytes / seconds
 
 
 def expert_seconds(opened: MoeModel) -> float:

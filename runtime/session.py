@@ -25,8 +25,6 @@ from runtime.shadows import Shadows
 from runtime.tiers import open_tiers, resolve_device, resolve_link
 from runtime.weights import aligned
 
-_PATIENCE = 4
-
 
 @dataclass(frozen=True, slots=True)
 class Settings:
@@ -179,7 +177,8 @@ class Session:
         return Shadows(stores, fast.shadows, self.opened.model.device)
 
     def _replicas(self) -> dict[str, object]:
-        """What is computed below full precision, where, and by which kernel."""
+        """What is computed below full precision, where, and by which kernel; and how many experts that counted as
+        resident were computed so all the same, because they had not landed."""
         if "replicas" not in self.policies.requires:
             return {}
         shadows = self.controller.cache.shadows
@@ -188,6 +187,7 @@ class Session:
             "slow_tier_bits": [f"{width}" for width in self.policies.widths],
             "resident": {f"{width}_bits": int(count) for width, count in zip(bits, counts, strict=True)},
             "resident_bytes": self.shadows.nbytes if self.shadows else 0,
+            "not_landed": self.engine.num_not_landed,
             "kernel": kernel_name(self.opened.model.device),
         }
 
@@ -197,11 +197,9 @@ class Session:
         if self.settings.scaled_to:
             return scaled_window(self.opened.shape, machine(self.settings.scaled_to))
         nbytes = self.opened.shape.expert_nbytes
-        window = prefetch_window(
+        return prefetch_window(
             self.opened, self.tiers.bandwidth or link_bytes_per_second(self.tiers.link, self.slots, nbytes)
         )
-        # A replica serves meanwhile, so that nothing is lost by counting late on what may not have landed.
-        return window // _PATIENCE if self.policies.miss.reads_shadows else window
 
     def _allocate(self, num_slots: int) -> torch.Tensor:
         """[num_slots, nbytes] uint8 on the device; slot borders are multiples of 64 bytes."""

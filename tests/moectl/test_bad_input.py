@@ -185,7 +185,11 @@ def test_a_budget_above_the_model_is_fine(model: Path, capfd: pytest.CaptureFixt
         (("--chat", "--json"), 2, "--json and --trace go with --prompt"),
         (("--prompt", "x", "--preset", "buddy"), 2, "unknown preset 'buddy'; did you mean buddymoe?"),
         (("--prompt", "x", "--preset", "moepic"), 5, "preset moepic cannot run yet: it waits for splits, and the"),
-        (("--prompt", "x", "--preset", "hobbit"), 5, "the miss policy needs replicas, which the store does not hold: run `moectl quantize`"),
+        (
+            ("--prompt", "x", "--preset", "hobbit"),
+            5,
+            "the miss policy needs replicas, which the store does not hold: run `moectl quantize`",
+        ),
         (("--prompt", "x", "--avg-bits", "5"), 2, "hot: avg_bits is 16 or in 1..4, not 5"),
         (("--prompt", "x", "--avg-bits", "3", "--residency", "hot"), 2, "--avg-bits is short for --residency hot"),
         (("--prompt", "x", "--miss", "shadow"), 5, "the miss policy needs replicas"),
