@@ -18,6 +18,7 @@ from torch import nn
 
 from artifacts.errors import BadInput
 from artifacts.files import replacing
+from artifacts.gptq import gram
 from profilers.lockstep import Arrived
 from profilers.method import first_projection
 from runtime.experts import assign, expert_forward, project
@@ -104,7 +105,7 @@ def keep_inputs(batches: Sequence[Arrived], folder: Path, layer: int) -> LayerIn
 
 def add_moments(total: torch.Tensor, x: torch.Tensor) -> None:
     """Add X^T X of x [n, in] to `total` [in, in]."""
-    total += x.T @ x
+    total += gram(x)
 
 
 def is_real(batch: Arrived) -> np.ndarray:
