@@ -41,6 +41,11 @@ ARTEFACT_TABLES = {
     "replicas": """
         run_id INTEGER NOT NULL, layer USMALLINT NOT NULL, expert USMALLINT NOT NULL, bits USMALLINT NOT NULL,
         file VARCHAR NOT NULL, nbytes BIGINT NOT NULL, hash VARCHAR NOT NULL""",
+    "hardware": """
+        run_id INTEGER NOT NULL, device VARCHAR NOT NULL, tokens INTEGER, link VARCHAR, bits USMALLINT NOT NULL,
+        attention_s DOUBLE, attention_iqr_s DOUBLE, moe_s DOUBLE, moe_iqr_s DOUBLE, head_s DOUBLE, head_iqr_s DOUBLE,
+        expert_s DOUBLE, expert_iqr_s DOUBLE, near_s DOUBLE, near_iqr_s DOUBLE,
+        expert_load_s DOUBLE, expert_load_iqr_s DOUBLE, bandwidth_gbps DOUBLE, samples INTEGER NOT NULL""",
     "traces": """
         run_id INTEGER NOT NULL, request INTEGER NOT NULL, pass INTEGER NOT NULL, phase VARCHAR NOT NULL,
         layer USMALLINT NOT NULL, token INTEGER NOT NULL, experts USMALLINT[] NOT NULL, weights FLOAT[] NOT NULL,
@@ -53,7 +58,7 @@ ARTEFACT_TABLES = {
 }
 
 # What each version added to the one before it: tables that stores of that age lack.
-_ADDED = {2: ("quant_loss", "replicas")}
+_ADDED = {2: ("quant_loss", "replicas", "hardware")}
 
 
 def migration(version: int) -> list[str]:

@@ -1,5 +1,6 @@
 """The store: whole runs or none, and one clear line for everything that can be wrong with a file."""
 
+import itertools
 import os
 import signal
 import sqlite3
@@ -15,6 +16,7 @@ import pytest
 
 from artifacts.errors import BadInput, Incompatible, OutOfResources, Problem  # noqa: F401 - Problem is for the child processes
 from artifacts.provenance import ModelInfo, RunInfo, utc_now
+from artifacts.schema import _ADDED
 from artifacts.shape import Shape
 from artifacts.store import Store
 
@@ -261,9 +263,11 @@ def test_a_newer_schema_is_refused(filled):
 
 @pytest.fixture
 def first_version(filled):
-    """As the first release left it: without the tables of replicas."""
+    """As the first release left it: without the tables that came later."""
     with duckdb.connect(str(filled)) as connection:
-        connection.execute("DROP TABLE quant_loss; DROP TABLE replicas; UPDATE schema_version SET version = 1")
+        for table in itertools.chain(*_ADDED.values()):
+            connection.execute(f"DROP TABLE {table}")
+        connection.execute("UPDATE schema_version SET version = 1")
     return filled
 
 
