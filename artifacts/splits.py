@@ -1,0 +1,179 @@
+"""How MoEpic's memory is best shared: each layer's budget, cache size and split ratio, from curves and latencies.
+
+Shapes: L layers, E experts. Curves are `hit[l][C]`, `prediction[l][y]` and `prediction_hit[l][y][C]` as
+`artifacts.curves.Curves` has them, C from 0 to E, y from 0; a layer's latencies and its window are in seconds.
+(Accelerating Mixture-of-Experts inference with adaptive expert split mechanism, Yan et al., 2025.)
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from artifacts.errors import BadUsage
+from artifacts.names import unknown
+
+SOLVERS = ("greedy", "dynamic")
+_NUM_CELLS, _NUM_WINDOWS = 2048, 256
+_CLOSE = 1e-9
+
+Answer = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+"""Budgets, exposed seconds, theta and cache size of each layer."""
+
+
+def expert_split(
+    budgets: ArrayLike,
+    first_window: float,
+    moe_s: float,
+    attention_s: float,
+    load_s: float,
+    k: int,
+    hit: ArrayLike,
+    prediction: ArrayLike,
+    prediction_hit: ArrayLike,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Exposed seconds [L], split ratio theta [L] in (0, 1] and cached experts [L], layer after layer, from the budget
+    [L] of each in experts.
+
+    Each layer takes the cache size at which most of a token's k experts are in the fast tier in time: cached, or
+    prefetched within the window that the layer before leaves; of equals the smallest. Raises BadUsage.
+    """
+    problem = _Problem.of(first_window, moe_s, attention_s, load_s, k, hit, prediction, prediction_hit)
+    return problem.answer(problem.checked(budgets))[1:]
+
+
+def allocate(
+    total_budget: float,
+    zeta: float,
+    first_window: float,
+    moe_s: float,
+    attention_s: float,
+    load_s: float,
+    k: int,
+    hit: ArrayLike,
+    prediction: ArrayLike,
+    prediction_hit: ArrayLike,
+    *,
+    solver: str = "greedy",
+) -> Answer:
+    """Budgets [L] that add up to `total_budget` experts, at most all, and what `expert_split` makes of them.
+
+    `greedy`, as published: from equal budgets, `zeta` of an expert goes from the layer that by itself loses least to
+    the one that gains most, as long as the summed exposed time falls. `dynamic`: dynamic programming over a grid of
+    budgets, carrying the window from layer to layer, then moves judged by the whole sum, and never worse than greedy.
+    Raises BadUsage.
+    """
+    if solver not in SOLVERS:
+        raise BadUsage(unknown("solver", solver, SOLVERS))
+    problem = _Problem.of(first_window, moe_s, attention_s, load_s, k, hit, prediction, prediction_hit)
+    budgets = problem.even(total_budget)
+    if not zeta > 0:
+        raise BadUsage(f"zeta, the share of an expert moved at a time, is above 0, not {zeta}")
+    found = [problem.greedy(budgets, zeta)]
+    if solver == "dynamic":
+        found += [problem.refined(start, zeta) for start in (problem.gridded(budgets, zeta), found[0][0])]
+    return min(found, key=lambda answer: answer[1].sum())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Problem:
+    """What there is to solve, as the kernels take it: hit [L, E + 1], prediction [L, E], prediction_hit [L, E + 1, E];
+    seconds of a layer's experts, of its attention, of loading one expert, and k."""
+
+    curves: tuple[np.ndarray, np.ndarray, np.ndarray]
+    times: tuple[float, float, float, float]
+    first_window: float
+
+    @classmethod
+    def of(
+        cls,
+        first_window: float,
+        moe_s: float,
+        attention_s: float,
+        load_s: float,
+        k: int,
+        hit: ArrayLike,
+        prediction: ArrayLike,
+        prediction_hit: ArrayLike,
+    ) -> "_Problem":
+        hit, prediction, cached = (np.asarray(curve, np.float64) for curve in (hit, prediction, prediction_hit))
+        times = tuple(map(float, (moe_s, attention_s, load_s, k)))
+        if not all(math.isfinite(time) and time >= 0 for time in (*times, first_window)):
+            raise BadUsage("seconds and experts per token are finite and not negative")
+        _check(hit, prediction, cached, k)
+        curves = (hit, prediction, np.swapaxes(cached, 1, 2))
+        return cls(tuple(map(np.ascontiguousarray, curves)), times, float(first_window))
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.curves[1].shape
+
+    def checked(self, budgets: ArrayLike) -> np.ndarray:
+        budgets = np.array(budgets, np.float64)
+        num_layers, num_experts = self.shape
+        if budgets.shape != (num_layers,) or not ((budgets > 0) & (budgets <= num_experts)).all():
+            raise BadUsage(f"budgets: one for each of {num_layers} layers, above 0 and at most {num_experts} experts")
+        return budgets
+
+    def even(self, total: float) -> np.ndarray:
+        """The same for every layer."""
+        num_layers, num_experts = self.shape
+        return self.checked(np.full(num_layers, min(total / num_layers, num_experts)))
+
+    def answer(self, budgets: np.ndarray) -> Answer:
+        return self._solved("split", budgets)
+
+    def greedy(self, budgets: np.ndarray, zeta: float) -> Answer:
+        return self._solved("greedy", budgets, zeta)
+
+    def refined(self, budgets: np.ndarray, zeta: float) -> Answer:
+        """By moves of many steps first, then of fewer, down to one."""
+        for doublings in range(int(math.log2(max(1.0, 1 / zeta))), -1, -1):
+            budgets = self._solved("refine", budgets, zeta * 2**doublings)[0]
+        return self.answer(budgets)
+
+    def gridded(self, even: np.ndarray, zeta: float) -> np.ndarray:
+        """The best budgets that are whole cells, what is left over where it serves best. So many cells are an expert,
+        since a layer that holds whole ones needs no split."""
+        from artifacts.split_kernels import best_cells, tabulate
+
+        num_layers, num_experts = self.shape
+        cell = 1 / min(max(1, int(_NUM_CELLS / even.sum())), max(1, round(1 / zeta)))
+        spare = math.floor(even.sum() / cell + _CLOSE) - num_layers  # the first of each layer is its own
+        if spare < 0:
+            return even
+        values = cell * np.arange(1, round(num_experts / cell) + 1)
+        table = tabulate(self.curves, self.times, values, self._windows())
+        budgets = values[best_cells(self.times, table, self._windows(), self.first_window, spare)]
+        rest = np.eye(num_layers) * max(0.0, even.sum() - budgets.sum())
+        whole = [budgets + one for one in rest if (budgets + one <= num_experts).all()]
+        return min(whole, key=lambda some: self.answer(some)[1].sum())
+
+    def _windows(self) -> np.ndarray:
+        """From the least that a layer can leave to the most."""
+        moe_s, attention_s, load_s, k = self.times
+        hidden_s = load_s * moe_s / (load_s + moe_s / k) if moe_s else 0.0  # where loads and computing take as long
+        ends = [moe_s - hidden_s + attention_s, moe_s + attention_s, self.first_window]
+        return np.unique(np.append(np.linspace(min(ends), max(ends), _NUM_WINDOWS), ends))
+
+    def _solved(self, kernel: str, budgets: np.ndarray, *step: float) -> Answer:
+        # Compiled code takes a while to load: only for who solves.
+        from artifacts import split_kernels
+
+        budgets, exposed, sizes = budgets.copy(), np.zeros(len(budgets)), np.zeros(len(budgets), np.int64)
+        windows = np.full(len(budgets) + 1, np.nan)
+        windows[0] = self.first_window
+        getattr(split_kernels, kernel)(self.curves, self.times, budgets, *step, windows, exposed, sizes)
+        return budgets, exposed, np.minimum(1.0, budgets / sizes), sizes
+
+
+def _check(hit: np.ndarray, prediction: np.ndarray, cached: np.ndarray, k: int) -> None:
+    """Raise BadUsage unless the curves are of the same layers and experts, and shares."""
+    num_layers, num_experts = prediction.shape if prediction.ndim == 2 else (0, 0)
+    wanted = ((num_layers, num_experts + 1), (num_layers, num_experts), (num_layers, num_experts, num_experts + 1))
+    shapes = (hit.shape, prediction.shape, cached.shape)
+    if shapes != wanted or not 1 <= k <= num_experts:
+        raise BadUsage(f"curves of L layers and E experts are [L, E+1], [L, E] and [L, E, E+1], k 1 to E, not {shapes}")
+    if not all(((curve >= 0) & (curve <= 1)).all() for curve in (hit, prediction, cached)):
+        raise BadUsage("curves are shares: from 0 to 1")

@@ -1,0 +1,155 @@
+"""MoEpic's solver: against plain loops and brute force, and what must hold whatever the curves."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from artifacts.errors import BadUsage
+from artifacts.splits import SOLVERS, allocate, expert_split
+
+
+def problem(num_layers: int, num_experts: int, k: int, seed: int, *, compute: float = 1.0) -> tuple:
+    """Made-up curves and latencies, in the order of the arguments."""
+    random = np.random.default_rng(seed)
+    rising = np.sort(random.random((num_layers, num_experts - 1)), axis=1)
+    hit = np.concatenate([np.zeros((num_layers, 1)), rising, np.ones((num_layers, 1))], axis=1)
+    prediction = np.sort(random.random((num_layers, num_experts)), axis=1)[:, ::-1]
+    cached = hit[:, None, :] * random.uniform(0.5, 1, (num_layers, num_experts, 1))
+    moe_s, attention_s, head_s = random.uniform(0.1, 1, 3) * compute
+    return head_s + attention_s, moe_s, attention_s, 1.0, k, hit, prediction, cached
+
+
+def plain_split(budgets, window, moe_s, attention_s, load_s, k, hit, prediction, prediction_hit) -> tuple:
+    """The same in loops that read as the paper does."""
+    exposed, thetas, sizes = [], [], []
+    for layer, budget in enumerate(budgets):
+        best, best_size = -1.0, 0
+        for size in range(math.ceil(budget), len(hit[layer])):
+            theta, spent_s = budget / size, 0.0
+            covered = k * hit[layer][size] * theta
+            for rank, right in enumerate(prediction[layer]):
+                absent = 1 - prediction_hit[layer][rank][size] * theta
+                spent_s += absent * load_s
+                if spent_s > window:
+                    break
+                covered += absent * right
+            covered = min(k, covered)
+            if covered > best:
+                best, best_size = covered, size
+        hide_s, miss_s = best * moe_s / k, (k - best) * load_s
+        exposed.append(max(0.0, miss_s - hide_s))
+        thetas.append(budget / best_size)
+        sizes.append(best_size)
+        window = moe_s - min(hide_s, miss_s) + attention_s
+    return exposed, thetas, sizes
+
+
+def best_of_all(total: int, num_parts: int, arguments: tuple) -> float:
+    """The least summed exposed time over all budgets that are whole parts of an expert."""
+    num_layers, num_experts = arguments[6].shape
+    sums = []
+    for head in itertools.product(range(1, num_experts * num_parts + 1), repeat=num_layers - 1):
+        last = total * num_parts - sum(head)
+        if 0 < last <= num_experts * num_parts:
+            budgets = np.array([*head, last]) / num_parts
+            sums.append(expert_split(budgets, *arguments)[0].sum())
+    return min(sums)
+
+
+@given(st.integers(1, 5), st.integers(2, 9), st.integers(0, 999), st.floats(0.05, 1), st.floats(0.1, 4))
+@settings(deadline=None)
+def test_expert_split_is_the_plain_loops(layers: int, experts: int, seed: int, share: float, compute: float) -> None:
+    arguments = problem(layers, experts, min(2, experts), seed, compute=compute)
+    budgets = np.random.default_rng(seed).uniform(share / 2, share, layers) * experts
+    for ours, plain in zip(expert_split(budgets, *arguments), plain_split(budgets, *arguments), strict=True):
+        np.testing.assert_array_equal(ours, plain)
+
+
+def test_expert_split_by_hand() -> None:
+    """One layer, two experts, k = 1, half an expert of budget: theta is .5 for one cached expert, .25 for two."""
+    curves = [[0.0, 0.5, 1.0]], [[0.6, 0.4]], [[[0.0, 0.5, 0.8], [0.0, 0.5, 1.0]]]
+    # A load takes 4 and nothing fits .8: both sizes have .25 in time, and the smaller is taken.
+    exposed, theta, size = expert_split([0.5], 0.8, 0.1, 0.2, 4.0, 1, *curves)
+    assert (theta.tolist(), size.tolist()) == ([0.5], [1])
+    np.testing.assert_allclose(exposed, 0.75 * 4 - 0.25 * 0.1)
+    # One prediction fits: .25 + .75 * .6 of an expert with one cached, .25 + .8 * .6 with two.
+    exposed, theta, size = expert_split([0.5], 0.8, 0.1, 0.2, 1.0, 1, *curves)
+    assert (theta.tolist(), size.tolist()) == ([0.25], [2])
+    np.testing.assert_allclose(exposed, 0.27 - 0.73 * 0.1)
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+@given(
+    st.integers(1, 5), st.integers(2, 9), st.integers(0, 999), st.floats(0.02, 1.1), st.sampled_from([0.01, 0.1, 0.3])
+)
+@settings(deadline=None, max_examples=50)
+def test_what_holds_for_any_allocation(
+    solver: str, layers: int, experts: int, seed: int, share: float, zeta: float
+) -> None:
+    arguments = problem(layers, experts, min(2, experts), seed)
+    total = share * layers * experts
+    budgets, exposed, theta, sizes = allocate(total, zeta, *arguments, solver=solver)
+    assert budgets.sum() == pytest.approx(min(total, layers * experts))
+    assert ((budgets > 0) & (budgets <= experts + 1e-9)).all()
+    assert ((theta > 0) & (theta <= 1)).all()
+    assert ((sizes >= 1) & (sizes <= experts)).all()
+    np.testing.assert_allclose(theta * sizes, budgets)
+    even = np.full(layers, min(total / layers, experts))
+    assert exposed.sum() <= expert_split(even, *arguments)[0].sum() + 1e-12
+    again = expert_split(np.minimum(budgets, experts), *arguments)
+    for ours, other in zip((exposed, theta, sizes), again, strict=True):
+        np.testing.assert_allclose(ours, other)
+
+
+@given(st.integers(2, 6), st.integers(2, 6), st.integers(0, 999), st.floats(0.1, 0.9), st.floats(0.2, 3))
+@settings(deadline=None, max_examples=40)
+def test_dynamic_is_never_worse_than_greedy(layers: int, experts: int, seed: int, share: float, compute: float) -> None:
+    arguments = problem(layers, experts, min(2, experts), seed, compute=compute)
+    total = share * layers * experts
+    greedy, dynamic = (allocate(total, 0.05, *arguments, solver=solver)[1].sum() for solver in SOLVERS)
+    assert dynamic <= greedy
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize(("layers", "experts", "num_parts"), [(1, 4, 4), (2, 5, 4), (3, 4, 2)])
+def test_dynamic_is_as_good_as_brute_force(layers: int, experts: int, num_parts: int, seed: int) -> None:
+    """Over budgets that are whole parts of an expert, every one tried."""
+    arguments = problem(layers, experts, 2, seed, compute=2)
+    total = max(1, layers * experts // 3)
+    dynamic = allocate(total, 1 / num_parts, *arguments, solver="dynamic")[1].sum()
+    assert dynamic == pytest.approx(best_of_all(total, num_parts, arguments), abs=1e-9) or dynamic < best_of_all(
+        total, num_parts, arguments
+    )
+
+
+def test_greedy_moves_to_the_layer_that_gains() -> None:
+    """Layer 0 hits nothing whatever it holds, layer 1 what it holds: it ends with nearly all of the budget. From 1.5
+    experts each, since at whole ones a step more already needs a split."""
+    hit = np.array([np.zeros(5), np.linspace(0, 1, 5)])
+    arguments = (0.0, 0.0, 0.0, 1.0, 1, hit, np.zeros((2, 4)), np.zeros((2, 4, 5)))
+    budgets, exposed, _, _ = allocate(3, 0.01, *arguments)
+    np.testing.assert_allclose(budgets, [0.01, 2.99], atol=0.02)
+    np.testing.assert_allclose(exposed.sum(), 2 - budgets[1] / 4)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"solver": "gready"}, "did you mean greedy"),
+        ({"total_budget": 0}, "above 0 and at most 4 experts"),
+        ({"zeta": 0}, "zeta"),
+        ({"load_s": -1}, "not negative"),
+        ({"k": 5}, "k 1 to E"),
+        ({"hit": np.zeros((2, 4))}, "L, E.1"),
+        ({"hit": np.full((2, 5), np.nan)}, "from 0 to 1"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(change: dict, said: str) -> None:
+    names = ("first_window", "moe_s", "attention_s", "load_s", "k", "hit", "prediction", "prediction_hit")
+    options = dict(zip(names, problem(2, 4, 2, 0), strict=True)) | {"total_budget": 2, "zeta": 0.01} | change
+    with pytest.raises(BadUsage, match=said):
+        allocate(**options)
