@@ -46,6 +46,13 @@ ARTEFACT_TABLES = {
         attention_s DOUBLE, attention_iqr_s DOUBLE, moe_s DOUBLE, moe_iqr_s DOUBLE, head_s DOUBLE, head_iqr_s DOUBLE,
         expert_s DOUBLE, expert_iqr_s DOUBLE, near_s DOUBLE, near_iqr_s DOUBLE,
         expert_load_s DOUBLE, expert_load_iqr_s DOUBLE, bandwidth_gbps DOUBLE, samples INTEGER NOT NULL""",
+    "curves": """
+        run_id INTEGER NOT NULL, layer USMALLINT NOT NULL,
+        kind VARCHAR NOT NULL CHECK (kind IN ('hit', 'prediction', 'prediction_hit')),
+        y USMALLINT, size USMALLINT, value DOUBLE NOT NULL""",
+    "splits": """
+        run_id INTEGER NOT NULL, layer USMALLINT NOT NULL, budget DOUBLE NOT NULL, cache_size USMALLINT NOT NULL,
+        theta DOUBLE NOT NULL, exposed_s DOUBLE NOT NULL""",
     "traces": """
         run_id INTEGER NOT NULL, request INTEGER NOT NULL, pass INTEGER NOT NULL, phase VARCHAR NOT NULL,
         layer USMALLINT NOT NULL, token INTEGER NOT NULL, experts USMALLINT[] NOT NULL, weights FLOAT[] NOT NULL,
@@ -58,7 +65,7 @@ ARTEFACT_TABLES = {
 }
 
 # What each version added to the one before it: tables that stores of that age lack.
-_ADDED = {2: ("quant_loss", "replicas", "hardware")}
+_ADDED = {2: ("quant_loss", "replicas", "hardware", "curves", "splits")}
 
 
 def migration(version: int) -> list[str]:
