@@ -1,7 +1,7 @@
 """How MoEpic's memory is best shared: each layer's budget, cache size and split ratio, from curves and latencies.
 
-Shapes: L layers, E experts. Curves are `hit[l][C]`, `prediction[l][y]` and `prediction_hit[l][y][C]` as
-`artifacts.curves.Curves` has them, C from 0 to E, y from 0 to E - 1 or less; a layer's latencies and its window are in seconds.
+Shapes: L layers, E experts, Y ranks of predicted experts, at most E. Curves are `hit[l][C]`, `prediction[l][y]` and
+`prediction_hit[l][y][C]` as `artifacts.curves.Curves` has them, C from 0 to E, y from 0; windows are in seconds.
 (Accelerating Mixture-of-Experts inference with adaptive expert split mechanism, Yan et al., 2025.)
 """
 
