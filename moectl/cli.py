@@ -77,6 +77,40 @@ def _build_buddies(
     verb.show(verb.build_buddies(store, run=run, alpha=alpha, k_max=k_max, metric=metric), as_json=json)
 
 
+@app.command("build-maps")
+def _build_maps(
+    model: Model = None,
+    capacity: Annotated[int, typer.Option(min=1, help="Maps to keep: later ones replace those most like them.")] = 1000,
+    distance: Annotated[int, typer.Option(min=1, help="Layers ahead that a match is to guide.")] = 3,
+    data: Annotated[
+        str, typer.Option(help="Text: a file or folder, hf:name[:config[:split]], builtin or builtin:held-out.")
+    ] = "builtin",
+    tokens: Annotated[int, typer.Option(min=2, help="Tokens of all requests together, at most.")] = 16_384,
+    requests: Annotated[int | None, typer.Option(min=1, help="Requests, at most.")] = None,
+    length: Annotated[int, typer.Option(min=2, help="Tokens of a request, at most.")] = 128,
+    prefill: Annotated[int, typer.Option(min=0, help="Of them the prompt: one map; each further token has one.")] = 64,
+    batch: Annotated[int, typer.Option(min=1, help="Requests at a time; an expert is loaded once for all.")] = 16,
+    dtype: Annotated[str, typer.Option(help="float32, or float16: half the memory, slower to match.")] = "float32",
+    budget: Budget = "25%",
+    link: Link = "auto",
+    device: Device = "auto",
+    threads: Threads = DEFAULT_THREADS,
+    seed: Seed = 0,
+    store: StorePath = DEFAULT_STORE,
+    json: Json = False,
+) -> None:
+    """Keep maps of what routers say, iteration by iteration, to prefetch by when something like it comes (fMoE)."""
+    from moectl.commands import build_maps as verb
+    from profilers.maps import Plan
+    from profilers.routing import Batching
+    from runtime.session import Settings
+
+    batching = Batching(batch=batch, length=length, prefill=prefill)
+    request = verb.Request(Plan(capacity, distance, dtype), data, tokens, batching, requests=requests, seed=seed)
+    settings = Settings(budget=budget, link=link, device=device, threads=threads)
+    verb.show(verb.build(model, settings, request, store=store), as_json=json)
+
+
 @app.command("inspect")
 def _inspect(
     name: Annotated[
