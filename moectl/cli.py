@@ -165,6 +165,9 @@ def _profile(
     ] = "builtin",
     tokens: Annotated[int, typer.Option(min=2, help="Tokens to profile.")] = 65_536,
     trace: Annotated[bool, typer.Option("--trace", help="Keep the whole trace, for replays.")] = False,
+    hardware: Annotated[
+        bool, typer.Option("--hardware", help="Measure the machine instead: seconds of parts, loads, near memory.")
+    ] = False,
     similarity: Annotated[
         bool,
         typer.Option("--similarity/--no-similarity", help="Measure what experts are worth in each other's place."),
@@ -182,7 +185,14 @@ def _profile(
     store: StorePath = DEFAULT_STORE,
     json: Json = False,
 ) -> None:
-    """Profile what a model's routers do over text. Stopped half-way, the same command goes on."""
+    """Profile what a model's routers do over text, or the machine. Stopped half-way, the same command goes on."""
+    if hardware:
+        from moectl.commands import hardware as machine
+
+        machine.refuse_routing(trace=trace, shard=shard)
+        found = machine.profile_hardware(model, link=link, device=device, threads=threads, store=store)
+        machine.show(found, as_json=json)
+        return
     from moectl.commands import profile as verb
     from profilers.routing import Batching
     from runtime.session import Settings
@@ -192,6 +202,22 @@ def _profile(
     request = verb.Request(data, tokens, batching, seed=seed, trace=trace, samples=samples if similarity else 0)
     settings = Settings(budget=budget, link=link, device=device, threads=threads)
     verb.show(verb.profile(model, settings, request, store=store), as_json=json)
+
+
+@app.command("doctor")
+def _doctor(
+    model: Model = None,
+    budget: Budget = "25%",
+    link: Link = "auto",
+    device: Device = "auto",
+    threads: Threads = DEFAULT_THREADS,
+    store: StorePath = DEFAULT_STORE,
+    json: Json = False,
+) -> None:
+    """Say what this machine takes for a model and what stands in the way, and check a prediction on a short run."""
+    from moectl.commands import doctor as verb
+
+    verb.show(verb.doctor(model, budget=budget, link=link, device=device, threads=threads, store=store), as_json=json)
 
 
 @app.command("merge")
@@ -338,7 +364,8 @@ def _simulate(
         str | None, typer.Option(help="Whose shape: a name as mixtral-8x7b, a folder with a config.json, or bundled.")
     ] = None,
     machine: Annotated[
-        str, typer.Option(help="Whose bandwidths; `moectl inspect machines` lists them.")
+        str,
+        typer.Option(help="Whose bandwidths; `moectl inspect machines` lists them; here: as profiled."),
     ] = "a100-pcie4",
     preset: Annotated[
         str, typer.Option(help="A named set of policies; `moectl inspect presets` lists them.")
