@@ -116,8 +116,8 @@ def _inspect(
     name: Annotated[
         str,
         typer.Argument(
-            help="store, runs, activations, coactivation, entropy, similarity, buddies, quant-loss, replicas, presets, "
-            "policies, machines, substitution or precision."
+            help="store, runs, activations, coactivation, entropy, similarity, buddies, quant-loss, replicas, curves, "
+            "splits, presets, policies, machines, substitution or precision."
         ),
     ] = "store",
     model: Model = None,
@@ -410,6 +410,38 @@ def _simulate(
     )
     source = Source(trace, run, synthetic, num_experts=num_experts, model=model, store=store)
     verb.show(verb.simulate(source, request), as_json=json)
+
+
+@app.command("split")
+def _split(
+    trace: Annotated[
+        Path | None, typer.Option(help="A Parquet trace with predictions, as `moectl run` writes it.")
+    ] = None,
+    run: Annotated[
+        int | None, typer.Option("--run", min=1, help="A run of the store that kept its trace; else the newest.")
+    ] = None,
+    synthetic: Annotated[str | None, typer.Option(help="Make a trace: skew=0.8,locality=0.4,...")] = None,
+    num_experts: Annotated[int | None, typer.Option(help="Experts of a layer.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Whose trace: a folder, bundled, or a name as mixtral-8x7b for its shape alone.")
+    ] = None,
+    machine: Annotated[
+        str, typer.Option(help="Whose latencies: a named machine's, or here: the store's hardware profile.")
+    ] = "here",
+    link: Annotated[str | None, typer.Option(help="Which link of the hardware profile; else the one of a run.")] = None,
+    budget: Budget = "25%",
+    solver: Annotated[str, typer.Option(help="dynamic, or greedy: as published.")] = "dynamic",
+    zeta: Annotated[float, typer.Option(help="Share of an expert that is moved at a time.")] = 0.01,
+    store: StorePath = DEFAULT_STORE,
+    json: Json = False,
+) -> None:
+    """Share a budget between layers and split their experts, so that compute waits least (MoEpic)."""
+    from moectl.commands import split as verb
+    from moectl.tracesource import Source
+
+    source = Source(trace, run, synthetic, num_experts=num_experts, model=model, store=store)
+    request = verb.Request(budget=budget, machine=machine, link=link, solver=solver, zeta=zeta)
+    verb.show(verb.split(source, request), as_json=json)
 
 
 @app.command("fit-trace")
