@@ -107,8 +107,9 @@ def _expert(opened: MoeModel, num_tokens: int, effort: Effort) -> Spread:
     return Spread.of(_seconds(opened, lambda turn: expert_forward(module, views[turn % len(views)], x), effort))
 
 
-def _decode_experts(opened: MoeModel, link: str, effort: Effort) -> tuple[Spread, Spread]:
-    """Seconds of a layer's experts in a pass of one token when all are there, and what each adds that is not.
+def _decode_experts(opened: MoeModel, link: str, effort: Effort) -> tuple[Spread, Spread | None]:
+    """Seconds of a layer's experts in a pass of one token when all are there, and what each adds that is not;
+    None where all are always there.
 
     A token comes twice into a fast tier that holds no more than one token's experts: the first time they are brought,
     the second time they are there. Then it comes without experts, so that all three see the same machine.
@@ -127,7 +128,7 @@ def _decode_experts(opened: MoeModel, link: str, effort: Effort) -> tuple[Spread
             if turn >= effort.warm_up:
                 there.append((there_s - bare_s) / shape.num_layers)
                 added += [(brought_s - there_s) / num_misses] if num_misses else []
-    return Spread.of(there), Spread.of(added)
+    return Spread.of(there), Spread.of(added) if len(added) > 1 else None
 
 
 def _pass_seconds(session: Session, token: torch.Tensor) -> float:

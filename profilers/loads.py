@@ -15,6 +15,7 @@ from runtime.link import DEMAND, DiskLink, EmulatedLink, Link
 from runtime.model import MoeModel
 from runtime.probe import seconds_of
 from runtime.slowtier import SlowTier
+from runtime.tiers import resolve_link
 from runtime.weights import aligned
 
 LENGTHS = (16, 64, 256)
@@ -37,12 +38,12 @@ THOROUGH, QUICK = Effort(), Effort(lengths=(16,), turns=20)
 
 
 def link_of_run(opened: MoeModel, link: str) -> str:
-    """The name in a profile of what `--link` says: `pinned` for a GPU's own, `disk`, or the rate as given."""
-    on_cuda = opened.model.device.type == "cuda"
-    if link in ("auto", "cuda", "disk"):
-        return "pinned" if link == "cuda" or (link == "auto" and on_cuda) else "disk"
-    sizes.rate(link)
-    return link
+    """The name in a profile of what `--link` says: `pinned` for a GPU's own, `disk`, or the rate as given.
+
+    Raises BadUsage for what is not understood or not there.
+    """
+    kind = resolve_link(opened, link=link, near=None, scaled_to=None).kind
+    return {"cuda": "pinned", "disk": "disk", "emulated": link}[kind]
 
 
 def loads(opened: MoeModel, folder: Path, of_run: str, effort: Effort) -> Iterator[Load]:
