@@ -203,7 +203,7 @@ def _chunks(weights: torch.Tensor, num_widths: int, group_size: int) -> Iterator
 def _solve(metric: Metric, weights: torch.Tensor, bits: Sequence[int], group_size: int, recipe: str) -> list[Quantized]:
     """Weights [in, rows] in the metric's order at each width, in the order of storage."""
     is_refined = recipe == "refined"
-    solution = ColumnLoop(metric, weights, bits, group_size=group_size, is_weighted=is_refined).run()
+    solution = ColumnLoop(metric, weights, bits, group_size=group_size, is_refined=is_refined).run()
     scales = refit(metric, weights, metric.hessian @ weights, solution) if is_refined else solution.scales
     return _stored(Solution(solution.levels, scales, solution.zeros), metric.order, bits)
 
