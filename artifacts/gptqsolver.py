@@ -121,7 +121,7 @@ class ColumnLoop:
         self._grid = (divisor(scales), -zeros, self._tops - zeros)
 
     def _settle_scale(self, group: int) -> None:
-        """The scale at which the group's codes, now known, cost least, before what is left passes on to other groups."""
+        """The scale at which the group's codes, now known, cost least, before what is left passes on."""
         part = slice(group * self._group_size, (group + 1) * self._group_size)
         root, levels = self._metric.root[part, part], self._levels[part]
         moved_by = (root.T @ levels.flatten(1)).view_as(levels)
