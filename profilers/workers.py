@@ -67,7 +67,8 @@ class _Worker:
         context = get_context("spawn")  # a fork would copy torch's threads in whatever state they are
         self.connection, theirs = context.Pipe()
         self.process: BaseProcess = context.Process(target=_serve, args=(theirs, work), daemon=True)
-        self.process.start()
+        with _interrupts_held():
+            self.process.start()
         theirs.close()  # or nobody would notice when the worker is gone
 
     def send(self, task: object) -> None:
@@ -98,6 +99,19 @@ class _Worker:
         self.process.terminate()
         self.process.join()
         self.connection.close()
+
+
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Ctrl-C waits, and a process started meanwhile is deaf to it: it would else fall over while it still imports."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _serve(connection: Connection, work: Work) -> None:
