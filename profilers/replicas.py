@@ -213,7 +213,13 @@ class _Job:
 
 def _identity(method: Method, digest: str) -> str:
     """8 hexadecimal digits of all that decides the files' bytes, the model apart."""
-    settings = asdict(method) | {"data": digest, "batch": BATCH_TOKENS, "loss": LOSS_TOKENS, "format": FORMAT, "solver": VERSION}
+    settings = asdict(method) | {
+        "data": digest,
+        "batch": BATCH_TOKENS,
+        "loss": LOSS_TOKENS,
+        "format": FORMAT,
+        "solver": VERSION,
+    }
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
 
 
