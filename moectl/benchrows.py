@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -128,7 +128,6 @@ class Ledger:
 
     def write(self, row: Row, *, started_at: datetime, seconds: float, beside: Mapping[str, object]) -> Row:
         """The row with its run; `beside`: what else is worth keeping, JSON values."""
-        table = {name: value for name, value in asdict(row).items() if name not in _BESIDE}
         info = RunInfo(
             command=COMMAND,
             model_id=self._model_id,
@@ -148,10 +147,15 @@ class Ledger:
         with Store.open(self.path) as store:
             if self._model:
                 store.add_model(self._model)
-            return replace(row, run=store.write_run(info, {COMMAND: pa.Table.from_pylist([table], schema=_SCHEMA)}))
+            return replace(row, run=store.write_run(info, {COMMAND: bench_table([row])}))
 
     def _is_ours(self, run: StoredRun) -> bool:
         return run.info.command == COMMAND and run.info.parameters.get("job") == self._job.digest
+
+
+def bench_table(rows: Sequence[Row]) -> pa.Table:
+    """Rows of the store's `bench`."""
+    return pa.Table.from_pylist([{name: getattr(row, name) for name in _SCHEMA.names} for row in rows], schema=_SCHEMA)
 
 
 def artefact_runs(path: Path, model_id: str) -> dict[str, int]:

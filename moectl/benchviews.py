@@ -7,6 +7,7 @@ from itertools import groupby
 from artifacts.shape import Shape
 from moectl.benchrequest import ORACLE
 from moectl.benchrows import Row
+from moectl.imported import IMPORTED
 from moectl.render import NumBytes, Sheet
 from runtime import budget as sizes
 
@@ -24,9 +25,12 @@ class Benched:
     notes: tuple[str, ...]
 
     def arranged(self) -> list[Row]:
-        """By budget, link and time, with what each is the best at; what could not run comes last."""
-        groups = groupby(sorted(self.rows, key=self._place), key=self._place)
-        return [row for _, group in groups for row in _marked(list(group))]
+        """By budget, link and time, with what each is the best at; what could not run comes last in its group, what was
+        imported last of all."""
+        own = [row for row in self.rows if row.mode != IMPORTED]
+        groups = groupby(sorted(own, key=self._place), key=self._place)
+        ours = [row for _, group in groups for row in _marked(list(group))]
+        return ours + [row for row in self.rows if row.mode == IMPORTED]
 
     def records(self) -> dict[str, object]:
         """For JSON."""
@@ -72,18 +76,22 @@ def _line(row: Row) -> tuple:
     return (
         row.budget,
         row.link,
-        row.preset,
+        f"{row.preset}, imported" if row.mode == IMPORTED else row.preset,
         _time(row.ttft_ms, row.ttft_quartiles),
         _time(row.tpot_ms, row.tpot_quartiles),
         row.tokens_per_s,
         row.hit_rate,
-        NumBytes(row.demand_bytes + row.prefetch_bytes),
-        NumBytes(row.wasted_bytes),
+        _bytes(row.demand_bytes, row.prefetch_bytes),
+        _bytes(row.wasted_bytes),
         row.exposed_ms,
-        NumBytes(row.peak_fast_bytes),
+        _bytes(row.peak_fast_bytes),
         *(None if value is None else f"{value:.4f}" for value in quality),
         row.best,
     )
+
+
+def _bytes(*counts: int | None) -> NumBytes | None:
+    return None if None in counts else NumBytes(sum(counts))
 
 
 def _time(median: float | None, quartiles: tuple[float, float] | None) -> str | float | None:

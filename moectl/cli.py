@@ -441,6 +441,10 @@ def _bench(
     length: Annotated[int, typer.Option(min=2, help="Tokens of a sequence; half are prompt, half are decoded.")] = 128,
     rounds: Annotated[int, typer.Option(min=1, help="Times that each setting is measured.")] = 3,
     again: Annotated[bool, typer.Option("--again", help="Measure anew what an earlier run has finished.")] = False,
+    results: Annotated[
+        list[Path] | None,
+        typer.Option("--import", help="Show what another tool measured too: llama-bench -o json, vllm bench serve."),
+    ] = None,
     device: Device = "auto",
     threads: Threads = DEFAULT_THREADS,
     seed: Seed = 0,
@@ -465,7 +469,8 @@ def _bench(
         seed=seed,
         again=again,
     )
-    verb.show(verb.bench(model, request, store=store, device=device, threads=threads), as_json=json)
+    benched = verb.bench(model, request, store=store, device=device, threads=threads, results=results or ())
+    verb.show(benched, as_json=json)
 
 
 @app.command("split")
