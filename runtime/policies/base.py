@@ -96,12 +96,26 @@ class Choice:
         return expert in self.near or expert in self.low
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Split:
+    """Experts cut in two: of layer l, `top_neurons[l]` are in the top, all of them where it is not cut.
+
+    Slots hold `num_tops[l]` tops of each layer, and `num_bottoms` bottoms of any.
+    """
+
+    top_neurons: np.ndarray  # [L]
+    num_tops: np.ndarray  # [L]
+    num_bottoms: int
+
+
 @dataclass(frozen=True, slots=True)
 class FastTier:
-    """What a budget holds: slots, and beside them replicas that stay, `shadows` [L * E] the bits of each expert's."""
+    """What a budget holds: slots, for experts or for the segments of a `split`, and beside them replicas that stay,
+    `shadows` [L * E] the bits of each expert's."""
 
     num_slots: int
     shadows: np.ndarray | None = None
+    split: Split | None = None
 
 
 @dataclass(frozen=True, slots=True)

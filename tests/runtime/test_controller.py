@@ -115,6 +115,8 @@ MORE = [  # parameters that change what a policy does, not only how much of it
     ("miss", "random_resident:fill=no"),
     ("miss", "best_resident:fill=no"),
     ("miss", "substitute:rank=0,tolerance=9"),
+    ("residency", "split:theta=0.1,passing=1"),
+    ("residency", "split:theta=1"),
 ]
 
 
