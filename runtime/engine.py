@@ -18,11 +18,12 @@ from artifacts.trace import DECODE, PREFILL
 from runtime.controller import Controller
 from runtime.experts import Assigned, accumulate, assign, expert_forward, gather, weigh
 from runtime.link import DEMAND, PREFETCH, Transfer
-from runtime.lowbit import project_packed
 from runtime.model import MoeLayer, MoeModel
+from runtime.neuronmajor import SegmentTier
 from runtime.plan import NO_SLOT, Place, Plan
 from runtime.policies.base import Step, last_tokens
 from runtime.shadows import Shadows
+from runtime.slots import Slots
 from runtime.tiers import Tiers
 from runtime.together import together_for
 
@@ -58,11 +59,11 @@ class _Pass:
 
 
 class Engine:
-    """Runs a model's experts by a controller's plans; `slots` [num_slots, nbytes] uint8 is the fast tier, with the
-    replicas `shadows` beside them if any stay."""
+    """Runs a model's experts by a controller's plans; `slots` are the fast tier, with the replicas `shadows` beside
+    them if any stay."""
 
     def __init__(
-        self, opened: MoeModel, controller: Controller, *, tiers: Tiers, slots: torch.Tensor, shadows: Shadows | None
+        self, opened: MoeModel, controller: Controller, *, tiers: Tiers, slots: Slots, shadows: Shadows | None
     ) -> None:
         self.controller, self.link, self.near = controller, tiers.link, tiers.near
         self.on_step: Callable[[Step], None] | None = None
@@ -74,8 +75,9 @@ class Engine:
         self.distance = 0
         self._opened, self._slots = opened, slots
         self._slow, self._shadows = tiers.slow, shadows
-        self._views = [opened.store.layout.views(slot) for slot in slots]
-        self._together = together_for(opened)
+        self._is_split = isinstance(tiers.slow, SegmentTier)
+        self._views = [] if self._is_split else [opened.store.layout.views(slot) for slot in slots]
+        self._together = None if self._is_split else together_for(opened)
         self._pending: dict[int, Transfer] = {}
         self._routed = [_Routed() for _ in opened.layers]
         self._handles: list = []
@@ -193,13 +195,14 @@ class Engine:
         self, layer: MoeLayer, plan: Plan, hidden: torch.Tensor, assigned: dict[int, Assigned]
     ) -> dict[int, torch.Tensor]:
         """Every used expert's output: residents first, near ones while loads are under way, arrivals last."""
-        first = layer.index * self.controller.shape.num_experts
+        num_experts = self.controller.shape.num_experts
         parts: dict[int, torch.Tensor] = {}
 
         def compute(places: Iterable[Place]) -> None:
             for place in places:
-                x = gather(hidden, assigned[place.key - first])
-                parts[place.key - first] = self._forward(layer, self._arrived(place), x)
+                expert = place.key % num_experts
+                y = self._forward(layer, self._arrived(place), gather(hidden, assigned[expert]))
+                parts[expert] = parts[expert] + y if expert in parts else y  # segments add up
 
         self.near.begin(plan.near)
         if not plan.waves:
@@ -214,14 +217,14 @@ class Engine:
             if self._together and len(hidden) == 1 and len(landed) > 1 and all(_is_full(place) for place in landed):
                 views = [self._views[place.slot] for place in landed]
                 outputs = self._together.forward(layer.experts, views, hidden).unbind()
-                parts |= zip((place.key - first for place in landed), outputs, strict=True)
+                parts |= zip((place.key % num_experts for place in landed), outputs, strict=True)
             else:
                 compute(landed)
             if wave is plan.waves[0]:
-                parts |= self._compute_near(layer, plan.near, hidden, assigned)
+                self._compute_near(layer, plan.near, hidden, assigned, parts)
             compute((*late, *wave.loads))
         if not plan.waves:
-            parts |= self._compute_near(layer, plan.near, hidden, assigned)
+            self._compute_near(layer, plan.near, hidden, assigned, parts)
         self.near.finish()
         return parts
 
@@ -237,32 +240,37 @@ class Engine:
 
     def _forward(self, layer: MoeLayer, place: Place, x: torch.Tensor) -> torch.Tensor:
         """One expert of the fast tier on its tokens, x [t, H] -> [t, H]."""
-        if _is_full(place):
+        if _is_full(place) and not self._is_split:
             return expert_forward(layer.experts, self._views[place.slot], x)
         if place.slot == NO_SLOT:
-            views = self._shadows.views(place.key)
+            weights = self._shadows.views(place.key)
         else:
-            views = self._slow.stores[place.bits].layout.views(self._slots[place.slot])
-        return expert_forward(layer.experts, views, x, project=project_packed)
+            weights = self._slow.weights(place, self._slots[place.slot])
+        return expert_forward(layer.experts, weights, x, project=self._slow.projecting(place.bits))
 
     def _compute_near(
-        self, layer: MoeLayer, places: tuple[Place, ...], hidden: torch.Tensor, assigned: dict[int, Assigned]
-    ) -> dict[int, torch.Tensor]:
+        self,
+        layer: MoeLayer,
+        places: tuple[Place, ...],
+        hidden: torch.Tensor,
+        assigned: dict[int, Assigned],
+        parts: dict[int, torch.Tensor],
+    ) -> None:
+        """Add to `parts` what is computed near."""
         if not places:
-            return {}
-        host, first = hidden.cpu(), layer.index * self.controller.shape.num_experts
-        parts = {}
+            return
+        host = hidden.cpu()
         for place in places:
-            x = gather(host, _on_host(assigned[place.key - first]))
-            y = self.near.forward(layer.experts, place, x)
-            parts[place.key - first] = y.to(hidden.device, non_blocking=True)
-        return parts
+            expert = place.key % self.controller.shape.num_experts
+            x = gather(host, _on_host(assigned[expert]))
+            y = self.near.forward(layer.experts, place, x).to(hidden.device, non_blocking=True)
+            parts[expert] = parts[expert] + y if expert in parts else y
 
     def _issue(self, loads: tuple[Place, ...], urgency: int) -> None:
         for place in loads:
             if place.slot in self._pending:
                 self.link.cancel(self._pending.pop(place.slot))
-            slot = self._slots[place.slot][: self._slow.nbytes(place.bits)]
+            slot = self._slots[place.slot][: self._slow.num_bytes(place)]
             self._pending[place.slot] = self.link.issue(place.key, slot, urgency=urgency, bits=place.bits)
 
     # Between device and host
