@@ -191,8 +191,9 @@ def _sources(trace: Trace, passes: np.ndarray, num_layers: int) -> np.ndarray:
     ends = ends[np.lexsort((trace.token[ends], passes[ends], trace.request[ends]))]
     keys = _pair(trace.request[ends], passes[ends])
     before = np.searchsorted(keys, _pair(trace.request[starts], passes[starts])) - 1
-    has_one = (before >= 0) & (trace.request[ends][before] == trace.request[starts])
-    sources[starts[has_one]] = ends[before[has_one]]
+    starts, before = starts[before >= 0], ends[before[before >= 0]]
+    has_one = trace.request[before] == trace.request[starts]
+    sources[starts[has_one]] = before[has_one]
     return sources
 
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from artifacts.similarity import Similarity
 
@@ -100,6 +101,48 @@ def buddy_matrices(rows: pa.Table, num_layers: int, num_experts: int) -> tuple[n
     at = _column(rows, "layer"), _column(rows, "pivot"), rank
     buddies[at], q[at] = _column(rows, "buddy"), _column(rows, "q")
     return buddies, q
+
+
+def curve_rows(hit: np.ndarray, prediction: np.ndarray, prediction_hit: np.ndarray) -> pa.Table:
+    """Rows of `curves` from hit [L, E + 1], prediction [L, E] and prediction_hit [L, E, E + 1]; what a kind has no
+    index for is empty."""
+    parts = []
+    for kind, names, values in (
+        ("hit", ("layer", "size"), hit),
+        ("prediction", ("layer", "y"), prediction),
+        ("prediction_hit", ("layer", "y", "size"), prediction_hit),
+    ):
+        at = _indices(names, [index.ravel() for index in np.indices(values.shape)])
+        nothing = pa.nulls(values.size, pa.uint16())
+        columns = {name: pa.array(at[name]) if name in at else nothing for name in ("layer", "y", "size")}
+        parts.append(pa.table({"kind": [kind] * values.size, **columns, "value": values.ravel()}))
+    return pa.concat_tables(parts)
+
+
+def curve_matrices(rows: pa.Table, num_layers: int, num_experts: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """What `curve_rows` took."""
+    kinds = rows["kind"].combine_chunks()
+    size = (num_layers, num_experts)
+    shapes = {"hit": (num_layers, num_experts + 1), "prediction": size, "prediction_hit": (*size, num_experts + 1)}
+    found = []
+    for kind, shape in shapes.items():
+        mine = rows.filter(pc.equal(kinds, kind))
+        names = [name for name in ("layer", "y", "size") if mine[name].null_count < mine.num_rows]
+        found.append(np.zeros(shape))
+        found[-1][tuple(_column(mine, name) for name in names)] = mine["value"].to_numpy()
+    return tuple(found)
+
+
+def split_rows(budgets: np.ndarray, exposed: np.ndarray, theta: np.ndarray, cache_size: np.ndarray) -> pa.Table:
+    """Rows of `splits`, one per layer."""
+    whole = _indices(("layer", "cache_size"), (np.arange(len(budgets)), cache_size))
+    return pa.table({**whole, "budget": budgets, "theta": theta, "exposed_s": exposed})
+
+
+def split_columns(rows: pa.Table) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """What `split_rows` took, layers in order."""
+    order = np.argsort(_column(rows, "layer"))
+    return tuple(_column(rows, name)[order] for name in ("budget", "exposed_s", "theta", "cache_size"))
 
 
 def _cumulative(lists: list[list[int]], q: np.ndarray) -> list[np.ndarray]:

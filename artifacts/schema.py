@@ -45,11 +45,19 @@ ARTEFACT_TABLES = {
         run_id INTEGER NOT NULL, device VARCHAR NOT NULL, tokens INTEGER, link VARCHAR, bits USMALLINT NOT NULL,
         attention_s DOUBLE, attention_iqr_s DOUBLE, moe_s DOUBLE, moe_iqr_s DOUBLE, head_s DOUBLE, head_iqr_s DOUBLE,
         expert_s DOUBLE, expert_iqr_s DOUBLE, near_s DOUBLE, near_iqr_s DOUBLE,
-        expert_load_s DOUBLE, expert_load_iqr_s DOUBLE, bandwidth_gbps DOUBLE, samples INTEGER NOT NULL""",
+        expert_load_s DOUBLE, expert_load_iqr_s DOUBLE, bandwidth_gbps DOUBLE,
+        miss_s DOUBLE, miss_iqr_s DOUBLE, samples INTEGER NOT NULL""",
+    "curves": """
+        run_id INTEGER NOT NULL, layer USMALLINT NOT NULL,
+        kind VARCHAR NOT NULL CHECK (kind IN ('hit', 'prediction', 'prediction_hit')),
+        y USMALLINT, size USMALLINT, value DOUBLE NOT NULL""",
+    "splits": """
+        run_id INTEGER NOT NULL, layer USMALLINT NOT NULL, budget DOUBLE NOT NULL, cache_size USMALLINT NOT NULL,
+        theta DOUBLE NOT NULL, exposed_s DOUBLE NOT NULL""",
     "traces": """
         run_id INTEGER NOT NULL, request INTEGER NOT NULL, pass INTEGER NOT NULL, phase VARCHAR NOT NULL,
         layer USMALLINT NOT NULL, token INTEGER NOT NULL, experts USMALLINT[] NOT NULL, weights FLOAT[] NOT NULL,
-        probabilities FLOAT[]""",
+        probabilities FLOAT[], predicted FLOAT[]""",
     "bench": """
         run_id INTEGER NOT NULL, preset VARCHAR NOT NULL, budget VARCHAR NOT NULL, link VARCHAR NOT NULL,
         mode VARCHAR NOT NULL, ttft_ms DOUBLE, tpot_ms DOUBLE, tokens_per_s DOUBLE, hit_rate DOUBLE, late BIGINT,
@@ -57,14 +65,17 @@ ARTEFACT_TABLES = {
         exposed_ms DOUBLE, peak_fast_bytes BIGINT, perplexity_ratio DOUBLE, kl DOUBLE, top1_agreement DOUBLE""",
 }
 
-# What each version added to the one before it: tables that stores of that age lack.
-_ADDED = {2: ("quant_loss", "replicas", "hardware")}
+# What each version added to the one before it: tables and columns that stores of that age lack.
+_ADDED = {2: ("quant_loss", "replicas", "hardware", "curves", "splits")}
+_ADDED_COLUMNS = {2: (("traces", "predicted FLOAT[]"),)}
 
 
 def migration(version: int) -> list[str]:
     """The statements that bring a store of an older version up to this one."""
     names = [name for added, tables in sorted(_ADDED.items()) if added > version for name in tables]
-    return [f"CREATE TABLE {name} ({ARTEFACT_TABLES[name]})" for name in names]
+    columns = [column for added, several in sorted(_ADDED_COLUMNS.items()) if added > version for column in several]
+    added = [f"ALTER TABLE {name} ADD COLUMN {column}" for name, column in columns]
+    return [f"CREATE TABLE {name} ({ARTEFACT_TABLES[name]})" for name in names] + added
 
 
 def statements() -> list[str]:

@@ -82,7 +82,7 @@ def from_table(table: pa.Table, *, num_experts: int | None = None) -> Trace:
         experts=experts,
         weights=_weights(table, experts),
         probabilities=_matrix(table, "probabilities", pa.float32()) if "probabilities" in table.column_names else None,
-        predicted=_predicted(table) if "predicted" in table.column_names else None,
+        predicted=_predicted(table, num_experts) if "predicted" in table.column_names else None,
         assumed=_assumed(table),
     )
     return replace(trace, phase=_phase(table) if "phase" in table.column_names else guessed_phase(trace))
@@ -169,9 +169,11 @@ def _is_text(kind: pa.DataType) -> bool:
     return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
 
 
-def _predicted(table: pa.Table) -> np.ndarray:
+def _predicted(table: pa.Table, num_experts: int | None) -> np.ndarray:
+    """A store keeps no metadata, but it knows how many experts a layer has."""
     flat = _matrix(table, "predicted", pa.float32())
-    num_layers = int((table.schema.metadata or {}).get(_PREDICTED_LAYERS, b"0"))
+    told = flat.shape[1] // num_experts if num_experts and flat.shape[1] % num_experts == 0 else 0
+    num_layers = int((table.schema.metadata or {}).get(_PREDICTED_LAYERS, told))
     if num_layers < 1 or flat.shape[1] % num_layers:
         raise BadInput(f"column predicted needs the file's metadata {_PREDICTED_LAYERS.decode()} to divide its lists")
     return flat.reshape(len(flat), num_layers, -1)

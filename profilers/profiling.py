@@ -144,7 +144,7 @@ def merge_shards(paths: Sequence[Path], *, into: Path) -> Profiled:
     if all(shard.similarity is not None for shard in shards):
         rows["similarity"] = similarity_rows(Similarity.merge([shard.similarity for shard in shards]))
     if all(shard.trace is not None for shard in shards):
-        trace = concatenate([from_table(shard.trace) for shard in shards])
+        trace = concatenate([from_table(shard.trace, num_experts=model.shape.num_experts) for shard in shards])
         rows["traces"] = to_table(trace.take(np.argsort(trace.request, kind="stable")))
     merged = replace(
         info,

@@ -117,8 +117,11 @@ def observe(
     """Run batches through the session's engine, add what its routers say to `profile`, and yield each batch when done.
 
     Positions below `prefill` count as prefill, the others as decode: a causal model routes a token alike whether its
-    successors are there or not. With `keep_trace` the batch comes with its trace: prefills and decode passes.
+    successors are there or not. With `keep_trace` the batch comes with its trace: prefills and decode passes, and what
+    each layer's input lets the next router say.
     """
+    if keep_trace:
+        session.engine.see_predictions()
     collector = _Collector(profile, prefill, keep_trace)
     session.engine.on_pass, session.engine.on_step = collector.begin_pass, collector.add
     try:
@@ -186,5 +189,6 @@ class _Collector:
             token=np.tile(self._positions, num_layers).astype(np.int32),
             experts=np.concatenate([step.selected for step in self._steps]).astype(np.uint16),
             weights=np.concatenate([step.weights for step in self._steps]).astype(np.float32),
+            predicted=np.concatenate([step.predicted[:, :1] for step in self._steps]),
         )
         return trace.take(np.lexsort((trace.token, trace.layer, trace.pass_, trace.request)))

@@ -12,14 +12,14 @@ import numpy as np
 from artifacts.replicas import FULL_BITS
 from runtime.arrivals import Arrivals
 from runtime.cache import ABSENT, LOADING, RESIDENT, Cache
-from runtime.counters import Counter, Counters
+from runtime.counters import AT_BITS, Counter, Counters
 from runtime.plan import NO_SLOT, Place, Plan, Wave
 from runtime.policies.base import Choice, Eviction, Miss, Now, Prefetch, Residency, Residents, Routing, Step
 from runtime.segments import Segments
 
 _NO_BITS: Mapping[int, int] = {}
 _NO_KEYS = np.zeros(0, np.int64)
-_AT_BITS = {4: Counter.AT_4_BITS, 3: Counter.AT_3_BITS, 2: Counter.AT_2_BITS, 1: Counter.AT_1_BIT}
+_AT_BITS = {bits: Counter[name.upper()] for bits, name in AT_BITS.items()}
 
 
 def distinct(selected: np.ndarray) -> list[int]:

@@ -37,6 +37,9 @@ class Counter(IntEnum):
     AT_1_BIT = auto()
 
 
+AT_BITS = {4: "at_4_bits", 3: "at_3_bits", 2: "at_2_bits", 1: "at_1_bit"}
+
+
 class Counters:
     """`passes`: one [F, L] int64 table a pass, F in the order of `Counter`; the last one is being written."""
 

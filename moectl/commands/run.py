@@ -15,7 +15,7 @@ from artifacts.tracefile import write_parquet
 from moectl.bundled import demo_model
 from moectl.opening import open_quietly
 from moectl.render import Sheet, human_bytes, show_json, show_sheet
-from runtime.counters import hit_rate
+from runtime.counters import AT_BITS, hit_rate
 from runtime.generate import Sampling, Timing, Token
 from runtime.model import MoeModel
 from runtime.policies.base import Artefacts
@@ -163,6 +163,7 @@ def counters_sheet(effort: Effort, *, note: str = "") -> Sheet:
         "misses",
         "fetched",
         "near",
+        "low",
         "spared",
         "collisions",
         "evictions",
@@ -179,8 +180,14 @@ def took(answer: Answer) -> str:
         f"{len(answer.token_ids)} tokens; first after {timing.ttft_ms:.1f} ms, then {timing.tpot_ms:.2f} ms each; "
         f"{human_bytes(counts['demand_bytes'])} on demand, {human_bytes(counts['prefetch_bytes'])} prefetched "
         f"({human_bytes(counts['wasted_bytes'])} of it wasted), {answer.effort.exposed_ms:.1f} ms of stall; "
-        f"{counts['replaced_ranks']} ranks replaced, {counts['dropped_ranks']} dropped"
+        f"{counts['replaced_ranks']} ranks replaced, {counts['dropped_ranks']} dropped{_few_bits(counts)}"
     )
+
+
+def _few_bits(counts: dict[str, int]) -> str:
+    """How many experts were computed below full precision, if any."""
+    at = [(bits, counts[name]) for bits, name in AT_BITS.items() if counts[name]]
+    return "".join(f"; {count} experts at {bits} {'bit' if bits == 1 else 'bits'}" for bits, count in at)
 
 
 def receipt_sheet(receipt: dict[str, object]) -> Sheet:
@@ -188,7 +195,7 @@ def receipt_sheet(receipt: dict[str, object]) -> Sheet:
 
 
 def _counter_row(layer: int | str, counts: dict[str, int]) -> tuple:
-    names = ("late", "misses", "fetched", "near", "spared", "collisions", "evictions")
+    names = ("late", "misses", "fetched", "near", "low", "spared", "collisions", "evictions")
     return (str(layer), counts["requests"], hit_rate(counts), *(counts[name] for name in names))
 
 

@@ -173,6 +173,13 @@ def test_the_first_layer_is_predicted_by_the_last_of_the_pass_before() -> None:
     np.testing.assert_allclose(curves.prediction[1, 0], 2 / 3)  # 1 and 0 are right, 0 for 1 is not
 
 
+def test_layers_that_never_occur_have_no_curves() -> None:
+    trace = made([3, 1, 1], 0)
+    curves = measure(trace.take(np.flatnonzero(trace.layer == 0)), SMALL)
+    assert curves.requests[0] > 0 and curves.requests[1] == 0
+    assert not curves.hit[1].any() and curves.predictions.tolist() == [0, 0]
+
+
 @pytest.mark.parametrize("shape", [Shape(7, 32, 4, 1), Shape(8, 20, 4, 1), Shape(8, 32, 2, 1), Shape(8, 40, 4, 1)])
 def test_another_models_trace_is_refused(shape: Shape) -> None:
     with pytest.raises(BadInput, match="another model's|predicts 32 experts a layer, the model has 40"):

@@ -12,10 +12,14 @@ from artifacts.rows import (
     buddy_matrices,
     buddy_rows,
     coactivation_matrices,
+    curve_matrices,
+    curve_rows,
     entropy_percentiles,
     quant_loss_matrices,
     similarity_matrices,
     similarity_rows,
+    split_columns,
+    split_rows,
 )
 from artifacts.similarity import Similarity
 from artifacts.store import Store
@@ -103,3 +107,18 @@ def test_similarity_comes_back_as_it_was(stored):
     assert rows.num_rows == 2 * 4 * 3
     after = similarity_matrices(rows, 2, 4)
     assert all(np.array_equal(getattr(before, name), getattr(after, name)) for name in Similarity.__slots__)
+
+
+def test_curves_come_back(stored):
+    random = np.random.default_rng(3)
+    curves = random.random((3, 6)), random.random((3, 5)), random.random((3, 5, 6))
+    rows = stored("curves", curve_rows(*curves))
+    assert rows.num_rows == sum(curve.size for curve in curves)
+    for found, curve in zip(curve_matrices(rows, 3, 5), curves, strict=True):
+        np.testing.assert_array_equal(found, curve)
+
+
+def test_splits_come_back(stored):
+    split = np.array([1.5, 4.0, 0.01]), np.array([0.0, 1e-3, 2.0]), np.array([0.5, 1.0, 0.01]), np.array([3, 4, 1])
+    for found, column in zip(split_columns(stored("splits", split_rows(*split))), split, strict=True):
+        np.testing.assert_array_equal(found, column)

@@ -100,21 +100,26 @@ def test_what_was_written_comes_back(path):
             store.read("activations", 2)
 
 
-def test_traces_of_lists_fit(path):
-    trace = pa.table(
+def traces(num_rows):
+    return pa.table(
         {
-            "request": [0],
-            "pass": [0],
-            "phase": pa.array(["decode"]).dictionary_encode(),
-            "layer": [1],
-            "token": [5],
-            "experts": pa.array([[3, 1]], pa.list_(pa.uint16(), 2)),
-            "weights": pa.array([[0.5, 0.25]], pa.list_(pa.float32(), 2)),
+            "request": [0] * num_rows,
+            "pass": [0] * num_rows,
+            "phase": pa.array(["decode"] * num_rows).dictionary_encode(),
+            "layer": [1] * num_rows,
+            "token": [5] * num_rows,
+            "experts": pa.array([[3, 1]] * num_rows, pa.list_(pa.uint16(), 2)),
+            "weights": pa.array([[0.5, 0.25]] * num_rows, pa.list_(pa.float32(), 2)),
+            "predicted": pa.array([[0.5, 0.5, 0.0]] * num_rows, pa.list_(pa.float32(), 3)),
         }
     )
+
+
+def test_traces_of_lists_fit(path):
     with Store.open(path) as store:
-        run_id = store.write_run(run_info(), {"traces": trace})
+        run_id = store.write_run(run_info(), {"traces": traces(1)})
         assert store.read("traces", run_id)["experts"].to_pylist() == [[3, 1]]
+        assert store.read("traces", run_id)["predicted"].to_pylist() == [[0.5, 0.5, 0.0]]
 
 
 def test_a_store_without_a_run_goes_away_again(path):
@@ -267,6 +272,7 @@ def first_version(filled):
     with duckdb.connect(str(filled)) as connection:
         for table in itertools.chain(*_ADDED.values()):
             connection.execute(f"DROP TABLE {table}")
+        connection.execute("ALTER TABLE traces DROP COLUMN predicted")
         connection.execute("UPDATE schema_version SET version = 1")
     return filled
 
@@ -279,7 +285,8 @@ def test_an_older_store_is_brought_up_to_date_after_a_copy(first_version):
         replica = pa.table(row | {"file": ["f"], "nbytes": [7], "hash": ["0"]})
         run_id = store.write_run(run_info("quantize"), {"replicas": replica})
         assert store.read("replicas", run_id).equals(replica)
-    assert verified(first_version) == [*before, run_id]
+        assert store.read("traces", store.write_run(run_info(), {"traces": traces(1)})).num_rows == 1
+    assert verified(first_version) == [*before, run_id, run_id + 1]
     copy = first_version.with_name(first_version.name + ".v1")
     with duckdb.connect(str(copy), read_only=True) as connection:
         assert connection.execute("SELECT max(version) FROM schema_version").fetchall() == [(1,)]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from artifacts.errors import BadInput, OutOfResources
 from artifacts.trace import DECODE, PREFILL, Trace, concatenate
-from artifacts.tracefile import read_parquet, write_parquet
+from artifacts.tracefile import from_table, read_parquet, to_table, write_parquet
 
 
 def trace_of(rows, *, num_experts=8, depth=0, phase=DECODE):
@@ -117,6 +117,15 @@ def test_missing_columns_are_filled_in_and_said(tmp_path):
         "no column phase",
         "no column weights",
     ]
+
+
+def test_without_metadata_the_number_of_experts_divides_predictions():
+    """As in a store, which keeps none."""
+    trace = trace_of([(0, 0, 0, 0), (0, 0, 1, 0)], depth=2)
+    table = to_table(trace).replace_schema_metadata()
+    np.testing.assert_array_equal(from_table(table, num_experts=8).predicted, trace.predicted)
+    with pytest.raises(BadInput, match="metadata"):
+        from_table(table)
 
 
 GOOD = {"pass_": [0, 1], "layer": [0, 0], "token": [0, 1], "experts": [[1, 2], [3, 4]]}

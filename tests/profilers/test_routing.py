@@ -210,6 +210,18 @@ def test_a_trace_replays_as_the_tokens_decode_live(name: str, opened: MoeModel) 
     assert replayed.counters.by_layer() == live
 
 
+def test_a_trace_says_what_the_next_routers_would(opened: MoeModel) -> None:
+    """As a live run with that prefetching writes it down, within rounding."""
+    _, trace = profile_and_trace(opened)
+    with Session(opened, Settings(policies={"prefetch": "next_gate"}, budget="50%")) as session:
+        recorder = session.record()
+        read(session, SEQUENCES, prefill=PREFILL_LENGTH)
+    live = recorder.trace()
+    ours, theirs = (one.take(np.lexsort((one.layer, one.token, one.request))) for one in (trace, live))
+    assert ours.predicted.shape == (len(trace), 1, opened.shape.num_experts)
+    np.testing.assert_allclose(ours.predicted, theirs.predicted, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     "options", [{"batch": 0}, {"length": 1}, {"prefill": -1}, {"index": 2, "count": 2}, {"index": -1, "count": 2}]
 )

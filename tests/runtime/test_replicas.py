@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from artifacts.errors import BadInput, Incompatible
 from artifacts.replicafile import read_replica
 from artifacts.replicas import FULL_BITS
+from runtime.counters import AT_BITS
 from runtime.lowbit import dequantise
 from runtime.model import MoeModel, open_model
 from runtime.policies.base import Artefacts
@@ -76,7 +77,7 @@ def test_replicas_that_stay(case: tuple, settings: Settings) -> None:
         receipt, totals = session.receipt(), session.controller.counters.totals()
     assert len(session.slots) == 0 and sum(session.engine.stall_s) == 0
     assert totals["low"] == totals["misses"] == totals["requests"]
-    assert sum(totals[name] for name in ("at_4_bits", "at_3_bits", "at_2_bits", "at_1_bit")) == totals["requests"]
+    assert sum(totals[name] for name in AT_BITS.values()) == totals["requests"]
     assert sum(receipt["replicas"]["resident"].values()) == opened.shape.num_keys
     assert receipt["fast_bytes"] == receipt["replicas"]["resident_bytes"] <= opened.shape.nbytes * 0.6
 
