@@ -73,6 +73,7 @@ def build_controller(
     prepare(policies, shape, artefacts)
     if policies.miss.reads_shadows and shadows is None:
         raise BadUsage(f"--miss {describe(policies.miss)} computes on replicas that stay: give --residency shadow too")
+    assert policies.residency.cuts == (split is not None), f"{describe(policies.residency)} with split {split}"
     if split is not None and "replicas" in policies.requires:
         raise BadUsage(f"--residency {describe(policies.residency)} cuts experts at full precision: leave out replicas")
     replicas = artefacts.replicas if "replicas" in policies.requires else None

@@ -70,7 +70,7 @@ class Session:
         self.policies, artefacts = build(settings.texts()), artefacts or Artefacts()
         self.scope = Scope(settings.scope or chosen.scope)
         self._budget = chosen.budget or settings.budget
-        fast = fast_tier(self.policies, shape, self._budget, scope=self.scope, artefacts=artefacts)
+        self.fast = fast = fast_tier(self.policies, shape, self._budget, scope=self.scope, artefacts=artefacts)
         num_slots = fast.num_slots
         window = sizes.nbytes(settings.window) if settings.window else None
         choice = resolve_link(opened, link=settings.link, near=settings.near, scaled_to=settings.scaled_to)
@@ -100,7 +100,7 @@ class Session:
         if fast.shadows is not None or self.policies.widths:
             resident = set() if fast.shadows is None else set(fast.shadows.tolist())
             make_ready(sorted(resident | set(self.policies.widths)), opened.model.device)
-        if num_slots == shape.num_keys:
+        if fast.holds(shape):
             self.fallbacks.append(f"budget {self._budget} holds the whole model: every expert stays resident")
 
     @classmethod

@@ -1,6 +1,7 @@
 """The tops of many experts are resident, not the whole of few; their bottoms pass through the fast tier (MoEpic)."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -19,6 +20,8 @@ class SplitResidency(SimpleResidency):
     else a token brings, pass: `passing` of them fit at a time, two tokens' worth of experts of one layer if not given,
     but at most a quarter of the budget; and as many more as the tops leave room for.
     """
+
+    cuts: ClassVar[bool] = True
 
     theta: float = 0.5
     passing: int | None = None
