@@ -54,6 +54,9 @@ ARTEFACT_TABLES = {
     "splits": """
         run_id INTEGER NOT NULL, layer USMALLINT NOT NULL, budget DOUBLE NOT NULL, cache_size USMALLINT NOT NULL,
         theta DOUBLE NOT NULL, exposed_s DOUBLE NOT NULL""",
+    "expert_maps": """
+        run_id INTEGER NOT NULL, map INTEGER NOT NULL, request INTEGER NOT NULL, iteration INTEGER NOT NULL,
+        embedding FLOAT[] NOT NULL, probabilities FLOAT[] NOT NULL""",
     "traces": """
         run_id INTEGER NOT NULL, request INTEGER NOT NULL, pass INTEGER NOT NULL, phase VARCHAR NOT NULL,
         layer USMALLINT NOT NULL, token INTEGER NOT NULL, experts USMALLINT[] NOT NULL, weights FLOAT[] NOT NULL,
@@ -66,7 +69,7 @@ ARTEFACT_TABLES = {
 }
 
 # What each version added to the one before it: tables and columns that stores of that age lack.
-_ADDED = {2: ("quant_loss", "replicas", "hardware", "curves", "splits")}
+_ADDED = {2: ("quant_loss", "replicas", "hardware", "curves", "splits", "expert_maps")}
 _ADDED_COLUMNS = {2: (("traces", "predicted FLOAT[]"),)}
 
 

@@ -1,7 +1,7 @@
 """The loops of MoEpic's solver, compiled; `artifacts.splits` says what they solve.
 
 Shapes: L layers, E experts, G cells of a budget grid, N budgets that a layer may have, B windows. `curves` are hit
-[L, E + 1], prediction [L, E] and cached [L, E + 1, E], the hit rate of what is predicted at each size; `times` the
+[L, E + 1], prediction [L, Y] and cached [L, E + 1, Y], the hit rate of what is predicted at each size; `times` the
 seconds of a layer's experts, of its attention, of loading one expert, and k. `windows` [L + 1] are seconds too.
 """
 
@@ -83,7 +83,7 @@ def split(curves, times, budgets, windows, exposed, sizes):
 def _own(curves, times, budget, step, layer, window, exposed):
     """What this layer by itself gains by a step more and loses by a step less; where it cannot, less than nothing."""
     gain, loss = -np.inf, np.inf
-    if budget + step <= curves[1].shape[1] + _CLOSE:
+    if budget + step <= curves[0].shape[1] - 1 + _CLOSE:
         gain = exposed - _after(times, _covered(curves, times, layer, budget + step, window)[0])[0]
     if budget - step > _CLOSE:
         loss = _after(times, _covered(curves, times, layer, budget - step, window)[0])[0] - exposed
@@ -133,7 +133,7 @@ def greedy(curves, times, budgets, step, windows, exposed, sizes):
 def refine(curves, times, budgets, step, windows, exposed, sizes):
     """Move a step at a time between any two layers, judged by what becomes of the whole sum, while it falls."""
     _walk(curves, times, budgets, 0, len(budgets), windows, exposed, sizes)
-    num_experts = curves[1].shape[1]
+    num_experts = curves[0].shape[1] - 1
     more, less = np.empty(len(budgets)), np.empty(len(budgets))
     while True:
         for layer in range(len(budgets)):

@@ -1,7 +1,7 @@
 """How MoEpic's memory is best shared: each layer's budget, cache size and split ratio, from curves and latencies.
 
-Shapes: L layers, E experts. Curves are `hit[l][C]`, `prediction[l][y]` and `prediction_hit[l][y][C]` as
-`artifacts.curves.Curves` has them, C from 0 to E, y from 0; a layer's latencies and its window are in seconds.
+Shapes: L layers, E experts, Y ranks of predicted experts, at most E. Curves are `hit[l][C]`, `prediction[l][y]` and
+`prediction_hit[l][y][C]` as `artifacts.curves.Curves` has them, C from 0 to E, y from 0; windows are in seconds.
 (Accelerating Mixture-of-Experts inference with adaptive expert split mechanism, Yan et al., 2025.)
 """
 
@@ -78,7 +78,7 @@ def allocate(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Problem:
-    """What there is to solve, as the kernels take it: hit [L, E + 1], prediction [L, E], prediction_hit [L, E + 1, E];
+    """What there is to solve, as the kernels take it: hit [L, E + 1], prediction [L, Y], prediction_hit [L, E + 1, Y];
     seconds of a layer's experts, of its attention, of loading one expert, and k."""
 
     curves: tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -107,7 +107,9 @@ class _Problem:
 
     @property
     def shape(self) -> tuple[int, int]:
-        return self.curves[1].shape
+        """Layers and experts."""
+        num_layers, num_sizes = self.curves[0].shape
+        return num_layers, num_sizes - 1
 
     def checked(self, budgets: ArrayLike) -> np.ndarray:
         budgets = np.array(budgets, np.float64)
@@ -147,7 +149,7 @@ class _Problem:
         table = tabulate(self.curves, self.times, values, self._windows())
         budgets = values[best_cells(self.times, table, self._windows(), self.first_window, spare)]
         rest = np.eye(num_layers) * max(0.0, even.sum() - budgets.sum())
-        whole = [budgets + one for one in rest if (budgets + one <= num_experts).all()]
+        whole = [budgets + one for one in rest if (budgets + one <= num_experts + _CLOSE).all()]
         return min(whole, key=lambda some: self.answer(some)[1].sum())
 
     def _windows(self) -> np.ndarray:
@@ -165,15 +167,19 @@ class _Problem:
         windows = np.full(len(budgets) + 1, np.nan)
         windows[0] = self.first_window
         getattr(split_kernels, kernel)(self.curves, self.times, budgets, *step, windows, exposed, sizes)
+        budgets = np.minimum(budgets, self.shape[1])
         return budgets, exposed, np.minimum(1.0, budgets / sizes), sizes
 
 
 def _check(hit: np.ndarray, prediction: np.ndarray, cached: np.ndarray, k: int) -> None:
     """Raise BadUsage unless the curves are of the same layers and experts, and shares."""
-    num_layers, num_experts = prediction.shape if prediction.ndim == 2 else (0, 0)
-    wanted = ((num_layers, num_experts + 1), (num_layers, num_experts), (num_layers, num_experts, num_experts + 1))
     shapes = (hit.shape, prediction.shape, cached.shape)
-    if shapes != wanted or not 1 <= k <= num_experts:
-        raise BadUsage(f"curves of L layers and E experts are [L, E+1], [L, E] and [L, E, E+1], k 1 to E, not {shapes}")
-    if not all(((curve >= 0) & (curve <= 1)).all() for curve in (hit, prediction, cached)):
+    num_sizes = hit.shape[-1] if hit.ndim == 2 else 0
+    if (
+        prediction.shape[:1] != hit.shape[:1]
+        or cached.shape != (*prediction.shape, num_sizes)
+        or not 1 <= k < num_sizes
+    ):
+        raise BadUsage(f"curves of L layers and E experts are [L, E+1], [L, Y] and [L, Y, E+1], k 1 to E, not {shapes}")
+    if not all(((curve >= 0) & (curve <= 1 + _CLOSE)).all() for curve in (hit, prediction, cached)):
         raise BadUsage("curves are shares: from 0 to 1")

@@ -1,13 +1,15 @@
-"""Replicas of a test's checkpoint: rounded to nearest, one file an expert."""
+"""Replicas of a test's checkpoint, rounded to nearest, and the plain model with the same weights."""
 
 from pathlib import Path
 
 import numpy as np
+from transformers import PreTrainedModel
 
 from artifacts.bitwidths import WIDTHS
 from artifacts.gptq import group_size_for, round_to_nearest
-from artifacts.replicafile import replica_nbytes, write_replicas
+from artifacts.replicafile import read_replica, replica_nbytes, write_replicas
 from artifacts.replicas import FULL_BITS, Replicas, in_memory
+from runtime.lowbit import dequantise
 from runtime.model import MoeModel
 from runtime.weights import aligned
 
@@ -40,3 +42,18 @@ def made(opened: MoeModel, folder: Path) -> Replicas:
     use = np.random.default_rng(0).random((shape.num_layers, shape.num_experts))
     nbytes = {bits: in_memory(size) for bits, size in replica_nbytes(files[0]).items()}
     return Replicas({FULL_BITS: shape.expert_nbytes} | nbytes, loss, loss * use[:, :, None], use, tuple(files))
+
+
+def put(plain: PreTrainedModel, opened: MoeModel, replicas: Replicas, bits: np.ndarray) -> None:
+    """Have every expert of the plain model at its `bits` [L * E], unpacked."""
+    buffer, layout = aligned(opened.store.layout.nbytes), opened.store.layout
+    for layer in opened.layers:
+        module = plain.get_submodule(layer.name)
+        for expert in range(opened.shape.num_experts):
+            key = layer.index * opened.shape.num_experts + expert
+            opened.store.read(layer.index, expert, buffer)
+            for name, part in layout.views(buffer).items():
+                if bits[key] != FULL_BITS and not name.endswith("_bias"):
+                    packed = read_replica(replicas.files[key], int(bits[key]))[name]
+                    part = dequantise(packed).T if module.is_transposed else dequantise(packed)
+                getattr(module, name).data[expert] = part

@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -35,6 +36,7 @@ from tools.gpu_checks import (
     session_speed,
     stock_speed,
 )
+from tools.gpu_replicas import FEW_BITS, few_bits
 
 ROOT = Path(__file__).parent.parent
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -67,6 +69,7 @@ def run(scratch: Path, device: str, options: argparse.Namespace) -> list[Check]:
     if device != "cpu":
         checks += _attempts([("bandwidth", lambda: bandwidth(device))])
     checks += _attempts(_lowbit(device))
+    checks += _attempts(_few_bits(scratch, device))
     large = scratch / "large"
     made = attempt("a large random model", lambda: _make(large, device, options.layers))
     if not made.passed:
@@ -102,6 +105,12 @@ def _lowbit(device: str) -> Iterable[tuple[str, Callable[[], Finding]]]:
     for bits in (1, 2, 3, 4):
         yield f"replicas: {bits} bits, exact", lambda bits=bits: gpu_lowbit.agreement(device, bits)
         yield f"replicas: {bits} bits, speed", lambda bits=bits: gpu_lowbit.speed(device, bits)
+
+
+def _few_bits(scratch: Path, device: str) -> Iterable[tuple[str, Callable[[], Finding]]]:
+    for run_name in FEW_BITS:
+        check = partial(few_bits, save_random(scratch / "small", **SMALL), scratch / "replicas", device, run_name)
+        yield f"replicas: {run_name}", check
 
 
 def _bundled() -> Path:

@@ -69,6 +69,18 @@ def test_expert_split_is_the_plain_loops(layers: int, experts: int, seed: int, s
         np.testing.assert_array_equal(ours, plain)
 
 
+@given(st.integers(0, 5), st.integers(0, 99))
+@settings(deadline=None, max_examples=20)
+def test_predictions_may_stop_early(num_ranks: int, seed: int) -> None:
+    *times, hit, prediction, cached = problem(3, 6, 2, seed)
+    arguments = (*times, hit, prediction[:, :num_ranks], cached[:, :num_ranks])
+    budgets = [1.5, 2.0, 3.2]
+    for ours, plain in zip(expert_split(budgets, *arguments), plain_split(budgets, *arguments), strict=True):
+        np.testing.assert_array_equal(ours, plain)
+    for solver in SOLVERS:
+        assert allocate(6, 0.05, *arguments, solver=solver)[0].sum() == pytest.approx(6)
+
+
 def test_expert_split_by_hand() -> None:
     """One layer, two experts, k = 1, half an expert of budget: theta is .5 for one cached expert, .25 for two."""
     curves = [[0.0, 0.5, 1.0]], [[0.6, 0.4]], [[[0.0, 0.5, 0.8], [0.0, 0.5, 1.0]]]

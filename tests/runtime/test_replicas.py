@@ -10,10 +10,8 @@ import torch
 from transformers import PreTrainedModel
 
 from artifacts.errors import BadInput, Incompatible
-from artifacts.replicafile import read_replica
 from artifacts.replicas import FULL_BITS
 from runtime.counters import AT_BITS
-from runtime.lowbit import dequantise
 from runtime.model import MoeModel, open_model
 from runtime.policies.base import Artefacts
 from runtime.replicas import open_replicas
@@ -21,7 +19,7 @@ from runtime.session import Session, Settings
 from runtime.weights import aligned
 from tests.conftest import Checkpoint
 from tests.families import FAMILIES, VOCABULARY
-from tests.replicas import made
+from tests.replicas import made, put
 from tests.runtime.test_session import plain_model
 
 PROMPT = torch.randint(3, VOCABULARY, (1, 9), generator=torch.Generator().manual_seed(0))
@@ -36,21 +34,6 @@ def case(
     opened = open_model(str(folder))
     yield plain_model(folder), opened, Artefacts(replicas=made(opened, tmp_path_factory.mktemp("replicas")))
     opened.store.close()
-
-
-def put(plain: PreTrainedModel, opened: MoeModel, artefacts: Artefacts, bits: np.ndarray) -> None:
-    """Every expert of the plain model at its `bits` [L * E]."""
-    buffer, layout = aligned(opened.store.layout.nbytes), opened.store.layout
-    for layer in opened.layers:
-        module = plain.get_submodule(layer.name)
-        for expert in range(opened.shape.num_experts):
-            key = layer.index * opened.shape.num_experts + expert
-            opened.store.read(layer.index, expert, buffer)
-            for name, part in layout.views(buffer).items():
-                if bits[key] != FULL_BITS and not name.endswith("_bias"):
-                    packed = read_replica(artefacts.replicas.files[key], int(bits[key]))[name]
-                    part = dequantise(packed).T if module.is_transposed else dequantise(packed)
-                getattr(module, name).data[expert] = part
 
 
 def assert_same(ours: torch.Tensor, theirs: torch.Tensor) -> None:
@@ -70,7 +53,7 @@ def test_replicas_that_stay(case: tuple, settings: Settings) -> None:
     with Session(opened, settings, artefacts=artefacts) as session, torch.inference_mode():
         ours = session.forward(PROMPT)
         ahead = session.forward(NEXT, past=ours.past_key_values).logits
-        put(plain, opened, artefacts, session.controller.cache.shadows)
+        put(plain, opened, artefacts.replicas, session.controller.cache.shadows)
         theirs = plain(PROMPT, use_cache=True)
         assert_same(ours.logits, theirs.logits)
         assert_same(ahead, plain(NEXT, past_key_values=theirs.past_key_values).logits)
@@ -90,7 +73,7 @@ def test_replicas_that_are_fetched(case: tuple, link: str) -> None:
     with Session(opened, settings, artefacts=artefacts) as session, torch.inference_mode():
         ours = session.forward(PROMPT).logits
         totals = session.controller.counters.totals()
-        put(plain, opened, artefacts, np.ones(opened.shape.num_keys, np.int64))
+        put(plain, opened, artefacts.replicas, np.ones(opened.shape.num_keys, np.int64))
         assert_same(ours, plain(PROMPT).logits)
     assert totals["at_1_bit"] == totals["requests"]
     assert totals["demand_bytes"] == totals["fetched"] * artefacts.replicas.nbytes[1]
@@ -101,14 +84,14 @@ def test_cold_experts_are_computed_near_at_the_bits_of_the_placement(case: tuple
     plain, opened, artefacts = case
     settings = Settings("context-aware", budget=f"{opened.shape.num_layers}x", link=link, window="1KiB")
     with Session(opened, settings, artefacts=artefacts) as session, torch.inference_mode():
-        put(plain, opened, artefacts, np.full(opened.shape.num_keys, FULL_BITS))
+        put(plain, opened, artefacts.replicas, np.full(opened.shape.num_keys, FULL_BITS))
         ours, theirs = session.forward(PROMPT), plain(PROMPT, use_cache=True)
         assert_same(ours.logits, theirs.logits)
         cache = session.controller.cache
         was_there = np.array([place is not None for place in cache.places])  # and serves this one token more
         ahead = session.forward(NEXT, past=ours.past_key_values).logits
         bits = cache.near_bits
-        put(plain, opened, artefacts, np.where(was_there, FULL_BITS, bits))
+        put(plain, opened, artefacts.replicas, np.where(was_there, FULL_BITS, bits))
         assert_same(ahead, plain(NEXT, past_key_values=theirs.past_key_values).logits)
         for token in range(3, 9):  # what serves a token leaves only after it
             session.forward(torch.tensor([[token]]), past=ours.past_key_values)

@@ -22,6 +22,7 @@ from tools.gpu_checks import (
     session_speed,
     stock_speed,
 )
+from tools.gpu_replicas import FEW_BITS, few_bits
 
 TINY = SMALL | {"hidden_size": 64, "intermediate_size": 32, "num_hidden_layers": 2, "num_experts": 8, "vocab_size": 96}
 
@@ -50,6 +51,12 @@ def test_every_run_is_exact(folder: Path, dtype: torch.dtype) -> None:
     checks = [attempt(name, check) for name, check in exactness(lambda: folder, dtype, "cpu")]
     assert [check.name for check in checks] == list(RUNS)
     assert all(check.passed and check.figures["bit_equal"] for check in checks), checks
+
+
+@pytest.mark.parametrize("run", FEW_BITS)
+def test_runs_below_full_precision_say_what_the_plain_model_says(folder: Path, tmp_path: Path, run: str) -> None:
+    check = attempt(run, lambda: few_bits(folder, tmp_path, "cpu", run))
+    assert check.passed and "numba" in check.detail, check
 
 
 def test_a_difference_fails_and_the_host_may_round_otherwise() -> None:
@@ -96,7 +103,7 @@ def test_a_whole_run_tells_every_check(
     monkeypatch.setattr(gpu_lowbit, "COLD_NBYTES", 1 << 16)
     checks = gpu_check.run(tmp_path, "cpu", Namespace(layers=2, tokens=2, threads=1))
     told = capsys.readouterr().out.splitlines()
-    assert len(told) == len(checks) == 4 * len(RUNS) + 2 * 4 + 4 + 2
+    assert len(told) == len(checks) == 4 * len(RUNS) + 2 * 4 + len(FEW_BITS) + 4 + 2
     assert [line.startswith("passed") for line in told] == [check.passed for check in checks]
     assert all(check.passed for check in checks if check.name.startswith("exact"))
     assert all(check.passed for check in checks if check.name.startswith("replicas"))
