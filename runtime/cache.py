@@ -32,8 +32,8 @@ class Cache:
         self.shape, self.pools, self.shadows = shape, pools, shadows
         self.near_bits = np.full(shape.num_keys, FULL_BITS)
         self.num_keys = pools[-1].stop
-        self.states, self._pins = bytearray(self.num_keys), bytearray(self.num_keys)
-        self.state, self.pinned = np.frombuffer(self.states, np.uint8), np.frombuffer(self._pins, bool)
+        self.states, self.pins = bytearray(self.num_keys), bytearray(self.num_keys)
+        self.state, self.pinned = np.frombuffer(self.states, np.uint8), np.frombuffer(self.pins, bool)
         self.places: list[Place | None] = [None] * self.num_keys  # of what is not absent
         self.pool_of = [number for number, pool in enumerate(pools) for _ in range(pool.first, pool.stop)]  # by key
         self._views = [(self.state[p.first : p.stop], self.pinned[p.first : p.stop], p.first) for p in pools]
@@ -64,11 +64,11 @@ class Cache:
 
     def pin(self, keys: Iterable[int]) -> None:
         for key in keys:
-            self._pins[key] = True
+            self.pins[key] = True
 
     def unpin(self, keys: Iterable[int]) -> None:
         for key in keys:
-            self._pins[key] = False
+            self.pins[key] = False
 
     def admit(self, key: int, state: int, bits: int = FULL_BITS, share: float = 1.0) -> Place:
         """Give `key`, a replica of so many bits, an empty slot of its pool; it takes a whole one at any precision."""
@@ -80,7 +80,7 @@ class Cache:
 
     def evict(self, keys: Iterable[int]) -> None:
         for key in keys:
-            assert self.states[key] and not self._pins[key], f"key {key} cannot leave"
+            assert self.states[key] and not self.pins[key], f"key {key} cannot leave"
             self._free_slots[self.pool_of[key]].append(self.places[key].slot)
             self.states[key], self.places[key] = ABSENT, None
 

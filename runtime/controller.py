@@ -118,7 +118,7 @@ class Controller:
             self._eviction.fetched({key: bits.get(key, FULL_BITS) for key in missing}, self.now)
         self._eviction.used(experts, step, self.now)
         if segments:
-            segments.touch(used, self.now.step)
+            segments.touch(used)
         here = [key for key in used if states[key]] if absent else used
         if near or low:
             elsewhere = {place.key for place in (*near, *low)}
@@ -155,6 +155,8 @@ class Controller:
         self._arrivals.queue.clear()
         self._unused_prefetch.clear()
         self._to_place.clear()
+        if self._segments:
+            self._segments.leave(range(self.cache.num_keys))
         self.cache.clear()
 
     def _reroute(self, step: Step) -> Step:
@@ -274,16 +276,17 @@ class Controller:
 
     def _evict(self, pool_key: int, count: int) -> None:
         """Make `count` slots in a key's pool: residents by the policy, then prefetches, the last issued first."""
-        candidates = self.cache.candidates(pool_key)
-        victims = first_of(candidates, self._order(candidates), count) if candidates.size else []
+        victims = self._victims(pool_key, count)
         if len(victims) < count:
             victims = victims + self._cancel(pool_key, count - len(victims))
         self._leave(victims)
 
-    def _order(self, candidates: np.ndarray) -> tuple[np.ndarray, ...]:
-        if self._segments and self._segments.is_bottom(candidates[0]):
-            return self._segments.order(candidates)
-        return self._eviction.order(candidates, self.now)
+    def _victims(self, pool_key: int, count: int) -> list[int]:
+        """Up to `count` residents of a key's pool that may leave."""
+        if self._segments and self._segments.is_bottom(pool_key):
+            return self._segments.oldest(self.cache, count)
+        candidates = self.cache.candidates(pool_key)
+        return first_of(candidates, self._eviction.order(candidates, self.now), count) if candidates.size else []
 
     def _cancel(self, pool_key: int, count: int) -> list[int]:
         """Take up to `count` prefetches of a pool off the queue."""
@@ -295,6 +298,8 @@ class Controller:
 
     def _leave(self, keys: list[int]) -> None:
         self.cache.evict(keys)
+        if self._segments:
+            self._segments.leave(keys)
         for key in keys:
             self._evicted_in_pass[key] = self.now.pass_index
         self.counters.add(Counter.EVICTIONS, self.now.layer, len(keys))
@@ -353,7 +358,11 @@ class Controller:
         return [self._admit(key, LOADING) for key in keys]
 
     def _admit(self, key: int, state: int, bits: int = FULL_BITS) -> Place:
-        return self.cache.admit(key, state, bits, self._segments.shares[key] if self._segments else 1.0)
+        if not self._segments:
+            return self.cache.admit(key, state, bits)
+        if self._segments.is_bottom(key):
+            self._segments.come(key)
+        return self.cache.admit(key, state, bits, self._segments.shares[key])
 
     def _num_bytes(self, keys: Collection[int]) -> int:
         """What these weigh at full precision."""
@@ -362,8 +371,8 @@ class Controller:
     def _make_room(self, key: int) -> bool:
         if self.cache.room(key):
             return True
-        if self.cache.candidates(key).size:
-            self._evict(key, 1)
+        if victims := self._victims(key, 1):
+            self._leave(victims)
         return self.cache.room(key) > 0
 
     def _note_prefetched(self, keys: list[int]) -> None:
@@ -371,6 +380,5 @@ class Controller:
         self.counters.add(Counter.PREFETCHES, self.now.layer, len(keys))
         self.counters.add(Counter.PREFETCH_BYTES, self.now.layer, self._num_bytes(keys))
         if self._segments:
-            self._segments.touch(keys, self.now.step)
             keys = [key for key in keys if not self._segments.is_bottom(key)]
         self._eviction.prefetched(keys, self.now)

@@ -19,9 +19,10 @@ from runtime.controller import Controller
 from runtime.experts import Assigned, accumulate, assign, expert_forward, gather, weigh
 from runtime.link import DEMAND, PREFETCH, Transfer
 from runtime.model import MoeLayer, MoeModel
-from runtime.neuronmajor import SegmentTier
+from runtime.neuronmajor import Views
 from runtime.plan import NO_SLOT, Place, Plan
 from runtime.policies.base import Step, last_tokens
+from runtime.segmenttier import SegmentTier
 from runtime.shadows import Shadows
 from runtime.slots import Slots
 from runtime.tiers import Tiers
@@ -77,7 +78,8 @@ class Engine:
         self._slow, self._shadows = tiers.slow, shadows
         self._is_split = isinstance(tiers.slow, SegmentTier)
         self._views = [] if self._is_split else [opened.store.layout.views(slot) for slot in slots]
-        self._together = None if self._is_split else together_for(opened)
+        self._segments: dict[tuple[int, int], Views] = {}  # by slot and row of the slow tier
+        self._together = tiers.slow.together(opened) if self._is_split else together_for(opened)
         self._pending: dict[int, Transfer] = {}
         self._routed = [_Routed() for _ in opened.layers]
         self._handles: list = []
@@ -207,7 +209,14 @@ class Engine:
             for place in places:
                 expert = place.key % num_experts
                 y = self._forward(layer, self._arrived(place), gather(hidden, assigned[expert]))
-                parts[expert] = parts[expert] + y if expert in parts else y  # segments add up
+                _add(parts, expert, y)
+
+        def compute_landed(places: list[Place]) -> None:
+            if not self._together or len(hidden) > 1 or len(places) < 2 or not all(map(_is_full, places)):
+                return compute(places)
+            outputs = self._together.forward(layer.experts, [self._weights(place) for place in places], hidden)
+            for place, y in zip(places, outputs.unbind(), strict=True):
+                _add(parts, place.key % num_experts, y)
 
         self.near.begin(plan.near)
         if not plan.waves:
@@ -219,12 +228,8 @@ class Engine:
                 self._issue(plan.prefetches, PREFETCH)
             landed = [place for place in wave.resident if place.slot not in self._pending]
             late = [place for place in wave.resident if place.slot in self._pending]
-            if self._together and len(hidden) == 1 and len(landed) > 1 and all(_is_full(place) for place in landed):
-                views = [self._views[place.slot] for place in landed]
-                outputs = self._together.forward(layer.experts, views, hidden).unbind()
-                parts |= zip((place.key % num_experts for place in landed), outputs, strict=True)
-            else:
-                compute(landed)
+            for alike in self._slow.alike(landed):
+                compute_landed(alike)
             if wave is plan.waves[0]:
                 self._compute_near(layer, plan.near, hidden, assigned, parts)
             compute((*late, *wave.loads))
@@ -245,13 +250,17 @@ class Engine:
 
     def _forward(self, layer: MoeLayer, place: Place, x: torch.Tensor) -> torch.Tensor:
         """One expert of the fast tier on its tokens, x [t, H] -> [t, H]."""
-        if _is_full(place) and not self._is_split:
-            return expert_forward(layer.experts, self._views[place.slot], x)
-        if place.slot == NO_SLOT:
-            weights = self._shadows.views(place.key)
-        else:
-            weights = self._slow.weights(place, self._slots[place.slot])
+        weights = self._shadows.views(place.key) if place.slot == NO_SLOT else self._weights(place)
         return expert_forward(layer.experts, weights, x, project=self._slow.projecting(place.bits))
+
+    def _weights(self, place: Place) -> dict[str, object]:
+        """What lies in a slot. Views take longer to make than small experts to compute: they are kept."""
+        if self._is_split:
+            at = place.slot, place.key // self.controller.shape.num_experts
+            if at not in self._segments:
+                self._segments[at] = self._slow.weights(place, self._slots[place.slot])
+            return self._segments[at]
+        return self._views[place.slot] if _is_full(place) else self._slow.weights(place, self._slots[place.slot])
 
     def _compute_near(
         self,
@@ -269,7 +278,7 @@ class Engine:
             expert = place.key % self.controller.shape.num_experts
             x = gather(host, _on_host(assigned[expert]))
             y = self.near.forward(layer.experts, place, x).to(hidden.device, non_blocking=True)
-            parts[expert] = parts[expert] + y if expert in parts else y
+            _add(parts, expert, y)
 
     def _issue(self, loads: tuple[Place, ...], urgency: int) -> None:
         for place in loads:
@@ -337,6 +346,11 @@ def _real_rows(mask: torch.Tensor | None, batch: int, length: int) -> np.ndarray
         return None
     real = mask[:, -length:].reshape(-1).cpu().numpy().astype(bool)
     return None if real.all() else np.flatnonzero(real)
+
+
+def _add(parts: dict[int, torch.Tensor], expert: int, y: torch.Tensor) -> None:
+    """Segments of an expert add up to it."""
+    parts[expert] = parts[expert] + y if expert in parts else y
 
 
 def _is_full(place: Place) -> bool:

@@ -3,22 +3,15 @@
 An expert is a sum over its neurons: the outputs of its segments add up to its own.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from artifacts.errors import Incompatible
-from artifacts.replicas import FULL_BITS
-from artifacts.shape import Shape
+from runtime.experts import expert_forward
 from runtime.layers import MoeLayer
-from runtime.model import MoeModel
-from runtime.plan import Place
-from runtime.segments import Segments
-from runtime.slowtier import SlowTier
-from runtime.weights import DiskStore, RamStore, aligned
 
 Views = dict[str, torch.Tensor]
 
@@ -80,15 +73,30 @@ class NeuronLayout:
             views["down_bias"].copy_(expert["down_proj_bias"])
 
     def views(self, buffer: torch.Tensor, *, has_head: bool) -> Views:
-        """A segment of n neurons that fills `buffer`, uint8: `inner` [num_inner, H, n], `down` [n, H], biases."""
-        data, hidden = buffer.view(self.dtype), self.hidden
+        """The segment of n neurons that fills `buffer`, uint8: `rows` [n, width] are its neurons, and the rest parts of
+        them or of the head, as `project_segment` takes them."""
+        data = buffer.view(self.dtype)
         rows = data[self.head if has_head else 0 :].view(-1, self.width)
-        ends = self.num_inner * hidden, (self.num_inner + 1) * hidden
-        inner = rows[:, : ends[0]].unflatten(1, (self.num_inner, hidden)).permute(1, 2, 0)
-        views = {"inner": inner, "down": rows[:, ends[0] : ends[1]]}
-        if self.has_bias:
-            views["inner_bias"] = rows[:, ends[1] :].T.unsqueeze(1)  # [num_inner, 1, n]
-        return views | ({"down_bias": data[:hidden]} if self.has_bias and has_head else {})
+        views = {"rows": rows, "down": self._down(rows), **self._inner(rows)}
+        return views | ({"down_bias": data[: self.hidden]} if self.has_bias and has_head else {})
+
+    def stacked(self, segments: Sequence[Views], out: torch.Tensor) -> Views:
+        """Several segments of as many neurons each, copied into `out` [m, n, width], as views of it."""
+        rows = torch.stack([views["rows"] for views in segments], out=out)
+        views = {"down": self._down(rows), **self._inner(rows.flatten(0, 1))}
+        if "down_bias" in segments[0]:
+            views["down_bias"] = torch.stack([views["down_bias"] for views in segments])[:, None]
+        return views
+
+    def _down(self, rows: torch.Tensor) -> torch.Tensor:
+        """[..., n, H]"""
+        return rows[..., self.num_inner * self.hidden : (self.num_inner + 1) * self.hidden]
+
+    def _inner(self, rows: torch.Tensor) -> Views:
+        """Gate and up of `rows` [n, width]: [num_inner, H, n], biases [num_inner, 1, n]."""
+        end = self.num_inner * self.hidden
+        inner = {"inner": rows[:, :end].unflatten(1, (self.num_inner, self.hidden)).permute(1, 2, 0)}
+        return inner | ({"inner_bias": rows[:, end + self.hidden :].T.unsqueeze(1)} if self.has_bias else {})
 
     def _by_part(self, columns: torch.Tensor) -> torch.Tensor:
         """[m, num_inner * I], gate and up side by side or in turn -> [num_inner, m, I]."""
@@ -98,71 +106,31 @@ class NeuronLayout:
 
 
 def project_segment(module: nn.Module, weights: Views, name: str, x: torch.Tensor) -> torch.Tensor:
-    """One projection of one segment, x [t, in] -> [t, out], gate and up arranged as the module's own gate wants them."""
+    """One projection of one segment, x [t, in] -> [t, out], or of m that are stacked: one token [1, in] -> [m, n] of
+    gate and up, then [m, n] -> [m, 1, H]. Gate and up are arranged as the module's own gate wants them."""
+    down = weights["down"]
     if name == "down_proj":
-        y = x @ weights["down"]
+        y = x @ down if down.dim() == 2 else torch.bmm(x[:, None], down)
         return y + weights["down_bias"] if "down_bias" in weights else y
     inner = weights["inner"]
-    y = torch.bmm(x.expand(len(inner), *x.shape), inner)  # [num_inner, t, n]
+    y = torch.bmm(x.expand(len(inner), *x.shape), inner)  # [num_inner, t, m * n], t or m is 1
     if "inner_bias" in weights:
         y = y + weights["inner_bias"]
-    return (y.transpose(0, 1) if module.is_concatenated else y.permute(1, 2, 0)).reshape(len(x), -1)
+    y = y.view(len(inner), -1, down.shape[-2])
+    return (y.transpose(0, 1) if module.is_concatenated else y.permute(1, 2, 0)).reshape(y.shape[1], -1)
 
 
-class NeuronMajorStore:
-    """Reads experts from `disk`, one at a time, and turns each round. Thread-safe; keeps nothing."""
+class SegmentsTogether:
+    """Computes segments that are alike on one token, where a call costs more than copying them side by side."""
 
-    def __init__(self, disk: DiskStore, layout: NeuronLayout) -> None:
-        self.layout, self.shape, self._disk = layout, disk.shape, disk
+    def __init__(self, layout: NeuronLayout) -> None:
+        self._layout = layout
+        self._into: dict[tuple[int, int], torch.Tensor] = {}
 
-    def read(self, layer: int, expert: int, out: torch.Tensor) -> None:
-        """Fill `out`, a uint8 CPU tensor [layout.nbytes] or longer, with one expert."""
-        stored = aligned(self._disk.layout.nbytes)
-        self._disk.read(layer, expert, stored)
-        self.layout.pack(self._disk.layout.views(stored), out)
-
-
-@dataclass(frozen=True, slots=True)
-class SegmentTier(SlowTier):
-    """The slow tier of split experts. Bottoms count as further layers: row L + l holds those of layer l.
-
-    In RAM a segment is one copy. From disk the whole expert is read for each of its segments, and turned round: an
-    expert of which both are missing is read twice.
-    """
-
-    segments: Segments
-
-    @classmethod
-    def of(cls, opened: MoeModel, segments: Segments, *, in_ram: bool, pin: bool = False) -> "SegmentTier":
-        layout = NeuronLayout.of(opened.layers[0], opened.store.layout.dtype, opened.shape.expert_nbytes)
-        store = NeuronMajorStore(opened.store, layout)
-        return cls({FULL_BITS: RamStore(store, pin=pin) if in_ram else store}, segments)
-
-    def read(self, layer: int, expert: int, out: torch.Tensor, *, bits: int = FULL_BITS) -> None:
-        lying = self.view(layer, expert)
-        if lying is None:
-            whole, store = aligned(self.nbytes(FULL_BITS)), self.stores[FULL_BITS]
-            store.read(layer % store.shape.num_layers, expert, whole)
-            lying = whole[self._span(layer)]
-        out[: len(lying)].copy_(lying)
-
-    def view(self, layer: int, expert: int, *, bits: int = FULL_BITS) -> torch.Tensor | None:
-        store = self.stores[FULL_BITS]
-        if not isinstance(store, RamStore):
-            return None
-        return store.view(layer % store.shape.num_layers, expert)[self._span(layer)]
-
-    def num_bytes(self, place: Place) -> int:
-        return self.segments.nbytes[place.key]
-
-    def weights(self, place: Place, buffer: torch.Tensor) -> Views:
-        layout = self.stores[FULL_BITS].layout
-        return layout.views(buffer[: self.num_bytes(place)], has_head=not self.segments.is_bottom(place.key))
-
-    def projecting(self, bits: int) -> object:
-        return project_segment
-
-    def _span(self, row: int) -> slice:
-        shape: Shape = self.stores[FULL_BITS].shape
-        top = self.segments.nbytes[row % shape.num_layers * shape.num_experts]
-        return slice(top, shape.expert_nbytes) if row >= shape.num_layers else slice(0, top)
+    def forward(self, module: nn.Module, segments: Sequence[Views], x: torch.Tensor) -> torch.Tensor:
+        """m segments of n neurons each, on one token: x [1, H] -> [m, 1, H]."""
+        size = len(segments), len(segments[0]["rows"])
+        if size not in self._into:
+            self._into[size] = torch.empty(*size, self._layout.width, dtype=self._layout.dtype)
+        stacked = self._layout.stacked(segments, self._into[size])
+        return expert_forward(module, stacked, x, project=project_segment)

@@ -1,11 +1,13 @@
 """Split experts as the controller sees them: keys, bytes and pools of segments (MoEpic)."""
 
 from collections.abc import Iterable
+from itertools import islice
 
 import numpy as np
 
 from artifacts.errors import BadUsage
 from artifacts.shape import Shape
+from runtime.cache import RESIDENT, Cache
 from runtime.policies.base import Split
 from runtime.pools import Pool
 
@@ -20,7 +22,7 @@ class Segments:
         self.shares = [size / shape.expert_nbytes for size in self.nbytes]
         num_keys, self._num_experts = shape.num_keys, shape.num_experts
         self._own = [(key, num_keys + key) if self.nbytes[num_keys + key] else (key,) for key in range(num_keys)]
-        self._touched_at = np.full(2 * num_keys, -1, np.int64)
+        self._passing: dict[int, None] = {}  # bottoms in the fast tier, the longest untouched first
 
     def of(self, keys: Iterable[int]) -> list[int]:
         """The segments of experts, in their order, each top before its bottom."""
@@ -39,13 +41,26 @@ class Segments:
     def num_bytes(self, keys: Iterable[int]) -> int:
         return sum([self.nbytes[key] for key in keys])
 
-    def touch(self, keys: list[int], step: int) -> None:
-        """This step uses these segments, or brings them ahead of their use."""
-        self._touched_at[keys] = step
+    # Bottoms that pass through: no policy is asked about them
 
-    def order(self, keys: np.ndarray) -> tuple[np.ndarray, ...]:
-        """In which bottoms leave: the longest untouched first."""
-        return (self._touched_at[keys],)
+    def come(self, key: int) -> None:
+        self._passing[key] = None
+
+    def touch(self, keys: Iterable[int]) -> None:
+        """Those of these segments that pass are in use."""
+        for key in keys:
+            if key in self._passing:
+                del self._passing[key]
+                self._passing[key] = None
+
+    def leave(self, keys: Iterable[int]) -> None:
+        for key in keys:
+            self._passing.pop(key, None)
+
+    def oldest(self, cache: Cache, count: int) -> list[int]:
+        """Up to `count` that may leave, the longest untouched first."""
+        states, pinned = cache.states, cache.pins
+        return list(islice((key for key in self._passing if states[key] == RESIDENT and not pinned[key]), count))
 
 
 def segment_pools(shape: Shape, split: Split, *, is_global: bool) -> tuple[Pool, ...]:

@@ -45,6 +45,10 @@ class SlowTier:
         """What lies at the start of `buffer`, as `expert_forward` takes it with `projecting`; nothing is copied."""
         return self.stores[place.bits].layout.views(buffer)
 
+    def alike(self, places: list[Place]) -> list[list[Place]]:
+        """Grouped so that those of a group can be computed together."""
+        return [places]
+
     def projecting(self, bits: int) -> Callable[..., torch.Tensor]:
         """How an expert at so many bits is multiplied."""
         return project if bits == FULL_BITS else project_packed

@@ -14,11 +14,11 @@ from runtime.cudalink import CudaLink
 from runtime.link import DiskLink, EmulatedLink, Link
 from runtime.model import MoeModel
 from runtime.near import NearTier
-from runtime.neuronmajor import SegmentTier
 from runtime.policies.base import Split
 from runtime.probe import scaled_rates
 from runtime.replicas import ReplicaStore
 from runtime.segments import Segments
+from runtime.segmenttier import SegmentTier
 from runtime.slowtier import SlowTier
 from runtime.weights import DiskStore, RamStore
 

@@ -9,13 +9,14 @@ from transformers import PreTrainedModel
 
 from artifacts.errors import BadUsage, Incompatible
 from artifacts.shape import Shape
-from runtime.cache import Scope
+from runtime.cache import LOADING, RESIDENT, Cache, Scope
 from runtime.experts import expert_forward
 from runtime.model import MoeModel, open_model
-from runtime.neuronmajor import NeuronLayout, SegmentTier, project_segment
+from runtime.neuronmajor import NeuronLayout, project_segment
 from runtime.plan import Plan
 from runtime.policies.base import Split
 from runtime.segments import Segments, segment_pools
+from runtime.segmenttier import SegmentTier
 from runtime.session import Session, Settings
 from runtime.weights import aligned
 from tests.conftest import Checkpoint
@@ -130,11 +131,17 @@ def test_tops_have_pools_by_layer_and_bottoms_share_one() -> None:
 
 
 def test_the_bottom_that_nobody_touched_longest_leaves_first() -> None:
-    segments = Segments(SHAPE, Split(np.array([3, 3]), np.array([1, 1]), 2))
-    segments.touch([6, 8], 1)
-    segments.touch([6], 2)
-    candidates = np.array([6, 8])
-    assert candidates[segments.order(candidates)[0].argmin()] == 8
+    split = Split(np.array([3, 3]), np.array([1, 1]), 4)
+    segments, cache = Segments(SHAPE, split), Cache(SHAPE, segment_pools(SHAPE, split, is_global=False))
+    for key in (6, 7, 8, 9):
+        segments.come(key)
+        cache.admit(key, LOADING if key == 7 else RESIDENT)
+    segments.touch([0, 6])
+    cache.pin([8])
+    assert segments.oldest(cache, 1) == [9], "7 is on its way, 8 pinned, 6 was touched"
+    assert segments.oldest(cache, 4) == [9, 6]
+    segments.leave([9])
+    assert segments.oldest(cache, 4) == [6]
 
 
 def test_segments_add_up_to_the_expert_and_lie_in_one_piece(pair: tuple) -> None:
