@@ -77,13 +77,47 @@ def _build_buddies(
     verb.show(verb.build_buddies(store, run=run, alpha=alpha, k_max=k_max, metric=metric), as_json=json)
 
 
+@app.command("build-maps")
+def _build_maps(
+    model: Model = None,
+    capacity: Annotated[int, typer.Option(min=1, help="Maps to keep: later ones replace those most like them.")] = 1000,
+    distance: Annotated[int, typer.Option(min=1, help="Layers ahead that a match is to guide.")] = 3,
+    data: Annotated[
+        str, typer.Option(help="Text: a file or folder, hf:name[:config[:split]], builtin or builtin:held-out.")
+    ] = "builtin",
+    tokens: Annotated[int, typer.Option(min=2, help="Tokens of all requests together, at most.")] = 16_384,
+    requests: Annotated[int | None, typer.Option(min=1, help="Requests, at most.")] = None,
+    length: Annotated[int, typer.Option(min=2, help="Tokens of a request, at most.")] = 128,
+    prefill: Annotated[int, typer.Option(min=0, help="Of them the prompt: one map; each further token has one.")] = 64,
+    batch: Annotated[int, typer.Option(min=1, help="Requests at a time; an expert is loaded once for all.")] = 16,
+    dtype: Annotated[str, typer.Option(help="float32, or float16: half the memory, slower to match.")] = "float32",
+    budget: Budget = "25%",
+    link: Link = "auto",
+    device: Device = "auto",
+    threads: Threads = DEFAULT_THREADS,
+    seed: Seed = 0,
+    store: StorePath = DEFAULT_STORE,
+    json: Json = False,
+) -> None:
+    """Keep maps of what routers say, iteration by iteration, to prefetch by when something like it comes (fMoE)."""
+    from moectl.commands import build_maps as verb
+    from profilers.maps import Plan
+    from profilers.routing import Batching
+    from runtime.session import Settings
+
+    batching = Batching(batch=batch, length=length, prefill=prefill)
+    request = verb.Request(Plan(capacity, distance, dtype), data, tokens, batching, requests=requests, seed=seed)
+    settings = Settings(budget=budget, link=link, device=device, threads=threads)
+    verb.show(verb.build(model, settings, request, store=store), as_json=json)
+
+
 @app.command("inspect")
 def _inspect(
     name: Annotated[
         str,
         typer.Argument(
-            help="store, runs, activations, coactivation, entropy, similarity, buddies, quant-loss, replicas, presets, "
-            "policies, machines, substitution or precision."
+            help="store, runs, activations, coactivation, entropy, similarity, buddies, quant-loss, replicas, curves, "
+            "splits, presets, policies, machines, substitution or precision."
         ),
     ] = "store",
     model: Model = None,
@@ -131,6 +165,9 @@ def _profile(
     ] = "builtin",
     tokens: Annotated[int, typer.Option(min=2, help="Tokens to profile.")] = 65_536,
     trace: Annotated[bool, typer.Option("--trace", help="Keep the whole trace, for replays.")] = False,
+    hardware: Annotated[
+        bool, typer.Option("--hardware", help="Measure the machine instead: seconds of parts, loads, near memory.")
+    ] = False,
     similarity: Annotated[
         bool,
         typer.Option("--similarity/--no-similarity", help="Measure what experts are worth in each other's place."),
@@ -148,7 +185,14 @@ def _profile(
     store: StorePath = DEFAULT_STORE,
     json: Json = False,
 ) -> None:
-    """Profile what a model's routers do over text. Stopped half-way, the same command goes on."""
+    """Profile what a model's routers do over text, or the machine. Stopped half-way, the same command goes on."""
+    if hardware:
+        from moectl.commands import hardware as machine
+
+        machine.refuse_routing(trace=trace, shard=shard)
+        found = machine.profile_hardware(model, link=link, device=device, threads=threads, store=store)
+        machine.show(found, as_json=json)
+        return
     from moectl.commands import profile as verb
     from profilers.routing import Batching
     from runtime.session import Settings
@@ -158,6 +202,22 @@ def _profile(
     request = verb.Request(data, tokens, batching, seed=seed, trace=trace, samples=samples if similarity else 0)
     settings = Settings(budget=budget, link=link, device=device, threads=threads)
     verb.show(verb.profile(model, settings, request, store=store), as_json=json)
+
+
+@app.command("doctor")
+def _doctor(
+    model: Model = None,
+    budget: Budget = "25%",
+    link: Link = "auto",
+    device: Device = "auto",
+    threads: Threads = DEFAULT_THREADS,
+    store: StorePath = DEFAULT_STORE,
+    json: Json = False,
+) -> None:
+    """Say what this machine takes for a model and what stands in the way, and check a prediction on a short run."""
+    from moectl.commands import doctor as verb
+
+    verb.show(verb.doctor(model, budget=budget, link=link, device=device, threads=threads, store=store), as_json=json)
 
 
 @app.command("merge")
@@ -304,7 +364,8 @@ def _simulate(
         str | None, typer.Option(help="Whose shape: a name as mixtral-8x7b, a folder with a config.json, or bundled.")
     ] = None,
     machine: Annotated[
-        str, typer.Option(help="Whose bandwidths; `moectl inspect machines` lists them.")
+        str,
+        typer.Option(help="Whose bandwidths; `moectl inspect machines` lists them; here: as profiled."),
     ] = "a100-pcie4",
     preset: Annotated[
         str, typer.Option(help="A named set of policies; `moectl inspect presets` lists them.")
@@ -349,6 +410,38 @@ def _simulate(
     )
     source = Source(trace, run, synthetic, num_experts=num_experts, model=model, store=store)
     verb.show(verb.simulate(source, request), as_json=json)
+
+
+@app.command("split")
+def _split(
+    trace: Annotated[
+        Path | None, typer.Option(help="A Parquet trace with predictions, as `moectl run` writes it.")
+    ] = None,
+    run: Annotated[
+        int | None, typer.Option("--run", min=1, help="A run of the store that kept its trace; else the newest.")
+    ] = None,
+    synthetic: Annotated[str | None, typer.Option(help="Make a trace: skew=0.8,locality=0.4,...")] = None,
+    num_experts: Annotated[int | None, typer.Option(help="Experts of a layer.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Whose trace: a folder, bundled, or a name as mixtral-8x7b for its shape alone.")
+    ] = None,
+    machine: Annotated[
+        str, typer.Option(help="Whose latencies: a named machine's, or here: the store's hardware profile.")
+    ] = "here",
+    link: Annotated[str | None, typer.Option(help="Which link of the hardware profile; else the one of a run.")] = None,
+    budget: Budget = "25%",
+    solver: Annotated[str, typer.Option(help="dynamic, or greedy: as published.")] = "dynamic",
+    zeta: Annotated[float, typer.Option(help="Share of an expert that is moved at a time.")] = 0.01,
+    store: StorePath = DEFAULT_STORE,
+    json: Json = False,
+) -> None:
+    """Share a budget between layers and split their experts, so that compute waits least (MoEpic)."""
+    from moectl.commands import split as verb
+    from moectl.tracesource import Source
+
+    source = Source(trace, run, synthetic, num_experts=num_experts, model=model, store=store)
+    request = verb.Request(budget=budget, machine=machine, link=link, solver=solver, zeta=zeta)
+    verb.show(verb.split(source, request), as_json=json)
 
 
 @app.command("fit-trace")

@@ -37,12 +37,13 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A trace, its model, and what the store knows of that model."""
+    """A trace, its model, and what the store knows of that model. `model_id` is None where the store did not tell."""
 
     name: str
     trace: Trace
     model: ModelShape
     artefacts: Artefacts
+    model_id: str | None = None
 
 
 def open_source(source: Source) -> Opened:
@@ -76,7 +77,7 @@ def _from_store(source: Source) -> Opened:
         trace = from_table(store.read("traces", run.run_id), num_experts=info.shape.num_experts)
         artefacts = load_artefacts(store, info.model_id, info.shape)
     known = _named(source) or _with_config(info.name, guessed(info.shape))
-    return Opened(f"run {run.run_id} of {source.store}", trace, known, artefacts)
+    return Opened(f"run {run.run_id} of {source.store}", trace, known, artefacts, info.model_id)
 
 
 def _find(store: Store, run_id: int | None) -> StoredRun:

@@ -11,7 +11,7 @@ from runtime.controller import Controller
 from runtime.policies import POLICIES, Policies, describe
 from runtime.policies.base import Artefacts, FastTier, Split
 from runtime.pools import Pool, whole_experts
-from runtime.segments import Segments, segment_pools
+from runtime.segments import Segments, Whole, segment_pools
 
 _STORED = "which the store does not hold: "
 _REMEDY = {
@@ -86,5 +86,5 @@ def build_controller(
         residency=policies.residency,
         window=window,
         nbytes=replicas.nbytes if replicas else {FULL_BITS: shape.expert_nbytes},
-        segments=None if split is None else Segments(shape, split),
+        pieces=Whole(shape) if split is None else Segments(shape, split),
     )

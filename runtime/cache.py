@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
+from itertools import islice
 
 import numpy as np
 
@@ -32,8 +33,8 @@ class Cache:
         self.shape, self.pools, self.shadows = shape, pools, shadows
         self.near_bits = np.full(shape.num_keys, FULL_BITS)
         self.num_keys = pools[-1].stop
-        self.states, self.pins = bytearray(self.num_keys), bytearray(self.num_keys)
-        self.state, self.pinned = np.frombuffer(self.states, np.uint8), np.frombuffer(self.pins, bool)
+        self.states, self._pins = bytearray(self.num_keys), bytearray(self.num_keys)
+        self.state, self.pinned = np.frombuffer(self.states, np.uint8), np.frombuffer(self._pins, bool)
         self.places: list[Place | None] = [None] * self.num_keys  # of what is not absent
         self.pool_of = [number for number, pool in enumerate(pools) for _ in range(pool.first, pool.stop)]  # by key
         self._views = [(self.state[p.first : p.stop], self.pinned[p.first : p.stop], p.first) for p in pools]
@@ -42,6 +43,8 @@ class Cache:
             list(range(end - 1, end - pool.num_slots - 1, -1)) for pool, end in zip(pools, ends, strict=True)
         ]
         self.num_slots = ends[-1]
+        self._first_passing = next((pool.first for pool in pools if pool.is_passing), self.num_keys)
+        self._passing: dict[int, None] = {}  # what is in such a pool, the longest untouched first
 
     def layer_states(self, layer: int) -> np.ndarray:
         """[E] states of one layer, a view."""
@@ -62,27 +65,46 @@ class Cache:
         loose = ((state == RESIDENT) > pinned).nonzero()[0]
         return loose + first if first else loose
 
+    def is_passing(self, key: int) -> bool:
+        return key >= self._first_passing
+
+    def touch(self, keys: Iterable[int]) -> None:
+        """These are in use: of what passes, they leave last."""
+        if self._passing:
+            for key in keys:
+                if key in self._passing:
+                    self._passing[key] = self._passing.pop(key)
+
+    def oldest(self, count: int) -> list[int]:
+        """Up to `count` of what passes and may leave, the longest untouched first."""
+        leaving = (key for key in self._passing if self.states[key] == RESIDENT and not self._pins[key])
+        return list(islice(leaving, count))
+
     def pin(self, keys: Iterable[int]) -> None:
         for key in keys:
-            self.pins[key] = True
+            self._pins[key] = True
 
     def unpin(self, keys: Iterable[int]) -> None:
         for key in keys:
-            self.pins[key] = False
+            self._pins[key] = False
 
     def admit(self, key: int, state: int, bits: int = FULL_BITS, share: float = 1.0) -> Place:
         """Give `key`, a replica of so many bits, an empty slot of its pool; it takes a whole one at any precision."""
         free = self._free_slots[self.pool_of[key]]
         assert not self.states[key] and free, f"no room for key {key} in state {self.states[key]}"
         self.states[key] = state
+        if key >= self._first_passing:
+            self._passing[key] = None
         self.places[key] = place = Place(key, free.pop(), bits, share)
         return place
 
     def evict(self, keys: Iterable[int]) -> None:
         for key in keys:
-            assert self.states[key] and not self.pins[key], f"key {key} cannot leave"
+            assert self.states[key] and not self._pins[key], f"key {key} cannot leave"
             self._free_slots[self.pool_of[key]].append(self.places[key].slot)
             self.states[key], self.places[key] = ABSENT, None
+            if key >= self._first_passing:
+                del self._passing[key]
 
     def clear(self) -> None:
         """Everything absent, nothing pinned."""

@@ -5,7 +5,7 @@ must come; waves; prefetches within their bytes. Everything here follows from id
 live run and a replay of its trace decide alike.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -13,40 +13,21 @@ from artifacts.replicas import FULL_BITS
 from runtime.arrivals import Arrivals
 from runtime.cache import ABSENT, LOADING, RESIDENT, Cache
 from runtime.counters import AT_BITS, Counter, Counters
+from runtime.ordering import distinct, first_of
 from runtime.plan import NO_SLOT, Place, Plan, Wave
 from runtime.policies.base import Choice, Eviction, Miss, Now, Prefetch, Residency, Residents, Routing, Step
-from runtime.segments import Segments
+from runtime.segments import Segments, Whole
 
 _NO_BITS: Mapping[int, int] = {}
 _NO_KEYS = np.zeros(0, np.int64)
 _AT_BITS = {bits: Counter[name.upper()] for bits, name in AT_BITS.items()}
 
 
-def distinct(selected: np.ndarray) -> list[int]:
-    """Experts in order of first appearance, scanning tokens, then ranks; dropped ranks (-1) left out."""
-    experts = dict.fromkeys(selected.ravel().tolist())
-    experts.pop(-1, None)
-    return list(experts)
-
-
-def first_of(keys: np.ndarray, order: tuple[np.ndarray, ...], count: int) -> list[int]:
-    """The `count` keys that come first by sort keys, the most significant first; among equals, as `keys` has them."""
-    if len(order) > 1:
-        return keys[np.lexsort(order[::-1])[:count]].tolist()
-    column = order[0]
-    if count == 1:
-        return [keys.item(column.argmin())]
-    if count < len(keys):  # sort only what can be among them
-        smallest = (column <= np.partition(column, count - 1)[count - 1]).nonzero()[0]
-        keys, column = keys[smallest], column[smallest]
-    return keys[column.argsort(kind="stable")[:count]].tolist()
-
-
 class Controller:
     """`window`: bytes that prefetching may move per step; a prefetch is resident once its own have gone by.
 
-    `nbytes`: what one expert weighs, by bits. With `segments` states, slots, pins and counters are those of segments;
-    policies speak of experts all the same.
+    `nbytes`: what one expert weighs, by bits. `pieces` says what of an expert lies by itself: states, slots, pins and
+    counters are those of the pieces, while policies speak of experts all the same.
     """
 
     def __init__(
@@ -60,14 +41,14 @@ class Controller:
         residency: Residency,
         window: int,
         nbytes: Mapping[int, int],
-        segments: Segments | None = None,
+        pieces: Whole | Segments,
     ) -> None:
         self.cache, self.shape, self.nbytes = cache, cache.shape, nbytes
         self._routing, self._eviction, self._miss, self._prefetch = routing, eviction, miss, prefetch
         self._residency = residency
         self._capacities = residency.capacities(cache.num_slots, self.shape)
         self._picks_bits = "replicas" in miss.requires
-        self._segments = segments
+        self._pieces = pieces
         self.now = Now()
         self.counters = Counters(self.shape.num_layers)
         self._arrivals = Arrivals(window)
@@ -76,7 +57,12 @@ class Controller:
         self._to_place: dict[int, list[int]] = {}  # by layer
         self.num_predicted = prefetch.distance if prefetch.reads_predictions else 0  # layers ahead, per step
         self.holds_all = cache.num_slots == self.shape.num_keys and not (
-            segments or prefetch.distance or routing.reroutes or residency.places or miss.every_step or self._picks_bits
+            residency.cuts
+            or prefetch.distance
+            or routing.reroutes
+            or residency.places
+            or miss.every_step
+            or self._picks_bits
         )
 
     def begin_pass(self, num_tokens: int) -> None:
@@ -95,10 +81,10 @@ class Controller:
         if self._routing.reroutes:
             step = self._reroute(step)
             weights = step.weights
-        num_experts, states, segments = self.shape.num_experts, self.cache.states, self._segments
+        num_experts, states, pieces = self.shape.num_experts, self.cache.states, self._pieces
         first = layer * num_experts
         experts = [first + expert for expert in distinct(step.selected)]
-        used = segments.of(experts) if segments else experts
+        used = pieces.of(experts)
         absent = [key for key in used if not states[key]]
         self._count(layer, used, absent)
         selected, missing, near, low, behind, bits = step.selected, absent, (), (), (), _NO_BITS
@@ -107,7 +93,7 @@ class Controller:
             if choice.selected is not selected:
                 selected = choice.selected
                 experts = [first + expert for expert in distinct(selected)]
-                used = segments.of(experts) if segments else experts
+                used = pieces.of(experts)
             near = tuple([self._near_place(key) for key in used if key % num_experts in choice.near])
             low = tuple([self._low_place(key) for key in used if key % num_experts in choice.low])
             missing = [key for key in used if not states[key] and not choice.is_elsewhere(key % num_experts)]
@@ -117,8 +103,7 @@ class Controller:
         if missing and self._picks_bits:
             self._eviction.fetched({key: bits.get(key, FULL_BITS) for key in missing}, self.now)
         self._eviction.used(experts, step, self.now)
-        if segments:
-            segments.touch(used)
+        self.cache.touch(used)
         here = [key for key in used if states[key]] if absent else used
         if near or low:
             elsewhere = {place.key for place in (*near, *low)}
@@ -155,19 +140,17 @@ class Controller:
         self._arrivals.queue.clear()
         self._unused_prefetch.clear()
         self._to_place.clear()
-        if self._segments:
-            self._segments.leave(range(self.cache.num_keys))
         self.cache.clear()
 
     def _reroute(self, step: Step) -> Step:
-        routed = self._routing.route(step, self._layer_states(step.layer) == RESIDENT)
+        routed = self._routing.route(step, self._pieces.layer_states(self.cache.state, step.layer) == RESIDENT)
         is_own = (routed.selected[:, :, None] == step.selected[:, None, :]).any(axis=2)
         self.counters.add(Counter.REPLACED_RANKS, step.layer, int((~is_own).sum()))
         return routed
 
     def _choose(self, step: Step, absent: list[int]) -> Choice:
         """What the miss policy makes of the step, counted."""
-        first, states = step.layer * self.shape.num_experts, self._layer_states(step.layer)
+        first, states = step.layer * self.shape.num_experts, self._pieces.layer_states(self.cache.state, step.layer)
         choice = self._miss.choose(step, Residents(states == RESIDENT, states == ABSENT, self.cache.room(first)))
         served, experts = set(choice.selected.ravel().tolist()), [key % self.shape.num_experts for key in absent]
         near = sum(expert in choice.near for expert in experts)
@@ -185,15 +168,8 @@ class Controller:
             self.counters.add(counter, step.layer, amount)
         return choice
 
-    def _layer_states(self, layer: int) -> np.ndarray:
-        """[E]; an expert is as much there as that of its segments which is least."""
-        if self._segments:
-            return self._segments.layer_states(self.cache.state, layer)
-        return self.cache.layer_states(layer)
-
     def _near_place(self, key: int) -> Place:
-        share = self._segments.shares[key] if self._segments else 1.0
-        return Place(key, NO_SLOT, int(self.cache.near_bits[key % self.shape.num_keys]), share)
+        return Place(key, NO_SLOT, int(self.cache.near_bits[key % self.shape.num_keys]), self._pieces.share(key))
 
     def _low_place(self, key: int) -> Place:
         return Place(key, NO_SLOT, int(self.cache.shadows[key]))
@@ -253,24 +229,21 @@ class Controller:
 
     def _load_wave(self, missing: list[int], bits: Mapping[int, int]) -> tuple[tuple[Place, ...], list[int]]:
         """Demand loads for what fits its pool, and what is still missing."""
-        if not self._segments:
-            loads = self._load_some(missing, bits)
-            return loads, missing[len(loads) :]
-        bottoms = [key for key in missing if self._segments.is_bottom(key)]
-        tops = [key for key in missing if not self._segments.is_bottom(key)]
-        loads = tuple([load for keys in (tops, bottoms) if keys for load in self._load_some(keys, bits)])
+        loads = tuple([load for keys in self._pieces.by_pool(missing) if keys for load in self._load_some(keys, bits)])
+        if len(loads) == len(missing):
+            return loads, []
         return loads, [key for key in missing if not self.cache.pinned[key]]
 
-    def _load_some(self, missing: list[int], bits: Mapping[int, int]) -> tuple[Place, ...]:
+    def _load_some(self, missing: list[int], bits: Mapping[int, int]) -> list[Place]:
         """Demand loads for as many of `missing`, all of one pool, as there is room for; each is pinned."""
         missing = missing[: self.cache.num_slots_for(missing[0])]
         short = len(missing) - self.cache.room(missing[0])
         if short > 0:
             self._evict(missing[0], short)
         coming = missing[: self.cache.room(missing[0])]
-        loads = tuple([self._admit(key, RESIDENT, bits.get(key, FULL_BITS)) for key in coming])
+        loads = [self._admit(key, RESIDENT, bits.get(key, FULL_BITS)) for key in coming]
         self.cache.pin(coming)
-        nbytes = sum([self.nbytes[load.bits] for load in loads]) if bits else self._num_bytes(coming)
+        nbytes = sum([self.nbytes[load.bits] for load in loads]) if bits else self._pieces.num_bytes(coming)
         self.counters.add(Counter.DEMAND_BYTES, self.now.layer, nbytes)
         return loads
 
@@ -283,8 +256,8 @@ class Controller:
 
     def _victims(self, pool_key: int, count: int) -> list[int]:
         """Up to `count` residents of a key's pool that may leave."""
-        if self._segments and self._segments.is_bottom(pool_key):
-            return self._segments.oldest(self.cache, count)
+        if self.cache.is_passing(pool_key):
+            return self.cache.oldest(count)
         candidates = self.cache.candidates(pool_key)
         return first_of(candidates, self._eviction.order(candidates, self.now), count) if candidates.size else []
 
@@ -298,14 +271,12 @@ class Controller:
 
     def _leave(self, keys: list[int]) -> None:
         self.cache.evict(keys)
-        if self._segments:
-            self._segments.leave(keys)
         for key in keys:
             self._evicted_in_pass[key] = self.now.pass_index
         self.counters.add(Counter.EVICTIONS, self.now.layer, len(keys))
         if wasted := self._unused_prefetch.intersection(keys):
             self._unused_prefetch -= wasted
-            self.counters.add(Counter.WASTED_BYTES, self.now.layer, self._num_bytes(wasted))
+            self.counters.add(Counter.WASTED_BYTES, self.now.layer, self._pieces.num_bytes(wasted))
 
     def _observe(self, step: Step) -> None:
         """Show the residency policy the step; where it places a layer anew, note what is to be there."""
@@ -334,8 +305,8 @@ class Controller:
         proposed = self._prefetch.propose(step, self.now) if self._prefetch.distance else _NO_KEYS
         if behind:
             proposed = np.concatenate((behind, proposed))
-        if self._segments:
-            proposed = np.array(self._segments.of(proposed.tolist()), np.int64)
+        if self._residency.cuts:
+            proposed = np.array(self._pieces.of(proposed.tolist()), np.int64)
         kept = proposed[(self.cache.state[proposed] != ABSENT) & ~self.cache.pinned[proposed]]
         self.cache.pinned[kept] = True
         loads: list[Place] = []
@@ -346,7 +317,7 @@ class Controller:
             if self.cache.states[key] or not self._make_room(key):
                 continue
             loads += self._send([key])
-            backlog += self._num_bytes([key])
+            backlog += self._pieces.num_bytes([key])
         self.cache.pinned[kept] = False
         self._note_prefetched([load.key for load in loads])
         return tuple(loads)
@@ -354,19 +325,11 @@ class Controller:
     def _send(self, keys: list[int]) -> list[Place]:
         """Put `keys`, for which there is room, on their way."""
         for key in keys:
-            self._arrivals.send(key, self._num_bytes([key]))
+            self._arrivals.send(key, self._pieces.num_bytes([key]))
         return [self._admit(key, LOADING) for key in keys]
 
     def _admit(self, key: int, state: int, bits: int = FULL_BITS) -> Place:
-        if not self._segments:
-            return self.cache.admit(key, state, bits)
-        if self._segments.is_bottom(key):
-            self._segments.come(key)
-        return self.cache.admit(key, state, bits, self._segments.shares[key])
-
-    def _num_bytes(self, keys: Collection[int]) -> int:
-        """What these weigh at full precision."""
-        return self._segments.num_bytes(keys) if self._segments else self.shape.expert_nbytes * len(keys)
+        return self.cache.admit(key, state, bits, self._pieces.share(key))
 
     def _make_room(self, key: int) -> bool:
         if self.cache.room(key):
@@ -377,8 +340,6 @@ class Controller:
 
     def _note_prefetched(self, keys: list[int]) -> None:
         self._unused_prefetch.update(keys)
+        self._eviction.prefetched(self._pieces.tops(keys), self.now)
         self.counters.add(Counter.PREFETCHES, self.now.layer, len(keys))
-        self.counters.add(Counter.PREFETCH_BYTES, self.now.layer, self._num_bytes(keys))
-        if self._segments:
-            keys = [key for key in keys if not self._segments.is_bottom(key)]
-        self._eviction.prefetched(keys, self.now)
+        self.counters.add(Counter.PREFETCH_BYTES, self.now.layer, self._pieces.num_bytes(keys))

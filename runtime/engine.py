@@ -213,7 +213,8 @@ class Engine:
 
         def compute_landed(places: list[Place]) -> None:
             if not self._together or len(hidden) > 1 or len(places) < 2 or not all(map(_is_full, places)):
-                return compute(places)
+                compute(places)
+                return
             outputs = self._together.forward(layer.experts, [self._weights(place) for place in places], hidden)
             for place, y in zip(places, outputs.unbind(), strict=True):
                 _add(parts, place.key % num_experts, y)

@@ -18,8 +18,8 @@ Views = dict[str, torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class NeuronLayout:
-    """One expert of `nbytes`: a head with what belongs to no neuron, the bias of down, then neuron after neuron its rows
-    of gate and up, its column of down, its biases.
+    """One expert of `nbytes`: a head with what belongs to no neuron, the bias of down; then neuron after neuron its
+    rows of gate and up, its column of down, its biases.
 
     Any first n neurons with the head, and the others without, lie in one piece each. As many bytes as in a slot: what
     borders of 64 bytes cost there is left empty in the head.
@@ -39,7 +39,7 @@ class NeuronLayout:
         """As the module of a layer says. Raises Incompatible for experts that are no sum over their neurons."""
         module = layer.experts
         if getattr(module, "has_post_expert_norm", False):
-            raise Incompatible("these experts end in a norm, which is not the sum of its segments': they cannot be split")
+            raise Incompatible("experts that end in a norm are no sum of their segments: they cannot be split")
         return cls(
             hidden=layer.shapes["down_proj"][1 if module.is_transposed else 0],
             num_neurons=layer.num_neurons,

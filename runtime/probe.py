@@ -2,7 +2,8 @@
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -76,27 +77,37 @@ def link_bytes_per_second(link: Link, slots: Sequence[torch.Tensor], num_experts
 
 def expert_seconds(opened: MoeModel) -> float:
     """Seconds of one expert on one token in the fast tier, over experts that take turns."""
-    device, module = opened.model.device, opened.layers[0].experts
-    num_experts = min(_NUM_EXPERTS, opened.shape.num_experts)
-    views = [opened.store.layout.views(_on(device, opened, expert)) for expert in range(num_experts)]
+    device, module, views = opened.model.device, opened.layers[0].experts, some_experts(opened)
     x = torch.zeros(1, opened.config.hidden_size, dtype=opened.store.layout.dtype, device=device)
-    return _median_seconds(lambda turn: expert_forward(module, views[turn % num_experts], x), device, turns=200)
+    return _median_seconds(lambda turn: expert_forward(module, views[turn % len(views)], x), device, turns=200)
+
+
+def some_experts(opened: MoeModel) -> list[dict[str, torch.Tensor]]:
+    """A few experts of the first layer in the fast tier, by the names of their parts."""
+    num_experts = min(_NUM_EXPERTS, opened.shape.num_experts)
+    return [opened.store.layout.views(_on(opened.model.device, opened, expert)) for expert in range(num_experts)]
 
 
 def rest_seconds(opened: MoeModel) -> float:
     """Seconds of one decoded token without its routed experts."""
     model = opened.model
     token = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
-    model.set_experts_implementation(_NO_EXPERTS)
-    try:
+    with without_experts(opened):
         return _median_seconds(lambda _: model(input_ids=token), model.device, warm_up=2, turns=8)
+
+
+@contextmanager
+def without_experts(opened: MoeModel, *, after: str = "eager") -> Iterator[None]:
+    """The model's routed experts answer zero at once; then they are implemented as `after` says."""
+    opened.model.set_experts_implementation(_NO_EXPERTS)
+    try:
+        yield
     finally:
-        model.set_experts_implementation("eager")
+        opened.model.set_experts_implementation(after)
 
 
-def _median_seconds(
-    work: Callable[[int], object], device: torch.device, *, warm_up: int = 10, turns: int = 50
-) -> float:
+def seconds_of(work: Callable[[int], object], device: torch.device, *, warm_up: int, turns: int) -> list[float]:
+    """Seconds of each turn of `work`, which is told its number, until the device has done it; not of the warm-up."""
     seconds = []
     with torch.inference_mode():
         for turn in range(warm_up + turns):
@@ -105,7 +116,13 @@ def _median_seconds(
             if device.type == "cuda":
                 torch.cuda.current_stream(device).synchronize()
             seconds.append(time.perf_counter() - begin_s)
-    return statistics.median(seconds[warm_up:])
+    return seconds[warm_up:]
+
+
+def _median_seconds(
+    work: Callable[[int], object], device: torch.device, *, warm_up: int = 10, turns: int = 50
+) -> float:
+    return statistics.median(seconds_of(work, device, warm_up=warm_up, turns=turns))
 
 
 def _on(device: torch.device, opened: MoeModel, expert: int) -> torch.Tensor:

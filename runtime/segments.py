@@ -1,70 +1,90 @@
-"""Split experts as the controller sees them: keys, bytes and pools of segments (MoEpic)."""
+"""What of an expert lies in the fast tier by itself: the whole, or the segments of a split (MoEpic).
 
-from collections.abc import Iterable
-from itertools import islice
+`Whole` and `Segments` say the same things of keys: which make up an expert, what they weigh, which share pools.
+"""
+
+from collections.abc import Collection, Iterable
 
 import numpy as np
 
 from artifacts.errors import BadUsage
 from artifacts.shape import Shape
-from runtime.cache import RESIDENT, Cache
 from runtime.policies.base import Split
 from runtime.pools import Pool
 
 
+class Whole:
+    """Experts in one piece, each a key."""
+
+    def __init__(self, shape: Shape) -> None:
+        self._shape = shape
+
+    def of(self, keys: list[int]) -> list[int]:
+        """The keys that make up experts, in the order of the experts."""
+        return keys
+
+    def tops(self, keys: list[int]) -> list[int]:
+        """Those of these keys that eviction policies know."""
+        return keys
+
+    def by_pool(self, keys: list[int]) -> list[list[int]]:
+        """Keys of one layer, apart where their slots are."""
+        return [keys]
+
+    def num_bytes(self, keys: Collection[int]) -> int:
+        """What they weigh at full precision."""
+        return self._shape.expert_nbytes * len(keys)
+
+    def share(self, key: int) -> float:
+        """Of an expert."""
+        return 1.0
+
+    def layer_states(self, state: np.ndarray, layer: int) -> np.ndarray:
+        """[E] states of one layer's experts, given those of all keys."""
+        first = layer * self._shape.num_experts
+        return state[first : first + self._shape.num_experts]
+
+
 class Segments:
     """The top of an expert has the expert's own key, its bottom that key plus L * E, as if the bottoms were L more
-    layers; an expert of a layer that is not cut is its top. `nbytes` and `shares`, of an expert, are by key."""
+    layers; an expert of a layer that is not cut is its top. `nbytes` is by key."""
 
     def __init__(self, shape: Shape, split: Split) -> None:
         tops, bottoms = _sizes(shape, split)
         self.nbytes = [size for size in (*tops, *bottoms) for _ in range(shape.num_experts)]
-        self.shares = [size / shape.expert_nbytes for size in self.nbytes]
-        num_keys, self._num_experts = shape.num_keys, shape.num_experts
-        self._own = [(key, num_keys + key) if self.nbytes[num_keys + key] else (key,) for key in range(num_keys)]
-        self._passing: dict[int, None] = {}  # bottoms in the fast tier, the longest untouched first
+        self._shares = [size / shape.expert_nbytes for size in self.nbytes]
+        self._num_keys, self._num_experts = shape.num_keys, shape.num_experts
+        whole = range(shape.num_keys)
+        self._own = [(key, key + shape.num_keys) if self.nbytes[key + shape.num_keys] else (key,) for key in whole]
 
     def of(self, keys: Iterable[int]) -> list[int]:
-        """The segments of experts, in their order, each top before its bottom."""
+        """The segments of experts, in the order of the experts, each top before its bottom."""
         return [segment for key in keys for segment in self._own[key]]
 
-    def layer_states(self, state: np.ndarray, layer: int) -> np.ndarray:
-        """[E] states of one layer's experts: that of the segment which is least there."""
-        first, count = layer * self._num_experts, self._num_experts
-        tops = state[first : first + count]
-        first += len(self._own)
-        return np.minimum(tops, state[first : first + count]) if self.nbytes[first] else tops
-
     def is_bottom(self, key: int) -> bool:
-        return key >= len(self._own)
+        return key >= self._num_keys
+
+    def tops(self, keys: Iterable[int]) -> list[int]:
+        return [key for key in keys if key < self._num_keys]
+
+    def by_pool(self, keys: Iterable[int]) -> list[list[int]]:
+        return [self.tops(keys), [key for key in keys if key >= self._num_keys]]
 
     def num_bytes(self, keys: Iterable[int]) -> int:
         return sum([self.nbytes[key] for key in keys])
 
-    # Bottoms that pass through: no policy is asked about them
+    def share(self, key: int) -> float:
+        return self._shares[key]
 
-    def come(self, key: int) -> None:
-        self._passing[key] = None
-
-    def touch(self, keys: Iterable[int]) -> None:
-        """Those of these segments that pass are in use."""
-        for key in keys:
-            if key in self._passing:
-                del self._passing[key]
-                self._passing[key] = None
-
-    def leave(self, keys: Iterable[int]) -> None:
-        for key in keys:
-            self._passing.pop(key, None)
-
-    def oldest(self, cache: Cache, count: int) -> list[int]:
-        """Up to `count` that may leave, the longest untouched first."""
-        states, pinned = cache.states, cache.pins
-        return list(islice((key for key in self._passing if states[key] == RESIDENT and not pinned[key]), count))
+    def layer_states(self, state: np.ndarray, layer: int) -> np.ndarray:
+        """An expert is there as far as that of its segments which is least."""
+        first, count = layer * self._num_experts, self._num_experts
+        tops, bottom = state[first : first + count], first + self._num_keys
+        return np.minimum(tops, state[bottom : bottom + count]) if self.nbytes[bottom] else tops
 
 
 def segment_pools(shape: Shape, split: Split, *, is_global: bool) -> tuple[Pool, ...]:
-    """The tops' pools, one a layer or one for all, then that of the bottoms of every layer.
+    """The tops' pools, one a layer or one for all, then that of the bottoms of every layer, which pass.
 
     Raises BadUsage where layers are cut differently and yet would share their slots.
     """

@@ -63,7 +63,8 @@ class Outcome:
 
 class Workload:
     """A trace of a model on a machine. `artefacts` are a store's; what they lack is counted in the trace itself, and
-    `assumed` says so. `window` overrides what the machine's link moves during a layer, in bytes."""
+    `assumed` says so. `window` overrides what the machine's link moves during a layer, in bytes; `costs` what the
+    machine's data sheet promises, where they were measured."""
 
     def __init__(
         self,
@@ -73,12 +74,13 @@ class Workload:
         *,
         artefacts: Artefacts | None = None,
         window: int | None = None,
+        costs: Costs | None = None,
     ) -> None:
         _check(trace, model)
         self.trace, self.model, self.machine = trace, model, machine
         self.assumed: list[str] = [*trace.assumed, *model.assumed, *_unused_layers(trace)]
         self._artefacts = artefacts or Artefacts()
-        self._costs = Costs.of(model, machine)
+        self._costs = costs or Costs.of(model, machine)
         self._window = window
 
     def run(self, setting: Setting) -> Outcome:

@@ -16,7 +16,7 @@ from artifacts.names import unknown
 from artifacts.provenance import StoredRun
 from artifacts.shape import Shape
 from artifacts.store import Store
-from moectl import replicaviews, views
+from moectl import replicaviews, splitviews, views
 from moectl.render import Heatmap, Sheet, human_bytes, show_heatmap, show_json, show_sheet
 from runtime.policies import POLICIES, build, presets
 
@@ -101,10 +101,16 @@ def _find(store: Store, table: str, run_id: int | None, layer: int | None) -> Ar
     if not found:
         where = store.path if run_id is None else f"run {run_id} of {store.path}"
         raise Incompatible(f"{where} holds no {table}; moectl inspect runs lists what there is")
-    shape = next(model.shape for model in store.models() if model.model_id == found[-1].info.model_id)
+    shape = _shape(store, found[-1])
     if layer is not None and layer >= shape.num_layers:
         raise BadUsage(f"there is no layer {layer}: the model's MoE layers are 0 to {shape.num_layers - 1}")
     return Artefact(store, found[-1], shape, layer)
+
+
+def _shape(store: Store, run: StoredRun) -> Shape:
+    """Of the run's model; a split may be of a model of which only the shape is known."""
+    known = {model.model_id: model.shape for model in store.models()}
+    return known[run.info.model_id] if run.info.model_id else Shape(**run.info.parameters["shape"])
 
 
 def _store(store: Store) -> dict[str, Sheet]:
@@ -172,6 +178,22 @@ def _verify(store: Path, rows: pa.Table) -> None:
             problems.append(problem)
     if problems:
         raise BadInput(f"{len(problems)} of {len(hashes)} replica files cannot be used; the first: {problems[0]}")
+
+
+def _curves(artefact: Artefact) -> tuple[Sheet, Heatmap]:
+    found = matrices.curve_matrices(artefact.read("curves"), *artefact.size)
+    return splitviews.curves(found, artefact.layer), splitviews.curves_heatmap(found, artefact.layer)
+
+
+def _splits(artefact: Artefact) -> tuple[Sheet, Heatmap]:
+    answer = matrices.split_columns(artefact.read("splits"))
+    found = matrices.curve_matrices(artefact.read("curves"), *artefact.size)
+    asked = artefact.run.info.parameters
+    title = f"Split of {asked['model']}, {asked['budget']}, {asked.get('machine', 'measured')}, {asked['solver']}"
+    sheet = splitviews.splits(answer, found, title=title)
+    return splitviews.with_bars(sheet, artefact.shape.num_experts), splitviews.splits_heatmap(
+        answer, artefact.shape.num_experts
+    )
 
 
 def _presets() -> Sheet:
@@ -248,5 +270,7 @@ _ARTEFACTS: dict[str, tuple[str, Callable[[Artefact], tuple[Sheet, Heatmap]]]] =
     "buddies": ("buddies", _buddies),
     "quant-loss": ("quant_loss", _quant_loss),
     "replicas": ("replicas", _replicas),
+    "curves": ("curves", _curves),
+    "splits": ("splits", _splits),
 }
 _KNOWLEDGE: dict[str, Callable[[], Sheet]] = {"presets": _presets, "policies": _policies, "machines": _machines}

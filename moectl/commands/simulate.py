@@ -1,18 +1,23 @@
 """`moectl simulate`: a trace through the same policies on virtual time, beside the plain way and the oracle."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from artifacts.errors import BadUsage
+from artifacts.errors import BadUsage, Incompatible
 from artifacts.hardware import Machine, machine
+from artifacts.measured import REMEDY, profile_for
 from artifacts.modelshapes import ModelShape
+from artifacts.store import Store
 from artifacts.trace import Trace
 from moectl.render import NumBytes, Sheet, human_bytes, show_json, show_sheet
 from moectl.tracesource import Source, open_source
 from runtime import budget as sizes
 from runtime.cache import Scope
 from runtime.counters import hit_rate
+from runtime.measured import HERE, costs_of, machine_of
 from runtime.policies import POLICIES, parse, presets
 from runtime.sweep import Outcome, Setting, Workload, oracles
+from runtime.timing import Costs
 
 PLAIN = "on-demand"
 
@@ -33,7 +38,8 @@ class Request:
     def __post_init__(self) -> None:
         if self.scope not in (None, *Scope):
             raise BadUsage(f"scope is layer or global, not {self.scope!r}")
-        machine(self.machine)
+        if self.machine != HERE:
+            machine(self.machine)
         for setting in self.settings():
             setting.build()
 
@@ -70,12 +76,14 @@ def simulate(source: Source, request: Request) -> Simulated:
     """Replay the source's trace once for each setting, and for the plain way and the oracles beside them."""
     opened = open_source(source)
     settings = request.settings()
+    found, costs = _machine(request.machine, opened.model, source.store)
     workload = Workload(
         opened.trace,
         opened.model,
-        machine(request.machine),
+        found,
         artefacts=opened.artefacts,
         window=sizes.nbytes(request.window) if request.window else None,
+        costs=costs,
     )
     asked = [workload.run(setting) for setting in settings]
     plain = Setting(PLAIN, PLAIN, scope=settings[0].scope or str(asked[0].scope), budget=request.budget)
@@ -83,6 +91,17 @@ def simulate(source: Source, request: Request) -> Simulated:
     shown = [_identity(outcome) for outcome in asked]
     beside = [outcome for outcome in beside if _identity(outcome) not in shown]
     return Simulated(asked, beside, opened.trace, opened.model, workload.machine, opened.name, workload.assumed)
+
+
+def _machine(name: str, model: ModelShape, path: Path) -> tuple[Machine, Costs | None]:
+    """A named machine, or `here`: this one, with what the store's hardware profile says that the model costs on it."""
+    if name != HERE:
+        return machine(name), None
+    if not path.exists():
+        raise Incompatible(f"there is no store {path} with a hardware profile: {REMEDY}, or name a machine")
+    with Store.open(path, read_only=True) as store:
+        profile = profile_for(store, model.shape, name=model.name)
+    return machine_of(profile, model.shape), costs_of(profile, model.shape)
 
 
 def show(simulated: Simulated, *, as_json: bool) -> None:

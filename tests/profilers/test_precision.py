@@ -19,8 +19,7 @@ from runtime.policies.base import Artefacts
 from runtime.session import Session, Settings
 from tests.conftest import Checkpoint
 from tests.families import VOCABULARY
-from tests.replicas import made
-from tests.runtime.test_replicas import put
+from tests.replicas import made, put
 from tests.runtime.test_session import plain_model
 
 SEQUENCES = [np.random.default_rng(at).integers(3, VOCABULARY, length) for at, length in enumerate((14, 9, 14))]
@@ -90,7 +89,7 @@ def test_against_the_plain_model(
 ) -> None:
     plain, assignment = plain_model(folder), wanted[at]
     full = said(plain)
-    put(plain, opened, artefacts, widths(opened, artefacts, assignment))
+    put(plain, opened, artefacts.replicas, widths(opened, artefacts, assignment))
     low, targets = said(plain), torch.from_numpy(np.concatenate([ids[1:] for ids in SEQUENCES]))[:, None]
     price = pricing.price(assignment)
     assert pricing.perplexity == pytest.approx(float((-full.gather(1, targets).mean()).exp()), rel=1e-5)

@@ -14,7 +14,8 @@ from artifacts.shape import Shape
 from artifacts.trace import DECODE, PREFILL, Trace
 from runtime.assembly import build_controller, prepare
 from runtime.cache import ABSENT, RESIDENT, Scope
-from runtime.controller import Controller, distinct
+from runtime.controller import Controller
+from runtime.ordering import distinct
 from runtime.plan import NO_SLOT, Plan
 from runtime.policies import build, parse
 from runtime.policies.base import Artefacts, FastTier, Step
@@ -144,7 +145,7 @@ def _check_places(plan: Plan, owner: Controller, shape: Shape) -> None:
     """Every rank is served by something that is there, near or dropped, split experts by their segments; a wave fits
     the tier; books balance."""
     used = [plan.layer * shape.num_experts + expert for expert in distinct(plan.selected)]
-    used = owner._segments.of(used) if owner._segments else used
+    used = owner._pieces.of(used)
     served = [place.key for wave in plan.waves for place in (*wave.resident, *wave.loads)]
     assert len(set(served)) == len(served)
     elsewhere = [place.key for place in (*plan.near, *plan.low)]

@@ -12,8 +12,9 @@ from artifacts.shape import Shape
 from artifacts.trace import Trace
 from runtime.assembly import build_controller
 from runtime.cache import LOADING, RESIDENT, Scope
-from runtime.controller import Controller, first_of
+from runtime.controller import Controller
 from runtime.counters import Counter
+from runtime.ordering import first_of
 from runtime.plan import Plan
 from runtime.policies import POLICIES, build
 from runtime.policies.base import Artefacts, Step

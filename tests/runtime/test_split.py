@@ -132,16 +132,15 @@ def test_tops_have_pools_by_layer_and_bottoms_share_one() -> None:
 
 def test_the_bottom_that_nobody_touched_longest_leaves_first() -> None:
     split = Split(np.array([3, 3]), np.array([1, 1]), 4)
-    segments, cache = Segments(SHAPE, split), Cache(SHAPE, segment_pools(SHAPE, split, is_global=False))
+    cache = Cache(SHAPE, segment_pools(SHAPE, split, is_global=False))
     for key in (6, 7, 8, 9):
-        segments.come(key)
         cache.admit(key, LOADING if key == 7 else RESIDENT)
-    segments.touch([0, 6])
+    cache.touch([0, 6])
     cache.pin([8])
-    assert segments.oldest(cache, 1) == [9], "7 is on its way, 8 pinned, 6 was touched"
-    assert segments.oldest(cache, 4) == [9, 6]
-    segments.leave([9])
-    assert segments.oldest(cache, 4) == [6]
+    assert cache.oldest(1) == [9], "7 is on its way, 8 pinned, 6 was touched"
+    assert cache.oldest(4) == [9, 6]
+    cache.evict([9])
+    assert cache.oldest(4) == [6]
 
 
 def test_segments_add_up_to_the_expert_and_lie_in_one_piece(pair: tuple) -> None:

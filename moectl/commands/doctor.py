@@ -1,0 +1,152 @@
+"""`moectl doctor`: what this machine takes for a model, what stands in the way, and whether a prediction comes true."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from artifacts.errors import OutOfResources
+from artifacts.measured import COMMAND, HardwareProfile, stored_profile
+from artifacts.store import Store
+from moectl import findings
+from moectl.bundled import demo_model
+from moectl.commands import hardware
+from moectl.commands.hardware import Measured
+from moectl.findings import Finding
+from moectl.opening import open_quietly
+from moectl.options import DEFAULT_STORE
+from moectl.render import Sheet, human_bytes, show_json, show_sheet
+from profilers.corpus import documents, token_sequences
+from profilers.loads import QUICK, link_of_run
+from profilers.machine import Here
+from profilers.prediction import Prediction, check
+from profilers.routing import check_sequences
+from runtime import budget as sizes
+from runtime.model import MoeModel
+
+_NUM_SEQUENCES, _PREFILL, _DECODE = 4, 16, 24
+_MOST = 0.8  # of the memory that can be had
+_TEXT = "builtin:held-out"
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """`is_stored`: the profile came from the store, and was not measured for the occasion."""
+
+    measured: Measured
+    is_stored: bool
+    findings: list[Finding]
+    prediction: Prediction
+
+
+def doctor(name: str | None, *, budget: str, link: str, device: str, threads: int, store: Path) -> Diagnosis:
+    """Examine this machine with the model `name` (None: the bundled one); nothing is written.
+
+    Without a profile of this machine and link in the store a short one is measured. Raises BadUsage, BadInput for a
+    model or store that cannot be opened, OutOfResources when there is no room for the budget.
+    """
+    torch.set_num_threads(threads)
+    path = name or str(demo_model())
+    opened = open_quietly(path, device=device)
+    link_of_run(opened, link)  # what is not understood is told before anything is measured
+    here = Here.look(opened.model.device)
+    _check_room(opened, budget, here)
+    link = hardware.affordable(opened, link)
+    stored = _stored(path, opened, store)
+    is_stored = stored is not None and _fits(stored.profile, here, link_of_run(opened, link))
+    measured = stored if is_stored else _measured(path, opened, link, store)
+    shown = "" if store == DEFAULT_STORE else f" --store {store}"
+    found = findings.of_machine(here, opened.shape) + findings.of_disk(measured.profile)
+    found += findings.of_store(store, opened.fingerprint[:16], model=name, shown=shown)
+    if stored is not None:
+        found += findings.of_profile(stored.profile, here)
+    sequences = _sequences(opened)
+    prediction = check(opened, measured.profile, sequences, prefill=_PREFILL, budget=budget, link=link)
+    return Diagnosis(measured, is_stored, found, prediction)
+
+
+def show(diagnosis: Diagnosis, *, as_json: bool) -> None:
+    """Print the profile, the findings and the prediction, or one JSON object."""
+    if as_json:
+        measured = diagnosis.measured
+        source = {"run": measured.run, "is_stored": diagnosis.is_stored}
+        show_json(
+            {
+                "model": measured.model,
+                "hardware": source | hardware.record(measured.profile),
+                "findings": [asdict(finding) for finding in diagnosis.findings],
+                "prediction": asdict(diagnosis.prediction),
+            }
+        )
+        return
+    for sheet in (*hardware.sheets(diagnosis.measured), _findings(diagnosis), _prediction(diagnosis.prediction)):
+        show_sheet(sheet)
+
+
+def _stored(name: str, opened: MoeModel, path: Path) -> Measured | None:
+    if not path.exists():
+        return None
+    with Store.open(path, read_only=True) as store:
+        model_id = opened.fingerprint[:16]
+        profile, run = stored_profile(store, model_id), store.latest_run(COMMAND, model_id)
+    return None if profile is None else Measured(name, profile, run.run_id)
+
+
+def _fits(profile: HardwareProfile, here: Here, link: str) -> bool:
+    """Whether runs over this link are what was measured, here."""
+    is_changed = any(profile.conditions.get(name) != getattr(here, name) for name in ("processor", "cores", "threads"))
+    is_known = any(load.link == link and load.miss is not None for load in profile.loads)
+    device = "cuda" if here.gpu else "cpu"
+    return is_known and not is_changed and profile.device == device
+
+
+def _measured(name: str, opened: MoeModel, link: str, store: Path) -> Measured:
+    replicas = hardware.stored_replicas(store, opened)
+    return Measured(name, hardware.measured(name, opened, link=link, replicas=replicas, effort=QUICK))
+
+
+def _check_room(opened: MoeModel, budget: str, here: Here) -> None:
+    """Raise OutOfResources rather than let the system end the process."""
+    wanted = sizes.num_slots(budget, opened.shape, per_layer=True) * opened.store.layout.nbytes
+    room = here.gpu_nbytes or here.available_nbytes
+    if wanted > _MOST * room:
+        raise OutOfResources(
+            f"a budget of {budget} takes {human_bytes(wanted)} and {human_bytes(room)} can be had: "
+            "give a smaller --budget"
+        )
+
+
+def _sequences(opened: MoeModel) -> list[np.ndarray]:
+    """The beginnings of held-out docstrings; tokens at random for a model without a tokenizer."""
+    length = _PREFILL + _DECODE
+    if opened.tokenizer is None:
+        return list(np.random.default_rng(0).integers(0, opened.config.vocab_size, (_NUM_SEQUENCES, length)))
+    found = []
+    for document in documents(_TEXT):
+        first = next(token_sequences([document], opened.tokenizer, length=length, num_tokens=length))
+        found += [first] if len(first) == length else []
+        if len(found) == _NUM_SEQUENCES:
+            break
+    check_sequences(opened.model, found)
+    return found
+
+
+def _findings(diagnosis: Diagnosis) -> Sheet:
+    rows = [(one.topic, one.says, one.remedy) for one in diagnosis.findings]
+    return Sheet("What stands in the way", ("about", "what there is", "what mends it"), rows)
+
+
+def _prediction(made: Prediction) -> Sheet:
+    rows = [
+        ("predicted", f"{made.predicted_ms:.2f}", f"{made.predicted_stall_ms:.2f}"),
+        ("measured", f"{made.measured_ms:.2f}", f"{made.measured_stall_ms:.2f}"),
+        ("predicted / measured", f"{made.ratio:.3f}", None),
+        ("at the pace of now", f"{made.ratio_at_pace:.3f}", None),
+    ]
+    note = (
+        f"{made.preset} with {made.budget} of the experts over {made.link}: {made.tokens} tokens decoded, hit rate "
+        f"{made.hit_rate:.3f}; predicted from the run's own trace by the simulator with the costs above. Pace: between "
+        f"the runs a layer without its experts took {made.pace:.2f} times as long as when it was profiled"
+    )
+    return Sheet("The prediction", ("", "ms per token", "of them waiting for the link"), rows, note)

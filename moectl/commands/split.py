@@ -1,0 +1,223 @@
+"""`moectl split`: from a trace and latencies to each layer's budget, cache size and split ratio, in the store."""
+
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from artifacts import measured
+from artifacts.curves import Curves, measure
+from artifacts.errors import BadInput, BadUsage, Incompatible
+from artifacts.hardware import machine
+from artifacts.modelshapes import ModelShape
+from artifacts.names import unknown
+from artifacts.provenance import ModelInfo, RunInfo, utc_now
+from artifacts.rows import curve_rows, split_rows
+from artifacts.splits import SOLVERS, Answer, allocate, expert_split
+from artifacts.store import Store
+from artifacts.trace import DECODE, PHASES
+from moectl import splitviews
+from moectl.bundled import demo_model
+from moectl.render import Sheet, show_json, show_sheet
+from moectl.tracesource import Opened, Source, open_source
+from runtime import budget as sizes
+from runtime.measured import HERE
+from runtime.timing import Costs
+
+COMMAND = "split"
+EVEN = "even"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What to solve. Latencies are those of a named machine, or `here`: of the store's newest hardware profile of the
+    model, over its own link unless `link` names one."""
+
+    budget: str = "25%"
+    machine: str = HERE
+    link: str | None = None
+    solver: str = "dynamic"
+    zeta: float = 0.01
+
+    def __post_init__(self) -> None:
+        if self.machine != HERE:
+            machine(self.machine)
+            if self.link is not None:
+                raise BadUsage("--link picks from a hardware profile: leave it out with --machine")
+        if self.solver not in SOLVERS:
+            raise BadUsage(unknown("solver", self.solver, SOLVERS))
+
+
+@dataclass(frozen=True, slots=True)
+class Latencies:
+    """Seconds for one token of a layer but for its routed experts, of its k experts, of the head; of loading an expert.
+
+    `basis`: of a named machine, or of the run that measured them and its machine.
+    """
+
+    attention_s: float
+    moe_s: float
+    head_s: float
+    load_s: float
+    basis: dict[str, object]
+
+    def arguments(self) -> tuple[float, float, float, float]:
+        """As `artifacts.splits` takes them."""
+        return self.head_s + self.attention_s, self.moe_s, self.attention_s, self.load_s
+
+    def __str__(self) -> str:
+        parts = (("attention", self.attention_s), ("experts", self.moe_s), ("head", self.head_s), ("load", self.load_s))
+        name = self.basis.get("machine") or f"hardware run {self.basis['hardware_run']} over {self.basis['link']}"
+        return f"{name}: " + ", ".join(f"{part} {seconds * 1e3:.4g} ms" for part, seconds in parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """What was found and from what. `exposed_ms` of a token over all layers: this split's, and what equal budgets or
+    the other solvers would leave."""
+
+    run_id: int
+    answer: Answer
+    curves: Curves
+    parameters: dict[str, object]
+    source: str
+    latencies: Latencies
+    exposed_ms: dict[str, float]
+    assumed: tuple[str, ...]
+
+
+def split(source: Source, request: Request) -> Split:
+    """Measure the curves of the source's trace, solve, and write both to the store.
+
+    Raises BadUsage, BadInput (no store, a trace that cannot tell) or Incompatible (no hardware profile).
+    """
+    started_at, start_s = utc_now(), time.monotonic()
+    opened = open_source(source)
+    info = _named_model(source, opened)
+    model_id = info.model_id if info else opened.model_id
+    latencies = _latencies(source.store, request, opened.model, model_id)
+    phases, curves = _curves(opened)
+    answers = _solve(request, opened.model, latencies, curves)
+    exposed_ms = {name: float(answer[1].sum()) * 1e3 for name, answer in answers.items()}
+    parameters = _parameters(request, opened, latencies, phases) | {"exposed_ms": exposed_ms[request.solver]}
+    answer = answers[request.solver]
+    tables = {"curves": curve_rows(curves.hit, curves.prediction, curves.prediction_hit), "splits": split_rows(*answer)}
+    run = RunInfo(
+        command=COMMAND,
+        model_id=model_id,
+        started_at=started_at,
+        seconds=time.monotonic() - start_s,
+        data=opened.name,
+        tokens=int((opened.trace.layer == 0).sum()),
+        parameters=parameters,
+    )
+    run_id = _write(source.store, info, run, tables)
+    assumed = (*opened.trace.assumed, *opened.model.assumed)
+    return Split(run_id, answer, curves, parameters, opened.name, latencies, exposed_ms, assumed)
+
+
+def show(found: Split, *, as_json: bool) -> None:
+    """Print the layers with a bar for each, or one JSON object."""
+    sheet = layers(found)
+    if as_json:
+        summary = {"run": found.run_id, "trace": found.source, **found.parameters, "exposed_ms": found.exposed_ms}
+        show_json(summary | {"layers": sheet.records(), "assumed": list(found.assumed)})
+        return
+    show_sheet(splitviews.with_bars(sheet, found.curves.prediction.shape[1]))
+    for line in found.assumed:
+        print(f"assumed: {line}")
+
+
+def layers(found: Split) -> Sheet:
+    """One row a layer."""
+    curves, asked = found.curves, found.parameters
+    totals = ", ".join(f"{name} {value:.4g} ms" for name, value in found.exposed_ms.items())
+    note = (
+        f"run {found.run_id}: {found.answer[0].sum():.6g} experts ({asked['budget']}), solver {asked['solver']}\n"
+        f"exposed a token: {totals}\n{found.latencies}"
+    )
+    shown = (curves.hit, curves.prediction, curves.prediction_hit)
+    return splitviews.splits(found.answer, shown, title=f"Split of {asked['model']} by {found.source}", note=note)
+
+
+def _write(path: Path, model: ModelInfo | None, run: RunInfo, tables: dict[str, pa.Table]) -> int:
+    with Store.open(path) as store:
+        if model:
+            store.add_model(model)
+        return store.write_run(run, tables)
+
+
+def _named_model(source: Source, opened: Opened) -> ModelInfo | None:
+    """The model whose folder was named beside a trace that does not say whose it is."""
+    if source.model is None or opened.model_id is not None:
+        return None
+    name = str(demo_model()) if source.model == "bundled" else source.model
+    if not Path(name).is_dir():
+        return None
+    from moectl.opening import open_quietly
+
+    model = open_quietly(name, device="cpu")
+    return ModelInfo(name, model.fingerprint, model.family, model.shape)
+
+
+def _latencies(path: Path, request: Request, model: ModelShape, model_id: str | None) -> Latencies:
+    if request.machine != HERE:
+        costs = Costs.of(model, machine(request.machine))
+        parts = (costs.rest.seconds(1), model.shape.top_k * costs.expert.seconds(1), costs.head.seconds(1))
+        return Latencies(*parts, costs.load_latency_s + costs.load_s, {"machine": request.machine})
+    missing = Incompatible(f"{path} holds no hardware profile of this model: {measured.REMEDY}, or name a --machine")
+    if model_id is None or not path.exists():
+        raise missing
+    with Store.open(path, read_only=True) as store:
+        run, profile = store.latest_run(measured.COMMAND, model_id), measured.stored_profile(store, model_id)
+    if profile is None:
+        raise missing
+    load, decode = profile.load(request.link), profile.decode
+    basis = {"hardware_run": run.run_id, "hardware": list(profile.machine), "link": load.link}
+    parts = (part.median for part in (decode.attention, decode.moe, decode.head, load.seconds))
+    return Latencies(*parts, basis)
+
+
+def _curves(opened: Opened) -> tuple[list[str], Curves]:
+    """Of decoding, where there is any. Raises BadInput where the trace cannot tell."""
+    trace = opened.trace
+    if trace.predicted is None:
+        raise BadInput(
+            "the trace does not hold what routers predict: record one with `moectl profile --trace`, or with "
+            "`moectl run --prefetch next_gate --trace FILE`"
+        )
+    phases = [DECODE] if (trace.phase == DECODE).any() else sorted(set(trace.phase.tolist()))
+    curves = measure(trace, opened.model.shape, phases=phases)
+    unused = np.flatnonzero(curves.requests == 0).tolist()
+    if unused:
+        raise BadInput(f"layers {', '.join(map(str, unused))} never occur in the trace: it cannot tell what they need")
+    return [PHASES[phase] for phase in phases], curves
+
+
+def _solve(request: Request, model: ModelShape, latencies: Latencies, curves: Curves) -> dict[str, Answer]:
+    """By equal budgets, greedily, and as asked."""
+    shape = model.shape
+    total = sizes.budget_nbytes(request.budget, shape) / shape.expert_nbytes
+    given = (*latencies.arguments(), shape.top_k, curves.hit, curves.prediction, curves.prediction_hit)
+    solvers = dict.fromkeys(("greedy", request.solver))
+    found = {solver: allocate(total, request.zeta, *given, solver=solver) for solver in solvers}
+    even = np.full(shape.num_layers, total / shape.num_layers)
+    return {EVEN: (even, *expert_split(even, *given)), **found}
+
+
+def _parameters(request: Request, opened: Opened, latencies: Latencies, phases: list[str]) -> dict[str, object]:
+    """By these a split made for something else is recognised."""
+    shape = opened.model.shape
+    return {
+        "model": opened.model.name,
+        "shape": asdict(shape),
+        "budget": request.budget,
+        "budget_bytes": sizes.budget_nbytes(request.budget, shape),
+        **latencies.basis,
+        "latencies": {name: getattr(latencies, name) for name in ("attention_s", "moe_s", "head_s", "load_s")},
+        "solver": request.solver,
+        "zeta": request.zeta,
+        "phases": phases,
+    }

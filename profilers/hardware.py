@@ -1,0 +1,208 @@
+"""Measures a machine with a model: parts of a pass by number of tokens, loads by link, experts near their memory.
+
+Everything is measured by what runs it: the model's own layers, the engine, the links, the near tier's arithmetic.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from artifacts.measured import Compute, HardwareProfile, Near, Spread
+from artifacts.replicas import FULL_BITS, Replicas
+from profilers.loads import THOROUGH, Effort, link_of_run, loads
+from profilers.machine import Here
+from runtime.engine import NAME
+from runtime.experts import accumulate, assign, expert_forward, gather, weigh
+from runtime.lowbit import make_ready, project_packed
+from runtime.model import MoeModel
+from runtime.probe import seconds_of, some_experts, without_experts
+from runtime.replicas import open_replicas
+from runtime.session import Session, Settings
+from runtime.weights import aligned
+
+_CONTEXT = 64  # tokens that a decoded token looks back on, at least
+_NEAR_TOKENS = (1, 16)
+_FEW = 8  # experts that take turns
+_CPU = torch.device("cpu")
+
+
+def measure(
+    opened: MoeModel,
+    folder: Path,
+    *,
+    link: str = "auto",
+    replicas: Replicas | None = None,
+    effort: Effort = THOROUGH,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> HardwareProfile:
+    """All of it. `folder`: where the checkpoint lies; `link` as for a run, a rate is emulated; `replicas`: widths to
+    compute near. Raises BadUsage for a link that is not understood."""
+    of_run = link_of_run(opened, link)
+    before = Here.look(opened.model.device)
+    limit = getattr(opened.config, "max_position_embeddings", None) or max(effort.lengths)
+    lengths = [1, *sorted({length for length in effort.lengths if 1 < length <= limit})]
+    widths = [FULL_BITS, *(replicas.widths if replicas else ())]
+    total, done = len(lengths) + 1 + len(widths), 0
+    compute, near = [], []
+    of_decode, miss = _decode_experts(opened, link, effort)
+    for length in lengths:
+        moe = of_decode if length == 1 else _prompt_experts(opened, length, effort)
+        compute.append(_compute(opened, length, moe, effort))
+        progress(done := done + 1, total)
+    brought = (
+        replace(load, miss=miss if load.link == of_run else None) for load in loads(opened, folder, of_run, effort)
+    )
+    measured = tuple(brought)
+    progress(done := done + 1, total)
+    for bits in widths:
+        near += _near(opened, bits, replicas, effort)
+        progress(done := done + 1, total)
+    return HardwareProfile(tuple(compute), measured, tuple(near), _conditions(opened, before, of_run, effort))
+
+
+# Computing
+
+
+def _compute(opened: MoeModel, num_tokens: int, moe: Spread, effort: Effort) -> Compute:
+    return Compute(
+        num_tokens,
+        attention=layer_seconds(opened, num_tokens, effort),
+        moe=moe,
+        head=_head(opened, num_tokens, effort),
+        expert=_expert(opened, num_tokens, effort),
+    )
+
+
+def layer_seconds(opened: MoeModel, num_tokens: int, effort: Effort, *, after: str = "eager") -> Spread:
+    """A layer without its experts: the model's body by its layers. A single token follows on others. `after` says how
+    experts are implemented then."""
+    body, device = opened.model.base_model, opened.model.device
+    ids = torch.zeros(1, num_tokens, dtype=torch.int64, device=device)
+    with without_experts(opened, after=after), torch.inference_mode():
+        context: dict[str, object] = {}
+        if num_tokens == 1:
+            past = body(input_ids=ids.expand(1, _context(opened, effort)), use_cache=True).past_key_values
+            context = {"past_key_values": past, "use_cache": True}
+        seconds = _seconds(opened, lambda _: body(input_ids=ids, **context), effort)
+    return Spread.of([one / opened.shape.num_layers for one in seconds])
+
+
+def _context(opened: MoeModel, effort: Effort) -> int:
+    """So many that those which are measured still have a position."""
+    limit = getattr(opened.config, "max_position_embeddings", None) or 1 << 20
+    return max(1, min(_CONTEXT, limit - effort.turns - effort.warm_up))
+
+
+def _head(opened: MoeModel, num_tokens: int, effort: Effort) -> Spread:
+    head = opened.model.get_output_embeddings()
+    hidden = _hidden(opened, num_tokens)[None].to(head.weight.dtype)
+    return Spread.of(_seconds(opened, lambda _: head(hidden), effort))
+
+
+def _expert(opened: MoeModel, num_tokens: int, effort: Effort) -> Spread:
+    module, views, x = opened.layers[0].experts, some_experts(opened), _hidden(opened, num_tokens)
+    return Spread.of(_seconds(opened, lambda turn: expert_forward(module, views[turn % len(views)], x), effort))
+
+
+def _decode_experts(opened: MoeModel, link: str, effort: Effort) -> tuple[Spread, Spread | None]:
+    """Seconds of a layer's experts in a pass of one token when all are there, and what each adds that is not;
+    None where all are always there.
+
+    A token comes twice into a fast tier that holds no more than one token's experts: the first time they are brought,
+    the second time they are there. Then it comes without experts, so that all three see the same machine.
+    """
+    shape, random = opened.shape, np.random.default_rng(0)
+    there, added = [], []
+    settings = Settings(budget=f"{shape.num_layers * shape.top_k}x", link=link)
+    with Session(opened, settings) as session, torch.inference_mode():
+        session.engine.on_step = _nothing  # which keeps the controller deciding, as it must below the whole model
+        for turn in range(effort.warm_up + effort.turns):
+            token = torch.from_numpy(random.integers(0, opened.config.vocab_size, (1, 1))).to(opened.model.device)
+            brought_s, there_s = _pass_seconds(session, token), _pass_seconds(session, token)
+            num_misses = sum(layer["misses"] for layer in session.controller.counters.by_layer(first_pass=-2))
+            with without_experts(opened, after=NAME):
+                bare_s = min(_pass_seconds(session, token) for _ in range(2))  # the first finds colder caches
+            if turn >= effort.warm_up:
+                there.append((there_s - bare_s) / shape.num_layers)
+                added += [(brought_s - there_s) / num_misses] if num_misses else []
+    return Spread.of(there), Spread.of(added) if len(added) > 1 else None
+
+
+def _pass_seconds(session: Session, token: torch.Tensor) -> float:
+    return seconds_of(lambda _: session.forward(token), token.device, warm_up=0, turns=1)[0]
+
+
+def _nothing(step: object) -> None:
+    pass
+
+
+def _prompt_experts(opened: MoeModel, num_tokens: int, effort: Effort) -> Spread:
+    """A layer's experts on tokens that choose alike among all, as those of a prompt nearly do; weights of a few take
+    turns in the place of all."""
+    shape, device, module = opened.shape, opened.model.device, opened.layers[0].experts
+    views, hidden = some_experts(opened), _hidden(opened, num_tokens)
+    scores = np.random.default_rng(0).random((num_tokens, shape.num_experts))
+    selected = np.argsort(scores, axis=1)[:, : shape.top_k]
+    weights = torch.full((num_tokens, shape.top_k), 1 / shape.top_k, dtype=hidden.dtype, device=device)
+
+    def layer(_: int) -> torch.Tensor:
+        assigned = assign(selected, device)
+        out = torch.zeros_like(hidden)
+        for expert in sorted(assigned):
+            own = assigned[expert]
+            y = expert_forward(module, views[expert % len(views)], gather(hidden, own))
+            accumulate(out, weigh(y, weights, own), own)
+        return out
+
+    return Spread.of(_seconds(opened, layer, effort))
+
+
+def _hidden(opened: MoeModel, num_tokens: int, device: torch.device | None = None) -> torch.Tensor:
+    """[num_tokens, H] at random, always the same."""
+    values = torch.randn(num_tokens, opened.config.hidden_size, generator=torch.Generator().manual_seed(0))
+    return values.to(dtype=opened.store.layout.dtype, device=device or opened.model.device)
+
+
+def _seconds(opened: MoeModel, work: Callable[[int], object], effort: Effort) -> list[float]:
+    return seconds_of(work, opened.model.device, warm_up=effort.warm_up, turns=effort.turns)
+
+
+# Near memory
+
+
+def _near(opened: MoeModel, bits: int, replicas: Replicas | None, effort: Effort) -> Iterator[Near]:
+    """One expert on the CPU, in RAM, at one width; a few take turns."""
+    store = opened.store if bits == FULL_BITS else open_replicas(opened, replicas, [bits])[bits]
+    module, shape = opened.layers[0].experts, opened.shape
+    projecting = {} if bits == FULL_BITS else {"project": project_packed}
+    views = []
+    for expert in range(min(_FEW, shape.num_experts)):
+        store.read(0, expert, buffer := aligned(store.layout.nbytes))
+        views.append(store.layout.views(buffer))
+    make_ready({bits} - {FULL_BITS}, _CPU)
+    for num_tokens in _NEAR_TOKENS:
+        x = _hidden(opened, num_tokens, _CPU)
+
+        def compute(turn: int, x: torch.Tensor = x) -> torch.Tensor:
+            return expert_forward(module, views[turn % len(views)], x, **projecting)
+
+        seconds = seconds_of(compute, _CPU, warm_up=effort.warm_up, turns=effort.turns)
+        yield Near(bits, num_tokens, Spread.of(seconds))
+
+
+def _conditions(opened: MoeModel, here: Here, of_run: str, effort: Effort) -> dict[str, object]:
+    """`load` is as it was before anything was measured."""
+    facts = asdict(here)
+    return {
+        "device": opened.model.device.type,
+        "device_name": facts.pop("gpu") or here.processor,
+        **facts,
+        "link": of_run,
+        "dtype": str(opened.store.layout.dtype).removeprefix("torch."),
+        "expert_bytes": opened.store.layout.nbytes,
+        "context": _context(opened, effort),
+        "turns": effort.turns,
+    }

@@ -1,0 +1,154 @@
+"""Measures loading one expert over every link that a machine has, and from a disk that nothing was kept of."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from artifacts.measured import COLD, Load, Spread
+from runtime import budget as sizes
+from runtime.cudalink import CudaLink
+from runtime.link import DEMAND, DiskLink, EmulatedLink, Link
+from runtime.model import MoeModel
+from runtime.probe import seconds_of
+from runtime.slowtier import SlowTier
+from runtime.tiers import resolve_link
+from runtime.weights import aligned
+
+LENGTHS = (16, 64, 256)
+_FEW = 8  # experts that take turns
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """Tokens of the prompts to try, and how often everything is measured, after a third as often to warm up."""
+
+    lengths: tuple[int, ...] = LENGTHS
+    turns: int = 30
+
+    @property
+    def warm_up(self) -> int:
+        return self.turns // 3
+
+
+THOROUGH, QUICK = Effort(), Effort(lengths=(16,), turns=20)
+
+
+def link_of_run(opened: MoeModel, link: str) -> str:
+    """The name in a profile of what `--link` says: `pinned` for a GPU's own, `disk`, or the rate as given.
+
+    Raises BadUsage for what is not understood or not there.
+    """
+    kind = resolve_link(opened, link=link, near=None, scaled_to=None).kind
+    return {"cuda": "pinned", "disk": "disk", "emulated": link}[kind]
+
+
+def loads(opened: MoeModel, folder: Path, of_run: str, effort: Effort) -> Iterator[Load]:
+    """The disk as the operating system has it and, where it can be told to forget, cold; RAM; the rate emulated."""
+    device, shape, nbytes = opened.model.device, opened.shape, opened.store.layout.nbytes
+    slots = torch.empty(_num_few(opened), nbytes, dtype=torch.uint8, device=device)
+    pin = device.type == "cuda"
+    with _closing(_disk_link(opened)) as link:
+        yield _load("disk", _bring(link, slots, effort), nbytes)
+        if cold := _bring_cold(link, slots, folder, effort):
+            yield _load(COLD, cold, nbytes)
+    if pin:
+        held = _Held(opened, pin=True)
+        pinned = CudaLink(held, shape, device=device, slot_nbytes=nbytes, is_pinned=True)
+        with _closing(pinned) as link:
+            yield _load("pinned", _bring(link, slots, effort), nbytes)
+    held = _Held(opened, pin=False)
+
+    def copy(turn: int) -> None:
+        slots[turn % len(slots)].copy_(held.experts[turn % len(slots)])
+
+    copies = seconds_of(copy, device, warm_up=effort.warm_up, turns=effort.turns)
+    yield _load("pageable" if pin else "ram", copies, nbytes)
+    if of_run not in ("disk", "pinned"):
+        bandwidth, latency_s = sizes.rate(of_run)
+        with _closing(EmulatedLink(held, shape, bandwidth=bandwidth, latency_s=latency_s)) as link:
+            yield _load(of_run, _bring(link, slots, effort), nbytes)
+
+
+class _Held:
+    """A source of a few experts that are held in RAM, page-locked if `pin`."""
+
+    def __init__(self, opened: MoeModel, *, pin: bool) -> None:
+        self.experts = [aligned(opened.store.layout.nbytes, pin=pin) for _ in range(_num_few(opened))]
+        for key, buffer in enumerate(self.experts):
+            opened.store.read(*divmod(key, opened.shape.num_experts), buffer)
+        self._num_experts = opened.shape.num_experts
+
+    def view(self, layer: int, expert: int, *, bits: int) -> torch.Tensor:
+        return self.experts[layer * self._num_experts + expert]
+
+    def read(self, layer: int, expert: int, out: torch.Tensor, *, bits: int) -> None:
+        out.copy_(self.view(layer, expert, bits=bits))
+
+
+def _num_few(opened: MoeModel) -> int:
+    return min(_FEW, opened.shape.num_keys)
+
+
+def _disk_link(opened: MoeModel) -> Link:
+    device, nbytes, disk = opened.model.device, opened.store.layout.nbytes, SlowTier.plain(opened.store)
+    if device.type == "cuda":
+        return CudaLink(disk, opened.shape, device=device, slot_nbytes=nbytes, is_pinned=False)
+    return DiskLink(disk, opened.shape)
+
+
+@contextmanager
+def _closing(link: Link) -> Iterator[Link]:
+    try:
+        yield link
+    finally:
+        link.drain_stalls()
+        link.close()
+
+
+def _bring(link: Link, slots: torch.Tensor, effort: Effort, *, first: int = 0) -> list[float]:
+    """Seconds of each turn's expert, from asking for it to having it."""
+
+    def bring(turn: int) -> None:
+        key = (first + turn) % len(slots)
+        link.collect(link.issue(key, slots[key], urgency=DEMAND))
+
+    return seconds_of(bring, slots.device, warm_up=effort.warm_up, turns=effort.turns)
+
+
+def _bring_cold(link: Link, slots: torch.Tensor, folder: Path, effort: Effort) -> list[float]:
+    """The same with the files dropped from memory before every turn; nothing where that has no effect."""
+    seconds, once, before = [], Effort(turns=1), _bytes_read()
+    if before is None or not hasattr(os, "posix_fadvise"):
+        return []
+    for turn in range(effort.turns):
+        _forget(folder)
+        seconds += _bring(link, slots, once, first=turn)
+    came = _bytes_read() - before
+    return seconds if came >= effort.turns * slots[0].nbytes / 2 else []
+
+
+def _forget(folder: Path) -> None:
+    for path in folder.glob("*.safetensors"):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(descriptor)
+
+
+def _bytes_read() -> int | None:
+    """That this process had from storage; None where nobody counts them."""
+    try:
+        lines = Path("/proc/self/io").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) for line in lines if line.startswith("read_bytes:")), None)
+
+
+def _load(link: str, seconds: list[float], nbytes: int) -> Load:
+    spread = Spread.of(seconds)
+    return Load(link, spread, nbytes / spread.median / 1e9)

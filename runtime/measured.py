@@ -1,0 +1,50 @@
+"""A measured machine as the simulator takes machines: what was measured in place of what data sheets promise."""
+
+from artifacts.hardware import Machine
+from artifacts.measured import HardwareProfile, Load
+from artifacts.shape import Shape
+from runtime.timing import Costs, Work
+
+HERE = "here"
+
+
+def costs_of(profile: HardwareProfile, shape: Shape, *, link: str | None = None) -> Costs:
+    """Costs of the model that was measured, with loads over `link`, by default the profile's own.
+
+    A step that finds its experts there takes what it took when measured, and so does one that finds none: the engine's
+    own work on a step counts with the rest of the layer, that on an expert which is brought as the link's latency.
+    Raises BadInput for a link that was not measured.
+    """
+    one, many = profile.decode, profile.compute[-1]
+    load = profile.load(link)
+    expert_s = min(one.expert.median, one.moe.median / shape.top_k)
+    engine_s = one.moe.median - shape.top_k * expert_s
+    near = profile.near_at()
+    return Costs(
+        expert=Work(expert_s, many.expert.median / many.tokens),
+        load_s=load.seconds.median,
+        load_latency_s=_latency(load, hidden_s=expert_s * (1 - 1 / shape.top_k)),
+        near=Work(near[0].seconds.median, near[-1].seconds.median / near[-1].tokens),
+        rest=Work(one.attention.median + engine_s, (many.attention.median + engine_s) / many.tokens),
+        head=Work(one.head.median, many.head.median / many.tokens),
+    )
+
+
+def _latency(load: Load, *, hidden_s: float) -> float:
+    """Of each load beside the link's own seconds; `hidden_s` behind the computing of the expert before it."""
+    return 0.0 if load.miss is None else max(0.0, load.miss.median + hidden_s - load.seconds.median)
+
+
+def machine_of(profile: HardwareProfile, shape: Shape, *, link: str | None = None) -> Machine:
+    """The same as bandwidths: what one expert's bytes came to in the seconds that it took. Arithmetic is not told apart
+    from memory, so that its peak stays open."""
+    costs, nbytes = costs_of(profile, shape, link=link), shape.expert_nbytes / 1e9
+    return Machine(
+        HERE,
+        fast_gbps=nbytes / costs.expert.memory_s,
+        fast_tflops=float("inf"),
+        link_gbps=nbytes / costs.load_s,
+        link_latency_s=0.0,
+        near_gbps=nbytes / costs.near.memory_s,
+        source=f"measured: {profile.conditions['device_name']}",
+    )

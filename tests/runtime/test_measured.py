@@ -1,0 +1,60 @@
+"""Costs from a hardware profile: a step takes on virtual time what it took when measured."""
+
+import numpy as np
+import pytest
+
+from artifacts.errors import BadInput
+from artifacts.shape import Shape
+from artifacts.trace import DECODE
+from runtime.measured import costs_of, machine_of
+from runtime.plan import Place, Plan, Wave
+from runtime.timing import Timing
+from tests.measured import made
+
+SHAPE = Shape(num_layers=2, num_experts=4, top_k=2, expert_nbytes=100)
+BOTH = (Place(0, 0, 16), Place(1, 1, 16))
+ATTENTION, MOE, HEAD, MISS = 10, 12, 3, 14
+
+
+def step_seconds(wave: Wave) -> float:
+    timing = Timing(costs_of(made(), SHAPE), SHAPE.num_experts, {16: 100})
+    timing.begin_pass(DECODE, 1)
+    timing.step(Plan(0, np.zeros((1, 2), np.int64), None, (wave,), (), (), ()))
+    timing.end_pass()
+    return timing.passes[0].seconds - HEAD
+
+
+def test_a_step_with_all_its_experts() -> None:
+    assert step_seconds(Wave(BOTH, ())) == pytest.approx(ATTENTION + MOE)
+
+
+def test_a_step_with_none_of_its_experts() -> None:
+    assert step_seconds(Wave((), BOTH)) == pytest.approx(ATTENTION + MOE + 2 * MISS)
+
+
+def test_experts_faster_together_than_alone() -> None:
+    """They are never said to take longer than their layer did."""
+    costs = costs_of(made(), Shape(num_layers=2, num_experts=4, top_k=4, expert_nbytes=100))
+    assert costs.expert.memory_s == pytest.approx(12 / 4)
+    assert costs.rest.memory_s == pytest.approx(ATTENTION)
+
+
+def test_more_tokens() -> None:
+    costs = costs_of(made(), SHAPE)
+    assert costs.expert.seconds(16) == pytest.approx(16)
+    assert costs.near.seconds(16) == pytest.approx(32)
+    assert costs.rest.seconds(16) == pytest.approx(40 + 4)
+
+
+def test_another_link() -> None:
+    costs = costs_of(made(), SHAPE, link="ram")
+    assert (costs.load_s, costs.load_latency_s) == (1.0, 0.0)
+    with pytest.raises(BadInput, match="no link cuda"):
+        costs_of(made(), SHAPE, link="cuda")
+
+
+def test_as_bandwidths() -> None:
+    machine = machine_of(made(), SHAPE)
+    assert (machine.name, machine.source) == ("here", "measured: abacus")
+    assert machine.link_gbps == pytest.approx(100 / 5 / 1e9)
+    assert machine.near_gbps == pytest.approx(100 / 6 / 1e9)
