@@ -77,8 +77,10 @@ def build_controller(
     if split is not None and "replicas" in policies.requires:
         raise BadUsage(f"--residency {describe(policies.residency)} cuts experts at full precision: leave out replicas")
     replicas = artefacts.replicas if "replicas" in policies.requires else None
+    pieces = Whole(shape) if split is None else Segments(shape, split)
+    shared = pools(policies, shape, num_slots=num_slots, scope=scope, split=split)
     return Controller(
-        Cache(shape, pools(policies, shape, num_slots=num_slots, scope=scope, split=split), shadows=shadows),
+        Cache(shape, shared, shares=pieces.shares, shadows=shadows),
         routing=policies.routing,
         eviction=policies.eviction,
         miss=policies.miss,
@@ -86,5 +88,5 @@ def build_controller(
         residency=policies.residency,
         window=window,
         nbytes=replicas.nbytes if replicas else {FULL_BITS: shape.expert_nbytes},
-        pieces=Whole(shape) if split is None else Segments(shape, split),
+        pieces=pieces,
     )

@@ -24,15 +24,23 @@ class Scope(StrEnum):
 class Cache:
     """Every key belongs to one of `pools`, which come in the order of their keys and cover them.
 
-    `shadows` [L * E]: bits of the replica of each expert that stays beside the slots, if any does; `near_bits` [L * E]:
-    those at which it is computed near. `state` and `pinned` are views for whoever wants many keys at once. One key at a
-    time is read and written in the bytes below them, which takes a tenth of the time.
+    `shares` by key, of an expert; `shadows` [L * E]: bits of the replica of each expert that stays beside the slots, if
+    any does; `near_bits` [L * E]: those at which it is computed near. `state` and `pinned` are views for whoever wants
+    many keys at once. One key at a time is read and written in the bytes below them, which takes a tenth of the time.
     """
 
-    def __init__(self, shape: Shape, pools: Sequence[Pool], *, shadows: np.ndarray | None = None) -> None:
+    def __init__(
+        self,
+        shape: Shape,
+        pools: Sequence[Pool],
+        *,
+        shares: Sequence[float] | None = None,
+        shadows: np.ndarray | None = None,
+    ) -> None:
         self.shape, self.pools, self.shadows = shape, pools, shadows
         self.near_bits = np.full(shape.num_keys, FULL_BITS)
         self.num_keys = pools[-1].stop
+        self._shares = shares or [1.0] * self.num_keys
         self.states, self._pins = bytearray(self.num_keys), bytearray(self.num_keys)
         self.state, self.pinned = np.frombuffer(self.states, np.uint8), np.frombuffer(self._pins, bool)
         self.places: list[Place | None] = [None] * self.num_keys  # of what is not absent
@@ -88,14 +96,14 @@ class Cache:
         for key in keys:
             self._pins[key] = False
 
-    def admit(self, key: int, state: int, bits: int = FULL_BITS, share: float = 1.0) -> Place:
+    def admit(self, key: int, state: int, bits: int = FULL_BITS) -> Place:
         """Give `key`, a replica of so many bits, an empty slot of its pool; it takes a whole one at any precision."""
         free = self._free_slots[self.pool_of[key]]
         assert not self.states[key] and free, f"no room for key {key} in state {self.states[key]}"
         self.states[key] = state
         if key >= self._first_passing:
             self._passing[key] = None
-        self.places[key] = place = Place(key, free.pop(), bits, share)
+        self.places[key] = place = Place(key, free.pop(), bits, self._shares[key])
         return place
 
     def evict(self, keys: Iterable[int]) -> None:

@@ -56,14 +56,8 @@ class Controller:
         self._unused_prefetch: set[int] = set()
         self._to_place: dict[int, list[int]] = {}  # by layer
         self.num_predicted = prefetch.distance if prefetch.reads_predictions else 0  # layers ahead, per step
-        self.holds_all = cache.num_slots == self.shape.num_keys and not (
-            residency.cuts
-            or prefetch.distance
-            or routing.reroutes
-            or residency.places
-            or miss.every_step
-            or self._picks_bits
-        )
+        has_more = residency.cuts or residency.places or routing.reroutes or miss.every_step or self._picks_bits
+        self.holds_all = cache.num_slots == self.shape.num_keys and not (has_more or prefetch.distance)
 
     def begin_pass(self, num_tokens: int) -> None:
         """A pass over so many tokens comes next."""
@@ -103,7 +97,8 @@ class Controller:
         if missing and self._picks_bits:
             self._eviction.fetched({key: bits.get(key, FULL_BITS) for key in missing}, self.now)
         self._eviction.used(experts, step, self.now)
-        self.cache.touch(used)
+        if self._residency.cuts:
+            self.cache.touch(used)
         here = [key for key in used if states[key]] if absent else used
         if near or low:
             elsewhere = {place.key for place in (*near, *low)}
@@ -169,7 +164,7 @@ class Controller:
         return choice
 
     def _near_place(self, key: int) -> Place:
-        return Place(key, NO_SLOT, int(self.cache.near_bits[key % self.shape.num_keys]), self._pieces.share(key))
+        return Place(key, NO_SLOT, int(self.cache.near_bits[key % self.shape.num_keys]), self._pieces.shares[key])
 
     def _low_place(self, key: int) -> Place:
         return Place(key, NO_SLOT, int(self.cache.shadows[key]))
@@ -229,10 +224,11 @@ class Controller:
 
     def _load_wave(self, missing: list[int], bits: Mapping[int, int]) -> tuple[tuple[Place, ...], list[int]]:
         """Demand loads for what fits its pool, and what is still missing."""
-        loads = tuple([load for keys in self._pieces.by_pool(missing) if keys for load in self._load_some(keys, bits)])
-        if len(loads) == len(missing):
-            return loads, []
-        return loads, [key for key in missing if not self.cache.pinned[key]]
+        loads = []
+        for keys in self._pieces.by_pool(missing):
+            loads += self._load_some(keys, bits)
+        rest = [key for key in missing if not self.cache.pinned[key]] if len(loads) < len(missing) else []
+        return tuple(loads), rest
 
     def _load_some(self, missing: list[int], bits: Mapping[int, int]) -> list[Place]:
         """Demand loads for as many of `missing`, all of one pool, as there is room for; each is pinned."""
@@ -241,7 +237,7 @@ class Controller:
         if short > 0:
             self._evict(missing[0], short)
         coming = missing[: self.cache.room(missing[0])]
-        loads = [self._admit(key, RESIDENT, bits.get(key, FULL_BITS)) for key in coming]
+        loads = [self.cache.admit(key, RESIDENT, bits.get(key, FULL_BITS)) for key in coming]
         self.cache.pin(coming)
         nbytes = sum([self.nbytes[load.bits] for load in loads]) if bits else self._pieces.num_bytes(coming)
         self.counters.add(Counter.DEMAND_BYTES, self.now.layer, nbytes)
@@ -326,10 +322,7 @@ class Controller:
         """Put `keys`, for which there is room, on their way."""
         for key in keys:
             self._arrivals.send(key, self._pieces.num_bytes([key]))
-        return [self._admit(key, LOADING) for key in keys]
-
-    def _admit(self, key: int, state: int, bits: int = FULL_BITS) -> Place:
-        return self.cache.admit(key, state, bits, self._pieces.share(key))
+        return [self.cache.admit(key, LOADING) for key in keys]
 
     def _make_room(self, key: int) -> bool:
         if self.cache.room(key):

@@ -17,6 +17,7 @@ from artifacts.replicas import FULL_BITS
 from artifacts.trace import DECODE, PREFILL
 from runtime.controller import Controller
 from runtime.experts import Assigned, accumulate, assign, expert_forward, gather, weigh
+from runtime.host import on_host, real_rows, to_host
 from runtime.link import DEMAND, PREFETCH, Transfer
 from runtime.model import MoeLayer, MoeModel
 from runtime.neuronmajor import Views
@@ -127,7 +128,7 @@ class Engine:
         ids = kwargs.get("input_ids", args[0] if args else None)
         batch, length = (ids if ids is not None else kwargs["inputs_embeds"]).shape[:2]
         requests = np.arange(self.first_request, self.first_request + batch, dtype=np.int32).repeat(length)
-        rows = _real_rows(kwargs.get("attention_mask"), batch, length)
+        rows = real_rows(kwargs.get("attention_mask"), batch, length)
         requests = requests if rows is None else requests[rows]
         self._pass = _Pass(PREFILL if length > 1 else DECODE, rows, requests)
         self.controller.begin_pass(len(requests))
@@ -277,7 +278,7 @@ class Engine:
         host = hidden.cpu()
         for place in places:
             expert = place.key % self.controller.shape.num_experts
-            x = gather(host, _on_host(assigned[expert]))
+            x = gather(host, on_host(assigned[expert]))
             y = self.near.forward(layer.experts, place, x).to(hidden.device, non_blocking=True)
             _add(parts, expert, y)
 
@@ -297,7 +298,7 @@ class Engine:
         if self.wants_probabilities:
             tensors.append(routed.logits.float().softmax(-1))
         tensors += self._predictions(layer, routed)
-        arrays = _to_host(tensors)
+        arrays = to_host(tensors)
         if self._pass.rows is not None:
             arrays = [array[self._pass.rows] for array in arrays]
         selected, weights_host, *rest = arrays
@@ -341,14 +342,6 @@ class Engine:
         return torch.zeros_like(weights).index_copy_(0, rows, full)
 
 
-def _real_rows(mask: torch.Tensor | None, batch: int, length: int) -> np.ndarray | None:
-    """Rows of the flattened batch that are no padding; None when all are, or when the mask is of another kind."""
-    if length == 1 or mask is None or mask.dim() != 2 or mask.shape[0] != batch:  # what is decoded is no padding
-        return None
-    real = mask[:, -length:].reshape(-1).cpu().numpy().astype(bool)
-    return None if real.all() else np.flatnonzero(real)
-
-
 def _add(parts: dict[int, torch.Tensor], expert: int, y: torch.Tensor) -> None:
     """Segments of an expert add up to it."""
     parts[expert] = parts[expert] + y if expert in parts else y
@@ -356,18 +349,3 @@ def _add(parts: dict[int, torch.Tensor], expert: int, y: torch.Tensor) -> None:
 
 def _is_full(place: Place) -> bool:
     return place.bits == FULL_BITS
-
-
-def _on_host(assigned: Assigned) -> Assigned:
-    return assigned if assigned.tokens is None else Assigned(assigned.tokens.cpu(), assigned.ranks.cpu())
-
-
-def _to_host(tensors: list[torch.Tensor]) -> list[np.ndarray]:
-    """The one device-to-host copy of a step: [T, *] tensors as arrays, ids as int64 and the rest as float32."""
-    if tensors[0].device.type == "cpu":
-        return [tensor.detach().numpy() for tensor in tensors]
-    ids, *others = tensors
-    packed = torch.cat([ids.int().view(torch.float32), *others], dim=1).cpu().numpy()
-    ends = np.cumsum([tensor.shape[1] for tensor in tensors])[:-1]
-    selected, *rest = np.split(packed, ends, axis=1)
-    return [np.ascontiguousarray(selected).view(np.int32).astype(np.int64), *map(np.ascontiguousarray, rest)]

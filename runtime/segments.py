@@ -14,9 +14,10 @@ from runtime.pools import Pool
 
 
 class Whole:
-    """Experts in one piece, each a key."""
+    """Experts in one piece, each a key. `shares`, of an expert, are by key."""
 
     def __init__(self, shape: Shape) -> None:
+        self.shares = [1.0] * shape.num_keys
         self._shape = shape
 
     def of(self, keys: list[int]) -> list[int]:
@@ -35,10 +36,6 @@ class Whole:
         """What they weigh at full precision."""
         return self._shape.expert_nbytes * len(keys)
 
-    def share(self, key: int) -> float:
-        """Of an expert."""
-        return 1.0
-
     def layer_states(self, state: np.ndarray, layer: int) -> np.ndarray:
         """[E] states of one layer's experts, given those of all keys."""
         first = layer * self._shape.num_experts
@@ -47,12 +44,13 @@ class Whole:
 
 class Segments:
     """The top of an expert has the expert's own key, its bottom that key plus L * E, as if the bottoms were L more
-    layers; an expert of a layer that is not cut is its top. `nbytes` is by key."""
+    layers; an expert of a layer that is not cut is its top. `nbytes` and
+    `shares`, of an expert, are by key."""
 
     def __init__(self, shape: Shape, split: Split) -> None:
         tops, bottoms = _sizes(shape, split)
         self.nbytes = [size for size in (*tops, *bottoms) for _ in range(shape.num_experts)]
-        self._shares = [size / shape.expert_nbytes for size in self.nbytes]
+        self.shares = [size / shape.expert_nbytes for size in self.nbytes]
         self._num_keys, self._num_experts = shape.num_keys, shape.num_experts
         whole = range(shape.num_keys)
         self._own = [(key, key + shape.num_keys) if self.nbytes[key + shape.num_keys] else (key,) for key in whole]
@@ -68,13 +66,11 @@ class Segments:
         return [key for key in keys if key < self._num_keys]
 
     def by_pool(self, keys: Iterable[int]) -> list[list[int]]:
-        return [self.tops(keys), [key for key in keys if key >= self._num_keys]]
+        bottoms = [key for key in keys if key >= self._num_keys]
+        return [own for own in (self.tops(keys), bottoms) if own]
 
     def num_bytes(self, keys: Iterable[int]) -> int:
         return sum([self.nbytes[key] for key in keys])
-
-    def share(self, key: int) -> float:
-        return self._shares[key]
 
     def layer_states(self, state: np.ndarray, layer: int) -> np.ndarray:
         """An expert is there as far as that of its segments which is least."""

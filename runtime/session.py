@@ -100,6 +100,8 @@ class Session:
         if fast.shadows is not None or self.policies.widths:
             resident = set() if fast.shadows is None else set(fast.shadows.tolist())
             make_ready(sorted(resident | set(self.policies.widths)), opened.model.device)
+        if fast.split and choice.kind == "disk":
+            self.fallbacks.append("link disk reads the whole expert for each segment: use a link from RAM")
         if fast.holds(shape):
             self.fallbacks.append(f"budget {self._budget} holds the whole model: every expert stays resident")
 
