@@ -13,6 +13,7 @@ from artifacts.errors import BadInput, BadUsage, OutOfResources
 from artifacts.names import unknown
 
 DTYPES = ("float32", "float16")
+_LEAST = np.float32(1e-30)
 _CHUNK = 1024  # maps at a time where float16 is widened
 _BLOCK_NBYTES, _MOST_NEWCOMERS = 16 << 20, 512  # similarities between newcomers and maps computed at a time
 
@@ -21,9 +22,9 @@ def select_experts(probabilities: np.ndarray, score: float, k: int) -> list[int]
     """The most probable experts of `probabilities` [E] until their sum reaches delta = clip(1 - score, 0, 1), at least
     k of them, most probable first, equals by the lower id. A match that is less alike brings more experts."""
     probabilities = np.asarray(probabilities, np.float64)
-    order = np.argsort(-probabilities, kind="stable")
+    order = (-probabilities).argsort(kind="stable")
     delta = min(max(1.0 - float(score), 0.0), 1.0)
-    reached = int(np.searchsorted(np.cumsum(probabilities[order]), delta)) + 1
+    reached = int(probabilities[order].cumsum().searchsorted(delta)) + 1
     return order[: max(reached, k)].tolist()
 
 
@@ -75,51 +76,37 @@ class ExpertMaps:
             raise BadUsage(unknown("dtype", dtype, DTYPES))
         if capacity < 1:
             raise BadUsage(f"a store of maps needs a capacity of at least 1, not {capacity}")
-        nothing = np.empty((0, hidden), dtype), np.empty((0, num_layers, num_experts), dtype)
-        self._begin(*nothing, capacity=capacity, distance=distance)
-        self._own()
+        if not 1 <= distance <= num_layers:
+            raise BadUsage(f"the distance must be 1 to {num_layers}, the model's MoE layers, not {distance}")
+        self.capacity, self.distance = capacity, distance
+        self.num_replaced = self.version = self._size = 0
+        self.map_nbytes = map_nbytes(num_layers, num_experts, hidden, dtype)
+        try:
+            self._embeddings = np.empty((capacity, hidden), dtype)
+            # A layer of all maps is read at a time, by whom other work has emptied the caches.
+            self._by_layer = np.empty((num_layers, capacity, num_experts), dtype)
+            self._inverse = np.empty((num_layers, capacity), np.float32)  # 1 / length of each prefix
+        except (MemoryError, ValueError) as error:
+            nbytes = capacity * self.map_nbytes
+            raise OutOfResources(f"{capacity} maps take {nbytes:,} bytes: give a smaller capacity") from error
 
     @classmethod
     def of(
         cls, embeddings: np.ndarray, probabilities: np.ndarray, *, distance: int = 3, capacity: int | None = None
     ) -> "ExpertMaps":
-        """A store that reads these arrays, as `embeddings` and `probabilities` give them, where they lie; the first
-        `add` copies them. Without `capacity` it is full."""
-        assert embeddings.dtype == probabilities.dtype, (embeddings.dtype, probabilities.dtype)
-        maps = cls.__new__(cls)
-        capacity = max(capacity or 0, len(embeddings))
-        maps._begin(embeddings, probabilities, capacity=capacity, distance=distance)
+        """A store of these maps, arrays as `embeddings` and `probabilities` give them; full unless `capacity` is
+        larger."""
+        maps = cls(
+            max(capacity or 0, len(embeddings)),
+            num_layers=probabilities.shape[1],
+            num_experts=probabilities.shape[2],
+            hidden=embeddings.shape[1],
+            distance=distance,
+            dtype=str(embeddings.dtype),
+        )
+        maps._size = len(embeddings)
+        maps._write(np.arange(len(embeddings)), embeddings, probabilities)
         return maps
-
-    def _begin(self, embeddings: np.ndarray, probabilities: np.ndarray, *, capacity: int, distance: int) -> None:
-        num_layers = probabilities.shape[1]
-        if not 1 <= distance <= num_layers:
-            raise BadUsage(f"the distance must be 1 to {num_layers}, the model's MoE layers, not {distance}")
-        self.capacity, self.distance = capacity, distance
-        self.num_replaced = self.version = 0
-        self._size, self._is_own = len(embeddings), False
-        self._hold(embeddings, probabilities, _inverse_lengths(probabilities))
-
-    def _hold(self, embeddings: np.ndarray, probabilities: np.ndarray, inverse: np.ndarray) -> None:
-        self._embeddings, self._probabilities = embeddings, probabilities
-        self._flat = probabilities.reshape(len(probabilities), np.prod(probabilities.shape[1:], dtype=int))
-        self._inverse = inverse  # [L, C]: 1 / length of each prefix, 0 where that is 0
-
-    def _own(self) -> None:
-        """Room for all C maps in arrays of our own: those lent, as by a database, are not ours to write."""
-        if self._is_own:
-            return
-        lent = self._embeddings, self._probabilities
-        try:
-            own = [np.empty((self.capacity, *part.shape[1:]), part.dtype) for part in lent]
-            inverse = np.empty((self.num_layers, self.capacity), np.float32)
-        except (MemoryError, ValueError) as error:
-            nbytes = self.capacity * self.map_nbytes
-            raise OutOfResources(f"{self.capacity} maps take {nbytes:,} bytes: give a smaller capacity") from error
-        for mine, theirs in zip((*own, inverse.T), (*lent, self._inverse.T), strict=True):
-            mine[: self._size] = theirs
-        self._hold(*own, inverse)
-        self._is_own = True
 
     def __len__(self) -> int:
         return self._size
@@ -131,21 +118,16 @@ class ExpertMaps:
 
     @property
     def probabilities(self) -> np.ndarray:
-        """[N, L, E]"""
-        return self._probabilities[: self._size]
+        """[N, L, E], a view of what is laid out by layers."""
+        return self._by_layer[:, : self._size].transpose(1, 0, 2)
 
     @property
     def num_layers(self) -> int:
-        return self._probabilities.shape[1]
+        return len(self._by_layer)
 
     @property
     def dtype(self) -> str:
         return str(self._embeddings.dtype)
-
-    @property
-    def map_nbytes(self) -> int:
-        """Bytes of one map."""
-        return map_nbytes(*self._probabilities.shape[1:], self._embeddings.shape[1], self.dtype)
 
     @property
     def nbytes(self) -> int:
@@ -154,7 +136,7 @@ class ExpertMaps:
 
     def layer(self, rows: np.ndarray, layer: int) -> np.ndarray:
         """[R, E] float32: what the maps numbered `rows` [R] say of a layer."""
-        return self._probabilities[rows, layer].astype(np.float32, copy=False)
+        return self._by_layer[layer, rows].astype(np.float32, copy=False)
 
     # Matching
 
@@ -163,13 +145,11 @@ class ExpertMaps:
         return np.clip(_dots(_unit(embeddings), self.embeddings), -1, 1)
 
     def trajectory_scores(self, prefixes: np.ndarray) -> np.ndarray:
-        """[R, N] cosines of the distributions `prefixes` [R, l, E] of the first l layers, flattened, with the maps'.
-
-        `Trajectories` arrive at the same without going through all layers again.
-        """
-        flat = prefixes.reshape(len(prefixes), -1)
-        scores = _dots(_unit(flat), self._flat[: self._size, : flat.shape[1]])
-        return np.clip(scores * self._inverse[prefixes.shape[1] - 1, : self._size], -1, 1)
+        """[R, N] cosines of the distributions `prefixes` [R, l, E] of the first l layers, flattened, with the maps'."""
+        under_way = self.begin(len(prefixes))
+        for layer in range(prefixes.shape[1]):
+            under_way.update(prefixes[:, layer])
+        return under_way.scores()
 
     def begin(self, num_requests: int) -> "Trajectories":
         """The requests of a new pass, before its first layer."""
@@ -185,9 +165,8 @@ class ExpertMaps:
         """
         if not (np.isfinite(embeddings).all() and np.isfinite(probabilities).all()):
             raise BadInput("an embedding or a router's distribution is not finite: is the checkpoint damaged?")
-        self._own()
         embeddings = _unit(embeddings).astype(self.dtype)
-        probabilities = np.ascontiguousarray(probabilities, dtype=self.dtype)
+        probabilities = probabilities.astype(self.dtype, copy=False)
         room = min(len(embeddings), self.capacity - self._size)
         rows = [np.arange(self._size, self._size + room)]
         self._write(rows[0], embeddings[:room], probabilities[:room])
@@ -222,8 +201,10 @@ class ExpertMaps:
         return share * semantic + (1 - share) * others.trajectory_scores(probabilities.astype(np.float32, copy=False))
 
     def _write(self, rows: np.ndarray, embeddings: np.ndarray, probabilities: np.ndarray) -> None:
-        self._embeddings[rows], self._probabilities[rows] = embeddings, probabilities
-        self._inverse[:, rows] = _inverse_lengths(probabilities)
+        by_layer = probabilities.transpose(1, 0, 2)
+        self._embeddings[rows], self._by_layer[:, rows] = embeddings, by_layer
+        squares = by_layer.astype(np.float32, copy=False)
+        self._inverse[:, rows] = _inverse(np.vecdot(squares, squares).cumsum(axis=0))
 
 
 class Trajectories:
@@ -241,16 +222,16 @@ class Trajectories:
     def update(self, probabilities: np.ndarray) -> None:
         """The next layer has run: its distributions [R, E] float32, each the mean over the request's tokens."""
         assert self._version == self._maps.version, "maps were added in the middle of a pass"
-        self._dots += _dots(probabilities, self._maps.probabilities[:, self.num_layers])
-        self._squares += np.einsum("re,re->r", probabilities, probabilities)
+        self._dots += _dots(probabilities, self._maps._by_layer[self.num_layers, : len(self._maps)])
+        self._squares += np.vecdot(probabilities, probabilities)
         self.num_layers += 1
 
     def scores(self) -> np.ndarray:
         """[R, N] cosines over the layers so far."""
         assert self.num_layers, "no layer has run yet: the embedding guides the first layers"
         scores = self._dots * self._maps._inverse[self.num_layers - 1, : len(self._maps)]
-        scores *= _inverse(np.sqrt(self._squares))[:, None]
-        return np.clip(scores, -1, 1, out=scores)
+        scores *= _inverse(self._squares)[:, None]
+        return np.minimum(scores, 1, out=scores)  # distributions are not negative, nor are products of them
 
 
 def _dots(queries: np.ndarray, held: np.ndarray) -> np.ndarray:
@@ -267,17 +248,9 @@ def _dots(queries: np.ndarray, held: np.ndarray) -> np.ndarray:
 def _unit(vectors: np.ndarray) -> np.ndarray:
     """[R, X] float32 of length 1, or 0."""
     vectors = vectors.astype(np.float32, copy=False)
-    return vectors * _inverse(np.linalg.norm(vectors, axis=1))[:, None]
+    return vectors * _inverse(np.vecdot(vectors, vectors))[:, None]
 
 
-def _inverse(lengths: np.ndarray) -> np.ndarray:
-    return np.divide(1, lengths, out=np.zeros(lengths.shape, np.float32), where=lengths > 0)
-
-
-def _inverse_lengths(probabilities: np.ndarray) -> np.ndarray:
-    """[L, N] of the prefixes of [N, L, E]."""
-    lengths = np.empty(probabilities.shape[1::-1], np.float32)
-    for start in range(0, len(probabilities), _CHUNK):
-        part = probabilities[start : start + _CHUNK].astype(np.float32, copy=False)
-        lengths[:, start : start + _CHUNK] = np.sqrt(np.einsum("nle,nle->nl", part, part).cumsum(axis=1)).T
-    return _inverse(lengths)
+def _inverse(squares: np.ndarray) -> np.ndarray:
+    """1 / length, from its square; of nothing any number does, as it multiplies nothing."""
+    return 1 / np.sqrt(np.maximum(squares, _LEAST))

@@ -1,4 +1,4 @@
-"""Expert maps in the store: as rows of `expert_maps`, and read back as arrays that lie where Arrow put them."""
+"""Expert maps in the store: as rows of `expert_maps`, and read back as one array each, where Arrow put them."""
 
 import numpy as np
 import pyarrow as pa
@@ -51,7 +51,7 @@ def stored_maps(store: Store, *, model_id: str | None = None, run_id: int | None
 def _read(store: Store, run: StoredRun) -> ExpertMaps:
     shape = next(model.shape for model in store.models() if model.model_id == run.info.model_id)
     asked = run.info.parameters
-    # DuckDB has no float16: what was rounded to it comes back exactly.
+    # Arrow tables of DuckDB have no float16: what was rounded to it comes back exactly.
     arrays = [array.astype(asked["dtype"], copy=False) for array in map_arrays(store.read(TABLE, run.run_id), shape)]
     return ExpertMaps.of(*arrays, distance=asked["distance"], capacity=asked["capacity"])
 

@@ -117,7 +117,7 @@ def _inspect(
         str,
         typer.Argument(
             help="store, runs, activations, coactivation, entropy, similarity, buddies, quant-loss, replicas, curves, "
-            "splits, presets, policies, machines, substitution or precision."
+            "splits, maps, presets, policies, machines, substitution or precision."
         ),
     ] = "store",
     model: Model = None,

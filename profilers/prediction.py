@@ -20,8 +20,8 @@ from runtime.session import Session, Settings
 from runtime.sweep import Outcome, Setting, Workload
 
 PRESET = "on-demand"
-_TIMES = 5
-_BETWEEN = Effort(turns=6)
+_TIMES = 3
+_BETWEEN = Effort(turns=4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ def check(
     """Decode the end of each sequence on demand at a budget, from an empty cache, and predict that run from its trace.
 
     `link` as for a run; what the profile calls it must be among its loads (BadInput). A token counts with its median
-    over five runs, since other work falls on one of them.
+    over three runs, since other work falls on one of them.
     """
     settings = Settings(PRESET, budget=budget, link=link)
     runs, bare_s = [], []

@@ -16,7 +16,7 @@ from runtime import derived
 from runtime.assembly import build_controller, fast_tier
 from runtime.cache import Scope
 from runtime.policies import POLICIES, Policies, build, describe, preset
-from runtime.policies.base import Artefacts
+from runtime.policies.base import Artefacts, FastTier
 from runtime.simulate import replay
 from runtime.timing import Costs, Timing
 
@@ -49,12 +49,14 @@ def oracles(setting: Setting) -> tuple[Setting, Setting]:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What happened: counters over all passes and by layer, and times as `Timing.summary` gives them."""
+    """What happened: counters over all passes and by layer, and times as `Timing.summary` gives them. `fast_nbytes`: of
+    the slots and of the replicas that stay beside them."""
 
     setting: Setting
     policies: dict[str, str]
     scope: Scope
     num_slots: int
+    fast_nbytes: int
     window: int
     counters: dict[str, int]
     by_layer: list[dict[str, int]]
@@ -109,6 +111,7 @@ class Workload:
             policies={axis: describe(getattr(policies, axis)) for axis in POLICIES},
             scope=scope,
             num_slots=fast.num_slots,
+            fast_nbytes=_nbytes(fast, controller.nbytes, shape.expert_nbytes),
             window=window,
             counters=controller.counters.totals(),
             by_layer=controller.counters.by_layer(),
@@ -168,6 +171,11 @@ class Workload:
                     f"{axis} {describe(getattr(policies, axis))} needs the routers' probabilities, which the trace "
                     "does not hold: record one with `moectl run --trace FILE`"
                 )
+
+
+def _nbytes(fast: FastTier, replica_nbytes: Mapping[int, int], expert_nbytes: int) -> int:
+    shadows = () if fast.shadows is None else fast.shadows.tolist()
+    return fast.num_slots * expert_nbytes + sum(replica_nbytes[bits] for bits in shadows)
 
 
 def _check(trace: Trace, model: ModelShape) -> None:

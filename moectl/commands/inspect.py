@@ -16,7 +16,8 @@ from artifacts.names import unknown
 from artifacts.provenance import StoredRun
 from artifacts.shape import Shape
 from artifacts.store import Store
-from moectl import replicaviews, splitviews, views
+from artifacts.storedmaps import map_arrays
+from moectl import mapviews, replicaviews, splitviews, views
 from moectl.render import Heatmap, Sheet, human_bytes, show_heatmap, show_json, show_sheet
 from runtime.policies import POLICIES, build, presets
 
@@ -196,6 +197,12 @@ def _splits(artefact: Artefact) -> tuple[Sheet, Heatmap]:
     )
 
 
+def _maps(artefact: Artefact) -> tuple[Sheet, Heatmap]:
+    _, probabilities = map_arrays(artefact.read("expert_maps"), artefact.shape)
+    sheet = mapviews.maps(probabilities, artefact.shape.top_k, artefact.layer)
+    return sheet, mapviews.maps_heatmap(probabilities)
+
+
 def _presets() -> Sheet:
     columns = ("preset", *POLICIES, "scope", "needs", "waits for", "paper", "summary", "not as published")
     rows = [
@@ -272,5 +279,6 @@ _ARTEFACTS: dict[str, tuple[str, Callable[[Artefact], tuple[Sheet, Heatmap]]]] =
     "replicas": ("replicas", _replicas),
     "curves": ("curves", _curves),
     "splits": ("splits", _splits),
+    "maps": ("expert_maps", _maps),
 }
 _KNOWLEDGE: dict[str, Callable[[], Sheet]] = {"presets": _presets, "policies": _policies, "machines": _machines}

@@ -76,7 +76,7 @@ def simulate(source: Source, request: Request) -> Simulated:
     """Replay the source's trace once for each setting, and for the plain way and the oracles beside them."""
     opened = open_source(source)
     settings = request.settings()
-    found, costs = _machine(request.machine, opened.model, source.store)
+    found, costs = costs_on(request.machine, opened.model, source.store)
     workload = Workload(
         opened.trace,
         opened.model,
@@ -93,7 +93,7 @@ def simulate(source: Source, request: Request) -> Simulated:
     return Simulated(asked, beside, opened.trace, opened.model, workload.machine, opened.name, workload.assumed)
 
 
-def _machine(name: str, model: ModelShape, path: Path) -> tuple[Machine, Costs | None]:
+def costs_on(name: str, model: ModelShape, path: Path) -> tuple[Machine, Costs | None]:
     """A named machine, or `here`: this one, with what the store's hardware profile says that the model costs on it."""
     if name != HERE:
         return machine(name), None

@@ -102,17 +102,17 @@ def test_many_newcomers_at_once_are_as_one_after_another() -> None:
     assert len(np.unique(rows)) > 20
 
 
-def test_lent_arrays_are_read_where_they_lie_and_copied_by_the_first_add() -> None:
+def test_a_store_of_given_maps_is_a_copy_with_room_for_more() -> None:
     random = np.random.default_rng(0)
     maps, *_ = filled(random, (5, 3, 4, 6))
     embeddings, probabilities = maps.embeddings.copy(), maps.probabilities.copy()
-    embeddings.flags.writeable = probabilities.flags.writeable = False
-    lent = ExpertMaps.of(embeddings, probabilities, capacity=6, distance=2)
-    assert np.shares_memory(lent.probabilities, probabilities) and np.shares_memory(lent.embeddings, embeddings)
+    embeddings.flags.writeable = probabilities.flags.writeable = False  # as what is read from a database
+    other = ExpertMaps.of(embeddings, probabilities, capacity=6, distance=2)
     queries = distributions(random, 2, 3, 4)
-    assert np.array_equal(lent.trajectory_scores(queries), maps.trajectory_scores(queries))
-    assert lent.add(embeddings[:2], probabilities[:2]).tolist() == [5, 1]
-    assert len(lent) == 6 and lent.num_replaced == 1 and lent.version == 1
+    assert np.array_equal(other.trajectory_scores(queries), maps.trajectory_scores(queries))
+    assert other.add(embeddings[:2], probabilities[:2]).tolist() == [5, 1]
+    assert (len(other), other.capacity, other.num_replaced, other.version) == (6, 6, 1, 1)
+    assert ExpertMaps.of(embeddings, probabilities).capacity == 5
 
 
 def test_a_pass_does_not_outlive_a_change_of_the_maps() -> None:

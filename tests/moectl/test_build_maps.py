@@ -31,6 +31,9 @@ def test_what_is_said_is_in_the_store(model: str, capfd: pytest.CaptureFixture[s
     with Store.open("moe.duckdb", read_only=True) as store:
         maps = stored_maps(store)
     assert len(maps) == 50 and maps.nbytes == built["bytes"] == built["bytes_when_full"]
+    for options in ([], ["--layer", "1"], ["--heatmap"], ["--json"]):
+        assert main(["inspect", "maps", *options]) == 0
+        assert "maps" in capfd.readouterr().out
     assert main(["build-maps", model, *OPTIONS, "--distance", "1", "--requests", "3", "--dtype", "float16"]) == 0
     table = capfd.readouterr().out
     assert "Expert maps" in table and "run 2: 72 tokens in" in table

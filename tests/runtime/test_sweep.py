@@ -80,6 +80,14 @@ def test_replicas_cost_their_share_of_the_link() -> None:
     assert low.times["tpot_ms"] < whole.times["tpot_ms"]
 
 
+def test_what_stays_in_the_fast_tier_counts_its_bytes() -> None:
+    tried = workload()
+    half = SHAPE.nbytes // 2
+    assert tried.run(Setting("plain", budget="50%")).fast_nbytes == half
+    shadow = tried.run(Setting("shadow", "shadow", budget="50%"))
+    assert shadow.num_slots * SHAPE.expert_nbytes < shadow.fast_nbytes <= half
+
+
 def test_a_trace_that_cannot_be_this_model_is_refused() -> None:
     with pytest.raises(BadInput, match="it is another model's"):
         workload(model=replace(MODEL, shape=replace(SHAPE, num_layers=4)))
