@@ -18,6 +18,7 @@ from artifacts.grids import SIGN_ZERO, divisor, nearest, plain_grid, tie, top_co
 from artifacts.packing import Packed, pack, unpack
 
 RECIPES = ("plain", "refined")
+VERSION = 2  # of what they do: replicas of another version are not gone on with
 GROUP_SIZES = (128, 64, 32)
 # Matrices with more inputs are solved in single precision: there the time is in matrix products.
 _DOUBLE_INPUTS = 1024
@@ -203,7 +204,7 @@ def _chunks(weights: torch.Tensor, num_widths: int, group_size: int) -> Iterator
 def _solve(metric: Metric, weights: torch.Tensor, bits: Sequence[int], group_size: int, recipe: str) -> list[Quantized]:
     """Weights [in, rows] in the metric's order at each width, in the order of storage."""
     is_refined = recipe == "refined"
-    solution = ColumnLoop(metric, weights, bits, group_size=group_size, is_weighted=is_refined).run()
+    solution = ColumnLoop(metric, weights, bits, group_size=group_size, is_refined=is_refined).run()
     scales = refit(metric, weights, metric.hessian @ weights, solution) if is_refined else solution.scales
     return _stored(Solution(solution.levels, scales, solution.zeros), metric.order, bits)
 

@@ -62,11 +62,11 @@ class ColumnLoop:
     """One run over the columns of weights [in, rows], for all widths at once, which rise."""
 
     def __init__(
-        self, metric: Metric, weights: torch.Tensor, bits: Sequence[int], *, group_size: int, is_weighted: bool
+        self, metric: Metric, weights: torch.Tensor, bits: Sequence[int], *, group_size: int, is_refined: bool
     ) -> None:
         num_inputs, num_rows = weights.shape
         self._metric, self._weights, self._bits = metric, weights, tuple(bits)
-        self._group_size, self._is_weighted = group_size, is_weighted
+        self._group_size, self._is_refined = group_size, is_refined
         self._levels, self._errors = weights.new_empty(2, num_inputs, len(self._bits), num_rows)
         self._wanted = torch.zeros_like(self._levels)
         self._scales, self._zeros = weights.new_empty(2, num_inputs // group_size, len(self._bits), num_rows)
@@ -74,6 +74,7 @@ class ColumnLoop:
         self._tops = weights.new_tensor([top_code(width) for width in bits])[:, None]
         self._pivots = metric.root.diagonal().tolist()
         self._grid: tuple[torch.Tensor, ...] = ()
+        self._from_others = self._wanted[:0]  # of the group under way, errors of groups before it
 
     def run(self) -> Solution:
         self._visit(0, len(self._weights))
@@ -103,18 +104,32 @@ class ColumnLoop:
         moved = torch.add(self._weights[column], wanted, alpha=1 / self._pivots[column])
         self._levels[column] = levels = nearest(moved, scale, low, high, self._ties)
         torch.addcmul(self._weights[column], levels, scale, value=-1, out=self._errors[column])
+        if self._is_refined and column % self._group_size == 0:
+            self._settle_scale(column // self._group_size)
 
     def _choose_grid(self, group: int) -> None:
         """From the group's weights as they would be moved if none of them were rounded."""
         part = slice(group * self._group_size, (group + 1) * self._group_size)
         root, weights = self._metric.root[part, part], self._weights[part, None].expand_as(self._wanted[part])
+        self._from_others = self._wanted[part].clone()
         if part.stop < len(self._weights):
             inverse = torch.linalg.solve_triangular(root, torch.eye(len(root)).to(root), upper=False)
             weights = weights + (inverse.T @ self._wanted[part].flatten(1)).view_as(weights)
         cost = root.diagonal().square()
-        grid = weighted_grid(weights, cost, self._bits) if self._is_weighted else plain_grid(weights, self._bits)
+        grid = weighted_grid(weights, cost, self._bits) if self._is_refined else plain_grid(weights, self._bits)
         scales, zeros = self._scales[group], self._zeros[group] = grid
         self._grid = (divisor(scales), -zeros, self._tops - zeros)
+
+    def _settle_scale(self, group: int) -> None:
+        """The scale at which the group's codes, now known, cost least, before what is left passes on."""
+        part = slice(group * self._group_size, (group + 1) * self._group_size)
+        root, levels = self._metric.root[part, part], self._levels[part]
+        moved_by = (root.T @ levels.flatten(1)).view_as(levels)
+        wanted = (root.T @ self._weights[part])[:, None] + self._from_others
+        best = (moved_by * wanted).sum(0) / moved_by.square().sum(0)
+        scale = torch.where((best > 0) & best.isfinite(), best, self._scales[group])
+        self._scales[group] = scale
+        torch.addcmul(self._weights[part, None], levels, scale, value=-1, out=self._errors[part])
 
 
 def refit(metric: Metric, weights: torch.Tensor, products: torch.Tensor, solution: Solution) -> torch.Tensor:

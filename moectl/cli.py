@@ -412,6 +412,67 @@ def _simulate(
     verb.show(verb.simulate(source, request), as_json=json)
 
 
+@app.command("bench")
+def _bench(
+    model: Model = None,
+    presets: Annotated[
+        str, typer.Option(help="Presets, a,b,c, or all; full, uniform-bits, on-demand and near always stand beside.")
+    ] = "on-demand,near,shadow",
+    budgets: Annotated[str, typer.Option(help="Budgets, each like --budget elsewhere.")] = "12.5%,25%,50%",
+    links: Annotated[
+        str, typer.Option(help="Links, each like --link elsewhere; with --simulate auto (the machine's) or rates.")
+    ] = "auto",
+    scaled_to: Annotated[
+        str | None, typer.Option(help="Emulate link and near tier in the proportions of a named machine.")
+    ] = None,
+    simulate: Annotated[
+        bool, typer.Option("--simulate", help="On a trace and virtual time: the oracle too, no quality.")
+    ] = False,
+    trace: Annotated[
+        Path | None, typer.Option(help="A Parquet trace; else the store's newest, or one recorded first.")
+    ] = None,
+    machine: Annotated[
+        str | None, typer.Option(help="Whose bandwidths to simulate (a100-pcie4), or here: as profiled.")
+    ] = None,
+    data: Annotated[
+        str, typer.Option(help="Text: a file or folder, hf:name[:config[:split]], builtin or builtin:held-out.")
+    ] = "builtin:held-out",
+    tokens: Annotated[int, typer.Option(min=2, help="Tokens of it that each setting reads in a round.")] = 768,
+    length: Annotated[int, typer.Option(min=2, help="Tokens of a sequence; half are prompt, half are decoded.")] = 128,
+    rounds: Annotated[int, typer.Option(min=1, help="Times that each setting is measured.")] = 3,
+    again: Annotated[bool, typer.Option("--again", help="Measure anew what an earlier run has finished.")] = False,
+    results: Annotated[
+        list[Path] | None,
+        typer.Option("--import", help="Show what another tool measured too: llama-bench -o json, vllm bench serve."),
+    ] = None,
+    device: Device = "auto",
+    threads: Threads = DEFAULT_THREADS,
+    seed: Seed = 0,
+    store: StorePath = DEFAULT_STORE,
+    json: Json = False,
+) -> None:
+    """Measure presets beside each other, speed next to quality. Stopped half-way, the same command goes on."""
+    from moectl.commands import bench as verb
+
+    request = verb.Request(
+        presets=presets,
+        budgets=budgets,
+        links=links,
+        scaled_to=scaled_to,
+        simulate=simulate,
+        trace=trace,
+        machine=machine,
+        data=data,
+        tokens=tokens,
+        length=length,
+        rounds=rounds,
+        seed=seed,
+        again=again,
+    )
+    benched = verb.bench(model, request, store=store, device=device, threads=threads, results=results or ())
+    verb.show(benched, as_json=json)
+
+
 @app.command("split")
 def _split(
     trace: Annotated[

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from artifacts.errors import BadInput, OutOfResources
+from artifacts.gptq import VERSION
 from artifacts.provenance import ModelInfo, RunInfo, utc_now
 from artifacts.replicafile import FORMAT, is_intact, read_metadata, replica_root
 from artifacts.store import Store
@@ -212,7 +213,13 @@ class _Job:
 
 def _identity(method: Method, digest: str) -> str:
     """8 hexadecimal digits of all that decides the files' bytes, the model apart."""
-    settings = asdict(method) | {"data": digest, "batch": BATCH_TOKENS, "loss": LOSS_TOKENS, "format": FORMAT}
+    settings = asdict(method) | {
+        "data": digest,
+        "batch": BATCH_TOKENS,
+        "loss": LOSS_TOKENS,
+        "format": FORMAT,
+        "solver": VERSION,
+    }
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
 
 

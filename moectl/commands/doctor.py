@@ -96,9 +96,8 @@ def _stored(name: str, opened: MoeModel, path: Path) -> Measured | None:
 def _fits(profile: HardwareProfile, here: Here, link: str) -> bool:
     """Whether runs over this link are what was measured, here."""
     is_changed = any(profile.conditions.get(name) != getattr(here, name) for name in ("processor", "cores", "threads"))
-    is_known = any(load.link == link and load.miss is not None for load in profile.loads)
     device = "cuda" if here.gpu else "cpu"
-    return is_known and not is_changed and profile.device == device
+    return not is_changed and (profile.conditions["link"], profile.device) == (link, device)
 
 
 def _measured(name: str, opened: MoeModel, link: str, store: Path) -> Measured:

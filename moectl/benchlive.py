@@ -1,0 +1,157 @@
+"""A live bench: rounds of samples on real text, each kept at once, each setting written when its last round is done."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from artifacts.errors import BadInput, Problem
+from artifacts.hardware import MACHINES
+from artifacts.provenance import utc_now
+from artifacts.store import Store
+from moectl.benchrequest import Request
+from moectl.benchrows import LIVE, Job, Ledger, Row, artefact_runs, measured_row
+from moectl.benchviews import Benched
+from moectl.commands.profile import check_store, model_info
+from moectl.opening import open_quietly
+from moectl.progress import progress_bar
+from profilers.bench import Bench, Paces, Sample, Setting, Text, schedule, summary, text_of
+from profilers.corpus import data_digest, documents
+from profilers.machine import Here
+from profilers.samples import KeptSamples
+from runtime.model import MoeModel
+from runtime.policies.base import Artefacts
+from runtime.stored import load_artefacts
+from runtime.tiers import resolve_link
+
+NO_ORACLE = "no oracle: nobody knows the future of a live run; --simulate has one"
+
+
+def live(name: str, request: Request, *, store: Path, device: str, threads: int) -> Benched:
+    """Measure every setting, or take it up where the same bench was stopped."""
+    torch.set_num_threads(threads)
+    check_store(store)
+    opened = open_quietly(name, device=device)
+    for link in set(request.link_names) - MACHINES.keys():
+        resolve_link(opened, link=link, near=None, scaled_to=None)
+    text, settings = read_text(opened, request), request.settings()
+    info = model_info(name, opened)
+    here = Here.look(opened.model.device)
+    job = _job(request, text, settings, here=here, artefacts=artefact_runs(store, info.model_id), opened=opened)
+    ledger, kept = Ledger(store, job, model=info), KeptSamples(store, job.digest)
+    if request.again:
+        kept.remove()
+    samples, paces = kept.load()
+    bench = Bench(opened, _artefacts(store, opened), text, Paces(opened, paces))
+    under_way = _UnderWay(bench, ledger, kept, samples, {} if request.again else ledger.finished(), {})
+    taken_up = len(under_way.rows)
+    _measure(under_way, settings, request, num_decoded=text.num_decoded)
+    kept.remove()
+    rows = [under_way.rows.get(setting) or _refused(setting, under_way.refused[setting]) for setting in settings]
+    return Benched(rows, opened.shape, _conditions(request, text, here, taken_up), (NO_ORACLE,))
+
+
+def read_text(opened: MoeModel, request: Request) -> Text:
+    if opened.tokenizer is None:
+        raise BadInput("the checkpoint has no tokenizer: put tokenizer.json beside it")
+    texts = documents(request.data, seed=request.seed)
+    return text_of(texts, opened.tokenizer, length=request.length, num_tokens=request.tokens)
+
+
+@dataclass(slots=True)
+class _UnderWay:
+    """What is known so far: samples by round and setting, rows of finished settings, why others cannot run."""
+
+    bench: Bench
+    ledger: Ledger
+    kept: KeptSamples
+    samples: dict[tuple[int, Setting], Sample]
+    rows: dict[Setting, Row]
+    refused: dict[Setting, str]
+
+    def sample(self, turn: int, setting: Setting, progress: Callable[[int], None]) -> None:
+        """Measure once and keep it; what cannot run is told instead."""
+        try:
+            sample = self.bench.measure(setting, progress)
+        except Problem as problem:
+            self.refused[setting] = str(problem)
+            return
+        self.samples[turn, setting] = sample
+        self.kept.add(turn, setting, sample, pace=self.bench.paces.of(setting.link))
+
+    def finish(self, setting: Setting, rounds: int) -> None:
+        """Write a setting once it has all its rounds."""
+        own = [self.samples[turn, setting] for turn in range(rounds) if (turn, setting) in self.samples]
+        if len(own) == rounds:
+            load = Here.look(torch.device("cpu")).load
+            self.rows[setting] = self.ledger.write(
+                measured_row(setting, summary(own)),
+                started_at=utc_now(),
+                seconds=sum(sample.seconds for sample in own),
+                beside={"pace": self.bench.paces.of(setting.link), "load": load},
+            )
+
+
+def _measure(under_way: _UnderWay, settings: Sequence[Setting], request: Request, *, num_decoded: int) -> None:
+    order = [
+        one for one in schedule(settings, rounds=request.rounds, seed=request.seed) if one[1] not in under_way.rows
+    ]
+    if order:
+        under_way.bench.read_full()
+    with progress_bar("measuring", unit="tokens") as advance:
+        for number, (turn, setting) in enumerate(order):
+            if setting in under_way.refused:
+                continue
+            if (turn, setting) not in under_way.samples:
+                before, total = number * num_decoded, len(order) * num_decoded
+                under_way.sample(turn, setting, lambda done, before=before, total=total: advance(before + done, total))
+            under_way.finish(setting, request.rounds)
+
+
+def _refused(setting: Setting, why: str) -> Row:
+    return Row(**asdict(setting), mode=LIVE, why=why)
+
+
+def _artefacts(store: Path, opened: MoeModel) -> Artefacts:
+    """What the store knows of this model; nothing where there is no store."""
+    if not store.exists():
+        return Artefacts()
+    with Store.open(store, read_only=True) as held:
+        return load_artefacts(held, opened.fingerprint[:16], opened.shape)
+
+
+def _job(
+    request: Request,
+    text: Text,
+    settings: Sequence[Setting],
+    *,
+    here: Here,
+    artefacts: dict[str, int],
+    opened: MoeModel,
+) -> Job:
+    """All settings are part of it: they are measured side by side or not at all."""
+    conditions = {
+        "mode": LIVE,
+        "model": opened.fingerprint,
+        "settings": [[one.preset, one.budget, one.link] for one in settings],
+        "length": request.length,
+        "rounds": request.rounds,
+        "device": str(opened.model.device),
+        "machine": {"processor": here.processor, "cores": here.cores, "gpu": here.gpu},
+        "threads": here.threads,
+        "artefacts": artefacts,
+    }
+    num_tokens = sum(map(len, text.sequences))
+    return Job(request.data, data_digest(text.sequences), num_tokens, request.seed, conditions)
+
+
+def _conditions(request: Request, text: Text, here: Here, taken_up: int) -> str:
+    cores = f"{here.cores} cores of {here.processor}" + (f", {here.gpu}" if here.gpu else "")
+    load = "" if here.load is None else f" (load {here.load:.1f} at the start)"
+    resumed = f"; {taken_up} settings were measured by an earlier run of this command" if taken_up else ""
+    return (
+        f"{len(text.sequences)} texts of {request.data}, {text.prefill} tokens of prompt and "
+        f"{request.length - text.prefill} decoded each, {request.rounds} rounds in random order from seed "
+        f"{request.seed}; medians over texts and rounds (quartiles); {cores}{load}, {here.threads} threads{resumed}"
+    )

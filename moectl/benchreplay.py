@@ -1,0 +1,168 @@
+"""A simulated bench: the same settings, and the oracle, on a trace and virtual time."""
+
+import hashlib
+from dataclasses import asdict, replace
+from pathlib import Path
+from time import perf_counter
+
+import torch
+
+from artifacts.errors import BadUsage, Problem
+from artifacts.hardware import Machine
+from artifacts.modelshapes import MODELS
+from artifacts.provenance import RunInfo, utc_now
+from artifacts.store import Store
+from artifacts.trace import Trace
+from artifacts.tracefile import to_table
+from moectl.benchlive import read_text
+from moectl.benchrequest import AUTO, DEFAULT_MACHINE, ORACLE, Request
+from moectl.benchrows import SIMULATED, Job, Ledger, Row, artefact_runs, simulated_row
+from moectl.benchviews import Benched
+from moectl.commands.profile import check_store, model_info
+from moectl.commands.simulate import costs_on
+from moectl.opening import open_quietly
+from moectl.progress import progress_bar
+from moectl.tracesource import Opened, Source, open_source
+from profilers.bench import Setting, Text
+from profilers.corpus import data_digest
+from profilers.quality import read
+from runtime import budget as sizes
+from runtime.cache import Scope
+from runtime.model import MoeModel
+from runtime.session import Session, Settings
+from runtime.sweep import Outcome, Workload, oracles
+from runtime.sweep import Setting as Tried
+from runtime.timing import Costs
+
+NOT_MEASURED = "quality: not of a simulation; a live bench measures it"
+BOUND = "oracle: Belady with prefetching of what is really wanted, in the scope where that is faster"
+
+
+def simulated(name: str, request: Request, *, store: Path, device: str, threads: int) -> Benched:
+    """Replay every setting, or take it up where the same bench was stopped."""
+    torch.set_num_threads(threads)
+    check_store(store)
+    opened = open_source(_source(name, request, store=store, device=device))
+    found, costs = costs_on(request.machine or DEFAULT_MACHINE, opened.model, store)
+    workloads = {link: _workload(opened, found, costs, link=link) for link in request.link_names}
+    artefacts = artefact_runs(store, opened.model_id) if opened.model_id else {}
+    ledger = Ledger(store, _job(opened, found, costs, request, artefacts), model_id=opened.model_id)
+    settings = request.settings()
+    rows = {} if request.again else ledger.finished()
+    taken_up = len(rows.keys() & set(settings))
+    with progress_bar("simulating", unit="settings") as advance:
+        for number, setting in enumerate(settings):
+            advance(number, len(settings))
+            if setting not in rows:
+                rows[setting] = _replayed(workloads[setting.link], setting, ledger)
+    assumed = dict.fromkeys(note for workload in workloads.values() for note in workload.assumed)
+    notes = (BOUND, NOT_MEASURED, *(f"assumed: {note}" for note in assumed))
+    conditions = _conditions(opened, found, request, taken_up)
+    return Benched([rows[setting] for setting in settings], opened.model.shape, conditions, notes)
+
+
+def _replayed(workload: Workload, setting: Setting, ledger: Ledger) -> Row:
+    started_at, begin_s = utc_now(), perf_counter()
+    try:
+        row = simulated_row(setting, _outcome(workload, setting))
+    except Problem as problem:
+        return Row(**asdict(setting), mode=SIMULATED, why=str(problem))
+    return ledger.write(row, started_at=started_at, seconds=perf_counter() - begin_s, beside={})
+
+
+def _outcome(workload: Workload, setting: Setting) -> Outcome:
+    """Of the oracles in both scopes the faster one."""
+    if setting.preset != ORACLE:
+        return workload.run(Tried(setting.preset, setting.preset, budget=setting.budget))
+    bounds = [oracles(Tried(ORACLE, scope=str(scope), budget=setting.budget))[1] for scope in Scope]
+    return min(map(workload.run, bounds), key=lambda outcome: outcome.times["tpot_ms"] or 0.0)
+
+
+def _workload(opened: Opened, found: Machine, costs: Costs | None, *, link: str) -> Workload:
+    """On the machine with its own link, or with one of another rate."""
+    if link != AUTO:
+        bandwidth, latency_s = sizes.rate(link)
+        found = replace(found, link_gbps=bandwidth / 1e9, link_latency_s=latency_s)
+        costs = costs and replace(
+            costs,
+            load_s=opened.model.shape.expert_nbytes / bandwidth,
+            load_latency_s=costs.load_latency_s + latency_s,
+        )
+    return Workload(opened.trace, opened.model, found, artefacts=opened.artefacts, costs=costs)
+
+
+def _source(name: str, request: Request, *, store: Path, device: str) -> Source:
+    """The file that was named, the newest trace of this model in the store, or one recorded now."""
+    if request.trace is not None:
+        return Source(request.trace, model=name, store=store)
+    if name in MODELS and not Path(name).exists():
+        raise BadUsage(f"{name} is a shape without weights, and a trace of it cannot be recorded: give --trace FILE")
+    opened = open_quietly(name, device=device)
+    return Source(run=_stored_trace(store, opened) or _record(name, opened, request, store), store=store)
+
+
+def _stored_trace(path: Path, opened: MoeModel) -> int | None:
+    if not path.exists():
+        return None
+    with Store.open(path, read_only=True) as store:
+        runs = [run for run in store.runs() if "traces" in run.contents]
+    model_id = opened.fingerprint[:16]
+    return next((run.run_id for run in reversed(runs) if run.info.model_id == model_id), None)
+
+
+def _record(name: str, opened: MoeModel, request: Request, path: Path) -> int:
+    """What the routers say of the bench's text, with predictions, into the store: the run that holds it."""
+    started_at, begin_s = utc_now(), perf_counter()
+    text, info = read_text(opened, request), model_info(name, opened)
+    trace = _traced(opened, text)
+    run = RunInfo(
+        command="trace",
+        model_id=info.model_id,
+        started_at=started_at,
+        seconds=perf_counter() - begin_s,
+        data=request.data,
+        data_digest=data_digest(text.sequences),
+        tokens=sum(map(len, text.sequences)),
+        seed=request.seed,
+        parameters={"length": request.length, "prefill": text.prefill},
+    )
+    with Store.open(path) as store:
+        store.add_model(info)
+        return store.write_run(run, {"traces": to_table(trace)})
+
+
+def _traced(opened: MoeModel, text: Text) -> Trace:
+    with Session(opened, Settings()) as session, progress_bar("recording", unit="tokens") as advance:
+        recorder = session.record()
+        session.engine.see_predictions()
+        read(session, text.sequences, prefill=text.prefill, progress=lambda done: advance(done, text.num_decoded))
+        return recorder.trace()
+
+
+def _job(opened: Opened, found: Machine, costs: Costs | None, request: Request, artefacts: dict[str, int]) -> Job:
+    conditions = {
+        "mode": SIMULATED,
+        "model": {name: value for name, value in asdict(opened.model).items() if name != "assumed"},
+        "machine": {name: str(value) for name, value in asdict(found).items()},
+        "costs": asdict(costs) if costs else None,
+        "artefacts": artefacts,
+    }
+    num_tokens = len(opened.trace) // opened.trace.num_layers
+    return Job(opened.name, _digest(opened.trace), num_tokens, request.seed, conditions)
+
+
+def _digest(trace: Trace) -> str:
+    digest = hashlib.sha256()
+    for name, column in trace.columns().items():
+        digest.update(name.encode())
+        digest.update(column.tobytes())
+    return digest.hexdigest()
+
+
+def _conditions(opened: Opened, found: Machine, request: Request, taken_up: int) -> str:
+    resumed = f"; {taken_up} settings were replayed by an earlier run" if taken_up else ""
+    num_tokens = len(opened.trace) // opened.trace.num_layers
+    return (
+        f"{opened.name}: {num_tokens:,} tokens of {opened.model.name} on {found.name}, on virtual time, each setting "
+        f"from an empty cache{resumed}"
+    )

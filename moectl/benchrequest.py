@@ -1,0 +1,90 @@
+"""What a bench is asked to try: presets, budgets and links as the command line has them, checked before it runs."""
+
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+
+from artifacts.errors import BadUsage
+from artifacts.hardware import machine
+from artifacts.names import unknown
+from artifacts.shape import Shape
+from profilers.bench import Setting
+from runtime import budget as sizes
+from runtime.measured import HERE
+from runtime.policies import presets
+
+ALL, AUTO, ORACLE = "all", "auto", "oracle"
+FIXED = ("full", "uniform-bits", "on-demand", "near")
+DEFAULT_MACHINE = "a100-pcie4"
+_ANY = Shape(1, 1, 1, 1)
+_LIVE_LINKS = (AUTO, "disk", "cuda")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Lists are separated by commas. `machine` and `trace` are of a simulation, `scaled_to` of a live bench. Raises
+    BadUsage for what is not understood."""
+
+    presets: str = "on-demand,near,shadow"
+    budgets: str = "12.5%,25%,50%"
+    links: str = AUTO
+    scaled_to: str | None = None
+    simulate: bool = False
+    trace: Path | None = None
+    machine: str | None = None
+    data: str = "builtin:held-out"
+    tokens: int = 768
+    length: int = 128
+    rounds: int = 3
+    seed: int = 0
+    again: bool = False
+
+    def __post_init__(self) -> None:
+        for name in self.preset_names:
+            if name not in presets():
+                raise BadUsage(f"{unknown('preset', name, presets())}; {ALL} is every one")
+        for budget in _names(self.budgets, "--budgets"):
+            sizes.budget_nbytes(budget, _ANY)
+        for link in _names(self.links, "--links"):
+            if link not in (_LIVE_LINKS if not self.simulate else (AUTO,)):
+                sizes.rate(link)
+        self._check_mode()
+
+    def _check_mode(self) -> None:
+        if self.simulate and self.scaled_to:
+            raise BadUsage("--scaled-to is of a live bench: with --simulate give --machine")
+        if not self.simulate and (self.trace or self.machine):
+            raise BadUsage("--trace and --machine are of a simulated bench: give --simulate, or live --scaled-to")
+        if self.scaled_to and self.links != AUTO:
+            raise BadUsage("--scaled-to sets the link itself: leave out --links")
+        for name in (self.scaled_to, self.machine):
+            if name not in (None, HERE if self.simulate else None):
+                machine(name)
+
+    @property
+    def preset_names(self) -> list[str]:
+        """The fixed rows first, then what is asked for."""
+        asked = list(presets()) if self.presets.strip() == ALL else _names(self.presets, "--presets")
+        return list(dict.fromkeys((*FIXED, *asked)))
+
+    @property
+    def link_names(self) -> list[str]:
+        return [self.scaled_to] if self.scaled_to else _names(self.links, "--links")
+
+    def settings(self) -> list[Setting]:
+        """Every preset at every budget over every link; one that fixes its budget once a link; the oracle where the
+        future is known."""
+        names = [*self.preset_names, ORACLE] if self.simulate else self.preset_names
+        tried = product(self.link_names, _names(self.budgets, "--budgets"), names)
+        return list(dict.fromkeys(Setting(name, _budget(name, budget), link) for link, budget, name in tried))
+
+
+def _budget(name: str, budget: str) -> str:
+    return (presets()[name].budget if name in presets() else None) or budget
+
+
+def _names(text: str, option: str) -> list[str]:
+    names = [name.strip() for name in text.split(",")]
+    if not all(names):
+        raise BadUsage(f"{option} {text!r} has an empty name in it: separate names by one comma")
+    return list(dict.fromkeys(names))

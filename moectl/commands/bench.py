@@ -1,0 +1,41 @@
+"""`moectl bench`: presets beside each other at every budget, over every link: speed next to quality."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from moectl.benchlive import live
+from moectl.benchreplay import simulated
+from moectl.benchrequest import Request
+from moectl.benchviews import Benched, sheets
+from moectl.bundled import demo_model
+from moectl.imported import keep, read_results
+from moectl.render import show_json, show_sheet
+
+BUNDLED = "bundled"
+
+
+def bench(
+    name: str | None, request: Request, *, store: Path, device: str, threads: int, results: Sequence[Path] = ()
+) -> Benched:
+    """Measure, or simulate, what `request` asks for on the model `name`, a folder or hub id (None: the bundled one).
+
+    What is finished is in the store at once, and the same command goes on from there. `results` are files of other
+    tools, whose rows come last.
+    """
+    model = str(demo_model()) if name in (None, BUNDLED) else name
+    imported = [read_results(path) for path in results]
+    verb = simulated if request.simulate else live
+    benched = verb(model, request, store=store, device=device, threads=threads)
+    rows = [row for one in imported for row in keep(one, store=store)]
+    notes = (*benched.notes, *(one.note for one in imported))
+    return replace(benched, rows=[*benched.rows, *rows], notes=notes)
+
+
+def show(benched: Benched, *, as_json: bool) -> None:
+    """Print the table, or one JSON object."""
+    if as_json:
+        show_json(benched.records())
+        return
+    for sheet in sheets(benched):
+        show_sheet(sheet)

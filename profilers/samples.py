@@ -1,0 +1,46 @@
+"""Samples of a bench under way: kept beside the store line by line, and taken up by the same command."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from profilers.bench import Sample, Setting
+
+Key = tuple[int, Setting]  # round and setting
+
+
+class KeptSamples:
+    """The file of one bench, which `digest` names: all that decides its numbers went into it."""
+
+    def __init__(self, store_path: Path, digest: str) -> None:
+        self.path = store_path.with_name(f"{store_path.name}.bench-{digest}.jsonl")
+
+    def load(self) -> tuple[dict[Key, Sample], dict[str, dict[str, str]]]:
+        """The samples so far, and the paces by link that they were measured at."""
+        samples, paces = {}, {}
+        for line in self._lines():
+            setting = Setting(**line["setting"])
+            samples[line["round"], setting] = _sample(line["sample"])
+            paces.setdefault(setting.link, {}).update(line["pace"])
+        return samples, paces
+
+    def add(self, turn: int, setting: Setting, sample: Sample, *, pace: dict[str, str]) -> None:
+        line = {"round": turn, "setting": asdict(setting), "sample": asdict(sample), "pace": pace}
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(f"{json.dumps(line)}\n")
+
+    def remove(self) -> None:
+        self.path.unlink(missing_ok=True)
+
+    def _lines(self) -> list[dict]:
+        """Those written whole: the last one may have been cut off."""
+        if not self.path.is_file():
+            return []
+        *whole, rest = self.path.read_text(encoding="utf-8").split("\n")
+        if rest:
+            self.path.write_text("".join(f"{line}\n" for line in whole), encoding="utf-8")
+        return [json.loads(line) for line in whole]
+
+
+def _sample(fields: dict) -> Sample:
+    return Sample(**fields | {name: tuple(fields[name]) for name in ("ttft_ms", "tpot_ms")})
