@@ -47,7 +47,7 @@ def _published(
 ) -> ModelShape:
     """`shared`: intermediate size of the experts that every token uses, together."""
     per_neuron = _PROJECTIONS * hidden * weight_nbytes
-    shape = Shape(layers, experts, top_k, round(per_neuron * intermediate))
+    shape = Shape(layers, experts, top_k, round(per_neuron * intermediate), intermediate, int(per_neuron))
     return ModelShape(name, shape, hidden, round(per_neuron * shared), vocabulary, weight_nbytes)
 
 
@@ -116,6 +116,8 @@ def from_config(path: Path) -> ModelShape:
         num_experts=_number(config, path, "num_local_experts", "num_experts", "n_routed_experts"),
         top_k=_number(config, path, "num_experts_per_tok"),
         expert_nbytes=round(per_neuron * intermediate),
+        num_neurons=intermediate,
+        neuron_nbytes=int(per_neuron),
     )
     shared = config.get("shared_expert_intermediate_size") or intermediate * (config.get("n_shared_experts") or 0)
     name, vocabulary = path.parent.name or path.name, _number(config, path, "vocab_size")

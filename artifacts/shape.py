@@ -1,6 +1,6 @@
 """The shape of a Mixture-of-Experts model, as far as policies and artefacts need it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from artifacts.errors import BadInput
 
@@ -9,13 +9,16 @@ from artifacts.errors import BadInput
 class Shape:
     """L MoE layers of E experts each, K selected per token, `expert_nbytes` bytes an expert at full precision.
 
-    A key `(layer, expert)` is the integer `layer * E + expert`: integers are ordered as ties are broken.
+    A key `(layer, expert)` is the integer `layer * E + expert`: integers are ordered as ties are broken. An expert is
+    `num_neurons` times `neuron_nbytes`, and what belongs to none of them; 0 where that is not known: bytes are neurons.
     """
 
     num_layers: int
     num_experts: int
     top_k: int
     expert_nbytes: int
+    num_neurons: int = field(default=0, compare=False)
+    neuron_nbytes: int = field(default=1, compare=False)
 
     def __post_init__(self) -> None:
         if min(self.num_layers, self.num_experts, self.top_k) < 1:
@@ -34,3 +37,13 @@ class Shape:
     def nbytes(self) -> int:
         """Bytes of all routed experts together."""
         return self.num_keys * self.expert_nbytes
+
+    def top_neurons(self, theta: float) -> int:
+        """Neurons in the top segment of an expert that is split at `theta`: at least one, all of them at 1."""
+        neurons = self.num_neurons or self.expert_nbytes
+        return min(max(1, round(theta * neurons)), neurons)
+
+    def segment_nbytes(self, top_neurons: int) -> tuple[int, int]:
+        """Bytes of the top, with what belongs to no neuron, and of the bottom."""
+        bottom = ((self.num_neurons or self.expert_nbytes) - top_neurons) * self.neuron_nbytes
+        return self.expert_nbytes - bottom, bottom

@@ -9,7 +9,9 @@ from runtime import budget as sizes
 from runtime.cache import Cache, Scope
 from runtime.controller import Controller
 from runtime.policies import POLICIES, Policies, describe
-from runtime.policies.base import Artefacts, FastTier
+from runtime.policies.base import Artefacts, FastTier, Split
+from runtime.pools import Pool, whole_experts
+from runtime.segments import Segments, Whole, segment_pools
 
 _STORED = "which the store does not hold: "
 _REMEDY = {
@@ -45,6 +47,16 @@ def fast_tier(policies: Policies, shape: Shape, budget: str, *, scope: Scope, ar
     return shared or FastTier(sizes.num_slots(budget, shape, per_layer=scope is Scope.LAYER))
 
 
+def pools(
+    policies: Policies, shape: Shape, *, num_slots: int, scope: Scope, split: Split | None = None
+) -> tuple[Pool, ...]:
+    """How the slots of a fast tier are shared. Raises BadUsage for a split that does not go with the scope."""
+    is_global = scope is Scope.GLOBAL
+    if split is not None:
+        return segment_pools(shape, split, is_global=is_global)
+    return whole_experts(shape, policies.residency.capacities(num_slots, shape), is_global=is_global)
+
+
 def build_controller(
     policies: Policies,
     shape: Shape,
@@ -54,15 +66,21 @@ def build_controller(
     window: int,
     artefacts: Artefacts,
     shadows: np.ndarray | None = None,
+    split: Split | None = None,
 ) -> Controller:
-    """`num_slots` experts fit the fast tier, beside the replicas `shadows` [L * E] bits if given; `window` bytes may
-    be prefetched per step."""
+    """`num_slots` experts, or segments by `split`, fit the fast tier, beside the replicas `shadows` [L * E] bits if
+    given; `window` bytes may be prefetched per step."""
     prepare(policies, shape, artefacts)
     if policies.miss.reads_shadows and shadows is None:
         raise BadUsage(f"--miss {describe(policies.miss)} computes on replicas that stay: give --residency shadow too")
+    assert policies.residency.cuts == (split is not None), f"{describe(policies.residency)} with split {split}"
+    if split is not None and "replicas" in policies.requires:
+        raise BadUsage(f"--residency {describe(policies.residency)} cuts experts at full precision: leave out replicas")
     replicas = artefacts.replicas if "replicas" in policies.requires else None
+    pieces = Whole(shape) if split is None else Segments(shape, split)
+    shared = pools(policies, shape, num_slots=num_slots, scope=scope, split=split)
     return Controller(
-        Cache(shape, policies.residency.capacities(num_slots, shape), scope, shadows=shadows),
+        Cache(shape, shared, shares=pieces.shares, shadows=shadows),
         routing=policies.routing,
         eviction=policies.eviction,
         miss=policies.miss,
@@ -70,4 +88,5 @@ def build_controller(
         residency=policies.residency,
         window=window,
         nbytes=replicas.nbytes if replicas else {FULL_BITS: shape.expert_nbytes},
+        pieces=pieces,
     )

@@ -1,13 +1,15 @@
 """States, slots and pins of all keys. It keeps the books; what to do with them is the controller's business."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
+from itertools import islice
 
 import numpy as np
 
 from artifacts.replicas import FULL_BITS
 from artifacts.shape import Shape
 from runtime.plan import Place
+from runtime.pools import Pool
 
 ABSENT, LOADING, RESIDENT = 0, 1, 2
 
@@ -20,29 +22,37 @@ class Scope(StrEnum):
 
 
 class Cache:
-    """`capacities` [L] slots of each layer in layer scope; in global scope only their sum counts.
+    """Every key belongs to one of `pools`, which come in the order of their keys and cover them.
 
-    `shadows` [L * E]: bits of the replica of each expert that stays beside the slots, if any does; `near_bits` [L * E]:
-    those at which it is computed near. `state` and `pinned` [L * E] are views for whoever wants many keys at once. One
-    key at a time is read and written in the bytes below them, which takes a tenth of the time.
+    `shares` by key, of an expert; `shadows` [L * E]: bits of the replica of each expert that stays beside the slots, if
+    any does; `near_bits` [L * E]: those at which it is computed near. `state` and `pinned` are views for whoever wants
+    many keys at once. One key at a time is read and written in the bytes below them, which takes a tenth of the time.
     """
 
     def __init__(
-        self, shape: Shape, capacities: np.ndarray, scope: Scope, *, shadows: np.ndarray | None = None
+        self,
+        shape: Shape,
+        pools: Sequence[Pool],
+        *,
+        shares: Sequence[float] | None = None,
+        shadows: np.ndarray | None = None,
     ) -> None:
-        self.shape, self.scope, self.capacities = shape, scope, capacities
-        self.shadows = shadows
+        self.shape, self.pools, self.shadows = shape, pools, shadows
         self.near_bits = np.full(shape.num_keys, FULL_BITS)
-        self.states, self._pins = bytearray(shape.num_keys), bytearray(shape.num_keys)
+        self.num_keys = pools[-1].stop
+        self._shares = shares or [1.0] * self.num_keys
+        self.states, self._pins = bytearray(self.num_keys), bytearray(self.num_keys)
         self.state, self.pinned = np.frombuffer(self.states, np.uint8), np.frombuffer(self._pins, bool)
-        self.places: list[Place | None] = [None] * shape.num_keys  # of what is not absent
-        is_global = scope is Scope.GLOBAL
-        self._room = [int(capacities.sum())] if is_global else [int(capacity) for capacity in capacities]
-        self.stride = shape.num_keys if is_global else shape.num_experts
-        shares = range(0, shape.num_keys, self.stride)
-        self._views = [(self.state[i : i + self.stride], self.pinned[i : i + self.stride]) for i in shares]
-        self._free_slots = list(range(int(capacities.sum()) - 1, -1, -1))
-        self.num_slots = len(self._free_slots)
+        self.places: list[Place | None] = [None] * self.num_keys  # of what is not absent
+        self.pool_of = [number for number, pool in enumerate(pools) for _ in range(pool.first, pool.stop)]  # by key
+        self._views = [(self.state[p.first : p.stop], self.pinned[p.first : p.stop], p.first) for p in pools]
+        ends = np.cumsum([pool.num_slots for pool in pools]).tolist()
+        self._free_slots = [
+            list(range(end - 1, end - pool.num_slots - 1, -1)) for pool, end in zip(pools, ends, strict=True)
+        ]
+        self.num_slots = ends[-1]
+        self._first_passing = next((pool.first for pool in pools if pool.is_passing), self.num_keys)
+        self._passing: dict[int, None] = {}  # what is in such a pool, the longest untouched first
 
     def layer_states(self, layer: int) -> np.ndarray:
         """[E] states of one layer, a view."""
@@ -50,15 +60,33 @@ class Cache:
         return self.state[first : first + self.shape.num_experts]
 
     def room(self, key: int) -> int:
-        """Empty slots in the scope of `key`."""
-        return self._room[key // self.stride]
+        """Empty slots in the pool of `key`."""
+        return len(self._free_slots[self.pool_of[key]])
+
+    def num_slots_for(self, key: int) -> int:
+        """Slots of its pool, empty or not."""
+        return self.pools[self.pool_of[key]].num_slots
 
     def candidates(self, key: int) -> np.ndarray:
-        """What may leave the scope of `key`: resident and not pinned, ascending."""
-        scope = key // self.stride
-        state, pinned = self._views[scope]
+        """What may leave the pool of `key`: resident and not pinned, ascending."""
+        state, pinned, first = self._views[self.pool_of[key]]
         loose = ((state == RESIDENT) > pinned).nonzero()[0]
-        return loose + scope * self.stride if scope else loose
+        return loose + first if first else loose
+
+    def is_passing(self, key: int) -> bool:
+        return key >= self._first_passing
+
+    def touch(self, keys: Iterable[int]) -> None:
+        """These are in use: of what passes, they leave last."""
+        if self._passing:
+            for key in keys:
+                if key in self._passing:
+                    self._passing[key] = self._passing.pop(key)
+
+    def oldest(self, count: int) -> list[int]:
+        """Up to `count` of what passes and may leave, the longest untouched first."""
+        leaving = (key for key in self._passing if self.states[key] == RESIDENT and not self._pins[key])
+        return list(islice(leaving, count))
 
     def pin(self, keys: Iterable[int]) -> None:
         for key in keys:
@@ -69,20 +97,22 @@ class Cache:
             self._pins[key] = False
 
     def admit(self, key: int, state: int, bits: int = FULL_BITS) -> Place:
-        """Give `key`, a replica of so many bits, an empty slot of its scope; it takes a whole one at any precision."""
-        scope = key // self.stride
-        assert not self.states[key] and self._room[scope] > 0, f"no room for key {key} in state {self.states[key]}"
-        self._room[scope] -= 1
+        """Give `key`, a replica of so many bits, an empty slot of its pool; it takes a whole one at any precision."""
+        free = self._free_slots[self.pool_of[key]]
+        assert not self.states[key] and free, f"no room for key {key} in state {self.states[key]}"
         self.states[key] = state
-        self.places[key] = place = Place(key, self._free_slots.pop(), bits)
+        if key >= self._first_passing:
+            self._passing[key] = None
+        self.places[key] = place = Place(key, free.pop(), bits, self._shares[key])
         return place
 
     def evict(self, keys: Iterable[int]) -> None:
         for key in keys:
             assert self.states[key] and not self._pins[key], f"key {key} cannot leave"
-            self._free_slots.append(self.places[key].slot)
-            self._room[key // self.stride] += 1
+            self._free_slots[self.pool_of[key]].append(self.places[key].slot)
             self.states[key], self.places[key] = ABSENT, None
+            if key >= self._first_passing:
+                del self._passing[key]
 
     def clear(self) -> None:
         """Everything absent, nothing pinned."""
@@ -90,10 +120,11 @@ class Cache:
         self.evict(np.flatnonzero(self.state != ABSENT).tolist())
 
     def validate(self) -> None:
-        """Raise AssertionError unless every slot is held once or free, and room agrees with both."""
-        places = [place for place in self.places if place]
-        slots = [place.slot for place in places] + self._free_slots
-        assert sorted(slots) == list(range(self.num_slots)), "a slot is lost or held twice"
-        assert sum(self._room) == len(self._free_slots) and min(self._room) >= 0, "room disagrees with the free slots"
+        """Raise AssertionError unless every slot is held once or free, in the pool of its key."""
+        places, start = [place for place in self.places if place], 0
+        for number, (pool, free) in enumerate(zip(self.pools, self._free_slots, strict=True)):
+            held = [place.slot for place in places if self.pool_of[place.key] == number]
+            assert sorted(held + free) == list(range(start, start + pool.num_slots)), "a slot is lost or held twice"
+            start += pool.num_slots
         held = np.flatnonzero(self.state != ABSENT).tolist()
         assert [place.key for place in places] == held, "a key has a place and is absent, or has none and is not"

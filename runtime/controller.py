@@ -5,55 +5,29 @@ must come; waves; prefetches within their bytes. Everything here follows from id
 live run and a replay of its trace decide alike.
 """
 
-from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from artifacts.replicas import FULL_BITS
+from runtime.arrivals import Arrivals
 from runtime.cache import ABSENT, LOADING, RESIDENT, Cache
 from runtime.counters import AT_BITS, Counter, Counters
+from runtime.ordering import distinct, first_of
 from runtime.plan import NO_SLOT, Place, Plan, Wave
 from runtime.policies.base import Choice, Eviction, Miss, Now, Prefetch, Residency, Residents, Routing, Step
+from runtime.segments import Segments, Whole
 
 _NO_BITS: Mapping[int, int] = {}
 _NO_KEYS = np.zeros(0, np.int64)
 _AT_BITS = {bits: Counter[name.upper()] for bits, name in AT_BITS.items()}
 
 
-@dataclass(slots=True)
-class _Arrival:
-    """A prefetch under way: what the link still has to bring, in logical bytes."""
-
-    key: int
-    remaining: int
-
-
-def distinct(selected: np.ndarray) -> list[int]:
-    """Experts in order of first appearance, scanning tokens, then ranks; dropped ranks (-1) left out."""
-    experts = dict.fromkeys(selected.ravel().tolist())
-    experts.pop(-1, None)
-    return list(experts)
-
-
-def first_of(keys: np.ndarray, order: tuple[np.ndarray, ...], count: int) -> list[int]:
-    """The `count` keys that come first by sort keys, the most significant first; among equals, as `keys` has them."""
-    if len(order) > 1:
-        return keys[np.lexsort(order[::-1])[:count]].tolist()
-    column = order[0]
-    if count == 1:
-        return [keys.item(column.argmin())]
-    if count < len(keys):  # sort only what can be among them
-        smallest = (column <= np.partition(column, count - 1)[count - 1]).nonzero()[0]
-        keys, column = keys[smallest], column[smallest]
-    return keys[column.argsort(kind="stable")[:count]].tolist()
-
-
 class Controller:
     """`window`: bytes that prefetching may move per step; a prefetch is resident once its own have gone by.
 
-    `nbytes`: what one expert weighs, by bits.
+    `nbytes`: what one expert weighs, by bits. `pieces` says what of an expert lies by itself: states, slots, pins and
+    counters are those of the pieces, while policies speak of experts all the same.
     """
 
     def __init__(
@@ -67,22 +41,23 @@ class Controller:
         residency: Residency,
         window: int,
         nbytes: Mapping[int, int],
+        pieces: Whole | Segments,
     ) -> None:
         self.cache, self.shape, self.nbytes = cache, cache.shape, nbytes
         self._routing, self._eviction, self._miss, self._prefetch = routing, eviction, miss, prefetch
         self._residency = residency
+        self._capacities = residency.capacities(cache.num_slots, self.shape)
         self._picks_bits = "replicas" in miss.requires
-        self._window = window
+        self._pieces = pieces
         self.now = Now()
         self.counters = Counters(self.shape.num_layers)
-        self._queue: deque[_Arrival] = deque()
-        self._evicted_in_pass = [-1] * self.shape.num_keys
+        self._arrivals = Arrivals(window)
+        self._evicted_in_pass = [-1] * cache.num_keys
         self._unused_prefetch: set[int] = set()
         self._to_place: dict[int, list[int]] = {}  # by layer
         self.num_predicted = prefetch.distance if prefetch.reads_predictions else 0  # layers ahead, per step
-        self.holds_all = cache.num_slots == self.shape.num_keys and not (
-            prefetch.distance or routing.reroutes or residency.places or miss.every_step or self._picks_bits
-        )
+        has_more = residency.cuts or residency.places or routing.reroutes or miss.every_step or self._picks_bits
+        self.holds_all = cache.num_slots == self.shape.num_keys and not (has_more or prefetch.distance)
 
     def begin_pass(self, num_tokens: int) -> None:
         """A pass over so many tokens comes next."""
@@ -100,25 +75,30 @@ class Controller:
         if self._routing.reroutes:
             step = self._reroute(step)
             weights = step.weights
-        first, states = layer * self.shape.num_experts, self.cache.states
-        wanted = [first + expert for expert in distinct(step.selected)]
-        absent = [key for key in wanted if not states[key]]
-        self._count(layer, wanted, absent)
-        selected, used, missing, near, low, behind, bits = step.selected, wanted, absent, (), (), (), _NO_BITS
+        num_experts, states, pieces = self.shape.num_experts, self.cache.states, self._pieces
+        first = layer * num_experts
+        experts = [first + expert for expert in distinct(step.selected)]
+        used = pieces.of(experts)
+        absent = [key for key in used if not states[key]]
+        self._count(layer, used, absent)
+        selected, missing, near, low, behind, bits = step.selected, absent, (), (), (), _NO_BITS
         if self._miss.every_step or absent and self._miss.chooses:
             choice = self._choose(step, absent)
             if choice.selected is not selected:
                 selected = choice.selected
-                used = [first + expert for expert in distinct(selected)]
-            near = tuple([self._near_place(key) for key in used if key - first in choice.near])
-            low = tuple([self._low_place(key) for key in used if key - first in choice.low])
-            missing = [key for key in used if not states[key] and not choice.is_elsewhere(key - first)]
+                experts = [first + expert for expert in distinct(selected)]
+                used = pieces.of(experts)
+            near = tuple([self._near_place(key) for key in used if key % num_experts in choice.near])
+            low = tuple([self._low_place(key) for key in used if key % num_experts in choice.low])
+            missing = [key for key in used if not states[key] and not choice.is_elsewhere(key % num_experts)]
             behind = [first + expert for expert in choice.behind]
             bits = {first + expert: precision for expert, precision in choice.bits.items()}
             weights = weights if choice.weights is None else choice.weights
         if missing and self._picks_bits:
             self._eviction.fetched({key: bits.get(key, FULL_BITS) for key in missing}, self.now)
-        self._eviction.used(used, step, self.now)
+        self._eviction.used(experts, step, self.now)
+        if self._residency.cuts:
+            self.cache.touch(used)
         here = [key for key in used if states[key]] if absent else used
         if near or low:
             elsewhere = {place.key for place in (*near, *low)}
@@ -128,8 +108,8 @@ class Controller:
         if self._prefetch.distance or behind:
             prefetches += self._prefetches(step, behind)
         self.cache.unpin(pinned)
-        if self._queue:
-            self._drain()
+        if self._arrivals.queue:
+            self.cache.state[self._arrivals.drain()] = RESIDENT
         if len(self.nbytes) > 1:
             self._count_bits(layer, [*near, *low, *(place for w in waves for place in (*w.resident, *w.loads))])
         return Plan(layer, selected, weights, waves, near, low, prefetches)
@@ -152,25 +132,25 @@ class Controller:
 
     def forget(self) -> None:
         """Start again with an empty cache, as after a step that failed; counters and history stay."""
-        self._queue.clear()
+        self._arrivals.queue.clear()
         self._unused_prefetch.clear()
         self._to_place.clear()
         self.cache.clear()
 
     def _reroute(self, step: Step) -> Step:
-        routed = self._routing.route(step, self.cache.layer_states(step.layer) == RESIDENT)
+        routed = self._routing.route(step, self._pieces.layer_states(self.cache.state, step.layer) == RESIDENT)
         is_own = (routed.selected[:, :, None] == step.selected[:, None, :]).any(axis=2)
         self.counters.add(Counter.REPLACED_RANKS, step.layer, int((~is_own).sum()))
         return routed
 
     def _choose(self, step: Step, absent: list[int]) -> Choice:
         """What the miss policy makes of the step, counted."""
-        first, states = step.layer * self.shape.num_experts, self.cache.layer_states(step.layer)
+        first, states = step.layer * self.shape.num_experts, self._pieces.layer_states(self.cache.state, step.layer)
         choice = self._miss.choose(step, Residents(states == RESIDENT, states == ABSENT, self.cache.room(first)))
-        served = {first + expert for expert in choice.selected.ravel().tolist()}
-        near = sum(key - first in choice.near for key in absent)
-        low = sum(key - first in choice.low for key in absent)
-        spared = sum(key not in served and not choice.is_elsewhere(key - first) for key in absent)
+        served, experts = set(choice.selected.ravel().tolist()), [key % self.shape.num_experts for key in absent]
+        near = sum(expert in choice.near for expert in experts)
+        low = sum(expert in choice.low for expert in experts)
+        spared = sum(expert not in served and not choice.is_elsewhere(expert) for expert in experts)
         dropped = int((choice.selected < 0).sum())
         for counter, amount in (
             (Counter.FETCHED, -near - low - spared),  # `_count` took all that is absent for fetched
@@ -184,7 +164,7 @@ class Controller:
         return choice
 
     def _near_place(self, key: int) -> Place:
-        return Place(key, NO_SLOT, int(self.cache.near_bits[key]))
+        return Place(key, NO_SLOT, int(self.cache.near_bits[key % self.shape.num_keys]), self._pieces.shares[key])
 
     def _low_place(self, key: int) -> Place:
         return Place(key, NO_SLOT, int(self.cache.shadows[key]))
@@ -196,7 +176,7 @@ class Controller:
 
     def _count(self, layer: int, wanted: list[int], absent: list[int]) -> None:
         add = self.counters.add
-        late = sum(self.cache.states[key] == LOADING for key in wanted) if self._queue else 0
+        late = sum(self.cache.states[key] == LOADING for key in wanted) if self._arrivals.queue else 0
         add(Counter.REQUESTS, layer, len(wanted))
         add(Counter.HITS, layer, len(wanted) - late - len(absent))
         if late:
@@ -221,8 +201,7 @@ class Controller:
             return ((Wave(resident, ()),) if here else ()), here
         pinned, waves = here, []
         while True:
-            loads = self._load_some(missing[: self.cache.num_slots], bits)
-            missing = missing[len(loads) :]
+            loads, missing = self._load_wave(missing, bits)
             pinned = pinned + [load.key for load in loads]
             if pinned:
                 waves.append(Wave(() if waves else resident, loads))
@@ -236,40 +215,54 @@ class Controller:
         """The step waits for what is on its way, so it is there when the step computes."""
         if self._unused_prefetch:
             self._unused_prefetch.difference_update(keys)
-        if not self._queue:
+        if not self._arrivals.queue:
             return
         late = {key for key in keys if self.cache.states[key] == LOADING}
         if late:
             self.cache.state[list(late)] = RESIDENT
-            self._queue = deque(arrival for arrival in self._queue if arrival.key not in late)
+            self._arrivals.remove(late)
 
-    def _load_some(self, missing: list[int], bits: Mapping[int, int]) -> tuple[Place, ...]:
-        """Demand loads for as many of `missing`, all of one layer, as there is room for; each is pinned."""
+    def _load_wave(self, missing: list[int], bits: Mapping[int, int]) -> tuple[tuple[Place, ...], list[int]]:
+        """Demand loads for what fits its pool, and what is still missing."""
+        loads = []
+        for keys in self._pieces.by_pool(missing):
+            loads += self._load_some(keys, bits)
+        rest = [key for key in missing if not self.cache.pinned[key]] if len(loads) < len(missing) else []
+        return tuple(loads), rest
+
+    def _load_some(self, missing: list[int], bits: Mapping[int, int]) -> list[Place]:
+        """Demand loads for as many of `missing`, all of one pool, as there is room for; each is pinned."""
+        missing = missing[: self.cache.num_slots_for(missing[0])]
         short = len(missing) - self.cache.room(missing[0])
         if short > 0:
             self._evict(missing[0], short)
         coming = missing[: self.cache.room(missing[0])]
-        loads = tuple([self.cache.admit(key, RESIDENT, bits.get(key, FULL_BITS)) for key in coming])
+        loads = [self.cache.admit(key, RESIDENT, bits.get(key, FULL_BITS)) for key in coming]
         self.cache.pin(coming)
-        whole = self.shape.expert_nbytes
-        nbytes = sum([self.nbytes[load.bits] for load in loads]) if bits else whole * len(loads)
+        nbytes = sum([self.nbytes[load.bits] for load in loads]) if bits else self._pieces.num_bytes(coming)
         self.counters.add(Counter.DEMAND_BYTES, self.now.layer, nbytes)
         return loads
 
-    def _evict(self, scope_key: int, count: int) -> None:
-        """Make `count` slots in a key's scope: residents by the policy, then prefetches, the last issued first."""
-        candidates = self.cache.candidates(scope_key)
-        victims = first_of(candidates, self._eviction.order(candidates, self.now), count) if candidates.size else []
+    def _evict(self, pool_key: int, count: int) -> None:
+        """Make `count` slots in a key's pool: residents by the policy, then prefetches, the last issued first."""
+        victims = self._victims(pool_key, count)
         if len(victims) < count:
-            victims = victims + self._cancel(scope_key, count - len(victims))
+            victims = victims + self._cancel(pool_key, count - len(victims))
         self._leave(victims)
 
-    def _cancel(self, scope_key: int, count: int) -> list[int]:
-        """Take up to `count` prefetches of a scope off the queue."""
-        scope = scope_key // self.cache.stride
-        latest = [arrival for arrival in reversed(self._queue) if arrival.key // self.cache.stride == scope]
-        keys = [arrival.key for arrival in latest if not self.cache.pinned[arrival.key]][:count]
-        self._queue = deque(arrival for arrival in self._queue if arrival.key not in keys) if keys else self._queue
+    def _victims(self, pool_key: int, count: int) -> list[int]:
+        """Up to `count` residents of a key's pool that may leave."""
+        if self.cache.is_passing(pool_key):
+            return self.cache.oldest(count)
+        candidates = self.cache.candidates(pool_key)
+        return first_of(candidates, self._eviction.order(candidates, self.now), count) if candidates.size else []
+
+    def _cancel(self, pool_key: int, count: int) -> list[int]:
+        """Take up to `count` prefetches of a pool off the queue."""
+        pool_of, pinned = self.cache.pool_of, self.cache.pinned
+        latest = [key for key in self._arrivals.latest() if pool_of[key] == pool_of[pool_key] and not pinned[key]]
+        if keys := latest[:count]:
+            self._arrivals.remove(keys)
         return keys
 
     def _leave(self, keys: list[int]) -> None:
@@ -279,12 +272,12 @@ class Controller:
         self.counters.add(Counter.EVICTIONS, self.now.layer, len(keys))
         if wasted := self._unused_prefetch.intersection(keys):
             self._unused_prefetch -= wasted
-            self.counters.add(Counter.WASTED_BYTES, self.now.layer, self.shape.expert_nbytes * len(wasted))
+            self.counters.add(Counter.WASTED_BYTES, self.now.layer, self._pieces.num_bytes(wasted))
 
     def _observe(self, step: Step) -> None:
         """Show the residency policy the step; where it places a layer anew, note what is to be there."""
         self._residency.observe(step)
-        placement = self._residency.place(step, int(self.cache.capacities[step.layer]))
+        placement = self._residency.place(step, int(self._capacities[step.layer]))
         if placement is not None:
             first = step.layer * self.shape.num_experts
             self.cache.near_bits[first : first + self.shape.num_experts] = placement.near_bits
@@ -308,47 +301,38 @@ class Controller:
         proposed = self._prefetch.propose(step, self.now) if self._prefetch.distance else _NO_KEYS
         if behind:
             proposed = np.concatenate((behind, proposed))
+        if self._residency.cuts:
+            proposed = np.array(self._pieces.of(proposed.tolist()), np.int64)
         kept = proposed[(self.cache.state[proposed] != ABSENT) & ~self.cache.pinned[proposed]]
         self.cache.pinned[kept] = True
         loads: list[Place] = []
-        backlog = sum(arrival.remaining for arrival in self._queue)
+        backlog = self._arrivals.backlog
         for key in proposed[self.cache.state[proposed] == ABSENT].tolist():
-            if backlog >= self._window:
+            if backlog >= self._arrivals.window:
                 break
             if self.cache.states[key] or not self._make_room(key):
                 continue
             loads += self._send([key])
-            backlog += self.shape.expert_nbytes
+            backlog += self._pieces.num_bytes([key])
         self.cache.pinned[kept] = False
         self._note_prefetched([load.key for load in loads])
         return tuple(loads)
 
     def _send(self, keys: list[int]) -> list[Place]:
         """Put `keys`, for which there is room, on their way."""
-        self._queue.extend(_Arrival(key, self.shape.expert_nbytes) for key in keys)
+        for key in keys:
+            self._arrivals.send(key, self._pieces.num_bytes([key]))
         return [self.cache.admit(key, LOADING) for key in keys]
 
     def _make_room(self, key: int) -> bool:
         if self.cache.room(key):
             return True
-        if self.cache.candidates(key).size:
-            self._evict(key, 1)
+        if victims := self._victims(key, 1):
+            self._leave(victims)
         return self.cache.room(key) > 0
 
     def _note_prefetched(self, keys: list[int]) -> None:
         self._unused_prefetch.update(keys)
-        self._eviction.prefetched(keys, self.now)
+        self._eviction.prefetched(self._pieces.tops(keys), self.now)
         self.counters.add(Counter.PREFETCHES, self.now.layer, len(keys))
-        self.counters.add(Counter.PREFETCH_BYTES, self.now.layer, len(keys) * self.shape.expert_nbytes)
-
-    def _drain(self) -> None:
-        """Let one window of bytes go by."""
-        budget = self._window
-        while self._queue and budget > 0:
-            arrival = self._queue[0]
-            moved = min(budget, arrival.remaining)
-            arrival.remaining -= moved
-            budget -= moved
-            if not arrival.remaining:
-                self.cache.state[arrival.key] = RESIDENT
-                self._queue.popleft()
+        self.counters.add(Counter.PREFETCH_BYTES, self.now.layer, self._pieces.num_bytes(keys))

@@ -17,12 +17,15 @@ from artifacts.replicas import FULL_BITS
 from artifacts.trace import DECODE, PREFILL
 from runtime.controller import Controller
 from runtime.experts import Assigned, accumulate, assign, expert_forward, gather, weigh
+from runtime.host import on_host, real_rows, to_host
 from runtime.link import DEMAND, PREFETCH, Transfer
-from runtime.lowbit import project_packed
 from runtime.model import MoeLayer, MoeModel
+from runtime.neuronmajor import Views
 from runtime.plan import NO_SLOT, Place, Plan
 from runtime.policies.base import Step, last_tokens
+from runtime.segmenttier import SegmentTier
 from runtime.shadows import Shadows
+from runtime.slots import Slots
 from runtime.tiers import Tiers
 from runtime.together import together_for
 
@@ -58,11 +61,11 @@ class _Pass:
 
 
 class Engine:
-    """Runs a model's experts by a controller's plans; `slots` [num_slots, nbytes] uint8 is the fast tier, with the
-    replicas `shadows` beside them if any stay."""
+    """Runs a model's experts by a controller's plans; `slots` are the fast tier, with the replicas `shadows` beside
+    them if any stay."""
 
     def __init__(
-        self, opened: MoeModel, controller: Controller, *, tiers: Tiers, slots: torch.Tensor, shadows: Shadows | None
+        self, opened: MoeModel, controller: Controller, *, tiers: Tiers, slots: Slots, shadows: Shadows | None
     ) -> None:
         self.controller, self.link, self.near = controller, tiers.link, tiers.near
         self.on_step: Callable[[Step], None] | None = None
@@ -74,8 +77,10 @@ class Engine:
         self.distance = 0
         self._opened, self._slots = opened, slots
         self._slow, self._shadows = tiers.slow, shadows
-        self._views = [opened.store.layout.views(slot) for slot in slots]
-        self._together = together_for(opened)
+        self._is_split = isinstance(tiers.slow, SegmentTier)
+        self._views = [] if self._is_split else [opened.store.layout.views(slot) for slot in slots]
+        self._segments: dict[tuple[int, int], Views] = {}  # by slot and row of the slow tier
+        self._together = tiers.slow.together(opened) if self._is_split else together_for(opened)
         self._pending: dict[int, Transfer] = {}
         self._routed = [_Routed() for _ in opened.layers]
         self._handles: list = []
@@ -123,7 +128,7 @@ class Engine:
         ids = kwargs.get("input_ids", args[0] if args else None)
         batch, length = (ids if ids is not None else kwargs["inputs_embeds"]).shape[:2]
         requests = np.arange(self.first_request, self.first_request + batch, dtype=np.int32).repeat(length)
-        rows = _real_rows(kwargs.get("attention_mask"), batch, length)
+        rows = real_rows(kwargs.get("attention_mask"), batch, length)
         requests = requests if rows is None else requests[rows]
         self._pass = _Pass(PREFILL if length > 1 else DECODE, rows, requests)
         self.controller.begin_pass(len(requests))
@@ -198,13 +203,22 @@ class Engine:
         self, layer: MoeLayer, plan: Plan, hidden: torch.Tensor, assigned: dict[int, Assigned]
     ) -> dict[int, torch.Tensor]:
         """Every used expert's output: residents first, near ones while loads are under way, arrivals last."""
-        first = layer.index * self.controller.shape.num_experts
+        num_experts = self.controller.shape.num_experts
         parts: dict[int, torch.Tensor] = {}
 
         def compute(places: Iterable[Place]) -> None:
             for place in places:
-                x = gather(hidden, assigned[place.key - first])
-                parts[place.key - first] = self._forward(layer, self._arrived(place), x)
+                expert = place.key % num_experts
+                y = self._forward(layer, self._arrived(place), gather(hidden, assigned[expert]))
+                _add(parts, expert, y)
+
+        def compute_landed(places: list[Place]) -> None:
+            if not self._together or len(hidden) > 1 or len(places) < 2 or not all(map(_is_full, places)):
+                compute(places)
+                return
+            outputs = self._together.forward(layer.experts, [self._weights(place) for place in places], hidden)
+            for place, y in zip(places, outputs.unbind(), strict=True):
+                _add(parts, place.key % num_experts, y)
 
         self.near.begin(plan.near)
         if not plan.waves:
@@ -216,17 +230,13 @@ class Engine:
                 self._issue(plan.prefetches, PREFETCH)
             landed = [place for place in wave.resident if place.slot not in self._pending]
             late = [place for place in wave.resident if place.slot in self._pending]
-            if self._together and len(hidden) == 1 and len(landed) > 1 and all(_is_full(place) for place in landed):
-                views = [self._views[place.slot] for place in landed]
-                outputs = self._together.forward(layer.experts, views, hidden).unbind()
-                parts |= zip((place.key - first for place in landed), outputs, strict=True)
-            else:
-                compute(landed)
+            for alike in self._slow.alike(landed):
+                compute_landed(alike)
             if wave is plan.waves[0]:
-                parts |= self._compute_near(layer, plan.near, hidden, assigned)
+                self._compute_near(layer, plan.near, hidden, assigned, parts)
             compute((*late, *wave.loads))
         if not plan.waves:
-            parts |= self._compute_near(layer, plan.near, hidden, assigned)
+            self._compute_near(layer, plan.near, hidden, assigned, parts)
         self.near.finish()
         return parts
 
@@ -242,32 +252,41 @@ class Engine:
 
     def _forward(self, layer: MoeLayer, place: Place, x: torch.Tensor) -> torch.Tensor:
         """One expert of the fast tier on its tokens, x [t, H] -> [t, H]."""
-        if _is_full(place):
-            return expert_forward(layer.experts, self._views[place.slot], x)
-        if place.slot == NO_SLOT:
-            views = self._shadows.views(place.key)
-        else:
-            views = self._slow.stores[place.bits].layout.views(self._slots[place.slot])
-        return expert_forward(layer.experts, views, x, project=project_packed)
+        weights = self._shadows.views(place.key) if place.slot == NO_SLOT else self._weights(place)
+        return expert_forward(layer.experts, weights, x, project=self._slow.projecting(place.bits))
+
+    def _weights(self, place: Place) -> dict[str, object]:
+        """What lies in a slot. Views take longer to make than small experts to compute: they are kept."""
+        if self._is_split:
+            at = place.slot, place.key // self.controller.shape.num_experts
+            if at not in self._segments:
+                self._segments[at] = self._slow.weights(place, self._slots[place.slot])
+            return self._segments[at]
+        return self._views[place.slot] if _is_full(place) else self._slow.weights(place, self._slots[place.slot])
 
     def _compute_near(
-        self, layer: MoeLayer, places: tuple[Place, ...], hidden: torch.Tensor, assigned: dict[int, Assigned]
-    ) -> dict[int, torch.Tensor]:
+        self,
+        layer: MoeLayer,
+        places: tuple[Place, ...],
+        hidden: torch.Tensor,
+        assigned: dict[int, Assigned],
+        parts: dict[int, torch.Tensor],
+    ) -> None:
+        """Add to `parts` what is computed near."""
         if not places:
-            return {}
-        host, first = hidden.cpu(), layer.index * self.controller.shape.num_experts
-        parts = {}
+            return
+        host = hidden.cpu()
         for place in places:
-            x = gather(host, _on_host(assigned[place.key - first]))
-            y = self.near.forward(layer.experts, place, x)
-            parts[place.key - first] = y.to(hidden.device, non_blocking=True)
-        return parts
+            expert = place.key % self.controller.shape.num_experts
+            x = gather(host, on_host(assigned[expert]))
+            y = self.near.forward(layer.experts, place, x).to(hidden.device, non_blocking=True)
+            _add(parts, expert, y)
 
     def _issue(self, loads: tuple[Place, ...], urgency: int) -> None:
         for place in loads:
             if place.slot in self._pending:
                 self.link.cancel(self._pending.pop(place.slot))
-            slot = self._slots[place.slot][: self._slow.nbytes(place.bits)]
+            slot = self._slots[place.slot][: self._slow.num_bytes(place)]
             self._pending[place.slot] = self.link.issue(place.key, slot, urgency=urgency, bits=place.bits)
 
     # Between device and host
@@ -279,7 +298,7 @@ class Engine:
         if self.wants_probabilities:
             tensors.append(routed.logits.float().softmax(-1))
         tensors += self._predictions(layer, routed)
-        arrays = _to_host(tensors)
+        arrays = to_host(tensors)
         if self._pass.rows is not None:
             arrays = [array[self._pass.rows] for array in arrays]
         selected, weights_host, *rest = arrays
@@ -323,28 +342,10 @@ class Engine:
         return torch.zeros_like(weights).index_copy_(0, rows, full)
 
 
-def _real_rows(mask: torch.Tensor | None, batch: int, length: int) -> np.ndarray | None:
-    """Rows of the flattened batch that are no padding; None when all are, or when the mask is of another kind."""
-    if length == 1 or mask is None or mask.dim() != 2 or mask.shape[0] != batch:  # what is decoded is no padding
-        return None
-    real = mask[:, -length:].reshape(-1).cpu().numpy().astype(bool)
-    return None if real.all() else np.flatnonzero(real)
+def _add(parts: dict[int, torch.Tensor], expert: int, y: torch.Tensor) -> None:
+    """Segments of an expert add up to it."""
+    parts[expert] = parts[expert] + y if expert in parts else y
 
 
 def _is_full(place: Place) -> bool:
     return place.bits == FULL_BITS
-
-
-def _on_host(assigned: Assigned) -> Assigned:
-    return assigned if assigned.tokens is None else Assigned(assigned.tokens.cpu(), assigned.ranks.cpu())
-
-
-def _to_host(tensors: list[torch.Tensor]) -> list[np.ndarray]:
-    """The one device-to-host copy of a step: [T, *] tensors as arrays, ids as int64 and the rest as float32."""
-    if tensors[0].device.type == "cpu":
-        return [tensor.detach().numpy() for tensor in tensors]
-    ids, *others = tensors
-    packed = torch.cat([ids.int().view(torch.float32), *others], dim=1).cpu().numpy()
-    ends = np.cumsum([tensor.shape[1] for tensor in tensors])[:-1]
-    selected, *rest = np.split(packed, ends, axis=1)
-    return [np.ascontiguousarray(selected).view(np.int32).astype(np.int64), *map(np.ascontiguousarray, rest)]

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import prod
 
 from torch import nn
 from transformers import PreTrainedModel
@@ -26,6 +27,17 @@ class MoeLayer:
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Shape of ONE expert's parameters by name: what the module stacks along dimension 0, less that dimension."""
         return {name: tuple(parameter.shape[1:]) for name, parameter in self.experts.named_parameters(recurse=False)}
+
+    @property
+    def num_neurons(self) -> int:
+        """I of one expert."""
+        return self.shapes["down_proj"][0 if self.experts.is_transposed else 1]
+
+    @property
+    def neuron_weights(self) -> int:
+        """Weights and biases that belong to one neuron."""
+        own = (prod(shape) for name, shape in self.shapes.items() if name != "down_proj_bias")
+        return sum(own) // self.num_neurons
 
     @property
     def num_experts(self) -> int:

@@ -15,6 +15,7 @@ from artifacts.shape import Shape
 from runtime.clock import Clock, Timeline, VirtualClock, WallClock
 
 DEMAND, PREFETCH = 0, 1
+_CLOSED = "the link is closed"
 
 
 class Source(Protocol):
@@ -84,6 +85,8 @@ class ThreadLink:
     def issue(self, key: int, slot: torch.Tensor, *, urgency: int, bits: int = FULL_BITS) -> Transfer:
         transfer = Transfer(key, slot, urgency, bits)
         with self._wake:
+            if self._closed:
+                raise RuntimeError(_CLOSED)
             heapq.heappush(self._queue, (urgency, next(self._order), transfer))
             self._wake.notify()
         return transfer
@@ -119,14 +122,18 @@ class ThreadLink:
     def close(self) -> None:
         with self._wake:
             self._closed = True
+            left = [entry[2] for entry in self._queue]
             self._queue.clear()
             self._wake.notify()
         self._thread.join()
+        for transfer in left:  # a generation that was broken off may still wait for it, and would for ever
+            transfer.error = RuntimeError(_CLOSED)
+            transfer.landed.set()
 
     def _hurry(self, transfer: Transfer) -> None:
         """A prefetch that compute waits for goes before every other prefetch."""
         with self._wake:
-            if transfer.urgency == PREFETCH and not transfer.started:
+            if transfer.urgency == PREFETCH and not transfer.started and not self._closed:
                 self._queue = [entry for entry in self._queue if entry[2] is not transfer]
                 heapq.heapify(self._queue)
                 transfer.urgency = DEMAND

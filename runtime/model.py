@@ -51,7 +51,15 @@ def open_model(name: str, *, dtype: torch.dtype | None = None, device: str | tor
     model = build_skeleton(config, dtype)
     layers = moe_layers(model)
     layout = ExpertLayout.of(layers[0].shapes, dtype)
-    shape = Shape(len(layers), layers[0].num_experts, layers[0].top_k, layout.nbytes)
+    first = layers[0]
+    shape = Shape(
+        num_layers=len(layers),
+        num_experts=first.num_experts,
+        top_k=first.top_k,
+        expert_nbytes=layout.nbytes,
+        num_neurons=first.num_neurons,
+        neuron_nbytes=first.neuron_weights * dtype.itemsize,
+    )
     located = locate_experts(model, layers, shape=shape, layout=layout, tensors=checkpoint.tensors)
     experts = {f"{layer.name}.{part.name}" for layer in layers for part in layout.parts}
     load_resident(model, located.others, experts=experts, dtype=dtype, device=torch.device(device), folder=folder)

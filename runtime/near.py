@@ -8,7 +8,6 @@ from torch import nn
 from artifacts.replicas import FULL_BITS
 from runtime.clock import Timeline, WallClock
 from runtime.experts import expert_forward
-from runtime.lowbit import project_packed
 from runtime.plan import Place
 from runtime.slowtier import SlowTier
 from runtime.weights import aligned
@@ -33,14 +32,13 @@ class NearTier:
     def begin(self, places: Sequence[Place]) -> None:
         """The emulated tier starts on these experts now."""
         if self._timeline:
-            nbytes = sum(self._slow.nbytes(place.bits) for place in places)
+            nbytes = sum(map(self._slow.num_bytes, places))
             self._ready_at_s = self._timeline.reserve(self._clock.now_s(), nbytes)
 
     def forward(self, module: nn.Module, place: Place, x: torch.Tensor) -> torch.Tensor:
         """One expert on its tokens, x [t, H] on the CPU -> [t, H]."""
-        views = self._slow.stores[place.bits].layout.views(self._bytes(place))
-        projecting = {} if place.bits == FULL_BITS else {"project": project_packed}
-        return expert_forward(module, views, x, **projecting)
+        weights = self._slow.weights(place, self._bytes(place))
+        return expert_forward(module, weights, x, project=self._slow.projecting(place.bits))
 
     def finish(self) -> None:
         """Return when the emulated tier would have what was begun."""

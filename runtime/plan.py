@@ -11,7 +11,8 @@ NO_SLOT = -1
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """One expert, the slot it has or is to come into, and the precision of the replica there.
+    """One expert, or a segment of one that is `share` of it, the slot it has or is to come into, and the precision of
+    the replica there.
 
     Without a slot it is computed near its memory, or on the replica that stays in the fast tier.
     """
@@ -19,6 +20,7 @@ class Place:
     key: int
     slot: int
     bits: int = FULL_BITS
+    share: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -62,16 +62,17 @@ def prefetch_window(opened: MoeModel, link_bytes_per_s: float) -> int:
     return rounded_window(link_bytes_per_s * layer_s / shape.expert_nbytes, shape.expert_nbytes)
 
 
-def link_bytes_per_second(link: Link, slots: torch.Tensor, shape_nbytes: int) -> float:
-    """What a link moves: the median over single experts, brought into `slots` [n, nbytes] that nobody uses yet."""
-    num_keys = min(_NUM_EXPERTS, len(slots))
+def link_bytes_per_second(link: Link, slots: Sequence[torch.Tensor], num_experts: int) -> float:
+    """What a link moves: the median over single experts of the first layer, brought into `slots`, as large as they
+    are, that nobody uses yet."""
+    num_keys = min(_NUM_EXPERTS, num_experts, len(slots))
 
     def bring(turn: int) -> None:
         link.collect(link.issue(turn % num_keys, slots[turn % num_keys], urgency=DEMAND))
 
-    seconds = _median_seconds(bring, slots.device, warm_up=0, turns=_NUM_EXPERTS)
+    seconds = _median_seconds(bring, slots[0].device, warm_up=0, turns=_NUM_EXPERTS)
     link.drain_stalls()  # nobody's compute waited
-    return shape_nbytes / seconds
+    return slots[0].nbytes / seconds
 
 
 def expert_seconds(opened: MoeModel) -> float:

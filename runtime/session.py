@@ -10,7 +10,7 @@ import torch
 from artifacts.errors import BadUsage
 from artifacts.hardware import machine
 from runtime import budget as sizes
-from runtime.assembly import build_controller, fast_tier
+from runtime.assembly import build_controller, fast_tier, pools
 from runtime.cache import Scope
 from runtime.engine import Engine
 from runtime.generate import Sampling, Token, stream
@@ -22,8 +22,8 @@ from runtime.probe import link_bytes_per_second, prefetch_window, scaled_window
 from runtime.recorder import Recorder
 from runtime.replicas import open_replicas
 from runtime.shadows import Shadows
+from runtime.slots import Slots
 from runtime.tiers import open_tiers, resolve_device, resolve_link
-from runtime.weights import aligned
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,19 +70,22 @@ class Session:
         self.policies, artefacts = build(settings.texts()), artefacts or Artefacts()
         self.scope = Scope(settings.scope or chosen.scope)
         self._budget = chosen.budget or settings.budget
-        fast = fast_tier(self.policies, shape, self._budget, scope=self.scope, artefacts=artefacts)
+        self.fast = fast = fast_tier(self.policies, shape, self._budget, scope=self.scope, artefacts=artefacts)
         num_slots = fast.num_slots
         window = sizes.nbytes(settings.window) if settings.window else None
         choice = resolve_link(opened, link=settings.link, near=settings.near, scaled_to=settings.scaled_to)
-        self.slots = self._allocate(num_slots)
+        shared = pools(self.policies, shape, num_slots=num_slots, scope=self.scope, split=fast.split)
+        self.slots = Slots(shared, opened.model.device)
         self.shadows = self._shadows(fast, artefacts)
-        self.tiers = open_tiers(opened, choice, open_replicas(opened, artefacts.replicas, self.policies.widths))
+        replicas = open_replicas(opened, artefacts.replicas, self.policies.widths)
+        self.tiers = open_tiers(opened, choice, replicas, split=fast.split)
         self.window = self._measured_window() if window is None else window
         self.controller = build_controller(
             self.policies,
             shape,
             num_slots=num_slots,
             shadows=fast.shadows,
+            split=fast.split,
             scope=self.scope,
             window=self.window,
             artefacts=artefacts,
@@ -97,7 +100,9 @@ class Session:
         if fast.shadows is not None or self.policies.widths:
             resident = set() if fast.shadows is None else set(fast.shadows.tolist())
             make_ready(sorted(resident | set(self.policies.widths)), opened.model.device)
-        if num_slots == shape.num_keys:
+        if fast.split and choice.kind == "disk":
+            self.fallbacks.append("link disk reads the whole expert for each segment: use a link from RAM")
+        if fast.holds(shape):
             self.fallbacks.append(f"budget {self._budget} holds the whole model: every expert stays resident")
 
     @classmethod
@@ -160,7 +165,7 @@ class Session:
             "slots": cache.num_slots,
             "experts": cache.shape.num_keys,
             "expert_bytes": cache.shape.expert_nbytes,
-            "fast_bytes": self.slots.numel() + (self.shadows.nbytes if self.shadows else 0),
+            "fast_bytes": self.slots.nbytes + (self.shadows.nbytes if self.shadows else 0),
             "replicas": self._replicas(),
             "pinned_bytes": self.tiers.pinned_nbytes,
             "prefetch_window_bytes": self.window,
@@ -196,14 +201,7 @@ class Session:
             return 0
         if self.settings.scaled_to:
             return scaled_window(self.opened.shape, machine(self.settings.scaled_to))
-        nbytes = self.opened.shape.expert_nbytes
-        return prefetch_window(
-            self.opened, self.tiers.bandwidth or link_bytes_per_second(self.tiers.link, self.slots, nbytes)
+        measured = self.tiers.bandwidth or link_bytes_per_second(
+            self.tiers.link, self.slots.alike(), self.opened.shape.num_experts
         )
-
-    def _allocate(self, num_slots: int) -> torch.Tensor:
-        """[num_slots, nbytes] uint8 on the device; slot borders are multiples of 64 bytes."""
-        nbytes = self.opened.store.layout.nbytes
-        if self.opened.model.device.type == "cpu":
-            return aligned(num_slots * nbytes).view(num_slots, nbytes)
-        return torch.empty(num_slots, nbytes, dtype=torch.uint8, device=self.opened.model.device)
+        return prefetch_window(self.opened, measured)

@@ -1,11 +1,14 @@
 """Where every expert lives, at every precision: what links and the near tier read from."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 
 from artifacts.replicas import FULL_BITS
+from runtime.experts import project
+from runtime.lowbit import project_packed
+from runtime.plan import Place
 from runtime.replicas import ReplicaStore
 from runtime.weights import DiskStore, RamStore
 
@@ -33,3 +36,19 @@ class SlowTier:
     def nbytes(self, bits: int) -> int:
         """Bytes of one replica."""
         return self.stores[bits].layout.nbytes
+
+    def num_bytes(self, place: Place) -> int:
+        """Bytes of what is to be at a place."""
+        return self.nbytes(place.bits)
+
+    def weights(self, place: Place, buffer: torch.Tensor) -> dict[str, object]:
+        """What lies at the start of `buffer`, as `expert_forward` takes it with `projecting`; nothing is copied."""
+        return self.stores[place.bits].layout.views(buffer)
+
+    def alike(self, places: list[Place]) -> list[list[Place]]:
+        """Grouped so that those of a group can be computed together."""
+        return [places]
+
+    def projecting(self, bits: int) -> Callable[..., torch.Tensor]:
+        """How an expert at so many bits is multiplied."""
+        return project if bits == FULL_BITS else project_packed

@@ -99,6 +99,7 @@ class Workload:
             shape,
             num_slots=fast.num_slots,
             shadows=fast.shadows,
+            split=fast.split,
             scope=scope,
             window=window,
             artefacts=artefacts,

@@ -14,8 +14,11 @@ from runtime.cudalink import CudaLink
 from runtime.link import DiskLink, EmulatedLink, Link
 from runtime.model import MoeModel
 from runtime.near import NearTier
+from runtime.policies.base import Split
 from runtime.probe import scaled_rates
 from runtime.replicas import ReplicaStore
+from runtime.segments import Segments
+from runtime.segmenttier import SegmentTier
 from runtime.slowtier import SlowTier
 from runtime.weights import DiskStore, RamStore
 
@@ -57,12 +60,17 @@ def resolve_link(opened: MoeModel, *, link: str, near: str | None, scaled_to: st
     return LinkChoice("emulated", *sizes.rate(link), near_rate)
 
 
-def open_tiers(opened: MoeModel, choice: LinkChoice, replicas: Mapping[int, ReplicaStore]) -> Tiers:
-    """Open what was chosen, with `replicas` by bits. All are read into RAM, page-locked for a GPU, unless they stay on
-    disk."""
+def open_tiers(
+    opened: MoeModel, choice: LinkChoice, replicas: Mapping[int, ReplicaStore], *, split: Split | None = None
+) -> Tiers:
+    """Open what was chosen, with `replicas` by bits, or with experts cut in two by `split`. All are read into RAM,
+    page-locked for a GPU, unless they stay on disk."""
     on_disk, pin = choice.kind == "disk", choice.kind == "cuda"
     stores: dict[int, DiskStore | ReplicaStore] = {FULL_BITS: opened.store, **replicas}
-    slow = SlowTier(stores if on_disk else {bits: RamStore(store, pin=pin) for bits, store in stores.items()})
+    if split is not None:
+        slow = SegmentTier.of(opened, Segments(opened.shape, split), in_ram=not on_disk, pin=pin)
+    else:
+        slow = SlowTier(stores if on_disk else {bits: RamStore(store, pin=pin) for bits, store in stores.items()})
     return Tiers(
         slow=slow,
         link=_open_link(opened, choice, slow),

@@ -160,13 +160,13 @@ class Timing:
 
     def _seconds(self, work: Work, place: Place, tokens: list[int] | None) -> float:
         num_tokens = 1 if tokens is None else tokens[place.key % self._num_experts]
-        return work.seconds(num_tokens, share=self._share[place.bits])
+        return place.share * work.seconds(num_tokens, share=self._share[place.bits])
 
     def _issue(self, loads: tuple[Place, ...], *, is_demand: bool) -> None:
         for place in loads:
             if place.slot in self._pending:
                 self._link.cancel(self._pending.pop(place.slot))
-            seconds = self._costs.load_latency_s + self._costs.load_s * self._share[place.bits]
+            seconds = self._costs.load_latency_s + self._costs.load_s * self._share[place.bits] * place.share
             self._pending[place.slot] = self._link.issue(self._now_s, seconds, is_demand=is_demand)
 
 

@@ -60,12 +60,16 @@ def together_for(opened: MoeModel) -> Together | None:
 
     None if nothing does, on a GPU, and for experts that are too large to gain by it.
     """
-    is_small = opened.shape.top_k * opened.store.layout.nbytes <= _LIMIT
-    if opened.model.device.type != "cpu" or not is_small or not _gates_by_row(opened.layers[0].experts):
+    if not pays_together(opened) or not _gates_by_row(opened.layers[0].experts):
         return None
     trial = _Trial(opened)
     together = Together(trial.module, trial.layout, trial.num_experts, batched=trial.exact_projections())
     return together if trial.is_exact(together) else None
+
+
+def pays_together(opened: MoeModel) -> bool:
+    """Whether a token's experts are small enough, and on a CPU."""
+    return opened.model.device.type == "cpu" and opened.shape.top_k * opened.store.layout.nbytes <= _LIMIT
 
 
 class _Trial:

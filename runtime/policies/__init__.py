@@ -43,6 +43,7 @@ from runtime.policies.prefetch.oracle import Oracle
 from runtime.policies.prefetch.score import ScorePrefetch
 from runtime.policies.residency.hot import Hot
 from runtime.policies.residency.shadow import ShadowResidency
+from runtime.policies.residency.split import SplitResidency
 from runtime.policies.residency.uniform import Uniform
 from runtime.policies.routing.cache_aware import CacheAware
 from runtime.policies.routing.standard import Standard
@@ -84,7 +85,7 @@ POLICIES: dict[str, dict[str, type]] = {
         "best_resident": BestResident,
         "zero": Zero,
     },
-    "residency": {"uniform": Uniform, "hot": Hot, "shadow": ShadowResidency},
+    "residency": {"uniform": Uniform, "hot": Hot, "shadow": ShadowResidency, "split": SplitResidency},
 }
 
 

@@ -96,12 +96,34 @@ class Choice:
         return expert in self.near or expert in self.low
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Split:
+    """Experts cut in two: of layer l, `top_neurons[l]` are in the top, all of them where it is not cut.
+
+    Slots hold `num_tops[l]` tops of each layer, and `num_bottoms` bottoms of any.
+    """
+
+    top_neurons: np.ndarray  # [L]
+    num_tops: np.ndarray  # [L]
+    num_bottoms: int
+
+
 @dataclass(frozen=True, slots=True)
 class FastTier:
-    """What a budget holds: slots, and beside them replicas that stay, `shadows` [L * E] the bits of each expert's."""
+    """What a budget holds: slots, for experts or for the segments of a `split`, and beside them replicas that stay,
+    `shadows` [L * E] the bits of each expert's."""
 
     num_slots: int
     shadows: np.ndarray | None = None
+    split: Split | None = None
+
+    def holds(self, shape: Shape) -> bool:
+        """Whether every expert fits, whole or in its segments."""
+        split = self.split
+        if split is None:
+            return self.num_slots == shape.num_keys
+        num_cut = sum(bottom > 0 for _, bottom in map(shape.segment_nbytes, split.top_neurons.tolist()))
+        return self.num_slots == shape.num_keys + num_cut * shape.num_experts
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +194,7 @@ class Residency(Policy, Protocol):
         """How the budget is shared with replicas that stay; None: it is all slots. Raises BadUsage if it is too
         small."""
 
+    cuts: ClassVar[bool]  # whether `share` says how experts are split
     places: ClassVar[bool]  # whether steps are shown to it, and it places experts
 
     def observe(self, step: Step) -> None:
@@ -208,6 +231,7 @@ class SimpleEviction(Simple):
 class SimpleResidency(Simple):
     """Slots only, the same number in every layer; what does not divide goes to the lower ones."""
 
+    cuts: ClassVar[bool] = False
     places: ClassVar[bool] = False
 
     def capacities(self, num_slots: int, shape: Shape) -> np.ndarray:

@@ -14,9 +14,10 @@ from artifacts.shape import Shape
 from artifacts.trace import DECODE, PREFILL, Trace
 from runtime.assembly import build_controller, prepare
 from runtime.cache import ABSENT, RESIDENT, Scope
-from runtime.controller import Controller, distinct
+from runtime.controller import Controller
+from runtime.ordering import distinct
 from runtime.plan import NO_SLOT, Plan
-from runtime.policies import build
+from runtime.policies import build, parse
 from runtime.policies.base import Artefacts, FastTier, Step
 from runtime.simulate import replay
 
@@ -89,18 +90,24 @@ def keep_the_contract(case: Case, **texts: str) -> Controller:
 
 
 def _controller(case: Case, texts: dict[str, str]) -> Controller:
-    """Where replicas stay, the budget holds them at 4 bits beside the slots."""
-    if texts.get("miss", "").startswith("shadow"):
-        texts = texts | {"residency": "shadow"}
-    policies, known = build(PLAIN | texts), artefacts(case.shape, case.trace)
+    """Where replicas stay, the budget holds them at 4 bits beside the slots. Split experts have no replicas."""
+    texts = PLAIN | texts
+    if texts["miss"].startswith("shadow"):
+        texts["residency"] = "shadow"
+    if texts["residency"].startswith("split") and "replicas" in parse("miss", texts["miss"]).requires:
+        texts["miss"] = PLAIN["miss"]
+    policies, known = build(texts), artefacts(case.shape, case.trace)
     prepare(policies, case.shape, known)
-    budget = case.num_slots * case.shape.expert_nbytes + case.shape.num_keys * NBYTES[4]
+    budget = case.num_slots * case.shape.expert_nbytes
+    if texts["residency"].startswith("shadow"):
+        budget += case.shape.num_keys * NBYTES[4]
     fast = policies.residency.share(budget) or FastTier(case.num_slots)
     return build_controller(
         policies,
         case.shape,
         num_slots=fast.num_slots,
         shadows=fast.shadows,
+        split=fast.split,
         scope=case.scope,
         window=case.window,
         artefacts=known,
@@ -135,12 +142,14 @@ def _check_ranks(plan: Plan, step: Step, shape: Shape) -> None:
 
 
 def _check_places(plan: Plan, owner: Controller, shape: Shape) -> None:
-    """Every rank is served by something that is there, near or dropped; a wave fits the tier; books balance."""
-    first = plan.layer * shape.num_experts
-    served = [place.key - first for wave in plan.waves for place in (*wave.resident, *wave.loads)]
+    """Every rank is served by something that is there, near or dropped, split experts by their segments; a wave fits
+    the tier; books balance."""
+    used = [plan.layer * shape.num_experts + expert for expert in distinct(plan.selected)]
+    used = owner._pieces.of(used)
+    served = [place.key for wave in plan.waves for place in (*wave.resident, *wave.loads)]
     assert len(set(served)) == len(served)
-    elsewhere = [place.key - first for place in (*plan.near, *plan.low)]
-    assert sorted(served + elsewhere) == sorted(distinct(plan.selected))
+    elsewhere = [place.key for place in (*plan.near, *plan.low)]
+    assert sorted(served + elsewhere) == sorted(used)
     assert all(place.slot == NO_SLOT and place.bits in NBYTES for place in (*plan.near, *plan.low))
     for wave in plan.waves:
         slots = [place.slot for place in (*wave.resident, *wave.loads)]
@@ -148,12 +157,12 @@ def _check_places(plan: Plan, owner: Controller, shape: Shape) -> None:
         assert {place.bits for place in (*wave.resident, *wave.loads)} <= NBYTES.keys()
     brought = [place.key for place in plan.prefetches]
     assert len(set(brought)) == len(brought)
-    assert all(0 <= key < shape.num_keys and owner.cache.state[key] != ABSENT for key in brought)
+    assert all(0 <= key < owner.cache.num_keys and owner.cache.state[key] != ABSENT for key in brought)
 
 
 def _check_order(owner: Controller) -> None:
     """Whatever is resident has a rank: a number of its own for every sort key."""
-    keys = np.flatnonzero(owner.cache.state == RESIDENT)
+    keys = np.flatnonzero(owner.cache.state[: owner.shape.num_keys] == RESIDENT)
     for column in owner._eviction.order(keys, owner.now):
         assert column.shape == keys.shape
         assert not np.isnan(column.astype(np.float64)).any()

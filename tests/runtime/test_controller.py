@@ -12,8 +12,9 @@ from artifacts.shape import Shape
 from artifacts.trace import Trace
 from runtime.assembly import build_controller
 from runtime.cache import LOADING, RESIDENT, Scope
-from runtime.controller import Controller, first_of
+from runtime.controller import Controller
 from runtime.counters import Counter
+from runtime.ordering import first_of
 from runtime.plan import Plan
 from runtime.policies import POLICIES, build
 from runtime.policies.base import Artefacts, Step
@@ -115,6 +116,8 @@ MORE = [  # parameters that change what a policy does, not only how much of it
     ("miss", "random_resident:fill=no"),
     ("miss", "best_resident:fill=no"),
     ("miss", "substitute:rank=0,tolerance=9"),
+    ("residency", "split:theta=0.1,passing=1"),
+    ("residency", "split:theta=1"),
 ]
 
 

@@ -155,3 +155,22 @@ def test_a_timeline_is_idle_when_nobody_asks() -> None:
     assert line.reserve(0.0, 20) == 2.0
     assert line.reserve(1.0, 10) == 3.0
     assert line.reserve(10.0, 10) == 11.0
+
+
+def test_who_waits_for_a_link_that_is_closed_is_told(source: Numbered) -> None:
+    link = DiskLink(source, SHAPE)
+    source.gate.clear()
+    transfers = [link.issue(key, buffer, urgency=DEMAND) for key, buffer in enumerate(slots(2))]
+    while not transfers[0].started:
+        time.sleep(1e-3)
+    closing = threading.Thread(target=link.close)
+    closing.start()
+    while not link._closed:
+        time.sleep(1e-3)
+    source.gate.set()
+    closing.join()
+    link.collect(transfers[0])
+    with pytest.raises(RuntimeError, match="link is closed"):
+        link.collect(transfers[1])
+    with pytest.raises(RuntimeError, match="link is closed"):
+        link.issue(2, slots(1)[0], urgency=DEMAND)

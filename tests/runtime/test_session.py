@@ -96,7 +96,9 @@ def test_the_check_can_fail(checkpoint: Checkpoint) -> None:
     with Session(opened, Settings(preset="full")) as session:
         session.forward(ids)
         first, second = [place.slot for place in session.controller.cache.places if place][:2]
-        session.slots[[first, second]] = session.slots[[second, first]].clone()
+        kept = session.slots[first].clone()
+        session.slots[first].copy_(session.slots[second])
+        session.slots[second].copy_(kept)
         assert not torch.equal(session.forward(ids).logits, right)
 
 

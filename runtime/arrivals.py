@@ -1,0 +1,50 @@
+"""Prefetches under way: which keys they bring, in order of issue, and when their bytes have gone by."""
+
+from collections import deque
+from collections.abc import Container
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class _Arrival:
+    """What the link still has to bring of a key, in logical bytes."""
+
+    key: int
+    remaining: int
+
+
+class Arrivals:
+    """`window`: bytes that go by per step. `queue` is empty when nothing is under way."""
+
+    def __init__(self, window: int) -> None:
+        self.window = window
+        self.queue: deque[_Arrival] = deque()
+
+    @property
+    def backlog(self) -> int:
+        """Bytes still to come."""
+        return sum(arrival.remaining for arrival in self.queue)
+
+    def send(self, key: int, nbytes: int) -> None:
+        self.queue.append(_Arrival(key, nbytes))
+
+    def drain(self) -> list[int]:
+        """Let one window of bytes go by; returns the keys that are there now."""
+        budget, landed = self.window, []
+        while self.queue and budget > 0:
+            arrival = self.queue[0]
+            moved = min(budget, arrival.remaining)
+            arrival.remaining -= moved
+            budget -= moved
+            if not arrival.remaining:
+                landed.append(arrival.key)
+                self.queue.popleft()
+        return landed
+
+    def latest(self) -> list[int]:
+        """Keys, the last issued first."""
+        return [arrival.key for arrival in reversed(self.queue)]
+
+    def remove(self, keys: Container[int]) -> None:
+        """Whatever these still had to bring is waited for, or comes no more."""
+        self.queue = deque(arrival for arrival in self.queue if arrival.key not in keys)

@@ -1,0 +1,136 @@
+"""Experts laid out neuron by neuron, so that a segment is one contiguous copy; and the arithmetic of segments.
+
+An expert is a sum over its neurons: the outputs of its segments add up to its own.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from artifacts.errors import Incompatible
+from runtime.experts import expert_forward
+from runtime.layers import MoeLayer
+
+Views = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class NeuronLayout:
+    """One expert of `nbytes`: a head with what belongs to no neuron, the bias of down; then neuron after neuron its
+    rows of gate and up, its column of down, its biases.
+
+    Any first n neurons with the head, and the others without, lie in one piece each. As many bytes as in a slot: what
+    borders of 64 bytes cost there is left empty in the head.
+    """
+
+    hidden: int
+    num_neurons: int
+    num_inner: int  # 2: gate and up; 1: up alone
+    has_bias: bool
+    is_concatenated: bool
+    is_transposed: bool
+    dtype: torch.dtype
+    nbytes: int
+
+    @classmethod
+    def of(cls, layer: MoeLayer, dtype: torch.dtype, nbytes: int) -> "NeuronLayout":
+        """As the module of a layer says. Raises Incompatible for experts that are no sum over their neurons."""
+        module = layer.experts
+        if getattr(module, "has_post_expert_norm", False):
+            raise Incompatible("experts that end in a norm are no sum of their segments: they cannot be split")
+        return cls(
+            hidden=layer.shapes["down_proj"][1 if module.is_transposed else 0],
+            num_neurons=layer.num_neurons,
+            num_inner=2 if module.has_gate else 1,
+            has_bias=module.has_bias,
+            is_concatenated=module.is_concatenated,
+            is_transposed=module.is_transposed,
+            dtype=dtype,
+            nbytes=nbytes,
+        )
+
+    @property
+    def width(self) -> int:
+        """Weights and biases of one neuron."""
+        return (self.num_inner + 1) * self.hidden + (self.num_inner if self.has_bias else 0)
+
+    @property
+    def head(self) -> int:
+        """Elements before the first neuron."""
+        return self.nbytes // self.dtype.itemsize - self.num_neurons * self.width
+
+    def pack(self, expert: Mapping[str, torch.Tensor], out: torch.Tensor) -> None:
+        """Write an expert, its parts by name as the module has them, to the start of `out`, uint8 on the CPU."""
+        views = self.views(out[: self.nbytes], has_head=True)
+        inner = "gate_up_proj" if self.num_inner == 2 else "up_proj"
+        weight = expert[inner] if self.is_transposed else expert[inner].T  # [H, num_inner * I]
+        views["inner"].copy_(self._by_part(weight))
+        views["down"].copy_(expert["down_proj"] if self.is_transposed else expert["down_proj"].T)
+        if self.has_bias:
+            views["inner_bias"].copy_(self._by_part(expert[f"{inner}_bias"][None]))
+            views["down_bias"].copy_(expert["down_proj_bias"])
+
+    def views(self, buffer: torch.Tensor, *, has_head: bool) -> Views:
+        """The segment of n neurons that fills `buffer`, uint8: `rows` [n, width] are its neurons, and the rest parts of
+        them or of the head, as `project_segment` takes them."""
+        data = buffer.view(self.dtype)
+        rows = data[self.head if has_head else 0 :].view(-1, self.width)
+        views = {"rows": rows, "down": self._down(rows), **self._inner(rows)}
+        return views | ({"down_bias": data[: self.hidden]} if self.has_bias and has_head else {})
+
+    def stacked(self, segments: Sequence[Views], out: torch.Tensor) -> Views:
+        """Several segments of as many neurons each, copied into `out` [m, n, width], as views of it."""
+        rows = torch.stack([views["rows"] for views in segments], out=out)
+        views = {"down": self._down(rows), **self._inner(rows.flatten(0, 1))}
+        if "down_bias" in segments[0]:
+            views["down_bias"] = torch.stack([views["down_bias"] for views in segments])[:, None]
+        return views
+
+    def _down(self, rows: torch.Tensor) -> torch.Tensor:
+        """[..., n, H]"""
+        return rows[..., self.num_inner * self.hidden : (self.num_inner + 1) * self.hidden]
+
+    def _inner(self, rows: torch.Tensor) -> Views:
+        """Gate and up of `rows` [n, width]: [num_inner, H, n], biases [num_inner, 1, n]."""
+        end = self.num_inner * self.hidden
+        inner = {"inner": rows[:, :end].unflatten(1, (self.num_inner, self.hidden)).permute(1, 2, 0)}
+        return inner | ({"inner_bias": rows[:, end + self.hidden :].T.unsqueeze(1)} if self.has_bias else {})
+
+    def _by_part(self, columns: torch.Tensor) -> torch.Tensor:
+        """[m, num_inner * I], gate and up side by side or in turn -> [num_inner, m, I]."""
+        if self.is_concatenated:
+            return columns.unflatten(1, (self.num_inner, -1)).permute(1, 0, 2)
+        return columns.unflatten(1, (-1, self.num_inner)).permute(2, 0, 1)
+
+
+def project_segment(module: nn.Module, weights: Views, name: str, x: torch.Tensor) -> torch.Tensor:
+    """One projection of one segment, x [t, in] -> [t, out], or of m that are stacked: one token [1, in] -> [m, n] of
+    gate and up, then [m, n] -> [m, 1, H]. Gate and up are arranged as the module's own gate wants them."""
+    down = weights["down"]
+    if name == "down_proj":
+        y = x @ down if down.dim() == 2 else torch.bmm(x[:, None], down)
+        return y + weights["down_bias"] if "down_bias" in weights else y
+    inner = weights["inner"]
+    y = torch.bmm(x.expand(len(inner), *x.shape), inner)  # [num_inner, t, m * n], t or m is 1
+    if "inner_bias" in weights:
+        y = y + weights["inner_bias"]
+    y = y.view(len(inner), -1, down.shape[-2])
+    return (y.transpose(0, 1) if module.is_concatenated else y.permute(1, 2, 0)).reshape(y.shape[1], -1)
+
+
+class SegmentsTogether:
+    """Computes segments that are alike on one token, where a call costs more than copying them side by side."""
+
+    def __init__(self, layout: NeuronLayout) -> None:
+        self._layout = layout
+        self._into: dict[tuple[int, int], torch.Tensor] = {}
+
+    def forward(self, module: nn.Module, segments: Sequence[Views], x: torch.Tensor) -> torch.Tensor:
+        """m segments of n neurons each, on one token: x [1, H] -> [m, 1, H]."""
+        size = len(segments), len(segments[0]["rows"])
+        if size not in self._into:
+            self._into[size] = torch.empty(*size, self._layout.width, dtype=self._layout.dtype)
+        stacked = self._layout.stacked(segments, self._into[size])
+        return expert_forward(module, stacked, x, project=project_segment)

@@ -1,0 +1,101 @@
+"""What of an expert lies in the fast tier by itself: the whole, or the segments of a split (MoEpic).
+
+`Whole` and `Segments` say the same things of keys: which make up an expert, what they weigh, which share pools.
+"""
+
+from collections.abc import Collection, Iterable
+
+import numpy as np
+
+from artifacts.errors import BadUsage
+from artifacts.shape import Shape
+from runtime.policies.base import Split
+from runtime.pools import Pool
+
+
+class Whole:
+    """Experts in one piece, each a key. `shares`, of an expert, are by key."""
+
+    def __init__(self, shape: Shape) -> None:
+        self.shares = [1.0] * shape.num_keys
+        self._shape = shape
+
+    def of(self, keys: list[int]) -> list[int]:
+        """The keys that make up experts, in the order of the experts."""
+        return keys
+
+    def tops(self, keys: list[int]) -> list[int]:
+        """Those of these keys that eviction policies know."""
+        return keys
+
+    def by_pool(self, keys: list[int]) -> list[list[int]]:
+        """Keys of one layer, apart where their slots are."""
+        return [keys]
+
+    def num_bytes(self, keys: Collection[int]) -> int:
+        """What they weigh at full precision."""
+        return self._shape.expert_nbytes * len(keys)
+
+    def layer_states(self, state: np.ndarray, layer: int) -> np.ndarray:
+        """[E] states of one layer's experts, given those of all keys."""
+        first = layer * self._shape.num_experts
+        return state[first : first + self._shape.num_experts]
+
+
+class Segments:
+    """The top of an expert has the expert's own key, its bottom that key plus L * E, as if the bottoms were L more
+    layers; an expert of a layer that is not cut is its top. `nbytes` and
+    `shares`, of an expert, are by key."""
+
+    def __init__(self, shape: Shape, split: Split) -> None:
+        tops, bottoms = _sizes(shape, split)
+        self.nbytes = [size for size in (*tops, *bottoms) for _ in range(shape.num_experts)]
+        self.shares = [size / shape.expert_nbytes for size in self.nbytes]
+        self._num_keys, self._num_experts = shape.num_keys, shape.num_experts
+        whole = range(shape.num_keys)
+        self._own = [(key, key + shape.num_keys) if self.nbytes[key + shape.num_keys] else (key,) for key in whole]
+
+    def of(self, keys: Iterable[int]) -> list[int]:
+        """The segments of experts, in the order of the experts, each top before its bottom."""
+        return [segment for key in keys for segment in self._own[key]]
+
+    def is_bottom(self, key: int) -> bool:
+        return key >= self._num_keys
+
+    def tops(self, keys: Iterable[int]) -> list[int]:
+        return [key for key in keys if key < self._num_keys]
+
+    def by_pool(self, keys: Iterable[int]) -> list[list[int]]:
+        bottoms = [key for key in keys if key >= self._num_keys]
+        return [own for own in (self.tops(keys), bottoms) if own]
+
+    def num_bytes(self, keys: Iterable[int]) -> int:
+        return sum([self.nbytes[key] for key in keys])
+
+    def layer_states(self, state: np.ndarray, layer: int) -> np.ndarray:
+        """An expert is there as far as that of its segments which is least."""
+        first, count = layer * self._num_experts, self._num_experts
+        tops, bottom = state[first : first + count], first + self._num_keys
+        return np.minimum(tops, state[bottom : bottom + count]) if self.nbytes[bottom] else tops
+
+
+def segment_pools(shape: Shape, split: Split, *, is_global: bool) -> tuple[Pool, ...]:
+    """The tops' pools, one a layer or one for all, then that of the bottoms of every layer, which pass.
+
+    Raises BadUsage where layers are cut differently and yet would share their slots.
+    """
+    tops, bottoms = _sizes(shape, split)
+    size, num_keys = shape.num_experts, shape.num_keys
+    passing = Pool(num_keys, 2 * num_keys, split.num_bottoms, max(bottoms), is_passing=True)
+    if not is_global:
+        layers = enumerate(zip(split.num_tops.tolist(), tops, strict=True))
+        return (*(Pool(layer * size, (layer + 1) * size, count, nbytes) for layer, (count, nbytes) in layers), passing)
+    if len(set(tops)) > 1:
+        raise BadUsage("the split gives each layer tops of its own size, which no other can hold: use --scope layer")
+    return Pool(0, num_keys, int(split.num_tops.sum()), tops[0]), passing
+
+
+def _sizes(shape: Shape, split: Split) -> tuple[list[int], list[int]]:
+    """Bytes of a top and of a bottom, by layer."""
+    sizes = [shape.segment_nbytes(neurons) for neurons in split.top_neurons.tolist()]
+    return [top for top, _ in sizes], [bottom for _, bottom in sizes]

@@ -1,0 +1,83 @@
+"""The slow tier of split experts: neuron-major, a segment at a time."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from artifacts.replicas import FULL_BITS
+from artifacts.shape import Shape
+from runtime.model import MoeModel
+from runtime.neuronmajor import NeuronLayout, SegmentsTogether, Views, project_segment
+from runtime.plan import Place
+from runtime.segments import Segments
+from runtime.slowtier import SlowTier
+from runtime.together import pays_together
+from runtime.weights import DiskStore, RamStore, aligned
+
+
+class NeuronMajorStore:
+    """Reads experts from `disk`, one at a time, and turns each round. Thread-safe; keeps nothing."""
+
+    def __init__(self, disk: DiskStore, layout: NeuronLayout) -> None:
+        self.layout, self.shape, self._disk = layout, disk.shape, disk
+
+    def read(self, layer: int, expert: int, out: torch.Tensor) -> None:
+        """Fill `out`, a uint8 CPU tensor [layout.nbytes] or longer, with one expert."""
+        stored = aligned(self._disk.layout.nbytes)
+        self._disk.read(layer, expert, stored)
+        self.layout.pack(self._disk.layout.views(stored), out)
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentTier(SlowTier):
+    """The slow tier of split experts. Bottoms count as further layers: row L + l holds those of layer l.
+
+    In RAM a segment is one copy. From disk the whole expert is read for each of its segments, and turned round: an
+    expert of which both are missing is read twice.
+    """
+
+    segments: Segments
+
+    @classmethod
+    def of(cls, opened: MoeModel, segments: Segments, *, in_ram: bool, pin: bool = False) -> "SegmentTier":
+        layout = NeuronLayout.of(opened.layers[0], opened.store.layout.dtype, opened.shape.expert_nbytes)
+        store = NeuronMajorStore(opened.store, layout)
+        return cls({FULL_BITS: RamStore(store, pin=pin) if in_ram else store}, segments)
+
+    def read(self, layer: int, expert: int, out: torch.Tensor, *, bits: int = FULL_BITS) -> None:
+        lying = self.view(layer, expert)
+        if lying is None:
+            whole, store = aligned(self.nbytes(FULL_BITS)), self.stores[FULL_BITS]
+            store.read(layer % store.shape.num_layers, expert, whole)
+            lying = whole[self._span(layer)]
+        out[: len(lying)].copy_(lying)
+
+    def view(self, layer: int, expert: int, *, bits: int = FULL_BITS) -> torch.Tensor | None:
+        store = self.stores[FULL_BITS]
+        if not isinstance(store, RamStore):
+            return None
+        return store.view(layer % store.shape.num_layers, expert)[self._span(layer)]
+
+    def num_bytes(self, place: Place) -> int:
+        return self.segments.nbytes[place.key]
+
+    def weights(self, place: Place, buffer: torch.Tensor) -> Views:
+        layout = self.stores[FULL_BITS].layout
+        return layout.views(buffer[: self.num_bytes(place)], has_head=not self.segments.is_bottom(place.key))
+
+    def alike(self, places: list[Place]) -> list[list[Place]]:
+        bottoms = [place for place in places if self.segments.is_bottom(place.key)]
+        return [[place for place in places if not self.segments.is_bottom(place.key)], bottoms]
+
+    def together(self, opened: MoeModel) -> SegmentsTogether | None:
+        """None where it would not pay."""
+        return SegmentsTogether(self.stores[FULL_BITS].layout) if pays_together(opened) else None
+
+    def projecting(self, bits: int) -> Callable[..., torch.Tensor]:
+        return project_segment
+
+    def _span(self, row: int) -> slice:
+        shape: Shape = self.stores[FULL_BITS].shape
+        top = self.segments.nbytes[row % shape.num_layers * shape.num_experts]
+        return slice(top, shape.expert_nbytes) if row >= shape.num_layers else slice(0, top)

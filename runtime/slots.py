@@ -1,0 +1,34 @@
+"""The slots of the fast tier: one buffer on the device, shared out by pools."""
+
+from collections.abc import Sequence
+
+import torch
+
+from runtime.pools import Pool
+from runtime.weights import aligned, round_up
+
+
+class Slots:
+    """`slots[i]` is uint8 [nbytes of its pool]; all begin on borders of 64 bytes. Raises OutOfResources."""
+
+    def __init__(self, pools: Sequence[Pool], device: torch.device) -> None:
+        sizes = [pool.slot_nbytes for pool in pools for _ in range(pool.num_slots)]
+        starts = [0]
+        for size in sizes:
+            starts.append(starts[-1] + round_up(size))
+        self.nbytes, self.device = starts[-1], device
+        if device.type == "cpu":
+            buffer = aligned(self.nbytes)
+        else:
+            buffer = torch.empty(self.nbytes, dtype=torch.uint8, device=device)
+        self._slots = [buffer[start : start + size] for start, size in zip(starts, sizes, strict=False)]
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def __getitem__(self, slot: int) -> torch.Tensor:
+        return self._slots[slot]
+
+    def alike(self) -> list[torch.Tensor]:
+        """Those as large as the first."""
+        return [slot for slot in self._slots if len(slot) == len(self._slots[0])]
