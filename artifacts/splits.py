@@ -22,6 +22,19 @@ Answer = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 """Budgets, exposed seconds, theta and cache size of each layer."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class SolvedSplit:
+    """A split that was stored, and what it was solved for: a budget of so many bytes, a machine (its name, or `here`).
+
+    `budgets` [L] in experts, `theta` [L].
+    """
+
+    budget_nbytes: int
+    machine: str
+    budgets: np.ndarray
+    theta: np.ndarray
+
+
 def expert_split(
     budgets: ArrayLike,
     first_window: float,

@@ -1,5 +1,7 @@
 """Puts a controller together from policies, the same for a live run and for a replay."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from artifacts.errors import BadUsage, Incompatible
@@ -8,6 +10,7 @@ from artifacts.shape import Shape
 from runtime import budget as sizes
 from runtime.cache import Cache, Scope
 from runtime.controller import Controller
+from runtime.measured import HERE
 from runtime.policies import POLICIES, Policies, describe
 from runtime.policies.base import Artefacts, FastTier, Split
 from runtime.pools import Pool, whole_experts
@@ -18,6 +21,7 @@ _REMEDY = {
     "buddies": _STORED + "run `moectl profile`, then `moectl build-buddies`",
     "entropy": _STORED + "run `moectl profile`",
     "next_use": "the future of a trace: it runs in the simulator only, with `moectl simulate`",
+    "splits": _STORED + "run `moectl split`",
     "replicas": _STORED + "run `moectl quantize`",
 }
 
@@ -37,14 +41,31 @@ def prepare(policies: Policies, shape: Shape, artefacts: Artefacts) -> None:
         getattr(policies, axis).prepare(shape, artefacts)
 
 
-def fast_tier(policies: Policies, shape: Shape, budget: str, *, scope: Scope, artefacts: Artefacts) -> FastTier:
+def fast_tier(
+    policies: Policies, shape: Shape, budget: str, *, scope: Scope, artefacts: Artefacts, machine: str = HERE
+) -> FastTier:
     """What a budget holds: slots, and beside them the replicas that the residency policy keeps there, if any.
 
-    Raises BadUsage for a budget that is not understood or too small, Incompatible when a policy lacks an artefact.
+    Raises BadUsage for a budget that is not understood or too small, Incompatible when a policy lacks an artefact, or
+    it was made for another machine or budget.
     """
-    prepare(policies, shape, artefacts)
+    prepare(policies, shape, _made_for(machine, artefacts, policies))
     shared = policies.residency.share(sizes.budget_nbytes(budget, shape))
     return shared or FastTier(sizes.num_slots(budget, shape, per_layer=scope is Scope.LAYER))
+
+
+def _made_for(machine: str, artefacts: Artefacts, policies: Policies) -> Artefacts:
+    """With the splits for this machine only. Raises Incompatible where one is required and there are others."""
+    if "splits" not in policies.requires or not artefacts.splits:
+        return artefacts
+    own = tuple(split for split in artefacts.splits if split.machine == machine)
+    if not own:
+        others = ", ".join(sorted({split.machine for split in artefacts.splits}))
+        named = "" if machine == HERE else f" --machine {machine}"
+        raise Incompatible(
+            f"the store's splits were made for another machine ({others}, not {machine}): run `moectl split{named}`"
+        )
+    return replace(artefacts, splits=own)
 
 
 def pools(

@@ -15,6 +15,7 @@ from runtime.cache import Scope
 from runtime.engine import Engine
 from runtime.generate import Sampling, Token, stream
 from runtime.lowbit import kernel_name, make_ready
+from runtime.measured import HERE
 from runtime.model import MoeModel, open_model
 from runtime.policies import POLICIES, build, describe, preset
 from runtime.policies.base import Artefacts, FastTier
@@ -70,7 +71,14 @@ class Session:
         self.policies, artefacts = build(settings.texts()), artefacts or Artefacts()
         self.scope = Scope(settings.scope or chosen.scope)
         self._budget = chosen.budget or settings.budget
-        self.fast = fast = fast_tier(self.policies, shape, self._budget, scope=self.scope, artefacts=artefacts)
+        self.fast = fast = fast_tier(
+            self.policies,
+            shape,
+            self._budget,
+            scope=self.scope,
+            artefacts=artefacts,
+            machine=settings.scaled_to or HERE,
+        )
         num_slots = fast.num_slots
         window = sizes.nbytes(settings.window) if settings.window else None
         choice = resolve_link(opened, link=settings.link, near=settings.near, scaled_to=settings.scaled_to)
@@ -166,6 +174,7 @@ class Session:
             "experts": cache.shape.num_keys,
             "expert_bytes": cache.shape.expert_nbytes,
             "fast_bytes": self.slots.nbytes + (self.shadows.nbytes if self.shadows else 0),
+            "split": self._split(),
             "replicas": self._replicas(),
             "pinned_bytes": self.tiers.pinned_nbytes,
             "prefetch_window_bytes": self.window,
@@ -180,6 +189,17 @@ class Session:
             return None
         stores = open_replicas(self.opened, artefacts.replicas, sorted(set(fast.shadows.tolist())))
         return Shadows(stores, fast.shadows, self.opened.model.device)
+
+    def _split(self) -> dict[str, object]:
+        """By layer the ratio at which experts are cut, to whole neurons, and tops in the fast tier."""
+        split, shape = self.fast.split, self.opened.shape
+        if split is None:
+            return {}
+        return {
+            "theta": " ".join(f"{neurons / shape.num_neurons:.3g}" for neurons in split.top_neurons.tolist()),
+            "tops": " ".join(map(str, split.num_tops.tolist())),
+            "bottoms": split.num_bottoms,
+        }
 
     def _replicas(self) -> dict[str, object]:
         """What is computed below full precision, where, and by which kernel; and how many experts that counted as

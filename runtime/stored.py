@@ -6,9 +6,11 @@ from artifacts.errors import Incompatible
 from artifacts.provenance import StoredRun
 from artifacts.replicafile import replica_root
 from artifacts.replicas import FULL_BITS, Replicas, in_memory, passed_on
-from artifacts.rows import buddy_matrices, entropy_percentiles, quant_loss_matrices
+from artifacts.rows import buddy_matrices, entropy_percentiles, quant_loss_matrices, split_columns
 from artifacts.shape import Shape
+from artifacts.splits import SolvedSplit
 from artifacts.store import Store
+from runtime.measured import HERE
 from runtime.policies.base import Artefacts
 
 _PRIOR_USE = 0.02  # of the layer's mean
@@ -22,7 +24,19 @@ def load_artefacts(store: Store, model_id: str, shape: Shape) -> Artefacts:
     buddies, q = buddy_matrices(store.read("buddies", lists.run_id), *size) if lists else (None, None)
     entropy = entropy_percentiles(store.read("entropy", profile.run_id)) if profile else None
     replicas = load_replicas(store, quantised, shape) if quantised else None
-    return Artefacts(buddies=buddies, buddy_q=q, entropy=entropy, replicas=replicas)
+    splits = load_splits(store, model_id)
+    return Artefacts(buddies=buddies, buddy_q=q, entropy=entropy, replicas=replicas, splits=splits)
+
+
+def load_splits(store: Store, model_id: str) -> tuple[SolvedSplit, ...] | None:
+    """What the runs of split of this model found, the newest first."""
+    found = []
+    for run in reversed(store.runs()):
+        if (run.info.command, run.info.model_id) == ("split", model_id):
+            budgets, _, theta, _ = split_columns(store.read("splits", run.run_id))
+            asked = run.info.parameters
+            found.append(SolvedSplit(int(asked["budget_bytes"]), str(asked.get("machine", HERE)), budgets, theta))
+    return tuple(found) or None
 
 
 def load_replicas(store: Store, run: StoredRun, shape: Shape) -> Replicas:

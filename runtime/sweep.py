@@ -49,8 +49,9 @@ def oracles(setting: Setting) -> tuple[Setting, Setting]:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What happened: counters over all passes and by layer, and times as `Timing.summary` gives them. `fast_nbytes`: of
-    the slots and of the replicas that stay beside them."""
+    """What happened: counters over all passes and by layer, and times as `Timing.summary` gives them. `num_slots`: of
+    whole experts, as many as their bytes hold where experts are split. `fast_nbytes`: of the slots and of the replicas
+    that stay beside them."""
 
     setting: Setting
     policies: dict[str, str]
@@ -92,7 +93,7 @@ class Workload:
         self._check_columns(policies)
         artefacts = self._artefacts_for(policies)
         budget = preset(setting.preset).budget or setting.budget
-        fast = fast_tier(policies, shape, budget, scope=scope, artefacts=artefacts)
+        fast = fast_tier(policies, shape, budget, scope=scope, artefacts=artefacts, machine=self.machine.name)
         window = self._window_for(policies)
         controller = build_controller(
             policies,
@@ -110,8 +111,8 @@ class Workload:
             setting=setting,
             policies={axis: describe(getattr(policies, axis)) for axis in POLICIES},
             scope=scope,
-            num_slots=fast.num_slots,
-            fast_nbytes=_nbytes(fast, controller.nbytes, shape.expert_nbytes),
+            num_slots=fast.slots_nbytes(shape) // shape.expert_nbytes,
+            fast_nbytes=fast.slots_nbytes(shape) + _shadows_nbytes(fast, controller.nbytes),
             window=window,
             counters=controller.counters.totals(),
             by_layer=controller.counters.by_layer(),
@@ -173,9 +174,8 @@ class Workload:
                 )
 
 
-def _nbytes(fast: FastTier, replica_nbytes: Mapping[int, int], expert_nbytes: int) -> int:
-    shadows = () if fast.shadows is None else fast.shadows.tolist()
-    return fast.num_slots * expert_nbytes + sum(replica_nbytes[bits] for bits in shadows)
+def _shadows_nbytes(fast: FastTier, nbytes: Mapping[int, int]) -> int:
+    return 0 if fast.shadows is None else sum(nbytes[bits] for bits in fast.shadows.tolist())
 
 
 def _check(trace: Trace, model: ModelShape) -> None:

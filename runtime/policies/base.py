@@ -13,6 +13,7 @@ import numpy as np
 from artifacts.nextuse import NextUse
 from artifacts.replicas import Replicas
 from artifacts.shape import Shape
+from artifacts.splits import SolvedSplit
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,7 @@ class Artefacts:
     hops: np.ndarray | None = None  # [E] devices between an expert and the compute; None: one device
     next_use: NextUse | None = None  # the future of the trace that is replayed
     replicas: Replicas | None = None  # what experts take and lose below their full precision
+    splits: tuple[SolvedSplit, ...] | None = None  # what was solved for some budgets, the newest first
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +118,14 @@ class FastTier:
     num_slots: int
     shadows: np.ndarray | None = None
     split: Split | None = None
+
+    def slots_nbytes(self, shape: Shape) -> int:
+        """Bytes of all slots, what borders cost not counted."""
+        if self.split is None:
+            return self.num_slots * shape.expert_nbytes
+        sizes = [shape.segment_nbytes(neurons) for neurons in self.split.top_neurons.tolist()]
+        tops = sum(count * top for count, (top, _) in zip(self.split.num_tops.tolist(), sizes, strict=True))
+        return tops + self.split.num_bottoms * max(bottom for _, bottom in sizes)
 
     def holds(self, shape: Shape) -> bool:
         """Whether every expert fits, whole or in its segments."""

@@ -9,12 +9,17 @@ from transformers import PreTrainedModel
 
 from artifacts.errors import BadUsage, Incompatible
 from artifacts.shape import Shape
+from artifacts.splits import SolvedSplit
+from runtime.assembly import build_controller
+from runtime.budget import budget_nbytes
 from runtime.cache import LOADING, RESIDENT, Cache, Scope
 from runtime.experts import expert_forward
+from runtime.measured import HERE
 from runtime.model import MoeModel, open_model
 from runtime.neuronmajor import NeuronLayout, project_segment
 from runtime.plan import Plan
-from runtime.policies.base import Split
+from runtime.policies import build
+from runtime.policies.base import Artefacts, Split, Step
 from runtime.segments import Segments, segment_pools
 from runtime.segmenttier import SegmentTier
 from runtime.session import Session, Settings
@@ -96,6 +101,41 @@ def test_what_cannot_be_split_is_refused_in_one_line(checkpoint: Checkpoint) -> 
         split_run(opened, 0.5, budget="50%", link="disk")
 
 
+def solved(opened: MoeModel, budget: str) -> SolvedSplit:
+    """Layers that differ in ratio and budget, for the machine at hand."""
+    num_layers, nbytes = opened.shape.num_layers, budget_nbytes(budget, opened.shape)
+    budgets = nbytes / opened.shape.expert_nbytes / num_layers + np.linspace(-1, 1, num_layers)
+    return SolvedSplit(nbytes, HERE, budgets, np.linspace(0.3, 1, num_layers))
+
+
+def test_ratios_and_budgets_come_from_the_store(pair: tuple) -> None:
+    plain, opened = pair
+    settings = Settings("moepic", policies={"residency": "split:theta=None"}, budget="60%", link="1GB/s")
+    with pytest.raises(Incompatible, match="needs splits, which the store does not hold: run `moectl split`"):
+        Session(opened, settings)
+    known = Artefacts(splits=(solved(opened, "50%"), solved(opened, "60%")))
+    session = Session(opened, settings, artefacts=known)
+    assert_exact(session, plain)
+    split, shape = session.fast.split, opened.shape
+    assert split.top_neurons.tolist() == [shape.top_neurons(theta) for theta in known.splits[1].theta]
+    assert session.slots.nbytes <= 0.6 * shape.nbytes + 64 * len(session.slots)
+    assert session.receipt()["split"]["tops"] == " ".join(map(str, split.num_tops))
+
+
+def test_a_split_made_for_something_else_is_refused_in_one_line(checkpoint: Checkpoint) -> None:
+    opened = open_model(str(checkpoint("olmoe")))
+    texts, own = {"residency": "split:theta=None"}, solved(opened, "60%")
+    foreign = SolvedSplit(own.budget_nbytes, HERE, np.ones(5), np.ones(5))
+    for settings, split, message in (
+        (Settings("moepic", policies=texts, budget="40%"), own, "for another budget"),
+        (Settings("moepic", policies=texts, budget="60%", scaled_to="5gbps"), own, "another machine .here, not 5gbps"),
+        (Settings("moepic", policies=texts, budget="60%"), foreign, "is of 5 layers, the model has 2"),
+    ):
+        with pytest.raises(Incompatible, match=message) as caught:
+            Session(opened, settings, artefacts=Artefacts(splits=(split,)))
+        assert "\n" not in str(caught.value)
+
+
 # By hand
 
 SHAPE = Shape(num_layers=2, num_experts=3, top_k=1, expert_nbytes=100, num_neurons=8, neuron_nbytes=12)
@@ -168,10 +208,6 @@ def test_segments_add_up_to_the_expert_and_lie_in_one_piece(pair: tuple) -> None
 
 
 def test_a_resident_top_hits_and_its_bottom_is_loaded() -> None:
-    from runtime.assembly import build_controller
-    from runtime.policies import build
-    from runtime.policies.base import Artefacts, Step
-
     texts = {"routing": "standard", "prefetch": "none", "eviction": "lcp", "miss": "fetch", "residency": "split"}
     split = Split(np.array([3, 3]), np.array([2, 2]), 1)
     owner = build_controller(

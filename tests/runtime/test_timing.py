@@ -55,6 +55,13 @@ def test_loads_come_one_after_another() -> None:
     assert taken(plan(Wave((), places(0, 1)))) == (13, 5 + 3)
 
 
+def test_a_segment_loads_and_computes_its_share() -> None:
+    """The top, 0.4 of the expert, computes from 1 to 1.8; the bottom lands at 1 + 3 and takes 1.2 s."""
+    top, bottom = Place(0, 0, share=0.4), Place(0 + NUM_EXPERTS, 1, share=0.6)
+    seconds, stall_s = taken(plan(Wave((top,), (bottom,))))
+    assert seconds == pytest.approx(1 + 3 + 1.2) and stall_s == pytest.approx(4 - 1.8)
+
+
 def test_a_demand_load_waits_for_the_prefetch_in_flight() -> None:
     """The prefetch lands at 6 and is computed until 8, the load lands at 11."""
     first = plan(Wave(places(0), ()), prefetches=places(5))

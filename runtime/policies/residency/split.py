@@ -5,8 +5,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from artifacts.errors import BadUsage
+from artifacts.errors import BadUsage, Incompatible
 from artifacts.shape import Shape
+from artifacts.splits import SolvedSplit
 from runtime.policies.base import Artefacts, FastTier, SimpleResidency, Split
 
 _MOST_PASSING = 0.25  # of the budget, for bottoms, as long as tops are wanting
@@ -16,27 +17,33 @@ _MOST_PASSING = 0.25  # of the budget, for bottoms, as long as tops are wanting
 class SplitResidency(SimpleResidency):
     """Every expert is cut at `theta`: its first `theta * I` neurons are its top, the others its bottom.
 
-    Tops stay, as the eviction policy says; each layer has as many as its share of the budget holds. Bottoms, and what
+    Tops stay, as the eviction policy says; each layer has as many as its share of the budget holds. Without `theta`
+    ratios and shares are those that `moectl split` solved for this budget. Bottoms, and what
     else a token brings, pass: `passing` of them fit at a time, two tokens' worth of experts of one layer if not given,
     but at most a quarter of the budget; and as many more as the tops leave room for.
     """
 
     cuts: ClassVar[bool] = True
 
-    theta: float = 0.5
+    theta: float | None = 0.5
     passing: int | None = None
 
     def __post_init__(self) -> None:
-        if not 0 < self.theta <= 1:
+        if self.theta is not None and not 0 < self.theta <= 1:
             raise BadUsage(f"split needs theta above 0 and at most 1, not {self.theta:g}")
         if self.passing is not None and self.passing < 1:
             raise BadUsage(f"split: at least one bottom passes at a time, not {self.passing}")
 
+    @property
+    def requires(self) -> frozenset[str]:
+        return frozenset({"splits"}) if self.theta is None else frozenset()
+
     def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
-        self._shape = shape
+        self._shape, self._splits = shape, artefacts.splits
 
     def share(self, budget_nbytes: int) -> FastTier:
-        """Raises BadUsage when the budget does not hold one expert a layer."""
+        """Raises BadUsage when the budget does not hold one expert a layer, Incompatible when no split was solved for
+        it."""
         shape = self._shape
         least = shape.num_layers * shape.expert_nbytes
         if budget_nbytes < least:
@@ -44,16 +51,44 @@ class SplitResidency(SimpleResidency):
                 f"the budget of {budget_nbytes:,} bytes does not hold one expert a layer: give at least "
                 f"{shape.num_layers}x ({least:,} bytes)"
             )
-        neurons = shape.top_neurons(self.theta)
-        top, bottom = shape.segment_nbytes(neurons)
+        solved = None if self.theta is not None else self._solved(budget_nbytes)
+        thetas = np.full(shape.num_layers, self.theta) if solved is None else solved.theta
+        neurons = np.array([shape.top_neurons(theta) for theta in thetas.tolist()])
+        sizes = np.array([shape.segment_nbytes(count) for count in neurons.tolist()])
+        tops, bottom = sizes[:, 0], int(sizes[:, 1].max())
         left = budget_nbytes - self._reserved(budget_nbytes, bottom)
-        num_tops = min(max(left // top, shape.num_layers), shape.num_keys)
-        num_bottoms = min((budget_nbytes - num_tops * top) // bottom, shape.num_keys) if bottom else 0
-        split = Split(np.full(shape.num_layers, neurons), self.capacities(num_tops, shape), num_bottoms)
-        return FastTier(num_tops + num_bottoms, split=split)
+        if solved is None:
+            num_tops = self.capacities(min(max(left // tops[0], shape.num_layers), shape.num_keys), shape)
+        else:
+            held = solved.budgets * shape.expert_nbytes * left / budget_nbytes / tops
+            num_tops = self._fitted(np.clip(held.astype(np.int64), 1, shape.num_experts), tops, budget_nbytes - bottom)
+        rest = budget_nbytes - int((num_tops * tops).sum())
+        num_bottoms = min(rest // bottom, shape.num_keys) if bottom else 0
+        return FastTier(int(num_tops.sum()) + num_bottoms, split=Split(neurons, num_tops, num_bottoms))
+
+    def _solved(self, budget_nbytes: int) -> SolvedSplit:
+        found = next((split for split in self._splits if split.budget_nbytes == budget_nbytes), None)
+        if found is None:
+            known = ", ".join(sorted({f"{split.budget_nbytes:,}" for split in self._splits}))
+            raise Incompatible(
+                f"the store's splits were made for another budget ({known} bytes, not {budget_nbytes:,}): "
+                "run `moectl split --budget` with that of the run"
+            )
+        if found.theta.shape != (self._shape.num_layers,):
+            raise Incompatible(
+                f"the store's split is of {len(found.theta)} layers, the model has {self._shape.num_layers}: "
+                "it is another model's, run `moectl split`"
+            )
+        return found
 
     def _reserved(self, budget_nbytes: int, bottom: int) -> int:
         """Bytes kept for bottoms."""
         if self.passing is not None:
-            return self.passing * bottom
+            return min(self.passing * bottom, budget_nbytes)
         return max(bottom, min(2 * self._shape.top_k * bottom, int(_MOST_PASSING * budget_nbytes)))
+
+    def _fitted(self, num_tops: np.ndarray, tops: np.ndarray, budget_nbytes: int) -> np.ndarray:
+        """Fewer where there are most, until they fit; one a layer always does."""
+        while (num_tops * tops).sum() > budget_nbytes and num_tops.max() > 1:
+            num_tops[num_tops.argmax()] -= 1
+        return num_tops
