@@ -1,18 +1,15 @@
 """Experts outside the fast tier: how one lies in its slot, and the stores that fill a slot by layer and expert."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 
 from artifacts.errors import BadInput, OutOfResources
 from artifacts.shape import Shape
 from runtime.checkpoint import Checkpoint, Shard, read_tensor
-
-if TYPE_CHECKING:
-    from runtime.replicas import ReplicaLayout
 
 ALIGNMENT = 64  # bytes; CPU kernels round differently on other borders, and results stop being bit-identical
 
@@ -79,10 +76,19 @@ class _Run:
     spans: tuple[tuple[int, int], ...]
 
 
+class Layout(Protocol):
+    """How an expert of one precision lies in a slot."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def views(self, buffer: torch.Tensor) -> Mapping[str, object]: ...
+
+
 class Reader(Protocol):
     """What reads experts of one precision, one at a time."""
 
-    layout: "ExpertLayout | ReplicaLayout"
+    layout: Layout
     shape: Shape
 
     def read(self, layer: int, expert: int, out: torch.Tensor) -> None: ...
