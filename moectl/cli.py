@@ -16,14 +16,18 @@ from moectl.options import (
     AvgBits,
     Axis,
     Budget,
+    Data,
     Device,
     Json,
     Link,
     Model,
+    Preset,
     RunId,
+    Scope,
     Seed,
     StorePath,
     Threads,
+    Window,
     hot_residency,
 )
 
@@ -82,9 +86,7 @@ def _build_maps(
     model: Model = None,
     capacity: Annotated[int, typer.Option(min=1, help="Maps to keep: later ones replace those most like them.")] = 1000,
     distance: Annotated[int, typer.Option(min=1, help="Layers ahead that a match is to guide.")] = 3,
-    data: Annotated[
-        str, typer.Option(help="Text: a file or folder, hf:name[:config[:split]], builtin or builtin:held-out.")
-    ] = "builtin",
+    data: Data = "builtin",
     tokens: Annotated[int, typer.Option(min=2, help="Tokens of all requests together, at most.")] = 16_384,
     requests: Annotated[int | None, typer.Option(min=1, help="Requests, at most.")] = None,
     length: Annotated[int, typer.Option(min=2, help="Tokens of a request, at most.")] = 128,
@@ -160,9 +162,7 @@ def _inspect(
 @app.command("profile")
 def _profile(
     model: Model = None,
-    data: Annotated[
-        str, typer.Option(help="Text: a file or folder, hf:name[:config[:split]], builtin or builtin:held-out.")
-    ] = "builtin",
+    data: Data = "builtin",
     tokens: Annotated[int, typer.Option(min=2, help="Tokens to profile.")] = 65_536,
     trace: Annotated[bool, typer.Option("--trace", help="Keep the whole trace, for replays.")] = False,
     hardware: Annotated[
@@ -248,9 +248,7 @@ def _quantize(
     min_samples: Annotated[
         int, typer.Option(min=0, help="Experts with fewer tokens of their own are judged on their layer's.")
     ] = 64,
-    data: Annotated[
-        str, typer.Option(help="Text: a file or folder, hf:name[:config[:split]], builtin or builtin:held-out.")
-    ] = "builtin",
+    data: Data = "builtin",
     jobs: Annotated[
         int | None,
         typer.Option(min=1, help="Experts at a time, each in a process of one thread; else one a core."),
@@ -290,11 +288,9 @@ def _run(
     model: Model = None,
     prompt: Annotated[str | None, typer.Option(help="The text to go on from.")] = None,
     is_chat: Annotated[bool, typer.Option("--chat", help="Answer turns from stdin until it ends.")] = False,
-    preset: Annotated[
-        str, typer.Option(help="A named set of policies; `moectl inspect presets` lists them.")
-    ] = "on-demand",
+    preset: Preset = "on-demand",
     budget: Budget = "25%",
-    scope: Annotated[str | None, typer.Option(help="layer or global: where an expert may take its slot.")] = None,
+    scope: Scope = None,
     routing: Axis = None,
     prefetch: Axis = None,
     eviction: Axis = None,
@@ -306,7 +302,7 @@ def _run(
     scaled_to: Annotated[
         str | None, typer.Option(help="Emulate link and near tier in the proportions of a named machine.")
     ] = None,
-    window: Annotated[str | None, typer.Option(help="Bytes that may be prefetched per layer, as 64MiB.")] = None,
+    window: Window = None,
     device: Device = "auto",
     threads: Threads = DEFAULT_THREADS,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate.")] = 128,
@@ -367,9 +363,7 @@ def _simulate(
         str,
         typer.Option(help="Whose bandwidths; `moectl inspect machines` lists them; here: as profiled."),
     ] = "a100-pcie4",
-    preset: Annotated[
-        str, typer.Option(help="A named set of policies; `moectl inspect presets` lists them.")
-    ] = "on-demand",
+    preset: Preset = "on-demand",
     routing: Axis = None,
     prefetch: Axis = None,
     eviction: Axis = None,
@@ -383,8 +377,8 @@ def _simulate(
         str | None, typer.Option(help="A paper's figures: moepic-table1, specmd, buddymoe or context-aware.")
     ] = None,
     budget: Budget = "25%",
-    scope: Annotated[str | None, typer.Option(help="layer or global: where an expert may take its slot.")] = None,
-    window: Annotated[str | None, typer.Option(help="Bytes that may be prefetched per layer, as 64MiB.")] = None,
+    scope: Scope = None,
+    window: Window = None,
     store: StorePath = DEFAULT_STORE,
     json: Json = False,
 ) -> None:
@@ -434,9 +428,7 @@ def _bench(
     machine: Annotated[
         str | None, typer.Option(help="Whose bandwidths to simulate (a100-pcie4), or here: as profiled.")
     ] = None,
-    data: Annotated[
-        str, typer.Option(help="Text: a file or folder, hf:name[:config[:split]], builtin or builtin:held-out.")
-    ] = "builtin:held-out",
+    data: Data = "builtin:held-out",
     tokens: Annotated[int, typer.Option(min=2, help="Tokens of it that each setting reads in a round.")] = 768,
     length: Annotated[int, typer.Option(min=2, help="Tokens of a sequence; half are prompt, half are decoded.")] = 128,
     rounds: Annotated[int, typer.Option(min=1, help="Times that each setting is measured.")] = 3,

@@ -26,6 +26,12 @@ AvgBits = Annotated[
     float | None,
     typer.Option(help="Of experts that are not hot, 1 to 4 or 16: --residency hot:avg_bits=N."),
 ]
+Data = Annotated[
+    str, typer.Option(help="Text: a file or folder, hf:name[:config[:split]], builtin or builtin:held-out.")
+]
+Preset = Annotated[str, typer.Option(help="A named set of policies; `moectl inspect presets` lists them.")]
+Scope = Annotated[str | None, typer.Option(help="layer or global: where an expert may take its slot.")]
+Window = Annotated[str | None, typer.Option(help="Bytes that may be prefetched per layer, as 64MiB.")]
 Axis = Annotated[str | None, typer.Option(help="Override the preset on this axis: name or name:field=value,...")]
 
 
