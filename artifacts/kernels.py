@@ -15,8 +15,8 @@ exact_part = njit
 """The same for kernels that are `exact`."""
 
 
-def kernel(signature: str, *, nogil: bool = False, exact: bool = False) -> Callable[[Callable], Callable]:
-    """Compile for this signature alone, as the module is imported, and keep the result beside the source or in the
+def kernel(signature: str | list[str], *, nogil: bool = False, exact: bool = False) -> Callable[[Callable], Callable]:
+    """Compile for this signature alone, or these, as the module is imported, and keep the result beside the source or in the
     user's cache folder. `nogil` lets other threads run meanwhile, for what takes longer than they would wait. `exact`
     rounds as plain Python does, in its order, for what others must be able to recompute.
 

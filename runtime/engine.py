@@ -5,7 +5,7 @@ per layer a
 hook on the router hands over its logits, and the registered experts function does the rest.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,21 +13,20 @@ import torch
 from torch import nn
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-from artifacts.replicas import FULL_BITS
 from artifacts.trace import DECODE, PREFILL
 from runtime.controller import Controller
-from runtime.experts import Assigned, accumulate, assign, expert_forward, gather, weigh
+from runtime.experts import assign, expert_forward, gather
+from runtime.fused import Fused
 from runtime.host import on_host, real_rows, to_host
 from runtime.link import DEMAND, PREFETCH, Transfer
 from runtime.model import MoeLayer, MoeModel
-from runtime.neuronmajor import Views
 from runtime.plan import NO_SLOT, Place, Plan
 from runtime.policies.base import Step, last_tokens
-from runtime.segmenttier import SegmentTier
+from runtime.resident import Resident
 from runtime.shadows import Shadows
 from runtime.slots import Slots
+from runtime.stepsum import StepSum
 from runtime.tiers import Tiers
-from runtime.together import together_for
 
 NAME = "moectl"
 
@@ -65,7 +64,14 @@ class Engine:
     them if any stay."""
 
     def __init__(
-        self, opened: MoeModel, controller: Controller, *, tiers: Tiers, slots: Slots, shadows: Shadows | None
+        self,
+        opened: MoeModel,
+        controller: Controller,
+        *,
+        tiers: Tiers,
+        slots: Slots,
+        shadows: Shadows | None,
+        is_fused: bool,
     ) -> None:
         self.controller, self.link, self.near = controller, tiers.link, tiers.near
         self.on_step: Callable[[Step], None] | None = None
@@ -75,12 +81,9 @@ class Engine:
         self.first_request = 0
         self.wants_probabilities = False
         self.distance = 0
-        self._opened, self._slots = opened, slots
-        self._slow, self._shadows = tiers.slow, shadows
-        self._is_split = isinstance(tiers.slow, SegmentTier)
-        self._views = [] if self._is_split else [opened.store.layout.views(slot) for slot in slots]
-        self._segments: dict[tuple[int, int], Views] = {}  # by slot and row of the slow tier
-        self._together = tiers.slow.together(opened) if self._is_split else together_for(opened)
+        self._opened, self._resident, self._shadows = opened, Resident(opened, slots, tiers.slow, shadows), shadows
+        self._fused = Fused(opened, self._resident) if is_fused else None
+        self._together = None if is_fused else tiers.slow.together(opened)
         self._pending: dict[int, Transfer] = {}
         self._routed = [_Routed() for _ in opened.layers]
         self._handles: list = []
@@ -174,20 +177,32 @@ class Engine:
         if self.on_step is not None:
             self.on_step(step)
         plan = self.controller.step(step)
+        output = self._output(layer, hidden, plan, step, weights)
+        self._compute(layer, plan, hidden, output)
+        return output.finish()
+
+    def _output(
+        self, layer: MoeLayer, hidden: torch.Tensor, plan: Plan, step: Step, weights: torch.Tensor
+    ) -> StepSum | Fused:
+        """What takes the step's experts as they are computed."""
+        if self._fused and len(hidden) == 1:
+            own = step.weights if plan.weights is None else plan.weights
+            self._fused.begin(layer.experts, hidden, plan.selected[0].tolist(), own[0])
+            return self._fused
         if plan.weights is not None:
             weights = self._reweighted(plan.weights, weights)
         assigned = assign(self._all_rows(plan.selected, len(hidden)), hidden.device)
-        parts = self._compute(layer, plan, hidden, assigned)
-        out = torch.zeros_like(hidden)
-        for expert in sorted(parts):
-            accumulate(out, weigh(parts[expert], weights, assigned[expert]), assigned[expert])
-        return out
+        return StepSum(
+            layer.experts, self._resident, self._together, hidden=hidden, assigned=assigned, weights=weights
+        )
 
     def _decode(
         self, layer: MoeLayer, hidden: torch.Tensor, experts: list[int], slots: list[int], weights: torch.Tensor
     ) -> torch.Tensor:
         """One token whose experts lie in `slots`, all there: [1, H]. A call more takes as long as a small expert."""
-        views = [self._views[slot] for slot in slots]
+        if self._fused:
+            return self._fused.forward(hidden, experts, slots, weights)
+        views = [self._resident.whole(slot) for slot in slots]
         if self._together:
             y = self._together.forward(layer.experts, views, hidden)
         else:
@@ -199,94 +214,52 @@ class Engine:
             out += shares[rank]
         return out
 
-    def _compute(
-        self, layer: MoeLayer, plan: Plan, hidden: torch.Tensor, assigned: dict[int, Assigned]
-    ) -> dict[int, torch.Tensor]:
-        """Every used expert's output: residents first, near ones while loads are under way, arrivals last."""
-        num_experts = self.controller.shape.num_experts
-        parts: dict[int, torch.Tensor] = {}
-
-        def compute(places: Iterable[Place]) -> None:
-            for place in places:
-                expert = place.key % num_experts
-                y = self._forward(layer, self._arrived(place), gather(hidden, assigned[expert]))
-                _add(parts, expert, y)
-
-        def compute_landed(places: list[Place]) -> None:
-            if not self._together or len(hidden) > 1 or len(places) < 2 or not all(map(_is_full, places)):
-                compute(places)
-                return
-            outputs = self._together.forward(layer.experts, [self._weights(place) for place in places], hidden)
-            for place, y in zip(places, outputs.unbind(), strict=True):
-                _add(parts, place.key % num_experts, y)
-
+    def _compute(self, layer: MoeLayer, plan: Plan, hidden: torch.Tensor, output: StepSum | Fused) -> None:
+        """Every used expert: residents first, near ones while loads are under way, arrivals last."""
         self.near.begin(plan.near)
         if not plan.waves:
             self._issue(plan.prefetches, PREFETCH)
-        compute(plan.low)
+        if plan.low:
+            output.add(plan.low)
         for wave in plan.waves:
             self._issue(wave.loads, DEMAND)
             if wave is plan.waves[-1]:
                 self._issue(plan.prefetches, PREFETCH)
-            landed = [place for place in wave.resident if place.slot not in self._pending]
-            late = [place for place in wave.resident if place.slot in self._pending]
-            for alike in self._slow.alike(landed):
-                compute_landed(alike)
+            output.add([place for place in wave.resident if place.slot not in self._pending])
             if wave is plan.waves[0]:
-                self._compute_near(layer, plan.near, hidden, assigned, parts)
-            compute((*late, *wave.loads))
+                self._compute_near(layer, plan.near, hidden, output)
+            for place in (*wave.resident, *wave.loads):
+                if place.slot in self._pending:
+                    output.add([self._arrived(place)])
         if not plan.waves:
-            self._compute_near(layer, plan.near, hidden, assigned, parts)
+            self._compute_near(layer, plan.near, hidden, output)
         self.near.finish()
-        return parts
 
     def _arrived(self, place: Place) -> Place:
         """Where to compute an expert: in its slot once it is there, or on the replica that stays rather than wait."""
-        if place.slot not in self._pending:
-            return place
         if self._shadows and not self.link.has_landed(self._pending[place.slot]):
             self.num_not_landed += 1
             return Place(place.key, NO_SLOT, int(self.controller.cache.shadows[place.key]))
         self.link.collect(self._pending.pop(place.slot))
         return place
 
-    def _forward(self, layer: MoeLayer, place: Place, x: torch.Tensor) -> torch.Tensor:
-        """One expert of the fast tier on its tokens, x [t, H] -> [t, H]."""
-        weights = self._shadows.views(place.key) if place.slot == NO_SLOT else self._weights(place)
-        return expert_forward(layer.experts, weights, x, project=self._slow.projecting(place.bits))
-
-    def _weights(self, place: Place) -> dict[str, object]:
-        """What lies in a slot. Views take longer to make than small experts to compute: they are kept."""
-        if self._is_split:
-            at = place.slot, place.key // self.controller.shape.num_experts
-            if at not in self._segments:
-                self._segments[at] = self._slow.weights(place, self._slots[place.slot])
-            return self._segments[at]
-        return self._views[place.slot] if _is_full(place) else self._slow.weights(place, self._slots[place.slot])
-
     def _compute_near(
-        self,
-        layer: MoeLayer,
-        places: tuple[Place, ...],
-        hidden: torch.Tensor,
-        assigned: dict[int, Assigned],
-        parts: dict[int, torch.Tensor],
+        self, layer: MoeLayer, places: tuple[Place, ...], hidden: torch.Tensor, output: StepSum | Fused
     ) -> None:
-        """Add to `parts` what is computed near."""
+        """Add what is computed near."""
         if not places:
             return
         host = hidden.cpu()
         for place in places:
             expert = place.key % self.controller.shape.num_experts
-            x = gather(host, on_host(assigned[expert]))
-            y = self.near.forward(layer.experts, place, x).to(hidden.device, non_blocking=True)
-            _add(parts, expert, y)
+            x = gather(host, on_host(output.assigned(expert)))
+            output.add_output(expert, self.near.forward(layer.experts, place, x).to(hidden.device, non_blocking=True))
 
     def _issue(self, loads: tuple[Place, ...], urgency: int) -> None:
         for place in loads:
             if place.slot in self._pending:
                 self.link.cancel(self._pending.pop(place.slot))
-            slot = self._slots[place.slot][: self._slow.num_bytes(place)]
+            slot = self._resident.room(place)
             self._pending[place.slot] = self.link.issue(place.key, slot, urgency=urgency, bits=place.bits)
 
     # Between device and host
@@ -340,12 +313,3 @@ class Engine:
             return full
         rows = torch.from_numpy(self._pass.rows).to(weights.device)
         return torch.zeros_like(weights).index_copy_(0, rows, full)
-
-
-def _add(parts: dict[int, torch.Tensor], expert: int, y: torch.Tensor) -> None:
-    """Segments of an expert add up to it."""
-    parts[expert] = parts[expert] + y if expert in parts else y
-
-
-def _is_full(place: Place) -> bool:
-    return place.bits == FULL_BITS

@@ -45,6 +45,10 @@ class SegmentTier(SlowTier):
         store = NeuronMajorStore(opened.store, layout)
         return cls({FULL_BITS: RamStore(store, pin=pin) if in_ram else store}, segments)
 
+    @property
+    def layout(self) -> NeuronLayout:
+        return self.stores[FULL_BITS].layout
+
     def read(self, layer: int, expert: int, out: torch.Tensor, *, bits: int = FULL_BITS) -> None:
         lying = self.view(layer, expert)
         if lying is None:
@@ -63,8 +67,7 @@ class SegmentTier(SlowTier):
         return self.segments.nbytes[place.key]
 
     def weights(self, place: Place, buffer: torch.Tensor) -> Views:
-        layout = self.stores[FULL_BITS].layout
-        return layout.views(buffer[: self.num_bytes(place)], has_head=not self.segments.is_bottom(place.key))
+        return self.layout.views(buffer[: self.num_bytes(place)], has_head=not self.segments.is_bottom(place.key))
 
     def alike(self, places: list[Place]) -> list[list[Place]]:
         bottoms = [place for place in places if self.segments.is_bottom(place.key)]
@@ -72,7 +75,7 @@ class SegmentTier(SlowTier):
 
     def together(self, opened: MoeModel) -> SegmentsTogether | None:
         """None where it would not pay."""
-        return SegmentsTogether(self.stores[FULL_BITS].layout) if pays_together(opened) else None
+        return SegmentsTogether(self.layout) if pays_together(opened) else None
 
     def projecting(self, bits: int) -> Callable[..., torch.Tensor]:
         return project_segment

@@ -9,10 +9,12 @@ import torch
 
 from artifacts.errors import BadUsage
 from artifacts.hardware import machine
+from artifacts.names import unknown
 from runtime import budget as sizes
 from runtime.assembly import build_controller, fast_tier, pools
 from runtime.cache import Scope
 from runtime.engine import Engine
+from runtime.fused import Fused
 from runtime.generate import Sampling, Token, stream
 from runtime.lowbit import kernel_name, make_ready
 from runtime.measured import HERE
@@ -25,6 +27,9 @@ from runtime.replicas import open_replicas
 from runtime.shadows import Shadows
 from runtime.slots import Slots
 from runtime.tiers import open_tiers, resolve_device, resolve_link
+
+FUSED, EXACT = "fused", "exact"
+EXPERTS = (FUSED, EXACT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +45,14 @@ class Settings:
     scaled_to: str | None = None
     window: str | None = None
     device: str = "auto"
+    experts: str = FUSED
     threads: int | None = None  # of CPU compute; None leaves torch as it is
 
     def __post_init__(self) -> None:
         if self.scaled_to and (self.link != "auto" or self.near):
             raise BadUsage("--scaled-to sets the link and the near tier itself: leave out --link and --near")
+        if self.experts not in EXPERTS:
+            raise BadUsage(unknown("way to compute experts", self.experts, EXPERTS))
         if self.scope not in (None, *Scope):
             raise BadUsage(f"scope is layer or global, not {self.scope!r}")
         build(self.texts())  # a name that is not known is told before a model is opened
@@ -98,7 +106,15 @@ class Session:
             window=self.window,
             artefacts=artefacts,
         )
-        self.engine = Engine(opened, self.controller, tiers=self.tiers, slots=self.slots, shadows=self.shadows)
+        self.is_fused = settings.experts == FUSED and Fused.suits(opened)
+        self.engine = Engine(
+            opened,
+            self.controller,
+            tiers=self.tiers,
+            slots=self.slots,
+            shadows=self.shadows,
+            is_fused=self.is_fused,
+        )
         prefetch = self.policies.prefetch
         self.engine.distance = prefetch.distance if prefetch.reads_predictions else 0
         if any(getattr(self.policies, axis).sees_probabilities for axis in POLICIES):
@@ -169,6 +185,7 @@ class Session:
             "threads": torch.get_num_threads(),
             "preset": self.settings.preset,
             "policies": {axis: describe(getattr(self.policies, axis)) for axis in POLICIES},
+            "experts_of_a_token": "fused, by numba" if self.is_fused else "torch, bit for bit the module's own",
             "scope": str(self.scope),
             "slots": cache.num_slots,
             "experts": cache.shape.num_keys,

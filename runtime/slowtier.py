@@ -8,8 +8,10 @@ import torch
 from artifacts.replicas import FULL_BITS
 from runtime.experts import project
 from runtime.lowbit import project_packed
+from runtime.model import MoeModel
 from runtime.plan import Place
 from runtime.replicas import ReplicaStore
+from runtime.together import Together, together_for
 from runtime.weights import DiskStore, RamStore
 
 
@@ -48,6 +50,10 @@ class SlowTier:
     def alike(self, places: list[Place]) -> list[list[Place]]:
         """Grouped so that those of a group can be computed together."""
         return [places]
+
+    def together(self, opened: MoeModel) -> Together | None:
+        """What computes several at once on one token, where that pays and gives the same bits."""
+        return together_for(opened)
 
     def projecting(self, bits: int) -> Callable[..., torch.Tensor]:
         """How an expert at so many bits is multiplied."""

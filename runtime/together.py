@@ -60,7 +60,7 @@ def together_for(opened: MoeModel) -> Together | None:
 
     None if nothing does, on a GPU, and for experts that are too large to gain by it.
     """
-    if not pays_together(opened) or not _gates_by_row(opened.layers[0].experts):
+    if not pays_together(opened) or not gates_by_row(opened.layers[0].experts):
         return None
     trial = _Trial(opened)
     together = Together(trial.module, trial.layout, trial.num_experts, batched=trial.exact_projections())
@@ -125,7 +125,7 @@ class _Trial:
         return torch.randn(1, size // 2, generator=self._random).repeat(1, 2)[:, order].to(self.layout.dtype)
 
 
-def _gates_by_row(module: nn.Module) -> bool:
+def gates_by_row(module: nn.Module) -> bool:
     """Whether experts can share a gate: each must see its values as it would alone.
 
     A kernel rounds those that fill its vectors otherwise than the rest of a row. SiLU of one half of each row works

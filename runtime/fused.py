@@ -1,0 +1,143 @@
+"""One token's experts on a CPU in compiled code: one reading of the weights where they lie, one call for all of them.
+
+It gives what the model's own code gives up to the order of additions within a product: in float32 some 1e-7, in
+bfloat16, rounded wherever the module rounds, hardly ever another bit. docs/speed.md has figures.
+"""
+
+from collections.abc import Sequence
+from functools import cache
+from importlib import import_module
+from types import ModuleType
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+from artifacts.replicas import FULL_BITS
+from runtime.experts import Assigned
+from runtime.model import MoeModel
+from runtime.plan import NO_SLOT, Place
+from runtime.resident import Resident
+from runtime.segmenttier import SegmentTier
+from runtime.together import gates_by_row
+
+_ALL = Assigned(None, 0)
+_AS_NUMPY = {torch.bfloat16: torch.uint16, torch.float32: torch.float32}
+
+
+@cache
+def fused_kernels() -> ModuleType:
+    """Compiled, or loaded, when they are first needed: numba alone takes half a second to import."""
+    return import_module("runtime.fused_kernels")
+
+
+class _Token(NamedTuple):
+    """What kernels take last: the token [H], the row of `y` [K, H] for each expert, and an array of the weights' type."""
+
+    x: np.ndarray
+    rows: np.ndarray
+    y: np.ndarray
+    like: np.ndarray
+
+
+class Fused:
+    """One token at a time: `begin`, `add` what is there as often as it takes, `finish`."""
+
+    def __init__(self, opened: MoeModel, resident: Resident) -> None:
+        self._resident, self._num_experts = resident, opened.shape.num_experts
+        self._lying = _Segments(resident) if isinstance(resident.slow, SegmentTier) else _Whole(opened, resident)
+        self._as_numpy = _AS_NUMPY[opened.store.layout.dtype]
+        self._like = torch.empty(0, dtype=self._as_numpy).numpy()
+        self._y = np.zeros((opened.shape.top_k, opened.config.hidden_size), np.float32)
+
+    @staticmethod
+    def suits(opened: MoeModel) -> bool:
+        """Whether the experts are of the kind that is compiled: gated by SiLU, without bias, each matrix by rows."""
+        module, dtype = opened.layers[0].experts, opened.store.layout.dtype
+        is_plain = gates_by_row(module) and module.is_concatenated and not (module.is_transposed or module.has_bias)
+        return is_plain and opened.model.device.type == "cpu" and dtype in _AS_NUMPY
+
+    def begin(self, module: nn.Module, hidden: torch.Tensor, experts: Sequence[int], weights: np.ndarray) -> None:
+        """A token [1, H] that goes to `experts`, -1 left out, with `weights` [K] float32."""
+        ranks = sorted([(expert, rank) for rank, expert in enumerate(experts) if expert >= 0])
+        self._module = module
+        self._start(hidden, [expert for expert, _ in ranks], weights[[rank for _, rank in ranks]])
+
+    def forward(
+        self, hidden: torch.Tensor, experts: Sequence[int], slots: Sequence[int], weights: torch.Tensor
+    ) -> torch.Tensor:
+        """A token [1, H] whose experts all lie in `slots` and whole, with `weights` [1, K]: [1, H]."""
+        order = sorted(range(len(experts)), key=experts.__getitem__)
+        self._start(hidden, [experts[rank] for rank in order], weights.float().numpy()[0, order])
+        self._lying.multiply_slots([slots[rank] for rank in order], self._token(np.arange(len(order))))
+        return self.finish()
+
+    def assigned(self, expert: int) -> Assigned:
+        """The tokens it serves."""
+        return _ALL
+
+    def add(self, places: Sequence[Place]) -> None:
+        """Compute what lies at `places`, all there."""
+        plain = [place for place in places if place.bits == FULL_BITS and place.slot != NO_SLOT]
+        if plain:
+            rows = np.array([self._rows[place.key % self._num_experts] for place in plain])
+            self._lying.multiply(plain, self._token(rows))
+        if len(plain) < len(places):
+            for place in places:
+                if place.bits != FULL_BITS or place.slot == NO_SLOT:
+                    y = self._resident.forward(self._module, place, self._hidden)
+                    self.add_output(place.key % self._num_experts, y)
+
+    def add_output(self, expert: int, y: torch.Tensor) -> None:
+        """An expert's output [1, H], computed elsewhere."""
+        self._y[self._rows[expert]] += y.float().numpy()[0]
+
+    def finish(self) -> torch.Tensor:
+        """The layer's output [1, H]."""
+        out = torch.empty_like(self._hidden)
+        fused_kernels().combine(self._y, self._weights, len(self._rows), out.view(self._as_numpy).numpy()[0])
+        return out
+
+    def _start(self, hidden: torch.Tensor, experts: list[int], weights: np.ndarray) -> None:
+        """`experts` ascending, as the module adds them up."""
+        self._hidden, self._weights = hidden, weights
+        self._rows = {expert: row for row, expert in enumerate(experts)}
+        self._x = hidden.float().numpy()[0]
+        self._y[: len(experts)] = 0
+
+    def _token(self, rows: np.ndarray) -> _Token:
+        return _Token(self._x, rows, self._y, self._like)
+
+
+class _Whole:
+    """Whole experts in slots."""
+
+    def __init__(self, opened: MoeModel, resident: Resident) -> None:
+        inner, down = opened.store.layout.parts
+        starts = [slot.data_ptr() for slot in resident.slots]
+        self._addresses = np.array([(start + inner.offset, start + down.offset) for start in starts]).reshape(-1, 2)
+        self._num_neurons = opened.layers[0].num_neurons
+
+    def multiply(self, places: Sequence[Place], token: _Token) -> None:
+        self.multiply_slots([place.slot for place in places], token)
+
+    def multiply_slots(self, slots: list[int], token: _Token) -> None:
+        fused_kernels().add_whole(self._addresses[slots], self._num_neurons, *token)
+
+
+class _Segments:
+    """Segments in slots, a top behind its head."""
+
+    def __init__(self, resident: Resident) -> None:
+        slow, layout = resident.slow, resident.slow.layout
+        head, neuron = layout.head * layout.dtype.itemsize, layout.width * layout.dtype.itemsize
+        is_bottom = slow.segments.is_bottom
+        self._starts = [slot.data_ptr() for slot in resident.slots]
+        self._heads = [0 if is_bottom(key) else head for key in range(len(slow.segments.nbytes))]
+        self._neurons = [(nbytes - own) // neuron for nbytes, own in zip(slow.segments.nbytes, self._heads, strict=True)]
+
+    def multiply(self, places: Sequence[Place], token: _Token) -> None:
+        addresses = np.array([self._starts[place.slot] + self._heads[place.key] for place in places])
+        neurons = np.array([self._neurons[place.key] for place in places])
+        fused_kernels().add_segments(addresses, neurons, *token)
