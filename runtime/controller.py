@@ -5,7 +5,7 @@ must come; waves; prefetches within their bytes. Everything here follows from id
 live run and a replay of its trace decide alike.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -303,33 +303,41 @@ class Controller:
             proposed = np.concatenate((behind, proposed))
         if self._residency.cuts:
             proposed = np.array(self._pieces.of(proposed.tolist()), np.int64)
-        kept = proposed[(self.cache.state[proposed] != ABSENT) & ~self.cache.pinned[proposed]]
-        self.cache.pinned[kept] = True
-        loads: list[Place] = []
-        backlog = self._arrivals.backlog
-        for key in proposed[self.cache.state[proposed] == ABSENT].tolist():
-            if backlog >= self._arrivals.window:
-                break
-            if self.cache.states[key] or not self._make_room(key):
-                continue
-            loads += self._send([key])
-            backlog += self._pieces.num_bytes([key])
-        self.cache.pinned[kept] = False
+        states, pinned = self.cache.states, self.cache.pinned
+        keys = proposed.tolist()
+        kept = [key for key in keys if states[key] and not pinned[key]]
+        self.cache.pin(kept)
+        loads = self._send_within([key for key in keys if not states[key]])
+        self.cache.unpin(kept)
         self._note_prefetched([load.key for load in loads])
         return tuple(loads)
+
+    def _send_within(self, keys: list[int]) -> list[Place]:
+        """Put absent `keys` on their way, best first, while the link has bytes left and room can be made."""
+        loads: list[Place] = []
+        leaving: dict[int, Iterator[int]] = {}  # by pool, chosen once for all that may come
+        backlog, window = self._arrivals.backlog, self._arrivals.window
+        for key in keys:
+            if backlog >= window:
+                break
+            if self.cache.states[key]:  # proposed twice
+                continue
+            if not self.cache.room(key):
+                pool = self.cache.pool_of[key]
+                if pool not in leaving:
+                    leaving[pool] = iter(self._victims(key, sum(self.cache.pool_of[own] == pool for own in keys)))
+                if (victim := next(leaving[pool], None)) is None:
+                    continue
+                self._leave([victim])
+            loads += self._send([key])
+            backlog += self._pieces.num_bytes([key])
+        return loads
 
     def _send(self, keys: list[int]) -> list[Place]:
         """Put `keys`, for which there is room, on their way."""
         for key in keys:
             self._arrivals.send(key, self._pieces.num_bytes([key]))
         return [self.cache.admit(key, LOADING) for key in keys]
-
-    def _make_room(self, key: int) -> bool:
-        if self.cache.room(key):
-            return True
-        if victims := self._victims(key, 1):
-            self._leave(victims)
-        return self.cache.room(key) > 0
 
     def _note_prefetched(self, keys: list[int]) -> None:
         self._unused_prefetch.update(keys)

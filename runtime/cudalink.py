@@ -7,7 +7,7 @@ import torch
 
 from artifacts.replicas import FULL_BITS
 from artifacts.shape import Shape
-from runtime.link import Source, ThreadLink, Transfer
+from runtime.link import Source, ThreadLink, ThreadTransfer
 from runtime.weights import aligned
 
 _IN_FLIGHT = 2  # copies handed to the stream at a time: enough to keep it busy, few enough for demand to overtake
@@ -39,7 +39,7 @@ class CudaLink(ThreadLink):
         self._copies = torch.cuda.Stream(device)
         self._copies.wait_stream(torch.cuda.current_stream(device))  # which may still use what was there before slots
         self._readable: dict[int, torch.cuda.Event] = {}  # by slot: what its next copy waits for
-        self._copied: dict[Transfer, torch.cuda.Event] = {}
+        self._copied: dict[ThreadTransfer, torch.cuda.Event] = {}
         self._in_flight: deque[_Copy] = deque()
         self._unmeasured: deque[_Copy] = deque()
         self._waits: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
@@ -49,17 +49,17 @@ class CudaLink(ThreadLink):
 
     # On the thread that computes
 
-    def issue(self, key: int, slot: torch.Tensor, *, urgency: int, bits: int = FULL_BITS) -> Transfer:
+    def issue(self, key: int, slot: torch.Tensor, *, urgency: int, bits: int = FULL_BITS) -> ThreadTransfer:
         unread = torch.cuda.Event()
         unread.record(torch.cuda.current_stream(self._device))
         self._readable[slot.data_ptr()] = unread  # before the thread can see the transfer
         return super().issue(key, slot, urgency=urgency, bits=bits)
 
-    def has_landed(self, transfer: Transfer) -> bool:
+    def has_landed(self, transfer: ThreadTransfer) -> bool:
         copied = self._copied.get(transfer)
         return transfer.error is not None or copied is not None and copied.query()
 
-    def collect(self, transfer: Transfer) -> None:
+    def collect(self, transfer: ThreadTransfer) -> None:
         """The compute stream waits for the copy; the host waits only until the copy is queued."""
         copied = self._copied.get(transfer)
         if copied is not None and copied.query():
@@ -73,7 +73,7 @@ class CudaLink(ThreadLink):
         resumed.record(stream)
         self._waits.append((asked, resumed))
 
-    def cancel(self, transfer: Transfer) -> None:
+    def cancel(self, transfer: ThreadTransfer) -> None:
         super().cancel(transfer)
         self._copied.pop(transfer, None)
 
@@ -105,7 +105,7 @@ class CudaLink(ThreadLink):
 
     # On the link's own thread
 
-    def _move(self, transfer: Transfer) -> None:
+    def _move(self, transfer: ThreadTransfer) -> None:
         while len(self._in_flight) >= _IN_FLIGHT:
             self._in_flight.popleft().done.synchronize()
         host = self._host_bytes(transfer)
@@ -120,7 +120,7 @@ class CudaLink(ThreadLink):
         self._unmeasured.append(copy)
         self._copied[transfer] = copy.done
 
-    def _host_bytes(self, transfer: Transfer) -> torch.Tensor:
+    def _host_bytes(self, transfer: ThreadTransfer) -> torch.Tensor:
         if self._is_pinned:
             return self._source.view(*divmod(transfer.key, self._shape.num_experts), bits=transfer.bits)
         buffer = self._staging[0][: transfer.slot.nbytes]

@@ -225,15 +225,25 @@ class Engine:
             self._issue(wave.loads, DEMAND)
             if wave is plan.waves[-1]:
                 self._issue(plan.prefetches, PREFETCH)
-            output.add([place for place in wave.resident if place.slot not in self._pending])
-            if wave is plan.waves[0]:
+            ready = [place for place in wave.resident if place.slot not in self._pending]
+            if plan.near and wave is plan.waves[0]:
+                output.add(ready)
                 self._compute_near(layer, plan.near, hidden, output)
-            for place in (*wave.resident, *wave.loads):
-                if place.slot in self._pending:
-                    output.add([self._arrived(place)])
+                ready = []
+            self._add_arrivals([place for place in (*wave.resident, *wave.loads) if place.slot in self._pending], ready, output)
         if not plan.waves:
             self._compute_near(layer, plan.near, hidden, output)
         self.near.finish()
+
+    def _add_arrivals(self, coming: list[Place], ready: list[Place], output: StepSum | Fused) -> None:
+        """Compute what is `ready`, then the others as they land; what has landed by then in one go with it."""
+        for place in coming:
+            if ready and not self.link.has_landed(self._pending[place.slot]):
+                output.add(ready)
+                ready = []
+            ready.append(self._arrived(place))
+        if ready:
+            output.add(ready)
 
     def _arrived(self, place: Place) -> Place:
         """Where to compute an expert: in its slot once it is there, or on the replica that stays rather than wait."""
@@ -276,7 +286,9 @@ class Engine:
             arrays = [array[self._pass.rows] for array in arrays]
         selected, weights_host, *rest = arrays
         probabilities = rest.pop(0) if self.wants_probabilities else None
-        predicted = np.stack(rest, axis=1) if rest else None
+        predicted = None
+        if rest:
+            predicted = rest[0][:, None] if len(rest) == 1 else np.stack(rest, axis=1)
         return Step(
             pass_index=self.controller.now.pass_index,
             phase=self._pass.phase,

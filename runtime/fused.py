@@ -49,6 +49,8 @@ class Fused:
         self._lying = _Segments(resident) if isinstance(resident.slow, SegmentTier) else _Whole(opened, resident)
         self._as_numpy = _AS_NUMPY[opened.store.layout.dtype]
         self._like = torch.empty(0, dtype=self._as_numpy).numpy()
+        self._token_in = torch.empty(opened.config.hidden_size)
+        self._x = self._token_in.numpy()
         self._y = np.zeros((opened.shape.top_k, opened.config.hidden_size), np.float32)
 
     @staticmethod
@@ -103,7 +105,7 @@ class Fused:
         """`experts` ascending, as the module adds them up."""
         self._hidden, self._weights = hidden, weights
         self._rows = {expert: row for row, expert in enumerate(experts)}
-        self._x = hidden.float().numpy()[0]
+        self._token_in.copy_(hidden[0])
         self._y[: len(experts)] = 0
 
     def _token(self, rows: np.ndarray) -> _Token:

@@ -32,10 +32,23 @@ class Transfer:
     slot: torch.Tensor  # [nbytes] uint8, in the fast tier, as long as the replica that comes
     urgency: int
     bits: int = FULL_BITS
-    issued_s: float = 0.0
     started: bool = False
+
+
+@dataclass(eq=False, slots=True)
+class ThreadTransfer(Transfer):
+    """One that a thread moves, and says when it is there or what went wrong."""
+
     landed: threading.Event = field(default_factory=threading.Event)
     error: BaseException | None = None
+
+
+@dataclass(eq=False, slots=True)
+class _PacedTransfer(Transfer):
+    """One that is there at a time that is known once it has started."""
+
+    issued_s: float = 0.0
+    lands_at_s: float = 0.0
 
 
 class Link(Protocol):
@@ -74,7 +87,7 @@ class ThreadLink:
 
     def __init__(self, source: Source, shape: Shape) -> None:
         self._source, self._shape = source, shape
-        self._queue: list[tuple[int, int, Transfer]] = []
+        self._queue: list[tuple[int, int, ThreadTransfer]] = []
         self._order = count()
         self._wake = threading.Condition()
         self._closed = False
@@ -82,8 +95,8 @@ class ThreadLink:
         self._thread = threading.Thread(target=self._serve, name=f"moectl-{self.kind}-link", daemon=True)
         self._thread.start()
 
-    def issue(self, key: int, slot: torch.Tensor, *, urgency: int, bits: int = FULL_BITS) -> Transfer:
-        transfer = Transfer(key, slot, urgency, bits)
+    def issue(self, key: int, slot: torch.Tensor, *, urgency: int, bits: int = FULL_BITS) -> ThreadTransfer:
+        transfer = ThreadTransfer(key, slot, urgency, bits)
         with self._wake:
             if self._closed:
                 raise RuntimeError(_CLOSED)
@@ -91,10 +104,10 @@ class ThreadLink:
             self._wake.notify()
         return transfer
 
-    def has_landed(self, transfer: Transfer) -> bool:
+    def has_landed(self, transfer: ThreadTransfer) -> bool:
         return transfer.landed.is_set()
 
-    def collect(self, transfer: Transfer) -> None:
+    def collect(self, transfer: ThreadTransfer) -> None:
         if not transfer.landed.is_set():
             begin_s = time.perf_counter()
             self._hurry(transfer)
@@ -103,7 +116,7 @@ class ThreadLink:
         if transfer.error is not None:
             raise transfer.error
 
-    def cancel(self, transfer: Transfer) -> None:
+    def cancel(self, transfer: ThreadTransfer) -> None:
         with self._wake:
             if not transfer.started:
                 self._queue = [entry for entry in self._queue if entry[2] is not transfer]
@@ -130,7 +143,7 @@ class ThreadLink:
             transfer.error = RuntimeError(_CLOSED)
             transfer.landed.set()
 
-    def _hurry(self, transfer: Transfer) -> None:
+    def _hurry(self, transfer: ThreadTransfer) -> None:
         """A prefetch that compute waits for goes before every other prefetch."""
         with self._wake:
             if transfer.urgency == PREFETCH and not transfer.started and not self._closed:
@@ -154,10 +167,10 @@ class ThreadLink:
                 transfer.error = error
             transfer.landed.set()
 
-    def _read(self, transfer: Transfer, out: torch.Tensor) -> None:
+    def _read(self, transfer: ThreadTransfer, out: torch.Tensor) -> None:
         self._source.read(*divmod(transfer.key, self._shape.num_experts), out, bits=transfer.bits)
 
-    def _move(self, transfer: Transfer) -> None:
+    def _move(self, transfer: ThreadTransfer) -> None:
         raise NotImplementedError
 
 
@@ -184,39 +197,45 @@ class PacedLink:
 
     def __init__(self, source: Source, shape: Shape, timeline: Timeline, clock: Clock) -> None:
         self._source, self._shape, self._timeline, self._clock = source, shape, timeline, clock
-        self._queue: list[Transfer] = []
-        self._lands_at_s: dict[Transfer, float] = {}
+        self._queue: list[_PacedTransfer] = []  # not started, demand first
+        self._num_demands = 0  # of the queue
         self._stall_s = 0.0
 
-    def issue(self, key: int, slot: torch.Tensor, *, urgency: int, bits: int = FULL_BITS) -> Transfer:
-        self._advance()
-        transfer = Transfer(key, slot, urgency, bits, self._clock.now_s())
-        self._queue.append(transfer)
-        self._queue.sort(key=lambda queued: queued.urgency)
-        self._advance()
+    def issue(self, key: int, slot: torch.Tensor, *, urgency: int, bits: int = FULL_BITS) -> _PacedTransfer:
+        now_s = self._clock.now_s()
+        self._advance(now_s)
+        transfer = _PacedTransfer(key, slot, urgency, bits, issued_s=now_s)
+        if not self._queue and self._timeline.free_at_s <= now_s:
+            self._start(transfer)
+        elif urgency == DEMAND:
+            self._hurry(transfer)
+        else:
+            self._queue.append(transfer)
         return transfer
 
-    def has_landed(self, transfer: Transfer) -> bool:
-        self._advance()
-        return transfer.started and self._lands_at_s[transfer] <= self._clock.now_s()
+    def has_landed(self, transfer: _PacedTransfer) -> bool:
+        now_s = self._clock.now_s()
+        self._advance(now_s)
+        return transfer.started and transfer.lands_at_s <= now_s
 
-    def collect(self, transfer: Transfer) -> None:
-        self._advance()
-        if not transfer.started:
+    def collect(self, transfer: _PacedTransfer) -> None:
+        self._advance(self._clock.now_s())
+        if not transfer.started and transfer.urgency == PREFETCH:
+            self._queue.remove(transfer)
             transfer.urgency = DEMAND
-            self._queue.sort(key=lambda queued: queued.urgency)
+            self._hurry(transfer)
         while not transfer.started:
             self._start_next()
         self._source.read(*divmod(transfer.key, self._shape.num_experts), transfer.slot, bits=transfer.bits)
-        begin_s, lands_at_s = self._clock.now_s(), self._lands_at_s.pop(transfer)
-        self._clock.wait_until(lands_at_s)
-        self._stall_s += max(0.0, self._clock.now_s() - begin_s) if lands_at_s > begin_s else 0.0
+        begin_s = self._clock.now_s()
+        if transfer.lands_at_s > begin_s:
+            self._clock.wait_until(transfer.lands_at_s)
+            self._stall_s += self._clock.now_s() - begin_s
 
-    def cancel(self, transfer: Transfer) -> None:
-        self._advance()
-        if transfer.started:
-            del self._lands_at_s[transfer]
-        else:
+    def cancel(self, transfer: _PacedTransfer) -> None:
+        self._advance(self._clock.now_s())
+        if not transfer.started:
+            self._num_demands -= transfer.urgency == DEMAND
             self._queue.remove(transfer)
 
     def drain_stalls(self) -> float:
@@ -230,15 +249,24 @@ class PacedLink:
     def close(self) -> None:
         """Holds nothing."""
 
-    def _advance(self) -> None:
+    def _advance(self, now_s: float) -> None:
         """Start every transfer that has begun by now."""
-        while self._queue and self._timeline.free_at_s <= self._clock.now_s():
+        while self._queue and self._timeline.free_at_s <= now_s:
             self._start_next()
+
+    def _hurry(self, transfer: _PacedTransfer) -> None:
+        """Before every prefetch, behind the demands."""
+        self._queue.insert(self._num_demands, transfer)
+        self._num_demands += 1
 
     def _start_next(self) -> None:
         transfer = self._queue.pop(0)
+        self._num_demands -= transfer.urgency == DEMAND
+        self._start(transfer)
+
+    def _start(self, transfer: _PacedTransfer) -> None:
         transfer.started = True
-        self._lands_at_s[transfer] = self._timeline.reserve(transfer.issued_s, transfer.slot.nbytes)
+        transfer.lands_at_s = self._timeline.reserve(transfer.issued_s, transfer.slot.nbytes)
 
 
 class EmulatedLink(PacedLink):

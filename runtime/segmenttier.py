@@ -13,7 +13,7 @@ from runtime.plan import Place
 from runtime.segments import Segments
 from runtime.slowtier import SlowTier
 from runtime.together import pays_together
-from runtime.weights import DiskStore, RamStore, aligned
+from runtime.weights import DiskStore, RamStore, aligned, fill
 
 
 class NeuronMajorStore:
@@ -38,30 +38,34 @@ class SegmentTier(SlowTier):
     """
 
     segments: Segments
+    lying: list[torch.Tensor]  # every segment in RAM, by key; none if they are on disk
 
     @classmethod
     def of(cls, opened: MoeModel, segments: Segments, *, in_ram: bool, pin: bool = False) -> "SegmentTier":
         layout = NeuronLayout.of(opened.layers[0], opened.store.layout.dtype, opened.shape.expert_nbytes)
         store = NeuronMajorStore(opened.store, layout)
-        return cls({FULL_BITS: RamStore(store, pin=pin) if in_ram else store}, segments)
+        if not in_ram:
+            return cls({FULL_BITS: store}, segments, [])
+        ram, keys = RamStore(store, pin=pin), range(opened.shape.num_keys)
+        whole = [ram.view(*divmod(key, opened.shape.num_experts)) for key in keys]
+        tops = [expert[: segments.nbytes[key]] for key, expert in zip(keys, whole, strict=True)]
+        bottoms = [expert[segments.nbytes[key] :] for key, expert in zip(keys, whole, strict=True)]
+        return cls({FULL_BITS: ram}, segments, tops + bottoms)
 
     @property
     def layout(self) -> NeuronLayout:
         return self.stores[FULL_BITS].layout
 
     def read(self, layer: int, expert: int, out: torch.Tensor, *, bits: int = FULL_BITS) -> None:
-        lying = self.view(layer, expert)
-        if lying is None:
-            whole, store = aligned(self.nbytes(FULL_BITS)), self.stores[FULL_BITS]
-            store.read(layer % store.shape.num_layers, expert, whole)
-            lying = whole[self._span(layer)]
-        out[: len(lying)].copy_(lying)
+        if self.lying:
+            fill(out, self.view(layer, expert))
+            return
+        whole, store = aligned(self.nbytes(FULL_BITS)), self.stores[FULL_BITS]
+        store.read(layer % store.shape.num_layers, expert, whole)
+        fill(out, whole[self._span(layer)])
 
     def view(self, layer: int, expert: int, *, bits: int = FULL_BITS) -> torch.Tensor | None:
-        store = self.stores[FULL_BITS]
-        if not isinstance(store, RamStore):
-            return None
-        return store.view(layer % store.shape.num_layers, expert)[self._span(layer)]
+        return self.lying[layer * self.stores[FULL_BITS].shape.num_experts + expert] if self.lying else None
 
     def num_bytes(self, place: Place) -> int:
         return self.segments.nbytes[place.key]

@@ -147,19 +147,20 @@ class RamStore:
     def __init__(self, disk: Reader, *, pin: bool = False, progress: Callable[[int], None] | None = None) -> None:
         self.layout, self.shape = disk.layout, disk.shape
         stride = round_up(self.layout.nbytes)
-        self._slab = aligned(self.shape.num_keys * stride, pin=pin).view(self.shape.num_keys, stride)
+        slab = aligned(self.shape.num_keys * stride, pin=pin).view(self.shape.num_keys, stride)
+        self._experts = list(slab[:, : self.layout.nbytes].unbind())
         for key in range(self.shape.num_keys):
-            disk.read(*divmod(key, self.shape.num_experts), self._slab[key])
+            disk.read(*divmod(key, self.shape.num_experts), slab[key])
             if progress is not None:
                 progress(key + 1)
 
     def view(self, layer: int, expert: int) -> torch.Tensor:
         """The expert's bytes, uint8 [nbytes], where they lie."""
-        return self._slab[layer * self.shape.num_experts + expert, : self.layout.nbytes]
+        return self._experts[layer * self.shape.num_experts + expert]
 
     def read(self, layer: int, expert: int, out: torch.Tensor) -> None:
         """Copy one expert into `out`, uint8 [nbytes] or longer."""
-        out[: self.layout.nbytes].copy_(self.view(layer, expert))
+        fill(out, self.view(layer, expert))
 
 
 def aligned(nbytes: int, *, pin: bool = False) -> torch.Tensor:
@@ -171,6 +172,11 @@ def aligned(nbytes: int, *, pin: bool = False) -> torch.Tensor:
         raise OutOfResources(f"no room for {nbytes / 2**30:.2f} GiB of {kind}: leave the experts on disk") from error
     assert buffer.data_ptr() % ALIGNMENT == 0, f"torch allocated at {buffer.data_ptr()}, not on a 64-byte border"
     return buffer
+
+
+def fill(out: torch.Tensor, content: torch.Tensor) -> None:
+    """Copy `content`, uint8, to the start of `out`. Slicing takes as long as copying a small expert."""
+    (out if out.numel() == content.numel() else out[: content.numel()]).copy_(content)
 
 
 def is_finite(values: torch.Tensor) -> bool:
