@@ -1,6 +1,6 @@
 """The tables of the store (DESIGN 4), as DDL."""
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 # Big tables carry no key and no index: they are append-only, and a key would make writing four times slower and the
 # file five times larger.
@@ -66,10 +66,16 @@ ARTEFACT_TABLES = {
         mode VARCHAR NOT NULL, ttft_ms DOUBLE, tpot_ms DOUBLE, tokens_per_s DOUBLE, hit_rate DOUBLE, late BIGINT,
         misses BIGINT, collisions BIGINT, demand_bytes BIGINT, prefetch_bytes BIGINT, wasted_bytes BIGINT,
         exposed_ms DOUBLE, peak_fast_bytes BIGINT, perplexity_ratio DOUBLE, kl DOUBLE, top1_agreement DOUBLE""",
+    "bench_layers": """
+        run_id INTEGER NOT NULL, layer USMALLINT NOT NULL, requests BIGINT NOT NULL, hits BIGINT NOT NULL,
+        late BIGINT NOT NULL, misses BIGINT NOT NULL, collisions BIGINT NOT NULL, evictions BIGINT NOT NULL""",
 }
 
 # What each version added to the one before it: tables and columns that stores of that age lack.
-_ADDED = {2: ("quant_loss", "replicas", "hardware", "curves", "splits", "expert_maps")}
+_ADDED = {
+    2: ("quant_loss", "replicas", "hardware", "curves", "splits", "expert_maps"),
+    3: ("bench_layers",),
+}
 _ADDED_COLUMNS = {2: (("traces", "predicted FLOAT[]"),)}
 
 

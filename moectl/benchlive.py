@@ -84,9 +84,10 @@ class _UnderWay:
         """Write a setting once it has all its rounds."""
         own = [self.samples[turn, setting] for turn in range(rounds) if (turn, setting) in self.samples]
         if len(own) == rounds:
-            load = Here.look(torch.device("cpu")).load
+            load, found = Here.look(torch.device("cpu")).load, summary(own)
             self.rows[setting] = self.ledger.write(
-                measured_row(setting, summary(own)),
+                measured_row(setting, found),
+                by_layer=found.by_layer,
                 started_at=utc_now(),
                 seconds=sum(sample.seconds for sample in own),
                 beside={"pace": self.bench.paces.of(setting.link), "load": load},

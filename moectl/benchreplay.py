@@ -64,10 +64,11 @@ def simulated(name: str, request: Request, *, store: Path, device: str, threads:
 def _replayed(workload: Workload, setting: Setting, ledger: Ledger) -> Row:
     started_at, begin_s = utc_now(), perf_counter()
     try:
-        row = simulated_row(setting, _outcome(workload, setting))
+        outcome = _outcome(workload, setting)
     except Problem as problem:
         return Row(**asdict(setting), mode=SIMULATED, why=str(problem))
-    return ledger.write(row, started_at=started_at, seconds=perf_counter() - begin_s, beside={})
+    row, seconds = simulated_row(setting, outcome), perf_counter() - begin_s
+    return ledger.write(row, by_layer=outcome.by_layer, started_at=started_at, seconds=seconds, beside={})
 
 
 def _outcome(workload: Workload, setting: Setting) -> Outcome:

@@ -262,7 +262,7 @@ def test_lost_rows_are_noticed(filled):
 def test_a_newer_schema_is_refused(filled):
     with duckdb.connect(str(filled)) as connection:
         connection.execute("INSERT INTO schema_version VALUES (99, TIMESTAMP '2030-01-01', '9.0')")
-    with pytest.raises(Incompatible, match="newer moectl .schema 99, this one knows 2.; upgrade"):
+    with pytest.raises(Incompatible, match="newer moectl .schema 99, this one knows 3.; upgrade"):
         Store.open(filled)
 
 
