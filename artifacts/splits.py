@@ -45,14 +45,19 @@ def expert_split(
     hit: ArrayLike,
     prediction: ArrayLike,
     prediction_hit: ArrayLike,
+    *,
+    latency_s: float = 0.0,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Exposed seconds [L], split ratio theta [L] in (0, 1] and cached experts [L], layer after layer, from the budget
     [L] of each in experts.
 
     Each layer takes the cache size at which most of a token's k experts are in the fast tier in time: cached, or
-    prefetched within the window that the layer before leaves; of equals the smallest. Raises BadUsage.
+    prefetched within the window that the layer before leaves; of equals the smallest. `latency_s`, which the paper does
+    not have, comes with every transfer: two of an absent expert where experts are cut, one of the bottom of a cached
+    one. Raises BadUsage.
     """
-    problem = _Problem.of(first_window, moe_s, attention_s, load_s, k, hit, prediction, prediction_hit)
+    times = (moe_s, attention_s, load_s, k, latency_s)
+    problem = _Problem.of(first_window, times, hit, prediction, prediction_hit)
     return problem.answer(problem.checked(budgets))[1:]
 
 
@@ -69,6 +74,7 @@ def allocate(
     prediction_hit: ArrayLike,
     *,
     solver: str = "greedy",
+    latency_s: float = 0.0,
 ) -> Answer:
     """Budgets [L] that add up to `total_budget` experts, at most all, and what `expert_split` makes of them.
 
@@ -79,7 +85,8 @@ def allocate(
     """
     if solver not in SOLVERS:
         raise BadUsage(unknown("solver", solver, SOLVERS))
-    problem = _Problem.of(first_window, moe_s, attention_s, load_s, k, hit, prediction, prediction_hit)
+    times = (moe_s, attention_s, load_s, k, latency_s)
+    problem = _Problem.of(first_window, times, hit, prediction, prediction_hit)
     budgets = problem.even(total_budget)
     if not zeta > 0:
         raise BadUsage(f"zeta, the share of an expert moved at a time, is above 0, not {zeta}")
@@ -92,29 +99,26 @@ def allocate(
 @dataclass(frozen=True, slots=True, eq=False)
 class _Problem:
     """What there is to solve, as the kernels take it: hit [L, E + 1], prediction [L, Y], prediction_hit [L, E + 1, Y];
-    seconds of a layer's experts, of its attention, of loading one expert, and k."""
+    seconds of a layer's experts, of its attention, of an expert's bytes, k, and seconds of each transfer besides."""
 
     curves: tuple[np.ndarray, np.ndarray, np.ndarray]
-    times: tuple[float, float, float, float]
+    times: tuple[float, float, float, float, float]
     first_window: float
 
     @classmethod
     def of(
         cls,
         first_window: float,
-        moe_s: float,
-        attention_s: float,
-        load_s: float,
-        k: int,
+        times: tuple[float, ...],
         hit: ArrayLike,
         prediction: ArrayLike,
         prediction_hit: ArrayLike,
     ) -> "_Problem":
         hit, prediction, cached = (np.asarray(curve, np.float64) for curve in (hit, prediction, prediction_hit))
-        times = tuple(map(float, (moe_s, attention_s, load_s, k)))
+        times = tuple(map(float, times))
         if not all(math.isfinite(time) and time >= 0 for time in (*times, first_window)):
             raise BadUsage("seconds and experts per token are finite and not negative")
-        _check(hit, prediction, cached, k)
+        _check(hit, prediction, cached, times[3])
         curves = (hit, prediction, np.swapaxes(cached, 1, 2))
         return cls(tuple(map(np.ascontiguousarray, curves)), times, float(first_window))
 
@@ -167,8 +171,9 @@ class _Problem:
 
     def _windows(self) -> np.ndarray:
         """From the least that a layer can leave to the most."""
-        moe_s, attention_s, load_s, k = self.times
+        moe_s, attention_s, load_s, k, latency_s = self.times
         hidden_s = load_s * moe_s / (load_s + moe_s / k) if moe_s else 0.0  # where loads and computing take as long
+        hidden_s = moe_s if latency_s else hidden_s
         ends = [moe_s - hidden_s + attention_s, moe_s + attention_s, self.first_window]
         return np.unique(np.append(np.linspace(min(ends), max(ends), _NUM_WINDOWS), ends))
 
@@ -184,7 +189,7 @@ class _Problem:
         return budgets, exposed, np.minimum(1.0, budgets / sizes), sizes
 
 
-def _check(hit: np.ndarray, prediction: np.ndarray, cached: np.ndarray, k: int) -> None:
+def _check(hit: np.ndarray, prediction: np.ndarray, cached: np.ndarray, k: float) -> None:
     """Raise BadUsage unless the curves are of the same layers and experts, and shares."""
     shapes = (hit.shape, prediction.shape, cached.shape)
     num_sizes = hit.shape[-1] if hit.ndim == 2 else 0
