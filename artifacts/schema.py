@@ -68,7 +68,8 @@ ARTEFACT_TABLES = {
         exposed_ms DOUBLE, peak_fast_bytes BIGINT, perplexity_ratio DOUBLE, kl DOUBLE, top1_agreement DOUBLE""",
     "bench_layers": """
         run_id INTEGER NOT NULL, layer USMALLINT NOT NULL, requests BIGINT NOT NULL, hits BIGINT NOT NULL,
-        late BIGINT NOT NULL, misses BIGINT NOT NULL, collisions BIGINT NOT NULL, evictions BIGINT NOT NULL""",
+        late BIGINT NOT NULL, misses BIGINT NOT NULL, collisions BIGINT NOT NULL, evictions BIGINT NOT NULL,
+        few_bits BIGINT NOT NULL, replaced BIGINT NOT NULL""",
 }
 
 # What each version added to the one before it: tables and columns that stores of that age lack.

@@ -12,7 +12,7 @@ import pyarrow as pa
 from artifacts.provenance import ModelInfo, RunInfo, StoredRun, versions
 from artifacts.store import Store
 from profilers.bench import Measured, Setting
-from runtime.counters import hit_rate
+from runtime.counters import AT_BITS, hit_rate
 from runtime.sweep import Outcome
 
 COMMAND, BY_LAYER = "bench", "bench_layers"
@@ -169,11 +169,18 @@ def bench_table(rows: Sequence[Row]) -> pa.Table:
 
 
 def layers_table(by_layer: Sequence[Mapping[str, int]]) -> pa.Table:
-    """Rows of the store's `bench_layers`."""
+    """Rows of the store's `bench_layers`: `few_bits` experts computed below full precision, `replaced` ranks that a
+    stand-in served or nobody; both 0 where the output is that of the full model."""
     rows = [
-        {"layer": layer} | {name: counters[name] for name in _LAYER_COUNTS} for layer, counters in enumerate(by_layer)
+        {
+            "layer": layer,
+            **{name: counters[name] for name in _LAYER_COUNTS},
+            "few_bits": sum(counters[name] for name in AT_BITS.values()),
+            "replaced": counters["replaced_ranks"] + counters["dropped_ranks"],
+        }
+        for layer, counters in enumerate(by_layer)
     ]
-    return pa.Table.from_pylist(rows, schema=pa.schema([(name, pa.int64()) for name in ("layer", *_LAYER_COUNTS)]))
+    return pa.Table.from_pylist(rows, schema=pa.schema([(name, pa.int64()) for name in rows[0]]))
 
 
 def artefact_runs(path: Path, model_id: str) -> dict[str, int]:
