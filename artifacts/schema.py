@@ -60,7 +60,7 @@ ARTEFACT_TABLES = {
     "traces": """
         run_id INTEGER NOT NULL, request INTEGER NOT NULL, pass INTEGER NOT NULL, phase VARCHAR NOT NULL,
         layer USMALLINT NOT NULL, token INTEGER NOT NULL, experts USMALLINT[] NOT NULL, weights FLOAT[] NOT NULL,
-        probabilities FLOAT[], predicted FLOAT[]""",
+        probabilities FLOAT[], predicted FLOAT[], embedding FLOAT[]""",
     "bench": """
         run_id INTEGER NOT NULL, preset VARCHAR NOT NULL, budget VARCHAR NOT NULL, link VARCHAR NOT NULL,
         mode VARCHAR NOT NULL, ttft_ms DOUBLE, tpot_ms DOUBLE, tokens_per_s DOUBLE, hit_rate DOUBLE, late BIGINT,
@@ -77,7 +77,7 @@ _ADDED = {
     2: ("quant_loss", "replicas", "hardware", "curves", "splits", "expert_maps"),
     3: ("bench_layers",),
 }
-_ADDED_COLUMNS = {2: (("traces", "predicted FLOAT[]"),)}
+_ADDED_COLUMNS = {2: (("traces", "predicted FLOAT[]"),), 3: (("traces", "embedding FLOAT[]"),)}
 
 
 def migration(version: int) -> list[str]:

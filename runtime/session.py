@@ -103,6 +103,7 @@ class Session:
         self.engine.distance = prefetch.distance if prefetch.reads_predictions else 0
         if any(getattr(self.policies, axis).sees_probabilities for axis in POLICIES):
             self.engine.see_probabilities()
+        self.engine.wants_embeddings = self.controller.sees_embeddings
         self.engine.install()
         self._next_request = 0
         if fast.shadows is not None or self.policies.widths:
@@ -155,6 +156,7 @@ class Session:
         """Write down every step from here on, with all that a replay needs."""
         recorder = Recorder()
         self.engine.see_probabilities()
+        self.engine.see_embeddings()
         self.engine.on_step, self.engine.on_pass = recorder.add, recorder.begin_pass
         return recorder
 

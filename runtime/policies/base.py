@@ -32,6 +32,7 @@ class Step:
     last: np.ndarray | None = (
         None  # [R] the last token of each request: what lies past the last layer is predicted from these
     )
+    embedding: np.ndarray | None = None  # [R, H] float32: each request's input of this pass, the mean over its tokens
 
     @property
     def shares(self) -> np.ndarray:
@@ -149,6 +150,7 @@ class Policy(Protocol):
 
     requires: ClassVar[frozenset[str]]  # names of `Artefacts` it cannot do without
     sees_probabilities: bool  # whether steps must carry the router's probabilities
+    sees_embeddings: bool  # whether steps must carry what the pass was given
     widths: Collection[int]  # once prepared, the bits below full precision that it may ask the slow tier for
 
     def prepare(self, shape: Shape, artefacts: Artefacts) -> None: ...
@@ -219,6 +221,7 @@ class Simple:
 
     requires: ClassVar[frozenset[str]] = frozenset()
     sees_probabilities: ClassVar[bool] = False
+    sees_embeddings: ClassVar[bool] = False
     widths: ClassVar[Collection[int]] = ()
     chooses: ClassVar[bool] = True
     every_step: ClassVar[bool] = False

@@ -272,7 +272,8 @@ def first_version(filled):
     with duckdb.connect(str(filled)) as connection:
         for table in itertools.chain(*_ADDED.values()):
             connection.execute(f"DROP TABLE {table}")
-        connection.execute("ALTER TABLE traces DROP COLUMN predicted")
+        for column in ("predicted", "embedding"):
+            connection.execute(f"ALTER TABLE traces DROP COLUMN {column}")
         connection.execute("UPDATE schema_version SET version = 1")
     return filled
 

@@ -88,3 +88,20 @@ def test_a_trace_of_another_model_is_refused(checkpoint: Checkpoint) -> None:
     window = {"num_slots": 1, "scope": session.scope, "window": 1, "artefacts": Artefacts()}
     with pytest.raises(BadInput, match="another model"):
         replay(recorder.trace(), build_controller(policies, shape, **window))
+
+
+def test_what_a_pass_was_given_is_recorded(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    """Means over each request's own tokens, padding left out; a replay's steps carry them."""
+    opened = open_model(str(checkpoint("olmoe")))
+    ids, mask = torch.randint(3, VOCABULARY, (2, 5)), torch.ones(2, 5, dtype=torch.int64)
+    mask[0, :3] = 0
+    with Session(opened, Settings(budget="50%")) as session:
+        recorder = session.record()
+        session.new_requests(2)
+        session.forward(ids, mask=mask)
+        table = opened.model.get_input_embeddings().weight.detach()
+    write_parquet(recorder.trace(), tmp_path / "trace.parquet")
+    trace = read_parquet(tmp_path / "trace.parquet", num_experts=opened.shape.num_experts)
+    own = torch.stack([table[ids[0, 3:]].mean(dim=0), table[ids[1]].mean(dim=0)]).numpy()
+    assert trace.embeddings == pytest.approx(own, rel=1e-5, abs=1e-6)
+    assert trace.iteration.tolist() == [0, 0, 1, 1, 1, 1, 1] * opened.shape.num_layers
