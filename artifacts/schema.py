@@ -46,7 +46,8 @@ ARTEFACT_TABLES = {
         attention_s DOUBLE, attention_iqr_s DOUBLE, moe_s DOUBLE, moe_iqr_s DOUBLE, head_s DOUBLE, head_iqr_s DOUBLE,
         expert_s DOUBLE, expert_iqr_s DOUBLE, near_s DOUBLE, near_iqr_s DOUBLE,
         expert_load_s DOUBLE, expert_load_iqr_s DOUBLE, bandwidth_gbps DOUBLE,
-        miss_s DOUBLE, miss_iqr_s DOUBLE, samples INTEGER NOT NULL""",
+        miss_s DOUBLE, miss_iqr_s DOUBLE, host_s DOUBLE, host_iqr_s DOUBLE, latency_s DOUBLE, latency_iqr_s DOUBLE,
+        samples INTEGER NOT NULL""",
     "curves": """
         run_id INTEGER NOT NULL, layer USMALLINT NOT NULL,
         kind VARCHAR NOT NULL CHECK (kind IN ('hit', 'prediction', 'prediction_hit')),
@@ -77,14 +78,21 @@ _ADDED = {
     2: ("quant_loss", "replicas", "hardware", "curves", "splits", "expert_maps"),
     3: ("bench_layers",),
 }
-_ADDED_COLUMNS = {2: (("traces", "predicted FLOAT[]"),), 3: (("traces", "embedding FLOAT[]"),)}
+_ADDED_COLUMNS = {
+    2: (("traces", "predicted FLOAT[]"),),
+    3: (
+        ("traces", "embedding FLOAT[]"),
+        *(("hardware", f"{name} DOUBLE") for name in ("host_s", "host_iqr_s", "latency_s", "latency_iqr_s")),
+    ),
+}
 
 
 def migration(version: int) -> list[str]:
     """The statements that bring a store of an older version up to this one."""
     names = [name for added, tables in sorted(_ADDED.items()) if added > version for name in tables]
     columns = [column for added, several in sorted(_ADDED_COLUMNS.items()) if added > version for column in several]
-    added = [f"ALTER TABLE {name} ADD COLUMN {column}" for name, column in columns]
+    # Of a table that an older version did not have either, all columns are there already.
+    added = [f"ALTER TABLE {name} ADD COLUMN IF NOT EXISTS {column}" for name, column in columns]
     return [f"CREATE TABLE {name} ({ARTEFACT_TABLES[name]})" for name in names] + added
 
 

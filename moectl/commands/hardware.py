@@ -118,7 +118,10 @@ def sheets(found: Measured) -> list[Sheet]:
     compute = [
         (one.tokens, *(_us(part) for part in (one.attention, one.moe, one.head, one.expert))) for one in profile.compute
     ]
-    loads = [(one.link, _us(one.seconds), one.gbps, one.miss and _us(one.miss)) for one in profile.loads]
+    loads = [
+        (one.link, _us(one.seconds), one.gbps, *(part and _us(part) for part in (one.latency, one.miss, one.host)))
+        for one in profile.loads
+    ]
     near = [(f"{one.bits}", one.tokens, _us(one.seconds)) for one in profile.near]
     return [
         Sheet(
@@ -128,7 +131,7 @@ def sheets(found: Measured) -> list[Sheet]:
         ),
         Sheet(
             "Bringing one expert, microseconds (interquartile range)",
-            ("link", "over the link", "GB/s", "a miss adds to a step"),
+            ("link", "over the link", "GB/s", "latency of it", "a miss adds to a step", "the engine's work of it"),
             loads,
         ),
         Sheet("One expert near memory, microseconds", ("bits", "tokens", "on the CPU"), near, conditions(found)),
