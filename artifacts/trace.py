@@ -38,9 +38,9 @@ class Trace:
     """N rows, one per (pass, layer, token); K experts selected of E.
 
     `predicted[n, d]` is the distribution that the router `d + 1` layers ahead gave for the router input of row n; the
-    layers wrap, so that past the last layer it speaks of the next pass. `embeddings[iteration[n]]` is what row n's request
-    gave the model in its pass, the mean over its tokens. `assumed` says, for a reader, what columns were missing from the
-    file and what was put in their place.
+    layers wrap, so that past the last layer it speaks of the next pass. `embeddings[iteration[n]]` is what row n's
+    request gave the model in its pass, the mean over its tokens. `assumed` says, for a reader, what columns were
+    missing from the file and what was put in their place.
     """
 
     request: np.ndarray  # [N] int32

@@ -25,8 +25,8 @@ def write_parquet(trace: Trace, path: str | Path) -> None:
 def read_parquet(path: str | Path, *, num_experts: int | None = None) -> Trace:
     """Read a trace with the columns of DESIGN 4 from any Parquet file.
 
-    `request`, `phase`, `weights`, `probabilities`, `predicted` and `embedding` may be missing; `Trace.assumed` then says
-    what was put in place of the first three. With `num_experts` every expert id must be below it. Raises BadInput.
+    `request`, `phase`, `weights`, `probabilities`, `predicted` and `embedding` may be missing; `Trace.assumed` then
+    says what was put in place of the first three. With `num_experts` every expert id must be below it. Raises BadInput.
     """
     path = Path(path)
     if not path.is_file():

@@ -13,6 +13,7 @@ from runtime.controller import Controller
 from runtime.measured import HERE
 from runtime.policies import POLICIES, Policies, describe
 from runtime.policies.base import Artefacts, FastTier, Split
+from runtime.policies.matching import Matching
 from runtime.pools import Pool, whole_experts
 from runtime.segments import Segments, Whole, segment_pools
 
@@ -23,6 +24,7 @@ _REMEDY = {
     "next_use": "the future of a trace: it runs in the simulator only, with `moectl simulate`",
     "splits": _STORED + "run `moectl split`",
     "replicas": _STORED + "run `moectl quantize`",
+    "maps": _STORED + "run `moectl build-maps`, or begin with none by --learn",
 }
 
 
@@ -37,6 +39,9 @@ def check_required(policies: Policies, artefacts: Artefacts) -> None:
 def prepare(policies: Policies, shape: Shape, artefacts: Artefacts) -> None:
     """Ready for a first step. Raises Incompatible when a policy lacks an artefact."""
     check_required(policies, artefacts)
+    if "maps" in policies.requires:
+        matching = Matching(artefacts.maps, shape, learns=artefacts.learns_maps)
+        artefacts = replace(artefacts, matching=matching)
     for axis in POLICIES:
         getattr(policies, axis).prepare(shape, artefacts)
 
@@ -56,10 +61,10 @@ def fast_tier(
 
 def _made_for(machine: str, artefacts: Artefacts, policies: Policies) -> Artefacts:
     """With the splits for this machine only. Raises Incompatible where one is required and there are others."""
-    if "splits" not in policies.requires or not artefacts.splits:
+    if not artefacts.splits:
         return artefacts
     own = tuple(split for split in artefacts.splits if split.machine == machine)
-    if not own:
+    if not own and "splits" in policies.requires:
         others = ", ".join(sorted({split.machine for split in artefacts.splits}))
         named = "" if machine == HERE else f" --machine {machine}"
         raise Incompatible(

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from artifacts.errors import BadInput
+from artifacts.expertmaps import ExpertMaps
 from artifacts.replicas import Replicas
 from artifacts.shape import Shape
 from artifacts.tracefile import read_parquet, write_parquet
@@ -27,8 +28,24 @@ def artefacts(shape: Shape, replicas: Replicas | None = None) -> Artefacts:
     size = (shape.num_layers, shape.num_experts)
     buddies = np.stack([[rng.permutation(shape.num_experts)[:3] for _ in range(size[1])] for _ in range(size[0])])
     return Artefacts(
-        buddies=buddies, buddy_q=rng.random((*size, 3)), entropy=np.zeros((size[0], 101)), replicas=replicas
+        buddies=buddies,
+        buddy_q=rng.random((*size, 3)),
+        entropy=np.zeros((size[0], 101)),
+        replicas=replicas,
+        maps=random_maps(shape),
+        learns_maps=True,
     )
+
+
+HIDDEN = 32  # of the checkpoints
+
+
+def random_maps(shape: Shape) -> ExpertMaps:
+    """Room for ten, seven of them there: a run that learns fills it and goes on."""
+    rng = np.random.default_rng(1)
+    maps = ExpertMaps(10, num_layers=shape.num_layers, num_experts=shape.num_experts, hidden=HIDDEN, distance=1)
+    maps.add(rng.normal(size=(7, HIDDEN)), rng.dirichlet(np.ones(shape.num_experts), (7, shape.num_layers)))
+    return maps
 
 
 RUNNING = [name for name, preset in presets().items() if not preset.waits_for]
