@@ -49,7 +49,7 @@ def live(name: str, request: Request, *, store: Path, device: str, threads: int)
     _measure(under_way, settings, request, num_decoded=text.num_decoded)
     kept.remove()
     rows = [under_way.rows.get(setting) or _refused(setting, under_way.refused[setting]) for setting in settings]
-    return Benched(rows, opened.shape, _conditions(request, text, here, taken_up), (NO_ORACLE,))
+    return Benched(rows, opened.shape, _conditions(request, text, here, taken_up), (NO_ORACLE,), job.digest)
 
 
 def read_text(opened: MoeModel, request: Request) -> Text:

@@ -46,7 +46,8 @@ def simulated(name: str, request: Request, *, store: Path, device: str, threads:
     found, costs = costs_on(request.machine or DEFAULT_MACHINE, opened.model, store)
     workloads = {link: _workload(opened, found, costs, link=link) for link in request.link_names}
     artefacts = artefact_runs(store, opened.model_id) if opened.model_id else {}
-    ledger = Ledger(store, _job(opened, found, costs, request, artefacts), model_id=opened.model_id)
+    job = _job(opened, found, costs, request, artefacts)
+    ledger = Ledger(store, job, model_id=opened.model_id)
     settings = request.settings()
     rows = {} if request.again else ledger.finished()
     taken_up = len(rows.keys() & set(settings))
@@ -58,7 +59,7 @@ def simulated(name: str, request: Request, *, store: Path, device: str, threads:
     assumed = dict.fromkeys(note for workload in workloads.values() for note in workload.assumed)
     notes = (BOUND, NOT_MEASURED, *(f"assumed: {note}" for note in assumed))
     conditions = _conditions(opened, found, request, taken_up)
-    return Benched([rows[setting] for setting in settings], opened.model.shape, conditions, notes)
+    return Benched([rows[setting] for setting in settings], opened.model.shape, conditions, notes, job.digest)
 
 
 def _replayed(workload: Workload, setting: Setting, ledger: Ledger) -> Row:

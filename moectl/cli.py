@@ -437,6 +437,7 @@ def _bench(
         list[Path] | None,
         typer.Option("--import", help="Show what another tool measured too: llama-bench -o json, vllm bench serve."),
     ] = None,
+    report: Annotated[Path | None, typer.Option(help="Write it all as one HTML page, with charts.")] = None,
     device: Device = "auto",
     threads: Threads = DEFAULT_THREADS,
     seed: Seed = 0,
@@ -461,8 +462,22 @@ def _bench(
         seed=seed,
         again=again,
     )
-    benched = verb.bench(model, request, store=store, device=device, threads=threads, results=results or ())
+    benched = verb.bench(
+        model, request, store=store, device=device, threads=threads, results=results or (), page=report
+    )
     verb.show(benched, as_json=json)
+
+
+@app.command("report")
+def _report(
+    out: Annotated[Path, typer.Argument(help="The page to write, as report.html.")],
+    store: StorePath = DEFAULT_STORE,
+    json: Json = False,
+) -> None:
+    """Write what a store knows of its newest model as one HTML page: words, charts, tables, and the query of each."""
+    from moectl.commands import report as verb
+
+    verb.show(verb.report(out, store=store), as_json=json)
 
 
 @app.command("split")
