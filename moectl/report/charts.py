@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from moectl.report.markup import Format, exact, short
+from moectl.report.markup import Format, exact
 
 _WIDTH, _HEIGHT = 380, 290
 _LEFT, _RIGHT, _TOP, _BOTTOM = 56, 14, 16, 42
@@ -151,11 +151,10 @@ def heatmap(
     return figure(title, grid + ticks + label, width=_WIDTH, height=foot + 34, says=says)
 
 
-def legend(top: object, *, shown: Format = short, least: str = "0") -> str:
-    """The shades of a heatmap, from `least` to `top`, which is a value of its query."""
+def legend(most: str) -> str:
+    """The shades of a heatmap, from 0 to `most`, as HTML."""
     steps = "".join(f'<i class="b{level}"></i>' for level in range(LEVELS))
-    end = f'<data value="{exact(top)}">{escape(shown(top))}</data>'
-    return f'<p class="legend"><span class="tick">{escape(least)}</span> {steps} {end}</p>'
+    return f'<p class="legend"><span>0</span>{steps}<span>{most}</span></p>'
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from moectl.report import charts, queries
 from moectl.report.charts import Bar
-from moectl.report.markup import Column, Section, nbytes, short, table, times, whole
+from moectl.report.markup import Column, Section, data, nbytes, short, table, times, whole
 from moectl.report.reading import Reading, Record, grouped
 
 _MOST_LAYERS = 3
@@ -55,7 +55,7 @@ def _use(reading: Reading) -> Section:
         column="expert",
         says="How often each expert of each layer was selected",
     )
-    return Section("use", "Use of experts", f"{chart}{charts.legend(top, shown=times)}", (asked,))
+    return Section("use", "Use of experts", f"{chart}{charts.legend(data(top, times))}", (asked,))
 
 
 def _together(reading: Reading) -> Section:
@@ -102,7 +102,7 @@ def _loss(reading: Reading) -> Section:
             column="expert",
             says=f"Relative error of each expert at {bits} bits",
         )
-        drawn.append(f"<div>{chart}{charts.legend(top)}</div>")
+        drawn.append(f"<div>{chart}{charts.legend(data(top))}</div>")
     lines = table(reading.rows(means), _LOSS, label="Error and size by bits")
     return Section("loss", title, f'<div class="charts">{"".join(drawn)}</div>{lines}', (asked, means))
 
@@ -146,12 +146,8 @@ def _squares(rows: Sequence[Record], value: str, meaning: str, *, limit: float |
         )
         for (layer,), own in grouped(rows, "layer")
     )
-    shades = charts.legend(top) if limit is None or limit >= top else charts.legend(limit, shown=_or_more)
-    return f'<div class="charts small">{drawn}</div>{shades}'
-
-
-def _or_more(value: object) -> str:
-    return f"{short(value)} or more"
+    most = data(top) if limit is None or limit >= top else f"{limit:g} or more"
+    return f'<div class="charts small">{drawn}</div>{charts.legend(most)}'
 
 
 def _matrix(rows: Sequence[Record], down: str, across: str, value: str) -> list[list[float | None]]:

@@ -13,7 +13,7 @@ WITH rows AS (
   WHERE json_extract_string(r.parameters, '$.job') = '{job}'
   QUALIFY row_number() OVER (PARTITION BY preset, budget, link ORDER BY run_id DESC) = 1
 ), judged AS (
-  SELECT *, greatest(perplexity_ratio - 1, 0) AS loss,
+  SELECT *, CASE WHEN perplexity_ratio IS NOT NULL THEN greatest(perplexity_ratio - 1, 0) END AS loss,
     CASE WHEN kl IS NULL THEN altered = 0 ELSE kl < 1e-6 AND top1_agreement = 1 END AS is_lossless,
     mode IN ('live', 'simulated') AND preset NOT IN ('full', 'oracle') AS is_ours,
     max(peak_fast_bytes) OVER (PARTITION BY budget) AS size,
