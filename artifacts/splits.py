@@ -22,17 +22,47 @@ Answer = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 """Budgets, exposed seconds, theta and cache size of each layer."""
 
 
+@dataclass(frozen=True, slots=True)
+class Latencies:
+    """Seconds for one token of a layer but for its routed experts, of its k experts, of the head; of the bytes of an
+    expert over the link, and of each transfer besides: the link's own latency and the engine's work on it."""
+
+    attention_s: float
+    moe_s: float
+    head_s: float
+    load_s: float
+    latency_s: float = 0.0
+
+    def arguments(self) -> tuple[float, float, float, float]:
+        """As the solvers take them, but for `latency_s`."""
+        return self.head_s + self.attention_s, self.moe_s, self.attention_s, self.load_s
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class SolvedSplit:
-    """A split that was stored, and what it was solved for: a budget of so many bytes, a machine (its name, or `here`).
+    """A split, and what it was solved for: a budget of so many bytes, a machine (its name, or `here`), and over which
+    `link` of it, None where it has but one. `source` says from what.
 
-    `budgets` [L] in experts, `theta` [L].
+    `budgets` [L] in experts, `theta` [L]. By `latencies`, `solver` and `zeta` it can be solved anew.
     """
 
     budget_nbytes: int
     machine: str
     budgets: np.ndarray
     theta: np.ndarray
+    latencies: Latencies | None = None
+    solver: str = "dynamic"
+    zeta: float = 0.01
+    link: str | None = None
+    source: str = ""
+
+    def fits(self, machine: str, link: str | None) -> bool:
+        """Whether it was solved for this machine, and for this link of it where one is given."""
+        return self.machine == machine and (None in (link, self.link) or self.link == link)
+
+    @property
+    def made_for(self) -> str:
+        return f"{self.machine} over {self.link}" if self.link else self.machine
 
 
 def expert_split(

@@ -12,7 +12,7 @@ import torch
 
 from artifacts.measured import Compute, HardwareProfile, Near, Spread
 from artifacts.replicas import FULL_BITS, Replicas
-from profilers.loads import THOROUGH, Effort, link_of_run, loads
+from profilers.loads import THOROUGH, Effort, loads
 from profilers.machine import Here
 from runtime.engine import NAME
 from runtime.experts import accumulate, assign, expert_forward, gather, weigh
@@ -21,6 +21,7 @@ from runtime.model import MoeModel
 from runtime.probe import seconds_of, some_experts, without_experts
 from runtime.replicas import open_replicas
 from runtime.session import Session, Settings
+from runtime.tiers import link_name
 from runtime.weights import aligned
 
 _CONTEXT = 64  # tokens that a decoded token looks back on, at least
@@ -40,7 +41,7 @@ def measure(
 ) -> HardwareProfile:
     """All of it. `folder`: where the checkpoint lies; `link` as for a run, a rate is emulated; `replicas`: widths to
     compute near. Raises BadUsage for a link that is not understood."""
-    of_run = link_of_run(opened, link)
+    of_run = link_name(opened, link)
     before = Here.look(opened.model.device)
     limit = getattr(opened.config, "max_position_embeddings", None) or max(effort.lengths)
     lengths = [1, *sorted({length for length in effort.lengths if 1 < length <= limit})]

@@ -16,7 +16,6 @@ from runtime.link import DEMAND, DiskLink, EmulatedLink, Link, Source
 from runtime.model import MoeModel
 from runtime.probe import seconds_of
 from runtime.slowtier import SlowTier
-from runtime.tiers import resolve_link
 from runtime.weights import aligned
 
 LENGTHS = (16, 64, 256)
@@ -37,15 +36,6 @@ class Effort:
 
 
 THOROUGH, QUICK = Effort(), Effort(lengths=(16,), turns=20)
-
-
-def link_of_run(opened: MoeModel, link: str) -> str:
-    """The name in a profile of what `--link` says: `pinned` for a GPU's own, `disk`, or the rate as given.
-
-    Raises BadUsage for what is not understood or not there.
-    """
-    kind = resolve_link(opened, link=link, near=None, scaled_to=None).kind
-    return {"cuda": "pinned", "disk": "disk", "emulated": link}[kind]
 
 
 def loads(opened: MoeModel, folder: Path, of_run: str, effort: Effort) -> Iterator[Load]:

@@ -6,13 +6,16 @@ from functools import cached_property
 
 import numpy as np
 
+from artifacts.curves import Curves
 from artifacts.errors import BadInput
 from artifacts.hardware import Machine
 from artifacts.modelshapes import ModelShape
 from artifacts.nextuse import NextUse
 from artifacts.replicas import Replicas
+from artifacts.splits import SolvedSplit
 from artifacts.trace import Trace
-from runtime import derived
+from runtime import budget as sizes
+from runtime import derived, solving
 from runtime.assembly import build_controller, fast_tier
 from runtime.cache import Scope
 from runtime.policies import POLICIES, Policies, build, describe, preset
@@ -20,6 +23,7 @@ from runtime.policies.base import Artefacts, FastTier
 from runtime.simulate import replay
 from runtime.timing import Costs, Timing
 
+_ITSELF = "the trace that is replayed"
 _DERIVED = {"buddies": "buddy lists", "entropy": "percentiles of token entropy"}
 
 
@@ -51,7 +55,7 @@ def oracles(setting: Setting) -> tuple[Setting, Setting]:
 class Outcome:
     """What happened: counters over all passes and by layer, and times as `Timing.summary` gives them. `num_slots`: of
     whole experts, as many as their bytes hold where experts are split. `fast_nbytes`: of the slots and of the replicas
-    that stay beside them."""
+    that stay beside them. `split`: how experts are cut, and by what, where they are."""
 
     setting: Setting
     policies: dict[str, str]
@@ -62,6 +66,7 @@ class Outcome:
     counters: dict[str, int]
     by_layer: list[dict[str, int]]
     times: dict[str, float | None]
+    split: dict[str, object]
 
 
 class Workload:
@@ -85,15 +90,18 @@ class Workload:
         self._artefacts = artefacts or Artefacts()
         self._costs = costs or Costs.of(model, machine)
         self._window = window
+        self._splits: dict[int, SolvedSplit] = {}  # by bytes of the budget
 
     def run(self, setting: Setting) -> Outcome:
         """Replay the trace from an empty cache. Raises BadUsage, BadInput or Incompatible."""
         policies, shape = setting.build(), self.model.shape
         scope = Scope(setting.scope or preset(setting.preset).scope)
         self._check_columns(policies)
-        artefacts = self._artefacts_for(policies)
         budget = preset(setting.preset).budget or setting.budget
+        artefacts = self._artefacts_for(policies, budget)
         fast = fast_tier(policies, shape, budget, scope=scope, artefacts=artefacts, machine=self.machine.name)
+        for note in policies.fallbacks:
+            self._assume(note)
         window = self._window_for(policies)
         controller = build_controller(
             policies,
@@ -117,6 +125,7 @@ class Workload:
             counters=controller.counters.totals(),
             by_layer=controller.counters.by_layer(),
             times=timing.summary(),
+            split=solving.receipt(fast.split, shape),
         )
 
     def _window_for(self, policies: Policies) -> int:
@@ -126,8 +135,8 @@ class Workload:
             return self._window
         return self._costs.window_nbytes(self.model.shape.expert_nbytes, self.model.shape.top_k)
 
-    def _artefacts_for(self, policies: Policies) -> Artefacts:
-        """What these policies require, and no more of what takes time to count."""
+    def _artefacts_for(self, policies: Policies, budget: str) -> Artefacts:
+        """What these policies want, and no more of what takes time to count."""
         found, needs = self._artefacts, policies.requires
         if "next_use" in needs:
             found = replace(found, next_use=self._next_use)
@@ -138,7 +147,38 @@ class Workload:
         if "replicas" in needs and found.replicas is None:
             found = replace(found, replicas=self._typical_replicas)
             self._assume("replicas: sizes as in groups of 128, losses as of a small model, use as in the trace")
+        if "splits" in policies.wants:
+            found = replace(found, splits=self._splits_for(budget, is_required="splits" in needs))
         return found
+
+    def _splits_for(self, budget: str, *, is_required: bool) -> tuple[SolvedSplit, ...]:
+        """The store's for this machine; if none is for this budget, one solved on the trace itself. Raises BadInput
+        where one is required and the trace cannot tell."""
+        known = tuple(split for split in self._artefacts.splits or () if split.machine == self.machine.name)
+        nbytes = sizes.budget_nbytes(budget, self.model.shape)
+        if any(split.budget_nbytes == nbytes for split in known):
+            return known
+        try:
+            solved = self._solved(nbytes)
+        except BadInput as problem:
+            if is_required:
+                raise
+            self._assume(f"no split is solved: {problem}")
+            return known
+        self._assume(f"the split of {budget} is solved on {solved.source}: what it gains there, other text may not")
+        return (solved, *known)
+
+    def _solved(self, nbytes: int) -> SolvedSplit:
+        if nbytes not in self._splits:
+            shape = self.model.shape
+            latencies = solving.latencies_of(self._costs, shape.top_k)
+            unsolved = SolvedSplit(nbytes, self.machine.name, np.empty(0), np.empty(0), latencies, source=_ITSELF)
+            self._splits[nbytes] = solving.solved_anew(self._curves, shape, unsolved)
+        return self._splits[nbytes]
+
+    @cached_property
+    def _curves(self) -> Curves:
+        return solving.curves_of(self.trace, self.model.shape)
 
     def _assume(self, note: str) -> None:
         if note not in self.assumed:

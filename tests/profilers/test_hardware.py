@@ -8,9 +8,10 @@ import torch
 from artifacts.errors import BadUsage
 from artifacts.measured import COLD
 from profilers.hardware import measure
-from profilers.loads import Effort, link_of_run
+from profilers.loads import Effort
 from profilers.machine import Here, num_cores
 from runtime.model import open_model
+from runtime.tiers import link_name
 from tests.conftest import Checkpoint
 from tests.families import FAMILIES
 from tests.replicas import made
@@ -62,11 +63,11 @@ def test_progress_ends_with_everything(checkpoint: Checkpoint) -> None:
 
 def test_links_by_name(checkpoint: Checkpoint) -> None:
     opened = open_model(str(checkpoint("olmoe")))
-    assert [link_of_run(opened, name) for name in ("auto", "disk", "5GB/s")] == ["disk", "disk", "5GB/s"]
+    assert [link_name(opened, name) for name in ("auto", "disk", "5GB/s")] == ["disk", "disk", "5GB/s"]
     with pytest.raises(BadUsage, match="rate 'fast' is not understood"):
-        link_of_run(opened, "fast")
+        link_name(opened, "fast")
     with pytest.raises(BadUsage, match="--link cuda needs the model on a CUDA device"):
-        link_of_run(opened, "cuda")
+        link_name(opened, "cuda")
 
 
 def test_this_machine() -> None:
