@@ -15,6 +15,7 @@ from artifacts.errors import BadUsage
 from artifacts.names import unknown
 
 SOLVERS = ("greedy", "dynamic")
+EVEN = "even"  # no solver: all layers alike
 _NUM_CELLS, _NUM_WINDOWS = 2048, 256
 _CLOSE = 1e-9
 
@@ -89,6 +90,38 @@ def expert_split(
     times = (moe_s, attention_s, load_s, k, latency_s)
     problem = _Problem.of(first_window, times, hit, prediction, prediction_hit)
     return problem.answer(problem.checked(budgets))[1:]
+
+
+def exposed_with(
+    budgets: ArrayLike,
+    cache_size: ArrayLike,
+    first_window: float,
+    moe_s: float,
+    attention_s: float,
+    load_s: float,
+    k: int,
+    hit: ArrayLike,
+    prediction: ArrayLike,
+    prediction_hit: ArrayLike,
+    *,
+    latency_s: float = 0.0,
+) -> np.ndarray:
+    """Exposed seconds [L] where each layer caches so many experts [L] instead of the number that serves it best."""
+    hit, prediction, cached = (np.asarray(curve, np.float64) for curve in (hit, prediction, prediction_hit))
+    exposed, window = np.zeros(len(hit)), first_window
+    for layer, (budget, size) in enumerate(zip(np.asarray(budgets), np.asarray(cache_size), strict=True)):
+        theta = min(1.0, budget / size)
+        of_absent, of_cached = (2, 1) if theta < 1 - _CLOSE else (1, 0)
+        absent = 1 - cached[layer, :, size] * theta
+        coming = of_absent + cached[layer, :, size] * (of_cached - of_absent)
+        ranks = np.cumsum(absent * load_s + coming * latency_s) <= window
+        covered = min(k, k * hit[layer, size] * theta + (absent * prediction[layer])[ranks].sum())
+        transfers = (
+            k * (of_absent + hit[layer, size] * (of_cached - of_absent)) - (coming * prediction[layer])[ranks].sum()
+        )
+        hide_s, miss_s = covered * moe_s / k, (k - covered) * load_s + max(0.0, transfers) * latency_s
+        exposed[layer], window = max(0.0, miss_s - hide_s), moe_s - min(hide_s, miss_s) + attention_s
+    return exposed
 
 
 def allocate(

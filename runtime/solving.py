@@ -7,10 +7,12 @@ import numpy as np
 from artifacts.curves import Curves, measure
 from artifacts.errors import BadInput
 from artifacts.shape import Shape
-from artifacts.splits import Answer, Latencies, SolvedSplit, allocate
+from artifacts.splits import EVEN, SOLVERS, Answer, Latencies, SolvedSplit, allocate, exposed_with
 from artifacts.trace import DECODE, Trace
 from runtime.policies.base import Split
 from runtime.timing import Costs
+
+_EVEN = (1.0, 0.9, 0.8, 0.65, 0.5)
 
 
 def latencies_of(costs: Costs, top_k: int) -> Latencies:
@@ -52,8 +54,27 @@ def solve(
     return allocate(total, zeta, *given, solver=solver, latency_s=latencies.latency_s)
 
 
+def answer_of(curves: Curves, shape: Shape, split: SolvedSplit) -> Answer:
+    """A split with what the solver's model says that it exposes, and what it caches."""
+    seconds = split.latencies
+    sizes = np.clip(np.rint(split.budgets / split.theta).astype(np.int64), 1, shape.num_experts)
+    given = (*seconds.arguments(), shape.top_k, curves.hit, curves.prediction, curves.prediction_hit)
+    exposed = exposed_with(split.budgets, sizes, *given, latency_s=seconds.latency_s)
+    return split.budgets, exposed, split.theta, sizes
+
+
+def candidates(curves: Curves, shape: Shape, unsolved: SolvedSplit) -> list[SolvedSplit]:
+    """What is worth trying for a budget: what the solvers find, and all layers alike at some ratios."""
+    found = [solved_anew(curves, shape, replace(unsolved, solver=solver)) for solver in SOLVERS]
+    each = min(unsolved.budget_nbytes / shape.expert_nbytes / shape.num_layers, shape.num_experts)
+    for theta in _EVEN:
+        alike = {"budgets": np.full(shape.num_layers, each), "theta": np.full(shape.num_layers, theta)}
+        found.append(replace(unsolved, **alike, solver=EVEN))
+    return found
+
+
 def solved_anew(curves: Curves, shape: Shape, split: SolvedSplit) -> SolvedSplit:
-    """What `split` would be had it been solved from these curves; it must have latencies."""
+    """What `split` would be had it been solved from these curves; it must have latencies, and a solver."""
     assert split.latencies is not None, f"a split of unknown latencies, {split.source}"
     terms = {"solver": split.solver, "zeta": split.zeta}
     budgets, _, theta, _ = solve(curves, shape, split.budget_nbytes, split.latencies, **terms)

@@ -12,7 +12,7 @@ from artifacts.hardware import Machine
 from artifacts.modelshapes import ModelShape
 from artifacts.nextuse import NextUse
 from artifacts.replicas import Replicas
-from artifacts.splits import SolvedSplit
+from artifacts.splits import Latencies, SolvedSplit
 from artifacts.trace import Trace
 from runtime import budget as sizes
 from runtime import derived, solving
@@ -23,7 +23,7 @@ from runtime.policies.base import Artefacts, FastTier
 from runtime.simulate import replay
 from runtime.timing import Costs, Timing
 
-_ITSELF = "the trace that is replayed"
+_ENOUGH = 10_000  # steps, to tell which of some splits is the fastest
 _DERIVED = {"buddies": "buddy lists", "entropy": "percentiles of token entropy"}
 
 
@@ -37,9 +37,13 @@ class Setting:
     scope: str | None = None
     budget: str = "25%"
 
+    def texts(self) -> dict[str, str]:
+        """The text of every axis."""
+        return preset(self.preset).texts() | dict(self.policies)
+
     def build(self) -> Policies:
         """Raises BadUsage for a name or a parameter that is not known."""
-        return build(preset(self.preset).texts() | dict(self.policies))
+        return build(self.texts())
 
 
 def oracles(setting: Setting) -> tuple[Setting, Setting]:
@@ -90,7 +94,7 @@ class Workload:
         self._artefacts = artefacts or Artefacts()
         self._costs = costs or Costs.of(model, machine)
         self._window = window
-        self._splits: dict[int, SolvedSplit] = {}  # by bytes of the budget
+        self._splits: dict[tuple, SolvedSplit] = {}  # by budget and policies
 
     def run(self, setting: Setting) -> Outcome:
         """Replay the trace from an empty cache. Raises BadUsage, BadInput or Incompatible."""
@@ -98,7 +102,7 @@ class Workload:
         scope = Scope(setting.scope or preset(setting.preset).scope)
         self._check_columns(policies)
         budget = preset(setting.preset).budget or setting.budget
-        artefacts = self._artefacts_for(policies, budget)
+        artefacts = self._artefacts_for(policies, setting)
         fast = fast_tier(policies, shape, budget, scope=scope, artefacts=artefacts, machine=self.machine.name)
         for note in policies.fallbacks:
             self._assume(note)
@@ -135,7 +139,7 @@ class Workload:
             return self._window
         return self._costs.window_nbytes(self.model.shape.expert_nbytes, self.model.shape.top_k)
 
-    def _artefacts_for(self, policies: Policies, budget: str) -> Artefacts:
+    def _artefacts_for(self, policies: Policies, setting: Setting) -> Artefacts:
         """What these policies want, and no more of what takes time to count."""
         found, needs = self._artefacts, policies.requires
         if "next_use" in needs:
@@ -148,36 +152,69 @@ class Workload:
             found = replace(found, replicas=self._typical_replicas)
             self._assume("replicas: sizes as in groups of 128, losses as of a small model, use as in the trace")
         if "splits" in policies.wants:
-            found = replace(found, splits=self._splits_for(budget, is_required="splits" in needs))
+            found = replace(found, splits=self._splits_for(setting, is_required="splits" in needs))
         return found
 
-    def _splits_for(self, budget: str, *, is_required: bool) -> tuple[SolvedSplit, ...]:
+    def _splits_for(self, setting: Setting, *, is_required: bool) -> tuple[SolvedSplit, ...]:
         """The store's for this machine; if none is for this budget, one solved on the trace itself. Raises BadInput
         where one is required and the trace cannot tell."""
         known = tuple(split for split in self._artefacts.splits or () if split.machine == self.machine.name)
-        nbytes = sizes.budget_nbytes(budget, self.model.shape)
+        nbytes = sizes.budget_nbytes(setting.budget, self.model.shape)
         if any(split.budget_nbytes == nbytes for split in known):
             return known
         try:
-            solved = self._solved(nbytes)
+            solved = self.solved(setting)
         except BadInput as problem:
             if is_required:
                 raise
             self._assume(f"no split is solved: {problem}")
             return known
-        self._assume(f"the split of {budget} is solved on {solved.source}: what it gains there, other text may not")
+        self._assume(
+            f"the split of {setting.budget} is solved on the trace that is replayed ({solved.source}): what it gains "
+            "there, other text may not"
+        )
         return (solved, *known)
 
-    def _solved(self, nbytes: int) -> SolvedSplit:
-        if nbytes not in self._splits:
-            shape = self.model.shape
-            latencies = solving.latencies_of(self._costs, shape.top_k)
-            unsolved = SolvedSplit(nbytes, self.machine.name, np.empty(0), np.empty(0), latencies, source=_ITSELF)
-            self._splits[nbytes] = solving.solved_anew(self._curves, shape, unsolved)
-        return self._splits[nbytes]
+    def solved(self, setting: Setting) -> SolvedSplit:
+        """Of all candidates the split of the setting's budget with which its policies replay the trace, or the
+        beginning of it, fastest. Raises BadInput where the trace cannot tell."""
+        nbytes = sizes.budget_nbytes(setting.budget, self.model.shape)
+        known = (nbytes, setting.preset, *sorted(setting.policies.items()), setting.scope)
+        if known not in self._splits:
+            self._splits[known] = self._fastest(setting, nbytes)
+        return self._splits[known]
+
+    def _fastest(self, setting: Setting, nbytes: int) -> SolvedSplit:
+        shape = self.model.shape
+        unsolved = SolvedSplit(nbytes, self.machine.name, np.empty(0), np.empty(0), self.latencies)
+        passing = setting.build().residency.passing
+        texts = setting.texts() | {"residency": f"split:theta=None,passing={passing}"}
+        tried = replace(setting, policies=texts)
+        found = []
+        for split in solving.candidates(self.curves, shape, unsolved):
+            known = {
+                "artefacts": replace(self._artefacts, splits=(split,)),
+                "window": self._window,
+                "costs": self._costs,
+            }
+            times = Workload(self._beginning, self.model, self.machine, **known).run(tried).times
+            found.append((times["tpot_ms"] or times["ttft_ms"], split))
+        ms, best = min(found, key=lambda pair: pair[0])
+        how = f"{best.solver}, theta {best.theta.min():.2g} to {best.theta.max():.2g}"
+        return replace(best, source=f"{how}, the fastest of {len(found)} by replay, {ms:.4g} ms a token")
 
     @cached_property
-    def _curves(self) -> Curves:
+    def _beginning(self) -> Trace:
+        """As many passes as have some ten thousand steps."""
+        passes = self.trace.pass_indices()
+        return self.trace.take(np.flatnonzero(passes < max(1, _ENOUGH // self.model.shape.num_layers)))
+
+    @property
+    def latencies(self) -> Latencies:
+        return solving.latencies_of(self._costs, self.model.shape.top_k)
+
+    @cached_property
+    def curves(self) -> Curves:
         return solving.curves_of(self.trace, self.model.shape)
 
     def _assume(self, note: str) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from artifacts.errors import BadUsage
-from artifacts.splits import SOLVERS, allocate, expert_split
+from artifacts.splits import SOLVERS, allocate, expert_split, exposed_with
 
 
 def problem(num_layers: int, num_experts: int, k: int, seed: int, *, compute: float = 1.0) -> tuple:
@@ -107,6 +107,17 @@ def test_expert_split_by_hand() -> None:
     exposed, theta, size = expert_split([0.5], 0.8, 0.1, 0.2, 1.0, 1, *curves)
     assert (theta.tolist(), size.tolist()) == ([0.25], [2])
     np.testing.assert_allclose(exposed, 0.27 - 0.73 * 0.1)
+
+
+@given(st.integers(1, 4), st.integers(3, 8), st.integers(0, 99), st.floats(0.1, 0.9), LATENCIES)
+@settings(deadline=None, max_examples=30)
+def test_sizes_that_were_found_expose_what_was_said(
+    layers: int, experts: int, seed: int, share: float, latency_s: float
+) -> None:
+    arguments = problem(layers, experts, 2, seed)
+    budgets = np.full(layers, share * experts)
+    exposed, _, sizes = expert_split(budgets, *arguments, latency_s=latency_s)
+    np.testing.assert_allclose(exposed_with(budgets, sizes, *arguments, latency_s=latency_s), exposed, atol=1e-9)
 
 
 def test_each_transfer_has_its_latency() -> None:
