@@ -111,6 +111,10 @@ class ExpertMaps:
     def __len__(self) -> int:
         return self._size
 
+    def copy(self) -> "ExpertMaps":
+        """Another store of the same maps and capacity."""
+        return ExpertMaps.of(self.embeddings, self.probabilities, distance=self.distance, capacity=self.capacity)
+
     @property
     def embeddings(self) -> np.ndarray:
         """[N, H], of unit length."""
@@ -126,6 +130,14 @@ class ExpertMaps:
         return len(self._by_layer)
 
     @property
+    def num_experts(self) -> int:
+        return self._by_layer.shape[2]
+
+    @property
+    def hidden(self) -> int:
+        return self._embeddings.shape[1]
+
+    @property
     def dtype(self) -> str:
         return str(self._embeddings.dtype)
 
@@ -137,6 +149,10 @@ class ExpertMaps:
     def layer(self, rows: np.ndarray, layer: int) -> np.ndarray:
         """[R, E] float32: what the maps numbered `rows` [R] say of a layer."""
         return self._by_layer[layer, rows].astype(np.float32, copy=False)
+
+    def rows(self, rows: np.ndarray) -> np.ndarray:
+        """[R, L, E] float32: a copy of all that the maps numbered `rows` [R] say."""
+        return self._by_layer[:, rows].transpose(1, 0, 2).astype(np.float32)
 
     # Matching
 

@@ -50,13 +50,17 @@ class Compute:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """One expert at full precision over a link; GB/s by the median. `miss`, of the link that runs take: what each
-    expert that is not there adds to a decode step in which none is, the engine's own work on it included."""
+    """One expert at full precision over a link; GB/s by the median. `latency`: of it what fewer bytes would take too.
+
+    Of the link that runs take, `miss`: what each expert that is not there adds to a decode step in which none is, and
+    `host`: of that, the engine's own work, for which nobody waits on the link."""
 
     link: str
     seconds: Spread
     gbps: float
     miss: Spread | None = None
+    host: Spread | None = None
+    latency: Spread | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +110,8 @@ class HardwareProfile:
         return sorted((near for near in self.near if near.bits == bits), key=lambda near: near.tokens)
 
 
-_SECONDS = ("attention", "moe", "head", "expert", "near", "expert_load", "miss")
+_BESIDE = ("miss", "host", "latency")  # of a load, where they were measured
+_SECONDS = ("attention", "moe", "head", "expert", "near", "expert_load", *_BESIDE)
 _SCHEMA = pa.schema(
     [("device", pa.string()), ("tokens", pa.int32()), ("link", pa.string()), ("bits", pa.uint16())]
     + [(f"{name}{end}", pa.float64()) for name in _SECONDS for end in ("_s", "_iqr_s")]
@@ -122,7 +127,8 @@ def to_rows(profile: HardwareProfile) -> pa.Table:
     ]
     rows += [{"tokens": one.tokens, "bits": one.bits, **_told(near=one.seconds)} for one in profile.near]
     rows += [
-        {"link": one.link, "bandwidth_gbps": one.gbps, **_told(expert_load=one.seconds, miss=one.miss)}
+        {"link": one.link, "bandwidth_gbps": one.gbps}
+        | _told(expert_load=one.seconds, miss=one.miss, host=one.host, latency=one.latency)
         for one in profile.loads
     ]
     always = {"device": profile.device, "bits": FULL_BITS}
@@ -134,8 +140,8 @@ def from_rows(rows: pa.Table, conditions: Mapping[str, object]) -> HardwareProfi
     compute, loads, near = [], [], []
     for row in rows.to_pylist():
         if row["link"] is not None:
-            miss = None if row["miss_s"] is None else _spread(row, "miss")
-            loads.append(Load(row["link"], _spread(row, "expert_load"), row["bandwidth_gbps"], miss))
+            beside = {name: _spread(row, name) for name in _BESIDE if row.get(f"{name}_s") is not None}
+            loads.append(Load(row["link"], _spread(row, "expert_load"), row["bandwidth_gbps"], **beside))
         elif row["near_s"] is not None:
             near.append(Near(row["bits"], row["tokens"], _spread(row, "near")))
         else:

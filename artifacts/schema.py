@@ -1,6 +1,6 @@
 """The tables of the store (DESIGN 4), as DDL."""
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 # Big tables carry no key and no index: they are append-only, and a key would make writing four times slower and the
 # file five times larger.
@@ -46,7 +46,8 @@ ARTEFACT_TABLES = {
         attention_s DOUBLE, attention_iqr_s DOUBLE, moe_s DOUBLE, moe_iqr_s DOUBLE, head_s DOUBLE, head_iqr_s DOUBLE,
         expert_s DOUBLE, expert_iqr_s DOUBLE, near_s DOUBLE, near_iqr_s DOUBLE,
         expert_load_s DOUBLE, expert_load_iqr_s DOUBLE, bandwidth_gbps DOUBLE,
-        miss_s DOUBLE, miss_iqr_s DOUBLE, samples INTEGER NOT NULL""",
+        miss_s DOUBLE, miss_iqr_s DOUBLE, host_s DOUBLE, host_iqr_s DOUBLE, latency_s DOUBLE, latency_iqr_s DOUBLE,
+        samples INTEGER NOT NULL""",
     "curves": """
         run_id INTEGER NOT NULL, layer USMALLINT NOT NULL,
         kind VARCHAR NOT NULL CHECK (kind IN ('hit', 'prediction', 'prediction_hit')),
@@ -60,24 +61,38 @@ ARTEFACT_TABLES = {
     "traces": """
         run_id INTEGER NOT NULL, request INTEGER NOT NULL, pass INTEGER NOT NULL, phase VARCHAR NOT NULL,
         layer USMALLINT NOT NULL, token INTEGER NOT NULL, experts USMALLINT[] NOT NULL, weights FLOAT[] NOT NULL,
-        probabilities FLOAT[], predicted FLOAT[]""",
+        probabilities FLOAT[], predicted FLOAT[], embedding FLOAT[]""",
     "bench": """
         run_id INTEGER NOT NULL, preset VARCHAR NOT NULL, budget VARCHAR NOT NULL, link VARCHAR NOT NULL,
         mode VARCHAR NOT NULL, ttft_ms DOUBLE, tpot_ms DOUBLE, tokens_per_s DOUBLE, hit_rate DOUBLE, late BIGINT,
         misses BIGINT, collisions BIGINT, demand_bytes BIGINT, prefetch_bytes BIGINT, wasted_bytes BIGINT,
         exposed_ms DOUBLE, peak_fast_bytes BIGINT, perplexity_ratio DOUBLE, kl DOUBLE, top1_agreement DOUBLE""",
+    "bench_layers": """
+        run_id INTEGER NOT NULL, layer USMALLINT NOT NULL, requests BIGINT NOT NULL, hits BIGINT NOT NULL,
+        late BIGINT NOT NULL, misses BIGINT NOT NULL, collisions BIGINT NOT NULL, evictions BIGINT NOT NULL,
+        few_bits BIGINT NOT NULL, replaced BIGINT NOT NULL""",
 }
 
 # What each version added to the one before it: tables and columns that stores of that age lack.
-_ADDED = {2: ("quant_loss", "replicas", "hardware", "curves", "splits", "expert_maps")}
-_ADDED_COLUMNS = {2: (("traces", "predicted FLOAT[]"),)}
+_ADDED = {
+    2: ("quant_loss", "replicas", "hardware", "curves", "splits", "expert_maps"),
+    3: ("bench_layers",),
+}
+_ADDED_COLUMNS = {
+    2: (("traces", "predicted FLOAT[]"),),
+    3: (
+        ("traces", "embedding FLOAT[]"),
+        *(("hardware", f"{name} DOUBLE") for name in ("host_s", "host_iqr_s", "latency_s", "latency_iqr_s")),
+    ),
+}
 
 
 def migration(version: int) -> list[str]:
     """The statements that bring a store of an older version up to this one."""
     names = [name for added, tables in sorted(_ADDED.items()) if added > version for name in tables]
     columns = [column for added, several in sorted(_ADDED_COLUMNS.items()) if added > version for column in several]
-    added = [f"ALTER TABLE {name} ADD COLUMN {column}" for name, column in columns]
+    # Of a table that an older version did not have either, all columns are there already.
+    added = [f"ALTER TABLE {name} ADD COLUMN IF NOT EXISTS {column}" for name, column in columns]
     return [f"CREATE TABLE {name} ({ARTEFACT_TABLES[name]})" for name in names] + added
 
 

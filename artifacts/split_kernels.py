@@ -2,7 +2,8 @@
 
 Shapes: L layers, E experts, G cells of a budget grid, N budgets that a layer may have, B windows. `curves` are hit
 [L, E + 1], prediction [L, Y] and cached [L, E + 1, Y], the hit rate of what is predicted at each size; `times` the
-seconds of a layer's experts, of its attention, of loading one expert, and k. `windows` [L + 1] are seconds too.
+seconds of a layer's experts, of its attention, of an expert's bytes, k, and seconds of each transfer besides. `windows`
+[L + 1] are seconds too.
 """
 
 import numpy as np
@@ -10,39 +11,59 @@ import numpy as np
 from artifacts.kernels import exact_part, kernel
 
 _CURVES = "Tuple((float64[:, ::1], float64[:, ::1], float64[:, :, ::1]))"
-_TIMES = "UniTuple(float64, 4)"
+_TIMES = "UniTuple(float64, 5)"
 _CLOSE = 1e-9  # experts: budgets are sums of steps
 _FALLS = 1e-12  # loads: less is rounding
 _CANDIDATES = 3
 
 
 @exact_part
-def _covered(curves, times, layer, budget, window):
-    """The most experts of a token that are in the fast tier in time, and the cache size that has them; the smallest."""
-    hit, prediction, cached = curves[0][layer], curves[1][layer], curves[2][layer]
-    load_s, k = times[2], times[3]
-    most, best = -1.0, 0
-    for size in range(max(1, int(np.ceil(budget - _CLOSE))), len(hit)):
-        theta = min(1.0, budget / size)
-        covered, spent_s = k * hit[size] * theta, 0.0
-        for rank in range(len(prediction)):
-            absent = 1 - cached[size, rank] * theta
-            spent_s += absent * load_s
-            if spent_s > window:
-                break
-            covered += absent * prediction[rank]
-        if covered > most:
-            most, best = covered, size
-        if most >= k:
-            break
-    return min(k, most), best
+def _transfers(budget, size):
+    """Of an absent expert and of a cached one: one and none where all of it is kept, two and one where it is cut."""
+    return (2.0, 1.0) if budget < size - _CLOSE else (1.0, 0.0)
 
 
 @exact_part
-def _after(times, covered):
+def _worth(times, covered, transfers):
+    """In experts covered: what transfers on demand cost is taken off, as many as would hide and spare as much."""
+    moe_s, load_s, k, latency_s = times[0], times[2], times[3], times[4]
+    return covered - transfers * (latency_s / (load_s + moe_s / k)) if latency_s > 0 else covered
+
+
+@exact_part
+def _covered(curves, times, layer, budget, window):
+    """The experts of a token that are in the fast tier in time, the transfers that the others take, and the cache size
+    at which this is best; the smallest."""
+    hit, prediction, cached = curves[0][layer], curves[1][layer], curves[2][layer]
+    load_s, k, latency_s = times[2], times[3], times[4]
+    most, best, best_covered, best_transfers = -np.inf, 0, 0.0, 0.0
+    for size in range(max(1, int(np.ceil(budget - _CLOSE))), len(hit)):
+        theta = min(1.0, budget / size)
+        of_absent, of_cached = _transfers(budget, size)
+        covered, spent_s = k * hit[size] * theta, 0.0
+        transfers = k * (of_absent + hit[size] * (of_cached - of_absent))
+        for rank in range(len(prediction)):
+            absent = 1 - cached[size, rank] * theta
+            coming = of_absent + cached[size, rank] * (of_cached - of_absent)
+            spent_s += absent * load_s + coming * latency_s
+            if spent_s > window:
+                break
+            covered += absent * prediction[rank]
+            transfers -= coming * prediction[rank]
+        covered, transfers = min(k, covered), max(0.0, transfers)
+        worth = _worth(times, covered, transfers)
+        if worth > most:
+            most, best, best_covered, best_transfers = worth, size, covered, transfers
+        if most >= k:
+            break
+    return best_covered, best_transfers, best
+
+
+@exact_part
+def _after(times, covered, transfers):
     """Exposed seconds, and the next layer's window, when so many experts of a token are there in time."""
-    moe_s, attention_s, load_s, k = times
-    hide_s, miss_s = covered * moe_s / k, (k - covered) * load_s
+    moe_s, attention_s, load_s, k, latency_s = times
+    hide_s, miss_s = covered * moe_s / k, (k - covered) * load_s + transfers * latency_s
     return max(0.0, miss_s - hide_s), moe_s - min(hide_s, miss_s) + attention_s
 
 
@@ -50,8 +71,8 @@ def _after(times, covered):
 def _walk(curves, times, budgets, first, last, windows, exposed, sizes):
     """Every layer from the `first`, whose window is known, to the `last`, and on until a window is what it was."""
     for layer in range(first, len(budgets)):
-        covered, sizes[layer] = _covered(curves, times, layer, budgets[layer], windows[layer])
-        exposed[layer], window = _after(times, covered)
+        covered, transfers, sizes[layer] = _covered(curves, times, layer, budgets[layer], windows[layer])
+        exposed[layer], window = _after(times, covered, transfers)
         if layer >= last and window == windows[layer + 1]:
             return
         windows[layer + 1] = window
@@ -68,7 +89,8 @@ def _change(curves, times, budgets, windows, exposed, one, of_one, other, of_oth
                 return change
             window = windows[layer + 1]
             continue
-        after, window = _after(times, _covered(curves, times, layer, budget, window)[0])
+        covered, transfers, _ = _covered(curves, times, layer, budget, window)
+        after, window = _after(times, covered, transfers)
         change += after - exposed[layer]
     return change
 
@@ -80,13 +102,19 @@ def split(curves, times, budgets, windows, exposed, sizes):
 
 
 @exact_part
+def _exposed(curves, times, layer, budget, window):
+    covered, transfers, _ = _covered(curves, times, layer, budget, window)
+    return _after(times, covered, transfers)[0]
+
+
+@exact_part
 def _own(curves, times, budget, step, layer, window, exposed):
     """What this layer by itself gains by a step more and loses by a step less; where it cannot, less than nothing."""
     gain, loss = -np.inf, np.inf
     if budget + step <= curves[0].shape[1] - 1 + _CLOSE:
-        gain = exposed - _after(times, _covered(curves, times, layer, budget + step, window)[0])[0]
+        gain = exposed - _exposed(curves, times, layer, budget + step, window)
     if budget - step > _CLOSE:
-        loss = _after(times, _covered(curves, times, layer, budget - step, window)[0])[0] - exposed
+        loss = _exposed(curves, times, layer, budget - step, window) - exposed
     return gain, loss
 
 
@@ -118,7 +146,7 @@ def greedy(curves, times, budgets, step, windows, exposed, sizes):
             return
         more, less = start[receiver] + (moved[receiver] + 1) * step, start[giver] + (moved[giver] - 1) * step
         change = _change(curves, times, budgets, windows, exposed, receiver, more, giver, less)
-        if change >= -_FALLS * times[2]:
+        if change >= -_FALLS * (times[2] + times[4]):
             return
         moved[receiver] += 1
         moved[giver] -= 1
@@ -141,7 +169,7 @@ def refine(curves, times, budgets, step, windows, exposed, sizes):
             at = (curves, times, budgets, windows, exposed, layer)
             more[layer] = _change(*at, up, layer, up) if up <= num_experts + _CLOSE else np.inf
             less[layer] = _change(*at, down, layer, down) if down > _CLOSE else np.inf
-        best, receiver, giver = -_FALLS * times[2], -1, -1
+        best, receiver, giver = -_FALLS * (times[2] + times[4]), -1, -1
         for one in np.argsort(more)[:_CANDIDATES]:
             for other in np.argsort(less)[:_CANDIDATES]:
                 if one != other and more[one] < np.inf and less[other] < np.inf:
@@ -157,44 +185,57 @@ def refine(curves, times, budgets, step, windows, exposed, sizes):
 
 
 @exact_part
-def _covered_in(curves, times, layer, budget, windows, most):
-    """`_covered` [B] in each of these windows, ascending."""
+def _note(times, covered, transfers, found):
+    """Keep what is covered, and the transfers beside it, where it is worth more than what was `found`."""
+    covered, transfers = min(times[3], covered), max(0.0, transfers)
+    if _worth(times, covered, transfers) > _worth(times, found[0], found[1]):
+        found[0], found[1] = covered, transfers
+
+
+@exact_part
+def _covered_in(curves, times, layer, budget, windows, found):
+    """`_covered` [B, 2] in each of these windows, ascending."""
     hit, prediction, cached = curves[0][layer], curves[1][layer], curves[2][layer]
-    load_s, k = times[2], times[3]
-    most[:] = 0
+    load_s, k, latency_s = times[2], times[3], times[4]
+    found[:, 0], found[:, 1] = 0.0, 2 * k
     for size in range(max(1, int(np.ceil(budget - _CLOSE))), len(hit)):
         theta = min(1.0, budget / size)
+        of_absent, of_cached = _transfers(budget, size)
         covered, spent_s, at = k * hit[size] * theta, 0.0, 0
+        transfers = k * (of_absent + hit[size] * (of_cached - of_absent))
         for rank in range(len(prediction)):
             absent = 1 - cached[size, rank] * theta
-            spent_s += absent * load_s
+            coming = of_absent + cached[size, rank] * (of_cached - of_absent)
+            spent_s += absent * load_s + coming * latency_s
             while at < len(windows) and spent_s > windows[at]:
-                most[at] = max(most[at], min(k, covered))
+                _note(times, covered, transfers, found[at])
                 at += 1
             if at == len(windows):
                 break
             covered += absent * prediction[rank]
+            transfers -= coming * prediction[rank]
         for wide in range(at, len(windows)):
-            most[wide] = max(most[wide], min(k, covered))
+            _note(times, covered, transfers, found[wide])
 
 
-@kernel(f"float64[:, :, ::1]({_CURVES}, {_TIMES}, float64[::1], float64[::1])", exact=True)
+@kernel(f"float64[:, :, :, ::1]({_CURVES}, {_TIMES}, float64[::1], float64[::1])", exact=True)
 def tabulate(curves, times, budgets, windows):
-    """[L, N, B] experts covered with each of these budgets in each of these windows, both ascending."""
-    table = np.empty((len(curves[0]), len(budgets), len(windows)))
+    """[L, N, B, 2] experts covered, and transfers besides, with each of these budgets in each of these windows, both
+    ascending."""
+    table = np.empty((len(curves[0]), len(budgets), len(windows), 2))
     for layer in range(len(table)):
         for place, budget in enumerate(budgets):
             _covered_in(curves, times, layer, budget, windows, table[layer, place])
     return table
 
 
-@kernel(f"int64[::1]({_TIMES}, float64[:, :, ::1], float64[::1], float64, int64)", exact=True)
+@kernel(f"int64[::1]({_TIMES}, float64[:, :, :, ::1], float64[::1], float64, int64)", exact=True)
 def best_cells(times, table, windows, first_window, num_cells):
     """Cells [L] of each layer, 0 to N - 1, `num_cells` in all, by dynamic programming over the cells spent so far.
 
     Of all ways to spend them the cheapest goes on, with its window: a dearer one with a better window is lost.
     """
-    num_layers, num_budgets, _ = table.shape
+    num_layers, num_budgets = table.shape[:2]
     chosen = np.zeros((num_layers, num_cells + 1), np.int64)
     cost, window = np.full(num_cells + 1, np.inf), np.zeros(num_cells + 1)
     cost[0], window[0] = 0.0, first_window
@@ -205,7 +246,8 @@ def best_cells(times, table, windows, first_window, num_cells):
                 continue
             at = max(0, np.searchsorted(windows, window[spent], side="right") - 1)
             for more in range(min(num_budgets, num_cells - spent + 1)):
-                exposed, after = _after(times, table[layer, more, at])
+                covered, transfers = table[layer, more, at]
+                exposed, after = _after(times, covered, transfers)
                 if cost[spent] + exposed < new_cost[spent + more]:
                     new_cost[spent + more], new_window[spent + more] = cost[spent] + exposed, after
                     chosen[layer, spent + more] = more

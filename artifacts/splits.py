@@ -15,6 +15,7 @@ from artifacts.errors import BadUsage
 from artifacts.names import unknown
 
 SOLVERS = ("greedy", "dynamic")
+EVEN = "even"  # no solver: all layers alike
 _NUM_CELLS, _NUM_WINDOWS = 2048, 256
 _CLOSE = 1e-9
 
@@ -22,17 +23,47 @@ Answer = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 """Budgets, exposed seconds, theta and cache size of each layer."""
 
 
+@dataclass(frozen=True, slots=True)
+class Latencies:
+    """Seconds for one token of a layer but for its routed experts, of its k experts, of the head; of the bytes of an
+    expert over the link, and of each transfer besides: the link's own latency and the engine's work on it."""
+
+    attention_s: float
+    moe_s: float
+    head_s: float
+    load_s: float
+    latency_s: float = 0.0
+
+    def arguments(self) -> tuple[float, float, float, float]:
+        """As the solvers take them, but for `latency_s`."""
+        return self.head_s + self.attention_s, self.moe_s, self.attention_s, self.load_s
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class SolvedSplit:
-    """A split that was stored, and what it was solved for: a budget of so many bytes, a machine (its name, or `here`).
+    """A split, and what it was solved for: a budget of so many bytes, a machine (its name, or `here`), and over which
+    `link` of it, None where it has but one. `source` says from what.
 
-    `budgets` [L] in experts, `theta` [L].
+    `budgets` [L] in experts, `theta` [L]. By `latencies`, `solver` and `zeta` it can be solved anew.
     """
 
     budget_nbytes: int
     machine: str
     budgets: np.ndarray
     theta: np.ndarray
+    latencies: Latencies | None = None
+    solver: str = "dynamic"
+    zeta: float = 0.01
+    link: str | None = None
+    source: str = ""
+
+    def fits(self, machine: str, link: str | None) -> bool:
+        """Whether it was solved for this machine, and for this link of it where one is given."""
+        return self.machine == machine and (None in (link, self.link) or self.link == link)
+
+    @property
+    def made_for(self) -> str:
+        return f"{self.machine} over {self.link}" if self.link else self.machine
 
 
 def expert_split(
@@ -45,15 +76,52 @@ def expert_split(
     hit: ArrayLike,
     prediction: ArrayLike,
     prediction_hit: ArrayLike,
+    *,
+    latency_s: float = 0.0,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Exposed seconds [L], split ratio theta [L] in (0, 1] and cached experts [L], layer after layer, from the budget
     [L] of each in experts.
 
     Each layer takes the cache size at which most of a token's k experts are in the fast tier in time: cached, or
-    prefetched within the window that the layer before leaves; of equals the smallest. Raises BadUsage.
+    prefetched within the window that the layer before leaves; of equals the smallest. `latency_s`, which the paper does
+    not have, comes with every transfer: two of an absent expert where experts are cut, one of the bottom of a cached
+    one. Raises BadUsage.
     """
-    problem = _Problem.of(first_window, moe_s, attention_s, load_s, k, hit, prediction, prediction_hit)
+    times = (moe_s, attention_s, load_s, k, latency_s)
+    problem = _Problem.of(first_window, times, hit, prediction, prediction_hit)
     return problem.answer(problem.checked(budgets))[1:]
+
+
+def exposed_with(
+    budgets: ArrayLike,
+    cache_size: ArrayLike,
+    first_window: float,
+    moe_s: float,
+    attention_s: float,
+    load_s: float,
+    k: int,
+    hit: ArrayLike,
+    prediction: ArrayLike,
+    prediction_hit: ArrayLike,
+    *,
+    latency_s: float = 0.0,
+) -> np.ndarray:
+    """Exposed seconds [L] where each layer caches so many experts [L] instead of the number that serves it best."""
+    hit, prediction, cached = (np.asarray(curve, np.float64) for curve in (hit, prediction, prediction_hit))
+    exposed, window = np.zeros(len(hit)), first_window
+    for layer, (budget, size) in enumerate(zip(np.asarray(budgets), np.asarray(cache_size), strict=True)):
+        theta = min(1.0, budget / size)
+        of_absent, of_cached = (2, 1) if theta < 1 - _CLOSE else (1, 0)
+        absent = 1 - cached[layer, :, size] * theta
+        coming = of_absent + cached[layer, :, size] * (of_cached - of_absent)
+        ranks = np.cumsum(absent * load_s + coming * latency_s) <= window
+        covered = min(k, k * hit[layer, size] * theta + (absent * prediction[layer])[ranks].sum())
+        transfers = (
+            k * (of_absent + hit[layer, size] * (of_cached - of_absent)) - (coming * prediction[layer])[ranks].sum()
+        )
+        hide_s, miss_s = covered * moe_s / k, (k - covered) * load_s + max(0.0, transfers) * latency_s
+        exposed[layer], window = max(0.0, miss_s - hide_s), moe_s - min(hide_s, miss_s) + attention_s
+    return exposed
 
 
 def allocate(
@@ -69,6 +137,7 @@ def allocate(
     prediction_hit: ArrayLike,
     *,
     solver: str = "greedy",
+    latency_s: float = 0.0,
 ) -> Answer:
     """Budgets [L] that add up to `total_budget` experts, at most all, and what `expert_split` makes of them.
 
@@ -79,7 +148,8 @@ def allocate(
     """
     if solver not in SOLVERS:
         raise BadUsage(unknown("solver", solver, SOLVERS))
-    problem = _Problem.of(first_window, moe_s, attention_s, load_s, k, hit, prediction, prediction_hit)
+    times = (moe_s, attention_s, load_s, k, latency_s)
+    problem = _Problem.of(first_window, times, hit, prediction, prediction_hit)
     budgets = problem.even(total_budget)
     if not zeta > 0:
         raise BadUsage(f"zeta, the share of an expert moved at a time, is above 0, not {zeta}")
@@ -92,29 +162,26 @@ def allocate(
 @dataclass(frozen=True, slots=True, eq=False)
 class _Problem:
     """What there is to solve, as the kernels take it: hit [L, E + 1], prediction [L, Y], prediction_hit [L, E + 1, Y];
-    seconds of a layer's experts, of its attention, of loading one expert, and k."""
+    seconds of a layer's experts, of its attention, of an expert's bytes, k, and seconds of each transfer besides."""
 
     curves: tuple[np.ndarray, np.ndarray, np.ndarray]
-    times: tuple[float, float, float, float]
+    times: tuple[float, float, float, float, float]
     first_window: float
 
     @classmethod
     def of(
         cls,
         first_window: float,
-        moe_s: float,
-        attention_s: float,
-        load_s: float,
-        k: int,
+        times: tuple[float, ...],
         hit: ArrayLike,
         prediction: ArrayLike,
         prediction_hit: ArrayLike,
     ) -> "_Problem":
         hit, prediction, cached = (np.asarray(curve, np.float64) for curve in (hit, prediction, prediction_hit))
-        times = tuple(map(float, (moe_s, attention_s, load_s, k)))
+        times = tuple(map(float, times))
         if not all(math.isfinite(time) and time >= 0 for time in (*times, first_window)):
             raise BadUsage("seconds and experts per token are finite and not negative")
-        _check(hit, prediction, cached, k)
+        _check(hit, prediction, cached, times[3])
         curves = (hit, prediction, np.swapaxes(cached, 1, 2))
         return cls(tuple(map(np.ascontiguousarray, curves)), times, float(first_window))
 
@@ -167,8 +234,9 @@ class _Problem:
 
     def _windows(self) -> np.ndarray:
         """From the least that a layer can leave to the most."""
-        moe_s, attention_s, load_s, k = self.times
+        moe_s, attention_s, load_s, k, latency_s = self.times
         hidden_s = load_s * moe_s / (load_s + moe_s / k) if moe_s else 0.0  # where loads and computing take as long
+        hidden_s = moe_s if latency_s else hidden_s
         ends = [moe_s - hidden_s + attention_s, moe_s + attention_s, self.first_window]
         return np.unique(np.append(np.linspace(min(ends), max(ends), _NUM_WINDOWS), ends))
 
@@ -184,7 +252,7 @@ class _Problem:
         return budgets, exposed, np.minimum(1.0, budgets / sizes), sizes
 
 
-def _check(hit: np.ndarray, prediction: np.ndarray, cached: np.ndarray, k: int) -> None:
+def _check(hit: np.ndarray, prediction: np.ndarray, cached: np.ndarray, k: float) -> None:
     """Raise BadUsage unless the curves are of the same layers and experts, and shares."""
     shapes = (hit.shape, prediction.shape, cached.shape)
     num_sizes = hit.shape[-1] if hit.ndim == 2 else 0

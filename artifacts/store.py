@@ -160,6 +160,11 @@ class Store:
             )
         return found
 
+    def query(self, select: str) -> pa.Table:
+        """The rows of any query: what a report shows, and how its reader finds it again."""
+        with translated(self.path):
+            return self._connection.sql(select).to_arrow_table(batch_size=1_000_000)
+
     def sizes(self) -> dict[str, TableSize]:
         """Rows and bytes of all complete runs together, by table; tables without rows are left out."""
         written = [(name, size) for run in self.runs() for name, size in run.contents.items()]

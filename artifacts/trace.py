@@ -11,6 +11,7 @@ import numpy as np
 PREFILL = 0
 DECODE = 1
 PHASES = ("prefill", "decode")  # by code
+_NO_COLUMNS = ("embeddings", "assumed")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,7 +38,8 @@ class Trace:
     """N rows, one per (pass, layer, token); K experts selected of E.
 
     `predicted[n, d]` is the distribution that the router `d + 1` layers ahead gave for the router input of row n; the
-    layers wrap, so that past the last layer it speaks of the next pass. `assumed` says, for a reader, what columns were
+    layers wrap, so that past the last layer it speaks of the next pass. `embeddings[iteration[n]]` is what row n's
+    request gave the model in its pass, the mean over its tokens. `assumed` says, for a reader, what columns were
     missing from the file and what was put in their place.
     """
 
@@ -50,6 +52,8 @@ class Trace:
     weights: np.ndarray  # [N, K] float32
     probabilities: np.ndarray | None = None  # [N, E] float32
     predicted: np.ndarray | None = None  # [N, D, E] float32
+    iteration: np.ndarray | None = None  # [N] int32, a row of `embeddings`
+    embeddings: np.ndarray | None = None  # [I, H] float32
     assumed: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -71,7 +75,7 @@ class Trace:
 
     def columns(self) -> dict[str, np.ndarray]:
         """The columns that are there, by field name."""
-        named = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "assumed"}
+        named = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in _NO_COLUMNS}
         return {name: column for name, column in named.items() if column is not None}
 
     def take(self, rows: np.ndarray) -> "Trace":
@@ -86,9 +90,13 @@ class Trace:
         """
         number = self.pass_.astype(np.int64)
         if _is_numbered_anew(self.pass_, self.request):
-            number = _pair(self.request, self.pass_)
+            number = self.iteration_numbers()
         _, first, inverse = np.unique(number, return_index=True, return_inverse=True)
         return np.argsort(np.argsort(first))[inverse]
+
+    def iteration_numbers(self) -> np.ndarray:
+        """[N] int64: the same number for the rows of one request in one pass, and for no others."""
+        return _pair(self.request, self.pass_)
 
     def steps(self) -> Iterator[TraceStep]:
         """Every step in execution order: passes as `pass_indices` counts them, in a pass layers from the lowest up.
@@ -131,7 +139,12 @@ def concatenate(parts: Sequence[Trace]) -> Trace:
     """One trace of all rows of `parts`, which have the same columns, in order."""
     assert parts, "nothing to concatenate"
     columns = [part.columns() for part in parts]
-    return replace(parts[0], **{name: np.concatenate([part[name] for part in columns]) for name in columns[0]})
+    joined = {name: np.concatenate([part[name] for part in columns]) for name in columns[0]}
+    if "iteration" in joined:
+        counts = [len(part.embeddings) for part in parts]
+        joined["iteration"] += np.repeat(np.cumsum([0, *counts[:-1]]), list(map(len, parts))).astype(np.int32)
+        joined["embeddings"] = np.concatenate([part.embeddings for part in parts])
+    return replace(parts[0], **joined)
 
 
 def guessed_phase(trace: Trace) -> np.ndarray:

@@ -25,8 +25,8 @@ def write_parquet(trace: Trace, path: str | Path) -> None:
 def read_parquet(path: str | Path, *, num_experts: int | None = None) -> Trace:
     """Read a trace with the columns of DESIGN 4 from any Parquet file.
 
-    `request`, `phase`, `weights`, `probabilities` and `predicted` may be missing; `Trace.assumed` then says what was
-    put in place of the first three. With `num_experts` every expert id must be below it. Raises BadInput.
+    `request`, `phase`, `weights`, `probabilities`, `predicted` and `embedding` may be missing; `Trace.assumed` then
+    says what was put in place of the first three. With `num_experts` every expert id must be below it. Raises BadInput.
     """
     path = Path(path)
     if not path.is_file():
@@ -59,6 +59,8 @@ def to_table(trace: Trace) -> pa.Table:
     if trace.predicted is not None:
         columns["predicted"] = _lists(trace.predicted.reshape(len(trace), -1))
         metadata[_PREDICTED_LAYERS] = str(trace.predicted.shape[1]).encode()
+    if trace.iteration is not None:
+        columns["embedding"] = _told_once(trace)
     return pa.table(columns, metadata=metadata)
 
 
@@ -85,6 +87,8 @@ def from_table(table: pa.Table, *, num_experts: int | None = None) -> Trace:
         predicted=_predicted(table, num_experts) if "predicted" in table.column_names else None,
         assumed=_assumed(table),
     )
+    if "embedding" in table.column_names:
+        trace = replace(trace, **_embeddings(table, trace))
     return replace(trace, phase=_phase(table) if "phase" in table.column_names else guessed_phase(trace))
 
 
@@ -109,7 +113,7 @@ def _numbers(table: pa.Table, name: str) -> np.ndarray:
     return values
 
 
-def _matrix(table: pa.Table, name: str, kind: pa.DataType) -> np.ndarray:
+def _matrix(table: pa.Table, name: str, kind: pa.DataType, *, least: float = 0) -> np.ndarray:
     """A column of lists of one length as [N, length]."""
     column = table[name].combine_chunks()
     if not (pa.types.is_list(column.type) or pa.types.is_large_list(column.type) or _is_fixed(column.type)):
@@ -119,7 +123,7 @@ def _matrix(table: pa.Table, name: str, kind: pa.DataType) -> np.ndarray:
     if column.null_count or shortest != longest or not longest.as_py():
         raise BadInput(f"column {name} needs lists of one length in every row, not of {shortest} to {longest}")
     values = _cast(column.flatten(), kind, name).reshape(table.num_rows, -1)
-    if not np.isfinite(values).all() or values.min() < 0:
+    if not np.isfinite(values).all() or values.min() < least:
         raise BadInput(f"column {name} holds numbers that are negative or not finite")
     return values
 
@@ -177,6 +181,28 @@ def _predicted(table: pa.Table, num_experts: int | None) -> np.ndarray:
     if num_layers < 1 or flat.shape[1] % num_layers:
         raise BadInput(f"column predicted needs the file's metadata {_PREDICTED_LAYERS.decode()} to divide its lists")
     return flat.reshape(len(flat), num_layers, -1)
+
+
+def _told_once(trace: Trace) -> pa.ListArray:
+    """Lists in the first row of every request in a pass, nothing in the others."""
+    numbers, first = np.unique(trace.iteration, return_index=True)
+    order = first.argsort()
+    is_first = np.zeros(len(trace), bool)
+    is_first[first] = True
+    offsets = np.append(0, is_first.cumsum()) * trace.embeddings.shape[1]
+    values = pa.array(trace.embeddings[numbers[order]].ravel())
+    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), values, mask=pa.array(~is_first))
+
+
+def _embeddings(table: pa.Table, trace: Trace) -> dict[str, np.ndarray]:
+    told = np.flatnonzero(table["embedding"].combine_chunks().is_valid())
+    embeddings = _matrix(table.select(["embedding"]).take(told), "embedding", pa.float32(), least=-np.inf)
+    rows, known = trace.iteration_numbers(), trace.iteration_numbers()[told]
+    numbers, at = np.unique(known, return_index=True)
+    iteration = numbers.searchsorted(rows).clip(max=len(numbers) - 1)
+    if len(numbers) < len(known) or (numbers[iteration] != rows).any():
+        raise BadInput("column embedding needs a list in one row of every request in every pass, and in no other")
+    return {"iteration": at[iteration].astype(np.int32), "embeddings": embeddings}
 
 
 def _lists(matrix: np.ndarray) -> pa.FixedSizeListArray:

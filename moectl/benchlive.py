@@ -49,7 +49,7 @@ def live(name: str, request: Request, *, store: Path, device: str, threads: int)
     _measure(under_way, settings, request, num_decoded=text.num_decoded)
     kept.remove()
     rows = [under_way.rows.get(setting) or _refused(setting, under_way.refused[setting]) for setting in settings]
-    return Benched(rows, opened.shape, _conditions(request, text, here, taken_up), (NO_ORACLE,))
+    return Benched(rows, opened.shape, _conditions(request, text, here, taken_up), (NO_ORACLE,), job.digest)
 
 
 def read_text(opened: MoeModel, request: Request) -> Text:
@@ -84,9 +84,10 @@ class _UnderWay:
         """Write a setting once it has all its rounds."""
         own = [self.samples[turn, setting] for turn in range(rounds) if (turn, setting) in self.samples]
         if len(own) == rounds:
-            load = Here.look(torch.device("cpu")).load
+            load, found = Here.look(torch.device("cpu")).load, summary(own)
             self.rows[setting] = self.ledger.write(
-                measured_row(setting, summary(own)),
+                measured_row(setting, found),
+                by_layer=found.by_layer,
                 started_at=utc_now(),
                 seconds=sum(sample.seconds for sample in own),
                 beside={"pace": self.bench.paces.of(setting.link), "load": load},

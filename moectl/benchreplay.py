@@ -46,7 +46,8 @@ def simulated(name: str, request: Request, *, store: Path, device: str, threads:
     found, costs = costs_on(request.machine or DEFAULT_MACHINE, opened.model, store)
     workloads = {link: _workload(opened, found, costs, link=link) for link in request.link_names}
     artefacts = artefact_runs(store, opened.model_id) if opened.model_id else {}
-    ledger = Ledger(store, _job(opened, found, costs, request, artefacts), model_id=opened.model_id)
+    job = _job(opened, found, costs, request, artefacts)
+    ledger = Ledger(store, job, model_id=opened.model_id)
     settings = request.settings()
     rows = {} if request.again else ledger.finished()
     taken_up = len(rows.keys() & set(settings))
@@ -58,16 +59,17 @@ def simulated(name: str, request: Request, *, store: Path, device: str, threads:
     assumed = dict.fromkeys(note for workload in workloads.values() for note in workload.assumed)
     notes = (BOUND, NOT_MEASURED, *(f"assumed: {note}" for note in assumed))
     conditions = _conditions(opened, found, request, taken_up)
-    return Benched([rows[setting] for setting in settings], opened.model.shape, conditions, notes)
+    return Benched([rows[setting] for setting in settings], opened.model.shape, conditions, notes, job.digest)
 
 
 def _replayed(workload: Workload, setting: Setting, ledger: Ledger) -> Row:
     started_at, begin_s = utc_now(), perf_counter()
     try:
-        row = simulated_row(setting, _outcome(workload, setting))
+        outcome = _outcome(workload, setting)
     except Problem as problem:
         return Row(**asdict(setting), mode=SIMULATED, why=str(problem))
-    return ledger.write(row, started_at=started_at, seconds=perf_counter() - begin_s, beside={})
+    row, seconds = simulated_row(setting, outcome), perf_counter() - begin_s
+    return ledger.write(row, by_layer=outcome.by_layer, started_at=started_at, seconds=seconds, beside={})
 
 
 def _outcome(workload: Workload, setting: Setting) -> Outcome:

@@ -12,12 +12,13 @@ import pyarrow as pa
 from artifacts.provenance import ModelInfo, RunInfo, StoredRun, versions
 from artifacts.store import Store
 from profilers.bench import Measured, Setting
-from runtime.counters import hit_rate
+from runtime.counters import AT_BITS, hit_rate
 from runtime.sweep import Outcome
 
-COMMAND = "bench"
+COMMAND, BY_LAYER = "bench", "bench_layers"
 LIVE, SIMULATED = "live", "simulated"
 _COUNTS = ("late", "misses", "collisions", "demand_bytes", "prefetch_bytes", "wasted_bytes")
+_LAYER_COUNTS = ("requests", "hits", "late", "misses", "collisions", "evictions")
 _ARTEFACTS = ("profile", "build-buddies", "quantize", "build-maps", "split")
 
 
@@ -126,8 +127,16 @@ class Ledger:
             rows = [_row(store, run) for run in runs]
         return {row.setting: row for row in rows}
 
-    def write(self, row: Row, *, started_at: datetime, seconds: float, beside: Mapping[str, object]) -> Row:
-        """The row with its run; `beside`: what else is worth keeping, JSON values."""
+    def write(
+        self,
+        row: Row,
+        *,
+        by_layer: Sequence[Mapping[str, int]],
+        started_at: datetime,
+        seconds: float,
+        beside: Mapping[str, object],
+    ) -> Row:
+        """The row with its run; `by_layer` its counters, `beside` what else is worth keeping, JSON values."""
         info = RunInfo(
             command=COMMAND,
             model_id=self._model_id,
@@ -147,7 +156,8 @@ class Ledger:
         with Store.open(self.path) as store:
             if self._model:
                 store.add_model(self._model)
-            return replace(row, run=store.write_run(info, {COMMAND: bench_table([row])}))
+            tables = {COMMAND: bench_table([row]), BY_LAYER: layers_table(by_layer)}
+            return replace(row, run=store.write_run(info, tables))
 
     def _is_ours(self, run: StoredRun) -> bool:
         return run.info.command == COMMAND and run.info.parameters.get("job") == self._job.digest
@@ -156,6 +166,21 @@ class Ledger:
 def bench_table(rows: Sequence[Row]) -> pa.Table:
     """Rows of the store's `bench`."""
     return pa.Table.from_pylist([{name: getattr(row, name) for name in _SCHEMA.names} for row in rows], schema=_SCHEMA)
+
+
+def layers_table(by_layer: Sequence[Mapping[str, int]]) -> pa.Table:
+    """Rows of the store's `bench_layers`: `few_bits` experts computed below full precision, `replaced` ranks that a
+    stand-in served or nobody; both 0 where the output is that of the full model."""
+    rows = [
+        {
+            "layer": layer,
+            **{name: counters[name] for name in _LAYER_COUNTS},
+            "few_bits": sum(counters[name] for name in AT_BITS.values()),
+            "replaced": counters["replaced_ranks"] + counters["dropped_ranks"],
+        }
+        for layer, counters in enumerate(by_layer)
+    ]
+    return pa.Table.from_pylist(rows, schema=pa.schema([(name, pa.int64()) for name in rows[0]]))
 
 
 def artefact_runs(path: Path, model_id: str) -> dict[str, int]:

@@ -17,12 +17,18 @@ _SAME_KL = 1e-6  # nats: what rounding alone makes of the same model
 
 @dataclass(frozen=True, slots=True)
 class Benched:
-    """The rows, and the conditions that they were measured under."""
+    """The rows, and the conditions that they were measured under; `job` is their bench in the store."""
 
     rows: Sequence[Row]
     shape: Shape
     conditions: str
     notes: tuple[str, ...]
+    job: str
+
+    @property
+    def has_run(self) -> bool:
+        """Whether any setting could be measured."""
+        return any(not row.why for row in self.rows)
 
     def arranged(self) -> list[Row]:
         """By budget, link and time, with what each is the best at; what could not run comes last in its group, what was

@@ -271,15 +271,27 @@ def _quantize(
 @app.command("export")
 def _export(
     model: Model = None,
-    out: Annotated[Path, typer.Option(help="The folder to write; it must not be there yet.")] = ...,
-    bits: Annotated[int, typer.Option(help="2, 3 or 4.")] = 4,
+    what: Annotated[
+        str,
+        typer.Option(
+            help="gptq (a checkpoint: experts from their replicas, the rest as it is), buddies, splits, placement or "
+            "profile (JSON), routing (CSV), override-tensor (an option of llama.cpp)."
+        ),
+    ] = "gptq",
+    out: Annotated[Path | None, typer.Option(help="The file to write, else stdout; of gptq a new folder.")] = None,
+    bits: Annotated[int, typer.Option(help="Of gptq: 2, 3 or 4.")] = 4,
+    budget: Budget = "25%",
     store: StorePath = DEFAULT_STORE,
     run: RunId = None,
     json: Json = False,
 ) -> None:
-    """Write a GPTQ checkpoint (layout gptq_v2): experts from their replicas, everything else as it is."""
+    """Write what a store holds for other programs."""
     from moectl.commands import export as verb
 
+    if what != verb.GPTQ:
+        text = verb.export_text(model, what, out, budget=budget, store=store, run=run)
+        verb.show_text(text, as_json=json)
+        return
     verb.show(verb.export(model, out, bits=bits, store=store, run=run), as_json=json)
 
 
@@ -437,6 +449,7 @@ def _bench(
         list[Path] | None,
         typer.Option("--import", help="Show what another tool measured too: llama-bench -o json, vllm bench serve."),
     ] = None,
+    report: Annotated[Path | None, typer.Option(help="Write it all as one HTML page, with charts.")] = None,
     device: Device = "auto",
     threads: Threads = DEFAULT_THREADS,
     seed: Seed = 0,
@@ -461,8 +474,22 @@ def _bench(
         seed=seed,
         again=again,
     )
-    benched = verb.bench(model, request, store=store, device=device, threads=threads, results=results or ())
+    benched = verb.bench(
+        model, request, store=store, device=device, threads=threads, results=results or (), page=report
+    )
     verb.show(benched, as_json=json)
+
+
+@app.command("report")
+def _report(
+    out: Annotated[Path, typer.Argument(help="The page to write, as report.html.")],
+    store: StorePath = DEFAULT_STORE,
+    json: Json = False,
+) -> None:
+    """Write what a store knows of its newest model as one HTML page: words, charts, tables, and the query of each."""
+    from moectl.commands import report as verb
+
+    verb.show(verb.report(out, store=store), as_json=json)
 
 
 @app.command("split")

@@ -51,7 +51,7 @@ class Sample:
 
     ttft_ms: tuple[float, ...]
     tpot_ms: tuple[float, ...]
-    counters: dict[str, int]
+    by_layer: tuple[dict[str, int], ...]
     exposed_ms: float
     fast_nbytes: int
     perplexity_ratio: float
@@ -79,12 +79,17 @@ class Measured:
 
     ttft_ms: Quartiles
     tpot_ms: Quartiles
-    counters: dict[str, int]
+    by_layer: tuple[dict[str, int], ...]
     exposed_ms: float
     fast_nbytes: int
     perplexity_ratio: float
     kl: float
     top1_agreement: float
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """Over all layers."""
+        return {name: sum(layer[name] for layer in self.by_layer) for name in self.by_layer[0]}
 
 
 def text_of(documents: Iterator[Document], tokenizer, *, length: int, num_tokens: int) -> Text:
@@ -111,11 +116,11 @@ def schedule(settings: Sequence[Setting], *, rounds: int, seed: int) -> list[tup
 
 def summary(samples: Sequence[Sample]) -> Measured:
     """Of one setting."""
-    names = samples[0].counters
+    layers = zip(*(sample.by_layer for sample in samples), strict=True)
     return Measured(
         ttft_ms=Quartiles.of([value for sample in samples for value in sample.ttft_ms]),
         tpot_ms=Quartiles.of([value for sample in samples for value in sample.tpot_ms]),
-        counters={name: median_low(sample.counters[name] for sample in samples) for name in names},
+        by_layer=tuple({name: median_low(one[name] for one in same) for name in same[0]} for same in layers),
         exposed_ms=median(sample.exposed_ms for sample in samples),
         fast_nbytes=max(sample.fast_nbytes for sample in samples),
         perplexity_ratio=median(sample.perplexity_ratio for sample in samples),
@@ -180,7 +185,7 @@ class Bench:
         return Sample(
             ttft_ms=tuple(1e3 * seconds for seconds in reading.prefill_s),
             tpot_ms=tuple((1e3 * decode_s.mean(axis=1)).tolist()),
-            counters=session.controller.counters.totals(first_pass=first_pass),
+            by_layer=tuple(session.controller.counters.by_layer(first_pass=first_pass)),
             exposed_ms=1e3 * sum(session.engine.stall_s[first_pass:]),
             fast_nbytes=int(session.receipt()["fast_bytes"]),
             perplexity_ratio=quality.perplexity_ratio,

@@ -12,7 +12,7 @@ import torch
 
 from artifacts.measured import Compute, HardwareProfile, Near, Spread
 from artifacts.replicas import FULL_BITS, Replicas
-from profilers.loads import THOROUGH, Effort, link_of_run, loads
+from profilers.loads import THOROUGH, Effort, loads
 from profilers.machine import Here
 from runtime.engine import NAME
 from runtime.experts import accumulate, assign, expert_forward, gather, weigh
@@ -21,6 +21,7 @@ from runtime.model import MoeModel
 from runtime.probe import seconds_of, some_experts, without_experts
 from runtime.replicas import open_replicas
 from runtime.session import Session, Settings
+from runtime.tiers import link_name
 from runtime.weights import aligned
 
 _CONTEXT = 64  # tokens that a decoded token looks back on, at least
@@ -40,20 +41,20 @@ def measure(
 ) -> HardwareProfile:
     """All of it. `folder`: where the checkpoint lies; `link` as for a run, a rate is emulated; `replicas`: widths to
     compute near. Raises BadUsage for a link that is not understood."""
-    of_run = link_of_run(opened, link)
+    of_run = link_name(opened, link)
     before = Here.look(opened.model.device)
     limit = getattr(opened.config, "max_position_embeddings", None) or max(effort.lengths)
     lengths = [1, *sorted({length for length in effort.lengths if 1 < length <= limit})]
     widths = [FULL_BITS, *(replicas.widths if replicas else ())]
     total, done = len(lengths) + 1 + len(widths), 0
     compute, near = [], []
-    of_decode, miss = _decode_experts(opened, link, effort)
+    of_decode, beside = _decode_experts(opened, link, effort)
     for length in lengths:
         moe = of_decode if length == 1 else _prompt_experts(opened, length, effort)
         compute.append(_compute(opened, length, moe, effort))
         progress(done := done + 1, total)
     brought = (
-        replace(load, miss=miss if load.link == of_run else None) for load in loads(opened, folder, of_run, effort)
+        replace(load, **beside) if load.link == of_run else load for load in loads(opened, folder, of_run, effort)
     )
     measured = tuple(brought)
     progress(done := done + 1, total)
@@ -107,28 +108,30 @@ def _expert(opened: MoeModel, num_tokens: int, effort: Effort) -> Spread:
     return Spread.of(_seconds(opened, lambda turn: expert_forward(module, views[turn % len(views)], x), effort))
 
 
-def _decode_experts(opened: MoeModel, link: str, effort: Effort) -> tuple[Spread, Spread | None]:
-    """Seconds of a layer's experts in a pass of one token when all are there, and what each adds that is not;
-    None where all are always there.
+def _decode_experts(opened: MoeModel, link: str, effort: Effort) -> tuple[Spread, dict[str, Spread]]:
+    """Seconds of a layer's experts in a pass of one token when all are there, and what each adds that is not, as
+    `miss` and, without the waiting for the link, as `host`; nothing where all are always there.
 
     A token comes twice into a fast tier that holds no more than one token's experts: the first time they are brought,
     the second time they are there. Then it comes without experts, so that all three see the same machine.
     """
     shape, random = opened.shape, np.random.default_rng(0)
-    there, added = [], []
+    there, added, worked = [], [], []
     settings = Settings(budget=f"{shape.num_layers * shape.top_k}x", link=link)
     with Session(opened, settings) as session, torch.inference_mode():
         session.engine.on_step = _nothing  # which keeps the controller deciding, as it must below the whole model
         for turn in range(effort.warm_up + effort.turns):
             token = torch.from_numpy(random.integers(0, opened.config.vocab_size, (1, 1))).to(opened.model.device)
-            brought_s, there_s = _pass_seconds(session, token), _pass_seconds(session, token)
+            brought_s, stall_s = _pass_seconds(session, token), session.engine.stall_s[-1]
+            there_s = _pass_seconds(session, token)
             num_misses = sum(layer["misses"] for layer in session.controller.counters.by_layer(first_pass=-2))
             with without_experts(opened, after=NAME):
                 bare_s = min(_pass_seconds(session, token) for _ in range(2))  # the first finds colder caches
             if turn >= effort.warm_up:
                 there.append((there_s - bare_s) / shape.num_layers)
                 added += [(brought_s - there_s) / num_misses] if num_misses else []
-    return Spread.of(there), Spread.of(added) if len(added) > 1 else None
+                worked += [(brought_s - stall_s - there_s) / num_misses] if num_misses else []
+    return Spread.of(there), {"miss": Spread.of(added), "host": Spread.of(worked)} if len(added) > 1 else {}
 
 
 def _pass_seconds(session: Session, token: torch.Tensor) -> float:

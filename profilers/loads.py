@@ -1,8 +1,9 @@
 """Measures loading one expert over every link that a machine has, and from a disk that nothing was kept of."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,15 +12,15 @@ import torch
 from artifacts.measured import COLD, Load, Spread
 from runtime import budget as sizes
 from runtime.cudalink import CudaLink
-from runtime.link import DEMAND, DiskLink, EmulatedLink, Link
+from runtime.link import DEMAND, DiskLink, EmulatedLink, Link, Source
 from runtime.model import MoeModel
 from runtime.probe import seconds_of
 from runtime.slowtier import SlowTier
-from runtime.tiers import resolve_link
 from runtime.weights import aligned
 
 LENGTHS = (16, 64, 256)
 _FEW = 8  # experts that take turns
+_PARTS = 4  # of an expert, one of which is brought to see what bytes take
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,40 +38,39 @@ class Effort:
 THOROUGH, QUICK = Effort(), Effort(lengths=(16,), turns=20)
 
 
-def link_of_run(opened: MoeModel, link: str) -> str:
-    """The name in a profile of what `--link` says: `pinned` for a GPU's own, `disk`, or the rate as given.
-
-    Raises BadUsage for what is not understood or not there.
-    """
-    kind = resolve_link(opened, link=link, near=None, scaled_to=None).kind
-    return {"cuda": "pinned", "disk": "disk", "emulated": link}[kind]
-
-
 def loads(opened: MoeModel, folder: Path, of_run: str, effort: Effort) -> Iterator[Load]:
     """The disk as the operating system has it and, where it can be told to forget, cold; RAM; the rate emulated."""
     device, shape, nbytes = opened.model.device, opened.shape, opened.store.layout.nbytes
     slots = torch.empty(_num_few(opened), nbytes, dtype=torch.uint8, device=device)
     pin = device.type == "cuda"
+    held = _Held(opened, pin=False)
     with _closing(_disk_link(opened)) as link:
-        yield _load("disk", _bring(link, slots, effort), nbytes)
+        latency = _latency(lambda source: _disk_link(opened, source), held, slots, effort)
+        yield _load("disk", _bring(link, slots, effort), nbytes, latency)
         if cold := _bring_cold(link, slots, folder, effort):
             yield _load(COLD, cold, nbytes)
     if pin:
-        held = _Held(opened, pin=True)
-        pinned = CudaLink(held, shape, device=device, slot_nbytes=nbytes, is_pinned=True)
-        with _closing(pinned) as link:
-            yield _load("pinned", _bring(link, slots, effort), nbytes)
-    held = _Held(opened, pin=False)
 
-    def copy(turn: int) -> None:
+        def pinned(source: Source) -> Link:
+            return CudaLink(source, shape, device=device, slot_nbytes=nbytes, is_pinned=True)
+
+        locked = _Held(opened, pin=True)
+        with _closing(pinned(locked)) as link:
+            yield _load("pinned", _bring(link, slots, effort), nbytes, _latency(pinned, locked, slots, effort))
+
+    def bring(turn: int) -> None:
         slots[turn % len(slots)].copy_(held.experts[turn % len(slots)])
 
-    copies = seconds_of(copy, device, warm_up=effort.warm_up, turns=effort.turns)
+    copies = seconds_of(bring, device, warm_up=effort.warm_up, turns=effort.turns)
     yield _load("pageable" if pin else "ram", copies, nbytes)
     if of_run not in ("disk", "pinned"):
         bandwidth, latency_s = sizes.rate(of_run)
-        with _closing(EmulatedLink(held, shape, bandwidth=bandwidth, latency_s=latency_s)) as link:
-            yield _load(of_run, _bring(link, slots, effort), nbytes)
+
+        def emulated(source: Source) -> Link:
+            return EmulatedLink(source, shape, bandwidth=bandwidth, latency_s=latency_s)
+
+        with _closing(emulated(held)) as link:
+            yield _load(of_run, _bring(link, slots, effort), nbytes, _latency(emulated, held, slots, effort))
 
 
 class _Held:
@@ -81,6 +81,12 @@ class _Held:
         for key, buffer in enumerate(self.experts):
             opened.store.read(*divmod(key, opened.shape.num_experts), buffer)
         self._num_experts = opened.shape.num_experts
+
+    def part(self) -> "_Held":
+        """The same source of the first bytes of each."""
+        found = copy(self)
+        found.experts = [buffer[: _part(len(buffer))] for buffer in self.experts]
+        return found
 
     def view(self, layer: int, expert: int, *, bits: int) -> torch.Tensor:
         return self.experts[layer * self._num_experts + expert]
@@ -93,11 +99,28 @@ def _num_few(opened: MoeModel) -> int:
     return min(_FEW, opened.shape.num_keys)
 
 
-def _disk_link(opened: MoeModel) -> Link:
-    device, nbytes, disk = opened.model.device, opened.store.layout.nbytes, SlowTier.plain(opened.store)
+def _part(nbytes: int) -> int:
+    return -(-nbytes // _PARTS)
+
+
+def _disk_link(opened: MoeModel, source: Source | None = None) -> Link:
+    """From the checkpoint, or from another source by the same way."""
+    device, nbytes, source = opened.model.device, opened.store.layout.nbytes, source or SlowTier.plain(opened.store)
     if device.type == "cuda":
-        return CudaLink(disk, opened.shape, device=device, slot_nbytes=nbytes, is_pinned=False)
-    return DiskLink(disk, opened.shape)
+        return CudaLink(source, opened.shape, device=device, slot_nbytes=nbytes, is_pinned=False)
+    return DiskLink(source, opened.shape)
+
+
+def _latency(link_from: Callable[[Source], Link], held: _Held, slots: torch.Tensor, effort: Effort) -> Spread:
+    """Seconds of a load that its bytes do not explain: whole experts and parts of them are brought in turns."""
+    part = slots[:, : _part(slots.shape[1])]
+    share, once, found = part.shape[1] / slots.shape[1], Effort(turns=1), []
+    with _closing(link_from(held)) as whole_link, _closing(link_from(held.part())) as part_link:
+        for turn in range(effort.warm_up + effort.turns):
+            [whole_s] = _bring(whole_link, slots, once, first=turn)
+            [part_s] = _bring(part_link, part, once, first=turn)
+            found.append((part_s - share * whole_s) / (1 - share))
+    return Spread.of(found[effort.warm_up :])
 
 
 @contextmanager
@@ -149,6 +172,6 @@ def _bytes_read() -> int | None:
     return next((int(line.split()[1]) for line in lines if line.startswith("read_bytes:")), None)
 
 
-def _load(link: str, seconds: list[float], nbytes: int) -> Load:
+def _load(link: str, seconds: list[float], nbytes: int, latency: Spread | None = None) -> Load:
     spread = Spread.of(seconds)
-    return Load(link, spread, nbytes / spread.median / 1e9)
+    return Load(link, spread, nbytes / spread.median / 1e9, latency=latency)

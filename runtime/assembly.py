@@ -13,6 +13,7 @@ from runtime.controller import Controller
 from runtime.measured import HERE
 from runtime.policies import POLICIES, Policies, describe
 from runtime.policies.base import Artefacts, FastTier, Split
+from runtime.policies.matching import Matching
 from runtime.pools import Pool, whole_experts
 from runtime.segments import Segments, Whole, segment_pools
 
@@ -23,6 +24,7 @@ _REMEDY = {
     "next_use": "the future of a trace: it runs in the simulator only, with `moectl simulate`",
     "splits": _STORED + "run `moectl split`",
     "replicas": _STORED + "run `moectl quantize`",
+    "maps": _STORED + "run `moectl build-maps`, or begin with none by --learn",
 }
 
 
@@ -37,33 +39,45 @@ def check_required(policies: Policies, artefacts: Artefacts) -> None:
 def prepare(policies: Policies, shape: Shape, artefacts: Artefacts) -> None:
     """Ready for a first step. Raises Incompatible when a policy lacks an artefact."""
     check_required(policies, artefacts)
+    if "maps" in policies.requires:
+        matching = Matching(artefacts.maps, shape, learns=artefacts.learns_maps)
+        artefacts = replace(artefacts, matching=matching)
     for axis in POLICIES:
         getattr(policies, axis).prepare(shape, artefacts)
 
 
 def fast_tier(
-    policies: Policies, shape: Shape, budget: str, *, scope: Scope, artefacts: Artefacts, machine: str = HERE
+    policies: Policies,
+    shape: Shape,
+    budget: str,
+    *,
+    scope: Scope,
+    artefacts: Artefacts,
+    machine: str = HERE,
+    link: str | None = None,
 ) -> FastTier:
     """What a budget holds: slots, and beside them the replicas that the residency policy keeps there, if any.
 
     Raises BadUsage for a budget that is not understood or too small, Incompatible when a policy lacks an artefact, or
     it was made for another machine or budget.
     """
-    prepare(policies, shape, _made_for(machine, artefacts, policies))
+    prepare(policies, shape, _made_for(machine, link, artefacts, policies))
     shared = policies.residency.share(sizes.budget_nbytes(budget, shape))
     return shared or FastTier(sizes.num_slots(budget, shape, per_layer=scope is Scope.LAYER))
 
 
-def _made_for(machine: str, artefacts: Artefacts, policies: Policies) -> Artefacts:
-    """With the splits for this machine only. Raises Incompatible where one is required and there are others."""
-    if "splits" not in policies.requires or not artefacts.splits:
+def _made_for(machine: str, link: str | None, artefacts: Artefacts, policies: Policies) -> Artefacts:
+    """With the splits for this machine, and for this link where one is given, only. Raises Incompatible where one is
+    required and there are others."""
+    if not artefacts.splits:
         return artefacts
-    own = tuple(split for split in artefacts.splits if split.machine == machine)
-    if not own:
-        others = ", ".join(sorted({split.machine for split in artefacts.splits}))
+    own = tuple(split for split in artefacts.splits if split.fits(machine, link))
+    if not own and "splits" in policies.requires:
+        others = ", ".join(sorted({split.made_for for split in artefacts.splits}))
         named = "" if machine == HERE else f" --machine {machine}"
+        wanted = f"{machine} over {link}" if link else machine
         raise Incompatible(
-            f"the store's splits were made for another machine ({others}, not {machine}): run `moectl split{named}`"
+            f"the store's splits were made for another machine ({others}, not {wanted}): run `moectl split{named}`"
         )
     return replace(artefacts, splits=own)
 

@@ -56,6 +56,7 @@ class Controller:
         self._unused_prefetch: set[int] = set()
         self._to_place: dict[int, list[int]] = {}  # by layer
         self.num_predicted = prefetch.distance if prefetch.reads_predictions else 0  # layers ahead, per step
+        self.sees_embeddings = any(axis.sees_embeddings for axis in (routing, eviction, miss, prefetch, residency))
         has_more = residency.cuts or residency.places or routing.reroutes or miss.every_step or self._picks_bits
         self.holds_all = cache.num_slots == self.shape.num_keys and not (has_more or prefetch.distance)
 

@@ -6,6 +6,7 @@ from artifacts.buddies import buddy_lists, buddy_table
 from artifacts.coactivation import Coactivation, conditional
 from artifacts.entropy import NUM_PERCENTILES, EntropyHistogram, token_entropy
 from artifacts.errors import BadInput
+from artifacts.expertmaps import ExpertMaps
 from artifacts.modelshapes import ModelShape
 from artifacts.replicas import Replicas, typical
 from artifacts.shape import Shape
@@ -40,6 +41,30 @@ def entropy(trace: Trace, shape: Shape) -> np.ndarray:
         histogram.update(token_entropy(trace.weights[trace.layer == layer]))
         rows[layer] = histogram.percentiles()
     return rows
+
+
+def iterations(trace: Trace, shape: Shape) -> tuple[np.ndarray, np.ndarray]:
+    """Embeddings [I, H] and distributions [I, L, E], means over tokens, of the trace's iterations in order. Raises
+    BadInput where it lacks embeddings, probabilities or layers."""
+    if trace.iteration is None or trace.probabilities is None:
+        raise BadInput("the trace holds no embeddings, or no probabilities: record one with `moectl run --trace FILE`")
+    numbers, iteration = np.unique(trace.iteration, return_inverse=True)
+    at = iteration * shape.num_layers + trace.layer
+    order = np.argsort(at, kind="stable")
+    cells, starts, counts = np.unique(at[order], return_index=True, return_counts=True)
+    if len(cells) != len(numbers) * shape.num_layers:
+        raise BadInput("the trace lacks layers of some pass: its iterations cannot be made into expert maps")
+    means = np.add.reduceat(trace.probabilities[order], starts, axis=0, dtype=np.float64) / counts[:, None]
+    return trace.embeddings[numbers], means.astype(np.float32).reshape(len(numbers), shape.num_layers, -1)
+
+
+def maps(trace: Trace, shape: Shape, *, capacity: int, distance: int = 3) -> ExpertMaps:
+    """Expert maps of the trace's iterations, as many as there is room for. Raises BadInput as `iterations`."""
+    embeddings, probabilities = iterations(trace, shape)
+    sizes = {"num_layers": shape.num_layers, "num_experts": shape.num_experts, "hidden": embeddings.shape[1]}
+    found = ExpertMaps(capacity, **sizes, distance=distance)
+    found.add(embeddings, probabilities)
+    return found
 
 
 def replicas(trace: Trace, model: ModelShape) -> Replicas:

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
+from artifacts.expertmaps import mean_rows
 from artifacts.trace import DECODE, PREFILL
 from runtime.controller import Controller
 from runtime.experts import assign, expert_forward, gather
@@ -52,11 +53,13 @@ class _Routed:
 
 @dataclass(slots=True)
 class _Pass:
-    """The pass under way: its phase, which rows are tokens (None: all), and whose they are."""
+    """The pass under way: its phase, which rows are tokens (None: all), whose they are, and their means."""
 
     phase: int
     rows: np.ndarray | None
     requests: np.ndarray
+    embedded: torch.Tensor | None = None  # what the model was given, until the first layer asks
+    embedding: np.ndarray | None = None  # [R, H]
 
 
 class Engine:
@@ -79,13 +82,14 @@ class Engine:
         self.stall_s: list[float] = []
         self.num_not_landed = 0
         self.first_request = 0
-        self.wants_probabilities = False
+        self.wants_probabilities = self.wants_embeddings = False
         self.distance = 0
         self._opened, self._resident, self._shadows = opened, Resident(opened, slots, tiers.slow, shadows), shadows
         self._fused = Fused(opened, self._resident) if is_fused else None
         self._together = None if is_fused else tiers.slow.together(opened)
         self._pending: dict[int, Transfer] = {}
         self._routed = [_Routed() for _ in opened.layers]
+        self._pass = _Pass(PREFILL, None, np.zeros(0, np.int32))
         self._handles: list = []
         self._is_watching = False
 
@@ -98,11 +102,19 @@ class Engine:
             self._watch_routers()
         self._handles.append(model.register_forward_pre_hook(self._begin_pass, with_kwargs=True))
         self._handles.append(model.register_forward_hook(self._end_pass))
+        if self.wants_embeddings:
+            self._watch_embedding()
 
     def see_probabilities(self) -> None:
         """Steps carry the routers' probabilities from here on."""
         self.wants_probabilities = True
         self._watch_routers()
+
+    def see_embeddings(self) -> None:
+        """Steps carry what their pass was given from here on."""
+        if not self.wants_embeddings:
+            self.wants_embeddings = True
+            self._watch_embedding()
 
     def see_predictions(self) -> None:
         """Steps carry what the router of the next layer says of this one's input from here on."""
@@ -133,7 +145,7 @@ class Engine:
         requests = np.arange(self.first_request, self.first_request + batch, dtype=np.int32).repeat(length)
         rows = real_rows(kwargs.get("attention_mask"), batch, length)
         requests = requests if rows is None else requests[rows]
-        self._pass = _Pass(PREFILL if length > 1 else DECODE, rows, requests)
+        self._pass = _Pass(PREFILL if length > 1 else DECODE, rows, requests, kwargs.get("inputs_embeds"))
         self.controller.begin_pass(len(requests))
         if self.on_pass is not None:
             self.on_pass(requests)
@@ -147,6 +159,12 @@ class Engine:
             self._is_watching = True
             for layer in self._opened.layers:
                 self._handles.append(layer.gate.register_forward_hook(self._keep_routing(layer.index)))
+
+    def _watch_embedding(self) -> None:
+        def keep(embedding: nn.Module, args: tuple, output: torch.Tensor) -> None:
+            self._pass.embedded = output
+
+        self._handles.append(self._opened.model.get_input_embeddings().register_forward_hook(keep))
 
     def _keep_routing(self, index: int) -> Callable:
         routed = self._routed[index]
@@ -192,9 +210,7 @@ class Engine:
         if plan.weights is not None:
             weights = self._reweighted(plan.weights, weights)
         assigned = assign(self._all_rows(plan.selected, len(hidden)), hidden.device)
-        return StepSum(
-            layer.experts, self._resident, self._together, hidden=hidden, assigned=assigned, weights=weights
-        )
+        return StepSum(layer.experts, self._resident, self._together, hidden=hidden, assigned=assigned, weights=weights)
 
     def _decode(
         self, layer: MoeLayer, hidden: torch.Tensor, experts: list[int], slots: list[int], weights: torch.Tensor
@@ -230,7 +246,9 @@ class Engine:
                 output.add(ready)
                 self._compute_near(layer, plan.near, hidden, output)
                 ready = []
-            self._add_arrivals([place for place in (*wave.resident, *wave.loads) if place.slot in self._pending], ready, output)
+            self._add_arrivals(
+                [place for place in (*wave.resident, *wave.loads) if place.slot in self._pending], ready, output
+            )
         if not plan.waves:
             self._compute_near(layer, plan.near, hidden, output)
         self.near.finish()
@@ -281,9 +299,15 @@ class Engine:
         if self.wants_probabilities:
             tensors.append(routed.logits.float().softmax(-1))
         tensors += self._predictions(layer, routed)
+        embedded, self._pass.embedded = self._pass.embedded, None
+        if self.wants_embeddings and embedded is not None:
+            tensors.append(embedded.flatten(0, -2).float())
         arrays = to_host(tensors)
         if self._pass.rows is not None:
             arrays = [array[self._pass.rows] for array in arrays]
+        last = last_tokens(self._pass.requests)
+        if self.wants_embeddings and embedded is not None:
+            self._pass.embedding = np.array(mean_rows(arrays.pop(), last))  # not a view of what goes on
         selected, weights_host, *rest = arrays
         probabilities = rest.pop(0) if self.wants_probabilities else None
         predicted = None
@@ -297,7 +321,8 @@ class Engine:
             weights=weights_host,
             probabilities=probabilities,
             predicted=predicted,
-            last=last_tokens(self._pass.requests) if rest else None,
+            last=last,
+            embedding=self._pass.embedding,
         )
 
     def _predictions(self, layer: int, routed: _Routed) -> list[torch.Tensor]:

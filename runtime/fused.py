@@ -137,7 +137,9 @@ class _Segments:
         is_bottom = slow.segments.is_bottom
         self._starts = [slot.data_ptr() for slot in resident.slots]
         self._heads = [0 if is_bottom(key) else head for key in range(len(slow.segments.nbytes))]
-        self._neurons = [(nbytes - own) // neuron for nbytes, own in zip(slow.segments.nbytes, self._heads, strict=True)]
+        self._neurons = [
+            (nbytes - own) // neuron for nbytes, own in zip(slow.segments.nbytes, self._heads, strict=True)
+        ]
 
     def multiply(self, places: Sequence[Place], token: _Token) -> None:
         addresses = np.array([self._starts[place.slot] + self._heads[place.key] for place in places])

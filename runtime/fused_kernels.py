@@ -102,7 +102,9 @@ def add_whole(addresses, num_neurons, x, rows, y, like):
             own[h] += _dot(down[h], acts)
 
 
-@kernel([f"void(int64[::1], int64[::1], float32[::1], int64[::1], float32[:, ::1], {own})" for own in _LIKE], nogil=True)
+@kernel(
+    [f"void(int64[::1], int64[::1], float32[::1], int64[::1], float32[:, ::1], {own})" for own in _LIKE], nogil=True
+)
 def add_segments(addresses, neurons, x, rows, y, like):
     """y[rows[i]] += segment i on x [H]; at addresses[i] lie its neurons[i] neurons, of each its row of gate, its row of
     up, its column of down. addresses, neurons and rows [n], y [K, H]."""

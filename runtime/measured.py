@@ -11,28 +11,32 @@ HERE = "here"
 def costs_of(profile: HardwareProfile, shape: Shape, *, link: str | None = None) -> Costs:
     """Costs of the model that was measured, with loads over `link`, by default the profile's own.
 
-    A step that finds its experts there takes what it took when measured, and so does one that finds none: the engine's
-    own work on a step counts with the rest of the layer, that on an expert which is brought as the link's latency.
-    Raises BadInput for a link that was not measured.
+    A step that finds its experts there takes what it took when measured: the engine's own work on a step counts with
+    the rest of the layer, that on an expert which is brought by itself. Raises BadInput for a link that was not
+    measured.
     """
     one, many = profile.decode, profile.compute[-1]
     load = profile.load(link)
     expert_s = min(one.expert.median, one.moe.median / shape.top_k)
     engine_s = one.moe.median - shape.top_k * expert_s
+    latency_s = min(max(0.0, load.latency.median), load.seconds.median) if load.latency else 0.0
     near = profile.near_at()
     return Costs(
         expert=Work(expert_s, many.expert.median / many.tokens),
-        load_s=load.seconds.median,
-        load_latency_s=_latency(load, hidden_s=expert_s * (1 - 1 / shape.top_k)),
+        load_s=load.seconds.median - latency_s,
+        load_latency_s=latency_s,
         near=Work(near[0].seconds.median, near[-1].seconds.median / near[-1].tokens),
         rest=Work(one.attention.median + engine_s, (many.attention.median + engine_s) / many.tokens),
         head=Work(one.head.median, many.head.median / many.tokens),
+        host_s=_host_seconds(load),
     )
 
 
-def _latency(load: Load, *, hidden_s: float) -> float:
-    """Of each load beside the link's own seconds; `hidden_s` behind the computing of the expert before it."""
-    return 0.0 if load.miss is None else max(0.0, load.miss.median + hidden_s - load.seconds.median)
+def _host_seconds(load: Load) -> float:
+    """Of each load; of profiles that did not tell it apart, what a miss took beyond the link."""
+    if load.host is not None:
+        return max(0.0, load.host.median)
+    return 0.0 if load.miss is None else max(0.0, load.miss.median - load.seconds.median)
 
 
 def machine_of(profile: HardwareProfile, shape: Shape, *, link: str | None = None) -> Machine:
@@ -43,7 +47,7 @@ def machine_of(profile: HardwareProfile, shape: Shape, *, link: str | None = Non
         HERE,
         fast_gbps=nbytes / costs.expert.memory_s,
         fast_tflops=float("inf"),
-        link_gbps=nbytes / costs.load_s,
+        link_gbps=nbytes / (costs.load_s + costs.load_latency_s),
         link_latency_s=0.0,
         near_gbps=nbytes / costs.near.memory_s,
         source=f"measured: {profile.conditions['device_name']}",

@@ -13,10 +13,13 @@ class Recorder:
         self._rows: list[dict[str, np.ndarray]] = []
         self._lengths: dict[int, int] = {}
         self._positions = np.empty(0, np.int32)
+        self._embeddings: list[np.ndarray] = []
+        self._num_iterations = 0
 
     def begin_pass(self, requests: np.ndarray) -> None:
         """`requests` [T]: whose token each row of the coming pass is."""
         self._requests = requests
+        self._is_new = True
         self._positions = np.empty(len(requests), np.int32)
         for request in np.unique(requests).tolist():
             rows = np.flatnonzero(requests == request)
@@ -26,6 +29,8 @@ class Recorder:
 
     def add(self, step: Step) -> None:
         num_tokens = len(step.selected)
+        if self._is_new and step.embedding is not None:
+            self._embed(step)
         self._rows.append(
             {
                 "request": self._requests.astype(np.int32),
@@ -37,9 +42,20 @@ class Recorder:
                 "weights": step.weights.astype(np.float32),
                 "probabilities": step.probabilities,
                 "predicted": step.predicted,
+                "iteration": None if step.embedding is None else self._iteration,
             }
         )
 
     def trace(self) -> Trace:
         columns = [name for name, column in self._rows[0].items() if column is not None]
-        return Trace(**{name: np.concatenate([row[name] for row in self._rows]) for name in columns})
+        embeddings = np.concatenate(self._embeddings) if self._embeddings else None
+        joined = {name: np.concatenate([row[name] for row in self._rows]) for name in columns}
+        return Trace(**joined, embeddings=embeddings)
+
+    def _embed(self, step: Step) -> None:
+        """Keep what the requests of this pass gave the model, once a pass."""
+        self._is_new = False
+        counts = np.diff(step.last, prepend=-1)
+        self._iteration = self._num_iterations + np.repeat(np.arange(len(counts), dtype=np.int32), counts)
+        self._embeddings.append(step.embedding)
+        self._num_iterations += len(counts)

@@ -11,6 +11,7 @@ from artifacts.errors import BadUsage
 from artifacts.hardware import machine
 from artifacts.names import unknown
 from runtime import budget as sizes
+from runtime import solving
 from runtime.assembly import build_controller, fast_tier, pools
 from runtime.cache import Scope
 from runtime.engine import Engine
@@ -26,7 +27,7 @@ from runtime.recorder import Recorder
 from runtime.replicas import open_replicas
 from runtime.shadows import Shadows
 from runtime.slots import Slots
-from runtime.tiers import open_tiers, resolve_device, resolve_link
+from runtime.tiers import link_name, open_tiers, resolve_device, resolve_link
 
 FUSED, EXACT = "fused", "exact"
 EXPERTS = (FUSED, EXACT)
@@ -66,6 +67,11 @@ class Settings:
         """Artefacts that the chosen policies cannot do without."""
         return build(self.texts()).requires
 
+    @property
+    def wants(self) -> frozenset[str]:
+        """Those, and what they take where it is there."""
+        return build(self.texts()).wants
+
 
 class Session:
     """A model that runs at a budget. A context manager; once closed, the opened model can be used again."""
@@ -86,7 +92,9 @@ class Session:
             scope=self.scope,
             artefacts=artefacts,
             machine=settings.scaled_to or HERE,
+            link=None if settings.scaled_to else link_name(opened, settings.link),
         )
+        self.fallbacks += self.policies.fallbacks
         num_slots = fast.num_slots
         window = sizes.nbytes(settings.window) if settings.window else None
         choice = resolve_link(opened, link=settings.link, near=settings.near, scaled_to=settings.scaled_to)
@@ -119,7 +127,11 @@ class Session:
         self.engine.distance = prefetch.distance if prefetch.reads_predictions else 0
         if any(getattr(self.policies, axis).sees_probabilities for axis in POLICIES):
             self.engine.see_probabilities()
+        self.engine.wants_embeddings = self.controller.sees_embeddings
         self.engine.install()
+        self.matching = self.policies.matching
+        if self.matching:
+            self.matching.run_in_background()
         self._next_request = 0
         if fast.shadows is not None or self.policies.widths:
             resident = set() if fast.shadows is None else set(fast.shadows.tolist())
@@ -144,6 +156,8 @@ class Session:
         """Give the model back, and the fast tier free."""
         self.engine.uninstall()
         self.tiers.link.close()
+        if self.matching:
+            self.matching.close()
 
     # Running
 
@@ -171,6 +185,7 @@ class Session:
         """Write down every step from here on, with all that a replay needs."""
         recorder = Recorder()
         self.engine.see_probabilities()
+        self.engine.see_embeddings()
         self.engine.on_step, self.engine.on_pass = recorder.add, recorder.begin_pass
         return recorder
 
@@ -191,7 +206,7 @@ class Session:
             "experts": cache.shape.num_keys,
             "expert_bytes": cache.shape.expert_nbytes,
             "fast_bytes": self.slots.nbytes + (self.shadows.nbytes if self.shadows else 0),
-            "split": self._split(),
+            "split": solving.receipt(self.fast.split, self.opened.shape),
             "replicas": self._replicas(),
             "pinned_bytes": self.tiers.pinned_nbytes,
             "prefetch_window_bytes": self.window,
@@ -206,17 +221,6 @@ class Session:
             return None
         stores = open_replicas(self.opened, artefacts.replicas, sorted(set(fast.shadows.tolist())))
         return Shadows(stores, fast.shadows, self.opened.model.device)
-
-    def _split(self) -> dict[str, object]:
-        """By layer the ratio at which experts are cut, to whole neurons, and tops in the fast tier."""
-        split, shape = self.fast.split, self.opened.shape
-        if split is None:
-            return {}
-        return {
-            "theta": " ".join(f"{neurons / shape.num_neurons:.3g}" for neurons in split.top_neurons.tolist()),
-            "tops": " ".join(map(str, split.num_tops.tolist())),
-            "bottoms": split.num_bottoms,
-        }
 
     def _replicas(self) -> dict[str, object]:
         """What is computed below full precision, where, and by which kernel; and how many experts that counted as

@@ -20,7 +20,7 @@ def replay(trace: Trace, controller: Controller, timing: Timing | None = None) -
     current = -1
     ordered, spans = replace(trace, experts=trace.experts.astype(np.int64)).scheduled()
     for pass_index, phase, layer, rows in spans:
-        step = _step(ordered, rows, pass_index, phase, layer, controller.num_predicted)
+        step = _step(ordered, rows, pass_index, phase, layer, controller)
         if pass_index != current:
             current = pass_index
             controller.begin_pass(len(step.selected))
@@ -33,11 +33,14 @@ def replay(trace: Trace, controller: Controller, timing: Timing | None = None) -
         timing.end_pass()
 
 
-def _step(trace: Trace, rows: slice, pass_index: int, phase: int, layer: int, num_predicted: int) -> Step:
-    """What the live run saw: predictions only as far as the prefetch policy asked for them."""
-    predicted = last = None
-    if num_predicted and trace.predicted is not None:
-        predicted, last = trace.predicted[rows, :num_predicted], last_tokens(trace.request[rows])
+def _step(trace: Trace, rows: slice, pass_index: int, phase: int, layer: int, controller: Controller) -> Step:
+    """What the live run saw: predictions and embeddings only as far as policies asked for them."""
+    predicted = last = embedding = None
+    if controller.num_predicted and trace.predicted is not None:
+        predicted, last = trace.predicted[rows, : controller.num_predicted], last_tokens(trace.request[rows])
+    if controller.sees_embeddings and trace.iteration is not None:
+        last = last_tokens(trace.request[rows])
+        embedding = trace.embeddings[trace.iteration[rows][last]]
     return Step(
         pass_index=pass_index,
         phase=phase,
@@ -47,4 +50,5 @@ def _step(trace: Trace, rows: slice, pass_index: int, phase: int, layer: int, nu
         probabilities=None if trace.probabilities is None else trace.probabilities[rows],
         predicted=predicted,
         last=last,
+        embedding=embedding,
     )

@@ -8,7 +8,7 @@ from artifacts.replicafile import replica_root
 from artifacts.replicas import FULL_BITS, Replicas, in_memory, passed_on
 from artifacts.rows import buddy_matrices, entropy_percentiles, quant_loss_matrices, split_columns
 from artifacts.shape import Shape
-from artifacts.splits import SolvedSplit
+from artifacts.splits import Latencies, SolvedSplit
 from artifacts.store import Store
 from runtime.measured import HERE
 from runtime.policies.base import Artefacts
@@ -33,10 +33,24 @@ def load_splits(store: Store, model_id: str) -> tuple[SolvedSplit, ...] | None:
     found = []
     for run in reversed(store.runs()):
         if (run.info.command, run.info.model_id) == ("split", model_id):
-            budgets, _, theta, _ = split_columns(store.read("splits", run.run_id))
-            asked = run.info.parameters
-            found.append(SolvedSplit(int(asked["budget_bytes"]), str(asked.get("machine", HERE)), budgets, theta))
+            found.append(_split_of(store, run))
     return tuple(found) or None
+
+
+def _split_of(store: Store, run: StoredRun) -> SolvedSplit:
+    budgets, _, theta, _ = split_columns(store.read("splits", run.run_id))
+    asked = run.info.parameters
+    return SolvedSplit(
+        int(asked["budget_bytes"]),
+        str(asked.get("machine", HERE)),
+        budgets,
+        theta,
+        Latencies(**asked["latencies"]),
+        solver=asked["solver"],
+        zeta=asked["zeta"],
+        link=asked.get("link"),
+        source=f"run {run.run_id} of {store.path.name}",
+    )
 
 
 def load_replicas(store: Store, run: StoredRun, shape: Shape) -> Replicas:

@@ -6,13 +6,16 @@ from functools import cached_property
 
 import numpy as np
 
+from artifacts.curves import Curves
 from artifacts.errors import BadInput
 from artifacts.hardware import Machine
 from artifacts.modelshapes import ModelShape
 from artifacts.nextuse import NextUse
 from artifacts.replicas import Replicas
+from artifacts.splits import Latencies, SolvedSplit
 from artifacts.trace import Trace
-from runtime import derived
+from runtime import budget as sizes
+from runtime import derived, solving
 from runtime.assembly import build_controller, fast_tier
 from runtime.cache import Scope
 from runtime.policies import POLICIES, Policies, build, describe, preset
@@ -20,6 +23,7 @@ from runtime.policies.base import Artefacts, FastTier
 from runtime.simulate import replay
 from runtime.timing import Costs, Timing
 
+_ENOUGH = 10_000  # steps, to tell which of some splits is the fastest
 _DERIVED = {"buddies": "buddy lists", "entropy": "percentiles of token entropy"}
 
 
@@ -33,9 +37,13 @@ class Setting:
     scope: str | None = None
     budget: str = "25%"
 
+    def texts(self) -> dict[str, str]:
+        """The text of every axis."""
+        return preset(self.preset).texts() | dict(self.policies)
+
     def build(self) -> Policies:
         """Raises BadUsage for a name or a parameter that is not known."""
-        return build(preset(self.preset).texts() | dict(self.policies))
+        return build(self.texts())
 
 
 def oracles(setting: Setting) -> tuple[Setting, Setting]:
@@ -51,7 +59,7 @@ def oracles(setting: Setting) -> tuple[Setting, Setting]:
 class Outcome:
     """What happened: counters over all passes and by layer, and times as `Timing.summary` gives them. `num_slots`: of
     whole experts, as many as their bytes hold where experts are split. `fast_nbytes`: of the slots and of the replicas
-    that stay beside them."""
+    that stay beside them. `split`: how experts are cut, and by what, where they are."""
 
     setting: Setting
     policies: dict[str, str]
@@ -62,6 +70,7 @@ class Outcome:
     counters: dict[str, int]
     by_layer: list[dict[str, int]]
     times: dict[str, float | None]
+    split: dict[str, object]
 
 
 class Workload:
@@ -85,15 +94,18 @@ class Workload:
         self._artefacts = artefacts or Artefacts()
         self._costs = costs or Costs.of(model, machine)
         self._window = window
+        self._splits: dict[tuple, SolvedSplit] = {}  # by budget and policies
 
     def run(self, setting: Setting) -> Outcome:
         """Replay the trace from an empty cache. Raises BadUsage, BadInput or Incompatible."""
         policies, shape = setting.build(), self.model.shape
         scope = Scope(setting.scope or preset(setting.preset).scope)
         self._check_columns(policies)
-        artefacts = self._artefacts_for(policies)
         budget = preset(setting.preset).budget or setting.budget
+        artefacts = self._artefacts_for(policies, setting)
         fast = fast_tier(policies, shape, budget, scope=scope, artefacts=artefacts, machine=self.machine.name)
+        for note in policies.fallbacks:
+            self._assume(note)
         window = self._window_for(policies)
         controller = build_controller(
             policies,
@@ -117,6 +129,7 @@ class Workload:
             counters=controller.counters.totals(),
             by_layer=controller.counters.by_layer(),
             times=timing.summary(),
+            split=solving.receipt(fast.split, shape),
         )
 
     def _window_for(self, policies: Policies) -> int:
@@ -126,8 +139,8 @@ class Workload:
             return self._window
         return self._costs.window_nbytes(self.model.shape.expert_nbytes, self.model.shape.top_k)
 
-    def _artefacts_for(self, policies: Policies) -> Artefacts:
-        """What these policies require, and no more of what takes time to count."""
+    def _artefacts_for(self, policies: Policies, setting: Setting) -> Artefacts:
+        """What these policies want, and no more of what takes time to count."""
         found, needs = self._artefacts, policies.requires
         if "next_use" in needs:
             found = replace(found, next_use=self._next_use)
@@ -138,7 +151,71 @@ class Workload:
         if "replicas" in needs and found.replicas is None:
             found = replace(found, replicas=self._typical_replicas)
             self._assume("replicas: sizes as in groups of 128, losses as of a small model, use as in the trace")
+        if "splits" in policies.wants:
+            found = replace(found, splits=self._splits_for(setting, is_required="splits" in needs))
         return found
+
+    def _splits_for(self, setting: Setting, *, is_required: bool) -> tuple[SolvedSplit, ...]:
+        """The store's for this machine; if none is for this budget, one solved on the trace itself. Raises BadInput
+        where one is required and the trace cannot tell."""
+        known = tuple(split for split in self._artefacts.splits or () if split.machine == self.machine.name)
+        nbytes = sizes.budget_nbytes(setting.budget, self.model.shape)
+        if any(split.budget_nbytes == nbytes for split in known):
+            return known
+        try:
+            solved = self.solved(setting)
+        except BadInput as problem:
+            if is_required:
+                raise
+            self._assume(f"no split is solved: {problem}")
+            return known
+        self._assume(
+            f"the split of {setting.budget} is solved on the trace that is replayed ({solved.source}): what it gains "
+            "there, other text may not"
+        )
+        return (solved, *known)
+
+    def solved(self, setting: Setting) -> SolvedSplit:
+        """Of all candidates the split of the setting's budget with which its policies replay the trace, or the
+        beginning of it, fastest. Raises BadInput where the trace cannot tell."""
+        nbytes = sizes.budget_nbytes(setting.budget, self.model.shape)
+        known = (nbytes, setting.preset, *sorted(setting.policies.items()), setting.scope)
+        if known not in self._splits:
+            self._splits[known] = self._fastest(setting, nbytes)
+        return self._splits[known]
+
+    def _fastest(self, setting: Setting, nbytes: int) -> SolvedSplit:
+        shape = self.model.shape
+        unsolved = SolvedSplit(nbytes, self.machine.name, np.empty(0), np.empty(0), self.latencies)
+        passing = setting.build().residency.passing
+        texts = setting.texts() | {"residency": f"split:theta=None,passing={passing}"}
+        tried = replace(setting, policies=texts)
+        found = []
+        for split in solving.candidates(self.curves, shape, unsolved):
+            known = {
+                "artefacts": replace(self._artefacts, splits=(split,)),
+                "window": self._window,
+                "costs": self._costs,
+            }
+            times = Workload(self._beginning, self.model, self.machine, **known).run(tried).times
+            found.append((times["tpot_ms"] or times["ttft_ms"], split))
+        ms, best = min(found, key=lambda pair: pair[0])
+        how = f"{best.solver}, theta {best.theta.min():.2g} to {best.theta.max():.2g}"
+        return replace(best, source=f"{how}, the fastest of {len(found)} by replay, {ms:.4g} ms a token")
+
+    @cached_property
+    def _beginning(self) -> Trace:
+        """As many passes as have some ten thousand steps."""
+        passes = self.trace.pass_indices()
+        return self.trace.take(np.flatnonzero(passes < max(1, _ENOUGH // self.model.shape.num_layers)))
+
+    @property
+    def latencies(self) -> Latencies:
+        return solving.latencies_of(self._costs, self.model.shape.top_k)
+
+    @cached_property
+    def curves(self) -> Curves:
+        return solving.curves_of(self.trace, self.model.shape)
 
     def _assume(self, note: str) -> None:
         if note not in self.assumed:

@@ -60,6 +60,15 @@ def resolve_link(opened: MoeModel, *, link: str, near: str | None, scaled_to: st
     return LinkChoice("emulated", *sizes.rate(link), near_rate)
 
 
+def link_name(opened: MoeModel, link: str) -> str:
+    """How a hardware profile calls what `--link` says: `pinned` for a GPU's own, `disk`, or the rate as given.
+
+    Raises BadUsage for what is not understood or not there.
+    """
+    kind = resolve_link(opened, link=link, near=None, scaled_to=None).kind
+    return {"cuda": "pinned", "disk": "disk", "emulated": link}[kind]
+
+
 def open_tiers(
     opened: MoeModel, choice: LinkChoice, replicas: Mapping[int, ReplicaStore], *, split: Split | None = None
 ) -> Tiers:

@@ -31,6 +31,7 @@ class Costs:
     """What one model costs on one machine. `rest`: of a layer, all but its routed experts; `head`: of a pass.
 
     Loading an expert and computing it near its memory are given at full precision; a replica takes its share of bytes.
+    Each load takes `load_latency_s` of the link besides, and `host_s` of whoever computes: the engine's own work on it.
     """
 
     expert: Work
@@ -39,6 +40,7 @@ class Costs:
     near: Work
     rest: Work
     head: Work
+    host_s: float = 0.0
 
     @classmethod
     def of(cls, model: ModelShape, machine: Machine) -> "Costs":
@@ -64,7 +66,7 @@ class Costs:
     def window_nbytes(self, expert_nbytes: int, top_k: int) -> int:
         """Bytes that the link moves while one layer of one token is computed."""
         layer_s = self.rest.seconds(1) + top_k * self.expert.seconds(1)
-        return rounded_window(layer_s / self.load_s, expert_nbytes)
+        return rounded_window(layer_s / (self.load_latency_s + self.load_s), expert_nbytes)
 
 
 def rounded_window(num_experts: float, expert_nbytes: int) -> int:
@@ -166,6 +168,7 @@ class Timing:
         for place in loads:
             if place.slot in self._pending:
                 self._link.cancel(self._pending.pop(place.slot))
+            self._now_s += self._costs.host_s
             seconds = self._costs.load_latency_s + self._costs.load_s * self._share[place.bits] * place.share
             self._pending[place.slot] = self._link.issue(self._now_s, seconds, is_demand=is_demand)
 

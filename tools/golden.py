@@ -12,14 +12,17 @@ from pathlib import Path
 
 from artifacts.files import replacing
 from artifacts.shape import Shape
+from artifacts.trace import Trace
 from artifacts.tracefile import read_parquet
 from runtime.cache import Scope
+from runtime.derived import maps
 from runtime.policies import POLICIES
 from tests.runtime.contract import Case, run
 
 DATA = Path(__file__).parent.parent / "tests" / "data"
 GOLDEN = DATA / "golden.json"
 SHAPE = Shape(num_layers=8, num_experts=32, top_k=4, expert_nbytes=160)
+NUM_MAPS = 200  # of the requests that are not replayed
 SLOTS = (16, 32, 48, 64, 96, 128, 192, 240)  # of 256; the first two are fewer than one token wants, or just as many
 QUARTER = (64,)  # for the other axes, which run over lru
 REQUESTS = 2
@@ -46,17 +49,18 @@ def every_row() -> list[str]:
 def count(row: str) -> Row:
     """Replay the trace by one policy, the other axes plain."""
     axis, name = row.split("/")
-    trace = read_parquet(DATA / "demo-trace.parquet", num_experts=SHAPE.num_experts)
-    trace = trace.take(trace.request < REQUESTS)
+    recorded = read_parquet(DATA / "demo-trace.parquet", num_experts=SHAPE.num_experts)
+    trace, others = recorded.take(recorded.request < REQUESTS), recorded.take(recorded.request >= REQUESTS)
     slots = SLOTS if axis == "eviction" else QUARTER
     return {
-        scope: [_count(Case(SHAPE, trace, n, scope, 2 * SHAPE.expert_nbytes), axis, name) for n in slots]
+        scope: [_count(Case(SHAPE, trace, n, scope, 2 * SHAPE.expert_nbytes), axis, name, others) for n in slots]
         for scope in Scope
     }
 
 
-def _count(case: Case, axis: str, name: str) -> list[int]:
-    totals = run(case, **{axis: name}).counters.totals()
+def _count(case: Case, axis: str, name: str, others: Trace) -> list[int]:
+    found = maps(others, case.shape, capacity=NUM_MAPS) if name == "map" else None
+    totals = run(case, maps=found, **{axis: name}).counters.totals()
     return [totals[counter] for counter in COUNTERS]
 
 

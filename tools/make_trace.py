@@ -2,8 +2,8 @@
 
     python -m tools.make_trace tests/data/demo-trace.parquet
 
-Probabilities and one-layer predictions are kept to `MANTISSA_BITS` bits, so that the file stays small; the router's
-choice and its weights are exact.
+Probabilities, one-layer predictions and embeddings are kept to `MANTISSA_BITS` bits, so that the file stays small; the
+router's choice and its weights are exact.
 """
 
 import argparse
@@ -70,8 +70,8 @@ def main() -> None:
     path = parser.parse_args().path
     torch.set_num_threads(1)
     trace = record()
-    predicted, probabilities = shortened(trace.predicted), shortened(trace.probabilities)
-    write(replace(trace, predicted=predicted, probabilities=probabilities), path)
+    kept = {name: shortened(getattr(trace, name)) for name in ("predicted", "probabilities", "embeddings")}
+    write(replace(trace, **kept), path)
     print(f"{path}: {len(trace)} rows, {path.stat().st_size} bytes")
 
 

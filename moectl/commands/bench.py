@@ -9,6 +9,7 @@ from moectl.benchreplay import simulated
 from moectl.benchrequest import Request
 from moectl.benchviews import Benched, sheets
 from moectl.bundled import demo_model
+from moectl.commands.report import check_report, report
 from moectl.imported import keep, read_results
 from moectl.render import show_json, show_sheet
 
@@ -16,19 +17,30 @@ BUNDLED = "bundled"
 
 
 def bench(
-    name: str | None, request: Request, *, store: Path, device: str, threads: int, results: Sequence[Path] = ()
+    name: str | None,
+    request: Request,
+    *,
+    store: Path,
+    device: str,
+    threads: int,
+    results: Sequence[Path] = (),
+    page: Path | None = None,
 ) -> Benched:
     """Measure, or simulate, what `request` asks for on the model `name`, a folder or hub id (None: the bundled one).
 
     What is finished is in the store at once, and the same command goes on from there. `results` are files of other
-    tools, whose rows come last.
+    tools, whose rows come last. With `page` the report of this bench is written there.
     """
+    if page:
+        check_report(page)
     model = str(demo_model()) if name in (None, BUNDLED) else name
     imported = [read_results(path) for path in results]
     verb = simulated if request.simulate else live
     benched = verb(model, request, store=store, device=device, threads=threads)
     rows = [row for one in imported for row in keep(one, store=store)]
     notes = (*benched.notes, *(one.note for one in imported))
+    if page and benched.has_run:
+        notes += (f"report: {report(page, store=store, job=benched.job).path}",)
     return replace(benched, rows=[*benched.rows, *rows], notes=notes)
 
 

@@ -18,12 +18,13 @@ from moectl.opening import open_quietly
 from moectl.options import DEFAULT_STORE
 from moectl.render import Sheet, human_bytes, show_json, show_sheet
 from profilers.corpus import documents, token_sequences
-from profilers.loads import QUICK, link_of_run
+from profilers.loads import QUICK
 from profilers.machine import Here
 from profilers.prediction import Prediction, check
 from profilers.routing import check_sequences
 from runtime import budget as sizes
 from runtime.model import MoeModel
+from runtime.tiers import link_name
 
 _NUM_SEQUENCES, _PREFILL, _DECODE = 4, 16, 24
 _MOST = 0.8  # of the memory that can be had
@@ -49,12 +50,12 @@ def doctor(name: str | None, *, budget: str, link: str, device: str, threads: in
     torch.set_num_threads(threads)
     path = name or str(demo_model())
     opened = open_quietly(path, device=device)
-    link_of_run(opened, link)  # what is not understood is told before anything is measured
+    link_name(opened, link)  # what is not understood is told before anything is measured
     here = Here.look(opened.model.device)
     _check_room(opened, budget, here)
     link = hardware.affordable(opened, link)
     stored = _stored(path, opened, store)
-    is_stored = stored is not None and _fits(stored.profile, here, link_of_run(opened, link))
+    is_stored = stored is not None and _fits(stored.profile, here, link_name(opened, link))
     measured = stored if is_stored else _measured(path, opened, link, store)
     shown = "" if store == DEFAULT_STORE else f" --store {store}"
     found = findings.of_machine(here, opened.shape) + findings.of_disk(measured.profile)

@@ -1,20 +1,28 @@
-"""`moectl export`: a GPTQ checkpoint out of the replicas of one width."""
+"""`moectl export`: what a store holds, for other programs: a GPTQ checkpoint, JSON, CSV, an option of llama.cpp."""
 
+import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from artifacts.errors import BadInput, BadUsage, Incompatible
+from artifacts.files import replacing
 from artifacts.gptqfile import WIDTHS
+from artifacts.names import unknown
 from artifacts.provenance import StoredRun
 from artifacts.replicafile import Parts, read_replica, replica_root, verify
 from artifacts.store import Store
 from moectl.bundled import demo_model
+from moectl.exports import FORMS, JSON_FORMS, OVERRIDE_TENSOR, Exportable, find, override_tensor, routing
 from moectl.opening import open_quietly
 from moectl.progress import progress_bar
 from moectl.render import console, human_bytes, show_json
 from profilers.exporting import export_gptq
 from runtime.checkpoint import open_checkpoint
 from runtime.locate import locate
+
+GPTQ = "gptq"
+_BLOCK = re.compile(r"\.(\d+)\.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +35,63 @@ class Exported:
     nbytes: int
 
 
-def export(name: str | None, out: Path, *, bits: int, store: Path, run: int | None) -> Exported:
+@dataclass(frozen=True, slots=True)
+class Text:
+    """What other programs read, from which run; `out` is the file it was written to, if any."""
+
+    what: str
+    text: str
+    run_id: int
+    out: Path | None
+
+
+def export_text(name: str | None, what: str, out: Path | None, *, budget: str, store: Path, run: int | None) -> Text:
+    """What the newest run that fits holds, of the model `name` if one is named; written to `out` if that is given.
+
+    Raises BadUsage (unknown name), BadInput (store) and Incompatible (nothing there, another model).
+    """
+    if what not in FORMS:
+        raise BadUsage(unknown("export", what, (GPTQ, *FORMS)))
+    opened = open_quietly(name, device="cpu") if name else None
+    with Store.open(store, read_only=True) as kept:
+        model = kept.require_model(opened.fingerprint, name=name) if opened else None
+        source = find(kept, what, run_id=run, model=model, budget=budget)
+        text = _text(what, source)
+    if out:
+        with replacing(out) as temporary:
+            temporary.write_text(text, encoding="utf-8")
+    return Text(what, text, source.run.run_id, out)
+
+
+def _text(what: str, source: Exportable) -> str:
+    if what in JSON_FORMS:
+        return json.dumps(JSON_FORMS[what](source)) + "\n"
+    return override_tensor(source, _blocks(source.model.name)) if what == OVERRIDE_TENSOR else routing(source)
+
+
+def _blocks(name: str) -> list[int]:
+    """The numbers of a model's MoE layers among all its layers: those before may be dense."""
+    return [int(_BLOCK.search(layer.name)[1]) for layer in open_quietly(name, device="cpu").layers]
+
+
+def show_text(text: Text, *, as_json: bool) -> None:
+    """Print it, or where it was written. In JSON what is text is a string."""
+    if as_json:
+        content = json.loads(text.text) if text.what in JSON_FORMS else text.text
+        show_json({"what": text.what, "run": text.run_id, "out": text.out and str(text.out), "content": content})
+    elif text.out is None:
+        print(text.text, end="")
+    else:
+        console().print(f"{text.out}: {text.what} of run {text.run_id}", markup=False)
+
+
+def export(name: str | None, out: Path | None, *, bits: int, store: Path, run: int | None) -> Exported:
     """Write the model `name` (None: the bundled one) with its experts at `bits` to the new folder `out`.
 
     Every file of replicas is compared with its hash before it is used.
     """
+    if out is None:
+        raise BadUsage("a GPTQ checkpoint is a folder: give --out FOLDER, which must not be there yet")
     if bits not in WIDTHS:
         raise BadUsage(f"GPTQ checkpoints have 2, 3 or 4 bits, not {bits}")
     name = name or str(demo_model())

@@ -17,11 +17,12 @@ from moectl.opening import open_quietly
 from moectl.progress import progress_bar
 from moectl.render import Sheet, human_bytes, show_json, show_sheet
 from profilers.hardware import measure
-from profilers.loads import THOROUGH, Effort, link_of_run
+from profilers.loads import THOROUGH, Effort
 from profilers.machine import Here
 from runtime.locate import locate
 from runtime.model import MoeModel
 from runtime.stored import load_artefacts
+from runtime.tiers import link_name
 
 _MOST_PINNED = 0.8  # of the RAM that can be had
 
@@ -58,7 +59,7 @@ def profile_hardware(name: str | None, *, link: str, device: str, threads: int, 
 
 
 def measured(name: str, opened: MoeModel, *, link: str, replicas: Replicas | None, effort: Effort) -> HardwareProfile:
-    link_of_run(opened, link)  # what is not understood is told before anything is measured
+    link_name(opened, link)  # what is not understood is told before anything is measured
     with progress_bar("measuring", unit="parts") as advance:
         return measure(
             opened,
@@ -118,7 +119,10 @@ def sheets(found: Measured) -> list[Sheet]:
     compute = [
         (one.tokens, *(_us(part) for part in (one.attention, one.moe, one.head, one.expert))) for one in profile.compute
     ]
-    loads = [(one.link, _us(one.seconds), one.gbps, one.miss and _us(one.miss)) for one in profile.loads]
+    loads = [
+        (one.link, _us(one.seconds), one.gbps, *(part and _us(part) for part in (one.latency, one.miss, one.host)))
+        for one in profile.loads
+    ]
     near = [(f"{one.bits}", one.tokens, _us(one.seconds)) for one in profile.near]
     return [
         Sheet(
@@ -128,7 +132,7 @@ def sheets(found: Measured) -> list[Sheet]:
         ),
         Sheet(
             "Bringing one expert, microseconds (interquartile range)",
-            ("link", "over the link", "GB/s", "a miss adds to a step"),
+            ("link", "over the link", "GB/s", "latency of it", "a miss adds to a step", "the engine's work of it"),
             loads,
         ),
         Sheet("One expert near memory, microseconds", ("bits", "tokens", "on the CPU"), near, conditions(found)),

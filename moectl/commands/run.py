@@ -78,10 +78,13 @@ def open_session(name: str, settings: Settings, *, store: Path) -> Session:
 
 
 def artefacts_for(name: str, opened: MoeModel, settings: Settings, *, store: Path) -> Artefacts:
-    """What the chosen policies need; a store they do not need is not opened. Raises Incompatible."""
-    if not settings.requires or not store.exists():
+    """What the chosen policies want; a store they do not need is not opened, and one of another model is refused only
+    where they cannot do without it. Raises Incompatible."""
+    if not settings.wants or not store.exists():
         return Artefacts()
     with Store.open(store, read_only=True) as held:
+        if not settings.requires and opened.fingerprint not in {model.fingerprint for model in held.models()}:
+            return Artefacts()
         model = held.require_model(opened.fingerprint, name=name)
         return load_artefacts(held, model.model_id, opened.shape)
 

@@ -170,6 +170,7 @@ def receipt(simulated: Simulated) -> dict[str, object]:
         "policies": first.policies,
         "scope": str(first.scope),
         "slots": first.num_slots,
+        "split": first.split,
         "prefetch_window_bytes": first.window,
         "assumed": simulated.assumed,
     }

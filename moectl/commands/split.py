@@ -8,22 +8,23 @@ import numpy as np
 import pyarrow as pa
 
 from artifacts import measured
-from artifacts.curves import Curves, measure
-from artifacts.errors import BadInput, BadUsage, Incompatible
+from artifacts.curves import Curves
+from artifacts.errors import BadUsage, Incompatible
 from artifacts.hardware import machine
 from artifacts.modelshapes import ModelShape
 from artifacts.names import unknown
 from artifacts.provenance import ModelInfo, RunInfo, utc_now
 from artifacts.rows import curve_rows, split_rows
-from artifacts.splits import SOLVERS, Answer, allocate, expert_split
+from artifacts.splits import SOLVERS, Answer, Latencies, expert_split
 from artifacts.store import Store
-from artifacts.trace import DECODE, PHASES
+from artifacts.trace import PHASES
 from moectl import splitviews
 from moectl.bundled import demo_model
 from moectl.render import Sheet, show_json, show_sheet
 from moectl.tracesource import Opened, Source, open_source
 from runtime import budget as sizes
-from runtime.measured import HERE
+from runtime.measured import HERE, costs_of
+from runtime.solving import counted_phases, curves_of, latencies_of, solve
 from runtime.timing import Costs
 
 COMMAND = "split"
@@ -51,32 +52,10 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Latencies:
-    """Seconds for one token of a layer but for its routed experts, of its k experts, of the head; of loading an expert.
-
-    `basis`: of a named machine, or of the run that measured them and its machine.
-    """
-
-    attention_s: float
-    moe_s: float
-    head_s: float
-    load_s: float
-    basis: dict[str, object]
-
-    def arguments(self) -> tuple[float, float, float, float]:
-        """As `artifacts.splits` takes them."""
-        return self.head_s + self.attention_s, self.moe_s, self.attention_s, self.load_s
-
-    def __str__(self) -> str:
-        parts = (("attention", self.attention_s), ("experts", self.moe_s), ("head", self.head_s), ("load", self.load_s))
-        name = self.basis.get("machine") or f"hardware run {self.basis['hardware_run']} over {self.basis['link']}"
-        return f"{name}: " + ", ".join(f"{part} {seconds * 1e3:.4g} ms" for part, seconds in parts)
-
-
-@dataclass(frozen=True, slots=True)
 class Split:
-    """What was found and from what. `exposed_ms` of a token over all layers: this split's, and what equal budgets or
-    the other solvers would leave."""
+    """What was found and from what. `basis` of the latencies: a named machine, or the run that measured them and its
+    machine. `exposed_ms` of a token over all layers: this split's, and what equal budgets or the other solvers would
+    leave."""
 
     run_id: int
     answer: Answer
@@ -84,6 +63,7 @@ class Split:
     parameters: dict[str, object]
     source: str
     latencies: Latencies
+    basis: dict[str, object]
     exposed_ms: dict[str, float]
     assumed: tuple[str, ...]
 
@@ -97,11 +77,11 @@ def split(source: Source, request: Request) -> Split:
     opened = open_source(source)
     info = _named_model(source, opened)
     model_id = info.model_id if info else opened.model_id
-    latencies = _latencies(source.store, request, opened.model, model_id)
-    phases, curves = _curves(opened)
+    latencies, basis = _latencies(source.store, request, opened.model, model_id)
+    curves = curves_of(opened.trace, opened.model.shape)
     answers = _solve(request, opened.model, latencies, curves)
     exposed_ms = {name: float(answer[1].sum()) * 1e3 for name, answer in answers.items()}
-    parameters = _parameters(request, opened, latencies, phases) | {"exposed_ms": exposed_ms[request.solver]}
+    parameters = _parameters(request, opened, latencies, basis) | {"exposed_ms": exposed_ms[request.solver]}
     answer = answers[request.solver]
     tables = {"curves": curve_rows(curves.hit, curves.prediction, curves.prediction_hit), "splits": split_rows(*answer)}
     run = RunInfo(
@@ -115,7 +95,7 @@ def split(source: Source, request: Request) -> Split:
     )
     run_id = _write(source.store, info, run, tables)
     assumed = (*opened.trace.assumed, *opened.model.assumed)
-    return Split(run_id, answer, curves, parameters, opened.name, latencies, exposed_ms, assumed)
+    return Split(run_id, answer, curves, parameters, opened.name, latencies, basis, exposed_ms, assumed)
 
 
 def show(found: Split, *, as_json: bool) -> None:
@@ -136,7 +116,7 @@ def layers(found: Split) -> Sheet:
     totals = ", ".join(f"{name} {value:.4g} ms" for name, value in found.exposed_ms.items())
     note = (
         f"run {found.run_id}: {found.answer[0].sum():.6g} experts ({asked['budget']}), solver {asked['solver']}\n"
-        f"exposed a token: {totals}\n{found.latencies}"
+        f"exposed a token: {totals}\n{_told(found)}"
     )
     shown = (curves.hit, curves.prediction, curves.prediction_hit)
     return splitviews.splits(found.answer, shown, title=f"Split of {asked['model']} by {found.source}", note=note)
@@ -162,11 +142,13 @@ def _named_model(source: Source, opened: Opened) -> ModelInfo | None:
     return ModelInfo(name, model.fingerprint, model.family, model.shape)
 
 
-def _latencies(path: Path, request: Request, model: ModelShape, model_id: str | None) -> Latencies:
+def _latencies(
+    path: Path, request: Request, model: ModelShape, model_id: str | None
+) -> tuple[Latencies, dict[str, object]]:
+    """And whose they are."""
     if request.machine != HERE:
         costs = Costs.of(model, machine(request.machine))
-        parts = (costs.rest.seconds(1), model.shape.top_k * costs.expert.seconds(1), costs.head.seconds(1))
-        return Latencies(*parts, costs.load_latency_s + costs.load_s, {"machine": request.machine})
+        return latencies_of(costs, model.shape.top_k), {"machine": request.machine}
     missing = Incompatible(f"{path} holds no hardware profile of this model: {measured.REMEDY}, or name a --machine")
     if model_id is None or not path.exists():
         raise missing
@@ -174,40 +156,38 @@ def _latencies(path: Path, request: Request, model: ModelShape, model_id: str | 
         run, profile = store.latest_run(measured.COMMAND, model_id), measured.stored_profile(store, model_id)
     if profile is None:
         raise missing
-    load, decode = profile.load(request.link), profile.decode
+    load, decode, costs = profile.load(request.link), profile.decode, costs_of(profile, model.shape, link=request.link)
+    parts = (part.median for part in (decode.attention, decode.moe, decode.head))
     basis = {"hardware_run": run.run_id, "hardware": list(profile.machine), "link": load.link}
-    parts = (part.median for part in (decode.attention, decode.moe, decode.head, load.seconds))
-    return Latencies(*parts, basis)
+    return Latencies(*parts, costs.load_s, costs.load_latency_s + costs.host_s), basis
 
 
-def _curves(opened: Opened) -> tuple[list[str], Curves]:
-    """Of decoding, where there is any. Raises BadInput where the trace cannot tell."""
-    trace = opened.trace
-    if trace.predicted is None:
-        raise BadInput(
-            "the trace does not hold what routers predict: record one with `moectl profile --trace`, or with "
-            "`moectl run --prefetch next_gate --trace FILE`"
-        )
-    phases = [DECODE] if (trace.phase == DECODE).any() else sorted(set(trace.phase.tolist()))
-    curves = measure(trace, opened.model.shape, phases=phases)
-    unused = np.flatnonzero(curves.requests == 0).tolist()
-    if unused:
-        raise BadInput(f"layers {', '.join(map(str, unused))} never occur in the trace: it cannot tell what they need")
-    return [PHASES[phase] for phase in phases], curves
+def _told(found: Split) -> str:
+    seconds = found.latencies
+    parts = (
+        ("attention", seconds.attention_s),
+        ("experts", seconds.moe_s),
+        ("head", seconds.head_s),
+        ("an expert's bytes", seconds.load_s),
+        ("each transfer besides", seconds.latency_s),
+    )
+    basis = found.basis
+    name = basis.get("machine") or f"hardware run {basis['hardware_run']} over {basis['link']}"
+    return f"{name}: " + ", ".join(f"{part} {seconds * 1e3:.4g} ms" for part, seconds in parts)
 
 
 def _solve(request: Request, model: ModelShape, latencies: Latencies, curves: Curves) -> dict[str, Answer]:
     """By equal budgets, greedily, and as asked."""
     shape = model.shape
-    total = sizes.budget_nbytes(request.budget, shape) / shape.expert_nbytes
-    given = (*latencies.arguments(), shape.top_k, curves.hit, curves.prediction, curves.prediction_hit)
+    nbytes = sizes.budget_nbytes(request.budget, shape)
     solvers = dict.fromkeys(("greedy", request.solver))
-    found = {solver: allocate(total, request.zeta, *given, solver=solver) for solver in solvers}
-    even = np.full(shape.num_layers, total / shape.num_layers)
-    return {EVEN: (even, *expert_split(even, *given)), **found}
+    found = {solver: solve(curves, shape, nbytes, latencies, solver=solver, zeta=request.zeta) for solver in solvers}
+    even = np.full(shape.num_layers, nbytes / shape.expert_nbytes / shape.num_layers)
+    given = (*latencies.arguments(), shape.top_k, curves.hit, curves.prediction, curves.prediction_hit)
+    return {EVEN: (even, *expert_split(even, *given, latency_s=latencies.latency_s)), **found}
 
 
-def _parameters(request: Request, opened: Opened, latencies: Latencies, phases: list[str]) -> dict[str, object]:
+def _parameters(request: Request, opened: Opened, latencies: Latencies, basis: dict[str, object]) -> dict[str, object]:
     """By these a split made for something else is recognised."""
     shape = opened.model.shape
     return {
@@ -215,9 +195,9 @@ def _parameters(request: Request, opened: Opened, latencies: Latencies, phases: 
         "shape": asdict(shape),
         "budget": request.budget,
         "budget_bytes": sizes.budget_nbytes(request.budget, shape),
-        **latencies.basis,
-        "latencies": {name: getattr(latencies, name) for name in ("attention_s", "moe_s", "head_s", "load_s")},
+        **basis,
+        "latencies": asdict(latencies),
         "solver": request.solver,
         "zeta": request.zeta,
-        "phases": phases,
+        "phases": [PHASES[phase] for phase in counted_phases(opened.trace)],
     }

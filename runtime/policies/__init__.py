@@ -20,8 +20,10 @@ from runtime.policies.eviction.least_stale import LeastStale
 from runtime.policies.eviction.lfu import Lfu
 from runtime.policies.eviction.lhu import Lhu
 from runtime.policies.eviction.lru import Lru
+from runtime.policies.eviction.map import MapEviction
 from runtime.policies.eviction.random import Random
 from runtime.policies.eviction.score import Score
+from runtime.policies.matching import Matching
 from runtime.policies.miss.best_resident import BestResident
 from runtime.policies.miss.buddy import Buddy
 from runtime.policies.miss.cascade import Cascade
@@ -37,6 +39,7 @@ from runtime.policies.miss.shadow import ShadowMiss
 from runtime.policies.miss.substitute import Substitute
 from runtime.policies.miss.zero import Zero
 from runtime.policies.prefetch.frequency import Frequency
+from runtime.policies.prefetch.map import MapPrefetch
 from runtime.policies.prefetch.next_gate import NextGate
 from runtime.policies.prefetch.none import NoPrefetch
 from runtime.policies.prefetch.oracle import Oracle
@@ -55,6 +58,7 @@ POLICIES: dict[str, dict[str, type]] = {
         "next_gate": NextGate,
         "score": ScorePrefetch,
         "frequency": Frequency,
+        "map": MapPrefetch,
         "oracle": Oracle,
     },
     "eviction": {
@@ -66,6 +70,7 @@ POLICIES: dict[str, dict[str, type]] = {
         "lhu": Lhu,
         "score": Score,
         "horizon": Horizon,
+        "map": MapEviction,
         "random": Random,
         "belady": Belady,
     },
@@ -110,8 +115,22 @@ class Policies:
         return sorted({bits for axis in POLICIES for bits in getattr(self, axis).widths} - {FULL_BITS})
 
     @property
+    def matching(self) -> Matching | None:
+        """What matches expert maps for those that want it, once they have been prepared."""
+        return next((policy.matching for policy in (self.prefetch, self.eviction) if "maps" in policy.requires), None)
+
+    @property
     def requires(self) -> frozenset[str]:
         return frozenset().union(*(getattr(self, axis).requires for axis in POLICIES))
+
+    @property
+    def wants(self) -> frozenset[str]:
+        return frozenset().union(*(getattr(self, axis).wants for axis in POLICIES))
+
+    @property
+    def fallbacks(self) -> list[str]:
+        """What they had to do without, once they have been prepared."""
+        return [note for axis in POLICIES for note in getattr(self, axis).fallbacks]
 
 
 @dataclass(frozen=True, slots=True)

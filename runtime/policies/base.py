@@ -6,14 +6,18 @@ Shapes: T tokens, K selected per token, E experts a layer, L MoE layers, D prefe
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import numpy as np
 
+from artifacts.expertmaps import ExpertMaps
 from artifacts.nextuse import NextUse
 from artifacts.replicas import Replicas
 from artifacts.shape import Shape
 from artifacts.splits import SolvedSplit
+
+if TYPE_CHECKING:
+    from runtime.policies.matching import Matching
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +36,7 @@ class Step:
     last: np.ndarray | None = (
         None  # [R] the last token of each request: what lies past the last layer is predicted from these
     )
+    embedding: np.ndarray | None = None  # [R, H] float32: each request's input of this pass, the mean over its tokens
 
     @property
     def shares(self) -> np.ndarray:
@@ -70,6 +75,10 @@ class Artefacts:
     next_use: NextUse | None = None  # the future of the trace that is replayed
     replicas: Replicas | None = None  # what experts take and lose below their full precision
     splits: tuple[SolvedSplit, ...] | None = None  # what was solved for some budgets, the newest first
+    maps: ExpertMaps | None = None  # earlier iterations, to match the one under way with
+    maps_run: int | None = None  # the run of the store that they are of
+    learns_maps: bool = False  # whether iterations join them as the run goes on
+    matching: "Matching | None" = None  # of those maps: made when policies are prepared, and shared by them
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,12 +111,14 @@ class Choice:
 class Split:
     """Experts cut in two: of layer l, `top_neurons[l]` are in the top, all of them where it is not cut.
 
-    Slots hold `num_tops[l]` tops of each layer, and `num_bottoms` bottoms of any.
+    Slots hold `num_tops[l]` tops of each layer, and `num_bottoms` bottoms of any. `solved`: what it follows, if it was
+    solved.
     """
 
     top_neurons: np.ndarray  # [L]
     num_tops: np.ndarray  # [L]
     num_bottoms: int
+    solved: SolvedSplit | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +159,10 @@ class Policy(Protocol):
     """Every policy is a dataclass whose fields are its parameters. `prepare` runs once, before the first step."""
 
     requires: ClassVar[frozenset[str]]  # names of `Artefacts` it cannot do without
+    wants: ClassVar[frozenset[str]]  # names of those, and of others that it takes where there are any
+    fallbacks: Collection[str]  # once prepared, a line on each that it had to do without
     sees_probabilities: bool  # whether steps must carry the router's probabilities
+    sees_embeddings: bool  # whether steps must carry what the pass was given
     widths: Collection[int]  # once prepared, the bits below full precision that it may ask the slow tier for
 
     def prepare(self, shape: Shape, artefacts: Artefacts) -> None: ...
@@ -218,11 +232,18 @@ class Simple:
     """What most policies are: nothing required, nothing to prepare, no probabilities needed, all at full precision."""
 
     requires: ClassVar[frozenset[str]] = frozenset()
+    fallbacks: ClassVar[Collection[str]] = ()
     sees_probabilities: ClassVar[bool] = False
+    sees_embeddings: ClassVar[bool] = False
     widths: ClassVar[Collection[int]] = ()
     chooses: ClassVar[bool] = True
     every_step: ClassVar[bool] = False
     reads_shadows: ClassVar[bool] = False
+
+    @property
+    def wants(self) -> frozenset[str]:
+        """What it requires, and no more."""
+        return self.requires
 
     def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
         """Nothing to do."""

@@ -7,6 +7,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import duckdb
@@ -15,10 +16,12 @@ import pyarrow as pa
 import pytest
 
 from artifacts.errors import BadInput, Incompatible, OutOfResources, Problem  # noqa: F401 - Problem is for the child processes
+from artifacts.measured import from_rows, to_rows
 from artifacts.provenance import ModelInfo, RunInfo, utc_now
-from artifacts.schema import _ADDED
+from artifacts.schema import _ADDED, _ADDED_COLUMNS
 from artifacts.shape import Shape
 from artifacts.store import Store
+from tests.measured import made
 
 MODEL = ModelInfo("demo", "a" * 64, "olmoe", Shape(num_layers=2, num_experts=4, top_k=2, expert_nbytes=100))
 
@@ -262,7 +265,7 @@ def test_lost_rows_are_noticed(filled):
 def test_a_newer_schema_is_refused(filled):
     with duckdb.connect(str(filled)) as connection:
         connection.execute("INSERT INTO schema_version VALUES (99, TIMESTAMP '2030-01-01', '9.0')")
-    with pytest.raises(Incompatible, match="newer moectl .schema 99, this one knows 2.; upgrade"):
+    with pytest.raises(Incompatible, match="newer moectl .schema 99, this one knows 3.; upgrade"):
         Store.open(filled)
 
 
@@ -272,7 +275,8 @@ def first_version(filled):
     with duckdb.connect(str(filled)) as connection:
         for table in itertools.chain(*_ADDED.values()):
             connection.execute(f"DROP TABLE {table}")
-        connection.execute("ALTER TABLE traces DROP COLUMN predicted")
+        for column in ("predicted", "embedding"):
+            connection.execute(f"ALTER TABLE traces DROP COLUMN {column}")
         connection.execute("UPDATE schema_version SET version = 1")
     return filled
 
@@ -291,6 +295,27 @@ def test_an_older_store_is_brought_up_to_date_after_a_copy(first_version):
     with duckdb.connect(str(copy), read_only=True) as connection:
         assert connection.execute("SELECT max(version) FROM schema_version").fetchall() == [(1,)]
         assert connection.execute("SELECT count(*) FROM runs").fetchall() == [(len(before),)]
+
+
+def test_a_profile_of_the_second_version_is_read_and_brought_up_to_date(tmp_path):
+    profile = made()
+    older = replace(profile, loads=tuple(replace(load, host=None, latency=None) for load in profile.loads))
+    path = tmp_path / "moe.duckdb"
+    with Store.open(path) as store:
+        store.add_model(MODEL)
+        run_id = store.write_run(run_info(), {"hardware": to_rows(older)})
+    with duckdb.connect(str(path)) as connection:
+        for table in _ADDED[3]:
+            connection.execute(f"DROP TABLE {table}")
+        for table, column in _ADDED_COLUMNS[3]:
+            connection.execute(f"ALTER TABLE {table} DROP COLUMN {column.split()[0]}")
+        connection.execute("UPDATE schema_version SET version = 2")
+    with Store.open(path, read_only=True) as store:
+        assert from_rows(store.read("hardware", run_id), profile.conditions) == older
+    with Store.open(path) as store:
+        again = store.write_run(run_info(), {"hardware": to_rows(profile)})
+        assert from_rows(store.read("hardware", again), profile.conditions) == profile
+        assert from_rows(store.read("hardware", run_id), profile.conditions) == older
 
 
 def test_reading_leaves_an_older_store_as_it_is(first_version):

@@ -1,5 +1,7 @@
 """Traces: the order of their steps, and their way through Parquet."""
 
+from dataclasses import replace
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -189,3 +191,43 @@ def test_writing_fails_whole(tmp_path, monkeypatch):
     assert path.read_text() == "before"
     with pytest.raises(BadInput, match="no folder"):
         write_parquet(trace, tmp_path / "none" / "t.parquet")
+
+
+ROWS = [
+    (r, p, layer, t)
+    for p, tokens in enumerate(([(0, 0), (0, 1), (1, 0)], [(0, 2), (1, 1)]))
+    for layer in (0, 1)
+    for r, t in tokens
+]
+
+
+def embedded(rows=ROWS):
+    """Requests 0 and 1 prefilled together, then a token of each: four iterations."""
+    trace = trace_of(rows)
+    iteration = [{(0, 0): 0, (1, 0): 1, (0, 1): 2, (1, 1): 3}[r, p] for r, p, *_ in rows]
+    embeddings = np.random.default_rng(1).standard_normal((4, 3)).astype(np.float32)
+    return replace(trace, iteration=np.array(iteration, np.int32), embeddings=embeddings)
+
+
+def test_embeddings_go_through_parquet_once_an_iteration(tmp_path):
+    trace = embedded()
+    assert to_table(trace)["embedding"].null_count == len(trace) - 4
+    write_parquet(trace, tmp_path / "t.parquet")
+    back = read_parquet(tmp_path / "t.parquet", num_experts=8)
+    assert np.array_equal(back.embeddings[back.iteration], trace.embeddings[trace.iteration])
+    some = trace.take(np.flatnonzero((trace.request == 1) & (trace.layer == 1)))
+    write_parquet(some, tmp_path / "t.parquet")
+    back = read_parquet(tmp_path / "t.parquet", num_experts=8)
+    assert np.array_equal(back.embeddings, trace.embeddings[[1, 3]]) and back.iteration.tolist() == [0, 1]
+    both = concatenate([back, trace])
+    assert np.array_equal(both.embeddings[both.iteration][2:], trace.embeddings[trace.iteration])
+
+
+@pytest.mark.parametrize("change", ["none in one iteration", "two in one iteration"])
+def test_embeddings_that_do_not_fit_the_rows_are_refused(change):
+    table = to_table(embedded())
+    lists = table["embedding"].to_pylist()
+    lists[0], lists[1] = (None, None) if change.startswith("none") else (lists[0], lists[0])
+    at = table.column_names.index("embedding")
+    with pytest.raises(BadInput, match="a list in one row of every request in every pass"):
+        from_table(table.set_column(at, "embedding", pa.array(lists, pa.list_(pa.float32()))))

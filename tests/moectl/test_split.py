@@ -11,7 +11,7 @@ import pytest
 
 from artifacts import measured
 from artifacts.curves import measure
-from artifacts.measured import Compute, HardwareProfile, Load, Spread
+from artifacts.measured import Compute, HardwareProfile, Load, Near, Spread
 from artifacts.provenance import ModelInfo, RunInfo, utc_now
 from artifacts.rows import curve_matrices, split_columns
 from artifacts.shape import Shape
@@ -66,9 +66,10 @@ def spread(seconds: float) -> Spread:
 
 def hardware() -> HardwareProfile:
     compute = Compute(1, spread(0.3e-3), spread(1.2e-3), spread(0.5e-3), spread(0.3e-3))
-    loads = (Load("cuda", spread(0.9e-3), 1.0), Load("disk", spread(9e-3), 0.1))
+    own = Load("cuda", spread(0.9e-3), 1.0, spread(0.7e-3), spread(0.05e-3), spread(0.1e-3))
     conditions = {"device": "cuda", "device_name": "small card", "processor": "x", "cores": 2, "link": "cuda"}
-    return HardwareProfile((compute,), loads, (), conditions)
+    near = (Near(16, 1, spread(1e-3)),)
+    return HardwareProfile((compute,), (own, Load("disk", spread(9e-3), 0.1)), near, conditions)
 
 
 @pytest.fixture
@@ -96,7 +97,8 @@ def test_what_is_said_is_what_is_stored(asked: Asked, path: Path) -> None:
         np.testing.assert_array_equal(stored, curve)
     seconds = said["latencies"]
     window = seconds["head_s"] + seconds["attention_s"]
-    again = allocate(30.5, 0.01, window, seconds["moe_s"], seconds["attention_s"], seconds["load_s"], 4, *curves)
+    times = window, seconds["moe_s"], seconds["attention_s"], seconds["load_s"]
+    again = allocate(30.5, 0.01, *times, 4, *curves, latency_s=seconds["latency_s"])
     for stored, found in zip((budgets, exposed, theta, cache_size), again, strict=True):
         np.testing.assert_array_equal(stored, found)
     assert [layer["budget"] for layer in said["layers"]] == budgets.tolist()
@@ -117,7 +119,8 @@ def test_trace_and_hardware_profile_of_the_store(asked: Asked, profiled: Path) -
     said = asked()
     assert (said["hardware_run"], said["link"], said["hardware"]) == (2, "cuda", ["cuda", "small card", "x", 2])
     assert "machine" not in said
-    assert said["latencies"] == {"attention_s": 0.3e-3, "moe_s": 1.2e-3, "head_s": 0.5e-3, "load_s": 0.9e-3}
+    known = {"attention_s": 0.3e-3, "moe_s": 1.2e-3, "head_s": 0.5e-3}
+    assert said["latencies"] == pytest.approx(known | {"load_s": 0.8e-3, "latency_s": 0.1e-3 + 0.05e-3})
     assert said["exposed_ms"]["dynamic"] < said["exposed_ms"]["greedy"] <= said["exposed_ms"]["even"]
     assert asked("--link", "disk")["latencies"]["load_s"] == 9e-3
     with Store.open(profiled, read_only=True) as store:

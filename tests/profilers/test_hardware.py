@@ -8,9 +8,10 @@ import torch
 from artifacts.errors import BadUsage
 from artifacts.measured import COLD
 from profilers.hardware import measure
-from profilers.loads import Effort, link_of_run
+from profilers.loads import Effort
 from profilers.machine import Here, num_cores
 from runtime.model import open_model
+from runtime.tiers import link_name
 from tests.conftest import Checkpoint
 from tests.families import FAMILIES
 from tests.replicas import made
@@ -26,7 +27,8 @@ def test_every_family_can_be_measured(family: str, checkpoint: Checkpoint) -> No
     lengths = [one.tokens for one in profile.compute]
     assert lengths == ([1, 4] if opened.config.max_position_embeddings == 256 else [1, 4, 300])
     assert all(one.attention.median > 0 and one.head.median > 0 and one.expert.median > 0 for one in profile.compute)
-    assert profile.load().link == "disk" and profile.load().miss is not None
+    assert profile.load().link == "disk" and None not in (profile.load().miss, profile.load().host)
+    assert profile.load().host.median <= profile.load().miss.median, "the rest is waiting"
     assert {"disk", "ram"} <= {load.link for load in profile.loads} <= {"disk", COLD, "ram"}
     assert all(load.gbps > 0 and load.seconds.samples == 3 for load in profile.loads)
     assert [(near.bits, near.tokens) for near in profile.near] == [(16, 1), (16, 16)]
@@ -49,6 +51,7 @@ def test_a_rate_is_emulated(checkpoint: Checkpoint) -> None:
     assert emulated.link == profile.conditions["link"] == "20MB/s"
     assert emulated.seconds.median >= profile.conditions["expert_bytes"] / 20e6  # what an emulated link promises
     assert emulated.miss is not None
+    assert abs(emulated.latency.median) < emulated.seconds.median
 
 
 def test_progress_ends_with_everything(checkpoint: Checkpoint) -> None:
@@ -60,11 +63,11 @@ def test_progress_ends_with_everything(checkpoint: Checkpoint) -> None:
 
 def test_links_by_name(checkpoint: Checkpoint) -> None:
     opened = open_model(str(checkpoint("olmoe")))
-    assert [link_of_run(opened, name) for name in ("auto", "disk", "5GB/s")] == ["disk", "disk", "5GB/s"]
+    assert [link_name(opened, name) for name in ("auto", "disk", "5GB/s")] == ["disk", "disk", "5GB/s"]
     with pytest.raises(BadUsage, match="rate 'fast' is not understood"):
-        link_of_run(opened, "fast")
+        link_name(opened, "fast")
     with pytest.raises(BadUsage, match="--link cuda needs the model on a CUDA device"):
-        link_of_run(opened, "cuda")
+        link_name(opened, "cuda")
 
 
 def test_this_machine() -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from hypothesis import strategies as st
 
+from artifacts.expertmaps import ExpertMaps
 from artifacts.nextuse import NextUse
 from artifacts.replicas import Replicas
 from artifacts.shape import Shape
@@ -55,8 +56,8 @@ def routed(draw: st.DrawFn) -> Case:
     return Case(shape, trace, slots * num_layers, scope, window=draw(st.integers(1, 800)))
 
 
-def artefacts(shape: Shape, trace: Trace) -> Artefacts:
-    """Everything that any policy requires."""
+def artefacts(shape: Shape, trace: Trace, maps: ExpertMaps | None = None) -> Artefacts:
+    """Everything that any policy requires; random maps unless there are others."""
     rng = np.random.default_rng(0)
     size = (shape.num_layers, shape.num_experts)
     buddies = np.stack([[rng.permutation(size[1])[:3] for _ in range(size[1])] for _ in range(size[0])])
@@ -65,13 +66,24 @@ def artefacts(shape: Shape, trace: Trace) -> Artefacts:
         buddy_q=rng.random(buddies.shape),
         entropy=np.zeros((size[0], 101)),
         next_use=NextUse.of(trace, shape),
+        maps=maps or _maps(shape, trace),
+        learns_maps=True,
         replicas=Replicas(NBYTES, *(np.sort(rng.random((*size, 4)))[..., ::-1] for _ in range(2)), rng.random(size)),
     )
 
 
-def run(case: Case, **texts: str) -> Controller:
+def _maps(shape: Shape, trace: Trace) -> ExpertMaps:
+    """Room for nine, four of them there."""
+    rng = np.random.default_rng(1)
+    size = {"num_layers": shape.num_layers, "num_experts": shape.num_experts, "hidden": trace.embeddings.shape[1]}
+    maps = ExpertMaps(9, **size, distance=1)
+    maps.add(rng.normal(size=(4, size["hidden"])), rng.dirichlet(np.ones(shape.num_experts), (4, shape.num_layers)))
+    return maps
+
+
+def run(case: Case, maps: ExpertMaps | None = None, **texts: str) -> Controller:
     """Replay the case by these policies, nothing checked."""
-    owner = _controller(case, texts)
+    owner = _controller(case, texts, maps)
     replay(case.trace, owner)
     return owner
 
@@ -89,14 +101,14 @@ def keep_the_contract(case: Case, **texts: str) -> Controller:
     return owner
 
 
-def _controller(case: Case, texts: dict[str, str]) -> Controller:
+def _controller(case: Case, texts: dict[str, str], maps: ExpertMaps | None = None) -> Controller:
     """Where replicas stay, the budget holds them at 4 bits beside the slots. Split experts have no replicas."""
     texts = PLAIN | texts
     if texts["miss"].startswith("shadow"):
         texts["residency"] = "shadow"
     if texts["residency"].startswith("split") and "replicas" in parse("miss", texts["miss"]).requires:
         texts["miss"] = PLAIN["miss"]
-    policies, known = build(texts), artefacts(case.shape, case.trace)
+    policies, known = build(texts), artefacts(case.shape, case.trace, maps)
     prepare(policies, case.shape, known)
     budget = case.num_slots * case.shape.expert_nbytes
     if texts["residency"].startswith("shadow"):
@@ -119,6 +131,7 @@ class _Checked:
 
     def __init__(self, owner: Controller) -> None:
         self._owner, self.shape, self.num_predicted = owner, owner.shape, owner.num_predicted
+        self.sees_embeddings = owner.sees_embeddings
         self.begin_pass = owner.begin_pass
 
     def step(self, step: Step) -> Plan:
@@ -186,6 +199,7 @@ def _trace(shape: Shape, passes: list, rng: np.random.Generator, *, coarse: bool
     experts = np.argsort(-logits, axis=1, kind="stable")[:, : shape.top_k]
     predicted = rng.dirichlet(np.ones(size[1]), size=(len(rows), 2))
     request, pass_, phase, layer, token = np.array(rows, np.int32).T
+    _, iteration = np.unique(request.astype(np.int64) << 32 | pass_, return_inverse=True)
     return Trace(
         request=request,
         pass_=pass_,
@@ -196,4 +210,6 @@ def _trace(shape: Shape, passes: list, rng: np.random.Generator, *, coarse: bool
         weights=np.take_along_axis(probabilities, experts, axis=1).astype(np.float32),
         probabilities=probabilities.astype(np.float32),
         predicted=predicted.astype(np.float32),
+        iteration=iteration.astype(np.int32),
+        embeddings=rng.normal(size=(iteration.max() + 1, 3)).astype(np.float32),
     )

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from artifacts.expertmaps import ExpertMaps
 from artifacts.nextuse import NextUse
 from artifacts.shape import Shape
 from artifacts.trace import Trace
@@ -39,6 +40,7 @@ def controller(
         buddy_q=np.full((shape.num_layers, shape.num_experts, shape.num_experts), 0.1),
         entropy=np.zeros((shape.num_layers, 101)),
         next_use=None if future is None else NextUse.of(_trace(future), shape),
+        maps=ExpertMaps(1, num_layers=shape.num_layers, num_experts=shape.num_experts, hidden=1, distance=1),
     )
     policies = build(defaults | texts)
     return build_controller(policies, shape, num_slots=slots, scope=Scope(scope), window=window, artefacts=artefacts)

@@ -1,5 +1,7 @@
 """Costs from a hardware profile: a step takes on virtual time what it took when measured."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -13,7 +15,7 @@ from tests.measured import made
 
 SHAPE = Shape(num_layers=2, num_experts=4, top_k=2, expert_nbytes=100)
 BOTH = (Place(0, 0, 16), Place(1, 1, 16))
-ATTENTION, MOE, HEAD, MISS = 10, 12, 3, 14
+ATTENTION, MOE, HEAD, HOST = 10, 12, 3, 9
 
 
 def step_seconds(wave: Wave) -> float:
@@ -29,7 +31,17 @@ def test_a_step_with_all_its_experts() -> None:
 
 
 def test_a_step_with_none_of_its_experts() -> None:
-    assert step_seconds(Wave((), BOTH)) == pytest.approx(ATTENTION + MOE + 2 * MISS)
+    """The link brings the first while the engine works on the second; both then compute, the second once it has landed,
+    a second after the first is done."""
+    assert step_seconds(Wave((), BOTH)) == pytest.approx(ATTENTION + MOE + 2 * HOST + 1)
+
+
+def test_a_load_takes_latency_bytes_and_the_engines_work() -> None:
+    costs = costs_of(made(), SHAPE)
+    assert (costs.load_s, costs.load_latency_s, costs.host_s) == (4.0, 1.0, 9.0)
+    older = replace(made(), loads=tuple(replace(load, host=None, latency=None) for load in made().loads))
+    costs = costs_of(older, SHAPE)
+    assert (costs.load_s, costs.load_latency_s, costs.host_s) == (5.0, 0.0, 9.0)  # of the miss what the link is not
 
 
 def test_experts_faster_together_than_alone() -> None:
@@ -48,7 +60,7 @@ def test_more_tokens() -> None:
 
 def test_another_link() -> None:
     costs = costs_of(made(), SHAPE, link="ram")
-    assert (costs.load_s, costs.load_latency_s) == (1.0, 0.0)
+    assert (costs.load_s, costs.load_latency_s, costs.host_s) == (1.0, 0.0, 0.0)
     with pytest.raises(BadInput, match="no link cuda"):
         costs_of(made(), SHAPE, link="cuda")
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from artifacts.errors import BadInput
+from artifacts.expertmaps import ExpertMaps
 from artifacts.replicas import Replicas
 from artifacts.shape import Shape
 from artifacts.tracefile import read_parquet, write_parquet
@@ -27,8 +28,24 @@ def artefacts(shape: Shape, replicas: Replicas | None = None) -> Artefacts:
     size = (shape.num_layers, shape.num_experts)
     buddies = np.stack([[rng.permutation(shape.num_experts)[:3] for _ in range(size[1])] for _ in range(size[0])])
     return Artefacts(
-        buddies=buddies, buddy_q=rng.random((*size, 3)), entropy=np.zeros((size[0], 101)), replicas=replicas
+        buddies=buddies,
+        buddy_q=rng.random((*size, 3)),
+        entropy=np.zeros((size[0], 101)),
+        replicas=replicas,
+        maps=random_maps(shape),
+        learns_maps=True,
     )
+
+
+HIDDEN = 32  # of the checkpoints
+
+
+def random_maps(shape: Shape) -> ExpertMaps:
+    """Room for ten, seven of them there: a run that learns fills it and goes on."""
+    rng = np.random.default_rng(1)
+    maps = ExpertMaps(10, num_layers=shape.num_layers, num_experts=shape.num_experts, hidden=HIDDEN, distance=1)
+    maps.add(rng.normal(size=(7, HIDDEN)), rng.dirichlet(np.ones(shape.num_experts), (7, shape.num_layers)))
+    return maps
 
 
 RUNNING = [name for name, preset in presets().items() if not preset.waits_for]
@@ -88,3 +105,20 @@ def test_a_trace_of_another_model_is_refused(checkpoint: Checkpoint) -> None:
     window = {"num_slots": 1, "scope": session.scope, "window": 1, "artefacts": Artefacts()}
     with pytest.raises(BadInput, match="another model"):
         replay(recorder.trace(), build_controller(policies, shape, **window))
+
+
+def test_what_a_pass_was_given_is_recorded(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    """Means over each request's own tokens, padding left out; a replay's steps carry them."""
+    opened = open_model(str(checkpoint("olmoe")))
+    ids, mask = torch.randint(3, VOCABULARY, (2, 5)), torch.ones(2, 5, dtype=torch.int64)
+    mask[0, :3] = 0
+    with Session(opened, Settings(budget="50%")) as session:
+        recorder = session.record()
+        session.new_requests(2)
+        session.forward(ids, mask=mask)
+        table = opened.model.get_input_embeddings().weight.detach()
+    write_parquet(recorder.trace(), tmp_path / "trace.parquet")
+    trace = read_parquet(tmp_path / "trace.parquet", num_experts=opened.shape.num_experts)
+    own = torch.stack([table[ids[0, 3:]].mean(dim=0), table[ids[1]].mean(dim=0)]).numpy()
+    assert trace.embeddings == pytest.approx(own, rel=1e-5, abs=1e-6)
+    assert trace.iteration.tolist() == [0, 0, 1, 1, 1, 1, 1] * opened.shape.num_layers

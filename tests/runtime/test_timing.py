@@ -1,6 +1,8 @@
 """Virtual time on examples worked by hand. An expert computes for 2 s, loads for 5 s and takes 3 s near its memory; a
 layer takes 1 s before its experts, a pass half a second after its layers."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -148,6 +150,13 @@ def test_many_tokens_are_bound_by_arithmetic() -> None:
 def test_latency_comes_with_every_transfer() -> None:
     costs = Costs(COSTS.expert, load_s=5, load_latency_s=0.25, near=Work(3), rest=COSTS.rest, head=COSTS.head)
     assert taken(plan(Wave((), places(0, 1))), costs=costs) == (1 + 10.5 + 2, 5.25 + 3.25)
+
+
+def test_the_engine_works_on_every_load_and_nobody_computes_meanwhile() -> None:
+    """From 1 to 1.5 on expert 1, to 2 on the prefetch; 0 is computed until 4, and 1 has landed at 6.5."""
+    costs = replace(COSTS, host_s=0.5)
+    seconds, stall_s = taken(plan(Wave(places(0), places(1)), prefetches=places(5)), costs=costs)
+    assert (seconds, stall_s) == (6.5 + 2, 2.5)
 
 
 def test_the_summary_tells_prefill_from_decode() -> None:

@@ -18,15 +18,17 @@ class SplitResidency(SimpleResidency):
     """Every expert is cut at `theta`: its first `theta * I` neurons are its top, the others its bottom.
 
     Tops stay, as the eviction policy says; each layer has as many as its share of the budget holds. Without `theta`
-    ratios and shares are those that `moectl split` solved for this budget. Bottoms, and what
-    else a token brings, pass: `passing` of them fit at a time, two tokens' worth of experts of one layer if not given,
-    but at most a quarter of the budget; and as many more as the tops leave room for.
+    ratios and shares are those that `moectl split` solved for this budget; with `prefer_solved` they are where there is
+    such a split, and every layer is cut at `theta` where there is none. Bottoms, and what else a token brings, pass:
+    `passing` of them fit at a time, two tokens' worth of experts of one layer if not given, but at most a quarter of
+    the budget; and as many more as the tops leave room for.
     """
 
     cuts: ClassVar[bool] = True
 
     theta: float | None = 0.5
     passing: int | None = None
+    prefer_solved: bool = False
 
     def __post_init__(self) -> None:
         if self.theta is not None and not 0 < self.theta <= 1:
@@ -38,8 +40,12 @@ class SplitResidency(SimpleResidency):
     def requires(self) -> frozenset[str]:
         return frozenset({"splits"}) if self.theta is None else frozenset()
 
+    @property
+    def wants(self) -> frozenset[str]:
+        return frozenset({"splits"}) if self.prefer_solved else self.requires
+
     def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
-        self._shape, self._splits = shape, artefacts.splits
+        self._shape, self._splits = shape, artefacts.splits or ()
 
     def share(self, budget_nbytes: int) -> FastTier:
         """Raises BadUsage when the budget does not hold one expert a layer, Incompatible when no split was solved for
@@ -51,7 +57,14 @@ class SplitResidency(SimpleResidency):
                 f"the budget of {budget_nbytes:,} bytes does not hold one expert a layer: give at least "
                 f"{shape.num_layers}x ({least:,} bytes)"
             )
-        solved = None if self.theta is not None else self._solved(budget_nbytes)
+        return self._laid_out(budget_nbytes, self._chosen(budget_nbytes))
+
+    def lay_out(self, solved: SolvedSplit) -> FastTier:
+        """What the same budget holds by another split of it."""
+        return self._laid_out(solved.budget_nbytes, solved)
+
+    def _laid_out(self, budget_nbytes: int, solved: SolvedSplit | None) -> FastTier:
+        shape = self._shape
         thetas = np.full(shape.num_layers, self.theta) if solved is None else solved.theta
         neurons = np.array([shape.top_neurons(theta) for theta in thetas.tolist()])
         sizes = np.array([shape.segment_nbytes(count) for count in neurons.tolist()])
@@ -60,14 +73,23 @@ class SplitResidency(SimpleResidency):
         if solved is None:
             num_tops = self.capacities(min(max(left // tops[0], shape.num_layers), shape.num_keys), shape)
         else:
-            held = solved.budgets * shape.expert_nbytes * left / budget_nbytes / tops
-            num_tops = self._fitted(np.clip(held.astype(np.int64), 1, shape.num_experts), tops, budget_nbytes - bottom)
+            cached = np.clip(np.rint(solved.budgets / solved.theta).astype(np.int64), 1, shape.num_experts)
+            num_tops = self._fitted(cached, tops, left)
         rest = budget_nbytes - int((num_tops * tops).sum())
         num_bottoms = min(rest // bottom, shape.num_keys) if bottom else 0
-        return FastTier(int(num_tops.sum()) + num_bottoms, split=Split(neurons, num_tops, num_bottoms))
+        return FastTier(int(num_tops.sum()) + num_bottoms, split=Split(neurons, num_tops, num_bottoms, solved))
 
-    def _solved(self, budget_nbytes: int) -> SolvedSplit:
+    def _chosen(self, budget_nbytes: int) -> SolvedSplit | None:
+        """The split to follow; None: all layers alike, at `theta`."""
+        if self.theta is not None and not self.prefer_solved:
+            return None
         found = next((split for split in self._splits if split.budget_nbytes == budget_nbytes), None)
+        if found is None and self.theta is not None:
+            self.fallbacks = (
+                f"no split was solved for this budget on this machine: experts are cut at theta={self.theta:g}; "
+                "`moectl split --budget` with that of the run solves one",
+            )
+            return None
         if found is None:
             known = ", ".join(sorted({f"{split.budget_nbytes:,}" for split in self._splits}))
             raise Incompatible(
@@ -88,7 +110,7 @@ class SplitResidency(SimpleResidency):
         return max(bottom, min(2 * self._shape.top_k * bottom, int(_MOST_PASSING * budget_nbytes)))
 
     def _fitted(self, num_tops: np.ndarray, tops: np.ndarray, budget_nbytes: int) -> np.ndarray:
-        """Fewer where there are most, until they fit; one a layer always does."""
+        """Fewer where there are most, until they fit, but at least one."""
         while (num_tops * tops).sum() > budget_nbytes and num_tops.max() > 1:
             num_tops[num_tops.argmax()] -= 1
         return num_tops

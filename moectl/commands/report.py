@@ -1,0 +1,46 @@
+"""`moectl report`: what a store knows of a model, as one page that needs nothing else."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from artifacts.errors import BadUsage
+from artifacts.files import check_writable, replacing
+from artifacts.store import Store
+from moectl.render import console, human_bytes, show_json
+from moectl.report.page import render
+
+_SUFFIXES = (".html", ".htm")
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """Where the page lies."""
+
+    path: Path
+    nbytes: int
+
+
+def check_report(path: Path) -> None:
+    """Raise BadUsage or BadInput, before the work, when a page could not be written after it."""
+    if path.suffix not in _SUFFIXES:
+        raise BadUsage(f"a report is an HTML page: name it {path.stem or 'report'}.html, not {path.name!r}")
+    check_writable(path)
+
+
+def report(path: Path, *, store: Path, job: str | None = None) -> Reported:
+    """Write the page of the newest model in a store; `job` names the bench that leads it, else the newest live one."""
+    check_report(path)
+    with Store.open(store, read_only=True) as held:
+        page = render(held, job=job)
+    with replacing(path) as temporary:
+        temporary.write_text(page, encoding="utf-8")
+    return Reported(path, path.stat().st_size)
+
+
+def show(reported: Reported, *, as_json: bool) -> None:
+    """Say where it lies."""
+    if as_json:
+        show_json({"path": str(reported.path), "nbytes": reported.nbytes})
+    else:
+        told = f"{reported.path}: {human_bytes(reported.nbytes)}, one page that needs nothing else"
+        console().print(told, markup=False)

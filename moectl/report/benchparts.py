@@ -1,0 +1,284 @@
+"""The parts of a report that come from benches: what to run, time beside quality, the table, layers, prefetching."""
+
+from collections.abc import Callable, Sequence
+from html import escape
+
+from moectl.report import charts, queries
+from moectl.report.charts import Bar, Point
+from moectl.report.markup import (
+    Column,
+    Section,
+    code,
+    data,
+    nbytes,
+    percent,
+    ratio,
+    short,
+    table,
+    times,
+    whole,
+)
+from moectl.report.reading import Job, Reading, Record, grouped
+
+BENCH = "<code>moectl bench --presets all</code>"
+_NAMES = {"live": "measured", "simulated": "simulated"}
+_COLUMNS = (
+    Column("preset", "preset"),
+    Column("what", "mode", None, "measured live, simulated, or a peer: another program on the same checkpoint"),
+    Column("TPOT ms", "tpot_ms", short, "median time of a decoded token"),
+    Column("× full", "times_full", times, "times the time of the full model, over the same link"),
+    Column("perplexity ratio", "perplexity_ratio", ratio, "against the full model on the same text"),
+    Column("top-1", "top1_agreement", percent, "equal first choices"),
+    Column("KL", "kl", ratio, "nats, against the full model"),
+    Column("hit rate", "hit_rate", percent),
+    Column("stall ms", "exposed_ms", short, "time that compute waited for the link, in all"),
+    Column("fast tier", "peak_fast_bytes", nbytes, "what experts take in the fast tier"),
+    Column("tokens/s", "tokens_per_s", short),
+    Column("TTFT ms", "ttft_ms", short, "time of a prompt"),
+    Column("moved", "moved_bytes", nbytes, "bytes over the link, demanded and prefetched"),
+    Column("wasted", "wasted_bytes", nbytes, "prefetched and not used"),
+    Column("TPOT from", "tpot_lower", short, "first quartile"),
+    Column("to", "tpot_upper", short, "third quartile"),
+    Column("run", "run_id", whole, "of the store"),
+)
+_IMPORTED = (
+    Column("what", "preset"),
+    Column("settings", "link"),
+    Column("TTFT ms", "ttft_ms", short),
+    Column("TPOT ms", "tpot_ms", short),
+    Column("tokens/s", "tokens_per_s", short),
+    Column("run", "run_id", whole),
+)
+_PREFETCH = (
+    Column("preset", "preset"),
+    Column("budget", "budget"),
+    Column("prefetched", "prefetch_bytes", nbytes),
+    Column("wasted", "wasted_bytes", nbytes),
+    Column("used", "useful", percent),
+    Column("late", "late", whole, "requests whose expert was still on its way"),
+    Column("stall ms", "exposed_ms", short),
+)
+
+
+def bench_sections(reading: Reading) -> list[Section]:
+    """Those of the bench that leads; the tables are of all."""
+    if not reading.jobs:
+        return [
+            Section(key, title, missing=f"No bench of this model yet: {BENCH} makes one.")
+            for key, title in (("summary", "What to run"), ("front", "Time beside quality"), ("bench", "Bench"))
+        ]
+    lead = reading.jobs[0]
+    return [
+        _summary(reading, lead),
+        _front(reading, lead),
+        _table(reading),
+        _layers(reading, lead),
+        _prefetch(reading, lead),
+    ]
+
+
+def _summary(reading: Reading, job: Job) -> Section:
+    asked = [one.format(job=job.digest) for one in (queries.SUMMARY, queries.BOUNDS, queries.CONDITIONS)]
+    picks, bounds, [conditions] = map(reading.rows, asked)
+    cards = "".join(_card(row, job.mode) for row in picks)
+    told = f'{_lead(bounds)}<p class="quiet">{_CONDITIONS[job.mode](conditions)}</p>'
+    return Section("summary", "What to run", f'{told}<div class="cards">{cards}</div>', tuple(asked))
+
+
+def _lead(bounds: Sequence[Record]) -> str:
+    full = [row for row in bounds if row["preset"] == "full"]
+    if not full:
+        return ""
+    return f'<p class="lead">With every expert in the fast tier a token takes {data(full[0]["tpot_ms"])} ms.</p>'
+
+
+def _measured(row: Record) -> str:
+    where = escape(row["gpu"] or row["processor"])
+    return (
+        f"Measured live: {data(row['tokens'], whole)} tokens of {escape(row['data'])} in sequences of "
+        f"{data(row['length'], whole)}; {_counted(row['rounds'], 'round')} in random order, on {where}, "
+        f"{_counted(row['threads'], 'thread')}; medians. Quality is against the full model on the same tokens."
+    )
+
+
+def _simulated(row: Record) -> str:
+    return (
+        f"Simulated: {data(row['tokens'], whole)} tokens of {escape(row['data'])} on {escape(row['machine'])}, on "
+        "virtual time, each setting from an empty cache. What a preset that alters the output loses is known after "
+        "a live bench: the first choice here is the fastest that alters nothing."
+    )
+
+
+def _counted(number: object, what: str) -> str:
+    return f"{data(number, whole)} {what}{'' if number == 1 else 's'}"
+
+
+_CONDITIONS: dict[str, Callable[[Record], str]] = {"live": _measured, "simulated": _simulated}
+
+
+def _card(row: Record, mode: str) -> str:
+    plain = f"{code('on-demand')} takes {data(row['plain_ms'])} ms." if row["plain_ms"] is not None else ""
+    if row["good_preset"] not in (None, row["exact_preset"]):
+        quality = f"perplexity ratio {data(row['good_ratio'], ratio)}"
+        first = _big(row["good_preset"]) + _told("", row, "good", quality)
+    elif row["exact_preset"] is not None:
+        first = _big(row["exact_preset"]) + _told("", row, "exact", "the output is the full model's")
+    else:
+        first = _big(row["fast_preset"]) + _told("", row, "fast", "alters the output")
+    lines = []
+    if row["exact_preset"] is not None and row["good_preset"] not in (None, row["exact_preset"]):
+        lines.append(_told(f"Without any loss {code(row['exact_preset'])}: ", row, "exact", ""))
+    if row["fast_preset"] not in (row["good_preset"], row["exact_preset"]):
+        price = "quality unknown" if mode != "live" else f"perplexity ratio {data(row['fast_ratio'], ratio)}"
+        lines.append(_told(f"Fastest of all {code(row['fast_preset'])}: ", row, "fast", price))
+    rest = "".join(f"<li>{line}</li>" for line in (*lines, plain) if line)
+    return f'<article class="card"><h3>{_place(row)}</h3>{first}<ul>{rest}</ul></article>'
+
+
+def _big(preset: object) -> str:
+    return f'<p class="big">{code(preset)}</p>'
+
+
+def _told(before: str, row: Record, which: str, after: str) -> str:
+    relative = row[f"{which}_times"]
+    beside = f", {data(relative, times)} the full model's" if relative is not None else ""
+    return f"{before}{data(row[f'{which}_ms'])} ms a token{beside}{'; ' + after if after else ''}"
+
+
+def _place(row: Record) -> str:
+    link = "" if row["link"] == "auto" else f", {row['link']}"
+    return f"{row['budget']} of the experts{link}" if str(row["budget"]).endswith("%") else f"{row['budget']}{link}"
+
+
+def _front(reading: Reading, job: Job) -> Section:
+    asked = queries.PARETO.format(job=job.digest)
+    rows = reading.rows(asked)
+    losses = [row["loss"] for row in rows if row["loss"] is not None]
+    full = [row for row in rows if row["preset"] == "full"]
+    by = ("budget", "link") if losses else ("link",)
+    places = grouped([row for row in rows if row["preset"] != "full"], *by)
+    drawn = "".join(_scatter(same + full, rows, bool(losses)) for _, same in places)
+    kinds = '<p class="quiet"><i class="key exact"></i>output as the full model\'s <i class="key lossy"></i>altered '
+    kinds += '<i class="key bound"></i>bounds and peers. Larger marks take more of the fast tier. '
+    rule = "Named: nothing else at that budget is as fast, as good and as small."
+    if not losses:
+        rule = "Named: nothing else at that budget is as fast and as small, and alters no more. Upwards the fast tier "
+        rule += "instead of quality, which a simulation does not know."
+    return Section("front", "Time beside quality", f'<div class="charts">{drawn}</div>{kinds}{rule}</p>', (asked,))
+
+
+def _scatter(rows: Sequence[Record], all_rows: Sequence[Record], knows_loss: bool) -> str:
+    x = charts.log_scale([row["tpot_ms"] for row in all_rows], name="ms per token", **charts.across())
+    if knows_loss:
+        losses = [row["loss"] or 0.0 for row in all_rows]
+        y = charts.loss_scale(losses, name="perplexity lost", **charts.upwards())
+    else:
+        sizes = [row["peak_fast_bytes"] / 2**20 for row in all_rows]
+        y = charts.memory_scale(sizes, name="fast tier, MiB", **charts.upwards())
+    largest = max(row["peak_fast_bytes"] for row in all_rows) or 1
+    points = [_point(row, knows_loss, largest) for row in rows if not knows_loss or row["loss"] is not None]
+    place = _place(rows[0]) if knows_loss else "all budgets"
+    front = [point for row, point in zip(rows, points, strict=False) if row["is_front"]] if knows_loss else []
+    names = ", ".join(point.name for point in points if point.is_named)
+    says = f"Milliseconds per token against {y.name} at {place}; on the front: {names}"
+    return charts.scatter(place, points, x, y, front=front, says=says)
+
+
+def _point(row: Record, knows_loss: bool, largest: int) -> Point:
+    is_bound = row["preset"] in ("full", "oracle") or row["is_lossless"] is None
+    kind = "bound" if is_bound else "exact" if row["is_lossless"] else "lossy"
+    quality = f", perplexity ratio {ratio(row['perplexity_ratio'])}" if knows_loss else ""
+    title = f"{row['preset']}: {short(row['tpot_ms'])} ms{quality}, {nbytes(row['peak_fast_bytes'])}"
+    return Point(
+        x=row["tpot_ms"],
+        y=row["loss"] if knows_loss else row["peak_fast_bytes"] / 2**20,
+        size=3.5 + 5 * (row["peak_fast_bytes"] / largest) ** 0.5,
+        name=row["preset"],
+        title=title,
+        values=(row["tpot_ms"], row["perplexity_ratio"], row["peak_fast_bytes"]),
+        kind=kind,
+        is_named=bool(row["is_front"]) or row["preset"] in ("full", "oracle"),
+    )
+
+
+def _table(reading: Reading) -> Section:
+    asked, parts = [], []
+    for job in reading.jobs:
+        asked.append(queries.TABLE.format(job=job.digest))
+        rows = reading.rows(asked[-1])
+        known = [column for column in _COLUMNS if _tells(column, rows)]
+        for _, same in grouped(rows, "budget", "link"):
+            heading = f"{_place(same[0])}, {_NAMES[job.mode]}"
+            parts.append(f"<h3>{heading}</h3>{table(same, known, label=heading)}")
+    imported = reading.rows(queries.IMPORTED)
+    if imported:
+        asked.append(queries.IMPORTED)
+        heading = "Imported: other tools, on another text"
+        parts.append(f"<h3>{heading}</h3>{table(imported, _IMPORTED, label=heading)}")
+    return Section("bench", "Bench", "".join(parts), tuple(asked))
+
+
+def _tells(column: Column, rows: Sequence[Record]) -> bool:
+    """Whether a column says anything that the heading does not."""
+    found = {row[column.name] for row in rows} - {None}
+    return len(found) > 1 if column.name == "mode" else bool(found)
+
+
+def _layers(reading: Reading, job: Job) -> Section:
+    asked = queries.LAYERS.format(job=job.digest)
+    rows = reading.rows(asked)
+    if not rows:
+        return Section(
+            "layers", "Layer by layer", missing=f"This bench is older than counts by layer: {BENCH} has them."
+        )
+    worst = max(row["collision_rate"] for row in rows)
+    parts = []
+    for _, same in grouped(rows, "budget", "link"):
+        presets = [(name, own) for (name,), own in grouped(same, "preset")]
+        for column, title, top in (("hit_rate", "hit rate, %", 1.0), ("collision_rate", "collisions per 100", worst)):
+            kept = [(name, own) for name, own in presets if column == "hit_rate" or any(row[column] for row in own)]
+            if not kept:
+                continue
+            parts.append(
+                charts.named_heatmap(
+                    f"{_place(same[0])}: {title}",
+                    [name for name, _ in kept],
+                    [[row[column] for row in own] for _, own in kept],
+                    shown=_hundredths,
+                    top=top,
+                    column="layer",
+                    says=f"{title} of each preset by layer at {_place(same[0])}",
+                )
+            )
+    told = "A collision is a miss on an expert evicted earlier in the same pass; presets without one are left out."
+    return Section("layers", "Layer by layer", f'<p>{told}</p><div class="charts">{"".join(parts)}</div>', (asked,))
+
+
+def _hundredths(value: object) -> str:
+    return f"{100 * float(value):.0f}"
+
+
+def _prefetch(reading: Reading, job: Job) -> Section:
+    asked = queries.PREFETCH.format(job=job.digest)
+    rows = reading.rows(asked)
+    if not rows:
+        missing = (
+            "No preset of this bench prefetched: <code>moectl bench --presets specmd,moe-infinity</code> shows some."
+        )
+        return Section("prefetch", "Prefetching", missing=missing)
+    drawn = "".join(
+        charts.bars(
+            f"{_place(same[0])}: used of what was prefetched",
+            [
+                Bar(row["preset"], (row["useful"], 1 - row["useful"]), percent(row["useful"]), (row["useful"],))
+                for row in same
+            ],
+            top=1.0,
+            says=f"Share of prefetched bytes that were used, by preset, at {_place(same[0])}",
+        )
+        for _, same in grouped(rows, "budget", "link")
+    )
+    key = '<p class="quiet"><i class="key p0"></i>used <i class="key p1"></i>wasted</p>'
+    lines = f"<details><summary>Bytes</summary>{table(rows, _PREFETCH, label='Prefetching by preset')}</details>"
+    body = f'<div class="charts">{drawn}</div>{key}{lines}'
+    return Section("prefetch", "Prefetching", body, (asked,))

@@ -1,0 +1,107 @@
+"""Pieces of HTML: numbers that carry their exact value, tables, and the query that a section is of."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from moectl.render import human_bytes
+
+Record = Mapping[str, object]
+Format = Callable[[object], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a table: its heading, the query's column, how a value is written, and what the heading means."""
+
+    heading: str
+    name: str
+    shown: Format | None = None
+    meaning: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A part of the page. `queries` give every number in `body`; without a body `missing` says how to get one."""
+
+    key: str
+    title: str
+    body: str = ""
+    queries: tuple[str, ...] = ()
+    missing: str = ""
+
+
+def short(value: object) -> str:
+    """Three digits that matter, or whole thousands."""
+    number = float(value)
+    return f"{number:,.0f}" if abs(number) >= 1000 else f"{number:.3g}"
+
+
+def percent(value: object) -> str:
+    return f"{100 * float(value):.1f}\N{NARROW NO-BREAK SPACE}%"
+
+
+def ratio(value: object) -> str:
+    return f"{float(value):.4f}"
+
+
+def times(value: object) -> str:
+    return f"{short(value)}\N{NARROW NO-BREAK SPACE}×"
+
+
+def nbytes(value: object) -> str:
+    return human_bytes(float(value)).replace(" ", "\N{NARROW NO-BREAK SPACE}")
+
+
+def whole(value: object) -> str:
+    return f"{int(value):,}"
+
+
+def data(value: object, shown: Format = short) -> str:
+    """A number as read and as meant."""
+    return f'<data value="{exact(value)}">{escape(shown(value))}</data>'
+
+
+def exact(value: object) -> str:
+    """As a query gives it."""
+    return escape(repr(value) if isinstance(value, float) else str(value))
+
+
+def code(text: object) -> str:
+    return f"<code>{escape(str(text))}</code>"
+
+
+def table(rows: Sequence[Record], columns: Sequence[Column], *, label: str) -> str:
+    """Scrolls sideways by itself where it is too wide; its first column stays."""
+    headings = "".join(map(_heading, columns))
+    lines = "".join(f"<tr>{''.join(_cell(row[column.name], column) for column in columns)}</tr>" for row in rows)
+    head = f"<thead><tr>{headings}</tr></thead>"
+    inside = f'<table><caption class="hidden">{escape(label)}</caption>{head}<tbody>{lines}</tbody></table>'
+    return f'<div class="wide" tabindex="0" role="region" aria-label="{escape(label)}">{inside}</div>'
+
+
+def query_details(queries: Sequence[str]) -> str:
+    """What to type into DuckDB to find the numbers again."""
+    shown = "".join(f'<pre class="sql"><code>{escape(query)}</code></pre>' for query in queries)
+    return f"<details><summary>Query</summary>{shown}</details>" if queries else ""
+
+
+def section(part: Section) -> str:
+    body = part.body or f'<p class="missing">{part.missing}</p>'
+    queries = query_details(part.queries) if part.body else ""
+    heading = f'<h2 id="{part.key}-title">{escape(part.title)}</h2>'
+    return f'<section id="{part.key}" aria-labelledby="{part.key}-title">{heading}{body}{queries}</section>'
+
+
+def _heading(column: Column) -> str:
+    meaning = f' title="{escape(column.meaning)}"' if column.meaning else ""
+    side = ' class="n"' if column.shown else ""
+    return f'<th scope="col"{side}{meaning}>{escape(column.heading)}</th>'
+
+
+def _cell(value: object, column: Column) -> str:
+    if value is None:
+        return '<td class="n">–</td>'
+    if column.shown is None:
+        return f"<td>{escape(str(value))}</td>"
+    return f'<td class="n">{data(value, column.shown)}</td>'

@@ -1,0 +1,78 @@
+"""The page itself: head, sections, and what was in force when its numbers were made."""
+
+from collections.abc import Sequence
+from html import escape
+from importlib.resources import files
+
+from artifacts.provenance import versions
+from artifacts.store import Store
+from moectl.report import queries
+from moectl.report.benchparts import bench_sections
+from moectl.report.markup import Column, Section, code, data, nbytes, section, short, table, whole
+from moectl.report.modelparts import model_sections
+from moectl.report.reading import Reading
+
+_TABLES = ("activations", "coactivations", "similarity", "quant_loss", "splits")
+_RUNS = (
+    Column("command", "command"),
+    Column("runs", "runs", whole),
+    Column("newest", "newest", whole, "its number in the store"),
+    Column("data", "data"),
+    Column("tokens", "tokens", whole),
+    Column("seed", "seed", whole),
+    Column("seconds", "seconds", short),
+    Column("started (UTC)", "started"),
+)
+
+
+def render(store: Store, *, job: str | None = None) -> str:
+    """The page of the store's newest model; `job`: of the bench that leads it."""
+    reading = Reading(store, job=job)
+    sections = [*bench_sections(reading), *model_sections(reading), _receipt(reading)]
+    title, head = _head(reading)
+    style = files("moectl.report").joinpath("style.css").read_text(encoding="utf-8")
+    links = "".join(f'<a href="#{part.key}">{escape(part.title)}</a>' for part in sections)
+    body = "".join(map(section, sections))
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f'<title>{escape(title)}</title><link rel="icon" href="data:,"><style>{style}</style></head>'
+        f'<body><main><header>{head}<nav aria-label="Sections">{links}</nav></header>{body}</main></body></html>\n'
+    )
+
+
+def _head(reading: Reading) -> tuple[str, str]:
+    asked = queries.MODELS.format(model=reading.model_id)
+    found = reading.rows(asked)
+    if not found:
+        return "moectl report", "<h1>moectl report</h1>"
+    [model] = found
+    name = str(model["name"]).rstrip("/").rsplit("/", 1)[-1]
+    told = (
+        f"{escape(model['family'])}: {data(model['num_layers'], whole)} layers of {data(model['num_experts'], whole)} "
+        f"experts ({data(model['expert_bytes'], nbytes)} each), {data(model['top_k'], whole)} a token"
+    )
+    queried = f'<details><summary>Query</summary><pre class="sql"><code>{escape(asked)}</code></pre></details>'
+    return f"{name}: moectl report", f'<h1>{escape(name)}</h1><p class="quiet">{told}</p>{queried}'
+
+
+def _receipt(reading: Reading) -> Section:
+    runs = [run for run in map(reading.newest, _TABLES) if run is not None]
+    asked = queries.RECEIPT.format(
+        runs=_listed(map(str, runs)), jobs=_listed(f"'{one.digest}'" for one in reading.jobs)
+    )
+    rows = reading.rows(asked)
+    if not rows:
+        return Section("receipt", "Receipt", missing="Nothing was run yet: <code>moectl profile</code> begins.")
+    details = "".join(
+        f"<dt>{escape(row['command'])}, run {data(row['newest'], whole)}</dt><dd>{code(row['parameters'])}</dd>"
+        f"<dt>versions</dt><dd>{code(row['versions'])}</dd>"
+        for row in rows
+    )
+    inside = f"{table(rows, _RUNS, label='Runs')}<details><summary>Options in force, and versions</summary>"
+    made = f'<p class="quiet">Page by moectl {escape(versions().get("moectl", "(not installed)"))}.</p>'
+    return Section("receipt", "Receipt", f"{inside}<dl>{details}</dl></details>{made}", (asked,))
+
+
+def _listed(items: Sequence[str]) -> str:
+    return ", ".join(items) or "NULL"

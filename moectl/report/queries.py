@@ -1,0 +1,160 @@
+"""The queries of a report. Everything it says is computed here, in SQL, so that a reader can find it again."""
+
+from collections.abc import Sequence
+
+# The newest row of each setting of one bench; a row alters what the full model computes, or does not, as counted.
+_ROWS = """
+WITH rows AS (
+  SELECT b.*, a.altered, b.budget || ' ' || b.link AS place,
+    json_extract(r.parameters, '$.spread.tpot_ms[0]')::DOUBLE AS tpot_lower,
+    json_extract(r.parameters, '$.spread.tpot_ms[1]')::DOUBLE AS tpot_upper
+  FROM bench b JOIN runs r USING (run_id)
+  LEFT JOIN (SELECT run_id, sum(few_bits + replaced) AS altered FROM bench_layers GROUP BY run_id) a USING (run_id)
+  WHERE json_extract_string(r.parameters, '$.job') = '{job}'
+  QUALIFY row_number() OVER (PARTITION BY preset, budget, link ORDER BY run_id DESC) = 1
+), judged AS (
+  SELECT *, CASE WHEN perplexity_ratio IS NOT NULL THEN greatest(perplexity_ratio - 1, 0) END AS loss,
+    CASE WHEN kl IS NULL THEN altered = 0 ELSE kl < 1e-6 AND top1_agreement = 1 END AS is_lossless,
+    mode IN ('live', 'simulated') AND preset NOT IN ('full', 'oracle') AS is_ours,
+    max(peak_fast_bytes) OVER (PARTITION BY budget) AS size,
+    tpot_ms / min(tpot_ms) FILTER (preset = 'full') OVER (PARTITION BY link) AS times_full
+  FROM rows
+)"""
+
+MODELS = "SELECT name, family, num_layers, num_experts, top_k, expert_bytes FROM models WHERE model_id = '{model}'"
+
+SUMMARY = (
+    _ROWS
+    + """
+SELECT budget, link, any_value(size) AS size,
+  arg_min(preset, tpot_ms) FILTER (is_lossless) AS exact_preset,
+  min(tpot_ms) FILTER (is_lossless) AS exact_ms,
+  arg_min(times_full, tpot_ms) FILTER (is_lossless) AS exact_times,
+  arg_min(preset, tpot_ms) FILTER (loss <= 0.01) AS good_preset,
+  min(tpot_ms) FILTER (loss <= 0.01) AS good_ms,
+  arg_min(times_full, tpot_ms) FILTER (loss <= 0.01) AS good_times,
+  arg_min(perplexity_ratio, tpot_ms) FILTER (loss <= 0.01) AS good_ratio,
+  arg_min(preset, tpot_ms) AS fast_preset, min(tpot_ms) AS fast_ms, arg_min(times_full, tpot_ms) AS fast_times,
+  arg_min(perplexity_ratio, tpot_ms) AS fast_ratio,
+  min(tpot_ms) FILTER (preset = 'on-demand') AS plain_ms
+FROM judged WHERE is_ours AND tpot_ms IS NOT NULL
+GROUP BY budget, link ORDER BY size, link"""
+)
+
+# What a bench was of, and under what conditions.
+CONDITIONS = """
+SELECT data, tokens, json_extract_string(parameters, '$.machine.name') AS machine,
+  json_extract(parameters, '$.rounds')::INT AS rounds, json_extract(parameters, '$.length')::INT AS length,
+  json_extract_string(parameters, '$.machine.processor') AS processor,
+  json_extract_string(parameters, '$.machine.gpu') AS gpu,
+  json_extract(parameters, '$.threads')::INT AS threads, seed
+FROM runs WHERE json_extract_string(parameters, '$.job') = '{job}' ORDER BY run_id LIMIT 1"""
+
+BOUNDS = (
+    _ROWS
+    + """
+SELECT preset, budget, link, tpot_ms FROM judged
+WHERE preset IN ('full', 'oracle') ORDER BY preset, size"""
+)
+
+# On the front: nothing at the same budget over the same link is as fast, as good and as small (within a hundredth), and
+# better in one.
+PARETO = (
+    _ROWS
+    + """
+SELECT budget, link, preset, tpot_ms, loss, perplexity_ratio, peak_fast_bytes, is_lossless,
+  is_ours AND NOT EXISTS (
+    FROM judged o WHERE o.place = judged.place AND o.is_ours
+      AND o.tpot_ms <= judged.tpot_ms AND o.peak_fast_bytes <= judged.peak_fast_bytes * 1.01
+      AND coalesce(o.loss <= judged.loss, o.is_lossless >= judged.is_lossless)
+      AND (o.tpot_ms < judged.tpot_ms OR o.loss < judged.loss OR o.peak_fast_bytes < judged.peak_fast_bytes * 0.99)
+  ) AS is_front
+FROM judged WHERE tpot_ms IS NOT NULL AND peak_fast_bytes IS NOT NULL
+ORDER BY size, link, tpot_ms, preset"""
+)
+
+TABLE = (
+    _ROWS
+    + """
+SELECT budget, link, preset, mode, ttft_ms, tpot_ms, tpot_lower, tpot_upper, times_full, tokens_per_s, hit_rate,
+  demand_bytes + prefetch_bytes AS moved_bytes, wasted_bytes, exposed_ms, peak_fast_bytes,
+  perplexity_ratio, kl, top1_agreement, run_id
+FROM judged ORDER BY size, link, tpot_ms, preset"""
+)
+
+IMPORTED = """
+SELECT preset, link, ttft_ms, tpot_ms, tokens_per_s, run_id
+FROM bench WHERE mode = 'imported' ORDER BY run_id, preset"""
+
+LAYERS = (
+    _ROWS
+    + """
+SELECT g.budget, g.link, g.preset, l.layer, l.hits / l.requests AS hit_rate, l.collisions / l.requests AS collision_rate
+FROM bench_layers l JOIN judged g USING (run_id)
+WHERE l.requests > 0 AND g.preset <> 'full'
+ORDER BY g.size, g.link, g.hit_rate DESC, g.preset, l.layer"""
+)
+
+PREFETCH = (
+    _ROWS
+    + """
+SELECT budget, link, preset, prefetch_bytes, wasted_bytes, 1 - wasted_bytes / prefetch_bytes AS useful, late, exposed_ms
+FROM judged WHERE prefetch_bytes > 0 AND mode IN ('live', 'simulated') ORDER BY size, link, useful DESC"""
+)
+
+USE = """
+SELECT layer, expert, sum(count) AS tokens,
+  sum(count) / sum(sum(count)) OVER (PARTITION BY layer) * count(*) OVER (PARTITION BY layer) AS times_even
+FROM activations WHERE run_id = {run} GROUP BY layer, expert ORDER BY layer, expert"""
+
+TOGETHER = """
+SELECT layer, i, j, count / sum(count) OVER (PARTITION BY layer, i) AS q
+FROM coactivations WHERE run_id = {run} AND layer IN ({layers}) ORDER BY layer, i, j"""
+
+PAIRS = """
+SELECT layer, i, j, count AS tokens, q FROM (
+  SELECT *, count / sum(count) OVER (PARTITION BY layer, i) AS q FROM coactivations WHERE run_id = {run}
+) WHERE i < j ORDER BY tokens DESC, layer, i, j LIMIT 8"""
+
+STANDINS = """
+SELECT layer, i, j, loss / nullif(left_out, 0) AS share
+FROM similarity WHERE run_id = {run} AND layer IN ({layers}) ORDER BY layer, i, j"""
+
+BEST_STANDINS = """
+SELECT layer, median(share) AS median_share, sum((share < 1)::INT) AS better, count(*) AS experts FROM (
+  SELECT layer, i, min(loss / nullif(left_out, 0)) AS share FROM similarity WHERE run_id = {run} GROUP BY layer, i
+) GROUP BY layer ORDER BY layer"""
+
+LOSS = """
+SELECT bits, layer, expert, relative FROM quant_loss WHERE run_id = {run} ORDER BY bits DESC, layer, expert"""
+
+LOSS_MEANS = """
+SELECT bits, avg(relative) AS mean, max(relative) AS worst, sum(nbytes) AS total
+FROM quant_loss JOIN replicas USING (run_id, layer, expert, bits)
+WHERE run_id = {run} GROUP BY bits ORDER BY bits DESC"""
+
+SPLITS = """
+SELECT layer, budget, cache_size, theta, exposed_s * 1e3 AS exposed_ms
+FROM splits WHERE run_id = {run} ORDER BY layer"""
+
+RECEIPT = """
+SELECT command, count(*) AS runs, max(run_id) AS newest, any_value(data) AS data, any_value(tokens) AS tokens,
+  any_value(seed) AS seed, round(sum(seconds), 1) AS seconds, strftime(max(started_at), '%Y-%m-%d %H:%M') AS started,
+  any_value(versions) AS versions,
+  any_value(json_merge_patch(parameters, '{{"settings": null, "spread": null, "job": null}}')) AS parameters
+FROM runs WHERE run_id IN ({runs}) OR json_extract_string(parameters, '$.job') IN ({jobs})
+GROUP BY command, json_extract_string(parameters, '$.job') ORDER BY newest"""
+
+JOBS = """
+SELECT json_extract_string(parameters, '$.job') AS job, json_extract_string(parameters, '$.mode') AS mode,
+  arg_max(model_id, run_id) AS model, max(run_id) AS newest
+FROM runs WHERE command = 'bench' AND status = 'complete' GROUP BY ALL ORDER BY newest DESC"""
+
+NEWEST = """
+SELECT max(run_id) AS run FROM runs
+WHERE status = 'complete' AND model_id = '{model}' AND json_extract(contents, '$.{table}') IS NOT NULL"""
+
+
+def of_layers(query: str, run: int, layers: Sequence[int]) -> str:
+    """A query of one run's rows in some layers."""
+    return query.format(run=run, layers=", ".join(map(str, layers)))

@@ -1,0 +1,58 @@
+"""The experts that stored maps of iterations like this one name for the layers ahead (fMoE, Yu et al., 2025)."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from artifacts.expertmaps import priorities, select_experts
+from artifacts.shape import Shape
+from runtime.policies.base import Artefacts, Now, Simple, Step
+from runtime.policies.matching import Guide, Match, check_ahead
+
+
+@dataclass
+class MapPrefetch(Simple):
+    """Of the layer `distance` ahead the most probable experts of the best map until their sum reaches 1 - score, at
+    least k of them; without `threshold` just k. All layers ahead compete by p / (layers ahead).
+
+    The match is `lag` + 1 layers old: it had that long to be found. So fMoE's d is distance + lag + 1: before layer d
+    the embedding guides, if `semantic`, from there on the trajectory. Nothing is known of the next pass.
+    """
+
+    requires: ClassVar[frozenset[str]] = frozenset({"maps"})
+    sees_probabilities: ClassVar[bool] = True
+    sees_embeddings: ClassVar[bool] = True
+    reads_predictions: ClassVar[bool] = False
+
+    distance: int = 2
+    lag: int = 0
+    semantic: bool = True
+    threshold: bool = True
+
+    def __post_init__(self) -> None:
+        check_ahead("map", self.distance, self.lag)
+
+    def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
+        self._shape, self.matching = shape, artefacts.matching
+        self._guide = Guide(self.matching, self.distance, self.lag, self.semantic)
+        self._guided: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # by layer ahead, experts and their probabilities
+
+    def propose(self, step: Step, now: Now) -> np.ndarray:
+        self._guided = {layer: found for layer, found in self._guided.items() if step.layer and layer > step.layer}
+        match = self._guide.match(step)
+        if match is not None:
+            self._guided |= {layer: self._choose(match, layer) for layer in self._guide.layers(step, match)}
+        if not self._guided:
+            return np.empty(0, np.int64)
+        keys = [layer * self._shape.num_experts + experts for layer, (experts, _) in self._guided.items()]
+        urgency = [priorities(p, layer - step.layer) for layer, (_, p) in self._guided.items()]
+        return np.concatenate(keys)[np.argsort(-np.concatenate(urgency), kind="stable")]
+
+    def _choose(self, match: Match, layer: int) -> tuple[np.ndarray, np.ndarray]:
+        """Experts of a layer that some request is to need, with their probabilities summed over all."""
+        says = match.probabilities[:, layer]
+        scores = match.scores.tolist() if self.threshold else [1.0] * len(says)
+        chosen = [select_experts(p, score, self._shape.top_k) for p, score in zip(says, scores, strict=True)]
+        experts = np.array(chosen[0] if len(chosen) == 1 else sorted(set().union(*chosen)), np.int64)
+        return experts, says.sum(axis=0)[experts]

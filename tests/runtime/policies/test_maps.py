@@ -1,0 +1,161 @@
+"""Matching by hand: whose answer a step gets, what it brings and keeps, what joins the maps."""
+
+import numpy as np
+import pytest
+
+from artifacts.errors import BadUsage, Incompatible
+from artifacts.expertmaps import ExpertMaps, select_experts
+from artifacts.shape import Shape
+from artifacts.trace import DECODE, PREFILL
+from runtime.policies import parse
+from runtime.policies.base import Artefacts, Now, Step
+from runtime.policies.matching import Guide, Matching
+
+SHAPE = Shape(num_layers=4, num_experts=6, top_k=2, expert_nbytes=160)
+NUM_MAPS, HIDDEN = 5, 3
+
+
+def distributions(seed: int, count: int) -> np.ndarray:
+    return np.random.default_rng(seed).dirichlet(np.full(6, 0.3), (count, 4)).astype(np.float32)
+
+
+def embeddings(seed: int, count: int) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal((count, HIDDEN)).astype(np.float32)
+
+
+def some_maps(capacity: int = NUM_MAPS) -> ExpertMaps:
+    maps = ExpertMaps(capacity, num_layers=4, num_experts=6, hidden=HIDDEN, distance=2)
+    maps.add(embeddings(0, NUM_MAPS), distributions(0, NUM_MAPS))
+    return maps
+
+
+def steps(said: np.ndarray, given: np.ndarray, *, pass_index: int = 0, phase: int = DECODE) -> list[Step]:
+    """A pass of R requests of one token each: `said` [R, L, E], `given` [R, H]."""
+    last, selected = np.arange(len(said)), np.tile([0, 1], (len(said), 1))
+    weights = np.full(selected.shape, 0.5, np.float32)
+    return [
+        Step(pass_index, phase, layer, selected, weights, said[:, layer], last=last, embedding=given)
+        for layer in range(4)
+    ]
+
+
+@pytest.mark.parametrize("lag", [0, 1, 2])
+def test_an_answer_is_that_of_the_steps_before(lag: int) -> None:
+    maps, said, given = some_maps(), distributions(7, 2), embeddings(7, 2)
+    matching = Matching(maps, SHAPE)
+    for step in steps(said, given):
+        matching.see(step)
+        matching.see(step)  # by the other policy
+        match, layer = matching.match(lag), step.layer - lag - 1
+        if layer < -1:
+            assert match is None and matching.latest(lag) is None
+            continue
+        scores = maps.semantic_scores(given) if layer < 0 else maps.trajectory_scores(said[:, : layer + 1])
+        assert match.layer == layer
+        assert match.scores == pytest.approx(scores.max(axis=1), abs=1e-6)
+        assert np.array_equal(match.probabilities, maps.probabilities[scores.argmax(axis=1)])
+    first = steps(distributions(8, 1), embeddings(8, 1), pass_index=1)[0]
+    matching.see(first)
+    assert matching.latest(1).layer == 3 and matching.latest(0).layer == -1
+
+
+def test_what_it_brings() -> None:
+    """d = distance + lag + 1 = 3: layers 1 and 2 by the embedding, in the first step; layer 3 by the trajectory."""
+    maps, said, given = some_maps(), distributions(7, 1), embeddings(7, 1)
+    policy = parse("prefetch", "map")
+    policy.prepare(SHAPE, Artefacts(matching=Matching(maps, SHAPE)))
+    scores = maps.semantic_scores(given)[0]
+    best, score = int(scores.argmax()), scores.max()
+    expected = [
+        (maps.probabilities[best, layer, expert] / layer, layer * 6 + expert)
+        for layer in (1, 2)
+        for expert in select_experts(maps.probabilities[best, layer], score, 2)
+    ]
+    first, second, third, fourth = steps(said, given)
+    assert policy.propose(first, Now()).tolist() == [key for _, key in sorted(expected, key=lambda at: -at[0])]
+    scores = maps.trajectory_scores(said[:, :1])[0]
+    best, score = int(scores.argmax()), scores.max()
+    coming = select_experts(maps.probabilities[best, 3], score, 2)
+    still = [key for _, key in expected if key >= 12]
+    assert sorted(policy.propose(second, Now()).tolist()) == sorted([*still, *(18 + expert for expert in coming)])
+    assert sorted(policy.propose(third, Now()).tolist()) == sorted(18 + expert for expert in coming)
+    assert policy.propose(fourth, Now()).tolist() == []
+
+
+def test_parts_can_be_left_out() -> None:
+    maps, said, given = some_maps(), distributions(7, 2), embeddings(7, 2)
+    for text, per_layer in (("map:threshold=no", 2), ("map", 6)):
+        policy = parse("prefetch", text)
+        policy.prepare(SHAPE, Artefacts(matching=Matching(maps, SHAPE)))
+        keys = policy.propose(steps(said[:1], -given[:1])[0], Now())
+        assert len(keys) <= 2 * per_layer and (text == "map" or len(keys) == 4)
+    policy = parse("prefetch", "map:semantic=no")
+    policy.prepare(SHAPE, Artefacts(matching=Matching(maps, SHAPE)))
+    proposed = [policy.propose(step, Now()).tolist() for step in steps(said, given)]
+    assert not proposed[0] and proposed[1] and min(proposed[1]) >= 18
+
+
+def test_a_guide_predicts_the_layer_at_its_distance() -> None:
+    maps, said, given = some_maps(), distributions(7, 2), embeddings(7, 2)
+    guide = Guide(Matching(maps, SHAPE), distance=1)
+    found = [guide.predict(step) for step in steps(said, given)]
+    assert found[3] is None
+    rows = [maps.semantic_scores(given).argmax(axis=1)]
+    rows += [maps.trajectory_scores(said[:, :seen]).argmax(axis=1) for seen in (1, 2)]
+    for layer, (row, (probabilities, scores)) in enumerate(zip(rows, found[:3], strict=True), start=1):
+        assert np.array_equal(probabilities, maps.probabilities[row, layer]) and scores.shape == (2,)
+
+
+def test_what_leaves_first_is_least_probable_by_use() -> None:
+    maps, said, given = some_maps(), distributions(7, 2), embeddings(7, 2)
+    matching = Matching(maps, SHAPE)
+    policy = parse("eviction", "map")
+    policy.prepare(SHAPE, Artefacts(matching=matching))
+    policy.used([0, 1], steps(said, given, pass_index=4)[1], Now())  # a pass that lacks its first layer
+    policy.used([0, 7], step := steps(said, given, pass_index=5)[0], Now())
+    p = matching.latest().probabilities.mean(axis=0).ravel()
+    assert policy.order(np.array([0, 1, 2, 7]), Now())[0] == pytest.approx([2 * p[0], p[1], 0, p[7]])
+    assert step.layer == 0
+
+
+def test_before_a_match_use_alone_decides() -> None:
+    policy = parse("eviction", "map")
+    empty = ExpertMaps(3, num_layers=4, num_experts=6, hidden=HIDDEN, distance=2)
+    policy.prepare(SHAPE, Artefacts(matching=Matching(empty, SHAPE)))
+    policy.used([2, 3], steps(distributions(7, 1), embeddings(7, 1))[0], Now())
+    assert policy.order(np.array([1, 2]), Now())[0].tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("in_background", [False, True])
+def test_whole_iterations_join_the_maps_before_the_next_pass(in_background: bool) -> None:
+    maps = some_maps(capacity=NUM_MAPS + 3)
+    matching = Matching(maps, SHAPE, learns=True)
+    if in_background:
+        matching.run_in_background()
+    given, said = embeddings(9, 4), distributions(9, 4)
+    by_hand = maps.copy()
+    for number, phase in enumerate((PREFILL, DECODE, DECODE, PREFILL)):
+        rows = slice(number, number + 1)
+        for step in steps(said[rows], given[rows], pass_index=number, phase=phase):
+            matching.see(step)
+        if number:  # the same as the pass before is found in the maps
+            assert matching.latest().scores.max() <= 1
+        by_hand.add(given[rows], said[rows])
+    broken = steps(said[:1], given[:1], pass_index=9)[:3]
+    for step in broken:
+        matching.see(step)
+    learned = matching.learned()
+    matching.close()
+    assert np.array_equal(learned.maps.probabilities, by_hand.probabilities)
+    assert (len(learned.maps), learned.num_iterations, learned.maps.num_replaced) == (NUM_MAPS + 3, 4, 1)
+    assert len(maps) == NUM_MAPS, "what the store gave stays as it is"
+    assert learned.newcomers.tolist()[:2] == [5, 6] and len(learned.newcomers) in (3, 4)
+    assert learned.origins.tolist()[-1] == [1, 0] and [0, 1] in learned.origins.tolist()
+
+
+def test_what_cannot_be_is_refused() -> None:
+    for text in ("map:distance=0", "map:lag=-1"):
+        with pytest.raises(BadUsage, match="map needs distance >= 1 and lag >= 0"):
+            parse("prefetch", text)
+    with pytest.raises(Incompatible, match="4 layers of 6 experts, the model 3 of 6"):
+        Matching(some_maps(), Shape(3, 6, 2, 1))
