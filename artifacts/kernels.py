@@ -16,9 +16,9 @@ exact_part = njit
 
 
 def kernel(signature: str | list[str], *, nogil: bool = False, exact: bool = False) -> Callable[[Callable], Callable]:
-    """Compile for this signature alone, or these, as the module is imported, and keep the result beside the source or in the
-    user's cache folder. `nogil` lets other threads run meanwhile, for what takes longer than they would wait. `exact`
-    rounds as plain Python does, in its order, for what others must be able to recompute.
+    """Compile for this signature alone, or these, as the module is imported, and keep the result beside the source or
+    in the user's cache folder. `nogil` lets other threads run meanwhile, for what takes longer than they would wait.
+    `exact` rounds as plain Python does, in its order, for what others must be able to recompute.
 
     Where neither can be written numba refuses; then it is compiled anew in every process, and a warning says so.
     """

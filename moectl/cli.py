@@ -18,6 +18,7 @@ from moectl.options import (
     Budget,
     Data,
     Device,
+    Experts,
     Json,
     Link,
     Model,
@@ -315,6 +316,7 @@ def _run(
         str | None, typer.Option(help="Emulate link and near tier in the proportions of a named machine.")
     ] = None,
     window: Window = None,
+    experts: Experts = "exact",
     device: Device = "auto",
     threads: Threads = DEFAULT_THREADS,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate.")] = 128,
@@ -343,6 +345,7 @@ def _run(
         near=near,
         scaled_to=scaled_to,
         window=window,
+        experts=experts,
         device=device,
         threads=threads,
     )

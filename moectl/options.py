@@ -22,6 +22,9 @@ Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
 # Threads that wait for each other spin: without a core for the link they take tens of times longer.
 DEFAULT_THREADS = max(1, (os.cpu_count() or 2) - 1)
 Threads = Annotated[int, typer.Option("--threads", min=1, help="CPU threads that compute; leave one core to the link.")]
+Experts = Annotated[
+    str, typer.Option(help="On a CPU: exact, the model's own bits, or fused: compiled, the same within rounding.")
+]
 AvgBits = Annotated[
     float | None,
     typer.Option(help="Of experts that are not hot, 1 to 4 or 16: --residency hot:avg_bits=N."),

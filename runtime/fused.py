@@ -33,7 +33,7 @@ def fused_kernels() -> ModuleType:
 
 
 class _Token(NamedTuple):
-    """What kernels take last: the token [H], the row of `y` [K, H] for each expert, and an array of the weights' type."""
+    """What kernels take last: the token [H], for each expert its row of `y` [K, H], an array of the weights' type."""
 
     x: np.ndarray
     rows: np.ndarray
@@ -49,9 +49,10 @@ class Fused:
         self._lying = _Segments(resident) if isinstance(resident.slow, SegmentTier) else _Whole(opened, resident)
         self._as_numpy = _AS_NUMPY[opened.store.layout.dtype]
         self._like = torch.empty(0, dtype=self._as_numpy).numpy()
-        self._token_in = torch.empty(opened.config.hidden_size)
+        hidden = opened.layers[0].shapes["down_proj"][0]
+        self._token_in = torch.empty(hidden)
         self._x = self._token_in.numpy()
-        self._y = np.zeros((opened.shape.top_k, opened.config.hidden_size), np.float32)
+        self._y = np.zeros((opened.shape.top_k, hidden), np.float32)
 
     @staticmethod
     def suits(opened: MoeModel) -> bool:

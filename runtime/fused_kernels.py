@@ -16,6 +16,7 @@ from artifacts.kernels import kernel
 
 f32, u32 = np.float32, np.uint32
 _LIKE = ("uint16[::1]", "float32[::1]")
+_TOKEN = "float32[::1], int64[::1], float32[:, ::1]"  # x, rows, y
 
 part = njit(forceinline=True, fastmath={"reassoc", "contract"})
 
@@ -87,7 +88,7 @@ def _gated(gate, up, like):
     return _rounded(_rounded(gate / (f32(1) + np.exp(-gate)), like) * up, like)
 
 
-@kernel([f"void(int64[:, ::1], int64, float32[::1], int64[::1], float32[:, ::1], {own})" for own in _LIKE], nogil=True)
+@kernel([f"void(int64[:, ::1], int64, {_TOKEN}, {own})" for own in _LIKE], nogil=True)
 def add_whole(addresses, num_neurons, x, rows, y, like):
     """y[rows[i]] += expert i on x [H]; its gate and up lie at addresses[i, 0] as [2 I, H], its down at addresses[i, 1]
     as [H, I]. addresses [n, 2], rows [n], y [K, H]."""
@@ -102,9 +103,7 @@ def add_whole(addresses, num_neurons, x, rows, y, like):
             own[h] += _dot(down[h], acts)
 
 
-@kernel(
-    [f"void(int64[::1], int64[::1], float32[::1], int64[::1], float32[:, ::1], {own})" for own in _LIKE], nogil=True
-)
+@kernel([f"void(int64[::1], int64[::1], {_TOKEN}, {own})" for own in _LIKE], nogil=True)
 def add_segments(addresses, neurons, x, rows, y, like):
     """y[rows[i]] += segment i on x [H]; at addresses[i] lie its neurons[i] neurons, of each its row of gate, its row of
     up, its column of down. addresses, neurons and rows [n], y [K, H]."""

@@ -29,8 +29,8 @@ from runtime.shadows import Shadows
 from runtime.slots import Slots
 from runtime.tiers import link_name, open_tiers, resolve_device, resolve_link
 
-FUSED, EXACT = "fused", "exact"
-EXPERTS = (FUSED, EXACT)
+EXACT, FUSED = "exact", "fused"
+EXPERTS = (EXACT, FUSED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Settings:
     scaled_to: str | None = None
     window: str | None = None
     device: str = "auto"
-    experts: str = FUSED
+    experts: str = EXACT
     threads: int | None = None  # of CPU compute; None leaves torch as it is
 
     def __post_init__(self) -> None:
@@ -136,6 +136,10 @@ class Session:
         if fast.shadows is not None or self.policies.widths:
             resident = set() if fast.shadows is None else set(fast.shadows.tolist())
             make_ready(sorted(resident | set(self.policies.widths)), opened.model.device)
+        if settings.experts == FUSED and not self.is_fused:
+            self.fallbacks.append(
+                f"experts of {opened.family} on {opened.model.device.type} are not fused: torch computes"
+            )
         if fast.split and choice.kind == "disk":
             self.fallbacks.append("link disk reads the whole expert for each segment: use a link from RAM")
         if fast.holds(shape):
@@ -200,7 +204,7 @@ class Session:
             "threads": torch.get_num_threads(),
             "preset": self.settings.preset,
             "policies": {axis: describe(getattr(self.policies, axis)) for axis in POLICIES},
-            "experts_of_a_token": "fused, by numba" if self.is_fused else "torch, bit for bit the module's own",
+            "experts_of_a_token": "fused" if self.is_fused else "torch",
             "scope": str(self.scope),
             "slots": cache.num_slots,
             "experts": cache.shape.num_keys,
