@@ -24,6 +24,7 @@ _REMEDY = {
     "next_use": "the future of a trace: it runs in the simulator only, with `moectl simulate`",
     "splits": _STORED + "run `moectl split`",
     "replicas": _STORED + "run `moectl quantize`",
+    "predictors": _STORED + "run `moectl build-predictor`",
     "maps": _STORED + "run `moectl build-maps`, or begin with none by --learn",
 }
 

@@ -68,6 +68,7 @@ class Controller:
 
     def step(self, step: Step) -> Plan:
         """Decide one layer of the current pass."""
+        self.num_learned = prefetch.distance if prefetch.reads_learned else 0
         self.now.step += 1
         self.now.layer = layer = step.layer
         weights = None

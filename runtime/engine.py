@@ -24,6 +24,7 @@ from runtime.model import MoeLayer, MoeModel
 from runtime.neuronmajor import Views
 from runtime.plan import NO_SLOT, Place, Plan
 from runtime.policies.base import Step, last_tokens
+from runtime.predictors import Predictor
 from runtime.segmenttier import SegmentTier
 from runtime.shadows import Shadows
 from runtime.slots import Slots
@@ -78,6 +79,7 @@ class Engine:
         self.first_request = 0
         self.wants_probabilities = self.wants_embeddings = False
         self.distance = 0
+        self.predictor: Predictor | None = None
         self._opened, self._slots = opened, slots
         self._slow, self._shadows = tiers.slow, shadows
         self._is_split = isinstance(tiers.slow, SegmentTier)
@@ -95,7 +97,7 @@ class Engine:
         model.set_experts_implementation(NAME)
         for layer in self._opened.layers:
             layer.experts.moectl_forward = self._layer_forward(layer)
-        if self.distance:
+        if self.distance or self.predictor:
             self._watch_routers()
         self._handles.append(model.register_forward_pre_hook(self._begin_pass, with_kwargs=True))
         self._handles.append(model.register_forward_hook(self._end_pass))
@@ -113,9 +115,11 @@ class Engine:
             self.wants_embeddings = True
             self._watch_embedding()
 
-    def see_predictions(self) -> None:
-        """Steps carry what the router of the next layer says of this one's input from here on."""
-        self.distance = max(self.distance, 1)
+    def see_predictions(self, distance: int = 1, predictor: Predictor | None = None) -> None:
+        """Steps carry what the routers of the next `distance` layers say of this one's input from here on, and what
+        the fitted predictor says of it if there is one."""
+        self.distance = max(self.distance, distance)
+        self.predictor = predictor or self.predictor
         self._watch_routers()
 
     def uninstall(self) -> None:
@@ -326,8 +330,10 @@ class Engine:
         if self.wants_embeddings and embedded is not None:
             self._pass.embedding = np.array(mean_rows(arrays.pop(), last))  # not a view of what goes on
         selected, weights_host, *rest = arrays
+        if self.predictor:
+            tensors += self.predictor.ahead(layer, routed.x)
         probabilities = rest.pop(0) if self.wants_probabilities else None
-        predicted = np.stack(rest, axis=1) if rest else None
+        predicted, learned = (_stacked(part) for part in (rest[: self.distance], rest[self.distance :]))
         return Step(
             pass_index=self.controller.now.pass_index,
             phase=self._pass.phase,
@@ -347,6 +353,7 @@ class Engine:
         for distance in range(1, self.distance + 1):
             ahead = layers[(layer + distance) % len(layers)]
             extra = self._routed[ahead.index].extra
+            learned=learned,
             logits = type(ahead.gate).forward(ahead.gate, routed.x, *extra)[0]  # past the hook, which would keep it
             predicted.append(logits.float().softmax(-1))
         return predicted
@@ -374,3 +381,8 @@ def _add(parts: dict[int, torch.Tensor], expert: int, y: torch.Tensor) -> None:
 
 def _is_full(place: Place) -> bool:
     return place.bits == FULL_BITS
+def _stacked(ahead: list[np.ndarray]) -> np.ndarray | None:
+    """[T, D, E]."""
+    return np.stack(ahead, axis=1) if ahead else None
+
+

@@ -21,6 +21,7 @@ from runtime.model import MoeModel, open_model
 from runtime.policies import POLICIES, build, describe, preset
 from runtime.policies.base import Artefacts, FastTier
 from runtime.probe import link_bytes_per_second, prefetch_window, scaled_window
+from runtime.predictors import Predictor
 from runtime.recorder import Recorder
 from runtime.replicas import open_replicas
 from runtime.shadows import Shadows
@@ -112,6 +113,8 @@ class Session:
         if any(getattr(self.policies, axis).sees_probabilities for axis in POLICIES):
             self.engine.see_probabilities()
         self.engine.wants_embeddings = self.controller.sees_embeddings
+        if prefetch.reads_learned:
+            self.engine.predictor = Predictor(artefacts.predictors, prefetch.distance, opened.model.device)
         self.engine.install()
         self.matching = self.policies.matching
         if self.matching:

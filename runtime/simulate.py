@@ -35,7 +35,7 @@ def replay(trace: Trace, controller: Controller, timing: Timing | None = None) -
 
 def _step(trace: Trace, rows: slice, pass_index: int, phase: int, layer: int, controller: Controller) -> Step:
     """What the live run saw: predictions and embeddings only as far as policies asked for them."""
-    predicted = last = embedding = None
+    predicted = learned = last = embedding = None
     if controller.num_predicted and trace.predicted is not None:
         predicted, last = trace.predicted[rows, : controller.num_predicted], last_tokens(trace.request[rows])
     if controller.sees_embeddings and trace.iteration is not None:
@@ -52,3 +52,6 @@ def _step(trace: Trace, rows: slice, pass_index: int, phase: int, layer: int, co
         last=last,
         embedding=embedding,
     )
+    if controller.num_learned and trace.learned is not None:
+        learned, last = trace.learned[rows, : controller.num_learned], last_tokens(trace.request[rows])
+        learned=learned,

@@ -11,6 +11,7 @@ from artifacts.errors import BadInput
 from artifacts.hardware import Machine
 from artifacts.modelshapes import ModelShape
 from artifacts.nextuse import NextUse
+from artifacts.predictors import RECORDED
 from artifacts.replicas import Replicas
 from artifacts.splits import Latencies, SolvedSplit
 from artifacts.trace import Trace
@@ -162,6 +163,8 @@ class Workload:
         nbytes = sizes.budget_nbytes(setting.budget, self.model.shape)
         if any(split.budget_nbytes == nbytes for split in known):
             return known
+        if "predictors" in needs:
+            found = replace(found, predictors=RECORDED)
         try:
             solved = self.solved(setting)
         except BadInput as problem:
@@ -238,11 +241,15 @@ class Workload:
     def _check_columns(self, policies: Policies) -> None:
         """Raise BadInput when a policy wants to see what the trace does not show."""
         prefetch, trace = policies.prefetch, self.trace
-        if prefetch.reads_predictions and (trace.predicted is None or trace.predicted.shape[1] < prefetch.distance):
-            raise BadInput(
-                f"prefetch {describe(prefetch)} needs predictions {prefetch.distance} layers ahead, which the trace "
-                "does not hold: record one with `moectl run --prefetch next_gate --trace FILE`, or use --prefetch none"
-            )
+        for is_read, held, source, option in (
+            (prefetch.reads_predictions, trace.predicted, "predictions", "next_gate"),
+            (prefetch.reads_learned, trace.learned, "what fitted predictors say", "learned"),
+        ):
+            if is_read and (held is None or held.shape[1] < prefetch.distance):
+                raise BadInput(
+                    f"prefetch {describe(prefetch)} needs {source} {prefetch.distance} layers ahead, which the trace does "
+                    f"not hold: record one with `{_recorded_by(option, prefetch.distance)}`, or use --prefetch none"
+                )
         for axis in POLICIES:
             if getattr(policies, axis).sees_probabilities and trace.probabilities is None:
                 raise BadInput(
@@ -262,6 +269,11 @@ def _check(trace: Trace, model: ModelShape) -> None:
     if highest >= shape.num_experts:
         raise BadInput(
             f"the trace selects expert {highest}, but a layer has only {shape.num_experts} experts "
+def _recorded_by(option: str, distance: int) -> str:
+    ahead = f":distance={distance}" if distance > 1 else ""
+    return f"moectl run --prefetch {option}{ahead} --trace FILE"
+
+
             f"(0 to {shape.num_experts - 1})"
         )
     if (trace.num_layers, trace.top_k) != (shape.num_layers, shape.top_k):
