@@ -114,12 +114,41 @@ def _build_maps(
 
 
 @app.command("inspect")
+@app.command("build-predictor")
+def _build_predictor(
+    model: Model = None,
+    distance: Annotated[int, typer.Option(min=1, help="Layers ahead to predict: each of 1 to this.")] = 3,
+    features: Annotated[int, typer.Option(min=0, help="Random features beside a router's input; 0: linear.")] = 512,
+    data: Data = "builtin",
+    tokens: Annotated[int, typer.Option(min=2, help="Tokens; three tenths of them choose and test.")] = 32_768,
+    length: Annotated[int, typer.Option(min=2, help="Tokens of a sequence.")] = 256,
+    batch: Annotated[int, typer.Option(min=1, help="Sequences at a time; an expert is loaded once for all.")] = 16,
+    budget: Budget = "25%",
+    link: Link = "auto",
+    device: Device = "auto",
+    threads: Threads = DEFAULT_THREADS,
+    seed: Seed = 0,
+    store: StorePath = DEFAULT_STORE,
+    json: Json = False,
+) -> None:
+    """Learn from routers' inputs which experts the layers ahead will want, to prefetch by; tested on held-out text."""
+    from moectl.commands import build_predictor as verb
+    from profilers.predictors import Plan
+    from profilers.routing import Batching
+    from runtime.session import Settings
+
+    batching = Batching(batch=batch, length=length, prefill=0)
+    request = verb.Request(Plan(distance, features), data, tokens, batching, seed=seed)
+    settings = Settings(budget=budget, link=link, device=device, threads=threads)
+    verb.show(verb.build(model, settings, request, store=store), as_json=json)
+
+
 def _inspect(
     name: Annotated[
         str,
         typer.Argument(
             help="store, runs, activations, coactivation, entropy, similarity, buddies, quant-loss, replicas, curves, "
-            "splits, maps, presets, policies, machines, substitution or precision."
+            "splits, maps, predictors, presets, policies, machines, substitution or precision."
         ),
     ] = "store",
     model: Model = None,

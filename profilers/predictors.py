@@ -42,16 +42,13 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fitted:
-    """Predictors, and what they are worth on the last batches: recall@k by layer and distance, [L, D] each, beside the
-    routers' own and that of always naming the most frequent experts."""
+    """Predictors, and what they are worth on the last batches: recall@k by predictor, [L, D] each, the controls
+    included."""
 
     run_id: int
     predictors: Predictors
     target: np.ndarray  # [L, D] of TARGETS
-    recall: np.ndarray
-    next_gate: np.ndarray
-    frequent: np.ndarray
-    random: float  # k / E
+    recalls: dict[str, np.ndarray]
     num_tokens: int
     num_tested: int
     seconds: float
@@ -120,10 +117,9 @@ def build_predictors(
     with Store.open(store_path) as store:
         store.add_model(model)
         run_id = store.write_run(info, {TABLE: predictor_rows(predictors, columns)})
-    top_k_share = shape.top_k / shape.num_experts
-    return Fitted(
-        run_id, predictors, target, recall, next_gate, frequent, top_k_share, total, tested.num_tokens, info.seconds
-    )
+    chance = np.full(recall.shape, shape.top_k / shape.num_experts)
+    recalls = {"learned": recall, "next_gate": next_gate, "most frequent": frequent, "random": chance}
+    return Fitted(run_id, predictors, target, recalls, total, tested.num_tokens, info.seconds)
 
 
 def _parts(batches: Sequence[Batch]) -> tuple[Sequence[Batch], Sequence[Batch], Sequence[Batch]]:
