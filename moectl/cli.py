@@ -22,6 +22,7 @@ from moectl.options import (
     Link,
     Model,
     Preset,
+    ReconfigureEvery,
     RunId,
     Scope,
     Seed,
@@ -344,6 +345,7 @@ def _run(
         str | None, typer.Option(help="Emulate link and near tier in the proportions of a named machine.")
     ] = None,
     window: Window = None,
+    reconfigure_every: ReconfigureEvery = None,
     device: Device = "auto",
     threads: Threads = DEFAULT_THREADS,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate.")] = 128,
@@ -375,6 +377,7 @@ def _run(
         device=device,
         threads=threads,
     )
+        reconfigure_every=reconfigure_every,
     sampling = verb.Sampling(
         max_new_tokens=max_new_tokens,
         temperature=0.0 if greedy else temperature,
@@ -422,6 +425,7 @@ def _simulate(
     window: Window = None,
     store: StorePath = DEFAULT_STORE,
     json: Json = False,
+    reconfigure_every: ReconfigureEvery = None,
 ) -> None:
     """Replay a trace through the policies on virtual time, beside loading on demand and the oracle."""
     from moectl.commands import reproduce as papers
@@ -444,6 +448,7 @@ def _simulate(
         compare=compare,
     )
     source = Source(trace, run, synthetic, num_experts=num_experts, model=model, store=store)
+        reconfigure_every=reconfigure_every,
     verb.show(verb.simulate(source, request), as_json=json)
 
 

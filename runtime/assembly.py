@@ -93,6 +93,13 @@ def pools(
     return whole_experts(shape, policies.residency.capacities(num_slots, shape), is_global=is_global)
 
 
+def lay_out(controller: Controller, policies: Policies, fast: FastTier, scope: Scope) -> tuple[Pool, ...]:
+    """Let a controller of split experts go on in another fast tier, which is empty. Its pools."""
+    shared = pools(policies, controller.shape, num_slots=fast.num_slots, scope=scope, split=fast.split)
+    controller.lay_out(fast.split, shared)
+    return shared
+
+
 def build_controller(
     policies: Policies,
     shape: Shape,

@@ -138,6 +138,20 @@ class Engine:
         self._pending.clear()
         self.controller.forget()
 
+    def let_go(self) -> None:
+        """Forget the slots, which others are to follow; the controller has been told. Between passes."""
+        for transfer in self._pending.values():
+            self.link.cancel(transfer)
+        self._pending.clear()
+        self._segments.clear()
+        if self._slots.device.type == "cuda":
+            torch.cuda.synchronize(self._slots.device)  # a copy that has begun may still write to what goes
+        del self._slots
+
+    def lay_out(self, slots: Slots) -> None:
+        """The fast tier is these slots from here on, and empty."""
+        self._slots = slots
+
     # Hooks
 
     def _begin_pass(self, model: nn.Module, args: tuple, kwargs: dict) -> None:

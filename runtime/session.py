@@ -1,8 +1,9 @@
 """Builds and owns everything a run needs, and says what was really in force."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,7 +12,7 @@ from artifacts.errors import BadUsage
 from artifacts.hardware import machine
 from runtime import budget as sizes
 from runtime import solving
-from runtime.assembly import build_controller, fast_tier, pools
+from runtime.assembly import build_controller, fast_tier, lay_out, pools
 from runtime.cache import Scope
 from runtime.engine import Engine
 from runtime.generate import Sampling, Token, stream
@@ -20,9 +21,10 @@ from runtime.measured import HERE
 from runtime.model import MoeModel, open_model
 from runtime.policies import POLICIES, build, describe, preset
 from runtime.policies.base import Artefacts, FastTier
-from runtime.probe import link_bytes_per_second, prefetch_window, scaled_window
 from runtime.predictors import Predictor
 from runtime.recorder import Recorder
+from runtime.probe import link_bytes_per_second, prefetch_window, scaled_window
+from runtime.reconfigure import Reconfiguration, tokens_between
 from runtime.replicas import open_replicas
 from runtime.shadows import Shadows
 from runtime.slots import Slots
@@ -44,6 +46,7 @@ class Settings:
     device: str = "auto"
     threads: int | None = None  # of CPU compute; None leaves torch as it is
 
+    reconfigure_every: int | None = None  # tokens after which a split is solved anew; 0: never
     def __post_init__(self) -> None:
         if self.scaled_to and (self.link != "auto" or self.near):
             raise BadUsage("--scaled-to sets the link and the near tier itself: leave out --link and --near")
@@ -130,6 +133,7 @@ class Session:
 
     @classmethod
     def open(cls, name: str, settings: Settings, *, artefacts: Artefacts | None = None) -> "Session":
+        self.reconfiguration = self._reconfiguration()
         """Open a checkpoint (folder or hub id) and run it by `settings`."""
         return cls(open_model(name, device=resolve_device(settings.device)), settings, artefacts=artefacts)
 
@@ -164,7 +168,9 @@ class Session:
         yield from stream(self.opened.model, prompt.to(self.opened.model.device), sampling)
 
     def new_requests(self, count: int) -> None:
-        """The rows of coming passes are `count` new requests."""
+        """The rows of coming passes are `count` new requests; no earlier one goes on."""
+        if self.reconfiguration:
+            self.reconfiguration.between_requests()
         self.engine.first_request = self._next_request
         self._next_request += count
 
@@ -173,7 +179,7 @@ class Session:
         recorder = Recorder()
         self.engine.see_probabilities()
         self.engine.see_embeddings()
-        self.engine.on_step, self.engine.on_pass = recorder.add, recorder.begin_pass
+        self._watch(recorder)
         return recorder
 
     def receipt(self) -> dict[str, object]:
@@ -200,6 +206,7 @@ class Session:
             "near": self.tiers.near.conditions(),
             "scaled_to": self.settings.scaled_to,
             "fallbacks": list(self.fallbacks),
+            "reconfigured": self.reconfiguration.receipt() if self.reconfiguration else {},
         }
 
     def _shadows(self, fast: FastTier, artefacts: Artefacts) -> Shadows | None:
@@ -210,6 +217,31 @@ class Session:
 
     def _replicas(self) -> dict[str, object]:
         """What is computed below full precision, where, and by which kernel; and how many experts that counted as
+    def _reconfiguration(self) -> Reconfiguration | None:
+        """Of a split that is solved anew as the run goes on, told of every step."""
+        every = tokens_between(self.settings.reconfigure_every, self.fast.split, self.policies)
+        if not every:
+            return None
+        found = Reconfiguration(self.policies, self.opened.shape, self.fast.split, every=every, lay_out=self._lay_out)
+        self._watch(found)
+        return found
+
+    def _lay_out(self, fast: FastTier) -> None:
+        """Begin anew with an empty fast tier, another split of the same budget."""
+        self.fast = fast
+        shared = lay_out(self.controller, self.policies, fast, self.scope)
+        self.tiers.slow.segments.cut(fast.split)
+        self.engine.let_go()
+        del self.slots  # the budget has no room for both
+        self.slots = Slots(shared, self.opened.model.device)
+        self.engine.lay_out(self.slots)
+
+    def _watch(self, observer: Recorder | Reconfiguration) -> None:
+        """Tell it of every pass and step from here on, beside those that are told already."""
+        engine = self.engine
+        engine.on_pass = _both(engine.on_pass, observer.begin_pass)
+        engine.on_step = _both(engine.on_step, observer.add)
+
         resident were computed so all the same, because they had not landed."""
         if "replicas" not in self.policies.requires:
             return {}
@@ -232,3 +264,15 @@ class Session:
             self.tiers.link, self.slots.alike(), self.opened.shape.num_experts
         )
         return prefetch_window(self.opened, measured)
+
+
+def _both(first: Callable[[Any], None] | None, second: Callable[[Any], None]) -> Callable[[Any], None]:
+    """One after the other, where there is a first."""
+    if first is None:
+        return second
+
+    def told(what: Any) -> None:
+        first(what)
+        second(what)
+
+    return told

@@ -17,11 +17,12 @@ from artifacts.splits import Latencies, SolvedSplit
 from artifacts.trace import Trace
 from runtime import budget as sizes
 from runtime import derived, solving
-from runtime.assembly import build_controller, fast_tier
+from runtime.assembly import build_controller, fast_tier, lay_out
 from runtime.cache import Scope
 from runtime.policies import POLICIES, Policies, build, describe, preset
 from runtime.policies.base import Artefacts, FastTier
 from runtime.simulate import replay
+from runtime.reconfigure import Reconfiguration, tokens_between
 from runtime.timing import Costs, Timing
 
 _ENOUGH = 10_000  # steps, to tell which of some splits is the fastest
@@ -38,6 +39,7 @@ class Setting:
     scope: str | None = None
     budget: str = "25%"
 
+    reconfigure_every: int | None = None
     def texts(self) -> dict[str, str]:
         """The text of every axis."""
         return preset(self.preset).texts() | dict(self.policies)
@@ -119,7 +121,16 @@ class Workload:
             artefacts=artefacts,
         )
         timing = Timing(self._costs, shape.num_experts, controller.nbytes)
-        replay(self.trace, controller, timing)
+        reconfiguration = None
+        if every := tokens_between(setting.reconfigure_every, fast.split, policies):
+            reconfiguration = Reconfiguration(
+                policies,
+                shape,
+                fast.split,
+                every=every,
+                lay_out=lambda other: lay_out(controller, policies, other, scope),
+            )
+        replay(self.trace, controller, timing, reconfiguration=reconfiguration)
         return Outcome(
             setting=setting,
             policies={axis: describe(getattr(policies, axis)) for axis in POLICIES},
@@ -130,7 +141,7 @@ class Workload:
             counters=controller.counters.totals(),
             by_layer=controller.counters.by_layer(),
             times=timing.summary(),
-            split=solving.receipt(fast.split, shape),
+            split=solving.receipt(fast.split, shape) | (reconfiguration.receipt() if reconfiguration else {}),
         )
 
     def _window_for(self, policies: Policies) -> int:
@@ -192,7 +203,7 @@ class Workload:
         unsolved = SolvedSplit(nbytes, self.machine.name, np.empty(0), np.empty(0), self.latencies)
         passing = setting.build().residency.passing
         texts = setting.texts() | {"residency": f"split:theta=None,passing={passing}"}
-        tried = replace(setting, policies=texts)
+        tried = replace(setting, policies=texts, reconfigure_every=0)
         found = []
         for split in solving.candidates(self.curves, shape, unsolved):
             known = {
