@@ -114,7 +114,6 @@ def _build_maps(
     verb.show(verb.build(model, settings, request, store=store), as_json=json)
 
 
-@app.command("inspect")
 @app.command("build-predictor")
 def _build_predictor(
     model: Model = None,
@@ -144,6 +143,7 @@ def _build_predictor(
     verb.show(verb.build(model, settings, request, store=store), as_json=json)
 
 
+@app.command("inspect")
 def _inspect(
     name: Annotated[
         str,
@@ -195,6 +195,7 @@ def _profile(
     data: Data = "builtin",
     tokens: Annotated[int, typer.Option(min=2, help="Tokens to profile.")] = 65_536,
     trace: Annotated[bool, typer.Option("--trace", help="Keep the whole trace, for replays.")] = False,
+    distance: Annotated[int, typer.Option(min=1, help="Layers ahead of which the trace keeps what was foreseen.")] = 1,
     hardware: Annotated[
         bool, typer.Option("--hardware", help="Measure the machine instead: seconds of parts, loads, near memory.")
     ] = False,
@@ -229,7 +230,8 @@ def _profile(
 
     index, count = verb.parse_shard(shard)
     batching = Batching(batch=batch, length=length, prefill=prefill, index=index, count=count)
-    request = verb.Request(data, tokens, batching, seed=seed, trace=trace, samples=samples if similarity else 0)
+    samples = samples if similarity else 0
+    request = verb.Request(data, tokens, batching, seed=seed, trace=trace, distance=distance, samples=samples)
     settings = Settings(budget=budget, link=link, device=device, threads=threads)
     verb.show(verb.profile(model, settings, request, store=store), as_json=json)
 
@@ -356,6 +358,7 @@ def _run(
     repetition_penalty: Annotated[float, typer.Option(help="Above 1 makes repeating less probable.")] = 1.0,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past the end of the text.")] = False,
     trace: Annotated[Path | None, typer.Option(help="Write the routing trace to this Parquet file.")] = None,
+    learn: Annotated[bool, typer.Option("--learn", help="Add what it sees to the store's expert maps (fmoe).")] = False,
     seed: Seed = 0,
     store: StorePath = DEFAULT_STORE,
     json: Json = False,
@@ -376,8 +379,9 @@ def _run(
         window=window,
         device=device,
         threads=threads,
-    )
         reconfigure_every=reconfigure_every,
+        learn=learn,
+    )
     sampling = verb.Sampling(
         max_new_tokens=max_new_tokens,
         temperature=0.0 if greedy else temperature,
@@ -423,9 +427,9 @@ def _simulate(
     budget: Budget = "25%",
     scope: Scope = None,
     window: Window = None,
+    reconfigure_every: ReconfigureEvery = None,
     store: StorePath = DEFAULT_STORE,
     json: Json = False,
-    reconfigure_every: ReconfigureEvery = None,
 ) -> None:
     """Replay a trace through the policies on virtual time, beside loading on demand and the oracle."""
     from moectl.commands import reproduce as papers
@@ -446,9 +450,9 @@ def _simulate(
         window=window,
         machine=machine,
         compare=compare,
+        reconfigure_every=reconfigure_every,
     )
     source = Source(trace, run, synthetic, num_experts=num_experts, model=model, store=store)
-        reconfigure_every=reconfigure_every,
     verb.show(verb.simulate(source, request), as_json=json)
 
 
@@ -512,6 +516,22 @@ def _bench(
         model, request, store=store, device=device, threads=threads, results=results or (), page=report
     )
     verb.show(benched, as_json=json)
+
+
+@app.command("plan")
+def _plan(
+    model: Annotated[str, typer.Argument(help="A name as qwen3-30b-a3b, a folder with a config.json, or bundled.")],
+    vram: Annotated[str, typer.Option(help="Memory of the GPU, as 24GB.")] = ...,
+    machine: Annotated[
+        str, typer.Option(help="Whose bandwidths; `moectl inspect machines` lists them.")
+    ] = "rtx3090-pcie4",
+    context: Annotated[int, typer.Option(help="Tokens that the attention cache holds.")] = 4096,
+    json: Json = False,
+) -> None:
+    """Say what fits into a GPU and what to expect of each preset, from a model's config alone."""
+    from moectl.commands import plan as verb
+
+    verb.show(verb.plan(model, vram=vram, machine=machine, context=context), as_json=json)
 
 
 @app.command("report")

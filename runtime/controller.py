@@ -68,6 +68,7 @@ class Controller:
         self._unused_prefetch: set[int] = set()
         self._to_place: dict[int, list[int]] = {}  # by layer
         self.num_predicted = prefetch.distance if prefetch.reads_predictions else 0  # layers ahead, per step
+        self.num_learned = prefetch.distance if prefetch.reads_learned else 0
         self.sees_embeddings = any(axis.sees_embeddings for axis in (routing, eviction, miss, prefetch, residency))
         has_more = residency.cuts or residency.places or routing.reroutes or miss.every_step or self._picks_bits
         self.holds_all = cache.num_slots == self.shape.num_keys and not (has_more or prefetch.distance)
@@ -80,7 +81,6 @@ class Controller:
 
     def step(self, step: Step) -> Plan:
         """Decide one layer of the current pass."""
-        self.num_learned = prefetch.distance if prefetch.reads_learned else 0
         self.now.step += 1
         self.now.layer = layer = step.layer
         weights = None

@@ -334,6 +334,8 @@ class Engine:
         if self.wants_probabilities:
             tensors.append(routed.logits.float().softmax(-1))
         tensors += self._predictions(layer, routed)
+        if self.predictor:
+            tensors += self.predictor.ahead(layer, routed.x)
         embedded, self._pass.embedded = self._pass.embedded, None
         if self.wants_embeddings and embedded is not None:
             tensors.append(embedded.flatten(0, -2).float())
@@ -344,8 +346,6 @@ class Engine:
         if self.wants_embeddings and embedded is not None:
             self._pass.embedding = np.array(mean_rows(arrays.pop(), last))  # not a view of what goes on
         selected, weights_host, *rest = arrays
-        if self.predictor:
-            tensors += self.predictor.ahead(layer, routed.x)
         probabilities = rest.pop(0) if self.wants_probabilities else None
         predicted, learned = (_stacked(part) for part in (rest[: self.distance], rest[self.distance :]))
         return Step(
@@ -357,6 +357,7 @@ class Engine:
             probabilities=probabilities,
             predicted=predicted,
             last=last,
+            learned=learned,
             embedding=self._pass.embedding,
         )
 
@@ -367,7 +368,6 @@ class Engine:
         for distance in range(1, self.distance + 1):
             ahead = layers[(layer + distance) % len(layers)]
             extra = self._routed[ahead.index].extra
-            learned=learned,
             logits = type(ahead.gate).forward(ahead.gate, routed.x, *extra)[0]  # past the hook, which would keep it
             predicted.append(logits.float().softmax(-1))
         return predicted
@@ -388,6 +388,11 @@ class Engine:
         return torch.zeros_like(weights).index_copy_(0, rows, full)
 
 
+def _stacked(ahead: list[np.ndarray]) -> np.ndarray | None:
+    """[T, D, E]."""
+    return np.stack(ahead, axis=1) if ahead else None
+
+
 def _add(parts: dict[int, torch.Tensor], expert: int, y: torch.Tensor) -> None:
     """Segments of an expert add up to it."""
     parts[expert] = parts[expert] + y if expert in parts else y
@@ -395,8 +400,3 @@ def _add(parts: dict[int, torch.Tensor], expert: int, y: torch.Tensor) -> None:
 
 def _is_full(place: Place) -> bool:
     return place.bits == FULL_BITS
-def _stacked(ahead: list[np.ndarray]) -> np.ndarray | None:
-    """[T, D, E]."""
-    return np.stack(ahead, axis=1) if ahead else None
-
-

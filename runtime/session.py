@@ -16,15 +16,16 @@ from runtime.assembly import build_controller, fast_tier, lay_out, pools
 from runtime.cache import Scope
 from runtime.engine import Engine
 from runtime.generate import Sampling, Token, stream
+from runtime.learning import no_maps
 from runtime.lowbit import kernel_name, make_ready
 from runtime.measured import HERE
 from runtime.model import MoeModel, open_model
 from runtime.policies import POLICIES, build, describe, preset
 from runtime.policies.base import Artefacts, FastTier
 from runtime.predictors import Predictor
-from runtime.recorder import Recorder
 from runtime.probe import link_bytes_per_second, prefetch_window, scaled_window
 from runtime.reconfigure import Reconfiguration, tokens_between
+from runtime.recorder import Recorder
 from runtime.replicas import open_replicas
 from runtime.shadows import Shadows
 from runtime.slots import Slots
@@ -45,14 +46,17 @@ class Settings:
     window: str | None = None
     device: str = "auto"
     threads: int | None = None  # of CPU compute; None leaves torch as it is
-
     reconfigure_every: int | None = None  # tokens after which a split is solved anew; 0: never
+    learn: bool = False  # iterations join the expert maps as they come, from none if need be
+
     def __post_init__(self) -> None:
         if self.scaled_to and (self.link != "auto" or self.near):
             raise BadUsage("--scaled-to sets the link and the near tier itself: leave out --link and --near")
         if self.scope not in (None, *Scope):
             raise BadUsage(f"scope is layer or global, not {self.scope!r}")
-        build(self.texts())  # a name that is not known is told before a model is opened
+        chosen = build(self.texts())  # a name that is not known is told before a model is opened
+        if self.learn and "maps" not in chosen.requires:
+            raise BadUsage("--learn adds to expert maps, and no policy chosen here uses any: give --preset fmoe")
 
     def texts(self) -> dict[str, str]:
         """The text of every axis."""
@@ -79,6 +83,9 @@ class Session:
         self.fallbacks: list[str] = []
         chosen, shape = preset(settings.preset), opened.shape
         self.policies, artefacts = build(settings.texts()), artefacts or Artefacts()
+        if settings.learn:
+            artefacts = self._learning(artefacts)
+        self.maps_run = artefacts.maps_run
         self.scope = Scope(settings.scope or chosen.scope)
         self._budget = chosen.budget or settings.budget
         self.fast = fast = fast_tier(
@@ -113,11 +120,11 @@ class Session:
         self.engine = Engine(opened, self.controller, tiers=self.tiers, slots=self.slots, shadows=self.shadows)
         prefetch = self.policies.prefetch
         self.engine.distance = prefetch.distance if prefetch.reads_predictions else 0
+        if prefetch.reads_learned:
+            self.engine.predictor = Predictor(artefacts.predictors, prefetch.distance, opened.model.device)
         if any(getattr(self.policies, axis).sees_probabilities for axis in POLICIES):
             self.engine.see_probabilities()
         self.engine.wants_embeddings = self.controller.sees_embeddings
-        if prefetch.reads_learned:
-            self.engine.predictor = Predictor(artefacts.predictors, prefetch.distance, opened.model.device)
         self.engine.install()
         self.matching = self.policies.matching
         if self.matching:
@@ -126,6 +133,7 @@ class Session:
         if fast.shadows is not None or self.policies.widths:
             resident = set() if fast.shadows is None else set(fast.shadows.tolist())
             make_ready(sorted(resident | set(self.policies.widths)), opened.model.device)
+        self.reconfiguration = self._reconfiguration()
         if fast.split and choice.kind == "disk":
             self.fallbacks.append("link disk reads the whole expert for each segment: use a link from RAM")
         if fast.holds(shape):
@@ -133,7 +141,6 @@ class Session:
 
     @classmethod
     def open(cls, name: str, settings: Settings, *, artefacts: Artefacts | None = None) -> "Session":
-        self.reconfiguration = self._reconfiguration()
         """Open a checkpoint (folder or hub id) and run it by `settings`."""
         return cls(open_model(name, device=resolve_device(settings.device)), settings, artefacts=artefacts)
 
@@ -199,24 +206,17 @@ class Session:
             "expert_bytes": cache.shape.expert_nbytes,
             "fast_bytes": self.slots.nbytes + (self.shadows.nbytes if self.shadows else 0),
             "split": solving.receipt(self.fast.split, self.opened.shape),
+            "reconfigured": self.reconfiguration.receipt() if self.reconfiguration else {},
             "replicas": self._replicas(),
+            "maps": self.matching.receipt() if self.matching else {},
             "pinned_bytes": self.tiers.pinned_nbytes,
             "prefetch_window_bytes": self.window,
             "link": self.tiers.link.conditions(),
             "near": self.tiers.near.conditions(),
             "scaled_to": self.settings.scaled_to,
             "fallbacks": list(self.fallbacks),
-            "reconfigured": self.reconfiguration.receipt() if self.reconfiguration else {},
         }
 
-    def _shadows(self, fast: FastTier, artefacts: Artefacts) -> Shadows | None:
-        if fast.shadows is None:
-            return None
-        stores = open_replicas(self.opened, artefacts.replicas, sorted(set(fast.shadows.tolist())))
-        return Shadows(stores, fast.shadows, self.opened.model.device)
-
-    def _replicas(self) -> dict[str, object]:
-        """What is computed below full precision, where, and by which kernel; and how many experts that counted as
     def _reconfiguration(self) -> Reconfiguration | None:
         """Of a split that is solved anew as the run goes on, told of every step."""
         every = tokens_between(self.settings.reconfigure_every, self.fast.split, self.policies)
@@ -242,6 +242,19 @@ class Session:
         engine.on_pass = _both(engine.on_pass, observer.begin_pass)
         engine.on_step = _both(engine.on_step, observer.add)
 
+    def _shadows(self, fast: FastTier, artefacts: Artefacts) -> Shadows | None:
+        if fast.shadows is None:
+            return None
+        stores = open_replicas(self.opened, artefacts.replicas, sorted(set(fast.shadows.tolist())))
+        return Shadows(stores, fast.shadows, self.opened.model.device)
+
+    def _learning(self, artefacts: Artefacts) -> Artefacts:
+        shape, hidden = self.opened.shape, self.opened.model.get_input_embeddings().weight.shape[1]
+        empty = no_maps(num_layers=shape.num_layers, num_experts=shape.num_experts, hidden=hidden)
+        return replace(artefacts, maps=artefacts.maps or empty, learns_maps=True)
+
+    def _replicas(self) -> dict[str, object]:
+        """What is computed below full precision, where, and by which kernel; and how many experts that counted as
         resident were computed so all the same, because they had not landed."""
         if "replicas" not in self.policies.requires:
             return {}

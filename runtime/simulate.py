@@ -65,6 +65,8 @@ def _step(trace: Trace, rows: slice, pass_index: int, phase: int, layer: int, co
     predicted = learned = last = embedding = None
     if controller.num_predicted and trace.predicted is not None:
         predicted, last = trace.predicted[rows, : controller.num_predicted], last_tokens(trace.request[rows])
+    if controller.num_learned and trace.learned is not None:
+        learned, last = trace.learned[rows, : controller.num_learned], last_tokens(trace.request[rows])
     if controller.sees_embeddings and trace.iteration is not None:
         last = last_tokens(trace.request[rows])
         embedding = trace.embeddings[trace.iteration[rows][last]]
@@ -76,9 +78,7 @@ def _step(trace: Trace, rows: slice, pass_index: int, phase: int, layer: int, co
         weights=trace.weights[rows],
         probabilities=None if trace.probabilities is None else trace.probabilities[rows],
         predicted=predicted,
+        learned=learned,
         last=last,
         embedding=embedding,
     )
-    if controller.num_learned and trace.learned is not None:
-        learned, last = trace.learned[rows, : controller.num_learned], last_tokens(trace.request[rows])
-        learned=learned,

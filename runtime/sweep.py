@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 
 from artifacts.curves import Curves
-from artifacts.errors import BadInput
+from artifacts.errors import BadInput, Incompatible
 from artifacts.hardware import Machine
 from artifacts.modelshapes import ModelShape
 from artifacts.nextuse import NextUse
@@ -19,10 +19,11 @@ from runtime import budget as sizes
 from runtime import derived, solving
 from runtime.assembly import build_controller, fast_tier, lay_out
 from runtime.cache import Scope
+from runtime.learning import no_maps
 from runtime.policies import POLICIES, Policies, build, describe, preset
 from runtime.policies.base import Artefacts, FastTier
-from runtime.simulate import replay
 from runtime.reconfigure import Reconfiguration, tokens_between
+from runtime.simulate import replay
 from runtime.timing import Costs, Timing
 
 _ENOUGH = 10_000  # steps, to tell which of some splits is the fastest
@@ -38,8 +39,8 @@ class Setting:
     policies: Mapping[str, str] = field(default_factory=dict)
     scope: str | None = None
     budget: str = "25%"
-
     reconfigure_every: int | None = None
+
     def texts(self) -> dict[str, str]:
         """The text of every axis."""
         return preset(self.preset).texts() | dict(self.policies)
@@ -163,8 +164,29 @@ class Workload:
         if "replicas" in needs and found.replicas is None:
             found = replace(found, replicas=self._typical_replicas)
             self._assume("replicas: sizes as in groups of 128, losses as of a small model, use as in the trace")
+        if "predictors" in needs:
+            found = replace(found, predictors=RECORDED)
+        if "maps" in needs:
+            found = self._with_maps(found)
         if "splits" in policies.wants:
             found = replace(found, splits=self._splits_for(setting, is_required="splits" in needs))
+        return found
+
+    def _with_maps(self, found: Artefacts) -> Artefacts:
+        """The store's; without any the trace's own iterations, each once it is over."""
+        hidden = self.trace.embeddings.shape[1]
+        if found.maps is None:
+            shape = self.model.shape
+            empty = no_maps(num_layers=shape.num_layers, num_experts=shape.num_experts, hidden=hidden)
+            self._assume("expert maps: none at first, each iteration joins them once it is over")
+            return replace(found, maps=empty, learns_maps=True)
+        if found.maps.hidden != hidden:
+            raise Incompatible(
+                f"the expert maps have embeddings of {found.maps.hidden} numbers, the trace of {hidden}: it is another "
+                "model's"
+            )
+        if found.maps_run is not None:
+            self._assume(f"expert maps: those of run {found.maps_run} of the store")
         return found
 
     def _splits_for(self, setting: Setting, *, is_required: bool) -> tuple[SolvedSplit, ...]:
@@ -174,8 +196,6 @@ class Workload:
         nbytes = sizes.budget_nbytes(setting.budget, self.model.shape)
         if any(split.budget_nbytes == nbytes for split in known):
             return known
-        if "predictors" in needs:
-            found = replace(found, predictors=RECORDED)
         try:
             solved = self.solved(setting)
         except BadInput as problem:
@@ -257,16 +277,27 @@ class Workload:
             (prefetch.reads_learned, trace.learned, "what fitted predictors say", "learned"),
         ):
             if is_read and (held is None or held.shape[1] < prefetch.distance):
+                command = _recorded_by(option, prefetch.distance)
                 raise BadInput(
-                    f"prefetch {describe(prefetch)} needs {source} {prefetch.distance} layers ahead, which the trace does "
-                    f"not hold: record one with `{_recorded_by(option, prefetch.distance)}`, or use --prefetch none"
+                    f"prefetch {describe(prefetch)} needs {source} {prefetch.distance} layers ahead, which the trace "
+                    f"does not hold: record one with `{command}`, or use --prefetch none"
                 )
         for axis in POLICIES:
+            if getattr(policies, axis).sees_embeddings and trace.iteration is None:
+                raise BadInput(
+                    f"{axis} {describe(getattr(policies, axis))} needs what each pass was given, which the trace does "
+                    "not hold: record one with `moectl run --trace FILE`"
+                )
             if getattr(policies, axis).sees_probabilities and trace.probabilities is None:
                 raise BadInput(
                     f"{axis} {describe(getattr(policies, axis))} needs the routers' probabilities, which the trace "
                     "does not hold: record one with `moectl run --trace FILE`"
                 )
+
+
+def _recorded_by(option: str, distance: int) -> str:
+    ahead = f":distance={distance}" if distance > 1 else ""
+    return f"moectl run --prefetch {option}{ahead} --trace FILE"
 
 
 def _shadows_nbytes(fast: FastTier, nbytes: Mapping[int, int]) -> int:
@@ -280,11 +311,6 @@ def _check(trace: Trace, model: ModelShape) -> None:
     if highest >= shape.num_experts:
         raise BadInput(
             f"the trace selects expert {highest}, but a layer has only {shape.num_experts} experts "
-def _recorded_by(option: str, distance: int) -> str:
-    ahead = f":distance={distance}" if distance > 1 else ""
-    return f"moectl run --prefetch {option}{ahead} --trace FILE"
-
-
             f"(0 to {shape.num_experts - 1})"
         )
     if (trace.num_layers, trace.top_k) != (shape.num_layers, shape.top_k):
