@@ -102,14 +102,10 @@ def unsized(num_layers: int, num_experts: int, top_k: int) -> ModelShape:
 
 def from_config(path: Path) -> ModelShape:
     """The shape that a transformers config.json tells; experts have three projections. Raises BadInput."""
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise BadInput(f"{path} cannot be read as a model's config.json: {error}") from error
-    config = config.get("text_config", config) if isinstance(config, Mapping) else {}
+    config = read_config(path)
     hidden = _number(config, path, "hidden_size")
     intermediate = _number(config, path, "moe_intermediate_size", "intermediate_size")
-    weight_nbytes = _DTYPE_NBYTES.get(str(config.get("dtype") or config.get("torch_dtype")), 2.0)
+    weight_nbytes = _weight_nbytes(config)
     per_neuron = _PROJECTIONS * hidden * weight_nbytes
     shape = Shape(
         num_layers=_num_moe_layers(config, path),
@@ -122,6 +118,22 @@ def from_config(path: Path) -> ModelShape:
     shared = config.get("shared_expert_intermediate_size") or intermediate * (config.get("n_shared_experts") or 0)
     name, vocabulary = path.parent.name or path.name, _number(config, path, "vocab_size")
     return ModelShape(name, shape, hidden, round(per_neuron * shared), vocabulary, weight_nbytes)
+
+
+def read_config(path: Path) -> Mapping:
+    """The fields of a config.json, of its text model where it has several. Raises BadInput."""
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{path} cannot be read as a model's config.json: {error}") from error
+    return config.get("text_config", config) if isinstance(config, Mapping) else {}
+
+
+def _weight_nbytes(config: Mapping) -> float:
+    """Of an expert's weight as published: quantised, or in the dtype of all others."""
+    method = (config.get("quantization_config") or {}).get("quant_method")
+    stored = {"mxfp4": _MXFP4_NBYTES, "fp8": 1.0}.get(method)
+    return stored or _DTYPE_NBYTES.get(str(config.get("dtype") or config.get("torch_dtype")), 2.0)
 
 
 def _num_moe_layers(config: Mapping, path: Path) -> int:

@@ -58,10 +58,15 @@ ARTEFACT_TABLES = {
     "expert_maps": """
         run_id INTEGER NOT NULL, map INTEGER NOT NULL, request INTEGER NOT NULL, iteration INTEGER NOT NULL,
         embedding FLOAT[] NOT NULL, probabilities FLOAT[] NOT NULL""",
+    "predictors": """
+        run_id INTEGER NOT NULL, layer USMALLINT NOT NULL, distance USMALLINT NOT NULL,
+        target VARCHAR NOT NULL CHECK (target IN ('logits', 'selected')), recall DOUBLE NOT NULL,
+        next_gate_recall DOUBLE NOT NULL, frequent_recall DOUBLE NOT NULL, samples BIGINT NOT NULL,
+        scale FLOAT NOT NULL, weights FLOAT[] NOT NULL""",
     "traces": """
         run_id INTEGER NOT NULL, request INTEGER NOT NULL, pass INTEGER NOT NULL, phase VARCHAR NOT NULL,
         layer USMALLINT NOT NULL, token INTEGER NOT NULL, experts USMALLINT[] NOT NULL, weights FLOAT[] NOT NULL,
-        probabilities FLOAT[], predicted FLOAT[], embedding FLOAT[]""",
+        probabilities FLOAT[], predicted FLOAT[], learned FLOAT[], embedding FLOAT[]""",
     "bench": """
         run_id INTEGER NOT NULL, preset VARCHAR NOT NULL, budget VARCHAR NOT NULL, link VARCHAR NOT NULL,
         mode VARCHAR NOT NULL, ttft_ms DOUBLE, tpot_ms DOUBLE, tokens_per_s DOUBLE, hit_rate DOUBLE, late BIGINT,
@@ -76,11 +81,12 @@ ARTEFACT_TABLES = {
 # What each version added to the one before it: tables and columns that stores of that age lack.
 _ADDED = {
     2: ("quant_loss", "replicas", "hardware", "curves", "splits", "expert_maps"),
-    3: ("bench_layers",),
+    3: ("bench_layers", "predictors"),
 }
 _ADDED_COLUMNS = {
     2: (("traces", "predicted FLOAT[]"),),
     3: (
+        ("traces", "learned FLOAT[]"),
         ("traces", "embedding FLOAT[]"),
         *(("hardware", f"{name} DOUBLE") for name in ("host_s", "host_iqr_s", "latency_s", "latency_iqr_s")),
     ),

@@ -38,9 +38,9 @@ class Trace:
     """N rows, one per (pass, layer, token); K experts selected of E.
 
     `predicted[n, d]` is the distribution that the router `d + 1` layers ahead gave for the router input of row n; the
-    layers wrap, so that past the last layer it speaks of the next pass. `embeddings[iteration[n]]` is what row n's
-    request gave the model in its pass, the mean over its tokens. `assumed` says, for a reader, what columns were
-    missing from the file and what was put in their place.
+    layers wrap, so that past the last layer it speaks of the next pass. `learned` is the same of fitted predictors, and
+    need not reach as far. `embeddings[iteration[n]]` is what row n's request gave the model in its pass, the mean over
+    its tokens. `assumed` says, for a reader, what columns were missing from the file and what was put in their place.
     """
 
     request: np.ndarray  # [N] int32
@@ -52,6 +52,7 @@ class Trace:
     weights: np.ndarray  # [N, K] float32
     probabilities: np.ndarray | None = None  # [N, E] float32
     predicted: np.ndarray | None = None  # [N, D, E] float32
+    learned: np.ndarray | None = None  # [N, D, E] float32
     iteration: np.ndarray | None = None  # [N] int32, a row of `embeddings`
     embeddings: np.ndarray | None = None  # [I, H] float32
     assumed: tuple[str, ...] = ()

@@ -13,7 +13,7 @@ from artifacts.files import replacing
 from artifacts.trace import PHASES, Trace, guessed_phase
 
 _REQUIRED = ("pass", "layer", "token", "experts")
-_PREDICTED_LAYERS = b"moectl.predicted_layers"
+_PREDICTED_LAYERS = {"predicted": b"moectl.predicted_layers", "learned": b"moectl.learned_layers"}
 
 
 def write_parquet(trace: Trace, path: str | Path) -> None:
@@ -25,8 +25,9 @@ def write_parquet(trace: Trace, path: str | Path) -> None:
 def read_parquet(path: str | Path, *, num_experts: int | None = None) -> Trace:
     """Read a trace with the columns of DESIGN 4 from any Parquet file.
 
-    `request`, `phase`, `weights`, `probabilities`, `predicted` and `embedding` may be missing; `Trace.assumed` then
-    says what was put in place of the first three. With `num_experts` every expert id must be below it. Raises BadInput.
+    `request`, `phase`, `weights`, `probabilities`, `predicted`, `learned` and `embedding` may be missing;
+    `Trace.assumed` then says what was put in place of the first three. With `num_experts` every expert id must be below
+    it. Raises BadInput.
     """
     path = Path(path)
     if not path.is_file():
@@ -56,9 +57,10 @@ def to_table(trace: Trace) -> pa.Table:
     metadata = {}
     if trace.probabilities is not None:
         columns["probabilities"] = _lists(trace.probabilities)
-    if trace.predicted is not None:
-        columns["predicted"] = _lists(trace.predicted.reshape(len(trace), -1))
-        metadata[_PREDICTED_LAYERS] = str(trace.predicted.shape[1]).encode()
+    for name, key in _PREDICTED_LAYERS.items():
+        if (values := getattr(trace, name)) is not None:
+            columns[name] = _lists(values.reshape(len(trace), -1))
+            metadata[key] = str(values.shape[1]).encode()
     if trace.iteration is not None:
         columns["embedding"] = _told_once(trace)
     return pa.table(columns, metadata=metadata)
@@ -84,7 +86,7 @@ def from_table(table: pa.Table, *, num_experts: int | None = None) -> Trace:
         experts=experts,
         weights=_weights(table, experts),
         probabilities=_matrix(table, "probabilities", pa.float32()) if "probabilities" in table.column_names else None,
-        predicted=_predicted(table, num_experts) if "predicted" in table.column_names else None,
+        **{name: _predicted(table, name, num_experts) for name in _PREDICTED_LAYERS if name in table.column_names},
         assumed=_assumed(table),
     )
     if "embedding" in table.column_names:
@@ -173,13 +175,13 @@ def _is_text(kind: pa.DataType) -> bool:
     return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
 
 
-def _predicted(table: pa.Table, num_experts: int | None) -> np.ndarray:
+def _predicted(table: pa.Table, name: str, num_experts: int | None) -> np.ndarray:
     """A store keeps no metadata, but it knows how many experts a layer has."""
-    flat = _matrix(table, "predicted", pa.float32())
+    flat, key = _matrix(table, name, pa.float32()), _PREDICTED_LAYERS[name]
     told = flat.shape[1] // num_experts if num_experts and flat.shape[1] % num_experts == 0 else 0
-    num_layers = int((table.schema.metadata or {}).get(_PREDICTED_LAYERS, told))
+    num_layers = int((table.schema.metadata or {}).get(key, told))
     if num_layers < 1 or flat.shape[1] % num_layers:
-        raise BadInput(f"column predicted needs the file's metadata {_PREDICTED_LAYERS.decode()} to divide its lists")
+        raise BadInput(f"column {name} needs the file's metadata {key.decode()} to divide its lists")
     return flat.reshape(len(flat), num_layers, -1)
 
 

@@ -23,6 +23,7 @@ from moectl.options import (
     Link,
     Model,
     Preset,
+    ReconfigureEvery,
     RunId,
     Scope,
     Seed,
@@ -114,13 +115,42 @@ def _build_maps(
     verb.show(verb.build(model, settings, request, store=store), as_json=json)
 
 
+@app.command("build-predictor")
+def _build_predictor(
+    model: Model = None,
+    distance: Annotated[int, typer.Option(min=1, help="Layers ahead to predict: each of 1 to this.")] = 3,
+    features: Annotated[int, typer.Option(min=0, help="Random features beside a router's input; 0: linear.")] = 512,
+    data: Data = "builtin",
+    tokens: Annotated[int, typer.Option(min=2, help="Tokens; three tenths of them choose and test.")] = 32_768,
+    length: Annotated[int, typer.Option(min=2, help="Tokens of a sequence.")] = 256,
+    batch: Annotated[int, typer.Option(min=1, help="Sequences at a time; an expert is loaded once for all.")] = 16,
+    budget: Budget = "25%",
+    link: Link = "auto",
+    device: Device = "auto",
+    threads: Threads = DEFAULT_THREADS,
+    seed: Seed = 0,
+    store: StorePath = DEFAULT_STORE,
+    json: Json = False,
+) -> None:
+    """Learn from routers' inputs which experts the layers ahead will want, to prefetch by; tested on held-out text."""
+    from moectl.commands import build_predictor as verb
+    from profilers.predictors import Plan
+    from profilers.routing import Batching
+    from runtime.session import Settings
+
+    batching = Batching(batch=batch, length=length, prefill=0)
+    request = verb.Request(Plan(distance, features), data, tokens, batching, seed=seed)
+    settings = Settings(budget=budget, link=link, device=device, threads=threads)
+    verb.show(verb.build(model, settings, request, store=store), as_json=json)
+
+
 @app.command("inspect")
 def _inspect(
     name: Annotated[
         str,
         typer.Argument(
             help="store, runs, activations, coactivation, entropy, similarity, buddies, quant-loss, replicas, curves, "
-            "splits, maps, presets, policies, machines, substitution or precision."
+            "splits, maps, predictors, presets, policies, machines, substitution or precision."
         ),
     ] = "store",
     model: Model = None,
@@ -166,6 +196,7 @@ def _profile(
     data: Data = "builtin",
     tokens: Annotated[int, typer.Option(min=2, help="Tokens to profile.")] = 65_536,
     trace: Annotated[bool, typer.Option("--trace", help="Keep the whole trace, for replays.")] = False,
+    distance: Annotated[int, typer.Option(min=1, help="Layers ahead of which the trace keeps what was foreseen.")] = 1,
     hardware: Annotated[
         bool, typer.Option("--hardware", help="Measure the machine instead: seconds of parts, loads, near memory.")
     ] = False,
@@ -200,7 +231,8 @@ def _profile(
 
     index, count = verb.parse_shard(shard)
     batching = Batching(batch=batch, length=length, prefill=prefill, index=index, count=count)
-    request = verb.Request(data, tokens, batching, seed=seed, trace=trace, samples=samples if similarity else 0)
+    samples = samples if similarity else 0
+    request = verb.Request(data, tokens, batching, seed=seed, trace=trace, distance=distance, samples=samples)
     settings = Settings(budget=budget, link=link, device=device, threads=threads)
     verb.show(verb.profile(model, settings, request, store=store), as_json=json)
 
@@ -317,6 +349,7 @@ def _run(
     ] = None,
     window: Window = None,
     experts: Experts = "exact",
+    reconfigure_every: ReconfigureEvery = None,
     device: Device = "auto",
     threads: Threads = DEFAULT_THREADS,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate.")] = 128,
@@ -327,6 +360,7 @@ def _run(
     repetition_penalty: Annotated[float, typer.Option(help="Above 1 makes repeating less probable.")] = 1.0,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past the end of the text.")] = False,
     trace: Annotated[Path | None, typer.Option(help="Write the routing trace to this Parquet file.")] = None,
+    learn: Annotated[bool, typer.Option("--learn", help="Add what it sees to the store's expert maps (fmoe).")] = False,
     seed: Seed = 0,
     store: StorePath = DEFAULT_STORE,
     json: Json = False,
@@ -348,6 +382,8 @@ def _run(
         experts=experts,
         device=device,
         threads=threads,
+        reconfigure_every=reconfigure_every,
+        learn=learn,
     )
     sampling = verb.Sampling(
         max_new_tokens=max_new_tokens,
@@ -394,6 +430,7 @@ def _simulate(
     budget: Budget = "25%",
     scope: Scope = None,
     window: Window = None,
+    reconfigure_every: ReconfigureEvery = None,
     store: StorePath = DEFAULT_STORE,
     json: Json = False,
 ) -> None:
@@ -416,6 +453,7 @@ def _simulate(
         window=window,
         machine=machine,
         compare=compare,
+        reconfigure_every=reconfigure_every,
     )
     source = Source(trace, run, synthetic, num_experts=num_experts, model=model, store=store)
     verb.show(verb.simulate(source, request), as_json=json)
@@ -481,6 +519,22 @@ def _bench(
         model, request, store=store, device=device, threads=threads, results=results or (), page=report
     )
     verb.show(benched, as_json=json)
+
+
+@app.command("plan")
+def _plan(
+    model: Annotated[str, typer.Argument(help="A name as qwen3-30b-a3b, a folder with a config.json, or bundled.")],
+    vram: Annotated[str, typer.Option(help="Memory of the GPU, as 24GB.")] = ...,
+    machine: Annotated[
+        str, typer.Option(help="Whose bandwidths; `moectl inspect machines` lists them.")
+    ] = "rtx3090-pcie4",
+    context: Annotated[int, typer.Option(help="Tokens that the attention cache holds.")] = 4096,
+    json: Json = False,
+) -> None:
+    """Say what fits into a GPU and what to expect of each preset, from a model's config alone."""
+    from moectl.commands import plan as verb
+
+    verb.show(verb.plan(model, vram=vram, machine=machine, context=context), as_json=json)
 
 
 @app.command("report")

@@ -35,6 +35,13 @@ Data = Annotated[
 Preset = Annotated[str, typer.Option(help="A named set of policies; `moectl inspect presets` lists them.")]
 Scope = Annotated[str | None, typer.Option(help="layer or global: where an expert may take its slot.")]
 Window = Annotated[str | None, typer.Option(help="Bytes that may be prefetched per layer, as 64MiB.")]
+ReconfigureEvery = Annotated[
+    int | None,
+    typer.Option(
+        help="Tokens after which a solved split is solved anew, between requests; 0: never. [default: 5000]",
+        show_default=False,
+    ),
+]
 Axis = Annotated[str | None, typer.Option(help="Override the preset on this axis: name or name:field=value,...")]
 
 

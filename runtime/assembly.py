@@ -24,6 +24,7 @@ _REMEDY = {
     "next_use": "the future of a trace: it runs in the simulator only, with `moectl simulate`",
     "splits": _STORED + "run `moectl split`",
     "replicas": _STORED + "run `moectl quantize`",
+    "predictors": _STORED + "run `moectl build-predictor`",
     "maps": _STORED + "run `moectl build-maps`, or begin with none by --learn",
 }
 
@@ -90,6 +91,13 @@ def pools(
     if split is not None:
         return segment_pools(shape, split, is_global=is_global)
     return whole_experts(shape, policies.residency.capacities(num_slots, shape), is_global=is_global)
+
+
+def lay_out(controller: Controller, policies: Policies, fast: FastTier, scope: Scope) -> tuple[Pool, ...]:
+    """Let a controller of split experts go on in another fast tier, which is empty. Its pools."""
+    shared = pools(policies, controller.shape, num_slots=fast.num_slots, scope=scope, split=fast.split)
+    controller.lay_out(fast.split, shared)
+    return shared
 
 
 def build_controller(

@@ -15,7 +15,19 @@ from runtime.cache import ABSENT, LOADING, RESIDENT, Cache
 from runtime.counters import AT_BITS, Counter, Counters
 from runtime.ordering import distinct, first_of
 from runtime.plan import NO_SLOT, Place, Plan, Wave
-from runtime.policies.base import Choice, Eviction, Miss, Now, Prefetch, Residency, Residents, Routing, Step
+from runtime.policies.base import (
+    Choice,
+    Eviction,
+    Miss,
+    Now,
+    Prefetch,
+    Residency,
+    Residents,
+    Routing,
+    Split,
+    Step,
+)
+from runtime.pools import Pool
 from runtime.segments import Segments, Whole
 
 _NO_BITS: Mapping[int, int] = {}
@@ -56,6 +68,7 @@ class Controller:
         self._unused_prefetch: set[int] = set()
         self._to_place: dict[int, list[int]] = {}  # by layer
         self.num_predicted = prefetch.distance if prefetch.reads_predictions else 0  # layers ahead, per step
+        self.num_learned = prefetch.distance if prefetch.reads_learned else 0
         self.sees_embeddings = any(axis.sees_embeddings for axis in (routing, eviction, miss, prefetch, residency))
         has_more = residency.cuts or residency.places or routing.reroutes or miss.every_step or self._picks_bits
         self.holds_all = cache.num_slots == self.shape.num_keys and not (has_more or prefetch.distance)
@@ -137,6 +150,15 @@ class Controller:
         self._unused_prefetch.clear()
         self._to_place.clear()
         self.cache.clear()
+
+    def lay_out(self, split: Split, pools: Sequence[Pool]) -> None:
+        """Cut experts by another split, into slots that are empty; counters and history stay. Between passes."""
+        wasted = self._pieces.num_bytes(self._unused_prefetch)
+        if wasted:
+            self.counters.add(Counter.WASTED_BYTES, self.now.layer, wasted)
+        self.forget()
+        self._pieces.cut(split)
+        self.cache = Cache(self.shape, pools, shares=self._pieces.shares)
 
     def _reroute(self, step: Step) -> Step:
         routed = self._routing.route(step, self._pieces.layer_states(self.cache.state, step.layer) == RESIDENT)

@@ -24,6 +24,7 @@ from runtime.model import MoeLayer, MoeModel
 from runtime.plan import NO_SLOT, Place, Plan
 from runtime.policies.base import Step, last_tokens
 from runtime.resident import Resident
+from runtime.predictors import Predictor
 from runtime.shadows import Shadows
 from runtime.slots import Slots
 from runtime.stepsum import StepSum
@@ -84,9 +85,10 @@ class Engine:
         self.first_request = 0
         self.wants_probabilities = self.wants_embeddings = False
         self.distance = 0
-        self._opened, self._resident, self._shadows = opened, Resident(opened, slots, tiers.slow, shadows), shadows
-        self._fused = Fused(opened, self._resident) if is_fused else None
+        self.predictor: Predictor | None = None
+        self._opened, self._slow, self._shadows, self._is_fused = opened, tiers.slow, shadows, is_fused
         self._together = None if is_fused else tiers.slow.together(opened)
+        self.lay_out(slots)
         self._pending: dict[int, Transfer] = {}
         self._routed = [_Routed() for _ in opened.layers]
         self._pass = _Pass(PREFILL, None, np.zeros(0, np.int32))
@@ -98,7 +100,7 @@ class Engine:
         model.set_experts_implementation(NAME)
         for layer in self._opened.layers:
             layer.experts.moectl_forward = self._layer_forward(layer)
-        if self.distance:
+        if self.distance or self.predictor:
             self._watch_routers()
         self._handles.append(model.register_forward_pre_hook(self._begin_pass, with_kwargs=True))
         self._handles.append(model.register_forward_hook(self._end_pass))
@@ -116,9 +118,11 @@ class Engine:
             self.wants_embeddings = True
             self._watch_embedding()
 
-    def see_predictions(self) -> None:
-        """Steps carry what the router of the next layer says of this one's input from here on."""
-        self.distance = max(self.distance, 1)
+    def see_predictions(self, distance: int = 1, predictor: Predictor | None = None) -> None:
+        """Steps carry what the routers of the next `distance` layers say of this one's input from here on, and what
+        the fitted predictor says of it if there is one."""
+        self.distance = max(self.distance, distance)
+        self.predictor = predictor or self.predictor
         self._watch_routers()
 
     def uninstall(self) -> None:
@@ -136,6 +140,21 @@ class Engine:
             self.link.cancel(transfer)
         self._pending.clear()
         self.controller.forget()
+
+    def let_go(self) -> None:
+        """Forget the slots, which others are to follow; the controller has been told. Between passes."""
+        for transfer in self._pending.values():
+            self.link.cancel(transfer)
+        self._pending.clear()
+        device = self._opened.model.device
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)  # a copy that has begun may still write to what goes
+        del self._resident, self._fused
+
+    def lay_out(self, slots: Slots) -> None:
+        """The fast tier is these slots from here on, and empty."""
+        self._resident = Resident(self._opened, slots, self._slow, self._shadows)
+        self._fused = Fused(self._opened, self._resident) if self._is_fused else None
 
     # Hooks
 
@@ -299,6 +318,8 @@ class Engine:
         if self.wants_probabilities:
             tensors.append(routed.logits.float().softmax(-1))
         tensors += self._predictions(layer, routed)
+        if self.predictor:
+            tensors += self.predictor.ahead(layer, routed.x)
         embedded, self._pass.embedded = self._pass.embedded, None
         if self.wants_embeddings and embedded is not None:
             tensors.append(embedded.flatten(0, -2).float())
@@ -310,9 +331,7 @@ class Engine:
             self._pass.embedding = np.array(mean_rows(arrays.pop(), last))  # not a view of what goes on
         selected, weights_host, *rest = arrays
         probabilities = rest.pop(0) if self.wants_probabilities else None
-        predicted = None
-        if rest:
-            predicted = rest[0][:, None] if len(rest) == 1 else np.stack(rest, axis=1)
+        predicted, learned = (_stacked(part) for part in (rest[: self.distance], rest[self.distance :]))
         return Step(
             pass_index=self.controller.now.pass_index,
             phase=self._pass.phase,
@@ -322,6 +341,7 @@ class Engine:
             probabilities=probabilities,
             predicted=predicted,
             last=last,
+            learned=learned,
             embedding=self._pass.embedding,
         )
 
@@ -350,3 +370,10 @@ class Engine:
             return full
         rows = torch.from_numpy(self._pass.rows).to(weights.device)
         return torch.zeros_like(weights).index_copy_(0, rows, full)
+
+
+def _stacked(ahead: list[np.ndarray]) -> np.ndarray | None:
+    """[T, D, E]."""
+    if len(ahead) == 1:
+        return ahead[0][:, None]
+    return np.stack(ahead, axis=1) if ahead else None

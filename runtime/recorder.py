@@ -42,6 +42,7 @@ class Recorder:
                 "weights": step.weights.astype(np.float32),
                 "probabilities": step.probabilities,
                 "predicted": step.predicted,
+                "learned": step.learned,
                 "iteration": None if step.embedding is None else self._iteration,
             }
         )

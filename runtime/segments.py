@@ -48,6 +48,12 @@ class Segments:
     `shares`, of an expert, are by key."""
 
     def __init__(self, shape: Shape, split: Split) -> None:
+        self._shape = shape
+        self.cut(split)
+
+    def cut(self, split: Split) -> None:
+        """By this split from here on."""
+        shape = self._shape
         tops, bottoms = _sizes(shape, split)
         self.nbytes = [size for size in (*tops, *bottoms) for _ in range(shape.num_experts)]
         self.shares = [size / shape.expert_nbytes for size in self.nbytes]

@@ -46,11 +46,19 @@ class SegmentTier(SlowTier):
         store = NeuronMajorStore(opened.store, layout)
         if not in_ram:
             return cls({FULL_BITS: store}, segments, [])
-        ram, keys = RamStore(store, pin=pin), range(opened.shape.num_keys)
-        whole = [ram.view(*divmod(key, opened.shape.num_experts)) for key in keys]
-        tops = [expert[: segments.nbytes[key]] for key, expert in zip(keys, whole, strict=True)]
-        bottoms = [expert[segments.nbytes[key] :] for key, expert in zip(keys, whole, strict=True)]
-        return cls({FULL_BITS: ram}, segments, tops + bottoms)
+        tier = cls({FULL_BITS: RamStore(store, pin=pin)}, segments, [])
+        tier.cut()
+        return tier
+
+    def cut(self) -> None:
+        """Find every segment in RAM, as `segments` has them now."""
+        store = self.stores[FULL_BITS]
+        if isinstance(store, RamStore):
+            keys, num_experts = range(store.shape.num_keys), store.shape.num_experts
+            whole = [store.view(*divmod(key, num_experts)) for key in keys]
+            sizes = self.segments.nbytes[: len(whole)]
+            tops = [expert[:size] for expert, size in zip(whole, sizes, strict=True)]
+            self.lying[:] = tops + [expert[size:] for expert, size in zip(whole, sizes, strict=True)]
 
     @property
     def layout(self) -> NeuronLayout:

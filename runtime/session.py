@@ -1,8 +1,9 @@
 """Builds and owns everything a run needs, and says what was really in force."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,17 +13,20 @@ from artifacts.hardware import machine
 from artifacts.names import unknown
 from runtime import budget as sizes
 from runtime import solving
-from runtime.assembly import build_controller, fast_tier, pools
+from runtime.assembly import build_controller, fast_tier, lay_out, pools
 from runtime.cache import Scope
 from runtime.engine import Engine
 from runtime.fused import Fused
 from runtime.generate import Sampling, Token, stream
+from runtime.learning import no_maps
 from runtime.lowbit import kernel_name, make_ready
 from runtime.measured import HERE
 from runtime.model import MoeModel, open_model
 from runtime.policies import POLICIES, build, describe, preset
 from runtime.policies.base import Artefacts, FastTier
+from runtime.predictors import Predictor
 from runtime.probe import link_bytes_per_second, prefetch_window, scaled_window
+from runtime.reconfigure import Reconfiguration, tokens_between
 from runtime.recorder import Recorder
 from runtime.replicas import open_replicas
 from runtime.shadows import Shadows
@@ -48,6 +52,8 @@ class Settings:
     device: str = "auto"
     experts: str = EXACT
     threads: int | None = None  # of CPU compute; None leaves torch as it is
+    reconfigure_every: int | None = None  # tokens after which a split is solved anew; 0: never
+    learn: bool = False  # iterations join the expert maps as they come, from none if need be
 
     def __post_init__(self) -> None:
         if self.scaled_to and (self.link != "auto" or self.near):
@@ -56,7 +62,9 @@ class Settings:
             raise BadUsage(unknown("way to compute experts", self.experts, EXPERTS))
         if self.scope not in (None, *Scope):
             raise BadUsage(f"scope is layer or global, not {self.scope!r}")
-        build(self.texts())  # a name that is not known is told before a model is opened
+        chosen = build(self.texts())  # a name that is not known is told before a model is opened
+        if self.learn and "maps" not in chosen.requires:
+            raise BadUsage("--learn adds to expert maps, and no policy chosen here uses any: give --preset fmoe")
 
     def texts(self) -> dict[str, str]:
         """The text of every axis."""
@@ -83,6 +91,9 @@ class Session:
         self.fallbacks: list[str] = []
         chosen, shape = preset(settings.preset), opened.shape
         self.policies, artefacts = build(settings.texts()), artefacts or Artefacts()
+        if settings.learn:
+            artefacts = self._learning(artefacts)
+        self.maps_run = artefacts.maps_run
         self.scope = Scope(settings.scope or chosen.scope)
         self._budget = chosen.budget or settings.budget
         self.fast = fast = fast_tier(
@@ -125,6 +136,8 @@ class Session:
         )
         prefetch = self.policies.prefetch
         self.engine.distance = prefetch.distance if prefetch.reads_predictions else 0
+        if prefetch.reads_learned:
+            self.engine.predictor = Predictor(artefacts.predictors, prefetch.distance, opened.model.device)
         if any(getattr(self.policies, axis).sees_probabilities for axis in POLICIES):
             self.engine.see_probabilities()
         self.engine.wants_embeddings = self.controller.sees_embeddings
@@ -136,6 +149,7 @@ class Session:
         if fast.shadows is not None or self.policies.widths:
             resident = set() if fast.shadows is None else set(fast.shadows.tolist())
             make_ready(sorted(resident | set(self.policies.widths)), opened.model.device)
+        self.reconfiguration = self._reconfiguration()
         if settings.experts == FUSED and not self.is_fused:
             self.fallbacks.append(
                 f"experts of {opened.family} on {opened.model.device.type} are not fused: torch computes"
@@ -181,7 +195,9 @@ class Session:
         yield from stream(self.opened.model, prompt.to(self.opened.model.device), sampling)
 
     def new_requests(self, count: int) -> None:
-        """The rows of coming passes are `count` new requests."""
+        """The rows of coming passes are `count` new requests; no earlier one goes on."""
+        if self.reconfiguration:
+            self.reconfiguration.between_requests()
         self.engine.first_request = self._next_request
         self._next_request += count
 
@@ -190,7 +206,7 @@ class Session:
         recorder = Recorder()
         self.engine.see_probabilities()
         self.engine.see_embeddings()
-        self.engine.on_step, self.engine.on_pass = recorder.add, recorder.begin_pass
+        self._watch(recorder)
         return recorder
 
     def receipt(self) -> dict[str, object]:
@@ -211,7 +227,9 @@ class Session:
             "expert_bytes": cache.shape.expert_nbytes,
             "fast_bytes": self.slots.nbytes + (self.shadows.nbytes if self.shadows else 0),
             "split": solving.receipt(self.fast.split, self.opened.shape),
+            "reconfigured": self.reconfiguration.receipt() if self.reconfiguration else {},
             "replicas": self._replicas(),
+            "maps": self.matching.receipt() if self.matching else {},
             "pinned_bytes": self.tiers.pinned_nbytes,
             "prefetch_window_bytes": self.window,
             "link": self.tiers.link.conditions(),
@@ -220,11 +238,42 @@ class Session:
             "fallbacks": list(self.fallbacks),
         }
 
+    def _reconfiguration(self) -> Reconfiguration | None:
+        """Of a split that is solved anew as the run goes on, told of every step."""
+        every = tokens_between(self.settings.reconfigure_every, self.fast.split, self.policies)
+        if not every:
+            return None
+        found = Reconfiguration(self.policies, self.opened.shape, self.fast.split, every=every, lay_out=self._lay_out)
+        self._watch(found)
+        return found
+
+    def _lay_out(self, fast: FastTier) -> None:
+        """Begin anew with an empty fast tier, another split of the same budget."""
+        self.fast = fast
+        shared = lay_out(self.controller, self.policies, fast, self.scope)
+        self.tiers.slow.segments.cut(fast.split)
+        self.tiers.slow.cut()
+        self.engine.let_go()
+        del self.slots  # the budget has no room for both
+        self.slots = Slots(shared, self.opened.model.device)
+        self.engine.lay_out(self.slots)
+
+    def _watch(self, observer: Recorder | Reconfiguration) -> None:
+        """Tell it of every pass and step from here on, beside those that are told already."""
+        engine = self.engine
+        engine.on_pass = _both(engine.on_pass, observer.begin_pass)
+        engine.on_step = _both(engine.on_step, observer.add)
+
     def _shadows(self, fast: FastTier, artefacts: Artefacts) -> Shadows | None:
         if fast.shadows is None:
             return None
         stores = open_replicas(self.opened, artefacts.replicas, sorted(set(fast.shadows.tolist())))
         return Shadows(stores, fast.shadows, self.opened.model.device)
+
+    def _learning(self, artefacts: Artefacts) -> Artefacts:
+        shape, hidden = self.opened.shape, self.opened.model.get_input_embeddings().weight.shape[1]
+        empty = no_maps(num_layers=shape.num_layers, num_experts=shape.num_experts, hidden=hidden)
+        return replace(artefacts, maps=artefacts.maps or empty, learns_maps=True)
 
     def _replicas(self) -> dict[str, object]:
         """What is computed below full precision, where, and by which kernel; and how many experts that counted as
@@ -250,3 +299,15 @@ class Session:
             self.tiers.link, self.slots.alike(), self.opened.shape.num_experts
         )
         return prefetch_window(self.opened, measured)
+
+
+def _both(first: Callable[[Any], None] | None, second: Callable[[Any], None]) -> Callable[[Any], None]:
+    """One after the other, where there is a first."""
+    if first is None:
+        return second
+
+    def told(what: Any) -> None:
+        first(what)
+        second(what)
+
+    return told

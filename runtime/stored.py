@@ -3,6 +3,7 @@
 import numpy as np
 
 from artifacts.errors import Incompatible
+from artifacts.predictors import load_predictors
 from artifacts.provenance import StoredRun
 from artifacts.replicafile import replica_root
 from artifacts.replicas import FULL_BITS, Replicas, in_memory, passed_on
@@ -24,8 +25,10 @@ def load_artefacts(store: Store, model_id: str, shape: Shape) -> Artefacts:
     buddies, q = buddy_matrices(store.read("buddies", lists.run_id), *size) if lists else (None, None)
     entropy = entropy_percentiles(store.read("entropy", profile.run_id)) if profile else None
     replicas = load_replicas(store, quantised, shape) if quantised else None
-    splits = load_splits(store, model_id)
-    return Artefacts(buddies=buddies, buddy_q=q, entropy=entropy, replicas=replicas, splits=splits)
+    splits, predictors = load_splits(store, model_id), load_predictors(store, model_id, shape)
+    return Artefacts(
+        buddies=buddies, buddy_q=q, entropy=entropy, replicas=replicas, splits=splits, predictors=predictors
+    )
 
 
 def load_splits(store: Store, model_id: str) -> tuple[SolvedSplit, ...] | None:

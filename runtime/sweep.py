@@ -7,19 +7,22 @@ from functools import cached_property
 import numpy as np
 
 from artifacts.curves import Curves
-from artifacts.errors import BadInput
+from artifacts.errors import BadInput, Incompatible
 from artifacts.hardware import Machine
 from artifacts.modelshapes import ModelShape
 from artifacts.nextuse import NextUse
+from artifacts.predictors import RECORDED
 from artifacts.replicas import Replicas
 from artifacts.splits import Latencies, SolvedSplit
 from artifacts.trace import Trace
 from runtime import budget as sizes
 from runtime import derived, solving
-from runtime.assembly import build_controller, fast_tier
+from runtime.assembly import build_controller, fast_tier, lay_out
 from runtime.cache import Scope
+from runtime.learning import no_maps
 from runtime.policies import POLICIES, Policies, build, describe, preset
 from runtime.policies.base import Artefacts, FastTier
+from runtime.reconfigure import Reconfiguration, tokens_between
 from runtime.simulate import replay
 from runtime.timing import Costs, Timing
 
@@ -36,6 +39,7 @@ class Setting:
     policies: Mapping[str, str] = field(default_factory=dict)
     scope: str | None = None
     budget: str = "25%"
+    reconfigure_every: int | None = None
 
     def texts(self) -> dict[str, str]:
         """The text of every axis."""
@@ -118,7 +122,16 @@ class Workload:
             artefacts=artefacts,
         )
         timing = Timing(self._costs, shape.num_experts, controller.nbytes)
-        replay(self.trace, controller, timing)
+        reconfiguration = None
+        if every := tokens_between(setting.reconfigure_every, fast.split, policies):
+            reconfiguration = Reconfiguration(
+                policies,
+                shape,
+                fast.split,
+                every=every,
+                lay_out=lambda other: lay_out(controller, policies, other, scope),
+            )
+        replay(self.trace, controller, timing, reconfiguration=reconfiguration)
         return Outcome(
             setting=setting,
             policies={axis: describe(getattr(policies, axis)) for axis in POLICIES},
@@ -129,7 +142,7 @@ class Workload:
             counters=controller.counters.totals(),
             by_layer=controller.counters.by_layer(),
             times=timing.summary(),
-            split=solving.receipt(fast.split, shape),
+            split=solving.receipt(fast.split, shape) | (reconfiguration.receipt() if reconfiguration else {}),
         )
 
     def _window_for(self, policies: Policies) -> int:
@@ -151,8 +164,29 @@ class Workload:
         if "replicas" in needs and found.replicas is None:
             found = replace(found, replicas=self._typical_replicas)
             self._assume("replicas: sizes as in groups of 128, losses as of a small model, use as in the trace")
+        if "predictors" in needs:
+            found = replace(found, predictors=RECORDED)
+        if "maps" in needs:
+            found = self._with_maps(found)
         if "splits" in policies.wants:
             found = replace(found, splits=self._splits_for(setting, is_required="splits" in needs))
+        return found
+
+    def _with_maps(self, found: Artefacts) -> Artefacts:
+        """The store's; without any the trace's own iterations, each once it is over."""
+        hidden = self.trace.embeddings.shape[1]
+        if found.maps is None:
+            shape = self.model.shape
+            empty = no_maps(num_layers=shape.num_layers, num_experts=shape.num_experts, hidden=hidden)
+            self._assume("expert maps: none at first, each iteration joins them once it is over")
+            return replace(found, maps=empty, learns_maps=True)
+        if found.maps.hidden != hidden:
+            raise Incompatible(
+                f"the expert maps have embeddings of {found.maps.hidden} numbers, the trace of {hidden}: it is another "
+                "model's"
+            )
+        if found.maps_run is not None:
+            self._assume(f"expert maps: those of run {found.maps_run} of the store")
         return found
 
     def _splits_for(self, setting: Setting, *, is_required: bool) -> tuple[SolvedSplit, ...]:
@@ -189,7 +223,7 @@ class Workload:
         unsolved = SolvedSplit(nbytes, self.machine.name, np.empty(0), np.empty(0), self.latencies)
         passing = setting.build().residency.passing
         texts = setting.texts() | {"residency": f"split:theta=None,passing={passing}"}
-        tried = replace(setting, policies=texts)
+        tried = replace(setting, policies=texts, reconfigure_every=0)
         found = []
         for split in solving.candidates(self.curves, shape, unsolved):
             known = {
@@ -238,17 +272,32 @@ class Workload:
     def _check_columns(self, policies: Policies) -> None:
         """Raise BadInput when a policy wants to see what the trace does not show."""
         prefetch, trace = policies.prefetch, self.trace
-        if prefetch.reads_predictions and (trace.predicted is None or trace.predicted.shape[1] < prefetch.distance):
-            raise BadInput(
-                f"prefetch {describe(prefetch)} needs predictions {prefetch.distance} layers ahead, which the trace "
-                "does not hold: record one with `moectl run --prefetch next_gate --trace FILE`, or use --prefetch none"
-            )
+        for is_read, held, source, option in (
+            (prefetch.reads_predictions, trace.predicted, "predictions", "next_gate"),
+            (prefetch.reads_learned, trace.learned, "what fitted predictors say", "learned"),
+        ):
+            if is_read and (held is None or held.shape[1] < prefetch.distance):
+                command = _recorded_by(option, prefetch.distance)
+                raise BadInput(
+                    f"prefetch {describe(prefetch)} needs {source} {prefetch.distance} layers ahead, which the trace "
+                    f"does not hold: record one with `{command}`, or use --prefetch none"
+                )
         for axis in POLICIES:
+            if getattr(policies, axis).sees_embeddings and trace.iteration is None:
+                raise BadInput(
+                    f"{axis} {describe(getattr(policies, axis))} needs what each pass was given, which the trace does "
+                    "not hold: record one with `moectl run --trace FILE`"
+                )
             if getattr(policies, axis).sees_probabilities and trace.probabilities is None:
                 raise BadInput(
                     f"{axis} {describe(getattr(policies, axis))} needs the routers' probabilities, which the trace "
                     "does not hold: record one with `moectl run --trace FILE`"
                 )
+
+
+def _recorded_by(option: str, distance: int) -> str:
+    ahead = f":distance={distance}" if distance > 1 else ""
+    return f"moectl run --prefetch {option}{ahead} --trace FILE"
 
 
 def _shadows_nbytes(fast: FastTier, nbytes: Mapping[int, int]) -> int:

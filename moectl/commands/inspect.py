@@ -17,7 +17,7 @@ from artifacts.provenance import StoredRun
 from artifacts.shape import Shape
 from artifacts.store import Store
 from artifacts.storedmaps import map_arrays
-from moectl import mapviews, replicaviews, splitviews, views
+from moectl import mapviews, predictorviews, replicaviews, splitviews, views
 from moectl.render import Heatmap, Sheet, human_bytes, show_heatmap, show_json, show_sheet
 from runtime.policies import POLICIES, build, presets
 
@@ -203,6 +203,17 @@ def _maps(artefact: Artefact) -> tuple[Sheet, Heatmap]:
     return sheet, mapviews.maps_heatmap(probabilities)
 
 
+def _predictors(artefact: Artefact) -> tuple[Sheet, Heatmap]:
+    shape = artefact.shape
+    share = shape.top_k / shape.num_experts
+    recalls, target = predictorviews.stored(artefact.read("predictors"), shape.num_layers, share)
+    if artefact.layer is None:
+        return predictorviews.distances(recalls), predictorviews.heatmap(recalls)
+    at = slice(artefact.layer, artefact.layer + 1)
+    sheet = predictorviews.layers({name: values[at] for name, values in recalls.items()}, target[at])
+    return replace(sheet, rows=[(artefact.layer, *row[1:]) for row in sheet.rows]), predictorviews.heatmap(recalls)
+
+
 def _presets() -> Sheet:
     columns = ("preset", *POLICIES, "scope", "needs", "waits for", "paper", "summary", "not as published")
     rows = [
@@ -280,5 +291,6 @@ _ARTEFACTS: dict[str, tuple[str, Callable[[Artefact], tuple[Sheet, Heatmap]]]] =
     "curves": ("curves", _curves),
     "splits": ("splits", _splits),
     "maps": ("expert_maps", _maps),
+    "predictors": ("predictors", _predictors),
 }
 _KNOWLEDGE: dict[str, Callable[[], Sheet]] = {"presets": _presets, "policies": _policies, "machines": _machines}

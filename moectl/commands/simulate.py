@@ -1,6 +1,6 @@
 """`moectl simulate`: a trace through the same policies on virtual time, beside the plain way and the oracle."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from artifacts.errors import BadUsage, Incompatible
@@ -34,6 +34,7 @@ class Request:
     window: str | None = None
     machine: str = "a100-pcie4"
     compare: str | None = None
+    reconfigure_every: int | None = None
 
     def __post_init__(self) -> None:
         if self.scope not in (None, *Scope):
@@ -50,13 +51,16 @@ class Request:
         return [self._compared(name) for name in _names(self.compare)]
 
     def _setting(self, label: str, preset: str, policies: dict[str, str]) -> Setting:
-        return Setting(label, preset, policies, self.scope, self.budget)
+        return Setting(label, preset, policies, self.scope, self.budget, self.reconfigure_every)
 
     def _compared(self, name: str) -> Setting:
+        """Of several, those that split experts are solved anew."""
         if name in presets():
-            return self._setting(name, name, self.policies)
-        parse("eviction", name)
-        return self._setting(name, self.preset, self.policies | {"eviction": name})
+            found = self._setting(name, name, self.policies)
+        else:
+            parse("eviction", name)
+            found = self._setting(name, self.preset, self.policies | {"eviction": name})
+        return found if found.build().residency.cuts else replace(found, reconfigure_every=None)
 
 
 @dataclass(frozen=True, slots=True)

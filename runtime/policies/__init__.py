@@ -39,6 +39,7 @@ from runtime.policies.miss.shadow import ShadowMiss
 from runtime.policies.miss.substitute import Substitute
 from runtime.policies.miss.zero import Zero
 from runtime.policies.prefetch.frequency import Frequency
+from runtime.policies.prefetch.learned import Learned
 from runtime.policies.prefetch.map import MapPrefetch
 from runtime.policies.prefetch.next_gate import NextGate
 from runtime.policies.prefetch.none import NoPrefetch
@@ -59,6 +60,7 @@ POLICIES: dict[str, dict[str, type]] = {
         "score": ScorePrefetch,
         "frequency": Frequency,
         "map": MapPrefetch,
+        "learned": Learned,
         "oracle": Oracle,
     },
     "eviction": {

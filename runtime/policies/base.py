@@ -12,6 +12,7 @@ import numpy as np
 
 from artifacts.expertmaps import ExpertMaps
 from artifacts.nextuse import NextUse
+from artifacts.predictors import Predictors
 from artifacts.replicas import Replicas
 from artifacts.shape import Shape
 from artifacts.splits import SolvedSplit
@@ -36,7 +37,13 @@ class Step:
     last: np.ndarray | None = (
         None  # [R] the last token of each request: what lies past the last layer is predicted from these
     )
+    learned: np.ndarray | None = None  # [T, D, E] float32: what fitted predictors say of those layers
     embedding: np.ndarray | None = None  # [R, H] float32: each request's input of this pass, the mean over its tokens
+
+    @property
+    def foreseen(self) -> np.ndarray | None:
+        """[T, D, E] the best that is known of the layers ahead."""
+        return self.predicted if self.learned is None else self.learned
 
     @property
     def shares(self) -> np.ndarray:
@@ -75,6 +82,7 @@ class Artefacts:
     next_use: NextUse | None = None  # the future of the trace that is replayed
     replicas: Replicas | None = None  # what experts take and lose below their full precision
     splits: tuple[SolvedSplit, ...] | None = None  # what was solved for some budgets, the newest first
+    predictors: Predictors | None = None  # what foresees the layers ahead; in a replay the trace tells
     maps: ExpertMaps | None = None  # earlier iterations, to match the one under way with
     maps_run: int | None = None  # the run of the store that they are of
     learns_maps: bool = False  # whether iterations join them as the run goes on
@@ -205,6 +213,7 @@ class Miss(Policy, Protocol):
 class Prefetch(Policy, Protocol):
     distance: int  # layers that it looks ahead; 0: it proposes nothing
     reads_predictions: ClassVar[bool]  # whether steps must carry `predicted` for `distance` layers
+    reads_learned: ClassVar[bool]  # whether they must carry `learned` for as many
 
     def propose(self, step: Step, now: Now) -> np.ndarray:
         """Keys to bring, best first. Those on their way or resident are kept from eviction, not loaded again."""
@@ -235,6 +244,7 @@ class Simple:
     fallbacks: ClassVar[Collection[str]] = ()
     sees_probabilities: ClassVar[bool] = False
     sees_embeddings: ClassVar[bool] = False
+    reads_learned: ClassVar[bool] = False
     widths: ClassVar[Collection[int]] = ()
     chooses: ClassVar[bool] = True
     every_step: ClassVar[bool] = False

@@ -100,6 +100,17 @@ class Matching:
         """What has been added so far, the last pass too if it is whole."""
         return self._ask(self._learned)()
 
+    def receipt(self) -> dict[str, object]:
+        """What is matched with, and how it goes on."""
+        held = self._ask(lambda: (len(self._maps), self._num_iterations))()
+        return {
+            "held": held[0],
+            "capacity": self._maps.capacity,
+            "bytes": self._maps.capacity * self._maps.map_nbytes,
+            "dtype": self._maps.dtype,
+            "learned_iterations": held[1] if self.learns else None,
+        }
+
     @staticmethod
     def _answer(answers: list[Callable[[], Match | None]], at: int) -> Match | None:
         return answers[at]() if -len(answers) <= at < len(answers) else None

@@ -84,7 +84,7 @@ def test_buddies_of_a_layer_name_every_pivot(inspect):
 
 def test_presets_say_what_they_need_or_wait_for(inspect):
     rows = {row["preset"]: row for row in json.loads(inspect("presets", "--json"))["rows"]}
-    assert "predictors" in rows["promoe"]["waits_for"]
+    assert rows["promoe"]["needs"] == "predictors"
     assert rows["hobbit"]["needs"] == "replicas" and rows["hobbit"]["waits_for"] is None
     assert rows["on-demand"]["needs"] is None
 

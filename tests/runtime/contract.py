@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from artifacts.expertmaps import ExpertMaps
 from artifacts.nextuse import NextUse
+from artifacts.predictors import RECORDED
 from artifacts.replicas import Replicas
 from artifacts.shape import Shape
 from artifacts.trace import DECODE, PREFILL, Trace
@@ -68,6 +69,7 @@ def artefacts(shape: Shape, trace: Trace, maps: ExpertMaps | None = None) -> Art
         next_use=NextUse.of(trace, shape),
         maps=maps or _maps(shape, trace),
         learns_maps=True,
+        predictors=RECORDED,
         replicas=Replicas(NBYTES, *(np.sort(rng.random((*size, 4)))[..., ::-1] for _ in range(2)), rng.random(size)),
     )
 
@@ -131,7 +133,7 @@ class _Checked:
 
     def __init__(self, owner: Controller) -> None:
         self._owner, self.shape, self.num_predicted = owner, owner.shape, owner.num_predicted
-        self.sees_embeddings = owner.sees_embeddings
+        self.num_learned, self.sees_embeddings = owner.num_learned, owner.sees_embeddings
         self.begin_pass = owner.begin_pass
 
     def step(self, step: Step) -> Plan:
@@ -197,7 +199,7 @@ def _trace(shape: Shape, passes: list, rng: np.random.Generator, *, coarse: bool
     logits = rng.integers(0, 3, size) if coarse else rng.normal(scale=2, size=size)
     probabilities = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
     experts = np.argsort(-logits, axis=1, kind="stable")[:, : shape.top_k]
-    predicted = rng.dirichlet(np.ones(size[1]), size=(len(rows), 2))
+    predicted, learned = rng.dirichlet(np.ones(size[1]), size=(2, len(rows), 2))
     request, pass_, phase, layer, token = np.array(rows, np.int32).T
     _, iteration = np.unique(request.astype(np.int64) << 32 | pass_, return_inverse=True)
     return Trace(
@@ -210,6 +212,7 @@ def _trace(shape: Shape, passes: list, rng: np.random.Generator, *, coarse: bool
         weights=np.take_along_axis(probabilities, experts, axis=1).astype(np.float32),
         probabilities=probabilities.astype(np.float32),
         predicted=predicted.astype(np.float32),
+        learned=learned.astype(np.float32),
         iteration=iteration.astype(np.int32),
         embeddings=rng.normal(size=(iteration.max() + 1, 3)).astype(np.float32),
     )

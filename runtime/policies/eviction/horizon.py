@@ -67,7 +67,7 @@ class Horizon(SimpleEviction):
         )
         for ahead in self._ahead.values():
             ahead.learn(layer, used)
-        if step.predicted is not None:
+        if step.foreseen is not None:
             self._look_ahead(step, now)
 
     def order(self, keys: np.ndarray, now: Now) -> tuple[np.ndarray, ...]:
@@ -102,9 +102,9 @@ class Horizon(SimpleEviction):
     def _look_ahead(self, step: Step, now: Now) -> None:
         """Sharpen the next visit of the layers that the step predicts."""
         shape = self._shape
-        for distance in range(1, step.predicted.shape[1] + 1):
+        for distance in range(1, step.foreseen.shape[1] + 1):
             target = step.layer + distance
-            rows = step.predicted[:, distance - 1]
+            rows = step.foreseen[:, distance - 1]
             if target >= shape.num_layers and step.last is not None:
                 rows = rows[step.last]
             target %= shape.num_layers

@@ -7,15 +7,26 @@ from runtime.policies.base import Step
 
 
 def predicted_ahead(step: Step, distance: int, shape: Shape) -> np.ndarray:
-    """[T, E] what the router `distance` layers ahead says of this step's input.
+    """[T, E] what the router `distance` layers ahead says of this step's input."""
+    return of_interest(step, step.predicted, distance, shape)
+
+
+def of_interest(step: Step, foreseen: np.ndarray | None, distance: int, shape: Shape) -> np.ndarray:
+    """[T, E] of `foreseen` [T, D, E] what is said of the layer `distance` ahead, for the tokens that get there.
 
     Past the last layer the first layers of the next pass are meant, where only each request's last token goes on.
     """
-    assert step.predicted is not None, "a policy that reads predictions runs without them"
-    predicted = step.predicted[:, distance - 1]
+    assert foreseen is not None, "a policy that reads predictions runs without them"
+    ahead = foreseen[:, distance - 1]
     if step.layer + distance >= shape.num_layers and step.last is not None:
-        return predicted[step.last]
-    return predicted
+        return ahead[step.last]
+    return ahead
+
+
+def named(predicted: np.ndarray, width: int) -> np.ndarray:
+    """The `width` experts that each token of `predicted` [T, E] makes most probable, the most probable first."""
+    top = np.argsort(-predicted, axis=1, kind="stable")[:, :width]
+    return top[0] if len(top) == 1 else most_probable_first(np.unique(top), predicted)
 
 
 def keys_ahead(step: Step, distance: int, shape: Shape, experts: np.ndarray) -> np.ndarray:

@@ -9,7 +9,7 @@ import numpy as np
 from artifacts.errors import BadUsage
 from artifacts.shape import Shape
 from runtime.policies.base import Artefacts, Now, Simple, Step
-from runtime.policies.prefetch.ahead import keys_ahead, most_probable_first, predicted_ahead
+from runtime.policies.prefetch.ahead import keys_ahead, named, predicted_ahead
 
 
 @dataclass
@@ -35,6 +35,4 @@ class NextGate(Simple):
 
     def propose(self, step: Step, now: Now) -> np.ndarray:
         predicted = predicted_ahead(step, self.distance, self._shape)
-        top = np.argsort(-predicted, axis=1, kind="stable")[:, : self._width]
-        experts = top[0] if len(top) == 1 else most_probable_first(np.unique(top), predicted)
-        return keys_ahead(step, self.distance, self._shape, experts)
+        return keys_ahead(step, self.distance, self._shape, named(predicted, self._width))

@@ -1,0 +1,39 @@
+"""Ask predictors fitted to this model about the layers ahead (ProMoE's place)."""
+
+from dataclasses import dataclass
+from math import ceil
+from typing import ClassVar
+
+import numpy as np
+
+from artifacts.errors import BadUsage
+from artifacts.shape import Shape
+from runtime.policies.base import Artefacts, Now, Simple, Step
+from runtime.policies.prefetch.ahead import keys_ahead, named, of_interest
+
+
+@dataclass
+class Learned(Simple):
+    """The `top_k * overfetch` experts that the predictor of layer l + distance ranks highest, for every token.
+
+    As `next_gate` with a predictor in the place of the router.
+    """
+
+    requires: ClassVar[frozenset[str]] = frozenset({"predictors"})
+    reads_predictions: ClassVar[bool] = False
+    reads_learned: ClassVar[bool] = True
+
+    distance: int = 1
+    overfetch: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.distance < 1 or self.overfetch <= 0:
+            raise BadUsage("learned needs distance >= 1 and overfetch > 0")
+
+    def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
+        self._shape = shape
+        self._width = min(ceil(shape.top_k * self.overfetch), shape.num_experts)
+
+    def propose(self, step: Step, now: Now) -> np.ndarray:
+        learned = of_interest(step, step.learned, self.distance, self._shape)
+        return keys_ahead(step, self.distance, self._shape, named(learned, self._width))
