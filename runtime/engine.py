@@ -23,8 +23,8 @@ from runtime.link import DEMAND, PREFETCH, Transfer
 from runtime.model import MoeLayer, MoeModel
 from runtime.plan import NO_SLOT, Place, Plan
 from runtime.policies.base import Step, last_tokens
-from runtime.resident import Resident
 from runtime.predictors import Predictor
+from runtime.resident import Resident
 from runtime.shadows import Shadows
 from runtime.slots import Slots
 from runtime.stepsum import StepSum
