@@ -11,6 +11,7 @@ from artifacts.rows import buddy_matrices, entropy_percentiles, quant_loss_matri
 from artifacts.shape import Shape
 from artifacts.splits import Latencies, SolvedSplit
 from artifacts.store import Store
+from artifacts.storedmaps import latest_maps, stored_maps
 from runtime.measured import HERE
 from runtime.policies.base import Artefacts
 
@@ -26,8 +27,16 @@ def load_artefacts(store: Store, model_id: str, shape: Shape) -> Artefacts:
     entropy = entropy_percentiles(store.read("entropy", profile.run_id)) if profile else None
     replicas = load_replicas(store, quantised, shape) if quantised else None
     splits, predictors = load_splits(store, model_id), load_predictors(store, model_id, shape)
+    mapped = latest_maps(store, model_id)
     return Artefacts(
-        buddies=buddies, buddy_q=q, entropy=entropy, replicas=replicas, splits=splits, predictors=predictors
+        buddies=buddies,
+        buddy_q=q,
+        entropy=entropy,
+        replicas=replicas,
+        splits=splits,
+        predictors=predictors,
+        maps=stored_maps(store, run_id=mapped.run_id) if mapped else None,
+        maps_run=mapped.run_id if mapped else None,
     )
 
 
