@@ -123,7 +123,7 @@ def artefacts_for(name: str, opened: MoeModel, settings: Settings, *, store: Pat
         if not is_needed and opened.fingerprint not in {model.fingerprint for model in held.models()}:
             return Artefacts()
         model = held.require_model(opened.fingerprint, name=name)
-        return load_artefacts(held, model.model_id, opened.shape)
+        return load_artefacts(held, model.model_id, opened.shape, wants=settings.wants)
 
 
 def run(session: Session, prompt: str, sampling: Sampling, *, echo: bool, trace: Path | None = None) -> Answer:
