@@ -16,14 +16,15 @@ _READER_RETRIES = 5
 _RETRY_S = 0.2
 
 
-def connect(path: Path, *, read_only: bool) -> duckdb.DuckDBPyConnection:
+def connect(path: Path, *, read_only: bool, patience_s: float | None = None) -> duckdb.DuckDBPyConnection:
     """Open the file, which a writer makes if it is not there.
 
-    A reader waits a second for a writer to finish. Raises BadInput (not a DuckDB file, damaged, no such folder or
-    file), OutOfResources (in use by another process, named by its number).
+    A reader waits a second for a writer to finish, a writer for nobody unless `patience_s` says so. Raises BadInput
+    (not a DuckDB file, damaged, no such folder or file), OutOfResources (in use by another process, named by its
+    number).
     """
     _check_file(path, read_only=read_only)
-    retries = _READER_RETRIES if read_only else 0
+    retries = int(patience_s / _RETRY_S) if patience_s is not None else _READER_RETRIES if read_only else 0
     with translated(path):
         for _ in range(retries):
             try:

@@ -31,15 +31,16 @@ class Store:
         self._is_unwritten = is_new
 
     @classmethod
-    def open(cls, path: str | Path, *, read_only: bool = False) -> "Store":
-        """Open a store, or make one unless `read_only`. A writer brings an older one up to date, after a copy.
+    def open(cls, path: str | Path, *, read_only: bool = False, patience_s: float | None = None) -> "Store":
+        """Open a store, or make one unless `read_only`. A writer brings an older one up to date, after a copy. Where
+        another process has it, `patience_s` is how long to wait.
 
         Raises BadInput (no store, no folder, damaged, some other kind of file), OutOfResources (another process has it)
         and Incompatible (made by a newer moectl).
         """
         path = Path(path)
         is_new = not path.exists()
-        store = cls(path, connect(path, read_only=read_only), is_new=is_new)
+        store = cls(path, connect(path, read_only=read_only, patience_s=patience_s), is_new=is_new)
         try:
             with translated(path):
                 version = _prepare(store._connection, path, read_only=read_only)
@@ -104,10 +105,11 @@ class Store:
             "name another store or run moectl profile on this model first"
         )
 
-    def write_run(self, run: RunInfo, tables: Mapping[str, pa.Table]) -> int:
+    def write_run(self, run: RunInfo, tables: Mapping[str, pa.Table], *, instead_of: int | None = None) -> int:
         """Write a run and its artefacts, whole or not at all; return the `run_id`.
 
-        `tables` are Arrow tables with the columns of DESIGN 4 less `run_id`, by table name.
+        `tables` are Arrow tables with the columns of DESIGN 4 less `run_id`, by table name. The run `instead_of`, whose
+        contents are all in the new one, goes in the same moment.
         """
         assert tables.keys() <= ARTEFACT_TABLES.keys(), (
             f"not tables of the store: {tables.keys() - ARTEFACT_TABLES.keys()}"
@@ -116,6 +118,8 @@ class Store:
         with translated(self.path):
             with transaction(self._connection):
                 [(run_id,)] = self._connection.execute("SELECT coalesce(max(run_id), 0) + 1 FROM runs").fetchall()
+                if instead_of is not None:
+                    self._remove(instead_of)
                 self._insert_run(run_id, run, contents)
                 for name, table in tables.items():
                     self._insert_rows(name, run_id, table)
@@ -199,6 +203,10 @@ class Store:
         }
         places = ", ".join("?" * len(row))
         self._connection.execute(f"INSERT INTO runs ({', '.join(row)}) VALUES ({places})", list(row.values()))
+
+    def _remove(self, run_id: int) -> None:
+        for name in (*self.run(run_id).contents, "runs"):
+            self._connection.execute(f"DELETE FROM {name} WHERE run_id = {int(run_id)}")
 
     def _insert_rows(self, name: str, run_id: int, table: pa.Table) -> None:
         # Nothing to unregister when this fails: the view belongs to the transaction that is then rolled back.

@@ -9,7 +9,7 @@ from artifacts.provenance import StoredRun
 from artifacts.shape import Shape
 from artifacts.store import Store
 
-COMMAND, TABLE = "build-maps", "expert_maps"
+COMMAND, LEARN, TABLE = "build-maps", "learn", "expert_maps"
 
 
 def map_rows(maps: ExpertMaps, origins: np.ndarray) -> pa.Table:
@@ -40,12 +40,24 @@ def stored_maps(store: Store, *, model_id: str | None = None, run_id: int | None
 
     Raises Incompatible when there are none, or the run is of another model.
     """
-    run = store.latest_run(COMMAND, model_id) if run_id is None else store.run(run_id)
+    run = latest_maps(store, model_id) if run_id is None else store.run(run_id)
     if run is None or TABLE not in run.contents:
         raise Incompatible(f"{store.path} holds no expert maps{_of(run_id)}: run moectl build-maps first")
     if model_id is not None and run.info.model_id != model_id:
         raise Incompatible(f"run {run.run_id} of {store.path} is of another model: run moectl build-maps on this one")
     return _read(store, run)
+
+
+def latest_maps(store: Store, model_id: str | None = None) -> StoredRun | None:
+    """The newest run with maps, built or learned, of one model if given; None if there is none."""
+    found = [run for run in store.runs() if TABLE in run.contents and model_id in (None, run.info.model_id)]
+    return found[-1] if found else None
+
+
+def stored_origins(store: Store, run_id: int) -> np.ndarray:
+    """[N, 2] the request and iteration of each of a run's maps."""
+    rows = store.read(TABLE, run_id)
+    return np.stack([rows[name].to_numpy() for name in ("request", "iteration")], axis=1).astype(np.int64)
 
 
 def _read(store: Store, run: StoredRun) -> ExpertMaps:

@@ -1,5 +1,7 @@
 """Artefacts out of the store, as policies want them."""
 
+from collections.abc import Collection
+
 import numpy as np
 
 from artifacts.errors import Incompatible
@@ -7,18 +9,30 @@ from artifacts.predictors import load_predictors
 from artifacts.provenance import StoredRun
 from artifacts.replicafile import replica_root
 from artifacts.replicas import FULL_BITS, Replicas, in_memory, passed_on
-from artifacts.rows import buddy_matrices, entropy_percentiles, quant_loss_matrices, split_columns
+from artifacts.rows import (
+    buddy_matrices,
+    curve_matrices,
+    entropy_percentiles,
+    quant_loss_matrices,
+    similarity_matrices,
+    split_columns,
+)
 from artifacts.shape import Shape
+from artifacts.slots import loads_on_demand
 from artifacts.splits import Latencies, SolvedSplit
 from artifacts.store import Store
+from artifacts.storedmaps import latest_maps, stored_maps
 from runtime.measured import HERE
 from runtime.policies.base import Artefacts
 
 _PRIOR_USE = 0.02  # of the layer's mean
 
 
-def load_artefacts(store: Store, model_id: str, shape: Shape) -> Artefacts:
-    """What the newest runs of this model left; None for what was never built."""
+def load_artefacts(
+    store: Store, model_id: str, shape: Shape, *, wants: Collection[str] | None = None
+) -> Artefacts:
+    """What the newest runs of this model left; None for what was never built. Of what takes long to read only what
+    `wants` names, if it is given."""
     lists, profile = store.latest_run("build-buddies", model_id), store.latest_run("profile", model_id)
     quantised = store.latest_run("quantize", model_id)
     size = (shape.num_layers, shape.num_experts)
@@ -26,9 +40,40 @@ def load_artefacts(store: Store, model_id: str, shape: Shape) -> Artefacts:
     entropy = entropy_percentiles(store.read("entropy", profile.run_id)) if profile else None
     replicas = load_replicas(store, quantised, shape) if quantised else None
     splits, predictors = load_splits(store, model_id), load_predictors(store, model_id, shape)
+    mapped = latest_maps(store, model_id)
     return Artefacts(
-        buddies=buddies, buddy_q=q, entropy=entropy, replicas=replicas, splits=splits, predictors=predictors
+        buddies=buddies,
+        buddy_q=q,
+        entropy=entropy,
+        loads=load_loads(store, model_id, shape) if wants is None or "loads" in wants else None,
+        sensitivity=load_sensitivity(store, model_id, shape) if wants is None or "sensitivity" in wants else None,
+        replicas=replicas,
+        splits=splits,
+        predictors=predictors,
+        maps=stored_maps(store, run_id=mapped.run_id) if mapped else None,
+        maps_run=mapped.run_id if mapped else None,
     )
+
+
+def load_loads(store: Store, model_id: str, shape: Shape) -> np.ndarray | None:
+    """[L, E + 1] by the curves of the newest split."""
+    run = store.latest_run("split", model_id)
+    if run is None:
+        return None
+    curves = curve_matrices(store.read("curves", run.run_id), shape.num_layers, shape.num_experts)
+    return loads_on_demand(*curves, shape.top_k)
+
+
+def load_sensitivity(store: Store, model_id: str, shape: Shape) -> np.ndarray | None:
+    """[L] by what the newest profile that measured it found a layer's output to change when an expert is left out, and
+    by how much that grows in the layers after it."""
+    runs = [run for run in store.runs() if run.info.model_id == model_id and "similarity" in run.contents]
+    if not runs:
+        return None
+    measured = similarity_matrices(store.read("similarity", runs[-1].run_id), shape.num_layers, shape.num_experts)
+    uses = np.maximum(measured.samples, 1)
+    found = (measured.left_out * uses).sum(axis=1) / uses.sum(axis=1) * passed_on(shape.num_layers).ravel()
+    return found / found.mean()
 
 
 def load_splits(store: Store, model_id: str) -> tuple[SolvedSplit, ...] | None:

@@ -13,6 +13,7 @@ from artifacts.modelshapes import ModelShape
 from artifacts.nextuse import NextUse
 from artifacts.predictors import RECORDED
 from artifacts.replicas import Replicas
+from artifacts.slots import loads_on_demand
 from artifacts.splits import Latencies, SolvedSplit
 from artifacts.trace import Trace
 from runtime import budget as sizes
@@ -168,6 +169,8 @@ class Workload:
             found = replace(found, predictors=RECORDED)
         if "maps" in needs:
             found = self._with_maps(found)
+        if "loads" in policies.wants and found.loads is None:
+            found = replace(found, loads=self._loads)
         if "splits" in policies.wants:
             found = replace(found, splits=self._splits_for(setting, is_required="splits" in needs))
         return found
@@ -246,6 +249,16 @@ class Workload:
     @property
     def latencies(self) -> Latencies:
         return solving.latencies_of(self._costs, self.model.shape.top_k)
+
+    @cached_property
+    def _loads(self) -> np.ndarray | None:
+        try:
+            curves = self.curves
+        except BadInput as problem:
+            self._assume(f"no curves are measured: {problem}")
+            return None
+        self._assume("curves, by which layers get their slots, are measured in the trace that is replayed")
+        return loads_on_demand(curves.hit, curves.prediction, curves.prediction_hit, self.model.shape.top_k)
 
     @cached_property
     def curves(self) -> Curves:

@@ -2,7 +2,9 @@
 
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 import torch
@@ -10,13 +12,16 @@ from transformers import PreTrainedTokenizerBase
 
 from artifacts.errors import BadInput, BadUsage
 from artifacts.files import check_writable
+from artifacts.provenance import utc_now
 from artifacts.store import Store
 from artifacts.tracefile import write_parquet
 from moectl.bundled import demo_model
+from moectl.commands.profile import check_store, model_info
 from moectl.opening import open_quietly
 from moectl.render import Sheet, human_bytes, show_json, show_sheet
 from runtime.counters import AT_BITS, hit_rate
 from runtime.generate import Sampling, Timing, Token
+from runtime.learning import keep
 from runtime.model import MoeModel
 from runtime.policies.base import Artefacts
 from runtime.session import Session, Settings
@@ -41,7 +46,10 @@ def run_command(
         raise BadUsage("--json and --trace go with --prompt, not with --chat")
     if trace:
         check_writable(trace)
-    with open_session(name or str(demo_model()), settings, store=store) as session:
+    name = name or str(demo_model())
+    if settings.learn:
+        check_store(store)
+    with open_session(name, settings, store=store) as session, keeping_maps(session, name, store=store):
         if is_chat:
             for answer in chat(session, sampling):
                 print(took(answer), file=sys.stderr)
@@ -49,6 +57,34 @@ def run_command(
             show_sheet(receipt_sheet(session.receipt()))
         else:
             show(run(session, prompt, sampling, echo=not as_json, trace=trace), as_json=as_json)
+
+
+@contextmanager
+def keeping_maps(session: Session, name: str, *, store: Path) -> Iterator[None]:
+    """Where the session learns, what it has learned is written when the block ends, whole iterations only; also when
+    somebody stopped it."""
+    started_at = utc_now()
+    try:
+        yield
+    finally:
+        if session.settings.learn:
+            _keep_maps(session, name, store, started_at)
+
+
+def _keep_maps(session: Session, name: str, store: Path, started_at: datetime) -> None:
+    kept = keep(
+        session.matching.learned(),
+        store_path=store,
+        model=model_info(name, session.opened),
+        began_with=session.maps_run,
+        started_at=started_at,
+    )
+    if kept is None:
+        print("nothing learned: no pass was whole", file=sys.stderr)
+        return
+    others = f"; run {kept.others} had learned meanwhile: its maps are among them" if kept.others else ""
+    said = f"learned from {kept.num_iterations:,} iterations: run {kept.run_id} of {store} holds {kept.num_maps:,} maps"
+    print(said + others, file=sys.stderr)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +119,11 @@ def artefacts_for(name: str, opened: MoeModel, settings: Settings, *, store: Pat
     if not settings.wants or not store.exists():
         return Artefacts()
     with Store.open(store, read_only=True) as held:
-        if not settings.requires and opened.fingerprint not in {model.fingerprint for model in held.models()}:
+        is_needed = settings.requires and not settings.learn
+        if not is_needed and opened.fingerprint not in {model.fingerprint for model in held.models()}:
             return Artefacts()
         model = held.require_model(opened.fingerprint, name=name)
-        return load_artefacts(held, model.model_id, opened.shape)
+        return load_artefacts(held, model.model_id, opened.shape, wants=settings.wants)
 
 
 def run(session: Session, prompt: str, sampling: Sampling, *, echo: bool, trace: Path | None = None) -> Answer:

@@ -45,6 +45,7 @@ from runtime.policies.prefetch.next_gate import NextGate
 from runtime.policies.prefetch.none import NoPrefetch
 from runtime.policies.prefetch.oracle import Oracle
 from runtime.policies.prefetch.score import ScorePrefetch
+from runtime.policies.residency.allocated import Allocated
 from runtime.policies.residency.hot import Hot
 from runtime.policies.residency.shadow import ShadowResidency
 from runtime.policies.residency.split import SplitResidency
@@ -92,7 +93,13 @@ POLICIES: dict[str, dict[str, type]] = {
         "best_resident": BestResident,
         "zero": Zero,
     },
-    "residency": {"uniform": Uniform, "hot": Hot, "shadow": ShadowResidency, "split": SplitResidency},
+    "residency": {
+        "uniform": Uniform,
+        "allocated": Allocated,
+        "hot": Hot,
+        "shadow": ShadowResidency,
+        "split": SplitResidency,
+    },
 }
 
 

@@ -82,6 +82,8 @@ class Artefacts:
     next_use: NextUse | None = None  # the future of the trace that is replayed
     replicas: Replicas | None = None  # what experts take and lose below their full precision
     splits: tuple[SolvedSplit, ...] | None = None  # what was solved for some budgets, the newest first
+    loads: np.ndarray | None = None  # [L, E + 1] experts that a token loads on demand, by experts that a layer holds
+    sensitivity: np.ndarray | None = None  # [L] of layers to what is left out of them, 1 on average
     predictors: Predictors | None = None  # what foresees the layers ahead; in a replay the trace tells
     maps: ExpertMaps | None = None  # earlier iterations, to match the one under way with
     maps_run: int | None = None  # the run of the store that they are of
