@@ -28,9 +28,7 @@ from runtime.policies.base import Artefacts
 _PRIOR_USE = 0.02  # of the layer's mean
 
 
-def load_artefacts(
-    store: Store, model_id: str, shape: Shape, *, wants: Collection[str] | None = None
-) -> Artefacts:
+def load_artefacts(store: Store, model_id: str, shape: Shape, *, wants: Collection[str] | None = None) -> Artefacts:
     """What the newest runs of this model left; None for what was never built. Of what takes long to read only what
     `wants` names, if it is given."""
     lists, profile = store.latest_run("build-buddies", model_id), store.latest_run("profile", model_id)
