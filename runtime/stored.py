@@ -92,7 +92,7 @@ def _split_of(store: Store, run: StoredRun) -> SolvedSplit:
         budgets,
         theta,
         Latencies(**asked["latencies"]),
-        solver=asked["solver"],
+        solver=asked.get("found_by", asked["solver"]),
         zeta=asked["zeta"],
         link=asked.get("link"),
         source=f"run {run.run_id} of {store.path.name}",
