@@ -566,7 +566,7 @@ def _split(
     budget: Budget = "25%",
     solver: Annotated[
         str,
-        typer.Option(help="dynamic; greedy, as published; or replay: what runs the trace fastest of both and of even cuts."),
+        typer.Option(help="dynamic; greedy, as published; or replay: of both and of even cuts what runs the trace fastest."),
     ] = "replay",
     zeta: Annotated[float, typer.Option(help="Share of an expert that is moved at a time.")] = 0.01,
     store: StorePath = DEFAULT_STORE,
