@@ -27,7 +27,7 @@ from runtime.reconfigure import Reconfiguration, tokens_between
 from runtime.simulate import replay
 from runtime.timing import Costs, Timing
 
-_ENOUGH = 5_000  # steps, to tell which of some splits is the fastest
+_ENOUGH, _LEAST = 3_000, 150  # steps, and at least passes, to tell which of some splits is the fastest
 _DERIVED = {"buddies": "buddy lists", "entropy": "percentiles of token entropy"}
 
 
@@ -242,9 +242,9 @@ class Workload:
 
     @cached_property
     def _beginning(self) -> Trace:
-        """As many passes as have so many steps."""
+        """As many passes as it takes to tell splits apart."""
         passes = self.trace.pass_indices()
-        return self.trace.take(np.flatnonzero(passes < max(1, _ENOUGH // self.model.shape.num_layers)))
+        return self.trace.take(np.flatnonzero(passes < max(_LEAST, _ENOUGH // self.model.shape.num_layers)))
 
     @property
     def latencies(self) -> Latencies:

@@ -130,7 +130,7 @@ def test_trace_and_hardware_profile_of_the_store(asked: Asked, profiled: Path) -
 
 
 def test_a_trace_of_a_folder_belongs_to_its_model(asked: Asked, path: Path) -> None:
-    said = asked("--trace", TRACE, "--model", "bundled", "--machine", "5gbps")
+    said = asked("--trace", TRACE, "--model", "bundled", "--machine", "5gbps", "--solver", "greedy")
     with Store.open(path, read_only=True) as store:
         [model] = store.models()
         assert store.run(said["run"]).info.model_id == model.model_id
@@ -138,7 +138,7 @@ def test_a_trace_of_a_folder_belongs_to_its_model(asked: Asked, path: Path) -> N
 
 
 def test_the_table_has_a_bar_for_each_layer(path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    options = ["--num-experts", "32", "--machine", "a6000-pcie4", "--store", str(path)]
+    options = ["--num-experts", "32", "--machine", "a6000-pcie4", "--store", str(path), "--solver", "greedy"]
     assert main(["split", "--trace", str(TRACE), *options]) == 0
     said = capfd.readouterr().out
     bars = re.findall("[█░·]{32}", said)
@@ -158,7 +158,7 @@ def test_what_is_stored_can_be_looked_at(
     asked: Asked, path: Path, options: tuple[str, ...], capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Of a model of which only the shape is known, too."""
-    asked("--trace", TRACE, "--num-experts", 32, "--machine", "5gbps")
+    asked("--trace", TRACE, "--num-experts", 32, "--machine", "5gbps", "--solver", "greedy")
     assert main(["inspect", *options, "--store", str(path)]) == 0
     said = capfd.readouterr().out
     assert {"splits": "theta", "curves": "cached"}[options[0]] in said.lower()
