@@ -8,13 +8,16 @@ Shapes: T tokens, L layers, D distances, E experts, H hidden, F random features,
 """
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
 from artifacts.errors import BadInput, Incompatible
 from artifacts.shape import Shape
-from artifacts.store import Store
+
+if TYPE_CHECKING:
+    from artifacts.store import Store  # duckdb, imported before transformers, complains at the end of the process
 
 COMMAND, TABLE = "build-predictor", "predictors"
 TARGETS = ("logits", "selected")
@@ -91,7 +94,7 @@ def predictors_of(rows: pa.Table, shape: Shape, *, num_features: int, seed: int)
     return Predictors(scale[::distance].copy(), shaped, num_features, seed)
 
 
-def load_predictors(store: Store, model_id: str, shape: Shape) -> Predictors | None:
+def load_predictors(store: "Store", model_id: str, shape: Shape) -> Predictors | None:
     """Those of the newest run of this model; None if there is none."""
     run = store.latest_run(COMMAND, model_id)
     if run is None:

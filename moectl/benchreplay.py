@@ -18,7 +18,7 @@ from moectl.benchlive import read_text
 from moectl.benchrequest import AUTO, DEFAULT_MACHINE, ORACLE, Request
 from moectl.benchrows import SIMULATED, Job, Ledger, Row, artefact_runs, simulated_row
 from moectl.benchviews import Benched
-from moectl.commands.profile import check_store, model_info
+from moectl.commands.profile import check_store, foresight, model_info
 from moectl.commands.simulate import costs_on
 from moectl.opening import open_quietly
 from moectl.progress import progress_bar
@@ -35,6 +35,7 @@ from runtime.sweep import Setting as Tried
 from runtime.timing import Costs
 
 NOT_MEASURED = "quality: not of a simulation; a live bench measures it"
+_DISTANCE = 3  # layers ahead of which a recorded trace tells
 BOUND = "oracle: Belady with prefetching of what is really wanted, in the scope where that is faster"
 
 
@@ -116,7 +117,7 @@ def _record(name: str, opened: MoeModel, request: Request, path: Path) -> int:
     """What the routers say of the bench's text, with predictions, into the store: the run that holds it."""
     started_at, begin_s = utc_now(), perf_counter()
     text, info = read_text(opened, request), model_info(name, opened)
-    trace = _traced(opened, text)
+    trace = _traced(opened, text, path)
     run = RunInfo(
         command="trace",
         model_id=info.model_id,
@@ -133,10 +134,11 @@ def _record(name: str, opened: MoeModel, request: Request, path: Path) -> int:
         return store.write_run(run, {"traces": to_table(trace)})
 
 
-def _traced(opened: MoeModel, text: Text) -> Trace:
+def _traced(opened: MoeModel, text: Text, store: Path) -> Trace:
     with Session(opened, Settings()) as session, progress_bar("recording", unit="tokens") as advance:
         recorder = session.record()
-        session.engine.see_predictions()
+        ahead = foresight(opened, min(_DISTANCE, opened.shape.num_layers), store=store)
+        session.engine.see_predictions(ahead.distance, ahead.predictor)
         read(session, text.sequences, prefill=text.prefill, progress=lambda done: advance(done, text.num_decoded))
         return recorder.trace()
 

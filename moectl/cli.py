@@ -567,7 +567,10 @@ def _split(
     ] = "here",
     link: Annotated[str | None, typer.Option(help="Which link of the hardware profile; else the one of a run.")] = None,
     budget: Budget = "25%",
-    solver: Annotated[str, typer.Option(help="dynamic, or greedy: as published.")] = "dynamic",
+    solver: Annotated[
+        str,
+        typer.Option(help="dynamic; greedy, as published; or replay: of both and of even cuts what runs the trace fastest."),
+    ] = "replay",
     zeta: Annotated[float, typer.Option(help="Share of an expert that is moved at a time.")] = 0.01,
     store: StorePath = DEFAULT_STORE,
     json: Json = False,

@@ -6,7 +6,9 @@ from pathlib import Path
 from artifacts.errors import BadUsage, Incompatible
 from artifacts.modelshapes import ModelShape, guessed, model_shape, unsized
 from artifacts.provenance import StoredRun
+from artifacts.shape import Shape
 from artifacts.store import Store
+from artifacts.storedmaps import latest_maps, stored_maps
 from artifacts.synthetic import generate, parse_dials
 from artifacts.trace import Trace
 from artifacts.tracefile import from_table, read_parquet
@@ -27,6 +29,7 @@ class Source:
     num_experts: int | None = None
     model: str | None = None
     store: Path = Path("moe.duckdb")
+    with_maps: bool = False  # take expert maps from the store for a trace that is not in it
 
     def __post_init__(self) -> None:
         if sum(given is not None for given in (self.trace, self.run, self.synthetic)) > 1:
@@ -67,7 +70,21 @@ def _from_file(source: Source) -> Opened:
         if num_experts is None:
             num_experts = _told_by(trace)
         known = unsized(trace.num_layers, num_experts, trace.top_k)
-    return Opened(str(source.trace), trace, known, Artefacts())
+    return Opened(str(source.trace), trace, known, _maps(source, trace, known.shape))
+
+
+def _maps(source: Source, trace: Trace, shape: Shape) -> Artefacts:
+    """The store's newest expert maps, if they fit: a file does not say of which model it is."""
+    if not source.with_maps or trace.iteration is None or not source.store.exists():
+        return Artefacts()
+    with Store.open(source.store, read_only=True) as store:
+        run = latest_maps(store)
+        if run is None:
+            return Artefacts()
+        maps = stored_maps(store, run_id=run.run_id)
+    sizes = (shape.num_layers, shape.num_experts, trace.embeddings.shape[1])
+    fits = (maps.num_layers, maps.num_experts, maps.hidden) == sizes
+    return Artefacts(maps=maps, maps_run=run.run_id) if fits else Artefacts()
 
 
 def _from_store(source: Source) -> Opened:

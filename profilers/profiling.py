@@ -18,7 +18,7 @@ from artifacts.tracefile import from_table, to_table
 from profilers.corpus import data_digest
 from profilers.profiletables import stored, tables
 from profilers.progress import HalfDone
-from profilers.routing import Batch, Batching, RoutingProfile, observe
+from profilers.routing import Batch, Batching, Foresight, RoutingProfile, observe
 from profilers.similarity import measure_similarity
 from runtime.session import Session
 
@@ -53,7 +53,7 @@ def profile_routing(
     *,
     model: ModelInfo,
     store_path: Path,
-    keep_trace: bool = False,
+    keep_trace: Foresight | None = None,
     num_samples: int = 0,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Profiled:
@@ -64,7 +64,7 @@ def profile_routing(
     """
     started_at, start_s = utc_now(), time.monotonic()
     digest = data_digest(data.sequences)
-    settings = asdict(batching) | {"trace": keep_trace}
+    settings = asdict(batching) | _kept(keep_trace)
     half_done = HalfDone(store_path, {"model": model.fingerprint, "data": digest, **settings})
     batches = batching.batches(data.sequences)
     if not batches:
@@ -94,6 +94,14 @@ def profile_routing(
     run_id = _write(store_path, model, info, rows)
     half_done.remove()
     return Profiled(run_id, profile, total, info.seconds, resumed)
+
+
+def _kept(keep_trace: Foresight | None) -> dict[str, object]:
+    """What of the layers ahead the trace of a run says, for its parameters."""
+    if keep_trace is None:
+        return {"trace": False}
+    learned = keep_trace.predictor.distance if keep_trace.predictor else 0
+    return {"trace": True, "distance": keep_trace.distance, "learned": learned}
 
 
 def _count(

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -51,20 +51,44 @@ def read(
 
     Each decode step is scored; the prompt is not, so that what is compared is what a user would read.
     """
-    logits, prefill_s, decode_s, stall_s = [], [], [], []
+
+    def forward(ids: torch.Tensor, past: object) -> object:
+        return session.forward(ids, past=past)
+
+    device, stall_s = session.opened.model.device, []
+
+    def decoded(count: int) -> None:
+        stall_s.append(session.engine.stall_s[-1])
+        progress(count)
+
+    found = read_by(forward, sequences, prefill=prefill, device=device, begin=session.new_requests, decoded=decoded)
+    return replace(found, stall_s=tuple(stall_s))
+
+
+def read_by(
+    forward: Callable[[torch.Tensor, object], object],
+    sequences: Sequence[np.ndarray],
+    *,
+    prefill: int,
+    device: torch.device,
+    begin: Callable[[int], None] = lambda requests: None,
+    decoded: Callable[[int], None] = lambda count: None,
+) -> Reading:
+    """The same with any model: `forward(ids, past)` gives `logits` and `past_key_values`; `begin` is told of every new
+    request, `decoded` of every decoded token. Nothing stalls."""
+    logits, prefill_s, decode_s = [], [], []
     for sequence in sequences:
-        ids = torch.from_numpy(sequence)[None].to(session.opened.model.device)
-        session.new_requests(1)
-        output, seconds = _timed(session, ids[:, :prefill], None)
+        ids = torch.from_numpy(sequence)[None].to(device)
+        begin(1)
+        output, seconds = _timed(forward, ids[:, :prefill], None)
         prefill_s.append(seconds)
         for position in range(prefill, ids.shape[1]):
             logits.append(output.logits[0, -1].float().cpu())
-            output, seconds = _timed(session, ids[:, position : position + 1], output.past_key_values)
+            output, seconds = _timed(forward, ids[:, position : position + 1], output.past_key_values)
             decode_s.append(seconds)
-            stall_s.append(session.engine.stall_s[-1])
-            progress(len(decode_s))
+            decoded(len(decode_s))
     targets = torch.from_numpy(np.concatenate([sequence[prefill:] for sequence in sequences]))
-    return Reading(torch.stack(logits), targets, tuple(prefill_s), tuple(decode_s), tuple(stall_s))
+    return Reading(torch.stack(logits), targets, tuple(prefill_s), tuple(decode_s), (0.0,) * len(decode_s))
 
 
 def compare(reading: Reading, full: Reading) -> Quality:
@@ -77,9 +101,9 @@ def compare(reading: Reading, full: Reading) -> Quality:
     )
 
 
-def _timed(session: Session, ids: torch.Tensor, past: object) -> tuple[object, float]:
+def _timed(forward: Callable[[torch.Tensor, object], object], ids: torch.Tensor, past: object) -> tuple[object, float]:
     begin_s = time.perf_counter()
-    output = session.forward(ids, past=past)
+    output = forward(ids, past)
     if ids.device.type == "cuda":
         torch.cuda.current_stream(ids.device).synchronize()
     return output, time.perf_counter() - begin_s

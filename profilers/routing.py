@@ -16,6 +16,7 @@ from artifacts.errors import BadUsage
 from artifacts.trace import PHASES, Trace
 from runtime.limits import check_tokens
 from runtime.policies.base import Step
+from runtime.predictors import Predictor
 from runtime.session import Session
 
 
@@ -111,18 +112,32 @@ class RoutingProfile:
         return profile
 
 
+@dataclass(frozen=True, slots=True)
+class Foresight:
+    """What a kept trace says of the layers ahead: what the routers of the next `distance` layers say, and as far as it
+    reaches, what the predictor does."""
+
+    distance: int = 1
+    predictor: Predictor | None = None
+
+
 def observe(
-    session: Session, batches: Iterable[Batch], *, prefill: int, profile: RoutingProfile, keep_trace: bool = False
+    session: Session,
+    batches: Iterable[Batch],
+    *,
+    prefill: int,
+    profile: RoutingProfile,
+    keep_trace: Foresight | None = None,
 ) -> Iterator[tuple[Batch, Trace | None]]:
     """Run batches through the session's engine, add what its routers say to `profile`, and yield each batch when done.
 
     Positions below `prefill` count as prefill, the others as decode: a causal model routes a token alike whether its
     successors are there or not. With `keep_trace` the batch comes with its trace: prefills and decode passes, and what
-    each layer's input lets the next router say.
+    each layer's input says of the layers ahead.
     """
     if keep_trace:
-        session.engine.see_predictions()
-    collector = _Collector(profile, prefill, keep_trace)
+        session.engine.see_predictions(keep_trace.distance, keep_trace.predictor)
+    collector = _Collector(profile, prefill, keep_trace is not None)
     session.engine.on_pass, session.engine.on_step = collector.begin_pass, collector.add
     try:
         for batch in batches:
@@ -158,6 +173,10 @@ def check_sequences(model: PreTrainedModel, sequences: Sequence[np.ndarray]) -> 
     check_tokens(model, highest=highest, length=longest, what=f"sequences of {longest} tokens")
 
 
+def _joined(parts: list[np.ndarray | None]) -> np.ndarray | None:
+    return None if parts[0] is None else np.concatenate(parts)
+
+
 class _Collector:
     """Hears the engine's passes and steps."""
 
@@ -189,6 +208,7 @@ class _Collector:
             token=np.tile(self._positions, num_layers).astype(np.int32),
             experts=np.concatenate([step.selected for step in self._steps]).astype(np.uint16),
             weights=np.concatenate([step.weights for step in self._steps]).astype(np.float32),
-            predicted=np.concatenate([step.predicted[:, :1] for step in self._steps]),
+            predicted=np.concatenate([step.predicted for step in self._steps]),
+            learned=_joined([step.learned for step in self._steps]),
         )
         return trace.take(np.lexsort((trace.token, trace.layer, trace.pass_, trace.request)))

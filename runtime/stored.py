@@ -28,9 +28,7 @@ from runtime.policies.base import Artefacts
 _PRIOR_USE = 0.02  # of the layer's mean
 
 
-def load_artefacts(
-    store: Store, model_id: str, shape: Shape, *, wants: Collection[str] | None = None
-) -> Artefacts:
+def load_artefacts(store: Store, model_id: str, shape: Shape, *, wants: Collection[str] | None = None) -> Artefacts:
     """What the newest runs of this model left; None for what was never built. Of what takes long to read only what
     `wants` names, if it is given."""
     lists, profile = store.latest_run("build-buddies", model_id), store.latest_run("profile", model_id)
@@ -94,7 +92,7 @@ def _split_of(store: Store, run: StoredRun) -> SolvedSplit:
         budgets,
         theta,
         Latencies(**asked["latencies"]),
-        solver=asked["solver"],
+        solver=asked.get("found_by", asked["solver"]),
         zeta=asked["zeta"],
         link=asked.get("link"),
         source=f"run {run.run_id} of {store.path.name}",

@@ -27,7 +27,7 @@ from runtime.reconfigure import Reconfiguration, tokens_between
 from runtime.simulate import replay
 from runtime.timing import Costs, Timing
 
-_ENOUGH = 10_000  # steps, to tell which of some splits is the fastest
+_ENOUGH, _LEAST = 3_000, 150  # steps, and at least passes, to tell which of some splits is the fastest
 _DERIVED = {"buddies": "buddy lists", "entropy": "percentiles of token entropy"}
 
 
@@ -212,18 +212,18 @@ class Workload:
         )
         return (solved, *known)
 
-    def solved(self, setting: Setting) -> SolvedSplit:
-        """Of all candidates the split of the setting's budget with which its policies replay the trace, or the
-        beginning of it, fastest. Raises BadInput where the trace cannot tell."""
+    def solved(self, setting: Setting, *, zeta: float = 0.01) -> SolvedSplit:
+        """Of all candidates, those of the solvers by steps of `zeta`, the split of the setting's budget with which its
+        policies replay the trace, or the beginning of it, fastest. Raises BadInput where the trace cannot tell."""
         nbytes = sizes.budget_nbytes(setting.budget, self.model.shape)
-        known = (nbytes, setting.preset, *sorted(setting.policies.items()), setting.scope)
+        known = (nbytes, zeta, setting.preset, *sorted(setting.policies.items()), setting.scope)
         if known not in self._splits:
-            self._splits[known] = self._fastest(setting, nbytes)
+            self._splits[known] = self._fastest(setting, nbytes, zeta)
         return self._splits[known]
 
-    def _fastest(self, setting: Setting, nbytes: int) -> SolvedSplit:
+    def _fastest(self, setting: Setting, nbytes: int, zeta: float) -> SolvedSplit:
         shape = self.model.shape
-        unsolved = SolvedSplit(nbytes, self.machine.name, np.empty(0), np.empty(0), self.latencies)
+        unsolved = SolvedSplit(nbytes, self.machine.name, np.empty(0), np.empty(0), self.latencies, zeta=zeta)
         passing = setting.build().residency.passing
         texts = setting.texts() | {"residency": f"split:theta=None,passing={passing}"}
         tried = replace(setting, policies=texts, reconfigure_every=0)
@@ -242,9 +242,9 @@ class Workload:
 
     @cached_property
     def _beginning(self) -> Trace:
-        """As many passes as have some ten thousand steps."""
+        """As many passes as it takes to tell splits apart."""
         passes = self.trace.pass_indices()
-        return self.trace.take(np.flatnonzero(passes < max(1, _ENOUGH // self.model.shape.num_layers)))
+        return self.trace.take(np.flatnonzero(passes < max(_LEAST, _ENOUGH // self.model.shape.num_layers)))
 
     @property
     def latencies(self) -> Latencies:

@@ -1,4 +1,4 @@
-"""`moectl build-predictor`: what a model's routers will say layers ahead, learned from their inputs (ProMoE's place)."""
+"""`moectl build-predictor`: what routers will say layers ahead, learned from their inputs (ProMoE's place)."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,7 +69,7 @@ def show(fitted: Fitted, *, as_json: bool) -> None:
 
 def summary(fitted: Fitted) -> Sheet:
     note = (
-        f"run {fitted.run_id}: {fitted.num_tokens:,} tokens in {fitted.seconds:.1f} s, {fitted.num_tested:,} of them only "
-        f"to test on; {human_bytes(fitted.predictors.nbytes)} of predictors"
+        f"run {fitted.run_id}: {fitted.num_tokens:,} tokens in {fitted.seconds:.1f} s, {fitted.num_tested:,} of them "
+        f"only to test on; {human_bytes(fitted.predictors.nbytes)} of predictors"
     )
     return predictorviews.distances(fitted.recalls, note=note)

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from artifacts.errors import BadInput, BadUsage
+from artifacts.predictors import load_predictors
 from artifacts.provenance import ModelInfo
 from artifacts.store import Store
 from moectl.bundled import demo_model
@@ -14,8 +15,9 @@ from moectl.progress import progress_bar
 from moectl.render import Sheet, show_json, show_sheet
 from profilers.corpus import documents, token_sequences
 from profilers.profiling import Data, Profiled, merge_shards, profile_routing
-from profilers.routing import Batching
+from profilers.routing import Batching, Foresight
 from runtime.model import MoeModel
+from runtime.predictors import Predictor
 from runtime.session import Session, Settings
 
 
@@ -28,6 +30,7 @@ class Request:
     batching: Batching
     seed: int = 0
     trace: bool = False
+    distance: int = 1  # layers ahead of which the trace tells
     samples: int = 0  # tokens on which experts are tried in each other's place
 
 
@@ -76,10 +79,20 @@ def profile_opened(name: str, session: Session, request: Request, *, store: Path
             request.batching,
             model=info,
             store_path=store,
-            keep_trace=request.trace,
+            keep_trace=foresight(session.opened, request.distance, store=store) if request.trace else None,
             num_samples=request.samples,
             progress=advance,
         )
+
+
+def foresight(opened: MoeModel, distance: int, *, store: Path) -> Foresight:
+    """What a trace is to say of the layers ahead: the store's predictors too, if it has some for this model."""
+    if distance > opened.shape.num_layers:
+        raise BadUsage(f"the distance must be 1 to {opened.shape.num_layers}, the model's MoE layers, not {distance}")
+    with Store.open(store) as held:
+        known = load_predictors(held, opened.fingerprint[:16], opened.shape)
+    reach = min(distance, known.distance) if known else 0
+    return Foresight(distance, Predictor(known, reach, opened.model.device) if known else None)
 
 
 def merge(shards: list[Path], *, store: Path) -> Profiled:

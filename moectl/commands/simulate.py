@@ -78,8 +78,9 @@ class Simulated:
 
 def simulate(source: Source, request: Request) -> Simulated:
     """Replay the source's trace once for each setting, and for the plain way and the oracles beside them."""
-    opened = open_source(source)
     settings = request.settings()
+    with_maps = any("maps" in setting.build().requires for setting in settings)
+    opened = open_source(replace(source, with_maps=with_maps))
     found, costs = costs_on(request.machine, opened.model, source.store)
     workload = Workload(
         opened.trace,

@@ -10,12 +10,12 @@ import pyarrow as pa
 from artifacts import measured
 from artifacts.curves import Curves
 from artifacts.errors import BadUsage, Incompatible
-from artifacts.hardware import machine
+from artifacts.hardware import Machine, machine
 from artifacts.modelshapes import ModelShape
 from artifacts.names import unknown
 from artifacts.provenance import ModelInfo, RunInfo, utc_now
 from artifacts.rows import curve_rows, split_rows
-from artifacts.splits import SOLVERS, Answer, Latencies, expert_split
+from artifacts.splits import EVEN, SOLVERS, Answer, Latencies, SolvedSplit, expert_split
 from artifacts.store import Store
 from artifacts.trace import PHASES
 from moectl import splitviews
@@ -23,12 +23,14 @@ from moectl.bundled import demo_model
 from moectl.render import Sheet, show_json, show_sheet
 from moectl.tracesource import Opened, Source, open_source
 from runtime import budget as sizes
-from runtime.measured import HERE, costs_of
-from runtime.solving import counted_phases, curves_of, latencies_of, solve
+from runtime.measured import HERE, costs_of, machine_of
+from runtime.solving import answer_of, counted_phases, curves_of, latencies_of, solve
+from runtime.sweep import Setting as Tried
+from runtime.sweep import Workload
 from runtime.timing import Costs
 
 COMMAND = "split"
-EVEN = "even"
+REPLAY = "replay"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,7 @@ class Request:
     budget: str = "25%"
     machine: str = HERE
     link: str | None = None
-    solver: str = "dynamic"
+    solver: str = REPLAY
     zeta: float = 0.01
 
     def __post_init__(self) -> None:
@@ -47,24 +49,34 @@ class Request:
             machine(self.machine)
             if self.link is not None:
                 raise BadUsage("--link picks from a hardware profile: leave it out with --machine")
-        if self.solver not in SOLVERS:
-            raise BadUsage(unknown("solver", self.solver, SOLVERS))
+        if self.solver not in (*SOLVERS, REPLAY):
+            raise BadUsage(unknown("solver", self.solver, (*SOLVERS, REPLAY)))
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """For which machine. `basis` of the latencies: its name, or the run that measured them, its machine and link;
+    `costs` where they were measured."""
+
+    machine: Machine
+    latencies: Latencies
+    basis: dict[str, object]
+    costs: Costs | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """What was found and from what. `basis` of the latencies: a named machine, or the run that measured them and its
-    machine. `exposed_ms` of a token over all layers: this split's, and what equal budgets or the other solvers would
-    leave."""
+    """What was found, how and from what. `exposed_ms` of a token over all layers, as the solvers' model has it: this
+    split's, and what equal budgets or the other solvers would leave."""
 
     run_id: int
     answer: Answer
     curves: Curves
     parameters: dict[str, object]
     source: str
-    latencies: Latencies
-    basis: dict[str, object]
+    where: Where
     exposed_ms: dict[str, float]
+    how: str
     assumed: tuple[str, ...]
 
 
@@ -77,12 +89,16 @@ def split(source: Source, request: Request) -> Split:
     opened = open_source(source)
     info = _named_model(source, opened)
     model_id = info.model_id if info else opened.model_id
-    latencies, basis = _latencies(source.store, request, opened.model, model_id)
+    where = _where(source.store, request, opened.model, model_id)
     curves = curves_of(opened.trace, opened.model.shape)
-    answers = _solve(request, opened.model, latencies, curves)
+    answers = _solve(request, opened.model, where.latencies, curves)
+    found_by, by_replay = request.solver, None
+    if request.solver == REPLAY:
+        by_replay = _replayed(request, opened, where)
+        found_by, answers[REPLAY] = by_replay.solver, answer_of(curves, opened.model.shape, by_replay)
     exposed_ms = {name: float(answer[1].sum()) * 1e3 for name, answer in answers.items()}
-    parameters = _parameters(request, opened, latencies, basis) | {"exposed_ms": exposed_ms[request.solver]}
-    answer = answers[request.solver]
+    answer, found = answers[request.solver], {"exposed_ms": exposed_ms[request.solver], "found_by": found_by}
+    parameters = _parameters(request, opened, where) | found
     tables = {"curves": curve_rows(curves.hit, curves.prediction, curves.prediction_hit), "splits": split_rows(*answer)}
     run = RunInfo(
         command=COMMAND,
@@ -95,7 +111,8 @@ def split(source: Source, request: Request) -> Split:
     )
     run_id = _write(source.store, info, run, tables)
     assumed = (*opened.trace.assumed, *opened.model.assumed)
-    return Split(run_id, answer, curves, parameters, opened.name, latencies, basis, exposed_ms, assumed)
+    how = by_replay.source if by_replay else f"solver {request.solver}"
+    return Split(run_id, answer, curves, parameters, opened.name, where, exposed_ms, how, assumed)
 
 
 def show(found: Split, *, as_json: bool) -> None:
@@ -103,7 +120,7 @@ def show(found: Split, *, as_json: bool) -> None:
     sheet = layers(found)
     if as_json:
         summary = {"run": found.run_id, "trace": found.source, **found.parameters, "exposed_ms": found.exposed_ms}
-        show_json(summary | {"layers": sheet.records(), "assumed": list(found.assumed)})
+        show_json(summary | {"how": found.how, "layers": sheet.records(), "assumed": list(found.assumed)})
         return
     show_sheet(splitviews.with_bars(sheet, found.curves.prediction.shape[1]))
     for line in found.assumed:
@@ -115,7 +132,7 @@ def layers(found: Split) -> Sheet:
     curves, asked = found.curves, found.parameters
     totals = ", ".join(f"{name} {value:.4g} ms" for name, value in found.exposed_ms.items())
     note = (
-        f"run {found.run_id}: {found.answer[0].sum():.6g} experts ({asked['budget']}), solver {asked['solver']}\n"
+        f"run {found.run_id}: {found.answer[0].sum():.6g} experts ({asked['budget']}), {found.how}\n"
         f"exposed a token: {totals}\n{_told(found)}"
     )
     shown = (curves.hit, curves.prediction, curves.prediction_hit)
@@ -142,13 +159,11 @@ def _named_model(source: Source, opened: Opened) -> ModelInfo | None:
     return ModelInfo(name, model.fingerprint, model.family, model.shape)
 
 
-def _latencies(
-    path: Path, request: Request, model: ModelShape, model_id: str | None
-) -> tuple[Latencies, dict[str, object]]:
-    """And whose they are."""
+def _where(path: Path, request: Request, model: ModelShape, model_id: str | None) -> Where:
     if request.machine != HERE:
-        costs = Costs.of(model, machine(request.machine))
-        return latencies_of(costs, model.shape.top_k), {"machine": request.machine}
+        named = machine(request.machine)
+        latencies = latencies_of(Costs.of(model, named), model.shape.top_k)
+        return Where(named, latencies, {"machine": request.machine})
     missing = Incompatible(f"{path} holds no hardware profile of this model: {measured.REMEDY}, or name a --machine")
     if model_id is None or not path.exists():
         raise missing
@@ -158,12 +173,13 @@ def _latencies(
         raise missing
     load, decode, costs = profile.load(request.link), profile.decode, costs_of(profile, model.shape, link=request.link)
     parts = (part.median for part in (decode.attention, decode.moe, decode.head))
+    latencies = Latencies(*parts, costs.load_s, costs.load_latency_s + costs.host_s)
     basis = {"hardware_run": run.run_id, "hardware": list(profile.machine), "link": load.link}
-    return Latencies(*parts, costs.load_s, costs.load_latency_s + costs.host_s), basis
+    return Where(machine_of(profile, model.shape, link=request.link), latencies, basis, costs)
 
 
 def _told(found: Split) -> str:
-    seconds = found.latencies
+    seconds = found.where.latencies
     parts = (
         ("attention", seconds.attention_s),
         ("experts", seconds.moe_s),
@@ -171,23 +187,29 @@ def _told(found: Split) -> str:
         ("an expert's bytes", seconds.load_s),
         ("each transfer besides", seconds.latency_s),
     )
-    basis = found.basis
+    basis = found.where.basis
     name = basis.get("machine") or f"hardware run {basis['hardware_run']} over {basis['link']}"
     return f"{name}: " + ", ".join(f"{part} {seconds * 1e3:.4g} ms" for part, seconds in parts)
 
 
 def _solve(request: Request, model: ModelShape, latencies: Latencies, curves: Curves) -> dict[str, Answer]:
-    """By equal budgets, greedily, and as asked."""
+    """By equal budgets, and by every solver."""
     shape = model.shape
     nbytes = sizes.budget_nbytes(request.budget, shape)
-    solvers = dict.fromkeys(("greedy", request.solver))
-    found = {solver: solve(curves, shape, nbytes, latencies, solver=solver, zeta=request.zeta) for solver in solvers}
+    found = {solver: solve(curves, shape, nbytes, latencies, solver=solver, zeta=request.zeta) for solver in SOLVERS}
     even = np.full(shape.num_layers, nbytes / shape.expert_nbytes / shape.num_layers)
     given = (*latencies.arguments(), shape.top_k, curves.hit, curves.prediction, curves.prediction_hit)
     return {EVEN: (even, *expert_split(even, *given, latency_s=latencies.latency_s)), **found}
 
 
-def _parameters(request: Request, opened: Opened, latencies: Latencies, basis: dict[str, object]) -> dict[str, object]:
+def _replayed(request: Request, opened: Opened, where: Where) -> SolvedSplit:
+    """The fastest of what the solvers find and of even cuts, the trace replayed with each."""
+    workload = Workload(opened.trace, opened.model, where.machine, artefacts=opened.artefacts, costs=where.costs)
+    policies = {"residency": "split:theta=None"}
+    return workload.solved(Tried("", "moepic", policies, budget=request.budget), zeta=request.zeta)
+
+
+def _parameters(request: Request, opened: Opened, where: Where) -> dict[str, object]:
     """By these a split made for something else is recognised."""
     shape = opened.model.shape
     return {
@@ -195,8 +217,8 @@ def _parameters(request: Request, opened: Opened, latencies: Latencies, basis: d
         "shape": asdict(shape),
         "budget": request.budget,
         "budget_bytes": sizes.budget_nbytes(request.budget, shape),
-        **basis,
-        "latencies": asdict(latencies),
+        **where.basis,
+        "latencies": asdict(where.latencies),
         "solver": request.solver,
         "zeta": request.zeta,
         "phases": [PHASES[phase] for phase in counted_phases(opened.trace)],

@@ -196,7 +196,7 @@ def test_the_tables(model: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", model, *LIVE, *FEW]) == 0
     out = capfd.readouterr().out
     assert all(word in out for word in ("perplexity ratio", "fastest", "Not run", "25%, 50%", "no oracle"))
-    assert out.count("promoe") == 2, "one line, and the reason in it"
+    assert out.count("promoe") == 1 and "predictors" in out, "one line, and the reason in it"
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,7 @@ def test_what_is_said_is_what_is_stored(asked: Asked, path: Path) -> None:
     assert [layer["budget"] for layer in said["layers"]] == budgets.tolist()
     assert [layer["theta"] for layer in said["layers"]] == theta.tolist()
     assert said["exposed_ms"]["greedy"] == pytest.approx(exposed.sum() * 1e3)
-    assert said["exposed_ms"].keys() == {"even", "greedy"}
+    assert said["exposed_ms"].keys() == {"even", "greedy", "dynamic"}
     known = run.info.parameters
     assert (known["machine"], known["budget"], known["solver"], known["phases"]) == (
         "5gbps",
@@ -122,13 +122,15 @@ def test_trace_and_hardware_profile_of_the_store(asked: Asked, profiled: Path) -
     known = {"attention_s": 0.3e-3, "moe_s": 1.2e-3, "head_s": 0.5e-3}
     assert said["latencies"] == pytest.approx(known | {"load_s": 0.8e-3, "latency_s": 0.1e-3 + 0.05e-3})
     assert said["exposed_ms"]["dynamic"] < said["exposed_ms"]["greedy"] <= said["exposed_ms"]["even"]
-    assert asked("--link", "disk")["latencies"]["load_s"] == 9e-3
+    assert said["found_by"] in ("even", "greedy", "dynamic") and "the fastest of 7 by replay" in said["how"]
+    asked_again = asked("--link", "disk", "--solver", "dynamic")
+    assert (asked_again["latencies"]["load_s"], asked_again["how"]) == (9e-3, "solver dynamic")
     with Store.open(profiled, read_only=True) as store:
         assert store.latest_run("split", MODEL.model_id).run_id == said["run"] + 1
 
 
 def test_a_trace_of_a_folder_belongs_to_its_model(asked: Asked, path: Path) -> None:
-    said = asked("--trace", TRACE, "--model", "bundled", "--machine", "5gbps")
+    said = asked("--trace", TRACE, "--model", "bundled", "--machine", "5gbps", "--solver", "greedy")
     with Store.open(path, read_only=True) as store:
         [model] = store.models()
         assert store.run(said["run"]).info.model_id == model.model_id
@@ -136,7 +138,7 @@ def test_a_trace_of_a_folder_belongs_to_its_model(asked: Asked, path: Path) -> N
 
 
 def test_the_table_has_a_bar_for_each_layer(path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    options = ["--num-experts", "32", "--machine", "a6000-pcie4", "--store", str(path)]
+    options = ["--num-experts", "32", "--machine", "a6000-pcie4", "--store", str(path), "--solver", "greedy"]
     assert main(["split", "--trace", str(TRACE), *options]) == 0
     said = capfd.readouterr().out
     bars = re.findall("[█░·]{32}", said)
@@ -156,7 +158,7 @@ def test_what_is_stored_can_be_looked_at(
     asked: Asked, path: Path, options: tuple[str, ...], capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Of a model of which only the shape is known, too."""
-    asked("--trace", TRACE, "--num-experts", 32, "--machine", "5gbps")
+    asked("--trace", TRACE, "--num-experts", 32, "--machine", "5gbps", "--solver", "greedy")
     assert main(["inspect", *options, "--store", str(path)]) == 0
     said = capfd.readouterr().out
     assert {"splits": "theta", "curves": "cached"}[options[0]] in said.lower()

@@ -18,7 +18,7 @@ from profilers import profiling
 from profilers.corpus import data_digest
 from profilers.profiletables import stored
 from profilers.profiling import Data, Profiled, merge_shards, profile_routing
-from profilers.routing import Batching
+from profilers.routing import Batching, Foresight
 from runtime.model import MoeModel, open_model
 from runtime.session import Session, Settings
 from tests.conftest import Checkpoint
@@ -52,7 +52,13 @@ def profile(
 ) -> Profiled:
     with Session(opened, Settings(budget="25%")) as session:
         return profile_routing(
-            session, data, batching, model=info(opened), store_path=path, keep_trace=trace, progress=progress
+            session,
+            data,
+            batching,
+            model=info(opened),
+            store_path=path,
+            keep_trace=Foresight() if trace else None,
+            progress=progress,
         )
 
 
@@ -81,7 +87,7 @@ def test_a_profile_comes_back_as_it_was(opened: MoeModel, tmp_path: Path) -> Non
     assert (run.info.tokens, run.info.seed, run.info.data) == (sum(LENGTHS), 3, "a test")
     assert run.info.data_digest == data_digest(DATA.sequences)
     whole = {"batch": 2, "length": 10, "prefill": 4, "index": 0, "count": 1}
-    assert run.info.parameters == whole | {"trace": True, "samples": 0}
+    assert run.info.parameters == whole | {"trace": True, "distance": 1, "learned": 0, "samples": 0}
     assert heard[-1] == (sum(LENGTHS), sum(LENGTHS)) and len(heard) == 6
     assert list(tmp_path.iterdir()) == [path]
 

@@ -14,7 +14,7 @@ from artifacts.entropy import EntropyHistogram
 from artifacts.errors import BadUsage
 from artifacts.trace import DECODE, PREFILL, Trace, concatenate
 from profilers.quality import read
-from profilers.routing import Batching, RoutingProfile, observe
+from profilers.routing import Batching, Foresight, RoutingProfile, observe
 from runtime.assembly import build_controller
 from runtime.cache import Scope
 from runtime.model import MoeModel, open_model
@@ -44,7 +44,7 @@ def profile_and_trace(
     profile = RoutingProfile(opened.shape.num_layers, opened.shape.num_experts)
     with Session(opened, Settings(**settings)) as session:
         batches = batching.batches(SEQUENCES)
-        parts = observe(session, batches, prefill=batching.prefill, profile=profile, keep_trace=True)
+        parts = observe(session, batches, prefill=batching.prefill, profile=profile, keep_trace=Foresight())
         return profile, concatenate([trace for _, trace in parts])
 
 

@@ -66,7 +66,7 @@ def artefacts(shape: Shape, trace: Trace, maps: ExpertMaps | None = None) -> Art
         buddies=buddies,
         buddy_q=rng.random(buddies.shape),
         entropy=np.zeros((size[0], 101)),
-        loads=-np.sort(-rng.random((size[0], size[1] + 1)), axis=1),
+        loads=-np.sort(-np.random.default_rng(2).random((size[0], size[1] + 1)), axis=1),
         sensitivity=np.linspace(0.5, 1.5, size[0]),
         next_use=NextUse.of(trace, shape),
         maps=maps or _maps(shape, trace),

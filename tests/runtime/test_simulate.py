@@ -8,6 +8,7 @@ import torch
 
 from artifacts.errors import BadInput
 from artifacts.expertmaps import ExpertMaps
+from artifacts.predictors import Predictors
 from artifacts.replicas import Replicas
 from artifacts.shape import Shape
 from artifacts.tracefile import read_parquet, write_parquet
@@ -32,6 +33,7 @@ def artefacts(shape: Shape, replicas: Replicas | None = None) -> Artefacts:
         buddy_q=rng.random((*size, 3)),
         entropy=np.zeros((size[0], 101)),
         replicas=replicas,
+        predictors=random_predictors(shape),
         maps=random_maps(shape),
         learns_maps=True,
     )
@@ -48,6 +50,13 @@ def random_maps(shape: Shape) -> ExpertMaps:
     return maps
 
 
+def random_predictors(shape: Shape, distance: int = 2) -> Predictors:
+    rng = np.random.default_rng(2)
+    scale = np.ones(shape.num_layers, np.float32)
+    weights = rng.normal(size=(shape.num_layers, distance, HIDDEN + 4 + 1, shape.num_experts))
+    return Predictors(scale, weights.astype(np.float32), num_features=4, seed=0)
+
+
 RUNNING = [name for name, preset in presets().items() if not preset.waits_for]
 LIVE = [name for name in RUNNING if not build(presets()[name].texts()).requires & {"next_use"}]
 
@@ -58,6 +67,7 @@ LIVE = [name for name in RUNNING if not build(presets()[name].texts()).requires 
     [
         {},
         {"prefetch": "next_gate:distance=2,overfetch=1.5", "miss": "buddy:eta=1"},
+        {"prefetch": "learned:distance=2"},
         {"prefetch": "frequency:distance=2", "routing": "cache_aware", "miss": "random_resident"},
     ],
 )

@@ -18,7 +18,7 @@ class Drop(Simple):
     """Ranks at or beyond `rank` are dropped when absent. With `renormalise` the others share their weight.
 
     With `tolerance`, the weakest first, only while the square of all that a token leaves out, as a share of its
-    weights, times the sensitivity of the layer, 1 on average, is at most that (AdapMoE, equation 7).
+    weights, times the sensitivity of the layer, 1 on average, is at most that (AdapMoE).
     """
 
     rank: int = 1

@@ -25,7 +25,7 @@ class MapPrefetch(Simple):
     sees_embeddings: ClassVar[bool] = True
     reads_predictions: ClassVar[bool] = False
 
-    distance: int = 2
+    distance: int = 1
     lag: int = 0
     semantic: bool = True
     threshold: bool = True

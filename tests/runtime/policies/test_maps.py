@@ -62,7 +62,7 @@ def test_an_answer_is_that_of_the_steps_before(lag: int) -> None:
 def test_what_it_brings() -> None:
     """d = distance + lag + 1 = 3: layers 1 and 2 by the embedding, in the first step; layer 3 by the trajectory."""
     maps, said, given = some_maps(), distributions(7, 1), embeddings(7, 1)
-    policy = parse("prefetch", "map")
+    policy = parse("prefetch", "map:distance=2")
     policy.prepare(SHAPE, Artefacts(matching=Matching(maps, SHAPE)))
     scores = maps.semantic_scores(given)[0]
     best, score = int(scores.argmax()), scores.max()
@@ -84,12 +84,12 @@ def test_what_it_brings() -> None:
 
 def test_parts_can_be_left_out() -> None:
     maps, said, given = some_maps(), distributions(7, 2), embeddings(7, 2)
-    for text, per_layer in (("map:threshold=no", 2), ("map", 6)):
+    for text, per_layer in (("map:distance=2,threshold=no", 2), ("map:distance=2", 6)):
         policy = parse("prefetch", text)
         policy.prepare(SHAPE, Artefacts(matching=Matching(maps, SHAPE)))
         keys = policy.propose(steps(said[:1], -given[:1])[0], Now())
-        assert len(keys) <= 2 * per_layer and (text == "map" or len(keys) == 4)
-    policy = parse("prefetch", "map:semantic=no")
+        assert len(keys) <= 2 * per_layer and ("no" not in text or len(keys) == 4)
+    policy = parse("prefetch", "map:distance=2,semantic=no")
     policy.prepare(SHAPE, Artefacts(matching=Matching(maps, SHAPE)))
     proposed = [policy.propose(step, Now()).tolist() for step in steps(said, given)]
     assert not proposed[0] and proposed[1] and min(proposed[1]) >= 18

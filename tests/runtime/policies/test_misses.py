@@ -6,8 +6,9 @@ import pytest
 from artifacts.errors import BadUsage, Incompatible
 from artifacts.trace import PREFILL
 from runtime.policies import parse
+from runtime.policies.base import Artefacts
 from runtime.policies.miss.qstar import QStar
-from tests.runtime.policies.examples import prepared, residents, step
+from tests.runtime.policies.examples import SHAPE, prepared, residents, step
 
 P = [[0.40, 0.25, 0.15, 0.10, 0.06, 0.04]]
 
@@ -67,6 +68,26 @@ def test_controls_fill_empty_slots_unless_told_not_to(name: str) -> None:
     assert filled.tolist() == [[1, -1 if name == "zero" else 0]]
     static = prepared("miss", f"{name}:fill=no").choose(step([[1, 2]], P), there).selected
     assert static.tolist() == ([[-1, -1]] if name == "zero" else [[0, 2]])
+
+
+def test_drop_leaves_out_as_much_as_the_layer_bears() -> None:
+    """Shares of .5, .3 and .2: squares of what is left out, the weakest first, are .04, .25 and 1."""
+    taken = step([[0, 1, 2]], weights=[[1.0, 0.6, 0.4]])
+    for tolerance, sensitivity, selected in (
+        (0.03, 1.0, [0, 1, 2]),
+        (0.05, 1.0, [0, 1, -1]),
+        (0.26, 1.0, [0, -1, -1]),
+        (9.0, 1.0, [0, -1, -1]),  # the strongest is fetched whatever it weighs
+        (0.26, 2.0, [0, 1, -1]),
+    ):
+        policy = parse("miss", f"drop:tolerance={tolerance}")
+        policy.prepare(SHAPE, Artefacts(sensitivity=np.full(SHAPE.num_layers, sensitivity)))
+        assert policy.choose(taken, residents()).selected.tolist() == [selected], (tolerance, sensitivity)
+    policy.prepare(SHAPE, Artefacts())
+    assert policy.choose(taken, residents(2)).selected.tolist() == [[0, -1, 2]], "what is there is computed"
+    assert ["sensitivity" in note for note in policy.fallbacks] == [True]
+    plain = prepared("miss", "drop")
+    assert plain.choose(taken, residents()).selected.tolist() == [[0, -1, -1]] and not plain.fallbacks
 
 
 def test_zero_drops_every_miss_and_may_keep_the_sum() -> None:

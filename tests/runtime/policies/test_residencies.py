@@ -94,6 +94,17 @@ def test_cold_experts_get_the_prefix_split() -> None:
     assert policy.widths == (1, 2, 3, 4)
 
 
+def test_slots_go_where_they_spare_loads() -> None:
+    """Layers 0 and 2 gain nothing beyond one expert, layer 1 with each."""
+    flat, falling = [2.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0], [2.0, 1.8, 1.5, 1.2, 0.9, 0.5, 0.0]
+    policy = parse("residency", "allocated")
+    policy.prepare(SHAPE, Artefacts(loads=np.array([flat, falling, flat])))
+    assert policy.capacities(8, SHAPE).tolist() == [1, 6, 1] and not policy.fallbacks
+    policy.prepare(SHAPE, Artefacts())
+    assert policy.capacities(8, SHAPE).tolist() == [3, 3, 2]
+    assert ["no curves are stored" in note for note in policy.fallbacks] == [True]
+
+
 @pytest.mark.parametrize("text", ["hot:avg_bits=0.5", "hot:avg_bits=5", "hot:balance=2"])
 def test_parameters_out_of_range(text: str) -> None:
     with pytest.raises(BadUsage, match="hot"):
