@@ -8,11 +8,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
 from artifacts.coactivation import Coactivation, additive_shares
 from artifacts.entropy import EntropyHistogram, token_entropy
 from artifacts.errors import BadUsage
+from artifacts.expertmaps import mean_rows
 from artifacts.trace import PHASES, Trace
 from runtime.limits import check_tokens
 from runtime.policies.base import Step
@@ -132,21 +134,27 @@ def observe(
     """Run batches through the session's engine, add what its routers say to `profile`, and yield each batch when done.
 
     Positions below `prefill` count as prefill, the others as decode: a causal model routes a token alike whether its
-    successors are there or not. With `keep_trace` the batch comes with its trace: prefills and decode passes, and what
-    each layer's input says of the layers ahead.
+    successors are there or not. With `keep_trace` the batch comes with its trace: prefills and decode passes, the
+    routers' probabilities, what each pass was given, and what each layer's input says of the layers ahead.
     """
     if keep_trace:
         session.engine.see_predictions(keep_trace.distance, keep_trace.predictor)
+        session.engine.see_probabilities()
     collector = _Collector(profile, prefill, keep_trace is not None)
     session.engine.on_pass, session.engine.on_step = collector.begin_pass, collector.add
+    embedding = session.opened.model.get_input_embeddings()
+    handles = [embedding.register_forward_hook(collector.embed)] if keep_trace else []
     try:
         for batch in batches:
             check_sequences(session.opened.model, batch.sequences)
             ids, mask = padded(batch.sequences)
+            collector.rows = real_rows(ids, mask)
             session.new_requests(len(batch.sequences))
             session.forward(ids, mask=mask)
             yield batch, collector.trace(batch.first) if keep_trace else None
     finally:
+        for handle in handles:
+            handle.remove()
         session.engine.on_pass = session.engine.on_step = None
 
 
@@ -182,6 +190,7 @@ class _Collector:
 
     def __init__(self, profile: RoutingProfile, prefill: int, keep_trace: bool) -> None:
         self._profile, self._prefill, self._keep_trace = profile, prefill, keep_trace
+        self.rows = np.zeros(0, bool)
 
     def begin_pass(self, requests: np.ndarray) -> None:
         starts = np.flatnonzero(np.diff(requests, prepend=requests[0] - 1))
@@ -190,6 +199,10 @@ class _Collector:
         self._positions = np.arange(len(requests)) - np.repeat(starts, lengths)
         self._is_decode = self._positions >= self._prefill
         self._steps: list[Step] = []
+
+    def embed(self, module: nn.Module, args: tuple, output: torch.Tensor) -> None:
+        """Every token's input of the pass under way; `rows` say which are tokens."""
+        self._embedded = output.flatten(0, -2).float().cpu().numpy()[self.rows]
 
     def add(self, step: Step) -> None:
         self._profile.update(step, self._is_decode)
@@ -200,6 +213,7 @@ class _Collector:
         """The last batch as requests one after another: pass 0 is the prefill, each later token a pass of its own."""
         num_layers = len(self._steps)
         pass_ = np.maximum(self._positions - self._prefill + 1, 0) if self._prefill else self._positions
+        is_last = np.diff(self._requests, append=-1).astype(bool) | np.diff(pass_, append=-1).astype(bool)
         trace = Trace(
             request=np.tile(self._requests + first_request, num_layers).astype(np.int32),
             pass_=np.tile(pass_, num_layers).astype(np.int32),
@@ -208,7 +222,10 @@ class _Collector:
             token=np.tile(self._positions, num_layers).astype(np.int32),
             experts=np.concatenate([step.selected for step in self._steps]).astype(np.uint16),
             weights=np.concatenate([step.weights for step in self._steps]).astype(np.float32),
+            probabilities=np.concatenate([step.probabilities for step in self._steps]),
             predicted=np.concatenate([step.predicted for step in self._steps]),
             learned=_joined([step.learned for step in self._steps]),
+            iteration=np.tile(np.append(0, is_last[:-1].cumsum()), num_layers).astype(np.int32),
+            embeddings=mean_rows(self._embedded, np.flatnonzero(is_last)),
         )
         return trace.take(np.lexsort((trace.token, trace.layer, trace.pass_, trace.request)))

@@ -13,10 +13,12 @@ from artifacts.coactivation import renormalised
 from artifacts.entropy import EntropyHistogram
 from artifacts.errors import BadUsage
 from artifacts.trace import DECODE, PREFILL, Trace, concatenate
+from profilers.maps import observe_iterations
 from profilers.quality import read
 from profilers.routing import Batching, Foresight, RoutingProfile, observe
 from runtime.assembly import build_controller
 from runtime.cache import Scope
+from runtime.derived import iterations
 from runtime.model import MoeModel, open_model
 from runtime.policies import build, preset
 from runtime.policies.base import Artefacts
@@ -48,6 +50,15 @@ def profile_and_trace(
         return profile, concatenate([trace for _, trace in parts])
 
 
+def test_a_trace_has_the_iterations_that_expert_maps_are_made_of(opened: MoeModel) -> None:
+    _, trace = profile_and_trace(opened)
+    with Session(opened, Settings()) as session:
+        seen = [part for _, part in observe_iterations(session, BATCHING.batches(SEQUENCES), prefill=PREFILL_LENGTH)]
+    embeddings, probabilities = iterations(trace, opened.shape)
+    assert np.array_equal(embeddings, np.concatenate([part.embeddings for part in seen]))
+    assert probabilities == pytest.approx(np.concatenate([part.probabilities for part in seen]), abs=1e-6)
+
+
 def assert_equal(first: RoutingProfile, second: RoutingProfile) -> None:
     """Bit for bit."""
     ours, theirs = first.arrays(), second.arrays()
@@ -58,6 +69,9 @@ def assert_equal(first: RoutingProfile, second: RoutingProfile) -> None:
 def assert_equal_traces(first: Trace, second: Trace) -> None:
     ours, theirs = first.columns(), second.columns()
     assert ours.keys() == theirs.keys()
+    given = [trace.embeddings[trace.iteration] for trace in (first, second)]
+    assert np.array_equal(*given)
+    del ours["iteration"]  # shards number them in their own order
     assert all(np.array_equal(ours[name], theirs[name]) for name in ours)
 
 
