@@ -44,6 +44,8 @@ from runtime.policies.prefetch.map import MapPrefetch
 from runtime.policies.prefetch.next_gate import NextGate
 from runtime.policies.prefetch.none import NoPrefetch
 from runtime.policies.prefetch.oracle import Oracle
+from runtime.policies.prefetch.popular import Popular
+from runtime.policies.prefetch.random import RandomPrefetch
 from runtime.policies.prefetch.score import ScorePrefetch
 from runtime.policies.residency.allocated import Allocated
 from runtime.policies.residency.hot import Hot
@@ -61,6 +63,8 @@ POLICIES: dict[str, dict[str, type]] = {
         "score": ScorePrefetch,
         "frequency": Frequency,
         "map": MapPrefetch,
+        "popular": Popular,
+        "random": RandomPrefetch,
         "learned": Learned,
         "oracle": Oracle,
     },

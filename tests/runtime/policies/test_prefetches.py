@@ -58,6 +58,15 @@ def test_frequency_discounts_layers_far_ahead() -> None:
     assert policy.propose(step([[0, 1]], pass_index=1), Now()).tolist() == [6 + 0, 6 + 1, 12 + 2, 12 + 3]
 
 
+def test_controls_take_as_many_as_a_token_selects() -> None:
+    popular = prepared("prefetch", "popular")
+    assert popular.propose(step([[0, 1]]), Now()).tolist() == []
+    popular.propose(step([[3, 4], [5, 4], [5, 1]], layer=1), Now())
+    assert popular.propose(step([[0, 1]], pass_index=1), Now()).tolist() == [6 + 4, 6 + 5]
+    drawn = [prepared("prefetch", f"random:seed={seed}").propose(step([[0, 1]]), Now()).tolist() for seed in (0, 0, 1)]
+    assert drawn[0] == drawn[1] and all(len(set(keys)) == 2 and min(keys) >= 6 and max(keys) < 12 for keys in drawn)
+
+
 def test_the_oracle_knows_the_next_steps() -> None:
     steps = tuple(np.array(keys) for keys in ([0, 1], [7, 6], [12, 13], [1, 2], [6, 8]))
     future = NextUse(np.full(18, NEVER), steps, steps)
