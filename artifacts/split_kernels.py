@@ -2,8 +2,8 @@
 
 Shapes: L layers, E experts, G cells of a budget grid, N budgets that a layer may have, B windows. `curves` are hit
 [L, E + 1], prediction [L, Y] and cached [L, E + 1, Y], the hit rate of what is predicted at each size; `times` the
-seconds of a layer's experts, of its attention, of an expert's bytes, k, and seconds of each transfer besides. `windows`
-[L + 1] are seconds too.
+seconds of a layer's experts, of its attention, of an expert's bytes, k, and of each transfer besides: of the link, and
+of whoever computes. `windows` [L + 1] are seconds too.
 """
 
 import numpy as np
@@ -11,10 +11,11 @@ import numpy as np
 from artifacts.kernels import exact_part, kernel
 
 _CURVES = "Tuple((float64[:, ::1], float64[:, ::1], float64[:, :, ::1]))"
-_TIMES = "UniTuple(float64, 5)"
+_TIMES = "UniTuple(float64, 6)"
 _CLOSE = 1e-9  # experts: budgets are sums of steps
 _FALLS = 1e-12  # loads: less is rounding
 _CANDIDATES = 3
+_TINY = 1e-30
 
 
 @exact_part
@@ -24,23 +25,29 @@ def _transfers(budget, size):
 
 
 @exact_part
-def _worth(times, covered, transfers):
-    """In experts covered: what transfers on demand cost is taken off, as many as would hide and spare as much."""
-    moe_s, load_s, k, latency_s = times[0], times[2], times[3], times[4]
-    return covered - transfers * (latency_s / (load_s + moe_s / k)) if latency_s > 0 else covered
+def _worth(times, covered, beside_s):
+    """In experts covered: as many are taken off as would hide and spare as much as transfers cost besides."""
+    moe_s, load_s, k = times[0], times[2], times[3]
+    return covered - beside_s / max(load_s + moe_s / k, _TINY) if beside_s > 0 else covered
+
+
+@exact_part
+def _paid(times, transfers, prefetched):
+    """Seconds of the link, for transfers on demand, and of whoever computes, for all."""
+    return max(0.0, transfers) * times[4], (max(0.0, transfers) + prefetched) * times[5]
 
 
 @exact_part
 def _covered(curves, times, layer, budget, window):
-    """The experts of a token that are in the fast tier in time, the transfers that the others take, and the cache size
-    at which this is best; the smallest."""
+    """The experts of a token that are in the fast tier in time; what the others' transfers take of the link besides
+    their bytes, and all transfers of whoever computes; the cache size at which this is best, the smallest."""
     hit, prediction, cached = curves[0][layer], curves[1][layer], curves[2][layer]
     load_s, k, latency_s = times[2], times[3], times[4]
-    most, best, best_covered, best_transfers = -np.inf, 0, 0.0, 0.0
+    most, best, best_covered, best_link_s, best_host_s = -np.inf, 0, 0.0, 0.0, 0.0
     for size in range(max(1, int(np.ceil(budget - _CLOSE))), len(hit)):
         theta = min(1.0, budget / size)
         of_absent, of_cached = _transfers(budget, size)
-        covered, spent_s = k * hit[size] * theta, 0.0
+        covered, spent_s, prefetched = k * hit[size] * theta, 0.0, 0.0
         transfers = k * (of_absent + hit[size] * (of_cached - of_absent))
         for rank in range(len(prediction)):
             absent = 1 - cached[size, rank] * theta
@@ -50,29 +57,31 @@ def _covered(curves, times, layer, budget, window):
                 break
             covered += absent * prediction[rank]
             transfers -= coming * prediction[rank]
-        covered, transfers = min(k, covered), max(0.0, transfers)
-        worth = _worth(times, covered, transfers)
+            prefetched += coming
+        covered = min(k, covered)
+        link_s, host_s = _paid(times, transfers, prefetched)
+        worth = _worth(times, covered, link_s + host_s)
         if worth > most:
-            most, best, best_covered, best_transfers = worth, size, covered, transfers
+            most, best, best_covered, best_link_s, best_host_s = worth, size, covered, link_s, host_s
         if most >= k:
             break
-    return best_covered, best_transfers, best
+    return best_covered, best_link_s, best_host_s, best
 
 
 @exact_part
-def _after(times, covered, transfers):
+def _after(times, covered, link_s, host_s):
     """Exposed seconds, and the next layer's window, when so many experts of a token are there in time."""
-    moe_s, attention_s, load_s, k, latency_s = times
-    hide_s, miss_s = covered * moe_s / k, (k - covered) * load_s + transfers * latency_s
-    return max(0.0, miss_s - hide_s), moe_s - min(hide_s, miss_s) + attention_s
+    moe_s, attention_s, load_s, k = times[:4]
+    hide_s, miss_s = covered * moe_s / k, (k - covered) * load_s + link_s
+    return max(0.0, miss_s - hide_s) + host_s, moe_s - min(hide_s, miss_s) + attention_s
 
 
 @exact_part
 def _walk(curves, times, budgets, first, last, windows, exposed, sizes):
     """Every layer from the `first`, whose window is known, to the `last`, and on until a window is what it was."""
     for layer in range(first, len(budgets)):
-        covered, transfers, sizes[layer] = _covered(curves, times, layer, budgets[layer], windows[layer])
-        exposed[layer], window = _after(times, covered, transfers)
+        covered, link_s, host_s, sizes[layer] = _covered(curves, times, layer, budgets[layer], windows[layer])
+        exposed[layer], window = _after(times, covered, link_s, host_s)
         if layer >= last and window == windows[layer + 1]:
             return
         windows[layer + 1] = window
@@ -89,8 +98,8 @@ def _change(curves, times, budgets, windows, exposed, one, of_one, other, of_oth
                 return change
             window = windows[layer + 1]
             continue
-        covered, transfers, _ = _covered(curves, times, layer, budget, window)
-        after, window = _after(times, covered, transfers)
+        covered, link_s, host_s, _ = _covered(curves, times, layer, budget, window)
+        after, window = _after(times, covered, link_s, host_s)
         change += after - exposed[layer]
     return change
 
@@ -103,8 +112,8 @@ def split(curves, times, budgets, windows, exposed, sizes):
 
 @exact_part
 def _exposed(curves, times, layer, budget, window):
-    covered, transfers, _ = _covered(curves, times, layer, budget, window)
-    return _after(times, covered, transfers)[0]
+    covered, link_s, host_s, _ = _covered(curves, times, layer, budget, window)
+    return _after(times, covered, link_s, host_s)[0]
 
 
 @exact_part
@@ -146,7 +155,7 @@ def greedy(curves, times, budgets, step, windows, exposed, sizes):
             return
         more, less = start[receiver] + (moved[receiver] + 1) * step, start[giver] + (moved[giver] - 1) * step
         change = _change(curves, times, budgets, windows, exposed, receiver, more, giver, less)
-        if change >= -_FALLS * (times[2] + times[4]):
+        if change >= -_FALLS * (times[2] + times[4] + times[5]):
             return
         moved[receiver] += 1
         moved[giver] -= 1
@@ -169,7 +178,7 @@ def refine(curves, times, budgets, step, windows, exposed, sizes):
             at = (curves, times, budgets, windows, exposed, layer)
             more[layer] = _change(*at, up, layer, up) if up <= num_experts + _CLOSE else np.inf
             less[layer] = _change(*at, down, layer, down) if down > _CLOSE else np.inf
-        best, receiver, giver = -_FALLS * (times[2] + times[4]), -1, -1
+        best, receiver, giver = -_FALLS * (times[2] + times[4] + times[5]), -1, -1
         for one in np.argsort(more)[:_CANDIDATES]:
             for other in np.argsort(less)[:_CANDIDATES]:
                 if one != other and more[one] < np.inf and less[other] < np.inf:
@@ -185,44 +194,46 @@ def refine(curves, times, budgets, step, windows, exposed, sizes):
 
 
 @exact_part
-def _note(times, covered, transfers, found):
-    """Keep what is covered, and the transfers beside it, where it is worth more than what was `found`."""
-    covered, transfers = min(times[3], covered), max(0.0, transfers)
-    if _worth(times, covered, transfers) > _worth(times, found[0], found[1]):
-        found[0], found[1] = covered, transfers
+def _note(times, covered, transfers, prefetched, found):
+    """Keep what is covered, and the seconds beside it, where it is worth more than what was `found`."""
+    covered = min(times[3], covered)
+    link_s, host_s = _paid(times, transfers, prefetched)
+    if _worth(times, covered, link_s + host_s) > _worth(times, found[0], found[1] + found[2]):
+        found[0], found[1], found[2] = covered, link_s, host_s
 
 
 @exact_part
 def _covered_in(curves, times, layer, budget, windows, found):
-    """`_covered` [B, 2] in each of these windows, ascending."""
+    """`_covered` [B, 3] in each of these windows, ascending."""
     hit, prediction, cached = curves[0][layer], curves[1][layer], curves[2][layer]
     load_s, k, latency_s = times[2], times[3], times[4]
-    found[:, 0], found[:, 1] = 0.0, 2 * k
+    found[:, 0], found[:, 1], found[:, 2] = 0.0, 2 * k * latency_s, np.inf
     for size in range(max(1, int(np.ceil(budget - _CLOSE))), len(hit)):
         theta = min(1.0, budget / size)
         of_absent, of_cached = _transfers(budget, size)
-        covered, spent_s, at = k * hit[size] * theta, 0.0, 0
+        covered, spent_s, prefetched, at = k * hit[size] * theta, 0.0, 0.0, 0
         transfers = k * (of_absent + hit[size] * (of_cached - of_absent))
         for rank in range(len(prediction)):
             absent = 1 - cached[size, rank] * theta
             coming = of_absent + cached[size, rank] * (of_cached - of_absent)
             spent_s += absent * load_s + coming * latency_s
             while at < len(windows) and spent_s > windows[at]:
-                _note(times, covered, transfers, found[at])
+                _note(times, covered, transfers, prefetched, found[at])
                 at += 1
             if at == len(windows):
                 break
             covered += absent * prediction[rank]
             transfers -= coming * prediction[rank]
+            prefetched += coming
         for wide in range(at, len(windows)):
-            _note(times, covered, transfers, found[wide])
+            _note(times, covered, transfers, prefetched, found[wide])
 
 
 @kernel(f"float64[:, :, :, ::1]({_CURVES}, {_TIMES}, float64[::1], float64[::1])", exact=True)
 def tabulate(curves, times, budgets, windows):
-    """[L, N, B, 2] experts covered, and transfers besides, with each of these budgets in each of these windows, both
-    ascending."""
-    table = np.empty((len(curves[0]), len(budgets), len(windows), 2))
+    """[L, N, B, 3] experts covered, and seconds of transfers besides, with each of these budgets in each of these
+    windows, both ascending."""
+    table = np.empty((len(curves[0]), len(budgets), len(windows), 3))
     for layer in range(len(table)):
         for place, budget in enumerate(budgets):
             _covered_in(curves, times, layer, budget, windows, table[layer, place])
@@ -246,8 +257,8 @@ def best_cells(times, table, windows, first_window, num_cells):
                 continue
             at = max(0, np.searchsorted(windows, window[spent], side="right") - 1)
             for more in range(min(num_budgets, num_cells - spent + 1)):
-                covered, transfers = table[layer, more, at]
-                exposed, after = _after(times, covered, transfers)
+                covered, link_s, host_s = table[layer, more, at]
+                exposed, after = _after(times, covered, link_s, host_s)
                 if cost[spent] + exposed < new_cost[spent + more]:
                     new_cost[spent + more], new_window[spent + more] = cost[spent] + exposed, after
                     chosen[layer, spent + more] = more

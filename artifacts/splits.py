@@ -26,17 +26,23 @@ Answer = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 @dataclass(frozen=True, slots=True)
 class Latencies:
     """Seconds for one token of a layer but for its routed experts, of its k experts, of the head; of the bytes of an
-    expert over the link, and of each transfer besides: the link's own latency and the engine's work on it."""
+    expert over the link, and of each transfer besides: of the link, and of the engine's work on it."""
 
     attention_s: float
     moe_s: float
     head_s: float
     load_s: float
     latency_s: float = 0.0
+    host_s: float = 0.0
 
     def arguments(self) -> tuple[float, float, float, float]:
-        """As the solvers take them, but for `latency_s`."""
+        """As the solvers take them, but for `besides`."""
         return self.head_s + self.attention_s, self.moe_s, self.attention_s, self.load_s
+
+    @property
+    def besides(self) -> dict[str, float]:
+        """By keyword, what comes with every transfer."""
+        return {"latency_s": self.latency_s, "host_s": self.host_s}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,16 +84,18 @@ def expert_split(
     prediction_hit: ArrayLike,
     *,
     latency_s: float = 0.0,
+    host_s: float = 0.0,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Exposed seconds [L], split ratio theta [L] in (0, 1] and cached experts [L], layer after layer, from the budget
     [L] of each in experts.
 
     Each layer takes the cache size at which most of a token's k experts are in the fast tier in time: cached, or
-    prefetched within the window that the layer before leaves; of equals the smallest. `latency_s`, which the paper does
-    not have, comes with every transfer: two of an absent expert where experts are cut, one of the bottom of a cached
-    one. Raises BadUsage.
+    prefetched within the window that the layer before leaves; of equals the smallest. Two things that the paper does
+    not have come with every transfer, of which an absent expert takes two where experts are cut, a cached one one for
+    its bottom: `latency_s` of the link, and `host_s` of whoever computes, which nothing hides and which prefetches cost
+    too. Raises BadUsage.
     """
-    times = (moe_s, attention_s, load_s, k, latency_s)
+    times = (moe_s, attention_s, load_s, k, latency_s, host_s)
     problem = _Problem.of(first_window, times, hit, prediction, prediction_hit)
     return problem.answer(problem.checked(budgets))[1:]
 
@@ -105,6 +113,7 @@ def exposed_with(
     prediction_hit: ArrayLike,
     *,
     latency_s: float = 0.0,
+    host_s: float = 0.0,
 ) -> np.ndarray:
     """Exposed seconds [L] where each layer caches so many experts [L] instead of the number that serves it best."""
     hit, prediction, cached = (np.asarray(curve, np.float64) for curve in (hit, prediction, prediction_hit))
@@ -116,11 +125,11 @@ def exposed_with(
         coming = of_absent + cached[layer, :, size] * (of_cached - of_absent)
         ranks = np.cumsum(absent * load_s + coming * latency_s) <= window
         covered = min(k, k * hit[layer, size] * theta + (absent * prediction[layer])[ranks].sum())
-        transfers = (
-            k * (of_absent + hit[layer, size] * (of_cached - of_absent)) - (coming * prediction[layer])[ranks].sum()
-        )
-        hide_s, miss_s = covered * moe_s / k, (k - covered) * load_s + max(0.0, transfers) * latency_s
-        exposed[layer], window = max(0.0, miss_s - hide_s), moe_s - min(hide_s, miss_s) + attention_s
+        foreseen = (coming * prediction[layer])[ranks].sum()
+        on_demand = max(0.0, k * (of_absent + hit[layer, size] * (of_cached - of_absent)) - foreseen)
+        hide_s, miss_s = covered * moe_s / k, (k - covered) * load_s + on_demand * latency_s
+        exposed[layer] = max(0.0, miss_s - hide_s) + (on_demand + coming[ranks].sum()) * host_s
+        window = moe_s - min(hide_s, miss_s) + attention_s
     return exposed
 
 
@@ -138,6 +147,7 @@ def allocate(
     *,
     solver: str = "greedy",
     latency_s: float = 0.0,
+    host_s: float = 0.0,
 ) -> Answer:
     """Budgets [L] that add up to `total_budget` experts, at most all, and what `expert_split` makes of them.
 
@@ -148,7 +158,7 @@ def allocate(
     """
     if solver not in SOLVERS:
         raise BadUsage(unknown("solver", solver, SOLVERS))
-    times = (moe_s, attention_s, load_s, k, latency_s)
+    times = (moe_s, attention_s, load_s, k, latency_s, host_s)
     problem = _Problem.of(first_window, times, hit, prediction, prediction_hit)
     budgets = problem.even(total_budget)
     if not zeta > 0:
@@ -162,10 +172,11 @@ def allocate(
 @dataclass(frozen=True, slots=True, eq=False)
 class _Problem:
     """What there is to solve, as the kernels take it: hit [L, E + 1], prediction [L, Y], prediction_hit [L, E + 1, Y];
-    seconds of a layer's experts, of its attention, of an expert's bytes, k, and seconds of each transfer besides."""
+    seconds of a layer's experts, of its attention, of an expert's bytes, k, and of each transfer besides: of the link,
+    and of whoever computes."""
 
     curves: tuple[np.ndarray, np.ndarray, np.ndarray]
-    times: tuple[float, float, float, float, float]
+    times: tuple[float, float, float, float, float, float]
     first_window: float
 
     @classmethod
@@ -234,7 +245,7 @@ class _Problem:
 
     def _windows(self) -> np.ndarray:
         """From the least that a layer can leave to the most."""
-        moe_s, attention_s, load_s, k, latency_s = self.times
+        moe_s, attention_s, load_s, k, latency_s, _ = self.times
         hidden_s = load_s * moe_s / (load_s + moe_s / k) if moe_s else 0.0  # where loads and computing take as long
         hidden_s = moe_s if latency_s else hidden_s
         ends = [moe_s - hidden_s + attention_s, moe_s + attention_s, self.first_window]

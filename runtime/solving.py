@@ -22,7 +22,8 @@ def latencies_of(costs: Costs, top_k: int) -> Latencies:
         moe_s=top_k * costs.expert.seconds(1),
         head_s=costs.head.seconds(1),
         load_s=costs.load_s,
-        latency_s=costs.load_latency_s + costs.host_s,
+        latency_s=costs.load_latency_s,
+        host_s=costs.host_s,
     )
 
 
@@ -50,16 +51,21 @@ def solve(
 ) -> Answer:
     """Raises BadUsage."""
     total = budget_nbytes / shape.expert_nbytes
-    given = (*latencies.arguments(), shape.top_k, curves.hit, curves.prediction, curves.prediction_hit)
-    return allocate(total, zeta, *given, solver=solver, latency_s=latencies.latency_s)
+    given = (*latencies.arguments(), shape.top_k, *as_prefetched(curves, shape.top_k))
+    return allocate(total, zeta, *given, solver=solver, **latencies.besides)
+
+
+def as_prefetched(curves: Curves, top_k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The curves as solvers take them, predictions as far as `next_gate` takes them: as many as a token selects."""
+    return curves.hit, curves.prediction[:, :top_k], curves.prediction_hit[:, :top_k]
 
 
 def answer_of(curves: Curves, shape: Shape, split: SolvedSplit) -> Answer:
     """A split with what the solver's model says that it exposes, and what it caches."""
     seconds = split.latencies
     sizes = np.clip(np.rint(split.budgets / split.theta).astype(np.int64), 1, shape.num_experts)
-    given = (*seconds.arguments(), shape.top_k, curves.hit, curves.prediction, curves.prediction_hit)
-    exposed = exposed_with(split.budgets, sizes, *given, latency_s=seconds.latency_s)
+    given = (*seconds.arguments(), shape.top_k, *as_prefetched(curves, shape.top_k))
+    exposed = exposed_with(split.budgets, sizes, *given, **seconds.besides)
     return split.budgets, exposed, split.theta, sizes
 
 

@@ -24,7 +24,7 @@ from moectl.render import Sheet, show_json, show_sheet
 from moectl.tracesource import Opened, Source, open_source
 from runtime import budget as sizes
 from runtime.measured import HERE, costs_of, machine_of
-from runtime.solving import answer_of, counted_phases, curves_of, latencies_of, solve
+from runtime.solving import answer_of, as_prefetched, counted_phases, curves_of, latencies_of, solve
 from runtime.sweep import Setting as Tried
 from runtime.sweep import Workload
 from runtime.timing import Costs
@@ -173,7 +173,7 @@ def _where(path: Path, request: Request, model: ModelShape, model_id: str | None
         raise missing
     load, decode, costs = profile.load(request.link), profile.decode, costs_of(profile, model.shape, link=request.link)
     parts = (part.median for part in (decode.attention, decode.moe, decode.head))
-    latencies = Latencies(*parts, costs.load_s, costs.load_latency_s + costs.host_s)
+    latencies = Latencies(*parts, costs.load_s, costs.load_latency_s, costs.host_s)
     basis = {"hardware_run": run.run_id, "hardware": list(profile.machine), "link": load.link}
     return Where(machine_of(profile, model.shape, link=request.link), latencies, basis, costs)
 
@@ -185,7 +185,8 @@ def _told(found: Split) -> str:
         ("experts", seconds.moe_s),
         ("head", seconds.head_s),
         ("an expert's bytes", seconds.load_s),
-        ("each transfer besides", seconds.latency_s),
+        ("each transfer's latency", seconds.latency_s),
+        ("the engine's work on it", seconds.host_s),
     )
     basis = found.where.basis
     name = basis.get("machine") or f"hardware run {basis['hardware_run']} over {basis['link']}"
@@ -198,8 +199,8 @@ def _solve(request: Request, model: ModelShape, latencies: Latencies, curves: Cu
     nbytes = sizes.budget_nbytes(request.budget, shape)
     found = {solver: solve(curves, shape, nbytes, latencies, solver=solver, zeta=request.zeta) for solver in SOLVERS}
     even = np.full(shape.num_layers, nbytes / shape.expert_nbytes / shape.num_layers)
-    given = (*latencies.arguments(), shape.top_k, curves.hit, curves.prediction, curves.prediction_hit)
-    return {EVEN: (even, *expert_split(even, *given, latency_s=latencies.latency_s)), **found}
+    given = (*latencies.arguments(), shape.top_k, *as_prefetched(curves, shape.top_k))
+    return {EVEN: (even, *expert_split(even, *given, **latencies.besides)), **found}
 
 
 def _replayed(request: Request, opened: Opened, where: Where) -> SolvedSplit:

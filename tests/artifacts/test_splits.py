@@ -24,14 +24,14 @@ def problem(num_layers: int, num_experts: int, k: int, seed: int, *, compute: fl
 
 
 def plain_split(
-    budgets, window, moe_s, attention_s, load_s, k, hit, prediction, prediction_hit, latency_s=0.0
+    budgets, window, moe_s, attention_s, load_s, k, hit, prediction, prediction_hit, latency_s=0.0, host_s=0.0
 ) -> tuple:
     """The same in loops that read as the paper does; with a latency, transfers are counted beside."""
     exposed, thetas, sizes = [], [], []
     for layer, budget in enumerate(budgets):
         best, best_size, found = -math.inf, 0, ()
         for size in range(math.ceil(budget), len(hit[layer])):
-            theta, spent_s = budget / size, 0.0
+            theta, spent_s, prefetched = budget / size, 0.0, 0.0
             absent_transfers, cached_transfers = (2, 1) if theta < 1 else (1, 0)
             covered, hits = k * hit[layer][size] * theta, hit[layer][size]
             transfers = k * (absent_transfers + hits * (cached_transfers - absent_transfers))
@@ -44,20 +44,22 @@ def plain_split(
                     break
                 covered += absent * right
                 transfers -= coming * right
+                prefetched += coming
             covered, transfers = min(k, covered), max(0, transfers)
-            worth = covered - transfers * (latency_s / (load_s + moe_s / k)) if latency_s else covered
+            beside_s = transfers * latency_s + (transfers + prefetched) * host_s
+            worth = covered - beside_s / (load_s + moe_s / k) if beside_s else covered
             if worth > best:
-                best, best_size, found = worth, size, (covered, transfers)
-        covered, transfers = found
+                best, best_size, found = worth, size, (covered, transfers, prefetched)
+        covered, transfers, prefetched = found
         hide_s, miss_s = covered * moe_s / k, (k - covered) * load_s + transfers * latency_s
-        exposed.append(max(0.0, miss_s - hide_s))
+        exposed.append(max(0.0, miss_s - hide_s) + (transfers + prefetched) * host_s)
         thetas.append(budget / best_size)
         sizes.append(best_size)
         window = moe_s - min(hide_s, miss_s) + attention_s
     return exposed, thetas, sizes
 
 
-def best_of_all(total: int, num_parts: int, arguments: tuple, latency_s: float = 0.0) -> float:
+def best_of_all(total: int, num_parts: int, arguments: tuple, besides: tuple[float, float]) -> float:
     """The least summed exposed time over all budgets that are whole parts of an expert."""
     num_layers, num_experts = arguments[6].shape
     sums = []
@@ -65,22 +67,26 @@ def best_of_all(total: int, num_parts: int, arguments: tuple, latency_s: float =
         last = total * num_parts - sum(head)
         if 0 < last <= num_experts * num_parts:
             budgets = np.array([*head, last]) / num_parts
-            sums.append(expert_split(budgets, *arguments, latency_s=latency_s)[0].sum())
+            sums.append(expert_split(budgets, *arguments, **named(besides))[0].sum())
     return min(sums)
 
 
-LATENCIES = st.sampled_from([0.0, 0.1, 1.0])
+BESIDES = st.sampled_from([(0.0, 0.0), (0.1, 0.0), (1.0, 0.0), (0.0, 0.3), (0.2, 0.1)])
 
 
-@given(st.integers(1, 5), st.integers(2, 9), st.integers(0, 999), st.floats(0.05, 1), st.floats(0.1, 4), LATENCIES)
+def named(besides: tuple[float, float]) -> dict[str, float]:
+    return dict(zip(("latency_s", "host_s"), besides, strict=True))
+
+
+@given(st.integers(1, 5), st.integers(2, 9), st.integers(0, 999), st.floats(0.05, 1), st.floats(0.1, 4), BESIDES)
 @settings(deadline=None)
 def test_expert_split_is_the_plain_loops(
-    layers: int, experts: int, seed: int, share: float, compute: float, latency_s: float
+    layers: int, experts: int, seed: int, share: float, compute: float, besides: tuple[float, float]
 ) -> None:
     arguments = problem(layers, experts, min(2, experts), seed, compute=compute)
     budgets = np.random.default_rng(seed).uniform(share / 2, share, layers) * experts
-    plain_ones = plain_split(budgets, *arguments, latency_s)
-    for ours, plain in zip(expert_split(budgets, *arguments, latency_s=latency_s), plain_ones, strict=True):
+    plain_ones = plain_split(budgets, *arguments, *besides)
+    for ours, plain in zip(expert_split(budgets, *arguments, **named(besides)), plain_ones, strict=True):
         np.testing.assert_array_equal(ours, plain)
 
 
@@ -109,15 +115,15 @@ def test_expert_split_by_hand() -> None:
     np.testing.assert_allclose(exposed, 0.27 - 0.73 * 0.1)
 
 
-@given(st.integers(1, 4), st.integers(3, 8), st.integers(0, 99), st.floats(0.1, 0.9), LATENCIES)
+@given(st.integers(1, 4), st.integers(3, 8), st.integers(0, 99), st.floats(0.1, 0.9), BESIDES)
 @settings(deadline=None, max_examples=30)
 def test_sizes_that_were_found_expose_what_was_said(
-    layers: int, experts: int, seed: int, share: float, latency_s: float
+    layers: int, experts: int, seed: int, share: float, besides: tuple[float, float]
 ) -> None:
     arguments = problem(layers, experts, 2, seed)
     budgets = np.full(layers, share * experts)
-    exposed, _, sizes = expert_split(budgets, *arguments, latency_s=latency_s)
-    np.testing.assert_allclose(exposed_with(budgets, sizes, *arguments, latency_s=latency_s), exposed, atol=1e-9)
+    exposed, _, sizes = expert_split(budgets, *arguments, **named(besides))
+    np.testing.assert_allclose(exposed_with(budgets, sizes, *arguments, **named(besides)), exposed, atol=1e-9)
 
 
 def test_each_transfer_has_its_latency() -> None:
@@ -135,6 +141,8 @@ def test_each_transfer_has_its_latency() -> None:
     for latency_s, size, exposed_s in ((1.0, 2, 0.5 * 4 + 1), (17.0, 1, 0.9 * (4 + 17))):
         exposed, _, sizes = expert_split([1], 0.0, 0.0, 0.0, 4.0, 1, *hits_more, latency_s=latency_s)
         assert sizes.tolist() == [size] and exposed[0] == pytest.approx(exposed_s)
+    exposed, _, sizes = expert_split([1], 0.0, 0.0, 0.0, 4.0, 1, *hits_more, latency_s=1.0, host_s=2.0)
+    assert sizes.tolist() == [2] and exposed[0] == pytest.approx(0.5 * 4 + 1 + 2)
     flat = [[0.0, 0.5, 0.5]], *curves[1:]
     exposed, _, _ = expert_split([0.5], 0.0, 0.0, 0.0, 4.0, 1, *flat, latency_s=1.0)
     assert exposed[0] == pytest.approx(0.75 * 4 + 0.5 * 2 + 0.5 * 1)  # two of an absent one, one of the bottom
@@ -147,23 +155,23 @@ def test_each_transfer_has_its_latency() -> None:
     st.integers(0, 999),
     st.floats(0.02, 1.1),
     st.sampled_from([0.01, 0.1, 0.3]),
-    LATENCIES,
+    BESIDES,
 )
 @settings(deadline=None, max_examples=50)
 def test_what_holds_for_any_allocation(
-    solver: str, layers: int, experts: int, seed: int, share: float, zeta: float, latency_s: float
+    solver: str, layers: int, experts: int, seed: int, share: float, zeta: float, besides: tuple[float, float]
 ) -> None:
     arguments = problem(layers, experts, min(2, experts), seed)
     total = share * layers * experts
-    budgets, exposed, theta, sizes = allocate(total, zeta, *arguments, solver=solver, latency_s=latency_s)
+    budgets, exposed, theta, sizes = allocate(total, zeta, *arguments, solver=solver, **named(besides))
     assert budgets.sum() == pytest.approx(min(total, layers * experts))
     assert ((budgets > 0) & (budgets <= experts + 1e-9)).all()
     assert ((theta > 0) & (theta <= 1)).all()
     assert ((sizes >= 1) & (sizes <= experts)).all()
     np.testing.assert_allclose(theta * sizes, budgets)
     even = np.full(layers, min(total / layers, experts))
-    assert exposed.sum() <= expert_split(even, *arguments, latency_s=latency_s)[0].sum() + 1e-12
-    again = expert_split(np.minimum(budgets, experts), *arguments, latency_s=latency_s)
+    assert exposed.sum() <= expert_split(even, *arguments, **named(besides))[0].sum() + 1e-12
+    again = expert_split(np.minimum(budgets, experts), *arguments, **named(besides))
     for ours, other in zip((exposed, theta, sizes), again, strict=True):
         np.testing.assert_allclose(ours, other)
 
@@ -178,16 +186,16 @@ def test_dynamic_is_never_worse_than_greedy(layers: int, experts: int, seed: int
 
 
 @pytest.mark.parametrize("seed", range(12))
-@pytest.mark.parametrize("latency_s", [0.0, 0.2])
+@pytest.mark.parametrize("besides", [(0.0, 0.0), (0.2, 0.0), (0.1, 0.2)])
 @pytest.mark.parametrize(("layers", "experts", "num_parts"), [(1, 4, 4), (2, 5, 4), (3, 4, 2)])
 def test_dynamic_is_as_good_as_brute_force(
-    layers: int, experts: int, num_parts: int, latency_s: float, seed: int
+    layers: int, experts: int, num_parts: int, besides: tuple[float, float], seed: int
 ) -> None:
     """Over budgets that are whole parts of an expert, every one tried."""
     arguments = problem(layers, experts, 2, seed, compute=2)
     total = max(1, layers * experts // 3)
-    dynamic = allocate(total, 1 / num_parts, *arguments, solver="dynamic", latency_s=latency_s)[1].sum()
-    assert dynamic <= best_of_all(total, num_parts, arguments, latency_s) + 1e-9
+    dynamic = allocate(total, 1 / num_parts, *arguments, solver="dynamic", **named(besides))[1].sum()
+    assert dynamic <= best_of_all(total, num_parts, arguments, besides) + 1e-9
 
 
 def test_greedy_moves_to_the_layer_that_gains() -> None:
@@ -208,6 +216,7 @@ def test_greedy_moves_to_the_layer_that_gains() -> None:
         ({"zeta": 0}, "zeta"),
         ({"load_s": -1}, "not negative"),
         ({"latency_s": -1}, "not negative"),
+        ({"host_s": -1}, "not negative"),
         ({"k": 5}, "k 1 to E"),
         ({"hit": np.zeros((2, 4))}, "L, E.1"),
         ({"hit": np.full((2, 5), np.nan)}, "from 0 to 1"),
