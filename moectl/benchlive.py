@@ -11,7 +11,7 @@ from artifacts.hardware import MACHINES
 from artifacts.provenance import utc_now
 from artifacts.store import Store
 from moectl.benchrequest import Request
-from moectl.benchrows import LIVE, Job, Ledger, Row, artefact_runs, measured_row
+from moectl.benchrows import LIVE, PEER, Job, Ledger, Row, artefact_runs, measured_row
 from moectl.benchviews import Benched
 from moectl.commands.profile import check_store, model_info
 from moectl.opening import open_quietly
@@ -19,12 +19,17 @@ from moectl.progress import progress_bar
 from profilers.bench import Bench, Paces, Sample, Setting, Text, schedule, summary, text_of
 from profilers.corpus import data_digest, documents
 from profilers.machine import Here
+from profilers.peers import PEERS, PeerBench
 from profilers.samples import KeptSamples
+from runtime.locate import locate
 from runtime.model import MoeModel
 from runtime.policies.base import Artefacts
 from runtime.stored import load_artefacts
 from runtime.tiers import resolve_link
 
+PEERS_AS_THEY_ARE = (
+    "peers: other programs in processes of their own, on this machine as it is, whatever link is emulated for presets"
+)
 NO_ORACLE = "no oracle: nobody knows the future of a live run; --simulate has one"
 
 
@@ -44,12 +49,14 @@ def live(name: str, request: Request, *, store: Path, device: str, threads: int)
         kept.remove()
     samples, paces = kept.load()
     bench = Bench(opened, _artefacts(store, opened), text, Paces(opened, paces))
-    under_way = _UnderWay(bench, ledger, kept, samples, {} if request.again else ledger.finished(), {})
+    peers = PeerBench(opened, locate(name), text, threads=threads)
+    under_way = _UnderWay(bench, peers, ledger, kept, samples, {} if request.again else ledger.finished(), {})
     taken_up = len(under_way.rows)
     _measure(under_way, settings, request, num_decoded=text.num_decoded)
     kept.remove()
     rows = [under_way.rows.get(setting) or _refused(setting, under_way.refused[setting]) for setting in settings]
-    return Benched(rows, opened.shape, _conditions(request, text, here, taken_up), (NO_ORACLE,), job.digest)
+    notes = (NO_ORACLE, PEERS_AS_THEY_ARE) if request.peer_names else (NO_ORACLE,)
+    return Benched(rows, opened.shape, _conditions(request, text, here, taken_up), notes, job.digest)
 
 
 def read_text(opened: MoeModel, request: Request) -> Text:
@@ -64,6 +71,7 @@ class _UnderWay:
     """What is known so far: samples by round and setting, rows of finished settings, why others cannot run."""
 
     bench: Bench
+    peers: PeerBench
     ledger: Ledger
     kept: KeptSamples
     samples: dict[tuple[int, Setting], Sample]
@@ -73,7 +81,8 @@ class _UnderWay:
     def sample(self, turn: int, setting: Setting, progress: Callable[[int], None]) -> None:
         """Measure once and keep it; what cannot run is told instead."""
         try:
-            sample = self.bench.measure(setting, progress)
+            is_peer = setting.preset in PEERS
+            sample = self.peers.measure(setting, self.bench.full) if is_peer else self.bench.measure(setting, progress)
         except Problem as problem:
             self.refused[setting] = str(problem)
             return
@@ -111,7 +120,7 @@ def _measure(under_way: _UnderWay, settings: Sequence[Setting], request: Request
 
 
 def _refused(setting: Setting, why: str) -> Row:
-    return Row(**asdict(setting), mode=LIVE, why=why)
+    return Row(**asdict(setting), mode=PEER if setting.preset in PEERS else LIVE, why=why)
 
 
 def _artefacts(store: Path, opened: MoeModel) -> Artefacts:

@@ -9,6 +9,7 @@ from artifacts.hardware import machine
 from artifacts.names import unknown
 from artifacts.shape import Shape
 from profilers.bench import Setting
+from profilers.peers import EVERYTHING, PEERS
 from runtime import budget as sizes
 from runtime.measured import HERE
 from runtime.policies import presets
@@ -23,7 +24,7 @@ _LIVE_LINKS = (AUTO, "disk", "cuda")
 @dataclass(frozen=True, slots=True)
 class Request:
     """Lists are separated by commas. `machine` and `trace` are of a simulation, `scaled_to` of a live bench. Raises
-    BadUsage for what is not understood."""
+    BadUsage for what is not understood. `peers`: other programs, a live bench alone has them."""
 
     presets: str = "on-demand,near,shadow"
     budgets: str = "12.5%,25%,50%"
@@ -38,6 +39,7 @@ class Request:
     rounds: int = 3
     seed: int = 0
     again: bool = False
+    peers: str = ""
 
     def __post_init__(self) -> None:
         for name in self.preset_names:
@@ -48,9 +50,15 @@ class Request:
         for link in _names(self.links, "--links"):
             if link not in (_LIVE_LINKS if not self.simulate else (AUTO,)):
                 sizes.rate(link)
+
+        for name in self.peer_names:
+            if name not in PEERS:
+                raise BadUsage(f"{unknown('peer', name, PEERS)}; {ALL} is every one")
         self._check_mode()
 
     def _check_mode(self) -> None:
+        if self.simulate and self.peers:
+            raise BadUsage("--peers are measured live: leave out --simulate")
         if self.simulate and self.scaled_to:
             raise BadUsage("--scaled-to is of a live bench: with --simulate give --machine")
         if not self.simulate and (self.trace or self.machine):
@@ -68,15 +76,24 @@ class Request:
         return list(dict.fromkeys((*FIXED, *asked)))
 
     @property
+    def peer_names(self) -> list[str]:
+        if self.peers.strip() == ALL:
+            return list(PEERS)
+        return _names(self.peers, "--peers") if self.peers else []
+
+    @property
     def link_names(self) -> list[str]:
         return [self.scaled_to] if self.scaled_to else _names(self.links, "--links")
 
     def settings(self) -> list[Setting]:
         """Every preset at every budget over every link; one that fixes its budget once a link; the oracle where the
-        future is known."""
+        future is known. Peers over links of their own, at every budget where they offload."""
         names = [*self.preset_names, ORACLE] if self.simulate else self.preset_names
         tried = product(self.link_names, _names(self.budgets, "--budgets"), names)
-        return list(dict.fromkeys(Setting(name, _budget(name, budget), link) for link, budget, name in tried))
+        ours = [Setting(name, _budget(name, budget), link) for link, budget, name in tried]
+        peers = product((PEERS[name] for name in self.peer_names), _names(self.budgets, "--budgets"))
+        theirs = [Setting(one.name, budget if one.offload else EVERYTHING, one.link) for one, budget in peers]
+        return list(dict.fromkeys(ours + theirs))
 
 
 def _budget(name: str, budget: str) -> str:

@@ -16,7 +16,7 @@ from runtime.counters import AT_BITS, hit_rate
 from runtime.sweep import Outcome
 
 COMMAND, BY_LAYER = "bench", "bench_layers"
-LIVE, SIMULATED = "live", "simulated"
+LIVE, SIMULATED, PEER = "live", "simulated", "peer"
 _COUNTS = ("late", "misses", "collisions", "demand_bytes", "prefetch_bytes", "wasted_bytes")
 _LAYER_COUNTS = ("requests", "hits", "late", "misses", "collisions", "evictions")
 _ARTEFACTS = ("profile", "build-buddies", "quantize", "build-maps", "split")
@@ -61,17 +61,17 @@ _BESIDE = ("ttft_quartiles", "tpot_quartiles", "run", "best", "why")  # not colu
 
 
 def measured_row(setting: Setting, measured: Measured) -> Row:
-    """Of a live setting."""
-    ttft, tpot = measured.ttft_ms, measured.tpot_ms
+    """Of a live setting; of a peer, which counts nothing, times and quality."""
+    ttft, tpot, counters = measured.ttft_ms, measured.tpot_ms, measured.counters
     return Row(
         **asdict(setting),
-        mode=LIVE,
+        mode=LIVE if counters else PEER,
         ttft_ms=ttft.median,
         tpot_ms=tpot.median,
         tokens_per_s=1e3 / tpot.median,
-        hit_rate=hit_rate(measured.counters),
-        **{name: measured.counters[name] for name in _COUNTS},
-        exposed_ms=measured.exposed_ms,
+        hit_rate=hit_rate(counters) if counters else None,
+        **{name: counters.get(name) for name in _COUNTS},
+        exposed_ms=measured.exposed_ms if counters else None,
         peak_fast_bytes=measured.fast_nbytes,
         perplexity_ratio=measured.perplexity_ratio,
         kl=measured.kl,
@@ -156,7 +156,7 @@ class Ledger:
         with Store.open(self.path) as store:
             if self._model:
                 store.add_model(self._model)
-            tables = {COMMAND: bench_table([row]), BY_LAYER: layers_table(by_layer)}
+            tables = {COMMAND: bench_table([row])} | ({BY_LAYER: layers_table(by_layer)} if by_layer else {})
             return replace(row, run=store.write_run(info, tables))
 
     def _is_ours(self, run: StoredRun) -> bool:

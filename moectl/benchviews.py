@@ -6,7 +6,7 @@ from itertools import groupby
 
 from artifacts.shape import Shape
 from moectl.benchrequest import ORACLE
-from moectl.benchrows import Row
+from moectl.benchrows import PEER, Row
 from moectl.imported import IMPORTED
 from moectl.render import NumBytes, Sheet
 from runtime import budget as sizes
@@ -63,7 +63,7 @@ def sheets(benched: Benched) -> list[Sheet]:
 def _marked(group: list[Row]) -> list[Row]:
     """One budget over one link."""
     ordered = sorted(group, key=lambda row: (row.tpot_ms is None, row.tpot_ms or 0.0))
-    chosen = [row for row in ordered if row.tpot_ms is not None and row.preset not in _BOUNDS]
+    chosen = [row for row in ordered if row.tpot_ms is not None and row.preset not in _BOUNDS and row.mode != PEER]
     fastest, exact = chosen[:1], [row for row in chosen if _is_exact(row)][:1]
     return [replace(row, best=_best(row in fastest, row in exact)) for row in ordered]
 
@@ -82,7 +82,7 @@ def _line(row: Row) -> tuple:
     return (
         row.budget,
         row.link,
-        f"{row.preset}, imported" if row.mode == IMPORTED else row.preset,
+        f"{row.preset}, {row.mode}" if row.mode in (IMPORTED, PEER) else row.preset,
         _time(row.ttft_ms, row.ttft_quartiles),
         _time(row.tpot_ms, row.tpot_quartiles),
         row.tokens_per_s,

@@ -422,7 +422,7 @@ def _simulate(
         str | None, typer.Option(help="Several instead of one: names of presets or eviction policies, a,b,c.")
     ] = None,
     reproduce: Annotated[
-        str | None, typer.Option(help="A paper's figures: moepic-table1, specmd, buddymoe or context-aware.")
+        str | None, typer.Option(help="A paper's figures: moepic-table1, specmd, buddymoe, context-aware or fmoe.")
     ] = None,
     budget: Budget = "25%",
     scope: Scope = None,
@@ -437,8 +437,8 @@ def _simulate(
     from moectl.tracesource import Source
 
     if reproduce is not None:
-        is_other = any(given is not None for given in (trace, run, synthetic, num_experts, model, compare))
-        papers.show(papers.reproduce(reproduce, other_options=is_other), as_json=json)
+        is_other = any(given is not None for given in (run, synthetic, num_experts, model, compare))
+        papers.show(papers.reproduce(reproduce, trace=trace, other_options=is_other), as_json=json)
         return
     residency = hot_residency(residency, avg_bits)
     policies = {"routing": routing, "prefetch": prefetch, "eviction": eviction, "miss": miss, "residency": residency}
@@ -488,6 +488,12 @@ def _bench(
         typer.Option("--import", help="Show what another tool measured too: llama-bench -o json, vllm bench serve."),
     ] = None,
     report: Annotated[Path | None, typer.Option(help="Write it all as one HTML page, with charts.")] = None,
+    peers: Annotated[
+        str,
+        typer.Option(
+            help="Other programs beside them: transformers-eager, -batched, -grouped, accelerate-disk, -cpu, or all."
+        ),
+    ] = "",
     device: Device = "auto",
     threads: Threads = DEFAULT_THREADS,
     seed: Seed = 0,
@@ -511,6 +517,7 @@ def _bench(
         rounds=rounds,
         seed=seed,
         again=again,
+        peers=peers,
     )
     benched = verb.bench(
         model, request, store=store, device=device, threads=threads, results=results or (), page=report
@@ -566,7 +573,9 @@ def _split(
     budget: Budget = "25%",
     solver: Annotated[
         str,
-        typer.Option(help="dynamic; greedy, as published; or replay: of both and of even cuts what runs the trace fastest."),
+        typer.Option(
+            help="dynamic; greedy, as published; or replay: of both and of even cuts what runs the trace fastest."
+        ),
     ] = "replay",
     zeta: Annotated[float, typer.Option(help="Share of an expert that is moved at a time.")] = 0.01,
     store: StorePath = DEFAULT_STORE,

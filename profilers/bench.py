@@ -2,7 +2,7 @@
 model's."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from statistics import median, median_low
 from time import perf_counter
@@ -88,8 +88,9 @@ class Measured:
 
     @property
     def counters(self) -> dict[str, int]:
-        """Over all layers."""
-        return {name: sum(layer[name] for layer in self.by_layer) for name in self.by_layer[0]}
+        """Over all layers; nothing of a program that counts nothing."""
+        names = self.by_layer[0] if self.by_layer else ()
+        return {name: sum(layer[name] for layer in self.by_layer) for name in names}
 
 
 def text_of(documents: Iterator[Document], tokenizer, *, length: int, num_tokens: int) -> Text:
@@ -161,9 +162,13 @@ class Bench:
         with Session(self._opened, Settings("full")) as session:
             self._full = read(session, self._text.sequences, prefill=self._text.prefill)
 
+    @property
+    def full(self) -> Reading:
+        assert self._full is not None, "read_full comes first"
+        return self._full
+
     def measure(self, setting: Setting, progress: Callable[[int], None] = lambda decoded: None) -> Sample:
         """Read the text, after its first sequence has warmed the cache. Raises a Problem for what cannot run."""
-        assert self._full is not None, "read_full comes first"
         begin_s = perf_counter()
         with Session(self._opened, self._settings(setting), artefacts=self._artefacts) as session:
             self._keep_window(setting.link, session)
@@ -180,16 +185,28 @@ class Bench:
             self.paces.of(link).setdefault("window", f"{session.window}B")
 
     def _sample(self, session: Session, reading: Reading, first_pass: int, begin_s: float) -> Sample:
-        quality = compare(reading, self._full)
-        decode_s = np.reshape(reading.decode_s, (len(self._text.sequences), -1))
-        return Sample(
-            ttft_ms=tuple(1e3 * seconds for seconds in reading.prefill_s),
-            tpot_ms=tuple((1e3 * decode_s.mean(axis=1)).tolist()),
+        sample = sample_of(
+            reading, self.full, self._text, fast_nbytes=int(session.receipt()["fast_bytes"]), begin_s=begin_s
+        )
+        return replace(
+            sample,
             by_layer=tuple(session.controller.counters.by_layer(first_pass=first_pass)),
             exposed_ms=1e3 * sum(session.engine.stall_s[first_pass:]),
-            fast_nbytes=int(session.receipt()["fast_bytes"]),
-            perplexity_ratio=quality.perplexity_ratio,
-            kl=quality.kl,
-            top1_agreement=quality.top1_agreement,
-            seconds=perf_counter() - begin_s,
         )
+
+
+def sample_of(reading: Reading, full: Reading, text: Text, *, fast_nbytes: int, begin_s: float) -> Sample:
+    """Times, and quality against the full model; nothing is counted and nothing stalled. `begin_s` on the clock."""
+    quality = compare(reading, full)
+    decode_s = np.reshape(reading.decode_s, (len(text.sequences), -1))
+    return Sample(
+        ttft_ms=tuple(1e3 * seconds for seconds in reading.prefill_s),
+        tpot_ms=tuple((1e3 * decode_s.mean(axis=1)).tolist()),
+        by_layer=(),
+        exposed_ms=0.0,
+        fast_nbytes=fast_nbytes,
+        perplexity_ratio=quality.perplexity_ratio,
+        kl=quality.kl,
+        top1_agreement=quality.top1_agreement,
+        seconds=perf_counter() - begin_s,
+    )

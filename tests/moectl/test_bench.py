@@ -10,6 +10,7 @@ import pytest
 from artifacts.store import Store
 from moectl import benchlive, benchreplay
 from moectl.cli import main
+from profilers import peers
 from tests.conftest import Checkpoint
 
 TRACE = str(Path(__file__).parents[1] / "data" / "demo-trace.parquet")
@@ -231,3 +232,24 @@ def test_data(model: str, capfd: pytest.CaptureFixture[str]) -> None:
         assert main(["bench", model, *LIVE, "--data", data]) == 3
         assert says in capfd.readouterr().err
     assert not Path("moe.duckdb").exists()
+
+
+def test_peers_stand_beside(model: str, benched: Benched, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a process of its own: here the peer would fail. Its row has times and quality, and is never the best."""
+    monkeypatch.setattr(peers, "read_here", None)
+    options = ["--presets", "near", "--budgets", "50%", "--links", "1MB/s", "--rounds", "1"]
+    said = benched(model, *LIVE, *options, "--peers", "transformers-eager,accelerate-cpu")
+    rows = {row["preset"]: row for row in said["rows"]}
+    plain = rows["transformers-eager"]
+    assert (plain["mode"], plain["budget"], plain["link"], plain["best"]) == ("peer", "100%", "none", "")
+    assert plain["tpot_ms"] > 0 and plain["kl"] < 1e-6 and plain["hit_rate"] is None and plain["run"]
+    assert "needs a GPU" in rows["accelerate-cpu"]["why"] and rows["accelerate-cpu"]["mode"] == "peer"
+    assert "processes of their own" in said["notes"][1]
+    with Store.open("moe.duckdb", read_only=True) as store:
+        assert set(store.run(plain["run"]).contents) == {"bench"}
+
+
+def test_peers_that_are_not_known(capfd: pytest.CaptureFixture[str]) -> None:
+    for options, told in ((["--peers", "vllm"], "transformers-eager"), (["--simulate", "--peers", "all"], "live")):
+        assert main(["bench", *options]) == 2
+        assert told in capfd.readouterr().err
