@@ -18,6 +18,7 @@ from moectl.options import (
     Budget,
     Data,
     Device,
+    Experts,
     Json,
     Link,
     Model,
@@ -347,6 +348,7 @@ def _run(
         str | None, typer.Option(help="Emulate link and near tier in the proportions of a named machine.")
     ] = None,
     window: Window = None,
+    experts: Experts = "exact",
     reconfigure_every: ReconfigureEvery = None,
     device: Device = "auto",
     threads: Threads = DEFAULT_THREADS,
@@ -377,6 +379,7 @@ def _run(
         near=near,
         scaled_to=scaled_to,
         window=window,
+        experts=experts,
         device=device,
         threads=threads,
         reconfigure_every=reconfigure_every,
