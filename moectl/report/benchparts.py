@@ -25,8 +25,9 @@ _NAMES = {"live": "measured", "simulated": "simulated"}
 _COLUMNS = (
     Column("preset", "preset"),
     Column("what", "mode", None, "measured live, simulated, or a peer: another program on the same checkpoint"),
+    Column("link", "link"),
     Column("TPOT ms", "tpot_ms", short, "median time of a decoded token"),
-    Column("× full", "times_full", times, "times the time of the full model, over the same link"),
+    Column("× full", "times_full", times, "times the time of the preset full"),
     Column("perplexity ratio", "perplexity_ratio", ratio, "against the full model on the same text"),
     Column("top-1", "top1_agreement", percent, "equal first choices"),
     Column("KL", "kl", ratio, "nats, against the full model"),
@@ -117,7 +118,8 @@ _CONDITIONS: dict[str, Callable[[Record], str]] = {"live": _measured, "simulated
 
 
 def _card(row: Record, mode: str) -> str:
-    plain = f"{code('on-demand')} takes {data(row['plain_ms'])} ms." if row["plain_ms"] is not None else ""
+    is_beside = row["plain_ms"] is not None and row["exact_preset"] != "on-demand"
+    plain = f"{code('on-demand')} takes {data(row['plain_ms'])} ms." if is_beside else ""
     if row["good_preset"] not in (None, row["exact_preset"]):
         quality = f"perplexity ratio {data(row['good_ratio'], ratio)}"
         first = _big(row["good_preset"]) + _told("", row, "good", quality)
@@ -147,7 +149,11 @@ def _told(before: str, row: Record, which: str, after: str) -> str:
 
 def _place(row: Record) -> str:
     link = "" if row["link"] == "auto" else f", {row['link']}"
-    return f"{row['budget']} of the experts{link}" if str(row["budget"]).endswith("%") else f"{row['budget']}{link}"
+    return _of_experts(row["budget"]) + link
+
+
+def _of_experts(budget: object) -> str:
+    return f"{budget} of the experts" if str(budget).endswith("%") else str(budget)
 
 
 def _front(reading: Reading, job: Job) -> Section:
@@ -157,7 +163,8 @@ def _front(reading: Reading, job: Job) -> Section:
     full = [row for row in rows if row["preset"] == "full"]
     by = ("budget", "link") if losses else ("link",)
     places = grouped([row for row in rows if row["preset"] != "full"], *by)
-    drawn = "".join(_scatter(same + full, rows, bool(losses)) for _, same in places)
+    ours = [same for _, same in places if any(row["is_ours"] for row in same)]
+    drawn = "".join(_scatter(same + full, rows, bool(losses)) for same in ours)
     kinds = '<p class="quiet"><i class="key exact"></i>output as the full model\'s <i class="key lossy"></i>altered '
     kinds += '<i class="key bound"></i>bounds and peers. Larger marks take more of the fast tier. '
     rule = "Named: nothing else at that budget is as fast, as good and as small."
@@ -185,8 +192,7 @@ def _scatter(rows: Sequence[Record], all_rows: Sequence[Record], knows_loss: boo
 
 
 def _point(row: Record, knows_loss: bool, largest: int) -> Point:
-    is_bound = row["preset"] in ("full", "oracle") or row["is_lossless"] is None
-    kind = "bound" if is_bound else "exact" if row["is_lossless"] else "lossy"
+    kind = "bound" if not row["is_ours"] else "exact" if row["is_lossless"] else "lossy"
     quality = f", perplexity ratio {ratio(row['perplexity_ratio'])}" if knows_loss else ""
     title = f"{row['preset']}: {short(row['tpot_ms'])} ms{quality}, {nbytes(row['peak_fast_bytes'])}"
     return Point(
@@ -197,7 +203,7 @@ def _point(row: Record, knows_loss: bool, largest: int) -> Point:
         title=title,
         values=(row["tpot_ms"], row["perplexity_ratio"], row["peak_fast_bytes"]),
         kind=kind,
-        is_named=bool(row["is_front"]) or row["preset"] in ("full", "oracle"),
+        is_named=bool(row["is_front"]) or not row["is_ours"],
     )
 
 
@@ -207,8 +213,8 @@ def _table(reading: Reading) -> Section:
         asked.append(queries.TABLE.format(job=job.digest))
         rows = reading.rows(asked[-1])
         known = [column for column in _COLUMNS if _tells(column, rows)]
-        for _, same in grouped(rows, "budget", "link"):
-            heading = f"{_place(same[0])}, {_NAMES[job.mode]}"
+        for (budget,), same in grouped(rows, "budget"):
+            heading = f"{_of_experts(budget)}, {_NAMES[job.mode]}"
             parts.append(f"<h3>{heading}</h3>{table(same, known, label=heading)}")
     imported = reading.rows(queries.IMPORTED)
     if imported:
@@ -221,7 +227,7 @@ def _table(reading: Reading) -> Section:
 def _tells(column: Column, rows: Sequence[Record]) -> bool:
     """Whether a column says anything that the heading does not."""
     found = {row[column.name] for row in rows} - {None}
-    return len(found) > 1 if column.name == "mode" else bool(found)
+    return len(found) > 1 if column.name in ("mode", "link") else bool(found)
 
 
 def _layers(reading: Reading, job: Job) -> Section:

@@ -17,7 +17,9 @@ WITH rows AS (
     CASE WHEN kl IS NULL THEN altered = 0 ELSE kl < 1e-6 AND top1_agreement = 1 END AS is_lossless,
     mode IN ('live', 'simulated') AND preset NOT IN ('full', 'oracle') AS is_ours,
     max(peak_fast_bytes) OVER (PARTITION BY budget) AS size,
-    tpot_ms / min(tpot_ms) FILTER (preset = 'full') OVER (PARTITION BY link) AS times_full
+    tpot_ms / coalesce(
+      min(tpot_ms) FILTER (preset = 'full') OVER (PARTITION BY link), min(tpot_ms) FILTER (preset = 'full') OVER ()
+    ) AS times_full
   FROM rows
 )"""
 
@@ -62,7 +64,7 @@ WHERE preset IN ('full', 'oracle') ORDER BY preset, size"""
 PARETO = (
     _ROWS
     + """
-SELECT budget, link, preset, tpot_ms, loss, perplexity_ratio, peak_fast_bytes, is_lossless,
+SELECT budget, link, preset, tpot_ms, loss, perplexity_ratio, peak_fast_bytes, is_lossless, is_ours,
   is_ours AND NOT EXISTS (
     FROM judged o WHERE o.place = judged.place AND o.is_ours
       AND o.tpot_ms <= judged.tpot_ms AND o.peak_fast_bytes <= judged.peak_fast_bytes * 1.01
