@@ -3,14 +3,13 @@
 An expert is a sum over its neurons: the outputs of its segments add up to its own.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
 from artifacts.errors import Incompatible
-from runtime.experts import expert_forward
 from runtime.layers import MoeLayer
 
 Views = dict[str, torch.Tensor]
@@ -73,24 +72,16 @@ class NeuronLayout:
             views["down_bias"].copy_(expert["down_proj_bias"])
 
     def views(self, buffer: torch.Tensor, *, has_head: bool) -> Views:
-        """The segment of n neurons that fills `buffer`, uint8: `rows` [n, width] are its neurons, and the rest parts of
-        them or of the head, as `project_segment` takes them."""
+        """The segment of n neurons that fills `buffer`, uint8: parts of them and of the head, as `project_segment`
+        takes them."""
         data = buffer.view(self.dtype)
         rows = data[self.head if has_head else 0 :].view(-1, self.width)
-        views = {"rows": rows, "down": self._down(rows), **self._inner(rows)}
+        views = {"down": self._down(rows), **self._inner(rows)}
         return views | ({"down_bias": data[: self.hidden]} if self.has_bias and has_head else {})
 
-    def stacked(self, segments: Sequence[Views], out: torch.Tensor) -> Views:
-        """Several segments of as many neurons each, copied into `out` [m, n, width], as views of it."""
-        rows = torch.stack([views["rows"] for views in segments], out=out)
-        views = {"down": self._down(rows), **self._inner(rows.flatten(0, 1))}
-        if "down_bias" in segments[0]:
-            views["down_bias"] = torch.stack([views["down_bias"] for views in segments])[:, None]
-        return views
-
     def _down(self, rows: torch.Tensor) -> torch.Tensor:
-        """[..., n, H]"""
-        return rows[..., self.num_inner * self.hidden : (self.num_inner + 1) * self.hidden]
+        """[n, H]"""
+        return rows[:, self.num_inner * self.hidden : (self.num_inner + 1) * self.hidden]
 
     def _inner(self, rows: torch.Tensor) -> Views:
         """Gate and up of `rows` [n, width]: [num_inner, H, n], biases [num_inner, 1, n]."""
@@ -106,31 +97,11 @@ class NeuronLayout:
 
 
 def project_segment(module: nn.Module, weights: Views, name: str, x: torch.Tensor) -> torch.Tensor:
-    """One projection of one segment, x [t, in] -> [t, out], or of m that are stacked: one token [1, in] -> [m, n] of
-    gate and up, then [m, n] -> [m, 1, H]. Gate and up are arranged as the module's own gate wants them."""
-    down = weights["down"]
+    """One projection of one segment, x [t, in] -> [t, out]; gate and up lie as the module's own gate wants them."""
     if name == "down_proj":
-        y = x @ down if down.dim() == 2 else torch.bmm(x[:, None], down)
+        y = x @ weights["down"]
         return y + weights["down_bias"] if "down_bias" in weights else y
-    inner = weights["inner"]
-    y = torch.bmm(x.expand(len(inner), *x.shape), inner)  # [num_inner, t, m * n], t or m is 1
+    y = x @ weights["inner"]  # [num_inner, t, n]
     if "inner_bias" in weights:
         y = y + weights["inner_bias"]
-    y = y.view(len(inner), -1, down.shape[-2])
-    return (y.transpose(0, 1) if module.is_concatenated else y.permute(1, 2, 0)).reshape(y.shape[1], -1)
-
-
-class SegmentsTogether:
-    """Computes segments that are alike on one token, where a call costs more than copying them side by side."""
-
-    def __init__(self, layout: NeuronLayout) -> None:
-        self._layout = layout
-        self._into: dict[tuple[int, int], torch.Tensor] = {}
-
-    def forward(self, module: nn.Module, segments: Sequence[Views], x: torch.Tensor) -> torch.Tensor:
-        """m segments of n neurons each, on one token: x [1, H] -> [m, 1, H]."""
-        size = len(segments), len(segments[0]["rows"])
-        if size not in self._into:
-            self._into[size] = torch.empty(*size, self._layout.width, dtype=self._layout.dtype)
-        stacked = self._layout.stacked(segments, self._into[size])
-        return expert_forward(module, stacked, x, project=project_segment)
+    return (y.transpose(0, 1) if module.is_concatenated else y.permute(1, 2, 0)).reshape(len(x), -1)

@@ -8,11 +8,10 @@ import torch
 from artifacts.replicas import FULL_BITS
 from artifacts.shape import Shape
 from runtime.model import MoeModel
-from runtime.neuronmajor import NeuronLayout, SegmentsTogether, Views, project_segment
+from runtime.neuronmajor import NeuronLayout, Views, project_segment
 from runtime.plan import Place
 from runtime.segments import Segments
 from runtime.slowtier import SlowTier
-from runtime.together import pays_together
 from runtime.weights import DiskStore, RamStore, aligned, fill
 
 
@@ -81,13 +80,8 @@ class SegmentTier(SlowTier):
     def weights(self, place: Place, buffer: torch.Tensor) -> Views:
         return self.layout.views(buffer[: self.num_bytes(place)], has_head=not self.segments.is_bottom(place.key))
 
-    def alike(self, places: list[Place]) -> list[list[Place]]:
-        bottoms = [place for place in places if self.segments.is_bottom(place.key)]
-        return [[place for place in places if not self.segments.is_bottom(place.key)], bottoms]
-
-    def together(self, opened: MoeModel) -> SegmentsTogether | None:
-        """None where it would not pay."""
-        return SegmentsTogether(self.layout) if pays_together(opened) else None
+    def together(self, opened: MoeModel) -> None:
+        """Segments are computed one by one, where they are not fused."""
 
     def projecting(self, bits: int) -> Callable[..., torch.Tensor]:
         return project_segment

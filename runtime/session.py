@@ -125,7 +125,8 @@ class Session:
             window=self.window,
             artefacts=artefacts,
         )
-        self.is_fused = settings.experts == FUSED and Fused.suits(opened)
+        # The sum over the halves of an expert is not the module's to the bit in torch either, but farther from it.
+        self.is_fused = Fused.suits(opened) and (settings.experts == FUSED or fast.split is not None)
         self.engine = Engine(
             opened,
             self.controller,

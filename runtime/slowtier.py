@@ -47,10 +47,6 @@ class SlowTier:
         """What lies at the start of `buffer`, as `expert_forward` takes it with `projecting`; nothing is copied."""
         return self.stores[place.bits].layout.views(buffer)
 
-    def alike(self, places: list[Place]) -> list[list[Place]]:
-        """Grouped so that those of a group can be computed together."""
-        return [places]
-
     def together(self, opened: MoeModel) -> Together | None:
         """What computes several at once on one token, where that pays and gives the same bits."""
         return together_for(opened)

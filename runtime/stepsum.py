@@ -4,7 +4,6 @@ import torch
 from torch import nn
 
 from runtime.experts import Assigned, accumulate, gather, weigh
-from runtime.neuronmajor import SegmentsTogether
 from runtime.plan import Place
 from runtime.resident import Resident, is_full
 from runtime.together import Together
@@ -17,7 +16,7 @@ class StepSum:
         self,
         module: nn.Module,
         resident: Resident,
-        together: Together | SegmentsTogether | None,
+        together: Together | None,
         *,
         hidden: torch.Tensor,
         assigned: dict[int, Assigned],
@@ -33,8 +32,16 @@ class StepSum:
 
     def add(self, places: list[Place]) -> None:
         """Compute what lies at `places`, all there."""
-        for alike in self._resident.slow.alike(places):
-            self._add_alike(alike)
+        if self._together and len(self._hidden) == 1 and len(places) > 1 and all(map(is_full, places)):
+            weights = [self._resident.weights(place) for place in places]
+            outputs = self._together.forward(self._module, weights, self._hidden)
+            for place, y in zip(places, outputs.unbind(), strict=True):
+                self.add_output(place.key % self._resident.num_experts, y)
+            return
+        for place in places:
+            expert = place.key % self._resident.num_experts
+            x = gather(self._hidden, self._assigned[expert])
+            self.add_output(expert, self._resident.forward(self._module, place, x))
 
     def add_output(self, expert: int, y: torch.Tensor) -> None:
         """An expert's output on its tokens [t, H], or that of a segment: they add up to it."""
@@ -47,16 +54,3 @@ class StepSum:
             own = self._assigned[expert]
             accumulate(out, weigh(self._outputs[expert], self._weights, own), own)
         return out
-
-    def _add_alike(self, places: list[Place]) -> None:
-        num_experts = self._resident.num_experts
-        if self._together and len(self._hidden) == 1 and len(places) > 1 and all(map(is_full, places)):
-            weights = [self._resident.weights(place) for place in places]
-            outputs = self._together.forward(self._module, weights, self._hidden)
-            for place, y in zip(places, outputs.unbind(), strict=True):
-                self.add_output(place.key % num_experts, y)
-            return
-        for place in places:
-            expert = place.key % num_experts
-            x = gather(self._hidden, self._assigned[expert])
-            self.add_output(expert, self._resident.forward(self._module, place, x))
