@@ -158,6 +158,7 @@ def _inspect(
     run: RunId = None,
     layer: Annotated[int | None, typer.Option(min=0, help="One layer in detail.")] = None,
     heatmap: Annotated[bool, typer.Option("--heatmap", help="A picture instead of a table.")] = False,
+    png: Annotated[Path | None, typer.Option(help="Write that picture to this file, .png or .svg.")] = None,
     verify: Annotated[bool, typer.Option("--verify", help="Read replica files and check every byte.")] = False,
     data: Annotated[str, typer.Option(help="Held-out text, for substitution and precision.")] = "builtin:held-out",
     tokens: Annotated[int, typer.Option(min=2, help="Tokens of it.")] = 4096,
@@ -169,6 +170,12 @@ def _inspect(
     json: Json = False,
 ) -> None:
     """Show what a store holds, or what moectl knows, as a table or as a heatmap; or price substitution or few bits."""
+    if png is not None:
+        from moectl.commands.inspect import refuse_picture
+        from moectl.pictures import check_picture
+
+        refuse_picture(name)
+        check_picture(png)
     if name == "substitution":
         from moectl.commands import substitution as pricing
 
@@ -187,7 +194,11 @@ def _inspect(
     from moectl.commands import inspect as verb
 
     verb.refuse_model(name, model)
-    verb.show(verb.inspect(name, store, run=run, layer=layer, verify=verify), heatmap=heatmap, as_json=json)
+    view = verb.inspect(name, store, run=run, layer=layer, verify=verify)
+    if png is not None:
+        verb.picture(view, png)
+        return
+    verb.show(view, heatmap=heatmap, as_json=json)
 
 
 @app.command("profile")

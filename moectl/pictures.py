@@ -3,9 +3,12 @@
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
+
 from artifacts.errors import BadInput, BadUsage
 from artifacts.files import check_writable, replacing
 from moectl.commands.demo import Demonstration
+from moectl.render import Heatmap
 
 _FORMATS = (".svg", ".png")
 _COMPUTE, _STALL, _INK = "#3b6ea5", "#e07b39", "#24292f"
@@ -18,6 +21,36 @@ def check_picture(path: Path) -> None:
     if find_spec("matplotlib") is None:
         raise BadInput("pictures need matplotlib: pip install 'moectl[report]'")
     check_writable(path)
+
+
+def draw_heatmap(heatmap: Heatmap, path: Path) -> None:
+    """The matrix from 0 to its largest, with what its rows and columns are; where a few values would leave all others
+    dark, the scale ends before them, in an arrow."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    down, across = heatmap.values.shape
+    figure = Figure(figsize=(8, min(8, max(2.4, 1.2 + 6.5 * down / across))), layout="constrained", facecolor="white")
+    axes = figure.subplots()
+    values = heatmap.values.astype(float)
+    usual, largest = np.percentile(values, 90), values.max()
+    is_cut = 0 < usual * 10 < largest
+    scale = {"vmin": 0, "vmax": usual if is_cut else largest}
+    image = axes.imshow(values, aspect="auto", cmap="inferno", interpolation="nearest", **scale)
+    figure.colorbar(image, ax=axes, pad=0.01, extend="max" if is_cut else "neither")
+    axes.set_xlabel(heatmap.column_name)
+    axes.set_ylabel(heatmap.row_name)
+    axes.set_title(heatmap.title, loc="left", fontsize=11)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(MaxNLocator(integer=True))
+    with replacing(path) as temporary, rc_context({"svg.fonttype": "none"}):
+        figure.savefig(temporary, format=path.suffix[1:], dpi=150, metadata=_undated(path))
+
+
+def _undated(path: Path) -> dict[str, None] | None:
+    """The same picture is the same bytes."""
+    return {"Date": None} if path.suffix == ".svg" else None
 
 
 def draw_demo(demonstration: Demonstration, path: Path) -> None:
@@ -40,4 +73,4 @@ def draw_demo(demonstration: Demonstration, path: Path) -> None:
     axes.set_title(f"{demonstration.budget} of the experts in the fast tier", loc="left", fontsize=11)
     axes.spines[["top", "right"]].set_visible(False)
     with replacing(path) as temporary, rc_context({"svg.fonttype": "none"}):  # text as text: a tenth of the size
-        figure.savefig(temporary, format=path.suffix[1:], metadata={"Date": None} if path.suffix == ".svg" else None)
+        figure.savefig(temporary, format=path.suffix[1:], metadata=_undated(path))

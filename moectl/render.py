@@ -64,7 +64,7 @@ def show_sheet(sheet: Sheet) -> None:
         is_text = any(isinstance(row[index], str) for row in sheet.rows)
         table.add_column(name, justify="left" if is_text else "right", overflow="fold")
     for row in sheet.rows:
-        table.add_row(*(Text(_cell(value)) for value in row))
+        table.add_row(*(Text(cell_text(value)) for value in row))
     out = console()
     out.print(table)
     if sheet.note:
@@ -82,7 +82,7 @@ def show_heatmap(heatmap: Heatmap) -> None:
         out.print(line, no_wrap=True)
     grain = f", {per_character} to a character (their mean)" if per_character > 1 else ""
     legend = f"rows: {heatmap.row_name}; columns: {heatmap.column_name} 0 to {heatmap.values.shape[1] - 1}{grain}; "
-    out.print(f"{legend}darkest 0, brightest {_cell(float(values.max(initial=0)))}", markup=False)
+    out.print(f"{legend}darkest 0, brightest {cell_text(float(values.max(initial=0)))}", markup=False)
 
 
 def human_bytes(nbytes: float) -> str:
@@ -94,7 +94,8 @@ def human_bytes(nbytes: float) -> str:
     return f"{nbytes:.1f} TiB"
 
 
-def _cell(value: object) -> str:
+def cell_text(value: object) -> str:
+    """A value as tables show it."""
     if value is None:
         return "-"
     if isinstance(value, NumBytes):

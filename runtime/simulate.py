@@ -1,5 +1,6 @@
 """Replays a trace through the controller: the decisions of the live run, without the model, on virtual time."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -7,6 +8,7 @@ import numpy as np
 from artifacts.errors import BadInput
 from artifacts.trace import Trace
 from runtime.controller import Controller
+from runtime.plan import Plan
 from runtime.policies.base import Step, last_tokens
 from runtime.reconfigure import Reconfiguration
 from runtime.timing import Timing
@@ -18,8 +20,10 @@ def replay(
     timing: Timing | None = None,
     *,
     reconfiguration: Reconfiguration | None = None,
+    watch: Callable[[Step, Plan], None] | None = None,
 ) -> None:
-    """Take every step of `trace` in order; `controller.counters` and `timing` then tell what happened."""
+    """Take every step of `trace` in order; `controller.counters` and `timing` then tell what happened. `watch` is told
+    of every step and what became of it."""
     if trace.num_layers > controller.shape.num_layers:
         raise BadInput(
             f"the trace has {trace.num_layers} layers, the model {controller.shape.num_layers}: it is another model's"
@@ -42,6 +46,8 @@ def replay(
         plan = controller.step(step)
         if timing:
             timing.step(plan)
+        if watch:
+            watch(step, plan)
     if timing:
         timing.end_pass()
 

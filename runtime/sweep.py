@@ -1,6 +1,6 @@
 """Policies tried on one trace and one machine: setting after setting, on virtual time."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -21,8 +21,9 @@ from runtime import derived, solving
 from runtime.assembly import build_controller, fast_tier, lay_out
 from runtime.cache import Scope
 from runtime.learning import no_maps
+from runtime.plan import Plan
 from runtime.policies import POLICIES, Policies, build, describe, preset
-from runtime.policies.base import Artefacts, FastTier
+from runtime.policies.base import Artefacts, FastTier, Step
 from runtime.reconfigure import Reconfiguration, tokens_between
 from runtime.simulate import replay
 from runtime.timing import Costs, Timing
@@ -101,8 +102,9 @@ class Workload:
         self._window = window
         self._splits: dict[tuple, SolvedSplit] = {}  # by budget and policies
 
-    def run(self, setting: Setting) -> Outcome:
-        """Replay the trace from an empty cache. Raises BadUsage, BadInput or Incompatible."""
+    def run(self, setting: Setting, watch: Callable[[Step, Plan], None] | None = None) -> Outcome:
+        """Replay the trace from an empty cache; `watch` is told of every step. Raises BadUsage, BadInput or
+        Incompatible."""
         policies, shape = setting.build(), self.model.shape
         scope = Scope(setting.scope or preset(setting.preset).scope)
         self._check_columns(policies)
@@ -122,7 +124,7 @@ class Workload:
             window=window,
             artefacts=artefacts,
         )
-        timing = Timing(self._costs, shape.num_experts, controller.nbytes)
+        timing = Timing(self._costs_of(policies), shape.num_experts, controller.nbytes)
         reconfiguration = None
         if every := tokens_between(setting.reconfigure_every, fast.split, policies):
             reconfiguration = Reconfiguration(
@@ -132,7 +134,7 @@ class Workload:
                 every=every,
                 lay_out=lambda other: lay_out(controller, policies, other, scope),
             )
-        replay(self.trace, controller, timing, reconfiguration=reconfiguration)
+        replay(self.trace, controller, timing, reconfiguration=reconfiguration, watch=watch)
         return Outcome(
             setting=setting,
             policies={axis: describe(getattr(policies, axis)) for axis in POLICIES},
@@ -145,6 +147,14 @@ class Workload:
             times=timing.summary(),
             split=solving.receipt(fast.split, shape) | (reconfiguration.receipt() if reconfiguration else {}),
         )
+
+    def _costs_of(self, policies: Policies) -> Costs:
+        """Whoever asks the routers of layers ahead pays for it."""
+        costs, prefetch = self._costs, policies.prefetch
+        if not (costs.foresee_s and (prefetch.reads_predictions or prefetch.reads_learned)):
+            return costs
+        rest = replace(costs.rest, memory_s=costs.rest.memory_s + prefetch.distance * costs.foresee_s)
+        return replace(costs, rest=rest)
 
     def _window_for(self, policies: Policies) -> int:
         if not policies.brings_ahead:

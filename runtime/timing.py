@@ -32,6 +32,9 @@ class Costs:
 
     Loading an expert and computing it near its memory are given at full precision; a replica takes its share of bytes.
     Each load takes `load_latency_s` of the link besides, and `host_s` of whoever computes: the engine's own work on it.
+    Where the near tier is only emulated, whoever computes spends `near_host_s` on each of its experts too. `shares`: of
+    an expert's seconds in the fast tier, by bits, where few bits do not save as much time as bytes. `foresee_s`: of a
+    layer, for each layer ahead of which it is asked.
     """
 
     expert: Work
@@ -41,6 +44,9 @@ class Costs:
     rest: Work
     head: Work
     host_s: float = 0.0
+    near_host_s: float = 0.0
+    shares: Mapping[int, float] = field(default_factory=dict)
+    foresee_s: float = 0.0
 
     @classmethod
     def of(cls, model: ModelShape, machine: Machine) -> "Costs":
@@ -97,6 +103,7 @@ class Timing:
         self.passes: list[PassTime] = []
         self._costs, self._num_experts = costs, num_experts
         self._share = {bits: size / nbytes[FULL_BITS] for bits, size in nbytes.items()}
+        self._fast_share = {**self._share, **costs.shares}
         self._link = _Link()
         self._pending: dict[int, _Transfer] = {}  # by slot
         self._now_s = 0.0
@@ -117,8 +124,9 @@ class Timing:
         """One layer: its other parts first, then its experts."""
         self._now_s += self._costs.rest.seconds(len(plan.selected))
         tokens = _tokens_by_expert(plan.selected, self._num_experts)
-        near_s = sum(self._seconds(self._costs.near, place, tokens) for place in plan.near)
+        near_s = sum(self._seconds(self._costs.near, place, tokens, self._share) for place in plan.near)
         near_ends_s = self._now_s + near_s
+        self._now_s += len(plan.near) * self._costs.near_host_s
         self.passes[-1].near_s += near_s
         if not plan.waves:
             self._issue(plan.prefetches, is_demand=False)
@@ -151,18 +159,21 @@ class Timing:
         for place in places:
             transfer = self._pending.pop(place.slot, None) if place.slot != NO_SLOT else None
             if transfer is None or transfer.lands_s <= self._now_s:
-                self._now_s += self._seconds(self._costs.expert, place, tokens)
+                self._now_s += self._expert_seconds(place, tokens)
             else:
                 coming.append((place, transfer))
         for _, transfer in coming:
             self._link.hurry(transfer)
         for place, transfer in sorted(coming, key=lambda pair: pair[1].lands_s):
             self.passes[-1].stall_s += max(0.0, transfer.lands_s - self._now_s)
-            self._now_s = max(self._now_s, transfer.lands_s) + self._seconds(self._costs.expert, place, tokens)
+            self._now_s = max(self._now_s, transfer.lands_s) + self._expert_seconds(place, tokens)
 
-    def _seconds(self, work: Work, place: Place, tokens: list[int] | None) -> float:
+    def _expert_seconds(self, place: Place, tokens: list[int] | None) -> float:
+        return self._seconds(self._costs.expert, place, tokens, self._fast_share)
+
+    def _seconds(self, work: Work, place: Place, tokens: list[int] | None, shares: Mapping[int, float]) -> float:
         num_tokens = 1 if tokens is None else tokens[place.key % self._num_experts]
-        return place.share * work.seconds(num_tokens, share=self._share[place.bits])
+        return place.share * work.seconds(num_tokens, share=shares[place.bits])
 
     def _issue(self, loads: tuple[Place, ...], *, is_demand: bool) -> None:
         for place in loads:

@@ -3,9 +3,10 @@
     OMP_NUM_THREADS=1 python -m tools.bench_maps
 
 One token a request is decoded: after every layer its distribution is matched with all maps, and the best map says
-which experts to bring and how urgently. Beside it the same search over the whole prefix again. Each comes right after
-the attention of a layer with its projections, as in a model, which leaves nothing in the caches. Contents are random:
-time does not depend on them.
+which experts to bring and how urgently. Beside it the same search over the whole prefix again, and what prefetch policy
+`map` keeps a step waiting with, its matching at once and on its own thread. Each comes right after the attention of a
+layer with its projections, as in a model, which leaves nothing in the caches. Contents are random: time does not depend
+on them.
 """
 
 import argparse
@@ -19,7 +20,12 @@ from transformers import Qwen2MoeConfig
 from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeAttention, Qwen2MoeRotaryEmbedding
 
 from artifacts.expertmaps import DTYPES, ExpertMaps, Trajectories, best_matches, priorities, select_experts
+from artifacts.shape import Shape
+from artifacts.trace import DECODE
 from moectl.render import Sheet, human_bytes, show_sheet
+from runtime.policies.base import Artefacts, Now, Step
+from runtime.policies.matching import Matching
+from runtime.policies.prefetch.map import MapPrefetch
 
 DISTANCE, TOP_K = 3, 4
 
@@ -46,6 +52,8 @@ class Seconds:
     recomputed: np.ndarray
     choosing: np.ndarray
     semantic: np.ndarray
+    at_once: np.ndarray
+    beside: np.ndarray
 
 
 class _Filled:
@@ -111,7 +119,30 @@ def measure(maps: ExpertMaps, sizes: Sizes, attend: Callable[[], None], *, passe
     found = [_one_pass(maps, flat, _distributions(random, sizes.requests, sizes), attend) for _ in range(passes + 1)]
     embeddings = random.standard_normal((passes, sizes.requests, sizes.hidden), np.float32)
     semantic = [_after(attend, by_embedding, maps, one)[1] for one in embeddings]
-    return Seconds(*np.array(found[1:]).transpose(2, 0, 1), np.array(semantic))
+    policy = [policy_steps(maps, sizes, attend, passes=passes, in_background=beside) for beside in (False, True)]
+    return Seconds(*np.array(found[1:]).transpose(2, 0, 1), np.array(semantic), *policy)
+
+
+def policy_steps(
+    maps: ExpertMaps, sizes: Sizes, attend: Callable[[], None], *, passes: int, in_background: bool
+) -> np.ndarray:
+    """[passes, L] seconds that a step waits for prefetch policy map, one pass before that does not count."""
+    shape = Shape(sizes.layers, sizes.experts, min(TOP_K, sizes.experts), expert_nbytes=1)
+    matching, policy, random = Matching(maps, shape), MapPrefetch(), np.random.default_rng(2)
+    policy.prepare(shape, Artefacts(matching=matching))
+    if in_background:
+        matching.run_in_background()
+    last, selected = np.arange(sizes.requests), np.zeros((sizes.requests, shape.top_k), np.int64)
+    seconds = np.zeros((passes + 1, sizes.layers))
+    for number in range(passes + 1):
+        seen = _distributions(random, sizes.requests, sizes)
+        given = random.standard_normal((sizes.requests, sizes.hidden), np.float32)
+        for layer in range(sizes.layers):
+            weights = np.ones(selected.shape, np.float32)
+            step = Step(number, DECODE, layer, selected, weights, seen[:, layer], last=last, embedding=given)
+            seconds[number, layer] = _after(attend, policy.propose, step, Now())[1]
+    matching.close()
+    return seconds[1:]
 
 
 def _one_pass(maps: ExpertMaps, flat: np.ndarray, seen: np.ndarray, attend: Callable[[], None]) -> list[list[float]]:
@@ -161,6 +192,9 @@ def sheet(seconds: Seconds, maps: ExpertMaps, sizes: Sizes, options: argparse.Na
         "from the start, a layer": seconds.recomputed,
         "from the start, the last layer": seconds.recomputed[:, -1],
         "by embedding, once a pass": seconds.semantic,
+        "policy map, a step, at once": seconds.at_once,
+        "policy map, a step, on its thread": seconds.beside,
+        "policy map, its first step, on its thread": seconds.beside[:, 0],
     }
     medians = {name: float(np.median(part)) for name, part in parts.items()}
     rows = [

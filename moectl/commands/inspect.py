@@ -18,7 +18,7 @@ from artifacts.shape import Shape
 from artifacts.store import Store
 from artifacts.storedmaps import map_arrays
 from moectl import mapviews, predictorviews, replicaviews, splitviews, views
-from moectl.render import Heatmap, Sheet, human_bytes, show_heatmap, show_json, show_sheet
+from moectl.render import Heatmap, Sheet, console, human_bytes, show_heatmap, show_json, show_sheet
 from runtime.policies import POLICIES, build, presets
 
 
@@ -74,6 +74,20 @@ def refuse_model(name: str, model: str | None) -> None:
     """Raise BadUsage for a model where none is read: what is shown comes from the store."""
     if model is not None:
         raise BadUsage(f"inspect {name} reads no model: leave {model} out")
+
+
+def refuse_picture(name: str) -> None:
+    """Raise BadUsage for what has no heatmap, and so no picture."""
+    if name not in _ARTEFACTS:
+        raise BadUsage(f"{name} has no picture; {', '.join(_ARTEFACTS)} have one")
+
+
+def picture(view: View, path: Path) -> None:
+    """Write the view's heatmap as a picture and say so."""
+    from moectl.pictures import draw_heatmap
+
+    draw_heatmap(view.heatmap, path)
+    console().print(f"{path}: {view.heatmap.title}", markup=False)
 
 
 def show(view: View, *, heatmap: bool, as_json: bool) -> None:

@@ -1,11 +1,12 @@
 """`moectl simulate --reproduce PAPER`: the paper's figures beside ours."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 from artifacts.errors import BadUsage
 from artifacts.names import unknown
 from moectl.render import show_json, show_sheet
-from moectl.reproductions import buddymoe, contextaware, moepic, specmd
+from moectl.reproductions import buddymoe, contextaware, fmoe, moepic, specmd
 from moectl.reproductions.report import Reproduction
 
 REPRODUCTIONS: dict[str, Callable[[], Reproduction]] = {
@@ -13,16 +14,20 @@ REPRODUCTIONS: dict[str, Callable[[], Reproduction]] = {
     "specmd": specmd.reproduce,
     "buddymoe": buddymoe.reproduce,
     "context-aware": contextaware.reproduce,
+    "fmoe": fmoe.reproduce,
 }
 
 
-def reproduce(name: str, *, other_options: bool) -> Reproduction:
-    """Raises BadUsage for a name that is not known, or with options that would make it another experiment."""
+def reproduce(name: str, *, trace: Path | None = None, other_options: bool) -> Reproduction:
+    """fmoe may be given a `trace` of its own. Raises BadUsage for a name that is not known, or with options that would
+    make it another experiment."""
     if name not in REPRODUCTIONS:
         raise BadUsage(unknown("reproduction", name, REPRODUCTIONS))
-    if other_options:
-        raise BadUsage("--reproduce brings its own trace, model and machine: give it no others")
-    return REPRODUCTIONS[name]()
+    if other_options or trace and name != "fmoe":
+        raise BadUsage(
+            "--reproduce brings its own trace, model and machine: give it no others (fmoe takes --trace FILE)"
+        )
+    return fmoe.reproduce(trace) if trace else REPRODUCTIONS[name]()
 
 
 def show(reproduction: Reproduction, *, as_json: bool) -> None:

@@ -102,13 +102,13 @@ class Matching:
 
     def receipt(self) -> dict[str, object]:
         """What is matched with, and how it goes on."""
-        held = self._ask(lambda: (len(self._maps), self._num_iterations))()
+        learned = self.learned()
         return {
-            "held": held[0],
-            "capacity": self._maps.capacity,
-            "bytes": self._maps.capacity * self._maps.map_nbytes,
-            "dtype": self._maps.dtype,
-            "learned_iterations": held[1] if self.learns else None,
+            "held": len(learned.maps),
+            "capacity": learned.maps.capacity,
+            "bytes": learned.maps.capacity * learned.maps.map_nbytes,
+            "dtype": learned.maps.dtype,
+            "learned_iterations": learned.num_iterations if self.learns else None,
         }
 
     @staticmethod

@@ -111,3 +111,31 @@ def test_a_missing_store(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("MOECTL_STORE", str(tmp_path / "none.duckdb"))
     assert main(["inspect"]) == 3
     assert f"there is no store {tmp_path / 'none.duckdb'}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ARTEFACTS)
+def test_every_artefact_is_a_picture_in_a_file(inspect, tmp_path, name):
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "out.png"
+    assert str(picture) in inspect(name, "--png", str(picture))
+    assert picture.read_bytes().startswith(b"\x89PNG") and picture.stat().st_size > 5000
+
+
+def test_a_picture_says_what_it_shows(inspect, tmp_path):
+    pytest.importorskip("matplotlib")
+    inspect("coactivation", "--layer", "1", "--png", str(tmp_path / "out.svg"))
+    assert "q[j|i] in layer 1" in (tmp_path / "out.svg").read_text()
+
+
+def test_no_picture(store, tmp_path, capsys, monkeypatch):
+    for arguments, told in (
+        (("runs", "--png", "out.png"), "runs has no picture"),
+        (("entropy", "--png", "out.pdf"), ".svg or .png"),
+        (("entropy", "--png", str(tmp_path / "no" / "out.png")), "there is no folder"),
+    ):
+        assert main(["inspect", *arguments, "--store", str(store)]) in (2, 3)
+        assert told in capsys.readouterr().err
+    monkeypatch.setattr("moectl.pictures.find_spec", lambda name: None)
+    assert main(["inspect", "entropy", "--png", str(tmp_path / "out.png"), "--store", str(store)]) == 3
+    assert "pip install 'moectl[report]'" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

@@ -1,15 +1,20 @@
 """Reproductions: what the papers say beside what we find, what is not known marked, disagreement said."""
 
 import json
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from artifacts.hardware import machine
 from artifacts.synthetic import generate
+from artifacts.tracefile import read_parquet, write_parquet
 from artifacts.tracestats import measure
 from moectl.cli import main
-from moectl.reproductions import contextaware, moepic
+from moectl.reproductions import contextaware, fmoe, moepic
 from moectl.reproductions.report import UNKNOWN
+
+TRACE = Path(__file__).parents[1] / "data" / "demo-trace.parquet"
 
 
 def reproduced(name: str, capfd: pytest.CaptureFixture[str]) -> dict:
@@ -95,3 +100,34 @@ def test_tables_for_a_person(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", "--reproduce", "buddymoe"]) == 0
     shown = capfd.readouterr().out
     assert all(text in shown for text in ("not available here", "DISAGREES", "assumed: ", "verdict"))
+
+
+def test_fmoe_on_a_trace_of_ones_own(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path, recorded = tmp_path / "trace.parquet", read_parquet(TRACE)
+    write_parquet(recorded.take(recorded.token < 40), path)
+    assert main(["simulate", "--reproduce", "fmoe", "--trace", str(path), "--json"]) == 0
+    said = json.loads(capfd.readouterr().out)
+    rates = {(row["policies"], row["maps"]): row["hit_rate"] for row in said["systems"]}
+    assert list(dict.fromkeys(name for name, _ in rates)) == [*fmoe.SYSTEMS[:1], "fmoe, d = 3", *fmoe.SYSTEMS[1:]] + [
+        *fmoe.CONTROLS,
+        "oracle",
+    ]
+    assert max(rates, key=rates.get) == ("oracle", None) and min(rates, key=rates.get) == ("random experts", None)
+    patterns = {row["by"]: row["hit_rate"] for row in said["patterns"]}
+    assert list(patterns) == [*fmoe.PATTERNS, *fmoe.CONTROLS]
+    assert patterns["map T"] < patterns["map T+S"], "nothing else guides the first layers"
+    assert [row["d"] for row in said["distances"]] == [2, 3, 4, 5, 6, 7]
+    coarse, fine = (row["entropy"] for row in said["entropy"][1:])
+    assert fine < coarse < 1
+    assert said["assumed"][0].startswith(f"{path}: 5 requests make the maps, 85 or 85; the other 1 are replayed")
+    assert [claim["verdict"] for claim in said["claims"] if claim["claim"].startswith("3:")] == ["agrees"]
+    assert all(row["paper"] == UNKNOWN for name in ("systems", "patterns", "online") for row in said[name])
+
+
+def test_fmoe_refuses_traces_that_tell_too_little(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    trace = read_parquet(TRACE)
+    write_parquet(replace(trace, iteration=None, embeddings=None), tmp_path / "old.parquet")
+    write_parquet(trace.take(trace.request == 0), tmp_path / "one.parquet")
+    for name, says in (("old", "record it with `moectl run --prefetch next_gate"), ("one", "has one request")):
+        assert main(["simulate", "--reproduce", "fmoe", "--trace", str(tmp_path / f"{name}.parquet")]) == 3
+        assert says in capfd.readouterr().err

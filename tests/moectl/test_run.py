@@ -216,3 +216,41 @@ def test_receipt_and_counters_name_the_bits(
         assert said["receipt"]["fast_bytes"] <= 0.25 * 16 * said["receipt"]["expert_bytes"]
     else:
         assert replicas["slow_tier_bits"]
+
+
+def test_a_run_learns_maps_and_the_next_one_uses_them(
+    model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    store = tmp_path / "moe.duckdb"
+    options = [str(model), "--preset", "fmoe", "--learn", "--prompt", PROMPT, "--max-new-tokens", "6", "--ignore-eos"]
+    for number, held in ((1, 6), (2, 12)):
+        assert main(["run", *options, "--store", str(store), "--json"]) == 0
+        said = capfd.readouterr()
+        assert json.loads(said.out)["receipt"]["maps"]["learned_iterations"] == 6
+        assert said.err == f"learned from 6 iterations: run {number} of {store} holds {held} maps\n"
+    assert main(["run", *(option for option in options if option != "--learn"), "--store", str(store), "--json"]) == 0
+    said = capfd.readouterr()
+    assert json.loads(said.out)["receipt"]["maps"]["held"] == 12 and not said.err
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "says"),
+    [
+        (("--preset", "specmd", "--learn"), 2, "--learn adds to expert maps, and no policy chosen here uses any"),
+        (("--preset", "fmoe"), 5, "run `moectl build-maps`, or begin with none by --learn"),
+        (("--preset", "fmoe", "--learn", "--store", "nowhere/moe.duckdb"), 3, "there is no folder nowhere"),
+    ],
+)
+def test_what_cannot_learn(
+    options: tuple[str, ...],
+    code: int,
+    says: str,
+    model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["run", str(model), "--prompt", PROMPT, "--max-new-tokens", "2", *options]) == code
+    said = capfd.readouterr()
+    assert says in said.err and said.err.count("\n") == 1 and not list(tmp_path.iterdir())

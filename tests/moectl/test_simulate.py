@@ -252,3 +252,22 @@ def test_what_cannot_be_fitted(
 ) -> None:
     assert main(["fit-trace", *options]) == code
     assert says in capfd.readouterr().err
+
+
+def test_fmoe_takes_the_maps_of_the_store_or_begins_with_none(
+    simulated: Simulated, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    trace = read_parquet(TRACE)
+    write_parquet(trace.take(trace.token < 32), few := tmp_path / "few.parquet")
+    store = tmp_path / "moe.duckdb"
+    fmoe = ("--trace", few, "--num-experts", 32, "--preset", "fmoe", "--store", store)
+    alone = simulated(*fmoe)
+    assert "expert maps: none at first, each iteration joins them once it is over" in alone["receipt"]["assumed"]
+    assert main(["build-maps", "--tokens", "1024", "--capacity", "200", "--store", str(store), "--json"]) == 0
+    mapped = simulated(*fmoe)
+    assert "expert maps: those of run 1 of the store" in mapped["receipt"]["assumed"]
+    rows = {row["policies"]: row["hit_rate"] for row in mapped["rows"]}
+    assert rows["on-demand"] < rows["fmoe"] < rows["oracle"]
+    write_parquet(replace(trace, iteration=None, embeddings=None), old := tmp_path / "old.parquet")
+    assert main(["simulate", "--trace", str(old), "--num-experts", "32", "--preset", "fmoe"]) == 3
+    assert "what each pass was given, which the trace does not hold: record one with" in capfd.readouterr().err

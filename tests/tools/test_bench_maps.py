@@ -16,7 +16,7 @@ def test_a_table_of_times(dtype: str, monkeypatch: pytest.MonkeyPatch, capsys: p
     table = capsys.readouterr().out
     assert "from the start / layer by layer" in table and f"6 maps, L=4 E=5 H=32, {dtype}" in table
     rows = [line.split("│") for line in table.splitlines() if line.startswith("│")]
-    assert len(rows) == 7 and all(float(row[2].replace(",", "")) > 0 for row in rows)
+    assert len(rows) == 10 and all(float(row[2].replace(",", "")) > 0 for row in rows)
 
 
 def test_both_searches_find_the_same() -> None:
