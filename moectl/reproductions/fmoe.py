@@ -41,6 +41,7 @@ class Study:
     held: Trace
     model: ModelShape
     workloads: dict[int, Workload]  # by capacity; 0: none at first
+    learning: dict[int, Workload]  # likewise, iterations join the maps as they come
     num_requests: tuple[int, int]
     num_maps: tuple[int, int]
 
@@ -52,8 +53,9 @@ class Study:
     def run(self, label: str, capacity: int = CAPACITY, *, scope: str = "layer", **policies: str) -> Outcome:
         return self.workloads[capacity].run(Setting(label, policies=policies, scope=scope, budget=BUDGET))
 
-    def preset(self, name: str, capacity: int, scope: str) -> Outcome:
-        return self.workloads[capacity].run(Setting(name, name, scope=scope, budget=BUDGET))
+    def preset(self, name: str, capacity: int, scope: str, *, learns: bool = False) -> Outcome:
+        workload = (self.learning if learns else self.workloads)[capacity]
+        return workload.run(Setting(name, name, scope=scope, budget=BUDGET))
 
 
 def reproduce(trace: Path | None = None) -> Reproduction:
@@ -91,13 +93,16 @@ def _study(path: Path | None) -> Study:
         size: derived.maps(others, model.shape, capacity=size, distance=LEAD + 1) for size in (CAPACITY, EVERYTHING)
     }
     window = model.shape.top_k * model.shape.expert_nbytes
-    known = {0: Artefacts()} | {size: Artefacts(maps=found) for size, found in maps.items()}
-    workloads = {
-        size: Workload(replayed, model, machine(_MACHINE), artefacts=artefacts, window=window)
-        for size, artefacts in known.items()
-    }
+
+    def workloads(learns: bool) -> dict[int, Workload]:
+        known = {size: Artefacts(maps=found, learns_maps=learns) for size, found in maps.items()}
+        return {
+            size: Workload(replayed, model, machine(_MACHINE), artefacts=artefacts, window=window)
+            for size, artefacts in ({0: Artefacts()} | known).items()
+        }
+
     counts = (len(requests) - len(held), len(held))
-    return Study(source, replayed, model, workloads, counts, tuple(map(len, maps.values())))
+    return Study(source, replayed, model, workloads(False), workloads(True), counts, tuple(map(len, maps.values())))
 
 
 def _from_file(path: Path) -> tuple[Trace, ModelShape, str]:
@@ -118,16 +123,14 @@ def _bundled() -> tuple[Trace, ModelShape, str]:
 
 
 def _systems(study: Study) -> list[tuple[str, int | None, list[Outcome]]]:
-    """Label, capacity, and the outcome in each scope."""
+    """Label, maps at first, and the outcome in each scope."""
     rows = []
-    for name in SYSTEMS:
-        for capacity in (CAPACITY, EVERYTHING) if name == "fmoe" else (None,):
-            found = [study.preset(name, capacity or CAPACITY, scope) for scope in SCOPES]
-            rows.append((name, capacity and len(study.workloads[capacity]._artefacts.maps), found))
+    for capacity, count in zip((CAPACITY, EVERYTHING), study.num_maps, strict=True):
+        for label, learns in ((SYSTEMS[0], True), ("fmoe, not learning", False)):
+            rows.append((label, count, [study.preset("fmoe", capacity, scope, learns=learns) for scope in SCOPES]))
+    rows += [(name, None, [study.preset(name, CAPACITY, scope) for scope in SCOPES]) for name in SYSTEMS[1:]]
     for label, policy in CONTROLS.items():
         rows.append((label, None, [study.run(label, prefetch=policy, scope=scope) for scope in SCOPES]))
-    farther = [study.run("d = 3", EVERYTHING, prefetch=PAPERS, eviction="map", scope=scope) for scope in SCOPES]
-    rows.insert(2, ("fmoe, d = 3", rows[1][1], farther))
     bound = {"eviction": "belady", "prefetch": "oracle"}
     rows.append(("oracle", None, [study.run("oracle", scope=scope, **bound) for scope in SCOPES]))
     return rows
@@ -244,7 +247,8 @@ def _assumed(study: Study) -> tuple[str, ...]:
         f"{BUDGET} of the experts, from an empty cache; each layer its own share (hit rate), or all in one cache; as "
         "many experts as a token selects may come ahead in a layer; prefetched and wasted: experts a request",
         "a match is used one layer after the layer that it is of: the paper's d is the policy's distance + 1; in "
-        f"Figure 12a all look two layers ahead, speculate {study.num_foreseen}; the systems one, but for `fmoe, d = 3`",
+        f"Figure 12a all look two layers ahead, speculate {study.num_foreseen}; the systems look one layer ahead",
+        "learning: iterations join the maps when they are over; in Figures 12 and 13 none do",
         "the first layer's experts come on demand: nothing is known of a pass before it begins",
         "Figures 12 and 13 use all maps; of the paper's figures only its headline is available here",
     )

@@ -108,10 +108,8 @@ def test_fmoe_on_a_trace_of_ones_own(tmp_path: Path, capfd: pytest.CaptureFixtur
     assert main(["simulate", "--reproduce", "fmoe", "--trace", str(path), "--json"]) == 0
     said = json.loads(capfd.readouterr().out)
     rates = {(row["policies"], row["maps"]): row["hit_rate"] for row in said["systems"]}
-    assert list(dict.fromkeys(name for name, _ in rates)) == [*fmoe.SYSTEMS[:1], "fmoe, d = 3", *fmoe.SYSTEMS[1:]] + [
-        *fmoe.CONTROLS,
-        "oracle",
-    ]
+    names = ["fmoe", "fmoe, not learning", *fmoe.SYSTEMS[1:], *fmoe.CONTROLS, "oracle"]
+    assert list(dict.fromkeys(name for name, _ in rates)) == names
     assert max(rates, key=rates.get) == ("oracle", None) and min(rates, key=rates.get) == ("random experts", None)
     patterns = {row["by"]: row["hit_rate"] for row in said["patterns"]}
     assert list(patterns) == [*fmoe.PATTERNS, *fmoe.CONTROLS]
