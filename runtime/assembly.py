@@ -114,6 +114,8 @@ def build_controller(
     """`num_slots` experts, or segments by `split`, fit the fast tier, beside the replicas `shadows` [L * E] bits if
     given; `window` bytes may be prefetched per step."""
     prepare(policies, shape, artefacts)
+    if policies.routing.follows_predictions and not policies.prefetch.reads_predictions:
+        raise BadUsage(f"--routing {describe(policies.routing)} follows predictions: give --prefetch next_gate too")
     if policies.miss.reads_shadows and shadows is None:
         raise BadUsage(f"--miss {describe(policies.miss)} computes on replicas that stay: give --residency shadow too")
     assert policies.residency.cuts == (split is not None), f"{describe(policies.residency)} with split {split}"

@@ -53,10 +53,11 @@ from runtime.policies.residency.shadow import ShadowResidency
 from runtime.policies.residency.split import SplitResidency
 from runtime.policies.residency.uniform import Uniform
 from runtime.policies.routing.cache_aware import CacheAware
+from runtime.policies.routing.pre_gated import PreGated
 from runtime.policies.routing.standard import Standard
 
 POLICIES: dict[str, dict[str, type]] = {
-    "routing": {"standard": Standard, "cache_aware": CacheAware},
+    "routing": {"standard": Standard, "cache_aware": CacheAware, "pre_gated": PreGated},
     "prefetch": {
         "none": NoPrefetch,
         "next_gate": NextGate,

@@ -182,6 +182,7 @@ class Routing(Policy, Protocol):
     """Runs at the router, before anything else is decided."""
 
     reroutes: ClassVar[bool]  # False: the router's own choice stands, and `route` is never called
+    follows_predictions: ClassVar[bool]  # whether steps must carry `predicted`
 
     def route(self, step: Step, resident: np.ndarray) -> Step:
         """The step with the experts, and their weights, that are to serve it; `resident` [E] bool."""
@@ -251,6 +252,7 @@ class Simple:
     chooses: ClassVar[bool] = True
     every_step: ClassVar[bool] = False
     reads_shadows: ClassVar[bool] = False
+    follows_predictions: ClassVar[bool] = False
 
     @property
     def wants(self) -> frozenset[str]:

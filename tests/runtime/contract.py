@@ -112,6 +112,8 @@ def _controller(case: Case, texts: dict[str, str], maps: ExpertMaps | None = Non
         texts["residency"] = "shadow"
     if texts["residency"].startswith("split") and "replicas" in parse("miss", texts["miss"]).requires:
         texts["miss"] = PLAIN["miss"]
+    if parse("routing", texts["routing"]).follows_predictions:
+        texts["prefetch"] = "next_gate"
     policies, known = build(texts), artefacts(case.shape, case.trace, maps)
     prepare(policies, case.shape, known)
     budget = case.num_slots * case.shape.expert_nbytes

@@ -67,3 +67,26 @@ def test_probabilities_that_underflow_are_no_infinity() -> None:
 def test_negative_strengths_are_refused() -> None:
     with pytest.raises(BadUsage, match="strength >= 0"):
         parse("routing", "cache_aware:strength=-1")
+
+
+AHEAD = [[[0.4, 0.3, 0.2, 0.1, 0.0, 0.0]]]
+
+
+def test_what_was_foretold_a_layer_before_is_selected() -> None:
+    """Foretold are 0 and 1; the router then says 0 and 5. 1 had three sevenths, and weighs as 5 would have."""
+    policy = prepared("routing", "pre_gated")
+    first = step([[2, 3]], weights=[[0.6, 0.4]], predicted=AHEAD)
+    assert policy.route(first, resident()) is first, "no layer comes before"
+    routed = policy.route(step([[5, 0]], weights=[[0.6, 0.4]], layer=1, predicted=AHEAD), resident())
+    assert routed.selected.tolist() == [[0, 1]] and routed.weights[0] == pytest.approx([0.4, 0.4])
+    routed = policy.route(step([[0, 5]], weights=[[0.5, 0.5]], layer=2, predicted=AHEAD), resident())
+    assert routed.selected.tolist() == [[0, 1]] and routed.weights[0] == pytest.approx([0.5, 3 / 7])
+    own = step([[1, 0]], weights=[[0.6, 0.4]], layer=0, pass_index=1, predicted=AHEAD)
+    assert policy.route(own, resident()) is own, "the next pass begins"
+
+
+def test_a_foretold_choice_that_stands_is_the_routers_own_step() -> None:
+    policy = prepared("routing", "pre_gated")
+    policy.route(step([[2, 3]], predicted=AHEAD), resident())
+    own = step([[1, 0]], weights=[[0.6, 0.4]], layer=1, predicted=AHEAD)
+    assert policy.route(own, resident()) is own
