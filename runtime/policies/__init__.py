@@ -152,7 +152,7 @@ class Preset:
     """A named set of policies, one per axis, with the paper it comes from, and what that does besides (`differs`).
 
     `budget` is given only where the preset fixes it. One that `waits_for` something cannot run: its axes name only
-    what exists of it.
+    what exists of it. One that was tuned is `tuned_for` a budget and a machine, of the model `model_id`.
     """
 
     name: str
@@ -167,6 +167,8 @@ class Preset:
     budget: str | None = None
     differs: str = ""
     waits_for: str = ""
+    tuned_for: str = ""
+    model_id: str = ""
 
     def texts(self) -> dict[str, str]:
         return {axis: getattr(self, axis) for axis in POLICIES}
@@ -179,8 +181,11 @@ def presets() -> dict[str, Preset]:
     return {name: Preset(name, **row) for name, row in rows.items()}
 
 
-def preset(name: str) -> Preset:
-    """The preset to run by. Raises BadUsage when there is none, Incompatible when it waits for something."""
+def preset(name: str | Preset) -> Preset:
+    """The preset to run by, which may come from a store. Raises BadUsage when there is none, Incompatible when it waits
+    for something."""
+    if isinstance(name, Preset):
+        return name
     if name not in presets():
         raise BadUsage(unknown("preset", name, presets()))
     found = presets()[name]
