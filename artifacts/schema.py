@@ -76,12 +76,17 @@ ARTEFACT_TABLES = {
         run_id INTEGER NOT NULL, layer USMALLINT NOT NULL, requests BIGINT NOT NULL, hits BIGINT NOT NULL,
         late BIGINT NOT NULL, misses BIGINT NOT NULL, collisions BIGINT NOT NULL, evictions BIGINT NOT NULL,
         few_bits BIGINT NOT NULL, replaced BIGINT NOT NULL""",
+    "presets": """
+        run_id INTEGER NOT NULL, name VARCHAR NOT NULL, routing VARCHAR NOT NULL, prefetch VARCHAR NOT NULL,
+        eviction VARCHAR NOT NULL, miss VARCHAR NOT NULL, residency VARCHAR NOT NULL, scope VARCHAR NOT NULL,
+        budget VARCHAR NOT NULL, machine VARCHAR NOT NULL, max_loss DOUBLE NOT NULL, tpot_ms DOUBLE,
+        perplexity_ratio DOUBLE""",
 }
 
 # What each version added to the one before it: tables and columns that stores of that age lack.
 _ADDED = {
     2: ("quant_loss", "replicas", "hardware", "curves", "splits", "expert_maps"),
-    3: ("bench_layers", "predictors"),
+    3: ("bench_layers", "predictors", "presets"),
 }
 _ADDED_COLUMNS = {
     2: (("traces", "predicted FLOAT[]"),),

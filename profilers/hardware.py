@@ -20,7 +20,7 @@ from runtime.lowbit import make_ready, project_packed
 from runtime.model import MoeModel
 from runtime.probe import seconds_of, some_experts, without_experts
 from runtime.replicas import open_replicas
-from runtime.session import Session, Settings
+from runtime.session import EXACT, Session, Settings
 from runtime.tiers import link_name
 from runtime.weights import aligned
 
@@ -48,7 +48,7 @@ def measure(
     widths = [FULL_BITS, *(replicas.widths if replicas else ())]
     total, done = len(lengths) + 1 + len(widths), 0
     compute, near = [], []
-    of_decode, beside = _decode_experts(opened, link, effort)
+    of_decode, beside = decode_experts(opened, link, effort)
     for length in lengths:
         moe = of_decode if length == 1 else _prompt_experts(opened, length, effort)
         compute.append(_compute(opened, length, moe, effort))
@@ -72,8 +72,8 @@ def _compute(opened: MoeModel, num_tokens: int, moe: Spread, effort: Effort) -> 
         num_tokens,
         attention=layer_seconds(opened, num_tokens, effort),
         moe=moe,
-        head=_head(opened, num_tokens, effort),
-        expert=_expert(opened, num_tokens, effort),
+        head=head_seconds(opened, num_tokens, effort),
+        expert=expert_spread(opened, num_tokens, effort),
     )
 
 
@@ -97,18 +97,20 @@ def _context(opened: MoeModel, effort: Effort) -> int:
     return max(1, min(_CONTEXT, limit - effort.turns - effort.warm_up))
 
 
-def _head(opened: MoeModel, num_tokens: int, effort: Effort) -> Spread:
+def head_seconds(opened: MoeModel, num_tokens: int, effort: Effort) -> Spread:
     head = opened.model.get_output_embeddings()
     hidden = _hidden(opened, num_tokens)[None].to(head.weight.dtype)
     return Spread.of(_seconds(opened, lambda _: head(hidden), effort))
 
 
-def _expert(opened: MoeModel, num_tokens: int, effort: Effort) -> Spread:
+def expert_spread(opened: MoeModel, num_tokens: int, effort: Effort) -> Spread:
     module, views, x = opened.layers[0].experts, some_experts(opened), _hidden(opened, num_tokens)
     return Spread.of(_seconds(opened, lambda turn: expert_forward(module, views[turn % len(views)], x), effort))
 
 
-def _decode_experts(opened: MoeModel, link: str, effort: Effort) -> tuple[Spread, dict[str, Spread]]:
+def decode_experts(
+    opened: MoeModel, link: str, effort: Effort, *, experts: str = EXACT
+) -> tuple[Spread, dict[str, Spread]]:
     """Seconds of a layer's experts in a pass of one token when all are there, and what each adds that is not, as
     `miss` and, without the waiting for the link, as `host`; nothing where all are always there.
 
@@ -117,16 +119,16 @@ def _decode_experts(opened: MoeModel, link: str, effort: Effort) -> tuple[Spread
     """
     shape, random = opened.shape, np.random.default_rng(0)
     there, added, worked = [], [], []
-    settings = Settings(budget=f"{shape.num_layers * shape.top_k}x", link=link)
+    settings = Settings(budget=f"{shape.num_layers * shape.top_k}x", link=link, experts=experts)
     with Session(opened, settings) as session, torch.inference_mode():
         session.engine.on_step = _nothing  # which keeps the controller deciding, as it must below the whole model
         for turn in range(effort.warm_up + effort.turns):
             token = torch.from_numpy(random.integers(0, opened.config.vocab_size, (1, 1))).to(opened.model.device)
-            brought_s, stall_s = _pass_seconds(session, token), session.engine.stall_s[-1]
-            there_s = _pass_seconds(session, token)
+            brought_s, stall_s = pass_seconds(session, token), session.engine.stall_s[-1]
+            there_s = pass_seconds(session, token)
             num_misses = sum(layer["misses"] for layer in session.controller.counters.by_layer(first_pass=-2))
             with without_experts(opened, after=NAME):
-                bare_s = min(_pass_seconds(session, token) for _ in range(2))  # the first finds colder caches
+                bare_s = min(pass_seconds(session, token) for _ in range(2))  # the first finds colder caches
             if turn >= effort.warm_up:
                 there.append((there_s - bare_s) / shape.num_layers)
                 added += [(brought_s - there_s) / num_misses] if num_misses else []
@@ -134,7 +136,7 @@ def _decode_experts(opened: MoeModel, link: str, effort: Effort) -> tuple[Spread
     return Spread.of(there), {"miss": Spread.of(added), "host": Spread.of(worked)} if len(added) > 1 else {}
 
 
-def _pass_seconds(session: Session, token: torch.Tensor) -> float:
+def pass_seconds(session: Session, token: torch.Tensor) -> float:
     return seconds_of(lambda _: session.forward(token), token.device, warm_up=0, turns=1)[0]
 
 

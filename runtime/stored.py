@@ -18,6 +18,7 @@ from artifacts.rows import (
     split_columns,
 )
 from artifacts.shape import Shape
+from artifacts.similarity import Similarity
 from artifacts.slots import loads_on_demand
 from artifacts.splits import Latencies, SolvedSplit
 from artifacts.store import Store
@@ -65,13 +66,20 @@ def load_loads(store: Store, model_id: str, shape: Shape) -> np.ndarray | None:
 def load_sensitivity(store: Store, model_id: str, shape: Shape) -> np.ndarray | None:
     """[L] by what the newest profile that measured it found a layer's output to change when an expert is left out, and
     by how much that grows in the layers after it."""
-    runs = [run for run in store.runs() if run.info.model_id == model_id and "similarity" in run.contents]
-    if not runs:
+    measured = load_similarity(store, model_id, shape)
+    if measured is None:
         return None
-    measured = similarity_matrices(store.read("similarity", runs[-1].run_id), shape.num_layers, shape.num_experts)
     uses = np.maximum(measured.samples, 1)
     found = (measured.left_out * uses).sum(axis=1) / uses.sum(axis=1) * passed_on(shape.num_layers).ravel()
     return found / found.mean()
+
+
+def load_similarity(store: Store, model_id: str, shape: Shape) -> Similarity | None:
+    """Of the newest profile that measured it."""
+    runs = [run for run in store.runs() if run.info.model_id == model_id and "similarity" in run.contents]
+    if not runs:
+        return None
+    return similarity_matrices(store.read("similarity", runs[-1].run_id), shape.num_layers, shape.num_experts)
 
 
 def load_splits(store: Store, model_id: str) -> tuple[SolvedSplit, ...] | None:
