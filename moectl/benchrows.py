@@ -19,7 +19,7 @@ COMMAND, BY_LAYER = "bench", "bench_layers"
 LIVE, SIMULATED, PEER = "live", "simulated", "peer"
 _COUNTS = ("late", "misses", "collisions", "demand_bytes", "prefetch_bytes", "wasted_bytes")
 _LAYER_COUNTS = ("requests", "hits", "late", "misses", "collisions", "evictions")
-_ARTEFACTS = ("profile", "build-buddies", "quantize", "build-maps", "split")
+_ARTEFACTS = ("profile", "build-buddies", "quantize", "build-maps", "learn", "build-predictor", "split")
 
 
 @dataclass(frozen=True, slots=True)
