@@ -40,15 +40,16 @@ def live(name: str, request: Request, *, store: Path, device: str, threads: int)
     opened = open_quietly(name, device=device)
     for link in set(request.link_names) - MACHINES.keys():
         resolve_link(opened, link=link, near=None, scaled_to=None)
-    text, settings = read_text(opened, request), request.settings()
     info = model_info(name, opened)
+    request = request.of_model(store, info.model_id)
+    text, settings = read_text(opened, request), request.settings()
     here = Here.look(opened.model.device)
     job = _job(request, text, settings, here=here, artefacts=artefact_runs(store, info.model_id), opened=opened)
     ledger, kept = Ledger(store, job, model=info), KeptSamples(store, job.digest)
     if request.again:
         kept.remove()
     samples, paces = kept.load()
-    bench = Bench(opened, _artefacts(store, opened), text, Paces(opened, paces))
+    bench = Bench(opened, _artefacts(store, opened), text, Paces(opened, paces), request.stored)
     peers = PeerBench(opened, locate(name), text, threads=threads)
     under_way = _UnderWay(bench, peers, ledger, kept, samples, {} if request.again else ledger.finished(), {})
     taken_up = len(under_way.rows)
@@ -151,6 +152,7 @@ def _job(
         "machine": {"processor": here.processor, "cores": here.cores, "gpu": here.gpu},
         "threads": here.threads,
         "artefacts": artefacts,
+        "tuned": request.tuned,
     }
     num_tokens = sum(map(len, text.sequences))
     return Job(request.data, data_digest(text.sequences), num_tokens, request.seed, conditions)

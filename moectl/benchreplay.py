@@ -1,6 +1,7 @@
 """A simulated bench: the same settings, and the oracle, on a trace and virtual time."""
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from time import perf_counter
@@ -29,6 +30,7 @@ from profilers.quality import read
 from runtime import budget as sizes
 from runtime.cache import Scope
 from runtime.model import MoeModel
+from runtime.policies import Preset
 from runtime.session import Session, Settings
 from runtime.sweep import Outcome, Workload, oracles
 from runtime.sweep import Setting as Tried
@@ -44,6 +46,8 @@ def simulated(name: str, request: Request, *, store: Path, device: str, threads:
     torch.set_num_threads(threads)
     check_store(store)
     opened = open_source(_source(name, request, store=store, device=device))
+    if opened.model_id:
+        request = request.of_model(store, opened.model_id)
     found, costs = costs_on(request.machine or DEFAULT_MACHINE, opened.model, store)
     workloads = {link: _workload(opened, found, costs, link=link) for link in request.link_names}
     artefacts = artefact_runs(store, opened.model_id) if opened.model_id else {}
@@ -56,27 +60,28 @@ def simulated(name: str, request: Request, *, store: Path, device: str, threads:
         for number, setting in enumerate(settings):
             advance(number, len(settings))
             if setting not in rows:
-                rows[setting] = _replayed(workloads[setting.link], setting, ledger)
+                rows[setting] = _replayed(workloads[setting.link], setting, ledger, request.stored)
     assumed = dict.fromkeys(note for workload in workloads.values() for note in workload.assumed)
     notes = (BOUND, NOT_MEASURED, *(f"assumed: {note}" for note in assumed))
     conditions = _conditions(opened, found, request, taken_up)
     return Benched([rows[setting] for setting in settings], opened.model.shape, conditions, notes, job.digest)
 
 
-def _replayed(workload: Workload, setting: Setting, ledger: Ledger) -> Row:
+def _replayed(workload: Workload, setting: Setting, ledger: Ledger, stored: Mapping[str, Preset]) -> Row:
     started_at, begin_s = utc_now(), perf_counter()
     try:
-        outcome = _outcome(workload, setting)
+        outcome = _outcome(workload, setting, stored)
     except Problem as problem:
         return Row(**asdict(setting), mode=SIMULATED, why=str(problem))
     row, seconds = simulated_row(setting, outcome), perf_counter() - begin_s
     return ledger.write(row, by_layer=outcome.by_layer, started_at=started_at, seconds=seconds, beside={})
 
 
-def _outcome(workload: Workload, setting: Setting) -> Outcome:
+def _outcome(workload: Workload, setting: Setting, stored: Mapping[str, Preset]) -> Outcome:
     """Of the oracles in both scopes the faster one."""
     if setting.preset != ORACLE:
-        return workload.run(Tried(setting.preset, setting.preset, budget=setting.budget))
+        preset = stored.get(setting.preset, setting.preset)
+        return workload.run(Tried(setting.preset, preset, budget=setting.budget))
     bounds = [oracles(Tried(ORACLE, scope=str(scope), budget=setting.budget))[1] for scope in Scope]
     return min(map(workload.run, bounds), key=lambda outcome: outcome.times["tpot_ms"] or 0.0)
 
@@ -150,6 +155,7 @@ def _job(opened: Opened, found: Machine, costs: Costs | None, request: Request, 
         "machine": {name: str(value) for name, value in asdict(found).items()},
         "costs": asdict(costs) if costs else None,
         "artefacts": artefacts,
+        "tuned": request.tuned,
     }
     num_tokens = len(opened.trace) // opened.trace.num_layers
     return Job(opened.name, _digest(opened.trace), num_tokens, request.seed, conditions)

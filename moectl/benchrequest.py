@@ -1,6 +1,7 @@
 """What a bench is asked to try: presets, budgets and links as the command line has them, checked before it runs."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from itertools import product
 from pathlib import Path
 
@@ -12,7 +13,8 @@ from profilers.bench import Setting
 from profilers.peers import EVERYTHING, PEERS
 from runtime import budget as sizes
 from runtime.measured import HERE
-from runtime.policies import presets
+from runtime.named import find_presets
+from runtime.policies import Preset, presets
 
 ALL, AUTO, ORACLE = "all", "auto", "oracle"
 FIXED = ("full", "uniform-bits", "on-demand", "near")
@@ -24,7 +26,8 @@ _LIVE_LINKS = (AUTO, "disk", "cuda")
 @dataclass(frozen=True, slots=True)
 class Request:
     """Lists are separated by commas. `machine` and `trace` are of a simulation, `scaled_to` of a live bench. Raises
-    BadUsage for what is not understood. `peers`: other programs, a live bench alone has them."""
+    BadUsage for what is not understood. `peers`: other programs, a live bench alone has them. `stored`: presets of the
+    store, by name."""
 
     presets: str = "on-demand,near,shadow"
     budgets: str = "12.5%,25%,50%"
@@ -40,14 +43,15 @@ class Request:
     seed: int = 0
     again: bool = False
     peers: str = ""
+    stored: Mapping[str, Preset] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in self.preset_names:
-            if name not in presets():
+            if name not in presets() and name not in self.stored:
                 raise BadUsage(f"{unknown('preset', name, presets())}; {ALL} is every one")
-        for budget in _names(self.budgets, "--budgets"):
+        for budget in names_in(self.budgets, "--budgets"):
             sizes.budget_nbytes(budget, _ANY)
-        for link in _names(self.links, "--links"):
+        for link in names_in(self.links, "--links"):
             if link not in (_LIVE_LINKS if not self.simulate else (AUTO,)):
                 sizes.rate(link)
 
@@ -72,26 +76,35 @@ class Request:
     @property
     def preset_names(self) -> list[str]:
         """The fixed rows first, then what is asked for."""
-        asked = list(presets()) if self.presets.strip() == ALL else _names(self.presets, "--presets")
+        asked = list(presets()) if self.presets.strip() == ALL else names_in(self.presets, "--presets")
         return list(dict.fromkeys((*FIXED, *asked)))
+
+    def of_model(self, store: Path, model_id: str) -> "Request":
+        """With those that the store has of this model. Raises Incompatible for one that was tuned for another."""
+        return replace(self, stored=find_presets(self.stored, store, model_id=model_id))
+
+    @property
+    def tuned(self) -> dict[str, dict[str, object]]:
+        """What stored presets stand for: with others under the same name it is another bench."""
+        return {name: asdict(one) for name, one in self.stored.items()}
 
     @property
     def peer_names(self) -> list[str]:
         if self.peers.strip() == ALL:
             return list(PEERS)
-        return _names(self.peers, "--peers") if self.peers else []
+        return names_in(self.peers, "--peers") if self.peers else []
 
     @property
     def link_names(self) -> list[str]:
-        return [self.scaled_to] if self.scaled_to else _names(self.links, "--links")
+        return [self.scaled_to] if self.scaled_to else names_in(self.links, "--links")
 
     def settings(self) -> list[Setting]:
         """Every preset at every budget over every link; one that fixes its budget once a link; the oracle where the
         future is known. Peers over links of their own, at every budget where they offload."""
         names = [*self.preset_names, ORACLE] if self.simulate else self.preset_names
-        tried = product(self.link_names, _names(self.budgets, "--budgets"), names)
+        tried = product(self.link_names, names_in(self.budgets, "--budgets"), names)
         ours = [Setting(name, _budget(name, budget), link) for link, budget, name in tried]
-        peers = product((PEERS[name] for name in self.peer_names), _names(self.budgets, "--budgets"))
+        peers = product((PEERS[name] for name in self.peer_names), names_in(self.budgets, "--budgets"))
         theirs = [Setting(one.name, budget if one.offload else EVERYTHING, one.link) for one, budget in peers]
         return list(dict.fromkeys(ours + theirs))
 
@@ -100,7 +113,7 @@ def _budget(name: str, budget: str) -> str:
     return (presets()[name].budget if name in presets() else None) or budget
 
 
-def _names(text: str, option: str) -> list[str]:
+def names_in(text: str, option: str) -> list[str]:
     names = [name.strip() for name in text.split(",")]
     if not all(names):
         raise BadUsage(f"{option} {text!r} has an empty name in it: separate names by one comma")

@@ -382,7 +382,7 @@ def _run(
     residency = hot_residency(residency, avg_bits)
     policies = {"routing": routing, "prefetch": prefetch, "eviction": eviction, "miss": miss, "residency": residency}
     settings = verb.Settings(
-        preset=preset,
+        preset=verb.find_presets([preset], store).get(preset, preset),
         policies={axis: text for axis, text in policies.items() if text is not None},
         budget=budget,
         scope=scope,
@@ -465,6 +465,7 @@ def _simulate(
         machine=machine,
         compare=compare,
         reconfigure_every=reconfigure_every,
+        stored=verb.find_presets([preset, *verb.names_in(compare or "")], store),
     )
     source = Source(trace, run, synthetic, num_experts=num_experts, model=model, store=store)
     verb.show(verb.simulate(source, request), as_json=json)
@@ -518,6 +519,7 @@ def _bench(
     from moectl.commands import bench as verb
 
     request = verb.Request(
+        stored=verb.stored_among(presets, store),
         presets=presets,
         budgets=budgets,
         links=links,

@@ -1,11 +1,12 @@
 """Measures settings beside each other on the same text: round after round in random order, quality against the full
 model's."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from statistics import median, median_low
 from time import perf_counter
+from types import MappingProxyType
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from profilers.document import Document
 from profilers.quality import Reading, compare, read
 from profilers.routing import check_sequences
 from runtime.model import MoeModel
+from runtime.policies import Preset
 from runtime.policies.base import Artefacts
 from runtime.probe import scaled_rates, scaled_window
 from runtime.session import Session, Settings
@@ -150,10 +152,19 @@ class Paces:
 
 
 class Bench:
-    """Measures settings of one model on one text. Raises BadInput for text that the model cannot read."""
+    """Measures settings of one model on one text, presets by name, `stored` ones among them. Raises BadInput for text
+    that the model cannot read."""
 
-    def __init__(self, opened: MoeModel, artefacts: Artefacts, text: Text, paces: Paces) -> None:
+    def __init__(
+        self,
+        opened: MoeModel,
+        artefacts: Artefacts,
+        text: Text,
+        paces: Paces,
+        stored: Mapping[str, Preset] = MappingProxyType({}),
+    ) -> None:
         check_sequences(opened.model, text.sequences)
+        self._stored = stored
         self._opened, self._artefacts, self._text, self.paces = opened, artefacts, text, paces
         self._full: Reading | None = None
 
@@ -178,7 +189,8 @@ class Bench:
             return self._sample(session, reading, first_pass, begin_s)
 
     def _settings(self, setting: Setting) -> Settings:
-        return Settings(setting.preset, budget=setting.budget, **self.paces.of(setting.link))
+        preset = self._stored.get(setting.preset, setting.preset)
+        return Settings(preset, budget=setting.budget, **self.paces.of(setting.link))
 
     def _keep_window(self, link: str, session: Session) -> None:
         if session.policies.brings_ahead and len(session.slots):

@@ -24,12 +24,22 @@ def find_presets(names: Iterable[str], store: Path, *, model_id: str | None = No
         if same and not own:
             other = models.get(same[0].model_id, same[0].model_id)
             raise Incompatible(
-                f"preset {name} was tuned for {other}, another model: run `moectl tune` with this one, or name a preset "
-                "of `moectl inspect presets`"
+                f"preset {name} was tuned for {other}, another model: run `moectl tune` with this one, or name one of "
+                "`moectl inspect presets`"
             )
         if own:
             found[name] = as_preset(own[0])
     return found
+
+
+def tuned_presets(store: Path) -> list[Preset]:
+    """What was tuned into a store, of each name and model the newest, the oldest first; none where there is no
+    store."""
+    if not store.exists():
+        return []
+    with Store.open(store, read_only=True) as opened:
+        kept = reversed(stored_presets(opened))
+    return [as_preset(one) for one in {(one.preset.name, one.model_id): one for one in kept}.values()]
 
 
 def as_preset(kept: Kept) -> Preset:

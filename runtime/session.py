@@ -22,7 +22,7 @@ from runtime.learning import no_maps
 from runtime.lowbit import kernel_name, make_ready
 from runtime.measured import HERE
 from runtime.model import MoeModel, open_model
-from runtime.policies import POLICIES, build, describe, preset
+from runtime.policies import POLICIES, Preset, build, describe, preset
 from runtime.policies.base import Artefacts, FastTier
 from runtime.predictors import Predictor
 from runtime.probe import link_bytes_per_second, prefetch_window, scaled_window
@@ -41,7 +41,7 @@ EXPERTS = (EXACT, FUSED)
 class Settings:
     """What a user may choose. `policies` overrides a preset's axes; texts are those of the command line."""
 
-    preset: str = "on-demand"
+    preset: str | Preset = "on-demand"
     policies: dict[str, str] = field(default_factory=dict)
     budget: str = "25%"
     scope: str | None = None
@@ -219,7 +219,8 @@ class Session:
             "dtype": str(self.opened.store.layout.dtype).removeprefix("torch."),
             "device": str(self.opened.model.device),
             "threads": torch.get_num_threads(),
-            "preset": self.settings.preset,
+            "preset": preset(self.settings.preset).name,
+            "tuned_for": preset(self.settings.preset).tuned_for,
             "policies": {axis: describe(getattr(self.policies, axis)) for axis in POLICIES},
             "experts_of_a_token": "fused" if self.is_fused else "torch",
             "scope": str(self.scope),

@@ -22,7 +22,7 @@ from runtime.assembly import build_controller, fast_tier, lay_out
 from runtime.cache import Scope
 from runtime.learning import no_maps
 from runtime.plan import Plan
-from runtime.policies import POLICIES, Policies, build, describe, preset
+from runtime.policies import POLICIES, Policies, Preset, build, describe, preset
 from runtime.policies.base import Artefacts, FastTier, Step
 from runtime.reconfigure import Reconfiguration, tokens_between
 from runtime.simulate import replay
@@ -37,7 +37,7 @@ class Setting:
     """What is tried. `policies` overrides the axes of a preset; scope and budget are the preset's where it has them."""
 
     label: str
-    preset: str = "on-demand"
+    preset: str | Preset = "on-demand"
     policies: Mapping[str, str] = field(default_factory=dict)
     scope: str | None = None
     budget: str = "25%"

@@ -6,14 +6,21 @@ from pathlib import Path
 
 from moectl.benchlive import live
 from moectl.benchreplay import simulated
-from moectl.benchrequest import Request
+from moectl.benchrequest import Request, names_in
 from moectl.benchviews import Benched, sheets
 from moectl.bundled import demo_model
 from moectl.commands.report import check_report, report
 from moectl.imported import keep, read_results
 from moectl.render import show_json, show_sheet
+from runtime.named import find_presets
+from runtime.policies import Preset
 
 BUNDLED = "bundled"
+
+
+def stored_among(listed: str, store: Path) -> dict[str, Preset]:
+    """Of the presets in a list those that were tuned into the store."""
+    return find_presets(names_in(listed, "--presets"), store)
 
 
 def bench(

@@ -19,6 +19,7 @@ from artifacts.store import Store
 from artifacts.storedmaps import map_arrays
 from moectl import mapviews, predictorviews, replicaviews, splitviews, views
 from moectl.render import Heatmap, Sheet, console, human_bytes, show_heatmap, show_json, show_sheet
+from runtime.named import tuned_presets
 from runtime.policies import POLICIES, build, presets
 
 
@@ -58,7 +59,7 @@ def inspect(name: str, store: Path, *, run: int | None, layer: int | None, verif
     if verify and name != "replicas":
         raise BadUsage(f"--verify reads replica files: it goes with replicas, not with {name}")
     if name in _KNOWLEDGE:
-        return View(name, {"rows": _KNOWLEDGE[name]()})
+        return View(name, {"rows": _KNOWLEDGE[name](store)})
     if name not in _STORED and name not in _ARTEFACTS:
         raise BadUsage(unknown("name", name, (*_STORED, *_ARTEFACTS, *_KNOWLEDGE, "substitution", "precision")))
     with Store.open(store, read_only=True) as opened:
@@ -228,8 +229,9 @@ def _predictors(artefact: Artefact) -> tuple[Sheet, Heatmap]:
     return replace(sheet, rows=[(artefact.layer, *row[1:]) for row in sheet.rows]), predictorviews.heatmap(recalls)
 
 
-def _presets() -> Sheet:
-    columns = ("preset", *POLICIES, "scope", "needs", "waits for", "paper", "summary", "not as published")
+def _presets(store: Path) -> Sheet:
+    """Those that come with moectl, then what was tuned into the store."""
+    columns = ("preset", *POLICIES, "scope", "needs", "waits for", "paper", "summary", "not as published", "tuned for")
     rows = [
         (
             preset.name,
@@ -240,14 +242,15 @@ def _presets() -> Sheet:
             preset.paper,
             preset.summary,
             preset.differs or None,
+            preset.tuned_for or None,
         )
-        for preset in presets().values()
+        for preset in (*presets().values(), *tuned_presets(store))
     ]
     note = "What waits for something cannot run yet; what needs replicas runs after `moectl quantize`."
     return Sheet("Presets", columns, rows, note)
 
 
-def _policies() -> Sheet:
+def _policies(store: Path) -> Sheet:
     rows = [
         (
             axis,
@@ -266,7 +269,7 @@ def _summary(kind: type) -> str:
     return (sys.modules[kind.__module__].__doc__ or "-").strip().split("\n\n")[0].replace("\n", " ")
 
 
-def _machines() -> Sheet:
+def _machines(store: Path) -> Sheet:
     columns = (
         "machine",
         "fast GB/s",
@@ -307,4 +310,4 @@ _ARTEFACTS: dict[str, tuple[str, Callable[[Artefact], tuple[Sheet, Heatmap]]]] =
     "maps": ("expert_maps", _maps),
     "predictors": ("predictors", _predictors),
 }
-_KNOWLEDGE: dict[str, Callable[[], Sheet]] = {"presets": _presets, "policies": _policies, "machines": _machines}
+_KNOWLEDGE: dict[str, Callable[[Path], Sheet]] = {"presets": _presets, "policies": _policies, "machines": _machines}

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
@@ -23,6 +23,8 @@ from runtime.counters import AT_BITS, hit_rate
 from runtime.generate import Sampling, Timing, Token
 from runtime.learning import keep
 from runtime.model import MoeModel
+from runtime.named import find_presets
+from runtime.policies import Preset
 from runtime.policies.base import Artefacts
 from runtime.session import Session, Settings
 from runtime.stored import load_artefacts
@@ -110,6 +112,9 @@ class Answer:
 def open_session(name: str, settings: Settings, *, store: Path) -> Session:
     """A session with what the store knows of this model; without a store, with nothing."""
     opened = open_quietly(name, device=settings.device)
+    if isinstance(settings.preset, Preset):
+        own = find_presets([settings.preset.name], store, model_id=opened.fingerprint[:16])
+        settings = replace(settings, preset=own.get(settings.preset.name, settings.preset))
     return Session(opened, settings, artefacts=artefacts_for(name, opened, settings, store=store))
 
 

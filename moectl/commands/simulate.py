@@ -1,5 +1,6 @@
 """`moectl simulate`: a trace through the same policies on virtual time, beside the plain way and the oracle."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -15,7 +16,8 @@ from runtime import budget as sizes
 from runtime.cache import Scope
 from runtime.counters import hit_rate
 from runtime.measured import HERE, costs_of, machine_of
-from runtime.policies import POLICIES, parse, presets
+from runtime.named import find_presets
+from runtime.policies import POLICIES, Preset, parse, preset, presets
 from runtime.sweep import Outcome, Setting, Workload, oracles
 from runtime.timing import Costs
 
@@ -25,7 +27,7 @@ PLAIN = "on-demand"
 @dataclass(frozen=True, slots=True)
 class Request:
     """What to try: a preset with its axes overridden, and `compare`, names of presets or eviction policies, each
-    instead of it."""
+    instead of it. `stored`: presets of the store, by name."""
 
     preset: str = PLAIN
     policies: dict[str, str] = field(default_factory=dict)
@@ -35,6 +37,7 @@ class Request:
     machine: str = "a100-pcie4"
     compare: str | None = None
     reconfigure_every: int | None = None
+    stored: Mapping[str, Preset] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.scope not in (None, *Scope):
@@ -48,14 +51,16 @@ class Request:
         """What is asked for, in the order asked; a name that is not known raises BadUsage."""
         if self.compare is None:
             return [self._setting("asked", self.preset, self.policies)]
-        return [self._compared(name) for name in _names(self.compare)]
+        return [self._compared(name) for name in names_in(self.compare)]
 
     def _setting(self, label: str, preset: str, policies: dict[str, str]) -> Setting:
-        return Setting(label, preset, policies, self.scope, self.budget, self.reconfigure_every)
+        return Setting(
+            label, self.stored.get(preset, preset), policies, self.scope, self.budget, self.reconfigure_every
+        )
 
     def _compared(self, name: str) -> Setting:
         """Of several, those that split experts are solved anew."""
-        if name in presets():
+        if name in presets() or name in self.stored:
             found = self._setting(name, name, self.policies)
         else:
             parse("eviction", name)
@@ -81,6 +86,9 @@ def simulate(source: Source, request: Request) -> Simulated:
     settings = request.settings()
     with_maps = any("maps" in setting.build().requires for setting in settings)
     opened = open_source(replace(source, with_maps=with_maps))
+    if opened.model_id:
+        request = replace(request, stored=find_presets(request.stored, source.store, model_id=opened.model_id))
+        settings = request.settings()
     found, costs = costs_on(request.machine, opened.model, source.store)
     workload = Workload(
         opened.trace,
@@ -171,7 +179,8 @@ def receipt(simulated: Simulated) -> dict[str, object]:
         "experts_per_layer": shape.num_experts,
         "top_k": shape.top_k,
         "expert_bytes": shape.expert_nbytes,
-        "preset": first.setting.preset,
+        "preset": preset(first.setting.preset).name,
+        "tuned_for": preset(first.setting.preset).tuned_for,
         "policies": first.policies,
         "scope": str(first.scope),
         "slots": first.num_slots,
@@ -206,10 +215,10 @@ def _label(outcome: Outcome) -> str:
     if outcome.setting.label != "asked":
         return outcome.setting.label
     changed = [outcome.policies[axis] for axis in POLICIES if axis in outcome.setting.policies]
-    return " + ".join([outcome.setting.preset, *changed])
+    return " + ".join([preset(outcome.setting.preset).name, *changed])
 
 
-def _names(text: str) -> list[str]:
+def names_in(text: str) -> list[str]:
     """Names separated by commas; a comma inside a policy's parameters does not separate."""
     names: list[str] = []
     for piece in text.split(","):
