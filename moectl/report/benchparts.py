@@ -271,7 +271,9 @@ def _layers(reading: Reading, job: Job) -> Section:
                 )
             )
     told = "A collision is a miss on an expert evicted earlier in the same pass; presets without one are left out."
-    return Section("layers", "Layer by layer", f'<p>{told}</p><div class="charts">{"".join(parts)}</div>', (asked,))
+    shades = charts.legend("100", of="hit rate") + charts.legend(data(worst, _hundredths), of="collisions")
+    body = f'<p>{told}</p><div class="charts">{"".join(parts)}</div>{shades}'
+    return Section("layers", "Layer by layer", body, (asked,))
 
 
 def _hundredths(value: object) -> str:

@@ -164,10 +164,10 @@ def heatmap(
     return figure(title, grid + ticks + label, width=_WIDTH, height=foot + 34, says=says)
 
 
-def legend(most: str) -> str:
-    """The shades of a heatmap, from 0 to `most`, as HTML."""
+def legend(most: str, *, of: str = "") -> str:
+    """The shades of a heatmap `of` something, from 0 to `most`, as HTML."""
     steps = "".join(f'<i class="b{level}"></i>' for level in range(LEVELS))
-    return f'<p class="legend"><span>0</span>{steps}<span>{most}</span></p>'
+    return f'<p class="legend"><span>{escape(of)} 0</span>{steps}<span>{most}</span></p>'
 
 
 @dataclass(frozen=True, slots=True)
