@@ -436,7 +436,7 @@ def _simulate(
         str | None, typer.Option(help="Several instead of one: names of presets or eviction policies, a,b,c.")
     ] = None,
     reproduce: Annotated[
-        str | None, typer.Option(help="A paper's figures: moepic-table1, specmd, buddymoe, context-aware or fmoe.")
+        str | None, typer.Option(help="A paper's figures: moepic-table1, moepic, specmd, buddymoe, context-aware or fmoe.")
     ] = None,
     budget: Budget = "25%",
     scope: Scope = None,

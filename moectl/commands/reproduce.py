@@ -6,11 +6,12 @@ from pathlib import Path
 from artifacts.errors import BadUsage
 from artifacts.names import unknown
 from moectl.render import show_json, show_sheet
-from moectl.reproductions import buddymoe, contextaware, fmoe, moepic, specmd
+from moectl.reproductions import buddymoe, contextaware, fmoe, moepic, moepicsystem, specmd
 from moectl.reproductions.report import Reproduction
 
 REPRODUCTIONS: dict[str, Callable[[], Reproduction]] = {
     "moepic-table1": moepic.reproduce,
+    "moepic": moepicsystem.reproduce,
     "specmd": specmd.reproduce,
     "buddymoe": buddymoe.reproduce,
     "context-aware": contextaware.reproduce,

@@ -11,7 +11,7 @@ from artifacts.synthetic import generate
 from artifacts.tracefile import read_parquet, write_parquet
 from artifacts.tracestats import measure
 from moectl.cli import main
-from moectl.reproductions import contextaware, fmoe, moepic
+from moectl.reproductions import contextaware, fmoe, moepic, moepicsystem
 from moectl.reproductions.report import UNKNOWN
 
 TRACE = Path(__file__).parents[1] / "data" / "demo-trace.parquet"
@@ -35,6 +35,21 @@ def test_moepic_predicts_lcp_from_lru_and_lfu(capfd: pytest.CaptureFixture[str])
     for held in moepic.HELD:
         assert rows["belady", held]["ours"] > max(rows[policy, held]["ours"] for policy in moepic.PAPER)
     assert {claim["verdict"] for claim in said["claims"]} <= {"agrees", "DISAGREES"}
+
+
+def test_moepic_says_where_a_cut_pays_and_where_not(capfd: pytest.CaptureFixture[str]) -> None:
+    said = reproduced("moepic", capfd)
+    assert said["available"].startswith("0 of the 26 figures that its tables ask for, and 10 statements")
+    least = {(row["shape"], row["link_gb_s"]): row["least_at"] for row in said["ratio"]}
+    assert least["qwen1.5-moe-a2.7b", 25.0] == 1, "too short a window"
+    assert min(moepicsystem.THETAS) <= least["mixtral-8x7b", 400.0] < 1 and least["qwen1.5-moe-a2.7b", 400.0] < 1
+    assert all(row["lower_by"] > 0 for row in said["rivals"] if "lossy" not in row["rival"])
+    for row in said["parts"]:
+        assert row["as_it_is"] <= 1.001 * row["all_alike_uncut"] < row["all_alike_cut_in_half"]
+    verdicts = {claim["claim"]: claim["verdict"] for claim in said["claims"]}
+    assert verdicts["TPOT below every rival that alters nothing"] == "agrees"
+    assert verdicts["lower by as much as in the paper"] == "DISAGREES"
+    assert any("without the launches" in line for line in said["assumed"])
 
 
 def test_specmd_says_where_it_disagrees(capfd: pytest.CaptureFixture[str]) -> None:
@@ -87,7 +102,7 @@ def test_a_cold_expert_gains_what_memory_and_arithmetic_let_it() -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (("moepic",), "unknown reproduction 'moepic'; did you mean moepic-table1?"),
+        (("moepi",), "unknown reproduction 'moepi'; did you mean moepic?"),
         (("specmd", "--model", "olmoe-1b-7b"), "brings its own trace, model and machine"),
     ],
 )
