@@ -78,10 +78,10 @@ class PeerReading:
 
 def check(peer: Peer, device: str) -> None:
     """Raise BadInput for a peer that cannot run here."""
-    if peer.offload and find_spec("accelerate") is None:
-        raise BadInput(f"{peer.name} needs Accelerate: pip install 'moectl[peers]'")
     if peer.offload == "cpu" and resolve_device(device).type == "cpu":
         raise BadInput(f"{peer.name} needs a GPU: without one the CPU's memory is what computes, and is no slow tier")
+    if peer.offload and find_spec("accelerate") is None:
+        raise BadInput(f"{peer.name} needs Accelerate: pip install 'moectl[peers]'")
 
 
 class PeerBench:
