@@ -177,12 +177,12 @@ def _assumed(own: Mapping[str, Workload]) -> tuple[str, ...]:
     return (
         f"synthetic traces, {DIALS}: hit rates as in the paper's Table 1, predictions as good as the bundled model's",
         f"{_NUM_LAYERS} layers of each model with the whole head, which takes the same off every difference",
-        f"while a layer computes the link brings {' and '.join(windows)}: {MACHINE} by data sheets, without the launches "
-        "and host work that make a measured layer several times as long",
-        "what cannot be brought in time is better held whole, and a cut only makes more of it wanting: a cut pays where a "
-        "layer holds no more experts than a token wants, and where the link is some ten times as fast",
-        "with so short a window a prefetch that has begun makes the next load on demand wait, and drives out what a layer "
-        "of few slots holds: with experts as large as Mixtral's loading on demand alone is faster",
+        f"while a layer computes the link brings {' and '.join(windows)}: {MACHINE} by data sheets, without the "
+        "launches and host work that make a measured layer several times as long",
+        "what cannot be brought in time is better held whole, and a cut only makes more of it wanting: a cut pays where "
+        "a layer holds no more experts than a token wants, and where the link is some ten times as fast",
+        "with so short a window a prefetch that has begun makes the next load on demand wait, and drives out what a "
+        "layer of few slots holds: with experts as large as Mixtral's loading on demand alone is faster",
         "moepic follows the split that replays fastest, solved on the trace that is replayed; rivals are moectl's "
         "presets in the same memory, where the paper's run their own code",
         "pre-gated and adapmoe alter the output here: an untrained gate, and ranks left out when absent",
