@@ -179,7 +179,7 @@ def _assumed(own: Mapping[str, Workload]) -> tuple[str, ...]:
         f"{_NUM_LAYERS} layers of each model with the whole head, which takes the same off every difference",
         f"while a layer computes the link brings {' and '.join(windows)}: {MACHINE} by data sheets, without the "
         "launches and host work that make a measured layer several times as long",
-        "what cannot be brought in time is better held whole, and a cut only makes more of it wanting: a cut pays where "
+        "what cannot be brought in time is better held whole; a cut only makes more of it wanting: a cut pays where "
         "a layer holds no more experts than a token wants, and where the link is some ten times as fast",
         "with so short a window a prefetch that has begun makes the next load on demand wait, and drives out what a "
         "layer of few slots holds: with experts as large as Mixtral's loading on demand alone is faster",

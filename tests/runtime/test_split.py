@@ -1,6 +1,7 @@
 """Split experts: exact for every family, ratio and budget; segments, pools and sizes by hand."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -120,6 +121,31 @@ def test_ratios_and_budgets_come_from_the_store(pair: tuple) -> None:
     assert split.top_neurons.tolist() == [shape.top_neurons(theta) for theta in known.splits[1].theta]
     assert session.slots.nbytes <= 0.6 * shape.nbytes + 64 * len(session.slots)
     assert session.receipt()["split"]["tops"] == " ".join(map(str, split.num_tops))
+
+
+def test_moepic_follows_a_split_that_fits_and_says_when_there_is_none(checkpoint: Checkpoint) -> None:
+    opened = open_model(str(checkpoint("olmoe")))
+    known = Artefacts(splits=(solved(opened, "60%"),))
+    with Session(opened, Settings("moepic", budget="60%", link="1GB/s"), artefacts=known) as session:
+        assert session.receipt()["split"]["theta"] == "0.292 1" and session.fallbacks == []
+    for settings, artefacts in (
+        (Settings("moepic", budget="60%", link="1GB/s"), Artefacts()),
+        (Settings("moepic", budget="50%", link="1GB/s"), known),
+        (Settings("moepic", budget="60%", scaled_to="5gbps"), known),
+    ):
+        with Session(opened, settings, artefacts=artefacts) as session:
+            assert session.receipt()["split"]["theta"] == "0.5 0.5"
+            assert [note for note in session.fallbacks if "experts are cut at theta=0.5" in note]
+
+
+def test_a_split_over_another_link_is_another_machines(checkpoint: Checkpoint) -> None:
+    opened = open_model(str(checkpoint("olmoe")))
+    known = Artefacts(splits=(replace(solved(opened, "60%"), link="disk"),))
+    settings = Settings("moepic", policies={"residency": "split:theta=None"}, budget="60%", link="1GB/s")
+    with pytest.raises(Incompatible, match="another machine .here over disk, not here over 1GB/s.: run `moectl split`"):
+        Session(opened, settings, artefacts=known)
+    with Session(opened, replace(settings, link="disk"), artefacts=known) as session:
+        assert session.fast.split.solved is known.splits[0]
 
 
 def test_a_split_made_for_something_else_is_refused_in_one_line(checkpoint: Checkpoint) -> None:
