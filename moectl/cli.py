@@ -150,7 +150,7 @@ def _inspect(
         str,
         typer.Argument(
             help="store, runs, activations, coactivation, entropy, similarity, buddies, quant-loss, replicas, curves, "
-            "splits, maps, predictors, presets, policies, machines, substitution or precision."
+            "splits, maps, predictors, presets, policies, machines, substitution, precision or prefetch."
         ),
     ] = "store",
     model: Model = None,
@@ -164,6 +164,12 @@ def _inspect(
     tokens: Annotated[int, typer.Option(min=2, help="Tokens of it.")] = 4096,
     draws: Annotated[int, typer.Option(min=1, help="Random draws: of resident experts, of widths.")] = 3,
     shares: Annotated[str, typer.Option(help="Shares of resident experts, for substitution.")] = "0.75,0.5,0.375",
+    trace: Annotated[Path | None, typer.Option(help="For prefetch: a Parquet trace; else the store's.")] = None,
+    num_experts: Annotated[int | None, typer.Option(help="Experts of a layer, of that trace.")] = None,
+    distance: Annotated[int, typer.Option(min=1, help="For prefetch: up to so many layers ahead.")] = 3,
+    budget: Budget = "25%",
+    eviction: Annotated[str, typer.Option(help="For prefetch: what is evicted meanwhile.")] = "horizon",
+    window: Window = None,
     device: Device = "auto",
     threads: Threads = DEFAULT_THREADS,
     seed: Seed = 0,
@@ -190,6 +196,15 @@ def _inspect(
         bits.refuse_views(heatmap=heatmap, layer=layer, run=run)
         asked = bits.Request(data, tokens, draws, seed)
         bits.show(bits.precision(model, asked, store=store, device=device, threads=threads), as_json=json)
+        return
+    if name == "prefetch":
+        from moectl.commands import prefetching
+        from moectl.tracesource import Source
+
+        prefetching.refuse_views(heatmap=heatmap, layer=layer, model=model)
+        source = Source(trace, run, num_experts=num_experts, store=store)
+        wanted = prefetching.Request(distance=distance, budget=budget, eviction=eviction, window=window)
+        prefetching.show(prefetching.prefetching(source, wanted), as_json=json)
         return
     from moectl.commands import inspect as verb
 

@@ -138,7 +138,8 @@ class Session:
         prefetch = self.policies.prefetch
         self.engine.distance = prefetch.distance if prefetch.reads_predictions else 0
         if prefetch.reads_learned:
-            self.engine.predictor = Predictor(artefacts.predictors, prefetch.distance, opened.model.device)
+            ahead = min(prefetch.distance, shape.num_layers)
+            self.engine.predictor = Predictor(artefacts.predictors, ahead, opened.model.device)
         if any(getattr(self.policies, axis).sees_probabilities for axis in POLICIES):
             self.engine.see_probabilities()
         self.engine.wants_embeddings = self.controller.sees_embeddings

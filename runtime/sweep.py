@@ -299,10 +299,12 @@ class Workload:
             (prefetch.reads_predictions, trace.predicted, "predictions", "next_gate"),
             (prefetch.reads_learned, trace.learned, "what fitted predictors say", "learned"),
         ):
-            if is_read and (held is None or held.shape[1] < prefetch.distance):
-                command = _recorded_by(option, prefetch.distance)
+            # Predictors need not look farther than the model is deep.
+            distance = min(prefetch.distance, self.model.shape.num_layers) if prefetch.reads_learned else prefetch.distance
+            if is_read and (held is None or held.shape[1] < distance):
+                command = _recorded_by(option, distance)
                 raise BadInput(
-                    f"prefetch {describe(prefetch)} needs {source} {prefetch.distance} layers ahead, which the trace "
+                    f"prefetch {describe(prefetch)} needs {source} {distance} layers ahead, which the trace "
                     f"does not hold: record one with `{command}`, or use --prefetch none"
                 )
         for axis in POLICIES:

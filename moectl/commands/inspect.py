@@ -61,7 +61,8 @@ def inspect(name: str, store: Path, *, run: int | None, layer: int | None, verif
     if name in _KNOWLEDGE:
         return View(name, {"rows": _KNOWLEDGE[name](store)})
     if name not in _STORED and name not in _ARTEFACTS:
-        raise BadUsage(unknown("name", name, (*_STORED, *_ARTEFACTS, *_KNOWLEDGE, "substitution", "precision")))
+        known = (*_STORED, *_ARTEFACTS, *_KNOWLEDGE, "substitution", "precision", "prefetch")
+        raise BadUsage(unknown("name", name, known))
     with Store.open(store, read_only=True) as opened:
         if name in _STORED:
             return View(name, _STORED[name](opened), facts={"store": str(store), "nbytes": opened.nbytes})

@@ -203,7 +203,7 @@ def _trace(shape: Shape, passes: list, rng: np.random.Generator, *, coarse: bool
     logits = rng.integers(0, 3, size) if coarse else rng.normal(scale=2, size=size)
     probabilities = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
     experts = np.argsort(-logits, axis=1, kind="stable")[:, : shape.top_k]
-    predicted, learned = rng.dirichlet(np.ones(size[1]), size=(2, len(rows), 2))
+    predicted, learned = rng.dirichlet(np.ones(size[1]), size=(2, len(rows), 3))
     request, pass_, phase, layer, token = np.array(rows, np.int32).T
     _, iteration = np.unique(request.astype(np.int64) << 32 | pass_, return_inverse=True)
     return Trace(

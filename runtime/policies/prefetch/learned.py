@@ -31,6 +31,8 @@ class Learned(Simple):
             raise BadUsage("learned needs distance >= 1 and overfetch > 0")
 
     def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
+        if self.distance > shape.num_layers:
+            raise BadUsage(f"learned looks at most {shape.num_layers} layers ahead, not {self.distance}")
         self._shape = shape
         self._width = min(ceil(shape.top_k * self.overfetch), shape.num_experts)
 

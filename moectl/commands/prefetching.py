@@ -1,0 +1,160 @@
+"""`moectl inspect prefetch`: what each way of prefetching foresees, how far ahead, and what becomes of it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from artifacts.errors import BadUsage
+from artifacts.nextuse import NextUse
+from artifacts.predictors import RECORDED
+from artifacts.trace import Trace
+from moectl.progress import progress_bar
+from moectl.render import NumBytes, Sheet, show_json, show_sheet
+from moectl.tracesource import Opened, Source, open_source
+from profilers.foresight import Foresight, Tier, foresight
+from runtime import budget as sizes
+from runtime.cache import Scope
+from runtime.policies import parse
+from runtime.policies.base import Artefacts
+
+CONTROLS = ("random", "popular", "oracle")
+_COLUMNS = (
+    "predictor", "layers ahead", "recall", "precision", "in time", "late", "wasted share", "prefetched", "wasted",
+    "on demand", "misses", "hit rate",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """The fast tier that is prefetched into, and up to how many layers ahead."""
+
+    distance: int = 3
+    budget: str = "25%"
+    eviction: str = "horizon"
+    window: str | None = None  # bytes a step; else two experts
+
+    def __post_init__(self) -> None:
+        parse("eviction", self.eviction)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One predictor at one distance."""
+
+    predictor: str
+    distance: int
+    found: Foresight
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """All rows, the controls last, and the conditions."""
+
+    rows: list[Row]
+    conditions: str
+    left_out: list[str]
+
+
+def prefetching(source: Source, request: Request) -> Measured:
+    """Replay the source's trace by every way of prefetching that it can tell of. Raises BadUsage, BadInput or
+    Incompatible."""
+    opened = open_source(replace(source, with_maps=True))
+    shape = opened.model.shape
+    tier = Tier(
+        num_slots=sizes.num_slots(request.budget, shape, per_layer=False),
+        scope=Scope.GLOBAL,
+        eviction=request.eviction,
+        window=sizes.nbytes(request.window) if request.window else 2 * shape.expert_nbytes,
+    )
+    known = _artefacts(opened, request)
+    asked = [
+        (name, distance, text)
+        for name in (*_told_of(opened.trace, known), *CONTROLS)
+        for distance in range(1, min(request.distance, _reach(name, opened.trace), shape.num_layers) + 1)
+        for text in [_text(name, distance, opened.trace)]
+    ]
+    rows = []
+    with progress_bar("replaying", unit="ways") as advance:
+        for number, (name, distance, text) in enumerate(asked):
+            advance(number, len(asked))
+            rows.append(Row(name, distance, foresight(opened.trace, shape, text, tier, known)))
+    conditions = (
+        f"{opened.name}: {len(opened.trace) // opened.trace.num_layers:,} tokens; {tier.num_slots} of {shape.num_keys} "
+        f"experts, {tier.scope}, {tier.eviction}; {tier.window / shape.expert_nbytes:.3g} experts prefetched a step"
+    )
+    return Measured(rows, conditions, list(_left_out(opened.trace, known)))
+
+
+def show(measured: Measured, *, as_json: bool) -> None:
+    sheet = table(measured)
+    if as_json:
+        show_json({"conditions": measured.conditions, "rows": sheet.records(), "left_out": measured.left_out})
+        return
+    show_sheet(sheet)
+    for line in measured.left_out:
+        print(f"left out: {line}")
+
+
+def table(measured: Measured) -> Sheet:
+    rows = []
+    for row in measured.rows:
+        found = row.found
+        wasted = found.wasted_bytes / max(1, found.prefetch_bytes)
+        amounts = (NumBytes(found.prefetch_bytes), NumBytes(found.wasted_bytes), NumBytes(found.demand_bytes))
+        shares = (found.recall, found.precision, found.in_time, found.late, wasted)
+        rows.append((row.predictor, row.distance, *shares, *amounts, found.misses, found.hit_rate))
+    return Sheet("Prefetching", _COLUMNS, rows, measured.conditions)
+
+
+def refuse_views(*, heatmap: bool, layer: int | None, model: str | None) -> None:
+    """Raise BadUsage for what a table of predictors cannot show."""
+    if heatmap or layer is not None:
+        raise BadUsage("inspect prefetch has no heatmap and no layers: leave out --heatmap and --layer")
+    if model is not None:
+        raise BadUsage(f"inspect prefetch reads a trace, not a model: leave {model} out")
+
+
+def _told_of(trace: Trace, known: Artefacts) -> Iterator[str]:
+    """The ways of prefetching that this trace and the store can tell of."""
+    if trace.predicted is not None:
+        yield "next_gate"
+    if trace.learned is not None:
+        yield "learned"
+    if _has_maps(trace, known):
+        yield "map"
+    yield from ("frequency", "activation")
+    if trace.predicted is not None:
+        yield "blend"
+
+
+def _left_out(trace: Trace, known: Artefacts) -> Iterator[str]:
+    if trace.predicted is None:
+        yield "next_gate and blend, for the trace holds no predictions: `moectl profile --trace` keeps some"
+    if trace.learned is None:
+        yield "learned, for the trace does not hold what predictors say: `moectl build-predictor`, then profile --trace"
+    if not _has_maps(trace, known):
+        yield "map, which needs maps in the store, and probabilities and embeddings in the trace: `moectl build-maps`"
+
+
+def _has_maps(trace: Trace, known: Artefacts) -> bool:
+    return known.maps is not None and trace.probabilities is not None and trace.iteration is not None
+
+
+def _reach(name: str, trace: Trace) -> int:
+    """Layers ahead of which the trace tells."""
+    reach = {"next_gate": trace.predicted, "blend": trace.predicted, "learned": trace.learned}
+    if name not in reach:
+        return trace.num_layers
+    if name == "blend" and trace.learned is not None:
+        return min(trace.predicted.shape[1], trace.learned.shape[1])
+    return reach[name].shape[1]
+
+
+def _text(name: str, distance: int, trace: Trace) -> str:
+    without = ",learned=no" if name == "blend" and trace.learned is None else ""
+    return f"{name}:distance={distance}{without}"
+
+
+def _artefacts(opened: Opened, request: Request) -> Artefacts:
+    return replace(
+        opened.artefacts, next_use=NextUse.of(opened.trace, opened.model.shape), predictors=RECORDED, learns_maps=False
+    )
