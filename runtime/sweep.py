@@ -14,7 +14,7 @@ from artifacts.nextuse import NextUse
 from artifacts.predictors import RECORDED
 from artifacts.replicas import Replicas
 from artifacts.slots import loads_on_demand
-from artifacts.splits import Latencies, SolvedSplit
+from artifacts.splits import EVEN, Latencies, SolvedSplit
 from artifacts.trace import Trace
 from runtime import budget as sizes
 from runtime import derived, solving
@@ -246,9 +246,11 @@ class Workload:
             }
             times = Workload(self._beginning, self.model, self.machine, **known).run(tried).times
             found.append((times["tpot_ms"] or times["ttft_ms"], split))
-        ms, best = min(found, key=lambda pair: pair[0])
+        found.sort(key=lambda pair: pair[0])
+        best = found[0][1]
         how = f"{best.solver}, theta {best.theta.min():.2g} to {best.theta.max():.2g}"
-        return replace(best, source=f"{how}, the fastest of {len(found)} by replay, {ms:.4g} ms a token")
+        times = ", ".join(f"{_candidate(split)} {ms:.4g}" for ms, split in found)
+        return replace(best, source=f"{how}, the fastest of {len(found)} by replay, ms a token: {times}")
 
     @cached_property
     def _beginning(self) -> Trace:
@@ -323,6 +325,10 @@ class Workload:
 def _recorded_by(option: str, distance: int) -> str:
     ahead = f":distance={distance}" if distance > 1 else ""
     return f"moectl run --prefetch {option}{ahead} --trace FILE"
+
+
+def _candidate(split: SolvedSplit) -> str:
+    return split.solver if split.solver != EVEN else f"all {split.theta[0]:g}"
 
 
 def _shadows_nbytes(fast: FastTier, nbytes: Mapping[int, int]) -> int:
