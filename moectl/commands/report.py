@@ -5,6 +5,7 @@ from pathlib import Path
 
 from artifacts.errors import BadUsage
 from artifacts.files import check_writable, replacing
+from artifacts.schema import ARTEFACT_TABLES
 from artifacts.store import Store
 from moectl.render import console, human_bytes, show_json
 from moectl.report.page import render
@@ -30,11 +31,20 @@ def check_report(path: Path) -> None:
 def report(path: Path, *, store: Path, job: str | None = None) -> Reported:
     """Write the page of the newest model in a store; `job` names the bench that leads it, else the newest live one."""
     check_report(path)
+    _bring_up_to_date(store)
     with Store.open(store, read_only=True) as held:
         page = render(held, job=job)
     with replacing(path) as temporary:
         temporary.write_text(page, encoding="utf-8")
     return Reported(path, path.stat().st_size)
+
+
+def _bring_up_to_date(path: Path) -> None:
+    """Queries name tables that an older store lacks. Whoever opens it to write adds them, after a copy."""
+    with Store.open(path, read_only=True) as held:
+        found = held.query("SELECT table_name FROM duckdb_tables()")["table_name"].to_pylist()
+    if not ARTEFACT_TABLES.keys() <= set(found):
+        Store.open(path).close()
 
 
 def show(reported: Reported, *, as_json: bool) -> None:

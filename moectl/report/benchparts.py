@@ -50,6 +50,16 @@ _IMPORTED = (
     Column("tokens/s", "tokens_per_s", short),
     Column("run", "run_id", whole),
 )
+_TUNED = (
+    Column("preset", "name"),
+    Column("budget", "budget"),
+    Column("machine", "machine"),
+    Column("may lose", "max_loss", percent, "share of perplexity that it was allowed to lose"),
+    Column("TPOT ms", "tpot_ms", short, "measured live"),
+    Column("perplexity ratio", "perplexity_ratio", ratio, "measured live"),
+    *(Column(axis, axis) for axis in ("routing", "prefetch", "eviction", "miss", "residency", "scope")),
+    Column("run", "run_id", whole),
+)
 _PREFETCH = (
     Column("preset", "preset"),
     Column("budget", "budget"),
@@ -67,12 +77,13 @@ def bench_sections(reading: Reading) -> list[Section]:
         return [
             Section(key, title, missing=f"No bench of this model yet: {BENCH} makes one.")
             for key, title in (("summary", "What to run"), ("front", "Time beside quality"), ("bench", "Bench"))
-        ]
+        ] + [_tuned(reading)]
     lead = reading.jobs[0]
     return [
         _summary(reading, lead),
         _front(reading, lead),
         _table(reading),
+        _tuned(reading),
         _layers(reading, lead),
         _prefetch(reading, lead),
     ]
@@ -236,6 +247,14 @@ def _table(reading: Reading) -> Section:
         heading = "Imported: other tools, on another text"
         parts.append(f"<h3>{heading}</h3>{table(imported, _IMPORTED, label=heading)}")
     return Section("bench", "Bench", "".join(parts), tuple(asked))
+
+
+def _tuned(reading: Reading) -> Section:
+    title = "Tuned presets"
+    if reading.newest("presets") is None:
+        return Section("tuned", title, missing="Not in this store yet: <code>moectl tune</code> makes them.")
+    asked = queries.TUNED.format(model=reading.model_id)
+    return Section("tuned", title, table(reading.rows(asked), _TUNED, label=title), (asked,))
 
 
 def _tells(column: Column, rows: Sequence[Record]) -> bool:

@@ -139,6 +139,11 @@ SPLITS = """
 SELECT layer, budget, cache_size, theta, exposed_s * 1e3 AS exposed_ms
 FROM splits WHERE run_id = {run} ORDER BY layer"""
 
+TUNED = """
+SELECT name, budget, machine, max_loss, tpot_ms, perplexity_ratio, routing, prefetch, eviction, miss, residency, scope,
+  run_id
+FROM presets JOIN runs USING (run_id) WHERE model_id = '{model}' ORDER BY run_id DESC, budget, max_loss"""
+
 RECEIPT = """
 SELECT command, count(*) AS runs, max(run_id) AS newest, any_value(data) AS data, any_value(tokens) AS tokens,
   any_value(seed) AS seed, round(sum(seconds), 1) AS seconds, strftime(max(started_at), '%Y-%m-%d %H:%M') AS started,

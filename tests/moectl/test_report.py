@@ -14,12 +14,15 @@ from urllib.parse import urlsplit
 import duckdb
 import pytest
 
+from artifacts.provenance import RunInfo, utc_now
+from artifacts.store import Store
+from artifacts.storedpresets import StoredPreset, to_rows
 from moectl.cli import main
 from tests.conftest import Checkpoint
 
 VOID = {"meta", "link"}
 SECTIONS = {
-    *("summary", "front", "bench", "layers", "prefetch", "use"),
+    *("summary", "front", "bench", "tuned", "layers", "prefetch", "use"),
     *("together", "standins", "loss", "splits", "receipt"),
 }
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "google-chrome", "chrome", "chromium-browser"))), None)
@@ -107,6 +110,11 @@ def store(checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> P
         ["bench", model, "--simulate", "--presets", "specmd", "--budgets", "25%,50%", "--store", str(path)],
     ):
         assert main(command) == 0, command
+    axes = {"prefetch": "none", "eviction": "lfu", "miss": "near", "residency": "uniform"}
+    tuned = StoredPreset("tuned", "standard", **axes, scope="layer", budget="50%", machine="5gbps", max_loss=0.0125)
+    with Store.open(path) as held:
+        [model] = held.models()
+        held.write_run(RunInfo("tune", model.model_id, utc_now(), 1.5), {"presets": to_rows([tuned])})
     return path
 
 
@@ -170,6 +178,18 @@ def test_what_is_not_there_names_its_command(tmp_path: Path, checkpoint: Checkpo
     lacking = {name: part.missing for name, part in reader.parts.items() if not part.queries}
     assert lacking["use"] == "moectl profile" and lacking["loss"] == "moectl quantize"
     assert lacking.keys() >= {"together", "standins", "splits"} and reader.parts["layers"].values
+
+
+def test_an_older_store_is_brought_up_to_date(store: Path, tmp_path: Path) -> None:
+    old = shutil.copy(store, tmp_path / "old.duckdb")
+    with duckdb.connect(str(old)) as connection:
+        for table in ("bench_layers", "predictors", "presets"):
+            connection.execute(f"DROP TABLE {table}")
+        connection.execute("UPDATE schema_version SET version = 2")
+    assert main(["report", str(tmp_path / "out.html"), "--store", str(old)]) == 0
+    reader = taken_apart(tmp_path / "out.html")
+    assert reader.parts["bench"].values and not reader.parts["layers"].values
+    assert old.with_name("old.duckdb.v2").exists()
 
 
 def test_what_cannot_be_written_is_said_first(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
