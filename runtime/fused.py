@@ -4,7 +4,7 @@ It gives what the model's own code gives up to the order of additions within a p
 bfloat16, rounded wherever the module rounds, hardly ever another bit. docs/speed.md has figures.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib import import_module
 from types import ModuleType
@@ -120,6 +120,15 @@ class Fused:
 
     def _token(self, rows: np.ndarray) -> _Token:
         return _Token(self._x, rows, self._y, self._like)
+
+
+def alone(opened: MoeModel, contents: Sequence[torch.Tensor]) -> Callable[[int], None]:
+    """Computes expert number i of `contents`, uint8 on the CPU, on one token and forgets it: to be timed."""
+    whole, hidden = _Whole(opened), opened.layers[0].shapes["down_proj"][0]
+    like = torch.empty(0, dtype=_AS_NUMPY[opened.store.layout.dtype]).numpy()
+    token = _Token(np.zeros(hidden, np.float32), np.zeros(1, np.int64), np.zeros((1, hidden), np.float32), like)
+    starts = [content.data_ptr() for content in contents]
+    return lambda turn: whole.multiply((), [starts[turn % len(starts)]], token)
 
 
 class _Whole:
