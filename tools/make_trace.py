@@ -2,30 +2,37 @@
 
     python -m tools.make_trace tests/data/demo-trace.parquet
 
-Probabilities, one-layer predictions and embeddings are kept to `MANTISSA_BITS` bits, so that the file stays small; the
-router's choice and its weights are exact.
+Probabilities, one-layer predictions and embeddings are kept to `MANTISSA_BITS` bits, predictions farther ahead and
+those of fitted predictors to fewer, so that the file stays small; the router's choice and its weights are exact.
 """
 
 import argparse
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pyarrow.parquet as pq
 import torch
 
 from artifacts.files import replacing
+from artifacts.provenance import ModelInfo
 from artifacts.trace import Trace
 from artifacts.tracefile import to_table
 from moectl.bundled import demo_model
 from profilers.corpus import documents, token_sequences
+from profilers.predictors import Plan, build_predictors
+from profilers.profiling import Data
 from profilers.quality import read
-from runtime.model import open_model
+from profilers.routing import Batching
+from runtime.model import MoeModel, open_model
+from runtime.predictors import Predictor
 from runtime.session import Session, Settings
 
 PREFILL, DECODE, REQUESTS = 24, 60, 6
-MANTISSA_BITS = 5
+MANTISSA_BITS, FEW_BITS = 5, 2
+DISTANCE, FEATURES, FITTED_ON = 3, 128, 16_384
 _FLOAT32_MANTISSA_BITS = 23
 
 
@@ -36,23 +43,41 @@ def record() -> Trace:
     length = PREFILL + DECODE
     sequences = token_sequences(texts, opened.tokenizer, length=length, num_tokens=100 * length)
     whole = list(islice((sequence for sequence in sequences if len(sequence) == length), REQUESTS))
-    with Session(opened, Settings(policies={"prefetch": "next_gate"}, budget="100%", window="1B")) as session:
+    predictor = fitted(opened)
+    with Session(opened, Settings(budget="100%")) as session:
         recorder = session.record()
+        session.engine.see_predictions(DISTANCE, predictor)
         read(session, whole, prefill=PREFILL)
         return recorder.trace()
 
 
-def shortened(values: np.ndarray) -> np.ndarray:
-    """float32 rounded to `MANTISSA_BITS` bits after the first."""
-    dropped = _FLOAT32_MANTISSA_BITS - MANTISSA_BITS
-    bits = np.ascontiguousarray(values, np.float32).view(np.uint32).astype(np.uint64)
-    rounded = (bits + (1 << (dropped - 1))) >> dropped << dropped
+def fitted(opened: MoeModel) -> Predictor:
+    """Predictors of the bundled model, fitted to text that the requests are not of."""
+    texts = token_sequences(documents("builtin", seed=0), opened.tokenizer, length=128, num_tokens=FITTED_ON)
+    model = ModelInfo("bundled", opened.fingerprint, opened.family, opened.shape)
+    with TemporaryDirectory() as folder, Session(opened, Settings(budget="100%")) as session:
+        found = build_predictors(
+            session,
+            Data("builtin", list(texts)),
+            Batching(length=128, prefill=0),
+            Plan(DISTANCE, FEATURES),
+            model=model,
+            store_path=Path(folder) / "moe.duckdb",
+        )
+    return Predictor(found.predictors, DISTANCE, opened.model.device)
+
+
+def shortened(values: np.ndarray, bits: int = MANTISSA_BITS) -> np.ndarray:
+    """float32 rounded to so many bits after the first."""
+    dropped = _FLOAT32_MANTISSA_BITS - bits
+    whole = np.ascontiguousarray(values, np.float32).view(np.uint32).astype(np.uint64)
+    rounded = (whole + (1 << (dropped - 1))) >> dropped << dropped
     return rounded.astype(np.uint32).view(np.float32)
 
 
 def write(trace: Trace, path: Path) -> None:
     """As `write_parquet`, packed tighter: bytes of one significance lie together and compress better."""
-    floats = [f"{name}.list.element" for name in ("weights", "probabilities", "predicted")]
+    floats = [f"{name}.list.element" for name in ("weights", "probabilities", "predicted", "learned")]
     with replacing(path) as temporary:
         pq.write_table(
             to_table(trace),
@@ -70,8 +95,10 @@ def main() -> None:
     path = parser.parse_args().path
     torch.set_num_threads(1)
     trace = record()
-    kept = {name: shortened(getattr(trace, name)) for name in ("predicted", "probabilities", "embeddings")}
-    write(replace(trace, **kept), path)
+    kept = {name: shortened(getattr(trace, name)) for name in ("probabilities", "embeddings")}
+    near, far = shortened(trace.predicted[:, :1]), shortened(trace.predicted[:, 1:], FEW_BITS)
+    learned = shortened(trace.learned, FEW_BITS)
+    write(replace(trace, **kept, predicted=np.concatenate((near, far), axis=1), learned=learned), path)
     print(f"{path}: {len(trace)} rows, {path.stat().st_size} bytes")
 
 

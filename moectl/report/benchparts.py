@@ -159,48 +159,62 @@ def _of_experts(budget: object) -> str:
 def _front(reading: Reading, job: Job) -> Section:
     asked = queries.PARETO.format(job=job.digest)
     rows = reading.rows(asked)
-    losses = [row["loss"] for row in rows if row["loss"] is not None]
-    full = [row for row in rows if row["preset"] == "full"]
-    by = ("budget", "link") if losses else ("link",)
-    places = grouped([row for row in rows if row["preset"] != "full"], *by)
-    ours = [same for _, same in places if any(row["is_ours"] for row in same)]
-    drawn = "".join(_scatter(same + full, rows, bool(losses)) for same in ours)
+    knows_loss = any(row["loss"] is not None for row in rows)
+    drawn = _scatters(rows) if knows_loss else _dots(rows)
     kinds = '<p class="quiet"><i class="key exact"></i>output as the full model\'s <i class="key lossy"></i>altered '
     kinds += '<i class="key bound"></i>bounds and peers. Larger marks take more of the fast tier. '
-    rule = "Named: nothing else at that budget is as fast, as good and as small."
-    if not losses:
-        rule = "Named: nothing else at that budget is as fast and as small, and alters no more. Upwards the fast tier "
-        rule += "instead of quality, which a simulation does not know."
-    return Section("front", "Time beside quality", f'<div class="charts">{drawn}</div>{kinds}{rule}</p>', (asked,))
+    rule = "Named: nothing else at that budget is as fast, as good and as small." if knows_loss else _NO_QUALITY
+    title = "Time beside quality" if knows_loss else "Time by preset"
+    return Section("front", title, f'<div class="charts">{drawn}</div>{kinds}{rule}</p>', (asked,))
 
 
-def _scatter(rows: Sequence[Record], all_rows: Sequence[Record], knows_loss: bool) -> str:
+_NO_QUALITY = "A simulation knows no quality: a live bench measures it."
+
+
+def _scatters(rows: Sequence[Record]) -> str:
+    """A chart for each budget and link that our presets have; the full model in each."""
+    full = [row for row in rows if row["preset"] == "full"]
+    places = grouped([row for row in rows if row["preset"] != "full"], "budget", "link")
+    ours = [same for _, same in places if any(row["is_ours"] for row in same)]
+    return "".join(_scatter(same + full, rows) for same in ours)
+
+
+def _scatter(rows: Sequence[Record], all_rows: Sequence[Record]) -> str:
     x = charts.log_scale([row["tpot_ms"] for row in all_rows], name="ms per token", **charts.across())
-    if knows_loss:
-        losses = [row["loss"] or 0.0 for row in all_rows]
-        y = charts.loss_scale(losses, name="perplexity lost", **charts.upwards())
-    else:
-        sizes = [row["peak_fast_bytes"] / 2**20 for row in all_rows]
-        y = charts.memory_scale(sizes, name="fast tier, MiB", **charts.upwards())
-    largest = max(row["peak_fast_bytes"] for row in all_rows) or 1
-    points = [_point(row, knows_loss, largest) for row in rows if not knows_loss or row["loss"] is not None]
-    place = _place(rows[0]) if knows_loss else "all budgets"
-    front = [point for row, point in zip(rows, points, strict=False) if row["is_front"]] if knows_loss else []
+    y = charts.loss_scale([row["loss"] or 0.0 for row in all_rows], name="perplexity lost", **charts.upwards())
+    known = [row for row in rows if row["loss"] is not None]
+    points = [_point(row, _largest(all_rows)) for row in known]
+    front = [point for row, point in zip(known, points, strict=True) if row["is_front"]]
     names = ", ".join(point.name for point in points if point.is_named)
-    says = f"Milliseconds per token against {y.name} at {place}; on the front: {names}"
-    return charts.scatter(place, points, x, y, front=front, says=says)
+    says = f"Milliseconds per token against perplexity lost at {_place(rows[0])}; on the front: {names}"
+    return charts.scatter(_place(rows[0]), points, x, y, front=front, says=says)
 
 
-def _point(row: Record, knows_loss: bool, largest: int) -> Point:
+def _dots(rows: Sequence[Record]) -> str:
+    """A row for each preset, the fastest on top, at all budgets."""
+    by_preset: dict[object, list[Record]] = {}
+    for row in rows:
+        by_preset.setdefault(row["preset"], []).append(row)
+    ordered = sorted(by_preset.values(), key=lambda own: min(row["tpot_ms"] for row in own))
+    points = [[_point(row, _largest(rows)) for row in own] for own in ordered]
+    says = "Milliseconds per token of each preset at each budget"
+    return charts.dots("Every preset at every budget", points, "ms per token", says=says)
+
+
+def _largest(rows: Sequence[Record]) -> int:
+    return max(row["peak_fast_bytes"] for row in rows) or 1
+
+
+def _point(row: Record, largest: int) -> Point:
     kind = "bound" if not row["is_ours"] else "exact" if row["is_lossless"] else "lossy"
-    quality = f", perplexity ratio {ratio(row['perplexity_ratio'])}" if knows_loss else ""
-    title = f"{row['preset']}: {short(row['tpot_ms'])} ms{quality}, {nbytes(row['peak_fast_bytes'])}"
+    quality = "" if row["loss"] is None else f", perplexity ratio {ratio(row['perplexity_ratio'])}"
+    what = f"{row['preset']}, {_place(row)}"
     return Point(
         x=row["tpot_ms"],
-        y=row["loss"] if knows_loss else row["peak_fast_bytes"] / 2**20,
+        y=row["loss"] or 0.0,
         size=3.5 + 5 * (row["peak_fast_bytes"] / largest) ** 0.5,
         name=row["preset"],
-        title=title,
+        title=f"{what}: {short(row['tpot_ms'])} ms{quality}, {nbytes(row['peak_fast_bytes'])}",
         values=(row["tpot_ms"], row["perplexity_ratio"], row["peak_fast_bytes"]),
         kind=kind,
         is_named=bool(row["is_front"]) or not row["is_ours"],

@@ -66,21 +66,34 @@ def loss_scale(losses: Sequence[float], *, name: str, start: float, end: float) 
     return Scale(lambda value: start + bent(value) / top * (end - start), ticks, name)
 
 
-def memory_scale(values: Sequence[float], *, name: str, start: float, end: float) -> Scale:
-    """From 0."""
-    top = max(values, default=1.0) * 1.1 or 1.0
-    step = _round_step(top / 4)
-    ticks = tuple((number * step, f"{number * step:g}") for number in range(int(top / step) + 1))
-    return Scale(lambda value: start + value / top * (end - start), ticks, name)
-
-
 def scatter(title: str, points: Sequence[Point], x: Scale, y: Scale, *, front: Sequence[Point], says: str) -> str:
     """Points on two scales made for `across` and `upwards`; what of the front is better in one of the two is joined."""
-    marks = "".join(_mark(point, x, y) for point in sorted(points, key=lambda point: -point.size))
+    marks = "".join(
+        _circle(point, x.place(point.x), y.place(point.y)) for point in sorted(points, key=lambda point: -point.size)
+    )
     line = " ".join(f"{x.place(p.x):.1f},{y.place(p.y):.1f}" for p in _falling(front))
     joined = f'<polyline class="front" points="{line}"/>' if len(front) > 1 else ""
     inside = _axes(x, y) + joined + marks + _names([p for p in points if p.is_named], x, y)
     return figure(title, inside, width=_WIDTH, height=_HEIGHT, says=says)
+
+
+def dots(title: str, rows: Sequence[Sequence[Point]], name: str, *, says: str) -> str:
+    """Points in rows with names, on one logarithmic scale; only `x`, `size` and what a mark says are looked at."""
+    left, high = _name_width([row[0].name for row in rows]), 20
+    values = [point.x for row in rows for point in row]
+    x = log_scale(values, name=name, start=left, end=_WIDTH - _RIGHT)
+    foot = len(rows) * high
+    drawn = [
+        f'<line class="grid" x1="{x.place(v):.1f}" x2="{x.place(v):.1f}" y1="0" y2="{foot}"/>'
+        f'<text class="tick" x="{x.place(v):.1f}" y="{foot + 14}">{text}</text>'
+        for v, text in x.ticks
+    ]
+    for index, row in enumerate(rows):
+        at = index * high + high / 2
+        drawn.append(f'<text class="name" x="{left - 6:g}" y="{at + 4:g}">{escape(row[0].name)}</text>')
+        drawn += [_circle(point, x.place(point.x), at) for point in row]
+    label = f'<text class="axis" x="{(left + _WIDTH - _RIGHT) / 2:.1f}" y="{foot + 30}">{escape(name)}</text>'
+    return figure(title, "".join(drawn) + label, width=_WIDTH, height=foot + 36, says=says)
 
 
 def across() -> dict[str, float]:
@@ -103,7 +116,7 @@ def named_heatmap(
     says: str,
 ) -> str:
     """Few rows with names, columns numbered from 0; where there is room the values are written into their cells."""
-    left, right = 7.2 * max(map(len, names)) + 10, 6
+    left, right = _name_width(names), 6
     across = max(map(len, rows))
     size = (_WIDTH - left - right) / across
     is_written, high = size >= 26, 20
@@ -169,7 +182,7 @@ class Bar:
 
 def bars(title: str, rows: Sequence[Bar], *, top: float, says: str) -> str:
     """Horizontal bars from 0 to `top`."""
-    left, right, high = 7.2 * max(len(bar.name) for bar in rows) + 10, 7.0 * max(len(bar.text) for bar in rows) + 10, 20
+    left, right, high = _name_width([bar.name for bar in rows]), 7.0 * max(len(bar.text) for bar in rows) + 10, 20
     room = _WIDTH - left - right
     drawn = []
     for index, bar in enumerate(rows):
@@ -194,12 +207,16 @@ def _falling(points: Sequence[Point]) -> list[Point]:
     return found
 
 
-def _mark(point: Point, x: Scale, y: Scale) -> str:
+def _circle(point: Point, across: float, upper: float) -> str:
     values = " ".join(map(exact, point.values))
     return (
-        f'<circle class="{point.kind}" cx="{x.place(point.x):.1f}" cy="{y.place(point.y):.1f}" r="{point.size:.1f}" '
+        f'<circle class="{point.kind}" cx="{across:.1f}" cy="{upper:.1f}" r="{point.size:.1f}" '
         f'data-values="{values}"><title>{escape(point.title)}</title></circle>'
     )
+
+
+def _name_width(names: Sequence[str]) -> float:
+    return 7.2 * max(map(len, names)) + 10
 
 
 def _names(points: Sequence[Point], x: Scale, y: Scale) -> str:

@@ -12,6 +12,7 @@ from artifacts.errors import BadUsage, Incompatible
 from artifacts.names import unknown
 from artifacts.replicas import FULL_BITS
 from runtime.policies.base import Eviction, Miss, Prefetch, Residency, Routing
+from runtime.policies.eviction.activation import ActivationEviction
 from runtime.policies.eviction.belady import Belady
 from runtime.policies.eviction.fld import Fld
 from runtime.policies.eviction.horizon import Horizon
@@ -38,6 +39,8 @@ from runtime.policies.miss.random_resident import RandomResident
 from runtime.policies.miss.shadow import ShadowMiss
 from runtime.policies.miss.substitute import Substitute
 from runtime.policies.miss.zero import Zero
+from runtime.policies.prefetch.activation import ActivationPrefetch
+from runtime.policies.prefetch.blend import Blend
 from runtime.policies.prefetch.frequency import Frequency
 from runtime.policies.prefetch.learned import Learned
 from runtime.policies.prefetch.map import MapPrefetch
@@ -63,10 +66,12 @@ POLICIES: dict[str, dict[str, type]] = {
         "next_gate": NextGate,
         "score": ScorePrefetch,
         "frequency": Frequency,
+        "activation": ActivationPrefetch,
         "map": MapPrefetch,
         "popular": Popular,
         "random": RandomPrefetch,
         "learned": Learned,
+        "blend": Blend,
         "oracle": Oracle,
     },
     "eviction": {
@@ -79,6 +84,7 @@ POLICIES: dict[str, dict[str, type]] = {
         "score": Score,
         "horizon": Horizon,
         "map": MapEviction,
+        "activation": ActivationEviction,
         "random": Random,
         "belady": Belady,
     },

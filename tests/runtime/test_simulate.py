@@ -1,5 +1,7 @@
 """A live run and a replay of its recorded trace agree on every counter of every pass and layer."""
 
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +19,7 @@ from runtime.generate import Sampling
 from runtime.model import open_model
 from runtime.policies import build, presets
 from runtime.policies.base import Artefacts
+from runtime.policies.matching import Match, Matching
 from runtime.session import Session, Settings
 from runtime.simulate import replay
 from tests.conftest import Checkpoint
@@ -132,3 +135,38 @@ def test_what_a_pass_was_given_is_recorded(checkpoint: Checkpoint, tmp_path: Pat
     own = torch.stack([table[ids[0, 3:]].mean(dim=0), table[ids[1]].mean(dim=0)]).numpy()
     assert trace.embeddings == pytest.approx(own, rel=1e-5, abs=1e-6)
     assert trace.iteration.tolist() == [0, 0, 1, 1, 1, 1, 1] * opened.shape.num_layers
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_who_searches_maps_slowly_decides_the_same(
+    checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lag: int
+) -> None:
+    """Live on a thread that takes its time, learning; then at once, through Parquet."""
+    opened = open_model(str(checkpoint("olmoe")))
+    maps = {"prefetch": f"map:distance=1,lag={lag}", "eviction": f"map:lag={lag}"}
+    settings = Settings(preset="fmoe", policies=maps, budget="50%", window="5KiB", link="1GB/s", learn=True)
+    known = artefacts(opened.shape)
+    search, pauses, threads = Matching._best, np.random.default_rng(3), set()
+
+    def slowly(*arguments: object) -> Match:
+        threads.add(threading.current_thread().name)
+        time.sleep(pauses.uniform(0, 0.02))
+        return search(*arguments)
+
+    with monkeypatch.context() as patched, Session(opened, settings, artefacts=known) as session:
+        patched.setattr(Matching, "_best", slowly)
+        recorder = session.record()
+        list(session.generate(torch.arange(3, 10)[None], Sampling(6, ignore_eos=True)))
+        learned, live = session.matching.learned(), session.controller
+    assert threads == {"matching_0"} and learned.num_iterations == 6
+    write_parquet(recorder.trace(), tmp_path / "trace.parquet")
+    policies = build(settings.texts())
+    where = {"num_slots": session.fast.num_slots, "scope": session.scope, "window": 5 * 1024}
+    again = build_controller(policies, opened.shape, **where, artefacts=known)
+    replay(read_parquet(tmp_path / "trace.parquet", num_experts=opened.shape.num_experts), again)
+    assert np.array_equal(live.counters.passes, again.counters.passes)
+    assert np.array_equal(live.cache.state, again.cache.state)
+    assert np.array_equal(policies.matching.learned().maps.probabilities, learned.maps.probabilities)
+    assert lag or again.counters.totals()["prefetches"] > 0, (
+        "two layers: the second, by the embedding, if that is in time"
+    )

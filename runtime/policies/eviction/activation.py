@@ -1,0 +1,33 @@
+"""Least used by the requests under way, later layers before earlier ones (MoE-Infinity, Xue et al., 2024)."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from artifacts.shape import Shape
+from runtime.policies.base import Artefacts, Now, SimpleEviction, Step
+from runtime.policies.matrices import EPSILON, Activations, shares
+
+
+@dataclass
+class ActivationEviction(SimpleEviction):
+    """Smallest `(share + epsilon) * (1 - layer / L)` first (the paper's algorithm 2): share is of the layer's tokens
+    since the last prefill began, layer counts from 0. Experts of the first layers stay: there is little time to
+    prefetch them. Equals, as in a new request, go by the older use.
+    """
+
+    def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
+        self._activations = Activations(shape)
+        self._early = 1 - np.arange(shape.num_layers)[:, None] / shape.num_layers
+        self._used_at = np.full(shape.num_keys, -1, np.int64)
+        self._worth = np.zeros(shape.num_keys)
+
+    def used(self, keys: list[int], step: Step, now: Now) -> None:
+        if self._activations.begins(step):
+            self._activations.begin(step)
+        self._activations.count(step)
+        self._used_at[keys] = now.step
+        self._worth = ((shares(self._activations.current) + EPSILON) * self._early).ravel()
+
+    def order(self, keys: np.ndarray, now: Now) -> tuple[np.ndarray, ...]:
+        return self._worth[keys], self._used_at[keys]
