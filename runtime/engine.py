@@ -14,6 +14,7 @@ from torch import nn
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from artifacts.expertmaps import mean_rows
+from artifacts.replicas import FULL_BITS
 from artifacts.trace import DECODE, PREFILL
 from runtime.controller import Controller
 from runtime.experts import assign, expert_forward, gather
@@ -294,10 +295,11 @@ class Engine:
         self, layer: MoeLayer, places: tuple[Place, ...], hidden: torch.Tensor, output: StepSum | Fused
     ) -> None:
         """Add what is computed near."""
-        if not places:
-            return
-        host = hidden.cpu()
+        host = hidden.cpu() if places else hidden
         for place in places:
+            if isinstance(output, Fused) and place.bits == FULL_BITS:
+                output.add_elsewhere(place, self.near.content(place))
+                continue
             expert = place.key % self.controller.shape.num_experts
             x = gather(host, on_host(output.assigned(expert)))
             output.add_output(expert, self.near.forward(layer.experts, place, x).to(hidden.device, non_blocking=True))

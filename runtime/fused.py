@@ -4,7 +4,7 @@ It gives what the model's own code gives up to the order of additions within a p
 bfloat16, rounded wherever the module rounds, hardly ever another bit. docs/speed.md has figures.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib import import_module
 from types import ModuleType
@@ -46,7 +46,8 @@ class Fused:
 
     def __init__(self, opened: MoeModel, resident: Resident) -> None:
         self._resident, self._num_experts = resident, opened.shape.num_experts
-        self._lying = _Segments(resident) if isinstance(resident.slow, SegmentTier) else _Whole(opened, resident)
+        self._lying = _Segments(resident.slow) if isinstance(resident.slow, SegmentTier) else _Whole(opened)
+        self._starts = [slot.data_ptr() for slot in resident.slots]
         self._as_numpy = _AS_NUMPY[opened.store.layout.dtype]
         self._like = torch.empty(0, dtype=self._as_numpy).numpy()
         hidden = opened.layers[0].shapes["down_proj"][0]
@@ -73,7 +74,8 @@ class Fused:
         """A token [1, H] whose experts all lie in `slots` and whole, with `weights` [1, K]: [1, H]."""
         order = sorted(range(len(experts)), key=experts.__getitem__)
         self._start(hidden, [experts[rank] for rank in order], weights.float().numpy()[0, order])
-        self._lying.multiply_slots([slots[rank] for rank in order], self._token(np.arange(len(order))))
+        starts = [self._starts[slots[rank]] for rank in order]
+        self._lying.multiply((), starts, self._token(np.arange(len(order))))
         return self.finish()
 
     def assigned(self, expert: int) -> Assigned:
@@ -84,13 +86,16 @@ class Fused:
         """Compute what lies at `places`, all there."""
         plain = [place for place in places if place.bits == FULL_BITS and place.slot != NO_SLOT]
         if plain:
-            rows = np.array([self._rows[place.key % self._num_experts] for place in plain])
-            self._lying.multiply(plain, self._token(rows))
+            self._multiply(plain, [self._starts[place.slot] for place in plain])
         if len(plain) < len(places):
             for place in places:
                 if place.bits != FULL_BITS or place.slot == NO_SLOT:
                     y = self._resident.forward(self._module, place, self._hidden)
                     self.add_output(place.key % self._num_experts, y)
+
+    def add_elsewhere(self, place: Place, content: torch.Tensor) -> None:
+        """Compute what lies outside the slots, at full precision: `content`, uint8 on the CPU."""
+        self._multiply([place], [content.data_ptr()])
 
     def add_output(self, expert: int, y: torch.Tensor) -> None:
         """An expert's output [1, H], computed elsewhere."""
@@ -109,40 +114,47 @@ class Fused:
         self._token_in.copy_(hidden[0])
         self._y[: len(experts)] = 0
 
+    def _multiply(self, places: Sequence[Place], starts: list[int]) -> None:
+        rows = np.array([self._rows[place.key % self._num_experts] for place in places])
+        self._lying.multiply(places, starts, self._token(rows))
+
     def _token(self, rows: np.ndarray) -> _Token:
         return _Token(self._x, rows, self._y, self._like)
 
 
-class _Whole:
-    """Whole experts in slots."""
+def alone(opened: MoeModel, contents: Sequence[torch.Tensor]) -> Callable[[int], None]:
+    """Computes expert number i of `contents`, uint8 on the CPU, on one token and forgets it: to be timed."""
+    whole, hidden = _Whole(opened), opened.layers[0].shapes["down_proj"][0]
+    like = torch.empty(0, dtype=_AS_NUMPY[opened.store.layout.dtype]).numpy()
+    token = _Token(np.zeros(hidden, np.float32), np.zeros(1, np.int64), np.zeros((1, hidden), np.float32), like)
+    starts = [content.data_ptr() for content in contents]
+    return lambda turn: whole.multiply((), [starts[turn % len(starts)]], token)
 
-    def __init__(self, opened: MoeModel, resident: Resident) -> None:
+
+class _Whole:
+    """Experts as the module has them."""
+
+    def __init__(self, opened: MoeModel) -> None:
         inner, down = opened.store.layout.parts
-        starts = [slot.data_ptr() for slot in resident.slots]
-        self._addresses = np.array([(start + inner.offset, start + down.offset) for start in starts]).reshape(-1, 2)
+        self._offsets = inner.offset, down.offset
         self._num_neurons = opened.layers[0].num_neurons
 
-    def multiply(self, places: Sequence[Place], token: _Token) -> None:
-        self.multiply_slots([place.slot for place in places], token)
-
-    def multiply_slots(self, slots: list[int], token: _Token) -> None:
-        fused_kernels().add_whole(self._addresses[slots], self._num_neurons, *token)
+    def multiply(self, places: Sequence[Place], starts: list[int], token: _Token) -> None:
+        inner, down = self._offsets
+        addresses = np.array([(start + inner, start + down) for start in starts])
+        fused_kernels().add_whole(addresses, self._num_neurons, *token)
 
 
 class _Segments:
-    """Segments in slots, a top behind its head."""
+    """Segments, a top behind its head."""
 
-    def __init__(self, resident: Resident) -> None:
-        slow, layout = resident.slow, resident.slow.layout
-        head, neuron = layout.head * layout.dtype.itemsize, layout.width * layout.dtype.itemsize
-        is_bottom = slow.segments.is_bottom
-        self._starts = [slot.data_ptr() for slot in resident.slots]
-        self._heads = [0 if is_bottom(key) else head for key in range(len(slow.segments.nbytes))]
-        self._neurons = [
-            (nbytes - own) // neuron for nbytes, own in zip(slow.segments.nbytes, self._heads, strict=True)
-        ]
+    def __init__(self, slow: SegmentTier) -> None:
+        itemsize, layout, nbytes = slow.layout.dtype.itemsize, slow.layout, slow.segments.nbytes
+        heads = [0 if slow.segments.is_bottom(key) else layout.head * itemsize for key in range(len(nbytes))]
+        self._heads = heads
+        self._neurons = [(size - head) // (layout.width * itemsize) for size, head in zip(nbytes, heads, strict=True)]
 
-    def multiply(self, places: Sequence[Place], token: _Token) -> None:
-        addresses = np.array([self._starts[place.slot] + self._heads[place.key] for place in places])
+    def multiply(self, places: Sequence[Place], starts: list[int], token: _Token) -> None:
+        addresses = np.array([start + self._heads[place.key] for place, start in zip(places, starts, strict=True)])
         neurons = np.array([self._neurons[place.key] for place in places])
         fused_kernels().add_segments(addresses, neurons, *token)

@@ -37,7 +37,7 @@ class NearTier:
 
     def forward(self, module: nn.Module, place: Place, x: torch.Tensor) -> torch.Tensor:
         """One expert on its tokens, x [t, H] on the CPU -> [t, H]."""
-        weights = self._slow.weights(place, self._bytes(place))
+        weights = self._slow.weights(place, self.content(place))
         return expert_forward(module, weights, x, project=self._slow.projecting(place.bits))
 
     def finish(self) -> None:
@@ -47,7 +47,8 @@ class NearTier:
     def conditions(self) -> dict[str, float]:
         return {"near_gbps": self._timeline.bandwidth / 1e9} if self._timeline else {}
 
-    def _bytes(self, place: Place) -> torch.Tensor:
+    def content(self, place: Place) -> torch.Tensor:
+        """Its bytes, uint8 on the CPU, good until the next are asked for."""
         at = divmod(place.key, self._slow.stores[FULL_BITS].shape.num_experts)
         lying = self._slow.view(*at, bits=place.bits)
         if lying is not None:

@@ -13,6 +13,7 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from artifacts.hardware import Machine
 from artifacts.shape import Shape
 from runtime.experts import expert_forward
+from runtime.fused import alone
 from runtime.link import DEMAND, Link
 from runtime.model import MoeModel
 from runtime.timing import rounded_window
@@ -37,13 +38,13 @@ class Rates:
     near: float
 
 
-def scaled_rates(opened: MoeModel, target: Machine) -> Rates:
+def scaled_rates(opened: MoeModel, target: Machine, *, is_fused: bool = False) -> Rates:
     """Rates for which load : compute and near : compute of one expert are those of `target`.
 
     There an expert is read from the fast tier's memory once per token, so that its compute takes its bytes over that
     memory's bandwidth; here its compute is measured, overheads included.
     """
-    here = opened.shape.expert_nbytes / expert_seconds(opened)
+    here = opened.shape.expert_nbytes / expert_seconds(opened, is_fused=is_fused)
     return Rates(here * target.link_gbps / target.fast_gbps, here * target.near_gbps / target.fast_gbps)
 
 
@@ -55,10 +56,10 @@ def scaled_window(shape: Shape, target: Machine) -> int:
     return rounded_window(shape.top_k * target.link_gbps / target.fast_gbps, shape.expert_nbytes)
 
 
-def prefetch_window(opened: MoeModel, link_bytes_per_s: float) -> int:
+def prefetch_window(opened: MoeModel, link_bytes_per_s: float, *, is_fused: bool = False) -> int:
     """Bytes that the link moves while one layer of one token is computed, as a power of two of experts."""
     shape = opened.shape
-    layer_s = rest_seconds(opened) / shape.num_layers + shape.top_k * expert_seconds(opened)
+    layer_s = rest_seconds(opened) / shape.num_layers + shape.top_k * expert_seconds(opened, is_fused=is_fused)
     return rounded_window(link_bytes_per_s * layer_s / shape.expert_nbytes, shape.expert_nbytes)
 
 
@@ -75,17 +76,26 @@ def link_bytes_per_second(link: Link, slots: Sequence[torch.Tensor], num_experts
     return slots[0].nbytes / seconds
 
 
-def expert_seconds(opened: MoeModel) -> float:
-    """Seconds of one expert on one token in the fast tier, over experts that take turns."""
-    device, module, views = opened.model.device, opened.layers[0].experts, some_experts(opened)
+def expert_seconds(opened: MoeModel, *, is_fused: bool = False) -> float:
+    """Seconds of one expert on one token in the fast tier, as torch or fused code computes it, over experts that take
+    turns."""
+    device, module, contents = opened.model.device, opened.layers[0].experts, some_contents(opened)
+    if is_fused:
+        return _median_seconds(alone(opened, contents), device, turns=200)
+    views = [opened.store.layout.views(content) for content in contents]
     x = torch.zeros(1, opened.config.hidden_size, dtype=opened.store.layout.dtype, device=device)
     return _median_seconds(lambda turn: expert_forward(module, views[turn % len(views)], x), device, turns=200)
 
 
 def some_experts(opened: MoeModel) -> list[dict[str, torch.Tensor]]:
     """A few experts of the first layer in the fast tier, by the names of their parts."""
+    return [opened.store.layout.views(content) for content in some_contents(opened)]
+
+
+def some_contents(opened: MoeModel) -> list[torch.Tensor]:
+    """The same as bytes, uint8."""
     num_experts = min(_NUM_EXPERTS, opened.shape.num_experts)
-    return [opened.store.layout.views(_on(opened.model.device, opened, expert)) for expert in range(num_experts)]
+    return [_on(opened.model.device, opened, expert) for expert in range(num_experts)]
 
 
 def rest_seconds(opened: MoeModel) -> float:

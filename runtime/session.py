@@ -108,7 +108,12 @@ class Session:
         self.fallbacks += self.policies.fallbacks
         num_slots = fast.num_slots
         window = sizes.nbytes(settings.window) if settings.window else None
-        choice = resolve_link(opened, link=settings.link, near=settings.near, scaled_to=settings.scaled_to)
+        is_asked = settings.experts == FUSED and Fused.suits(opened)
+        # The sum over the halves of an expert is not the module's to the bit in torch either, but farther from it.
+        self.is_fused = is_asked or fast.split is not None and Fused.suits(opened)
+        choice = resolve_link(
+            opened, link=settings.link, near=settings.near, scaled_to=settings.scaled_to, is_fused=is_asked
+        )
         shared = pools(self.policies, shape, num_slots=num_slots, scope=self.scope, split=fast.split)
         self.slots = Slots(shared, opened.model.device)
         self.shadows = self._shadows(fast, artefacts)
@@ -125,8 +130,6 @@ class Session:
             window=self.window,
             artefacts=artefacts,
         )
-        # The sum over the halves of an expert is not the module's to the bit in torch either, but farther from it.
-        self.is_fused = Fused.suits(opened) and (settings.experts == FUSED or fast.split is not None)
         self.engine = Engine(
             opened,
             self.controller,
@@ -301,7 +304,7 @@ class Session:
         measured = self.tiers.bandwidth or link_bytes_per_second(
             self.tiers.link, self.slots.alike(), self.opened.shape.num_experts
         )
-        return prefetch_window(self.opened, measured)
+        return prefetch_window(self.opened, measured, is_fused=self.is_fused)
 
 
 def _both(first: Callable[[Any], None] | None, second: Callable[[Any], None]) -> Callable[[Any], None]:

@@ -44,11 +44,13 @@ class LinkChoice:
     near: float | None = None
 
 
-def resolve_link(opened: MoeModel, *, link: str, near: str | None, scaled_to: str | None) -> LinkChoice:
+def resolve_link(
+    opened: MoeModel, *, link: str, near: str | None, scaled_to: str | None, is_fused: bool = False
+) -> LinkChoice:
     """`auto` is cuda on a GPU and disk elsewhere. Raises BadUsage for what is not understood or not there."""
     on_cuda = opened.model.device.type == "cuda"
     if scaled_to:
-        rates = scaled_rates(opened, machine(scaled_to))
+        rates = scaled_rates(opened, machine(scaled_to), is_fused=is_fused)
         return LinkChoice("emulated", rates.link, 0.0, rates.near)
     near_rate = sizes.rate(near)[0] if near else None
     if link == "cuda" and not on_cuda:
