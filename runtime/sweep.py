@@ -331,10 +331,6 @@ def _candidate(split: SolvedSplit) -> str:
     return split.solver if split.solver != EVEN else f"all {split.theta[0]:g}"
 
 
-def _candidate(split: SolvedSplit) -> str:
-    return split.solver if split.solver != EVEN else f"all {split.theta[0]:g}"
-
-
 def _shadows_nbytes(fast: FastTier, nbytes: Mapping[int, int]) -> int:
     return 0 if fast.shadows is None else sum(nbytes[bits] for bits in fast.shadows.tolist())
 
