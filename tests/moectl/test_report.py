@@ -19,6 +19,7 @@ from artifacts.store import Store
 from artifacts.storedpresets import StoredPreset, to_rows
 from moectl.cli import main
 from tests.conftest import Checkpoint
+from tests.moectl.test_imported import VLLM, written
 
 VOID = {"meta", "link"}
 SECTIONS = {
@@ -101,13 +102,15 @@ def store(checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> P
         "\n".join(json.dumps({"text": f"{number} sheep and an old dog by the gate"}) for number in range(8))
     )
     same = ["--data", str(text), "--store", str(path)]
+    elsewhere = str(written(folder / "vllm.json", VLLM))
     bench = ["bench", model, *same, "--tokens", "24", "--length", "12", "--rounds", "1", "--threads", "1"]
     for command in (
         ["profile", model, *same, "--tokens", "120", "--length", "16", "--prefill", "8", "--samples", "20", "--trace"],
         ["quantize", model, *same, "--jobs", "1", "--samples", "4", "--bits", "2,4"],
         ["split", "--machine", "rtx3090-pcie4", "--store", str(path), "--budget", "50%", "--zeta", "0.1"],
         [*bench, "--presets", "importance,specmd", "--budgets", "50%", "--links", "5MB/s"],
-        ["bench", model, "--simulate", "--presets", "specmd", "--budgets", "25%,50%", "--store", str(path)],
+        ["bench", model, "--simulate", "--presets", "specmd", "--budgets", "25%,50%", "--store", str(path)]
+        + ["--import", elsewhere],
     ):
         assert main(command) == 0, command
     axes = {"prefetch": "none", "eviction": "lfu", "miss": "near", "residency": "uniform"}
@@ -148,6 +151,7 @@ def test_the_page_needs_nothing_else(page: Path) -> None:
     assert {link.lstrip("#") for link in reader.links if link.startswith("#")} == SECTIONS
     text = page.read_text(encoding="utf-8")
     assert not re.search(r"https?://|@import|url\(", text) and not reader.unnamed
+    assert "vllm serve" in text and "another text" in text
     assert "prefers-color-scheme: dark" in text and 'name="viewport"' in text
 
 
