@@ -297,17 +297,15 @@ class Workload:
     def _check_columns(self, policies: Policies) -> None:
         """Raise BadInput when a policy wants to see what the trace does not show."""
         prefetch, trace = policies.prefetch, self.trace
-        for is_read, held, source, option in (
-            (prefetch.reads_predictions, trace.predicted, "predictions", "next_gate"),
-            (prefetch.reads_learned, trace.learned, "what fitted predictors say", "learned"),
+        text, deep = describe(prefetch), min(prefetch.distance, self.model.shape.num_layers)
+        for is_read, held, source, reach in (
+            (prefetch.reads_predictions, trace.predicted, "predictions", prefetch.distance),
+            (prefetch.reads_learned, trace.learned, "what fitted predictors say", deep),
         ):
-            # Predictors need not look farther than the model is deep.
-            distance = min(prefetch.distance, self.model.shape.num_layers) if prefetch.reads_learned else prefetch.distance
-            if is_read and (held is None or held.shape[1] < distance):
-                command = _recorded_by(option, distance)
+            if is_read and (held is None or held.shape[1] < reach):
                 raise BadInput(
-                    f"prefetch {describe(prefetch)} needs {source} {distance} layers ahead, which the trace "
-                    f"does not hold: record one with `{command}`, or use --prefetch none"
+                    f"prefetch {text} needs {source} {reach} layers ahead, which the trace does not hold: "
+                    f"record one with `moectl run --prefetch {text} --trace FILE`, or use --prefetch none"
                 )
         for axis in POLICIES:
             if getattr(policies, axis).sees_embeddings and trace.iteration is None:
@@ -320,11 +318,6 @@ class Workload:
                     f"{axis} {describe(getattr(policies, axis))} needs the routers' probabilities, which the trace "
                     "does not hold: record one with `moectl run --trace FILE`"
                 )
-
-
-def _recorded_by(option: str, distance: int) -> str:
-    ahead = f":distance={distance}" if distance > 1 else ""
-    return f"moectl run --prefetch {option}{ahead} --trace FILE"
 
 
 def _candidate(split: SolvedSplit) -> str:
