@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,20 +18,32 @@ from tests.conftest import Checkpoint
 from tests.moectl.test_quantize import said_by
 
 BLOCKS = {"deepseek_v2": [1, 2], "qwen3_moe": [0, 2]}  # numbers of the MoE layers among all three
-PROFILE = ("--data", "text.txt", "--tokens", "300", "--length", "16", "--prefill", "8", "--samples", "20", "--trace")
+PROFILE = ("--tokens", "300", "--length", "16", "--prefill", "8", "--samples", "20", "--trace")
 
 Exported = Callable[..., str]
 
 
-@pytest.fixture(params=BLOCKS)
-def model(request: pytest.FixtureRequest, checkpoint: Checkpoint, tmp_path: Path, monkeypatch, capfd) -> str:
-    """The family's name; its profile, buddies and a split are in the store."""
+@pytest.fixture(scope="module", params=BLOCKS)
+def family(request: pytest.FixtureRequest, checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> tuple:
+    """The family's name, and a store with its profile, buddies and a split."""
+    folder = tmp_path_factory.mktemp("exports")
+    text, store = folder / "text.txt", ["--store", str(folder / "moe.duckdb")]
+    text.write_text("Twelve sheep and a very old dog.\n" * 40)
+    for command in (
+        ["profile", str(checkpoint(request.param)), "--data", str(text), *PROFILE],
+        ["build-buddies", "--metric", "coactivation", "--k-max", "3"],
+        ["split", "--machine", "5gbps", "--budget", "50%", "--zeta", "0.1"],
+    ):
+        assert main([*command, *store]) == 0
+    return request.param, folder / "moe.duckdb"
+
+
+@pytest.fixture
+def model(family: tuple[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The family's name; its store is where commands look."""
     monkeypatch.chdir(tmp_path)
-    Path("text.txt").write_text("Twelve sheep and a very old dog.\n" * 40)
-    said_by(capfd, "profile", str(checkpoint(request.param)), *PROFILE)
-    said_by(capfd, "build-buddies", "--metric", "coactivation", "--k-max", "3")
-    said_by(capfd, "split", "--machine", "5gbps", "--budget", "50%", "--zeta", "0.1")
-    return request.param
+    shutil.copy(family[1], "moe.duckdb")
+    return family[0]
 
 
 @pytest.fixture
