@@ -206,13 +206,18 @@ def _claims(systems, patterns, evictions, distances, online, entropies) -> tuple
     rates = {outcome.setting.label: hit_rate(outcome.counters) for outcome in patterns[: len(PATTERNS)]}
     kept = {outcome.setting.label: hit_rate(outcome.counters) for outcome in evictions}
     at_first = {outcome.setting.label: hit_rate(outcome.counters) for outcome in online}
-    fmoe = {(name, maps): hit_rate(found[0].counters) for name, maps, found in systems}
-    best_other = max(rate for (name, _), rate in fmoe.items() if name in SYSTEMS[1:])
-    mine = [rate for (name, _), rate in fmoe.items() if name == "fmoe"]
+    others = [outcome for name, _, found in systems if name in SYSTEMS[1:] for outcome in found]
+    best_other = max(hit_rate(outcome.counters) for outcome in others)
+    mine = [hit_rate(found[0].counters) for name, _, found in systems if name == SYSTEMS[0]]
     best = [max(distances, key=lambda row: hit_rate(row[1][which].counters))[0] for which in (0, 1)]
     coarse, fine = entropies[1][2], entropies[2][2]
     return (
-        Claim("hits more often than the best other system", "by 39 %", _gains(mine, best_other), mine[-1] > best_other),
+        Claim(
+            "hits more often than the best other system in either cache",
+            "by 39 %",
+            _gains(mine, best_other),
+            mine[-1] > best_other,
+        ),
         Claim("12a: each pattern hits more often than the one before", "yes", _order(rates), _rises(rates)),
         Claim("12b: lru, lfu, map, rising", "yes", _order(kept), _rises(kept)),
         Claim("13: the best prefetch distance", "3", f"{best[0]} and {best[1]}", best == [3, 3]),
