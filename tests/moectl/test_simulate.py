@@ -156,8 +156,8 @@ def parts(tmp_path: Path) -> dict[str, Path]:
     whole = read_parquet(TRACE)
     short = whole.take(np.flatnonzero(whole.request < 1))
     lacking = {
-        "plain": replace(short, probabilities=None, predicted=None),
-        "unpredicted": replace(short, predicted=None),
+        "plain": replace(short, probabilities=None, predicted=None, learned=None),
+        "unpredicted": replace(short, predicted=None, learned=None),
         "seven": short.take(np.flatnonzero(short.layer < 7)),
     }
     for name, trace in lacking.items():
