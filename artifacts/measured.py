@@ -17,6 +17,7 @@ from artifacts.store import Store
 
 COMMAND = "profile-hardware"
 REMEDY = "run `moectl profile --hardware`"
+DISK = "disk"
 COLD = "disk, cold"  # the checkpoint's files, what the operating system had kept of them dropped before
 _IDENTITY = ("device", "device_name", "processor", "cores")
 

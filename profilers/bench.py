@@ -148,7 +148,8 @@ class Paces:
     def _scaled(self, name: str) -> dict[str, str]:
         rates = scaled_rates(self._opened, machine(name))
         window = scaled_window(self._opened.shape, machine(name))
-        return {"link": f"{rates.link:.0f}B/s", "near": f"{rates.near:.0f}B/s", "window": f"{window}B"}
+        emulated = {"link": f"{rates.link:.0f}B/s", "near": f"{rates.near:.0f}B/s", "window": f"{window}B"}
+        return emulated | {"machine": name}
 
 
 class Bench:

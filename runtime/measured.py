@@ -1,7 +1,7 @@
 """A measured machine as the simulator takes machines: what was measured in place of what data sheets promise."""
 
 from artifacts.hardware import Machine
-from artifacts.measured import HardwareProfile, Load
+from artifacts.measured import COLD, DISK, HardwareProfile, Load
 from artifacts.shape import Shape
 from runtime.timing import Costs, Work
 
@@ -29,6 +29,7 @@ def costs_of(profile: HardwareProfile, shape: Shape, *, link: str | None = None)
         rest=Work(one.attention.median + engine_s, (many.attention.median + engine_s) / many.tokens),
         head=Work(one.head.median, many.head.median / many.tokens),
         host_s=_host_seconds(load),
+        reads_whole=load.link in (DISK, COLD),
     )
 
 

@@ -52,6 +52,7 @@ class Settings:
     device: str = "auto"
     experts: str = EXACT
     threads: int | None = None  # of CPU compute; None leaves torch as it is
+    machine: str | None = None  # whose splits fit; None: that of `scaled_to`, or this one over this link
     reconfigure_every: int | None = None  # tokens after which a split is solved anew; 0: never
     learn: bool = False  # iterations join the expert maps as they come, from none if need be
 
@@ -96,14 +97,15 @@ class Session:
         self.maps_run = artefacts.maps_run
         self.scope = Scope(settings.scope or chosen.scope)
         self._budget = chosen.budget or settings.budget
+        named = settings.machine or settings.scaled_to
         self.fast = fast = fast_tier(
             self.policies,
             shape,
             self._budget,
             scope=self.scope,
             artefacts=artefacts,
-            machine=settings.scaled_to or HERE,
-            link=None if settings.scaled_to else link_name(opened, settings.link),
+            machine=named or HERE,
+            link=None if named else link_name(opened, settings.link),
         )
         self.fallbacks += self.policies.fallbacks
         num_slots = fast.num_slots

@@ -16,13 +16,14 @@ _EVEN = (1.0, 0.9, 0.8, 0.65, 0.5)
 
 
 def latencies_of(costs: Costs, top_k: int) -> Latencies:
-    """Those of one token."""
+    """Those of one token. Where a segment takes as long as its expert, all of a load is latency."""
+    per_byte_s = 0.0 if costs.reads_whole else costs.load_s
     return Latencies(
         attention_s=costs.rest.seconds(1),
         moe_s=top_k * costs.expert.seconds(1),
         head_s=costs.head.seconds(1),
-        load_s=costs.load_s,
-        latency_s=costs.load_latency_s,
+        load_s=per_byte_s,
+        latency_s=costs.load_latency_s + costs.load_s - per_byte_s,
         host_s=costs.host_s,
     )
 

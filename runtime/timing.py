@@ -34,7 +34,7 @@ class Costs:
     Each load takes `load_latency_s` of the link besides, and `host_s` of whoever computes: the engine's own work on it.
     Where the near tier is only emulated, whoever computes spends `near_host_s` on each of its experts too. `shares`: of
     an expert's seconds in the fast tier, by bits, where few bits do not save as much time as bytes. `foresee_s`: of a
-    layer, for each layer ahead of which it is asked.
+    layer, for each layer ahead of which it is asked. `reads_whole`: a segment takes the link as long as its expert.
     """
 
     expert: Work
@@ -47,6 +47,7 @@ class Costs:
     near_host_s: float = 0.0
     shares: Mapping[int, float] = field(default_factory=dict)
     foresee_s: float = 0.0
+    reads_whole: bool = False
 
     @classmethod
     def of(cls, model: ModelShape, machine: Machine) -> "Costs":
@@ -180,7 +181,8 @@ class Timing:
             if place.slot in self._pending:
                 self._link.cancel(self._pending.pop(place.slot))
             self._now_s += self._costs.host_s
-            seconds = self._costs.load_latency_s + self._costs.load_s * self._share[place.bits] * place.share
+            share = self._share[place.bits] * (1.0 if self._costs.reads_whole else place.share)
+            seconds = self._costs.load_latency_s + self._costs.load_s * share
             self._pending[place.slot] = self._link.issue(self._now_s, seconds, is_demand=is_demand)
 
 

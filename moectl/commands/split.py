@@ -1,7 +1,7 @@
 """`moectl split`: from a trace and latencies to each layer's budget, cache size and split ratio, in the store."""
 
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -172,8 +172,8 @@ def _where(path: Path, request: Request, model: ModelShape, model_id: str | None
     if profile is None:
         raise missing
     load, decode, costs = profile.load(request.link), profile.decode, costs_of(profile, model.shape, link=request.link)
-    parts = (part.median for part in (decode.attention, decode.moe, decode.head))
-    latencies = Latencies(*parts, costs.load_s, costs.load_latency_s, costs.host_s)
+    seconds = {"attention_s": decode.attention.median, "moe_s": decode.moe.median, "head_s": decode.head.median}
+    latencies = replace(latencies_of(costs, model.shape.top_k), **seconds)
     basis = {"hardware_run": run.run_id, "hardware": list(profile.machine), "link": load.link}
     return Where(machine_of(profile, model.shape, link=request.link), latencies, basis, costs)
 
