@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from artifacts.measured import COLD, Load, Spread
+from artifacts.measured import COLD, DISK, Load, Spread
 from runtime import budget as sizes
 from runtime.cudalink import CudaLink
 from runtime.link import DEMAND, DiskLink, EmulatedLink, Link, Source
@@ -46,7 +46,7 @@ def loads(opened: MoeModel, folder: Path, of_run: str, effort: Effort) -> Iterat
     held = _Held(opened, pin=False)
     with _closing(_disk_link(opened)) as link:
         latency = _latency(lambda source: _disk_link(opened, source), held, slots, effort)
-        yield _load("disk", _bring(link, slots, effort), nbytes, latency)
+        yield _load(DISK, _bring(link, slots, effort), nbytes, latency)
         if cold := _bring_cold(link, slots, folder, effort):
             yield _load(COLD, cold, nbytes)
     if pin:
@@ -63,7 +63,7 @@ def loads(opened: MoeModel, folder: Path, of_run: str, effort: Effort) -> Iterat
 
     copies = seconds_of(bring, device, warm_up=effort.warm_up, turns=effort.turns)
     yield _load("pageable" if pin else "ram", copies, nbytes)
-    if of_run not in ("disk", "pinned"):
+    if of_run not in (DISK, "pinned"):
         bandwidth, latency_s = sizes.rate(of_run)
 
         def emulated(source: Source) -> Link:

@@ -145,7 +145,7 @@ def test_the_proportions_of_a_machine(model: str, benched: Benched) -> None:
     assert {row["link"] for row in rows} == {"a100-pcie4"}
     with Store.open("moe.duckdb", read_only=True) as store:
         paces = [run.info.parameters["pace"] for run in store.runs()]
-    assert paces[0].keys() == {"link", "near", "window"} and all(pace == paces[0] for pace in paces)
+    assert paces[0].keys() == {"link", "near", "window", "machine"} and all(pace == paces[0] for pace in paces)
 
 
 def test_simulated_rows(benched: Benched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from artifacts.hardware import machine
 from artifacts.modelshapes import MODELS
 from artifacts.trace import DECODE, PREFILL
 from runtime.plan import NO_SLOT, Place, Plan, Wave
+from runtime.solving import latencies_of
 from runtime.timing import Costs, Timing, Work, rounded_window
 
 COSTS = Costs(expert=Work(2, 1), load_s=5, load_latency_s=0, near=Work(3), rest=Work(1), head=Work(0.5))
@@ -150,6 +151,17 @@ def test_many_tokens_are_bound_by_arithmetic() -> None:
 def test_latency_comes_with_every_transfer() -> None:
     costs = Costs(COSTS.expert, load_s=5, load_latency_s=0.25, near=Work(3), rest=COSTS.rest, head=COSTS.head)
     assert taken(plan(Wave((), places(0, 1))), costs=costs) == (1 + 10.5 + 2, 5.25 + 3.25)
+
+
+def test_a_disk_gives_a_segment_no_sooner_than_its_expert() -> None:
+    """The bottom, 0.6 of the expert, lands after all of 5 s."""
+    top, bottom = Place(0, 0, share=0.4), Place(0 + NUM_EXPERTS, 1, share=0.6)
+    seconds, _ = taken(plan(Wave((top,), (bottom,))), costs=replace(COSTS, reads_whole=True))
+    assert seconds == pytest.approx(1 + 5 + 1.2)
+    told = latencies_of(replace(COSTS, reads_whole=True, load_latency_s=0.5, host_s=0.25), 2)
+    assert (told.load_s, told.latency_s, told.host_s, told.moe_s) == (0, 5.5, 0.25, 4)
+    told = latencies_of(replace(COSTS, load_latency_s=0.5), 2)
+    assert (told.load_s, told.latency_s) == (5, 0.5)
 
 
 def test_the_engine_works_on_every_load_and_nobody_computes_meanwhile() -> None:
