@@ -168,7 +168,7 @@ def _inspect(
     num_experts: Annotated[int | None, typer.Option(help="Experts of a layer, of that trace.")] = None,
     distance: Annotated[int, typer.Option(min=1, help="For prefetch: up to so many layers ahead.")] = 3,
     budget: Budget = "25%",
-    eviction: Annotated[str, typer.Option(help="For prefetch: what is evicted meanwhile.")] = "horizon",
+    eviction: Annotated[str, typer.Option(help="For prefetch: what is evicted meanwhile.")] = "least_stale",
     window: Window = None,
     device: Device = "auto",
     threads: Threads = DEFAULT_THREADS,

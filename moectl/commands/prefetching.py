@@ -29,7 +29,7 @@ class Request:
 
     distance: int = 3
     budget: str = "25%"
-    eviction: str = "horizon"
+    eviction: str = "least_stale"
     window: str | None = None  # bytes a step; else two experts
 
     def __post_init__(self) -> None:
