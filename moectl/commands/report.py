@@ -28,12 +28,17 @@ def check_report(path: Path) -> None:
     check_writable(path)
 
 
-def report(path: Path, *, store: Path, job: str | None = None) -> Reported:
-    """Write the page of the newest model in a store; `job` names the bench that leads it, else the newest live one."""
+def report(path: Path, *, store: Path, job: str | None = None, run: int | None = None) -> Reported:
+    """Write the page of the model of the newest bench in a store, or of that of a run.
+
+    `job` names the bench that leads it; a run of a bench names its own. Else the newest live one leads.
+    """
     check_report(path)
     _bring_up_to_date(store)
     with Store.open(store, read_only=True) as held:
-        page = render(held, job=job)
+        asked = held.run(run).info if run is not None else None
+        job = job or (asked and asked.parameters.get("job"))
+        page = render(held, job=job, model_id=asked and asked.model_id)
     with replacing(path) as temporary:
         temporary.write_text(page, encoding="utf-8")
     return Reported(path, path.stat().st_size)

@@ -25,9 +25,9 @@ _RUNS = (
 )
 
 
-def render(store: Store, *, job: str | None = None) -> str:
-    """The page of the store's newest model; `job`: of the bench that leads it."""
-    reading = Reading(store, job=job)
+def render(store: Store, *, job: str | None = None, model_id: str | None = None) -> str:
+    """The page of one model of a store, else of that of its newest bench; `job`: of the bench that leads it."""
+    reading = Reading(store, job=job, model_id=model_id)
     sections = [*bench_sections(reading), *model_sections(reading), _receipt(reading)]
     title, head = _head(reading)
     style = files("moectl.report").joinpath("style.css").read_text(encoding="utf-8")

@@ -21,12 +21,12 @@ class Job:
 class Reading:
     """One model in an open store. `jobs` are the benches to show, the one that leads first."""
 
-    def __init__(self, store: Store, *, job: str | None = None) -> None:
-        """Of the bench `job`, else of the newest live one, else of the newest."""
+    def __init__(self, store: Store, *, job: str | None = None, model_id: str | None = None) -> None:
+        """Of the bench `job`, else of the newest live one, else of the newest; of one model if it is given."""
         self._store = store
-        found = store.query(queries.JOBS).to_pylist()
+        found = [one for one in store.query(queries.JOBS).to_pylist() if model_id in (None, one["model"])]
         newest = sorted(found, key=lambda one: (one["job"] != job, one["mode"] != "live", -one["newest"]))
-        self.model_id = newest[0]["model"] if newest else _newest_model(store)
+        self.model_id = model_id or (newest[0]["model"] if newest else _newest_model(store))
         same = [one for one in newest if one["model"] == self.model_id]
         modes = dict.fromkeys(one["mode"] for one in same)
         self.jobs = [next(Job(one["job"], mode) for one in same if one["mode"] == mode) for mode in modes]
