@@ -576,12 +576,13 @@ def _plan(
 def _report(
     out: Annotated[Path, typer.Argument(help="The page to write, as report.html.")],
     store: StorePath = DEFAULT_STORE,
+    run: Annotated[int | None, typer.Option("--run", min=1, help="A run: of its model, led by its bench.")] = None,
     json: Json = False,
 ) -> None:
-    """Write what a store knows of its newest model as one HTML page: words, charts, tables, and the query of each."""
+    """Write what a store knows of a model as one HTML page: words, charts, tables, and the query of each."""
     from moectl.commands import report as verb
 
-    verb.show(verb.report(out, store=store), as_json=json)
+    verb.show(verb.report(out, store=store, run=run), as_json=json)
 
 
 @app.command("split")

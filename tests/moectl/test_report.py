@@ -168,6 +168,11 @@ def test_what_leads(store: Path, tmp_path: Path, capfd: pytest.CaptureFixture[st
         ).fetchall()
     assert main([again[0], model, *again[1:], "--report", str(simulated)]) == 0
     assert f"report: {simulated}" in capfd.readouterr().out
+    with Store.open(store, read_only=True) as held:
+        run = next(run.run_id for run in held.runs() if run.info.parameters.get("mode") == "simulated")
+    by_run = simulated.with_name("run.html")
+    assert main(["report", str(by_run), "--store", str(store), "--run", str(run)]) == 0
+    assert by_run.read_text() == simulated.read_text()
     summaries = [taken_apart(path).parts["summary"] for path in (live, simulated)]
     assert repr(exact_ms) in summaries[0].values and repr(exact_ms) not in summaries[1].values
     assert "Simulated:" in simulated.read_text() and "Measured live:" in live.read_text()
