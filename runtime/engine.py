@@ -60,7 +60,6 @@ class _Pass:
     phase: int
     rows: np.ndarray | None
     requests: np.ndarray
-    embedded: torch.Tensor | None = None  # what the model was given, until the first layer asks
     embedding: np.ndarray | None = None  # [R, H]
 
 
@@ -81,6 +80,7 @@ class Engine:
         self.controller, self.link, self.near = controller, tiers.link, tiers.near
         self.on_step: Callable[[Step], None] | None = None
         self.on_pass: Callable[[np.ndarray], None] | None = None
+        self.on_embedding: Callable[[int, int, np.ndarray], None] | None = None
         self.stall_s: list[float] = []
         self.num_not_landed = 0
         self.first_request = 0
@@ -165,10 +165,12 @@ class Engine:
         requests = np.arange(self.first_request, self.first_request + batch, dtype=np.int32).repeat(length)
         rows = real_rows(kwargs.get("attention_mask"), batch, length)
         requests = requests if rows is None else requests[rows]
-        self._pass = _Pass(PREFILL if length > 1 else DECODE, rows, requests, kwargs.get("inputs_embeds"))
+        self._pass = _Pass(PREFILL if length > 1 else DECODE, rows, requests)
         self.controller.begin_pass(len(requests))
         if self.on_pass is not None:
             self.on_pass(requests)
+        if self.wants_embeddings and ids is None:
+            self._embed(kwargs["inputs_embeds"])
 
     def _end_pass(self, model: nn.Module, args: tuple, output: object) -> None:
         self.stall_s.append(self.link.drain_stalls())
@@ -181,10 +183,19 @@ class Engine:
                 self._handles.append(layer.gate.register_forward_hook(self._keep_routing(layer.index)))
 
     def _watch_embedding(self) -> None:
-        def keep(embedding: nn.Module, args: tuple, output: torch.Tensor) -> None:
-            self._pass.embedded = output
+        def embed(embedding: nn.Module, args: tuple, output: torch.Tensor) -> None:
+            self._embed(output)
 
-        self._handles.append(self._opened.model.get_input_embeddings().register_forward_hook(keep))
+        self._handles.append(self._opened.model.get_input_embeddings().register_forward_hook(embed))
+
+    def _embed(self, given: torch.Tensor) -> None:
+        """What the pass was given [B, S, H] crosses by itself, as soon as it is there: whoever searches by it does so
+        while the first layer attends."""
+        tokens = given.detach().flatten(0, -2).float().cpu().numpy()
+        tokens = tokens if self._pass.rows is None else tokens[self._pass.rows]
+        self._pass.embedding = np.array(mean_rows(tokens, last_tokens(self._pass.requests)))
+        if self.on_embedding is not None:
+            self.on_embedding(self.controller.now.pass_index, self._pass.phase, self._pass.embedding)
 
     def _keep_routing(self, index: int) -> Callable:
         routed = self._routed[index]
@@ -314,7 +325,7 @@ class Engine:
     # Between device and host
 
     def _observe(self, layer: int, ids: torch.Tensor, weights: torch.Tensor) -> Step:
-        """The step as policies see it. Everything they need crosses to the host here and nowhere else."""
+        """The step as policies see it. What they need of it crosses to the host here and nowhere else."""
         routed = self._routed[layer]
         tensors = [ids, weights.float()]
         if self.wants_probabilities:
@@ -322,15 +333,9 @@ class Engine:
         tensors += self._predictions(layer, routed)
         if self.predictor:
             tensors += self.predictor.ahead(layer, routed.x)
-        embedded, self._pass.embedded = self._pass.embedded, None
-        if self.wants_embeddings and embedded is not None:
-            tensors.append(embedded.flatten(0, -2).float())
         arrays = to_host(tensors)
         if self._pass.rows is not None:
             arrays = [array[self._pass.rows] for array in arrays]
-        last = last_tokens(self._pass.requests)
-        if self.wants_embeddings and embedded is not None:
-            self._pass.embedding = np.array(mean_rows(arrays.pop(), last))  # not a view of what goes on
         selected, weights_host, *rest = arrays
         probabilities = rest.pop(0) if self.wants_probabilities else None
         predicted, learned = (_stacked(part) for part in (rest[: self.distance], rest[self.distance :]))
@@ -342,7 +347,7 @@ class Engine:
             weights=weights_host,
             probabilities=probabilities,
             predicted=predicted,
-            last=last,
+            last=last_tokens(self._pass.requests),
             learned=learned,
             embedding=self._pass.embedding,
         )

@@ -152,6 +152,7 @@ class Session:
         self.matching = self.policies.matching
         if self.matching:
             self.matching.run_in_background()
+            self.engine.on_embedding = self.matching.begin
         self._next_request = 0
         if fast.shadows is not None or self.policies.widths:
             resident = set() if fast.shadows is None else set(fast.shadows.tolist())

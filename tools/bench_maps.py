@@ -140,6 +140,8 @@ def policy_steps(
         for layer in range(sizes.layers):
             weights = np.ones(selected.shape, np.float32)
             step = Step(number, DECODE, layer, selected, weights, seen[:, layer], last=last, embedding=given)
+            if in_background:
+                matching.begin(number, DECODE, given)
             seconds[number, layer] = _after(attend, policy.propose, step, Now())[1]
     matching.close()
     return seconds[1:]

@@ -71,6 +71,13 @@ class Matching:
             self._thread.shutdown()
             self._thread = None
 
+    def begin(self, pass_index: int, phase: int, embedding: np.ndarray) -> None:
+        """A pass has been given its tokens: search by `embedding` [R, H]. Where nobody says so, its first step does."""
+        if pass_index != self._pass_index:
+            self._pass_index, self._layer = pass_index, -1
+            self._before, self._answers = self._answers, []
+            self._answers.append(self._ask(self._begin, embedding, phase))
+
     def see(self, step: Step) -> None:
         """A step has begun, its router has spoken. The same step twice is once: policies share a Matching."""
         if (step.pass_index, step.layer) == (self._pass_index, self._layer):
@@ -78,10 +85,8 @@ class Matching:
         assert step.embedding is not None and step.last is not None, (
             "a policy that matches maps runs without embeddings"
         )
-        if step.pass_index != self._pass_index:
-            self._before, self._answers = self._answers, []
-            self._answers.append(self._ask(self._begin, step.embedding, step.phase))
-        self._pass_index, self._layer = step.pass_index, step.layer
+        self.begin(step.pass_index, step.phase, step.embedding)
+        self._layer = step.layer
         self._answers.append(self._ask(self._go_on, step.layer, step.probabilities, step.last))
 
     def match(self, lag: int = 0) -> Match | None:
