@@ -82,7 +82,7 @@ def table(rows: Sequence[Record], columns: Sequence[Column], *, label: str) -> s
 
 def query_details(queries: Sequence[str]) -> str:
     """What to type into DuckDB to find the numbers again."""
-    shown = "".join(f'<pre class="sql"><code>{escape(query)}</code></pre>' for query in queries)
+    shown = "".join(f'<pre class="sql" tabindex="0"><code>{escape(query.strip())}</code></pre>' for query in queries)
     return f"<details><summary>Query</summary>{shown}</details>" if queries else ""
 
 

@@ -8,7 +8,7 @@ from artifacts.provenance import versions
 from artifacts.store import Store
 from moectl.report import queries
 from moectl.report.benchparts import bench_sections
-from moectl.report.markup import Column, Section, code, data, nbytes, section, short, table, whole
+from moectl.report.markup import Column, Section, code, data, nbytes, query_details, section, short, table, whole
 from moectl.report.modelparts import model_sections
 from moectl.report.reading import Reading
 
@@ -52,12 +52,11 @@ def _head(reading: Reading) -> tuple[str, str]:
         f"{escape(model['family'])}: {data(model['num_layers'], whole)} layers of {data(model['num_experts'], whole)} "
         f"experts ({data(model['expert_bytes'], nbytes)} each), {data(model['top_k'], whole)} a token"
     )
-    queried = f'<details><summary>Query</summary><pre class="sql"><code>{escape(asked)}</code></pre></details>'
-    return f"{name}: moectl report", f'<h1>{escape(name)}</h1><p class="quiet">{told}</p>{queried}'
+    return f"{name}: moectl report", f'<h1>{escape(name)}</h1><p class="quiet">{told}</p>{query_details([asked])}'
 
 
 def _receipt(reading: Reading) -> Section:
-    runs = [run for run in map(reading.newest, _TABLES) if run is not None]
+    runs = sorted({run for run in map(reading.newest, _TABLES) if run is not None})
     asked = queries.RECEIPT.format(
         runs=_listed(map(str, runs)), jobs=_listed(f"'{one.digest}'" for one in reading.jobs)
     )
