@@ -22,6 +22,13 @@ from moectl.report.markup import (
 from moectl.report.reading import Job, Reading, Record, grouped, of_experts, place
 
 BENCH = "<code>moectl bench --presets all</code>"
+_TITLES = {
+    "summary": "What to run",
+    "front": "Time beside quality",
+    "bench": "Bench",
+    "layers": "Layer by layer",
+    "prefetch": "Prefetching",
+}
 _NAMES = {"live": "measured", "simulated": "simulated"}
 _COLUMNS = (
     Column("preset", "preset"),
@@ -66,10 +73,14 @@ _TUNED = (
 def bench_sections(reading: Reading) -> list[Section]:
     """Those of the bench that leads; the tables are of all."""
     if not reading.jobs:
+        missing = f"No bench of this model yet: {BENCH} makes one."
+        none = {key: Section(key, title, missing=missing) for key, title in _TITLES.items()}
         return [
-            Section(key, title, missing=f"No bench of this model yet: {BENCH} makes one.")
-            for key, title in (("summary", "What to run"), ("front", "Time beside quality"), ("bench", "Bench"))
-        ] + [_tuned(reading)]
+            *(none[key] for key in ("summary", "front", "bench")),
+            _tuned(reading),
+            none["layers"],
+            none["prefetch"],
+        ]
     lead = reading.jobs[0]
     return [
         _summary(reading, lead),
@@ -86,7 +97,7 @@ def _summary(reading: Reading, job: Job) -> Section:
     picks, bounds, [conditions] = map(reading.rows, asked)
     cards = "".join(_card(row, job.mode) for row in picks)
     told = f'{_lead(bounds)}<p class="quiet">{_CONDITIONS[job.mode](conditions)}</p>'
-    return Section("summary", "What to run", f'{told}<div class="cards">{cards}</div>', tuple(asked))
+    return Section("summary", _TITLES["summary"], f'{told}<div class="cards">{cards}</div>', tuple(asked))
 
 
 def _lead(bounds: Sequence[Record]) -> str:
@@ -158,7 +169,7 @@ def _front(reading: Reading, job: Job) -> Section:
     kinds = '<p class="quiet"><i class="key exact"></i>output as the full model\'s <i class="key lossy"></i>altered '
     kinds += '<i class="key bound"></i>bounds and peers. Larger marks take more of the fast tier. '
     rule = "Named: nothing else at that budget is as fast, as good and as small." if knows_loss else _NO_QUALITY
-    title = "Time beside quality" if knows_loss else "Time by preset"
+    title = _TITLES["front"] if knows_loss else "Time by preset"
     return Section("front", title, f'<div class="charts">{drawn}</div>{kinds}{rule}</p>', (asked,))
 
 
@@ -229,7 +240,7 @@ def _table(reading: Reading) -> Section:
         asked.append(queries.IMPORTED)
         heading = "Imported: other tools, on another text"
         parts.append(f"<h3>{heading}</h3>{table(imported, _IMPORTED, label=heading)}")
-    return Section("bench", "Bench", "".join(parts), tuple(asked))
+    return Section("bench", _TITLES["bench"], "".join(parts), tuple(asked))
 
 
 def _tuned(reading: Reading) -> Section:
