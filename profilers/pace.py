@@ -93,7 +93,7 @@ def _with_link(
 
 def _here(costs: Costs, nbytes: int) -> Machine:
     """As bandwidths: one expert's bytes over the seconds that it took."""
-    gb, near_s = nbytes / 1e9, costs.near.memory_s + costs.near_host_s
+    gb, near_s = nbytes / 1e9, max(costs.near.memory_s + costs.near_host_s, 1e-9)
     link_gbps = gb / (costs.load_s + costs.load_latency_s)
     return Machine(HERE, gb / costs.expert.memory_s, float("inf"), link_gbps, 0.0, gb / near_s, "measured")
 

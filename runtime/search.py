@@ -171,11 +171,17 @@ class Search:
             seconds.append((perf_counter() - begin_s) / amount)
         return sum(seconds) / len(seconds)
 
-    def run(self, plan: Plan, progress: Callable[[int, int], None] = lambda done, total: None) -> Found:
-        """Both searches. Deterministic for a plan."""
+    def run(
+        self,
+        plan: Plan,
+        progress: Callable[[int, int], None] = lambda done, total: None,
+        *,
+        spaces: tuple[list[Combination], list[Combination]] | None = None,
+    ) -> Found:
+        """Both searches, of `spaces` if given: what is lossless, and what need not be. Deterministic for a plan."""
         amounts, before = plan.rungs, self.num_replays
         self._progress = lambda: progress(self.num_replays - before, plan.num_replays)
-        exact, other = space.lossless(self.ratio), space.lossy(self.ratio)
+        exact, other = spaces or (space.lossless(self.ratio), space.lossy(self.ratio))
         fast: Trials[Combination, Tried] = Trials(self.replay, lambda one: (one.ms,))
         near: Trials[Combination, Tried] = Trials(self.replay, lambda one: self._lossy_rank(one, plan.max_loss))
         published = _published()

@@ -37,7 +37,7 @@ from runtime.space import Combination
 from runtime.stored import load_artefacts, load_similarity
 
 COMMAND = "tune"
-RECORDED = 4096  # tokens of a trace that is recorded first
+RECORDED = 2  # times the tokens that are verified on, in a trace that is recorded first
 _SEARCHING = 0.5  # of the minutes; the rest is for live runs
 _FEW, _MANY = 9, 2000  # candidates of a space
 _MOST_TRIED = 6  # lossy candidates verified live
@@ -94,6 +94,8 @@ def tune(name: str | None, request: Request, *, store: Path, device: str, thread
     name = name or str(demo_model())
     if name in MODELS and not Path(name).exists():
         raise BadUsage(f"{name} is a shape without weights, and nothing of it can be verified: give a checkpoint")
+    for data in filter(None, (request.data, request.held_out, request.check_data)):
+        documents(data)  # what leads nowhere is told before anything is measured
     opened = open_quietly(name, device=device)
     text = _text(opened, request.held_out, request, num_tokens=request.tokens)
     known, similarity, profile = _known(store, opened)
@@ -180,7 +182,7 @@ def _trace(name: str, opened: MoeModel, request: Request, path: Path) -> Opened:
 
 
 def _recorded(name: str, opened: MoeModel, request: Request, path: Path, data: str) -> Opened:
-    text = _text(opened, data, request, num_tokens=max(RECORDED, request.length))
+    text = _text(opened, data, request, num_tokens=RECORDED * request.tokens)
     run = record_trace(name, opened, text, path, data=data, seed=request.seed)
     return open_source(Source(run=run, store=path))
 
