@@ -164,7 +164,7 @@ def _added(opened: MoeModel, settings: Settings, artefacts: Artefacts) -> float:
     without experts."""
     random, seconds = np.random.default_rng(0), []
     with Session(opened, settings, artefacts=artefacts) as session, torch.inference_mode():
-        session.engine.on_step = lambda step: None  # which keeps the controller deciding, as it must when less fits
+        session.watcher.on_step = lambda step: None  # which keeps the controller deciding, as it must when less fits
         for turn in range(QUICK.warm_up + QUICK.turns):
             token = torch.from_numpy(random.integers(0, opened.config.vocab_size, (1, 1))).to(opened.model.device)
             if turn < QUICK.warm_up:
