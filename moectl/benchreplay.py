@@ -106,7 +106,10 @@ def _source(name: str, request: Request, *, store: Path, device: str) -> Source:
     if name in MODELS and not Path(name).exists():
         raise BadUsage(f"{name} is a shape without weights, and a trace of it cannot be recorded: give --trace FILE")
     opened = open_quietly(name, device=device)
-    return Source(run=_stored_trace(store, opened) or _record(name, opened, request, store), store=store)
+    run = _stored_trace(store, opened)
+    if run is None:
+        run = record_trace(name, opened, read_text(opened, request), store, data=request.data, seed=request.seed)
+    return Source(run=run, store=store)
 
 
 def _stored_trace(path: Path, opened: MoeModel) -> int | None:
@@ -118,21 +121,21 @@ def _stored_trace(path: Path, opened: MoeModel) -> int | None:
     return next((run.run_id for run in reversed(runs) if run.info.model_id == model_id), None)
 
 
-def _record(name: str, opened: MoeModel, request: Request, path: Path) -> int:
-    """What the routers say of the bench's text, with predictions, into the store: the run that holds it."""
+def record_trace(name: str, opened: MoeModel, text: Text, path: Path, *, data: str, seed: int) -> int:
+    """What the routers say of a text, with predictions, into the store: the run that holds it."""
     started_at, begin_s = utc_now(), perf_counter()
-    text, info = read_text(opened, request), model_info(name, opened)
+    info = model_info(name, opened)
     trace = _traced(opened, text, path)
     run = RunInfo(
         command="trace",
         model_id=info.model_id,
         started_at=started_at,
         seconds=perf_counter() - begin_s,
-        data=request.data,
+        data=data,
         data_digest=data_digest(text.sequences),
         tokens=sum(map(len, text.sequences)),
-        seed=request.seed,
-        parameters={"length": request.length, "prefill": text.prefill},
+        seed=seed,
+        parameters={"length": len(text.sequences[0]), "prefill": text.prefill},
     )
     with Store.open(path) as store:
         store.add_model(info)

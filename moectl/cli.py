@@ -451,7 +451,8 @@ def _simulate(
         str | None, typer.Option(help="Several instead of one: names of presets or eviction policies, a,b,c.")
     ] = None,
     reproduce: Annotated[
-        str | None, typer.Option(help="A paper's figures: moepic-table1, moepic, specmd, buddymoe, context-aware or fmoe.")
+        str | None,
+        typer.Option(help="A paper's figures: moepic-table1, moepic, specmd, buddymoe, context-aware or fmoe."),
     ] = None,
     budget: Budget = "25%",
     scope: Scope = None,
@@ -554,6 +555,60 @@ def _bench(
         model, request, store=store, device=device, threads=threads, results=results or (), page=report
     )
     verb.show(benched, as_json=json)
+
+
+@app.command("tune")
+def _tune(
+    model: Model = None,
+    budget: Budget = "25%",
+    scaled_to: Annotated[
+        str | None, typer.Option(help="Emulate link and near tier in the proportions of a named machine.")
+    ] = None,
+    link: Link = "auto",
+    max_loss: Annotated[str, typer.Option(help="Of perplexity, at most: 0.5%, or 0 for lossless alone.")] = "0.5%",
+    minutes: Annotated[float, typer.Option(help="How long to search and verify, about.")] = 3.0,
+    candidates: Annotated[
+        int | None, typer.Option(min=1, help="Combinations to try of each kind, whatever time that takes.")
+    ] = None,
+    data: Annotated[str, typer.Option(help="Text to record a trace on, if the store has none.")] = "builtin",
+    held_out: Annotated[str, typer.Option(help="Text to verify on.")] = "builtin:held-out",
+    check_data: Annotated[
+        str | None, typer.Option(help="Text of another kind, to see what the picks are worth there.")
+    ] = None,
+    tokens: Annotated[int, typer.Option(min=2, help="Tokens of the text to verify on.")] = 2048,
+    length: Annotated[int, typer.Option(min=2, help="Tokens of a sequence; half are prompt, half are decoded.")] = 128,
+    rounds: Annotated[int, typer.Option(min=1, help="Times that each is measured live.")] = 5,
+    experts: Experts = "exact",
+    name: Annotated[str, typer.Option(help="The preset that the pick becomes.")] = "tuned",
+    device: Device = "auto",
+    threads: Threads = DEFAULT_THREADS,
+    seed: Seed = 0,
+    store: StorePath = DEFAULT_STORE,
+    json: Json = False,
+) -> None:
+    """Find the fastest policies for a model, a budget and a machine: lossless, and within a loss that is allowed."""
+    from moectl import tuneviews
+    from moectl.commands import tune as verb
+    from moectl.tunerequest import share
+
+    request = verb.Request(
+        budget=budget,
+        scaled_to=scaled_to,
+        link=link,
+        max_loss=share(max_loss),
+        minutes=minutes,
+        candidates=candidates,
+        data=data,
+        held_out=held_out,
+        check_data=check_data,
+        tokens=tokens,
+        length=length,
+        rounds=rounds,
+        experts=experts,
+        name=name,
+        seed=seed,
+    )
+    tuneviews.show(verb.tune(model, request, store=store, device=device, threads=threads), as_json=json)
 
 
 @app.command("plan")

@@ -1,19 +1,20 @@
 """What a model costs on a machine as a live run takes it: this one, a link of a given rate, or one in whose proportions
 link and near tier are emulated. What the simulator then ranks is what the run would measure."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
+from time import thread_time
 
 import numpy as np
 import torch
 
+from artifacts.errors import Problem
 from artifacts.hardware import Machine, machine
 from artifacts.measured import HardwareProfile
 from artifacts.replicas import FULL_BITS
 from profilers.hardware import (
-    decode_experts,
     expert_spread,
     head_seconds,
     layer_seconds,
@@ -24,6 +25,7 @@ from runtime import budget as sizes
 from runtime.engine import NAME
 from runtime.measured import HERE, costs_of
 from runtime.model import MoeModel
+from runtime.policies import POLICIES
 from runtime.policies.base import Artefacts
 from runtime.probe import scaled_window, without_experts
 from runtime.session import EXACT, Session, Settings
@@ -31,6 +33,7 @@ from runtime.tiers import link_name
 from runtime.timing import Costs, Work
 
 _PROMPT = 16  # tokens, of which arithmetic is told
+_TURNS, _FEW = 24, 10  # tokens on which a part, and a policy's own work, is measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +93,7 @@ def _with_link(
 
 def _here(costs: Costs, nbytes: int) -> Machine:
     """As bandwidths: one expert's bytes over the seconds that it took."""
-    gb, near_s = nbytes / 1e9, costs.near.memory_s + costs.near_host_s
+    gb, near_s = nbytes / 1e9, max(costs.near.memory_s + costs.near_host_s, 1e-9)
     link_gbps = gb / (costs.load_s + costs.load_latency_s)
     return Machine(HERE, gb / costs.expert.memory_s, float("inf"), link_gbps, 0.0, gb / near_s, "measured")
 
@@ -109,70 +112,116 @@ def _on_cpu(costs: Costs, near_s: float) -> Costs:
     return replace(costs, near=Work(0.0), near_host_s=near_s)
 
 
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """Seconds of a pass of one token, by layer: what experts add, and the rest, the head left out."""
+
+    experts_s: float
+    rest_s: float
+
+
+class _Probe:
+    """Runs a model's own sessions token by token. On a CPU its time is what the thread was given, so that other work on
+    the machine hardly counts; else it is the clock's."""
+
+    def __init__(self, opened: MoeModel, artefacts: Artefacts, experts: str) -> None:
+        self._opened, self._artefacts = opened, artefacts
+        self._is_gpu = opened.model.device.type == "cuda"
+        # From RAM, and at once: what a link takes is told apart.
+        self._beside = {"link": "auto" if self._is_gpu else "1000GB/s", "experts": experts}
+        self.head_s = head_seconds(opened, 1, QUICK).median
+
+    def seconds(self, preset: str, policies: Mapping[str, str], budget: str = "100%", *, turns: int = _TURNS) -> _Pass:
+        """Raises a Problem for what cannot run."""
+        with self._session(preset, policies, budget) as session, torch.inference_mode():
+            found = [self._turn(session, token)[1:] for token in self._tokens(turns)]
+        there_s, bare_s = (median(own) for own in zip(*found, strict=True))
+        layers = self._opened.shape.num_layers
+        return _Pass(max(0.0, there_s - bare_s) / layers, (bare_s - self.head_s) / layers)
+
+    def host_seconds(self) -> float:
+        """Of the engine's own work on a load: a token comes twice into a tier that holds one token's experts."""
+        shape, added = self._opened.shape, []
+        with self._session("on-demand", {}, f"{shape.num_layers * shape.top_k}x") as session, torch.inference_mode():
+            for token in self._tokens(_TURNS):
+                brought_s, there_s, _ = self._turn(session, token)
+                waited_s = 0.0 if not self._is_gpu else session.engine.stall_s[0]
+                session.engine.stall_s.clear()
+                misses = sum(one["misses"] for one in session.controller.counters.by_layer(first_pass=-4))
+                added += [(brought_s - waited_s - there_s) / misses] if misses else []
+        return max(0.0, median(added)) if added else 0.0
+
+    def deciding(self, plain_s: float) -> dict[str, float]:
+        """Seconds a layer that policies take themselves where everything is there, foreseeing included, by axis and
+        name; those that cannot run are left out."""
+        found = {}
+        for which in ("prefetch", "eviction"):
+            for name in POLICIES[which]:
+                try:
+                    own_s = self.seconds("full", {which: name}, turns=_FEW).experts_s
+                except Problem:
+                    continue
+                found[f"{which} {name}"] = max(0.0, own_s - plain_s)
+        return found
+
+    def _session(self, preset: str, policies: Mapping[str, str], budget: str) -> Session:
+        session = Session(
+            self._opened, Settings(preset, dict(policies), budget=budget, **self._beside), artefacts=self._artefacts
+        )
+        session.watcher.on_step = lambda step: None  # which keeps the controller deciding, as it must when less fits
+        return session
+
+    def _tokens(self, turns: int) -> Iterator[torch.Tensor]:
+        random = np.random.default_rng(0)
+        for _ in range(turns):
+            yield torch.from_numpy(random.integers(0, self._opened.config.vocab_size, (1, 1)))
+
+    def _turn(self, session: Session, token: torch.Tensor) -> tuple[float, float, float]:
+        """Seconds of a pass that may bring its experts, of the next, and of one without experts."""
+        brought_s, there_s = self._pass(session, token), self._pass(session, token)
+        with without_experts(self._opened, after=NAME):
+            bare_s = min(self._pass(session, token) for _ in range(2))  # the first finds colder caches
+        return brought_s, there_s, bare_s
+
+    def _pass(self, session: Session, token: torch.Tensor) -> float:
+        if self._is_gpu:
+            return pass_seconds(session, token)
+        begin_s = thread_time()
+        session.forward(token)
+        return thread_time() - begin_s
+
+
 def _measured(opened: MoeModel, artefacts: Artefacts, experts: str) -> Costs:
-    """Passes of one token, with experts there, brought, near, at few bits, or foreseen, each against the same pass
-    without experts."""
-    shape, device = opened.shape, opened.model.device.type
-    there, beside = decode_experts(opened, _quick_link(opened), QUICK, experts=experts)
+    """Passes of one token, with experts there, near, brought or at few bits, or with other policies, each against the
+    same pass without."""
+    shape, probe = opened.shape, _Probe(opened, artefacts, experts)
+    there = probe.seconds("full", {})
     one, many = (expert_spread(opened, tokens, QUICK).median for tokens in (1, _PROMPT))
-    expert_s = min(one, there.median / shape.top_k)
-    engine_s = there.median - shape.top_k * expert_s
+    expert_s = min(one, there.experts_s / shape.top_k)
+    engine_s = there.experts_s - shape.top_k * expert_s
 
-    def each(settings: Settings) -> float:
-        return max(0.0, (_added(opened, settings, artefacts) - engine_s) / shape.top_k)
+    def each(preset: str, policies: Mapping[str, str], budget: str) -> float:
+        return max(0.0, (probe.seconds(preset, policies, budget).experts_s - engine_s) / shape.top_k)
 
-    attention, prompt = (layer_seconds(opened, tokens, QUICK).median for tokens in (1, _PROMPT))
-    near = each(Settings(policies={"miss": "near:fill=no"}, budget=f"{shape.num_layers}x", experts=experts))
+    def at(bits: int) -> float:
+        budget = f"{artefacts.replicas.nbytes[bits] * shape.num_keys}"
+        return each("uniform-bits", {"residency": f"shadow:bits={bits},slots=no"}, budget)
+
+    near_s = each("near", {"miss": "near:fill=no"}, f"{shape.num_layers}x")
+    prompt_s = layer_seconds(opened, _PROMPT, QUICK).median
     costs = Costs(
         expert=Work(expert_s, many / _PROMPT),
         load_s=0.0,
         load_latency_s=0.0,
-        near=Work(near),
-        rest=Work(attention + engine_s, (prompt + engine_s) / _PROMPT),
-        head=Work(head_seconds(opened, 1, QUICK).median),
-        host_s=max(0.0, beside["host"].median) if "host" in beside else 0.0,
-        shares={
-            bits: each(_at_bits(bits, artefacts, shape.num_keys, experts)) / expert_s for bits in _widths(artefacts)
-        },
-        foresee_s=_foresee(opened, artefacts, experts),
+        near=Work(near_s),
+        rest=Work(there.rest_s + engine_s, (prompt_s + engine_s) / _PROMPT),
+        head=Work(probe.head_s),
+        host_s=probe.host_seconds(),
+        shares={bits: at(bits) / expert_s for bits in _widths(artefacts)},
+        deciding=probe.deciding(there.experts_s),
     )
-    return _on_cpu(costs, near) if device == "cpu" else costs
-
-
-def _quick_link(opened: MoeModel) -> str:
-    """One over which experts come at once: only the engine's own work on them is asked for."""
-    return "auto" if opened.model.device.type == "cuda" else "1000GB/s"
+    return _on_cpu(costs, near_s) if opened.model.device.type == "cpu" else costs
 
 
 def _widths(artefacts: Artefacts) -> list[int]:
     return artefacts.replicas.widths if artefacts.replicas and artefacts.replicas.files else []
-
-
-def _at_bits(bits: int, artefacts: Artefacts, num_keys: int, experts: str) -> Settings:
-    budget = f"{artefacts.replicas.nbytes[bits] * num_keys}"
-    return Settings("uniform-bits", {"residency": f"shadow:bits={bits},slots=no"}, budget=budget, experts=experts)
-
-
-def _foresee(opened: MoeModel, artefacts: Artefacts, experts: str) -> float:
-    """Seconds a layer of asking the next router, and of what is made of its answer."""
-    plain, asking = (Settings("full", policies, experts=experts) for policies in ({}, {"prefetch": "next_gate"}))
-    return max(0.0, _added(opened, asking, artefacts) - _added(opened, plain, artefacts))
-
-
-def _added(opened: MoeModel, settings: Settings, artefacts: Artefacts) -> float:
-    """Seconds a layer that experts add to a pass of one token; the median over tokens, each against its own pass
-    without experts."""
-    random, seconds = np.random.default_rng(0), []
-    with Session(opened, settings, artefacts=artefacts) as session, torch.inference_mode():
-        session.watcher.on_step = lambda step: None  # which keeps the controller deciding, as it must when less fits
-        for turn in range(QUICK.warm_up + QUICK.turns):
-            token = torch.from_numpy(random.integers(0, opened.config.vocab_size, (1, 1))).to(opened.model.device)
-            if turn < QUICK.warm_up:
-                session.forward(token)
-                continue
-            pass_seconds(session, token)  # brings what the full tier has not seen yet
-            with_s = pass_seconds(session, token)
-            with without_experts(opened, after=NAME):
-                bare_s = min(pass_seconds(session, token) for _ in range(2))
-            seconds.append((with_s - bare_s) / opened.shape.num_layers)
-    return max(0.0, median(seconds))

@@ -25,7 +25,7 @@ from profilers.routing import Batch, Batching, check_sequences, padded, real_row
 from runtime.policies.base import Step
 from runtime.session import Session
 
-_TUNED, _TESTED = 0.1, 0.2  # shares of the batches
+_TUNED, _TESTED = 0.1, 0.2  # shares of the tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ def build_predictors(
     store_path: Path,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Fitted:
-    """Fit on the first 7 tenths of the batches, choose on the next, test on the rest, and write the run.
+    """Fit on the first 7 tenths of the text, choose on the next, test on the rest, and write the run.
 
     Raises BadUsage for a distance as long as the model, BadInput for too little text.
     """
@@ -123,13 +123,14 @@ def build_predictors(
 
 
 def _parts(batches: Sequence[Batch]) -> tuple[Sequence[Batch], Sequence[Batch], Sequence[Batch]]:
-    """To fit on, to choose on, to test on. Raises BadInput when there are too few."""
-    num_tuned = max(1, round(len(batches) * _TUNED))
-    num_tested = max(1, round(len(batches) * _TESTED))
-    num_fitted = len(batches) - num_tuned - num_tested
-    if num_fitted < 1:
+    """To fit on, to choose on, to test on, by their shares of the tokens. Raises BadInput when there are too few."""
+    if len(batches) < 3:
         raise BadInput(f"{len(batches)} batches of text are too few: give more tokens or a smaller --batch")
-    return batches[:num_fitted], batches[num_fitted : num_fitted + num_tuned], batches[num_fitted + num_tuned :]
+    done = np.cumsum([batch.num_tokens for batch in batches])
+    cuts = done.searchsorted(done[-1] * np.array([1 - _TUNED - _TESTED, 1 - _TESTED]), side="right")
+    first = int(np.clip(cuts[0], 1, len(batches) - 2))
+    second = int(np.clip(cuts[1], first + 1, len(batches) - 1))
+    return batches[:first], batches[first:second], batches[second:]
 
 
 def observe_inputs(session: Session, batches: Iterable[Batch], distance: int) -> Iterator[tuple[Batch, Seen]]:

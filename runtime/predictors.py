@@ -34,6 +34,10 @@ class Predictor:
         side_by_side = predictors.weights[:, :distance].transpose(0, 2, 1, 3)
         self._weights = torch.from_numpy(np.ascontiguousarray(side_by_side)).flatten(2).to(device)
 
+    def receipt(self) -> dict[str, int]:
+        """How far they look, and what they take beside the experts."""
+        return {"distance": self.distance, "bytes": self._weights.nbytes}
+
     def ahead(self, layer: int, x: torch.Tensor) -> list[torch.Tensor]:
         """[T, E] distributions of each of the next layers."""
         logits = self._features.of(x, self._scale[layer]) @ self._weights[layer]

@@ -1,6 +1,6 @@
 """The search for the fastest policies of a model, a trace and a machine: lossless, and within a loss (DESIGN 9)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import expm1
 from time import perf_counter
@@ -11,19 +11,20 @@ from artifacts.errors import BadInput
 from artifacts.hardware import Machine
 from artifacts.modelshapes import ModelShape
 from artifacts.similarity import Similarity
-from artifacts.trace import Trace
+from artifacts.trace import DECODE, Trace
 from runtime import space
 from runtime.counters import AT_BITS
 from runtime.damage import Damage
-from runtime.halving import Trials, climb, halve, rungs
+from runtime.halving import ETA, Trials, climb, halve, rungs
 from runtime.policies import presets
 from runtime.policies.base import Artefacts
 from runtime.space import Combination
 from runtime.sweep import Outcome, Setting, Workload, oracles
 from runtime.timing import Costs
 
-LEAST_PASSES = 96  # of the shortest replay
+LEAST_PASSES, MOST_PASSES = 96, 864  # of the shortest replay, and of the longest
 _ALTERED = ("replaced_ranks", "dropped_ranks", *AT_BITS.values())
+_PUBLISHED = 5  # of a space, tried on all of the trace whatever else is found
 _SLACK = 1.5  # times the loss that is allowed: predictions are rough, and what is measured decides
 
 
@@ -69,6 +70,12 @@ class Plan:
     @property
     def rungs(self) -> list[int]:
         return rungs(self.passes, least=LEAST_PASSES)
+
+    @property
+    def num_replays(self) -> int:
+        """About, of both spaces."""
+        each = sum(-(-self.candidates // ETA**turn) for turn in range(len(self.rungs)))
+        return 2 * (each + self.climbing)
 
 
 @dataclass(slots=True)
@@ -117,6 +124,7 @@ class Search:
         self._passes = trace.pass_indices()
         self._workloads: dict[int, Workload] = {}
         self.num_replays = 0
+        self._progress: Callable[[], None] = lambda: None
 
     @property
     def num_passes(self) -> int:
@@ -139,6 +147,7 @@ class Search:
         setting = Setting("tried", policies=combination.policies, scope=combination.scope, budget=self.budget)
         outcome = self._workload(passes).run(setting, damage)
         self.num_replays += 1
+        self._progress()
         return self._tried(combination, outcome, damage.per_token)
 
     def oracle(self, passes: int) -> float:
@@ -162,10 +171,17 @@ class Search:
             seconds.append((perf_counter() - begin_s) / amount)
         return sum(seconds) / len(seconds)
 
-    def run(self, plan: Plan) -> Found:
-        """Both searches. Deterministic for a plan."""
+    def run(
+        self,
+        plan: Plan,
+        progress: Callable[[int, int], None] = lambda done, total: None,
+        *,
+        spaces: tuple[list[Combination], list[Combination]] | None = None,
+    ) -> Found:
+        """Both searches, of `spaces` if given: what is lossless, and what need not be. Deterministic for a plan."""
         amounts, before = plan.rungs, self.num_replays
-        exact, other = space.lossless(self.ratio), space.lossy(self.ratio)
+        self._progress = lambda: progress(self.num_replays - before, plan.num_replays)
+        exact, other = spaces or (space.lossless(self.ratio), space.lossy(self.ratio))
         fast: Trials[Combination, Tried] = Trials(self.replay, lambda one: (one.ms,))
         near: Trials[Combination, Tried] = Trials(self.replay, lambda one: self._lossy_rank(one, plan.max_loss))
         published = _published()
@@ -196,14 +212,15 @@ class Search:
         published: list[Combination],
         plan: Plan,
     ) -> list[Combination]:
-        """Finalists of one space, with those beside the best of them; published ones are tried in full."""
+        """Finalists of one space, with those beside the best of them, and the best of the published ones."""
         amounts = plan.rungs
         chosen = list(dict.fromkeys([*published, *space.drawn(candidates, plan.candidates, seed=plan.seed)]))
         finalists = halve(trials, chosen, amounts, keep=4)
         if finalists and plan.climbing:
             climb(trials, finalists[0], lambda one: self._around(one, candidates, plan), amounts, most=plan.climbing)
         in_full = [one for one, amount in trials.results if amount == amounts[-1]]
-        return trials.best([*in_full, *published], amounts[-1])
+        promising = trials.best(published, amounts[max(0, len(amounts) - 2)])[:_PUBLISHED]
+        return trials.best([*in_full, *promising], amounts[-1])
 
     def _around(self, one: Combination, candidates: list[Combination], plan: Plan) -> list[Combination]:
         """In an order drawn at random: there may be more than are looked at."""
@@ -255,6 +272,13 @@ def _published() -> dict[str, Combination]:
     """Presets that may be chosen at any budget, by name."""
     ours = [one for one in presets().values() if not one.waits_for and one.budget is None]
     return {one.name: Combination(**one.texts(), scope=one.scope) for one in ours}
+
+
+def is_one_by_one(trace: Trace) -> bool:
+    """Whether something is decoded, and never two requests together."""
+    decoded = trace.phase == DECODE
+    steps = trace.pass_indices()[decoded] * trace.num_layers + trace.layer[decoded]
+    return bool(decoded.any()) and len(np.unique(steps)) == len(steps)
 
 
 def cut_by_request(trace: Trace, share: float) -> tuple[Trace, Trace]:

@@ -149,12 +149,10 @@ class Workload:
         )
 
     def _costs_of(self, policies: Policies) -> Costs:
-        """Whoever asks the routers of layers ahead pays for it."""
-        costs, prefetch = self._costs, policies.prefetch
-        if not (costs.foresee_s and (prefetch.reads_predictions or prefetch.reads_learned)):
-            return costs
-        rest = replace(costs.rest, memory_s=costs.rest.memory_s + prefetch.distance * costs.foresee_s)
-        return replace(costs, rest=rest)
+        """With what these policies take themselves in every layer."""
+        names = [f"{axis} {describe(getattr(policies, axis)).partition(':')[0]}" for axis in POLICIES]
+        own_s = sum(self._costs.deciding.get(name, 0.0) for name in names)
+        return replace(self._costs, rest=replace(self._costs.rest, memory_s=self._costs.rest.memory_s + own_s))
 
     def _window_for(self, policies: Policies) -> int:
         if not policies.brings_ahead:

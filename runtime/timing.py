@@ -33,8 +33,9 @@ class Costs:
     Loading an expert and computing it near its memory are given at full precision; a replica takes its share of bytes.
     Each load takes `load_latency_s` of the link besides, and `host_s` of whoever computes: the engine's own work on it.
     Where the near tier is only emulated, whoever computes spends `near_host_s` on each of its experts too. `shares`: of
-    an expert's seconds in the fast tier, by bits, where few bits do not save as much time as bytes. `foresee_s`: of a
-    layer, for each layer ahead of which it is asked. `reads_whole`: a segment takes the link as long as its expert.
+    an expert's seconds in the fast tier, by bits, where few bits do not save as much time as bytes. `deciding`: of a
+    layer, what a policy takes itself, by axis and name as in `prefetch next_gate`, beyond what the plain one does.
+    `reads_whole`: a segment takes the link as long as its expert.
     """
 
     expert: Work
@@ -46,7 +47,7 @@ class Costs:
     host_s: float = 0.0
     near_host_s: float = 0.0
     shares: Mapping[int, float] = field(default_factory=dict)
-    foresee_s: float = 0.0
+    deciding: Mapping[str, float] = field(default_factory=dict)
     reads_whole: bool = False
 
     @classmethod

@@ -1,10 +1,11 @@
-"""The parts of a report that come from benches: what to run, time beside quality, the table, layers, prefetching."""
+"""The parts of a report that come from benches: what to run, time beside quality, the table, tuned presets."""
 
 from collections.abc import Callable, Sequence
 from html import escape
 
 from moectl.report import charts, queries
-from moectl.report.charts import Bar, Point
+from moectl.report.charts import Point
+from moectl.report.layerparts import layers, prefetching
 from moectl.report.markup import (
     Column,
     Section,
@@ -18,9 +19,16 @@ from moectl.report.markup import (
     times,
     whole,
 )
-from moectl.report.reading import Job, Reading, Record, grouped
+from moectl.report.reading import Job, Reading, Record, grouped, of_experts, place
 
 BENCH = "<code>moectl bench --presets all</code>"
+_TITLES = {
+    "summary": "What to run",
+    "front": "Time beside quality",
+    "bench": "Bench",
+    "layers": "Layer by layer",
+    "prefetch": "Prefetching",
+}
 _NAMES = {"live": "measured", "simulated": "simulated"}
 _COLUMNS = (
     Column("preset", "preset"),
@@ -60,32 +68,27 @@ _TUNED = (
     *(Column(axis, axis) for axis in ("routing", "prefetch", "eviction", "miss", "residency", "scope")),
     Column("run", "run_id", whole),
 )
-_PREFETCH = (
-    Column("preset", "preset"),
-    Column("budget", "budget"),
-    Column("prefetched", "prefetch_bytes", nbytes),
-    Column("wasted", "wasted_bytes", nbytes),
-    Column("used", "useful", percent),
-    Column("late", "late", whole, "requests whose expert was still on its way"),
-    Column("stall ms", "exposed_ms", short),
-)
 
 
 def bench_sections(reading: Reading) -> list[Section]:
     """Those of the bench that leads; the tables are of all."""
     if not reading.jobs:
+        missing = f"No bench of this model yet: {BENCH} makes one."
+        none = {key: Section(key, title, missing=missing) for key, title in _TITLES.items()}
         return [
-            Section(key, title, missing=f"No bench of this model yet: {BENCH} makes one.")
-            for key, title in (("summary", "What to run"), ("front", "Time beside quality"), ("bench", "Bench"))
-        ] + [_tuned(reading)]
+            *(none[key] for key in ("summary", "front", "bench")),
+            _tuned(reading),
+            none["layers"],
+            none["prefetch"],
+        ]
     lead = reading.jobs[0]
     return [
         _summary(reading, lead),
         _front(reading, lead),
         _table(reading),
         _tuned(reading),
-        _layers(reading, lead),
-        _prefetch(reading, lead),
+        layers(reading, lead),
+        prefetching(reading, lead),
     ]
 
 
@@ -94,7 +97,7 @@ def _summary(reading: Reading, job: Job) -> Section:
     picks, bounds, [conditions] = map(reading.rows, asked)
     cards = "".join(_card(row, job.mode) for row in picks)
     told = f'{_lead(bounds)}<p class="quiet">{_CONDITIONS[job.mode](conditions)}</p>'
-    return Section("summary", "What to run", f'{told}<div class="cards">{cards}</div>', tuple(asked))
+    return Section("summary", _TITLES["summary"], f'{told}<div class="cards">{cards}</div>', tuple(asked))
 
 
 def _lead(bounds: Sequence[Record]) -> str:
@@ -145,7 +148,7 @@ def _card(row: Record, mode: str) -> str:
         price = "quality unknown" if mode != "live" else f"perplexity ratio {data(row['fast_ratio'], ratio)}"
         lines.append(_told(f"Fastest of all {code(row['fast_preset'])}: ", row, "fast", price))
     rest = "".join(f"<li>{line}</li>" for line in (*lines, plain) if line)
-    return f'<article class="card"><h3>{_place(row)}</h3>{first}<ul>{rest}</ul></article>'
+    return f'<article class="card"><h3>{escape(place(row))}</h3>{first}<ul>{rest}</ul></article>'
 
 
 def _big(preset: object) -> str:
@@ -158,15 +161,6 @@ def _told(before: str, row: Record, which: str, after: str) -> str:
     return f"{before}{data(row[f'{which}_ms'])} ms a token{beside}{'; ' + after if after else ''}"
 
 
-def _place(row: Record) -> str:
-    link = "" if row["link"] == "auto" else f", {row['link']}"
-    return _of_experts(row["budget"]) + link
-
-
-def _of_experts(budget: object) -> str:
-    return f"{budget} of the experts" if str(budget).endswith("%") else str(budget)
-
-
 def _front(reading: Reading, job: Job) -> Section:
     asked = queries.PARETO.format(job=job.digest)
     rows = reading.rows(asked)
@@ -175,7 +169,7 @@ def _front(reading: Reading, job: Job) -> Section:
     kinds = '<p class="quiet"><i class="key exact"></i>output as the full model\'s <i class="key lossy"></i>altered '
     kinds += '<i class="key bound"></i>bounds and peers. Larger marks take more of the fast tier. '
     rule = "Named: nothing else at that budget is as fast, as good and as small." if knows_loss else _NO_QUALITY
-    title = "Time beside quality" if knows_loss else "Time by preset"
+    title = _TITLES["front"] if knows_loss else "Time by preset"
     return Section("front", title, f'<div class="charts">{drawn}</div>{kinds}{rule}</p>', (asked,))
 
 
@@ -197,8 +191,8 @@ def _scatter(rows: Sequence[Record], all_rows: Sequence[Record]) -> str:
     points = [_point(row, _largest(all_rows)) for row in known]
     front = [point for row, point in zip(known, points, strict=True) if row["is_front"]]
     names = ", ".join(point.name for point in points if point.is_named)
-    says = f"Milliseconds per token against perplexity lost at {_place(rows[0])}; on the front: {names}"
-    return charts.scatter(_place(rows[0]), points, x, y, front=front, says=says)
+    says = f"Milliseconds per token against perplexity lost at {place(rows[0])}; on the front: {names}"
+    return charts.scatter(place(rows[0]), points, x, y, front=front, says=says)
 
 
 def _dots(rows: Sequence[Record]) -> str:
@@ -219,7 +213,7 @@ def _largest(rows: Sequence[Record]) -> int:
 def _point(row: Record, largest: int) -> Point:
     kind = "bound" if not row["is_ours"] else "exact" if row["is_lossless"] else "lossy"
     quality = "" if row["loss"] is None else f", perplexity ratio {ratio(row['perplexity_ratio'])}"
-    what = f"{row['preset']}, {_place(row)}"
+    what = f"{row['preset']}, {place(row)}"
     return Point(
         x=row["tpot_ms"],
         y=row["loss"] or 0.0,
@@ -239,14 +233,14 @@ def _table(reading: Reading) -> Section:
         rows = reading.rows(asked[-1])
         known = [column for column in _COLUMNS if _tells(column, rows)]
         for (budget,), same in grouped(rows, "budget"):
-            heading = f"{_of_experts(budget)}, {_NAMES[job.mode]}"
-            parts.append(f"<h3>{heading}</h3>{table(same, known, label=heading)}")
+            heading = f"{of_experts(budget)}, {_NAMES[job.mode]}"
+            parts.append(f"<h3>{escape(heading)}</h3>{table(same, known, label=heading)}")
     imported = reading.rows(queries.IMPORTED)
     if imported:
         asked.append(queries.IMPORTED)
         heading = "Imported: other tools, on another text"
         parts.append(f"<h3>{heading}</h3>{table(imported, _IMPORTED, label=heading)}")
-    return Section("bench", "Bench", "".join(parts), tuple(asked))
+    return Section("bench", _TITLES["bench"], "".join(parts), tuple(asked))
 
 
 def _tuned(reading: Reading) -> Section:
@@ -261,65 +255,3 @@ def _tells(column: Column, rows: Sequence[Record]) -> bool:
     """Whether a column says anything that the heading does not."""
     found = {row[column.name] for row in rows} - {None}
     return len(found) > 1 if column.name in ("mode", "link") else bool(found)
-
-
-def _layers(reading: Reading, job: Job) -> Section:
-    asked = queries.LAYERS.format(job=job.digest)
-    rows = reading.rows(asked)
-    if not rows:
-        return Section(
-            "layers", "Layer by layer", missing=f"This bench is older than counts by layer: {BENCH} has them."
-        )
-    worst = max(row["collision_rate"] for row in rows)
-    parts = []
-    for _, same in grouped(rows, "budget", "link"):
-        presets = [(name, own) for (name,), own in grouped(same, "preset")]
-        for column, title, top in (("hit_rate", "hit rate, %", 1.0), ("collision_rate", "collisions per 100", worst)):
-            kept = [(name, own) for name, own in presets if column == "hit_rate" or any(row[column] for row in own)]
-            if not kept:
-                continue
-            parts.append(
-                charts.named_heatmap(
-                    f"{_place(same[0])}: {title}",
-                    [name for name, _ in kept],
-                    [[row[column] for row in own] for _, own in kept],
-                    shown=_hundredths,
-                    top=top,
-                    column="layer",
-                    says=f"{title} of each preset by layer at {_place(same[0])}",
-                )
-            )
-    told = "A collision is a miss on an expert evicted earlier in the same pass; presets without one are left out."
-    shades = charts.legend("100", of="hit rate") + charts.legend(data(worst, _hundredths), of="collisions")
-    body = f'<p>{told}</p><div class="charts">{"".join(parts)}</div>{shades}'
-    return Section("layers", "Layer by layer", body, (asked,))
-
-
-def _hundredths(value: object) -> str:
-    return f"{100 * float(value):.0f}"
-
-
-def _prefetch(reading: Reading, job: Job) -> Section:
-    asked = queries.PREFETCH.format(job=job.digest)
-    rows = reading.rows(asked)
-    if not rows:
-        missing = (
-            "No preset of this bench prefetched: <code>moectl bench --presets specmd,moe-infinity</code> shows some."
-        )
-        return Section("prefetch", "Prefetching", missing=missing)
-    drawn = "".join(
-        charts.bars(
-            f"{_place(same[0])}: used of what was prefetched",
-            [
-                Bar(row["preset"], (row["useful"], 1 - row["useful"]), percent(row["useful"]), (row["useful"],))
-                for row in same
-            ],
-            top=1.0,
-            says=f"Share of prefetched bytes that were used, by preset, at {_place(same[0])}",
-        )
-        for _, same in grouped(rows, "budget", "link")
-    )
-    key = '<p class="quiet"><i class="key p0"></i>used <i class="key p1"></i>wasted</p>'
-    lines = f"<details><summary>Bytes</summary>{table(rows, _PREFETCH, label='Prefetching by preset')}</details>"
-    body = f'<div class="charts">{drawn}</div>{key}{lines}'
-    return Section("prefetch", "Prefetching", body, (asked,))

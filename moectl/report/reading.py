@@ -45,6 +45,17 @@ def grouped(rows: Sequence[Record], *names: str) -> Iterator[tuple[tuple, list[R
         yield key, list(same)
 
 
+def place(row: Record) -> str:
+    """What a row was measured at."""
+    link = "" if row["link"] == "auto" else f", {row['link']}"
+    return of_experts(row["budget"]) + link
+
+
+def of_experts(budget: object) -> str:
+    """A budget in words."""
+    return f"{budget} of the experts" if str(budget).endswith("%") else str(budget)
+
+
 def _newest_model(store: Store) -> str | None:
     found = [run.info.model_id for run in store.runs() if run.info.model_id]
     return found[-1] if found else None

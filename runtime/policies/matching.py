@@ -1,12 +1,9 @@
 """Matches the iteration under way with stored expert maps (fMoE): what the policies named map share.
 
-Searching happens in jobs, in order, at once or on a thread of its own. An answer follows from the steps that were seen
-before its job and from nothing else, and who asks for one waits until it is there: what is decided never depends on
-which thread was faster.
+Searching happens in jobs, in order, by who asks or on a thread of its own. An answer follows from the steps that were
+seen before its job and from nothing else: what is decided never depends on which thread was faster.
 """
 
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +13,7 @@ from artifacts.expertmaps import ExpertMaps, Trajectories, best_matches, mean_ro
 from artifacts.shape import Shape
 from artifacts.trace import PREFILL
 from runtime.policies.base import Step
+from runtime.policies.jobs import Job, Jobs
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,10 +48,10 @@ class Matching:
             )
         self.learns = learns
         self._maps = maps.copy() if learns else maps
-        self._answers: list[Callable[[], Match | None]] = []  # of this pass: by embedding, then layer by layer
-        self._before: list[Callable[[], Match | None]] = []  # of the pass before
+        self._jobs = Jobs()
+        self._answers: list[Job] = []  # of this pass: by embedding, then layer by layer
+        self._before: list[Job] = []  # of the pass before
         self._pass_index = self._layer = -1
-        self._thread: ThreadPoolExecutor | None = None
         # What follows belongs to the jobs.
         self._under_way: Trajectories | None = None
         self._embedding, self._rows = np.zeros((0, 0), np.float32), np.zeros(0, np.int64)
@@ -63,20 +61,18 @@ class Matching:
 
     def run_in_background(self) -> None:
         """From here on jobs run beside the steps, on one thread."""
-        self._thread = self._thread or ThreadPoolExecutor(1, thread_name_prefix="matching")
+        self._jobs.run_in_background()
 
     def close(self) -> None:
-        """Finish the jobs and end the thread, if there is one."""
-        if self._thread:
-            self._thread.shutdown()
-            self._thread = None
+        """End the thread, if there is one."""
+        self._jobs.close()
 
     def begin(self, pass_index: int, phase: int, embedding: np.ndarray) -> None:
         """A pass has been given its tokens: search by `embedding` [R, H]. Where nobody says so, its first step does."""
         if pass_index != self._pass_index:
             self._pass_index, self._layer = pass_index, -1
             self._before, self._answers = self._answers, []
-            self._answers.append(self._ask(self._begin, embedding, phase))
+            self._answers.append(self._jobs.add(self._begin, embedding, phase))
 
     def see(self, step: Step) -> None:
         """A step has begun, its router has spoken. The same step twice is once: policies share a Matching."""
@@ -87,7 +83,7 @@ class Matching:
         )
         self.begin(step.pass_index, step.phase, step.embedding)
         self._layer = step.layer
-        self._answers.append(self._ask(self._go_on, step.layer, step.probabilities, step.last))
+        self._answers.append(self._jobs.add(self._go_on, step.layer, step.probabilities, step.last))
 
     def match(self, lag: int = 0) -> Match | None:
         """For the step seen last, n: the answer from the steps before n - lag of its pass; None if there is none.
@@ -103,7 +99,7 @@ class Matching:
 
     def learned(self) -> Learned:
         """What has been added so far, the last pass too if it is whole."""
-        return self._ask(self._learned)()
+        return self._jobs.answer(self._jobs.add(self._learned))
 
     def receipt(self) -> dict[str, object]:
         """What is matched with, and how it goes on."""
@@ -116,16 +112,8 @@ class Matching:
             "learned_iterations": learned.num_iterations if self.learns else None,
         }
 
-    @staticmethod
-    def _answer(answers: list[Callable[[], Match | None]], at: int) -> Match | None:
-        return answers[at]() if -len(answers) <= at < len(answers) else None
-
-    def _ask(self, job: Callable, *arguments: object) -> Callable:
-        if self._thread:
-            future: Future = self._thread.submit(job, *arguments)
-            return future.result
-        answer = job(*arguments)
-        return lambda: answer
+    def _answer(self, answers: list[Job], at: int) -> Match | None:
+        return self._jobs.answer(answers[at]) if -len(answers) <= at < len(answers) else None
 
     # Jobs
 

@@ -41,6 +41,7 @@ def test_fit_run_and_replay(model: str, capfd: pytest.CaptureFixture[str]) -> No
     assert main(["run", model, *RUN, "--preset", "promoe", "--trace", "trace.parquet", "--json"]) == 0
     live = said(capfd)
     assert live["receipt"]["policies"]["prefetch"] == "learned" and live["counters"]["prefetch_bytes"] > 0
+    assert live["receipt"]["predictors"] == {"distance": 1, "bytes": 2 * 8 * (32 + 8 + 1) * 4}
     trace = read_parquet("trace.parquet")
     assert trace.learned.shape[1] == 1 and trace.predicted is None
     replayed = ["simulate", "--trace", "trace.parquet", "--preset", "promoe", "--budget", "50%", "--json"]

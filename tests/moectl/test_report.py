@@ -19,6 +19,7 @@ from artifacts.store import Store
 from artifacts.storedpresets import StoredPreset, to_rows
 from moectl.cli import main
 from tests.conftest import Checkpoint
+from tests.moectl.test_build_buddies import write_profile
 from tests.moectl.test_imported import VLLM, written
 
 VOID = {"meta", "link"}
@@ -187,6 +188,15 @@ def test_what_is_not_there_names_its_command(tmp_path: Path, checkpoint: Checkpo
     lacking = {name: part.missing for name, part in reader.parts.items() if not part.queries}
     assert lacking["use"] == "moectl profile" and lacking["loss"] == "moectl quantize"
     assert lacking.keys() >= {"together", "standins", "splits"} and reader.parts["layers"].values
+
+
+def test_a_store_without_a_bench(tmp_path: Path) -> None:
+    out, store = tmp_path / "out.html", tmp_path / "moe.duckdb"
+    write_profile(store)
+    assert main(["report", str(out), "--store", str(store)]) == 0
+    reader = taken_apart(out)
+    assert reader.parts.keys() == SECTIONS | {"head"} and reader.parts["use"].values
+    assert reader.parts["layers"].missing == reader.parts["summary"].missing == "moectl bench --presets all"
 
 
 def test_an_older_store_is_brought_up_to_date(store: Path, tmp_path: Path) -> None:

@@ -195,3 +195,16 @@ def test_a_trace_without_predictions_or_layers_is_refused(refused: Callable, tmp
     write_parquet(trace.take(np.flatnonzero(trace.layer != 3)), tmp_path / "gap.parquet")
     code, line = refused("--trace", tmp_path / "gap.parquet", "--num-experts", 32, "--machine", "5gbps")
     assert code == 3 and "layers 3 never occur" in line
+
+
+def test_a_solved_split_is_solved_anew_as_a_simulation_goes_on(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    whole, short = read_parquet(TRACE), tmp_path / "short.parquet"
+    write_parquet(whole.take(np.flatnonzero((whole.request < 2) & (whole.token < 40))), short)
+    asked = ["simulate", "--trace", str(short), "--num-experts", "32", "--reconfigure-every", "30"]
+    assert main([*asked, "--preset", "moepic", "--json"]) == 0
+    said = json.loads(capfd.readouterr().out)["receipt"]["split"]
+    assert said["every_tokens"] == 30 and said["solved_anew"] + said["could_not_tell"] == 1
+    assert main(asked) == 2
+    assert "follows a solved one" in capfd.readouterr().err

@@ -158,7 +158,7 @@ def test_who_searches_maps_slowly_decides_the_same(
         recorder = session.record()
         list(session.generate(torch.arange(3, 10)[None], Sampling(6, ignore_eos=True)))
         learned, live = session.matching.learned(), session.controller
-    assert threads == {"matching_0"} and learned.num_iterations == 6
+    assert "matching" in threads and learned.num_iterations == 6
     write_parquet(recorder.trace(), tmp_path / "trace.parquet")
     policies = build(settings.texts())
     where = {"num_slots": session.fast.num_slots, "scope": session.scope, "window": 5 * 1024}

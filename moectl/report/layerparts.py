@@ -1,0 +1,82 @@
+"""The parts of a report that count by layer, or what came ahead: hits, collisions, prefetches."""
+
+from moectl.report import charts, queries
+from moectl.report.charts import Bar
+from moectl.report.markup import Column, Section, data, nbytes, percent, short, table, whole
+from moectl.report.reading import Job, Reading, grouped, place
+
+_PREFETCH = (
+    Column("preset", "preset"),
+    Column("budget", "budget"),
+    Column("prefetched", "prefetch_bytes", nbytes),
+    Column("wasted", "wasted_bytes", nbytes),
+    Column("used", "useful", percent),
+    Column("late", "late", whole, "requests whose expert was still on its way"),
+    Column("stall ms", "exposed_ms", short),
+)
+
+
+def layers(reading: Reading, job: Job) -> Section:
+    """Hit rates and collisions."""
+    asked = queries.LAYERS.format(job=job.digest)
+    rows = reading.rows(asked)
+    if not rows:
+        return Section(
+            "layers",
+            "Layer by layer",
+            missing="This bench is older than counts by layer: <code>moectl bench --again</code>.",
+        )
+    worst = max(row["collision_rate"] for row in rows)
+    parts = []
+    for _, same in grouped(rows, "budget", "link"):
+        presets = [(name, own) for (name,), own in grouped(same, "preset")]
+        for column, title, top in (("hit_rate", "hit rate, %", 1.0), ("collision_rate", "collisions per 100", worst)):
+            kept = [(name, own) for name, own in presets if column == "hit_rate" or any(row[column] for row in own)]
+            if not kept:
+                continue
+            parts.append(
+                charts.named_heatmap(
+                    f"{place(same[0])}: {title}",
+                    [name for name, _ in kept],
+                    [[row[column] for row in own] for _, own in kept],
+                    shown=_hundredths,
+                    top=top,
+                    column="layer",
+                    says=f"{title} of each preset by layer at {place(same[0])}",
+                )
+            )
+    told = "A collision is a miss on an expert evicted earlier in the same pass; presets without one are left out."
+    shades = charts.legend("100", of="hit rate") + charts.legend(data(worst, _hundredths), of="collisions")
+    body = f'<p>{told}</p><div class="charts">{"".join(parts)}</div>{shades}'
+    return Section("layers", "Layer by layer", body, (asked,))
+
+
+def prefetching(reading: Reading, job: Job) -> Section:
+    """How much of what came ahead was used."""
+    asked = queries.PREFETCH.format(job=job.digest)
+    rows = reading.rows(asked)
+    if not rows:
+        missing = (
+            "No preset of this bench prefetched: <code>moectl bench --presets specmd,moe-infinity</code> shows some."
+        )
+        return Section("prefetch", "Prefetching", missing=missing)
+    drawn = "".join(
+        charts.bars(
+            f"{place(same[0])}: used of what was prefetched",
+            [
+                Bar(row["preset"], (row["useful"], 1 - row["useful"]), percent(row["useful"]), (row["useful"],))
+                for row in same
+            ],
+            top=1.0,
+            says=f"Share of prefetched bytes that were used, by preset, at {place(same[0])}",
+        )
+        for _, same in grouped(rows, "budget", "link")
+    )
+    key = '<p class="quiet"><i class="key p0"></i>used <i class="key p1"></i>wasted</p>'
+    lines = f"<details><summary>Bytes</summary>{table(rows, _PREFETCH, label='Prefetching by preset')}</details>"
+    body = f'<div class="charts">{drawn}</div>{key}{lines}'
+    return Section("prefetch", "Prefetching", body, (asked,))
+
+
+def _hundredths(value: object) -> str:
+    return f"{100 * float(value):.0f}"
