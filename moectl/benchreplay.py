@@ -146,7 +146,7 @@ def _traced(opened: MoeModel, text: Text, store: Path) -> Trace:
     with Session(opened, Settings()) as session, progress_bar("recording", unit="tokens") as advance:
         recorder = session.record()
         ahead = foresight(opened, min(_DISTANCE, opened.shape.num_layers), store=store)
-        session.engine.see_predictions(ahead.distance, ahead.predictor)
+        session.watcher.see_predictions(ahead.distance, ahead.predictor)
         read(session, text.sequences, prefill=text.prefill, progress=lambda done: advance(done, text.num_decoded))
         return recorder.trace()
 

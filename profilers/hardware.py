@@ -121,7 +121,7 @@ def decode_experts(
     there, added, worked = [], [], []
     settings = Settings(budget=f"{shape.num_layers * shape.top_k}x", link=link, experts=experts)
     with Session(opened, settings) as session, torch.inference_mode():
-        session.engine.on_step = _nothing  # which keeps the controller deciding, as it must below the whole model
+        session.watcher.on_step = _nothing  # which keeps the controller deciding, as it must below the whole model
         for turn in range(effort.warm_up + effort.turns):
             token = torch.from_numpy(random.integers(0, opened.config.vocab_size, (1, 1))).to(opened.model.device)
             brought_s, stall_s = pass_seconds(session, token), session.engine.stall_s[-1]

@@ -109,11 +109,11 @@ def _fill(
 def observe_iterations(
     session: Session, batches: Iterable[Batch], *, prefill: int
 ) -> Iterator[tuple[Batch, Iterations]]:
-    """Run batches through the session's engine and yield each with what was seen of its iterations, in order."""
+    """Run batches through the session's watcher and yield each with what was seen of its iterations, in order."""
     collector = _Collector(session, prefill)
-    engine = session.engine
-    engine.see_probabilities()
-    engine.on_pass, engine.on_step = collector.begin_pass, collector.add
+    watcher = session.watcher
+    watcher.see_probabilities()
+    watcher.on_pass, watcher.on_step = collector.begin_pass, collector.add
     handle = session.opened.model.get_input_embeddings().register_forward_hook(collector.embed)
     try:
         for batch in batches:
@@ -125,7 +125,7 @@ def observe_iterations(
             yield batch, collector.iterations(batch.first)
     finally:
         handle.remove()
-        engine.on_pass = engine.on_step = None
+        watcher.on_pass = watcher.on_step = None
 
 
 class _Collector:

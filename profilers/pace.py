@@ -168,7 +168,7 @@ class _Probe:
         session = Session(
             self._opened, Settings(preset, dict(policies), budget=budget, **self._beside), artefacts=self._artefacts
         )
-        session.engine.on_step = lambda step: None  # which keeps the controller deciding, as it must when less fits
+        session.watcher.on_step = lambda step: None  # which keeps the controller deciding, as it must when less fits
         return session
 
     def _tokens(self, turns: int) -> Iterator[torch.Tensor]:

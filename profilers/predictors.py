@@ -134,10 +134,10 @@ def _parts(batches: Sequence[Batch]) -> tuple[Sequence[Batch], Sequence[Batch], 
 
 
 def observe_inputs(session: Session, batches: Iterable[Batch], distance: int) -> Iterator[tuple[Batch, Seen]]:
-    """Run batches through the session's engine and yield each with its routers' inputs, in order."""
-    collector, engine = _Collector(session), session.engine
-    engine.see_predictions(distance)
-    engine.on_step = collector.add
+    """Run batches through the session's watcher and yield each with its routers' inputs, in order."""
+    collector, watcher = _Collector(session), session.watcher
+    watcher.see_predictions(distance)
+    watcher.on_step = collector.add
     handles = [layer.gate.register_forward_hook(collector.keep(layer.index)) for layer in session.opened.layers]
     try:
         for batch in batches:
@@ -147,7 +147,7 @@ def observe_inputs(session: Session, batches: Iterable[Batch], distance: int) ->
             session.forward(ids, mask=mask)
             yield batch, collector.seen(batch, np.flatnonzero(real_rows(ids, mask)))
     finally:
-        engine.on_step = None
+        watcher.on_step = None
         for handle in handles:
             handle.remove()
 

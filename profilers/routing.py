@@ -138,10 +138,10 @@ def observe(
     routers' probabilities, what each pass was given, and what each layer's input says of the layers ahead.
     """
     if keep_trace:
-        session.engine.see_predictions(keep_trace.distance, keep_trace.predictor)
-        session.engine.see_probabilities()
+        session.watcher.see_predictions(keep_trace.distance, keep_trace.predictor)
+        session.watcher.see_probabilities()
     collector = _Collector(profile, prefill, keep_trace is not None)
-    session.engine.on_pass, session.engine.on_step = collector.begin_pass, collector.add
+    session.watcher.on_pass, session.watcher.on_step = collector.begin_pass, collector.add
     embedding = session.opened.model.get_input_embeddings()
     handles = [embedding.register_forward_hook(collector.embed)] if keep_trace else []
     try:
@@ -155,7 +155,7 @@ def observe(
     finally:
         for handle in handles:
             handle.remove()
-        session.engine.on_pass = session.engine.on_step = None
+        session.watcher.on_pass = session.watcher.on_step = None
 
 
 def padded(sequences: Sequence[np.ndarray]) -> tuple[torch.Tensor, torch.Tensor | None]:

@@ -32,6 +32,7 @@ from runtime.replicas import open_replicas
 from runtime.shadows import Shadows
 from runtime.slots import Slots
 from runtime.tiers import link_name, open_tiers, resolve_device, resolve_link
+from runtime.watcher import Watcher
 
 EXACT, FUSED = "exact", "fused"
 EXPERTS = (EXACT, FUSED)
@@ -132,27 +133,21 @@ class Session:
             window=self.window,
             artefacts=artefacts,
         )
+        self.watcher = self._watcher(artefacts)
         self.engine = Engine(
             opened,
             self.controller,
+            self.watcher,
             tiers=self.tiers,
             slots=self.slots,
             shadows=self.shadows,
             is_fused=self.is_fused,
         )
-        prefetch = self.policies.prefetch
-        self.engine.distance = prefetch.distance if prefetch.reads_predictions else 0
-        if prefetch.reads_learned:
-            ahead = min(prefetch.distance, shape.num_layers)
-            self.engine.predictor = Predictor(artefacts.predictors, ahead, opened.model.device)
-        if any(getattr(self.policies, axis).sees_probabilities for axis in POLICIES):
-            self.engine.see_probabilities()
-        self.engine.wants_embeddings = self.controller.sees_embeddings
         self.engine.install()
         self.matching = self.policies.matching
         if self.matching:
             self.matching.run_in_background()
-            self.engine.on_embedding = self.matching.begin
+            self.watcher.on_embedding = self.matching.begin
         self._next_request = 0
         if fast.shadows is not None or self.policies.widths:
             resident = set() if fast.shadows is None else set(fast.shadows.tolist())
@@ -206,14 +201,14 @@ class Session:
         """The rows of coming passes are `count` new requests; no earlier one goes on."""
         if self.reconfiguration:
             self.reconfiguration.between_requests()
-        self.engine.first_request = self._next_request
+        self.watcher.first_request = self._next_request
         self._next_request += count
 
     def record(self) -> Recorder:
         """Write down every step from here on, with all that a replay needs."""
         recorder = Recorder()
-        self.engine.see_probabilities()
-        self.engine.see_embeddings()
+        self.watcher.see_probabilities()
+        self.watcher.see_embeddings()
         self._watch(recorder)
         return recorder
 
@@ -248,6 +243,20 @@ class Session:
             "fallbacks": list(self.fallbacks),
         }
 
+    def _watcher(self, artefacts: Artefacts) -> Watcher:
+        """Sees what the policies want to see."""
+        watcher, prefetch = Watcher(self.opened), self.policies.prefetch
+        if prefetch.reads_predictions:
+            watcher.see_predictions(prefetch.distance)
+        if prefetch.reads_learned:
+            ahead = min(prefetch.distance, self.opened.shape.num_layers)
+            watcher.see_predictions(0, Predictor(artefacts.predictors, ahead, self.opened.model.device))
+        if any(getattr(self.policies, axis).sees_probabilities for axis in POLICIES):
+            watcher.see_probabilities()
+        if self.controller.sees_embeddings:
+            watcher.see_embeddings()
+        return watcher
+
     def _reconfiguration(self) -> Reconfiguration | None:
         """Of a split that is solved anew as the run goes on, told of every step."""
         every = tokens_between(self.settings.reconfigure_every, self.fast.split, self.policies)
@@ -270,9 +279,9 @@ class Session:
 
     def _watch(self, observer: Recorder | Reconfiguration) -> None:
         """Tell it of every pass and step from here on, beside those that are told already."""
-        engine = self.engine
-        engine.on_pass = _both(engine.on_pass, observer.begin_pass)
-        engine.on_step = _both(engine.on_step, observer.add)
+        watcher = self.watcher
+        watcher.on_pass = _both(watcher.on_pass, observer.begin_pass)
+        watcher.on_step = _both(watcher.on_step, observer.add)
 
     def _shadows(self, fast: FastTier, artefacts: Artefacts) -> Shadows | None:
         if fast.shadows is None:

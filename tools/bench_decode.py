@@ -151,9 +151,9 @@ def decode_seconds(
 def controller_seconds(session: Session, ids: torch.Tensor, *, repeats: int = 20) -> float:
     """Median seconds in which the controller decides one layer of one token, everything resident."""
     steps = []
-    session.engine.on_step = steps.append
+    session.watcher.on_step = steps.append
     decode_seconds(session.opened.model, ids)
-    session.engine.on_step = None
+    session.watcher.on_step = None
     decode = [step for step in steps if len(step.selected) == 1]
     seconds = []
     for step in decode * repeats:

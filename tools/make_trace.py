@@ -46,7 +46,7 @@ def record() -> Trace:
     predictor = fitted(opened)
     with Session(opened, Settings(budget="100%")) as session:
         recorder = session.record()
-        session.engine.see_predictions(DISTANCE, predictor)
+        session.watcher.see_predictions(DISTANCE, predictor)
         read(session, whole, prefill=PREFILL)
         return recorder.trace()
 

@@ -56,7 +56,7 @@ def test_iterations_are_those_of_decoding(family: str, prefill: int, checkpoint:
     batching = Batching(batch=4, length=10, prefill=prefill)
     with Session(opened, Settings(budget="25%")) as session:
         seen = [part for _, part in observe_iterations(session, batching.batches(SEQUENCES), prefill=prefill)]
-        assert session.engine.on_step is None and session.engine.on_pass is None
+        assert session.watcher.on_step is None and session.watcher.on_pass is None
     expected = by_hand(opened, folder, prefill)
     for name in ("request", "iteration"):
         assert np.array_equal(np.concatenate([getattr(part, name) for part in seen]), getattr(expected, name))

@@ -78,7 +78,7 @@ def test_inputs_and_successors_are_those_of_the_text(checkpoint: Checkpoint) -> 
     sequences = [np.arange(3, 3 + length) for length in (6, 2, 4)]
     with Session(opened, Settings(budget="50%")) as session:
         [(_, seen)] = observe_inputs(session, Batching(batch=3, length=8, prefill=0).batches(sequences), 1)
-        assert session.engine.on_step is None
+        assert session.watcher.on_step is None
     assert [x.shape for x in seen.inputs] == [(12, 32)] * opened.shape.num_layers
     assert seen.following.tolist() == [0, 1, 2, 3, 4, 6, 8, 9, 10]
     gate = opened.layers[1].gate

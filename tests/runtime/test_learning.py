@@ -163,7 +163,7 @@ def test_a_run_that_is_stopped_writes_its_whole_iterations(checkpoint: Checkpoin
     ):
         generated(session, 4)
         num_steps = session.controller.now.step
-        session.engine.on_step = lambda step: stop() if step.layer else None
+        session.watcher.on_step = lambda step: stop() if step.layer else None
         generated(session, 1)
     assert session.controller.now.step == num_steps + 1, "stopped in the middle of a pass"
     with Store.open(path, read_only=True) as store:

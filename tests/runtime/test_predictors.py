@@ -52,8 +52,8 @@ def test_steps_carry_what_is_foreseen_of_the_routers_own_inputs(family: str, che
     hidden = opened.model.get_input_embeddings().weight.shape[1]
     known = random_predictors(hidden, shape.num_layers, shape.num_experts)
     with Session(opened, Settings(budget="50%")) as session:
-        session.engine.see_predictions(2, Predictor(known, 2, CPU))
-        session.engine.on_step = steps.append
+        session.watcher.see_predictions(2, Predictor(known, 2, CPU))
+        session.watcher.on_step = steps.append
         handles = [
             gate.register_forward_hook(lambda m, a, o: inputs.append(a[0].flatten(0, -2).numpy()))
             for gate in (layer.gate for layer in opened.layers)
