@@ -81,8 +81,7 @@ def _keep_maps(session: Session, name: str, store: Path, started_at: datetime) -
         began_with=session.maps_run,
         started_at=started_at,
     )
-    if kept is None:
-        print("nothing learned: no pass was whole", file=sys.stderr)
+    if kept is None:  # the run ended before its first pass did, and says why
         return
     others = f"; run {kept.others} had learned meanwhile: its maps are among them" if kept.others else ""
     said = f"learned from {kept.num_iterations:,} iterations: run {kept.run_id} of {store} holds {kept.num_maps:,} maps"
