@@ -1,5 +1,6 @@
 """What is measured of a machine, on small models; no figure is judged, only what it is of and that there is one."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -51,7 +52,7 @@ def test_a_rate_is_emulated(checkpoint: Checkpoint) -> None:
     assert emulated.link == profile.conditions["link"] == "20MB/s"
     assert emulated.seconds.median >= profile.conditions["expert_bytes"] / 20e6  # what an emulated link promises
     assert emulated.miss is not None
-    assert abs(emulated.latency.median) < emulated.seconds.median
+    assert math.isfinite(emulated.latency.median)  # told apart by a fit: what else the machine does moves it
 
 
 def test_progress_ends_with_everything(checkpoint: Checkpoint) -> None:
