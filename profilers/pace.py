@@ -33,7 +33,7 @@ from runtime.tiers import link_name
 from runtime.timing import Costs, Work
 
 _PROMPT = 16  # tokens, of which arithmetic is told
-_TURNS, _FEW = 24, 10  # tokens on which a part, and a policy's own work, is measured
+_TURNS, _FEW = 24, 8  # tokens on which a part, and a policy's own work, is measured
 
 
 @dataclass(frozen=True, slots=True)
