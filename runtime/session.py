@@ -233,7 +233,7 @@ class Session:
             "split": solving.receipt(self.fast.split, self.opened.shape),
             "reconfigured": self.reconfiguration.receipt() if self.reconfiguration else {},
             "replicas": self._replicas(),
-            "predictors": self.engine.predictor.receipt() if self.engine.predictor else {},
+            "predictors": self.watcher.predictor.receipt() if self.watcher.predictor else {},
             "maps": self.matching.receipt() if self.matching else {},
             "pinned_bytes": self.tiers.pinned_nbytes,
             "prefetch_window_bytes": self.window,

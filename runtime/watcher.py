@@ -46,7 +46,7 @@ class Watcher:
         self._opened = opened
         self._wants_probabilities = self._wants_embeddings = False
         self._distance = 0
-        self._predictor: Predictor | None = None
+        self.predictor: Predictor | None = None
         self._routed = [_Routed() for _ in opened.layers]
         self._pass = _Pass(PREFILL, None, np.zeros(0, np.int32))
         self._pass_index = -1
@@ -73,7 +73,7 @@ class Watcher:
         """Steps carry what the routers of the next `distance` layers say of this one's input from here on, and what
         the fitted predictor says of it if there is one."""
         self._distance = max(self._distance, distance)
-        self._predictor = predictor or self._predictor
+        self.predictor = predictor or self.predictor
         self._watch_routers()
 
     def stop(self) -> None:
@@ -106,8 +106,8 @@ class Watcher:
         if self._wants_probabilities:
             tensors.append(routed.logits.float().softmax(-1))
         tensors += self._predictions(layer, routed)
-        if self._predictor:
-            tensors += self._predictor.ahead(layer, routed.x)
+        if self.predictor:
+            tensors += self.predictor.ahead(layer, routed.x)
         arrays = to_host(tensors)
         if self._pass.rows is not None:
             arrays = [array[self._pass.rows] for array in arrays]
