@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
-from moectl.commands.tune import Pick, Tuned, published_of_others
 from moectl.render import NumBytes, Sheet, console, show_json, show_sheet
+from moectl.tuned import Pick, Tuned, published_of_others
 from profilers.bench import Quartiles
 from runtime.search import Tried
 from runtime.space import Combination
@@ -31,7 +31,6 @@ def show(tuned: Tuned, *, as_json: bool) -> None:
 
 def record(tuned: Tuned) -> dict[str, object]:
     """For JSON."""
-    names = ("picks", "checks")
     return {
         "run": tuned.run,
         "why": tuned.why,
@@ -43,7 +42,8 @@ def record(tuned: Tuned) -> dict[str, object]:
         "picks": [asdict(pick) | {"tried": _tried(pick.tried)} for pick in tuned.picks],
         "checks": [asdict(check) for check in tuned.checks],
         "receipt": dict(tuned.receipt),
-    } | {"asked": asdict(tuned.request), "shown": names}
+        "asked": asdict(tuned.request),
+    }
 
 
 def _tried(one: Tried) -> dict[str, object]:

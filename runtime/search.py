@@ -13,10 +13,11 @@ from artifacts.modelshapes import ModelShape
 from artifacts.similarity import Similarity
 from artifacts.trace import DECODE, Trace
 from runtime import space
+from runtime.assembly import check_required
 from runtime.counters import AT_BITS
 from runtime.damage import Damage
 from runtime.halving import ETA, Trials, climb, halve, rungs
-from runtime.policies import presets
+from runtime.policies import build, presets
 from runtime.policies.base import Artefacts
 from runtime.space import Combination
 from runtime.sweep import Outcome, Setting, Workload, oracles
@@ -143,6 +144,7 @@ class Search:
     def replay(self, combination: Combination, passes: int) -> Tried:
         """The beginning of the trace under it. Raises a Problem for what cannot be replayed or whose loss nobody
         knows."""
+        check_required(build(combination.policies), self._known["artefacts"])  # which a live run has to have
         damage = Damage(self._known["artefacts"].replicas, self._similarity, self._model.shape.num_layers)
         setting = Setting("tried", policies=combination.policies, scope=combination.scope, budget=self.budget)
         outcome = self._workload(passes).run(setting, damage)

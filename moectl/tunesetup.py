@@ -1,0 +1,114 @@
+"""What a search for policies begins with: text, a trace, what the store knows, how errors become losses, how much."""
+
+from pathlib import Path
+
+from artifacts.errors import BadInput, Problem
+from artifacts.measured import HardwareProfile, stored_profile
+from artifacts.similarity import Similarity
+from artifacts.store import Store
+from artifacts.trace import Trace
+from moectl.benchreplay import record_trace
+from moectl.tracesource import Opened, Source, open_source
+from moectl.tunerequest import Request
+from profilers.bench import Text, text_of
+from profilers.corpus import documents
+from profilers.pace import Pace
+from profilers.verifying import Verifier
+from runtime import search as searching
+from runtime.model import MoeModel
+from runtime.policies.base import Artefacts
+from runtime.search import Plan, Scale, Search
+from runtime.space import Combination
+from runtime.stored import load_artefacts, load_similarity
+
+RECORDED = 2  # times the tokens that are verified on, in a trace that is recorded first
+_SEARCHING = 0.5  # of the minutes; the rest is for live runs
+_FEW, _MANY = 9, 2000  # candidates of a space
+_CHECKED = 0.25  # of the requests, kept aside for the check where no other text is given
+
+
+def text_for(opened: MoeModel, data: str, request: Request, *, num_tokens: int) -> Text:
+    if opened.tokenizer is None:
+        raise BadInput("the checkpoint has no tokenizer: put tokenizer.json beside it")
+    texts = documents(data, seed=request.seed)
+    return text_of(texts, opened.tokenizer, length=request.length, num_tokens=num_tokens)
+
+
+def known_of(path: Path, opened: MoeModel) -> tuple[Artefacts, Similarity | None, HardwareProfile | None]:
+    if not path.exists():
+        return Artefacts(), None, None
+    model_id = opened.fingerprint[:16]
+    with Store.open(path, read_only=True) as store:
+        artefacts = load_artefacts(store, model_id, opened.shape)
+        return artefacts, load_similarity(store, model_id, opened.shape), stored_profile(store, model_id)
+
+
+def trace_for(name: str, opened: MoeModel, request: Request, path: Path) -> Opened:
+    """The store's newest of this model that decodes one request at a time and foresees; else one recorded now."""
+    if path.exists():
+        with Store.open(path, read_only=True) as store:
+            runs = [run for run in reversed(store.runs()) if "traces" in run.contents]
+        model_id = opened.fingerprint[:16]
+        for run in (run for run in runs if run.info.model_id == model_id):
+            found = open_source(Source(run=run.run_id, store=path))
+            if found.trace.predicted is not None and searching.is_one_by_one(found.trace):
+                return found
+    return _recorded(name, opened, request, path, request.data)
+
+
+def _recorded(name: str, opened: MoeModel, request: Request, path: Path, data: str) -> Opened:
+    text = text_for(opened, data, request, num_tokens=RECORDED * request.tokens)
+    run = record_trace(name, opened, text, path, data=data, seed=request.seed)
+    return open_source(Source(run=run, store=path))
+
+
+def parts_of(name: str, opened: MoeModel, traced: Opened, request: Request, path: Path) -> tuple[Trace, Trace, str]:
+    """The trace to tune on, the one to check on, and how to speak of that."""
+    if request.check_data is None:
+        return *searching.cut_by_request(traced.trace, _CHECKED), "the last quarter of the requests"
+    other = _recorded(name, opened, request, path, request.check_data)
+    return traced.trace, other.trace, request.check_data
+
+
+def search_on(traced: Opened, trace: Trace, pace: Pace, similarity: Similarity | None, request: Request) -> Search:
+    return Search(
+        trace,
+        traced.model,
+        pace.machine,
+        artefacts=traced.artefacts,
+        budget=request.budget,
+        costs=pace.costs,
+        window=pace.window,
+        similarity=similarity,
+    )
+
+
+def scale_of(search: Search, verifier: Verifier) -> Scale:
+    """Nats for a unit of squared error, each of the two kinds by one candidate that is read live: its divergence, which
+    few tokens tell better than their perplexity."""
+    amount = min(search.num_passes, 4 * searching.LEAST_PASSES)
+    slopes: list[float | None] = []
+    for part, one in enumerate(
+        (Combination(miss="shadow", residency="shadow:slots=no"), Combination(miss="substitute"))
+    ):
+        try:
+            damage = search.replay(one, amount).damage[part]
+            slopes.append(float(verifier.quality(one, briefly=True).kl / damage) if damage else None)
+        except Problem:
+            slopes.append(None)
+    return Scale(*slopes)
+
+
+def plan_for(search: Search, request: Request) -> tuple[Plan, str]:
+    """As many candidates as the time allows, by how fast a replay is; or as many as are asked for."""
+    passes = min(search.num_passes, searching.MOST_PASSES)
+    if request.candidates is not None:
+        count, told = request.candidates, "as many as were asked for"
+    else:
+        pass_s = search.seconds_a_pass()
+        plan = Plan(0, passes, 0, request.seed, request.max_loss)
+        each_s = 2 * pass_s * len(plan.rungs) * plan.rungs[0]
+        count = int(_SEARCHING * 60 * request.minutes / each_s)
+        count = max(_FEW, min(_MANY, count))
+        told = f"as many as {request.minutes:g} minutes allow at {1e3 * pass_s:.2g} ms a pass"
+    return Plan(count, passes, count // 3, request.seed, request.max_loss), told
