@@ -62,8 +62,8 @@ def test_it_is_the_same_for_a_seed() -> None:
 def test_what_the_store_or_the_trace_lacks_is_left_out_and_counted() -> None:
     spaces = ([*FAST, Combination(prefetch="learned")], [Combination(miss="fetch_lowest")])
     found = search(similarity=None).run(PLAN, spaces=spaces)
-    assert sum("moectl build-predictor" in why for why in found.refused) == 1
-    assert sum("moectl quantize" in why for why in found.refused) == 1
+    for command in ("build-predictor", "quantize"):
+        assert any(f"moectl {command}" in why for why in found.refused)
     assert Combination(prefetch="learned") not in {one.combination for one in found.lossless}
 
 
