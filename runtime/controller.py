@@ -71,7 +71,8 @@ class Controller:
         self.num_learned = prefetch.distance if prefetch.reads_learned else 0
         self.sees_embeddings = any(axis.sees_embeddings for axis in (routing, eviction, miss, prefetch, residency))
         has_more = residency.cuts or residency.places or routing.reroutes or miss.every_step or self._picks_bits
-        self.holds_all = cache.num_slots == self.shape.num_keys and not (has_more or prefetch.distance)
+        has_more |= self.sees_embeddings or bool(prefetch.distance)  # who learns maps sees every step
+        self.holds_all = cache.num_slots == self.shape.num_keys and not has_more
 
     def begin_pass(self, num_tokens: int) -> None:
         """A pass over so many tokens comes next."""

@@ -179,6 +179,13 @@ def test_a_run_that_is_stopped_writes_its_whole_iterations(checkpoint: Checkpoin
         assert len(stored_maps(store)) == 7 and len(store.runs()) == 1
 
 
+def test_who_holds_everything_learns_all_the_same(checkpoint: Checkpoint) -> None:
+    settings = Settings(preset="fmoe", policies={"prefetch": "none"}, learn=True, budget="100%", device="cpu")
+    with open_session(str(checkpoint("olmoe")), settings, store=Path("nowhere")) as session:
+        generated(session, 5)
+        assert session.matching.learned().num_iterations == 5
+
+
 def stop() -> None:
     raise KeyboardInterrupt
 
