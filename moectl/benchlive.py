@@ -21,6 +21,7 @@ from profilers.corpus import data_digest, documents
 from profilers.machine import Here
 from profilers.peers import PEERS, PeerBench
 from profilers.samples import KeptSamples
+from runtime.fused import FUSED
 from runtime.locate import locate
 from runtime.model import MoeModel
 from runtime.policies.base import Artefacts
@@ -48,8 +49,10 @@ def live(name: str, request: Request, *, store: Path, device: str, threads: int)
     ledger, kept = Ledger(store, job, model=info), KeptSamples(store, job.digest)
     if request.again:
         kept.remove()
-    samples, paces = kept.load()
-    bench = Bench(opened, _artefacts(store, opened), text, Paces(opened, paces), request.stored)
+    samples, known = kept.load()
+    bench = Bench(
+        opened, _artefacts(store, opened), text, Paces(opened, known, experts=request.experts), request.stored
+    )
     peers = PeerBench(opened, locate(name), text, threads=threads)
     under_way = _UnderWay(bench, peers, ledger, kept, samples, {} if request.again else ledger.finished(), {})
     taken_up = len(under_way.rows)
@@ -153,6 +156,7 @@ def _job(
         "threads": here.threads,
         "artefacts": artefacts,
         "tuned": request.tuned,
+        "experts": request.experts,
     }
     num_tokens = sum(map(len, text.sequences))
     return Job(request.data, data_digest(text.sequences), num_tokens, request.seed, conditions)
@@ -161,9 +165,11 @@ def _job(
 def _conditions(request: Request, text: Text, here: Here, taken_up: int) -> str:
     cores = f"{here.cores} cores of {here.processor}" + (f", {here.gpu}" if here.gpu else "")
     load = "" if here.load is None else f" (load {here.load:.1f} at the start)"
+    fused = ", a token's experts fused" if request.experts == FUSED else ""
     resumed = f"; {taken_up} settings were measured by an earlier run of this command" if taken_up else ""
     return (
         f"{len(text.sequences)} texts of {request.data}, {text.prefill} tokens of prompt and "
         f"{request.length - text.prefill} decoded each, {request.rounds} rounds in random order from seed "
-        f"{request.seed}; medians over texts and rounds (quartiles); {cores}{load}, {here.threads} threads{resumed}"
+        f"{request.seed}; medians over texts and rounds (quartiles); {cores}{load}, "
+        f"{here.threads} threads{fused}{resumed}"
     )

@@ -12,6 +12,7 @@ from artifacts.shape import Shape
 from profilers.bench import Setting
 from profilers.peers import EVERYTHING, PEERS
 from runtime import budget as sizes
+from runtime.fused import EXACT, check_experts
 from runtime.measured import HERE
 from runtime.named import find_presets
 from runtime.policies import Preset, presets
@@ -43,6 +44,7 @@ class Request:
     seed: int = 0
     again: bool = False
     peers: str = ""
+    experts: str = EXACT
     stored: Mapping[str, Preset] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -54,15 +56,17 @@ class Request:
         for link in names_in(self.links, "--links"):
             if link not in (_LIVE_LINKS if not self.simulate else (AUTO,)):
                 sizes.rate(link)
-
         for name in self.peer_names:
             if name not in PEERS:
                 raise BadUsage(f"{unknown('peer', name, PEERS)}; {ALL} is every one")
+        check_experts(self.experts)
         self._check_mode()
 
     def _check_mode(self) -> None:
         if self.simulate and self.peers:
             raise BadUsage("--peers are measured live: leave out --simulate")
+        if self.simulate and self.experts != EXACT:
+            raise BadUsage("--experts is of a live bench: leave out --simulate")
         if self.simulate and self.scaled_to:
             raise BadUsage("--scaled-to is of a live bench: with --simulate give --machine")
         if not self.simulate and (self.trace or self.machine):

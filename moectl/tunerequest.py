@@ -5,11 +5,10 @@ from dataclasses import dataclass
 
 from artifacts.errors import BadUsage
 from artifacts.hardware import machine
-from artifacts.names import unknown
 from artifacts.shape import Shape
 from runtime import budget as sizes
+from runtime.fused import check_experts
 from runtime.policies import presets
-from runtime.session import EXPERTS
 
 _ANY = Shape(1, 1, 1, 1)
 _NAME = re.compile(r"[a-z][a-z0-9-]*")
@@ -44,8 +43,7 @@ class Request:
             machine(self.scaled_to)
             if self.link != "auto":
                 raise BadUsage("--scaled-to sets the link itself: leave out --link")
-        if self.experts not in EXPERTS:
-            raise BadUsage(unknown("way to compute experts", self.experts, EXPERTS))
+        check_experts(self.experts)
         if self.minutes <= 0:
             raise BadUsage(f"--minutes is a time above 0, not {self.minutes:g}")
         if not _NAME.fullmatch(self.name):

@@ -16,6 +16,7 @@ from profilers.corpus import pieces
 from profilers.document import Document
 from profilers.quality import Reading, compare, read
 from profilers.routing import check_sequences
+from runtime.fused import EXACT, FUSED, Fused
 from runtime.model import MoeModel
 from runtime.policies import Preset
 from runtime.policies.base import Artefacts
@@ -134,19 +135,21 @@ def summary(samples: Sequence[Sample]) -> Measured:
 
 class Paces:
     """How each link is emulated and what may be prefetched over it: measured once, so that every setting in every round
-    has the same. `known` are those of an interrupted bench."""
+    has the same. `known` are those of an interrupted bench; `experts` as in `Settings`."""
 
-    def __init__(self, opened: MoeModel, known: dict[str, dict[str, str]]) -> None:
-        self._opened, self.known = opened, dict(known)
+    def __init__(self, opened: MoeModel, known: dict[str, dict[str, str]], *, experts: str = EXACT) -> None:
+        self._opened, self.known, self._experts = opened, dict(known), experts
 
     def of(self, link: str) -> dict[str, str]:
         """Options of `Settings`, by name."""
         if link not in self.known:
-            self.known[link] = self._scaled(link) if link in MACHINES else {"link": link}
+            pace = self._scaled(link) if link in MACHINES else {"link": link}
+            self.known[link] = pace | {"experts": self._experts}
         return self.known[link]
 
     def _scaled(self, name: str) -> dict[str, str]:
-        rates = scaled_rates(self._opened, machine(name))
+        is_fused = self._experts == FUSED and Fused.suits(self._opened)
+        rates = scaled_rates(self._opened, machine(name), is_fused=is_fused)
         window = scaled_window(self._opened.shape, machine(name))
         emulated = {"link": f"{rates.link:.0f}B/s", "near": f"{rates.near:.0f}B/s", "window": f"{window}B"}
         return emulated | {"machine": name}

@@ -16,11 +16,12 @@ from profilers.loads import THOROUGH, Effort, loads
 from profilers.machine import Here
 from runtime.engine import NAME
 from runtime.experts import accumulate, assign, expert_forward, gather, weigh
+from runtime.fused import EXACT
 from runtime.lowbit import make_ready, project_packed
 from runtime.model import MoeModel
 from runtime.probe import seconds_of, some_experts, without_experts
 from runtime.replicas import open_replicas
-from runtime.session import EXACT, Session, Settings
+from runtime.session import Session, Settings
 from runtime.tiers import link_name
 from runtime.weights import aligned
 

@@ -23,12 +23,13 @@ from profilers.hardware import (
 from profilers.loads import QUICK, loads
 from runtime import budget as sizes
 from runtime.engine import NAME
+from runtime.fused import EXACT
 from runtime.measured import HERE, costs_of
 from runtime.model import MoeModel
 from runtime.policies import POLICIES
 from runtime.policies.base import Artefacts
 from runtime.probe import scaled_window, without_experts
-from runtime.session import EXACT, Session, Settings
+from runtime.session import Session, Settings
 from runtime.tiers import link_name
 from runtime.timing import Costs, Work
 

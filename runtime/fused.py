@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from artifacts.errors import BadUsage
+from artifacts.names import unknown
 from artifacts.replicas import FULL_BITS
 from runtime.experts import Assigned
 from runtime.model import MoeModel
@@ -22,8 +24,15 @@ from runtime.resident import Resident
 from runtime.segmenttier import SegmentTier
 from runtime.together import gates_by_row
 
+EXACT, FUSED = "exact", "fused"  # the model's own bits, or these kernels
 _ALL = Assigned(None, 0)
 _AS_NUMPY = {torch.bfloat16: torch.uint16, torch.float32: torch.float32}
+
+
+def check_experts(name: str) -> None:
+    """Raise BadUsage unless it is a way to compute a token's experts."""
+    if name not in (EXACT, FUSED):
+        raise BadUsage(unknown("way to compute experts", name, (EXACT, FUSED)))
 
 
 @cache

@@ -10,13 +10,12 @@ import torch
 
 from artifacts.errors import BadUsage
 from artifacts.hardware import machine
-from artifacts.names import unknown
 from runtime import budget as sizes
 from runtime import solving
 from runtime.assembly import build_controller, fast_tier, lay_out, pools
 from runtime.cache import Scope
 from runtime.engine import Engine
-from runtime.fused import Fused
+from runtime.fused import EXACT, FUSED, Fused, check_experts
 from runtime.generate import Sampling, Token, stream
 from runtime.learning import no_maps
 from runtime.lowbit import kernel_name, make_ready
@@ -33,9 +32,6 @@ from runtime.shadows import Shadows
 from runtime.slots import Slots
 from runtime.tiers import link_name, open_tiers, resolve_device, resolve_link
 from runtime.watcher import Watcher
-
-EXACT, FUSED = "exact", "fused"
-EXPERTS = (EXACT, FUSED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +56,7 @@ class Settings:
     def __post_init__(self) -> None:
         if self.scaled_to and (self.link != "auto" or self.near):
             raise BadUsage("--scaled-to sets the link and the near tier itself: leave out --link and --near")
-        if self.experts not in EXPERTS:
-            raise BadUsage(unknown("way to compute experts", self.experts, EXPERTS))
+        check_experts(self.experts)
         if self.scope not in (None, *Scope):
             raise BadUsage(f"scope is layer or global, not {self.scope!r}")
         chosen = build(self.texts())  # a name that is not known is told before a model is opened

@@ -131,6 +131,7 @@ def _bench(
             help="Other programs beside them: transformers-eager, -batched, -grouped, accelerate-disk, -cpu, or all."
         ),
     ] = "",
+    experts: Experts = "exact",
     device: Device = "auto",
     threads: Threads = DEFAULT_THREADS,
     seed: Seed = 0,
@@ -156,6 +157,7 @@ def _bench(
         seed=seed,
         again=again,
         peers=peers,
+        experts=experts,
     )
     benched = verb.bench(
         model, request, store=store, device=device, threads=threads, results=results or (), page=report

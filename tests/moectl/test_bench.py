@@ -140,12 +140,20 @@ def test_another_text_is_another_bench(model: str, benched: Benched) -> None:
     assert {row["run"] for row in first["rows"] if row["run"]}.isdisjoint(row["run"] for row in other["rows"])
 
 
+def test_experts_computed_otherwise_are_another_bench(model: str, benched: Benched) -> None:
+    first = benched(model, *LIVE, "--presets", "near", "--budgets", "25%")
+    fused = benched(model, *LIVE, "--presets", "near", "--budgets", "25%", "--experts", "fused")
+    assert {row["run"] for row in first["rows"] if row["run"]}.isdisjoint(row["run"] for row in fused["rows"])
+    assert "fused" in fused["conditions"] and "fused" not in first["conditions"]
+
+
 def test_the_proportions_of_a_machine(model: str, benched: Benched) -> None:
     rows = benched(model, *LIVE, "--presets", "specmd", "--budgets", "50%", "--scaled-to", "a100-pcie4")["rows"]
     assert {row["link"] for row in rows} == {"a100-pcie4"}
     with Store.open("moe.duckdb", read_only=True) as store:
         paces = [run.info.parameters["pace"] for run in store.runs()]
-    assert paces[0].keys() == {"link", "near", "window", "machine"} and all(pace == paces[0] for pace in paces)
+    assert paces[0].keys() == {"link", "near", "window", "machine", "experts"}
+    assert all(pace == paces[0] for pace in paces)
 
 
 def test_simulated_rows(benched: Benched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,7 +92,8 @@ def test_every_setting_of_a_link_has_the_same_pace(opened: MoeModel, bench: Benc
     bench.measure(Setting("specmd", "25%", "1MB/s"))
     assert bench.paces.of("1MB/s")["window"] == "7B"
     scaled = bench.paces.of("rtx3090-pcie4")
-    assert scaled.keys() == {"link", "near", "window", "machine"} and scaled == bench.paces.of("rtx3090-pcie4")
+    assert scaled.keys() == {"link", "near", "window", "machine", "experts"}
+    assert scaled == bench.paces.of("rtx3090-pcie4")
     assert Paces(opened, bench.paces.known).of("rtx3090-pcie4") == scaled
 
 

@@ -7,10 +7,11 @@ import pytest
 from artifacts.hardware import machine
 from artifacts.measured import Compute, HardwareProfile, Load, Near, Spread
 from profilers.pace import pace_of
+from runtime.fused import FUSED
 from runtime.model import open_model
 from runtime.policies.base import Artefacts
 from runtime.probe import scaled_window
-from runtime.session import FUSED, Session, Settings
+from runtime.session import Session, Settings
 from tests.conftest import Checkpoint
 
 

@@ -8,9 +8,9 @@ import torch
 from torch.nn import functional as F
 
 from runtime import fused_kernels
-from runtime.fused import Fused
+from runtime.fused import FUSED, Fused
 from runtime.model import MoeModel, open_model
-from runtime.session import FUSED, Session, Settings
+from runtime.session import Session, Settings
 from tests.conftest import Checkpoint
 from tests.families import FAMILIES, VOCABULARY
 
