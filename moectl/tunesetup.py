@@ -24,6 +24,7 @@ from runtime.stored import load_artefacts, load_similarity
 RECORDED = 2  # times the tokens that are verified on, in a trace that is recorded first
 _SEARCHING = 0.5  # of the minutes; the rest is for live runs
 _FEW, _MANY = 9, 2000  # candidates of a space
+_CLIMBING = 48  # neighbours of the best that are looked at, at least
 _CHECKED = 0.25  # of the requests, kept aside for the check where no other text is given
 
 
@@ -111,4 +112,4 @@ def plan_for(search: Search, request: Request) -> tuple[Plan, str]:
         count = int(_SEARCHING * 60 * request.minutes / each_s)
         count = max(_FEW, min(_MANY, count))
         told = f"as many as {request.minutes:g} minutes allow at {1e3 * pass_s:.2g} ms a pass"
-    return Plan(count, passes, count // 3, request.seed, request.max_loss), told
+    return Plan(count, passes, max(_CLIMBING, count), request.seed, request.max_loss), told
