@@ -15,6 +15,7 @@ from profilers.corpus import documents
 from profilers.pace import Pace
 from profilers.verifying import Verifier
 from runtime import search as searching
+from runtime.halving import ETA
 from runtime.model import MoeModel
 from runtime.policies.base import Artefacts
 from runtime.search import Plan, Scale, Search
@@ -107,8 +108,8 @@ def plan_for(search: Search, request: Request) -> tuple[Plan, str]:
         count, told = request.candidates, "as many as were asked for"
     else:
         pass_s = search.seconds_a_pass()
-        plan = Plan(0, passes, 0, request.seed, request.max_loss)
-        each_s = 2 * pass_s * len(plan.rungs) * plan.rungs[0]
+        amounts = Plan(0, passes, 0, request.seed, request.max_loss).rungs
+        each_s = 2 * pass_s * amounts[0] * (len(amounts) + ETA)  # of both spaces; a round each, and a neighbour
         count = int(_SEARCHING * 60 * request.minutes / each_s)
         count = max(_FEW, min(_MANY, count))
         told = f"as many as {request.minutes:g} minutes allow at {1e3 * pass_s:.2g} ms a pass"
