@@ -15,6 +15,7 @@ from profilers.corpus import documents
 from profilers.pace import Pace
 from profilers.verifying import Verifier
 from runtime import search as searching
+from runtime.halving import ETA
 from runtime.model import MoeModel
 from runtime.policies.base import Artefacts
 from runtime.search import Plan, Scale, Search
@@ -24,6 +25,7 @@ from runtime.stored import load_artefacts, load_similarity
 RECORDED = 2  # times the tokens that are verified on, in a trace that is recorded first
 _SEARCHING = 0.5  # of the minutes; the rest is for live runs
 _FEW, _MANY = 9, 2000  # candidates of a space
+_CLIMBING = 48  # neighbours of the best that are looked at, at least
 _CHECKED = 0.25  # of the requests, kept aside for the check where no other text is given
 
 
@@ -106,9 +108,9 @@ def plan_for(search: Search, request: Request) -> tuple[Plan, str]:
         count, told = request.candidates, "as many as were asked for"
     else:
         pass_s = search.seconds_a_pass()
-        plan = Plan(0, passes, 0, request.seed, request.max_loss)
-        each_s = 2 * pass_s * len(plan.rungs) * plan.rungs[0]
+        amounts = Plan(0, passes, 0, request.seed, request.max_loss).rungs
+        each_s = 2 * pass_s * amounts[0] * (len(amounts) + ETA)  # of both spaces; a round each, and a neighbour
         count = int(_SEARCHING * 60 * request.minutes / each_s)
         count = max(_FEW, min(_MANY, count))
         told = f"as many as {request.minutes:g} minutes allow at {1e3 * pass_s:.2g} ms a pass"
-    return Plan(count, passes, count // 3, request.seed, request.max_loss), told
+    return Plan(count, passes, max(_CLIMBING, count), request.seed, request.max_loss), told

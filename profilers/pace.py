@@ -34,6 +34,7 @@ from runtime.tiers import link_name
 from runtime.timing import Costs, Work
 
 _PROMPT = 16  # tokens, of which arithmetic is told
+_PLAIN = ("none", "lru")  # policies with which others are compared
 _TURNS, _FEW = 24, 8  # tokens on which a part, and a policy's own work, is measured
 
 
@@ -122,8 +123,8 @@ class _Pass:
 
 
 class _Probe:
-    """Runs a model's own sessions token by token. On a CPU its time is what the thread was given, so that other work on
-    the machine hardly counts; else it is the clock's."""
+    """Runs a model's own sessions token by token. On a CPU its time is what the thread was given, else it is the
+    clock's; of each part the least counts, for other work on the machine only ever adds."""
 
     def __init__(self, opened: MoeModel, artefacts: Artefacts, experts: str) -> None:
         self._opened, self._artefacts = opened, artefacts
@@ -136,7 +137,7 @@ class _Probe:
         """Raises a Problem for what cannot run."""
         with self._session(preset, policies, budget) as session, torch.inference_mode():
             found = [self._turn(session, token)[1:] for token in self._tokens(turns)]
-        there_s, bare_s = (median(own) for own in zip(*found, strict=True))
+        there_s, bare_s = (min(own) for own in zip(*found, strict=True))
         layers = self._opened.shape.num_layers
         return _Pass(max(0.0, there_s - bare_s) / layers, (bare_s - self.head_s) / layers)
 
@@ -157,7 +158,7 @@ class _Probe:
         name; those that cannot run are left out."""
         found = {}
         for which in ("prefetch", "eviction"):
-            for name in POLICIES[which]:
+            for name in (name for name in POLICIES[which] if name not in _PLAIN):
                 try:
                     own_s = self.seconds("full", {which: name}, turns=_FEW).experts_s
                 except Problem:

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from artifacts.errors import BadInput
+from artifacts.expertmaps import ExpertMaps
 from artifacts.hardware import machine
 from artifacts.modelshapes import ModelShape, unsized
 from artifacts.trace import Trace
@@ -42,8 +43,8 @@ class Study:
     model: ModelShape
     workloads: dict[int, Workload]  # by capacity; 0: none at first
     learning: dict[int, Workload]  # likewise, iterations join the maps as they come
+    maps: dict[int, ExpertMaps]  # likewise
     num_requests: tuple[int, int]
-    num_maps: tuple[int, int]
 
     @property
     def num_foreseen(self) -> int:
@@ -102,7 +103,7 @@ def _study(path: Path | None) -> Study:
         }
 
     counts = (len(requests) - len(held), len(held))
-    return Study(source, replayed, model, workloads(False), workloads(True), counts, tuple(map(len, maps.values())))
+    return Study(source, replayed, model, workloads(False), workloads(True), maps, counts)
 
 
 def _from_file(path: Path) -> tuple[Trace, ModelShape, str]:
@@ -125,9 +126,9 @@ def _bundled() -> tuple[Trace, ModelShape, str]:
 def _systems(study: Study) -> list[tuple[str, int | None, list[Outcome]]]:
     """Label, maps at first, and the outcome in each scope."""
     rows = []
-    for capacity, count in zip((CAPACITY, EVERYTHING), study.num_maps, strict=True):
+    for capacity, maps in study.maps.items():
         for label, learns in ((SYSTEMS[0], True), ("fmoe, not learning", False)):
-            rows.append((label, count, [study.preset("fmoe", capacity, scope, learns=learns) for scope in SCOPES]))
+            rows.append((label, len(maps), [study.preset("fmoe", capacity, scope, learns=learns) for scope in SCOPES]))
     rows += [(name, None, [study.preset(name, CAPACITY, scope) for scope in SCOPES]) for name in SYSTEMS[1:]]
     for label, policy in CONTROLS.items():
         rows.append((label, None, [study.run(label, prefetch=policy, scope=scope) for scope in SCOPES]))
@@ -148,9 +149,8 @@ def _evictions(study: Study) -> list[Outcome]:
 def _distances(study: Study) -> list[tuple[int, list[Outcome]]]:
     """The paper's d, with a link that carries one expert a layer, and one for as many as a token selects."""
     full = study.workloads[EVERYTHING]
-    one = Workload(
-        full.trace, full.model, full.machine, artefacts=full._artefacts, window=study.model.shape.expert_nbytes
-    )
+    known = Artefacts(maps=study.maps[EVERYTHING])
+    one = Workload(full.trace, full.model, full.machine, artefacts=known, window=study.model.shape.expert_nbytes)
     rows = []
     for distance in range(1, min(6, study.model.shape.num_layers - 1) + 1):
         policies = {"prefetch": f"map:distance={distance}", "eviction": "map"}
@@ -202,7 +202,14 @@ def _distance_sheet(rows: list[tuple[int, list[Outcome]]]) -> Sheet:
     return Sheet("Figure 13: prefetch distance", columns, shown)
 
 
-def _claims(systems, patterns, evictions, distances, online, entropies) -> tuple[Claim, ...]:
+def _claims(
+    systems: list[tuple[str, int | None, list[Outcome]]],
+    patterns: list[Outcome],
+    evictions: list[Outcome],
+    distances: list[tuple[int, list[Outcome]]],
+    online: list[Outcome],
+    entropies: list[tuple],
+) -> tuple[Claim, ...]:
     rates = {outcome.setting.label: hit_rate(outcome.counters) for outcome in patterns[: len(PATTERNS)]}
     kept = {outcome.setting.label: hit_rate(outcome.counters) for outcome in evictions}
     at_first = {outcome.setting.label: hit_rate(outcome.counters) for outcome in online}
@@ -245,7 +252,7 @@ def _leads(rates: dict[str, float]) -> bool:
 
 def _assumed(study: Study) -> tuple[str, ...]:
     before, after = study.num_requests
-    fewer, more = study.num_maps
+    fewer, more = map(len, study.maps.values())
     return (
         f"{study.source}: {before} requests make the maps, {fewer:,} or {more:,}; the other {after} are replayed, with "
         "their prompts",

@@ -184,7 +184,11 @@ def test_a_budget_above_the_model_is_fine(model: Path, capfd: pytest.CaptureFixt
         (("--prompt", "x", "--chat"), 2, "give either --prompt TEXT or --chat"),
         (("--chat", "--json"), 2, "--json and --trace go with --prompt"),
         (("--prompt", "x", "--preset", "buddy"), 2, "unknown preset 'buddy'; did you mean buddymoe?"),
-        (("--prompt", "x", "--preset", "promoe"), 5, "preset promoe cannot run yet: it waits for predictors, fitted"),
+        (
+            ("--prompt", "x", "--preset", "promoe"),
+            5,
+            "the prefetch policy needs predictors, which the store does not hold: run `moectl build-predictor`",
+        ),
         (
             ("--prompt", "x", "--preset", "hobbit"),
             5,
