@@ -4,7 +4,6 @@ import time
 from dataclasses import dataclass
 from typing import Protocol
 
-
 _LATE_S = 1.5e-4
 
 
@@ -18,7 +17,7 @@ class Clock(Protocol):
 
 
 class WallClock:
-    """Real time. A sleep ends up to 0.1 ms late, so that the last of a wait is spent asking, the interpreter let go each
+    """Real time. A sleep ends up to 0.1 ms late, so the last of a wait is spent asking, the interpreter let go each
     time: other threads are not starved."""
 
     def now_s(self) -> float:

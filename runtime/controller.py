@@ -112,7 +112,7 @@ class Controller:
         if missing and self._picks_bits:
             self._eviction.fetched({key: bits.get(key, FULL_BITS) for key in missing}, self.now)
         self._eviction.used(experts, step, self.now)
-        if self._residency.cuts:
+        if pieces.is_cut:
             self.cache.touch(used)
         here = [key for key in used if states[key]] if absent else used
         if near or low:
@@ -325,7 +325,7 @@ class Controller:
         proposed = self._prefetch.propose(step, self.now) if self._prefetch.distance else _NO_KEYS
         if behind:
             proposed = np.concatenate((behind, proposed))
-        if self._residency.cuts:
+        if self._pieces.is_cut:
             proposed = np.array(self._pieces.of(proposed.tolist()), np.int64)
         states, pinned = self.cache.states, self.cache.pinned
         keys = proposed.tolist()

@@ -16,6 +16,8 @@ from runtime.pools import Pool
 class Whole:
     """Experts in one piece, each a key. `shares`, of an expert, are by key."""
 
+    is_cut = False
+
     def __init__(self, shape: Shape) -> None:
         self.shares = [1.0] * shape.num_keys
         self._shape = shape
@@ -44,8 +46,7 @@ class Whole:
 
 class Segments:
     """The top of an expert has the expert's own key, its bottom that key plus L * E, as if the bottoms were L more
-    layers; an expert of a layer that is not cut is its top. `nbytes` and
-    `shares`, of an expert, are by key."""
+    layers; an expert of a layer that is not cut is its top. `nbytes` and `shares`, of an expert, are by key."""
 
     def __init__(self, shape: Shape, split: Split) -> None:
         self._shape = shape
@@ -58,20 +59,23 @@ class Segments:
         self.nbytes = [size for size in (*tops, *bottoms) for _ in range(shape.num_experts)]
         self.shares = [size / shape.expert_nbytes for size in self.nbytes]
         self._num_keys, self._num_experts = shape.num_keys, shape.num_experts
+        self.is_cut = any(bottoms)
         whole = range(shape.num_keys)
         self._own = [(key, key + shape.num_keys) if self.nbytes[key + shape.num_keys] else (key,) for key in whole]
 
-    def of(self, keys: Iterable[int]) -> list[int]:
+    def of(self, keys: list[int]) -> list[int]:
         """The segments of experts, in the order of the experts, each top before its bottom."""
-        return [segment for key in keys for segment in self._own[key]]
+        return [segment for key in keys for segment in self._own[key]] if self.is_cut else keys
 
     def is_bottom(self, key: int) -> bool:
         return key >= self._num_keys
 
-    def tops(self, keys: Iterable[int]) -> list[int]:
-        return [key for key in keys if key < self._num_keys]
+    def tops(self, keys: list[int]) -> list[int]:
+        return [key for key in keys if key < self._num_keys] if self.is_cut else keys
 
-    def by_pool(self, keys: Iterable[int]) -> list[list[int]]:
+    def by_pool(self, keys: list[int]) -> list[list[int]]:
+        if not self.is_cut:
+            return [keys]
         bottoms = [key for key in keys if key >= self._num_keys]
         return [own for own in (self.tops(keys), bottoms) if own]
 
