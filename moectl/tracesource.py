@@ -57,7 +57,8 @@ def open_source(source: Source) -> Opened:
         return _from_file(source)
     if source.run is None and not source.store.exists():
         raise BadUsage(
-            f"give --trace FILE, --run ID or --synthetic SPEC; there is no store {source.store} to take a trace from"
+            f"give --trace FILE, --run ID or --synthetic SPEC; there is no store {source.store} to take a trace from: "
+            "`moectl profile --trace` makes one"
         )
     return _from_store(source)
 
