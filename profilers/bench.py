@@ -14,7 +14,7 @@ from artifacts.errors import BadInput, BadUsage
 from artifacts.hardware import MACHINES, machine
 from profilers.corpus import pieces
 from profilers.document import Document
-from profilers.quality import Reading, compare, read
+from profilers.quality import Quality, Reading, compare, read
 from profilers.routing import check_sequences
 from runtime.fused import EXACT, FUSED, Fused
 from runtime.model import MoeModel
@@ -176,6 +176,13 @@ class Bench:
         """What the full model makes of the text: quality is against this."""
         with Session(self._opened, Settings("full")) as session:
             self._full = read(session, self._text.sequences, prefill=self._text.prefill)
+
+    def loss_of_base(self, checkpoint: MoeModel) -> Quality:
+        """Of the full model on this base against the checkpoint as it is, on the same text. No session is open."""
+        if self._full is None:
+            self.read_full()
+        with Session(checkpoint, Settings("full")) as session:
+            return compare(self.full, read(session, self._text.sequences, prefill=self._text.prefill))
 
     @property
     def full(self) -> Reading:

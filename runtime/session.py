@@ -10,6 +10,7 @@ import torch
 
 from artifacts.errors import BadUsage
 from artifacts.hardware import machine
+from artifacts.replicas import FULL_BITS
 from runtime import budget as sizes
 from runtime import solving
 from runtime.assembly import build_controller, fast_tier, lay_out, pools
@@ -144,9 +145,7 @@ class Session:
             self.matching.run_in_background()
             self.watcher.on_embedding = self.matching.begin
         self._next_request = 0
-        if fast.shadows is not None or self.policies.widths:
-            resident = set() if fast.shadows is None else set(fast.shadows.tolist())
-            make_ready(sorted(resident | set(self.policies.widths)), opened.model.device)
+        make_ready(self._computed_widths(), opened.model.device)
         self.reconfiguration = self._reconfiguration()
         if settings.experts == FUSED and not self.is_fused:
             self.fallbacks.append(
@@ -213,7 +212,8 @@ class Session:
         return {
             "model": self.opened.config.name_or_path or self.opened.family,
             "family": self.opened.family,
-            "dtype": str(self.opened.store.layout.dtype).removeprefix("torch."),
+            "dtype": str(self.opened.dtype).removeprefix("torch."),
+            "base_bits": self.opened.base,
             "device": str(self.opened.model.device),
             "threads": torch.get_num_threads(),
             "preset": preset(self.settings.preset).name,
@@ -286,13 +286,18 @@ class Session:
 
     def _learning(self, artefacts: Artefacts) -> Artefacts:
         shape, hidden = self.opened.shape, self.opened.model.get_input_embeddings().weight.shape[1]
+    def _computed_widths(self) -> list[int]:
+        """Bits at which experts are computed below the checkpoint's precision."""
+        resident = () if self.fast.shadows is None else self.fast.shadows.tolist()
+        return sorted({self.opened.base, *self.policies.widths, *resident} - {FULL_BITS})
+
         empty = no_maps(num_layers=shape.num_layers, num_experts=shape.num_experts, hidden=hidden)
         return replace(artefacts, maps=empty if artefacts.maps is None else artefacts.maps, learns_maps=True)
 
     def _replicas(self) -> dict[str, object]:
         """What is computed below full precision, where, and by which kernel; and how many experts that counted as
         resident were computed so all the same, because they had not landed."""
-        if "replicas" not in self.policies.requires:
+        if not self._computed_widths():
             return {}
         shadows = self.controller.cache.shadows
         bits, counts = np.unique(shadows, return_counts=True) if shadows is not None else ((), ())

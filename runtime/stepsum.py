@@ -6,7 +6,7 @@ from torch import nn
 from runtime.experts import Assigned, accumulate, gather, weigh
 from runtime.plan import Place
 from runtime.resident import Resident, is_full
-from runtime.together import Together
+from runtime.together import OneByOne, Together
 
 
 class StepSum:
@@ -16,7 +16,7 @@ class StepSum:
         self,
         module: nn.Module,
         resident: Resident,
-        together: Together | None,
+        together: Together | OneByOne | None,
         *,
         hidden: torch.Tensor,
         assigned: dict[int, Assigned],

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 
 import numpy as np
@@ -20,6 +20,10 @@ class Work:
 
     memory_s: float
     token_s: float = 0.0
+
+    def scaled(self, share: float) -> "Work":
+        """The same on so many of the bytes."""
+        return Work(self.memory_s * share, self.token_s)
 
     def seconds(self, num_tokens: int, *, share: float = 1.0) -> float:
         """`share` of the bytes are read, as of a replica of fewer bits."""
@@ -69,6 +73,20 @@ class Costs:
             ),
             rest=work(4 * model.hidden**2 * 2 + model.shared_nbytes),
             head=work(model.vocabulary * model.hidden * 2),
+        )
+
+    def on_base(self, bits: int, share: float) -> "Costs":
+        """Where experts' own form is their replica of so many bits, `share` of their bytes."""
+        if bits == FULL_BITS:
+            return self
+        fast = self.shares.get(bits, share)
+        return replace(
+            self,
+            expert=self.expert.scaled(fast),
+            load_s=self.load_s * share,
+            near=self.near.scaled(share),
+            near_host_s=self.near_host_s * fast,
+            shares={width: own / fast for width, own in self.shares.items() if width < bits},
         )
 
     def window_nbytes(self, expert_nbytes: int, top_k: int) -> int:
