@@ -284,8 +284,6 @@ class Session:
         stores = open_replicas(self.opened, artefacts.replicas, sorted(set(fast.shadows.tolist())))
         return Shadows(stores, fast.shadows, self.opened.model.device)
 
-    def _learning(self, artefacts: Artefacts) -> Artefacts:
-        shape, hidden = self.opened.shape, self.opened.model.get_input_embeddings().weight.shape[1]
     def _computed_widths(self) -> list[int]:
         """Bits at which experts are computed below the checkpoint's precision."""
         resident = () if self.fast.shadows is None else self.fast.shadows.tolist()
@@ -293,6 +291,8 @@ class Session:
 
         empty = no_maps(num_layers=shape.num_layers, num_experts=shape.num_experts, hidden=hidden)
         return replace(artefacts, maps=empty if artefacts.maps is None else artefacts.maps, learns_maps=True)
+    def _learning(self, artefacts: Artefacts) -> Artefacts:
+        shape, hidden = self.opened.shape, self.opened.model.get_input_embeddings().weight.shape[1]
 
     def _replicas(self) -> dict[str, object]:
         """What is computed below full precision, where, and by which kernel; and how many experts that counted as
