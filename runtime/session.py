@@ -289,10 +289,10 @@ class Session:
         resident = () if self.fast.shadows is None else self.fast.shadows.tolist()
         return sorted({self.opened.base, *self.policies.widths, *resident} - {FULL_BITS})
 
-        empty = no_maps(num_layers=shape.num_layers, num_experts=shape.num_experts, hidden=hidden)
-        return replace(artefacts, maps=empty if artefacts.maps is None else artefacts.maps, learns_maps=True)
     def _learning(self, artefacts: Artefacts) -> Artefacts:
         shape, hidden = self.opened.shape, self.opened.model.get_input_embeddings().weight.shape[1]
+        empty = no_maps(num_layers=shape.num_layers, num_experts=shape.num_experts, hidden=hidden)
+        return replace(artefacts, maps=empty if artefacts.maps is None else artefacts.maps, learns_maps=True)
 
     def _replicas(self) -> dict[str, object]:
         """What is computed below full precision, where, and by which kernel; and how many experts that counted as
