@@ -169,33 +169,46 @@ class Engine:
         self.near.begin(plan.near)
         if not plan.waves:
             self._issue(plan.prefetches, PREFETCH)
+        else:
+            self._issue(plan.waves[0].loads, DEMAND)
         if plan.low:
             output.add(plan.low)
-        for wave in plan.waves:
-            self._issue(wave.loads, DEMAND)
+        for wave, following in plan.in_turn():
             if wave is plan.waves[-1]:
                 self._issue(plan.prefetches, PREFETCH)
             ready = [place for place in wave.resident if place.slot not in self._pending]
             if plan.near and wave is plan.waves[0]:
-                output.add(ready)
+                self._add(ready, output, following)
                 self._compute_near(layer, plan.near, hidden, output)
                 ready = []
-            self._add_arrivals(
-                [place for place in (*wave.resident, *wave.loads) if place.slot in self._pending], ready, output
-            )
+            coming = [place for place in (*wave.resident, *wave.loads) if place.slot in self._pending]
+            self._add_arrivals(coming, ready, output, following)
+            self._issue(tuple(following.values()), DEMAND)
         if not plan.waves:
             self._compute_near(layer, plan.near, hidden, output)
         self.near.finish()
 
-    def _add_arrivals(self, coming: list[Place], ready: list[Place], output: StepSum | Fused) -> None:
+    def _add_arrivals(
+        self, coming: list[Place], ready: list[Place], output: StepSum | Fused, following: dict[int, Place]
+    ) -> None:
         """Compute what is `ready`, then the others as they land; what has landed by then in one go with it."""
         for place in coming:
             if ready and not self.link.has_landed(self._pending[place.slot]):
-                output.add(ready)
+                self._add(ready, output, following)
                 ready = []
             ready.append(self._arrived(place))
         if ready:
-            output.add(ready)
+            self._add(ready, output, following)
+
+    def _add(self, places: list[Place], output: StepSum | Fused, following: dict[int, Place]) -> None:
+        """Compute what is there; what is `following` into a slot sets out as soon as that is free."""
+        if not following:
+            output.add(places)
+            return
+        for place in places:
+            output.add([place])
+            if load := following.pop(place.slot, None):
+                self._issue((load,), DEMAND)
 
     def _arrived(self, place: Place) -> Place:
         """Where to compute an expert: in its slot once it is there, or on the replica that stays rather than wait."""

@@ -150,12 +150,14 @@ class Timing:
         self.passes[-1].near_s += near_s
         if not plan.waves:
             self._issue(plan.prefetches, is_demand=False)
-        self._compute(plan.low, tokens)
-        for wave in plan.waves:
-            self._issue(wave.loads, is_demand=True)
+        else:
+            self._issue(plan.waves[0].loads, is_demand=True)
+        self._compute(plan.low, tokens, {})
+        for wave, following in plan.in_turn():
             if wave is plan.waves[-1]:
                 self._issue(plan.prefetches, is_demand=False)
-            self._compute((*wave.resident, *wave.loads), tokens)
+            self._compute((*wave.resident, *wave.loads), tokens, following)
+            self._issue(tuple(following.values()), is_demand=True)
         self._now_s = max(self._now_s, near_ends_s)
 
     def summary(self) -> dict[str, float | None]:
@@ -172,21 +174,27 @@ class Timing:
             "near_ms": fmean(one.near_s for one in decode) * 1e3 if decode else None,
         }
 
-    def _compute(self, places: tuple[Place, ...], tokens: list[int] | None) -> None:
-        """What is there first, arrivals in the order in which they land."""
+    def _compute(self, places: tuple[Place, ...], tokens: list[int] | None, following: dict[int, Place]) -> None:
+        """What is there first, arrivals in the order in which they land; each slot is free for what is `following`."""
         self._link.advance(self._now_s)
         coming = []
         for place in places:
             transfer = self._pending.pop(place.slot, None) if place.slot != NO_SLOT else None
             if transfer is None or transfer.lands_s <= self._now_s:
-                self._now_s += self._expert_seconds(place, tokens)
+                self._compute_one(place, tokens, following)
             else:
                 coming.append((place, transfer))
         for _, transfer in coming:
             self._link.hurry(transfer)
         for place, transfer in sorted(coming, key=lambda pair: pair[1].lands_s):
             self.passes[-1].stall_s += max(0.0, transfer.lands_s - self._now_s)
-            self._now_s = max(self._now_s, transfer.lands_s) + self._expert_seconds(place, tokens)
+            self._now_s = max(self._now_s, transfer.lands_s)
+            self._compute_one(place, tokens, following)
+
+    def _compute_one(self, place: Place, tokens: list[int] | None, following: dict[int, Place]) -> None:
+        self._now_s += self._expert_seconds(place, tokens)
+        if load := following.pop(place.slot, None):
+            self._issue((load,), is_demand=True)
 
     def _expert_seconds(self, place: Place, tokens: list[int] | None) -> float:
         return self._seconds(self._costs.expert, place, tokens, self._fast_share)
