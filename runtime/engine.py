@@ -15,6 +15,8 @@ from artifacts.replicas import FULL_BITS
 from runtime.controller import Controller
 from runtime.experts import assign, expert_forward, gather
 from runtime.fused import Fused
+from runtime.fused_cuda import FusedCuda
+from runtime.fusing import fused_for
 from runtime.host import on_host
 from runtime.link import DEMAND, PREFETCH, Transfer
 from runtime.model import MoeLayer, MoeModel
@@ -102,7 +104,7 @@ class Engine:
     def lay_out(self, slots: Slots) -> None:
         """The fast tier is these slots from here on, and empty."""
         self._resident = Resident(self._opened, slots, self._slow, self._shadows)
-        self._fused = Fused(self._opened, self._resident) if self._is_fused else None
+        self._fused = fused_for(self._opened)(self._opened, self._resident) if self._is_fused else None
 
     def _begin_pass(self, model: nn.Module, args: tuple, kwargs: dict) -> None:
         self.controller.begin_pass(self.watcher.begin_pass(args, kwargs))
@@ -115,12 +117,30 @@ class Engine:
     def _layer_forward(self, layer: MoeLayer) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]:
         def forward(hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
             try:
+                if self._settles_on_device(layer.index, hidden):
+                    return self._fused.settled(layer.index, hidden, ids, weights)
                 return self._step(layer, hidden, ids, weights)
             except BaseException:
                 self.forget()
                 raise
 
         return forward
+
+    def _settles_on_device(self, layer: int, hidden: torch.Tensor) -> bool:
+        """Whether a token's layer needs nothing of the host, which need not even know where its router sends it."""
+        if not (isinstance(self._fused, FusedCuda) and self.controller.holds_all and len(hidden) == 1):
+            return False
+        if self._pending or self.watcher.on_step is not None:
+            return False
+        if not self.controller.is_whole(layer):
+            self._fused.whole.pop(layer, None)
+            return False
+        if layer not in self._fused.whole:
+            first, num_experts = layer * self.controller.shape.num_experts, self.controller.shape.num_experts
+            places = self.controller.cache.places[first : first + num_experts]
+            self._fused.know(layer, [place.slot for place in places])
+        self.controller.count_settled(layer)
+        return True
 
     def _step(self, layer: MoeLayer, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         if self.controller.holds_all and len(hidden) == 1 and self.watcher.on_step is None:

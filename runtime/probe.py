@@ -13,7 +13,7 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from artifacts.hardware import Machine
 from artifacts.shape import Shape
 from runtime.experts import expert_forward
-from runtime.fused import alone
+from runtime.fusing import alone
 from runtime.link import DEMAND, Link
 from runtime.model import MoeModel
 from runtime.timing import rounded_window

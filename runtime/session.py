@@ -16,7 +16,8 @@ from runtime import solving
 from runtime.assembly import build_controller, fast_tier, lay_out, pools
 from runtime.cache import Scope
 from runtime.engine import Engine
-from runtime.fused import EXACT, FUSED, Fused, check_experts
+from runtime.fused import EXACT, FUSED, check_experts
+from runtime.fusing import NAMES, fused_for
 from runtime.generate import Sampling, Token, stream
 from runtime.learning import no_maps
 from runtime.lowbit import kernel_name, make_ready
@@ -107,9 +108,10 @@ class Session:
         self.fallbacks += self.policies.fallbacks
         num_slots = fast.num_slots
         window = sizes.nbytes(settings.window) if settings.window else None
-        is_asked = settings.experts == FUSED and Fused.suits(opened)
+        self._fused = fused_for(opened, is_cut=fast.split is not None)
+        is_asked = settings.experts == FUSED and self._fused is not None
         # The sum over the halves of an expert is not the module's to the bit in torch either, but farther from it.
-        self.is_fused = is_asked or fast.split is not None and Fused.suits(opened)
+        self.is_fused = is_asked or fast.split is not None and self._fused is not None
         choice = resolve_link(
             opened, link=settings.link, near=settings.near, scaled_to=settings.scaled_to, is_fused=is_asked
         )
@@ -219,7 +221,7 @@ class Session:
             "preset": preset(self.settings.preset).name,
             "tuned_for": preset(self.settings.preset).tuned_for,
             "policies": {axis: describe(getattr(self.policies, axis)) for axis in POLICIES},
-            "experts_of_a_token": "fused" if self.is_fused else "torch",
+            "experts_of_a_token": NAMES[self._fused] if self.is_fused else "torch",
             "scope": str(self.scope),
             "slots": cache.num_slots,
             "experts": cache.shape.num_keys,
