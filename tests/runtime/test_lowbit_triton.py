@@ -1,18 +1,11 @@
 """The Triton kernel: what it computes, by triton's interpreter on a CPU, and that it compiles for GPUs without one."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
-import pytest
+from tests.runtime.triton_process import needs_triton, run
 
-ROOT = Path(__file__).parents[2]
-pytestmark = pytest.mark.skipif(
-    subprocess.run([sys.executable, "-c", "import triton"], capture_output=True, check=False).returncode != 0,
-    reason="triton is not installed here: the kernel for GPUs stays untested",
-)
+pytestmark = needs_triton
 # out, in, group: blocks that are full or not, groups of a row, groups that end within a word; and programs wished for,
 # 1 for all groups in one, many for each in its own.
 SHAPES = [(64, 96, 32, 1), (50, 24, 24, 1), (40, 96, 48, 99), (130, 256, 128, 99)]
@@ -38,37 +31,14 @@ for out, size, group_size, lowbit_triton._PROGRAMS in shapes:
             print(json.dumps([f"{out}x{size}, groups of {group_size}, {bits} bits, {count}", dtype, error]))
 """
 COMPILED = """
-import torch, triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
 from runtime.lowbit_triton import _multiply, _unpack
+from tests.runtime.triton_process import cubin_size
 tensors = {"words_ptr": "*i32", "zeros_ptr": "*i32", "scales_ptr": "*fp16", "shares_ptr": "*fp32"}
-def size(kernel, capability, types, **constants):
-    names = kernel.arg_names
-    types = {n: "i32" for n in names} | tensors | types | {n: "constexpr" for n in constants}
-    types = {n: types[n] for n in names}
-    source = ASTSource(kernel, types, {(names.index(n),): value for n, value in constants.items()})
-    return len(triton.compile(source, target=GPUTarget("cuda", capability, 32)).asm["cubin"])
 blocks = dict(bits=3, block_outputs=64, block_inputs=64)
-print(size(_multiply, 80, {"x_ptr": "*bf16"}, num_rows=16, precision="tf32", **blocks))
-print(size(_multiply, 90, {"x_ptr": "*fp32"}, num_rows=1, precision="ieee", **blocks))
-print(size(_unpack, 90, {"out_ptr": "*bf16"}, **blocks))
+print(cubin_size(_multiply, 80, tensors | {"x_ptr": "*bf16"}, num_rows=16, precision="tf32", **blocks))
+print(cubin_size(_multiply, 90, tensors | {"x_ptr": "*fp32"}, num_rows=1, precision="ieee", **blocks))
+print(cubin_size(_unpack, 90, tensors | {"out_ptr": "*bf16"}, **blocks))
 """
-
-
-def run(code: str, *arguments: str, **variables: str) -> list[str]:
-    """In a process of its own: triton decides as it is imported whether it interprets."""
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    environment.pop("TRITON_INTERPRET", None)
-    done = subprocess.run(
-        [sys.executable, "-c", code, *arguments],
-        env=environment | variables,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
 
 
 def test_it_agrees_with_the_oracle() -> None:
