@@ -1,4 +1,4 @@
-"""The link of a GPU: pinned host memory to preallocated slots on a copy stream, ordered by events alone."""
+"""The link of a GPU: pinned host memory to preallocated slots on two copy streams, ordered by events alone."""
 
 from collections import deque
 from dataclasses import dataclass
@@ -7,10 +7,11 @@ import torch
 
 from artifacts.replicas import FULL_BITS
 from artifacts.shape import Shape
-from runtime.link import Source, ThreadLink, ThreadTransfer
+from runtime.link import DEMAND, Source, ThreadLink, ThreadTransfer
 from runtime.weights import aligned
 
-_IN_FLIGHT = 2  # copies handed to the stream at a time: enough to keep it busy, few enough for demand to overtake
+_IN_FLIGHT = 2  # copies that the thread hands over at a time: enough to keep a stream busy, few enough to overtake
+_FIRST = -1  # a stream's priority: lower goes before higher, and 0 is what streams have
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,13 +22,14 @@ class _Copy:
 
 
 class CudaLink(ThreadLink):
-    """A thread feeds the copy stream, so that a demand load waits for two copies at most, not for queued prefetches.
+    """A demand from pinned memory is queued at once, on a stream of its own that goes before that of prefetches; a
+    thread feeds the latter, and both from memory that is not pinned. So a demand waits for the copies that are under
+    way at most.
 
-    A slot is written only after all compute queued when its transfer was issued, which is all that may still read it;
-    it is read only after its copy, for which compute waits on collection. Copies run one after another, so a slot that
-    is given away while a copy into it is under way needs no more than that. Slots are one tensor that outlives the
-    link: the allocator never hears of the copy stream. A source that is not pinned is read through pinned buffers of
-    `slot_nbytes`.
+    A slot is written only after all compute queued when its transfer was issued, which is all that may still read it,
+    and after the copy into it before, which may be under way on the other stream; it is read only after its copy, for
+    which compute waits on collection. An expert is one copy. Slots are one tensor that outlives the link: the allocator
+    never hears of the streams. A source that is not pinned is read through pinned buffers of `slot_nbytes`.
     """
 
     kind = "cuda"
@@ -36,12 +38,15 @@ class CudaLink(ThreadLink):
         self, source: Source, shape: Shape, *, device: torch.device, slot_nbytes: int, is_pinned: bool
     ) -> None:
         self._device = device
-        self._copies = torch.cuda.Stream(device)
-        self._copies.wait_stream(torch.cuda.current_stream(device))  # which may still use what was there before slots
-        self._readable: dict[int, torch.cuda.Event] = {}  # by slot: what its next copy waits for
+        self._demands, self._prefetches = torch.cuda.Stream(device, priority=_FIRST), torch.cuda.Stream(device)
+        for stream in (self._demands, self._prefetches):
+            stream.wait_stream(torch.cuda.current_stream(device))  # which may still use what was there before slots
+        self._unread: dict[int, torch.cuda.Event] = {}  # by slot: after it, nobody reads what was there
+        self._written: dict[int, torch.cuda.Event] = {}  # by slot: the end of the last copy into it
         self._copied: dict[ThreadTransfer, torch.cuda.Event] = {}
         self._in_flight: deque[_Copy] = deque()
         self._unmeasured: deque[_Copy] = deque()
+        self._measured: torch.cuda.Event | None = None  # the latest end of those that are measured
         self._waits: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
         self._is_pinned = is_pinned
         self._staging = deque(aligned(slot_nbytes, pin=True) for _ in range(0 if is_pinned else _IN_FLIGHT))
@@ -52,8 +57,12 @@ class CudaLink(ThreadLink):
     def issue(self, key: int, slot: torch.Tensor, *, urgency: int, bits: int = FULL_BITS) -> ThreadTransfer:
         unread = torch.cuda.Event()
         unread.record(torch.cuda.current_stream(self._device))
-        self._readable[slot.data_ptr()] = unread  # before the thread can see the transfer
-        return super().issue(key, slot, urgency=urgency, bits=bits)
+        self._unread[slot.data_ptr()] = unread  # before the thread can see the transfer
+        if not self._is_pinned or urgency != DEMAND:
+            return super().issue(key, slot, urgency=urgency, bits=bits)
+        transfer = ThreadTransfer(key, slot, urgency, bits, started=True)
+        self._copy_at_once(transfer)
+        return transfer
 
     def has_landed(self, transfer: ThreadTransfer) -> bool:
         copied = self._copied.get(transfer)
@@ -94,35 +103,65 @@ class CudaLink(ThreadLink):
 
     def close(self) -> None:
         super().close()
-        self._copies.synchronize()  # the slots' memory goes to others next, and a prefetch may still be under way
+        for stream in (self._demands, self._prefetches):
+            stream.synchronize()  # the slots' memory goes to others next, and a prefetch may still be under way
+
+    def _hurry(self, transfer: ThreadTransfer) -> None:
+        """A prefetch that compute waits for goes as a demand does, unless it has begun."""
+        if not self._is_pinned:
+            super()._hurry(transfer)
+            return
+        super().cancel(transfer)
+        if not transfer.landed.is_set():
+            self._copy_at_once(transfer)
+
+    def _copy_at_once(self, transfer: ThreadTransfer) -> None:
+        self._copy(transfer, self._view(transfer), self._demands)
+        transfer.landed.set()
 
     def _measure(self) -> None:
-        """Add up the seconds in which the copy stream copied, over the copies that have ended."""
+        """Add up the seconds in which something was copied, over the copies that have ended."""
         while self._unmeasured and self._unmeasured[0].done.query():
             copy = self._unmeasured.popleft()
-            self.copy_s += copy.begun.elapsed_time(copy.done) / 1e3
+            self.copy_s += self._added_ms(copy) / 1e3
             self._copied_nbytes += copy.nbytes
 
-    # On the link's own thread
+    def _added_ms(self, copy: _Copy) -> float:
+        """A copy's time, less what it shares with those before it: one stream waits while the other copies."""
+        own = copy.begun.elapsed_time(copy.done)
+        later = own if self._measured is None else self._measured.elapsed_time(copy.done)
+        if later > 0:
+            self._measured = copy.done
+        return max(0.0, min(own, later))
+
+    # On the link's own thread, and `_copy` and `_view` on both
 
     def _move(self, transfer: ThreadTransfer) -> None:
         while len(self._in_flight) >= _IN_FLIGHT:
             self._in_flight.popleft().done.synchronize()
-        host = self._host_bytes(transfer)
-        copy = _Copy(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True), transfer.slot.nbytes)
-        with torch.cuda.stream(self._copies):
-            self._copies.wait_event(self._readable.pop(transfer.slot.data_ptr()))
-            copy.begun.record(self._copies)
-            transfer.slot.copy_(host, non_blocking=True)
-            copy.done.record(self._copies)
+        stream = self._demands if transfer.urgency == DEMAND else self._prefetches
+        copy = self._copy(transfer, self._view(transfer) if self._is_pinned else self._staged(transfer), stream)
         self._staging.rotate(1)  # only now: a read that failed leaves its buffer for the next one
         self._in_flight.append(copy)
-        self._unmeasured.append(copy)
-        self._copied[transfer] = copy.done
 
-    def _host_bytes(self, transfer: ThreadTransfer) -> torch.Tensor:
-        if self._is_pinned:
-            return self._source.view(*divmod(transfer.key, self._shape.num_experts), bits=transfer.bits)
+    def _copy(self, transfer: ThreadTransfer, host: torch.Tensor, stream: torch.cuda.Stream) -> _Copy:
+        place = transfer.slot.data_ptr()
+        copy = _Copy(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True), transfer.slot.nbytes)
+        with torch.cuda.stream(stream):
+            stream.wait_event(self._unread.pop(place))
+            if place in self._written:
+                stream.wait_event(self._written[place])
+            copy.begun.record(stream)
+            transfer.slot.copy_(host, non_blocking=True)
+            copy.done.record(stream)
+        self._written[place] = self._copied[transfer] = copy.done
+        self._unmeasured.append(copy)
+        return copy
+
+    def _view(self, transfer: ThreadTransfer) -> torch.Tensor:
+        return self._source.view(*divmod(transfer.key, self._shape.num_experts), bits=transfer.bits)
+
+    def _staged(self, transfer: ThreadTransfer) -> torch.Tensor:
         buffer = self._staging[0][: transfer.slot.nbytes]
         self._read(transfer, buffer)  # there are as many buffers as copies in flight, and the oldest has ended
         return buffer

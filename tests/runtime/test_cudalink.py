@@ -53,8 +53,8 @@ class Gpu:
 
 
 class Stream:
-    def __init__(self, gpu: Gpu) -> None:
-        self.gpu, self.queue = gpu, deque()
+    def __init__(self, gpu: Gpu, priority: int = 0) -> None:
+        self.gpu, self.priority, self.queue = gpu, priority, deque()
         gpu.streams.append(self)
 
     def add(self, work: Callable[[], None], ready: Callable[[], bool] = lambda: True) -> None:
@@ -138,7 +138,7 @@ class Source:
 
 def fake_cuda(patch: pytest.MonkeyPatch, seed: int) -> Gpu:
     gpu = Gpu(seed)
-    patch.setattr(torch.cuda, "Stream", lambda device: Stream(gpu))
+    patch.setattr(torch.cuda, "Stream", lambda device, priority=0: Stream(gpu, priority))
     patch.setattr(torch.cuda, "Event", lambda enable_timing=False: Event(gpu))
     patch.setattr(torch.cuda, "stream", gpu.stream)
     patch.setattr(torch.cuda, "current_stream", gpu.current_stream)
@@ -215,13 +215,66 @@ def test_the_check_can_fail(monkeypatch: pytest.MonkeyPatch, broken: str) -> Non
         if broken == "compute does not wait":
             gpu.compute.wait_event = lambda event: None
         elif broken == "copies do not wait":
-            run.link._copies.wait_event = lambda event: None
+            run.link._demands.wait_event = run.link._prefetches.wait_event = lambda event: None
         else:
             run.link._staging = OneBuffer(run.link._staging)
         run.wild(200)
         run.link.close()
         mistakes += run.mistakes()
     assert mistakes
+
+
+class Forgetful(dict):
+    """No slot was ever written to."""
+
+    def __contains__(self, place: object) -> bool:
+        return False
+
+
+@pytest.mark.parametrize("broken", [False, True], ids=["as it is", "streams do not wait for each other"])
+def test_a_slot_that_is_given_away_keeps_what_came_last(monkeypatch: pytest.MonkeyPatch, broken: bool) -> None:
+    """A demand comes into a slot to which a prefetch, begun and no longer wanted, is still on its way."""
+    gpu = fake_cuda(monkeypatch, 0)
+    run = Run(gpu, Source(gpu, pinned=True))
+    run.link._written = Forgetful() if broken else run.link._written
+    gpu.random.choice = lambda ready: next((one for one in ready if one is not run.link._prefetches), ready[0])
+    run.issue(0, 0, PREFETCH)
+    assert run.pending[0].landed.wait(10)  # handed over, not copied
+    run.issue(1, 0, DEMAND)
+    run.use(0, 1)
+    gpu.settle()
+    run.use(0, 1)
+    gpu.settle()
+    run.link.close()
+    assert run.mistakes() == (1 if broken else 0)
+
+
+def test_a_demand_is_queued_at_once_on_the_stream_that_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = fake_cuda(monkeypatch, 0)
+    run = Run(gpu, Source(gpu, pinned=True))
+    assert run.link._demands.priority < run.link._prefetches.priority
+    for slot, key in enumerate((0, 1, 2)):
+        run.issue(key, slot, PREFETCH)  # two are handed over, the third waits for one of them
+    run.issue(3, 3, DEMAND)
+    assert run.link._demands.queue and run.pending[3].landed.is_set()
+    run.use(2, 2)  # a prefetch that compute waits for overtakes the others as well, or has begun
+    run.use(3, 3)
+    gpu.settle()
+    run.link.close()
+    assert run.mistakes() == 0
+
+
+def test_what_two_streams_copy_at_once_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = fake_cuda(monkeypatch, 1)
+    run = Run(gpu, Source(gpu, pinned=True))
+    for turn in range(40):
+        run.issue(turn % SHAPE.num_keys, turn % NUM_SLOTS, (DEMAND, PREFETCH)[turn % 2])
+        run.use(turn % NUM_SLOTS, turn % SHAPE.num_keys)
+    gpu.settle()
+    run.link.close()
+    run.link.drain_stalls()
+    assert 0 < run.link.copy_s <= gpu.time_ms / 1e3
+    assert run.mistakes() == 0
 
 
 def test_failed_reads_leave_the_other_transfers_right(monkeypatch: pytest.MonkeyPatch) -> None:
