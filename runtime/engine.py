@@ -11,10 +11,9 @@ import torch
 from torch import nn
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-from artifacts.replicas import FULL_BITS
 from runtime.controller import Controller
 from runtime.experts import assign, expert_forward, gather
-from runtime.fused import Fused
+from runtime.fused import Fused, OneToken
 from runtime.host import on_host
 from runtime.link import DEMAND, PREFETCH, Transfer
 from runtime.model import MoeLayer, MoeModel
@@ -97,12 +96,14 @@ class Engine:
         device = self._opened.model.device
         if device.type == "cuda":
             torch.cuda.synchronize(device)  # a copy that has begun may still write to what goes
-        del self._resident, self._fused
+        del self._resident, self._fused, self._packed
 
     def lay_out(self, slots: Slots) -> None:
         """The fast tier is these slots from here on, and empty."""
         self._resident = Resident(self._opened, slots, self._slow, self._shadows)
-        self._fused = Fused(self._opened, self._resident) if self._is_fused else None
+        kernels = OneToken(self._opened, self._resident) if OneToken.suits(self._opened) else None
+        self._fused = Fused(self._opened, kernels) if self._is_fused else None
+        self._packed = kernels if kernels and kernels.has_packed else None
 
     def _begin_pass(self, model: nn.Module, args: tuple, kwargs: dict) -> None:
         self.controller.begin_pass(self.watcher.begin_pass(args, kwargs))
@@ -139,12 +140,20 @@ class Engine:
         """What takes the step's experts as they are computed."""
         if self._fused and len(hidden) == 1:
             own = step.weights if plan.weights is None else plan.weights
-            self._fused.begin(layer.experts, hidden, plan.selected[0].tolist(), own[0])
+            self._fused.begin(hidden, plan.selected[0].tolist(), own[0])
             return self._fused
         if plan.weights is not None:
             weights = self._reweighted(plan.weights, weights)
         assigned = assign(self._all_rows(plan.selected, len(hidden)), hidden.device)
-        return StepSum(layer.experts, self._resident, self._together, hidden=hidden, assigned=assigned, weights=weights)
+        return StepSum(
+            layer.experts,
+            self._resident,
+            self._together,
+            self._packed,
+            hidden=hidden,
+            assigned=assigned,
+            weights=weights,
+        )
 
     def _decode(
         self, layer: MoeLayer, hidden: torch.Tensor, experts: list[int], slots: list[int], weights: torch.Tensor
@@ -211,7 +220,7 @@ class Engine:
         """Add what is computed near."""
         host = hidden.cpu() if places else hidden
         for place in places:
-            if isinstance(output, Fused) and place.bits == FULL_BITS:
+            if output.computes(place):
                 output.add_elsewhere(place, self.near.content(place))
                 continue
             expert = place.key % self.controller.shape.num_experts

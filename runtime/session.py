@@ -15,7 +15,7 @@ from runtime import solving
 from runtime.assembly import build_controller, fast_tier, lay_out, pools
 from runtime.cache import Scope
 from runtime.engine import Engine
-from runtime.fused import EXACT, FUSED, Fused, check_experts
+from runtime.fused import EXACT, FUSED, OneToken, check_experts
 from runtime.generate import Sampling, Token, stream
 from runtime.learning import no_maps
 from runtime.lowbit import kernel_name, make_ready
@@ -106,9 +106,9 @@ class Session:
         self.fallbacks += self.policies.fallbacks
         num_slots = fast.num_slots
         window = sizes.nbytes(settings.window) if settings.window else None
-        is_asked = settings.experts == FUSED and Fused.suits(opened)
+        is_asked = settings.experts == FUSED and OneToken.suits(opened)
         # The sum over the halves of an expert is not the module's to the bit in torch either, but farther from it.
-        self.is_fused = is_asked or fast.split is not None and Fused.suits(opened)
+        self.is_fused = is_asked or fast.split is not None and OneToken.suits(opened)
         choice = resolve_link(
             opened, link=settings.link, near=settings.near, scaled_to=settings.scaled_to, is_fused=is_asked
         )
