@@ -6,14 +6,17 @@ One row of the table `hardware` is one number of tokens, one width near memory, 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import quantiles
-
-import pyarrow as pa
+from typing import TYPE_CHECKING
 
 from artifacts.errors import BadInput, Incompatible
 from artifacts.provenance import StoredRun
 from artifacts.replicas import FULL_BITS
 from artifacts.shape import Shape
-from artifacts.store import Store
+
+if TYPE_CHECKING:  # as in artifacts/predictors.py
+    import pyarrow as pa
+
+    from artifacts.store import Store
 
 COMMAND = "profile-hardware"
 REMEDY = "run `moectl profile --hardware`"
@@ -113,15 +116,17 @@ class HardwareProfile:
 
 _BESIDE = ("miss", "host", "latency")  # of a load, where they were measured
 _SECONDS = ("attention", "moe", "head", "expert", "near", "expert_load", *_BESIDE)
-_SCHEMA = pa.schema(
-    [("device", pa.string()), ("tokens", pa.int32()), ("link", pa.string()), ("bits", pa.uint16())]
-    + [(f"{name}{end}", pa.float64()) for name in _SECONDS for end in ("_s", "_iqr_s")]
-    + [("bandwidth_gbps", pa.float64()), ("samples", pa.int32())]
-)
 
 
-def to_rows(profile: HardwareProfile) -> pa.Table:
+def to_rows(profile: HardwareProfile) -> "pa.Table":
     """Rows of `hardware`; what a row does not measure is NULL."""
+    import pyarrow as pa
+
+    schema = pa.schema(
+        [("device", pa.string()), ("tokens", pa.int32()), ("link", pa.string()), ("bits", pa.uint16())]
+        + [(f"{name}{end}", pa.float64()) for name in _SECONDS for end in ("_s", "_iqr_s")]
+        + [("bandwidth_gbps", pa.float64()), ("samples", pa.int32())]
+    )
     rows = [
         {"tokens": one.tokens, **_told(attention=one.attention, moe=one.moe, head=one.head, expert=one.expert)}
         for one in profile.compute
@@ -133,10 +138,10 @@ def to_rows(profile: HardwareProfile) -> pa.Table:
         for one in profile.loads
     ]
     always = {"device": profile.device, "bits": FULL_BITS}
-    return pa.Table.from_pylist([dict.fromkeys(_SCHEMA.names) | always | row for row in rows], schema=_SCHEMA)
+    return pa.Table.from_pylist([dict.fromkeys(schema.names) | always | row for row in rows], schema=schema)
 
 
-def from_rows(rows: pa.Table, conditions: Mapping[str, object]) -> HardwareProfile:
+def from_rows(rows: "pa.Table", conditions: Mapping[str, object]) -> HardwareProfile:
     """What `to_rows` wrote."""
     compute, loads, near = [], [], []
     for row in rows.to_pylist():
@@ -151,13 +156,13 @@ def from_rows(rows: pa.Table, conditions: Mapping[str, object]) -> HardwareProfi
     return HardwareProfile(tuple(compute), tuple(loads), tuple(near), conditions)
 
 
-def stored_profile(store: Store, model_id: str) -> HardwareProfile | None:
+def stored_profile(store: "Store", model_id: str) -> HardwareProfile | None:
     """The newest hardware profile of a model; None if there is none."""
     run = store.latest_run(COMMAND, model_id)
     return None if run is None else _read(store, run)
 
 
-def profile_for(store: Store, shape: Shape, *, name: str) -> HardwareProfile:
+def profile_for(store: "Store", shape: Shape, *, name: str) -> HardwareProfile:
     """The newest hardware profile of a model of this shape. Raises Incompatible when there is none; `name` is how to
     speak of the model."""
     shapes = {model.model_id: model.shape for model in store.models()}
@@ -169,7 +174,7 @@ def profile_for(store: Store, shape: Shape, *, name: str) -> HardwareProfile:
     raise Incompatible(f"{store.path} holds {what}, and seconds are those of one model: {REMEDY} with {name}")
 
 
-def _read(store: Store, run: StoredRun) -> HardwareProfile:
+def _read(store: "Store", run: StoredRun) -> HardwareProfile:
     return from_rows(store.read("hardware", run.run_id), run.info.parameters)
 
 

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pyarrow as pa
 
 from artifacts.errors import BadInput, Incompatible
 from artifacts.shape import Shape
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a run without predictors has no need of what these take in memory
+    import pyarrow as pa
+
     from artifacts.store import Store  # duckdb, imported before transformers, complains at the end of the process
 
 COMMAND, TABLE = "build-predictor", "predictors"
@@ -58,8 +59,10 @@ def projection(hidden: int, num_features: int, seed: int) -> tuple[np.ndarray, n
     return matrix.astype(np.float32), rng.standard_normal(num_features).astype(np.float32)
 
 
-def predictor_rows(predictors: Predictors, columns: dict[str, np.ndarray]) -> pa.Table:
+def predictor_rows(predictors: Predictors, columns: dict[str, np.ndarray]) -> "pa.Table":
     """Rows of `predictors`; `columns` are what else is known of each layer and distance, [L, D]."""
+    import pyarrow as pa
+
     num_layers, distance = predictors.weights.shape[:2]
     layer, ahead = (index.ravel() for index in np.indices((num_layers, distance)))
     flat = predictors.weights.reshape(num_layers * distance, -1)
@@ -70,7 +73,7 @@ def predictor_rows(predictors: Predictors, columns: dict[str, np.ndarray]) -> pa
     )
 
 
-def predictors_of(rows: pa.Table, shape: Shape, *, num_features: int, seed: int) -> Predictors:
+def predictors_of(rows: "pa.Table", shape: Shape, *, num_features: int, seed: int) -> Predictors:
     """Predictors out of their rows. Raises BadInput when they are damaged or another model's."""
     distance, rest = divmod(rows.num_rows, shape.num_layers)
     flat = rows["weights"].combine_chunks()
@@ -113,5 +116,7 @@ def check_reach(predictors: Predictors, distance: int) -> None:
         )
 
 
-def _lists(flat: np.ndarray) -> pa.FixedSizeListArray:
+def _lists(flat: np.ndarray) -> "pa.FixedSizeListArray":
+    import pyarrow as pa
+
     return pa.FixedSizeListArray.from_arrays(pa.array(flat.ravel()), flat.shape[1])

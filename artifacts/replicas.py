@@ -1,14 +1,16 @@
 """What replicas of a model's experts take and what they lose, as policies and budgets want to know it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from artifacts.bitwidths import WIDTHS
+from artifacts.errors import BadUsage, Incompatible
 
-FULL_BITS = 16  # the checkpoint's own precision, whatever its dtype
+FULL_BITS = 16  # the experts' own form: the checkpoint's, whatever its dtype, or that of the base in its place
+BASES = (FULL_BITS, 4, 3, 2)  # below 1 bit there would be nothing left to stand in
 _BORDER = 16  # bytes
 
 # Medians of 256 experts of a small trained model, GPTQ in groups of 32, held-out tokens.
@@ -17,9 +19,17 @@ _TYPICAL_GROUP = 128
 _SCALE_BITS = 16
 
 
+def check_base(bits: int) -> None:
+    """Raise BadUsage unless experts' own form can be of so many bits."""
+    if bits not in BASES:
+        stored = ", ".join(map(str, BASES[1:]))
+        raise BadUsage(f"--base {bits} is none: {FULL_BITS} is the checkpoint as it is, {stored} are stored replicas")
+
+
 @dataclass(frozen=True, slots=True)
 class Replicas:
-    """`nbytes`: bytes of one expert in memory by bits, `FULL_BITS` among them; L layers of E experts.
+    """`nbytes`: bytes of one expert in memory by bits, `FULL_BITS` among them; L layers of E experts. `base`: how many
+    bits those of `FULL_BITS` really are.
 
     `loss` [L, E, 4]: mean squared error of an expert's output at 1, 2, 3, 4 bits.
     `use` [L, E]: squared routing weights, summed over tokens, in any unit. `lost` [L, E, 4]: what the model loses by
@@ -32,11 +42,27 @@ class Replicas:
     lost: np.ndarray
     use: np.ndarray
     files: tuple[Path, ...] = ()
+    base: int = FULL_BITS
 
     @property
     def widths(self) -> list[int]:
         """Bits below the full precision at which every expert can be had, ascending."""
         return sorted(self.nbytes.keys() - {FULL_BITS})
+
+    def on_base(self, bits: int) -> "Replicas":
+        """The same where the experts' own form is their replica of so many bits: only what is narrower is a replica.
+
+        Errors of two widths hardly go together, so that their squares add up: docs/lowbit.md. Raises Incompatible where
+        there is no such replica.
+        """
+        if bits not in self.widths:
+            raise Incompatible(f"no replicas of {bits} bits are stored: run `moectl quantize --bits {bits}`")
+        nbytes = {FULL_BITS: self.nbytes[bits]} | {width: self.nbytes[width] for width in self.widths if width < bits}
+        is_below = np.array(WIDTHS) < bits
+        loss, lost = (
+            np.where(is_below, table + table[..., bits - 1, None], np.nan) for table in (self.loss, self.lost)
+        )
+        return replace(self, nbytes=nbytes, loss=loss, lost=lost, base=bits)
 
 
 def in_memory(nbytes: int) -> int:

@@ -9,6 +9,7 @@ import torch
 from artifacts.errors import BadInput, Problem
 from artifacts.hardware import MACHINES
 from artifacts.provenance import utc_now
+from artifacts.replicas import FULL_BITS
 from artifacts.store import Store
 from moectl.benchrequest import Request
 from moectl.benchrows import LIVE, PEER, Job, Ledger, Row, artefact_runs, measured_row
@@ -20,7 +21,9 @@ from profilers.bench import Bench, Paces, Sample, Setting, Text, schedule, summa
 from profilers.corpus import data_digest, documents
 from profilers.machine import Here
 from profilers.peers import PEERS, PeerBench
+from profilers.quality import Quality
 from profilers.samples import KeptSamples
+from runtime.base import on_base
 from runtime.fused import FUSED
 from runtime.locate import locate
 from runtime.model import MoeModel
@@ -38,7 +41,8 @@ def live(name: str, request: Request, *, store: Path, device: str, threads: int)
     """Measure every setting, or take it up where the same bench was stopped."""
     torch.set_num_threads(threads)
     check_store(store)
-    opened = open_quietly(name, device=device)
+    checkpoint = open_quietly(name, device=device)
+    opened, artefacts = on_base(checkpoint, _artefacts(store, checkpoint), request.base)
     for link in set(request.link_names) - MACHINES.keys():
         resolve_link(opened, link=link, near=None, scaled_to=None)
     info = model_info(name, opened)
@@ -50,17 +54,26 @@ def live(name: str, request: Request, *, store: Path, device: str, threads: int)
     if request.again:
         kept.remove()
     samples, known = kept.load()
-    bench = Bench(
-        opened, _artefacts(store, opened), text, Paces(opened, known, experts=request.experts), request.stored
-    )
+    bench = Bench(opened, artefacts, text, Paces(opened, known, experts=request.experts), request.stored)
     peers = PeerBench(opened, locate(name), text, threads=threads)
     under_way = _UnderWay(bench, peers, ledger, kept, samples, {} if request.again else ledger.finished(), {})
     taken_up = len(under_way.rows)
     _measure(under_way, settings, request, num_decoded=text.num_decoded)
     kept.remove()
     rows = [under_way.rows.get(setting) or _refused(setting, under_way.refused[setting]) for setting in settings]
-    notes = (NO_ORACLE, PEERS_AS_THEY_ARE) if request.peer_names else (NO_ORACLE,)
-    return Benched(rows, opened.shape, _conditions(request, text, here, taken_up), notes, job.digest)
+    notes = [NO_ORACLE] + [PEERS_AS_THEY_ARE] * bool(request.peer_names)
+    if request.base != FULL_BITS:
+        notes.append(loss_of_base(bench.loss_of_base(checkpoint), request.base))
+    return Benched(rows, opened.shape, _conditions(request, text, here, taken_up), tuple(notes), job.digest)
+
+
+def loss_of_base(quality: Quality, base: int) -> str:
+    """One line: what other losses come on top of."""
+    return (
+        f"the base: every expert is a replica of {base} bits, budgets are of these bytes and quality is against it; it "
+        f"loses {100 * (quality.perplexity_ratio - 1):.2f} % of perplexity to the checkpoint itself (KL "
+        f"{quality.kl:.4f}, top-1 {quality.top1_agreement:.4f})"
+    )
 
 
 def read_text(opened: MoeModel, request: Request) -> Text:
@@ -157,6 +170,7 @@ def _job(
         "artefacts": artefacts,
         "tuned": request.tuned,
         "experts": request.experts,
+        "base": request.base,
     }
     num_tokens = sum(map(len, text.sequences))
     return Job(request.data, data_digest(text.sequences), num_tokens, request.seed, conditions)

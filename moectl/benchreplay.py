@@ -20,7 +20,7 @@ from moectl.benchrequest import AUTO, DEFAULT_MACHINE, ORACLE, Request
 from moectl.benchrows import SIMULATED, Job, Ledger, Row, artefact_runs, simulated_row
 from moectl.benchviews import Benched
 from moectl.commands.profile import check_store, foresight, model_info
-from moectl.commands.simulate import costs_on
+from moectl.commands.simulate import of_base, placed
 from moectl.opening import open_quietly
 from moectl.progress import progress_bar
 from moectl.tracesource import Opened, Source, open_source
@@ -48,7 +48,7 @@ def simulated(name: str, request: Request, *, store: Path, device: str, threads:
     opened = open_source(_source(name, request, store=store, device=device))
     if opened.model_id:
         request = request.of_model(store, opened.model_id)
-    found, costs = costs_on(request.machine or DEFAULT_MACHINE, opened.model, store)
+    opened, found, costs = placed(opened, request.machine or DEFAULT_MACHINE, store, base=request.base)
     workloads = {link: _workload(opened, found, costs, link=link) for link in request.link_names}
     artefacts = artefact_runs(store, opened.model_id) if opened.model_id else {}
     job = _job(opened, found, costs, request, artefacts)
@@ -159,6 +159,7 @@ def _job(opened: Opened, found: Machine, costs: Costs | None, request: Request, 
         "costs": asdict(costs) if costs else None,
         "artefacts": artefacts,
         "tuned": request.tuned,
+        "base": request.base,
     }
     num_tokens = len(opened.trace) // opened.trace.num_layers
     return Job(opened.name, _digest(opened.trace), num_tokens, request.seed, conditions)
@@ -176,6 +177,6 @@ def _conditions(opened: Opened, found: Machine, request: Request, taken_up: int)
     resumed = f"; {taken_up} settings were replayed by an earlier run" if taken_up else ""
     num_tokens = len(opened.trace) // opened.trace.num_layers
     return (
-        f"{opened.name}: {num_tokens:,} tokens of {opened.model.name} on {found.name}, on virtual time, each setting "
-        f"from an empty cache{resumed}"
+        f"{opened.name}: {num_tokens:,} tokens of {opened.model.name}{of_base(request.base)} on {found.name}, on "
+        f"virtual time, each setting from an empty cache{resumed}"
     )

@@ -8,6 +8,7 @@ from pathlib import Path
 from artifacts.errors import BadUsage
 from artifacts.hardware import machine
 from artifacts.names import unknown
+from artifacts.replicas import FULL_BITS, check_base
 from artifacts.shape import Shape
 from profilers.bench import Setting
 from profilers.peers import EVERYTHING, PEERS
@@ -45,6 +46,7 @@ class Request:
     again: bool = False
     peers: str = ""
     experts: str = EXACT
+    base: int = FULL_BITS
     stored: Mapping[str, Preset] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -60,11 +62,14 @@ class Request:
             if name not in PEERS:
                 raise BadUsage(f"{unknown('peer', name, PEERS)}; {ALL} is every one")
         check_experts(self.experts)
+        check_base(self.base)
         self._check_mode()
 
     def _check_mode(self) -> None:
         if self.simulate and self.peers:
             raise BadUsage("--peers are measured live: leave out --simulate")
+        if self.peers and self.base != FULL_BITS:
+            raise BadUsage("--peers run the checkpoint as it is: leave out --base")
         if self.simulate and self.experts != EXACT:
             raise BadUsage("--experts is of a live bench: leave out --simulate")
         if self.simulate and self.scaled_to:

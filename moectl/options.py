@@ -25,6 +25,9 @@ Threads = Annotated[int, typer.Option("--threads", min=1, help="CPU threads that
 Experts = Annotated[
     str, typer.Option(help="On a CPU: exact, the model's own bits, or fused: compiled, the same within rounding.")
 ]
+Base = Annotated[
+    int, typer.Option("--base", help="Bits of all experts: 16, as the checkpoint has them, or 4, 3, 2: as quantised.")
+]
 AvgBits = Annotated[
     float | None,
     typer.Option(help="Of experts that are not hot, 1 to 4 or 16: --residency hot:avg_bits=N."),

@@ -6,6 +6,7 @@ from pathlib import Path
 from artifacts.errors import BadUsage, Incompatible
 from artifacts.modelshapes import ModelShape, guessed, model_shape, unsized
 from artifacts.provenance import StoredRun
+from artifacts.replicas import FULL_BITS
 from artifacts.shape import Shape
 from artifacts.store import Store
 from artifacts.storedmaps import latest_maps, stored_maps
@@ -13,6 +14,7 @@ from artifacts.synthetic import generate, parse_dials
 from artifacts.trace import Trace
 from artifacts.tracefile import from_table, read_parquet
 from moectl.bundled import demo_model
+from runtime import derived
 from runtime.policies.base import Artefacts
 from runtime.stored import load_artefacts
 
@@ -61,6 +63,26 @@ def open_source(source: Source) -> Opened:
             "`moectl profile --trace` makes one"
         )
     return _from_store(source)
+
+
+def on_base(opened: Opened, bits: int) -> Opened:
+    """The same with experts that are their replicas of so many bits: the store's, else such as are usual."""
+    if bits == FULL_BITS:
+        return opened
+    model, replicas = opened.model, opened.artefacts.replicas
+    notes = () if replicas else ("the base: replicas as large as in groups of 128, losses as of a small model",)
+    based = (replicas or derived.replicas(opened.trace, model)).on_base(bits)
+    nbytes = based.nbytes[FULL_BITS]
+    return replace(
+        opened,
+        model=replace(
+            model,
+            shape=replace(model.shape, expert_nbytes=nbytes, num_neurons=0, neuron_nbytes=1),
+            weight_nbytes=model.weight_nbytes * nbytes / model.shape.expert_nbytes,
+            assumed=(*model.assumed, *notes),
+        ),
+        artefacts=replace(opened.artefacts, replicas=based),
+    )
 
 
 def _from_file(source: Source) -> Opened:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from artifacts.errors import BadUsage
 from artifacts.hardware import machine
+from artifacts.replicas import FULL_BITS, check_base
 from artifacts.shape import Shape
 from runtime import budget as sizes
 from runtime.fused import check_experts
@@ -33,6 +34,7 @@ class Request:
     tokens: int = 2048
     length: int = 128
     rounds: int = 5
+    base: int = FULL_BITS
     experts: str = "exact"
     name: str = "tuned"
     seed: int = 0
@@ -43,6 +45,7 @@ class Request:
             machine(self.scaled_to)
             if self.link != "auto":
                 raise BadUsage("--scaled-to sets the link itself: leave out --link")
+        check_base(self.base)
         check_experts(self.experts)
         if self.minutes <= 0:
             raise BadUsage(f"--minutes is a time above 0, not {self.minutes:g}")
@@ -53,7 +56,8 @@ class Request:
 
     @property
     def machine_name(self) -> str:
-        return self.scaled_to or ("here" if self.link == "auto" else f"here, {self.link}")
+        where = self.scaled_to or ("here" if self.link == "auto" else f"here, {self.link}")
+        return where if self.base == FULL_BITS else f"{where}, experts of {self.base} bits"
 
 
 def share(text: str) -> float:

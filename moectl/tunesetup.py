@@ -1,5 +1,6 @@
 """What a search for policies begins with: text, a trace, what the store knows, how errors become losses, how much."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from artifacts.errors import BadInput, Problem
@@ -26,6 +27,10 @@ RECORDED = 2  # times the tokens that are verified on, in a trace that is record
 _SEARCHING = 0.5  # of the minutes; the rest is for live runs
 _FEW, _MANY = 9, 2000  # candidates of a space
 _CLIMBING = 48  # neighbours of the best that are looked at, at least
+_TELLING = (  # of few bits, the second where not every expert's replica fits; of stand-ins
+    (Combination(miss="shadow", residency="shadow:slots=no"), Combination(miss="fetch_lowest")),
+    (Combination(miss="substitute"),),
+)
 _CHECKED = 0.25  # of the requests, kept aside for the check where no other text is given
 
 
@@ -86,19 +91,20 @@ def search_on(traced: Opened, trace: Trace, pace: Pace, similarity: Similarity |
 
 
 def scale_of(search: Search, verifier: Verifier) -> Scale:
-    """Nats for a unit of squared error, each of the two kinds by one candidate that is read live: its divergence, which
-    few tokens tell better than their perplexity."""
+    """Nats for a unit of squared error, each of the two kinds by the first of some candidates that runs, read live: its
+    divergence, which few tokens tell better than their perplexity."""
+    return Scale(*(_slope(search, verifier, part, candidates) for part, candidates in enumerate(_TELLING)))
+
+
+def _slope(search: Search, verifier: Verifier, part: int, candidates: Sequence[Combination]) -> float | None:
     amount = min(search.num_passes, 4 * searching.LEAST_PASSES)
-    slopes: list[float | None] = []
-    for part, one in enumerate(
-        (Combination(miss="shadow", residency="shadow:slots=no"), Combination(miss="substitute"))
-    ):
+    for one in candidates:
         try:
-            damage = search.replay(one, amount).damage[part]
-            slopes.append(float(verifier.quality(one, briefly=True).kl / damage) if damage else None)
+            if damage := search.replay(one, amount).damage[part]:
+                return float(verifier.quality(one, briefly=True).kl / damage)
         except Problem:
-            slopes.append(None)
-    return Scale(*slopes)
+            continue
+    return None
 
 
 def plan_for(search: Search, request: Request) -> tuple[Plan, str]:

@@ -14,9 +14,10 @@ from artifacts.errors import BadInput, BadUsage
 from artifacts.hardware import MACHINES, machine
 from profilers.corpus import pieces
 from profilers.document import Document
-from profilers.quality import Reading, compare, read
+from profilers.quality import Quality, Reading, compare, read
 from profilers.routing import check_sequences
-from runtime.fused import EXACT, FUSED, OneToken
+from runtime.fused import EXACT, FUSED
+from runtime.fusing import fused_for
 from runtime.model import MoeModel
 from runtime.policies import Preset
 from runtime.policies.base import Artefacts
@@ -148,7 +149,7 @@ class Paces:
         return self.known[link]
 
     def _scaled(self, name: str) -> dict[str, str]:
-        is_fused = self._experts == FUSED and OneToken.suits(self._opened)
+        is_fused = self._experts == FUSED and fused_for(self._opened) is not None
         rates = scaled_rates(self._opened, machine(name), is_fused=is_fused)
         window = scaled_window(self._opened.shape, machine(name))
         emulated = {"link": f"{rates.link:.0f}B/s", "near": f"{rates.near:.0f}B/s", "window": f"{window}B"}
@@ -176,6 +177,13 @@ class Bench:
         """What the full model makes of the text: quality is against this."""
         with Session(self._opened, Settings("full")) as session:
             self._full = read(session, self._text.sequences, prefill=self._text.prefill)
+
+    def loss_of_base(self, checkpoint: MoeModel) -> Quality:
+        """Of the full model on this base against the checkpoint as it is, on the same text. No session is open."""
+        if self._full is None:
+            self.read_full()
+        with Session(checkpoint, Settings("full")) as session:
+            return compare(self.full, read(session, self._text.sequences, prefill=self._text.prefill))
 
     @property
     def full(self) -> Reading:

@@ -17,7 +17,7 @@ from profilers.machine import Here
 from runtime.engine import NAME
 from runtime.experts import accumulate, assign, expert_forward, gather, weigh
 from runtime.fused import EXACT
-from runtime.lowbit import make_ready, project_packed
+from runtime.lowbit import make_ready
 from runtime.model import MoeModel
 from runtime.probe import seconds_of, some_experts, without_experts
 from runtime.replicas import open_replicas
@@ -106,7 +106,12 @@ def head_seconds(opened: MoeModel, num_tokens: int, effort: Effort) -> Spread:
 
 def expert_spread(opened: MoeModel, num_tokens: int, effort: Effort) -> Spread:
     module, views, x = opened.layers[0].experts, some_experts(opened), _hidden(opened, num_tokens)
-    return Spread.of(_seconds(opened, lambda turn: expert_forward(module, views[turn % len(views)], x), effort))
+    project = opened.store.layout.project
+
+    def compute(turn: int) -> torch.Tensor:
+        return expert_forward(module, views[turn % len(views)], x, project=project)
+
+    return Spread.of(_seconds(opened, compute, effort))
 
 
 def decode_experts(
@@ -169,7 +174,7 @@ def _prompt_experts(opened: MoeModel, num_tokens: int, effort: Effort) -> Spread
 def _hidden(opened: MoeModel, num_tokens: int, device: torch.device | None = None) -> torch.Tensor:
     """[num_tokens, H] at random, always the same."""
     values = torch.randn(num_tokens, opened.config.hidden_size, generator=torch.Generator().manual_seed(0))
-    return values.to(dtype=opened.store.layout.dtype, device=device or opened.model.device)
+    return values.to(dtype=opened.dtype, device=device or opened.model.device)
 
 
 def _seconds(opened: MoeModel, work: Callable[[int], object], effort: Effort) -> list[float]:
@@ -183,7 +188,6 @@ def _near(opened: MoeModel, bits: int, replicas: Replicas | None, effort: Effort
     """One expert on the CPU, in RAM, at one width; a few take turns."""
     store = opened.store if bits == FULL_BITS else open_replicas(opened, replicas, [bits])[bits]
     module, shape = opened.layers[0].experts, opened.shape
-    projecting = {} if bits == FULL_BITS else {"project": project_packed}
     views = []
     for expert in range(min(_FEW, shape.num_experts)):
         store.read(0, expert, buffer := aligned(store.layout.nbytes))
@@ -193,7 +197,7 @@ def _near(opened: MoeModel, bits: int, replicas: Replicas | None, effort: Effort
         x = _hidden(opened, num_tokens, _CPU)
 
         def compute(turn: int, x: torch.Tensor = x) -> torch.Tensor:
-            return expert_forward(module, views[turn % len(views)], x, **projecting)
+            return expert_forward(module, views[turn % len(views)], x, project=store.layout.project)
 
         seconds = seconds_of(compute, _CPU, warm_up=effort.warm_up, turns=effort.turns)
         yield Near(bits, num_tokens, Spread.of(seconds))

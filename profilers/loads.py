@@ -12,7 +12,8 @@ import torch
 from artifacts.measured import COLD, DISK, Load, Spread
 from runtime import budget as sizes
 from runtime.cudalink import CudaLink
-from runtime.link import DEMAND, DiskLink, EmulatedLink, Link, Source
+from runtime.disklink import DiskLink
+from runtime.link import DEMAND, EmulatedLink, Link, Source
 from runtime.model import MoeModel
 from runtime.probe import seconds_of
 from runtime.slowtier import SlowTier

@@ -101,12 +101,13 @@ def _here(costs: Costs, nbytes: int) -> Machine:
 
 
 def _profiled(profile: HardwareProfile, opened: MoeModel) -> Costs:
-    costs = costs_of(profile, opened.shape)
+    share = opened.shape.expert_nbytes / opened.stored_shape.expert_nbytes
+    costs = costs_of(profile, opened.stored_shape)
     if opened.model.device.type != "cpu":
-        return costs
+        return costs.on_base(opened.base, share)
     low = {one.bits: one.seconds.median for one in profile.near if one.tokens == profile.near[0].tokens}
     shares = {bits: seconds / low[FULL_BITS] for bits, seconds in low.items() if bits != FULL_BITS}
-    return _on_cpu(replace(costs, shares=shares), costs.near.memory_s)
+    return _on_cpu(replace(costs, shares=shares), costs.near.memory_s).on_base(opened.base, share)
 
 
 def _on_cpu(costs: Costs, near_s: float) -> Costs:

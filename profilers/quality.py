@@ -101,6 +101,16 @@ def compare(reading: Reading, full: Reading) -> Quality:
     )
 
 
+def losses_by_text(reading: Reading, full: Reading, *, num_texts: int) -> tuple[np.ndarray, np.ndarray]:
+    """KL divergence and loss of log-likelihood of each text [num_texts], nats per scored token, against the full
+    model's; texts are of one length."""
+    mine, theirs = (F.log_softmax(r.logits, dim=-1) for r in (reading, full))
+    kl = F.kl_div(mine, theirs, log_target=True, reduction="none").sum(-1)
+    lost = (theirs - mine).gather(1, full.targets[:, None])
+    kl_by_text, loss_by_text = (values.reshape(num_texts, -1).double().mean(1).numpy() for values in (kl, lost))
+    return kl_by_text, loss_by_text
+
+
 def _timed(forward: Callable[[torch.Tensor, object], object], ids: torch.Tensor, past: object) -> tuple[object, float]:
     begin_s = time.perf_counter()
     output = forward(ids, past)

@@ -8,6 +8,7 @@ from statistics import fmean, median
 from artifacts.errors import Problem
 from profilers.bench import Bench, Measured, Paces, Sample, Setting, Text, schedule, summary
 from profilers.pace import Pace
+from profilers.quality import Quality as Compared
 from runtime.model import MoeModel
 from runtime.policies import Preset, presets
 from runtime.policies.base import Artefacts
@@ -64,6 +65,10 @@ class Verifier:
         if combination not in self._qualities:
             self._qualities[combination] = Quality.of(self._whole.measure(self._setting(combination)))
         return self._qualities[combination]
+
+    def loss_of_base(self, checkpoint: MoeModel) -> Compared:
+        """Of the base itself against the checkpoint, on all of the text."""
+        return self._whole.loss_of_base(checkpoint)
 
     def measured(self) -> dict[Combination, Quality]:
         """The qualities that were measured on all of the text."""

@@ -35,6 +35,9 @@ def check_required(policies: Policies, artefacts: Artefacts) -> None:
         for need in sorted(getattr(policies, axis).requires):
             if getattr(artefacts, need) is None:
                 raise Incompatible(f"the {axis} policy needs {need}, {_REMEDY[need]}")
+            if need == "replicas" and not artefacts.replicas.widths:
+                base = artefacts.replicas.base
+                raise Incompatible(f"the {axis} policy needs replicas below a base of {base} bits, {_REMEDY[need]}")
 
 
 def prepare(policies: Policies, shape: Shape, artefacts: Artefacts) -> None:

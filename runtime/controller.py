@@ -139,11 +139,20 @@ class Controller:
         slots = [place.slot for expert in experts if (place := places[first + expert])]
         if len(slots) < len(experts):
             return []
+        self.count_settled(layer)
+        return slots
+
+    def count_settled(self, layer: int) -> None:
+        """One token's requests of a layer, all of them hits."""
         self.now.step += 1
         self.now.layer = layer
-        self.counters.table[Counter.REQUESTS, layer] += len(slots)
-        self.counters.table[Counter.HITS, layer] += len(slots)
-        return slots
+        self.counters.table[Counter.REQUESTS, layer] += self.shape.top_k
+        self.counters.table[Counter.HITS, layer] += self.shape.top_k
+
+    def is_whole(self, layer: int) -> bool:
+        """Whether every expert of a layer is there."""
+        first, num_experts = layer * self.shape.num_experts, self.shape.num_experts
+        return self.cache.states.count(RESIDENT, first, first + num_experts) == num_experts
 
     def forget(self) -> None:
         """Start again with an empty cache, as after a step that failed; counters and history stay."""

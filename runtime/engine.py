@@ -11,9 +11,12 @@ import torch
 from torch import nn
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
+from artifacts.replicas import FULL_BITS
 from runtime.controller import Controller
 from runtime.experts import assign, expert_forward, gather
 from runtime.fused import Fused, OneToken
+from runtime.fused_cuda import FusedCuda
+from runtime.fusing import fused_for
 from runtime.host import on_host
 from runtime.link import DEMAND, PREFETCH, Transfer
 from runtime.model import MoeLayer, MoeModel
@@ -101,9 +104,8 @@ class Engine:
     def lay_out(self, slots: Slots) -> None:
         """The fast tier is these slots from here on, and empty."""
         self._resident = Resident(self._opened, slots, self._slow, self._shadows)
-        kernels = OneToken(self._opened, self._resident) if OneToken.suits(self._opened) else None
-        self._fused = Fused(self._opened, kernels) if self._is_fused else None
-        self._packed = kernels if kernels and kernels.has_packed else None
+        self._fused = fused_for(self._opened)(self._opened, self._resident) if self._is_fused else None
+        self._packed = OneToken(self._opened, self._resident) if Fused.suits(self._opened) else None
 
     def _begin_pass(self, model: nn.Module, args: tuple, kwargs: dict) -> None:
         self.controller.begin_pass(self.watcher.begin_pass(args, kwargs))
@@ -116,12 +118,30 @@ class Engine:
     def _layer_forward(self, layer: MoeLayer) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]:
         def forward(hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
             try:
+                if self._settles_on_device(layer.index, hidden):
+                    return self._fused.settled(layer.index, hidden, ids, weights)
                 return self._step(layer, hidden, ids, weights)
             except BaseException:
                 self.forget()
                 raise
 
         return forward
+
+    def _settles_on_device(self, layer: int, hidden: torch.Tensor) -> bool:
+        """Whether a token's layer needs nothing of the host, which need not even know where its router sends it."""
+        if not (isinstance(self._fused, FusedCuda) and self.controller.holds_all and len(hidden) == 1):
+            return False
+        if self._pending or self.watcher.on_step is not None:
+            return False
+        if not self.controller.is_whole(layer):
+            self._fused.whole.pop(layer, None)
+            return False
+        if layer not in self._fused.whole:
+            first, num_experts = layer * self.controller.shape.num_experts, self.controller.shape.num_experts
+            places = self.controller.cache.places[first : first + num_experts]
+            self._fused.know(layer, [place.slot for place in places])
+        self.controller.count_settled(layer)
+        return True
 
     def _step(self, layer: MoeLayer, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         if self.controller.holds_all and len(hidden) == 1 and self.watcher.on_step is None:
@@ -140,7 +160,7 @@ class Engine:
         """What takes the step's experts as they are computed."""
         if self._fused and len(hidden) == 1:
             own = step.weights if plan.weights is None else plan.weights
-            self._fused.begin(hidden, plan.selected[0].tolist(), own[0])
+            self._fused.begin(layer.experts, hidden, plan.selected[0].tolist(), own[0])
             return self._fused
         if plan.weights is not None:
             weights = self._reweighted(plan.weights, weights)
@@ -161,50 +181,67 @@ class Engine:
         """One token whose experts lie in `slots`, all there: [1, H]. A call more takes as long as a small expert."""
         if self._fused:
             return self._fused.forward(hidden, experts, slots, weights)
-        views = [self._resident.whole(slot) for slot in slots]
-        if self._together:
-            y = self._together.forward(layer.experts, views, hidden)
-        else:
-            y = torch.stack([expert_forward(layer.experts, own, hidden) for own in views])
-        shares = (y * weights.reshape(-1, 1, 1)).to(hidden.dtype).unbind()
+        shares = (self._outputs(layer, hidden, slots) * weights.reshape(-1, 1, 1)).to(hidden.dtype).unbind()
         first, *others = sorted(range(len(experts)), key=experts.__getitem__)
         out = shares[first]  # a sum that starts from zeros, as eager's, would differ in the sign of a zero alone
         for rank in others:
             out += shares[rank]
         return out
 
+    def _outputs(self, layer: MoeLayer, hidden: torch.Tensor, slots: list[int]) -> torch.Tensor:
+        """What each expert that lies in `slots`, whole, makes of a token [1, H]: [n, 1, H]."""
+        if self._packed and self._packed.is_packed(FULL_BITS):
+            return self._packed.whole_outputs(hidden, slots)
+        views = [self._resident.whole(slot) for slot in slots]
+        if self._together:
+            return self._together.forward(layer.experts, views, hidden)
+        return torch.stack([expert_forward(layer.experts, own, hidden) for own in views])
+
     def _compute(self, layer: MoeLayer, plan: Plan, hidden: torch.Tensor, output: StepSum | Fused) -> None:
         """Every used expert: residents first, near ones while loads are under way, arrivals last."""
         self.near.begin(plan.near)
         if not plan.waves:
             self._issue(plan.prefetches, PREFETCH)
+        else:
+            self._issue(plan.waves[0].loads, DEMAND)
         if plan.low:
             output.add(plan.low)
-        for wave in plan.waves:
-            self._issue(wave.loads, DEMAND)
+        for wave, following in plan.in_turn():
             if wave is plan.waves[-1]:
                 self._issue(plan.prefetches, PREFETCH)
             ready = [place for place in wave.resident if place.slot not in self._pending]
             if plan.near and wave is plan.waves[0]:
-                output.add(ready)
+                self._add(ready, output, following)
                 self._compute_near(layer, plan.near, hidden, output)
                 ready = []
-            self._add_arrivals(
-                [place for place in (*wave.resident, *wave.loads) if place.slot in self._pending], ready, output
-            )
+            coming = [place for place in (*wave.resident, *wave.loads) if place.slot in self._pending]
+            self._add_arrivals(coming, ready, output, following)
+            self._issue(tuple(following.values()), DEMAND)
         if not plan.waves:
             self._compute_near(layer, plan.near, hidden, output)
         self.near.finish()
 
-    def _add_arrivals(self, coming: list[Place], ready: list[Place], output: StepSum | Fused) -> None:
+    def _add_arrivals(
+        self, coming: list[Place], ready: list[Place], output: StepSum | Fused, following: dict[int, Place]
+    ) -> None:
         """Compute what is `ready`, then the others as they land; what has landed by then in one go with it."""
         for place in coming:
             if ready and not self.link.has_landed(self._pending[place.slot]):
-                output.add(ready)
+                self._add(ready, output, following)
                 ready = []
             ready.append(self._arrived(place))
         if ready:
-            output.add(ready)
+            self._add(ready, output, following)
+
+    def _add(self, places: list[Place], output: StepSum | Fused, following: dict[int, Place]) -> None:
+        """Compute what is there; what is `following` into a slot sets out as soon as that is free."""
+        if not following:
+            output.add(places)
+            return
+        for place in places:
+            output.add([place])
+            if load := following.pop(place.slot, None):
+                self._issue((load,), DEMAND)
 
     def _arrived(self, place: Place) -> Place:
         """Where to compute an expert: in its slot once it is there, or on the replica that stays rather than wait."""

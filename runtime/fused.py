@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
+from torch import nn
 
 from artifacts.errors import BadUsage
 from artifacts.names import unknown
@@ -33,21 +34,13 @@ class OneToken:
     def __init__(self, opened: MoeModel, resident: Resident) -> None:
         self._shadows, self._forms = resident.shadows, forms_of(resident.slow, resident.shadows)
         self._starts = [slot.data_ptr() for slot in resident.slots]
-        self._like = torch.empty(0, dtype=AS_NUMPY[opened.store.layout.dtype]).numpy()
+        self._like = torch.empty(0, dtype=AS_NUMPY[opened.dtype]).numpy()
         self._token = torch.empty(opened.config.hidden_size)
         self._x = self._token.numpy()
 
-    @property
-    def has_packed(self) -> bool:
-        """Whether there are experts of few bits."""
-        return any(isinstance(form, PackedExperts) for form in self._forms.values())
-
-    @staticmethod
-    def suits(opened: MoeModel) -> bool:
-        """Whether the experts are of the kind that is compiled: gated by SiLU, without bias, each matrix by rows."""
-        module, dtype = opened.layers[0].experts, opened.store.layout.dtype
-        is_plain = gates_by_row(module) and module.is_concatenated and not (module.is_transposed or module.has_bias)
-        return is_plain and opened.model.device.type == "cpu" and dtype in AS_NUMPY
+    def is_packed(self, bits: int) -> bool:
+        """Whether experts of so many bits are packed."""
+        return isinstance(self._forms[bits], PackedExperts)
 
     def take(self, hidden: torch.Tensor) -> None:
         """The token [1, H] that is multiplied from here on."""
@@ -71,23 +64,37 @@ class OneToken:
             token = Token(self._x, np.array([rows[i] for i in own]), y, self._like)
             self._forms[bits].multiply([places[i] for i in own], [starts[i] for i in own], token)
 
+    def whole_outputs(self, hidden: torch.Tensor, slots: Sequence[int]) -> torch.Tensor:
+        """What the whole expert in each slot makes of a token [1, H]: [n, 1, H]."""
+        y = np.zeros((len(slots), hidden.shape[1]), np.float32)
+        self.take(hidden)
+        self.add_whole(slots, y)
+        return torch.from_numpy(y).to(hidden.dtype)[:, None]
+
     def outputs(self, hidden: torch.Tensor, places: Sequence[Place], starts: Sequence[int]) -> torch.Tensor:
-        """What each of `places`, at its start, makes of a token [1, H]: [n, H]."""
+        """What each of `places`, at its start, makes of a token [1, H]: [n, 1, H]."""
         y = np.zeros((len(places), hidden.shape[1]), np.float32)
         self.take(hidden)
         self.add(places, starts, range(len(places)), y)
-        return torch.from_numpy(y).to(hidden.dtype)
+        return torch.from_numpy(y).to(hidden.dtype)[:, None]
 
 
 class Fused:
     """The output of a layer on one token: `begin`, `add` what is there as often as it takes, `finish`."""
 
-    def __init__(self, opened: MoeModel, kernels: OneToken) -> None:
-        self._kernels, self._num_experts = kernels, opened.shape.num_experts
-        self._as_numpy = AS_NUMPY[opened.store.layout.dtype]
+    def __init__(self, opened: MoeModel, resident: Resident) -> None:
+        self._kernels, self._num_experts = OneToken(opened, resident), opened.shape.num_experts
+        self._as_numpy = AS_NUMPY[opened.dtype]
         self._y = np.zeros((opened.shape.top_k, opened.config.hidden_size), np.float32)
 
-    def begin(self, hidden: torch.Tensor, experts: Sequence[int], weights: np.ndarray) -> None:
+    @staticmethod
+    def suits(opened: MoeModel) -> bool:
+        """Whether the experts are of the kind that is compiled: gated by SiLU, without bias, each matrix by rows."""
+        module = opened.layers[0].experts
+        is_plain = gates_by_row(module) and module.is_concatenated and not (module.is_transposed or module.has_bias)
+        return is_plain and opened.model.device.type == "cpu" and opened.dtype in AS_NUMPY
+
+    def begin(self, module: nn.Module, hidden: torch.Tensor, experts: Sequence[int], weights: np.ndarray) -> None:
         """A token [1, H] that goes to `experts`, -1 left out, with `weights` [K] float32."""
         ranks = sorted([(expert, rank) for rank, expert in enumerate(experts) if expert >= 0])
         self._rows = {expert: row for row, (expert, _) in enumerate(ranks)}
@@ -133,7 +140,7 @@ class Fused:
 def alone(opened: MoeModel, contents: Sequence[torch.Tensor]) -> Callable[[int], None]:
     """Computes expert number i of `contents`, uint8 on the CPU, on one token and forgets it: to be timed."""
     form, hidden = form_of(opened.store.layout), opened.layers[0].shapes["down_proj"][0]
-    like = torch.empty(0, dtype=AS_NUMPY[opened.store.layout.dtype]).numpy()
+    like = torch.empty(0, dtype=AS_NUMPY[opened.dtype]).numpy()
     token = Token(np.zeros(hidden, np.float32), np.zeros(1, np.int64), np.zeros((1, hidden), np.float32), like)
     starts = [content.data_ptr() for content in contents]
     return lambda turn: form.multiply((), [starts[turn % len(starts)]], token)

@@ -3,14 +3,16 @@
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from artifacts.expertmaps import ExpertMaps
 from artifacts.provenance import ModelInfo, RunInfo, StoredRun, utc_now
-from artifacts.store import Store
-from artifacts.storedmaps import LEARN, TABLE, latest_maps, map_rows, stored_maps, stored_origins
 from runtime.policies.matching import Learned
+
+if TYPE_CHECKING:  # a run that keeps nothing has no need of what a store takes in memory
+    from artifacts.store import Store
 
 CAPACITY, DISTANCE = 1000, 3  # of maps that begin with none; as `moectl build-maps`
 _PATIENCE_S = 10.0  # for whoever has the store: what they write takes less
@@ -41,6 +43,9 @@ def keep(
     Maps that were learned before give way to these; what `moectl build-maps` made stays. Raises OutOfResources (store
     in use, disk full) and BadInput; everything that the store held is then still there.
     """
+    from artifacts.store import Store
+    from artifacts.storedmaps import LEARN, TABLE, latest_maps, map_rows, stored_origins
+
     if not learned.num_iterations:
         return None
     with Store.open(store_path, patience_s=_PATIENCE_S) as store:
@@ -69,8 +74,10 @@ def keep(
     return Kept(run_id, len(maps), learned.num_iterations, latest.run_id if is_newer else None)
 
 
-def _joined(store: Store, latest: StoredRun, learned: Learned) -> tuple[ExpertMaps, np.ndarray]:
+def _joined(store: "Store", latest: StoredRun, learned: Learned) -> tuple[ExpertMaps, np.ndarray]:
     """The store's maps with those newcomers that are still held, and where each went."""
+    from artifacts.storedmaps import stored_maps
+
     maps = stored_maps(store, run_id=latest.run_id)
     return maps, maps.add(*(part[learned.newcomers] for part in (learned.maps.embeddings, learned.maps.probabilities)))
 

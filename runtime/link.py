@@ -78,22 +78,27 @@ class Link(Protocol):
 
 
 class ThreadLink:
-    """A link whose transfers run one after another on a thread of its own. Subclasses say how one expert is moved.
+    """A link whose transfers run on threads of its own. Subclasses say how many, and how one expert is moved.
 
-    They also count: `copy_s` seconds of moving so far, in which `_copied_nbytes` came.
+    Demands go as they come, on all threads; a prefetch begins only when nothing else is under way, so that a demand
+    finds at most one before it. Subclasses also count: `copy_s` seconds of moving so far, in which `_copied_nbytes`
+    came.
     """
 
     kind = "thread"
+    num_threads = 1
 
     def __init__(self, source: Source, shape: Shape) -> None:
         self._source, self._shape = source, shape
         self._queue: list[tuple[int, int, ThreadTransfer]] = []
         self._order = count()
         self._wake = threading.Condition()
-        self._closed = False
+        self._closed, self._num_running = False, 0
         self._stall_s, self.copy_s, self._copied_nbytes = 0.0, 0.0, 0
-        self._thread = threading.Thread(target=self._serve, name=f"moectl-{self.kind}-link", daemon=True)
-        self._thread.start()
+        name = f"moectl-{self.kind}-link"
+        self._threads = [threading.Thread(target=self._serve, name=name, daemon=True) for _ in range(self.num_threads)]
+        for thread in self._threads:
+            thread.start()
 
     def issue(self, key: int, slot: torch.Tensor, *, urgency: int, bits: int = FULL_BITS) -> ThreadTransfer:
         transfer = ThreadTransfer(key, slot, urgency, bits)
@@ -137,8 +142,9 @@ class ThreadLink:
             self._closed = True
             left = [entry[2] for entry in self._queue]
             self._queue.clear()
-            self._wake.notify()
-        self._thread.join()
+            self._wake.notify_all()
+        for thread in self._threads:
+            thread.join()
         for transfer in left:  # a generation that was broken off may still wait for it, and would for ever
             transfer.error = RuntimeError(_CLOSED)
             transfer.landed.set()
@@ -151,39 +157,38 @@ class ThreadLink:
                 heapq.heapify(self._queue)
                 transfer.urgency = DEMAND
                 heapq.heappush(self._queue, (DEMAND, next(self._order), transfer))
+                self._wake.notify()
 
     def _serve(self) -> None:
-        while True:
-            with self._wake:
-                while not self._queue and not self._closed:
-                    self._wake.wait()
-                if self._closed:
-                    return
-                transfer = heapq.heappop(self._queue)[2]
-                transfer.started = True
+        while (transfer := self._begun()) is not None:
             try:
                 self._move(transfer)
             except BaseException as error:  # handed to whoever collects the transfer
                 transfer.error = error
+            with self._wake:
+                self._num_running -= 1
             transfer.landed.set()
+
+    def _begun(self) -> ThreadTransfer | None:
+        """The next transfer, begun; None once the link is closed."""
+        with self._wake:
+            while not self._closed and not self._may_begin():
+                self._wake.wait()
+            if self._closed:
+                return None
+            transfer = heapq.heappop(self._queue)[2]
+            transfer.started = True
+            self._num_running += 1
+            return transfer
+
+    def _may_begin(self) -> bool:
+        return bool(self._queue) and (self._queue[0][0] == DEMAND or not self._num_running)
 
     def _read(self, transfer: ThreadTransfer, out: torch.Tensor) -> None:
         self._source.read(*divmod(transfer.key, self._shape.num_experts), out, bits=transfer.bits)
 
     def _move(self, transfer: ThreadTransfer) -> None:
         raise NotImplementedError
-
-
-class DiskLink(ThreadLink):
-    """Reads experts from the checkpoint as they are wanted; what the process holds is its slots."""
-
-    kind = "disk"
-
-    def _move(self, transfer: Transfer) -> None:
-        begin_s = time.perf_counter()
-        self._read(transfer, transfer.slot)
-        self.copy_s += time.perf_counter() - begin_s
-        self._copied_nbytes += transfer.slot.nbytes
 
 
 class PacedLink:

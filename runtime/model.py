@@ -9,13 +9,14 @@ import torch
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from artifacts.errors import BadInput
+from artifacts.replicas import FULL_BITS
 from artifacts.shape import Shape
 from runtime.checkpoint import Checkpoint, open_checkpoint
 from runtime.expert_keys import locate_experts
 from runtime.layers import MoeLayer, moe_layers
 from runtime.locate import locate, read_config
 from runtime.skeleton import build_skeleton, load_generation_config, load_resident, parse_config
-from runtime.weights import DiskStore, ExpertLayout
+from runtime.weights import DiskStore, ExpertLayout, Reader
 
 VOLATILE = {"transformers_version", "_name_or_path"}  # who saved it and where, not what it is
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
@@ -25,7 +26,9 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model",
 class MoeModel:
     """`model` in evaluation mode, experts on `meta`; `store` reads them from the checkpoint by layer and expert.
 
-    `tokenizer` is None when the folder has none; `fingerprint` tells models apart, wherever their folders lie.
+    `tokenizer` is None when the folder has none; `fingerprint` tells models apart, wherever their folders lie. On a
+    `base` of few bits (runtime/base.py) `store` reads replicas and `shape` has their bytes; `dtype` and `stored_shape`,
+    by which stores know the model, stay the checkpoint's.
     """
 
     model: PreTrainedModel
@@ -33,9 +36,12 @@ class MoeModel:
     tokenizer: PreTrainedTokenizerBase | None
     layers: tuple[MoeLayer, ...]
     shape: Shape
-    store: DiskStore
+    store: Reader
     fingerprint: str
     family: str
+    dtype: torch.dtype
+    stored_shape: Shape
+    base: int = FULL_BITS
 
 
 def open_model(name: str, *, dtype: torch.dtype | None = None, device: str | torch.device = "cpu") -> MoeModel:
@@ -73,6 +79,8 @@ def open_model(name: str, *, dtype: torch.dtype | None = None, device: str | tor
         store=DiskStore(checkpoint, layout, shape=shape, pieces=located.pieces),
         fingerprint=_fingerprint(stored_config, checkpoint),
         family=config.model_type,
+        dtype=dtype,
+        stored_shape=shape,
     )
 
 

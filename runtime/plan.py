@@ -1,5 +1,6 @@
 """What the controller asks the engine to do for one step, and nothing about how."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,7 +26,8 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Wave:
-    """Experts that share the fast tier: `resident` start at once, or when they land; `loads` come over the link."""
+    """Experts that share the fast tier: `resident` start at once, or when they land; `loads` come over the link, each as
+    soon as its slot is free."""
 
     resident: tuple[Place, ...]
     loads: tuple[Place, ...]
@@ -45,3 +47,8 @@ class Plan:
     near: tuple[Place, ...]
     low: tuple[Place, ...]
     prefetches: tuple[Place, ...]
+
+    def in_turn(self) -> Iterator[tuple[Wave, dict[int, Place]]]:
+        """Each wave, and by slot the loads of the next one: what lies in the slots is computed first."""
+        for wave, after in zip(self.waves, (*self.waves[1:], None), strict=False):
+            yield wave, {load.slot: load for load in after.loads} if after else {}

@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from artifacts.hardware import Machine
 from artifacts.shape import Shape
 from runtime.experts import expert_forward
-from runtime.fused import alone
+from runtime.fusing import alone
 from runtime.link import DEMAND, Link
 from runtime.model import MoeModel
 from runtime.timing import rounded_window
@@ -82,12 +82,14 @@ def expert_seconds(opened: MoeModel, *, is_fused: bool = False) -> float:
     device, module, contents = opened.model.device, opened.layers[0].experts, some_contents(opened)
     if is_fused:
         return _median_seconds(alone(opened, contents), device, turns=200)
-    views = [opened.store.layout.views(content) for content in contents]
-    x = torch.zeros(1, opened.config.hidden_size, dtype=opened.store.layout.dtype, device=device)
-    return _median_seconds(lambda turn: expert_forward(module, views[turn % len(views)], x), device, turns=200)
+    views, project = [opened.store.layout.views(content) for content in contents], opened.store.layout.project
+    x = torch.zeros(1, opened.config.hidden_size, dtype=opened.dtype, device=device)
+    return _median_seconds(
+        lambda turn: expert_forward(module, views[turn % len(views)], x, project=project), device, turns=200
+    )
 
 
-def some_experts(opened: MoeModel) -> list[dict[str, torch.Tensor]]:
+def some_experts(opened: MoeModel) -> list[Mapping[str, object]]:
     """A few experts of the first layer in the fast tier, by the names of their parts."""
     return [opened.store.layout.views(content) for content in some_contents(opened)]
 

@@ -1,8 +1,9 @@
 """Replicas below full precision as the runtime holds them: how one lies in its slot, and reading it from its file."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 
@@ -11,6 +12,7 @@ from artifacts.packing import PARTS, Packed
 from artifacts.replicas import Replicas, in_memory
 from artifacts.shape import Shape
 from runtime.checkpoint import Shard, StoredTensor
+from runtime.lowbit import project_packed
 from runtime.model import MoeModel
 from runtime.weights import Part
 
@@ -21,6 +23,9 @@ class ReplicaLayout:
 
     `num_inputs`: of each projection. Parts are named `gate_up_proj.qweight` or `gate_up_proj_bias`.
     """
+
+    project: ClassVar[Callable[..., torch.Tensor]] = staticmethod(project_packed)
+    dtype: ClassVar[torch.dtype] = torch.int32
 
     bits: int
     parts: tuple[Part, ...]
@@ -94,9 +99,9 @@ class ReplicaStore:
 
 def open_replicas(opened: MoeModel, replicas: Replicas | None, widths: Sequence[int]) -> dict[int, ReplicaStore]:
     """The stores of these widths, by bits. Raises BadInput or Incompatible for files that are not what they should."""
-    axis = 0 if opened.layers[0].experts.is_transposed else 1
-    parts = opened.store.layout.parts
-    num_inputs = {part.name: part.shape[axis] for part in parts if not part.name.endswith("_bias")}
+    first = opened.layers[0]
+    axis = 0 if first.experts.is_transposed else 1
+    num_inputs = {name: shape[axis] for name, shape in first.shapes.items() if not name.endswith("_bias")}
     return {bits: ReplicaStore(replicas.files, bits=bits, shape=opened.shape, num_inputs=num_inputs) for bits in widths}
 
 

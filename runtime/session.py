@@ -10,12 +10,14 @@ import torch
 
 from artifacts.errors import BadUsage
 from artifacts.hardware import machine
+from artifacts.replicas import FULL_BITS
 from runtime import budget as sizes
 from runtime import solving
 from runtime.assembly import build_controller, fast_tier, lay_out, pools
 from runtime.cache import Scope
 from runtime.engine import Engine
-from runtime.fused import EXACT, FUSED, OneToken, check_experts
+from runtime.fused import EXACT, FUSED, check_experts
+from runtime.fusing import NAMES, fused_for
 from runtime.generate import Sampling, Token, stream
 from runtime.learning import no_maps
 from runtime.lowbit import kernel_name, make_ready
@@ -106,9 +108,10 @@ class Session:
         self.fallbacks += self.policies.fallbacks
         num_slots = fast.num_slots
         window = sizes.nbytes(settings.window) if settings.window else None
-        is_asked = settings.experts == FUSED and OneToken.suits(opened)
+        self._fused = fused_for(opened, is_cut=fast.split is not None)
+        is_asked = settings.experts == FUSED and self._fused is not None
         # The sum over the halves of an expert is not the module's to the bit in torch either, but farther from it.
-        self.is_fused = is_asked or fast.split is not None and OneToken.suits(opened)
+        self.is_fused = is_asked or fast.split is not None and self._fused is not None
         choice = resolve_link(
             opened, link=settings.link, near=settings.near, scaled_to=settings.scaled_to, is_fused=is_asked
         )
@@ -144,9 +147,7 @@ class Session:
             self.matching.run_in_background()
             self.watcher.on_embedding = self.matching.begin
         self._next_request = 0
-        if fast.shadows is not None or self.policies.widths:
-            resident = set() if fast.shadows is None else set(fast.shadows.tolist())
-            make_ready(sorted(resident | set(self.policies.widths)), opened.model.device)
+        make_ready(self._computed_widths(), opened.model.device)
         self.reconfiguration = self._reconfiguration()
         if settings.experts == FUSED and not self.is_fused:
             self.fallbacks.append(
@@ -213,13 +214,14 @@ class Session:
         return {
             "model": self.opened.config.name_or_path or self.opened.family,
             "family": self.opened.family,
-            "dtype": str(self.opened.store.layout.dtype).removeprefix("torch."),
+            "dtype": str(self.opened.dtype).removeprefix("torch."),
+            "base_bits": self.opened.base,
             "device": str(self.opened.model.device),
             "threads": torch.get_num_threads(),
             "preset": preset(self.settings.preset).name,
             "tuned_for": preset(self.settings.preset).tuned_for,
             "policies": {axis: describe(getattr(self.policies, axis)) for axis in POLICIES},
-            "experts_of_a_token": "fused" if self.is_fused else "torch",
+            "experts_of_a_token": NAMES[self._fused] if self.is_fused else "torch",
             "scope": str(self.scope),
             "slots": cache.num_slots,
             "experts": cache.shape.num_keys,
@@ -284,6 +286,11 @@ class Session:
         stores = open_replicas(self.opened, artefacts.replicas, sorted(set(fast.shadows.tolist())))
         return Shadows(stores, fast.shadows, self.opened.model.device)
 
+    def _computed_widths(self) -> list[int]:
+        """Bits at which experts are computed below the checkpoint's precision."""
+        resident = () if self.fast.shadows is None else self.fast.shadows.tolist()
+        return sorted({self.opened.base, *self.policies.widths, *resident} - {FULL_BITS})
+
     def _learning(self, artefacts: Artefacts) -> Artefacts:
         shape, hidden = self.opened.shape, self.opened.model.get_input_embeddings().weight.shape[1]
         empty = no_maps(num_layers=shape.num_layers, num_experts=shape.num_experts, hidden=hidden)
@@ -292,7 +299,7 @@ class Session:
     def _replicas(self) -> dict[str, object]:
         """What is computed below full precision, where, and by which kernel; and how many experts that counted as
         resident were computed so all the same, because they had not landed."""
-        if "replicas" not in self.policies.requires:
+        if not self._computed_widths():
             return {}
         shadows = self.controller.cache.shadows
         bits, counts = np.unique(shadows, return_counts=True) if shadows is not None else ((), ())

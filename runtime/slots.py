@@ -9,7 +9,10 @@ from runtime.weights import aligned, round_up
 
 
 class Slots:
-    """`slots[i]` is uint8 [nbytes of its pool]; all begin on borders of 64 bytes. Raises OutOfResources."""
+    """`slots[i]` is uint8 [nbytes of its pool]; all begin on borders of 64 bytes. Raises OutOfResources.
+
+    `arena` is the buffer, and `starts[i]` where slot i begins in it: kernels find an expert by the number of its slot.
+    """
 
     def __init__(self, pools: Sequence[Pool], device: torch.device) -> None:
         sizes = [pool.slot_nbytes for pool in pools for _ in range(pool.num_slots)]
@@ -17,11 +20,12 @@ class Slots:
         for size in sizes:
             starts.append(starts[-1] + round_up(size))
         self.nbytes, self.device = starts[-1], device
+        self.starts = starts[:-1]
         if device.type == "cpu":
-            buffer = aligned(self.nbytes)
+            self.arena = aligned(self.nbytes)
         else:
-            buffer = torch.empty(self.nbytes, dtype=torch.uint8, device=device)
-        self._slots = [buffer[start : start + size] for start, size in zip(starts, sizes, strict=False)]
+            self.arena = torch.empty(self.nbytes, dtype=torch.uint8, device=device)
+        self._slots = [self.arena[start : start + size] for start, size in zip(self.starts, sizes, strict=True)]
 
     def __len__(self) -> int:
         return len(self._slots)

@@ -6,12 +6,11 @@ from dataclasses import dataclass
 import torch
 
 from artifacts.replicas import FULL_BITS
-from runtime.experts import project
 from runtime.lowbit import project_packed
 from runtime.model import MoeModel
 from runtime.plan import Place
 from runtime.replicas import ReplicaStore
-from runtime.together import Together, together_for
+from runtime.together import OneByOne, Together, together_for
 from runtime.weights import DiskStore, RamStore
 
 
@@ -47,10 +46,10 @@ class SlowTier:
         """What lies at the start of `buffer`, as `expert_forward` takes it with `projecting`; nothing is copied."""
         return self.stores[place.bits].layout.views(buffer)
 
-    def together(self, opened: MoeModel) -> Together | None:
+    def together(self, opened: MoeModel) -> Together | OneByOne | None:
         """What computes several at once on one token, where that pays and gives the same bits."""
         return together_for(opened)
 
     def projecting(self, bits: int) -> Callable[..., torch.Tensor]:
-        """How an expert at so many bits is multiplied."""
-        return project if bits == FULL_BITS else project_packed
+        """How an expert at so many bits is multiplied, here or where a replica stays."""
+        return self.stores[FULL_BITS].layout.project if bits == FULL_BITS else project_packed

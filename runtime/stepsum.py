@@ -9,7 +9,7 @@ from runtime.experts import Assigned, accumulate, gather, weigh
 from runtime.fused import OneToken
 from runtime.plan import Place
 from runtime.resident import Resident, is_full
-from runtime.together import Together
+from runtime.together import OneByOne, Together
 
 
 class StepSum:
@@ -22,7 +22,7 @@ class StepSum:
         self,
         module: nn.Module,
         resident: Resident,
-        together: Together | None,
+        together: Together | OneByOne | None,
         packed: OneToken | None,
         *,
         hidden: torch.Tensor,
@@ -54,7 +54,7 @@ class StepSum:
 
     def computes(self, place: Place) -> bool:
         """Whether `add_elsewhere` does."""
-        return self._packed is not None and not is_full(place)
+        return self._packed is not None and self._packed.is_packed(place.bits)
 
     def add_elsewhere(self, place: Place, content: torch.Tensor) -> None:
         """Compute one token's replica that lies outside the fast tier: `content`, uint8 on the CPU."""
@@ -76,8 +76,8 @@ class StepSum:
         self._add_outputs(places, self._packed.outputs(self._hidden, places, starts))
 
     def _add_outputs(self, places: Sequence[Place], outputs: torch.Tensor) -> None:
-        """[n, 1, H] or [n, H] of one token."""
-        for place, y in zip(places, outputs.view(len(places), 1, -1).unbind(), strict=True):
+        """[n, 1, H] of one token."""
+        for place, y in zip(places, outputs.unbind(), strict=True):
             self.add_output(self._expert(place), y)
 
     def _expert(self, place: Place) -> int:

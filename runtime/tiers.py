@@ -11,7 +11,8 @@ from artifacts.hardware import machine
 from artifacts.replicas import FULL_BITS
 from runtime import budget as sizes
 from runtime.cudalink import CudaLink
-from runtime.link import DiskLink, EmulatedLink, Link
+from runtime.disklink import DiskLink
+from runtime.link import EmulatedLink, Link
 from runtime.model import MoeModel
 from runtime.near import NearTier
 from runtime.policies.base import Split

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 
 import numpy as np
@@ -20,6 +20,10 @@ class Work:
 
     memory_s: float
     token_s: float = 0.0
+
+    def scaled(self, share: float) -> "Work":
+        """The same on so many of the bytes."""
+        return Work(self.memory_s * share, self.token_s)
 
     def seconds(self, num_tokens: int, *, share: float = 1.0) -> float:
         """`share` of the bytes are read, as of a replica of fewer bits."""
@@ -69,6 +73,20 @@ class Costs:
             ),
             rest=work(4 * model.hidden**2 * 2 + model.shared_nbytes),
             head=work(model.vocabulary * model.hidden * 2),
+        )
+
+    def on_base(self, bits: int, share: float) -> "Costs":
+        """Where experts' own form is their replica of so many bits, `share` of their bytes."""
+        if bits == FULL_BITS:
+            return self
+        fast = self.shares.get(bits, share)
+        return replace(
+            self,
+            expert=self.expert.scaled(fast),
+            load_s=self.load_s * share,
+            near=self.near.scaled(share),
+            near_host_s=self.near_host_s * fast,
+            shares={width: own / fast for width, own in self.shares.items() if width < bits},
         )
 
     def window_nbytes(self, expert_nbytes: int, top_k: int) -> int:
@@ -132,12 +150,14 @@ class Timing:
         self.passes[-1].near_s += near_s
         if not plan.waves:
             self._issue(plan.prefetches, is_demand=False)
-        self._compute(plan.low, tokens)
-        for wave in plan.waves:
-            self._issue(wave.loads, is_demand=True)
+        else:
+            self._issue(plan.waves[0].loads, is_demand=True)
+        self._compute(plan.low, tokens, {})
+        for wave, following in plan.in_turn():
             if wave is plan.waves[-1]:
                 self._issue(plan.prefetches, is_demand=False)
-            self._compute((*wave.resident, *wave.loads), tokens)
+            self._compute((*wave.resident, *wave.loads), tokens, following)
+            self._issue(tuple(following.values()), is_demand=True)
         self._now_s = max(self._now_s, near_ends_s)
 
     def summary(self) -> dict[str, float | None]:
@@ -154,21 +174,27 @@ class Timing:
             "near_ms": fmean(one.near_s for one in decode) * 1e3 if decode else None,
         }
 
-    def _compute(self, places: tuple[Place, ...], tokens: list[int] | None) -> None:
-        """What is there first, arrivals in the order in which they land."""
+    def _compute(self, places: tuple[Place, ...], tokens: list[int] | None, following: dict[int, Place]) -> None:
+        """What is there first, arrivals in the order in which they land; each slot is free for what is `following`."""
         self._link.advance(self._now_s)
         coming = []
         for place in places:
             transfer = self._pending.pop(place.slot, None) if place.slot != NO_SLOT else None
             if transfer is None or transfer.lands_s <= self._now_s:
-                self._now_s += self._expert_seconds(place, tokens)
+                self._compute_one(place, tokens, following)
             else:
                 coming.append((place, transfer))
         for _, transfer in coming:
             self._link.hurry(transfer)
         for place, transfer in sorted(coming, key=lambda pair: pair[1].lands_s):
             self.passes[-1].stall_s += max(0.0, transfer.lands_s - self._now_s)
-            self._now_s = max(self._now_s, transfer.lands_s) + self._expert_seconds(place, tokens)
+            self._now_s = max(self._now_s, transfer.lands_s)
+            self._compute_one(place, tokens, following)
+
+    def _compute_one(self, place: Place, tokens: list[int] | None, following: dict[int, Place]) -> None:
+        self._now_s += self._expert_seconds(place, tokens)
+        if load := following.pop(place.slot, None):
+            self._issue((load,), is_demand=True)
 
     def _expert_seconds(self, place: Place, tokens: list[int] | None) -> float:
         return self._seconds(self._costs.expert, place, tokens, self._fast_share)

@@ -5,13 +5,14 @@ speed of a plain copy. Both are saved by copying the experts of a token side by 
 cache, and multiplying them as a batch.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 from torch import nn
 from transformers.activations import SiLUActivation
 from transformers.integrations.moe import _default_apply_gate
 
+from artifacts.replicas import FULL_BITS
 from runtime.experts import expert_forward, project
 from runtime.model import MoeModel
 from runtime.weights import ExpertLayout, aligned
@@ -20,6 +21,17 @@ _LIMIT = 8 << 20  # bytes of a token's experts: what is larger leaves the cache 
 _DRAWS = 8
 
 Views = dict[str, torch.Tensor]
+
+
+class OneByOne:
+    """In the place of `Together`: one expert after another, packed, as `project` multiplies them."""
+
+    def __init__(self, project: Callable[..., torch.Tensor]) -> None:
+        self._project = project
+
+    def forward(self, module: nn.Module, experts: Sequence[Views], x: torch.Tensor) -> torch.Tensor:
+        """n experts on one token: x [1, H] -> [n, 1, H]."""
+        return torch.stack([expert_forward(module, views, x, project=self._project) for views in experts])
 
 
 class Together:
@@ -55,11 +67,13 @@ def one_by_one(module: nn.Module, experts: Sequence[Views], name: str, x: torch.
 
 
 @torch.no_grad()
-def together_for(opened: MoeModel) -> Together | None:
+def together_for(opened: MoeModel) -> Together | OneByOne | None:
     """What gives the same bits as one expert after another on this machine.
 
     None if nothing does, on a GPU, and for experts that are too large to gain by it.
     """
+    if opened.base != FULL_BITS:
+        return OneByOne(opened.store.layout.project)
     if not pays_together(opened) or not gates_by_row(opened.layers[0].experts):
         return None
     trial = _Trial(opened)

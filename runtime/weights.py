@@ -3,13 +3,14 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 
 from artifacts.errors import BadInput, OutOfResources
 from artifacts.shape import Shape
 from runtime.checkpoint import Checkpoint, Shard, read_tensor
+from runtime.experts import project
 
 ALIGNMENT = 64  # bytes; CPU kernels round differently on other borders, and results stop being bit-identical
 
@@ -27,6 +28,8 @@ class Part:
 @dataclass(frozen=True, slots=True)
 class ExpertLayout:
     """How the parts of one expert lie in a slot: each on a 64-byte border, all of one dtype."""
+
+    project: ClassVar[Callable[..., torch.Tensor]] = staticmethod(project)
 
     parts: tuple[Part, ...]
     dtype: torch.dtype
@@ -78,6 +81,9 @@ class _Run:
 
 class Layout(Protocol):
     """How an expert of one precision lies in a slot."""
+
+    dtype: torch.dtype  # that most of it is stored in
+    project: Callable[..., torch.Tensor]  # what `expert_forward` multiplies by it with
 
     @property
     def nbytes(self) -> int: ...

@@ -17,6 +17,7 @@ from artifacts.tracefile import read_parquet
 from runtime.cache import Scope
 from runtime.derived import maps
 from runtime.policies import POLICIES
+from runtime.policies.miss.buddy import STAND_INS
 from tests.runtime.contract import Case, run
 
 DATA = Path(__file__).parent.parent / "tests" / "data"
@@ -26,6 +27,7 @@ NUM_MAPS = 200  # of the requests that are not replayed
 SLOTS = (16, 32, 48, 64, 96, 128, 192, 240)  # of 256; the first two are fewer than one token wants, or just as many
 QUARTER = (64,)  # for the other axes, which run over lru
 REQUESTS = 2
+VARIANTS = tuple(f"miss/buddy:quota=0.2,stand_in={name}" for name in STAND_INS)
 COUNTERS = (
     "hits",
     "late",
@@ -42,8 +44,8 @@ Row = dict[str, list[list[int]]]  # by scope, for each number of slots the count
 
 
 def every_row() -> list[str]:
-    """`axis/policy` of the whole table."""
-    return [f"{axis}/{name}" for axis, table in POLICIES.items() for name in table]
+    """`axis/policy` of the whole table, and the variants that have counts of their own."""
+    return [f"{axis}/{name}" for axis, table in POLICIES.items() for name in table] + list(VARIANTS)
 
 
 def count(row: str) -> Row:

@@ -43,7 +43,7 @@ def parse_shard(text: str) -> tuple[int, int]:
 
 
 def model_info(name: str, opened: MoeModel) -> ModelInfo:
-    return ModelInfo(name, opened.fingerprint, opened.family, opened.shape)
+    return ModelInfo(name, opened.fingerprint, opened.family, opened.stored_shape)
 
 
 def read_data(opened: MoeModel, request: Request) -> Data:

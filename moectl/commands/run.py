@@ -13,12 +13,14 @@ from transformers import PreTrainedTokenizerBase
 from artifacts.errors import BadInput, BadUsage
 from artifacts.files import check_writable
 from artifacts.provenance import utc_now
+from artifacts.replicas import FULL_BITS, check_base
 from artifacts.store import Store
 from artifacts.tracefile import write_parquet
 from moectl.bundled import demo_model
 from moectl.commands.profile import check_store, model_info
 from moectl.opening import open_quietly
 from moectl.render import Sheet, human_bytes, show_json, show_sheet
+from runtime.base import on_base
 from runtime.counters import AT_BITS, hit_rate
 from runtime.generate import Sampling, Timing, Token
 from runtime.learning import keep
@@ -39,6 +41,7 @@ def run_command(
     is_chat: bool,
     trace: Path | None,
     store: Path,
+    base: int,
     as_json: bool,
 ) -> None:
     """The whole of `moectl run`: one prompt, or a chat, and what it took."""
@@ -51,7 +54,8 @@ def run_command(
     name = name or str(demo_model())
     if settings.learn:
         check_store(store)
-    with open_session(name, settings, store=store) as session, keeping_maps(session, name, store=store):
+    check_base(base)
+    with open_session(name, settings, store=store, base=base) as session, keeping_maps(session, name, store=store):
         if is_chat:
             for answer in chat(session, sampling):
                 print(took(answer), file=sys.stderr)
@@ -108,22 +112,25 @@ class Answer:
     receipt: dict[str, object]
 
 
-def open_session(name: str, settings: Settings, *, store: Path) -> Session:
-    """A session with what the store knows of this model; without a store, with nothing."""
+def open_session(name: str, settings: Settings, *, store: Path, base: int = FULL_BITS) -> Session:
+    """A session on a base, with what the store knows of this model; without a store, with nothing."""
     opened = open_quietly(name, device=settings.device)
     if isinstance(settings.preset, Preset):
         own = find_presets([settings.preset.name], store, model_id=opened.fingerprint[:16])
         settings = replace(settings, preset=own.get(settings.preset.name, settings.preset))
-    return Session(opened, settings, artefacts=artefacts_for(name, opened, settings, store=store))
+    known = artefacts_for(name, opened, settings, store=store, base=base)
+    opened, artefacts = on_base(opened, known, base)
+    return Session(opened, settings, artefacts=artefacts)
 
 
-def artefacts_for(name: str, opened: MoeModel, settings: Settings, *, store: Path) -> Artefacts:
-    """What the chosen policies want; a store they do not need is not opened, and one of another model is refused only
-    where they cannot do without it. Raises Incompatible."""
-    if not settings.wants or not store.exists():
+def artefacts_for(name: str, opened: MoeModel, settings: Settings, *, store: Path, base: int = FULL_BITS) -> Artefacts:
+    """What the base and the chosen policies want; a store they do not need is not opened, and one of another model is
+    refused only where they cannot do without it. Raises Incompatible."""
+    is_packed = base != FULL_BITS
+    if not (settings.wants or is_packed) or not store.exists():
         return Artefacts()
     with Store.open(store, read_only=True) as held:
-        is_needed = settings.requires and not settings.learn
+        is_needed = is_packed or settings.requires and not settings.learn
         if not is_needed and opened.fingerprint not in {model.fingerprint for model in held.models()}:
             return Artefacts()
         model = held.require_model(opened.fingerprint, name=name)

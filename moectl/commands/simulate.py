@@ -8,10 +8,11 @@ from artifacts.errors import BadUsage, Incompatible
 from artifacts.hardware import Machine, machine
 from artifacts.measured import REMEDY, profile_for
 from artifacts.modelshapes import ModelShape
+from artifacts.replicas import FULL_BITS, check_base
 from artifacts.store import Store
 from artifacts.trace import Trace
 from moectl.render import NumBytes, Sheet, human_bytes, show_json, show_sheet
-from moectl.tracesource import Source, open_source
+from moectl.tracesource import Opened, Source, on_base, open_source
 from runtime import budget as sizes
 from runtime.cache import Scope
 from runtime.counters import hit_rate
@@ -37,11 +38,13 @@ class Request:
     machine: str = "a100-pcie4"
     compare: str | None = None
     reconfigure_every: int | None = None
+    base: int = FULL_BITS
     stored: Mapping[str, Preset] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.scope not in (None, *Scope):
             raise BadUsage(f"scope is layer or global, not {self.scope!r}")
+        check_base(self.base)
         if self.machine != HERE:
             machine(self.machine)
         for setting in self.settings():
@@ -79,6 +82,7 @@ class Simulated:
     machine: Machine
     source: str
     assumed: list[str]
+    base: int
 
 
 def simulate(source: Source, request: Request) -> Simulated:
@@ -89,7 +93,7 @@ def simulate(source: Source, request: Request) -> Simulated:
     if opened.model_id:
         request = replace(request, stored=find_presets(request.stored, source.store, model_id=opened.model_id))
         settings = request.settings()
-    found, costs = costs_on(request.machine, opened.model, source.store)
+    opened, found, costs = placed(opened, request.machine, source.store, base=request.base)
     workload = Workload(
         opened.trace,
         opened.model,
@@ -103,18 +107,23 @@ def simulate(source: Source, request: Request) -> Simulated:
     beside = [workload.run(setting) for setting in (plain, *oracles(plain))]
     shown = [_identity(outcome) for outcome in asked]
     beside = [outcome for outcome in beside if _identity(outcome) not in shown]
-    return Simulated(asked, beside, opened.trace, opened.model, workload.machine, opened.name, workload.assumed)
+    return Simulated(
+        asked, beside, opened.trace, opened.model, workload.machine, opened.name, workload.assumed, request.base
+    )
 
 
-def costs_on(name: str, model: ModelShape, path: Path) -> tuple[Machine, Costs | None]:
-    """A named machine, or `here`: this one, with what the store's hardware profile says that the model costs on it."""
+def placed(opened: Opened, name: str, path: Path, *, base: int) -> tuple[Opened, Machine, Costs | None]:
+    """What is replayed, on its base and on a named machine, or `here`: on this one, with what the store's hardware
+    profile says that the model costs on it."""
+    based, shape = on_base(opened, base), opened.model.shape
     if name != HERE:
-        return machine(name), None
+        return based, machine(name), None
     if not path.exists():
         raise Incompatible(f"there is no store {path} with a hardware profile: {REMEDY}, or name a machine")
     with Store.open(path, read_only=True) as store:
-        profile = profile_for(store, model.shape, name=model.name)
-    return machine_of(profile, model.shape), costs_of(profile, model.shape)
+        profile = profile_for(store, shape, name=opened.model.name)
+    costs = costs_of(profile, shape).on_base(base, based.model.shape.expert_nbytes / shape.expert_nbytes)
+    return based, machine_of(profile, shape), costs
 
 
 def show(simulated: Simulated, *, as_json: bool) -> None:
@@ -159,12 +168,17 @@ def comparison(simulated: Simulated) -> Sheet:
     rows = [_row(outcome) for outcome in (*simulated.asked, *simulated.beside)]
     shape = simulated.model.shape
     note = (
-        f"{shape.num_layers} layers of {shape.num_experts} experts ({human_bytes(shape.expert_nbytes)} each), "
-        f"{shape.top_k} per token; belady: loading on demand with the future known; "
+        f"{shape.num_layers} layers of {shape.num_experts} experts ({human_bytes(shape.expert_nbytes)} each"
+        f"{of_base(simulated.base)}), {shape.top_k} per token; belady: loading on demand with the future known; "
         "oracle: that, and prefetching of what is really wanted, as far as the link carries"
     )
     title = f"{simulated.source} on {simulated.machine.name}, on virtual time"
     return Sheet(title, columns, rows, note)
+
+
+def of_base(bits: int) -> str:
+    """What to add to a size where experts are not the checkpoint's."""
+    return "" if bits == FULL_BITS else f", replicas of {bits} bits"
 
 
 def receipt(simulated: Simulated) -> dict[str, object]:
@@ -179,6 +193,7 @@ def receipt(simulated: Simulated) -> dict[str, object]:
         "experts_per_layer": shape.num_experts,
         "top_k": shape.top_k,
         "expert_bytes": shape.expert_nbytes,
+        "base_bits": simulated.base,
         "preset": preset(first.setting.preset).name,
         "tuned_for": preset(first.setting.preset).tuned_for,
         "policies": first.policies,

@@ -13,11 +13,14 @@ from artifacts import storedpresets
 from artifacts.errors import BadUsage
 from artifacts.modelshapes import MODELS
 from artifacts.provenance import RunInfo, utc_now
+from artifacts.replicas import FULL_BITS
 from artifacts.store import Store
+from moectl.benchlive import loss_of_base
 from moectl.bundled import demo_model
 from moectl.commands.profile import check_store, model_info
 from moectl.opening import open_quietly
 from moectl.progress import progress_bar
+from moectl.tracesource import on_base as traced_on_base
 from moectl.tuneanswers import checks_of, verified
 from moectl.tuned import Pick, Tuned
 from moectl.tunerequest import Request
@@ -25,6 +28,7 @@ from moectl.tunesetup import known_of, parts_of, plan_for, scale_of, search_on, 
 from profilers.corpus import documents
 from profilers.pace import pace_of
 from profilers.verifying import Verifier
+from runtime.base import on_base
 from runtime.locate import locate
 from runtime.model import MoeModel
 
@@ -44,8 +48,9 @@ def tune(name: str | None, request: Request, *, store: Path, device: str, thread
     opened = open_quietly(name, device=device)
     text = text_for(opened, request.held_out, request, num_tokens=request.tokens)
     known, similarity, profile = known_of(store, opened)
+    based, known = on_base(opened, known, request.base)
     pace = pace_of(
-        opened,
+        based,
         locate(name),
         scaled_to=request.scaled_to,
         link=request.link,
@@ -55,8 +60,9 @@ def tune(name: str | None, request: Request, *, store: Path, device: str, thread
     )
     traced = trace_for(name, opened, request, store)
     trace, other, other_name = parts_of(name, opened, traced, request, store)
+    traced = traced_on_base(traced, request.base)
     search = search_on(traced, trace, pace, similarity, request)
-    verifier = Verifier(opened, known, text, pace, budget=request.budget)
+    verifier = Verifier(based, known, text, pace, budget=request.budget)
     search.scale = scale_of(search, verifier)
     plan, planned = plan_for(search, request)
     with progress_bar("searching", unit="replays") as advance:
@@ -69,6 +75,7 @@ def tune(name: str | None, request: Request, *, store: Path, device: str, thread
         "passes": f"{plan.rungs[-1]} of {search.num_passes}, in rounds of {', '.join(map(str, plan.rungs))}",
         "candidates": f"{found.num_tried} of {found.num_space} combinations, {found.num_replays} replays ({planned})",
         "left out": f"{sum(found.refused.values())}" + "".join(f"; {n}: {why}" for why, n in found.refused.items()),
+        "base": _against(verifier, opened, request.base),
         "costs": f"{request.machine_name}, {pace.source}",
         "scale": asdict(search.scale),
         "emulated": dict(pace.settings),
@@ -80,7 +87,7 @@ def tune(name: str | None, request: Request, *, store: Path, device: str, thread
     last = plan.rungs[-1]
     return Tuned(
         request,
-        opened.shape,
+        based.shape,
         picks,
         found,
         live,
@@ -92,6 +99,11 @@ def tune(name: str | None, request: Request, *, store: Path, device: str, thread
         run,
         why,
     )
+
+
+def _against(verifier: Verifier, checkpoint: MoeModel, bits: int) -> str:
+    """For the receipt: what losses are measured against."""
+    return "the checkpoint" if bits == FULL_BITS else loss_of_base(verifier.loss_of_base(checkpoint), bits)
 
 
 def _keep(

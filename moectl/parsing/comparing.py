@@ -11,6 +11,7 @@ from moectl.options import (
     DEFAULT_THREADS,
     AvgBits,
     Axis,
+    Base,
     Budget,
     Data,
     Device,
@@ -64,6 +65,7 @@ def _simulate(
     scope: Scope = None,
     window: Window = None,
     reconfigure_every: ReconfigureEvery = None,
+    base: Base = 16,
     store: StorePath = DEFAULT_STORE,
     json: Json = False,
 ) -> None:
@@ -87,6 +89,7 @@ def _simulate(
         machine=machine,
         compare=compare,
         reconfigure_every=reconfigure_every,
+        base=base,
         stored=verb.find_presets([preset, *verb.names_in(compare or "")], store),
     )
     source = Source(trace, run, synthetic, num_experts=num_experts, model=model, store=store)
@@ -131,6 +134,7 @@ def _bench(
             help="Other programs beside them: transformers-eager, -batched, -grouped, accelerate-disk, -cpu, or all."
         ),
     ] = "",
+    base: Base = 16,
     experts: Experts = "exact",
     device: Device = "auto",
     threads: Threads = DEFAULT_THREADS,
@@ -157,6 +161,7 @@ def _bench(
         seed=seed,
         again=again,
         peers=peers,
+        base=base,
         experts=experts,
     )
     benched = verb.bench(
@@ -186,6 +191,7 @@ def _tune(
     tokens: Annotated[int, typer.Option(min=2, help="Tokens of the text to verify on.")] = 2048,
     length: Annotated[int, typer.Option(min=2, help="Tokens of a sequence; half are prompt, half are decoded.")] = 128,
     rounds: Annotated[int, typer.Option(min=1, help="Times that each is measured live.")] = 5,
+    base: Base = 16,
     experts: Experts = "exact",
     name: Annotated[str, typer.Option(help="The preset that the pick becomes.")] = "tuned",
     device: Device = "auto",
@@ -212,6 +218,7 @@ def _tune(
         tokens=tokens,
         length=length,
         rounds=rounds,
+        base=base,
         experts=experts,
         name=name,
         seed=seed,

@@ -11,6 +11,7 @@ from moectl.options import (
     DEFAULT_THREADS,
     AvgBits,
     Axis,
+    Base,
     Budget,
     Device,
     Experts,
@@ -48,6 +49,7 @@ def _run(
         str | None, typer.Option(help="Emulate link and near tier in the proportions of a named machine.")
     ] = None,
     window: Window = None,
+    base: Base = 16,
     experts: Experts = "exact",
     reconfigure_every: ReconfigureEvery = None,
     device: Device = "auto",
@@ -94,7 +96,9 @@ def _run(
         seed=seed,
         ignore_eos=ignore_eos,
     )
-    verb.run_command(model, prompt, settings, sampling, is_chat=is_chat, trace=trace, store=store, as_json=json)
+    verb.run_command(
+        model, prompt, settings, sampling, is_chat=is_chat, trace=trace, store=store, base=base, as_json=json
+    )
 
 
 @app.command("demo")

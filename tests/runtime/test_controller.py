@@ -114,6 +114,8 @@ MORE = [  # parameters that change what a policy does, not only how much of it
     ("eviction", "least_stale:within=ahead"),
     ("miss", "drop:rank=0,renormalise=yes"),
     ("miss", "buddy:eta=1,rho=1,otherwise=drop"),
+    ("miss", "buddy:stand_in=random_resident,quota=0.3"),
+    ("miss", "buddy:stand_in=zero,otherwise=drop,renormalise=yes"),
     ("miss", "zero:fill=no,renormalise=yes"),
     ("miss", "random_resident:fill=no"),
     ("miss", "best_resident:fill=no"),

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from artifacts.bitwidths import WIDTHS
 from artifacts.packing import Packed
 from runtime import fused_kernels
-from runtime.fused import FUSED, OneToken
+from runtime.fused import FUSED, Fused
 from runtime.fused_packed import packed_adder
 from runtime.fusedforms import AS_NUMPY
 from runtime.lowbit import linear
@@ -67,7 +67,7 @@ def test_decoding_gives_the_logits_of_torch(opened: MoeModel, name: str) -> None
 
 def test_a_family_of_another_kind_is_left_to_torch(checkpoint: Checkpoint) -> None:
     opened = open_model(str(checkpoint("gpt_oss")))
-    assert not OneToken.suits(opened)
+    assert not Fused.suits(opened)
     with Session(opened, Settings(budget="50%", experts=FUSED)) as session:
         assert session.receipt()["experts_of_a_token"] == "torch"
         assert any("fused" in said for said in session.fallbacks)

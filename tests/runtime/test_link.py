@@ -2,13 +2,15 @@
 
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 import torch
 
 from artifacts.shape import Shape
 from runtime.clock import Timeline, VirtualClock
-from runtime.link import DEMAND, PREFETCH, DiskLink, EmulatedLink, Link, VirtualLink
+from runtime.disklink import DiskLink
+from runtime.link import DEMAND, PREFETCH, EmulatedLink, Link, VirtualLink
 
 SHAPE = Shape(num_layers=2, num_experts=4, top_k=1, expert_nbytes=64)
 
@@ -17,15 +19,15 @@ class Numbered:
     """Fills a slot with the key's number; can be held, to let a queue build up, or made to fail."""
 
     def __init__(self) -> None:
-        self.order: list[int] = []
+        self.begun: list[int] = []
         self.gate = threading.Event()
         self.gate.set()
         self.broken: set[int] = set()
 
     def read(self, layer: int, expert: int, out: torch.Tensor, *, bits: int) -> None:
-        self.gate.wait()
         key = layer * SHAPE.num_experts + expert
-        self.order.append(key)
+        self.begun.append(key)
+        self.gate.wait()
         if key in self.broken:
             raise OSError(f"key {key} is gone")
         out.fill_(key)
@@ -67,36 +69,67 @@ def test_all_that_is_issued_arrives(any_link: Link) -> None:
         assert (buffers[key] == key).all()
 
 
-def test_demand_overtakes_queued_prefetches_and_a_late_prefetch_is_hurried(link: DiskLink, source: Numbered) -> None:
-    source.gate.clear()
-    buffers = slots(5)
-    first = link.issue(0, buffers[0], urgency=PREFETCH)
-    while not first.started:
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline_s = time.perf_counter() + 10
+    while not condition():
+        assert time.perf_counter() < deadline_s
         time.sleep(1e-3)
-    prefetches = [link.issue(key, buffers[key], urgency=PREFETCH) for key in (1, 2, 3)]
-    demand = link.issue(4, buffers[4], urgency=DEMAND)
-    opener = threading.Timer(0.05, source.gate.set)
-    opener.start()
-    link.collect(prefetches[2])  # behind the demand load, before the other prefetches
-    link.collect(demand)
-    for transfer in prefetches:
+
+
+def test_demands_are_read_beside_a_prefetch_and_a_late_prefetch_is_hurried(link: DiskLink, source: Numbered) -> None:
+    source.gate.clear()
+    buffers = slots(6)
+    prefetches = [link.issue(key, buffers[key], urgency=PREFETCH) for key in (0, 1, 2, 3)]
+    wait_for(lambda: source.begun == [0])  # one prefetch at a time
+    demands = [link.issue(key, buffers[key], urgency=DEMAND) for key in (4, 5)]
+    wait_for(lambda: set(source.begun) == {0, 4, 5})
+    waiting = threading.Thread(target=link.collect, args=(prefetches[3],))
+    waiting.start()
+    wait_for(lambda: source.begun[3:] == [3])  # waited for, so that it goes before the other prefetches
+    source.gate.set()
+    waiting.join()
+    for transfer in (*demands, *prefetches):
         link.collect(transfer)
-    assert source.order == [0, 4, 3, 1, 2]
+    assert source.begun[4:] == [1, 2]
+
+
+def test_as_many_reads_are_under_way_as_it_says_and_no_more(link: DiskLink, source: Numbered) -> None:
+    source.gate.clear()
+    buffers = slots(8)
+    transfers = [link.issue(key, buffers[key], urgency=DEMAND) for key in range(8)]
+    wait_for(lambda: len(source.begun) == link.num_threads)
+    assert not any(transfer.started for transfer in transfers[link.num_threads :])
+    source.gate.set()
+    for transfer in transfers:
+        link.collect(transfer)
+    told = link.conditions()
+    assert told["reads_in_flight"] == link.num_threads and told["measured_gbps"] > 0
+
+
+def test_seconds_of_reads_side_by_side_count_once(link: DiskLink, source: Numbered) -> None:
+    source.gate.clear()
+    buffers, begin_s = slots(3), time.perf_counter()
+    transfers = [link.issue(key, buffers[key], urgency=DEMAND) for key in range(3)]
+    wait_for(lambda: len(source.begun) == 3)
+    time.sleep(0.02)
+    source.gate.set()
+    for transfer in transfers:
+        link.collect(transfer)
+    assert 0.02 <= link.copy_s <= time.perf_counter() - begin_s
 
 
 def test_a_cancelled_transfer_never_writes_its_slot(link: DiskLink, source: Numbered) -> None:
     source.gate.clear()
     buffers = slots(3)
     running = link.issue(1, buffers[1], urgency=PREFETCH)
-    while not running.started:
-        time.sleep(1e-3)
+    wait_for(lambda: running.started)
     queued = link.issue(2, buffers[2], urgency=PREFETCH)
     link.cancel(queued)
     source.gate.set()
     link.cancel(running)  # under way, so it is seen through
     assert (buffers[1] == 1).all()
     link.collect(link.issue(3, buffers[2], urgency=DEMAND))
-    assert (buffers[2] == 3).all() and source.order == [1, 3]
+    assert (buffers[2] == 3).all() and source.begun == [1, 3]
 
 
 def test_an_error_reaches_whoever_collects_and_the_link_goes_on(any_link: Link, source: Numbered) -> None:
@@ -160,17 +193,17 @@ def test_a_timeline_is_idle_when_nobody_asks() -> None:
 def test_who_waits_for_a_link_that_is_closed_is_told(source: Numbered) -> None:
     link = DiskLink(source, SHAPE)
     source.gate.clear()
-    transfers = [link.issue(key, buffer, urgency=DEMAND) for key, buffer in enumerate(slots(2))]
-    while not transfers[0].started:
-        time.sleep(1e-3)
+    buffers = slots(link.num_threads + 1)
+    *begun, last = [link.issue(key, buffer, urgency=DEMAND) for key, buffer in enumerate(buffers)]
+    wait_for(lambda: all(transfer.started for transfer in begun))
     closing = threading.Thread(target=link.close)
     closing.start()
-    while not link._closed:
-        time.sleep(1e-3)
+    wait_for(lambda: link._closed)
     source.gate.set()
     closing.join()
-    link.collect(transfers[0])
+    for transfer in begun:
+        link.collect(transfer)
     with pytest.raises(RuntimeError, match="link is closed"):
-        link.collect(transfers[1])
+        link.collect(last)
     with pytest.raises(RuntimeError, match="link is closed"):
         link.issue(2, slots(1)[0], urgency=DEMAND)

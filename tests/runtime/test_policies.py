@@ -43,6 +43,8 @@ def test_parameters_are_typed_and_described_again() -> None:
         ("miss", "drop:renormalise=maybe", "takes a value of type bool"),
         ("miss", "drop:rank=-1", "rank >= 0"),
         ("miss", "buddy:otherwise=panic", "fetch or drop"),
+        ("miss", "buddy:stand_in=zeros", r"did you mean zero\?"),
+        ("miss", "buddy:quota=2", "quota in 0..1"),
         ("prefetch", "next_gate:distance=0", "distance >= 1"),
     ],
 )

@@ -69,7 +69,7 @@ LIVE = [name for name in RUNNING if not build(presets()[name].texts()).requires 
     "policies",
     [
         {},
-        {"prefetch": "next_gate:distance=2,overfetch=1.5", "miss": "buddy:eta=1"},
+        {"prefetch": "next_gate:distance=2,overfetch=1.5", "miss": "buddy:eta=1,quota=0.4"},
         {"prefetch": "learned:distance=2", "routing": "standard"},
         {"prefetch": "frequency:distance=2", "routing": "cache_aware", "miss": "random_resident"},
     ],

@@ -126,9 +126,15 @@ def test_near_memory_may_be_slower_in_arithmetic_than_in_reading() -> None:
     assert host.seconds(1, share=1 / 8) == host.seconds(99, share=1 / 8) == host.seconds(1) / 8
 
 
-def test_a_wave_is_loaded_when_the_one_before_is_done() -> None:
-    """The first ends at 8, so the second lands at 13."""
-    assert taken(plan(Wave(places(0), places(1)), Wave((), (Place(2, 0),)))) == (15, 3 + 5)
+def test_a_load_of_the_next_wave_sets_out_when_its_slot_is_free() -> None:
+    """The resident is computed at 3, the first load lands at 6, and the second, into the resident's slot, at 11; into
+    the slot of the first load it sets out at 8."""
+    first = Wave(places(0), places(1))
+    assert taken(plan(first, Wave((), (Place(2, 0),)))) == (13, 3 + 3)
+    assert taken(plan(first, Wave((), (Place(2, 1),)))) == (15, 3 + 5)
+    assert taken(plan(first, Wave((), (Place(2, 7),)))) == (15, 3 + 5), "into a slot that none had, after the wave"
+    three = plan(first, Wave((), (Place(2, 0), Place(3, 1))), Wave((), (Place(4, 0),)))
+    assert taken(three) == (23, 3 + 3 + 3 + 3)
 
 
 def test_replicas_take_their_share_of_bytes() -> None:

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from runtime.policies.base import Choice, Residents, Simple, Step
 from runtime.policies.miss.missing import beyond_free
-from runtime.policies.miss.standins import stand_in
+from runtime.policies.miss.standins import by_probability, stand_in
 
 
 @dataclass
@@ -18,8 +18,5 @@ class BestResident(Simple):
     fill: bool = True
 
     def choose(self, step: Step, residents: Residents) -> Choice:
-        assert step.probabilities is not None, "best_resident runs without router probabilities"
         missing = beyond_free(step, residents, fill=self.fill)
-        return Choice(
-            stand_in(step.selected, missing, residents.resident, lambda tokens, _: step.probabilities[tokens])
-        )
+        return Choice(stand_in(step.selected, missing, residents.resident, by_probability(step)))

@@ -7,9 +7,14 @@ import numpy as np
 
 from artifacts.entropy import token_entropy
 from artifacts.errors import BadUsage
+from artifacts.names import unknown
 from artifacts.shape import Shape
 from runtime.policies.base import Artefacts, Choice, Residents, Simple, Step
+from runtime.policies.miss.standins import by_probability, drawn, stand_in
 from runtime.policies.miss.weights import keep_sum
+
+BUDDY, RANDOM, BEST, ZERO = "buddy", "random_resident", "best_resident", "zero"
+STAND_INS = (BUDDY, RANDOM, BEST, ZERO)
 
 
 def substitute(selected: np.ndarray, resident: np.ndarray, buddies: np.ndarray, max_rank: int) -> np.ndarray:
@@ -58,14 +63,15 @@ class Buddy(Simple):
     """BuddyMoE's three gates and its choice.
 
     A token may be served by buddies when its activating entropy exceeds the layer's profiled `percentile` (weights
-    tempered by
-    `temperature`) and its two strongest shares differ by less than `margin`; a step only while less than `beta` of
-    its wanted
-    experts is absent. Among the first `reach` buddies the largest `psi = q (1 + eta z) (1 - kappa hop)` wins, z the
-    router
-    probability of the buddy over the token's largest, hop its distance in devices; at most `rho` ranks of a token are
-    replaced,
-    the weakest first. A replaceable rank that finds no buddy is fetched, or dropped with `otherwise=drop`.
+    tempered by `temperature`) and its two strongest shares differ by less than `margin`; a step only while less than
+    `beta` of its wanted experts is absent. Among the first `reach` buddies the largest `psi = q (1 + eta z)
+    (1 - kappa hop)` wins, z the router probability of the buddy over the token's largest, hop its distance in devices;
+    at most `rho` ranks of a token are replaced, the weakest first, and at most the share `quota` of all ranks that a
+    layer has seen so far. A replaceable rank that finds no buddy is fetched, or dropped with `otherwise=drop`.
+
+    With another `stand_in` the very ranks that a buddy would serve go to a control of that name (random_resident,
+    drawn from `seed`, best_resident, zero). What is resident later depends on who stood in, and so does how much is
+    absent: under a quota that binds, all replace the same share.
     """
 
     requires: ClassVar[frozenset[str]] = frozenset({"buddies", "entropy"})
@@ -80,16 +86,27 @@ class Buddy(Simple):
     kappa: float = 0.0
     otherwise: str = "fetch"
     renormalise: bool = False
+    stand_in: str = BUDDY
+    seed: int = 0
+    quota: float = 1.0
 
     def __post_init__(self) -> None:
+        if self.stand_in not in STAND_INS:
+            raise BadUsage(unknown("stand-in of buddy", self.stand_in, STAND_INS))
         if self.otherwise not in ("fetch", "drop"):
             raise BadUsage(f"buddy: otherwise is fetch or drop, not {self.otherwise!r}")
         if not 0 <= self.percentile <= 100 or self.temperature <= 0 or self.reach < 1 or (self.rho or 0) < 0:
             raise BadUsage("buddy needs percentile in 0..100, temperature > 0, reach >= 1 and rho >= 0")
+        if not 0 <= self.quota <= 1:
+            raise BadUsage(f"buddy needs a quota in 0..1, not {self.quota:g}")
 
     @property
     def sees_probabilities(self) -> bool:
-        return self.eta != 0
+        return self.eta != 0 or self.stand_in == BEST
+
+    @property
+    def every_step(self) -> bool:
+        return self.quota < 1
 
     def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
         self._buddies = artefacts.buddies[:, :, : self.reach]
@@ -97,14 +114,20 @@ class Buddy(Simple):
         self._near_q = artefacts.buddy_q[:, :, : self.reach] * (1 - self.kappa * hops[self._buddies])
         levels = np.arange(artefacts.entropy.shape[1])
         self._tau = np.array([np.interp(self.percentile, levels, row) for row in artefacts.entropy])
+        self._drawn = drawn(np.random.default_rng(self.seed), shape.num_experts)
+        self._seen, self._served = np.zeros((2, shape.num_layers))
 
     def choose(self, step: Step, residents: Residents) -> Choice:
-        replaceable = self.replaceable(step, residents)
+        self._seen[step.layer] += step.selected.size
+        replaceable = self._within_quota(step.layer, self.replaceable(step, residents))
         if not replaceable.any():
             return Choice(step.selected)
         selected = _replace(step.selected, replaceable, residents.resident, self._buddies[step.layer], self._psi(step))
+        if self.stand_in != BUDDY:
+            selected = self._exchanged(step, residents, selected != step.selected)
         if self.otherwise == "drop":
             selected = np.where(replaceable & (selected == step.selected), -1, selected)
+        self._served[step.layer] += (selected != step.selected).sum()
         return Choice(selected, weights=keep_sum(step.weights, selected) if self.renormalise else None)
 
     def replaceable(self, step: Step, residents: Residents) -> np.ndarray:
@@ -113,6 +136,23 @@ class Buddy(Simple):
             return np.zeros(step.selected.shape, bool)
         missing = residents.absent[step.selected] & self._may_replace(step)[:, None]
         return missing if self.rho is None else _weakest(missing, self.rho)
+
+    def _within_quota(self, layer: int, replaceable: np.ndarray) -> np.ndarray:
+        """[T, K] of `replaceable` the weakest ranks of all tokens, as many as the layer still may replace."""
+        if self.quota == 1:
+            return replaceable
+        room = int(max(0, self.quota * self._seen[layer] - self._served[layer]))
+        allowed = np.zeros_like(replaceable)
+        from_weakest = allowed[:, ::-1].T
+        from_weakest[tuple(each[:room] for each in replaceable[:, ::-1].T.nonzero())] = True
+        return allowed
+
+    def _exchanged(self, step: Step, residents: Residents, replaced: np.ndarray) -> np.ndarray:
+        """[T, K] with the ranks in `replaced` [T, K] served by the control instead of their buddies."""
+        if self.stand_in == ZERO:
+            return np.where(replaced, -1, step.selected)
+        scores = self._drawn if self.stand_in == RANDOM else by_probability(step)
+        return stand_in(step.selected, replaced, residents.resident, scores)
 
     def _may_replace(self, step: Step) -> np.ndarray:
         """[T] bool: the gates of each token."""

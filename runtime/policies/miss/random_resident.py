@@ -7,7 +7,7 @@ import numpy as np
 from artifacts.shape import Shape
 from runtime.policies.base import Artefacts, Choice, Residents, Simple, Step
 from runtime.policies.miss.missing import beyond_free
-from runtime.policies.miss.standins import stand_in
+from runtime.policies.miss.standins import drawn, stand_in
 
 
 @dataclass
@@ -19,12 +19,8 @@ class RandomResident(Simple):
     fill: bool = True
 
     def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
-        self._rng = np.random.default_rng(self.seed)
-        self._num_experts = shape.num_experts
+        self._drawn = drawn(np.random.default_rng(self.seed), shape.num_experts)
 
     def choose(self, step: Step, residents: Residents) -> Choice:
         missing = beyond_free(step, residents, fill=self.fill)
-        return Choice(stand_in(step.selected, missing, residents.resident, self._draw))
-
-    def _draw(self, tokens: np.ndarray, experts: np.ndarray) -> np.ndarray:
-        return self._rng.random((len(tokens), self._num_experts))
+        return Choice(stand_in(step.selected, missing, residents.resident, self._drawn))

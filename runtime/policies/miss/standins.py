@@ -4,6 +4,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from runtime.policies.base import Step
+
 Scores = Callable[[np.ndarray, np.ndarray], np.ndarray]  # tokens [t], missing experts [t] -> [t, E], -inf: may not
 
 
@@ -24,3 +26,14 @@ def stand_in(selected: np.ndarray, replaceable: np.ndarray, resident: np.ndarray
         found = np.isfinite(score[np.arange(len(tokens)), best])
         selected[tokens[found], rank] = best[found]
     return selected
+
+
+def drawn(rng: np.random.Generator, num_experts: int) -> Scores:
+    """Any expert as likely as any other."""
+    return lambda tokens, missing: rng.random((len(tokens), num_experts))
+
+
+def by_probability(step: Step) -> Scores:
+    """The higher the router's own probability, the better."""
+    assert step.probabilities is not None, "best_resident runs without router probabilities"
+    return lambda tokens, missing: step.probabilities[tokens]

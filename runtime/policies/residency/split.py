@@ -6,6 +6,7 @@ from typing import ClassVar
 import numpy as np
 
 from artifacts.errors import BadUsage, Incompatible
+from artifacts.replicas import FULL_BITS
 from artifacts.shape import Shape
 from artifacts.splits import SolvedSplit
 from runtime.policies.base import Artefacts, FastTier, SimpleResidency, Split
@@ -45,6 +46,11 @@ class SplitResidency(SimpleResidency):
         return frozenset({"splits"}) if self.prefer_solved else self.requires
 
     def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
+        if artefacts.replicas is not None and artefacts.replicas.base != FULL_BITS:
+            raise BadUsage(
+                f"split cuts experts of the checkpoint, and a base of {artefacts.replicas.base} bits has them packed: "
+                "leave out --base, or choose another --residency"
+            )
         self._shape, self._splits = shape, artefacts.splits or ()
 
     def share(self, budget_nbytes: int) -> FastTier:

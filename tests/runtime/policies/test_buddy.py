@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from artifacts.shape import Shape
 from runtime.policies.base import Artefacts, Residents, Step
-from runtime.policies.miss.buddy import Buddy, substitute
+from runtime.policies.miss.buddy import STAND_INS, Buddy, substitute
 
 
 @st.composite
@@ -77,6 +77,15 @@ def chosen(weights: list[float], tau: float = 0.0, **parameters: object) -> list
         ({"margin": 0.2}, [0, 3, 4]),
         ({"eta": 2.0}, [0, 4, 3]),  # .3 (1 + 2) beats .6 (1 + .33)
         ({"kappa": 0.3}, [0, 4, 3]),  # 4 is no hop away, 3 is three
+        ({"stand_in": "zero"}, [0, -1, -1]),
+        ({"stand_in": "zero", "reach": 1}, [0, -1, 2]),  # the ranks that a buddy would serve, and no others
+        ({"stand_in": "best_resident"}, [0, 4, 3]),  # the router's .3 before its .05
+        ({"stand_in": "best_resident", "rho": 1}, [0, 1, 4]),
+        ({"stand_in": "random_resident", "rho": 1, "seed": 1}, [0, 1, 3]),
+        ({"stand_in": "random_resident", "rho": 1, "seed": 2}, [0, 1, 4]),
+        ({"quota": 0.67}, [0, 3, 4]),
+        ({"quota": 0.34}, [0, 1, 3]),
+        ({"quota": 0.3}, [0, 1, 2]),
     ],
 )
 def test_gates_and_choice(parameters: dict[str, object], after: list[int]) -> None:
@@ -96,3 +105,28 @@ def test_what_is_on_its_way_is_not_replaced() -> None:
     step = Step(0, 1, 0, np.array([[1, 2, 0]]), np.full((1, 3), 1 / 3, np.float32))
     absent = np.array([False, False, True, False, False, False])
     assert policy.choose(step, Residents(RESIDENT, absent, 0)).selected.tolist() == [[1, 3, 0]]
+
+
+@pytest.mark.parametrize("stand_in", STAND_INS)
+def test_a_quota_that_binds_is_reached_whoever_stands_in(stand_in: str) -> None:
+    """What the room of one step does not take is left for the next; each layer has its own."""
+    rng = np.random.default_rng(0)
+    policy = Buddy(stand_in=stand_in, quota=0.2)
+    shape = Shape(num_layers=2, num_experts=6, top_k=3, expert_nbytes=1)
+    lists = np.stack([[rng.permutation([j for j in range(6) if j != i]) for i in range(6)] for _ in range(2)])
+    policy.prepare(shape, Artefacts(buddies=lists, buddy_q=np.ones(lists.shape), entropy=np.full((2, 101), -1.0)))
+    replaced = np.zeros(2)
+    for turn in range(200):
+        resident = rng.random(6) < 0.6
+        selected = np.stack([rng.permutation(6)[:3] for _ in range(1 + 4 * (turn % 10 == 0))])
+        step = Step(
+            turn,
+            1,
+            turn % 2,
+            selected,
+            np.ones(selected.shape, np.float32),
+            probabilities=rng.random((len(selected), 6)),
+        )
+        replaced[turn % 2] += (policy.choose(step, Residents(resident, ~resident, 0)).selected != selected).sum()
+    ranks = 3 * np.array([100 + 4 * 20, 100])
+    assert (0.2 * ranks - 3 < replaced).all() and (replaced <= 0.2 * ranks).all()

@@ -1,0 +1,41 @@
+"""The link of experts that stay on disk: several reads under way, so that the device always has a next one to serve."""
+
+import time
+
+from artifacts.shape import Shape
+from runtime.link import Source, ThreadLink, ThreadTransfer
+
+
+class DiskLink(ThreadLink):
+    """Reads experts from the checkpoint as they are wanted; what the process holds is its slots.
+
+    The bandwidth it tells is that while it was reading: bytes over the seconds in which any read was under way.
+    """
+
+    kind = "disk"
+    num_threads = 4  # docs/disk.md: more bring no more, and one leaves the device idle while its bytes are copied
+
+    def __init__(self, source: Source, shape: Shape) -> None:
+        self._num_reading, self._since_s = 0, 0.0
+        super().__init__(source, shape)
+
+    def conditions(self) -> dict[str, float | str]:
+        return super().conditions() | {"reads_in_flight": self.num_threads}
+
+    def _move(self, transfer: ThreadTransfer) -> None:
+        with self._wake:
+            self._since_s = self._since_s if self._num_reading else time.perf_counter()
+            self._num_reading += 1
+        try:
+            self._read(transfer, transfer.slot)
+        finally:
+            with self._wake:
+                self._count(transfer.slot.nbytes)
+
+    def _count(self, nbytes: int) -> None:
+        """Time goes by once, however many read meanwhile."""
+        now_s = time.perf_counter()
+        self.copy_s += now_s - self._since_s
+        self._since_s = now_s
+        self._num_reading -= 1
+        self._copied_nbytes += nbytes

@@ -1,0 +1,25 @@
+"""Which compiled code computes a few tokens' experts, if any does."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from runtime import fused, fused_cuda
+from runtime.fused import Fused
+from runtime.fused_cuda import FusedCuda
+from runtime.model import MoeModel
+
+NAMES = {Fused: "fused", FusedCuda: "fused, triton"}  # for a receipt
+
+
+def fused_for(opened: MoeModel, *, is_cut: bool = False) -> type[Fused] | type[FusedCuda] | None:
+    """What computes experts of this model's kind where it is, whole or cut in two; None: torch."""
+    if Fused.suits(opened):
+        return Fused
+    return FusedCuda if FusedCuda.suits(opened) and not is_cut else None
+
+
+def alone(opened: MoeModel, contents: Sequence[torch.Tensor]) -> Callable[[int], None]:
+    """Computes expert number i of `contents`, uint8, on one token and forgets it: to be timed."""
+    kind = fused if fused_for(opened) is Fused else fused_cuda
+    return kind.alone(opened, contents)
