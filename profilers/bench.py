@@ -16,7 +16,8 @@ from profilers.corpus import pieces
 from profilers.document import Document
 from profilers.quality import Quality, Reading, compare, read
 from profilers.routing import check_sequences
-from runtime.fused import EXACT, FUSED, Fused
+from runtime.fused import EXACT, FUSED
+from runtime.fusing import fused_for
 from runtime.model import MoeModel
 from runtime.policies import Preset
 from runtime.policies.base import Artefacts
@@ -148,7 +149,7 @@ class Paces:
         return self.known[link]
 
     def _scaled(self, name: str) -> dict[str, str]:
-        is_fused = self._experts == FUSED and Fused.suits(self._opened)
+        is_fused = self._experts == FUSED and fused_for(self._opened) is not None
         rates = scaled_rates(self._opened, machine(name), is_fused=is_fused)
         window = scaled_window(self._opened.shape, machine(name))
         emulated = {"link": f"{rates.link:.0f}B/s", "near": f"{rates.near:.0f}B/s", "window": f"{window}B"}

@@ -14,7 +14,7 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from artifacts.replicas import FULL_BITS
 from runtime.controller import Controller
 from runtime.experts import assign, expert_forward, gather
-from runtime.fused import Fused
+from runtime.fused import Fused, OneToken
 from runtime.fused_cuda import FusedCuda
 from runtime.fusing import fused_for
 from runtime.host import on_host
@@ -99,12 +99,13 @@ class Engine:
         device = self._opened.model.device
         if device.type == "cuda":
             torch.cuda.synchronize(device)  # a copy that has begun may still write to what goes
-        del self._resident, self._fused
+        del self._resident, self._fused, self._packed
 
     def lay_out(self, slots: Slots) -> None:
         """The fast tier is these slots from here on, and empty."""
         self._resident = Resident(self._opened, slots, self._slow, self._shadows)
         self._fused = fused_for(self._opened)(self._opened, self._resident) if self._is_fused else None
+        self._packed = OneToken(self._opened, self._resident) if Fused.suits(self._opened) else None
 
     def _begin_pass(self, model: nn.Module, args: tuple, kwargs: dict) -> None:
         self.controller.begin_pass(self.watcher.begin_pass(args, kwargs))
@@ -164,7 +165,15 @@ class Engine:
         if plan.weights is not None:
             weights = self._reweighted(plan.weights, weights)
         assigned = assign(self._all_rows(plan.selected, len(hidden)), hidden.device)
-        return StepSum(layer.experts, self._resident, self._together, hidden=hidden, assigned=assigned, weights=weights)
+        return StepSum(
+            layer.experts,
+            self._resident,
+            self._together,
+            self._packed,
+            hidden=hidden,
+            assigned=assigned,
+            weights=weights,
+        )
 
     def _decode(
         self, layer: MoeLayer, hidden: torch.Tensor, experts: list[int], slots: list[int], weights: torch.Tensor
@@ -172,17 +181,21 @@ class Engine:
         """One token whose experts lie in `slots`, all there: [1, H]. A call more takes as long as a small expert."""
         if self._fused:
             return self._fused.forward(hidden, experts, slots, weights)
-        views = [self._resident.whole(slot) for slot in slots]
-        if self._together:
-            y = self._together.forward(layer.experts, views, hidden)
-        else:
-            y = torch.stack([expert_forward(layer.experts, own, hidden) for own in views])
-        shares = (y * weights.reshape(-1, 1, 1)).to(hidden.dtype).unbind()
+        shares = (self._outputs(layer, hidden, slots) * weights.reshape(-1, 1, 1)).to(hidden.dtype).unbind()
         first, *others = sorted(range(len(experts)), key=experts.__getitem__)
         out = shares[first]  # a sum that starts from zeros, as eager's, would differ in the sign of a zero alone
         for rank in others:
             out += shares[rank]
         return out
+
+    def _outputs(self, layer: MoeLayer, hidden: torch.Tensor, slots: list[int]) -> torch.Tensor:
+        """What each expert that lies in `slots`, whole, makes of a token [1, H]: [n, 1, H]."""
+        if self._packed and self._packed.is_packed(FULL_BITS):
+            return self._packed.whole_outputs(hidden, slots)
+        views = [self._resident.whole(slot) for slot in slots]
+        if self._together:
+            return self._together.forward(layer.experts, views, hidden)
+        return torch.stack([expert_forward(layer.experts, own, hidden) for own in views])
 
     def _compute(self, layer: MoeLayer, plan: Plan, hidden: torch.Tensor, output: StepSum | Fused) -> None:
         """Every used expert: residents first, near ones while loads are under way, arrivals last."""
@@ -244,7 +257,7 @@ class Engine:
         """Add what is computed near."""
         host = hidden.cpu() if places else hidden
         for place in places:
-            if isinstance(output, Fused) and place.bits == FULL_BITS:
+            if output.computes(place):
                 output.add_elsewhere(place, self.near.content(place))
                 continue
             expert = place.key % self.controller.shape.num_experts

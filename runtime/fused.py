@@ -5,10 +5,6 @@ bfloat16, rounded wherever the module rounds, hardly ever another bit. docs/spee
 """
 
 from collections.abc import Callable, Sequence
-from functools import cache
-from importlib import import_module
-from types import ModuleType
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,16 +13,13 @@ from torch import nn
 from artifacts.errors import BadUsage
 from artifacts.names import unknown
 from artifacts.replicas import FULL_BITS
-from runtime.experts import Assigned
+from runtime.fusedforms import AS_NUMPY, PackedExperts, Token, form_of, forms_of, fused_kernels
 from runtime.model import MoeModel
 from runtime.plan import NO_SLOT, Place
 from runtime.resident import Resident
-from runtime.segmenttier import SegmentTier
 from runtime.together import gates_by_row
 
 EXACT, FUSED = "exact", "fused"  # the model's own bits, or these kernels
-_ALL = Assigned(None, 0)
-_AS_NUMPY = {torch.bfloat16: torch.uint16, torch.float32: torch.float32}
 
 
 def check_experts(name: str) -> None:
@@ -35,135 +28,119 @@ def check_experts(name: str) -> None:
         raise BadUsage(unknown("way to compute experts", name, (EXACT, FUSED)))
 
 
-@cache
-def fused_kernels() -> ModuleType:
-    """Compiled, or loaded, when they are first needed: numba alone takes half a second to import."""
-    return import_module("runtime.fused_kernels")
+class OneToken:
+    """The experts of one token, by where they lie in memory."""
 
+    def __init__(self, opened: MoeModel, resident: Resident) -> None:
+        self._shadows, self._forms = resident.shadows, forms_of(resident.slow, resident.shadows)
+        self._starts = [slot.data_ptr() for slot in resident.slots]
+        self._like = torch.empty(0, dtype=AS_NUMPY[opened.dtype]).numpy()
+        self._token = torch.empty(opened.config.hidden_size)
+        self._x = self._token.numpy()
 
-class _Token(NamedTuple):
-    """What kernels take last: the token [H], for each expert its row of `y` [K, H], an array of the weights' type."""
+    def is_packed(self, bits: int) -> bool:
+        """Whether experts of so many bits are packed."""
+        return isinstance(self._forms[bits], PackedExperts)
 
-    x: np.ndarray
-    rows: np.ndarray
-    y: np.ndarray
-    like: np.ndarray
+    def take(self, hidden: torch.Tensor) -> None:
+        """The token [1, H] that is multiplied from here on."""
+        self._token.copy_(hidden[0])
+
+    def starts(self, places: Sequence[Place]) -> list[int]:
+        """Addresses of what lies in slots, or stays beside them."""
+        return [
+            self._shadows.address(place.key) if place.slot == NO_SLOT else self._starts[place.slot] for place in places
+        ]
+
+    def add_whole(self, slots: Sequence[int], y: np.ndarray) -> None:
+        """y[i] [K, H] float32 += what the whole expert in slots[i] makes of the token."""
+        starts = [self._starts[slot] for slot in slots]
+        self._forms[FULL_BITS].multiply((), starts, Token(self._x, np.arange(len(slots)), y, self._like))
+
+    def add(self, places: Sequence[Place], starts: Sequence[int], rows: Sequence[int], y: np.ndarray) -> None:
+        """y[rows[i]] [K, H] float32 += what lies for places[i] at starts[i]; those of one width in one call."""
+        for bits in {place.bits for place in places}:
+            own = [i for i, place in enumerate(places) if place.bits == bits]
+            token = Token(self._x, np.array([rows[i] for i in own]), y, self._like)
+            self._forms[bits].multiply([places[i] for i in own], [starts[i] for i in own], token)
+
+    def whole_outputs(self, hidden: torch.Tensor, slots: Sequence[int]) -> torch.Tensor:
+        """What the whole expert in each slot makes of a token [1, H]: [n, 1, H]."""
+        y = np.zeros((len(slots), hidden.shape[1]), np.float32)
+        self.take(hidden)
+        self.add_whole(slots, y)
+        return torch.from_numpy(y).to(hidden.dtype)[:, None]
+
+    def outputs(self, hidden: torch.Tensor, places: Sequence[Place], starts: Sequence[int]) -> torch.Tensor:
+        """What each of `places`, at its start, makes of a token [1, H]: [n, 1, H]."""
+        y = np.zeros((len(places), hidden.shape[1]), np.float32)
+        self.take(hidden)
+        self.add(places, starts, range(len(places)), y)
+        return torch.from_numpy(y).to(hidden.dtype)[:, None]
 
 
 class Fused:
-    """One token at a time: `begin`, `add` what is there as often as it takes, `finish`."""
+    """The output of a layer on one token: `begin`, `add` what is there as often as it takes, `finish`."""
 
     def __init__(self, opened: MoeModel, resident: Resident) -> None:
-        self._resident, self._num_experts = resident, opened.shape.num_experts
-        self._lying = _Segments(resident.slow) if isinstance(resident.slow, SegmentTier) else _Whole(opened)
-        self._starts = [slot.data_ptr() for slot in resident.slots]
-        self._as_numpy = _AS_NUMPY[opened.store.layout.dtype]
-        self._like = torch.empty(0, dtype=self._as_numpy).numpy()
-        hidden = opened.layers[0].shapes["down_proj"][0]
-        self._token_in = torch.empty(hidden)
-        self._x = self._token_in.numpy()
-        self._y = np.zeros((opened.shape.top_k, hidden), np.float32)
+        self._kernels, self._num_experts = OneToken(opened, resident), opened.shape.num_experts
+        self._as_numpy = AS_NUMPY[opened.dtype]
+        self._y = np.zeros((opened.shape.top_k, opened.config.hidden_size), np.float32)
 
     @staticmethod
     def suits(opened: MoeModel) -> bool:
         """Whether the experts are of the kind that is compiled: gated by SiLU, without bias, each matrix by rows."""
-        module, dtype = opened.layers[0].experts, opened.store.layout.dtype
+        module = opened.layers[0].experts
         is_plain = gates_by_row(module) and module.is_concatenated and not (module.is_transposed or module.has_bias)
-        return is_plain and opened.model.device.type == "cpu" and dtype in _AS_NUMPY
+        return is_plain and opened.model.device.type == "cpu" and opened.dtype in AS_NUMPY
 
     def begin(self, module: nn.Module, hidden: torch.Tensor, experts: Sequence[int], weights: np.ndarray) -> None:
         """A token [1, H] that goes to `experts`, -1 left out, with `weights` [K] float32."""
         ranks = sorted([(expert, rank) for rank, expert in enumerate(experts) if expert >= 0])
-        self._module = module
-        self._start(hidden, [expert for expert, _ in ranks], weights[[rank for _, rank in ranks]])
+        self._rows = {expert: row for row, (expert, _) in enumerate(ranks)}
+        self._start(hidden, weights[[rank for _, rank in ranks]])
 
     def forward(
         self, hidden: torch.Tensor, experts: Sequence[int], slots: Sequence[int], weights: torch.Tensor
     ) -> torch.Tensor:
         """A token [1, H] whose experts all lie in `slots` and whole, with `weights` [1, K]: [1, H]."""
         order = sorted(range(len(experts)), key=experts.__getitem__)
-        self._start(hidden, [experts[rank] for rank in order], weights.float().numpy()[0, order])
-        starts = [self._starts[slots[rank]] for rank in order]
-        self._lying.multiply((), starts, self._token(np.arange(len(order))))
+        self._start(hidden, weights.float().numpy()[0, order])
+        self._kernels.add_whole([slots[rank] for rank in order], self._y)
         return self.finish()
 
-    def assigned(self, expert: int) -> Assigned:
-        """The tokens it serves."""
-        return _ALL
-
     def add(self, places: Sequence[Place]) -> None:
-        """Compute what lies at `places`, all there."""
-        plain = [place for place in places if place.bits == FULL_BITS and place.slot != NO_SLOT]
-        if plain:
-            self._multiply(plain, [self._starts[place.slot] for place in plain])
-        if len(plain) < len(places):
-            for place in places:
-                if place.bits != FULL_BITS or place.slot == NO_SLOT:
-                    y = self._resident.forward(self._module, place, self._hidden)
-                    self.add_output(place.key % self._num_experts, y)
+        """Compute what lies in slots, or stays beside them, all there."""
+        self._add(places, self._kernels.starts(places))
+
+    def computes(self, place: Place) -> bool:
+        """Whether `add_elsewhere` does."""
+        return True
 
     def add_elsewhere(self, place: Place, content: torch.Tensor) -> None:
-        """Compute what lies outside the slots, at full precision: `content`, uint8 on the CPU."""
-        self._multiply([place], [content.data_ptr()])
-
-    def add_output(self, expert: int, y: torch.Tensor) -> None:
-        """An expert's output [1, H], computed elsewhere."""
-        self._y[self._rows[expert]] += y.float().numpy()[0]
+        """Compute what lies outside the fast tier: `content`, uint8 on the CPU."""
+        self._add([place], [content.data_ptr()])
 
     def finish(self) -> torch.Tensor:
         """The layer's output [1, H]."""
         out = torch.empty_like(self._hidden)
-        fused_kernels().combine(self._y, self._weights, len(self._rows), out.view(self._as_numpy).numpy()[0])
+        fused_kernels().combine(self._y, self._weights, len(self._weights), out.view(self._as_numpy).numpy()[0])
         return out
 
-    def _start(self, hidden: torch.Tensor, experts: list[int], weights: np.ndarray) -> None:
-        """`experts` ascending, as the module adds them up."""
+    def _start(self, hidden: torch.Tensor, weights: np.ndarray) -> None:
+        """`weights` by expert, ascending, as the module adds them up."""
         self._hidden, self._weights = hidden, weights
-        self._rows = {expert: row for row, expert in enumerate(experts)}
-        self._token_in.copy_(hidden[0])
-        self._y[: len(experts)] = 0
+        self._kernels.take(hidden)
+        self._y[: len(weights)] = 0
 
-    def _multiply(self, places: Sequence[Place], starts: list[int]) -> None:
-        rows = np.array([self._rows[place.key % self._num_experts] for place in places])
-        self._lying.multiply(places, starts, self._token(rows))
-
-    def _token(self, rows: np.ndarray) -> _Token:
-        return _Token(self._x, rows, self._y, self._like)
+    def _add(self, places: Sequence[Place], starts: list[int]) -> None:
+        self._kernels.add(places, starts, [self._rows[place.key % self._num_experts] for place in places], self._y)
 
 
 def alone(opened: MoeModel, contents: Sequence[torch.Tensor]) -> Callable[[int], None]:
     """Computes expert number i of `contents`, uint8 on the CPU, on one token and forgets it: to be timed."""
-    whole, hidden = _Whole(opened), opened.layers[0].shapes["down_proj"][0]
-    like = torch.empty(0, dtype=_AS_NUMPY[opened.store.layout.dtype]).numpy()
-    token = _Token(np.zeros(hidden, np.float32), np.zeros(1, np.int64), np.zeros((1, hidden), np.float32), like)
+    form, hidden = form_of(opened.store.layout), opened.layers[0].shapes["down_proj"][0]
+    like = torch.empty(0, dtype=AS_NUMPY[opened.dtype]).numpy()
+    token = Token(np.zeros(hidden, np.float32), np.zeros(1, np.int64), np.zeros((1, hidden), np.float32), like)
     starts = [content.data_ptr() for content in contents]
-    return lambda turn: whole.multiply((), [starts[turn % len(starts)]], token)
-
-
-class _Whole:
-    """Experts as the module has them."""
-
-    def __init__(self, opened: MoeModel) -> None:
-        inner, down = opened.store.layout.parts
-        self._offsets = inner.offset, down.offset
-        self._num_neurons = opened.layers[0].num_neurons
-
-    def multiply(self, places: Sequence[Place], starts: list[int], token: _Token) -> None:
-        inner, down = self._offsets
-        addresses = np.array([(start + inner, start + down) for start in starts])
-        fused_kernels().add_whole(addresses, self._num_neurons, *token)
-
-
-class _Segments:
-    """Segments, a top behind its head."""
-
-    def __init__(self, slow: SegmentTier) -> None:
-        itemsize, layout, nbytes = slow.layout.dtype.itemsize, slow.layout, slow.segments.nbytes
-        heads = [0 if slow.segments.is_bottom(key) else layout.head * itemsize for key in range(len(nbytes))]
-        self._heads = heads
-        self._neurons = [(size - head) // (layout.width * itemsize) for size, head in zip(nbytes, heads, strict=True)]
-
-    def multiply(self, places: Sequence[Place], starts: list[int], token: _Token) -> None:
-        addresses = np.array([start + self._heads[place.key] for place, start in zip(places, starts, strict=True)])
-        neurons = np.array([self._neurons[place.key] for place in places])
-        fused_kernels().add_segments(addresses, neurons, *token)
+    return lambda turn: form.multiply((), [starts[turn % len(starts)]], token)

@@ -98,6 +98,10 @@ class FusedCuda:
         if (numbers != NO_SLOT).any():
             self._kernels.multiply(self._hidden, self._to_device(numbers), self._starts, self._arena, self._y)
 
+    def computes(self, place: Place) -> bool:
+        """What lies outside the slots torch computes."""
+        return False
+
     def add_output(self, expert: int, y: torch.Tensor) -> None:
         """An expert's output on its tokens [t, H], computed elsewhere."""
         tokens, ranks = self.assigned(expert)

@@ -15,14 +15,14 @@ from numba.extending import intrinsic
 from artifacts.kernels import kernel
 
 f32, u32 = np.float32, np.uint32
-_LIKE = ("uint16[::1]", "float32[::1]")
-_TOKEN = "float32[::1], int64[::1], float32[:, ::1]"  # x, rows, y
+LIKE = ("uint16[::1]", "float32[::1]")
+TOKEN = "float32[::1], int64[::1], float32[:, ::1]"  # x, rows, y
 
 part = njit(forceinline=True, fastmath={"reassoc", "contract"})
 
 
 @intrinsic
-def _pointer(context, address, like):
+def pointer(context, address, like):
     """int64 to a pointer to elements of `like`."""
 
     def generate(own, builder, signature, arguments):
@@ -83,41 +83,41 @@ def _dot(row, x):
 
 
 @part
-def _gated(gate, up, like):
+def gated(gate, up, like):
     gate, up = _rounded(gate, like), _rounded(up, like)
     return _rounded(_rounded(gate / (f32(1) + np.exp(-gate)), like) * up, like)
 
 
-@kernel([f"void(int64[:, ::1], int64, {_TOKEN}, {own})" for own in _LIKE], nogil=True)
+@kernel([f"void(int64[:, ::1], int64, {TOKEN}, {own})" for own in LIKE], nogil=True)
 def add_whole(addresses, num_neurons, x, rows, y, like):
     """y[rows[i]] += expert i on x [H]; its gate and up lie at addresses[i, 0] as [2 I, H], its down at addresses[i, 1]
     as [H, I]. addresses [n, 2], rows [n], y [K, H]."""
     hidden, acts = len(x), np.empty(num_neurons, np.float32)
     for i in range(len(rows)):
-        inner = carray(_pointer(addresses[i, 0], like), (2 * num_neurons, hidden))
-        down = carray(_pointer(addresses[i, 1], like), (hidden, num_neurons))
+        inner = carray(pointer(addresses[i, 0], like), (2 * num_neurons, hidden))
+        down = carray(pointer(addresses[i, 1], like), (hidden, num_neurons))
         for n in range(num_neurons):
-            acts[n] = _gated(_dot(inner[n], x), _dot(inner[num_neurons + n], x), like)
+            acts[n] = gated(_dot(inner[n], x), _dot(inner[num_neurons + n], x), like)
         own = y[rows[i]]
         for h in range(hidden):
             own[h] += _dot(down[h], acts)
 
 
-@kernel([f"void(int64[::1], int64[::1], {_TOKEN}, {own})" for own in _LIKE], nogil=True)
+@kernel([f"void(int64[::1], int64[::1], {TOKEN}, {own})" for own in LIKE], nogil=True)
 def add_segments(addresses, neurons, x, rows, y, like):
     """y[rows[i]] += segment i on x [H]; at addresses[i] lie its neurons[i] neurons, of each its row of gate, its row of
     up, its column of down. addresses, neurons and rows [n], y [K, H]."""
     hidden = len(x)
     for i in range(len(rows)):
-        data = carray(_pointer(addresses[i], like), (neurons[i], 3, hidden))
+        data = carray(pointer(addresses[i], like), (neurons[i], 3, hidden))
         own = y[rows[i]]
         for n in range(neurons[i]):
-            act, down = _gated(_dot(data[n, 0], x), _dot(data[n, 1], x), like), data[n, 2]
+            act, down = gated(_dot(data[n, 0], x), _dot(data[n, 1], x), like), data[n, 2]
             for h in range(hidden):
                 own[h] += act * _weight(down[h])
 
 
-@kernel([f"void(float32[:, ::1], float32[::1], int64, {out})" for out in _LIKE], nogil=True)
+@kernel([f"void(float32[:, ::1], float32[::1], int64, {out})" for out in LIKE], nogil=True)
 def combine(y, weights, num_rows, out):
     """out [H] = the first rows of y [K, H] times their weights [K], added up in order."""
     for h in range(y.shape[1]):

@@ -121,11 +121,40 @@ def _add_three(words, first, x, sums):
         sums[o] = total
 
 
-def _worth(bits: int) -> np.ndarray:
+def code_worth(bits: int) -> np.ndarray:
     """[32] What x is multiplied by for each code of a block: one over the worth of the bit at which it is masked."""
     places = np.arange(_BLOCK) * bits
     shifts = np.where(places % 32 > 28, 0, places % 32) if bits == 3 else places % 16
     return (2.0**-shifts).astype(np.float32)
+
+
+@part
+def product(words, scales, zeros, bits, worth, x, y):
+    """y [T, O] += x [T, I] times the weights; `worth` [32] as `code_worth` says. Arrays of `multiplier`."""
+    num_outputs, group_size = words.shape[1], x.shape[1] // len(scales)
+    scale, zero = np.empty(num_outputs, np.float32), np.empty(num_outputs, np.float32)
+    sums, scaled = np.empty(num_outputs, np.float32), np.empty(_BLOCK, np.float32)
+    for g in range(len(scales)):
+        _grid(scales[g], zeros[min(g, len(zeros) - 1)], bits, scale, zero)
+        begin, end = g * group_size, (g + 1) * group_size
+        first = min((begin + _BLOCK - 1) // _BLOCK * _BLOCK, end)
+        last = max(end // _BLOCK * _BLOCK, first)
+        for t in range(len(x)):
+            sums[:] = 0
+            for k in range(begin, first):
+                _add_code(words, bits, k, x[t, k], sums)
+            for start in range(first, last, _BLOCK):
+                for i in range(_BLOCK):
+                    scaled[i] = x[t, start + i] * worth[i]
+                if bits == 3:
+                    _add_three(words, start * 3 // 32, scaled, sums)
+                else:
+                    _add_block(words, start * bits // 32, bits, scaled, sums)
+            for k in range(last, end):
+                _add_code(words, bits, k, x[t, k], sums)
+            total_x = x[t, begin:end].sum()
+            for o in range(num_outputs):
+                y[t, o] += scale[o] * (sums[o] - zero[o] * total_x)
 
 
 @cache
@@ -134,34 +163,11 @@ def multiplier(bits: int) -> Callable[..., None]:
 
     `words` int32 [W, O], `scales` float16 as int16 [G, O], `zeros` int32 [G, Z], or [1, 1] of no meaning at 1 bit.
     """
-    worth = _worth(bits)
+    worth = code_worth(bits)
 
     @kernel(_SIGNATURE.format("float32[:, ::1], float32[:, ::1]"), nogil=True)
     def multiply(words, scales, zeros, x, y):
-        num_outputs, group_size = words.shape[1], x.shape[1] // len(scales)
-        scale, zero = np.empty(num_outputs, np.float32), np.empty(num_outputs, np.float32)
-        sums, scaled = np.empty(num_outputs, np.float32), np.empty(_BLOCK, np.float32)
-        for g in range(len(scales)):
-            _grid(scales[g], zeros[min(g, len(zeros) - 1)], bits, scale, zero)
-            begin, end = g * group_size, (g + 1) * group_size
-            first = min((begin + _BLOCK - 1) // _BLOCK * _BLOCK, end)
-            last = max(end // _BLOCK * _BLOCK, first)
-            for t in range(len(x)):
-                sums[:] = 0
-                for k in range(begin, first):
-                    _add_code(words, bits, k, x[t, k], sums)
-                for start in range(first, last, _BLOCK):
-                    for i in range(_BLOCK):
-                        scaled[i] = x[t, start + i] * worth[i]
-                    if bits == 3:
-                        _add_three(words, start * 3 // 32, scaled, sums)
-                    else:
-                        _add_block(words, start * bits // 32, bits, scaled, sums)
-                for k in range(last, end):
-                    _add_code(words, bits, k, x[t, k], sums)
-                total_x = x[t, begin:end].sum()
-                for o in range(num_outputs):
-                    y[t, o] += scale[o] * (sums[o] - zero[o] * total_x)
+        product(words, scales, zeros, bits, worth, x, y)
 
     return multiply
 

@@ -13,21 +13,21 @@ from runtime.weights import aligned
 class Shadows:
     """Reads replica `bits[key]` of every expert into one buffer on `device`, one after another.
 
-    Raises BadInput for a damaged file, OutOfResources when there is no room.
+    `layouts` by bits, of those there are. Raises BadInput for a damaged file, OutOfResources when there is no room.
     """
 
     def __init__(self, stores: Mapping[int, ReplicaStore], bits: np.ndarray, device: torch.device) -> None:
-        self._layouts = [stores[width].layout for width in bits.tolist()]
-        ends = np.cumsum([layout.nbytes for layout in self._layouts]).tolist()
+        layouts = [stores[width].layout for width in bits.tolist()]
+        self.layouts = {layout.bits: layout for layout in layouts}
+        ends = np.cumsum([layout.nbytes for layout in layouts]).tolist()
         self._starts = [0, *ends[:-1]]
         buffer = aligned(ends[-1])
         for key, (width, start) in enumerate(zip(bits.tolist(), self._starts, strict=True)):
             store = stores[width]
             store.read(*divmod(key, store.shape.num_experts), buffer[start:])
         self._buffer = buffer.to(device)
-        self._views = [
-            layout.views(self._buffer[start:]) for layout, start in zip(self._layouts, self._starts, strict=True)
-        ]
+        self._start = self._buffer.data_ptr()
+        self._views = [layout.views(self._buffer[start:]) for layout, start in zip(layouts, self._starts, strict=True)]
 
     @property
     def nbytes(self) -> int:
@@ -36,3 +36,7 @@ class Shadows:
     def views(self, key: int) -> dict[str, Packed | torch.Tensor]:
         """Projections and biases of one expert by name."""
         return self._views[key]
+
+    def address(self, key: int) -> int:
+        """Where one expert begins in memory."""
+        return self._start + self._starts[key]

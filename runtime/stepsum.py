@@ -1,28 +1,36 @@
 """The output of one layer step as torch adds it up: bit for bit the sum that the model's own code makes."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import nn
 
 from runtime.experts import Assigned, accumulate, gather, weigh
+from runtime.fused import OneToken
 from runtime.plan import Place
 from runtime.resident import Resident, is_full
 from runtime.together import OneByOne, Together
 
 
 class StepSum:
-    """Takes experts as they are computed, in any order. `assigned` by expert; `weights` [T, K] of the router."""
+    """Takes experts as they are computed, in any order. `assigned` by expert; `weights` [T, K] of the router.
+
+    `packed`: what computes one token's replicas of few bits, which have no bits of the model to keep.
+    """
 
     def __init__(
         self,
         module: nn.Module,
         resident: Resident,
         together: Together | OneByOne | None,
+        packed: OneToken | None,
         *,
         hidden: torch.Tensor,
         assigned: dict[int, Assigned],
         weights: torch.Tensor,
     ) -> None:
         self._module, self._resident, self._together = module, resident, together
+        self._packed = packed if len(hidden) == 1 else None
         self._hidden, self._assigned, self._weights = hidden, assigned, weights
         self._outputs: dict[int, torch.Tensor] = {}
 
@@ -30,18 +38,27 @@ class StepSum:
         """The tokens it serves."""
         return self._assigned[expert]
 
-    def add(self, places: list[Place]) -> None:
+    def add(self, places: Sequence[Place]) -> None:
         """Compute what lies at `places`, all there."""
-        if self._together and len(self._hidden) == 1 and len(places) > 1 and all(map(is_full, places)):
-            weights = [self._resident.weights(place) for place in places]
-            outputs = self._together.forward(self._module, weights, self._hidden)
-            for place, y in zip(places, outputs.unbind(), strict=True):
-                self.add_output(place.key % self._resident.num_experts, y)
+        if low := [place for place in places if self.computes(place)]:
+            self._add_packed(low, self._packed.starts(low))
+        full = [place for place in places if not self.computes(place)]
+        if self._together and len(self._hidden) == 1 and len(full) > 1 and all(map(is_full, full)):
+            weights = [self._resident.weights(place) for place in full]
+            self._add_outputs(full, self._together.forward(self._module, weights, self._hidden))
             return
-        for place in places:
-            expert = place.key % self._resident.num_experts
+        for place in full:
+            expert = self._expert(place)
             x = gather(self._hidden, self._assigned[expert])
             self.add_output(expert, self._resident.forward(self._module, place, x))
+
+    def computes(self, place: Place) -> bool:
+        """Whether `add_elsewhere` does."""
+        return self._packed is not None and self._packed.is_packed(place.bits)
+
+    def add_elsewhere(self, place: Place, content: torch.Tensor) -> None:
+        """Compute one token's replica that lies outside the fast tier: `content`, uint8 on the CPU."""
+        self._add_packed([place], [content.data_ptr()])
 
     def add_output(self, expert: int, y: torch.Tensor) -> None:
         """An expert's output on its tokens [t, H], or that of a segment: they add up to it."""
@@ -54,3 +71,14 @@ class StepSum:
             own = self._assigned[expert]
             accumulate(out, weigh(self._outputs[expert], self._weights, own), own)
         return out
+
+    def _add_packed(self, places: Sequence[Place], starts: Sequence[int]) -> None:
+        self._add_outputs(places, self._packed.outputs(self._hidden, places, starts))
+
+    def _add_outputs(self, places: Sequence[Place], outputs: torch.Tensor) -> None:
+        """[n, 1, H] of one token."""
+        for place, y in zip(places, outputs.unbind(), strict=True):
+            self.add_output(self._expert(place), y)
+
+    def _expert(self, place: Place) -> int:
+        return place.key % self._resident.num_experts

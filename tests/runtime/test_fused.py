@@ -7,12 +7,18 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from artifacts.bitwidths import WIDTHS
+from artifacts.packing import Packed
 from runtime import fused_kernels
 from runtime.fused import FUSED, Fused
+from runtime.fused_packed import packed_adder
+from runtime.fusedforms import AS_NUMPY
+from runtime.lowbit import linear
 from runtime.model import MoeModel, open_model
 from runtime.session import Session, Settings
 from tests.conftest import Checkpoint
 from tests.families import FAMILIES, VOCABULARY
+from tools.gpu_lowbit import random_packed
 
 OTHERS = {"gpt_oss"}  # biased, transposed, with a gate of its own
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}  # of the largest logit
@@ -103,6 +109,38 @@ def test_kernels_equal_the_module_at_odd_sizes(hidden: int, neurons: int, dtype:
         fused_kernels.combine(y, weights.float().numpy(), 3, out.view(kind).numpy()[0])
         difference = (out.float() - expected.float()).abs().max()
         assert difference <= (1e-6 if dtype is torch.float32 else 1e-2) * expected.float().abs().max() + 1e-7
+
+
+@pytest.mark.parametrize("bits", WIDTHS)
+@pytest.mark.parametrize(("hidden", "neurons", "group"), [(64, 48, 16), (33, 11, 11), (128, 32, 32)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_packed_kernels_equal_the_oracle(bits: int, hidden: int, neurons: int, group: int, dtype: torch.dtype) -> None:
+    """One expert twice, of two."""
+    x = torch.randn(1, hidden, generator=torch.Generator().manual_seed(bits)).to(dtype)
+    experts = [
+        (
+            random_packed(2 * neurons, hidden, bits, group, seed=seed),
+            random_packed(hidden, neurons, bits, neurons, seed=seed),
+        )
+        for seed in (0, 1)
+    ]
+    order, rows = [1, 0, 1], np.array([0, 2, 1])
+    addresses = np.array([[_addresses(matrix) for matrix in experts[e]] for e in order])
+    groups = np.array([hidden // group, 1, neurons])
+    y = np.zeros((3, hidden), np.float32)
+    like = torch.empty(0, dtype=AS_NUMPY[dtype]).numpy()
+    packed_adder(bits)(addresses, groups, x.float().numpy()[0], rows, y, like)
+    for row, expert in zip(rows, order, strict=True):
+        gate, up = linear(x, experts[expert][0]).chunk(2, dim=-1)
+        expected = linear(F.silu(gate) * up, experts[expert][1]).float().numpy()[0]
+        largest = np.abs(expected).max()
+        assert np.abs(y[row] - expected).max() <= (1e-5 if dtype is torch.float32 else 1e-2) * largest
+
+
+def _addresses(packed: Packed) -> list[int]:
+    """Of words, scales and zero-points."""
+    zeros = packed.qweight if packed.qzeros is None else packed.qzeros
+    return [packed.qweight.data_ptr(), packed.scales.data_ptr(), zeros.data_ptr()]
 
 
 def test_rounding_is_to_nearest_and_to_even_and_keeps_what_is_not_finite() -> None:

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from artifacts.errors import BadInput, Incompatible
 from artifacts.replicas import FULL_BITS
 from runtime.counters import AT_BITS
+from runtime.fused import FUSED
 from runtime.model import MoeModel, open_model
 from runtime.policies.base import Artefacts
 from runtime.replicas import open_replicas
@@ -45,8 +46,9 @@ def assert_same(ours: torch.Tensor, theirs: torch.Tensor) -> None:
     [
         Settings("uniform-bits", policies={"residency": "shadow:bits=3,slots=no"}, budget="60%"),
         Settings("shadow", budget="13%"),
+        Settings("shadow", budget="13%", experts=FUSED),
     ],
-    ids=["uniform", "mixed"],
+    ids=["uniform", "mixed", "mixed, all fused"],
 )
 def test_replicas_that_stay(case: tuple, settings: Settings) -> None:
     plain, opened, artefacts = case
