@@ -14,23 +14,28 @@ class _Arrival:
 
 
 class Arrivals:
-    """`window`: bytes that go by per step. `queue` is empty when nothing is under way."""
+    """`window`: bytes that go by per step, in this one `lent` besides. `queue` is empty when nothing is under way."""
 
     def __init__(self, window: int) -> None:
-        self.window = window
+        self.window, self.lent = window, 0
         self.queue: deque[_Arrival] = deque()
 
     @property
     def backlog(self) -> int:
         """Bytes still to come."""
-        return sum(arrival.remaining for arrival in self.queue)
+        return sum([arrival.remaining for arrival in self.queue])
+
+    @property
+    def room(self) -> int:
+        """Bytes that go by in this step and that nothing is sent for yet; below 0 where more is under way."""
+        return self.window + self.lent - self.backlog
 
     def send(self, key: int, nbytes: int) -> None:
         self.queue.append(_Arrival(key, nbytes))
 
     def drain(self) -> list[int]:
-        """Let one window of bytes go by; returns the keys that are there now."""
-        budget, landed = self.window, []
+        """Let this step's bytes go by; returns the keys that are there now."""
+        budget, landed = self.window + self.lent, []
         while self.queue and budget > 0:
             arrival = self.queue[0]
             moved = min(budget, arrival.remaining)

@@ -36,7 +36,8 @@ _AT_BITS = {bits: Counter[name.upper()] for bits, name in AT_BITS.items()}
 
 
 class Controller:
-    """`window`: bytes that prefetching may move per step; a prefetch is resident once its own have gone by.
+    """`window`: bytes that prefetching may move per step, besides what a miss policy lends; a prefetch is resident once
+    its own have gone by.
 
     `nbytes`: what one expert weighs, by bits. `pieces` says what of an expert lies by itself: states, slots, pins and
     counters are those of the pieces, while policies speak of experts all the same.
@@ -67,6 +68,7 @@ class Controller:
         self._evicted_in_pass = [-1] * cache.num_keys
         self._unused_prefetch: set[int] = set()
         self._to_place: dict[int, list[int]] = {}  # by layer
+        self._near_places: dict[int, Place] = {}  # by key, made once
         self.num_predicted = prefetch.distance if prefetch.reads_predictions else 0  # layers ahead, per step
         self.num_learned = prefetch.distance if prefetch.reads_learned else 0
         self.sees_embeddings = any(axis.sees_embeddings for axis in (routing, eviction, miss, prefetch, residency))
@@ -97,18 +99,22 @@ class Controller:
         absent = [key for key in used if not states[key]]
         self._count(layer, used, absent)
         selected, missing, near, low, behind, bits = step.selected, absent, (), (), (), _NO_BITS
+        self._arrivals.lent = 0
         if self._miss.every_step or absent and self._miss.chooses:
             choice = self._choose(step, absent)
             if choice.selected is not selected:
                 selected = choice.selected
                 experts = [first + expert for expert in distinct(selected)]
                 used = pieces.of(experts)
+                absent = [key for key in used if not states[key]]
             near = tuple([self._near_place(key) for key in used if key % num_experts in choice.near])
             low = tuple([self._low_place(key) for key in used if key % num_experts in choice.low])
-            missing = [key for key in used if not states[key] and not choice.is_elsewhere(key % num_experts)]
+            elsewhere = choice.near | choice.low if choice.low else choice.near
+            missing = [key for key in absent if key % num_experts not in elsewhere]
             behind = [first + expert for expert in choice.behind]
             bits = {first + expert: precision for expert, precision in choice.bits.items()}
             weights = weights if choice.weights is None else choice.weights
+            self._arrivals.lent = int(choice.lent * self.nbytes[FULL_BITS])
         if missing and self._picks_bits:
             self._eviction.fetched({key: bits.get(key, FULL_BITS) for key in missing}, self.now)
         self._eviction.used(experts, step, self.now)
@@ -116,8 +122,7 @@ class Controller:
             self.cache.touch(used)
         here = [key for key in used if states[key]] if absent else used
         if near or low:
-            elsewhere = {place.key for place in (*near, *low)}
-            here = [key for key in here if key not in elsewhere]
+            here = [key for key in here if key % num_experts not in elsewhere]
         waves, pinned = self._waves(here, missing, bits)
         prefetches = self._place(layer) if layer in self._to_place else ()
         if self._prefetch.distance or behind:
@@ -168,6 +173,7 @@ class Controller:
             self.counters.add(Counter.WASTED_BYTES, self.now.layer, wasted)
         self.forget()
         self._pieces.cut(split)
+        self._near_places.clear()
         self.cache = Cache(self.shape, pools, shares=self._pieces.shares)
 
     def _reroute(self, step: Step) -> Step:
@@ -178,26 +184,29 @@ class Controller:
 
     def _choose(self, step: Step, absent: list[int]) -> Choice:
         """What the miss policy makes of the step, counted."""
-        first, states = step.layer * self.shape.num_experts, self._pieces.layer_states(self.cache.state, step.layer)
+        num_experts = self.shape.num_experts
+        first, states = step.layer * num_experts, self._pieces.layer_states(self.cache.state, step.layer)
         choice = self._miss.choose(step, Residents(states == RESIDENT, states == ABSENT, self.cache.room(first)))
-        served, experts = set(choice.selected.ravel().tolist()), [key % self.shape.num_experts for key in absent]
-        near = sum(expert in choice.near for expert in experts)
-        low = sum(expert in choice.low for expert in experts)
-        spared = sum(expert not in served and not choice.is_elsewhere(expert) for expert in experts)
-        dropped = int((choice.selected < 0).sum())
-        for counter, amount in (
-            (Counter.FETCHED, -near - low - spared),  # `_count` took all that is absent for fetched
-            (Counter.NEAR, near),
-            (Counter.LOW, low),
-            (Counter.SPARED, spared),
-            (Counter.DROPPED_RANKS, dropped),
-            (Counter.REPLACED_RANKS, int((choice.selected != step.selected).sum()) - dropped),
-        ):
-            self.counters.add(counter, step.layer, amount)
+        near, low = (sum([key % num_experts in chosen for key in absent]) for chosen in (choice.near, choice.low))
+        add, spared = self.counters.add, 0
+        if choice.selected is not step.selected:
+            served, experts = set(choice.selected.ravel().tolist()), [key % num_experts for key in absent]
+            spared = sum(expert not in served and not choice.is_elsewhere(expert) for expert in experts)
+            dropped = int((choice.selected < 0).sum())
+            add(Counter.SPARED, step.layer, spared)
+            add(Counter.DROPPED_RANKS, step.layer, dropped)
+            add(Counter.REPLACED_RANKS, step.layer, int((choice.selected != step.selected).sum()) - dropped)
+        add(Counter.FETCHED, step.layer, -near - low - spared)  # `_count` took all that is absent for fetched
+        add(Counter.NEAR, step.layer, near)
+        add(Counter.LOW, step.layer, low)
         return choice
 
     def _near_place(self, key: int) -> Place:
-        return Place(key, NO_SLOT, int(self.cache.near_bits[key % self.shape.num_keys]), self._pieces.shares[key])
+        place = self._near_places.get(key)
+        if place is None:
+            bits = int(self.cache.near_bits[key % self.shape.num_keys])
+            self._near_places[key] = place = Place(key, NO_SLOT, bits, self._pieces.shares[key])
+        return place
 
     def _low_place(self, key: int) -> Place:
         return Place(key, NO_SLOT, int(self.cache.shadows[key]))
@@ -209,7 +218,7 @@ class Controller:
 
     def _count(self, layer: int, wanted: list[int], absent: list[int]) -> None:
         add = self.counters.add
-        late = sum(self.cache.states[key] == LOADING for key in wanted) if self._arrivals.queue else 0
+        late = sum([self.cache.states[key] == LOADING for key in wanted]) if self._arrivals.queue else 0
         add(Counter.REQUESTS, layer, len(wanted))
         add(Counter.HITS, layer, len(wanted) - late - len(absent))
         if late:
@@ -314,6 +323,7 @@ class Controller:
         if placement is not None:
             first = step.layer * self.shape.num_experts
             self.cache.near_bits[first : first + self.shape.num_experts] = placement.near_bits
+            self._near_places.clear()
             self._to_place[step.layer] = (first + placement.resident).tolist()
 
     def _place(self, layer: int) -> tuple[Place, ...]:
@@ -349,21 +359,21 @@ class Controller:
         """Put absent `keys` on their way, best first, while the link has bytes left and room can be made."""
         loads: list[Place] = []
         leaving: dict[int, Iterator[int]] = {}  # by pool, chosen once for all that may come
-        backlog, window = self._arrivals.backlog, self._arrivals.window
+        room = self._arrivals.room
         for key in keys:
-            if backlog >= window:
+            if room <= 0:
                 break
             if self.cache.states[key]:  # proposed twice
                 continue
             if not self.cache.room(key):
                 pool = self.cache.pool_of[key]
                 if pool not in leaving:
-                    leaving[pool] = iter(self._victims(key, sum(self.cache.pool_of[own] == pool for own in keys)))
+                    leaving[pool] = iter(self._victims(key, sum([self.cache.pool_of[own] == pool for own in keys])))
                 if (victim := next(leaving[pool], None)) is None:
                     continue
                 self._leave([victim])
             loads += self._send([key])
-            backlog += self._pieces.num_bytes([key])
+            room -= self._pieces.num_bytes([key])
         return loads
 
     def _send(self, keys: list[int]) -> list[Place]:

@@ -12,12 +12,12 @@ def distinct(selected: np.ndarray) -> list[int]:
 
 def first_of(keys: np.ndarray, order: tuple[np.ndarray, ...], count: int) -> list[int]:
     """The `count` keys that come first by sort keys, the most significant first; among equals, as `keys` has them."""
-    if len(order) > 1:
-        return keys[np.lexsort(order[::-1])[:count]].tolist()
-    column = order[0]
-    if count == 1:
+    column, is_alone = order[0], len(order) == 1
+    if count == 1 and is_alone:
         return [keys.item(column.argmin())]
     if count < len(keys):  # sort only what can be among them
-        smallest = (column <= np.partition(column, count - 1)[count - 1]).nonzero()[0]
-        keys, column = keys[smallest], column[smallest]
-    return keys[column.argsort(kind="stable")[:count]].tolist()
+        limit = column.min() if count == 1 else np.partition(column, count - 1)[count - 1]
+        smallest = (column <= limit).nonzero()[0]
+        keys, order = keys[smallest], [part[smallest] for part in order]
+    first = order[0].argsort(kind="stable") if is_alone else np.lexsort(order[::-1])
+    return keys[first[:count]].tolist()

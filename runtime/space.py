@@ -14,6 +14,7 @@ _PREFETCH = (
     "next_gate",
     "next_gate:overfetch=1.5",
     "next_gate:distance=2",
+    "next_gate:distance=2,overfetch=0.5,through=yes",
     "score",
     "frequency",
     "learned",
@@ -70,7 +71,8 @@ class Combination(NamedTuple):
 
 def lossless(ratio: float) -> list[Combination]:
     """All that give what the full model gives; `ratio` of the link's bandwidth to the near tier's."""
-    miss = ("fetch", "near", f"qstar:ratio={ratio:.3g}", f"qstar:ratio={2 * ratio:.3g}", "cold")
+    lending = (f"near:ratio={ratio:.3g}", f"qstar:ratio={ratio:.3g}", f"qstar:ratio={2 * ratio:.3g}")
+    miss = ("fetch", "near", *lending, "cold")
     return list(_sensible(("standard",), miss, (*_PLAIN, "hot")))
 
 

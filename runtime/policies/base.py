@@ -111,6 +111,7 @@ class Choice:
     behind: tuple[int, ...] = ()  # absent experts to bring while others compute, best first
     weights: np.ndarray | None = None  # [T, K] new routing weights; None keeps the router's own
     bits: Mapping[int, int] = field(default_factory=dict)  # precision of what is fetched; 16 for those not named
+    lent: float = 0.0  # experts that the link has time to bring, beside what is fetched, while near ones are computed
 
     def is_elsewhere(self, expert: int) -> bool:
         """Whether it is computed without a slot."""

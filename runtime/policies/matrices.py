@@ -102,8 +102,8 @@ class Collection:
 
 
 def shares(matrix: np.ndarray) -> np.ndarray:
-    """[L, E] of its layer's tokens."""
-    return matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
+    """[..., E] of its layer's tokens."""
+    return matrix / np.maximum(matrix.sum(axis=-1, keepdims=True), 1)
 
 
 def _unit(counts: np.ndarray) -> np.ndarray:

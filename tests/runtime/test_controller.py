@@ -216,6 +216,14 @@ def test_near_fills_empty_slots_then_computes_where_experts_lie() -> None:
     assert (totals["fetched"], totals["near"], totals["evictions"]) == (2, 3, 0)
 
 
+def test_prefetches_use_the_link_while_near_experts_are_computed() -> None:
+    owner = controller(6, prefetch="next_gate", miss="near:ratio=1.0,fill=no", window=100)
+    owner.begin_pass(1)
+    assert len(take(owner, 0, [[0, 1]], [4, 5]).prefetches) == 2  # two near: two experts, and the window's one
+    assert owner.cache.layer_states(1)[[4, 5]].tolist() == [RESIDENT, RESIDENT]
+    assert len(take(owner, 1, [[4, 5]], [0, 1]).prefetches) == 1  # none is near
+
+
 def test_drop_leaves_out_the_weaker_ranks_and_may_keep_the_sum() -> None:
     owner = controller(6, miss="drop:rank=1,renormalise=yes")
     owner.begin_pass(1)

@@ -69,8 +69,8 @@ LIVE = [name for name in RUNNING if not build(presets()[name].texts()).requires 
     "policies",
     [
         {},
-        {"prefetch": "next_gate:distance=2,overfetch=1.5", "miss": "buddy:eta=1,quota=0.4"},
-        {"prefetch": "learned:distance=2", "routing": "standard"},
+        {"prefetch": "next_gate:distance=2,overfetch=1.5,through=yes", "miss": "buddy:eta=1,quota=0.4"},
+        {"prefetch": "learned:distance=2", "routing": "standard", "miss": "near:ratio=0.5"},
         {"prefetch": "frequency:distance=2", "routing": "cache_aware", "miss": "random_resident"},
     ],
 )

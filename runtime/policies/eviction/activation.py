@@ -20,14 +20,16 @@ class ActivationEviction(SimpleEviction):
         self._activations = Activations(shape)
         self._early = 1 - np.arange(shape.num_layers)[:, None] / shape.num_layers
         self._used_at = np.full(shape.num_keys, -1, np.int64)
-        self._worth = np.zeros(shape.num_keys)
+        self._worth = EPSILON * self._early.repeat(shape.num_experts, axis=1)  # [L, E]
 
     def used(self, keys: list[int], step: Step, now: Now) -> None:
         if self._activations.begins(step):
             self._activations.begin(step)
+            self._worth[:] = EPSILON * self._early
         self._activations.count(step)
         self._used_at[keys] = now.step
-        self._worth = ((shares(self._activations.current) + EPSILON) * self._early).ravel()
+        layer = step.layer
+        self._worth[layer] = (shares(self._activations.current[layer]) + EPSILON) * self._early[layer]
 
     def order(self, keys: np.ndarray, now: Now) -> tuple[np.ndarray, ...]:
-        return self._worth[keys], self._used_at[keys]
+        return self._worth.ravel()[keys], self._used_at[keys]

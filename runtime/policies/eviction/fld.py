@@ -6,6 +6,7 @@ import numpy as np
 
 from artifacts.shape import Shape
 from runtime.policies.base import Artefacts, Now, SimpleEviction, Step
+from runtime.policies.eviction.packed import then_older
 
 
 @dataclass
@@ -21,4 +22,4 @@ class Fld(SimpleEviction):
 
     def order(self, keys: np.ndarray, now: Now) -> tuple[np.ndarray, ...]:
         layers_ahead = (keys // self._shape.num_experts - now.layer) % self._shape.num_layers
-        return -layers_ahead, self._last_use[keys]
+        return (then_older(-layers_ahead, self._last_use[keys]),)

@@ -45,7 +45,7 @@ class Horizon(SimpleEviction):
         recall, weights = self._recall, self._next_rates.weights
         known = (recall.experts, recall.common, recall.like, self._known)
         self._state = (self._used, self._gains, weights, *known, self._rates, self._nearness)  # as the kernel takes it
-        self._ahead: dict[int, _Ahead] = {}
+        self._ahead: list[_Ahead] = []  # by distance, from 1
         self._num_tokens = self._pass_index = 0
 
     def used(self, keys: list[int], step: Step, now: Now) -> None:
@@ -65,8 +65,10 @@ class Horizon(SimpleEviction):
             share,
             *self._state,
         )
-        for ahead in self._ahead.values():
-            ahead.learn(layer, used)
+        for ahead in self._ahead:
+            if layer in ahead.pending:
+                ahead.pending.remove(layer)
+                self._kernels.observe(ahead.known[layer], used, ahead.regression.moments, ahead.regression.products)
         if step.foreseen is not None:
             self._look_ahead(step, now)
 
@@ -85,7 +87,7 @@ class Horizon(SimpleEviction):
             rates = self._next_rates
             self._kernels.learn(rates.weights, self._before, self._known, self._used, rates.moments, rates.products)
             rates.solve()
-        for ahead in self._ahead.values():
+        for ahead in self._ahead:
             ahead.regression.solve()
         self._before[:] = self._known
         num_tokens = len(step.selected)
@@ -101,17 +103,25 @@ class Horizon(SimpleEviction):
 
     def _look_ahead(self, step: Step, now: Now) -> None:
         """Sharpen the next visit of the layers that the step predicts."""
-        shape = self._shape
-        for distance in range(1, step.foreseen.shape[1] + 1):
-            target = step.layer + distance
-            rows = step.foreseen[:, distance - 1]
+        shape, foreseen = self._shape, step.foreseen
+        while len(self._ahead) < foreseen.shape[1]:
+            self._ahead.append(_Ahead(shape))
+        for number, ahead in enumerate(self._ahead):
+            target, rows = step.layer + 1 + number, foreseen[:, number]
             if target >= shape.num_layers and step.last is not None:
                 rows = rows[step.last]
             target %= shape.num_layers
-            ahead = self._ahead.setdefault(distance, _Ahead(shape))
-            chance = ahead.predict(target, rows, self._rates[target])
-            later = (1 - chance) * shape.num_layers / self._rates[target]
-            self._nearness[target] = -np.rint(now.step + distance + later)
+            ahead.pending.add(target)
+            self._kernels.look_ahead(
+                rows.astype(np.float64),
+                shape.top_k,
+                ahead.regression.weights,
+                self._rates[target],
+                now.step + 1 + number,
+                shape.num_layers,
+                ahead.known[target],
+                self._nearness[target],
+            )
 
 
 class _Regression:
@@ -123,11 +133,6 @@ class _Regression:
         self.moments = np.eye(len(guess)) * _RIDGE
         self.products = self.moments @ guess
 
-    def add(self, known: np.ndarray, used: np.ndarray) -> None:
-        """`known` [F, E] came with `used` [E]."""
-        self.moments += known @ known.T
-        self.products += known @ used
-
     def solve(self) -> None:
         self.weights[:] = np.linalg.solve(self.moments, self.products)
 
@@ -137,20 +142,8 @@ class _Ahead:
 
     def __init__(self, shape: Shape) -> None:
         self.regression = _Regression(np.array([0.5, 0.5, 0.0]))
-        self._top_k = shape.top_k
-        self._pending: dict[int, np.ndarray] = {}
-
-    def predict(self, layer: int, predicted: np.ndarray, rate: np.ndarray) -> np.ndarray:
-        """[E] from `predicted` [T, E]."""
-        top = np.partition(predicted, -self._top_k, axis=1)[:, -self._top_k, None]
-        is_top = (predicted >= top).any(axis=0)
-        likely = 1 - np.prod(1 - np.minimum(predicted * self._top_k, 1), axis=0)
-        self._pending[layer] = known = np.stack([is_top, likely, rate])
-        return np.clip(self.regression.weights @ known, 0, 1)
-
-    def learn(self, layer: int, used: np.ndarray) -> None:
-        if layer in self._pending:
-            self.regression.add(self._pending.pop(layer), used)
+        self.known = np.zeros((shape.num_layers, len(self.regression.weights), shape.num_experts))
+        self.pending: set[int] = set()  # layers of which `known` is still to be compared with what they use
 
 
 class _Recall:

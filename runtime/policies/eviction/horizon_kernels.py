@@ -141,6 +141,39 @@ def on_use(
         nearness[layer, expert] = -np.rint(step + num_layers / rate[expert])
 
 
+@kernel(
+    "void(float64[:, ::1], int64, float64[::1], float64[::1], int64, int64, float64[:, ::1], float64[::1])",
+)
+def look_ahead(predicted, top_k, weights, rate, visit, num_layers, known, nearness):
+    """A layer is visited in step `visit` next; a router before it says `predicted` [T, E]. What is known of its experts
+    then, `known` [3, E]: whether some token has them among its k, how likely some token selects them, their `rate`
+    [E]. `weights` [3] make of it the chance of use, and that `nearness` [E]."""
+    num_experts = len(rate)
+    known[0], known[1], known[2] = 0, 1, rate
+    for row in predicted:
+        limit = np.partition(row, num_experts - top_k)[num_experts - top_k]
+        for expert in range(num_experts):
+            if row[expert] >= limit:
+                known[0, expert] = 1
+            known[1, expert] *= 1 - min(row[expert] * top_k, 1)
+    for expert in range(num_experts):
+        known[1, expert] = 1 - known[1, expert]
+        chance = weights[0] * known[0, expert] + weights[1] * known[1, expert] + weights[2] * known[2, expert]
+        later = (1 - min(max(chance, 0), 1)) * num_layers / rate[expert]
+        nearness[expert] = -np.rint(visit + later)
+
+
+@kernel("void(float64[:, ::1], float64[::1], float64[:, ::1], float64[::1])")
+def observe(known, used, moments, products):
+    """`known` [F, E] came with `used` [E]: added to `moments` [F, F] and `products` [F] (least squares)."""
+    for kind in range(len(known)):
+        for expert in range(len(used)):
+            products[kind] += known[kind, expert] * used[expert]
+        for other in range(len(known)):
+            for expert in range(len(used)):
+                moments[kind, other] += known[kind, expert] * known[other, expert]
+
+
 @kernel("void(float64[::1], float64[:, :, ::1], float64[:, :, ::1], float64[:, ::1], float64[:, ::1], float64[::1])")
 def learn(weights, known, later, used, moments, products):
     """The discounted rate of use after `known` [L, F, E] is this pass's use [L, E], then that after `later`, added to

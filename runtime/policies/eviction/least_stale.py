@@ -7,6 +7,7 @@ import numpy as np
 from artifacts.errors import BadUsage
 from artifacts.shape import Shape
 from runtime.policies.base import Artefacts, Now, SimpleEviction, Step
+from runtime.policies.eviction.packed import then_older
 
 
 @dataclass
@@ -37,8 +38,8 @@ class LeastStale(SimpleEviction):
 
     def order(self, keys: np.ndarray, now: Now) -> tuple[np.ndarray, ...]:
         is_current = self._last_pass[keys] == now.pass_index
-        layers = keys // self._shape.num_experts
+        num_layers, layers = self._shape.num_layers, keys // self._shape.num_experts
         if self.within == "ahead":
-            ahead = np.where(layers <= now.layer, layers - 2 * self._shape.num_layers, -layers)
+            ahead = np.where(layers <= now.layer, layers - 2 * num_layers, -layers)
             layers = np.where(is_current, layers, ahead)
-        return is_current, layers, self._last_use[keys]
+        return (then_older(3 * num_layers * is_current + layers, self._last_use[keys]),)

@@ -7,6 +7,7 @@ import numpy as np
 
 from artifacts.shape import Shape
 from runtime.policies.base import Artefacts, Now, SimpleEviction, Step
+from runtime.policies.eviction.packed import then_older
 
 
 @dataclass
@@ -32,4 +33,4 @@ class Lhu(SimpleEviction):
         self._last_use[keys] = now.step
 
     def order(self, keys: np.ndarray, now: Now) -> tuple[np.ndarray, ...]:
-        return self._uses[keys], self._last_use[keys]
+        return (then_older(self._uses[keys], self._last_use[keys]),)

@@ -38,5 +38,7 @@ class MapEviction(SimpleEviction):
     def order(self, keys: np.ndarray, now: Now) -> tuple[np.ndarray, ...]:
         match = self.matching.latest(self.lag)
         if match is not None and match is not self._by:
-            self._by, self._p = match, match.probabilities.mean(axis=0, dtype=np.float64).ravel()
+            said = match.probabilities
+            said = said[0].astype(np.float64) if len(said) == 1 else said.mean(axis=0, dtype=np.float64)
+            self._by, self._p = match, said.ravel()
         return (self._p[keys] * self._uses[keys],)

@@ -2,17 +2,28 @@
 
 from dataclasses import dataclass
 
+from artifacts.errors import BadUsage
 from runtime.policies.base import Choice, Residents, Simple, Step
 from runtime.policies.miss.missing import missing_experts
 
 
 @dataclass
 class Near(Simple):
-    """With `fill`, a missing expert is fetched while its scope has an empty slot, so that a cold cache warms up."""
+    """With `fill`, a missing expert is fetched while its scope has an empty slot, so that a cold cache warms up.
+
+    `ratio` is the bandwidth of the link over that of the near tier, if prefetches may use what the link could carry
+    while near experts are computed; 0 leaves it idle.
+    """
 
     fill: bool = True
+    ratio: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.ratio < float("inf"):
+            raise BadUsage(f"near needs a ratio of link to near bandwidth of at least 0, not {self.ratio}")
 
     def choose(self, step: Step, residents: Residents) -> Choice:
         missing = missing_experts(step, residents)
-        fetched = residents.num_free if self.fill else 0
-        return Choice(step.selected, near=frozenset(missing[fetched:]))
+        fetched = min(residents.num_free, len(missing)) if self.fill else 0
+        near = frozenset(missing[fetched:])
+        return Choice(step.selected, near=near, lent=max(0.0, len(near) * self.ratio - fetched))

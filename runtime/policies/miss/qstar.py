@@ -15,7 +15,7 @@ class QStar(Simple):
 
     `ratio` is the bandwidth of the link over that of the near tier, so that both terms are times, in near experts.
     Equal times go to the larger f, which fills the cache. The first wanted are fetched: in a decode step, the
-    strongest.
+    strongest. Where the near tier takes longer all the same, prefetches may use what is left of the link.
     """
 
     ratio: float = 0.5
@@ -26,7 +26,9 @@ class QStar(Simple):
 
     def choose(self, step: Step, residents: Residents) -> Choice:
         missing = missing_experts(step, residents)
-        return Choice(step.selected, near=frozenset(missing[self.num_fetched(len(missing)) :]))
+        fetched = self.num_fetched(len(missing))
+        near = frozenset(missing[fetched:])
+        return Choice(step.selected, near=near, lent=max(0.0, len(near) * self.ratio - fetched))
 
     def num_fetched(self, num_missing: int) -> int:
         """f for so many misses."""

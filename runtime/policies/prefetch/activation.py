@@ -34,6 +34,9 @@ class ActivationPrefetch(Simple):
     def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
         self._shape = shape
         self._width = min(ceil(shape.top_k * self.overfetch), shape.num_experts)
+        self._ahead = np.arange(1, min(self.distance, shape.num_layers) + 1)
+        self._rows = np.arange(len(self._ahead))[:, None]
+        self._discount = 1 - self._ahead[:, None] / (shape.num_layers + 1)
         self._activations, self._earlier = Activations(shape), Collection(self.capacity, shape)
 
     def propose(self, step: Step, now: Now) -> np.ndarray:
@@ -45,10 +48,10 @@ class ActivationPrefetch(Simple):
         self._earlier.follow(step.layer, current[step.layer])
         matched = self._earlier.nearest()
         matched = shares(current) if matched is None else matched
-        ahead = np.arange(1, min(self.distance, shape.num_layers) + 1)
-        layers = (step.layer + ahead) % shape.num_layers
-        top = np.argsort(-matched[layers], axis=1, kind="stable")[:, : self._width]
-        share = np.take_along_axis(matched[layers], top, axis=1)
-        urgency = (share + EPSILON) * (1 - ahead[:, None] / (shape.num_layers + 1))
+        layers = (step.layer + self._ahead) % shape.num_layers
+        matched = matched[layers]
+        top = (-matched).argsort(axis=1, kind="stable")[:, : self._width]
+        share = matched[self._rows, top]
+        urgency = (share + EPSILON) * self._discount
         keys, known = layers[:, None] * shape.num_experts + top, share > 0
-        return keys[known][np.argsort(-urgency[known], kind="stable")]
+        return keys[known][(-urgency[known]).argsort(kind="stable")]

@@ -25,8 +25,10 @@ def of_interest(step: Step, foreseen: np.ndarray | None, distance: int, shape: S
 
 def named(predicted: np.ndarray, width: int) -> np.ndarray:
     """The `width` experts that each token of `predicted` [T, E] makes most probable, the most probable first."""
-    top = np.argsort(-predicted, axis=1, kind="stable")[:, :width]
-    return top[0] if len(top) == 1 else most_probable_first(np.unique(top), predicted)
+    if len(predicted) == 1:
+        return (-predicted[0]).argsort(kind="stable")[:width]
+    top = (-predicted).argsort(axis=1, kind="stable")[:, :width]
+    return most_probable_first(np.unique(top), predicted)
 
 
 def keys_ahead(step: Step, distance: int, shape: Shape, experts: np.ndarray) -> np.ndarray:

@@ -14,7 +14,8 @@ from runtime.policies.prefetch.ahead import keys_ahead, named, predicted_ahead
 
 @dataclass
 class NextGate(Simple):
-    """The `top_k * overfetch` experts that router l + distance ranks highest, for every token of the step.
+    """The `top_k * overfetch` experts that router l + distance ranks highest, for every token of the step; with
+    `through` those of every layer up to there, the nearest layer first.
 
     Past the last layer the first layers of the next pass are predicted, from each request's last token. Experts come
     in falling order of the probability summed over the tokens.
@@ -24,6 +25,7 @@ class NextGate(Simple):
 
     distance: int = 1
     overfetch: float = 1.0
+    through: bool = False
 
     def __post_init__(self) -> None:
         if self.distance < 1 or self.overfetch <= 0:
@@ -34,5 +36,9 @@ class NextGate(Simple):
         self._width = min(ceil(shape.top_k * self.overfetch), shape.num_experts)
 
     def propose(self, step: Step, now: Now) -> np.ndarray:
-        predicted = predicted_ahead(step, self.distance, self._shape)
-        return keys_ahead(step, self.distance, self._shape, named(predicted, self._width))
+        if not self.through:
+            return self._at(step, self.distance)
+        return np.concatenate([self._at(step, ahead) for ahead in range(1, self.distance + 1)])
+
+    def _at(self, step: Step, ahead: int) -> np.ndarray:
+        return keys_ahead(step, ahead, self._shape, named(predicted_ahead(step, ahead, self._shape), self._width))

@@ -120,6 +120,22 @@ def test_qstar_fetches_the_first_wanted() -> None:
     assert choice.near == {3, 2, 0} and choice.selected.tolist() == [[5, 1], [3, 5], [2, 0]]
 
 
+@pytest.mark.parametrize(
+    ("text", "num_free", "lent"),
+    [
+        ("near", 0, 0.0),  # no ratio is known: the link stays idle
+        ("near:ratio=0.5", 0, 2.0),  # four near experts take as long as two loads
+        ("near:ratio=0.5", 1, 0.5),  # three of them one and a half, and one is fetched
+        ("near:ratio=0.5", 3, 0.0),  # the link is the longer
+        ("qstar:ratio=0.5", 0, 0.5),  # one of four is fetched: 3 * .5 - 1
+        ("qstar:ratio=0.1", 0, 0.4),
+    ],
+)
+def test_what_the_near_tier_takes_longer_is_lent_to_prefetches(text: str, num_free: int, lent: float) -> None:
+    choice = prepared("miss", text).choose(step([[0, 1], [2, 3]]), residents(num_free=num_free))
+    assert choice.lent == pytest.approx(lent)
+
+
 def test_fetch_lowest_takes_the_fewest_bits_there_are() -> None:
     choice = prepared("miss", "fetch_lowest", replicas=(16, 4, 3)).choose(step([[0, 1], [2, 3]]), residents(1))
     assert choice.bits == {0: 3, 2: 3, 3: 3}
@@ -151,7 +167,14 @@ def test_precisions_that_were_not_built_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["qstar:ratio=0", "substitute:tolerance=-1", "cascade:high=0.9,low=0.5", "fetch_priority:percentile=101"]
+    "text",
+    [
+        "near:ratio=-1",
+        "qstar:ratio=0",
+        "substitute:tolerance=-1",
+        "cascade:high=0.9,low=0.5",
+        "fetch_priority:percentile=101",
+    ],
 )
 def test_parameters_out_of_range_are_refused(text: str) -> None:
     with pytest.raises(BadUsage, match=text.split(":")[0]):
