@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from textwrap import shorten
 from types import EllipsisType
+from typing import Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -30,6 +31,12 @@ DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
+
+
+class File(Protocol):
+    """What bytes are read from."""
+
+    def read_into(self, offset: int, targets: Sequence[memoryview]) -> None: ...
 
 
 class Shard:
@@ -113,10 +120,10 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     return Checkpoint(folder, shards, {name: tensor for shard in shards for name, tensor in shard.tensors.items()})
 
 
-def read_tensor(shard: Shard, offset: int, nbytes: int, dtype: torch.dtype) -> torch.Tensor:
-    """`nbytes` bytes of `shard` as a flat tensor of `dtype`."""
+def read_tensor(file: File, offset: int, nbytes: int, dtype: torch.dtype) -> torch.Tensor:
+    """`nbytes` bytes of `file` as a flat tensor of `dtype`."""
     raw = torch.empty(nbytes, dtype=torch.uint8)
-    shard.read_into(offset, [memoryview(raw.numpy())])
+    file.read_into(offset, [memoryview(raw.numpy())])
     return raw.view(dtype)
 
 

@@ -11,8 +11,18 @@ from torch import nn
 
 from artifacts.errors import Incompatible
 from runtime.layers import MoeLayer
+from runtime.weights import ExpertLayout, Part, Spans
 
 Views = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Neurons `first` to `last` of an expert, and what belongs to none if it has the head."""
+
+    first: int
+    last: int
+    has_head: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,16 +70,49 @@ class NeuronLayout:
         """Elements before the first neuron."""
         return self.nbytes // self.dtype.itemsize - self.num_neurons * self.width
 
-    def pack(self, expert: Mapping[str, torch.Tensor], out: torch.Tensor) -> None:
-        """Write an expert, its parts by name as the module has them, to the start of `out`, uint8 on the CPU."""
-        views = self.views(out[: self.nbytes], has_head=True)
-        inner = "gate_up_proj" if self.num_inner == 2 else "up_proj"
-        weight = expert[inner] if self.is_transposed else expert[inner].T  # [H, num_inner * I]
-        views["inner"].copy_(self._by_part(weight))
-        views["down"].copy_(expert["down_proj"] if self.is_transposed else expert["down_proj"].T)
+    def segment(self, nbytes: int, *, is_bottom: bool) -> "Segment":
+        """The neurons of a top, or of a bottom, of so many bytes."""
+        size = self.width * self.dtype.itemsize
+        if is_bottom:
+            return Segment(self.num_neurons - nbytes // size, self.num_neurons, has_head=False)
+        return Segment(0, (nbytes - self.head * self.dtype.itemsize) // size, has_head=True)
+
+    def pack(self, expert: Mapping[str, torch.Tensor], out: torch.Tensor, segment: "Segment | None" = None) -> None:
+        """Write an expert, or a segment of it, to `out`, uint8 on the CPU and as long. `expert`: its parts by name, as the
+        module has them."""
+        own = segment or Segment(0, self.num_neurons, has_head=True)
+        views, neurons = self.views(out, has_head=own.has_head), slice(own.first, own.last)
+        weight = expert[self._inner_name] if self.is_transposed else expert[self._inner_name].T  # [H, num_inner * I]
+        views["inner"].copy_(self._by_part(weight)[..., neurons])
+        views["down"].copy_((expert["down_proj"] if self.is_transposed else expert["down_proj"].T)[neurons])
         if self.has_bias:
-            views["inner_bias"].copy_(self._by_part(expert[f"{inner}_bias"][None]))
+            views["inner_bias"].copy_(self._by_part(expert[f"{self._inner_name}_bias"][None])[..., neurons])
+        if self.has_bias and own.has_head:
             views["down_bias"].copy_(expert["down_proj_bias"])
+
+    def spans(self, stored: ExpertLayout, segment: "Segment") -> Spans:
+        """What of an expert as it is stored a segment takes: rows of its own neurons where a row is one, all of a part
+        where a neuron is a column."""
+        return tuple(span for part in stored.parts for span in self._spans(part, segment))
+
+    def _spans(self, part: Part, segment: "Segment") -> Spans:
+        begin = part.offset
+        if part.name.endswith("_bias"):
+            is_taken = segment.has_head or part.name != "down_proj_bias"
+            return ((begin, begin + part.nbytes),) if is_taken else ()
+        is_down = part.name == "down_proj"
+        if is_down != self.is_transposed:
+            return ((begin, begin + part.nbytes),)
+        row = part.nbytes // part.shape[0]
+        if is_down or not self.is_concatenated:  # gate and up of a neuron in turn
+            rows = part.shape[0] // self.num_neurons
+            return ((begin + segment.first * rows * row, begin + segment.last * rows * row),)
+        blocks = (begin + block * self.num_neurons * row for block in range(self.num_inner))
+        return tuple((block + segment.first * row, block + segment.last * row) for block in blocks)
+
+    @property
+    def _inner_name(self) -> str:
+        return "gate_up_proj" if self.num_inner == 2 else "up_proj"
 
     def views(self, buffer: torch.Tensor, *, has_head: bool) -> Views:
         """The segment of n neurons that fills `buffer`, uint8: parts of them and of the head, as `project_segment`

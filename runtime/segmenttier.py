@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import torch
 
 from artifacts.replicas import FULL_BITS
-from artifacts.shape import Shape
 from runtime.model import MoeModel
 from runtime.neuronmajor import NeuronLayout, Views, project_segment
 from runtime.plan import Place
@@ -25,15 +24,21 @@ class NeuronMajorStore:
         """Fill `out`, a uint8 CPU tensor [layout.nbytes] or longer, with one expert."""
         stored = aligned(self._disk.layout.nbytes)
         self._disk.read(layer, expert, stored)
-        self.layout.pack(self._disk.layout.views(stored), out)
+        self.layout.pack(self._disk.layout.views(stored), out[: self.layout.nbytes])
+
+    def read_segment(self, layer: int, expert: int, out: torch.Tensor, *, is_bottom: bool) -> None:
+        """Fill `out`, as long as the segment, with a top or a bottom; nothing else is read but what lies between."""
+        stored, segment = aligned(self._disk.layout.nbytes), self.layout.segment(len(out), is_bottom=is_bottom)
+        self._disk.read(layer, expert, stored, spans=self.layout.spans(self._disk.layout, segment))
+        self.layout.pack(self._disk.layout.views(stored), out, segment)
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentTier(SlowTier):
     """The slow tier of split experts. Bottoms count as further layers: row L + l holds those of layer l.
 
-    In RAM a segment is one copy. From disk the whole expert is read for each of its segments, and turned round: an
-    expert of which both are missing is read twice.
+    In RAM a segment is one copy. From disk its rows of gate and up are read and turned round, and all of down, where a
+    neuron is a column; the other way about where experts are stored transposed.
     """
 
     segments: Segments
@@ -67,9 +72,9 @@ class SegmentTier(SlowTier):
         if self.lying:
             fill(out, self.view(layer, expert))
             return
-        whole, store = aligned(self.nbytes(FULL_BITS)), self.stores[FULL_BITS]
-        store.read(layer % store.shape.num_layers, expert, whole)
-        fill(out, whole[self._span(layer)])
+        row, store = layer % self.stores[FULL_BITS].shape.num_layers, self.stores[FULL_BITS]
+        nbytes = self.segments.nbytes[layer * store.shape.num_experts + expert]
+        store.read_segment(row, expert, out[:nbytes], is_bottom=row != layer)
 
     def view(self, layer: int, expert: int, *, bits: int = FULL_BITS) -> torch.Tensor | None:
         return self.lying[layer * self.stores[FULL_BITS].shape.num_experts + expert] if self.lying else None
@@ -85,8 +90,3 @@ class SegmentTier(SlowTier):
 
     def projecting(self, bits: int) -> Callable[..., torch.Tensor]:
         return project_segment
-
-    def _span(self, row: int) -> slice:
-        shape: Shape = self.stores[FULL_BITS].shape
-        top = self.segments.nbytes[row % shape.num_layers * shape.num_experts]
-        return slice(top, shape.expert_nbytes) if row >= shape.num_layers else slice(0, top)

@@ -154,7 +154,7 @@ class Session:
                 f"experts of {opened.family} on {opened.model.device.type} are not fused: torch computes"
             )
         if fast.split and choice.kind == "disk":
-            self.fallbacks.append("link disk reads the whole expert for each segment: use a link from RAM")
+            self.fallbacks.append("link disk reads more than a segment for each: use a link from RAM")
         if fast.holds(shape):
             self.fallbacks.append(f"budget {self._budget} holds the whole model: every expert stays resident")
 

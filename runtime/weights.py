@@ -1,18 +1,23 @@
 """Experts outside the fast tier: how one lies in its slot, and the stores that fill a slot by layer and expert."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from math import prod
+from pathlib import Path
 from typing import ClassVar, Protocol
 
 import torch
 
 from artifacts.errors import BadInput, OutOfResources
 from artifacts.shape import Shape
-from runtime.checkpoint import Checkpoint, Shard, read_tensor
+from runtime.checkpoint import Checkpoint, File, Shard, read_tensor
+from runtime.directio import DirectFile
 from runtime.experts import project
 
 ALIGNMENT = 64  # bytes; CPU kernels round differently on other borders, and results stop being bit-identical
+
+Spans = tuple[tuple[int, int], ...]  # of a slot: bytes from start to stop
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +73,15 @@ class Piece:
     start: int
     stop: int
 
+    def within(self, start: int, stop: int) -> "Piece | None":
+        """What of it lies in so much of the slot, borders of elements; None if nothing does."""
+        first, last = max(start, self.start), min(stop, self.stop)
+        if first >= last:
+            return None
+        scale, size = self.nbytes, self.stop - self.start  # stored bytes for bytes of the slot
+        offset = self.offset + (first - self.start) * scale // size
+        return Piece(self.shard, self.dtype, offset, (last - first) * scale // size, first, last)
+
 
 @dataclass(frozen=True, slots=True)
 class _Run:
@@ -76,7 +90,20 @@ class _Run:
     shard: Shard
     offset: int
     nbytes: int
-    spans: tuple[tuple[int, int], ...]
+    spans: Spans
+
+
+@dataclass(frozen=True, slots=True)
+class _Reads:
+    """What brings an expert: bytes as they are, and pieces of another dtype."""
+
+    runs: tuple[_Run, ...]
+    conversions: tuple[Piece, ...]
+
+    @classmethod
+    def of(cls, pieces: Sequence[Piece], dtype: torch.dtype) -> "_Reads":
+        plain = [piece for piece in pieces if piece.dtype == dtype]
+        return cls(tuple(_runs(plain)), tuple(piece for piece in pieces if piece.dtype != dtype))
 
 
 class Layout(Protocol):
@@ -111,36 +138,52 @@ class DiskStore:
     ) -> None:
         assert len(pieces) == shape.num_keys, (len(pieces), shape)
         self.layout, self.shape = layout, shape
-        self._checkpoint = checkpoint
-        self._runs = [_runs([piece for piece in own if piece.dtype == layout.dtype]) for own in pieces]
-        self._conversions = [[piece for piece in own if piece.dtype != layout.dtype] for own in pieces]
-        self._checked = bytearray(shape.num_keys)
+        self._checkpoint, self._pieces = checkpoint, pieces
+        self._reads = [_Reads.of(own, layout.dtype) for own in pieces]
+        self._checked: set[tuple[int, Spans]] = set()
+        self._direct: dict[Path, DirectFile] = {}
 
-    def read(self, layer: int, expert: int, out: torch.Tensor) -> None:
-        """Fill `out`, a uint8 CPU tensor [layout.nbytes] or longer, with one expert.
+    def direct(self) -> "DiskStore":
+        """The same, past the page cache. Raises BadInput where the file system cannot."""
+        found = copy(self)
+        found._direct = {shard.path: DirectFile(shard.path) for shard in self._checkpoint.shards}
+        return found
 
-        Raises BadInput if the file has shrunk, or if the expert, read for the first time, is not finite.
+    def read(self, layer: int, expert: int, out: torch.Tensor, *, spans: Spans = ()) -> None:
+        """Fill `out`, a uint8 CPU tensor [layout.nbytes] or longer, with one expert, or only these spans of it.
+
+        Raises BadInput if the file has shrunk, or if what is read for the first time is not finite.
         """
         key = layer * self.shape.num_experts + expert
+        reads = _Reads.of(_within(self._pieces[key], spans), self.layout.dtype) if spans else self._reads[key]
         target = memoryview(out.numpy())
-        for run in self._runs[key]:
-            run.shard.read_into(run.offset, [target[start:stop] for start, stop in run.spans])
-        for piece in self._conversions[key]:
-            _read_converted(piece, out[piece.start : piece.stop].view(self.layout.dtype))
-        if not self._checked[key]:
-            self._check_finite(layer, expert, out)
-            self._checked[key] = True
+        for run in reads.runs:
+            self._file(run.shard).read_into(run.offset, [target[start:stop] for start, stop in run.spans])
+        for piece in reads.conversions:
+            values = read_tensor(self._file(piece.shard), piece.offset, piece.nbytes, piece.dtype)
+            out[piece.start : piece.stop].view(self.layout.dtype).copy_(values)
+        if (key, spans) not in self._checked:
+            self._check_finite(layer, expert, out, spans or ((0, self.layout.nbytes),))
+            self._checked.add((key, spans))
+
+    def num_reads(self, key: int) -> int:
+        """Calls that one expert takes: places of the files where its bytes lie."""
+        return len(self._reads[key].runs) + len(self._reads[key].conversions)
 
     def close(self) -> None:
         """Close the files; reading afterwards is a bug."""
         self._checkpoint.close()
 
-    def _check_finite(self, layer: int, expert: int, buffer: torch.Tensor) -> None:
-        for name, values in self.layout.views(buffer).items():
-            if not is_finite(values):
-                raise BadInput(
-                    f"layer {layer}, expert {expert}: {name} holds NaN or infinity, the checkpoint is damaged"
-                )
+    def _file(self, shard: Shard) -> File:
+        return self._direct.get(shard.path, shard)
+
+    def _check_finite(self, layer: int, expert: int, buffer: torch.Tensor, spans: Spans) -> None:
+        for part in self.layout.parts:
+            for start, stop in _overlaps(spans, part.offset, part.offset + part.nbytes):
+                if not is_finite(buffer[start:stop].view(self.layout.dtype)):
+                    raise BadInput(
+                        f"layer {layer}, expert {expert}: {part.name} holds NaN or infinity, the checkpoint is damaged"
+                    )
 
 
 class RamStore:
@@ -215,5 +258,13 @@ def _joined(spans: tuple[tuple[int, int], ...], piece: Piece) -> tuple[tuple[int
     return (*spans, (piece.start, piece.stop))
 
 
-def _read_converted(piece: Piece, out: torch.Tensor) -> None:
-    out.copy_(read_tensor(piece.shard, piece.offset, piece.nbytes, piece.dtype))
+def _within(pieces: Sequence[Piece], spans: Spans) -> list[Piece]:
+    """What of the pieces lies in these spans of the slot."""
+    parts = (piece.within(start, stop) for piece in pieces for start, stop in spans)
+    return [part for part in parts if part is not None]
+
+
+def _overlaps(spans: Spans, first: int, last: int) -> Iterator[tuple[int, int]]:
+    for start, stop in spans:
+        if max(start, first) < min(stop, last):
+            yield max(start, first), min(stop, last)
