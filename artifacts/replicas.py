@@ -58,11 +58,15 @@ class Replicas:
         if bits not in self.widths:
             raise Incompatible(f"no replicas of {bits} bits are stored: run `moectl quantize --bits {bits}`")
         nbytes = {FULL_BITS: self.nbytes[bits]} | {width: self.nbytes[width] for width in self.widths if width < bits}
-        is_below = np.array(WIDTHS) < bits
-        loss, lost = (
-            np.where(is_below, table + table[..., bits - 1, None], np.nan) for table in (self.loss, self.lost)
-        )
+        loss, lost = (_from_base(table, bits) for table in (self.loss, self.lost))
         return replace(self, nbytes=nbytes, loss=loss, lost=lost, base=bits)
+
+
+def _from_base(table: np.ndarray, bits: int) -> np.ndarray:
+    """[L, E, 4] what is lost from replicas of so many bits on: nothing at their own width, NaN above it."""
+    found = np.where(np.array(WIDTHS) < bits, table + table[..., bits - 1, None], np.nan)
+    found[..., bits - 1] = 0.0
+    return found
 
 
 def in_memory(nbytes: int) -> int:

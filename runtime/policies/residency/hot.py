@@ -21,7 +21,7 @@ class Hot(SimpleResidency):
 
     The experts of largest S fill the layer's slots at full precision. The others are computed near their memory: at
     full precision if `avg_bits` is 16, else at 1 to 4 bits by the prefix split over the loss table, on average at
-    most `avg_bits`.
+    most `avg_bits`. On a base of 4 bits those are full precision.
     """
 
     places: ClassVar[bool] = True
@@ -42,8 +42,9 @@ class Hot(SimpleResidency):
     def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
         self._loss = None
         if self.avg_bits != FULL_BITS:
-            check_replicas("hot", artefacts, *WIDTHS)
-            self.widths = WIDTHS
+            self._base = artefacts.replicas.base
+            self.widths = tuple(bits for bits in WIDTHS if bits != self._base)
+            check_replicas("hot", artefacts, *self.widths)
             self._loss = artefacts.replicas.loss
         self._num_experts = shape.num_experts
         self._counts, self._weights = np.zeros((2, shape.num_layers, shape.num_experts))
@@ -67,7 +68,8 @@ class Hot(SimpleResidency):
         bits = np.full(self._num_experts, FULL_BITS)
         cold = order[num_slots:]
         if self._loss is not None and cold.size:
-            bits[cold] = prefix_split(self._loss[step.layer, cold], self.avg_bits)
+            few = np.array(prefix_split(self._loss[step.layer, cold], self.avg_bits))
+            bits[cold] = np.where(few == self._base, FULL_BITS, few)
         return Placement(order[:num_slots], bits)
 
     def scores(self, layer: int) -> np.ndarray:
