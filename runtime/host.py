@@ -18,12 +18,39 @@ def on_host(assigned: Assigned) -> Assigned:
     return assigned if assigned.tokens is None else Assigned(assigned.tokens.cpu(), assigned.ranks.cpu())
 
 
-def to_host(tensors: list[torch.Tensor]) -> list[np.ndarray]:
-    """The one device-to-host copy of a step: [T, *] tensors as arrays, ids as int64 and the rest as float32."""
-    if tensors[0].device.type == "cpu":
-        return [tensor.detach().numpy() for tensor in tensors]
+class HostCopy:
+    """The one device-to-host copy of a step: everything in one piece, into page-locked memory that is kept, awaited by
+    an event of its own."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._buffer = torch.empty(0)
+        self._done = torch.cuda.Event() if device.type == "cuda" else None
+
+    def __call__(self, tensors: list[torch.Tensor]) -> list[np.ndarray]:
+        """[T, *] tensors as arrays, ids, which come first, as int64 and the rest as float32."""
+        if self._device.type == "cpu":
+            return [tensor.detach().numpy() for tensor in tensors]
+        return unpacked(self._fetch(packed(tensors)), [tensor.shape[1] for tensor in tensors])
+
+    def _fetch(self, values: torch.Tensor) -> np.ndarray:
+        """The host waits for this copy only; what it returns is overwritten by the next."""
+        if self._buffer.numel() < values.numel():
+            self._buffer = torch.empty(values.numel(), pin_memory=True)
+        host = self._buffer[: values.numel()].view(values.shape)
+        host.copy_(values, non_blocking=True)
+        self._done.record(torch.cuda.current_stream(self._device))
+        self._done.synchronize()
+        return host.numpy()
+
+
+def packed(tensors: list[torch.Tensor]) -> torch.Tensor:
+    """[T, sum of widths] float32, the ids, which come first, as the bits of int32."""
     ids, *others = tensors
-    packed = torch.cat([ids.int().view(torch.float32), *others], dim=1).cpu().numpy()
-    ends = np.cumsum([tensor.shape[1] for tensor in tensors])[:-1]
-    selected, *rest = np.split(packed, ends, axis=1)
-    return [np.ascontiguousarray(selected).view(np.int32).astype(np.int64), *map(np.ascontiguousarray, rest)]
+    return torch.cat([ids.int().view(torch.float32), *others], dim=1)
+
+
+def unpacked(values: np.ndarray, widths: list[int]) -> list[np.ndarray]:
+    """Copies of what was packed: ids as int64, the rest as float32."""
+    ids, *others = np.split(values, np.cumsum(widths)[:-1], axis=1)
+    return [np.ascontiguousarray(ids).view(np.int32).astype(np.int64), *map(np.array, others)]

@@ -9,7 +9,7 @@ from torch import nn
 
 from artifacts.expertmaps import mean_rows
 from artifacts.trace import DECODE, PREFILL
-from runtime.host import real_rows, to_host
+from runtime.host import HostCopy, real_rows
 from runtime.model import MoeModel
 from runtime.policies.base import Step, last_tokens
 from runtime.predictors import Predictor
@@ -44,6 +44,7 @@ class Watcher:
         self.on_embedding: Callable[[int, int, np.ndarray], None] | None = None
         self.first_request = 0
         self._opened = opened
+        self._to_host = HostCopy(opened.model.device)
         self._wants_probabilities = self._wants_embeddings = False
         self._distance = 0
         self.predictor: Predictor | None = None
@@ -108,7 +109,7 @@ class Watcher:
         tensors += self._predictions(layer, routed)
         if self.predictor:
             tensors += self.predictor.ahead(layer, routed.x)
-        arrays = to_host(tensors)
+        arrays = self._to_host(tensors)
         if self._pass.rows is not None:
             arrays = [array[self._pass.rows] for array in arrays]
         selected, weights_host, *rest = arrays
