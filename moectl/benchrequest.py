@@ -22,7 +22,7 @@ ALL, AUTO, ORACLE = "all", "auto", "oracle"
 FIXED = ("full", "uniform-bits", "on-demand", "near")
 DEFAULT_MACHINE = "a100-pcie4"
 _ANY = Shape(1, 1, 1, 1)
-_LIVE_LINKS = (AUTO, "disk", "cuda")
+_LIVE_LINKS = (AUTO, "disk", "direct", "cuda")
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ RunId = Annotated[int | None, typer.Option("--run", min=1, help="A run of the st
 
 Model = Annotated[str | None, typer.Argument(help="A checkpoint: a local folder or a hub id; else the bundled one.")]
 Budget = Annotated[str, typer.Option("--budget", help="The fast tier: 25%, 96x (experts) or 2GiB, over all layers.")]
-Link = Annotated[str, typer.Option("--link", help="disk, cuda, or a rate to emulate, as 5GB/s or 5GB/s+10us.")]
+Link = Annotated[str, typer.Option("--link", help="disk, direct (no page cache), cuda, or a rate as 5GB/s+10us.")]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
 # Threads that wait for each other spin: without a core for the link they take tens of times longer.
 DEFAULT_THREADS = max(1, (os.cpu_count() or 2) - 1)

@@ -7,7 +7,8 @@ from runtime.link import Source, ThreadLink, ThreadTransfer
 
 
 class DiskLink(ThreadLink):
-    """Reads experts from the checkpoint as they are wanted; what the process holds is its slots.
+    """Reads experts from the checkpoint as they are wanted; what the process holds is its slots. `is_direct`, for the
+    receipt: its source bypasses the page cache.
 
     The bandwidth it tells is that while it was reading: bytes over the seconds in which any read was under way.
     """
@@ -15,12 +16,13 @@ class DiskLink(ThreadLink):
     kind = "disk"
     num_threads = 4  # docs/disk.md: more bring no more, and one leaves the device idle while its bytes are copied
 
-    def __init__(self, source: Source, shape: Shape) -> None:
+    def __init__(self, source: Source, shape: Shape, *, is_direct: bool = False) -> None:
         self._num_reading, self._since_s = 0, 0.0
+        self._page_cache = "bypassed" if is_direct else "used"
         super().__init__(source, shape)
 
     def conditions(self) -> dict[str, float | str]:
-        return super().conditions() | {"reads_in_flight": self.num_threads}
+        return super().conditions() | {"reads_in_flight": self.num_threads, "page_cache": self._page_cache}
 
     def _move(self, transfer: ThreadTransfer) -> None:
         with self._wake:

@@ -78,8 +78,8 @@ class NeuronLayout:
         return Segment(0, (nbytes - self.head * self.dtype.itemsize) // size, has_head=True)
 
     def pack(self, expert: Mapping[str, torch.Tensor], out: torch.Tensor, segment: "Segment | None" = None) -> None:
-        """Write an expert, or a segment of it, to `out`, uint8 on the CPU and as long. `expert`: its parts by name, as the
-        module has them."""
+        """Write an expert, or a segment of it, to `out`, uint8 on the CPU and as long; `expert` has its parts by name,
+        as the module does."""
         own = segment or Segment(0, self.num_neurons, has_head=True)
         views, neurons = self.views(out, has_head=own.has_head), slice(own.first, own.last)
         weight = expert[self._inner_name] if self.is_transposed else expert[self._inner_name].T  # [H, num_inner * I]

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -37,12 +37,14 @@ class Tiers:
 
 @dataclass(frozen=True, slots=True)
 class LinkChoice:
-    """What a user said of link and near tier: kind `disk`, `cuda` or `emulated`, and the rates of emulation."""
+    """What a user said of link and near tier: kind `disk`, `cuda` or `emulated`, and the rates of emulation;
+    `is_direct`: from disk past the page cache."""
 
     kind: str
     bandwidth: float = 0.0
     latency_s: float = 0.0
     near: float | None = None
+    is_direct: bool = False
 
 
 def resolve_link(
@@ -60,11 +62,14 @@ def resolve_link(
         link = "cuda" if on_cuda else "disk"
     if link in ("disk", "cuda"):
         return LinkChoice(link, near=near_rate)
+    if link == "direct":
+        return LinkChoice("disk", near=near_rate, is_direct=True)
     return LinkChoice("emulated", *sizes.rate(link), near_rate)
 
 
 def link_name(opened: MoeModel, link: str) -> str:
-    """How a hardware profile calls what `--link` says: `pinned` for a GPU's own, `disk`, or the rate as given.
+    """How a hardware profile calls what `--link` says: `pinned` for a GPU's own, `disk` with the page cache or past it,
+    or the rate as given.
 
     Raises BadUsage for what is not understood or not there.
     """
@@ -79,6 +84,9 @@ def open_tiers(
     page-locked for a GPU, unless they stay on disk."""
     on_disk, pin = choice.kind == "disk", choice.kind == "cuda"
     stores: dict[int, DiskStore | ReplicaStore] = {FULL_BITS: opened.store, **replicas}
+    if choice.is_direct:
+        stores = {bits: _direct(store) for bits, store in stores.items()}
+        opened = replace(opened, store=stores[FULL_BITS])
     if split is not None:
         slow = SegmentTier.of(opened, Segments(opened.shape, split), in_ram=not on_disk, pin=pin)
     else:
@@ -99,7 +107,13 @@ def _open_link(opened: MoeModel, choice: LinkChoice, slow: SlowTier) -> Link:
     if device.type == "cuda":
         is_pinned, nbytes = choice.kind == "cuda", opened.store.layout.nbytes
         return CudaLink(slow, shape, device=device, slot_nbytes=nbytes, is_pinned=is_pinned)
-    return DiskLink(slow, shape)
+    return DiskLink(slow, shape, is_direct=choice.is_direct)
+
+
+def _direct(store: DiskStore | ReplicaStore) -> DiskStore:
+    if not isinstance(store, DiskStore):
+        raise BadUsage("--link direct reads a checkpoint past the page cache, and replicas come through it: use disk")
+    return store.direct()
 
 
 def resolve_device(name: str) -> torch.device:

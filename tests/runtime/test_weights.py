@@ -9,10 +9,12 @@ import pytest
 import torch
 
 from artifacts.errors import BadInput, OutOfResources
+from runtime import directio
 from runtime.model import open_model
+from runtime.neuronmajor import NeuronLayout
 from runtime.weights import DiskStore, ExpertLayout, RamStore, aligned
 from tests.conftest import Checkpoint
-from tests.families import save
+from tests.families import LAYOUTS, save
 
 
 def test_parts_start_on_64_byte_borders() -> None:
@@ -113,3 +115,61 @@ def _open_files() -> set[Path]:
 @pytest.fixture(params=["hub", "fused"])
 def store(request: pytest.FixtureRequest, checkpoint: Checkpoint) -> DiskStore:
     return open_model(str(checkpoint("olmoe", request.param))).store
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_past_the_page_cache_the_same_bytes_come(layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(directio, "_CHUNK", 4096)  # less than an expert
+    folder = save("olmoe", layout, tmp_path)
+    store = open_model(str(folder)).store
+    direct, got = direct_or_skip(store), aligned(store.layout.nbytes)
+    expected = RamStore(store)
+    for key in range(store.shape.num_keys):
+        place = divmod(key, store.shape.num_experts)
+        direct.read(*place, got.zero_())
+        assert torch.equal(got, expected.view(*place))
+    os.truncate(folder / "model.safetensors", 30_000)
+    with pytest.raises(BadInput, match=r"model\.safetensors ends before byte \d+: it changed while in use"):
+        RamStore(direct)
+
+
+def test_what_is_stored_in_another_dtype_comes_past_the_page_cache_too(checkpoint: Checkpoint) -> None:
+    store = open_model(str(checkpoint("olmoe")), dtype=torch.bfloat16).store
+    expected, got = aligned(store.layout.nbytes), aligned(store.layout.nbytes)
+    store.read(1, 3, expected)
+    direct_or_skip(store).read(1, 3, got)
+    assert torch.equal(got, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_spans_of_an_expert_are_what_the_whole_has_there(checkpoint: Checkpoint, dtype: torch.dtype) -> None:
+    """Stored in float32; read as it is, or converted."""
+    store = open_model(str(checkpoint("olmoe")), dtype=dtype).store
+    whole, part = aligned(store.layout.nbytes), aligned(store.layout.nbytes).fill_(7)
+    store.read(1, 3, whole)
+    spans = ((64, 640), (1280, store.layout.nbytes - 64))
+    store.read(1, 3, part, spans=spans)
+    outside = torch.ones(store.layout.nbytes, dtype=torch.bool)
+    for start, stop in spans:
+        assert torch.equal(part[start:stop], whole[start:stop])
+        outside[start:stop] = False
+    assert (part[outside] == 7).all()
+
+
+def test_a_segment_asks_the_disk_for_its_own_rows(checkpoint: Checkpoint) -> None:
+    """Of 24 neurons the first 6: a quarter of gate and up, and all of down."""
+    opened = open_model(str(checkpoint("olmoe")))
+    layout = NeuronLayout.of(opened.layers[0], torch.float32, 9216)
+    top = layout.segment(9216 // 4, is_bottom=False)
+    assert layout.spans(opened.store.layout, top) == ((0, 768), (3072, 3840), (6144, 9216))
+    bottom = layout.segment(9216 - 9216 // 4, is_bottom=True)
+    assert (
+        layout.spans(opened.store.layout, bottom) == ((768, 3072), (3840, 6144), (6144, 9216))
+    )
+
+
+def direct_or_skip(store: DiskStore) -> DiskStore:
+    try:
+        return store.direct()
+    except BadInput as error:
+        pytest.skip(str(error))
