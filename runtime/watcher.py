@@ -9,6 +9,7 @@ from torch import nn
 
 from artifacts.expertmaps import mean_rows
 from artifacts.trace import DECODE, PREFILL
+from runtime.gates import Gate
 from runtime.host import HostCopy, real_rows
 from runtime.model import MoeModel
 from runtime.policies.base import Step, last_tokens
@@ -49,6 +50,7 @@ class Watcher:
         self._distance = 0
         self.predictor: Predictor | None = None
         self._routed = [_Routed() for _ in opened.layers]
+        self._gates = [Gate(layer.gate) for layer in opened.layers]
         self._pass = _Pass(PREFILL, None, np.zeros(0, np.int32))
         self._pass_index = -1
         self._handles: list = []
@@ -163,12 +165,10 @@ class Watcher:
 
     def _predictions(self, layer: int, routed: _Routed) -> list[torch.Tensor]:
         """[T, E] of each of the next D routers on this router's input."""
-        layers = self._opened.layers
         predicted = []
         for distance in range(1, self._distance + 1):
-            ahead = layers[(layer + distance) % len(layers)]
-            extra = self._routed[ahead.index].extra
-            logits = type(ahead.gate).forward(ahead.gate, routed.x, *extra)[0]  # past the hook, which would keep it
+            ahead = (layer + distance) % len(self._gates)
+            logits = self._gates[ahead].logits(routed.x, self._routed[ahead].extra)
             predicted.append(logits.float().softmax(-1))
         return predicted
 
