@@ -22,6 +22,9 @@ COMMAND = "profile-hardware"
 REMEDY = "run `moectl profile --hardware`"
 DISK = "disk"
 COLD = "disk, cold"  # the checkpoint's files, what the operating system had kept of them dropped before
+RAM, PINNED, PAGEABLE = "ram", "pinned", "pageable"
+NAMED_LINKS = (DISK, COLD, RAM, PINNED, PAGEABLE)  # any other is a rate, and emulated
+EACH_LOAD = "each load"
 _IDENTITY = ("device", "device_name", "processor", "cores")
 
 
@@ -108,6 +111,12 @@ class HardwareProfile:
                 return load
         known = ", ".join(load.link for load in self.loads)
         raise BadInput(f"the hardware profile has no link {wanted}, only {known}: {REMEDY} --link {wanted}")
+
+    @property
+    def deciding(self) -> Mapping[str, float]:
+        """Seconds a layer that policies take themselves beyond the plain ones, by axis and name, and `EACH_LOAD`: to
+        decide on one; empty where that was not measured."""
+        return self.conditions.get("deciding", {})
 
     def near_at(self, bits: int = FULL_BITS) -> list[Near]:
         """At one width, ascending in tokens; none where it was not measured."""

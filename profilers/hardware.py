@@ -12,6 +12,7 @@ import torch
 
 from artifacts.measured import Compute, HardwareProfile, Near, Spread
 from artifacts.replicas import FULL_BITS, Replicas
+from profilers.deciding import deciding, places_a_layer
 from profilers.loads import THOROUGH, Effort, loads
 from profilers.machine import Here
 from runtime.engine import NAME
@@ -62,7 +63,10 @@ def measure(
     for bits in widths:
         near += _near(opened, bits, replicas, effort)
         progress(done := done + 1, total)
-    return HardwareProfile(tuple(compute), measured, tuple(near), _conditions(opened, before, of_run, effort))
+    conditions = _conditions(opened, before, of_run, effort)
+    if effort.deciding:
+        conditions["deciding"] = deciding(opened, link, tokens=effort.deciding)
+    return HardwareProfile(tuple(compute), measured, tuple(near), conditions)
 
 
 # Computing
@@ -120,12 +124,12 @@ def decode_experts(
     """Seconds of a layer's experts in a pass of one token when all are there, and what each adds that is not, as
     `miss` and, without the waiting for the link, as `host`; nothing where all are always there.
 
-    A token comes twice into a fast tier that holds no more than one token's experts: the first time they are brought,
-    the second time they are there. Then it comes without experts, so that all three see the same machine.
+    A token comes twice into a fast tier that holds no more than two tokens' experts: the first time some are brought,
+    the second time all are there. Then it comes without experts, so that all three see the same machine.
     """
     shape, random = opened.shape, np.random.default_rng(0)
     there, added, worked = [], [], []
-    settings = Settings(budget=f"{shape.num_layers * shape.top_k}x", link=link, experts=experts)
+    settings = Settings(budget=f"{shape.num_layers * places_a_layer(opened)}x", link=link, experts=experts)
     with Session(opened, settings) as session, torch.inference_mode():
         session.watcher.on_step = _nothing  # which keeps the controller deciding, as it must below the whole model
         for turn in range(effort.warm_up + effort.turns):

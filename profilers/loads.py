@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from artifacts.measured import COLD, DISK, Load, Spread
+from artifacts.measured import COLD, DISK, PAGEABLE, PINNED, RAM, Load, Spread
 from runtime import budget as sizes
 from runtime.cudalink import CudaLink
 from runtime.disklink import DiskLink
@@ -20,23 +20,25 @@ from runtime.slowtier import SlowTier
 from runtime.weights import aligned
 
 LENGTHS = (16, 64, 256)
-_FEW = 8  # experts that take turns
+_FEW, _MANY_NBYTES = 8, 64 << 20  # experts that take turns, and bytes that no cache holds
 _PARTS = 4  # of an expert, one of which is brought to see what bytes take
 
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """Tokens of the prompts to try, and how often everything is measured, after a third as often to warm up."""
+    """Tokens of the prompts to try, and how often everything is measured, after a third as often to warm up; tokens on
+    which policies' own work is measured, 0 to leave it out."""
 
     lengths: tuple[int, ...] = LENGTHS
     turns: int = 30
+    deciding: int = 0
 
     @property
     def warm_up(self) -> int:
         return self.turns // 3
 
 
-THOROUGH, QUICK = Effort(), Effort(lengths=(16,), turns=20)
+THOROUGH, QUICK = Effort(deciding=6), Effort(lengths=(16,), turns=20)
 
 
 def loads(opened: MoeModel, folder: Path, of_run: str, effort: Effort) -> Iterator[Load]:
@@ -57,14 +59,14 @@ def loads(opened: MoeModel, folder: Path, of_run: str, effort: Effort) -> Iterat
 
         locked = _Held(opened, pin=True)
         with _closing(pinned(locked)) as link:
-            yield _load("pinned", _bring(link, slots, effort), nbytes, _latency(pinned, locked, slots, effort))
+            yield _load(PINNED, _bring(link, slots, effort), nbytes, _latency(pinned, locked, slots, effort))
 
     def bring(turn: int) -> None:
         slots[turn % len(slots)].copy_(held.experts[turn % len(slots)])
 
     copies = seconds_of(bring, device, warm_up=effort.warm_up, turns=effort.turns)
-    yield _load("pageable" if pin else "ram", copies, nbytes)
-    if of_run not in (DISK, "pinned"):
+    yield _load(PAGEABLE if pin else RAM, copies, nbytes)
+    if of_run not in (DISK, PINNED):
         bandwidth, latency_s = sizes.rate(of_run)
 
         def emulated(source: Source) -> Link:
@@ -97,7 +99,8 @@ class _Held:
 
 
 def _num_few(opened: MoeModel) -> int:
-    return min(_FEW, opened.shape.num_keys)
+    """As many as are read from memory when they come again."""
+    return min(max(_FEW, _MANY_NBYTES // opened.store.layout.nbytes), opened.shape.num_keys)
 
 
 def _part(nbytes: int) -> int:

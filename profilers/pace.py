@@ -10,10 +10,10 @@ from time import thread_time
 import numpy as np
 import torch
 
-from artifacts.errors import Problem
 from artifacts.hardware import Machine, machine
 from artifacts.measured import HardwareProfile
 from artifacts.replicas import FULL_BITS
+from profilers.deciding import deciding
 from profilers.hardware import (
     expert_spread,
     head_seconds,
@@ -26,7 +26,6 @@ from runtime.engine import NAME
 from runtime.fused import EXACT
 from runtime.measured import HERE, costs_of
 from runtime.model import MoeModel
-from runtime.policies import POLICIES
 from runtime.policies.base import Artefacts
 from runtime.probe import scaled_window, without_experts
 from runtime.session import Session, Settings
@@ -34,8 +33,7 @@ from runtime.tiers import link_name
 from runtime.timing import Costs, Work
 
 _PROMPT = 16  # tokens, of which arithmetic is told
-_PLAIN = ("none", "lru")  # policies with which others are compared
-_TURNS, _FEW = 24, 8  # tokens on which a part, and a policy's own work, is measured
+_TURNS, _FEW = 24, 4  # tokens on which a part, and a policy's own work, is measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +129,8 @@ class _Probe:
         self._opened, self._artefacts = opened, artefacts
         self._is_gpu = opened.model.device.type == "cuda"
         # From RAM, and at once: what a link takes is told apart.
-        self._beside = {"link": "auto" if self._is_gpu else "1000GB/s", "experts": experts}
+        self.link = "auto" if self._is_gpu else "1000GB/s"
+        self._beside = {"link": self.link, "experts": experts}
         self.head_s = head_seconds(opened, 1, QUICK).median
 
     def seconds(self, preset: str, policies: Mapping[str, str], budget: str = "100%", *, turns: int = _TURNS) -> _Pass:
@@ -153,19 +152,6 @@ class _Probe:
                 misses = sum(one["misses"] for one in session.controller.counters.by_layer(first_pass=-4))
                 added += [(brought_s - waited_s - there_s) / misses] if misses else []
         return max(0.0, median(added)) if added else 0.0
-
-    def deciding(self, plain_s: float) -> dict[str, float]:
-        """Seconds a layer that policies take themselves where everything is there, foreseeing included, by axis and
-        name; those that cannot run are left out."""
-        found = {}
-        for which in ("prefetch", "eviction"):
-            for name in (name for name in POLICIES[which] if name not in _PLAIN):
-                try:
-                    own_s = self.seconds("full", {which: name}, turns=_FEW).experts_s
-                except Problem:
-                    continue
-                found[f"{which} {name}"] = max(0.0, own_s - plain_s)
-        return found
 
     def _session(self, preset: str, policies: Mapping[str, str], budget: str) -> Session:
         session = Session(
@@ -221,7 +207,7 @@ def _measured(opened: MoeModel, artefacts: Artefacts, experts: str) -> Costs:
         head=Work(probe.head_s),
         host_s=probe.host_seconds(),
         shares={bits: at(bits) / expert_s for bits in _widths(artefacts)},
-        deciding=probe.deciding(there.experts_s),
+        deciding=deciding(opened, probe.link, tokens=_FEW, experts=experts, artefacts=artefacts),
     )
     return _on_cpu(costs, near_s) if opened.model.device.type == "cpu" else costs
 

@@ -1,8 +1,11 @@
 """A measured machine as the simulator takes machines: what was measured in place of what data sheets promise."""
 
+from dataclasses import replace
+
 from artifacts.hardware import Machine
-from artifacts.measured import COLD, DISK, HardwareProfile, Load
+from artifacts.measured import COLD, DISK, EACH_LOAD, NAMED_LINKS, PAGEABLE, RAM, HardwareProfile, Load
 from artifacts.shape import Shape
+from runtime import budget as sizes
 from runtime.timing import Costs, Work
 
 HERE = "here"
@@ -16,20 +19,47 @@ def costs_of(profile: HardwareProfile, shape: Shape, *, link: str | None = None)
     measured.
     """
     one, many = profile.decode, profile.compute[-1]
-    load = profile.load(link)
     expert_s = min(one.expert.median, one.moe.median / shape.top_k)
     engine_s = one.moe.median - shape.top_k * expert_s
-    latency_s = min(max(0.0, load.latency.median), load.seconds.median) if load.latency else 0.0
     near = profile.near_at()
-    return Costs(
+    costs = Costs(
         expert=Work(expert_s, many.expert.median / many.tokens),
-        load_s=load.seconds.median - latency_s,
-        load_latency_s=latency_s,
+        load_s=0.0,
+        load_latency_s=0.0,
         near=Work(near[0].seconds.median, near[-1].seconds.median / near[-1].tokens),
         rest=Work(one.attention.median + engine_s, (many.attention.median + engine_s) / many.tokens),
         head=Work(one.head.median, many.head.median / many.tokens),
+        deciding=profile.deciding,
+    )
+    load = profile.load(link)
+    if load.link not in NAMED_LINKS:
+        copy_s = next((one.seconds.median for one in profile.loads if one.link in (RAM, PAGEABLE)), 0.0)
+        return _over_rate(costs, load, shape, copy_s)
+    latency_s = min(max(0.0, load.latency.median), load.seconds.median) if load.latency else 0.0
+    return replace(
+        costs,
+        load_s=load.seconds.median - latency_s,
+        load_latency_s=latency_s,
         host_s=_host_seconds(load),
         reads_whole=load.link in (DISK, COLD),
+    )
+
+
+def _over_rate(costs: Costs, load: Load, shape: Shape, copy_s: float) -> Costs:
+    """With loads over an emulated link: it keeps its rate to the byte; what it takes besides is that compute copies
+    what comes, while the link is under way, and that its waits end late."""
+    bandwidth, latency_s = sizes.rate(load.link)
+    load_s, left_s = shape.expert_nbytes / bandwidth, _host_seconds(load)
+    host_s = min(left_s, costs.deciding.get(EACH_LOAD, 0.0))
+    copy_s = min(left_s - host_s, copy_s)
+    return replace(
+        costs,
+        load_s=load_s,
+        load_latency_s=latency_s,
+        host_s=host_s,
+        copy_s=copy_s,
+        demand_s=left_s - host_s - copy_s,
+        wake_s=max(0.0, load.seconds.median - max(load_s + latency_s, copy_s)),
     )
 
 

@@ -26,8 +26,8 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Wave:
-    """Experts that share the fast tier: `resident` start at once, or when they land; `loads` come over the link, each as
-    soon as its slot is free."""
+    """Experts that share the fast tier: `resident` start at once, or when they land; `loads` come over the link,
+    each as soon as its slot is free."""
 
     resident: tuple[Place, ...]
     loads: tuple[Place, ...]

@@ -90,7 +90,7 @@ def open_tiers(
     if split is not None:
         slow = SegmentTier.of(opened, Segments(opened.shape, split), in_ram=not on_disk, pin=pin)
     else:
-        slow = SlowTier(stores if on_disk else {bits: RamStore(store, pin=pin) for bits, store in stores.items()})
+        slow = SlowTier(stores if on_disk else {bits: _in_ram(store, pin=pin) for bits, store in stores.items()})
     return Tiers(
         slow=slow,
         link=_open_link(opened, choice, slow),
@@ -98,6 +98,11 @@ def open_tiers(
         pinned_nbytes=sum(map(slow.nbytes, stores)) * opened.shape.num_keys if pin else 0,
         bandwidth=choice.bandwidth or None,
     )
+
+
+def _in_ram(store: DiskStore | ReplicaStore | RamStore, *, pin: bool) -> RamStore:
+    """Copied, unless it is there already."""
+    return store if isinstance(store, RamStore) and not pin else RamStore(store, pin=pin)
 
 
 def _open_link(opened: MoeModel, choice: LinkChoice, slow: SlowTier) -> Link:

@@ -36,6 +36,8 @@ class Costs:
 
     Loading an expert and computing it near its memory are given at full precision; a replica takes its share of bytes.
     Each load takes `load_latency_s` of the link besides, and `host_s` of whoever computes: the engine's own work on it.
+    Where the link leaves it to compute to take what comes, that takes `copy_s`, and `demand_s` more for what the step
+    itself asked for; compute that has waited goes on `wake_s` late.
     Where the near tier is only emulated, whoever computes spends `near_host_s` on each of its experts too. `shares`: of
     an expert's seconds in the fast tier, by bits, where few bits do not save as much time as bytes. `deciding`: of a
     layer, what a policy takes itself, by axis and name as in `prefetch next_gate`, beyond what the plain one does.
@@ -49,6 +51,9 @@ class Costs:
     rest: Work
     head: Work
     host_s: float = 0.0
+    copy_s: float = 0.0
+    demand_s: float = 0.0
+    wake_s: float = 0.0
     near_host_s: float = 0.0
     shares: Mapping[int, float] = field(default_factory=dict)
     deciding: Mapping[str, float] = field(default_factory=dict)
@@ -180,16 +185,27 @@ class Timing:
         coming = []
         for place in places:
             transfer = self._pending.pop(place.slot, None) if place.slot != NO_SLOT else None
-            if transfer is None or transfer.lands_s <= self._now_s:
-                self._compute_one(place, tokens, following)
-            else:
+            if transfer is not None and transfer.lands_s > self._now_s:
                 coming.append((place, transfer))
+                continue
+            self._take(place, transfer)
+            self._compute_one(place, tokens, following)
         for _, transfer in coming:
             self._link.hurry(transfer)
         for place, transfer in sorted(coming, key=lambda pair: pair[1].lands_s):
-            self.passes[-1].stall_s += max(0.0, transfer.lands_s - self._now_s)
-            self._now_s = max(self._now_s, transfer.lands_s)
+            self._take(place, transfer)
             self._compute_one(place, tokens, following)
+
+    def _take(self, place: Place, transfer: "_Transfer | None") -> None:
+        """Have what a transfer brings, if one does."""
+        if transfer is None:
+            return
+        self._now_s += self._costs.copy_s * place.share * self._share[place.bits]
+        if transfer.lands_s > self._now_s:
+            ends_s = transfer.lands_s + self._costs.wake_s
+            self.passes[-1].stall_s += ends_s - self._now_s
+            self._now_s = ends_s
+        self._now_s += self._costs.demand_s if transfer.is_demand else 0.0
 
     def _compute_one(self, place: Place, tokens: list[int] | None, following: dict[int, Place]) -> None:
         self._now_s += self._expert_seconds(place, tokens)
@@ -217,6 +233,7 @@ class Timing:
 class _Transfer:
     issued_s: float
     seconds: float
+    is_demand: bool
     is_started: bool = False
     lands_s: float = math.inf  # until it has begun
 
@@ -229,7 +246,7 @@ class _Link:
     prefetches: list[_Transfer] = field(default_factory=list)
 
     def issue(self, now_s: float, seconds: float, *, is_demand: bool) -> _Transfer:
-        transfer = _Transfer(now_s, seconds)
+        transfer = _Transfer(now_s, seconds, is_demand)
         self.advance(now_s)
         if is_demand:
             self._start(transfer)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from artifacts.errors import BadInput
+from artifacts.measured import EACH_LOAD
 from artifacts.shape import Shape
 from artifacts.trace import DECODE
 from runtime.measured import costs_of, machine_of
@@ -64,6 +65,21 @@ def test_another_link() -> None:
     assert (costs.load_s, costs.load_latency_s, costs.host_s) == (1.0, 0.0, 0.0)
     with pytest.raises(BadInput, match="no link cuda"):
         costs_of(made(), SHAPE, link="cuda")
+
+
+def test_an_emulated_link_keeps_its_rate_and_leaves_work_to_compute() -> None:
+    """100 bytes at 25 a second, half a second before them. Of the 9 s of work on each, deciding is 2 and copying 1; of
+    7 s until it is there the link is not 2.5."""
+    disk = made().loads[0]
+    emulated = replace(disk, link="25B/s+500ms", seconds=replace(disk.seconds, median=7.0))
+    told = {"deciding": {EACH_LOAD: 2.0, "prefetch next_gate": 0.5}}
+    profile = replace(made(), loads=(*made().loads, emulated), conditions=made().conditions | told)
+    costs = costs_of(profile, SHAPE, link=emulated.link)
+    assert (costs.load_s, costs.load_latency_s, costs.wake_s) == (4.0, 0.5, 2.5)
+    assert (costs.host_s, costs.copy_s, costs.demand_s) == (2.0, 1.0, 6.0)
+    assert costs.deciding["prefetch next_gate"] == 0.5 and not costs.reads_whole
+    untold = costs_of(replace(profile, conditions=made().conditions), SHAPE, link=emulated.link)
+    assert (untold.host_s, untold.copy_s, untold.demand_s) == (0.0, 1.0, 8.0)
 
 
 def test_as_bandwidths() -> None:

@@ -177,6 +177,15 @@ def test_the_engine_works_on_every_load_and_nobody_computes_meanwhile() -> None:
     assert (seconds, stall_s) == (6.5 + 2, 2.5)
 
 
+def test_compute_takes_what_a_link_leaves_to_it() -> None:
+    """What was asked for is copied from 1 to 1.5, lands at 6, is waited for until 6.25 and takes 0.75 more. What was
+    sent for ahead and has landed is copied alone."""
+    costs = replace(COSTS, copy_s=0.5, demand_s=0.75, wake_s=0.25)
+    assert taken(plan(Wave((), places(1))), costs=costs) == (7 + 2, 6.25 - 1.5)
+    first = plan(Wave(places(0, 1, 2, 3), ()), prefetches=places(5))
+    assert taken(first, plan(Wave(places(5), ())), costs=costs) == (9 + 3 + 0.5, 0)
+
+
 def test_the_summary_tells_prefill_from_decode() -> None:
     timing = Timing(COSTS, NUM_EXPERTS, NBYTES)
     for phase, tokens, resident in ((PREFILL, 4, 3), (DECODE, 2, 1), (DECODE, 2, 2)):
