@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from html import escape
 
+from artifacts.replicas import FULL_BITS
 from moectl.report import charts, queries
 from moectl.report.charts import Point
 from moectl.report.layerparts import layers, prefetching
@@ -96,7 +97,7 @@ def _summary(reading: Reading, job: Job) -> Section:
     asked = [one.format(job=job.digest) for one in (queries.SUMMARY, queries.BOUNDS, queries.CONDITIONS)]
     picks, bounds, [conditions] = map(reading.rows, asked)
     cards = "".join(_card(row, job.mode) for row in picks)
-    told = f'{_lead(bounds)}<p class="quiet">{_CONDITIONS[job.mode](conditions)}</p>'
+    told = f'{_lead(bounds)}<p class="quiet">{_CONDITIONS[job.mode](conditions)}{_base(conditions)}</p>'
     return Section("summary", _TITLES["summary"], f'{told}<div class="cards">{cards}</div>', tuple(asked))
 
 
@@ -122,6 +123,11 @@ def _simulated(row: Record) -> str:
         "virtual time, each setting from an empty cache. What a preset that alters the output loses is known after "
         "a live bench: the first choice here is the fastest that alters nothing."
     )
+
+
+def _base(row: Record) -> str:
+    """What the full model is, and budgets are of, where it is not the checkpoint."""
+    return "" if row["base"] == FULL_BITS else f" Every expert is a replica of {data(row['base'], whole)} bits."
 
 
 def _counted(number: object, what: str) -> str:

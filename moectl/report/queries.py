@@ -49,7 +49,8 @@ SELECT data, tokens, json_extract_string(parameters, '$.machine.name') AS machin
   json_extract(parameters, '$.rounds')::INT AS rounds, json_extract(parameters, '$.length')::INT AS length,
   json_extract_string(parameters, '$.machine.processor') AS processor,
   json_extract_string(parameters, '$.machine.gpu') AS gpu,
-  json_extract(parameters, '$.threads')::INT AS threads, seed
+  json_extract(parameters, '$.threads')::INT AS threads, seed,
+  coalesce(json_extract(parameters, '$.base')::INT, 16) AS base
 FROM runs WHERE json_extract_string(parameters, '$.job') = '{job}' ORDER BY run_id LIMIT 1"""
 
 BOUNDS = (
