@@ -125,3 +125,15 @@ def combine(y, weights, num_rows, out):
         for i in range(num_rows):
             total = _rounded(total + _rounded(_rounded(y[i, h], out) * weights[i], out), out)
         out[h] = np.uint16(_bits(total) >> u32(16)) if _is_narrow(out) else total
+
+
+@kernel([f"void(int64, {own}, {own}, {own})" for own in LIKE], nogil=True)
+def project(address, bias, x, out):
+    """out [O] = the matrix [O, I] at `address` times x [I], plus `bias` [O] unless that is empty."""
+    matrix, token = carray(pointer(address, x), (len(out), len(x))), np.empty(len(x), np.float32)
+    for i in range(len(x)):
+        token[i] = _weight(x[i])
+    for o in range(len(out)):
+        total = _dot(matrix[o], token)
+        total = _rounded(total + _weight(bias[o]) if len(bias) else total, out)
+        out[o] = np.uint16(_bits(total) >> u32(16)) if _is_narrow(out) else total

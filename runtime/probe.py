@@ -13,6 +13,7 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from artifacts.hardware import Machine
 from artifacts.shape import Shape
 from runtime.experts import expert_forward
+from runtime.fused_dense import FusedDense
 from runtime.fusing import alone
 from runtime.link import DEMAND, Link
 from runtime.model import MoeModel
@@ -59,7 +60,9 @@ def scaled_window(shape: Shape, target: Machine) -> int:
 def prefetch_window(opened: MoeModel, link_bytes_per_s: float, *, is_fused: bool = False) -> int:
     """Bytes that the link moves while one layer of one token is computed, as a power of two of experts."""
     shape = opened.shape
-    layer_s = rest_seconds(opened) / shape.num_layers + shape.top_k * expert_seconds(opened, is_fused=is_fused)
+    layer_s = rest_seconds(opened, is_fused=is_fused) / shape.num_layers + shape.top_k * expert_seconds(
+        opened, is_fused=is_fused
+    )
     return rounded_window(link_bytes_per_s * layer_s / shape.expert_nbytes, shape.expert_nbytes)
 
 
@@ -100,12 +103,17 @@ def some_contents(opened: MoeModel) -> list[torch.Tensor]:
     return [_on(opened.model.device, opened, expert) for expert in range(num_experts)]
 
 
-def rest_seconds(opened: MoeModel) -> float:
+def rest_seconds(opened: MoeModel, *, is_fused: bool = False) -> float:
     """Seconds of one decoded token without its routed experts."""
-    model = opened.model
+    model, dense = opened.model, FusedDense(opened)
     token = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
-    with without_experts(opened):
-        return _median_seconds(lambda _: model(input_ids=token), model.device, warm_up=2, turns=8)
+    if is_fused:
+        dense.install()
+    try:
+        with without_experts(opened):
+            return _median_seconds(lambda _: model(input_ids=token), model.device, warm_up=2, turns=8)
+    finally:
+        dense.uninstall()
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from runtime.assembly import build_controller, fast_tier, lay_out, pools
 from runtime.cache import Scope
 from runtime.engine import Engine
 from runtime.fused import EXACT, FUSED, check_experts
+from runtime.fused_dense import FusedDense
 from runtime.fusing import NAMES, fused_for
 from runtime.generate import Sampling, Token, stream
 from runtime.learning import no_maps
@@ -142,6 +143,9 @@ class Session:
             is_fused=self.is_fused,
         )
         self.engine.install()
+        self._dense = FusedDense(opened) if is_asked else None
+        if self._dense:
+            self._dense.install()
         self.matching = self.policies.matching
         if self.matching:
             self.matching.run_in_background()
@@ -172,6 +176,8 @@ class Session:
     def close(self) -> None:
         """Give the model back, and the fast tier free."""
         self.engine.uninstall()
+        if self._dense:
+            self._dense.uninstall()
         self.tiers.link.close()
         if self.matching:
             self.matching.close()

@@ -163,9 +163,7 @@ def test_a_segment_asks_the_disk_for_its_own_rows(checkpoint: Checkpoint) -> Non
     top = layout.segment(9216 // 4, is_bottom=False)
     assert layout.spans(opened.store.layout, top) == ((0, 768), (3072, 3840), (6144, 9216))
     bottom = layout.segment(9216 - 9216 // 4, is_bottom=True)
-    assert (
-        layout.spans(opened.store.layout, bottom) == ((768, 3072), (3840, 6144), (6144, 9216))
-    )
+    assert layout.spans(opened.store.layout, bottom) == ((768, 3072), (3840, 6144), (6144, 9216))
 
 
 def direct_or_skip(store: DiskStore) -> DiskStore:

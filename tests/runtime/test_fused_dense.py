@@ -1,0 +1,47 @@
+"""Linear layers in compiled code say what torch says, and are the model's own again afterwards."""
+
+import pytest
+import torch
+from torch import nn
+
+from runtime.fused import FUSED
+from runtime.fused_dense import FusedDense
+from runtime.model import open_model
+from runtime.session import Session, Settings
+from tests.conftest import Checkpoint
+
+
+class Holder:
+    """As much of an opened model as is asked for its linear layers."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        self.model = nn.Sequential(layer)
+
+
+@pytest.mark.parametrize("bias", [False, True], ids=["plain", "biased"])
+@pytest.mark.parametrize(("inputs", "outputs"), [(1, 1), (7, 130), (64, 33), (512, 96)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_one_token_is_as_torch_has_it(inputs: int, outputs: int, bias: bool, dtype: torch.dtype) -> None:
+    torch.manual_seed(inputs)
+    layer = nn.Linear(inputs, outputs, bias=bias).to(dtype)
+    dense, x = FusedDense(Holder(layer)), torch.randn(1, 1, inputs).to(dtype)
+    with torch.inference_mode():
+        theirs = layer(x)
+        dense.install()
+        ours = layer(x)
+        assert layer(x.expand(2, 3, -1)).shape == (2, 3, outputs)
+        dense.uninstall()
+    assert ours.shape == theirs.shape and ours.dtype == dtype
+    assert (ours - theirs).abs().max() <= (1e-6 if dtype is torch.float32 else 1e-2) * (1 + theirs.abs().max())
+    assert "forward" not in vars(layer)
+
+
+def test_only_plain_linear_layers_are_taken_and_routers_are_not(checkpoint: Checkpoint) -> None:
+    opened = open_model(str(checkpoint("qwen2_moe", "hub", "bfloat16")))
+    with Session(opened, Settings(budget="50%", experts=FUSED)):
+        taken = [module for module in opened.model.modules() if "forward" in vars(module)]
+        assert opened.model.lm_head in taken and all(type(module) is nn.Linear for module in taken)
+        assert not any(layer.gate in taken for layer in opened.layers)
+    assert not any("forward" in vars(module) for module in opened.model.modules())
+    with Session(opened, Settings(budget="50%")):
+        assert not any("forward" in vars(module) for module in opened.model.modules())
