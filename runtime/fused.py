@@ -1,7 +1,7 @@
 """One token's experts on a CPU in compiled code: one reading of the weights where they lie, one call for all of them.
 
 It gives what the model's own code gives up to the order of additions within a product: in float32 some 1e-7, in
-bfloat16, rounded wherever the module rounds, hardly ever another bit. docs/speed.md has figures.
+bfloat16, rounded wherever the module rounds, hardly ever another bit. docs/performance.md has figures.
 """
 
 from collections.abc import Callable, Sequence

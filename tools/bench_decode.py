@@ -1,216 +1,145 @@
-"""Decoding at batch 1 with every expert resident: moectl beside the experts implementations of transformers.
+"""How fast: every table of docs/performance.md, on any machine.
 
-    python -m tools.bench_decode --threads 1
+    python -m tools.bench_decode                                  prints all of them
+    python -m tools.bench_decode --write docs/performance.md      puts them there, and their ratios beside it
+    python -m tools.bench_decode --check                          exits 1 where a ratio is worse than the committed one
 
-Every implementation decodes the same tokens with the same weights in one process, in rounds that take turns; a ratio is
-that of one round, so that what else the machine does meanwhile falls on all alike. Without `--model` two are measured:
-the bundled one, and a random one of OLMoE's shape that is written to a temporary folder first (1 GB).
+Sections: `resident`, every expert there, beside transformers' implementations; `controller`, microseconds of a
+decision; `link`, a token over an emulated link, live and simulated; `prefill`, a prompt at a quarter of the experts;
+`disk`, beside Accelerate. Rounds take turns and ratios are of one round, so that what else the machine does falls on
+all alike. Two models are measured, the bundled one and a random one of OLMoE's shape that is written to a temporary
+folder first (0.8 GB); `--model` names others.
 """
 
 import argparse
-import json
 import logging
-import statistics
-import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict, dataclass
-from functools import partial
+from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from artifacts.errors import BadInput
 from moectl.bundled import demo_model
 from moectl.render import Sheet, show_sheet
-from runtime.model import open_model
-from runtime.session import Session, Settings
+from tools import bench_controller, bench_disk, bench_link, bench_prefill, bench_resident, performance
+from tools.performance import Ratio, Section, Table
 
-STOCK = ("eager", "grouped_mm", "batched_mm")
-OURS = "moectl"
-PROMPT = 16  # tokens
-OLMOE_SHAPED = ("--layers", "16", "--experts", "64", "--top-k", "8", "--hidden", "512", "--intermediate", "256")
+BUNDLED, RANDOM = "the bundled model", "random, OLMoE's shape"
+PAGE = Path(__file__).parent.parent / "docs" / "performance.md"
+LINKS = {BUNDLED: "300MB/s"}  # else the one below: where waiting and computing are of one size
+LINK = "3GB/s"
 
 log = logging.getLogger("bench_decode")
 
 
-@dataclass(frozen=True, slots=True)
-class Contender:
-    """A model and what makes it run its experts in one way."""
-
-    name: str
-    model: PreTrainedModel
-    select: Callable[[], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """One implementation: median ms of a token, and its ratio to eager, median and quartiles over the rounds."""
-
-    name: str
-    ms_per_token: float
-    ratio: float
-    lower: float
-    upper: float
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """One model: the implementations in the order of STOCK, then ours; `controller_us` is the time of one decision."""
-
-    model: str
-    dtype: str
-    num_layers: int
-    num_experts: int
-    top_k: int
-    results: tuple[Result, ...]
-    controller_us: float
-
-
-def main() -> None:
+def main() -> int:
     options = _options()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    torch.set_num_threads(options.threads)
-    reports = []
-    for name, opening in _models(options.model):
-        with opening as folder:
-            log.info("%s: %d rounds of %d tokens", name, options.rounds, options.tokens)
-            reports.append(bench(name, folder, rounds=options.rounds, tokens=options.tokens))
-        show_sheet(sheet(reports[-1], threads=options.threads, rounds=options.rounds, tokens=options.tokens))
-    if options.json:
-        options.json.write_text(json.dumps([asdict(report) for report in reports], indent=1) + "\n")
+    torch.set_num_threads(1)
+    try:
+        committed = performance.read_ratios(options.page) if options.check else {}
+        sections = list(_measured(options))
+        if options.write:
+            performance.write(options.write, sections, performance.conditions(_command()))
+    except BadInput as problem:
+        print(problem, file=sys.stderr)
+        return 3
+    found = {name: ratio for section in sections for name, ratio in section.ratios.items()}
+    lines = performance.worse(found, committed)
+    for line in lines:
+        print(f"worse: {line}")
+    if options.check:
+        print(f"{len(found)} ratios, of which {len(lines)} are worse than the committed ones")
+    return 1 if lines else 0
 
 
-def bench(name: str, folder: Path, *, rounds: int, tokens: int) -> Report:
-    """Measure every implementation on the checkpoint in `folder`, on the CPU."""
-    stock = plain_model(folder)
-    with Session(open_model(str(folder), dtype=stock.dtype), Settings(preset="full")) as session:
-        contenders = [Contender(each, stock, partial(stock.set_experts_implementation, each)) for each in STOCK]
-        contenders.append(Contender(OURS, session.opened.model, lambda: None))
-        ids = torch.from_numpy(np.random.default_rng(0).integers(3, stock.config.vocab_size, (1, PROMPT + tokens)))
-        seconds = run_rounds(contenders, ids, rounds=rounds)
-        shape = session.opened.shape
-        return Report(
-            model=name,
-            dtype=str(stock.dtype).removeprefix("torch."),
-            num_layers=shape.num_layers,
-            num_experts=shape.num_experts,
-            top_k=shape.top_k,
-            results=tuple(_result(contender.name, seconds) for contender in contenders),
-            controller_us=controller_seconds(session, ids) * 1e6,
-        )
+def _measured(options: argparse.Namespace) -> Iterator[Section]:
+    with _models(options.model) as models:
+        for name in options.only:
+            log.info("%s ...", name)
+            section = SECTIONS[name](models, options)
+            for table in section.tables:
+                show_sheet(Sheet(table.title, table.columns, table.rows, table.note))
+            yield section
 
 
-def plain_model(
-    folder: Path, *, dtype: torch.dtype | None = None, device: str | torch.device = "cpu"
-) -> PreTrainedModel:
-    """The model as transformers loads it, its weights copied: as views of a file they lie on borders that cost time."""
-    options = {"experts_implementation": "eager"} | ({"dtype": dtype} if dtype else {})
-    model = AutoModelForCausalLM.from_pretrained(folder, **options).eval().to(device)
-    for parameter in model.parameters():
-        parameter.data = parameter.data.clone()
-    return model
+def _resident(models: dict[str, Path], options: argparse.Namespace) -> Section:
+    return bench_resident.measure(models, rounds=options.rounds, tokens=options.tokens)
 
 
-def run_rounds(contenders: list[Contender], ids: torch.Tensor, *, rounds: int) -> dict[str, list[float]]:
-    """Median seconds of a token per contender and round; a round before the first warms up. Each round begins with
-    another contender."""
-    seconds: dict[str, list[float]] = {contender.name: [] for contender in contenders}
-    for turn in range(rounds + 1):
-        start = turn % len(contenders)
-        for contender in contenders[start:] + contenders[:start]:
-            contender.select()
-            steps = decode_seconds(contender.model, ids)
-            if turn:
-                seconds[contender.name].append(statistics.median(steps))
-    return seconds
+def _controller(models: dict[str, Path], options: argparse.Namespace) -> Section:
+    """Of presets, on a synthetic trace; ratios are to the plainest."""
+    trace, rows, ratios, plain = bench_controller.foreseeing(10 * options.rounds), [], {}, []
+    for name in (*bench_controller.LOSSLESS, bench_controller.TUNED):
+        steps_us = bench_controller.timed(trace, bench_controller.controller(name, trace))
+        steps_us = steps_us[len(steps_us) // 3 :]
+        own = Ratio.of(steps_us, [1.0] * len(steps_us))
+        plain = plain or [own.median]
+        rows.append((name, f"{own.median:.1f}", f"{own.lower:.1f} to {own.upper:.1f}"))
+        ratios[name] = Ratio(*(us / plain[0] for us in (own.median, own.lower, own.upper)))
+    columns, note = ("preset", "us a step", "quartiles"), f"{len(trace):,} steps of one token, budget 25 %"
+    return Section("controller", [Table("16 layers, 8 of 64 experts", columns, rows, note, ratios)])
 
 
-@torch.inference_mode()
-def decode_seconds(
-    model: PreTrainedModel, ids: torch.Tensor, *, after_prompt: Callable[[], None] = lambda: None
-) -> list[float]:
-    """Seconds of each decode step over `ids` [1, PROMPT + tokens], whatever the model would say itself."""
-    past = model(input_ids=ids[:, :PROMPT], use_cache=True).past_key_values
-    after_prompt()
-    seconds = []
-    for position in range(PROMPT, ids.shape[1]):
-        token = ids[:, position : position + 1]
-        begin_s = time.perf_counter()
-        past = model(input_ids=token, past_key_values=past, use_cache=True).past_key_values
-        if ids.is_cuda:
-            torch.cuda.current_stream(ids.device).synchronize()
-        seconds.append(time.perf_counter() - begin_s)
-    return seconds
+def _link(models: dict[str, Path], options: argparse.Namespace) -> Section:
+    links = {name: LINKS.get(name, LINK) for name in models}
+    known = {"rounds": max(2, options.rounds // 3), "tokens": options.tokens, "effort": bench_link.EFFORT}
+    return bench_link.measure(models, link=links, **known)
 
 
-def controller_seconds(session: Session, ids: torch.Tensor, *, repeats: int = 20) -> float:
-    """Median seconds in which the controller decides one layer of one token, everything resident."""
-    steps = []
-    session.watcher.on_step = steps.append
-    decode_seconds(session.opened.model, ids)
-    session.watcher.on_step = None
-    decode = [step for step in steps if len(step.selected) == 1]
-    seconds = []
-    for step in decode * repeats:
-        begin_s = time.perf_counter()
-        session.controller.step(step)
-        seconds.append(time.perf_counter() - begin_s)
-    return statistics.median(seconds)
+def _prefill(models: dict[str, Path], options: argparse.Namespace) -> Section:
+    return bench_prefill.measure(models, rounds=max(2, options.rounds // 2), length=options.prompt)
 
 
-def sheet(report: Report, *, threads: int, rounds: int, tokens: int) -> Sheet:
-    columns = ("experts implementation", "ms/token", "ratio to eager", "quartiles of the ratio")
-    rows = [
-        (result.name, f"{result.ms_per_token:.2f}", f"{result.ratio:.3f}", f"{result.lower:.3f} to {result.upper:.3f}")
-        for result in report.results
-    ]
-    title = (
-        f"{report.model}: {report.num_layers} layers, {report.num_experts} experts, top-{report.top_k}, {report.dtype}"
-    )
-    note = (
-        f"medians over {rounds} interleaved rounds of {tokens} tokens, batch 1, every expert resident, torch threads: "
-        f"{threads}; the controller decides a layer in {report.controller_us:.0f} us"
-    )
-    return Sheet(title, columns, rows, note)
+def _disk(models: dict[str, Path], options: argparse.Namespace) -> Section:
+    """A process for each way: of the model that is written in Accelerate's layout."""
+    rounds, tokens = max(1, options.rounds // 5), max(4, options.tokens // 2)
+    with bench_disk.checkpoint(None) as folder:
+        found = bench_disk.rows(folder, rounds=rounds, tokens=tokens)
+    sheet, ratios = bench_disk.sheet(found, rounds=rounds, tokens=tokens), {}
+    for row in found:
+        if row.way.startswith(bench_disk.OURS):
+            for which, times in (("cold", row.cold_times), ("warm", row.warm_times)):
+                middle, least, most = times
+                ratios[f"{row.way}, {which}"] = Ratio(1 / middle, 1 / most, 1 / least)
+    return Section("disk", [Table(sheet.title, sheet.columns, sheet.rows, sheet.note, ratios)])
 
 
-def _result(name: str, seconds: dict[str, list[float]]) -> Result:
-    ratios = [own / eager for own, eager in zip(seconds[name], seconds["eager"], strict=True)]
-    lower, ratio, upper = np.percentile(ratios, [25, 50, 75]).tolist()
-    return Result(name, statistics.median(seconds[name]) * 1e3, ratio, lower, upper)
-
-
-def _models(folders: list[Path]) -> Iterator[tuple[str, AbstractContextManager[Path]]]:
-    """A name, and what opens the folder, of each model to measure."""
-    for folder in folders:
-        yield folder.name, nullcontext(folder)
-    if folders:
-        return
-    if (demo_model() / "config.json").is_file():
-        yield "the bundled model", nullcontext(demo_model())
-    yield "random, shaped as OLMoE", random_model(*OLMOE_SHAPED)
+SECTIONS: dict[str, Callable[[dict[str, Path], argparse.Namespace], Section]] = {
+    "resident": _resident,
+    "controller": _controller,
+    "link": _link,
+    "prefill": _prefill,
+    "disk": _disk,
+}
 
 
 @contextmanager
-def random_model(*shape: str) -> Iterator[Path]:
-    """A checkpoint of random weights in a temporary folder; `shape` as tools.make_checkpoint takes it."""
-    with tempfile.TemporaryDirectory() as folder:
-        subprocess.run([sys.executable, "-m", "tools.make_checkpoint", folder, *shape], check=True, capture_output=True)
-        yield Path(folder)
+def _models(given: list[Path]) -> Iterator[dict[str, Path]]:
+    """Folders by name."""
+    if given:
+        yield {folder.name: folder for folder in given}
+        return
+    with bench_resident.random_model(*bench_resident.OLMOE_SHAPED) as folder:
+        yield {BUNDLED: demo_model(), RANDOM: folder}
+
+
+def _command() -> str:
+    return " ".join(["python -m tools.bench_decode", *sys.argv[1:]])
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS), help="these sections")
     parser.add_argument("--model", type=Path, action="append", default=[], help="a checkpoint; may be repeated")
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--tokens", type=int, default=24, help="decoded by each implementation in each round")
-    parser.add_argument("--threads", type=int, default=1, help="of torch")
-    parser.add_argument("--json", type=Path, help="write the figures to this file as well")
+    parser.add_argument("--rounds", type=int, default=12, help="of `resident`; others take a share of it")
+    parser.add_argument("--tokens", type=int, default=24, help="decoded in each round")
+    parser.add_argument("--prompt", type=int, default=512, help="tokens of a prompt in `prefill`")
+    parser.add_argument("--write", type=Path, metavar="PAGE", help="put the tables into this page")
+    parser.add_argument("--check", action="store_true", help="compare with the ratios of a page")
+    parser.add_argument("--page", type=Path, default=PAGE, help="that page")
     options = parser.parse_args()
     for folder in options.model:
         if not (folder / "config.json").is_file():
@@ -219,4 +148,4 @@ def _options() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -107,7 +107,7 @@ def main() -> None:
 
 def checkpoint(given: Path | None) -> AbstractContextManager[Path]:
     """The folder given, or a random checkpoint in a temporary one."""
-    from tools.bench_decode import OLMOE_SHAPED, random_model
+    from tools.bench_resident import OLMOE_SHAPED, random_model
 
     return nullcontext(given) if given else random_model(*OLMOE_SHAPED, "--layout", "fused")
 

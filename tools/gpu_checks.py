@@ -123,7 +123,7 @@ def listen(model: torch.nn.Module, vocabulary: int) -> Said:
 
 def plain(folder: Path, dtype: torch.dtype, device: str) -> Said:
     """What transformers' eager implementation says."""
-    from tools.bench_decode import plain_model
+    from tools.bench_resident import plain_model
 
     model = plain_model(folder, dtype=dtype, device=device)
     return listen(model, model.config.vocab_size)
@@ -201,7 +201,7 @@ def finish(device: str) -> None:
 
 def stock_speed(folder: Path, device: str, *, tokens: int) -> Finding:
     """Milliseconds a token of each stock implementation; those that do not run here are named and left out."""
-    from tools.bench_decode import STOCK, decode_seconds, plain_model
+    from tools.bench_resident import STOCK, decode_seconds, plain_model
 
     model = plain_model(folder, device=device)
     figures, failed = {}, []
@@ -224,7 +224,7 @@ def session_speed(folder: Path, device: str, run: str, *, tokens: int) -> Findin
     from runtime.counters import hit_rate
     from runtime.model import open_model
     from runtime.session import Session, Settings
-    from tools.bench_decode import decode_seconds
+    from tools.bench_resident import decode_seconds
 
     opened = open_model(str(folder), device=device)
     with Session(opened, Settings(**RUNS[run])) as session:
@@ -253,7 +253,7 @@ def session_speed(folder: Path, device: str, run: str, *, tokens: int) -> Findin
 
 
 def _ids(model: torch.nn.Module, tokens: int) -> torch.Tensor:
-    from tools.bench_decode import PROMPT
+    from tools.bench_resident import PROMPT
 
     random = torch.Generator().manual_seed(2)
     return torch.randint(3, model.config.vocab_size, (1, PROMPT + tokens), generator=random).to(model.device)

@@ -23,7 +23,7 @@ def few_bits(folder: Path, scratch: Path, device: str, run: str) -> Finding:
     from runtime.policies.base import Artefacts
     from runtime.session import Session, Settings
     from tests.replicas import made, put
-    from tools.bench_decode import plain_model
+    from tools.bench_resident import plain_model
 
     opened = open_model(str(folder), dtype=torch.float32, device=device)
     scratch.mkdir(exist_ok=True)

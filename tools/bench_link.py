@@ -1,0 +1,104 @@
+"""Decoding over an emulated link: milliseconds of a token, live, beside what the simulator says of the same trace.
+
+A section of tools.bench_decode. In each round the machine is profiled as `moectl profile --hardware` does it, and then
+every preset and budget runs, so that other work falls on both; the simulator replays the trace with that profile.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean, median
+
+import numpy as np
+
+from artifacts.measured import HardwareProfile
+from artifacts.modelshapes import guessed
+from artifacts.trace import Trace
+from profilers.deciding import deciding
+from profilers.hardware import measure as profile
+from profilers.loads import Effort
+from profilers.quality import read
+from runtime.measured import costs_of, machine_of
+from runtime.model import MoeModel, open_model
+from runtime.session import Session, Settings
+from runtime.sweep import Setting, Workload
+from runtime.weights import RamStore
+from tools.performance import Ratio, Section, Table
+
+PRESETS = ("on-demand", "mixtral-offloading", "specmd", "moe-infinity")
+BUDGETS = ("12.5%", "25%", "50%")
+PROMPT, NUM_SEQUENCES, DECIDING = 16, 3, 4
+EFFORT = Effort(lengths=(PROMPT,), turns=20)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One setting in one round: milliseconds of a decoded token, live and simulated, and the hit rate of both."""
+
+    live_ms: float
+    simulated_ms: float
+    hit_rate: float
+
+
+def measure(models: dict[str, Path], *, link: dict[str, str], rounds: int, tokens: int, effort: Effort) -> Section:
+    """A table of every model over the link that `link` says for it."""
+    return Section(
+        "link",
+        [
+            table(name, folder, link[name], rounds=rounds, tokens=tokens, effort=effort)
+            for name, folder in models.items()
+        ],
+    )
+
+
+def table(name: str, folder: Path, link: str, *, rounds: int, tokens: int, effort: Effort) -> Table:
+    """One model. Each setting decodes the same few sequences of so many tokens from an empty cache."""
+    opened = open_model(str(folder))
+    opened = replace(opened, store=RamStore(opened.store))  # once, not for every session
+    random = np.random.default_rng(0)
+    sequences = [random.integers(3, opened.config.vocab_size, PROMPT + tokens) for _ in range(NUM_SEQUENCES)]
+    traces = {preset: _trace(opened, preset, sequences) for preset in PRESETS}
+    own_work = deciding(opened, link, tokens=DECIDING)
+    found: dict[tuple[str, str], list[Run]] = {(preset, budget): [] for preset in PRESETS for budget in BUDGETS}
+    for _ in range(rounds):
+        measured = profile(opened, folder, link=link, effort=effort)
+        measured = replace(measured, conditions={**measured.conditions, "deciding": own_work})
+        for (preset, budget), runs in found.items():
+            settings = Settings(preset, budget=budget, link=link)
+            runs.append(_run(opened, settings, sequences, traces[preset], measured))
+    return _table(name, link, found, f"{rounds} rounds of {NUM_SEQUENCES} x {tokens} tokens")
+
+
+def _trace(opened: MoeModel, preset: str, sequences: Sequence[np.ndarray]) -> Trace:
+    with Session(opened, Settings(preset, link="1000GB/s")) as session:
+        recorder = session.record()
+        read(session, sequences, prefill=PROMPT)
+        return recorder.trace()
+
+
+def _run(
+    opened: MoeModel, settings: Settings, sequences: Sequence[np.ndarray], trace: Trace, measured: HardwareProfile
+) -> Run:
+    with Session(opened, settings) as session:
+        reading = read(session, sequences, prefill=PROMPT)
+        window, counters = session.window, session.controller.counters.totals()
+    model = replace(guessed(opened.shape), name="measured", assumed=())  # its costs are measured, only its shape counts
+    machine, costs = machine_of(measured, opened.shape), costs_of(measured, opened.shape)
+    workload = Workload(trace, model, machine, costs=costs, window=window)
+    outcome = workload.run(Setting(settings.preset, settings.preset, budget=settings.budget))
+    assert outcome.counters == counters, "a live run and its replay decide alike"
+    rate = counters["hits"] / counters["requests"]
+    return Run(fmean(reading.decode_s) * 1e3, outcome.times["tpot_ms"], rate)
+
+
+def _table(name: str, link: str, found: dict[tuple[str, str], list[Run]], told: str) -> Table:
+    rows, off = [], {}
+    for (preset, budget), runs in found.items():
+        live, simulated = ([getattr(run, key) for run in runs] for key in ("live_ms", "simulated_ms"))
+        ratio = Ratio.of(live, simulated)
+        rows.append((preset, budget, f"{runs[0].hit_rate:.2f}", *(f"{median(ms):.2f}" for ms in (live, simulated))))
+        rows[-1] += ratio.cells()
+        most, least = ([f(pair) for pair in zip(live, simulated, strict=True)] for f in (max, min))
+        off[f"{name}, {preset}, {budget}"] = Ratio.of(most, least)
+    columns = ("preset", "budget", "hit rate", "live, ms/token", "simulated", "live / simulated", "quartiles")
+    return Table(f"{name}, {link}", columns, rows, f"medians over {told} after prompts of {PROMPT}", off)
