@@ -89,6 +89,7 @@ class Costs:
             self,
             expert=self.expert.scaled(fast),
             load_s=self.load_s * share,
+            copy_s=self.copy_s * share,
             near=self.near.scaled(share),
             near_host_s=self.near_host_s * fast,
             shares={width: own / fast for width, own in self.shares.items() if width < bits},
