@@ -42,7 +42,8 @@ class File(Protocol):
 class Shard:
     """One open safetensors file; reads are positional, so threads share it without a lock.
 
-    Raises BadInput if the file is missing, truncated or not safetensors; `header_digest` is the sha256 of its header.
+    Raises BadInput if the file is missing, truncated or not safetensors; `header_digest` is the sha256 of its header,
+    `metadata` what its writer put there beside the tensors.
     """
 
     def __init__(self, path: Path) -> None:
@@ -56,7 +57,9 @@ class Shard:
         self.nbytes = os.fstat(descriptor).st_size
         header = self._header()
         self.header_digest = hashlib.sha256(header).digest()
-        self.tensors = _stored_tensors(self, header)
+        entries = json.loads(header)
+        self.metadata: dict[str, str] = entries.pop("__metadata__", {})
+        self.tensors = {name: _stored_tensor(self, name, entry, 8 + len(header)) for name, entry in entries.items()}
 
     def read_into(self, offset: int, targets: Sequence[memoryview]) -> None:
         """Fill `targets` one after another with the bytes that follow `offset`; BadInput if the file ends before."""
@@ -160,12 +163,6 @@ def _check_whole(path: Path) -> None:
     except (SafetensorError, OSError) as error:
         reason = shorten(str(error), 160)
         raise BadInput(f"{path} is truncated or no safetensors file ({reason}): download it again") from error
-
-
-def _stored_tensors(shard: Shard, header: bytes) -> dict[str, StoredTensor]:
-    entries = json.loads(header)
-    entries.pop("__metadata__", None)
-    return {name: _stored_tensor(shard, name, entry, 8 + len(header)) for name, entry in entries.items()}
 
 
 def _stored_tensor(shard: Shard, name: str, entry: dict, data_start: int) -> StoredTensor:

@@ -19,6 +19,7 @@ from runtime.skeleton import build_skeleton, load_generation_config, load_reside
 from runtime.weights import DiskStore, ExpertLayout, Reader
 
 VOLATILE = {"transformers_version", "_name_or_path"}  # who saved it and where, not what it is
+PACKED_FROM, PACKED_CONFIG = "moectl_packed_from", "moectl_packed_config"  # in headers that `moectl pack` wrote
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 
 
@@ -89,14 +90,28 @@ def _stored_dtype(checkpoint: Checkpoint) -> torch.dtype:
     return next(floating, torch.float32)
 
 
+def config_digest(folder: Path) -> str:
+    """sha256 over the canonical config."""
+    return _config_digest(read_config(folder)).hexdigest()
+
+
 def _fingerprint(config: dict, checkpoint: Checkpoint) -> str:
-    """sha256 over the canonical config, then each shard's header and size, in the order of their names."""
-    lasting = {name: value for name, value in config.items() if name not in VOLATILE}
-    digest = hashlib.sha256(json.dumps(lasting, sort_keys=True, separators=(",", ":")).encode())
+    """sha256 over the canonical config, then each shard's header and size, in the order of their names. A packed
+    checkpoint has that of the one it was packed from: what is known of the weights holds for both."""
+    digest = _config_digest(config)
+    origins = {shard.metadata.get(PACKED_FROM) for shard in checkpoint.shards}
+    configs = {shard.metadata.get(PACKED_CONFIG) for shard in checkpoint.shards}
+    if configs == {digest.hexdigest()} and len(origins) == 1:
+        return str(origins.pop())
     for shard in checkpoint.shards:
         digest.update(shard.header_digest)
         digest.update(shard.nbytes.to_bytes(8, "little"))
     return digest.hexdigest()
+
+
+def _config_digest(config: dict) -> "hashlib._Hash":
+    lasting = {name: value for name, value in config.items() if name not in VOLATILE}
+    return hashlib.sha256(json.dumps(lasting, sort_keys=True, separators=(",", ":")).encode())
 
 
 def _tokenizer(folder: Path) -> PreTrainedTokenizerBase | None:

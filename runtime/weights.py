@@ -166,10 +166,6 @@ class DiskStore:
             self._check_finite(layer, expert, out, spans or ((0, self.layout.nbytes),))
             self._checked.add((key, spans))
 
-    def num_reads(self, key: int) -> int:
-        """Calls that one expert takes: places of the files where its bytes lie."""
-        return len(self._reads[key].runs) + len(self._reads[key].conversions)
-
     def close(self) -> None:
         """Close the files; reading afterwards is a bug."""
         self._checkpoint.close()
@@ -237,6 +233,12 @@ def is_finite(values: torch.Tensor) -> bool:
 def round_up(nbytes: int) -> int:
     """The next 64-byte border."""
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+def num_reads(pieces: Sequence[Piece], dtype: torch.dtype) -> int:
+    """Reads that bring an expert as `dtype`: places of the files where its bytes lie."""
+    reads = _Reads.of(pieces, dtype)
+    return len(reads.runs) + len(reads.conversions)
 
 
 def _runs(pieces: Sequence[Piece]) -> list[_Run]:

@@ -50,7 +50,7 @@ class Way:
 
 
 PEERS = (Way(DEVICE_MAP), Way(WHOLE_MODEL))
-SMALL = "16x"  # experts in the fast tier: what of Accelerate's memory a layer's experts take, mapped from the file
+SMALL = "8x"  # a token's experts of one layer: no more memory than Accelerate takes for pages of the file
 WAYS = (
     *PEERS,
     Way(OURS, SMALL, "disk", "exact"),
@@ -145,8 +145,8 @@ def sheet(found: Sequence[Row], *, rounds: int, tokens: int) -> "Sheet":
     title = "Experts on disk: page cache dropped before every token (cold), or all in it (warm)"
     note = (
         f"medians over {rounds} rounds of {tokens} tokens, batch 1, one thread, each way in a process of its own; "
-        "times: how often a token goes into one of the better of Accelerate's ways, least to most over the rounds; MiB/token: "
-        "read from the device; peak: resident while decoding"
+        "times: how often a token goes into one of the better of Accelerate's ways, least to most over the rounds; "
+        "MiB/token: read from the device; peak: resident while decoding"
     )
     return Sheet(title, columns, cells, note)
 

@@ -254,3 +254,15 @@ def _fit_trace(
 
     source = Source(like, run, num_experts=num_experts, model=model, store=store)
     verb.show(verb.fit_trace(source, hits or [], seed=seed), as_json=json)
+
+
+@app.command("pack")
+def _pack(
+    model: Annotated[str, typer.Argument(help="A checkpoint: a local folder or a hub id.")],
+    out: Annotated[Path, typer.Argument(help="The folder to write, which must not be there yet.")],
+    json: Json = False,
+) -> None:
+    """Rewrite a checkpoint so that each expert is one read. Stopped half-way, the same command goes on."""
+    from moectl.commands import pack as verb
+
+    verb.show(verb.pack(model, out), as_json=json)

@@ -85,4 +85,4 @@ def test_a_cold_expert_costs_the_device_its_own_bytes(checkpoint: Checkpoint, tm
     before = read_nbytes()
     store.read(1, 4, out)
     came = read_nbytes() - before
-    assert came <= store.layout.nbytes + 2 * 4096 * store.num_reads(12)
+    assert came <= store.layout.nbytes + 3 * 2 * 4096  # three tensors, each begun and ended inside a page

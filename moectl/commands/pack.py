@@ -1,0 +1,37 @@
+"""`moectl pack`: a checkpoint rewritten once, so that each expert is one read."""
+
+from dataclasses import asdict
+from pathlib import Path
+
+from moectl.opening import open_quietly
+from moectl.progress import progress_bar
+from moectl.render import console, human_bytes, show_json
+from runtime.checkpoint import open_checkpoint
+from runtime.locate import locate
+from runtime.repack import Packed
+from runtime.repack import pack as rewrite
+
+
+def pack(name: str, out: Path) -> Packed:
+    """Write the model `name`, a folder or hub id, to the new folder `out`.
+
+    Raises BadInput for a model that cannot be opened or a folder that cannot be made, Incompatible for a family whose
+    experts cannot be stored one by one, OutOfResources when the disk has no room.
+    """
+    opened = open_quietly(name, device="cpu")
+    checkpoint = open_checkpoint(locate(name))
+    with progress_bar("packing", unit="files") as advance:
+        return rewrite(opened, checkpoint, out, progress=advance)
+
+
+def show(packed: Packed, *, as_json: bool) -> None:
+    """Say where it lies, and what it gains."""
+    if as_json:
+        show_json(asdict(packed) | {"folder": str(packed.folder)})
+        return
+    gain = f"an expert is {_reads(packed.reads_now)}, {_reads(packed.reads_before)} before"
+    console().print(f"{packed.folder}: {human_bytes(packed.nbytes)}; {gain}", markup=False)
+
+
+def _reads(count: int) -> str:
+    return "one read" if count == 1 else f"{count} reads"
