@@ -72,9 +72,11 @@ class Controller:
         self.num_predicted = prefetch.distance if prefetch.reads_predictions else 0  # layers ahead, per step
         self.num_learned = prefetch.distance if prefetch.reads_learned else 0
         self.sees_embeddings = any(axis.sees_embeddings for axis in (routing, eviction, miss, prefetch, residency))
-        has_more = residency.cuts or residency.places or routing.reroutes or miss.every_step or self._picks_bits
+        has_more = residency.cuts or residency.places or routing.reroutes
         has_more |= self.sees_embeddings or bool(prefetch.distance)  # who learns maps sees every step
-        self.holds_all = cache.num_slots == self.shape.num_keys and not has_more
+        self.holds_all = cache.num_slots == self.shape.num_keys and not (has_more or miss.every_step or self._picks_bits)
+        self.holds_low = not cache.num_slots and miss.reads_shadows and not has_more
+        self._low = [self._low_place(key) for key in range(self.shape.num_keys)] if self.holds_low else []
 
     def begin_pass(self, num_tokens: int) -> None:
         """A pass over so many tokens comes next."""
@@ -134,25 +136,28 @@ class Controller:
             self._count_bits(layer, [*near, *low, *(place for w in waves for place in (*w.resident, *w.loads))])
         return Plan(layer, selected, weights, waves, near, low, prefetches)
 
-    def settled(self, layer: int, experts: list[int]) -> list[int]:
-        """Slots of one token's experts where nothing is left to decide: the tier holds all, these among them.
+    def settled(self, layer: int, experts: list[int]) -> list[Place]:
+        """Where one token's experts are where nothing is left to decide: the tier holds all, these among them, or none
+        but the replicas that stay.
 
         Empty if one is still absent. A short cut: `step` would count the same, and nothing ever leaves.
         """
-        assert self.holds_all, "only where the tier holds every expert"
-        first, places = layer * self.shape.num_experts, self.cache.places
-        slots = [place.slot for expert in experts if (place := places[first + expert])]
-        if len(slots) < len(experts):
+        assert self.holds_all or self.holds_low, "only where nothing is left to decide"
+        first, there = layer * self.shape.num_experts, self._low or self.cache.places
+        places = [place for expert in experts if (place := there[first + expert])]
+        if len(places) < len(experts):
             return []
         self.count_settled(layer)
-        return slots
+        if self.holds_low:
+            self._count_bits(layer, places)
+        return places
 
     def count_settled(self, layer: int) -> None:
-        """One token's requests of a layer, all of them hits."""
+        """One token's requests of a layer, all of them hits, or all computed on what stays."""
         self.now.step += 1
         self.now.layer = layer
-        self.counters.table[Counter.REQUESTS, layer] += self.shape.top_k
-        self.counters.table[Counter.HITS, layer] += self.shape.top_k
+        for counter in (Counter.REQUESTS, *((Counter.MISSES, Counter.LOW) if self.holds_low else (Counter.HITS,))):
+            self.counters.table[counter, layer] += self.shape.top_k
 
     def is_whole(self, layer: int) -> bool:
         """Whether every expert of a layer is there."""

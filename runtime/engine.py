@@ -11,9 +11,8 @@ import torch
 from torch import nn
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-from artifacts.replicas import FULL_BITS
 from runtime.controller import Controller
-from runtime.experts import assign, expert_forward, gather
+from runtime.experts import assign, gather
 from runtime.fused import Fused, OneToken
 from runtime.fused_cuda import FusedCuda
 from runtime.fusing import fused_for
@@ -64,6 +63,8 @@ class Engine:
         self._opened, self._slow, self._shadows, self._is_fused = opened, tiers.slow, shadows, is_fused
         self._together = None if is_fused else tiers.slow.together(opened)
         self.lay_out(slots)
+        holds_low = controller.holds_low and not isinstance(self._fused, FusedCuda)
+        self._may_be_settled = controller.holds_all or holds_low
         self._pending: dict[int, Transfer] = {}
         self._handles: list = []
 
@@ -144,10 +145,10 @@ class Engine:
         return True
 
     def _step(self, layer: MoeLayer, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        if self.controller.holds_all and len(hidden) == 1 and self.watcher.on_step is None:
+        if self._may_be_settled and len(hidden) == 1 and self.watcher.on_step is None:
             experts = ids.tolist()[0]
-            if slots := self.controller.settled(layer.index, experts):
-                return self._decode(layer, hidden, experts, slots, weights)
+            if places := self.controller.settled(layer.index, experts):
+                return self._decode(layer, hidden, experts, places, weights)
         step = self.watcher.step(layer.index, ids, weights)
         plan = self.controller.step(step)
         output = self._output(layer, hidden, plan, step, weights)
@@ -176,26 +177,26 @@ class Engine:
         )
 
     def _decode(
-        self, layer: MoeLayer, hidden: torch.Tensor, experts: list[int], slots: list[int], weights: torch.Tensor
+        self, layer: MoeLayer, hidden: torch.Tensor, experts: list[int], places: list[Place], weights: torch.Tensor
     ) -> torch.Tensor:
-        """One token whose experts lie in `slots`, all there: [1, H]. A call more takes as long as a small expert."""
+        """One token whose experts are all there: [1, H]. A call more takes as long as a small expert."""
         if self._fused:
-            return self._fused.forward(hidden, experts, slots, weights)
-        shares = (self._outputs(layer, hidden, slots) * weights.reshape(-1, 1, 1)).to(hidden.dtype).unbind()
+            return self._fused.forward(hidden, experts, places, weights)
+        shares = (self._outputs(layer, hidden, places) * weights.reshape(-1, 1, 1)).to(hidden.dtype).unbind()
         first, *others = sorted(range(len(experts)), key=experts.__getitem__)
         out = shares[first]  # a sum that starts from zeros, as eager's, would differ in the sign of a zero alone
         for rank in others:
             out += shares[rank]
         return out
 
-    def _outputs(self, layer: MoeLayer, hidden: torch.Tensor, slots: list[int]) -> torch.Tensor:
-        """What each expert that lies in `slots`, whole, makes of a token [1, H]: [n, 1, H]."""
-        if self._packed and self._packed.is_packed(FULL_BITS):
-            return self._packed.whole_outputs(hidden, slots)
-        views = [self._resident.whole(slot) for slot in slots]
-        if self._together:
+    def _outputs(self, layer: MoeLayer, hidden: torch.Tensor, places: list[Place]) -> torch.Tensor:
+        """What each expert, all of them packed or none, makes of a token [1, H]: [n, 1, H]."""
+        if self._packed and self._packed.is_packed(places[0].bits):
+            return self._packed.outputs(hidden, places, self._packed.starts(places))
+        if self._together and self.controller.holds_all:
+            views = [self._resident.whole(place.slot) for place in places]
             return self._together.forward(layer.experts, views, hidden)
-        return torch.stack([expert_forward(layer.experts, own, hidden) for own in views])
+        return torch.stack([self._resident.forward(layer.experts, place, hidden) for place in places])
 
     def _compute(self, layer: MoeLayer, plan: Plan, hidden: torch.Tensor, output: StepSum | Fused) -> None:
         """Every used expert: residents first, near ones while loads are under way, arrivals last."""

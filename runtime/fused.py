@@ -12,7 +12,6 @@ from torch import nn
 
 from artifacts.errors import BadUsage
 from artifacts.names import unknown
-from artifacts.replicas import FULL_BITS
 from runtime.fusedforms import AS_NUMPY, PackedExperts, Token, form_of, forms_of, fused_kernels
 from runtime.model import MoeModel
 from runtime.plan import NO_SLOT, Place
@@ -52,24 +51,16 @@ class OneToken:
             self._shadows.address(place.key) if place.slot == NO_SLOT else self._starts[place.slot] for place in places
         ]
 
-    def add_whole(self, slots: Sequence[int], y: np.ndarray) -> None:
-        """y[i] [K, H] float32 += what the whole expert in slots[i] makes of the token."""
-        starts = [self._starts[slot] for slot in slots]
-        self._forms[FULL_BITS].multiply((), starts, Token(self._x, np.arange(len(slots)), y, self._like))
-
     def add(self, places: Sequence[Place], starts: Sequence[int], rows: Sequence[int], y: np.ndarray) -> None:
         """y[rows[i]] [K, H] float32 += what lies for places[i] at starts[i]; those of one width in one call."""
-        for bits in {place.bits for place in places}:
+        widths = {place.bits for place in places}
+        if len(widths) == 1:
+            self._forms[widths.pop()].multiply(places, starts, Token(self._x, np.array(rows), y, self._like))
+            return
+        for bits in widths:
             own = [i for i, place in enumerate(places) if place.bits == bits]
             token = Token(self._x, np.array([rows[i] for i in own]), y, self._like)
             self._forms[bits].multiply([places[i] for i in own], [starts[i] for i in own], token)
-
-    def whole_outputs(self, hidden: torch.Tensor, slots: Sequence[int]) -> torch.Tensor:
-        """What the whole expert in each slot makes of a token [1, H]: [n, 1, H]."""
-        y = np.zeros((len(slots), hidden.shape[1]), np.float32)
-        self.take(hidden)
-        self.add_whole(slots, y)
-        return torch.from_numpy(y).to(hidden.dtype)[:, None]
 
     def outputs(self, hidden: torch.Tensor, places: Sequence[Place], starts: Sequence[int]) -> torch.Tensor:
         """What each of `places`, at its start, makes of a token [1, H]: [n, 1, H]."""
@@ -101,12 +92,13 @@ class Fused:
         self._start(hidden, weights[[rank for _, rank in ranks]])
 
     def forward(
-        self, hidden: torch.Tensor, experts: Sequence[int], slots: Sequence[int], weights: torch.Tensor
+        self, hidden: torch.Tensor, experts: Sequence[int], places: Sequence[Place], weights: torch.Tensor
     ) -> torch.Tensor:
-        """A token [1, H] whose experts all lie in `slots` and whole, with `weights` [1, K]: [1, H]."""
+        """A token [1, H] whose experts are all there, with `weights` [1, K]: [1, H]."""
         order = sorted(range(len(experts)), key=experts.__getitem__)
         self._start(hidden, weights.float().numpy()[0, order])
-        self._kernels.add_whole([slots[rank] for rank in order], self._y)
+        own = [places[rank] for rank in order]
+        self._kernels.add(own, self._kernels.starts(own), range(len(own)), self._y)
         return self.finish()
 
     def add(self, places: Sequence[Place]) -> None:

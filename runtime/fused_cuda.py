@@ -64,10 +64,10 @@ class FusedCuda:
         self._assigned: dict[int, Assigned] = {}
 
     def forward(
-        self, hidden: torch.Tensor, experts: Sequence[int], slots: Sequence[int], weights: torch.Tensor
+        self, hidden: torch.Tensor, experts: Sequence[int], places: Sequence[Place], weights: torch.Tensor
     ) -> torch.Tensor:
-        """A token [1, H] whose experts all lie in `slots` and whole, with `weights` [1, K]: [1, H]."""
-        sent = self._to_device(np.array([experts, slots], np.int32))
+        """A token [1, H] whose experts all lie in slots and whole, with `weights` [1, K]: [1, H]."""
+        sent = self._to_device(np.array([experts, [place.slot for place in places]], np.int32))
         return self._kernels.forward(hidden, sent[1:], self._starts, self._arena, keys=sent[:1], weights=weights)
 
     def know(self, layer: int, slots: Sequence[int]) -> None:
