@@ -12,7 +12,7 @@ from runtime.disklink import DiskLink
 from runtime.link import PREFETCH
 from runtime.model import open_model
 from runtime.session import Session, Settings
-from runtime.tiers import _direct
+from runtime.tiers import direct
 from tests.conftest import Checkpoint
 from tests.families import VOCABULARY
 from tests.runtime.test_session import plain_model
@@ -70,7 +70,7 @@ def test_what_has_been_cancelled_is_never_read(checkpoint: Checkpoint) -> None:
 
 def test_replicas_are_not_read_past_the_page_cache() -> None:
     with pytest.raises(BadUsage, match="replicas come through it: use disk"):
-        _direct(object())
+        direct(object())
 
 
 @pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="nobody counts bytes of the device here")
