@@ -1,4 +1,4 @@
-"""What packing a checkpoint gains: the experts of one token, read from each layout, with the page cache and past it.
+"""What several reads in flight and a packed checkpoint gain: the experts of one token, with the page cache and past it.
 
     python -m tools.bench_reads
 
@@ -9,7 +9,6 @@ dropped before (cold), and again at once (warm). Past the page cache both are th
 
 import argparse
 import json
-import logging
 import statistics
 import tempfile
 import time
@@ -33,15 +32,17 @@ from runtime.weights import aligned
 from tools.bench_disk import drop, read_nbytes
 from tools.bench_resident import OLMOE_SHAPED, random_model
 
-log = logging.getLogger("bench_reads")
+IN_FLIGHT = (1, 2, 4, 8)
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One layout over one link, medians over the rounds: ms in which a token's experts come, and ms of CPU for them."""
+    """One layout over one link, medians over the rounds: ms in which a token's experts come, ms of CPU for them.
+    `cold_ratio`: to the fused layout over the disk link, one read at a time, in the same round."""
 
     layout: str
     link: str
+    in_flight: int
     cold_ms: float
     cold_ratio: float
     cold_cpu_ms: float
@@ -57,9 +58,11 @@ class _Taken:
     nbytes: int
 
 
+_Pair = tuple[_Taken, _Taken]  # cold and warm
+
+
 def main() -> None:
     options = _options()
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
     torch.set_num_threads(1)
     with layouts(*OLMOE_SHAPED) as folders:
         found = rows(folders, rounds=options.rounds)
@@ -80,30 +83,31 @@ def layouts(*shape: str) -> Iterator[dict[str, Path]]:
 
 def rows(folders: dict[str, Path], *, rounds: int) -> list[Row]:
     """Measure each layout over both links, in rounds that take turns; the first round warms up."""
-    ways = {(name, link): _Way(folder, link) for name, folder in folders.items() for link in ("disk", "direct")}
-    found: dict[tuple[str, str], list[tuple[_Taken, _Taken]]] = {way: [] for way in ways}
+    names = [(name, link, count) for name in folders for link in ("disk", "direct") for count in IN_FLIGHT]
+    ways = [_Way(folders[name], link, count) for name, link, count in names]
+    found: list[list[_Pair]] = [[] for _ in ways]
     random = np.random.default_rng(0)
     for turn in range(rounds + 1):
-        for way in random.permutation(list(ways)).tolist():
-            pair = ways[tuple(way)].cold_and_warm(random)
-            found[tuple(way)] += [pair] if turn else []
-    for way in ways.values():
+        for index in random.permutation(len(ways)).tolist():
+            pair = ways[index].cold_and_warm(random)
+            found[index] += [pair] if turn else []
+    for way in ways:
         way.close()
-    return [_row(way, taken, found["fused", "disk"]) for way, taken in found.items()]
+    return [_row(name, taken, found[0]) for name, taken in zip(names, found, strict=True)]
 
 
 class _Way:
     """One folder over one link, with slots for a token's experts."""
 
-    def __init__(self, folder: Path, link: str) -> None:
+    def __init__(self, folder: Path, link: str, num_threads: int) -> None:
         self._folder, self._opened = folder, open_model(str(folder))
         store = direct(self._opened.store) if link == "direct" else self._opened.store
         shape = self._opened.shape
-        self._link = DiskLink(SlowTier.plain(store), shape)
+        self._link = DiskLink(SlowTier.plain(store), shape, num_threads=num_threads)
         self._slots = [aligned(shape.expert_nbytes) for _ in range(shape.top_k)]
         self._bring(_experts(self._opened, np.random.default_rng(0), shape.num_experts))  # the first time is checked
 
-    def cold_and_warm(self, random: np.random.Generator) -> tuple[_Taken, _Taken]:
+    def cold_and_warm(self, random: np.random.Generator) -> _Pair:
         wanted = _experts(self._opened, random, self._opened.shape.top_k)
         drop(self._folder)
         return self._bring(wanted), self._bring(wanted)
@@ -129,12 +133,15 @@ def _experts(opened: MoeModel, random: np.random.Generator, count: int) -> list[
     return [[layer * size + int(own) for own in random.choice(size, count, replace=False)] for layer in layers]
 
 
-def _row(way: tuple[str, str], taken: Sequence[tuple[_Taken, _Taken]], usual: Sequence[tuple[_Taken, _Taken]]) -> Row:
+def _row(
+    way: tuple[str, str, int], taken: Sequence[tuple[_Taken, _Taken]], usual: Sequence[tuple[_Taken, _Taken]]
+) -> Row:
     cold, warm = zip(*taken, strict=True)
     ratios = [own.seconds / other.seconds for own, (other, _) in zip(cold, usual, strict=True)]
     return Row(
         layout=way[0],
         link=way[1],
+        in_flight=way[2],
         cold_ms=statistics.median(one.seconds for one in cold) * 1e3,
         cold_ratio=statistics.median(ratios),
         cold_cpu_ms=statistics.median(one.cpu_s for one in cold) * 1e3,
@@ -146,11 +153,12 @@ def _row(way: tuple[str, str], taken: Sequence[tuple[_Taken, _Taken]], usual: Se
 
 def sheet(found: Sequence[Row], *, rounds: int) -> Sheet:
     """The table of a report."""
-    columns = ("layout", "link", "cold, ms", "to fused over disk", "CPU, ms", "warm, ms", "CPU, ms", "cold, MiB")
+    columns = ("layout", "link", "in flight", "cold, ms", "ratio", "CPU, ms", "warm, ms", "CPU, ms", "cold, MiB")
     cells = [
         (
             row.layout,
             row.link,
+            row.in_flight,
             f"{row.cold_ms:.0f}",
             f"{row.cold_ratio:.2f}",
             f"{row.cold_cpu_ms:.0f}",
@@ -161,8 +169,8 @@ def sheet(found: Sequence[Row], *, rounds: int) -> Sheet:
         for row in found
     ]
     note = (
-        f"medians over {rounds} rounds in which all take turns; the experts of one token, {DiskLink.num_threads} reads "
-        "in flight; ratio by rounds; MiB read from the device"
+        f"medians over {rounds} rounds in which all take turns; the experts of one token; ratio: of cold reading to "
+        "the first row's in the same round; MiB read from the device"
     )
     return Sheet("Reading a token's experts", columns, cells, note)
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from artifacts.errors import BadUsage
-from runtime.disklink import DiskLink
+from runtime.disklink import READS_IN_FLIGHT, DiskLink
 from runtime.link import PREFETCH
 from runtime.model import open_model
 from runtime.session import Session, Settings
@@ -43,7 +43,7 @@ def test_logits_are_the_plain_models_with_prefetches_that_come_late_and_are_canc
         told = session.receipt()["link"]
         assert session.controller.counters.totals()["prefetches"] > 0
     assert told["page_cache"] == {"disk": "used", "direct": "bypassed"}[link]
-    assert told["reads_in_flight"] == DiskLink.num_threads
+    assert told["reads_in_flight"] == READS_IN_FLIGHT
 
 
 def test_what_has_been_cancelled_is_never_read(checkpoint: Checkpoint) -> None:
