@@ -57,8 +57,10 @@ def check_tasks(names: Sequence[str]) -> None:
 
 def load_tasks(names: Sequence[str]) -> Tasks:
     """Read every task with its documents. Raises BadInput for one that the harness cannot make sense of."""
+    import datasets
     from lm_eval.defaults import DEFAULT_OTHER_SEED
 
+    datasets.disable_progress_bars()
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     loaded = [task for name in names for task in _load(name)]
     for task in loaded:
