@@ -54,15 +54,23 @@ def run(device: str, options: argparse.Namespace) -> dict:
     for name in options.models:
         report["models"][name] = model = {"rows": []}
         with tempfile.TemporaryDirectory(dir=options.scratch) as folder:
-            for row in _rows(
-                name, Path(folder), device, rates, options, told=model, deadline_s=begin_s + options.limit
-            ):
+            work = _rows(name, Path(folder), device, rates, options, told=model, deadline_s=begin_s + options.limit)
+            for row in _survived(work):
                 model["rows"].append(asdict(row) | {"over_floor": row.over_floor})
                 print(f"{name}: {_told(row)}", file=sys.stderr, flush=True)
                 report["seconds"] = time.perf_counter() - begin_s
                 if options.out:
                     options.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        _forget()
     return report
+
+
+def _survived(rows: Iterator[Row]) -> Iterator[Row]:
+    """The rows of one model; the last says why there are no more, if it cannot be made or opened."""
+    try:
+        yield from rows
+    except Exception as error:
+        yield gpu_rows.failed("the model itself", "", error)
 
 
 def _rows(
@@ -114,13 +122,13 @@ def _rows(
 
 def _plain(folder: Path, device: str, text: Text, active: int, rates: Rates, told: dict) -> list[Row]:
     """By every implementation of transformers; what its routers say of the first text is told as well."""
-    from tools.bench_decode import STOCK, plain_model
+    from tools.bench_resident import STOCK, plain_model
 
     try:
         model = plain_model(folder, device=device)
-    except torch.OutOfMemoryError as error:
-        return [Row("transformers", "all resident", why_not=str(error).splitlines()[0])]
-    told["routing"] = asdict(gpu_models.routing(model, text.sequences[0]))
+        told["routing"] = asdict(gpu_models.routing(model, text.sequences[0]))
+    except Exception as error:  # too little memory, say: moectl may run all the same
+        return [gpu_rows.failed("transformers", "all resident", error)]
     measure = partial(gpu_rows.plain_row, model, text=text, active=active, rates=rates)
     found = [gpu_rows.attempt(f"transformers, {way}", "all resident", partial(measure, way)) for way in STOCK]
     del model, measure
@@ -158,6 +166,8 @@ def markdown(report: dict) -> str:
 
 
 def _headline(name: str, model: dict) -> str:
+    if "experts" not in model:
+        return f"**{name}**"
     told = (
         f"**{name}**, random weights, {model['layers']} of {model['layers_published']} layers, "
         f"{model['experts']} experts of {model['expert_nbytes'] / 2**20:.1f} MiB, top-{model['top_k']}; "

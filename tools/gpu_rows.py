@@ -67,8 +67,13 @@ def attempt(name: str, budget: str, measure: Callable[[], Row]) -> Row:
     try:
         return measure()
     except Exception as error:
-        first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-        return Row(name, budget, why_not=f"{type(error).__name__}: {first}"[:200])
+        return failed(name, budget, error)
+
+
+def failed(name: str, budget: str, error: Exception) -> Row:
+    """A row that says in one line what went wrong."""
+    first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    return Row(name, budget, why_not=f"{type(error).__name__}: {first}"[:200])
 
 
 def memory_rate(device: str) -> float:

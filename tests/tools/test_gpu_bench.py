@@ -14,7 +14,7 @@ import torch
 from tests.runtime.triton_process import needs_triton
 from tests.runtime.triton_process import run as run_process
 from tools import gpu_bench, gpu_models
-from tools.bench_decode import plain_model
+from tools.bench_resident import plain_model
 from tools.gpu_bench import NO_TIME, markdown
 from tools.gpu_rows import Row, attempt
 
@@ -97,6 +97,16 @@ def test_a_row_that_fails_hides_no_other() -> None:
         raise RuntimeError("no kernel\nfor it")
 
     assert attempt("x", "25%", measure) == Row("x", "25%", why_not="RuntimeError: no kernel")
+
+
+def test_a_model_that_cannot_be_made_is_one_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def save(*_: object, **__: object) -> None:
+        raise OSError("no room")
+
+    monkeypatch.setattr(gpu_models, "save", save)
+    found = report(tmp_path)
+    (row,) = found["models"]["mixtral-8x7b"]["rows"]
+    assert row["why_not"] == "OSError: no room" and "no room" in markdown(found)
 
 
 @pytest.mark.parametrize("name", gpu_models.SHAPES)
