@@ -368,7 +368,10 @@ class Controller:
             if not self.cache.room(key):
                 pool = self.cache.pool_of[key]
                 if pool not in leaving:
-                    leaving[pool] = iter(self._victims(key, sum([self.cache.pool_of[own] == pool for own in keys])))
+                    coming = sum([self.cache.pool_of[own] == pool for own in keys])
+                    if not self._pieces.is_cut:  # all are as large: no more than this
+                        coming = min(coming, -(-room // self._pieces.num_bytes([key])))
+                    leaving[pool] = iter(self._victims(key, coming))
                 if (victim := next(leaving[pool], None)) is None:
                     continue
                 self._leave([victim])
