@@ -27,7 +27,7 @@ from tools.performance import Ratio, Section, Table
 
 PRESETS = ("on-demand", "mixtral-offloading", "specmd", "moe-infinity")
 BUDGETS = ("12.5%", "25%", "50%")
-PROMPT, NUM_SEQUENCES, DECIDING = 16, 3, 4
+PROMPT, NUM_SEQUENCES, DECIDING = 16, 2, 4
 EFFORT = Effort(lengths=(PROMPT,), turns=20)
 
 
