@@ -103,6 +103,15 @@ with Session(opened, Settings(preset="full", experts=FUSED)) as session:
     fused.add_output(0, outputs[0])  # as one that was computed near
     fused.add([places[2]])
     print(((fused.finish() - expected).abs().max() / expected.abs().max()).item())
+
+    def at_once():
+        return module.moectl_forward(hidden[:1], torch.tensor([[2, 0]]), weights[:1]), fused.whole[0].tolist()
+
+    before, starts = at_once()
+    session.engine.forget()
+    session.forward(torch.arange(20, 90)[None])  # in another order, into other slots
+    after, others = at_once()
+    print(int(starts != others), int(torch.equal(before, after)))
 """
 RUNS = {
     "all resident": {"preset": "full"},
@@ -146,8 +155,10 @@ def test_sessions_decode_what_torch_decodes_and_count_alike(checkpoint) -> None:
 
 
 def test_several_tokens_at_once_wherever_their_experts_are_computed(checkpoint) -> None:
-    (error,) = run(TOKENS, str(checkpoint("mixtral")), TRITON_INTERPRET="1")
+    """And a layer that is wholly there is found again where it lies after the fast tier was emptied and filled."""
+    error, found_again = run(TOKENS, str(checkpoint("mixtral")), TRITON_INTERPRET="1")
     assert float(error) <= 2e-6
+    assert found_again == "1 1"
 
 
 def test_they_compile_for_gpus(tmp_path: Path) -> None:
