@@ -348,9 +348,12 @@ class Controller:
             proposed = np.array(self._pieces.of(proposed.tolist()), np.int64)
         states, pinned = self.cache.states, self.cache.pinned
         keys = proposed.tolist()
+        absent = [key for key in keys if not states[key]]
+        if not absent:
+            return ()
         kept = [key for key in keys if states[key] and not pinned[key]]
         self.cache.pin(kept)
-        loads = self._send_within([key for key in keys if not states[key]])
+        loads = self._send_within(absent)
         self.cache.unpin(kept)
         self._note_prefetched([load.key for load in loads])
         return tuple(loads)
