@@ -26,20 +26,21 @@ _COLUMNS = (
 def controls(reading: Reading, job: Job | None) -> Section:
     """Of the bench that leads."""
     asked = queries.STAND_IN_PRICES.format(job=job.digest) if job else ""
-    rows = reading.rows(asked) if job else []
-    if {row["preset"] for row in rows} <= {BUDDIES}:
+    groups = [own for _, own in grouped(reading.rows(asked) if job else [], "budget", "link") if len(own) > 1]
+    if not groups:
         return Section("controls", _TITLE, missing=f"Not measured live in this bench: {_BENCH} does.")
-    told = "".join(f"<p>{_verdict(own)}</p>" for _, own in grouped(rows, "budget", "link"))
+    told = "".join(f"<p>{_verdict(own)}</p>" for own in groups)
     parts = "".join(
         f"<h3>{escape(place(own[0]))}</h3>{table(own, _COLUMNS, label=f'Stand-ins at {place(own[0])}')}"
-        for _, own in grouped(rows, "budget", "link")
+        for own in groups
     )
     return Section("controls", _TITLE, f"{_RULE}{told}{parts}", (asked,))
 
 
 _RULE = (
-    '<p class="quiet">The same ranks are replaced, those that a buddy would serve; a control lets a resident expert '
-    "drawn at random, or the one that the router rates highest, or nobody stand in.</p>"
+    '<p class="quiet">A control lets a resident expert drawn at random, or the one that the router rates highest, or '
+    "nobody stand in for the ranks that a buddy would serve. Who stands in stays resident, so that shares are close, "
+    "but not the same: costs are of one rank replaced of a token.</p>"
 )
 
 
