@@ -5,6 +5,7 @@ import importlib.util
 import io
 import json
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import chdir, redirect_stderr
 from dataclasses import dataclass
@@ -56,13 +57,17 @@ def check_tasks(names: Sequence[str]) -> None:
 
 
 def load_tasks(names: Sequence[str]) -> Tasks:
-    """Read every task with its documents. Raises BadInput for one that the harness cannot make sense of."""
+    """Read every task with its documents. Raises BadInput for one that the harness cannot make sense of, and BadUsage
+    for two of one name."""
     import datasets
     from lm_eval.defaults import DEFAULT_OTHER_SEED
 
     datasets.disable_progress_bars()
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     loaded = [task for name in names for task in _load(name)]
+    twice = [name for name, count in Counter(task.task_name for task in loaded).items() if count > 1]
+    if twice:
+        raise BadUsage(f"--tasks names {twice[0]} twice: leave one out, or give it another name in its file")
     for task in loaded:
         task.set_config(key="num_fewshot", value=task.get_config("num_fewshot") or 0)
         task.set_fewshot_seed(seed=DEFAULT_OTHER_SEED)
@@ -86,10 +91,10 @@ def evaluate(session: Session, tasks: Tasks) -> tuple[Score, ...]:
 
 def _files(name: str) -> list[Path]:
     """The YAML files that a name stands for."""
-    if name in built_in():
-        return [Path(str(BUILT_IN / f"{name}.yaml"))]
     path = Path(name).expanduser()
     found = sorted(path.glob("*.yaml")) if path.is_dir() else [path] if path.is_file() else []
+    if not found and name in built_in():
+        return [Path(str(BUILT_IN / f"{name}.yaml"))]
     if not found:
         raise BadUsage(f"{unknown('task', name, built_in())}; or give {FORMS}")
     return found

@@ -155,6 +155,11 @@ def test_an_unknown_task_is_answered_with_the_known(name: str) -> None:
         check_tasks([name])
 
 
+def test_two_tasks_of_one_name_are_refused(tasks: Path) -> None:
+    with pytest.raises(BadUsage, match="names writing twice"):
+        load_tasks([str(tasks / "writing.yaml"), str(tasks / "writing.yaml")])
+
+
 def test_without_the_harness_a_line_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "lm_eval", None)
     with pytest.raises(BadUsage, match=r"pip install 'moectl\[eval\]'"):
