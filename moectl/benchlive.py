@@ -1,7 +1,7 @@
 """A live bench: rounds of samples on real text, each kept at once, each setting written when its last round is done."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -23,6 +23,7 @@ from profilers.machine import Here
 from profilers.peers import PEERS, PeerBench
 from profilers.quality import Quality
 from profilers.samples import KeptSamples
+from profilers.tasks import Score, Tasks, load_tasks
 from runtime.base import on_base
 from runtime.fused import FUSED
 from runtime.locate import locate
@@ -49,14 +50,16 @@ def live(name: str, request: Request, *, store: Path, device: str, threads: int)
     request = request.of_model(store, info.model_id)
     text, settings = read_text(opened, request), request.settings()
     here = Here.look(opened.model.device)
-    job = _job(request, text, settings, here=here, artefacts=artefact_runs(store, info.model_id), opened=opened)
+    tasks = load_tasks(request.task_names) if request.task_names else None
+    job = _job(request, text, settings, tasks, here=here, artefacts=artefact_runs(store, info.model_id), opened=opened)
     ledger, kept = Ledger(store, job, model=info), KeptSamples(store, job.digest)
     if request.again:
         kept.remove()
     samples, known = kept.load()
     bench = Bench(opened, artefacts, text, Paces(opened, known, experts=request.experts), request.stored)
     peers = PeerBench(opened, locate(name), text, threads=threads)
-    under_way = _UnderWay(bench, peers, ledger, kept, samples, {} if request.again else ledger.finished(), {})
+    rows = {} if request.again else ledger.finished()
+    under_way = _UnderWay(bench, peers, ledger, kept, samples, rows, {}, tasks)
     taken_up = len(under_way.rows)
     _measure(under_way, settings, request, num_decoded=text.num_decoded)
     kept.remove()
@@ -94,6 +97,7 @@ class _UnderWay:
     samples: dict[tuple[int, Setting], Sample]
     rows: dict[Setting, Row]
     refused: dict[Setting, str]
+    tasks: Tasks | None
 
     def sample(self, turn: int, setting: Setting, progress: Callable[[int], None]) -> None:
         """Measure once and keep it; what cannot run is told instead."""
@@ -112,12 +116,20 @@ class _UnderWay:
         if len(own) == rounds:
             load, found = Here.look(torch.device("cpu")).load, summary(own)
             self.rows[setting] = self.ledger.write(
-                measured_row(setting, found),
+                replace(measured_row(setting, found), tasks=self._scores(setting)),
                 by_layer=found.by_layer,
                 started_at=utc_now(),
                 seconds=sum(sample.seconds for sample in own),
-                beside={"pace": self.bench.paces.of(setting.link), "load": load},
+                beside={
+                    "pace": self.bench.paces.of(setting.link),
+                    "load": load,
+                    "by_text": {"kl": own[0].kl_by_text, "loss": own[0].loss_by_text},
+                },
             )
+
+    def _scores(self, setting: Setting) -> tuple[Score, ...]:
+        """Of presets: peers are other programs."""
+        return () if self.tasks is None or setting.preset in PEERS else self.bench.scores(setting, self.tasks)
 
 
 def _measure(under_way: _UnderWay, settings: Sequence[Setting], request: Request, *, num_decoded: int) -> None:
@@ -152,6 +164,7 @@ def _job(
     request: Request,
     text: Text,
     settings: Sequence[Setting],
+    tasks: Tasks | None,
     *,
     here: Here,
     artefacts: dict[str, int],
@@ -171,6 +184,7 @@ def _job(
         "tuned": request.tuned,
         "experts": request.experts,
         "base": request.base,
+        "evaluated": tasks and tasks.digest,
     }
     num_tokens = sum(map(len, text.sequences))
     return Job(request.data, data_digest(text.sequences), num_tokens, request.seed, conditions)

@@ -12,6 +12,7 @@ from artifacts.replicas import FULL_BITS, check_base
 from artifacts.shape import Shape
 from profilers.bench import Setting
 from profilers.peers import EVERYTHING, PEERS
+from profilers.tasks import check_tasks
 from runtime import budget as sizes
 from runtime.fused import EXACT, check_experts
 from runtime.measured import HERE
@@ -47,6 +48,7 @@ class Request:
     peers: str = ""
     experts: str = EXACT
     base: int = FULL_BITS
+    tasks: str = ""
     stored: Mapping[str, Preset] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -64,12 +66,16 @@ class Request:
         check_experts(self.experts)
         check_base(self.base)
         self._check_mode()
+        if self.task_names:
+            check_tasks(self.task_names)
 
     def _check_mode(self) -> None:
         if self.simulate and self.peers:
             raise BadUsage("--peers are measured live: leave out --simulate")
         if self.peers and self.base != FULL_BITS:
             raise BadUsage("--peers run the checkpoint as it is: leave out --base")
+        if self.simulate and self.tasks:
+            raise BadUsage("--tasks are evaluated live: leave out --simulate")
         if self.simulate and self.experts != EXACT:
             raise BadUsage("--experts is of a live bench: leave out --simulate")
         if self.simulate and self.scaled_to:
@@ -102,6 +108,10 @@ class Request:
         if self.peers.strip() == ALL:
             return list(PEERS)
         return names_in(self.peers, "--peers") if self.peers else []
+
+    @property
+    def task_names(self) -> list[str]:
+        return names_in(self.tasks, "--tasks") if self.tasks else []
 
     @property
     def link_names(self) -> list[str]:

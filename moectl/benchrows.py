@@ -12,6 +12,7 @@ import pyarrow as pa
 from artifacts.provenance import ModelInfo, RunInfo, StoredRun, versions
 from artifacts.store import Store
 from profilers.bench import Measured, Setting
+from profilers.tasks import Score
 from runtime.counters import AT_BITS, hit_rate
 from runtime.sweep import Outcome
 
@@ -25,7 +26,8 @@ _ARTEFACTS = ("profile", "build-buddies", "quantize", "build-maps", "learn", "bu
 @dataclass(frozen=True, slots=True)
 class Row:
     """One setting; columns as in the store's `bench` (DESIGN 9), None for what was not measured. Quartiles are those
-    of times, `run` the store's, `best` what it is the best at, `why` the reason where it could not run."""
+    of times, `tasks` its scores, `run` the store's, `best` what it is the best at, `why` the reason where it could not
+    run."""
 
     preset: str
     budget: str
@@ -48,6 +50,7 @@ class Row:
     top1_agreement: float | None = None
     ttft_quartiles: tuple[float, float] | None = None
     tpot_quartiles: tuple[float, float] | None = None
+    tasks: tuple[Score, ...] = ()
     run: int | None = None
     best: str = ""
     why: str = ""
@@ -57,7 +60,7 @@ class Row:
         return Setting(self.preset, self.budget, self.link)
 
 
-_BESIDE = ("ttft_quartiles", "tpot_quartiles", "run", "best", "why")  # not columns of the table
+_BESIDE = ("ttft_quartiles", "tpot_quartiles", "tasks", "run", "best", "why")  # not columns of the table
 
 
 def measured_row(setting: Setting, measured: Measured) -> Row:
@@ -149,6 +152,7 @@ class Ledger:
             parameters={
                 "job": self._job.digest,
                 "spread": {"ttft_ms": row.ttft_quartiles, "tpot_ms": row.tpot_quartiles},
+                "tasks": [asdict(score) for score in row.tasks],
                 **beside,
                 **self._job.conditions,
             },
@@ -195,7 +199,13 @@ def artefact_runs(path: Path, model_id: str) -> dict[str, int]:
 def _row(store: Store, run: StoredRun) -> Row:
     [columns] = store.read(COMMAND, run.run_id).to_pylist()
     spread = {name: values and tuple(values) for name, values in run.info.parameters["spread"].items()}
-    return Row(**columns, ttft_quartiles=spread["ttft_ms"], tpot_quartiles=spread["tpot_ms"], run=run.run_id)
+    return Row(
+        **columns,
+        ttft_quartiles=spread["ttft_ms"],
+        tpot_quartiles=spread["tpot_ms"],
+        tasks=tuple(Score(**score) for score in run.info.parameters["tasks"]),
+        run=run.run_id,
+    )
 
 
 _TEXTS = ("preset", "budget", "link", "mode")

@@ -9,6 +9,7 @@ from moectl.benchrequest import ORACLE
 from moectl.benchrows import PEER, Row
 from moectl.imported import IMPORTED
 from moectl.render import NumBytes, Sheet
+from profilers.tasks import Score
 from runtime import budget as sizes
 
 _BOUNDS = ("full", ORACLE)  # nobody's choice at a budget
@@ -53,8 +54,11 @@ def sheets(benched: Benched) -> list[Sheet]:
     rows = benched.arranged()
     ran, refused = [row for row in rows if not row.why], [row for row in rows if row.why]
     columns = ("budget", "link", "preset", "TTFT ms", "TPOT ms", "tokens/s", "hit rate", "moved", "wasted", "stall ms")
-    columns += ("fast tier", "perplexity ratio", "KL", "top-1", "best")
-    table = Sheet("Bench", columns, [_line(row) for row in ran], ". ".join((benched.conditions, *benched.notes)))
+    evaluated = list(dict.fromkeys((score.task, score.metric) for row in ran for score in row.tasks))
+    columns += ("fast tier", "perplexity ratio", "KL", "top-1", *map(" ".join, evaluated), "best")
+    table = Sheet(
+        "Bench", columns, [_line(row, evaluated) for row in ran], ". ".join((benched.conditions, *benched.notes))
+    )
     if not refused:
         return [table]
     return [table, Sheet("Not run", ("preset", "budget", "why"), _reasons(refused))]
@@ -77,7 +81,8 @@ def _is_exact(row: Row) -> bool:
     return row.kl is not None and row.kl < _SAME_KL and row.top1_agreement == 1
 
 
-def _line(row: Row) -> tuple:
+def _line(row: Row, evaluated: Sequence[tuple[str, str]]) -> tuple:
+    scores = {(score.task, score.metric): score for score in row.tasks}
     quality = (row.perplexity_ratio, row.kl, row.top1_agreement)
     return (
         row.budget,
@@ -92,8 +97,15 @@ def _line(row: Row) -> tuple:
         row.exposed_ms,
         _bytes(row.peak_fast_bytes),
         *(None if value is None else f"{value:.4f}" for value in quality),
+        *(_score(scores.get(one)) for one in evaluated),
         row.best,
     )
+
+
+def _score(score: Score | None) -> str | None:
+    if score is None:
+        return None
+    return f"{score.value:.4f}" + ("" if score.stderr is None else f" (+- {score.stderr:.4f})")
 
 
 def _bytes(*counts: int | None) -> NumBytes | None:

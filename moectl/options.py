@@ -23,7 +23,7 @@ Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
 DEFAULT_THREADS = max(1, (os.cpu_count() or 2) - 1)
 Threads = Annotated[int, typer.Option("--threads", min=1, help="CPU threads that compute; leave one core to the link.")]
 Experts = Annotated[
-    str, typer.Option(help="On a CPU: exact, the model's own bits, or fused: compiled, the same within rounding.")
+    str, typer.Option(help="exact, the model's own bits, or fused: compiled, the same within rounding.")
 ]
 Base = Annotated[
     int, typer.Option("--base", help="Bits of all experts: 16, as the checkpoint has them, or 4, 3, 2: as quantised.")

@@ -14,8 +14,9 @@ from artifacts.errors import BadInput, BadUsage
 from artifacts.hardware import MACHINES, machine
 from profilers.corpus import pieces
 from profilers.document import Document
-from profilers.quality import Quality, Reading, compare, read
+from profilers.quality import Quality, Reading, compare, losses_by_text, read
 from profilers.routing import check_sequences
+from profilers.tasks import Score, Tasks, evaluate
 from runtime.fused import EXACT, FUSED
 from runtime.fusing import fused_for
 from runtime.model import MoeModel
@@ -50,8 +51,8 @@ class Text:
 @dataclass(frozen=True, slots=True)
 class Sample:
     """One setting in one round. `ttft_ms` and `tpot_ms` of each sequence: its prompt's, and the mean of its decoded
-    tokens'. Counters, `exposed_ms` of stall and quality are over all sequences, the warm-up left out; `seconds` that
-    all of it took."""
+    tokens'. Counters, `exposed_ms` of stall and quality are over all sequences, the warm-up left out; `kl_by_text` and
+    `loss_by_text` (of log-likelihood, nats per token) are of each; `seconds` that all of it took."""
 
     ttft_ms: tuple[float, ...]
     tpot_ms: tuple[float, ...]
@@ -61,6 +62,8 @@ class Sample:
     perplexity_ratio: float
     kl: float
     top1_agreement: float
+    kl_by_text: tuple[float, ...]
+    loss_by_text: tuple[float, ...]
     seconds: float
 
 
@@ -200,6 +203,11 @@ class Bench:
             reading = read(session, self._text.sequences, prefill=self._text.prefill, progress=progress)
             return self._sample(session, reading, first_pass, begin_s)
 
+    def scores(self, setting: Setting, tasks: Tasks) -> tuple[Score, ...]:
+        """What a setting, from an empty cache, makes of tasks. Nothing is timed."""
+        with Session(self._opened, self._settings(setting), artefacts=self._artefacts) as session:
+            return evaluate(session, tasks)
+
     def _settings(self, setting: Setting) -> Settings:
         preset = self._stored.get(setting.preset, setting.preset)
         return Settings(preset, budget=setting.budget, **self.paces.of(setting.link))
@@ -222,6 +230,7 @@ class Bench:
 def sample_of(reading: Reading, full: Reading, text: Text, *, fast_nbytes: int, begin_s: float) -> Sample:
     """Times, and quality against the full model; nothing is counted and nothing stalled. `begin_s` on the clock."""
     quality = compare(reading, full)
+    kl, loss = losses_by_text(reading, full, num_texts=len(text.sequences))
     decode_s = np.reshape(reading.decode_s, (len(text.sequences), -1))
     return Sample(
         ttft_ms=tuple(1e3 * seconds for seconds in reading.prefill_s),
@@ -232,5 +241,7 @@ def sample_of(reading: Reading, full: Reading, text: Text, *, fast_nbytes: int, 
         perplexity_ratio=quality.perplexity_ratio,
         kl=quality.kl,
         top1_agreement=quality.top1_agreement,
+        kl_by_text=tuple(kl.tolist()),
+        loss_by_text=tuple(loss.tolist()),
         seconds=perf_counter() - begin_s,
     )

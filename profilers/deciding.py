@@ -10,23 +10,25 @@ import torch
 
 from artifacts.errors import Problem
 from artifacts.measured import EACH_LOAD
+from runtime import space
 from runtime.fused import EXACT
 from runtime.model import MoeModel
-from runtime.policies import POLICIES
+from runtime.policies import POLICIES, describe, parse
 from runtime.policies.base import Artefacts
 from runtime.session import Session, Settings
 from runtime.tiers import resolve_link
 from runtime.weights import RamStore
 
 _PLAIN = {"prefetch": "none", "eviction": "lru"}  # policies with which others are compared
+_SEARCHED = {"prefetch": space.PREFETCH, "eviction": space.EVICTION}
 
 
 def deciding(
     opened: MoeModel, link: str, *, tokens: int, experts: str = EXACT, artefacts: Artefacts | None = None
 ) -> dict[str, float]:
-    """Seconds a layer that each policy of prefetching and eviction takes beyond the plain one, by axis and name, where
-    a token's experts are there; those that cannot run are left out. And `EACH_LOAD`: what deciding on one that is not
-    there adds. A few `tokens` are decoded, each twice."""
+    """Seconds a layer that each policy of prefetching and eviction takes beyond the plain one, by axis and text, where
+    a token's experts are there: by its name, and as a search may try it. Those that cannot run are left out. And
+    `EACH_LOAD`: what deciding on one that is not there adds. A few `tokens` are decoded, each twice."""
     if resolve_link(opened, link=link, near=None, scaled_to=None).kind == "emulated":
         opened = replace(opened, store=RamStore(opened.store))  # once, not for every session
     settings = Settings(budget=f"{opened.shape.num_layers * places_a_layer(opened)}x", link=link, experts=experts)
@@ -34,12 +36,12 @@ def deciding(
     plain_s, load_s = _step_seconds(opened, settings, artefacts, tokens)
     found = {EACH_LOAD: load_s}
     for axis, plain in _PLAIN.items():
-        for name in (name for name in POLICIES[axis] if name != plain):
+        for text in dict.fromkeys(text for text in (*POLICIES[axis], *_SEARCHED[axis]) if text != plain):
             try:
-                own_s, _ = _step_seconds(opened, replace(settings, policies={axis: name}), artefacts, tokens)
+                own_s, _ = _step_seconds(opened, replace(settings, policies={axis: text}), artefacts, tokens)
             except Problem:
                 continue
-            found[f"{axis} {name}"] = max(0.0, own_s - plain_s)
+            found[f"{axis} {describe(parse(axis, text))}"] = max(0.0, own_s - plain_s)
     return found
 
 

@@ -43,4 +43,4 @@ class KeptSamples:
 
 
 def _sample(fields: dict) -> Sample:
-    return Sample(**fields | {name: tuple(fields[name]) for name in ("ttft_ms", "tpot_ms", "by_layer")})
+    return Sample(**{name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()})

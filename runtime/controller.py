@@ -353,9 +353,12 @@ class Controller:
             proposed = np.array(self._pieces.of(proposed.tolist()), np.int64)
         states, pinned = self.cache.states, self.cache.pinned
         keys = proposed.tolist()
+        absent = [key for key in keys if not states[key]]
+        if not absent:
+            return ()
         kept = [key for key in keys if states[key] and not pinned[key]]
         self.cache.pin(kept)
-        loads = self._send_within([key for key in keys if not states[key]])
+        loads = self._send_within(absent)
         self.cache.unpin(kept)
         self._note_prefetched([load.key for load in loads])
         return tuple(loads)
@@ -373,7 +376,10 @@ class Controller:
             if not self.cache.room(key):
                 pool = self.cache.pool_of[key]
                 if pool not in leaving:
-                    leaving[pool] = iter(self._victims(key, sum([self.cache.pool_of[own] == pool for own in keys])))
+                    coming = sum([self.cache.pool_of[own] == pool for own in keys])
+                    if not self._pieces.is_cut:  # all are as large: no more than this
+                        coming = min(coming, -(-room // self._pieces.num_bytes([key])))
+                    leaving[pool] = iter(self._victims(key, coming))
                 if (victim := next(leaving[pool], None)) is None:
                     continue
                 self._leave([victim])

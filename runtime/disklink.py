@@ -5,6 +5,8 @@ import time
 from artifacts.shape import Shape
 from runtime.link import Source, ThreadLink, ThreadTransfer
 
+READS_IN_FLIGHT = 4  # docs/disk.md: one leaves the device idle while its bytes are copied, more bring little more
+
 
 class DiskLink(ThreadLink):
     """Reads experts from the checkpoint as they are wanted; what the process holds is its slots. `is_direct`, for the
@@ -14,9 +16,11 @@ class DiskLink(ThreadLink):
     """
 
     kind = "disk"
-    num_threads = 4  # docs/disk.md: more bring no more, and one leaves the device idle while its bytes are copied
 
-    def __init__(self, source: Source, shape: Shape, *, is_direct: bool = False) -> None:
+    def __init__(
+        self, source: Source, shape: Shape, *, is_direct: bool = False, num_threads: int = READS_IN_FLIGHT
+    ) -> None:
+        self.num_threads = num_threads
         self._num_reading, self._since_s = 0, 0.0
         self._page_cache = "bypassed" if is_direct else "used"
         super().__init__(source, shape)

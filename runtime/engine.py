@@ -91,6 +91,8 @@ class Engine:
             self.link.cancel(transfer)
         self._pending.clear()
         self.controller.forget()
+        if isinstance(self._fused, FusedCuda):
+            self._fused.whole.clear()
 
     def let_go(self) -> None:
         """Forget the slots, which others are to follow; the controller has been told. Between passes."""
@@ -134,10 +136,9 @@ class Engine:
             return False
         if self._pending or self.watcher.on_step is not None:
             return False
-        if not self.controller.is_whole(layer):
-            self._fused.whole.pop(layer, None)
-            return False
         if layer not in self._fused.whole:
+            if not self.controller.is_whole(layer):
+                return False
             first, num_experts = layer * self.controller.shape.num_experts, self.controller.shape.num_experts
             places = self.controller.cache.places[first : first + num_experts]
             self._fused.know(layer, [place.slot for place in places])

@@ -58,7 +58,8 @@ class FusedCuda:
         """Tokens [T, H] that go to `experts` [T, K] or, of one token, [K]: -1 is none. `weights` float32, likewise."""
         self._module, self._hidden = module, hidden
         self._experts = np.atleast_2d(np.asarray(experts, np.int32))
-        sent = self._to_device(np.stack((self._experts, np.atleast_2d(weights).view(np.int32))))
+        shares = np.ascontiguousarray(np.atleast_2d(weights), np.float32)
+        sent = self._to_device(np.stack((self._experts, shares.view(np.int32))))
         self._keys, self._weights = sent[0], sent[1].view(torch.float32)
         self._y = torch.empty(self._experts.size, hidden.shape[1], device=self._device)
         self._assigned: dict[int, Assigned] = {}

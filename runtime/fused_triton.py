@@ -125,7 +125,8 @@ def _combine(y_ptr, keys_ptr, weights_ptr, out_ptr, hidden, top_k, width: tl.con
     ranks = tl.arange(0, width)
     keys = tl.load(keys_ptr + first + ranks, mask=ranks < top_k, other=-1)
     is_used = keys >= 0
-    is_earlier = (keys[None, :] < keys[:, None]) & is_used[None, :]
+    is_tied = (keys[None, :] == keys[:, None]) & (ranks[None, :] < ranks[:, None])
+    is_earlier = ((keys[None, :] < keys[:, None]) | is_tied) & is_used[None, :]
     places = tl.where(is_used, tl.sum(is_earlier.to(tl.int32), axis=1), -1)
     columns = tl.program_id(0) * block + tl.arange(0, block)
     is_column = columns < hidden

@@ -9,7 +9,7 @@ import numpy as np
 from runtime.cache import Scope
 from runtime.policies import POLICIES
 
-_PREFETCH = (
+PREFETCH = (
     "none",
     "next_gate",
     "next_gate:overfetch=1.5",
@@ -21,7 +21,7 @@ _PREFETCH = (
     "map:distance=2",
     "blend",
 )
-_EVICTION = ("lru", "lfu", "lfu:decay=0.95", "lcp", "least_stale", "fld", "score", "score:decay=0.95", "horizon", "map")
+EVICTION = ("lru", "lfu", "lfu:decay=0.95", "lcp", "least_stale", "fld", "score", "score:decay=0.95", "horizon", "map")
 _PLAIN = ("uniform", "allocated", "split", "split:theta=0.25", "split:prefer_solved=yes")
 _REPLICAS = (
     "shadow",
@@ -109,7 +109,7 @@ def _distance(one: Combination, other: Combination) -> int:
 
 
 def _sensible(routing: Iterable[str], miss: Iterable[str], residency: Iterable[str]) -> Iterator[Combination]:
-    every = map(Combination._make, product(routing, _PREFETCH, _EVICTION, miss, residency, map(str, Scope)))
+    every = map(Combination._make, product(routing, PREFETCH, EVICTION, miss, residency, map(str, Scope)))
     return (one for one in every if _is_sensible(one))
 
 

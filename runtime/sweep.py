@@ -150,8 +150,8 @@ class Workload:
 
     def _costs_of(self, policies: Policies) -> Costs:
         """With what these policies take themselves in every layer."""
-        names = [f"{axis} {describe(getattr(policies, axis)).partition(':')[0]}" for axis in POLICIES]
-        own_s = sum(self._costs.deciding.get(name, 0.0) for name in names)
+        texts, deciding = [f"{axis} {describe(getattr(policies, axis))}" for axis in POLICIES], self._costs.deciding
+        own_s = sum(deciding.get(text, deciding.get(text.partition(":")[0], 0.0)) for text in texts)
         return replace(self._costs, rest=replace(self._costs.rest, memory_s=self._costs.rest.memory_s + own_s))
 
     def _window_for(self, policies: Policies) -> int:

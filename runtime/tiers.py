@@ -85,7 +85,7 @@ def open_tiers(
     on_disk, pin = choice.kind == "disk", choice.kind == "cuda"
     stores: dict[int, DiskStore | ReplicaStore] = {FULL_BITS: opened.store, **replicas}
     if choice.is_direct:
-        stores = {bits: _direct(store) for bits, store in stores.items()}
+        stores = {bits: direct(store) for bits, store in stores.items()}
         opened = replace(opened, store=stores[FULL_BITS])
     if split is not None:
         slow = SegmentTier.of(opened, Segments(opened.shape, split), in_ram=not on_disk, pin=pin)
@@ -115,7 +115,8 @@ def _open_link(opened: MoeModel, choice: LinkChoice, slow: SlowTier) -> Link:
     return DiskLink(slow, shape, is_direct=choice.is_direct)
 
 
-def _direct(store: DiskStore | ReplicaStore) -> DiskStore:
+def direct(store: DiskStore | ReplicaStore) -> DiskStore:
+    """The same, past the page cache. Raises BadUsage for replicas, BadInput where the file system cannot."""
     if not isinstance(store, DiskStore):
         raise BadUsage("--link direct reads a checkpoint past the page cache, and replicas come through it: use disk")
     return store.direct()

@@ -40,7 +40,8 @@ class Costs:
     itself asked for; compute that has waited goes on `wake_s` late.
     Where the near tier is only emulated, whoever computes spends `near_host_s` on each of its experts too. `shares`: of
     an expert's seconds in the fast tier, by bits, where few bits do not save as much time as bytes. `deciding`: of a
-    layer, what a policy takes itself, by axis and name as in `prefetch next_gate`, beyond what the plain one does.
+    layer, what a policy takes itself beyond what the plain one does, by axis and text as in `prefetch next_gate`, or by
+    its name where the text is not there.
     `reads_whole`: a segment takes the link as long as its expert.
     """
 

@@ -56,7 +56,7 @@ def main() -> int:
 
 
 def _measured(options: argparse.Namespace) -> Iterator[Section]:
-    with _models(options.model) as models:
+    with _models(options) as models:
         for name in options.only:
             log.info("%s ...", name)
             section = SECTIONS[name](models, options)
@@ -114,13 +114,14 @@ SECTIONS: dict[str, Callable[[dict[str, Path], argparse.Namespace], Section]] = 
     "prefill": _prefill,
     "disk": _disk,
 }
+OF_MODELS = {"resident", "link", "prefill"}  # the others have their own
 
 
 @contextmanager
-def _models(given: list[Path]) -> Iterator[dict[str, Path]]:
-    """Folders by name."""
-    if given:
-        yield {folder.name: folder for folder in given}
+def _models(options: argparse.Namespace) -> Iterator[dict[str, Path]]:
+    """Folders by name, of what the sections measure."""
+    if options.model or not OF_MODELS.intersection(options.only):
+        yield {folder.name: folder for folder in options.model}
         return
     with bench_resident.random_model(*bench_resident.OLMOE_SHAPED) as folder:
         yield {BUNDLED: demo_model(), RANDOM: folder}

@@ -27,7 +27,7 @@ from tools.performance import Ratio, Section, Table
 
 PRESETS = ("on-demand", "mixtral-offloading", "specmd", "moe-infinity")
 BUDGETS = ("12.5%", "25%", "50%")
-PROMPT, NUM_SEQUENCES, DECIDING = 16, 3, 4
+PROMPT, NUM_SEQUENCES, DECIDING = 16, 2, 4
 EFFORT = Effort(lengths=(PROMPT,), turns=20)
 
 
@@ -59,14 +59,21 @@ def table(name: str, folder: Path, link: str, *, rounds: int, tokens: int, effor
     sequences = [random.integers(3, opened.config.vocab_size, PROMPT + tokens) for _ in range(NUM_SEQUENCES)]
     traces = {preset: _trace(opened, preset, sequences) for preset in PRESETS}
     own_work = deciding(opened, link, tokens=DECIDING)
+    window = _window(opened, folder, link, effort)
     found: dict[tuple[str, str], list[Run]] = {(preset, budget): [] for preset in PRESETS for budget in BUDGETS}
     for _ in range(rounds):
         measured = profile(opened, folder, link=link, effort=effort)
         measured = replace(measured, conditions={**measured.conditions, "deciding": own_work})
         for (preset, budget), runs in found.items():
-            settings = Settings(preset, budget=budget, link=link)
+            settings = Settings(preset, budget=budget, link=link, window=window)
             runs.append(_run(opened, settings, sequences, traces[preset], measured))
     return _table(name, link, found, f"{rounds} rounds of {NUM_SEQUENCES} x {tokens} tokens")
+
+
+def _window(opened: MoeModel, folder: Path, link: str, effort: Effort) -> str:
+    """What may be prefetched a layer: measured once, so that every round decides alike."""
+    costs = costs_of(profile(opened, folder, link=link, effort=effort), opened.shape)
+    return f"{costs.window_nbytes(opened.shape.expert_nbytes, opened.shape.top_k)}B"
 
 
 def _trace(opened: MoeModel, preset: str, sequences: Sequence[np.ndarray]) -> Trace:

@@ -1,7 +1,8 @@
 """A prompt over an emulated link at a quarter of the experts, against the least that it could take.
 
 A section of tools.bench_decode. The floor is the longer of two: the same prompt with every expert resident, and all
-bytes of all experts once over the link. Links have the rate at which both are alike, half of it and twice as much.
+bytes of all experts once over the link; the last column counts only the bytes that came. Links have the rate at which
+both are alike, half of it and twice as much.
 """
 
 import time
@@ -72,13 +73,14 @@ def _table(name: str, nbytes: int, alike_s: float, found: dict[float, list[Promp
     rows, ratios = [], {}
     for speed, prompts in found.items():
         rate = speed * nbytes / alike_s
-        floors = [max(one.resident_s, nbytes / rate) for one in prompts]
-        ratio = Ratio.of([one.seconds for one in prompts], floors)
+        seconds = [one.seconds for one in prompts]
+        ratio = Ratio.of(seconds, [max(one.resident_s, nbytes / rate) for one in prompts])
+        strict = Ratio.of(seconds, [max(one.resident_s, one.moved / rate) for one in prompts])
         middle = [median(getattr(one, part) for one in prompts) for part in ("seconds", "stall_s", "resident_s")]
         moved = median(one.moved for one in prompts) / nbytes
         cells = [f"{seconds * 1e3:.0f}" for seconds in (*middle, nbytes / rate)]
-        rows.append((f"{rate / 1e9:.3g} GB/s", *cells, f"{moved:.0%}", *ratio.cells()))
+        rows.append((f"{rate / 1e9:.3g} GB/s", *cells, f"{moved:.0%}", *ratio.cells(), f"{strict.median:.3f}"))
         ratios[f"{name}, {speed:g} of the rate"] = ratio
     columns = ("link", "prompt, ms", "of it waiting", "all resident", "all bytes over the link", "bytes that came")
     note = f"medians over {told}, {PRESET} at {BUDGET} after another prompt"
-    return Table(name, (*columns, "to the longer", "quartiles"), rows, note, ratios)
+    return Table(name, (*columns, "to the longer", "quartiles", "by bytes that came"), rows, note, ratios)

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import torch
 
-from tools import gpu_lowbit
+from tools import gpu_kernels, gpu_lowbit
 from tools.gpu_checks import (
     LARGE,
     SMALL,
@@ -40,13 +40,13 @@ from tools.gpu_replicas import FEW_BITS, few_bits
 
 ROOT = Path(__file__).parent.parent
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-SPEED_RUNS = ("everything resident", "25%", "25%, prefetched")
+SPEED_RUNS = ("everything resident", "everything resident, fused", "25%", "25%, prefetched")
 
 
 def main() -> None:
     options = _options()
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    report = {"gpu": _gpu(device), "versions": _versions(), "checks": []}
+    report = {"gpu": gpu(device), "versions": versions(), "checks": []}
     if report["gpu"] is None and not options.device:
         print("no GPU is visible to torch: nothing was checked")
     else:
@@ -67,7 +67,7 @@ def run(scratch: Path, device: str, options: argparse.Namespace) -> list[Check]:
     torch.set_num_threads(options.threads)
     checks = list(_attempts(_exactness(scratch, device)))
     if device != "cpu":
-        checks += _attempts([("bandwidth", lambda: bandwidth(device))])
+        checks += _attempts([("bandwidth", lambda: bandwidth(device)), *_kernels(device)])
     checks += _attempts(_lowbit(device))
     checks += _attempts(_few_bits(scratch, device))
     large = scratch / "large"
@@ -101,6 +101,12 @@ def _exactness(scratch: Path, device: str) -> Iterable[tuple[str, Callable[[], F
                 yield f"exact: {model} model, {dtype_name}, {run_name}", check
 
 
+def _kernels(device: str) -> Iterable[tuple[str, Callable[[], Finding]]]:
+    for name, sizes in gpu_kernels.SIZES.items():
+        yield f"kernels: experts of {name}", partial(gpu_kernels.experts, device, sizes)
+    yield "kernels: buddies", partial(gpu_kernels.buddies, device)
+
+
 def _lowbit(device: str) -> Iterable[tuple[str, Callable[[], Finding]]]:
     for bits in (1, 2, 3, 4):
         yield f"replicas: {bits} bits, exact", lambda bits=bits: gpu_lowbit.agreement(device, bits)
@@ -124,7 +130,7 @@ def _make(folder: Path, device: str, layers: int) -> Finding:
     return True, f"{nbytes / 2**30:.1f} GiB in {time.perf_counter() - begin_s:.0f} s", {"nbytes": nbytes}
 
 
-def _gpu(device: str) -> dict[str, object] | None:
+def gpu(device: str) -> dict[str, object] | None:
     if not device.startswith("cuda"):
         return None
     about = torch.cuda.get_device_properties(device)
@@ -136,7 +142,7 @@ def _gpu(device: str) -> dict[str, object] | None:
     }
 
 
-def _versions() -> dict[str, str | None]:
+def versions() -> dict[str, str | None]:
     names = ("torch", "transformers", "numpy", "safetensors", "triton")
     return {"python": platform.python_version()} | {name: _version(name) for name in names}
 

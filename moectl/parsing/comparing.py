@@ -134,6 +134,12 @@ def _bench(
             help="Other programs beside them: transformers-eager, -batched, -grouped, accelerate-disk, -cpu, or all."
         ),
     ] = "",
+    tasks: Annotated[
+        str,
+        typer.Option(
+            help="Tasks of lm-evaluation-harness too: word_problems, a YAML file, a folder of them, lm-eval:NAME."
+        ),
+    ] = "",
     base: Base = 16,
     experts: Experts = "exact",
     device: Device = "auto",
@@ -161,6 +167,7 @@ def _bench(
         seed=seed,
         again=again,
         peers=peers,
+        tasks=tasks,
         base=base,
         experts=experts,
     )

@@ -6,6 +6,7 @@ from html import escape
 from artifacts.replicas import FULL_BITS
 from moectl.report import charts, queries
 from moectl.report.charts import Point
+from moectl.report.controlparts import controls
 from moectl.report.layerparts import layers, prefetching
 from moectl.report.markup import (
     Column,
@@ -59,6 +60,17 @@ _IMPORTED = (
     Column("tokens/s", "tokens_per_s", short),
     Column("run", "run_id", whole),
 )
+_TASKS = (
+    Column("preset", "preset"),
+    Column("budget", "budget"),
+    Column("link", "link"),
+    Column("task", "task"),
+    Column("metric", "metric"),
+    Column("value", "value", ratio),
+    Column("+-", "stderr", ratio, "standard error over the documents"),
+    Column("documents", "count", whole),
+    Column("run", "run_id", whole, "of the store"),
+)
 _TUNED = (
     Column("preset", "name"),
     Column("budget", "budget"),
@@ -81,6 +93,7 @@ def bench_sections(reading: Reading) -> list[Section]:
             _tuned(reading),
             none["layers"],
             none["prefetch"],
+            controls(reading, None),
         ]
     lead = reading.jobs[0]
     return [
@@ -90,6 +103,7 @@ def bench_sections(reading: Reading) -> list[Section]:
         _tuned(reading),
         layers(reading, lead),
         prefetching(reading, lead),
+        controls(reading, lead),
     ]
 
 
@@ -241,12 +255,24 @@ def _table(reading: Reading) -> Section:
         for (budget,), same in grouped(rows, "budget"):
             heading = f"{of_experts(budget)}, {_NAMES[job.mode]}"
             parts.append(f"<h3>{escape(heading)}</h3>{table(same, known, label=heading)}")
+        parts.append(_tasks(reading, job, asked))
     imported = reading.rows(queries.IMPORTED)
     if imported:
         asked.append(queries.IMPORTED)
         heading = "Imported: other tools, on another text"
         parts.append(f"<h3>{heading}</h3>{table(imported, _IMPORTED, label=heading)}")
     return Section("bench", _TITLES["bench"], "".join(parts), tuple(asked))
+
+
+def _tasks(reading: Reading, job: Job, asked: list[str]) -> str:
+    """Scores of a bench's tasks, if it was given some; the query joins `asked`."""
+    query = queries.TASKS.format(job=job.digest)
+    rows = reading.rows(query)
+    if not rows:
+        return ""
+    asked.append(query)
+    heading = f"Tasks of lm-evaluation-harness, {_NAMES[job.mode]}"
+    return f"<h3>{heading}</h3>{table(rows, _TASKS, label=heading)}"
 
 
 def _tuned(reading: Reading) -> Section:

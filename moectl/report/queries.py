@@ -89,6 +89,34 @@ IMPORTED = """
 SELECT preset, link, ttft_ms, tpot_ms, tokens_per_s, run_id
 FROM bench WHERE mode = 'imported' ORDER BY run_id, preset"""
 
+TASKS = """
+SELECT budget, link, preset, t.task, t.metric, t.value, t.stderr, t.count, run_id
+FROM bench JOIN runs USING (run_id),
+  unnest(from_json(json_extract(parameters, '$.tasks'),
+    '[{{"task": "VARCHAR", "metric": "VARCHAR", "value": "DOUBLE", "stderr": "DOUBLE", "count": "INT"}}]')) AS u(t)
+WHERE json_extract_string(parameters, '$.job') = '{job}' ORDER BY t.task, t.metric, t.value DESC, run_id"""
+
+# What buddies and controls cost, each in nats of KL for one rank replaced of a token: their shares are not the same to
+# the last rank, and KL falls with the share. Errors are of the difference to the buddies, paired by text.
+STAND_IN_PRICES = (
+    _ROWS
+    + """, priced AS (
+  SELECT g.budget, g.link, g.size, g.preset, g.kl, g.perplexity_ratio, g.run_id, g.altered / r.tokens AS a_token,
+    g.altered / (r.tokens * m.num_layers * m.top_k) AS share,
+    from_json(json_extract(r.parameters, '$.by_text.kl'), '["DOUBLE"]') AS by_text
+  FROM judged g JOIN runs r USING (run_id) JOIN models m USING (model_id)
+  WHERE g.mode = 'live' AND (g.preset = 'buddymoe' OR starts_with(g.preset, 'buddymoe-')) AND g.altered > 0
+    AND json_extract(r.parameters, '$.by_text') IS NOT NULL
+), paired AS (
+  SELECT p.*, p.kl / p.a_token AS price,
+    list_transform(list_zip(p.by_text, b.by_text), lambda x: x[1] / p.a_token - x[2] / b.a_token) AS beside
+  FROM priced p JOIN priced b ON b.preset = 'buddymoe' AND (b.budget, b.link) = (p.budget, p.link)
+)
+SELECT budget, link, preset, share, kl, perplexity_ratio, price, list_avg(beside) AS difference,
+  list_aggregate(beside, 'stddev_samp') / sqrt(len(beside)) AS error, len(beside) AS texts, run_id
+FROM paired ORDER BY size, link, price, preset"""
+)
+
 LAYERS = (
     _ROWS
     + """

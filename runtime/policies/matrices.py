@@ -71,8 +71,9 @@ class Collection:
 
     def follow(self, layer: int, counts: np.ndarray) -> None:
         """The request to be matched has used the experts of a layer so often by now, [E]."""
-        held = slice(self._size)
-        self._followed[held, layer] = self._unit[held, layer] @ _unit(counts)
+        if self._size:
+            used, held = counts.astype(np.float64), slice(self._size)
+            self._followed[held, layer] = self._unit[held, layer] @ (used / max(np.sqrt(used @ used), 1))
 
     def nearest(self) -> np.ndarray | None:
         """Shares [L, E] of the request most like the one followed, equals by the earlier; None where there is none."""

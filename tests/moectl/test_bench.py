@@ -106,6 +106,52 @@ def test_what_is_stored(model: str, benched: Benched) -> None:
             assert info.model_id == store.models()[0].model_id and info.data_digest and info.versions["torch"]
 
 
+def write_task(text: str) -> None:
+    Path("one.yaml").write_text(
+        "task: one\ndataset_path: json\ndataset_kwargs: {data_files: {test: task.jsonl}}\ntest_split: test\n"
+        "output_type: multiple_choice\ndoc_to_text: '{{text}}'\ndoc_to_choice: [' by', ' gate']\ndoc_to_target: 0\n"
+    )
+    Path("task.jsonl").write_text("\n".join(json.dumps({"text": f"{number} {text}"}) for number in range(3)))
+
+
+def test_tasks_stand_beside_the_other_columns(model: str, benched: Benched, capfd: pytest.CaptureFixture[str]) -> None:
+    """Taken up from the store; measured anew once what is asked has changed."""
+    write_task("an old dog")
+    same = [model, *LIVE[:-4], "--rounds", "1", "--presets", "near", "--budgets", "25%", "--tasks", "one.yaml"]
+    rows = {row["preset"]: row for row in benched(*same)["rows"] if row["run"]}
+    assert rows.keys() == {"full", "on-demand", "near"}
+    for row in rows.values():
+        assert [(score["task"], score["metric"], score["count"]) for score in row["tasks"]] == [
+            ("one", metric, 3) for metric in ("acc", "acc_norm")
+        ]
+        assert row["tasks"] == rows["full"]["tasks"]
+    with Store.open("moe.duckdb", read_only=True) as store:
+        query = "SELECT json_extract(parameters, '$.tasks[0].value')::DOUBLE AS value FROM runs ORDER BY run_id"
+        assert store.query(query)["value"].to_pylist() == [rows["full"]["tasks"][0]["value"]] * 3
+    again = benched(*same)
+    assert "3 settings were measured by an earlier run" in again["conditions"]
+    assert {row["preset"]: row["tasks"] for row in again["rows"] if row["run"]} == {
+        preset: row["tasks"] for preset, row in rows.items()
+    }
+    write_task("two old dogs")
+    assert "earlier run" not in benched(*same)["conditions"]
+    assert main(["bench", *same]) == 0
+    assert "one acc" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--tasks", "sums"], "unknown task 'sums'"),
+        (["--tasks", "word_problems,"], "empty name"),
+        (["--tasks", "word_problems", "--simulate"], "evaluated live"),
+    ],
+)
+def test_tasks_that_cannot_be(options: list[str], told: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", *options]) == 2
+    assert told in capfd.readouterr().err
+
+
 def test_a_live_bench_goes_on_after_an_interruption(
     model: str, benched: Benched, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

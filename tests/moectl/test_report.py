@@ -12,6 +12,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import duckdb
+import numpy as np
 import pytest
 
 from artifacts.provenance import RunInfo, utc_now
@@ -24,8 +25,8 @@ from tests.moectl.test_imported import VLLM, written
 
 VOID = {"meta", "link"}
 SECTIONS = {
-    *("summary", "front", "bench", "tuned", "layers", "prefetch", "use"),
-    *("together", "standins", "loss", "splits", "receipt"),
+    *("summary", "front", "bench", "tuned", "layers", "prefetch", "controls"),
+    *("use", "together", "standins", "loss", "splits", "receipt"),
 }
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "google-chrome", "chrome", "chromium-browser"))), None)
 
@@ -102,14 +103,20 @@ def store(checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> P
     text.write_text(
         "\n".join(json.dumps({"text": f"{number} sheep and an old dog by the gate"}) for number in range(8))
     )
+    (folder / "one.yaml").write_text(
+        f"task: one\ndataset_path: json\ndataset_kwargs: {{data_files: {{test: {text.name}}}}}\ntest_split: test\n"
+        "output_type: multiple_choice\ndoc_to_text: '{{text}}'\ndoc_to_choice: [' by', ' gate']\ndoc_to_target: 0\n"
+    )
     same = ["--data", str(text), "--store", str(path)]
     elsewhere = str(written(folder / "vllm.json", VLLM))
     bench = ["bench", model, *same, "--tokens", "24", "--length", "12", "--rounds", "1", "--threads", "1"]
     for command in (
         ["profile", model, *same, "--tokens", "120", "--length", "16", "--prefill", "8", "--samples", "20", "--trace"],
+        ["build-buddies", "--store", str(path)],
         ["quantize", model, *same, "--jobs", "1", "--samples", "4", "--bits", "2,4"],
         ["split", "--machine", "rtx3090-pcie4", "--store", str(path), "--budget", "50%", "--zeta", "0.1"],
-        [*bench, "--presets", "importance,specmd", "--budgets", "50%", "--links", "5MB/s"],
+        [*bench, "--presets", "importance,specmd,buddymoe,buddymoe-zero,buddymoe-best", "--budgets", "50%"]
+        + ["--links", "5MB/s", "--tasks", str(folder / "one.yaml")],
         ["bench", model, "--simulate", "--presets", "specmd", "--budgets", "25%,50%", "--store", str(path)]
         + ["--import", elsewhere],
     ):
@@ -154,6 +161,29 @@ def test_the_page_needs_nothing_else(page: Path) -> None:
     assert not re.search(r"https?://|@import|url\(", text) and not reader.unnamed
     assert "vllm serve" in text and "another text" in text
     assert "prefers-color-scheme: dark" in text and 'name="viewport"' in text
+
+
+def test_who_stands_in_best_is_said_in_words(page: Path, store: Path) -> None:
+    """The difference in KL for a rank, and its error, reckoned here from what each run kept of its texts."""
+    text = page.read_text(encoding="utf-8")
+    section = text[text.index('<section id="controls"') :]
+    with Store.open(store, read_only=True) as held:
+        prices = {}
+        for run in held.runs():
+            if run.info.command == "bench" and run.info.parameters["mode"] == "live":
+                [row] = held.read("bench", run.run_id).to_pylist()
+                replaced = sum(held.read("bench_layers", run.run_id)["replaced"].to_pylist())
+                if row["preset"].startswith("buddymoe"):
+                    prices[row["preset"]] = np.array(run.info.parameters["by_text"]["kl"]) * run.info.tokens / replaced
+    assert len(prices) == 3
+    best = min(prices, key=lambda preset: prices[preset].mean())
+    others = {preset: price for preset, price in prices.items() if preset != "buddymoe"}
+    rival = min(others, key=lambda preset: others[preset].mean())
+    difference = prices[rival] - prices["buddymoe"]
+    values = [float(value) for value in re.findall(r'<data value="([^"]+)"', section[: section.index("</p>", 900)])]
+    assert f"<code>{best}</code> " in section and f"<code>{rival}</code>" in section
+    told = [prices[rival].mean(), prices["buddymoe"].mean(), difference.mean(), difference.std(ddof=1) / 2**0.5]
+    assert values[:4] == pytest.approx(told, rel=1e-6)
 
 
 def test_what_leads(store: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

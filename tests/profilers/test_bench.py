@@ -16,7 +16,8 @@ from tests.families import character_tokenizer
 
 DOCUMENTS = [Document(f"{number}", f"{number} sheep and an old dog. " * 3) for number in range(3)]
 TEXT = text_of(iter(DOCUMENTS), character_tokenizer(), length=12, num_tokens=24)
-SAMPLE = Sample((1.0, 2.0), (3.0, 5.0), ({"requests": 4, "hits": 1},), 7.0, 100, 1.5, 0.25, 0.5, 9.0)
+BY_TEXT = (0.2, 0.3), (0.1, 0.2)  # KL, loss
+SAMPLE = Sample((1.0, 2.0), (3.0, 5.0), ({"requests": 4, "hits": 1},), 7.0, 100, 1.5, 0.25, 0.5, *BY_TEXT, 9.0)
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +44,7 @@ def test_every_round_has_every_setting_in_another_order() -> None:
 
 
 def test_a_summary_is_of_all_sequences_in_all_rounds() -> None:
-    other = Sample((3.0, 4.0), (7.0, 9.0), ({"requests": 4, "hits": 3},), 9.0, 100, 1.7, 0.75, 0.5, 9.0)
+    other = Sample((3.0, 4.0), (7.0, 9.0), ({"requests": 4, "hits": 3},), 9.0, 100, 1.7, 0.75, 0.5, *BY_TEXT, 9.0)
     found = summary([SAMPLE, other, SAMPLE])
     assert (found.ttft_ms.lower, found.ttft_ms.median, found.ttft_ms.upper) == (1.25, 2.0, 2.75)
     assert (found.tpot_ms.median, found.exposed_ms, found.perplexity_ratio, found.kl) == (5.0, 7.0, 1.5, 0.25)

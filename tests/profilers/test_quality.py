@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from profilers.quality import Reading, compare, read
+from profilers.quality import Reading, compare, losses_by_text, read
 from runtime.model import MoeModel, open_model
 from runtime.session import Session, Settings
 from tests.conftest import Checkpoint
@@ -80,3 +80,15 @@ def test_progress_counts_decoded_tokens(opened: MoeModel) -> None:
     with Session(opened, Settings(preset="full")) as session:
         read(session, SEQUENCES, prefill=PREFILL, progress=heard.append)
     assert heard == list(range(1, 1 + sum(len(sequence) - PREFILL for sequence in SEQUENCES)))
+
+
+def test_losses_by_text_are_those_of_each_by_itself() -> None:
+    torch.manual_seed(0)
+    targets = torch.randint(7, (6,))
+    mine, full = (Reading(torch.randn(6, 7), targets, (), (), ()) for _ in range(2))
+    kl, loss = losses_by_text(mine, full, num_texts=2)
+    for number, part in enumerate((slice(0, 3), slice(3, 6))):
+        one, other = (Reading(each.logits[part], targets[part], (), (), ()) for each in (mine, full))
+        alone = compare(one, other)
+        assert kl[number] == pytest.approx(alone.kl, rel=1e-5)
+        assert np.exp(loss[number]) == pytest.approx(alone.perplexity_ratio, rel=1e-5)

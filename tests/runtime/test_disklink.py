@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from artifacts.errors import BadUsage
-from runtime.disklink import DiskLink
+from runtime.disklink import READS_IN_FLIGHT, DiskLink
 from runtime.link import PREFETCH
 from runtime.model import open_model
 from runtime.session import Session, Settings
-from runtime.tiers import _direct
+from runtime.tiers import direct
 from tests.conftest import Checkpoint
 from tests.families import VOCABULARY
 from tests.runtime.test_session import plain_model
@@ -43,7 +43,7 @@ def test_logits_are_the_plain_models_with_prefetches_that_come_late_and_are_canc
         told = session.receipt()["link"]
         assert session.controller.counters.totals()["prefetches"] > 0
     assert told["page_cache"] == {"disk": "used", "direct": "bypassed"}[link]
-    assert told["reads_in_flight"] == DiskLink.num_threads
+    assert told["reads_in_flight"] == READS_IN_FLIGHT
 
 
 def test_what_has_been_cancelled_is_never_read(checkpoint: Checkpoint) -> None:
@@ -70,7 +70,7 @@ def test_what_has_been_cancelled_is_never_read(checkpoint: Checkpoint) -> None:
 
 def test_replicas_are_not_read_past_the_page_cache() -> None:
     with pytest.raises(BadUsage, match="replicas come through it: use disk"):
-        _direct(object())
+        direct(object())
 
 
 @pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="nobody counts bytes of the device here")

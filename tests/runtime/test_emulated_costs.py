@@ -48,3 +48,8 @@ def test_a_policys_own_work_counts_in_every_layer() -> None:
     assert ms(replace(COSTS, deciding=deciding), prefetch="frequency", eviction="lfu") == pytest.approx(
         plain + 1.5, rel=0.02
     )
+    farther = {"prefetch": "frequency:distance=2", "eviction": "lfu"}
+    as_named, as_it_is = (ms(replace(COSTS, deciding=known), **farther) for known in (
+        deciding, deciding | {"prefetch frequency:distance=2": 0.75}
+    ))  # fmt: skip
+    assert as_it_is == pytest.approx(as_named + 0.5, rel=0.02)

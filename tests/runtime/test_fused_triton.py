@@ -75,6 +75,44 @@ for folder, name, chosen in json.loads(sys.argv[1]):
     error = ((fused - exact).abs().max() / exact.abs().max()).item()
     print(json.dumps([opened.family, name, error, counted == also, receipt["experts_of_a_token"], on_device]))
 """
+TOKENS = """
+import sys
+import numpy as np
+import torch
+from runtime import fused_cuda
+from runtime.experts import accumulate, assign, gather, weigh
+from runtime.fused import FUSED, Fused
+from runtime.model import open_model
+from runtime.session import Session, Settings
+Fused.suits = staticmethod(lambda opened: False)
+fused_cuda._runs_on = lambda device: True
+opened = open_model(sys.argv[1])
+with Session(opened, Settings(preset="full", experts=FUSED)) as session:
+    session.forward(torch.arange(3, 90)[None])
+    resident, fused, module = session.engine._resident, session.engine._fused, opened.layers[0].experts
+    random = torch.Generator().manual_seed(0)
+    hidden, weights = torch.randn(3, opened.config.hidden_size, generator=random), torch.rand(3, 2, generator=random)
+    selected = np.array([[2, 0], [1, -1], [0, 3]])
+    places, expected = session.controller.cache.places[:4], torch.zeros_like(hidden)
+    own = assign(selected, hidden.device)
+    outputs = [resident.forward(module, places[expert], gather(hidden, own[expert])) for expert in range(4)]
+    for expert, y in enumerate(outputs):
+        accumulate(expected, weigh(y, weights, own[expert]), own[expert])
+    fused.begin(module, hidden, selected, weights.numpy())
+    fused.add([places[3], places[1]])
+    fused.add_output(0, outputs[0])  # as one that was computed near
+    fused.add([places[2]])
+    print(((fused.finish() - expected).abs().max() / expected.abs().max()).item())
+
+    def at_once():
+        return module.moectl_forward(hidden[:1], torch.tensor([[2, 0]]), weights[:1]), fused.whole[0].tolist()
+
+    before, starts = at_once()
+    session.engine.forget()
+    session.forward(torch.arange(20, 90)[None])  # in another order, into other slots
+    after, others = at_once()
+    print(int(starts != others), int(torch.equal(before, after)))
+"""
 RUNS = {
     "all resident": {"preset": "full"},
     "loaded as wanted": {"budget": "50%"},
@@ -114,6 +152,13 @@ def test_sessions_decode_what_torch_decodes_and_count_alike(checkpoint) -> None:
         assert error <= 2e-6 and counts_alike, (family, name, error)
         assert computed == "fused, triton"
         assert (num_on_device > 0) == (name == EVERYWHERE), (family, name)
+
+
+def test_several_tokens_at_once_wherever_their_experts_are_computed(checkpoint) -> None:
+    """And a layer that is wholly there is found again where it lies after the fast tier was emptied and filled."""
+    error, found_again = run(TOKENS, str(checkpoint("mixtral")), TRITON_INTERPRET="1")
+    assert float(error) <= 2e-6
+    assert found_again == "1 1"
 
 
 def test_they_compile_for_gpus(tmp_path: Path) -> None:

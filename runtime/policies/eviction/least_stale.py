@@ -25,7 +25,8 @@ class LeastStale(SimpleEviction):
             raise BadUsage(f"least_stale: within is ascending or ahead, not {self.within!r}")
 
     def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
-        self._shape = shape
+        self._num_layers = shape.num_layers
+        self._layers = np.arange(shape.num_keys) // shape.num_experts
         self._last_use = np.full(shape.num_keys, -1, np.int64)
         self._last_pass = np.full(shape.num_keys, -1, np.int64)
 
@@ -38,7 +39,7 @@ class LeastStale(SimpleEviction):
 
     def order(self, keys: np.ndarray, now: Now) -> tuple[np.ndarray, ...]:
         is_current = self._last_pass[keys] == now.pass_index
-        num_layers, layers = self._shape.num_layers, keys // self._shape.num_experts
+        num_layers, layers = self._num_layers, self._layers[keys]
         if self.within == "ahead":
             ahead = np.where(layers <= now.layer, layers - 2 * num_layers, -layers)
             layers = np.where(is_current, layers, ahead)

@@ -46,10 +46,9 @@ class ActivationPrefetch(Simple):
         self._activations.count(step)
         current, shape = self._activations.current, self._shape
         self._earlier.follow(step.layer, current[step.layer])
-        matched = self._earlier.nearest()
-        matched = shares(current) if matched is None else matched
+        earlier = self._earlier.nearest()
         layers = (step.layer + self._ahead) % shape.num_layers
-        matched = matched[layers]
+        matched = shares(current[layers]) if earlier is None else earlier[layers]
         top = (-matched).argsort(axis=1, kind="stable")[:, : self._width]
         share = matched[self._rows, top]
         urgency = (share + EPSILON) * self._discount

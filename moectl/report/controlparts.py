@@ -1,0 +1,58 @@
+"""The part of a report that says who stands in best for an absent expert: buddies, or a control."""
+
+from collections.abc import Sequence
+from html import escape
+
+from moectl.report import queries
+from moectl.report.markup import Column, Section, code, data, percent, ratio, short, table, whole
+from moectl.report.reading import Job, Reading, Record, grouped, place
+
+BUDDIES = "buddymoe"
+_TITLE = "Buddies against controls"
+_BENCH = "<code>moectl bench --presets buddymoe,buddymoe-random,buddymoe-best,buddymoe-zero</code>"
+_COLUMNS = (
+    Column("preset", "preset"),
+    Column("replaced", "share", percent, "of all ranks, left out ones among them"),
+    Column("KL", "kl", ratio, "nats a token, against the full model"),
+    Column("perplexity ratio", "perplexity_ratio", ratio, "against the full model"),
+    Column("KL a rank", "price", ratio, "nats of KL for one rank replaced of a token"),
+    Column("more than buddies", "difference", ratio, "in KL a rank, paired by text"),
+    Column("+-", "error", ratio, "standard error of that over the texts"),
+    Column("texts", "texts", whole),
+    Column("run", "run_id", whole, "of the store"),
+)
+
+
+def controls(reading: Reading, job: Job | None) -> Section:
+    """Of the bench that leads."""
+    asked = queries.STAND_IN_PRICES.format(job=job.digest) if job else ""
+    groups = [own for _, own in grouped(reading.rows(asked) if job else [], "budget", "link") if len(own) > 1]
+    if not groups:
+        return Section("controls", _TITLE, missing=f"Not measured live in this bench: {_BENCH} does.")
+    told = "".join(f"<p>{_verdict(own)}</p>" for own in groups)
+    parts = "".join(
+        f"<h3>{escape(place(own[0]))}</h3>{table(own, _COLUMNS, label=f'Stand-ins at {place(own[0])}')}"
+        for own in groups
+    )
+    return Section("controls", _TITLE, f"{_RULE}{told}{parts}", (asked,))
+
+
+_RULE = (
+    '<p class="quiet">A control lets a resident expert drawn at random, or the one that the router rates highest, or '
+    "nobody stand in for the ranks that a buddy would serve. Who stands in stays resident, so that shares are close, "
+    "but not the same: costs are of one rank replaced of a token.</p>"
+)
+
+
+def _verdict(rows: Sequence[Record]) -> str:
+    """Rows of one budget over one link, the cheapest first."""
+    best = rows[0]
+    rival = next(row for row in rows if row["preset"] != BUDDIES) if best["preset"] == BUDDIES else best
+    buddies = next(row for row in rows if row["preset"] == BUDDIES)
+    is_told_apart = rival["error"] is not None and abs(rival["difference"]) > 2 * rival["error"]
+    wins = "wins" if is_told_apart else "is ahead, though within two standard errors"
+    return (
+        f"{escape(place(best))}: {code(best['preset'])} {wins}. A rank costs {data(rival['price'], short)} nats with "
+        f"{code(rival['preset'])} and {data(buddies['price'], short)} with buddies, a difference of "
+        f"{data(rival['difference'], short)}" + (f" +- {data(rival['error'], short)}." if rival["error"] else ".")
+    )
