@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from artifacts.errors import BadInput, Incompatible
 from artifacts.replicas import FULL_BITS
 from runtime.counters import AT_BITS
-from runtime.fused import FUSED
+from runtime.fused import EXACT, FUSED
 from runtime.model import MoeModel, open_model
 from runtime.policies.base import Artefacts
 from runtime.replicas import open_replicas
@@ -65,6 +65,22 @@ def test_replicas_that_stay(case: tuple, settings: Settings) -> None:
     assert sum(totals[name] for name in AT_BITS.values()) == totals["requests"]
     assert sum(receipt["replicas"]["resident"].values()) == opened.shape.num_keys
     assert receipt["fast_bytes"] == receipt["replicas"]["resident_bytes"] <= opened.shape.nbytes * 0.6
+
+
+@pytest.mark.parametrize("experts", [EXACT, FUSED])
+def test_a_layer_with_nothing_to_decide_is_as_if_it_were_decided(case: tuple, experts: str) -> None:
+    """Whoever listens to steps keeps the controller deciding."""
+    _, opened, artefacts = case
+    found = []
+    for listens in (False, True):
+        with Session(opened, Settings("shadow", budget="13%", experts=experts), artefacts=artefacts) as session:
+            session.watcher.on_step = (lambda step: None) if listens else None
+            past = session.forward(PROMPT).past_key_values
+            logits = [session.forward(torch.tensor([[token]]), past=past).logits for token in range(3, 8)]
+            assert session.controller.holds_low
+            found.append((torch.cat(logits), session.controller.counters.by_layer()))
+    assert_same(found[0][0], found[1][0])
+    assert found[0][1] == found[1][1]
 
 
 @pytest.mark.parametrize("link", ["disk", "1GB/s"])
