@@ -43,10 +43,12 @@ class Way:
     budget: str = ""
     link: str = "disk"
     experts: str = "eager"
+    is_packed: bool = False  # from a checkpoint that `moectl pack` has rewritten
 
     @property
     def label(self) -> str:
-        return f"{self.name}, {self.budget}, link {self.link}, {self.experts}" if self.budget else self.name
+        packed = ", packed" if self.is_packed else ""
+        return f"{self.name}, {self.budget}, link {self.link}, {self.experts}{packed}" if self.budget else self.name
 
 
 PEERS = (Way(DEVICE_MAP), Way(WHOLE_MODEL))
@@ -55,6 +57,7 @@ WAYS = (
     *PEERS,
     Way(OURS, SMALL, "disk", "exact"),
     Way(OURS, SMALL, "direct", "exact"),
+    Way(OURS, SMALL, "direct", "exact", is_packed=True),
     Way(OURS, SMALL, "disk", "fused"),
     Way(OURS, "25%", "disk", "exact"),
 )
@@ -115,13 +118,27 @@ def checkpoint(given: Path | None) -> AbstractContextManager[Path]:
 def rows(folder: Path, *, rounds: int, tokens: int, ways: Sequence[Way] = WAYS) -> list[Row]:
     """Measure every way on the checkpoint in `folder`, in rounds that take turns; each begins with another."""
     found: dict[Way, list[Reading]] = {way: [] for way in ways}
-    for turn in range(rounds):
-        start = turn % len(ways)
-        for way in (*ways[start:], *ways[:start]):
-            found[way].append(in_process(way, folder, tokens=tokens))
-            log.info("round %d: %s: %s", turn + 1, way.label, found[way][-1])
+    with _packed(folder, is_wanted=any(way.is_packed for way in ways)) as packed:
+        for turn in range(rounds):
+            start = turn % len(ways)
+            for way in (*ways[start:], *ways[:start]):
+                found[way].append(in_process(way, packed if way.is_packed else folder, tokens=tokens))
+                log.info("round %d: %s: %s", turn + 1, way.label, found[way][-1])
     peers = [found[way] for way in ways if way in PEERS]
     return [_row(way, readings, peers) for way, readings in found.items()]
+
+
+@contextmanager
+def _packed(folder: Path, *, is_wanted: bool) -> Iterator[Path]:
+    """The same checkpoint packed, in a temporary folder; nothing there unless it is wanted."""
+    with tempfile.TemporaryDirectory(prefix="bench-disk-") as scratch:
+        if is_wanted:
+            from runtime.checkpoint import open_checkpoint
+            from runtime.model import open_model
+            from runtime.repack import pack
+
+            pack(open_model(str(folder)), open_checkpoint(folder), Path(scratch) / "packed")
+        yield Path(scratch) / "packed"
 
 
 def sheet(found: Sequence[Row], *, rounds: int, tokens: int) -> "Sheet":
@@ -199,6 +216,7 @@ def measure(way: Way, folder: Path, *, tokens: int) -> Reading:
         os.sync()  # what is still to be written cannot be dropped
         _forget_peak()
         cold_s, cold_nbytes = _decode(model, tokens, before=lambda: drop(folder, Path(scratch)))
+        _keep(folder, Path(scratch))
         warm_s, warm_nbytes = _decode(model, tokens, before=lambda: None)
         return Reading(cold_s, warm_s, cold_nbytes, warm_nbytes, _peak_nbytes())
 
@@ -266,9 +284,21 @@ def _experts_on_disk(folder: Path) -> dict[str, str]:
 
 def drop(*folders: Path) -> None:
     """Have the operating system forget the files of these folders, as long as nobody has them mapped."""
-    for path in (path for folder in folders for path in folder.iterdir() if path.is_file()):
+    for path in _files(folders):
         with path.open("rb") as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def _keep(*folders: Path) -> None:
+    """Have them all in the page cache."""
+    for path in _files(folders):
+        with path.open("rb", buffering=0) as file:
+            while file.read(1 << 20):
+                pass
+
+
+def _files(folders: Sequence[Path]) -> list[Path]:
+    return [path for folder in folders for path in folder.iterdir() if path.is_file()]
 
 
 def read_nbytes() -> int:

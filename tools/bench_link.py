@@ -1,7 +1,8 @@
 """Decoding over an emulated link: milliseconds of a token, live, beside what the simulator says of the same trace.
 
 A section of tools.bench_decode. In each round the machine is profiled as `moectl profile --hardware` does it, and then
-every preset and budget runs, so that other work falls on both; the simulator replays the trace with that profile.
+every preset and budget runs, in an order of its own, so that other work falls on both; the simulator replays the trace
+with that profile.
 """
 
 from collections.abc import Sequence
@@ -64,9 +65,10 @@ def table(name: str, folder: Path, link: str, *, rounds: int, tokens: int, effor
     for _ in range(rounds):
         measured = profile(opened, folder, link=link, effort=effort)
         measured = replace(measured, conditions={**measured.conditions, "deciding": own_work})
-        for (preset, budget), runs in found.items():
+        for index in random.permutation(len(found)):
+            preset, budget = list(found)[index]
             settings = Settings(preset, budget=budget, link=link, window=window)
-            runs.append(_run(opened, settings, sequences, traces[preset], measured))
+            found[preset, budget].append(_run(opened, settings, sequences, traces[preset], measured))
     return _table(name, link, found, f"{rounds} rounds of {NUM_SEQUENCES} x {tokens} tokens")
 
 

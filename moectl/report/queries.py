@@ -89,12 +89,15 @@ IMPORTED = """
 SELECT preset, link, ttft_ms, tpot_ms, tokens_per_s, run_id
 FROM bench WHERE mode = 'imported' ORDER BY run_id, preset"""
 
-TASKS = """
+TASKS = (
+    _ROWS
+    + """
 SELECT budget, link, preset, t.task, t.metric, t.value, t.stderr, t.count, run_id
-FROM bench JOIN runs USING (run_id),
+FROM judged JOIN runs USING (run_id),
   unnest(from_json(json_extract(parameters, '$.tasks'),
     '[{{"task": "VARCHAR", "metric": "VARCHAR", "value": "DOUBLE", "stderr": "DOUBLE", "count": "INT"}}]')) AS u(t)
-WHERE json_extract_string(parameters, '$.job') = '{job}' ORDER BY t.task, t.metric, t.value DESC, run_id"""
+ORDER BY t.task, t.metric, t.value DESC, run_id"""
+)
 
 # What buddies and controls cost, each in nats of KL for one rank replaced of a token: their shares are not the same to
 # the last rank, and KL falls with the share. Errors are of the difference to the buddies, paired by text.
