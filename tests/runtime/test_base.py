@@ -93,6 +93,16 @@ def test_lossless_presets_say_what_the_replicas_say(known: tuple, name: str) -> 
     assert receipt["dtype"] == "float32"
 
 
+def test_fused_experts_take_the_base_where_it_lies(known: tuple) -> None:
+    _, opened, artefacts = known
+    settings = Settings("near", budget="50%")
+    right = said(session_on(opened, artefacts, settings))
+    session = session_on(opened, artefacts, replace(settings, experts="fused"))
+    assert (session.receipt()["experts_of_a_token"] == "fused") == (opened.family == "olmoe")
+    for mine, theirs in zip(said(session), right, strict=True):
+        assert (mine - theirs).abs().max() <= 1e-5 * theirs.abs().max()
+
+
 @pytest.mark.parametrize("name", REPLAYED)
 def test_a_replay_counts_what_the_run_counted(known: tuple, name: str) -> None:
     _, opened, artefacts = known
