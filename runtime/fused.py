@@ -16,7 +16,7 @@ from runtime.fusedforms import AS_NUMPY, PackedExperts, Token, form_of, forms_of
 from runtime.model import MoeModel
 from runtime.plan import NO_SLOT, Place
 from runtime.resident import Resident
-from runtime.together import gates_by_row
+from runtime.together import is_plain
 
 EXACT, FUSED = "exact", "fused"  # the model's own bits, or these kernels
 
@@ -81,9 +81,8 @@ class Fused:
     @staticmethod
     def suits(opened: MoeModel) -> bool:
         """Whether the experts are of the kind that is compiled: gated by SiLU, without bias, each matrix by rows."""
-        module = opened.layers[0].experts
-        is_plain = gates_by_row(module) and module.is_concatenated and not (module.is_transposed or module.has_bias)
-        return is_plain and opened.model.device.type == "cpu" and opened.dtype in AS_NUMPY
+        is_kind = is_plain(opened.layers[0].experts) and opened.dtype in AS_NUMPY
+        return is_kind and opened.model.device.type == "cpu"
 
     def begin(self, module: nn.Module, hidden: torch.Tensor, experts: Sequence[int], weights: np.ndarray) -> None:
         """A token [1, H] that goes to `experts`, -1 left out, with `weights` [K] float32."""

@@ -18,7 +18,7 @@ from runtime.experts import Assigned, assign, gather
 from runtime.model import MoeModel
 from runtime.plan import NO_SLOT, Place
 from runtime.resident import Resident
-from runtime.together import gates_by_row
+from runtime.together import is_plain
 from runtime.weights import ExpertLayout
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -47,10 +47,9 @@ class FusedCuda:
     @staticmethod
     def suits(opened: MoeModel) -> bool:
         """Whether there are kernels for such experts: gated by SiLU, without bias, each matrix by rows."""
-        module, layout = opened.layers[0].experts, opened.store.layout
-        is_plain = gates_by_row(module) and module.is_concatenated and not (module.is_transposed or module.has_bias)
+        layout = opened.store.layout
         is_full = isinstance(layout, ExpertLayout) and layout.dtype in _DTYPES
-        return is_plain and is_full and _runs_on(opened.model.device)
+        return is_full and is_plain(opened.layers[0].experts) and _runs_on(opened.model.device)
 
     def begin(
         self, module: nn.Module, hidden: torch.Tensor, experts: Sequence[int] | np.ndarray, weights: np.ndarray

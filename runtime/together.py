@@ -139,6 +139,12 @@ class _Trial:
         return torch.randn(1, size // 2, generator=self._random).repeat(1, 2)[:, order].to(self.layout.dtype)
 
 
+def is_plain(module: nn.Module) -> bool:
+    """Whether experts are gated row by row, without bias, each matrix [out, in] with gate above up: compiled code is of
+    this kind."""
+    return gates_by_row(module) and module.is_concatenated and not (module.is_transposed or module.has_bias)
+
+
 def gates_by_row(module: nn.Module) -> bool:
     """Whether experts can share a gate: each must see its values as it would alone.
 
