@@ -11,7 +11,7 @@ demo: $(INSTALLED)
 
 test: $(INSTALLED)
 	@$(VENV)/bin/ruff check --quiet .
-	@$(VENV)/bin/python -m pytest -q -n 2
+	@$(VENV)/bin/python -m pytest -q -n 2 --dist worksteal
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -66,8 +66,8 @@ def spread(seconds: float) -> Spread:
 
 def hardware() -> HardwareProfile:
     compute = Compute(1, spread(0.3e-3), spread(1.2e-3), spread(0.5e-3), spread(0.3e-3))
-    own = Load("cuda", spread(0.9e-3), 1.0, spread(0.7e-3), spread(0.05e-3), spread(0.1e-3))
-    conditions = {"device": "cuda", "device_name": "small card", "processor": "x", "cores": 2, "link": "cuda"}
+    own = Load("pinned", spread(0.9e-3), 1.0, spread(0.7e-3), spread(0.05e-3), spread(0.1e-3))
+    conditions = {"device": "cuda", "device_name": "small card", "processor": "x", "cores": 2, "link": "pinned"}
     near = (Near(16, 1, spread(1e-3)),)
     return HardwareProfile((compute,), (own, Load("disk", spread(9e-3), 0.1)), near, conditions)
 
@@ -118,7 +118,7 @@ def test_what_is_said_is_what_is_stored(asked: Asked, path: Path) -> None:
 
 def test_trace_and_hardware_profile_of_the_store(asked: Asked, profiled: Path) -> None:
     said = asked()
-    assert (said["hardware_run"], said["link"], said["hardware"]) == (2, "cuda", ["cuda", "small card", "x", 2])
+    assert (said["hardware_run"], said["link"], said["hardware"]) == (2, "pinned", ["cuda", "small card", "x", 2])
     assert "machine" not in said
     known = {"attention_s": 0.3e-3, "moe_s": 1.2e-3, "head_s": 0.5e-3}
     assert said["latencies"] == pytest.approx(known | {"load_s": 0.8e-3, "latency_s": 0.1e-3, "host_s": 0.05e-3})
