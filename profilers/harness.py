@@ -1,7 +1,7 @@
 """moectl as a model type of lm-evaluation-harness: its requests, one by one, through a session. Needs the extra `eval`.
 
-import profilers.harness
-lm_eval.simple_evaluate(model="moectl", model_args={"pretrained": FOLDER, "preset": "near", "budget": "25%"}, ...)
+    import profilers.harness
+    lm_eval.simple_evaluate(model="moectl", model_args={"pretrained": FOLDER, "preset": "near", "budget": "25%"}, ...)
 """
 
 from pathlib import Path
