@@ -1,5 +1,7 @@
 """Linear layers in compiled code say what torch says, and are the model's own again afterwards."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -45,3 +47,17 @@ def test_only_plain_linear_layers_are_taken_and_routers_are_not(checkpoint: Chec
     assert not any("forward" in vars(module) for module in opened.model.modules())
     with Session(opened, Settings(budget="50%")):
         assert not any("forward" in vars(module) for module in opened.model.modules())
+
+
+def test_cut_experts_leave_linear_layers_to_torch_even_when_a_window_is_measured(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are fused unasked, which is no licence to give up the bits of what is beside them."""
+    taken = []
+    monkeypatch.setattr(FusedDense, "install", lambda dense: taken.append(dense))
+    opened = open_model(str(checkpoint("olmoe")))
+    cut = Settings(budget="50%", link="1GB/s", policies={"residency": "split", "prefetch": "next_gate"})
+    for settings, times in ((cut, 0), (replace(cut, experts=FUSED), 2)):
+        with Session(opened, settings) as session:
+            assert session.is_fused and session.window > 0
+        assert len(taken) == times
