@@ -1,6 +1,7 @@
 """Linear layers in compiled code say what torch says, and are the model's own again afterwards."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,8 +17,9 @@ from tests.conftest import Checkpoint
 class Holder:
     """As much of an opened model as is asked for its linear layers."""
 
-    def __init__(self, layer: nn.Linear) -> None:
+    def __init__(self, layer: nn.Linear, *, is_router: bool = False) -> None:
         self.model = nn.Sequential(layer)
+        self.layers = (SimpleNamespace(gate=layer),) if is_router else ()
 
 
 @pytest.mark.parametrize("bias", [False, True], ids=["plain", "biased"])
@@ -36,6 +38,13 @@ def test_one_token_is_as_torch_has_it(inputs: int, outputs: int, bias: bool, dty
     assert ours.shape == theirs.shape and ours.dtype == dtype
     assert (ours - theirs).abs().max() <= (1e-6 if dtype is torch.float32 else 1e-2) * (1 + theirs.abs().max())
     assert "forward" not in vars(layer)
+
+
+def test_a_router_that_is_a_plain_linear_layer_is_left_alone() -> None:
+    layer = nn.Linear(3, 2)
+    for is_router in (True, False):
+        FusedDense(Holder(layer, is_router=is_router)).install()
+        assert ("forward" in vars(layer)) != is_router
 
 
 def test_only_plain_linear_layers_are_taken_and_routers_are_not(checkpoint: Checkpoint) -> None:
