@@ -114,8 +114,8 @@ class HardwareProfile:
 
     @property
     def deciding(self) -> Mapping[str, float]:
-        """Seconds a layer that policies take themselves beyond the plain ones, by axis and name, and `EACH_LOAD`: to
-        decide on one; empty where that was not measured."""
+        """Seconds a layer that policies take themselves beyond the plain ones, by axis and text; and `EACH_LOAD`, that
+        deciding on one load takes. Empty where that was not measured."""
         return self.conditions.get("deciding", {})
 
     def near_at(self, bits: int = FULL_BITS) -> list[Near]:

@@ -1,7 +1,9 @@
 """moectl as a model type of lm-evaluation-harness: its requests, one by one, through a session. Needs the extra `eval`.
 
-import profilers.harness
-lm_eval.simple_evaluate(model="moectl", model_args={"pretrained": FOLDER, "preset": "near", "budget": "25%"}, ...)
+By the harness's own interface, where importing this module registers the type:
+
+    import profilers.harness
+    lm_eval.simple_evaluate(model="moectl", model_args={"pretrained": FOLDER, "preset": "near", "budget": "25%"}, ...)
 """
 
 from pathlib import Path

@@ -63,7 +63,7 @@ class Engine:
         self._opened, self._slow, self._shadows, self._is_fused = opened, tiers.slow, shadows, is_fused
         self._together = None if is_fused else tiers.slow.together(opened)
         self.lay_out(slots)
-        holds_low = controller.holds_low and not isinstance(self._fused, FusedCuda)
+        holds_low = controller.holds_low and not isinstance(self._fused, FusedCuda)  # which takes what lies in slots
         self._may_be_settled = controller.holds_all or holds_low
         self._pending: dict[int, Transfer] = {}
         self._handles: list = []

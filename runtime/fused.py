@@ -105,7 +105,7 @@ class Fused:
         self._add(places, self._kernels.starts(places))
 
     def computes(self, place: Place) -> bool:
-        """Whether `add_elsewhere` does."""
+        """Whether it computes such an expert itself, by `add_elsewhere`."""
         return True
 
     def add_elsewhere(self, place: Place, content: torch.Tensor) -> None:

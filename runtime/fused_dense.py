@@ -18,7 +18,8 @@ class FusedDense:
     """Takes the place of `forward` in every plain linear layer, from `install` to `uninstall`."""
 
     def __init__(self, opened: MoeModel) -> None:
-        self._layers = [layer for layer in opened.model.modules() if _is_plain(layer)]
+        routers = {layer.gate for layer in opened.layers}  # which some family may have as plain linear layers
+        self._layers = [layer for layer in opened.model.modules() if _is_plain(layer) and layer not in routers]
 
     def install(self) -> None:
         for layer in self._layers:

@@ -57,12 +57,14 @@ def scaled_window(shape: Shape, target: Machine) -> int:
     return rounded_window(shape.top_k * target.link_gbps / target.fast_gbps, shape.expert_nbytes)
 
 
-def prefetch_window(opened: MoeModel, link_bytes_per_s: float, *, is_fused: bool = False) -> int:
-    """Bytes that the link moves while one layer of one token is computed, as a power of two of experts."""
+def prefetch_window(
+    opened: MoeModel, link_bytes_per_s: float, *, is_fused: bool = False, dense: FusedDense | None = None
+) -> int:
+    """Bytes that the link moves while one layer of one token is computed, as a power of two of experts. `is_fused` are
+    the experts, `dense` computes the linear layers beside them if torch does not."""
     shape = opened.shape
-    layer_s = rest_seconds(opened, is_fused=is_fused) / shape.num_layers + shape.top_k * expert_seconds(
-        opened, is_fused=is_fused
-    )
+    experts_s = shape.top_k * expert_seconds(opened, is_fused=is_fused)
+    layer_s = rest_seconds(opened, dense=dense) / shape.num_layers + experts_s
     return rounded_window(link_bytes_per_s * layer_s / shape.expert_nbytes, shape.expert_nbytes)
 
 
@@ -103,17 +105,18 @@ def some_contents(opened: MoeModel) -> list[torch.Tensor]:
     return [_on(opened.model.device, opened, expert) for expert in range(num_experts)]
 
 
-def rest_seconds(opened: MoeModel, *, is_fused: bool = False) -> float:
+def rest_seconds(opened: MoeModel, *, dense: FusedDense | None = None) -> float:
     """Seconds of one decoded token without its routed experts."""
-    model, dense = opened.model, FusedDense(opened)
+    model = opened.model
     token = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
-    if is_fused:
+    if dense:
         dense.install()
     try:
         with without_experts(opened):
             return _median_seconds(lambda _: model(input_ids=token), model.device, warm_up=2, turns=8)
     finally:
-        dense.uninstall()
+        if dense:
+            dense.uninstall()
 
 
 @contextmanager

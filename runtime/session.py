@@ -113,6 +113,7 @@ class Session:
         is_asked = settings.experts == FUSED and self._fused is not None
         # The sum over the halves of an expert is not the module's to the bit in torch either, but farther from it.
         self.is_fused = is_asked or fast.split is not None and self._fused is not None
+        self._dense = FusedDense(opened) if is_asked else None
         choice = resolve_link(
             opened, link=settings.link, near=settings.near, scaled_to=settings.scaled_to, is_fused=is_asked
         )
@@ -143,7 +144,6 @@ class Session:
             is_fused=self.is_fused,
         )
         self.engine.install()
-        self._dense = FusedDense(opened) if is_asked else None
         if self._dense:
             self._dense.install()
         self.matching = self.policies.matching
@@ -325,7 +325,7 @@ class Session:
         measured = self.tiers.bandwidth or link_bytes_per_second(
             self.tiers.link, self.slots.alike(), self.opened.shape.num_experts
         )
-        return prefetch_window(self.opened, measured, is_fused=self.is_fused)
+        return prefetch_window(self.opened, measured, is_fused=self.is_fused, dense=self._dense)
 
 
 def _both(first: Callable[[Any], None] | None, second: Callable[[Any], None]) -> Callable[[Any], None]:

@@ -53,7 +53,7 @@ class StepSum:
             self.add_output(expert, self._resident.forward(self._module, place, x))
 
     def computes(self, place: Place) -> bool:
-        """Whether `add_elsewhere` does."""
+        """Whether it computes such an expert itself, here and by `add_elsewhere`."""
         return self._packed is not None and self._packed.is_packed(place.bits)
 
     def add_elsewhere(self, place: Place, content: torch.Tensor) -> None:

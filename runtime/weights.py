@@ -253,7 +253,7 @@ def _runs(pieces: Sequence[Piece]) -> list[_Run]:
     return runs
 
 
-def _joined(spans: tuple[tuple[int, int], ...], piece: Piece) -> tuple[tuple[int, int], ...]:
+def _joined(spans: Spans, piece: Piece) -> Spans:
     start, stop = spans[-1]
     if stop == piece.start:
         return (*spans[:-1], (start, piece.stop))

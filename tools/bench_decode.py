@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from artifacts.errors import BadInput
@@ -71,14 +72,14 @@ def _resident(models: dict[str, Path], options: argparse.Namespace) -> Section:
 
 def _controller(models: dict[str, Path], options: argparse.Namespace) -> Section:
     """Of presets, on a synthetic trace; ratios are to the plainest."""
-    trace, rows, ratios, plain = bench_controller.foreseeing(10 * options.rounds), [], {}, []
+    trace, rows, ratios = bench_controller.foreseeing(10 * options.rounds), [], {}
+    plain_us = 0.0
     for name in (*bench_controller.LOSSLESS, bench_controller.TUNED):
         steps_us = bench_controller.timed(trace, bench_controller.controller(name, trace))
-        steps_us = steps_us[len(steps_us) // 3 :]
-        own = Ratio.of(steps_us, [1.0] * len(steps_us))
-        plain = plain or [own.median]
-        rows.append((name, f"{own.median:.1f}", f"{own.lower:.1f} to {own.upper:.1f}"))
-        ratios[name] = Ratio(*(us / plain[0] for us in (own.median, own.lower, own.upper)))
+        lower, middle, upper = np.percentile(steps_us[len(steps_us) // 3 :], [25, 50, 75]).tolist()
+        plain_us = plain_us or middle
+        rows.append((name, f"{middle:.1f}", f"{lower:.1f} to {upper:.1f}"))
+        ratios[name] = Ratio(middle / plain_us, lower / plain_us, upper / plain_us)
     columns, note = ("preset", "us a step", "quartiles"), f"{len(trace):,} steps of one token, budget 25 %"
     return Section("controller", [Table("16 layers, 8 of 64 experts", columns, rows, note, ratios)])
 

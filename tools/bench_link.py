@@ -105,8 +105,8 @@ def _table(name: str, link: str, found: dict[tuple[str, str], list[Run]], told: 
     for (preset, budget), runs in found.items():
         live, simulated = ([getattr(run, key) for run in runs] for key in ("live_ms", "simulated_ms"))
         ratio = Ratio.of(live, simulated)
-        rows.append((preset, budget, f"{runs[0].hit_rate:.2f}", *(f"{median(ms):.2f}" for ms in (live, simulated))))
-        rows[-1] += ratio.cells()
+        ms = (f"{median(own):.2f}" for own in (live, simulated))
+        rows.append((preset, budget, f"{runs[0].hit_rate:.2f}", *ms, *ratio.cells()))
         most, least = ([f(pair) for pair in zip(live, simulated, strict=True)] for f in (max, min))
         off[f"{name}, {preset}, {budget}"] = Ratio.of(most, least)
     columns = ("preset", "budget", "hit rate", "live, ms/token", "simulated", "live / simulated", "quartiles")

@@ -133,9 +133,7 @@ def _experts(opened: MoeModel, random: np.random.Generator, count: int) -> list[
     return [[layer * size + int(own) for own in random.choice(size, count, replace=False)] for layer in layers]
 
 
-def _row(
-    way: tuple[str, str, int], taken: Sequence[tuple[_Taken, _Taken]], usual: Sequence[tuple[_Taken, _Taken]]
-) -> Row:
+def _row(way: tuple[str, str, int], taken: Sequence[_Pair], usual: Sequence[_Pair]) -> Row:
     cold, warm = zip(*taken, strict=True)
     ratios = [own.seconds / other.seconds for own, (other, _) in zip(cold, usual, strict=True)]
     return Row(

@@ -31,6 +31,8 @@ from runtime.policies.base import Artefacts
 from runtime.session import Session, Settings
 from runtime.stored import load_artefacts
 
+_COUNTED = ("late", "misses", "fetched", "near", "low", "spared", "collisions", "evictions")
+
 
 def run_command(
     name: str | None,
@@ -206,19 +208,7 @@ def effort(session: Session, *, first_pass: int = 0) -> Effort:
 
 
 def counters_sheet(effort: Effort, *, note: str = "") -> Sheet:
-    columns = (
-        "layer",
-        "requests",
-        "hit rate",
-        "late",
-        "misses",
-        "fetched",
-        "near",
-        "low",
-        "spared",
-        "collisions",
-        "evictions",
-    )
+    columns = ("layer", "requests", "hit rate", *_COUNTED)
     rows = [_counter_row(layer, counts) for layer, counts in enumerate(effort.by_layer)]
     rows.append(_counter_row("all", effort.counters))
     return Sheet("Counters", columns, rows, note)
@@ -246,8 +236,7 @@ def receipt_sheet(receipt: dict[str, object]) -> Sheet:
 
 
 def _counter_row(layer: int | str, counts: dict[str, int]) -> tuple:
-    names = ("late", "misses", "fetched", "near", "low", "spared", "collisions", "evictions")
-    return (str(layer), counts["requests"], hit_rate(counts), *(counts[name] for name in names))
+    return (str(layer), counts["requests"], hit_rate(counts), *(counts[name] for name in _COUNTED))
 
 
 def _flat(values: dict[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:

@@ -22,19 +22,9 @@ def folder(checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> 
     folder = tmp_path_factory.mktemp("base")
     lines = [json.dumps({"text": f"{number} sheep and an old dog by the gate"}) for number in range(8)]
     (folder / "text.jsonl").write_text("\n".join(lines))
-    data = [
-        "--data",
-        str(folder / "text.jsonl"),
-        "--samples",
-        "4",
-        "--length",
-        "12",
-        "--jobs",
-        "1",
-        "--recipe",
-        "plain",
-    ]
-    assert main(["quantize", str(checkpoint("olmoe")), *data, "--store", str(folder / "moe.duckdb")]) == 0
+    where = ["--data", str(folder / "text.jsonl"), "--store", str(folder / "moe.duckdb")]
+    little = ["--samples", "4", "--length", "12", "--jobs", "1", "--recipe", "plain"]
+    assert main(["quantize", str(checkpoint("olmoe")), *where, *little]) == 0
     return folder
 
 

@@ -49,7 +49,6 @@ def test_a_policys_own_work_counts_in_every_layer() -> None:
         plain + 1.5, rel=0.02
     )
     farther = {"prefetch": "frequency:distance=2", "eviction": "lfu"}
-    as_named, as_it_is = (ms(replace(COSTS, deciding=known), **farther) for known in (
-        deciding, deciding | {"prefetch frequency:distance=2": 0.75}
-    ))  # fmt: skip
-    assert as_it_is == pytest.approx(as_named + 0.5, rel=0.02)
+    as_named = ms(replace(COSTS, deciding=deciding), **farther)
+    told_apart = deciding | {"prefetch frequency:distance=2": 0.75}
+    assert ms(replace(COSTS, deciding=told_apart), **farther) == pytest.approx(as_named + 0.5, rel=0.02)

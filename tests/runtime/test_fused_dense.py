@@ -1,5 +1,8 @@
 """Linear layers in compiled code say what torch says, and are the model's own again afterwards."""
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
@@ -14,8 +17,9 @@ from tests.conftest import Checkpoint
 class Holder:
     """As much of an opened model as is asked for its linear layers."""
 
-    def __init__(self, layer: nn.Linear) -> None:
+    def __init__(self, layer: nn.Linear, *, is_router: bool = False) -> None:
         self.model = nn.Sequential(layer)
+        self.layers = (SimpleNamespace(gate=layer),) if is_router else ()
 
 
 @pytest.mark.parametrize("bias", [False, True], ids=["plain", "biased"])
@@ -36,6 +40,13 @@ def test_one_token_is_as_torch_has_it(inputs: int, outputs: int, bias: bool, dty
     assert "forward" not in vars(layer)
 
 
+def test_a_router_that_is_a_plain_linear_layer_is_left_alone() -> None:
+    layer = nn.Linear(3, 2)
+    for is_router in (True, False):
+        FusedDense(Holder(layer, is_router=is_router)).install()
+        assert ("forward" in vars(layer)) != is_router
+
+
 def test_only_plain_linear_layers_are_taken_and_routers_are_not(checkpoint: Checkpoint) -> None:
     opened = open_model(str(checkpoint("qwen2_moe", "hub", "bfloat16")))
     with Session(opened, Settings(budget="50%", experts=FUSED)):
@@ -45,3 +56,17 @@ def test_only_plain_linear_layers_are_taken_and_routers_are_not(checkpoint: Chec
     assert not any("forward" in vars(module) for module in opened.model.modules())
     with Session(opened, Settings(budget="50%")):
         assert not any("forward" in vars(module) for module in opened.model.modules())
+
+
+def test_cut_experts_leave_linear_layers_to_torch_even_when_a_window_is_measured(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are fused unasked, which is no licence to give up the bits of what is beside them."""
+    taken = []
+    monkeypatch.setattr(FusedDense, "install", lambda dense: taken.append(dense))
+    opened = open_model(str(checkpoint("olmoe")))
+    cut = Settings(budget="50%", link="1GB/s", policies={"residency": "split", "prefetch": "next_gate"})
+    for settings, times in ((cut, 0), (replace(cut, experts=FUSED), 2)):
+        with Session(opened, settings) as session:
+            assert session.is_fused and session.window > 0
+        assert len(taken) == times

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -68,7 +69,9 @@ def test_replicas_that_stay(case: tuple, settings: Settings) -> None:
 
 
 @pytest.mark.parametrize("experts", [EXACT, FUSED])
-def test_a_layer_with_nothing_to_decide_is_as_if_it_were_decided(case: tuple, experts: str) -> None:
+def test_a_layer_with_nothing_to_decide_is_as_if_it_were_decided(
+    case: tuple, experts: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whoever listens to steps keeps the controller deciding."""
     _, opened, artefacts = case
     found = []
@@ -76,8 +79,11 @@ def test_a_layer_with_nothing_to_decide_is_as_if_it_were_decided(case: tuple, ex
         with Session(opened, Settings("shadow", budget="13%", experts=experts), artefacts=artefacts) as session:
             session.watcher.on_step = (lambda step: None) if listens else None
             past = session.forward(PROMPT).past_key_values
+            decided = Mock(wraps=session.controller.step)
+            monkeypatch.setattr(session.controller, "step", decided)
             logits = [session.forward(torch.tensor([[token]]), past=past).logits for token in range(3, 8)]
             assert session.controller.holds_low
+            assert decided.call_count == (5 * opened.shape.num_layers if listens else 0)
             found.append((torch.cat(logits), session.controller.counters.by_layer()))
     assert_same(found[0][0], found[1][0])
     assert found[0][1] == found[1][1]

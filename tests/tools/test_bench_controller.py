@@ -15,8 +15,9 @@ def test_every_step_is_timed(name: str) -> None:
 
 
 def test_the_presets_are_those_that_lose_nothing() -> None:
+    trace = foreseeing(2)
     for name in LOSSLESS:
-        owner = controller(name, foreseeing(2))
-        timed(foreseeing(2), owner)
+        owner = controller(name, trace)
+        timed(trace, owner)
         totals = owner.counters.totals()
         assert totals["replaced_ranks"] == totals["dropped_ranks"] == totals["low"] == 0

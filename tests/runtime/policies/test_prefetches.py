@@ -31,10 +31,10 @@ def test_score_joins_tokens_and_wraps_to_the_last_of_each_request() -> None:
 
 def test_next_gate_goes_through_the_layers_ahead_the_nearest_first() -> None:
     farther = [0.1, 0.1, 0.1, 0.1, 0.1, 0.5]
-    propose = step([[0, 1]], predicted=[[AHEAD, farther]])
-    assert prepared("prefetch", "next_gate:distance=2").propose(propose, Now()).tolist() == [12 + 5, 12 + 0]
+    here = step([[0, 1]], predicted=[[AHEAD, farther]])
+    assert prepared("prefetch", "next_gate:distance=2").propose(here, Now()).tolist() == [12 + 5, 12 + 0]
     through = prepared("prefetch", "next_gate:distance=2,through=yes")
-    assert through.propose(propose, Now()).tolist() == [6 + 1, 6 + 4, 12 + 5, 12 + 0]
+    assert through.propose(here, Now()).tolist() == [6 + 1, 6 + 4, 12 + 5, 12 + 0]
 
 
 def test_frequency_counts_the_requests_under_way() -> None:
