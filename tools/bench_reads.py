@@ -29,8 +29,8 @@ from runtime.repack import pack
 from runtime.slowtier import SlowTier
 from runtime.tiers import direct
 from runtime.weights import aligned
-from tools.bench_disk import drop, read_nbytes
 from tools.bench_resident import OLMOE_SHAPED, random_model
+from tools.disk_way import drop, read_nbytes
 
 IN_FLIGHT = (1, 2, 4, 8)
 

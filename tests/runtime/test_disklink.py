@@ -76,7 +76,7 @@ def test_replicas_are_not_read_past_the_page_cache() -> None:
 @pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="nobody counts bytes of the device here")
 def test_a_cold_expert_costs_the_device_its_own_bytes(checkpoint: Checkpoint, tmp_path: Path) -> None:
     """To the page; readahead would have brought its neighbours."""
-    from tools.bench_disk import drop, read_nbytes
+    from tools.disk_way import drop, read_nbytes
 
     folder = checkpoint("olmoe", "hub", "bfloat16")
     store, out = open_model(str(folder)).store, torch.empty(1 << 20, dtype=torch.uint8)

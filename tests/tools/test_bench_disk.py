@@ -6,7 +6,8 @@ import pytest
 
 from tests.conftest import Checkpoint
 from tools import bench_disk
-from tools.bench_disk import OURS, PEERS, Reading, Way, _experts_on_disk, measure, rows, sheet
+from tools.bench_disk import PEERS, rows, sheet
+from tools.disk_way import OURS, Reading, Way, _experts_on_disk, measure
 
 
 @pytest.fixture
