@@ -211,12 +211,12 @@ class Engine:
         for wave, following in plan.in_turn():
             if wave is plan.waves[-1]:
                 self._issue(plan.prefetches, PREFETCH)
+            coming = [place for place in (*wave.resident, *wave.loads) if place.slot in self._pending]
             ready = [place for place in wave.resident if place.slot not in self._pending]
             if plan.near and wave is plan.waves[0]:
                 self._add(ready, output, following)
                 self._compute_near(layer, plan.near, hidden, output)
                 ready = []
-            coming = [place for place in (*wave.resident, *wave.loads) if place.slot in self._pending]
             self._add_arrivals(coming, ready, output, following)
             self._issue(tuple(following.values()), DEMAND)
         if not plan.waves:

@@ -22,6 +22,9 @@ LOSSLESS = {
     ),
     "near, paced": Settings(preset="near", budget="25%", near="1GB/s", link="1GB/s"),
     "near, from disk": Settings(preset="near", budget="{least}x", policies={"miss": "near:fill=no"}),
+    "some near and some fetched, in waves": Settings(
+        budget="25%", link="1GB/s", near="1GB/s", window="1KiB", policies={"prefetch": "next_gate", "miss": "qstar"}
+    ),
     "everything resident": Settings(preset="full"),
 }
 
