@@ -11,6 +11,7 @@ from runtime.space import Combination
 
 _MOST_TRIED = 6  # lossy candidates verified live
 _SHOWN = 2  # lossless candidates, and published presets, measured live beside each other
+_ROUNDING = 1e-3  # nats; whole experts make none, cut ones in bfloat16 some 2e-4
 _BESIDE = ("on-demand", "near", "uniform-bits")
 
 
@@ -38,7 +39,7 @@ def verified(found: Found, verifier: Verifier, request: Request) -> tuple[list[P
         raise Incompatible("none of the lossless candidates ran live")
     best = exact[chosen]
     kept = {name: one for name, one in live.items() if name not in exact or name == chosen}
-    lossless = Pick(f"{request.name}{LOSSLESS}", best, _quality(verifier, best.combination), kept.pop(chosen))
+    lossless = Pick(f"{request.name}{LOSSLESS}", best, _unmoved(verifier, best.combination), kept.pop(chosen))
     kept[lossless.name] = lossless.live
     if lossy is None:
         why = "" if not request.max_loss else _why(found, request)
@@ -50,11 +51,14 @@ def verified(found: Found, verifier: Verifier, request: Request) -> tuple[list[P
     return [lossless, pick], kept, ""
 
 
-def _quality(verifier: Verifier, combination: Combination) -> Quality | None:
+def _unmoved(verifier: Verifier, combination: Combination) -> Quality | None:
+    """The quality of what loses nothing: were it otherwise moectl would be wrong, and its answer with it."""
     try:
-        return verifier.quality(combination)
+        quality = verifier.quality(combination)
     except Problem:
         return None
+    assert quality.kl <= _ROUNDING, f"lossless, and yet it moves the logits (KL {quality.kl:.2g}): {combination}"
+    return quality
 
 
 def _why(found: Found, request: Request) -> str:
