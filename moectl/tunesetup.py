@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from artifacts.errors import BadInput, Problem
 from artifacts.measured import HardwareProfile, stored_profile
@@ -69,11 +70,12 @@ def _recorded(name: str, opened: MoeModel, request: Request, path: Path, data: s
     return open_source(Source(run=run, store=path))
 
 
-def parts_of(name: str, opened: MoeModel, traced: Opened, request: Request, path: Path) -> tuple[Trace, Trace, str]:
+def parts_of(name: str, opened: MoeModel, traced: Opened, request: Request) -> tuple[Trace, Trace, str]:
     """The trace to tune on, the one to check on, and how to speak of that."""
     if request.check_data is None:
         return *searching.cut_by_request(traced.trace, _CHECKED), "the last quarter of the requests"
-    other = _recorded(name, opened, request, path, request.check_data)
+    with TemporaryDirectory() as aside:  # or the next search would take it for what to tune on
+        other = _recorded(name, opened, request, Path(aside) / "check.duckdb", request.check_data)
     return traced.trace, other.trace, request.check_data
 
 

@@ -59,7 +59,7 @@ def tune(name: str | None, request: Request, *, store: Path, device: str, thread
         profile=profile,
     )
     traced = trace_for(name, opened, request, store)
-    trace, other, other_name = parts_of(name, opened, traced, request, store)
+    trace, other, other_name = parts_of(name, opened, traced, request)
     traced = traced_on_base(traced, request.base)
     search = search_on(traced, trace, pace, similarity, request)
     verifier = Verifier(based, known, text, pace, budget=request.budget)

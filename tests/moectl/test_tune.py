@@ -74,11 +74,14 @@ def test_answers_are_kept_and_other_commands_use_them(model: str, said: Tuned) -
 def test_a_table_and_a_plot_and_no_other_model_runs_by_it(
     model: str, checkpoint: Checkpoint, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    options = ["--scaled-to", "rtx3090-pcie4", "--max-loss", "0", "--check-data", "text.jsonl"]
+    Path("other.jsonl").write_text(Path("text.jsonl").read_text().replace("dog", "goat"))
+    options = ["--scaled-to", "rtx3090-pcie4", "--max-loss", "0", "--check-data", "other.jsonl"]
     assert main(["tune", model, *FEW, *options]) == 0
     out = capfd.readouterr().out
-    for part in ("Tuned", "Live, beside each other", "Pareto front", "ms a token", "text.jsonl", "link ", "Receipt"):
+    for part in ("Tuned", "Live, beside each other", "Pareto front", "ms a token", "other.jsonl", "link ", "Receipt"):
         assert part in out
+    with Store.open("moe.duckdb", read_only=True) as store:
+        assert not any(run.info.data == "other.jsonl" for run in store.runs()), "the next search would be on it"
     assert main(["run", str(checkpoint("mixtral")), "--preset", "tuned", "--prompt", "a"]) == 5
     assert "was tuned for" in capfd.readouterr().err
 
