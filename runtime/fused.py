@@ -31,7 +31,7 @@ class OneToken:
     """The experts of one token, by where they lie in memory."""
 
     def __init__(self, opened: MoeModel, resident: Resident) -> None:
-        self._shadows, self._forms = resident.shadows, forms_of(resident.slow, resident.shadows)
+        self._shadows, self._forms = resident.shadows, forms_of(resident.slow, resident.shadows, opened.dtype)
         self._starts = [slot.data_ptr() for slot in resident.slots]
         self._like = torch.empty(0, dtype=AS_NUMPY[opened.dtype]).numpy()
         self._token = torch.empty(opened.config.hidden_size)
@@ -130,7 +130,7 @@ class Fused:
 
 def alone(opened: MoeModel, contents: Sequence[torch.Tensor]) -> Callable[[int], None]:
     """Computes expert number i of `contents`, uint8 on the CPU, on one token and forgets it: to be timed."""
-    form, hidden = form_of(opened.store.layout), opened.layers[0].shapes["down_proj"][0]
+    form, hidden = form_of(opened.store.layout, opened.dtype), opened.layers[0].shapes["down_proj"][0]
     like = torch.empty(0, dtype=AS_NUMPY[opened.dtype]).numpy()
     token = Token(np.zeros(hidden, np.float32), np.zeros(1, np.int64), np.zeros((1, hidden), np.float32), like)
     starts = [content.data_ptr() for content in contents]

@@ -18,6 +18,7 @@ from runtime.slowtier import SlowTier
 from runtime.weights import ExpertLayout
 
 AS_NUMPY = {torch.bfloat16: torch.uint16, torch.float32: torch.float32}  # what has kernels, and as what they see it
+_LIKE = {torch.bfloat16: "uint16[::1]", torch.float32: "float32[::1]"}
 GATE_UP, DOWN = "gate_up_proj", "down_proj"
 
 _module = cache(import_module)
@@ -44,16 +45,17 @@ class Form(Protocol):
         """Add the output of what lies at each of `starts`, addresses, to its row. Only segments look at `places`."""
 
 
-def forms_of(slow: SlowTier | SegmentTier, shadows: Shadows | None) -> dict[int, Form]:
+def forms_of(slow: SlowTier | SegmentTier, shadows: Shadows | None, dtype: torch.dtype) -> dict[int, Form]:
     """By bits, the form of whatever comes from the slow tier or stays in the fast one."""
     if isinstance(slow, SegmentTier):
         return dict.fromkeys(slow.stores, Segments(slow))
     layouts = {bits: store.layout for bits, store in slow.stores.items()} | (shadows.layouts if shadows else {})
-    return {bits: form_of(layout) for bits, layout in layouts.items()}
+    return {bits: form_of(layout, dtype) for bits, layout in layouts.items()}
 
 
-def form_of(layout: ExpertLayout | ReplicaLayout) -> Form:
-    return PackedExperts(layout) if isinstance(layout, ReplicaLayout) else WholeExperts(layout)
+def form_of(layout: ExpertLayout | ReplicaLayout, dtype: torch.dtype) -> Form:
+    """For a model of this dtype."""
+    return PackedExperts(layout, dtype) if isinstance(layout, ReplicaLayout) else WholeExperts(layout)
 
 
 class WholeExperts:
@@ -87,13 +89,13 @@ class Segments:
 class PackedExperts:
     """Replicas of one width."""
 
-    def __init__(self, layout: ReplicaLayout) -> None:
+    def __init__(self, layout: ReplicaLayout, dtype: torch.dtype) -> None:
         packed = layout.views(torch.empty(layout.nbytes, dtype=torch.uint8))
         inner, down = packed[GATE_UP], packed[DOWN]
         offsets = {part.name: part.offset for part in layout.parts}
         self._offsets = np.array([_offsets(offsets, name) for name in (GATE_UP, DOWN)])
         self._sizes = np.array([_num_groups(inner), _num_groups(down), down.num_inputs])
-        self._add = _module("runtime.fused_packed").packed_adder(layout.bits)
+        self._add = _module("runtime.fused_packed").packed_adder(layout.bits, _LIKE[dtype])
 
     def multiply(self, places: Sequence[Place], starts: list[int], token: Token) -> None:
         self._add(np.array(starts)[:, None, None] + self._offsets, self._sizes, *token)

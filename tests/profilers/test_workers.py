@@ -2,6 +2,7 @@
 
 import os
 import signal
+from multiprocessing import resource_tracker
 
 import pytest
 
@@ -29,6 +30,21 @@ def test_every_task_once(count: int) -> None:
     assert sorted(task for task, _ in heard) == list(range(7))
     processes = {process for _, process in heard}
     assert processes == {os.getpid()} if count == 1 else os.getpid() not in processes and len(processes) <= 2
+
+
+def is_deaf(_: object) -> bool:
+    return signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
+def test_workers_are_deaf_to_ctrl_c_from_the_first_one_on() -> None:
+    """Also the one with which multiprocessing's tracker starts, which lets interrupts in again."""
+    resource_tracker._resource_tracker._stop()
+    heard = []
+    with Workers(is_deaf, 2, heard.append) as workers:
+        for task in range(2):
+            workers.submit(task)
+        workers.finish()
+    assert heard == [True, True] and not is_deaf(None)
 
 
 def test_what_goes_wrong_is_told() -> None:
