@@ -108,7 +108,8 @@ class Engine:
         """The fast tier is these slots from here on, and empty."""
         self._resident = Resident(self._opened, slots, self._slow, self._shadows)
         self._fused = fused_for(self._opened)(self._opened, self._resident) if self._is_fused else None
-        self._packed = OneToken(self._opened, self._resident) if Fused.suits(self._opened) else None
+        has_packed = not self._is_fused and Fused.suits(self._opened)  # what is fused computes them itself
+        self._packed = OneToken(self._opened, self._resident) if has_packed else None
 
     def _begin_pass(self, model: nn.Module, args: tuple, kwargs: dict) -> None:
         self.controller.begin_pass(self.watcher.begin_pass(args, kwargs))

@@ -10,7 +10,7 @@ import numpy as np
 from numba import carray
 
 from artifacts.kernels import kernel
-from runtime.fused_kernels import TOKEN, gated, part, pointer
+from runtime.fused_kernels import LIKE, TOKEN, gated, part, pointer
 from runtime.lowbit_numba import code_worth, product
 
 WORDS, SCALES, ZEROS = range(3)
@@ -18,14 +18,14 @@ _INT32, _INT16 = np.zeros(1, np.int32), np.zeros(1, np.int16)
 
 
 @cache
-def packed_adder(bits: int, like: str) -> Callable[..., None]:
-    """`add(addresses, groups, x, rows, y, like)` for one width and one of LIKE: y[rows[i]] += expert i on x [H].
+def packed_adder(bits: int, *, is_narrow: bool) -> Callable[..., None]:
+    """`add(addresses, groups, x, rows, y, like)` for one width and dtype: y[rows[i]] += expert i on x [H].
 
     At addresses[i, 0] lie the words of gate and up [., 2 I], their scales and zero-points; at addresses[i, 1] those of
     down [., H]. `groups`: of inputs, of either matrix, and I. addresses [n, 2, 3], groups [3], rows [n], y [K, H]. At 1
     bit zero-points have no meaning, but an address.
     """
-    worth = code_worth(bits)
+    worth, own = code_worth(bits), LIKE[0 if is_narrow else 1]
 
     @part
     def multiplied(addresses, num_groups, x, y):
@@ -35,7 +35,7 @@ def packed_adder(bits: int, like: str) -> Callable[..., None]:
         zeros = carray(pointer(addresses[ZEROS], _INT32), (num_groups, (num_outputs * bits + 31) // 32))
         product(words, scales, zeros, bits, worth, x, y)
 
-    @kernel(f"void(int64[:, :, ::1], int64[::1], {TOKEN}, {like})", nogil=True)
+    @kernel(f"void(int64[:, :, ::1], int64[::1], {TOKEN}, {own})", nogil=True)
     def add(addresses, groups, x, rows, y, like):
         num_neurons, token = groups[2], x.reshape(1, len(x))
         inner, acts = np.empty((1, 2 * num_neurons), np.float32), np.empty((1, num_neurons), np.float32)

@@ -18,7 +18,6 @@ from runtime.slowtier import SlowTier
 from runtime.weights import ExpertLayout
 
 AS_NUMPY = {torch.bfloat16: torch.uint16, torch.float32: torch.float32}  # what has kernels, and as what they see it
-_LIKE = {torch.bfloat16: "uint16[::1]", torch.float32: "float32[::1]"}
 GATE_UP, DOWN = "gate_up_proj", "down_proj"
 
 _module = cache(import_module)
@@ -48,7 +47,7 @@ class Form(Protocol):
 def forms_of(slow: SlowTier | SegmentTier, shadows: Shadows | None, dtype: torch.dtype) -> dict[int, Form]:
     """By bits, the form of whatever comes from the slow tier or stays in the fast one."""
     if isinstance(slow, SegmentTier):
-        return dict.fromkeys(slow.stores, Segments(slow))
+        return dict.fromkeys(slow.stores, CutExperts(slow))
     layouts = {bits: store.layout for bits, store in slow.stores.items()} | (shadows.layouts if shadows else {})
     return {bits: form_of(layout, dtype) for bits, layout in layouts.items()}
 
@@ -71,7 +70,7 @@ class WholeExperts:
         fused_kernels().add_whole(addresses, self._num_neurons, *token)
 
 
-class Segments:
+class CutExperts:
     """Segments, a top behind its head."""
 
     def __init__(self, slow: SegmentTier) -> None:
@@ -95,7 +94,7 @@ class PackedExperts:
         offsets = {part.name: part.offset for part in layout.parts}
         self._offsets = np.array([_offsets(offsets, name) for name in (GATE_UP, DOWN)])
         self._sizes = np.array([_num_groups(inner), _num_groups(down), down.num_inputs])
-        self._add = _module("runtime.fused_packed").packed_adder(layout.bits, _LIKE[dtype])
+        self._add = _module("runtime.fused_packed").packed_adder(layout.bits, is_narrow=dtype is torch.bfloat16)
 
     def multiply(self, places: Sequence[Place], starts: list[int], token: Token) -> None:
         self._add(np.array(starts)[:, None, None] + self._offsets, self._sizes, *token)

@@ -32,7 +32,7 @@ Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Packed:
+class Repacked:
     """A folder written: its bytes, and in how many reads an expert comes, at most, from the old files and the new."""
 
     folder: Path
@@ -43,7 +43,7 @@ class Packed:
 
 def pack(
     opened: MoeModel, checkpoint: Checkpoint, out: Path, *, progress: Progress = lambda done, total: None
-) -> Packed:
+) -> Repacked:
     """Write `out`, a new folder, whole or not at all; what a broken run has finished is not written again.
 
     Raises BadInput when the folder is there already or cannot be, Incompatible for a family whose experts transformers
@@ -58,7 +58,7 @@ def pack(
             progress(done + 1, len(shards))
         _write_texts(checkpoint.folder, folder, {one.name: name for name, own in shards.items() for one in own})
         nbytes, reads_now = _checked(opened, folder)
-    return Packed(out, nbytes, _most_reads(opened, located), reads_now)
+    return Repacked(out, nbytes, _most_reads(opened, located), reads_now)
 
 
 def _located(opened: MoeModel, checkpoint: Checkpoint) -> Located:

@@ -8,11 +8,11 @@ from moectl.progress import progress_bar
 from moectl.render import console, human_bytes, show_json
 from runtime.checkpoint import open_checkpoint
 from runtime.locate import locate
-from runtime.repack import Packed
+from runtime.repack import Repacked
 from runtime.repack import pack as rewrite
 
 
-def pack(name: str, out: Path) -> Packed:
+def pack(name: str, out: Path) -> Repacked:
     """Write the model `name`, a folder or hub id, to the new folder `out`.
 
     Raises BadInput for a model that cannot be opened or a folder that cannot be made, Incompatible for a family whose
@@ -24,7 +24,7 @@ def pack(name: str, out: Path) -> Packed:
         return rewrite(opened, checkpoint, out, progress=advance)
 
 
-def show(packed: Packed, *, as_json: bool) -> None:
+def show(packed: Repacked, *, as_json: bool) -> None:
     """Say where it lies, and what it gains."""
     if as_json:
         show_json(asdict(packed) | {"folder": str(packed.folder)})

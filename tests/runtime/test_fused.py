@@ -129,8 +129,7 @@ def test_packed_kernels_equal_the_oracle(bits: int, hidden: int, neurons: int, g
     groups = np.array([hidden // group, 1, neurons])
     y = np.zeros((3, hidden), np.float32)
     like = torch.empty(0, dtype=AS_NUMPY[dtype]).numpy()
-    kind = "float32[::1]" if dtype is torch.float32 else "uint16[::1]"
-    packed_adder(bits, kind)(addresses, groups, x.float().numpy()[0], rows, y, like)
+    packed_adder(bits, is_narrow=dtype is torch.bfloat16)(addresses, groups, x.float().numpy()[0], rows, y, like)
     for row, expert in zip(rows, order, strict=True):
         gate, up = linear(x, experts[expert][0]).chunk(2, dim=-1)
         expected = linear(F.silu(gate) * up, experts[expert][1]).float().numpy()[0]

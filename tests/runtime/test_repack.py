@@ -1,4 +1,4 @@
-"""Packed checkpoints: the same model to the bit, for transformers too; each expert one read; whole or not at all."""
+"""Repacked checkpoints: the same model to the bit, for transformers too; each expert one read; whole or not at all."""
 
 import fcntl
 import json
@@ -13,7 +13,7 @@ from artifacts.errors import BadInput, Incompatible, OutOfResources
 from runtime import repack
 from runtime.checkpoint import open_checkpoint
 from runtime.model import open_model
-from runtime.repack import Packed, pack
+from runtime.repack import Repacked, pack
 from runtime.session import Session, Settings
 from runtime.weights import RamStore
 from tests.conftest import Checkpoint
@@ -24,7 +24,7 @@ PROMPT = torch.randint(3, VOCABULARY, (2, 7), generator=torch.Generator().manual
 BY_EXPERT = [family for family in FAMILIES if family != "gpt_oss"]
 
 
-def packed(folder: Path, out: Path) -> Packed:
+def packed(folder: Path, out: Path) -> Repacked:
     return pack(open_model(str(folder)), open_checkpoint(folder), out)
 
 
