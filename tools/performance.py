@@ -92,6 +92,8 @@ def write(page: Path, sections: Sequence[Section], told: str) -> None:
     kept = {name: ratio for name, ratio in kept.items() if name.partition(":")[0] not in names}
     for section in sections:
         kept |= section.ratios
+    if not kept and not ratios_of(page).exists():
+        return
     rounded = {name: {key: round(value, 4) for key, value in asdict(kept[name]).items()} for name in sorted(kept)}
     ratios_of(page).write_text(json.dumps(rounded, indent=1) + "\n")
 
