@@ -53,17 +53,34 @@ class Counters:
         self.table = np.frombuffer(self._cells, np.int64).reshape(len(Counter), self._num_layers)
         self.passes.append(self.table)
 
+    def fold(self) -> None:
+        """From here on all passes so far count as one."""
+        if len(self.passes) > 1:
+            self.passes[:] = [sum(self.passes)]
+
     def add(self, counter: Counter, layer: int, amount: int) -> None:
         self._cells[counter * self._num_layers + layer] += amount
 
+    def sum(self, *, first_pass: int = 0) -> np.ndarray:
+        """The table [F, L] of the passes from `first_pass` on together."""
+        return sum(self.passes[first_pass:], np.zeros((len(Counter), self._num_layers), np.int64))
+
     def by_layer(self, *, first_pass: int = 0) -> list[dict[str, int]]:
         """One dictionary a layer, summed over the passes from `first_pass` on."""
-        table = sum(self.passes[first_pass:], np.zeros((len(Counter), self._num_layers), np.int64))
-        return [{c.name.lower(): int(column[c]) for c in Counter} for column in table.T]
+        return by_layer(self.sum(first_pass=first_pass))
 
     def totals(self, *, first_pass: int = 0) -> dict[str, int]:
-        layers = self.by_layer(first_pass=first_pass)
-        return {name: sum(layer[name] for layer in layers) for name in layers[0]}
+        return totals(self.by_layer(first_pass=first_pass))
+
+
+def by_layer(table: np.ndarray) -> list[dict[str, int]]:
+    """One dictionary a layer of a table [F, L]."""
+    return [{c.name.lower(): int(column[c]) for c in Counter} for column in table.T]
+
+
+def totals(layers: list[dict[str, int]]) -> dict[str, int]:
+    """The sum over layers."""
+    return {name: sum(layer[name] for layer in layers) for name in layers[0]}
 
 
 def hit_rate(totals: dict[str, int]) -> float:
