@@ -47,7 +47,7 @@ class Cache:
         self.pool_of = [number for number, pool in enumerate(pools) for _ in range(pool.first, pool.stop)]  # by key
         self._views = [(self.state[p.first : p.stop], self.pinned[p.first : p.stop], p.first) for p in pools]
         self._free_slots = self._all_slots()
-        self.num_slots = sum(pool.num_slots for pool in pools)
+        self.num_slots = int(sum(pool.num_slots for pool in pools))
         self._first_passing = next((pool.first for pool in pools if pool.is_passing), self.num_keys)
         self._passing: dict[int, None] = {}  # what is in such a pool, the longest untouched first
 
