@@ -12,6 +12,7 @@ from torch import nn
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from artifacts.errors import BadUsage
+from runtime.cache import RESIDENT
 from runtime.controller import Controller
 from runtime.experts import assign, gather
 from runtime.fused import Fused, OneToken
@@ -124,6 +125,20 @@ class Engine:
         self._fused = fused_for(self._opened)(self._opened, self._resident) if self._is_fused else None
         has_packed = not self._is_fused and Fused.suits(self._opened)  # what is fused computes them itself
         self._packed = OneToken(self._opened, self._resident) if has_packed else None
+
+    def validate(self) -> None:
+        """Raise AssertionError where, between passes, books, slots and transfers contradict each other."""
+        self.controller.validate()
+        states, resident = self.controller.cache.states, self._resident
+        held = {place.slot: place for place in self.controller.cache.places if place}
+        assert len(resident.slots) == self.controller.cache.num_slots, f"{len(resident.slots)} slots"
+        for slot, place in held.items():
+            size, room = self._slow.num_bytes(place), len(resident.slots[slot])
+            assert size <= room, f"key {place.key} takes {size} bytes, and slot {slot} has {room}"
+            transfer = self._pending.get(slot)
+            is_its = transfer is not None and (transfer.key, transfer.bits) == (place.key, place.bits)
+            assert is_its or transfer is None, f"slot {slot} is key {place.key}'s, and {transfer.key} comes into it"
+            assert is_its or states[place.key] == RESIDENT, f"key {place.key} is loading, and nothing brings it"
 
     def _begin_pass(self, model: nn.Module, args: tuple, kwargs: dict) -> None:
         if self._is_in_pass:  # the one before was broken off, wherever that was

@@ -38,6 +38,7 @@ from runtime.slots import Slots
 from runtime.tiers import link_name, open_tiers, resolve_device, resolve_link
 from runtime.turns import Turns
 from runtime.watcher import Watcher
+from runtime.weights import ALIGNMENT
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +200,14 @@ class Session:
         self._turns.close()
         self._undo.close()
 
+    def validate(self) -> None:
+        """Raise AssertionError where, between passes, something contradicts itself, or the budget."""
+        self.engine.validate()
+        nbytes = self.slots.nbytes + (self.shadows.nbytes if self.shadows else 0)
+        budget = sizes.budget_nbytes(self._budget, self.opened.shape)
+        borders = ALIGNMENT * (len(self.slots) + 1)
+        assert nbytes <= budget + borders, f"{nbytes} bytes of fast tier, the budget is {budget}"
+
     # Running
 
     def forward(self, ids: torch.Tensor, *, mask: torch.Tensor | None = None, past: object = None) -> object:
@@ -222,6 +231,11 @@ class Session:
             self.reconfiguration.between_requests()
         self.watcher.first_request = self._next_request
         self._next_request += count
+
+    def fold(self) -> None:
+        """Count all passes so far as one: a run that goes on and on would keep a table of each."""
+        with self._turns.lock:
+            self.engine.fold()
 
     def record(self) -> Recorder:
         """Write down every step from here on, with all that a replay needs."""
