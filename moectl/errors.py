@@ -40,7 +40,7 @@ def _told(error: Exception) -> int:
     """Tell what a user can mend; raise the rest again."""
     if isinstance(error, Problem):
         return _tell(str(error), next(code for kind, code in _CODES.items() if isinstance(error, kind)))
-    if isinstance(error, MemoryError):
+    if isinstance(error, MemoryError) or _is_torchs_out_of_memory(error):
         return _tell("not enough memory; use a smaller model, batch or budget", RESOURCES)
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return _tell(f"no space left to write {error.filename or 'a file'}; free some and try again", RESOURCES)
@@ -48,6 +48,12 @@ def _told(error: Exception) -> int:
     if isinstance(error, RuntimeError) and "Query interrupted" in str(error):
         return _tell("interrupted", INTERRUPTED)
     raise error
+
+
+def _is_torchs_out_of_memory(error: Exception) -> bool:
+    """Of a GPU it has a class of its own, of a CPU it is a RuntimeError; torch is not imported to see."""
+    text = str(error)
+    return type(error).__name__ == "OutOfMemoryError" or "DefaultCPUAllocator: can't allocate memory" in text
 
 
 def _tell(text: str, code: int) -> int:

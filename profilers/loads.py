@@ -13,8 +13,9 @@ from artifacts.measured import COLD, DISK, PAGEABLE, PINNED, RAM, Load, Spread
 from runtime import budget as sizes
 from runtime.cudalink import CudaLink
 from runtime.disklink import DiskLink
-from runtime.link import DEMAND, EmulatedLink, Link, Source
+from runtime.link import DEMAND, Link, Source
 from runtime.model import MoeModel
+from runtime.pacedlink import EmulatedLink
 from runtime.probe import seconds_of
 from runtime.slowtier import SlowTier
 from runtime.weights import aligned

@@ -46,11 +46,8 @@ class Cache:
         self.places: list[Place | None] = [None] * self.num_keys  # of what is not absent
         self.pool_of = [number for number, pool in enumerate(pools) for _ in range(pool.first, pool.stop)]  # by key
         self._views = [(self.state[p.first : p.stop], self.pinned[p.first : p.stop], p.first) for p in pools]
-        ends = np.cumsum([pool.num_slots for pool in pools]).tolist()
-        self._free_slots = [
-            list(range(end - 1, end - pool.num_slots - 1, -1)) for pool, end in zip(pools, ends, strict=True)
-        ]
-        self.num_slots = ends[-1]
+        self._free_slots = self._all_slots()
+        self.num_slots = int(sum(pool.num_slots for pool in pools))
         self._first_passing = next((pool.first for pool in pools if pool.is_passing), self.num_keys)
         self._passing: dict[int, None] = {}  # what is in such a pool, the longest untouched first
 
@@ -115,12 +112,21 @@ class Cache:
                 del self._passing[key]
 
     def clear(self) -> None:
-        """Everything absent, nothing pinned."""
+        """Everything absent, nothing pinned: whatever had been begun when a step failed is undone with it."""
         self.pinned[:] = False
-        self.evict(np.flatnonzero(self.state != ABSENT).tolist())
+        self.state[:] = ABSENT
+        self.places[:] = [None] * self.num_keys
+        self._free_slots = self._all_slots()
+        self._passing.clear()
+
+    def _all_slots(self) -> list[list[int]]:
+        """By pool, the first one last, which is taken first."""
+        ends = np.cumsum([pool.num_slots for pool in self.pools]).tolist()
+        return [list(range(end - 1, end - pool.num_slots - 1, -1)) for pool, end in zip(self.pools, ends, strict=True)]
 
     def validate(self) -> None:
-        """Raise AssertionError unless every slot is held once or free, in the pool of its key."""
+        """Raise AssertionError unless every slot is held once or free, in the pool of its key, and nothing is pinned,
+        as it is between steps."""
         places, start = [place for place in self.places if place], 0
         for number, (pool, free) in enumerate(zip(self.pools, self._free_slots, strict=True)):
             held = [place.slot for place in places if self.pool_of[place.key] == number]
@@ -128,3 +134,6 @@ class Cache:
             start += pool.num_slots
         held = np.flatnonzero(self.state != ABSENT).tolist()
         assert [place.key for place in places] == held, "a key has a place and is absent, or has none and is not"
+        assert not self.pinned.any(), f"{np.flatnonzero(self.pinned).tolist()} are pinned and nobody computes on them"
+        passing = [key for key in held if self.is_passing(key)]
+        assert sorted(self._passing) == passing, f"{passing} pass, and {list(self._passing)} are known to"

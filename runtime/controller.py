@@ -182,6 +182,16 @@ class Controller:
         self._near_places.clear()
         self.cache = Cache(self.shape, pools, shares=self._pieces.shares)
 
+    def validate(self) -> None:
+        """Raise AssertionError where, between steps, the books contradict each other."""
+        self.cache.validate()
+        loading = np.flatnonzero(self.cache.state == LOADING).tolist()
+        coming = sorted(arrival.key for arrival in self._arrivals.queue)
+        assert coming == loading, f"{loading} are loading, and {coming} are on their way"
+        absent = [key for key in self._unused_prefetch if not self.cache.states[key]]
+        assert not absent, f"{absent} count as prefetched and not used yet, and are absent"
+        self.counters.validate()
+
     def _reroute(self, step: Step) -> Step:
         routed = self._routing.route(step, self._pieces.layer_states(self.cache.state, step.layer) == RESIDENT)
         is_own = (routed.selected[:, :, None] == step.selected[:, None, :]).any(axis=2)

@@ -37,6 +37,8 @@ class Counter(IntEnum):
     AT_1_BIT = auto()
 
 
+_OF_REQUESTS = (Counter.HITS, Counter.LATE, Counter.MISSES)
+_OF_MISSES = (Counter.FETCHED, Counter.NEAR, Counter.LOW, Counter.SPARED)
 AT_BITS = {4: "at_4_bits", 3: "at_3_bits", 2: "at_2_bits", 1: "at_1_bit"}
 
 
@@ -53,17 +55,45 @@ class Counters:
         self.table = np.frombuffer(self._cells, np.int64).reshape(len(Counter), self._num_layers)
         self.passes.append(self.table)
 
+    def fold(self) -> None:
+        """From here on all passes so far count as one."""
+        if len(self.passes) > 1:
+            self.passes[:] = [sum(self.passes)]
+
     def add(self, counter: Counter, layer: int, amount: int) -> None:
         self._cells[counter * self._num_layers + layer] += amount
 
+    def sum(self, *, first_pass: int = 0) -> np.ndarray:
+        """The table [F, L] of the passes from `first_pass` on together."""
+        return sum(self.passes[first_pass:], np.zeros((len(Counter), self._num_layers), np.int64))
+
+    def validate(self) -> None:
+        """Raise AssertionError unless requests, misses and wasted bytes add up, in every pass and layer."""
+        for number, table in enumerate(self.passes):
+            requests, misses = table[list(_OF_REQUESTS)].sum(axis=0), table[list(_OF_MISSES)].sum(axis=0)
+            assert (table >= 0).all(), f"pass {number} counts less than nothing"
+            assert (table[Counter.REQUESTS] == requests).all(), f"pass {number}: {requests} of {table[0]} requests"
+            assert (table[Counter.MISSES] == misses).all(), f"pass {number}: {misses} of the misses"
+        total = self.sum()
+        wasted, prefetched = (int(total[counter].sum()) for counter in (Counter.WASTED_BYTES, Counter.PREFETCH_BYTES))
+        assert wasted <= prefetched, f"{wasted} bytes wasted of {prefetched} prefetched"
+
     def by_layer(self, *, first_pass: int = 0) -> list[dict[str, int]]:
         """One dictionary a layer, summed over the passes from `first_pass` on."""
-        table = sum(self.passes[first_pass:], np.zeros((len(Counter), self._num_layers), np.int64))
-        return [{c.name.lower(): int(column[c]) for c in Counter} for column in table.T]
+        return by_layer(self.sum(first_pass=first_pass))
 
     def totals(self, *, first_pass: int = 0) -> dict[str, int]:
-        layers = self.by_layer(first_pass=first_pass)
-        return {name: sum(layer[name] for layer in layers) for name in layers[0]}
+        return totals(self.by_layer(first_pass=first_pass))
+
+
+def by_layer(table: np.ndarray) -> list[dict[str, int]]:
+    """One dictionary a layer of a table [F, L]."""
+    return [{c.name.lower(): int(column[c]) for c in Counter} for column in table.T]
+
+
+def totals(layers: list[dict[str, int]]) -> dict[str, int]:
+    """The sum over layers."""
+    return {name: sum(layer[name] for layer in layers) for name in layers[0]}
 
 
 def hit_rate(totals: dict[str, int]) -> float:

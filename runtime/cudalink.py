@@ -86,6 +86,11 @@ class CudaLink(ThreadLink):
         super().cancel(transfer)
         self._copied.pop(transfer, None)
 
+    def settle(self) -> None:
+        """Copies that are queued go before all that is issued from here on."""
+        super().settle()
+        self._copied.clear()
+
     def drain_stalls(self) -> float:
         """Seconds for which the compute stream stood still, by its own events; waits for the last of them."""
         super().drain_stalls()

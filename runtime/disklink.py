@@ -3,7 +3,7 @@
 import time
 
 from artifacts.shape import Shape
-from runtime.link import Source, ThreadLink, ThreadTransfer
+from runtime.link import PATIENCE_S, Source, ThreadLink, ThreadTransfer
 
 READS_IN_FLIGHT = 4  # docs/disk.md: one leaves the device idle while its bytes are copied, more bring little more
 
@@ -18,12 +18,18 @@ class DiskLink(ThreadLink):
     kind = "disk"
 
     def __init__(
-        self, source: Source, shape: Shape, *, is_direct: bool = False, num_threads: int = READS_IN_FLIGHT
+        self,
+        source: Source,
+        shape: Shape,
+        *,
+        is_direct: bool = False,
+        num_threads: int = READS_IN_FLIGHT,
+        patience_s: float = PATIENCE_S,
     ) -> None:
         self.num_threads = num_threads
         self._num_reading, self._since_s = 0, 0.0
         self._page_cache = "bypassed" if is_direct else "used"
-        super().__init__(source, shape)
+        super().__init__(source, shape, patience_s=patience_s)
 
     def conditions(self) -> dict[str, float | str]:
         return super().conditions() | {"reads_in_flight": self.num_threads, "page_cache": self._page_cache}

@@ -11,6 +11,8 @@ import torch
 from torch import nn
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
+from artifacts.errors import BadUsage
+from runtime.cache import RESIDENT
 from runtime.controller import Controller
 from runtime.experts import assign, gather
 from runtime.fused import Fused, OneToken
@@ -29,6 +31,7 @@ from runtime.tiers import Tiers
 from runtime.watcher import Watcher
 
 NAME = "moectl"
+Output = StepSum | Fused | FusedCuda  # what takes a step's experts as they are computed
 
 
 def _experts_function(
@@ -63,13 +66,17 @@ class Engine:
         self._opened, self._slow, self._shadows, self._is_fused = opened, tiers.slow, shadows, is_fused
         self._together = None if is_fused else tiers.slow.together(opened)
         self.lay_out(slots)
-        holds_low = controller.holds_low and not isinstance(self._fused, FusedCuda)  # which takes what lies in slots
-        self._may_be_settled = controller.holds_all or holds_low
+        self._may_be_settled = controller.holds_all or controller.holds_low
         self._pending: dict[int, Transfer] = {}
         self._handles: list = []
+        self._is_in_pass = self._is_unsettled = False
+        self._num_whole = 0  # passes that came to their end
 
     def install(self) -> None:
+        """Raises BadUsage where another engine has the model."""
         model = self._opened.model
+        if any(hasattr(layer.experts, "moectl_forward") for layer in self._opened.layers):
+            raise BadUsage("the model runs in another session: close that one first, or open the model twice")
         model.set_experts_implementation(NAME)
         for layer in self._opened.layers:
             layer.experts.moectl_forward = self._layer_forward(layer)
@@ -82,23 +89,31 @@ class Engine:
         self._handles.clear()
         self.watcher.stop()
         for layer in self._opened.layers:
-            del layer.experts.moectl_forward
+            layer.experts.__dict__.pop("moectl_forward", None)
         self._opened.model.set_experts_implementation("eager")
 
     def forget(self) -> None:
-        """Drop every expert from the fast tier, as after a failed step, when slots may hold anything."""
-        for transfer in self._pending.values():
-            self.link.cancel(transfer)
+        """Drop every expert from the fast tier, as after a failed step, when slots may hold anything; and what was
+        counted of a pass that came to no end. May be broken off itself: the next pass begins with it then."""
+        self._is_unsettled = True
         self._pending.clear()
+        self.link.drop()  # also what had been issued and not yet been noted
         self.controller.forget()
+        del self.controller.counters.passes[self._num_whole :]
         if isinstance(self._fused, FusedCuda):
             self._fused.whole.clear()
 
+    def fold(self) -> None:
+        """Add up what was counted of all passes so far, as if they had been one: there are as many as tokens."""
+        self.controller.counters.fold()
+        self._num_whole = len(self.controller.counters.passes)
+        self.stall_s[:] = [sum(self.stall_s)] * self._num_whole
+
     def let_go(self) -> None:
         """Forget the slots, which others are to follow; the controller has been told. Between passes."""
-        for transfer in self._pending.values():
-            self.link.cancel(transfer)
         self._pending.clear()
+        self.link.drop()
+        self.link.settle()
         device = self._opened.model.device
         if device.type == "cuda":
             torch.cuda.synchronize(device)  # a copy that has begun may still write to what goes
@@ -111,11 +126,34 @@ class Engine:
         has_packed = not self._is_fused and Fused.suits(self._opened)  # what is fused computes them itself
         self._packed = OneToken(self._opened, self._resident) if has_packed else None
 
+    def validate(self) -> None:
+        """Raise AssertionError where, between passes, books, slots and transfers contradict each other."""
+        self.controller.validate()
+        states, resident = self.controller.cache.states, self._resident
+        held = {place.slot: place for place in self.controller.cache.places if place}
+        assert len(resident.slots) == self.controller.cache.num_slots, f"{len(resident.slots)} slots"
+        for slot, place in held.items():
+            size, room = self._slow.num_bytes(place), len(resident.slots[slot])
+            assert size <= room, f"key {place.key} takes {size} bytes, and slot {slot} has {room}"
+            transfer = self._pending.get(slot)
+            is_its = transfer is not None and (transfer.key, transfer.bits) == (place.key, place.bits)
+            assert is_its or transfer is None, f"slot {slot} is key {place.key}'s, and {transfer.key} comes into it"
+            assert is_its or states[place.key] == RESIDENT, f"key {place.key} is loading, and nothing brings it"
+
     def _begin_pass(self, model: nn.Module, args: tuple, kwargs: dict) -> None:
+        if self._is_in_pass:  # the one before was broken off, wherever that was
+            self.forget()
+        if self._is_unsettled:
+            self.link.settle()
+            self.link.drain_stalls()
+            self._is_unsettled = False
+        self._is_in_pass = True
         self.controller.begin_pass(self.watcher.begin_pass(args, kwargs))
 
     def _end_pass(self, model: nn.Module, args: tuple, output: object) -> None:
         self.stall_s.append(self.link.drain_stalls())
+        self._num_whole = len(self.controller.counters.passes)
+        self._is_in_pass = False
 
     # One step
 
@@ -157,9 +195,7 @@ class Engine:
         self._compute(layer, plan, hidden, output)
         return output.finish()
 
-    def _output(
-        self, layer: MoeLayer, hidden: torch.Tensor, plan: Plan, step: Step, weights: torch.Tensor
-    ) -> StepSum | Fused:
+    def _output(self, layer: MoeLayer, hidden: torch.Tensor, plan: Plan, step: Step, weights: torch.Tensor) -> Output:
         """What takes the step's experts as they are computed."""
         if self._fused and len(hidden) == 1:
             own = step.weights if plan.weights is None else plan.weights
@@ -167,7 +203,11 @@ class Engine:
             return self._fused
         if plan.weights is not None:
             weights = self._reweighted(plan.weights, weights)
-        assigned = assign(self._all_rows(plan.selected, len(hidden)), hidden.device)
+        selected = self._all_rows(plan.selected, len(hidden))
+        if isinstance(self._fused, FusedCuda):
+            self._fused.begin_many(layer.experts, hidden, selected, weights)
+            return self._fused
+        assigned = assign(selected, hidden.device)
         return StepSum(
             layer.experts,
             self._resident,
@@ -200,7 +240,7 @@ class Engine:
             return self._together.forward(layer.experts, views, hidden)
         return torch.stack([self._resident.forward(layer.experts, place, hidden) for place in places])
 
-    def _compute(self, layer: MoeLayer, plan: Plan, hidden: torch.Tensor, output: StepSum | Fused) -> None:
+    def _compute(self, layer: MoeLayer, plan: Plan, hidden: torch.Tensor, output: Output) -> None:
         """Every used expert: residents first, near ones while loads are under way, arrivals last."""
         self.near.begin(plan.near)
         if not plan.waves:
@@ -225,7 +265,7 @@ class Engine:
         self.near.finish()
 
     def _add_arrivals(
-        self, coming: list[Place], ready: list[Place], output: StepSum | Fused, following: dict[int, Place]
+        self, coming: list[Place], ready: list[Place], output: Output, following: dict[int, Place]
     ) -> None:
         """Compute what is `ready`, then the others as they land; what has landed by then in one go with it."""
         for place in coming:
@@ -236,7 +276,7 @@ class Engine:
         if ready:
             self._add(ready, output, following)
 
-    def _add(self, places: list[Place], output: StepSum | Fused, following: dict[int, Place]) -> None:
+    def _add(self, places: list[Place], output: Output, following: dict[int, Place]) -> None:
         """Compute what is there; what is `following` into a slot sets out as soon as that is free."""
         if not following:
             output.add(places)
@@ -254,9 +294,7 @@ class Engine:
         self.link.collect(self._pending.pop(place.slot))
         return place
 
-    def _compute_near(
-        self, layer: MoeLayer, places: tuple[Place, ...], hidden: torch.Tensor, output: StepSum | Fused
-    ) -> None:
+    def _compute_near(self, layer: MoeLayer, places: tuple[Place, ...], hidden: torch.Tensor, output: Output) -> None:
         """Add what is computed near."""
         host = hidden.cpu() if places else hidden
         for place in places:

@@ -17,6 +17,17 @@ WORDS, SCALES, ZEROS = range(3)
 _INT32, _INT16 = np.zeros(1, np.int32), np.zeros(1, np.int16)
 
 
+@part
+def _multiplied(addresses, num_groups, bits, worth, x, y):
+    """y [T, O] += x [T, I] times the matrix whose arrays lie at `addresses` [3]. Not of the closure below: numba would
+    find no closure again that holds another compiled function, and compile it in every process."""
+    num_inputs, num_outputs = x.shape[1], y.shape[1]
+    words = carray(pointer(addresses[WORDS], _INT32), ((num_inputs * bits + 31) // 32, num_outputs))
+    scales = carray(pointer(addresses[SCALES], _INT16), (num_groups, num_outputs))
+    zeros = carray(pointer(addresses[ZEROS], _INT32), (num_groups, (num_outputs * bits + 31) // 32))
+    product(words, scales, zeros, bits, worth, x, y)
+
+
 @cache
 def packed_adder(bits: int, *, is_narrow: bool) -> Callable[..., None]:
     """`add(addresses, groups, x, rows, y, like)` for one width and dtype: y[rows[i]] += expert i on x [H].
@@ -27,23 +38,15 @@ def packed_adder(bits: int, *, is_narrow: bool) -> Callable[..., None]:
     """
     worth, own = code_worth(bits), LIKE[0 if is_narrow else 1]
 
-    @part
-    def multiplied(addresses, num_groups, x, y):
-        num_inputs, num_outputs = x.shape[1], y.shape[1]
-        words = carray(pointer(addresses[WORDS], _INT32), ((num_inputs * bits + 31) // 32, num_outputs))
-        scales = carray(pointer(addresses[SCALES], _INT16), (num_groups, num_outputs))
-        zeros = carray(pointer(addresses[ZEROS], _INT32), (num_groups, (num_outputs * bits + 31) // 32))
-        product(words, scales, zeros, bits, worth, x, y)
-
     @kernel(f"void(int64[:, :, ::1], int64[::1], {TOKEN}, {own})", nogil=True)
     def add(addresses, groups, x, rows, y, like):
         num_neurons, token = groups[2], x.reshape(1, len(x))
         inner, acts = np.empty((1, 2 * num_neurons), np.float32), np.empty((1, num_neurons), np.float32)
         for i in range(len(rows)):
             inner[:] = 0
-            multiplied(addresses[i, 0], groups[0], token, inner)
+            _multiplied(addresses[i, 0], groups[0], bits, worth, token, inner)
             for n in range(num_neurons):
                 acts[0, n] = gated(inner[0, n], inner[0, num_neurons + n], like)
-            multiplied(addresses[i, 1], groups[1], acts, y[rows[i] : rows[i] + 1])
+            _multiplied(addresses[i, 1], groups[1], bits, worth, acts, y[rows[i] : rows[i] + 1])
 
     return add

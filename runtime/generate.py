@@ -5,7 +5,8 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -14,6 +15,8 @@ from transformers.generation.streamers import BaseStreamer
 
 from artifacts.errors import BadInput, BadUsage
 from runtime.limits import check_tokens
+
+Turn = Callable[[threading.Event], AbstractContextManager[bool]]  # whether it may go on, until it is told to stop
 
 _END = object()
 
@@ -72,23 +75,27 @@ class Timing:
         return (self.seconds[-1] - self.seconds[0]) * 1e3 / later if later > 0 else 0.0
 
 
-def stream(model: PreTrainedModel, prompt: torch.Tensor, sampling: Sampling) -> Iterator[Token]:
-    """Generate from `prompt` [1, S] int64. Closing the iterator stops the generation; an error in it is raised here."""
+def stream(
+    model: PreTrainedModel, prompt: torch.Tensor, sampling: Sampling, *, turn: Turn = lambda stop: nullcontext(True)
+) -> Iterator[Token]:
+    """Generate from `prompt` [1, S] int64 when the turn comes. Closing the iterator stops the generation; an error in
+    it is raised here."""
     check_prompt(model, prompt, sampling.max_new_tokens)
     tokens: queue.SimpleQueue = queue.SimpleQueue()
     stop = threading.Event()
     start_s = time.perf_counter()
-    arguments = (model, prompt, sampling, tokens, stop, start_s, torch.get_num_threads())
+    arguments = (model, prompt, sampling, tokens, stop, turn, start_s, torch.get_num_threads())
     worker = threading.Thread(target=_generate, args=arguments, name="moectl-generate", daemon=True)
-    worker.start()
     try:
+        worker.start()
         while (item := tokens.get()) is not _END:
             if isinstance(item, BaseException):
                 raise item
             yield item
     finally:
         stop.set()
-        worker.join()
+        if worker.ident is not None:
+            worker.join()
 
 
 def check_prompt(model: PreTrainedModel, prompt: torch.Tensor, num_new: int) -> None:
@@ -105,12 +112,15 @@ def _generate(
     sampling: Sampling,
     tokens: queue.SimpleQueue,
     stop: threading.Event,
+    turn: Turn,
     start_s: float,
     num_threads: int,
 ) -> None:
     torch.set_num_threads(num_threads)  # a new thread has torch's default, and another number rounds differently
     try:
-        with torch.random.fork_rng(devices=_cuda_devices(prompt)):
+        with turn(stop) as has_come, torch.random.fork_rng(devices=_cuda_devices(prompt)):
+            if not has_come:
+                return
             torch.manual_seed(sampling.seed)
             model.generate(
                 prompt,
@@ -121,7 +131,8 @@ def _generate(
             )
     except BaseException as error:  # raised again where the tokens are read
         tokens.put(error)
-    tokens.put(_END)
+    finally:
+        tokens.put(_END)
 
 
 def _cuda_devices(tensor: torch.Tensor) -> list[torch.device]:

@@ -10,7 +10,7 @@ from runtime.model import MoeModel
 from runtime.neuronmajor import NeuronLayout, Views, project_segment
 from runtime.plan import Place
 from runtime.segments import Segments
-from runtime.slowtier import SlowTier
+from runtime.slowtier import SlowTier, unreadable
 from runtime.weights import DiskStore, RamStore, aligned, fill
 
 
@@ -74,7 +74,10 @@ class SegmentTier(SlowTier):
             return
         row, store = layer % self.stores[FULL_BITS].shape.num_layers, self.stores[FULL_BITS]
         nbytes = self.segments.nbytes[layer * store.shape.num_experts + expert]
-        store.read_segment(row, expert, out[:nbytes], is_bottom=row != layer)
+        try:
+            store.read_segment(row, expert, out[:nbytes], is_bottom=row != layer)
+        except OSError as error:
+            raise unreadable(row, expert, error) from error
 
     def view(self, layer: int, expert: int, *, bits: int = FULL_BITS) -> torch.Tensor | None:
         return self.lying[layer * self.stores[FULL_BITS].shape.num_experts + expert] if self.lying else None

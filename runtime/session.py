@@ -1,6 +1,8 @@
 """Builds and owns everything a run needs, and says what was really in force."""
 
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any
@@ -16,7 +18,7 @@ from runtime import solving
 from runtime.assembly import build_controller, fast_tier, lay_out, pools
 from runtime.cache import Scope
 from runtime.engine import Engine
-from runtime.fused import EXACT, FUSED, check_experts
+from runtime.fused import EXACT, FUSED, Fused, check_experts
 from runtime.fused_dense import FusedDense
 from runtime.fusing import NAMES, fused_for
 from runtime.generate import Sampling, Token, stream
@@ -34,7 +36,9 @@ from runtime.replicas import open_replicas
 from runtime.shadows import Shadows
 from runtime.slots import Slots
 from runtime.tiers import link_name, open_tiers, resolve_device, resolve_link
+from runtime.turns import Turns
 from runtime.watcher import Watcher
+from runtime.weights import ALIGNMENT
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +86,20 @@ class Settings:
 
 
 class Session:
-    """A model that runs at a budget. A context manager; once closed, the opened model can be used again."""
+    """A model that runs at a budget. A context manager; once closed, the opened model can be used again.
+
+    Any thread may ask: requests take turns. One that fails leaves an empty fast tier behind, and nothing else.
+    """
 
     def __init__(self, opened: MoeModel, settings: Settings, *, artefacts: Artefacts | None = None) -> None:
+        self._turns, self._undo = Turns(), ExitStack()
+        try:
+            self._build(opened, settings, artefacts)
+        except BaseException:
+            self.close()
+            raise
+
+    def _build(self, opened: MoeModel, settings: Settings, artefacts: Artefacts | None) -> None:
         if settings.threads:
             torch.set_num_threads(settings.threads)
         self.opened, self.settings = opened, settings
@@ -109,10 +124,11 @@ class Session:
         self.fallbacks += self.policies.fallbacks
         num_slots = fast.num_slots
         window = sizes.nbytes(settings.window) if settings.window else None
-        self._fused = fused_for(opened, is_cut=fast.split is not None)
+        self._fused = fused_for(opened)
         is_asked = settings.experts == FUSED and self._fused is not None
         # The sum over the halves of an expert is not the module's to the bit in torch either, but farther from it.
-        self.is_fused = is_asked or fast.split is not None and self._fused is not None
+        # On a GPU nobody has seen the kernels run, and they are taken when they are asked for.
+        self.is_fused = is_asked or fast.split is not None and self._fused is Fused
         self._dense = FusedDense(opened) if is_asked else None
         choice = resolve_link(
             opened, link=settings.link, near=settings.near, scaled_to=settings.scaled_to, is_fused=is_asked
@@ -122,6 +138,7 @@ class Session:
         self.shadows = self._shadows(fast, artefacts)
         replicas = open_replicas(opened, artefacts.replicas, self.policies.widths)
         self.tiers = open_tiers(opened, choice, replicas, split=fast.split)
+        self._undo.callback(self.tiers.link.close)
         self.window = self._measured_window() if window is None else window
         self.controller = build_controller(
             self.policies,
@@ -133,7 +150,9 @@ class Session:
             window=self.window,
             artefacts=artefacts,
         )
-        self.watcher = self._watcher(artefacts)
+        self.watcher = Watcher(opened)
+        self._undo.callback(self.watcher.stop)
+        self._watch_routers(artefacts)
         self.engine = Engine(
             opened,
             self.controller,
@@ -144,10 +163,13 @@ class Session:
             is_fused=self.is_fused,
         )
         self.engine.install()
+        self._undo.callback(self.engine.uninstall)
         if self._dense:
+            self._undo.callback(self._dense.uninstall)
             self._dense.install()
         self.matching = self.policies.matching
         if self.matching:
+            self._undo.callback(self.matching.close)
             self.matching.run_in_background()
             self.watcher.on_embedding = self.matching.begin
         self._next_request = 0
@@ -174,19 +196,24 @@ class Session:
         self.close()
 
     def close(self) -> None:
-        """Give the model back, and the fast tier free."""
-        self.engine.uninstall()
-        if self._dense:
-            self._dense.uninstall()
-        self.tiers.link.close()
-        if self.matching:
-            self.matching.close()
+        """Give the model back, and the fast tier free; stops what is being generated. Once is enough."""
+        self._turns.close()
+        self._undo.close()
+
+    def validate(self) -> None:
+        """Raise AssertionError where, between passes, something contradicts itself, or the budget."""
+        self.engine.validate()
+        nbytes = self.slots.nbytes + (self.shadows.nbytes if self.shadows else 0)
+        budget = sizes.budget_nbytes(self._budget, self.opened.shape)
+        borders = ALIGNMENT * (len(self.slots) + 1)
+        assert nbytes <= budget + borders, f"{nbytes} bytes of fast tier, the budget is {budget}"
 
     # Running
 
     def forward(self, ids: torch.Tensor, *, mask: torch.Tensor | None = None, past: object = None) -> object:
         """One pass, prefill or decode: ids [B, S], mask [B, past + S]. Returns the model's output, logits [B, S, V]."""
-        with torch.inference_mode():
+        with self._turns.lock, torch.inference_mode():
+            self._turns.check()
             return self.opened.model(
                 input_ids=ids.to(self.opened.model.device),
                 attention_mask=None if mask is None else mask.to(self.opened.model.device),
@@ -195,9 +222,8 @@ class Session:
             )
 
     def generate(self, prompt: torch.Tensor, sampling: Sampling) -> Iterator[Token]:
-        """Stream tokens after `prompt` [1, S]. One generation at a time."""
-        self.new_requests(1)
-        yield from stream(self.opened.model, prompt.to(self.opened.model.device), sampling)
+        """Stream tokens after `prompt` [1, S]; whoever comes meanwhile waits until all of them are there."""
+        yield from stream(self.opened.model, prompt.to(self.opened.model.device), sampling, turn=self._turn)
 
     def new_requests(self, count: int) -> None:
         """The rows of coming passes are `count` new requests; no earlier one goes on."""
@@ -205,6 +231,11 @@ class Session:
             self.reconfiguration.between_requests()
         self.watcher.first_request = self._next_request
         self._next_request += count
+
+    def fold(self) -> None:
+        """Count all passes so far as one: a run that goes on and on would keep a table of each."""
+        with self._turns.lock:
+            self.engine.fold()
 
     def record(self) -> Recorder:
         """Write down every step from here on, with all that a replay needs."""
@@ -246,9 +277,21 @@ class Session:
             "fallbacks": list(self.fallbacks),
         }
 
-    def _watcher(self, artefacts: Artefacts) -> Watcher:
-        """Sees what the policies want to see."""
-        watcher, prefetch = Watcher(self.opened), self.policies.prefetch
+    @contextmanager
+    def _turn(self, stop: threading.Event) -> Iterator[bool]:
+        """Of one generation; whether it came before `stop` was set."""
+        if not self._turns.begin(stop):
+            yield False
+            return
+        try:
+            self.new_requests(1)
+            yield True
+        finally:
+            self._turns.end()
+
+    def _watch_routers(self, artefacts: Artefacts) -> None:
+        """See what the policies want to see."""
+        watcher, prefetch = self.watcher, self.policies.prefetch
         if prefetch.reads_predictions:
             watcher.see_predictions(prefetch.distance)
         if prefetch.reads_learned:
@@ -258,7 +301,6 @@ class Session:
             watcher.see_probabilities()
         if self.controller.sees_embeddings:
             watcher.see_embeddings()
-        return watcher
 
     def _reconfiguration(self) -> Reconfiguration | None:
         """Of a split that is solved anew as the run goes on, told of every step."""

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
+from artifacts.errors import OutOfResources
 from runtime.pools import Pool
 from runtime.weights import aligned, round_up
 
@@ -24,7 +25,7 @@ class Slots:
         if device.type == "cpu":
             self.arena = aligned(self.nbytes)
         else:
-            self.arena = torch.empty(self.nbytes, dtype=torch.uint8, device=device)
+            self.arena = _on_device(self.nbytes, device)
         self._slots = [self.arena[start : start + size] for start, size in zip(self.starts, sizes, strict=True)]
 
     def __len__(self) -> int:
@@ -36,3 +37,12 @@ class Slots:
     def alike(self) -> list[torch.Tensor]:
         """Those as large as the first."""
         return [slot for slot in self._slots if len(slot) == len(self._slots[0])]
+
+
+def _on_device(nbytes: int, device: torch.device) -> torch.Tensor:
+    try:
+        return torch.empty(nbytes, dtype=torch.uint8, device=device)
+    except torch.OutOfMemoryError as error:
+        raise OutOfResources(
+            f"no room for {nbytes / 2**30:.2f} GiB of slots on {device}: give a smaller --budget"
+        ) from error

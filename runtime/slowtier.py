@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
+from artifacts.errors import BadInput
 from artifacts.replicas import FULL_BITS
 from runtime.lowbit import project_packed
 from runtime.model import MoeModel
@@ -26,8 +27,11 @@ class SlowTier:
         return cls({FULL_BITS: store})
 
     def read(self, layer: int, expert: int, out: torch.Tensor, *, bits: int = FULL_BITS) -> None:
-        """Copy one replica to the start of `out`, uint8 on the CPU."""
-        self.stores[bits].read(layer, expert, out)
+        """Copy one replica to the start of `out`, uint8 on the CPU. Raises BadInput for what cannot be read."""
+        try:
+            self.stores[bits].read(layer, expert, out)
+        except OSError as error:
+            raise unreadable(layer, expert, error) from error
 
     def view(self, layer: int, expert: int, *, bits: int = FULL_BITS) -> torch.Tensor | None:
         """Its bytes where they lie, or None if that is the disk."""
@@ -53,3 +57,8 @@ class SlowTier:
     def projecting(self, bits: int) -> Callable[..., torch.Tensor]:
         """How an expert at so many bits is multiplied, here or where a replica stays."""
         return self.stores[FULL_BITS].layout.project if bits == FULL_BITS else project_packed
+
+
+def unreadable(layer: int, expert: int, error: OSError) -> BadInput:
+    """What becomes of an error of the disk."""
+    return BadInput(f"layer {layer}, expert {expert} cannot be read ({error.strerror or error}): check the disk")

@@ -12,9 +12,10 @@ from artifacts.replicas import FULL_BITS
 from runtime import budget as sizes
 from runtime.cudalink import CudaLink
 from runtime.disklink import DiskLink
-from runtime.link import EmulatedLink, Link
+from runtime.link import Link
 from runtime.model import MoeModel
 from runtime.near import NearTier
+from runtime.pacedlink import EmulatedLink
 from runtime.policies.base import Split
 from runtime.probe import scaled_rates
 from runtime.replicas import ReplicaStore

@@ -48,9 +48,12 @@ class Jobs:
         return job.result
 
     def _do_next(self) -> None:
+        """A job leaves the queue once it is done: one that was interrupted is done again by who asks next."""
         with self._doing:
             if self._waiting:
-                self._waiting.popleft().do()
+                if not self._waiting[0].is_done:
+                    self._waiting[0].do()
+                self._waiting.popleft()
 
     def _work(self) -> None:
         while True:
@@ -68,7 +71,7 @@ class Job:
     def do(self) -> None:
         try:
             self.result = self._call(*self._arguments)
-        except BaseException as error:  # it belongs to who asks for the answer
+        except Exception as error:  # it belongs to who asks for the answer; an interruption to who does the job
             self.error = error
         self._call = self._arguments = None  # what it was about is no longer needed
         self.is_done = True

@@ -71,7 +71,8 @@ class Matching:
         """A pass has been given its tokens: search by `embedding` [R, H]. Where nobody says so, its first step does."""
         if pass_index != self._pass_index:
             self._pass_index, self._layer = pass_index, -1
-            self._before, self._answers = self._answers, []
+            is_whole = len(self._answers) == self._maps.num_layers + 1 and not any(job.error for job in self._answers)
+            self._before, self._answers = self._answers if is_whole else [], []
             self._answers.append(self._jobs.add(self._begin, embedding, phase))
 
     def see(self, step: Step) -> None:

@@ -1,7 +1,6 @@
 """MoEpic's solver: against plain loops and brute force, and what must hold whatever the curves."""
 
 import itertools
-import math
 
 import numpy as np
 import pytest
@@ -10,6 +9,7 @@ from hypothesis import strategies as st
 
 from artifacts.errors import BadUsage
 from artifacts.splits import SOLVERS, allocate, expert_split, exposed_with
+from tests.artifacts.split_reference import Plain
 
 
 def problem(num_layers: int, num_experts: int, k: int, seed: int, *, compute: float = 1.0) -> tuple:
@@ -21,42 +21,6 @@ def problem(num_layers: int, num_experts: int, k: int, seed: int, *, compute: fl
     cached = hit[:, None, :] * random.uniform(0.5, 1, (num_layers, num_experts, 1))
     moe_s, attention_s, head_s = random.uniform(0.1, 1, 3) * compute
     return head_s + attention_s, moe_s, attention_s, 1.0, k, hit, prediction, cached
-
-
-def plain_split(
-    budgets, window, moe_s, attention_s, load_s, k, hit, prediction, prediction_hit, latency_s=0.0, host_s=0.0
-) -> tuple:
-    """The same in loops that read as the paper does; with a latency, transfers are counted beside."""
-    exposed, thetas, sizes = [], [], []
-    for layer, budget in enumerate(budgets):
-        best, best_size, found = -math.inf, 0, ()
-        for size in range(math.ceil(budget), len(hit[layer])):
-            theta, spent_s, prefetched = budget / size, 0.0, 0.0
-            absent_transfers, cached_transfers = (2, 1) if theta < 1 else (1, 0)
-            covered, hits = k * hit[layer][size] * theta, hit[layer][size]
-            transfers = k * (absent_transfers + hits * (cached_transfers - absent_transfers))
-            for rank, right in enumerate(prediction[layer]):
-                cached = prediction_hit[layer][rank][size]
-                absent = 1 - cached * theta
-                coming = absent_transfers + cached * (cached_transfers - absent_transfers)
-                spent_s += absent * load_s + coming * latency_s
-                if spent_s > window:
-                    break
-                covered += absent * right
-                transfers -= coming * right
-                prefetched += coming
-            covered, transfers = min(k, covered), max(0, transfers)
-            beside_s = transfers * latency_s + (transfers + prefetched) * host_s
-            worth = covered - beside_s / (load_s + moe_s / k) if beside_s else covered
-            if worth > best:
-                best, best_size, found = worth, size, (covered, transfers, prefetched)
-        covered, transfers, prefetched = found
-        hide_s, miss_s = covered * moe_s / k, (k - covered) * load_s + transfers * latency_s
-        exposed.append(max(0.0, miss_s - hide_s) + (transfers + prefetched) * host_s)
-        thetas.append(budget / best_size)
-        sizes.append(best_size)
-        window = moe_s - min(hide_s, miss_s) + attention_s
-    return exposed, thetas, sizes
 
 
 def best_of_all(total: int, num_parts: int, arguments: tuple, besides: tuple[float, float]) -> float:
@@ -85,7 +49,7 @@ def test_expert_split_is_the_plain_loops(
 ) -> None:
     arguments = problem(layers, experts, min(2, experts), seed, compute=compute)
     budgets = np.random.default_rng(seed).uniform(share / 2, share, layers) * experts
-    plain_ones = plain_split(budgets, *arguments, *besides)
+    plain_ones = Plain(*arguments, **named(besides)).split(budgets)[:3]
     for ours, plain in zip(expert_split(budgets, *arguments, **named(besides)), plain_ones, strict=True):
         np.testing.assert_array_equal(ours, plain)
 
@@ -96,7 +60,7 @@ def test_predictions_may_stop_early(num_ranks: int, seed: int) -> None:
     *times, hit, prediction, cached = problem(3, 6, 2, seed)
     arguments = (*times, hit, prediction[:, :num_ranks], cached[:, :num_ranks])
     budgets = [1.5, 2.0, 3.2]
-    for ours, plain in zip(expert_split(budgets, *arguments), plain_split(budgets, *arguments), strict=True):
+    for ours, plain in zip(expert_split(budgets, *arguments), Plain(*arguments).split(budgets)[:3], strict=True):
         np.testing.assert_array_equal(ours, plain)
     for solver in SOLVERS:
         assert allocate(6, 0.05, *arguments, solver=solver)[0].sum() == pytest.approx(6)

@@ -10,7 +10,8 @@ import torch
 from artifacts.shape import Shape
 from runtime.clock import Timeline, VirtualClock
 from runtime.disklink import DiskLink
-from runtime.link import DEMAND, PREFETCH, EmulatedLink, Link, VirtualLink
+from runtime.link import DEMAND, PREFETCH, Link
+from runtime.pacedlink import EmulatedLink, VirtualLink
 
 SHAPE = Shape(num_layers=2, num_experts=4, top_k=1, expert_nbytes=64)
 

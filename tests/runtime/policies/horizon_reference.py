@@ -11,7 +11,7 @@ TOKENS = np.array([1.0, 4.0, 16.0, 64.0])[:, None]
 
 
 class Reference:
-    """Without predictions. `tokens[n][l]` [E] bool: what token n used at layer l."""
+    """`tokens[n][l]` [E] bool: what token n used at layer l."""
 
     def __init__(self, shape: Shape, memory: int) -> None:
         self.shape, self.memory = shape, memory
@@ -24,6 +24,8 @@ class Reference:
         self.weights = np.array([0, 0, 0.3, 0, 0.2, 0.5])
         self.moments, self.products = np.eye(6) * 20.0, 20.0 * self.weights
         self.pass_index, self.was_decode = -1, False
+        self.rates = np.full((shape.num_layers, shape.num_experts), even)
+        self.ahead: list[_Ahead] = []
 
     def used(self, keys: list[int], step: Step, now: Now) -> None:
         shape, layer = self.shape, step.layer
@@ -40,12 +42,29 @@ class Reference:
         known = self.known[layer]
         known[:5] += self.gains * (share - known[:5])
         known[5] = self._followers(layer, known[4])
-        rate = np.clip(self.weights @ known, LEAST_RATE, 1)
+        rate = self.rates[layer] = np.clip(self.weights @ known, LEAST_RATE, 1)
         self.expected[layer] = now.step + shape.num_layers / rate
+        for ahead in self.ahead:
+            ahead.compare(layer, used)
+        for distance in range(1, 1 + (0 if step.foreseen is None else step.foreseen.shape[1])):
+            self._look_ahead(step, now, distance)
+
+    def _look_ahead(self, step: Step, now: Now, distance: int) -> None:
+        """Past the last layer only the last token of each request says what comes."""
+        target, rows = step.layer + distance, step.foreseen[:, distance - 1].astype(float)
+        if target >= self.shape.num_layers and step.last is not None:
+            rows = rows[step.last]
+        target %= self.shape.num_layers
+        if len(self.ahead) < distance:
+            self.ahead.append(_Ahead())
+        chance = self.ahead[distance - 1].chance(target, rows, self.shape.top_k, self.rates[target])
+        self.expected[target] = now.step + distance + (1 - chance) * self.shape.num_layers / self.rates[target]
 
     def _begin_pass(self, step: Step, now: Now, is_prompt: bool) -> None:
         if self.was_decode:
             self._learn()
+        for ahead in self.ahead:
+            ahead.weights = np.linalg.solve(ahead.moments, ahead.products)
         self.before = self.known.copy()
         self.pass_index, self.was_decode, num_tokens = now.pass_index, step.phase != PREFILL, len(step.selected)
         slow = num_tokens / (now.num_tokens + PRIOR_TOKENS)
@@ -78,3 +97,24 @@ class Reference:
                     counts = weight[age] * DISCOUNT ** (lag - 1)
                     sums, total = sums + counts * by_age[age - lag], total + counts
         return sums / total
+
+
+class _Ahead:
+    """What was said of layers so far ahead, `known[layer]` [3, E], until they came, and what that was worth."""
+
+    def __init__(self) -> None:
+        self.weights = np.array([0.5, 0.5, 0.0])
+        self.moments, self.products = np.eye(3) * 20.0, 20.0 * self.weights
+        self.known: dict[int, np.ndarray] = {}
+
+    def chance(self, layer: int, rows: np.ndarray, top_k: int, rate: np.ndarray) -> np.ndarray:
+        is_top = (rows >= np.sort(rows, axis=1)[:, [-top_k]]).any(axis=0)
+        likely = 1 - np.prod(1 - np.minimum(top_k * rows, 1), axis=0)
+        self.known[layer] = np.stack([is_top, likely, rate])
+        return np.clip(self.weights @ self.known[layer], 0, 1)
+
+    def compare(self, layer: int, used: np.ndarray) -> None:
+        if layer in self.known:
+            known = self.known.pop(layer)
+            self.moments += known @ known.T
+            self.products += known @ used

@@ -1,9 +1,15 @@
-"""What the reference in tests/runtime/reference.py does not cover: precisions, and the future."""
+"""Who leaves first, by hand: every eviction policy of a few lines."""
 
 import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from artifacts.errors import BadUsage
 from artifacts.nextuse import NEVER, NextUse
+from runtime.policies import parse
 from runtime.policies.base import Eviction, Now
+from runtime.policies.eviction.packed import then_older
 from tests.runtime.policies.examples import prepared, step
 
 
@@ -37,3 +43,129 @@ def test_belady_evicts_what_is_wanted_last() -> None:
     assert order(policy, Now(step=0)) == [0, 3, 5, 1, 4, 2]
     policy.used([], step([[2, 2]]), Now(step=1))  # 2 was wanted, whoever served it
     assert order(policy, Now(step=1)) == [0, 3, 5, 1, 2, 4]
+
+
+def leaving(policy: Eviction, keys: list[int], now: Now) -> list[int]:
+    """These keys in the order in which they would leave."""
+    return np.array(keys)[np.lexsort(policy.order(np.array(keys), now)[::-1])].tolist()
+
+
+@pytest.mark.parametrize("name", ["lru", "lfu", "lcp", "fld", "least_stale", "lhu", "activation"])
+def test_what_was_never_used_leaves_before_what_was_used_first_of_all(name: str) -> None:
+    """A prefetched key need not have been used. Key 0 is, in the first step, so that the lower key does not decide."""
+    policy = prepared("eviction", name)
+    policy.used([0], step([[0, 0]]), Now(0, 0, 0, 1))
+    assert leaving(policy, [0, 1], Now(1, 1, 0, 2)) == [1, 0]
+
+
+@pytest.mark.parametrize("name", ["fld", "lhu", "least_stale"])
+def test_of_equals_the_older_use_leaves_first(name: str) -> None:
+    policy = prepared("eviction", name)
+    for turn, expert in enumerate([4, 1, 3, 0, 2]):
+        policy.used([expert], step([[expert, expert]]), Now(turn, 0, 0, 1))
+    assert leaving(policy, [0, 1, 2, 3, 4], Now(5, 1, 0, 2)) == [4, 1, 3, 0, 2]
+
+
+def test_fld_evicts_the_layer_that_comes_again_last() -> None:
+    policy = prepared("eviction", "fld")
+    by_layer = [1, 7, 13]  # one key of each of the three layers
+    assert [leaving(policy, by_layer, Now(0, 0, layer)) for layer in range(3)] == [[13, 7, 1], [1, 13, 7], [7, 1, 13]]
+    policy.used([2, 13], step([[2, 2]]), Now(9))
+    assert leaving(policy, [1, 2, 12, 13], Now(10, 0, 1)) == [1, 2, 12, 13]
+
+
+def test_lfu_counts_each_use_and_halves_what_was_counted() -> None:
+    # Decayed, in pass 3: ((1 / 2 + 1) / 2 + 1) / 2; 1 / 2; 1 / 8 + 1.
+    for text, counts in (("lfu", [3, 1, 2]), ("lfu:decay=0.5", [0.875, 0.5, 1.125])):
+        policy = prepared("eviction", text)
+        for pass_index, keys in enumerate([[0, 2], [0], [1, 0], [2]]):
+            policy.used(keys, step([[0, 1]]), Now(pass_index, pass_index))
+        assert policy.order(np.arange(3), Now(4, 3))[0].tolist() == counts
+
+
+def test_lcp_is_its_formula() -> None:
+    policy = prepared("eviction", "lcp:rho=0.25,omega=8")
+    policy.used([0, 1], step([[0, 1]]), Now(0, 0, 0, 4))
+    policy.used([1], step([[1, 1]]), Now(1, 1, 0, 12))
+    # mu * rho ** (nu / omega): one use 12 tokens ago, two of which the last was 4 ago, none.
+    assert policy.order(np.arange(3), Now(2, 2, 0, 16))[0] == pytest.approx([0.25**1.5, 2 * 0.25**0.5, 0])
+
+
+@pytest.mark.parametrize(
+    ("within", "expected"),
+    [
+        # This pass has used 8 and prefetched 1 and 14; the others are stale, 7 and 12 from different passes.
+        ("ascending", [3, 2, 7, 6, 13, 12, 1, 8, 14]),
+        ("ahead", [3, 2, 7, 6, 13, 12, 1, 8, 14]),
+    ],
+)
+def test_least_stale_spares_what_this_pass_touched(within: str, expected: list[int]) -> None:
+    policy = prepared("eviction", f"least_stale:within={within}")
+    for turn, (pass_index, keys) in enumerate([(0, [2, 14]), (0, [6, 7]), (1, [6]), (1, [12, 1])]):
+        policy.used(keys, step([[0, 1]]), Now(turn, pass_index))
+    policy.prefetched([14, 1], Now(4, 2))
+    policy.used([8], step([[2, 2]], layer=1), Now(4, 2, 1))
+    assert leaving(policy, [1, 2, 3, 6, 7, 8, 12, 13, 14], Now(4, 2, 1)) == expected
+
+
+def test_least_stale_ahead_evicts_what_is_behind_and_then_the_farthest() -> None:
+    by_layer = [1, 7, 13]
+    policy = prepared("eviction", "least_stale:within=ahead")
+    for layer in range(3):
+        policy.used([by_layer[2 - layer]], step([[1, 1]]), Now(layer, 0))
+    orders = [leaving(policy, by_layer, Now(3, 1, layer)) for layer in range(3)]
+    assert orders == [[1, 13, 7], [1, 7, 13], [1, 7, 13]]
+    ascending = prepared("eviction", "least_stale")
+    assert leaving(ascending, by_layer, Now(3, 1, 0)) == by_layer
+
+
+def test_score_sums_what_the_router_says_of_a_layer() -> None:
+    first, second = [[0.5, 0.25, 0.25, 0, 0, 0], [0.25, 0, 0.75, 0, 0, 0]], [[0.125, 0.875, 0, 0, 0, 0]]
+    for text, sums in (("score", [0.875, 1.125, 1.0]), ("score:decay=0.5", [0.5, 1.0, 0.5])):
+        policy = prepared("eviction", text)
+        policy.used([6], step([[0, 2], [2, 0]], first, layer=1), Now())
+        policy.used([6], step([[1, 0]], second, layer=1), Now())
+        assert policy.order(np.array([6, 7, 8, 0, 12]), Now())[0].tolist() == [*sums, 0, 0]
+
+
+def test_random_is_seeded() -> None:
+    first, again, other = (
+        [prepared("eviction", text).order(np.arange(5), Now())[0].tolist()]
+        for text in ("random:seed=3", "random:seed=3", "random:seed=4")
+    )
+    assert first == again != other
+
+
+@pytest.mark.parametrize(
+    ("text", "is_fine"),
+    [
+        ("lfu:decay=1", True),
+        ("lfu:decay=0.001", True),
+        ("lfu:decay=0", False),
+        ("lfu:decay=1.001", False),
+        ("score:decay=1", True),
+        ("score:decay=0.001", True),
+        ("score:decay=0", False),
+        ("score:decay=1.001", False),
+        ("lcp:rho=1,omega=0.1", True),
+        ("lcp:rho=0.001", True),
+        ("lcp:rho=0", False),
+        ("lcp:rho=1.001", False),
+        ("lcp:omega=0", False),
+        ("lcp:omega=-1", False),
+        ("least_stale:within=behind", False),
+    ],
+)
+def test_parameters_at_their_limits(text: str, is_fine: bool) -> None:
+    if is_fine:
+        parse("eviction", text)
+    else:
+        with pytest.raises(BadUsage, match=text.split(":")[0]):
+            parse("eviction", text)
+
+
+@given(st.lists(st.tuples(st.integers(-9, 9), st.one_of(st.integers(-1, 3), st.integers(0, 2**40 - 2)))))
+@settings(max_examples=50, deadline=None)
+def test_two_sort_keys_in_one_sort_as_two(pairs: list[tuple[int, int]]) -> None:
+    rank, last_use = np.array(pairs, np.int64).reshape(-1, 2).T
+    assert np.array_equal(then_older(rank, last_use).argsort(kind="stable"), np.lexsort((last_use, rank)))
