@@ -12,6 +12,8 @@ from artifacts.errors import BadInput, OutOfResources, Problem
 
 _MAGIC = slice(8, 12)
 _FULL = ("No space left", "Disk quota", "File too large")
+_WAL = ("replaying WAL", "Corrupt WAL", "This WAL was created", "WAL does not match")
+PATIENCE_S = 10.0  # for whoever has the store when hours of work are to be written: what they do takes less
 _READER_RETRIES = 5
 _RETRY_S = 0.2
 
@@ -28,12 +30,12 @@ def connect(path: Path, *, read_only: bool, patience_s: float | None = None) -> 
     with translated(path):
         for _ in range(retries):
             try:
-                return _connect(path, read_only=read_only)
+                return connection_to(path, read_only=read_only)
             except duckdb.IOException as error:
                 if not _lock_holder(error):
                     raise
                 time.sleep(_RETRY_S)
-        return _connect(path, read_only=read_only)
+        return connection_to(path, read_only=read_only)
 
 
 @contextmanager
@@ -59,7 +61,16 @@ def transaction(connection: duckdb.DuckDBPyConnection) -> Iterator[None]:
         raise
 
 
-def _connect(path: Path, *, read_only: bool) -> duckdb.DuckDBPyConnection:
+def check_place(path: Path) -> None:
+    """Raise BadInput where no store can be."""
+    if path.is_dir():
+        raise BadInput(f"{path} is a folder, not a store; name a file")
+    if not path.parent.is_dir():
+        raise BadInput(f"there is no folder {path.parent} for the store {path.name}; make it first")
+
+
+def connection_to(path: Path, *, read_only: bool) -> duckdb.DuckDBPyConnection:
+    """What `connect` opens once it has looked at the file; errors are DuckDB's own."""
     # Without these DuckDB may go to the network for an extension, and spills into the working directory.
     config = {
         "autoinstall_known_extensions": False,
@@ -70,11 +81,8 @@ def _connect(path: Path, *, read_only: bool) -> duckdb.DuckDBPyConnection:
 
 
 def _check_file(path: Path, *, read_only: bool) -> None:
-    if path.is_dir():
-        raise BadInput(f"{path} is a folder, not a store; name a file")
+    check_place(path)
     if not path.exists():
-        if not path.parent.is_dir():
-            raise BadInput(f"there is no folder {path.parent} for the store {path.name}; make it first")
         if read_only:
             raise BadInput(f"there is no store {path}; moectl profile makes one")
         return
@@ -90,6 +98,11 @@ def _check_file(path: Path, *, read_only: bool) -> None:
 
 def _problem(error: duckdb.Error, path: Path) -> Problem:
     text = str(error)
+    if any(sign in text for sign in _WAL):
+        return BadInput(
+            f"{path}.wal beside the store is damaged or of another one ({_first_line(text)}); move it away: every run "
+            "that was told complete is in the store itself"
+        )
     if holder := _lock_holder(error):
         return OutOfResources(f"{path} is in use by process {holder}; wait until it ends or name another store")
     if any(sign in text for sign in _FULL):

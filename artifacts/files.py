@@ -8,6 +8,8 @@ from pathlib import Path
 
 from artifacts.errors import BadInput, OutOfResources
 
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # of the disk, of a quota, of what a file may hold
+
 
 @contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
@@ -22,9 +24,9 @@ def replacing(path: str | Path) -> Iterator[Path]:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         yield temporary
-        _sync(temporary)
+        sync(temporary)
         temporary.replace(path)
-        _sync(path.parent)
+        sync(path.parent)
     except OSError as error:
         raise _explained(error, path) from error
     finally:
@@ -41,7 +43,8 @@ def check_writable(path: Path) -> None:
         raise BadInput(f"cannot write {path}: the folder {path.parent} is read-only; name another")
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Wait until a file, or a folder's names, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -51,6 +54,6 @@ def _sync(path: Path) -> None:
 
 def _explained(error: OSError, path: Path) -> BadInput | OutOfResources:
     # Arrow raises OSError without an errno, so its text has to tell.
-    if error.errno in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error):
+    if error.errno in FULL or any(sign in str(error) for sign in ("No space left", "File too large")):
         return OutOfResources(f"no space left to write {path}: free some and try again")
     return BadInput(f"cannot write {path}: {error.strerror or error}")

@@ -1,4 +1,7 @@
-"""The tables of the store (DESIGN 4), as DDL."""
+"""The tables of the store (DESIGN 4), as DDL, and what an older store lacks of them."""
+
+import re
+from collections.abc import Mapping, Set
 
 SCHEMA_VERSION = 3
 
@@ -83,30 +86,45 @@ ARTEFACT_TABLES = {
         perplexity_ratio DOUBLE""",
 }
 
-# What each version added to the one before it: tables and columns that stores of that age lack.
-_ADDED = {
-    2: ("quant_loss", "replicas", "hardware", "curves", "splits", "expert_maps"),
-    3: ("bench_layers", "predictors", "presets"),
-}
-_ADDED_COLUMNS = {
-    2: (("traces", "predicted FLOAT[]"),),
-    3: (
-        ("traces", "learned FLOAT[]"),
-        ("traces", "embedding FLOAT[]"),
-        *(("hardware", f"{name} DOUBLE") for name in ("host_s", "host_iqr_s", "latency_s", "latency_iqr_s")),
-    ),
-}
+
+def columns() -> dict[str, dict[str, str]]:
+    """By table the definition of each column, by name."""
+    return {table: _columns(ddl) for table, ddl in (CONTROL_TABLES | ARTEFACT_TABLES).items()}
 
 
-def migration(version: int) -> list[str]:
-    """The statements that bring a store of an older version up to this one."""
-    names = [name for added, tables in sorted(_ADDED.items()) if added > version for name in tables]
-    columns = [column for added, several in sorted(_ADDED_COLUMNS.items()) if added > version for column in several]
-    # Of a table that an older version did not have either, all columns are there already.
-    added = [f"ALTER TABLE {name} ADD COLUMN IF NOT EXISTS {column}" for name, column in columns]
-    return [f"CREATE TABLE {name} ({ARTEFACT_TABLES[name]})" for name in names] + added
+def unmendable(have: Mapping[str, Set[str]], filled: Set[str]) -> str:
+    """What the `filled` tables of an older store lack that must have a value in every row; nothing if all is well.
+
+    No release left such a store: what versions add to a table may be empty.
+    """
+    lost = {
+        table: [name for name, definition in own.items() if name not in have[table] and "NOT NULL" in definition]
+        for table, own in columns().items()
+        if table in have and table in filled
+    }
+    return "; ".join(f"{table} lacks {', '.join(names)}" for table, names in lost.items() if names)
+
+
+def migration(have: Mapping[str, Set[str]]) -> list[str]:
+    """The statements that bring a store with these columns by table up to this version: versions only ever add."""
+    found = []
+    for table, own in columns().items():
+        missing = {name: definition for name, definition in own.items() if name not in have.get(table, ())}
+        if table in have and any("NOT NULL" in definition for definition in missing.values()):  # no rows, or unmendable
+            found.append(f"DROP TABLE {table}")
+        elif table in have:
+            found += [f"ALTER TABLE {table} ADD COLUMN {definition}" for definition in missing.values()]
+            continue
+        found.append(f"CREATE TABLE {table} ({(CONTROL_TABLES | ARTEFACT_TABLES)[table]})")
+    return found
 
 
 def statements() -> list[str]:
     """The statements that make an empty store."""
-    return [f"CREATE TABLE {name} ({columns})" for name, columns in (CONTROL_TABLES | ARTEFACT_TABLES).items()]
+    return migration({})
+
+
+def _columns(ddl: str) -> dict[str, str]:
+    """Definitions end at commas that no parenthesis encloses; a name may be quoted."""
+    definitions = [part.strip() for part in re.split(r",(?![^(]*\))", ddl)]
+    return {definition.split()[0].strip('"'): definition for definition in definitions}

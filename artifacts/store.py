@@ -1,7 +1,6 @@
 """The store: one DuckDB file in which every artefact hangs on the run that wrote it, whole or absent (DESIGN 4)."""
 
 import json
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -9,12 +8,12 @@ from types import TracebackType
 import duckdb
 import pyarrow as pa
 
-from artifacts.database import connect, transaction, translated
+from artifacts.database import transaction, translated
 from artifacts.errors import BadInput, Incompatible
-from artifacts.files import replacing
-from artifacts.provenance import ModelInfo, RunInfo, StoredRun, TableSize, utc_now, versions
-from artifacts.schema import ARTEFACT_TABLES, SCHEMA_VERSION, migration, statements
+from artifacts.provenance import ModelInfo, RunInfo, StoredRun, TableSize
+from artifacts.schema import ARTEFACT_TABLES
 from artifacts.shape import Shape
+from artifacts.storefile import Identity, open_file, remove_made, stored_columns
 
 
 class Store:
@@ -25,10 +24,10 @@ class Store:
     or memory is full.
     """
 
-    def __init__(self, path: Path, connection: duckdb.DuckDBPyConnection, *, is_new: bool) -> None:
+    def __init__(self, path: Path, connection: duckdb.DuckDBPyConnection, *, made: Identity | None) -> None:
         self.path = path
         self._connection = connection
-        self._is_unwritten = is_new
+        self._unwritten = made
 
     @classmethod
     def open(cls, path: str | Path, *, read_only: bool = False, patience_s: float | None = None) -> "Store":
@@ -39,21 +38,8 @@ class Store:
         and Incompatible (made by a newer moectl).
         """
         path = Path(path)
-        is_new = not path.exists()
-        store = cls(path, connect(path, read_only=read_only, patience_s=patience_s), is_new=is_new)
-        try:
-            with translated(path):
-                version = _prepare(store._connection, path, read_only=read_only)
-                # What a reader asks an older store for, it has: the tables that it lacks belong to no run of its.
-                if version < SCHEMA_VERSION and not read_only:
-                    store._connection.close()
-                    _keep_copy(path, version)
-                    store._connection = connect(path, read_only=False)
-                    _migrate(store._connection, version)
-        except BaseException:
-            store.close()
-            raise
-        return store
+        connection, made = open_file(path, read_only=read_only, patience_s=patience_s)
+        return cls(path, connection, made=made)
 
     def __enter__(self) -> "Store":
         return self
@@ -63,11 +49,10 @@ class Store:
 
     def close(self) -> None:
         """Close the file. Closing twice is harmless."""
+        if self._unwritten:
+            remove_made(self.path, self._unwritten)
+            self._unwritten = None
         self._connection.close()
-        if self._is_unwritten:
-            self._is_unwritten = False
-            self.path.unlink(missing_ok=True)
-            self.path.with_name(self.path.name + ".wal").unlink(missing_ok=True)
 
     @property
     def nbytes(self) -> int:
@@ -87,7 +72,7 @@ class Store:
             row += [shape.num_layers, shape.num_experts, shape.top_k, shape.expert_nbytes]
             with translated(self.path):
                 self._connection.execute("INSERT INTO models VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
-            self._is_unwritten = False
+            self._unwritten = None
         return model.model_id
 
     def require_model(self, fingerprint: str, *, name: str) -> ModelInfo:
@@ -123,7 +108,7 @@ class Store:
                 self._insert_run(run_id, run, contents)
                 for name, table in tables.items():
                     self._insert_rows(name, run_id, table)
-            self._is_unwritten = False
+            self._unwritten = None
             # A copy of the file without its write-ahead log would silently lack this run.
             self._connection.execute("CHECKPOINT")
         return run_id
@@ -168,6 +153,11 @@ class Store:
         """The rows of any query: what a report shows, and how its reader finds it again."""
         with translated(self.path):
             return self._connection.sql(select).to_arrow_table(batch_size=1_000_000)
+
+    def columns(self) -> dict[str, set[str]]:
+        """Names of the columns that the file has, by table; an older store lacks some."""
+        with translated(self.path):
+            return stored_columns(self._connection)
 
     def sizes(self) -> dict[str, TableSize]:
         """Rows and bytes of all complete runs together, by table; tables without rows are left out."""
@@ -225,45 +215,3 @@ def _stored_run(row: tuple) -> StoredRun:
     info = RunInfo(*texts, parameters=json.loads(parameters), versions=json.loads(made_with))
     sizes = {name: TableSize(**size) for name, size in json.loads(contents).items()}
     return StoredRun(run_id=run_id, info=info, contents=sizes)
-
-
-def _prepare(connection: duckdb.DuckDBPyConnection, path: Path, *, read_only: bool) -> int:
-    """Check that this is a store that we can read, fill an empty file with the tables of one; return its version."""
-    tables = {name for (name,) in connection.execute("SELECT table_name FROM duckdb_tables()").fetchall()}
-    if not tables and read_only:
-        raise BadInput(f"{path} is empty; moectl profile fills it")
-    if not tables:
-        _execute(connection, statements())
-        return SCHEMA_VERSION
-    if "schema_version" not in tables:
-        raise BadInput(f"{path} is a DuckDB file but not a store of moectl; name another file")
-    [(version,)] = connection.execute("SELECT max(version) FROM schema_version").fetchall()
-    if version > SCHEMA_VERSION:
-        raise Incompatible(
-            f"{path} was made by a newer moectl (schema {version}, this one knows {SCHEMA_VERSION}); upgrade moectl"
-        )
-    if not read_only and version < SCHEMA_VERSION:
-        connection.execute("CHECKPOINT")  # or the copy would lack what is still in the write-ahead log
-    return version
-
-
-def _keep_copy(path: Path, version: int) -> None:
-    """`moe.duckdb.v1` beside `moe.duckdb`. The store must be closed: whoever closes a file of his loses its lock."""
-    with replacing(path.with_name(f"{path.name}.v{version}")) as temporary:
-        shutil.copyfile(path, temporary)
-
-
-def _migrate(connection: duckdb.DuckDBPyConnection, version: int) -> None:
-    """To the present version, whole or not at all; a no-op when another process was faster."""
-    [(found,)] = connection.execute("SELECT max(version) FROM schema_version").fetchall()
-    if found == version:
-        _execute(connection, migration(version))
-
-
-def _execute(connection: duckdb.DuckDBPyConnection, ddl: list[str]) -> None:
-    """Run the statements and enter the version that they lead to, in one transaction."""
-    with transaction(connection):
-        for statement in ddl:
-            connection.execute(statement)
-        made_with = versions().get("moectl", "not installed")
-        connection.execute("INSERT INTO schema_version VALUES (?, ?, ?)", [SCHEMA_VERSION, utc_now(), made_with])

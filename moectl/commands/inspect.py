@@ -57,7 +57,7 @@ def inspect(name: str, store: Path, *, run: int | None, layer: int | None, verif
     Raises BadUsage (unknown name or layer), BadInput (store, replica files) and Incompatible (store).
     """
     if verify and name != "replicas":
-        raise BadUsage(f"--verify reads replica files: it goes with replicas, not with {name}")
+        raise BadUsage(f"--verify reads what is on the disk: it goes with store and replicas, not with {name}")
     if name in _KNOWLEDGE:
         return View(name, {"rows": _KNOWLEDGE[name](store)})
     if name not in _STORED and name not in _ARTEFACTS:

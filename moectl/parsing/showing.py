@@ -36,7 +36,7 @@ def _inspect(
     layer: Annotated[int | None, typer.Option(min=0, help="One layer in detail.")] = None,
     heatmap: Annotated[bool, typer.Option("--heatmap", help="A picture instead of a table.")] = False,
     png: Annotated[Path | None, typer.Option(help="Write that picture to this file, .png or .svg.")] = None,
-    verify: Annotated[bool, typer.Option("--verify", help="Read replica files and check every byte.")] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="Of store and replicas: read it all and compare.")] = False,
     data: Annotated[str, typer.Option(help="Held-out text, for substitution and precision.")] = "builtin:held-out",
     tokens: Annotated[int, typer.Option(min=2, help="Tokens of it.")] = 4096,
     draws: Annotated[int, typer.Option(min=1, help="Random draws: of resident experts, of widths.")] = 3,
@@ -83,6 +83,12 @@ def _inspect(
         wanted = prefetching.Request(distance=distance, budget=budget, eviction=eviction, window=window)
         prefetching.show(prefetching.prefetching(source, wanted), as_json=json)
         return
+    if name == "store" and verify:
+        from moectl.commands import checking
+
+        checking.refuse_views(heatmap=heatmap, layer=layer, run=run, model=model)
+        checking.show(found := checking.verified(store), as_json=json)
+        raise typer.Exit(found.exit_code)
     from moectl.commands import inspect as verb
 
     verb.refuse_model(name, model)

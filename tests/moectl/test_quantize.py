@@ -125,7 +125,7 @@ def test_a_store_without_replicas_says_so(model: str, capfd: pytest.CaptureFixtu
     profile = ("--tokens", "64", "--length", "16", "--no-similarity", "--data", "text.txt")
     said_by(capfd, "profile", model, *profile)
     assert "holds no replicas" in said_by(capfd, "inspect", "replicas", code=5)
-    assert "--verify reads replica files" in said_by(capfd, "inspect", "runs", "--verify", code=2)
+    assert "--verify reads what is on the disk" in said_by(capfd, "inspect", "runs", "--verify", code=2)
 
 
 def test_killed_in_the_middle_and_run_again(model: str, capfd: pytest.CaptureFixture[str]) -> None:

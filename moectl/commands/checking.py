@@ -1,0 +1,50 @@
+"""`moectl inspect store --verify`: every row and every replica file of a store, compared with what runs say of them."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from artifacts.errors import BadUsage
+from artifacts.store import Store
+from artifacts.storecheck import Checked, check_store
+from moectl.errors import DONE, INPUT, PARTLY
+from moectl.render import Sheet, show_json, show_sheet
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """A store and what was found."""
+
+    store: Path
+    checked: Checked
+
+    @property
+    def exit_code(self) -> int:
+        """3 where something is lost or damaged, 6 where something half done merely lies there."""
+        findings = self.checked.findings
+        return INPUT if any(finding.is_loss for finding in findings) else PARTLY if findings else DONE
+
+
+def refuse_views(*, heatmap: bool, layer: int | None, run: int | None, model: str | None) -> None:
+    """Raise BadUsage for what shows a part of a store only."""
+    if heatmap or layer is not None or run is not None or model is not None:
+        raise BadUsage("inspect store --verify looks at all of a store: leave the model, --run, --layer, --heatmap out")
+
+
+def verified(store: Path) -> Verified:
+    """Raises BadInput, Incompatible and OutOfResources for a store that cannot be opened."""
+    with Store.open(store, read_only=True) as opened:
+        return Verified(store, check_store(opened))
+
+
+def show(found: Verified, *, as_json: bool) -> None:
+    """A line for each finding, or one JSON object."""
+    checked = found.checked
+    if as_json:
+        sizes = {"runs": checked.num_runs, "rows": checked.num_rows, "replica_files": checked.num_files}
+        findings = [asdict(finding) for finding in checked.findings]
+        show_json({"name": "store", "store": str(found.store), **sizes, "findings": findings})
+        return
+    looked = f"{checked.num_runs:,} runs, {checked.num_rows:,} rows and {checked.num_files:,} replica files were read"
+    rows = [(finding.about, finding.says, finding.remedy) for finding in checked.findings]
+    note = f"{looked}: {len(rows) or 'no'} finding{'s' * (len(rows) != 1)}"
+    show_sheet(Sheet(str(found.store), ("about", "what there is", "what mends it"), rows, note))
