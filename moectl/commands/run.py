@@ -20,6 +20,7 @@ from moectl.bundled import demo_model
 from moectl.commands.profile import check_store, model_info
 from moectl.opening import open_quietly
 from moectl.render import Sheet, human_bytes, show_json, show_sheet
+from moectl.text import Text
 from runtime.base import on_base
 from runtime.counters import AT_BITS, hit_rate
 from runtime.generate import Sampling, Timing, Token
@@ -116,7 +117,11 @@ class Answer:
 
 def open_session(name: str, settings: Settings, *, store: Path, base: int = FULL_BITS) -> Session:
     """A session on a base, with what the store knows of this model; without a store, with nothing."""
-    opened = open_quietly(name, device=settings.device)
+    return session_on(open_quietly(name, device=settings.device), name, settings, store=store, base=base)
+
+
+def session_on(opened: MoeModel, name: str, settings: Settings, *, store: Path, base: int = FULL_BITS) -> Session:
+    """The same on a model that is open, `name` as the user gave it; no other session has it."""
     if isinstance(settings.preset, Preset):
         own = find_presets([settings.preset.name], store, model_id=opened.fingerprint[:16])
         settings = replace(settings, preset=own.get(settings.preset.name, settings.preset))
@@ -265,15 +270,11 @@ def _answer(session: Session, prompt: torch.Tensor, sampling: Sampling, *, echo:
 
 def _echoed(session: Session, tokens: Iterator[Token]) -> Iterator[Token]:
     """Pass tokens on; print what they add to the text once it can no longer change."""
-    tokenizer, ids, text, num_printed = _tokenizer(session), [], "", 0
+    text = Text(_tokenizer(session))
     for token in tokens:
-        ids.append(token.token_id)
-        text = tokenizer.decode(ids, skip_special_tokens=True)
-        if not text.endswith("�"):  # the rest of a character is still to come
-            print(text[num_printed:], end="", flush=True)
-            num_printed = len(text)
+        print(text.add(token.token_id), end="", flush=True)
         yield token
-    print(text[num_printed:])
+    print(text.rest())
 
 
 def _ask() -> str | None:
