@@ -12,11 +12,9 @@ from runtime.model import MoeModel
 NAMES = {Fused: "fused", FusedCuda: "fused, triton"}  # for a receipt
 
 
-def fused_for(opened: MoeModel, *, is_cut: bool = False) -> type[Fused] | type[FusedCuda] | None:
+def fused_for(opened: MoeModel) -> type[Fused] | type[FusedCuda] | None:
     """What computes experts of this model's kind where it is, whole or cut in two; None: torch."""
-    if Fused.suits(opened):
-        return Fused
-    return FusedCuda if FusedCuda.suits(opened) and not is_cut else None
+    return next((kind for kind in (Fused, FusedCuda) if kind.suits(opened)), None)
 
 
 def alone(opened: MoeModel, contents: Sequence[torch.Tensor]) -> Callable[[int], None]:

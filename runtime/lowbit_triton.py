@@ -86,19 +86,19 @@ def _codes(words, row, last_row, stride, columns, shift, in_range, bits: tl.cons
 
 
 @triton.jit
-def _multiply(
+def product(
     x_ptr,
     words_ptr,
     zeros_ptr,
     scales_ptr,
-    shares_ptr,
     count,
+    outputs,
+    first_group,
+    last_group,
     num_inputs,
     num_outputs,
-    num_groups,
     last_word,
     zero_words,
-    groups_each,
     group_size,
     bits: tl.constexpr,
     num_rows: tl.constexpr,
@@ -106,13 +106,12 @@ def _multiply(
     block_inputs: tl.constexpr,
     precision: tl.constexpr,
 ):
-    """One block of outputs, one share of the groups: shares [share, T, O]."""
-    share = tl.program_id(1)
-    outputs = tl.program_id(0) * block_outputs + tl.arange(0, block_outputs)
+    """Some outputs of x [count, I] times a packed matrix, of its inputs some groups: float32 [num_rows,
+    block_outputs]."""
     tokens = tl.arange(0, num_rows)
     is_output = outputs < num_outputs
     total = tl.zeros((num_rows, block_outputs), tl.float32)
-    for group in range(share * groups_each, tl.minimum((share + 1) * groups_each, num_groups)):
+    for group in range(first_group, last_group):
         products = tl.zeros((num_rows, block_outputs), tl.float32)
         sum_x = tl.zeros((num_rows,), tl.float32)
         end = (group + 1) * group_size
@@ -140,8 +139,56 @@ def _multiply(
                 zeros_ptr + group * zero_words, places >> 5, zero_words - 1, 1, 0, places & 31, is_output, bits
             )
             total += scale[None, :] * (products - zeros.to(tl.float32)[None, :] * sum_x[:, None])
+    return total
+
+
+@triton.jit
+def _multiply(
+    x_ptr,
+    words_ptr,
+    zeros_ptr,
+    scales_ptr,
+    shares_ptr,
+    count,
+    num_inputs,
+    num_outputs,
+    num_groups,
+    last_word,
+    zero_words,
+    groups_each,
+    group_size,
+    bits: tl.constexpr,
+    num_rows: tl.constexpr,
+    block_outputs: tl.constexpr,
+    block_inputs: tl.constexpr,
+    precision: tl.constexpr,
+):
+    """One block of outputs, one share of the groups: shares [share, T, O]."""
+    share = tl.program_id(1)
+    outputs = tl.program_id(0) * block_outputs + tl.arange(0, block_outputs)
+    total = product(
+        x_ptr,
+        words_ptr,
+        zeros_ptr,
+        scales_ptr,
+        count,
+        outputs,
+        share * groups_each,
+        tl.minimum((share + 1) * groups_each, num_groups),
+        num_inputs,
+        num_outputs,
+        last_word,
+        zero_words,
+        group_size,
+        bits,
+        num_rows,
+        block_outputs,
+        block_inputs,
+        precision,
+    )
+    tokens = tl.arange(0, num_rows)
     places = shares_ptr + (share * count + tokens[:, None]) * num_outputs + outputs[None, :]
-    tl.store(places, total, mask=(tokens[:, None] < count) & is_output[None, :])
+    tl.store(places, total, mask=(tokens[:, None] < count) & (outputs < num_outputs)[None, :])
 
 
 @triton.jit

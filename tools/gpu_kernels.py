@@ -1,8 +1,11 @@
-"""What tools.gpu_check checks of the kernels for a token's experts and for buddies: the same answer, and how soon."""
+"""What tools.gpu_check checks of the kernels for experts, of a token and of prompts, and for buddies: the same answer,
+and how soon."""
 
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import cycle, islice
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -10,63 +13,121 @@ from torch.nn import functional as F
 
 from tools.gpu_checks import Finding, finish
 
-SIZES = {"olmoe-1b-7b": (2048, 1024, 8), "mixtral-8x7b": (4096, 14336, 2)}  # hidden, neurons, ranks
+SIZES = {"olmoe-1b-7b": (2048, 1024, 8, 64), "mixtral-8x7b": (4096, 14336, 2, 8)}  # hidden, neurons, ranks, experts
 ALLOWED = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 2e-2}  # of the largest output
 BUDDY_TOKENS = (1, 8, 64, 512)
+PROMPTS = (128, 512)
 _CALLS = 100
 
 
 class Experts:
-    """An arena of random experts that takes turns among tokens' choices, and what torch makes of the same."""
+    """An arena of random experts, and what torch makes of them, one after another."""
 
-    def __init__(self, hidden: int, neurons: int, top_k: int, *, turns: int, dtype: torch.dtype, device: str) -> None:
-        self.hidden, self.neurons, self.top_k = hidden, neurons, top_k
-        random = torch.Generator(device).manual_seed(0)
-        size, count = 3 * hidden * neurons, top_k * turns
-        self.arena = torch.randn(count * size, generator=random, device=device, dtype=dtype) * hidden**-0.5
-        self.starts = torch.arange(count, device=device) * size
-        self.ids = [torch.arange(turn * top_k, (turn + 1) * top_k, device=device)[None] for turn in range(turns)]
-        self.weights = torch.rand(1, top_k, generator=random, device=device)
-        self.x = torch.randn(1, hidden, generator=random, device=device).to(dtype)
-        self._y = torch.empty(top_k, hidden, device=device)
-        self._inner = torch.empty(top_k, neurons, dtype=dtype, device=device)
-        self._views = [self._cut(expert) for expert in self.arena.split(size)]
+    def __init__(self, sizes: tuple[int, int, int, int], *, dtype: torch.dtype, device: str) -> None:
+        from runtime.strides import Strides
+        from runtime.weights import ExpertLayout
 
-    def kernels(self, turn: int) -> torch.Tensor:
+        hidden, neurons, self.top_k, self.count = sizes
+        layout = ExpertLayout.of({"gate_up_proj": (2 * neurons, hidden), "down_proj": (hidden, neurons)}, dtype)
+        self.strides, size = Strides.whole(layout), layout.nbytes // dtype.itemsize
+        self.hidden, self.dtype, self.device = hidden, dtype, device
+        self.random = torch.Generator(device).manual_seed(0)
+        self.arena = self._normal(self.count * size, dtype) * hidden**-0.5
+        self.starts = torch.arange(self.count, device=device) * size
+        self._views = [layout.views(expert.view(torch.uint8)) for expert in self.arena.split(size)]
+
+    def step(self, num_tokens: int) -> "Tokens":
+        """Tokens that go to random experts."""
+        ids = torch.rand(num_tokens, self.count, generator=self.random, device=self.device).topk(self.top_k).indices
+        weights = torch.rand(num_tokens, self.top_k, generator=self.random, device=self.device)
+        return Tokens(self._normal(num_tokens * self.hidden, self.dtype).view(num_tokens, -1), ids, weights)
+
+    def few(self, step: "Tokens") -> torch.Tensor:
+        """By the kernels that read weights for each token."""
         from runtime import fused_triton
 
-        offsets, ids, out = (0, 2 * self.hidden * self.neurons), self.ids[turn], torch.empty_like(self.x)
-        fused_triton.multiply(self.x, ids, self.starts, self.arena, offsets=offsets, inner=self._inner, y=self._y)
-        fused_triton.combine(self._y, ids, self.weights, out)
+        y, out = torch.empty(step.ids.numel(), self.hidden, device=self.device), torch.empty_like(step.x)
+        fused_triton.multiply(step.x, step.ids, self.starts, self.arena, strides=self.strides, y=y)
+        fused_triton.combine(y, step.ids, step.weights, out)
         return out
 
-    def one_by_one(self, turn: int) -> torch.Tensor:
-        """One expert after another, the weights known to the host."""
-        out = torch.zeros_like(self.x)
-        for rank in range(self.top_k):
-            gate_up, down = self._views[turn * self.top_k + rank]
-            gate, up = F.linear(self.x, gate_up).chunk(2, dim=-1)
-            out += (F.linear(F.silu(gate) * up, down) * self.weights[:, rank : rank + 1]).to(out.dtype)
+    def many(self, step: "Tokens") -> torch.Tensor:
+        """By those that sort tokens by expert first; that ids come to the host belongs to it."""
+        from runtime import fused_triton, grouped_triton
+        from runtime.groups import Groups
+
+        ids = step.ids.cpu().numpy()
+        groups, size = Groups(ids), grouped_triton.tile_tokens(ids.size, self.count)
+        tiles = groups.tiles({int(expert): int(expert) for expert in np.unique(ids)}, size)
+        order, tiles = (torch.from_numpy(one).to(self.device, non_blocking=True) for one in (groups.order, tiles))
+        y, out = torch.empty(ids.size, self.hidden, dtype=self.dtype, device=self.device), torch.empty_like(step.x)
+        own = {"top_k": self.top_k, "block_tokens": size, "strides": self.strides}
+        grouped_triton.multiply(step.x, order, tiles, self.starts, self.arena, **own, y=y)
+        fused_triton.combine(y, step.ids, step.weights, out)
         return out
 
-    def _cut(self, expert: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        gate_up, down = expert.split([2 * self.hidden * self.neurons, self.hidden * self.neurons])
-        return gate_up.view(2 * self.neurons, self.hidden), down.view(self.hidden, self.neurons)
+    def one_by_one(self, step: "Tokens") -> torch.Tensor:
+        """One expert after another, as transformers' own loop does it."""
+        out = torch.zeros_like(step.x)
+        for expert in step.ids.unique().tolist():
+            tokens, ranks = (step.ids == expert).nonzero(as_tuple=True)
+            gate, up = F.linear(step.x[tokens], self._views[expert]["gate_up_proj"]).chunk(2, dim=-1)
+            y = F.linear(F.silu(gate) * up, self._views[expert]["down_proj"]) * step.weights[tokens, ranks, None]
+            out.index_add_(0, tokens, y.to(out.dtype))
+        return out
+
+    def _normal(self, count: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.randn(count, generator=self.random, device=self.device, dtype=dtype)
 
 
-def experts(device: str, sizes: tuple[int, int, int], *, turns: int = 4, calls: int = _CALLS) -> Finding:
-    """Passed if the kernels give what torch gives in every dtype; microseconds of one token in bfloat16, cold."""
-    differences = {}
+class Tokens(NamedTuple):
+    """x [T, H], ids [T, K] and weights [T, K]."""
+
+    x: torch.Tensor
+    ids: torch.Tensor
+    weights: torch.Tensor
+
+
+def experts(device: str, sizes: tuple[int, int, int, int], *, calls: int = _CALLS) -> Finding:
+    """Passed if the kernels give what torch gives of a token in every dtype; microseconds in bfloat16, other experts
+    every time."""
+    return _compared(device, sizes, Experts.few, (1,), calls)
+
+
+def prompts(
+    device: str, sizes: tuple[int, int, int, int], *, num_tokens: tuple[int, ...] = PROMPTS, calls: int = 10
+) -> Finding:
+    """The same of prompts, and equal bits when asked twice."""
+    return _compared(device, sizes, Experts.many, num_tokens, calls)
+
+
+def _compared(
+    device: str,
+    sizes: tuple[int, int, int, int],
+    way: Callable[[Experts, Tokens], torch.Tensor],
+    num_tokens: tuple[int, ...],
+    calls: int,
+) -> Finding:
+    shares, figures, is_same = {}, {}, True
     for dtype, allowed in ALLOWED.items():
-        case = Experts(*sizes, turns=turns, dtype=dtype, device=device)
-        ours, theirs = case.kernels(0).float(), case.one_by_one(0).float()
-        differences[dtype] = ((ours - theirs).abs().max() / theirs.abs().max()).item() / allowed
-    nbytes = 3 * sizes[0] * sizes[1] * sizes[2] * 2
-    ours_us, theirs_us = (_us(way, turns, calls, device) for way in (case.kernels, case.one_by_one))
-    detail = f"{max(differences.values()):.2f} of what is allowed; a token {ours_us:.0f} us, torch {theirs_us:.0f} us"
-    named = {str(dtype).removeprefix("torch."): share for dtype, share in differences.items()}
-    figures = {"of_allowed": named, "us": ours_us, "torch_us": theirs_us, "gbps": nbytes / ours_us / 1e3}
-    return max(differences.values()) <= 1, detail, figures
+        case = Experts(sizes, dtype=dtype, device=device)
+        for count in num_tokens:
+            step = case.step(count)
+            ours, theirs = way(case, step), case.one_by_one(step).float()
+            is_same &= torch.equal(ours, way(case, step))
+            difference = ((ours.float() - theirs).abs().max() / theirs.abs().max()).item()
+            shares[f"{str(dtype).removeprefix('torch.')}, {count} tokens"] = difference / allowed
+    for count in num_tokens:
+        steps = [case.step(count) for _ in range(4)]
+        us = [microseconds(partial(_turn, case, own, steps), 4, calls, device) for own in (way, Experts.one_by_one)]
+        figures[f"{count} tokens"] = dict(zip(("us", "torch_us"), us, strict=True))
+    told = ", ".join(f"{name} {one['us']:.0f} us, torch {one['torch_us']:.0f} us" for name, one in figures.items())
+    detail = f"{max(shares.values()):.2f} of what is allowed, {'equal' if is_same else 'OTHER'} bits again; {told}"
+    return max(shares.values()) <= 1 and is_same, detail, {"of_allowed": shares, **figures}
+
+
+def _turn(case: Experts, way: Callable[[Experts, Tokens], torch.Tensor], steps: list[Tokens], turn: int) -> None:
+    way(case, steps[turn])
 
 
 def buddies(device: str, *, num_tokens: tuple[int, ...] = BUDDY_TOKENS, calls: int = _CALLS) -> Finding:
@@ -83,12 +144,12 @@ def buddies(device: str, *, num_tokens: tuple[int, ...] = BUDDY_TOKENS, calls: i
         own = torch.from_numpy(selected).to(device)
         said = substitute(own, *there, 16).cpu().numpy()
         is_same &= np.array_equal(said, buddy.substitute(selected, resident, lists, 16))
-        figures[f"{count} tokens"] = _us(lambda turn, own=own: substitute(own, *there, 16), 1, calls, device)
+        figures[f"{count} tokens"] = microseconds(lambda turn, own=own: substitute(own, *there, 16), 1, calls, device)
     told = ", ".join(f"{name} {us:.0f} us" for name, us in figures.items())
     return is_same, f"{'the same' if is_same else 'DIFFERENT'} as the policy; {told}", figures
 
 
-def _us(work: Callable[[int], object], turns: int, calls: int, device: str) -> float:
+def microseconds(work: Callable[[int], object], turns: int, calls: int, device: str) -> float:
     """Of one call, launches and all, the next experts each time."""
     work(0)
     finish(device)

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tests.runtime.triton_process import needs_triton, run
+from tests.runtime.triton_process import compiler, cubin_size, interpret, needs_triton
 
 pytestmark = needs_triton
 INTERPRETED = """
@@ -42,19 +42,16 @@ def check(case):
 check()
 print(replaced)
 """
-COMPILED = """
-from runtime.buddy_triton import _substitute
-from tests.runtime.triton_process import cubin_size
-tensors = {"selected_ptr": "*i64", "resident_ptr": "*u8", "buddies_ptr": "*i64", "out_ptr": "*i64"}
-print(cubin_size(_substitute, 90, tensors, width=8, most=16))
-"""
 
 
 def test_it_says_what_the_policy_says() -> None:
-    (replaced,) = run(INTERPRETED, TRITON_INTERPRET="1")
+    (replaced,) = interpret(INTERPRETED)
     assert int(replaced) > 20, "too few examples in which anything was replaced"
 
 
 def test_it_compiles_for_gpus(tmp_path: Path) -> None:
-    (size,) = run(COMPILED, TRITON_CACHE_DIR=str(tmp_path))
-    assert int(size) > 0
+    from runtime.buddy_triton import _substitute
+
+    tensors = {"selected_ptr": "*i64", "resident_ptr": "*u8", "buddies_ptr": "*i64", "out_ptr": "*i64"}
+    with compiler(tmp_path):
+        assert cubin_size(_substitute, 90, tensors, width=8, most=16)

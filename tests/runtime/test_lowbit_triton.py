@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from tests.runtime.triton_process import needs_triton, run
+from tests.runtime.triton_process import compiler, cubin_size, interpret, needs_triton
 
 pytestmark = needs_triton
 # out, in, group: blocks that are full or not, groups of a row, groups that end within a word; and programs wished for,
@@ -30,24 +30,21 @@ for out, size, group_size, lowbit_triton._PROGRAMS in shapes:
             error = ((y.float() - theirs).norm() / theirs.norm()).item() if count else 0.0
             print(json.dumps([f"{out}x{size}, groups of {group_size}, {bits} bits, {count}", dtype, error]))
 """
-COMPILED = """
-from runtime.lowbit_triton import _multiply, _unpack
-from tests.runtime.triton_process import cubin_size
-tensors = {"words_ptr": "*i32", "zeros_ptr": "*i32", "scales_ptr": "*fp16", "shares_ptr": "*fp32"}
-blocks = dict(bits=3, block_outputs=64, block_inputs=64)
-print(cubin_size(_multiply, 80, tensors | {"x_ptr": "*bf16"}, num_rows=16, precision="tf32", **blocks))
-print(cubin_size(_multiply, 90, tensors | {"x_ptr": "*fp32"}, num_rows=1, precision="ieee", **blocks))
-print(cubin_size(_unpack, 90, tensors | {"out_ptr": "*bf16"}, **blocks))
-"""
 
 
 def test_it_agrees_with_the_oracle() -> None:
-    lines = run(INTERPRETED, json.dumps([SHAPES, RUNS]), TRITON_INTERPRET="1")
+    lines = interpret(INTERPRETED, json.dumps([SHAPES, RUNS]))
     assert len(lines) == len(SHAPES) * 4 * len(RUNS)
     for case, dtype, error in map(json.loads, lines):
         assert error < ALLOWED[dtype], (case, dtype, error)
 
 
 def test_it_compiles_for_gpus(tmp_path: Path) -> None:
-    sizes = run(COMPILED, TRITON_CACHE_DIR=str(tmp_path))
-    assert len(sizes) == 3 and all(int(size) > 0 for size in sizes)
+    from runtime.lowbit_triton import _multiply, _unpack
+
+    tensors = {"words_ptr": "*i32", "zeros_ptr": "*i32", "scales_ptr": "*fp16", "shares_ptr": "*fp32"}
+    tensors |= {"x_ptr": "*bf16", "out_ptr": "*bf16"}
+    blocks = {"bits": 3, "block_outputs": 64, "block_inputs": 64}
+    with compiler(tmp_path):
+        assert cubin_size(_multiply, 80, tensors, num_rows=16, precision="tf32", **blocks)
+        assert cubin_size(_unpack, 90, tensors, **blocks)

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.runtime.triton_process import needs_triton
-from tests.runtime.triton_process import run as run_process
+from tests.runtime.triton_process import interpret, needs_triton
 from tools import gpu_bench, gpu_models
 from tools.bench_resident import plain_model
 from tools.gpu_bench import NO_TIME, markdown
@@ -25,7 +24,8 @@ WITHOUT = """
 import sys
 absent = {"duckdb", "datasets", "lm_eval", "numba"}
 sys.modules.update(dict.fromkeys(absent))
-import tools.gpu_check, tools.gpu_checks, tools.gpu_kernels, tools.gpu_lowbit, tools.gpu_replicas, tools.gpu_bench
+import tools.gpu_check, tools.gpu_checks, tools.gpu_kernels, tools.gpu_lowbit, tools.gpu_packed, tools.gpu_replicas
+import tools.gpu_bench
 import runtime.session, profilers.peers, profilers.quality
 del sys.modules["numba"]  # only experts and replicas on a CPU need it
 sys.argv[1:] = ["--tiny", "--device", "cpu", "--threads", "1", "--prompt", "8", "--tokens", "2", "--sequences", "1"]
@@ -34,9 +34,12 @@ tools.gpu_bench.main()
 """
 KERNELS = """
 import torch
-from tools import gpu_kernels
+from tools import gpu_kernels, gpu_packed
 gpu_kernels.ALLOWED[torch.bfloat16] = 6e-2  # the interpreter cuts where a GPU rounds
-found = [gpu_kernels.experts("cpu", (16, 8, 2), turns=1, calls=1)]
+gpu_packed.BITS = (1, 3)
+found = [gpu_kernels.experts("cpu", (16, 8, 2, 4), calls=1)]
+found.append(gpu_kernels.prompts("cpu", (16, 8, 2, 4), num_tokens=(6,), calls=1))
+found.append(gpu_packed.packed("cpu", (32, 16, 2, 4), turns=1, calls=1))
 found.append(gpu_kernels.buddies("cpu", num_tokens=(2,), calls=1))
 print(*[passed for passed, _, _ in found])
 """
@@ -131,4 +134,4 @@ def test_it_runs_without_what_machines_for_gpus_lack() -> None:
 
 @needs_triton
 def test_the_checks_of_kernels_pass_where_kernels_are_right() -> None:
-    assert run_process(KERNELS, TRITON_INTERPRET="1") == ["True True"]
+    assert interpret(KERNELS) == ["True True True True"]
