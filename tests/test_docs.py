@@ -1,8 +1,13 @@
-"""Every command that the documents show runs, in the order shown, as a reader would type them."""
+"""Every command that the documents show runs, in the order shown, as a reader would type them, on less text.
+
+Less: an eighth of the tokens, a few of the questions and turns of each measurement, the beginning of one text of the
+demo. `make demo` is the whole of it.
+"""
 
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +15,9 @@ from pathlib import Path
 import pytest
 
 from moectl.cli import main
+from moectl.commands import demo, doctor, hardware
+from profilers import prediction, tasks
+from profilers.loads import Effort
 
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -22,6 +30,30 @@ def commands(page: Path) -> list[str]:
     return [line for line in lines if line.strip() and not line.startswith("#")]
 
 
+@pytest.fixture(autouse=True)
+def quickly(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    little = Effort(lengths=(16,), turns=3)
+    monkeypatch.setattr(hardware, "THOROUGH", little)
+    monkeypatch.setattr(doctor, "QUICK", little)
+    monkeypatch.setattr(prediction, "_TIMES", 1)
+    monkeypatch.setattr(demo, "_NUM_SEQUENCES", 1)
+    monkeypatch.setattr(demo, "_DECODE", 8)
+    monkeypatch.setattr(tasks, "BUILT_IN", few_questions(tmp_path_factory.mktemp("questions")))
+
+
+def few_questions(folder: Path) -> Path:
+    shutil.copytree(str(tasks.BUILT_IN), folder, dirs_exist_ok=True)
+    for path in folder.glob("*.jsonl"):
+        path.write_text("".join(path.read_text(encoding="utf-8").splitlines(keepends=True)[:3]), encoding="utf-8")
+    return folder
+
+
+def shorter(line: str) -> str:
+    """With an eighth of the tokens, or 128; the demo, whose line names no number, with the least it takes."""
+    line = re.sub(r"--tokens (\d+)", lambda found: f"--tokens {min(int(found[1]), max(128, int(found[1]) // 8))}", line)
+    return line.replace("moectl demo", "moectl demo --tokens 1024")
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_every_command_of_a_page_runs(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
@@ -31,7 +63,7 @@ def test_every_command_of_a_page_runs(
     for line in commands(page):
         if line.startswith(SET_UP):
             continue
-        program, *arguments = shlex.split(line)
+        program, *arguments = shlex.split(shorter(line))
         if program == "moectl" and "|" not in arguments:  # a process of its own would spend most of its time importing
             code, (out, err) = main(arguments), capfd.readouterr()
         else:
