@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from moectl.app import app
 from moectl.errors import exit_code_of
-from moectl.parsing import building, comparing, running, showing
+from moectl.parsing import building, comparing, running, serving, showing
 
-__all__ = ["app", "building", "comparing", "main", "running", "showing"]
+__all__ = ["app", "building", "comparing", "main", "running", "serving", "showing"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

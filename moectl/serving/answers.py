@@ -1,0 +1,94 @@
+"""Answers and errors in the shapes that OpenAI's clients take."""
+
+import json
+import secrets
+import time
+from dataclasses import dataclass, field
+
+from moectl.serving.jobs import Done
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal(Exception):
+    """A request that is not answered: HTTP status, and why."""
+
+    status: int
+    message: str
+    param: str | None = None
+    code: str | None = None
+    headers: dict[str, str] = field(default_factory=dict)
+
+    def body(self) -> dict[str, object]:
+        return error(self.status, self.message, param=self.param, code=self.code)
+
+
+def error(status: int, message: str, *, param: str | None = None, code: str | None = None) -> dict[str, object]:
+    kind = {429: "rate_limit_error", 401: "authentication_error"}.get(status)
+    kind = kind or ("invalid_request_error" if status < 500 else "server_error")
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """Of one answer, `model` as clients call it; to a chat or to a bare prompt of so many tokens."""
+
+    is_chat: bool
+    model: str
+    num_prompt_tokens: int
+    has_usage: bool
+    has_counters: bool
+    id: str = field(default_factory=lambda: secrets.token_hex(12))
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def whole(self, text: str, done: Done) -> dict[str, object]:
+        said = {"message": {"role": "assistant", "content": text, "refusal": None}} if self.is_chat else {"text": text}
+        body = self._body("chat.completion", self._choice(said, done.reason))
+        return body | {"usage": self._usage(done)} | self._took(done)
+
+    def begins(self) -> str | None:
+        """The event before any text."""
+        return self._chunk({"role": "assistant", "content": ""}) if self.is_chat else None
+
+    def goes_on(self, text: str) -> str:
+        return self._chunk({"content": text} if self.is_chat else text)
+
+    def ends(self, done: Done) -> list[str]:
+        """The events after the text, what was used and what it took among them if that was asked for."""
+        took, empty = self._took(done), {} if self.is_chat else ""
+        last = self._chunk(empty, done.reason, {} if self.has_usage else took)
+        if not self.has_usage:
+            return [last, "data: [DONE]\n\n"]
+        used = self._body("chat.completion.chunk", None) | {"usage": self._usage(done)} | took
+        return [last, event(used), "data: [DONE]\n\n"]
+
+    def _chunk(self, said: dict[str, str] | str, reason: str | None = None, took: dict | None = None) -> str:
+        choice = self._choice({"delta": said} if self.is_chat else {"text": said}, reason)
+        usage = {"usage": None} if self.has_usage else {}
+        return event(self._body("chat.completion.chunk", choice) | usage | (took or {}))
+
+    def _choice(self, said: dict[str, object], reason: str | None) -> dict[str, object]:
+        return {"index": 0, **said, "logprobs": None, "finish_reason": reason}
+
+    def _body(self, kind: str, choice: dict[str, object] | None) -> dict[str, object]:
+        return {
+            "id": f"chatcmpl-{self.id}" if self.is_chat else f"cmpl-{self.id}",
+            "object": kind if self.is_chat else "text_completion",
+            "created": self.created,
+            "model": self.model,
+            "choices": [] if choice is None else [choice],
+        }
+
+    def _usage(self, done: Done) -> dict[str, int]:
+        return {
+            "prompt_tokens": self.num_prompt_tokens,
+            "completion_tokens": done.num_tokens,
+            "total_tokens": self.num_prompt_tokens + done.num_tokens,
+        }
+
+    def _took(self, done: Done) -> dict[str, object]:
+        return {"moectl": done.took} if self.has_counters else {}
+
+
+def event(body: dict[str, object]) -> str:
+    """One server-sent event."""
+    return f"data: {json.dumps(body, ensure_ascii=False)}\n\n"

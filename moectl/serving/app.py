@@ -1,0 +1,272 @@
+"""The endpoint: OpenAI's routes, the page, and what both are fed by."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field
+from importlib.resources import files
+from typing import TypeVar
+
+import torch
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, StreamingResponse
+from jinja2 import TemplateError
+from starlette.exceptions import HTTPException
+
+from artifacts.errors import Problem
+from moectl.commands.run import encode, encode_chat
+from moectl.serving import metrics
+from moectl.serving.answers import Form, Refusal, error, event
+from moectl.serving.asked import Asked, AskedChat, AskedCompletion, AskedPreset
+from moectl.serving.guard import Guard
+from moectl.serving.jobs import Done, Event, Failed, Job, Piece
+from moectl.serving.scheduler import Closing, Full, Scheduler
+from runtime.generate import check_prompt
+
+T = TypeVar("T")
+
+_SHORT = 16  # tokens of a completion whose request does not say how many, as OpenAI has it
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """What is served: `model` as clients call it, `presets` a line each on what may be switched to."""
+
+    scheduler: Scheduler
+    model: str
+    presets: Mapping[str, str]
+    api_key: str | None = None
+    hosts: tuple[str, ...] = ()
+    created: int = field(default_factory=lambda: int(time.time()))
+
+
+def application(serving: Serving) -> Guard:
+    """The whole of it, as uvicorn runs it. The scheduler has been started, and is closed at the end."""
+    scheduler = serving.scheduler
+
+    @asynccontextmanager
+    async def until_closed(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        await asyncio.to_thread(scheduler.close)
+
+    app = FastAPI(title="moectl", lifespan=until_closed, docs_url=None, redoc_url=None)
+    _add_errors(app)
+    _add_pages(app, serving)
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, object]:
+        return {"object": "list", "data": [_model(serving)]}
+
+    @app.get("/v1/models/{name:path}")
+    async def model(name: str) -> dict[str, object]:
+        _check_model(serving, name)
+        return _model(serving)
+
+    @app.post("/v1/chat/completions")
+    async def chat(asked: AskedChat, request: Request) -> object:
+        _check_model(serving, asked.model)
+        turns = [{"role": message.role, "content": message.text} for message in asked.messages]
+        prompt = await _encoded(asyncio.to_thread(encode_chat, scheduler.session, turns))
+        return await _answer(serving, asked, request, prompt, asked.max_completion_tokens or asked.max_tokens)
+
+    @app.post("/v1/completions")
+    async def complete(asked: AskedCompletion, request: Request) -> object:
+        _check_model(serving, asked.model)
+        prompt = await _encoded(_prompt(asked.prompt, scheduler))
+        return await _answer(serving, asked, request, prompt, asked.max_tokens or _SHORT)
+
+    return Guard(app, api_key=serving.api_key, hosts=serving.hosts, body_nbytes=scheduler.limits.body_nbytes)
+
+
+def _add_pages(app: FastAPI, serving: Serving) -> None:
+    scheduler = serving.scheduler
+    page = files("moectl.serving").joinpath("page.html").read_text(encoding="utf-8")
+
+    @app.get("/")
+    async def look() -> HTMLResponse:
+        return HTMLResponse(page, headers={"Content-Security-Policy": _POLICY})
+
+    @app.get("/health")
+    async def health() -> JSONResponse:
+        is_well = scheduler.is_alive
+        return JSONResponse({"status": "ok" if is_well else "stopping"}, 200 if is_well else 503)
+
+    @app.get("/live")
+    async def live() -> dict[str, object]:
+        return {"model": serving.model, "presets": serving.presets} | metrics.live(scheduler)
+
+    @app.get("/metrics")
+    async def prometheus() -> PlainTextResponse:
+        return PlainTextResponse(metrics.prometheus(scheduler, serving.model), media_type="text/plain; version=0.0.4")
+
+    @app.post("/preset")
+    async def switch(asked: AskedPreset) -> dict[str, object]:
+        """Waits for what came before it."""
+        if asked.preset not in serving.presets:
+            raise Refusal(404, f"there is no preset {asked.preset!r}: {', '.join(serving.presets)}", param="preset")
+        await asyncio.wrap_future(_or_refuse(lambda: scheduler.switch(asked.preset)).settled)
+        return {"preset": scheduler.preset}
+
+
+# The page may run its own script and ask this server, and nothing else.
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:"
+
+
+def _add_errors(app: FastAPI) -> None:
+    @app.exception_handler(Refusal)
+    async def refused(request: Request, refusal: Refusal) -> JSONResponse:
+        return JSONResponse(refusal.body(), refusal.status, headers=refusal.headers)
+
+    @app.exception_handler(RequestValidationError)
+    async def not_understood(request: Request, problem: RequestValidationError) -> JSONResponse:
+        first = problem.errors()[0]
+        where = ".".join(str(part) for part in first["loc"] if part != "body")
+        is_json = first["type"] != "json_invalid"
+        told = f"{where}: {first['msg']}" if where and is_json else f"the body is not JSON: {first['msg']}"
+        return JSONResponse(error(400, told, param=where if is_json else None), 400)
+
+    @app.exception_handler(Problem)
+    async def told(request: Request, problem: Problem) -> JSONResponse:
+        return JSONResponse(error(400, str(problem)), 400)
+
+    @app.exception_handler(HTTPException)
+    async def elsewhere(request: Request, problem: HTTPException) -> JSONResponse:
+        told = f"{request.method} {request.url.path}: {problem.detail}"
+        return JSONResponse(error(problem.status_code, told), problem.status_code, headers=problem.headers)
+
+    @app.exception_handler(Exception)
+    async def broken(request: Request, problem: Exception) -> JSONResponse:
+        return JSONResponse(error(500, f"internal error: {type(problem).__name__}"), 500)
+
+
+# One answer
+
+
+async def _prompt(asked: str | list[int] | list[str], scheduler: Scheduler) -> torch.Tensor:
+    """[1, S]; of token ids as they are."""
+    if asked and isinstance(asked, list) and isinstance(asked[0], int):
+        return torch.tensor([asked], dtype=torch.int64)
+    text = asked if isinstance(asked, str) else "".join(asked)
+    return await asyncio.to_thread(encode, scheduler.session, text)
+
+
+async def _encoded(prompt: Awaitable[torch.Tensor]) -> torch.Tensor:
+    """What the tokenizer makes of it; what its template cannot take is the client's affair."""
+    try:
+        return await prompt
+    except (ValueError, OverflowError, TemplateError) as problem:
+        raise Refusal(400, f"the prompt cannot be encoded: {problem}") from problem
+
+
+async def _answer(
+    serving: Serving, asked: Asked, request: Request, prompt: torch.Tensor, max_tokens: int | None
+) -> object:
+    scheduler, events = serving.scheduler, asyncio.Queue()
+    loop = asyncio.get_running_loop()
+    max_tokens = _max_tokens(scheduler, prompt, max_tokens)
+    job = Job(
+        prompt,
+        asked.sampling(max_tokens),
+        asked.stops,
+        tell=lambda event: loop.call_soon_threadsafe(events.put_nowait, event),
+    )
+    form = Form("messages" in type(asked).model_fields, serving.model, prompt.shape[1], asked.has_usage, asked.counters)
+    _or_refuse(lambda: scheduler.submit(job))
+    if asked.stream:
+        return StreamingResponse(_streamed(form, _until_done(scheduler, job, events)), media_type="text/event-stream")
+    return await _unless_gone(request, _gathered(form, _until_done(scheduler, job, events)))
+
+
+def _max_tokens(scheduler: Scheduler, prompt: torch.Tensor, asked: int | None) -> int:
+    """Tokens that the answer may have, as many as there is room for where nobody says. Raises Refusal."""
+    model, most = scheduler.session.opened.model, scheduler.limits.max_tokens
+    if asked is not None and asked > most:
+        raise Refusal(400, f"answers here have at most {most} tokens, not {asked}", param="max_tokens")
+    try:
+        check_prompt(model, prompt, asked or 1)
+    except Problem as problem:
+        raise Refusal(400, str(problem), code="context_length_exceeded" if prompt.numel() else None) from problem
+    positions = getattr(model.config, "max_position_embeddings", None) or prompt.shape[1] + most
+    return asked or min(most, positions - prompt.shape[1])
+
+
+async def _until_done(scheduler: Scheduler, job: Job, events: asyncio.Queue[Event]) -> AsyncIterator[Event]:
+    """Whoever stops listening before the end has left."""
+    is_over = False
+    try:
+        while not is_over:
+            told = await events.get()
+            is_over = not isinstance(told, Piece)
+            yield told
+    finally:
+        if not is_over:
+            scheduler.leave(job)
+
+
+async def _streamed(form: Form, events: AsyncIterator[Event]) -> AsyncIterator[str]:
+    if begins := form.begins():
+        yield begins
+    async with aclosing(events):
+        async for told in events:
+            match told:
+                case Piece(text):
+                    yield form.goes_on(text)
+                case Done():
+                    for last in form.ends(told):
+                        yield last
+                case Failed(message, status):
+                    yield event(error(status, message))
+
+
+async def _gathered(form: Form, events: AsyncIterator[Event]) -> dict[str, object]:
+    text = ""
+    async with aclosing(events):
+        async for told in events:
+            match told:
+                case Piece(more):
+                    text += more
+                case Done():
+                    return form.whole(text, told)
+                case Failed(message, status):
+                    raise Refusal(status, message)
+    raise AssertionError("an answer without an end")
+
+
+async def _unless_gone(request: Request, answer: Coroutine[None, None, dict[str, object]]) -> dict[str, object] | None:
+    """The answer, given up as soon as the client hangs up."""
+
+    async def hangs_up() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    answering, gone = asyncio.create_task(answer), asyncio.create_task(hangs_up())
+    try:
+        await asyncio.wait((answering, gone), return_when=asyncio.FIRST_COMPLETED)
+        return await answering if answering.done() else None
+    finally:
+        for task in (answering, gone):
+            task.cancel()
+        await asyncio.gather(answering, gone, return_exceptions=True)
+
+
+def _or_refuse(ask: Callable[[], T]) -> T:
+    try:
+        return ask()
+    except Full:
+        raise Refusal(429, "too many requests are waiting: try again", code="queue_full", headers=_SOON) from None
+    except Closing:
+        raise Refusal(503, "the server is stopping", headers=_SOON) from None
+
+
+_SOON = {"Retry-After": "1"}
+
+
+def _check_model(serving: Serving, name: str) -> None:
+    if name != serving.model:
+        raise Refusal(404, f"there is no model {name!r} here, only {serving.model!r}", "model", "model_not_found")
+
+
+def _model(serving: Serving) -> dict[str, object]:
+    return {"id": serving.model, "object": "model", "created": serving.created, "owned_by": "moectl"}

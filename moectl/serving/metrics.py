@@ -1,0 +1,65 @@
+"""What a server has done, as JSON for the page and as text for Prometheus."""
+
+from collections.abc import Iterator, Mapping
+
+from moectl.serving.scheduler import Scheduler
+
+_SUMS = {
+    "prompt_tokens": "Tokens of prompts whose answer has begun.",
+    "generated_tokens": "Tokens generated.",
+    "passes": "Forward passes of the model.",
+    "busy_seconds": "Time in passes.",
+    "exposed_stall_seconds": "Time in which compute waited for the link.",
+    "first_tokens": "Requests that have had a first token.",
+    "to_first_token_seconds": "Time from the arrival of these to it, together.",
+}
+
+
+def live(scheduler: Scheduler) -> dict[str, object]:
+    """Sums so far, which a reader of two of them can make rates of, and what is resident now."""
+    cache, shape = scheduler.session.controller.cache, scheduler.session.opened.shape
+    # A layer each, an expert a character: 0 absent, 1 on its way, 2 resident.
+    residency = ["".join(map(str, cache.layer_states(layer).tolist())) for layer in range(shape.num_layers)]
+    return scheduler.tally.read() | {
+        "preset": scheduler.preset,
+        "running": scheduler.num_running,
+        "waiting": scheduler.num_waiting,
+        "slots": cache.num_slots,
+        "residency": residency,
+        "receipt": scheduler.receipt,
+    }
+
+
+def prometheus(scheduler: Scheduler, model: str) -> str:
+    """The text format, version 0.0.4."""
+    return "".join(f"{line}\n" for line in _lines(scheduler, model))
+
+
+def _lines(scheduler: Scheduler, model: str) -> Iterator[str]:
+    said = scheduler.tally.read()
+    labels = {"model": model, "preset": scheduler.preset, "device": scheduler.receipt["device"]}
+    yield from _metric("info", "gauge", "What is served, and by which preset.", {_labels(labels): 1})
+    yield from _metric("requests_running", "gauge", "Requests under way.", {"": scheduler.num_running})
+    yield from _metric("requests_waiting", "gauge", "Requests in the queue.", {"": scheduler.num_waiting})
+    over = {_labels({"outcome": name}): count for name, count in said["requests"].items()}
+    yield from _metric("requests_total", "counter", "Requests that are over.", over)
+    for name, help_text in _SUMS.items():
+        yield from _metric(f"{name}_total", "counter", help_text, {"": said[name]})
+    for name in said["counters"]:
+        values = {_labels({"layer": layer}): counts[name] for layer, counts in enumerate(said["by_layer"])}
+        yield from _metric(f"expert_{name}_total", "counter", f"The counter {name} of moectl run.", values)
+
+
+def _metric(name: str, kind: str, help_text: str, values: Mapping[str, float]) -> Iterator[str]:
+    yield f"# HELP moectl_{name} {help_text}"
+    yield f"# TYPE moectl_{name} {kind}"
+    for labels, value in values.items():
+        yield f"moectl_{name}{labels} {value}"
+
+
+def _labels(values: Mapping[str, object]) -> str:
+    return "{" + ",".join(f'{name}="{_escaped(str(value))}"' for name, value in values.items()) + "}"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

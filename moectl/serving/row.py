@@ -1,0 +1,81 @@
+"""One request under way: its generation, its text, and what it has taken so far."""
+
+import time
+
+import numpy as np
+
+from moectl.serving.jobs import Done, Job, Piece
+from moectl.serving.tally import Tally
+from moectl.text import Stops, Text
+from runtime.counters import by_layer, totals
+from runtime.generate import Timing, Token
+from runtime.interleave import Interleave
+
+
+class Row:
+    """`step` until it `is_over`; its job hears of text, and of how it ended. `preset`: the one in force."""
+
+    def __init__(self, job: Job, rows: Interleave, tally: Tally, *, preset: str) -> None:
+        self.job, self.is_over = job, False
+        opened = rows.session.opened
+        self._generation, self._tally, self._preset = rows.begin(job.prompt, job.sampling), tally, preset
+        self._text, self._stops = Text(opened.tokenizer), Stops(job.stops)
+        self._ends = _end_tokens(opened.model.generation_config.eos_token_id)
+        self._waited_s = time.perf_counter() - job.arrived_s
+        self._ids: list[int] = []
+        self._timing = Timing()
+        self._counters: np.ndarray | int = 0
+        self._exposed_s = 0.0
+
+    def step(self) -> None:
+        """One pass. Raises what it failed of."""
+        turn = self._generation.step()
+        self._tally.turn(turn)
+        self._counters = self._counters + turn.counters
+        self._exposed_s += turn.exposed_s
+        if turn.token is not None:
+            self._take(turn.token)
+        if self._generation.is_over and not self.is_over:
+            self._tell(self._stops.add(self._text.rest()))
+            if not self._stops.is_met:
+                self._tell(self._stops.rest())
+            is_stopped = self._stops.is_met or self._ids and self._ids[-1] in self._ends
+            self._end("stop" if is_stopped else "length")
+
+    def close(self) -> None:
+        """It goes no further, and gives its memory back."""
+        self.is_over = True
+        self._generation.close()
+
+    def _take(self, token: Token) -> None:
+        self._ids.append(token.token_id)
+        self._timing.seconds.append(time.perf_counter() - self.job.arrived_s)
+        if len(self._ids) == 1:
+            self._tally.first(self.job.prompt.shape[1], self._timing.seconds[0])
+        self._tell(self._stops.add(self._text.add(token.token_id)))
+        if self._stops.is_met:
+            self._end("stop")
+
+    def _tell(self, text: str) -> None:
+        if text:
+            self.job.tell(Piece(text))
+
+    def _end(self, reason: str) -> None:
+        self.close()
+        self.job.tell(Done(reason, len(self._ids), self._took()))
+
+    def _took(self) -> dict[str, object]:
+        layers = by_layer(self._counters)
+        return {
+            "preset": self._preset,
+            "token_ids": self._ids,
+            "counters": totals(layers) | {"exposed_ms": self._exposed_s * 1e3},
+            "by_layer": layers,
+            "waited_ms": self._waited_s * 1e3,
+            "ttft_ms": self._timing.ttft_ms,
+            "tpot_ms": self._timing.tpot_ms,
+        }
+
+
+def _end_tokens(ids: int | list[int] | None) -> set[int]:
+    return set(ids) if isinstance(ids, list) else {ids} - {None}
