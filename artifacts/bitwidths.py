@@ -78,7 +78,7 @@ def _steps(cost: np.ndarray, nbytes: np.ndarray) -> Iterator[tuple[int, int, int
         least = np.minimum(gains.max(1), least)
         steps = np.stack([rows, level, target, spent[rows, target]])[:, least > 0]
         found.append((least[least > 0], steps))
-        level = np.where(least > 0, target, level)
+        level = target
     gains, steps = (np.concatenate(part, axis=-1) for part in zip(*found, strict=True))
     yield from zip(*steps[:, np.lexsort((steps[1], steps[0], -gains))].tolist(), strict=True)
 

@@ -20,8 +20,8 @@ _TINY = 1e-30
 
 @exact_part
 def _transfers(budget, size):
-    """Of an absent expert and of a cached one: one and none where all of it is kept, two and one where it is cut."""
-    return (2.0, 1.0) if budget < size - _CLOSE else (1.0, 0.0)
+    """Of an absent expert: one where all of it is kept, two where it is cut. A cached one takes one less."""
+    return 2.0 if budget < size - _CLOSE else 1.0
 
 
 @exact_part
@@ -46,12 +46,12 @@ def _covered(curves, times, layer, budget, window):
     most, best, best_covered, best_link_s, best_host_s = -np.inf, 0, 0.0, 0.0, 0.0
     for size in range(max(1, int(np.ceil(budget - _CLOSE))), len(hit)):
         theta = min(1.0, budget / size)
-        of_absent, of_cached = _transfers(budget, size)
+        of_absent = _transfers(budget, size)
         covered, spent_s, prefetched = k * hit[size] * theta, 0.0, 0.0
-        transfers = k * (of_absent + hit[size] * (of_cached - of_absent))
+        transfers = k * (of_absent - hit[size])
         for rank in range(len(prediction)):
             absent = 1 - cached[size, rank] * theta
-            coming = of_absent + cached[size, rank] * (of_cached - of_absent)
+            coming = of_absent - cached[size, rank]
             spent_s += absent * load_s + coming * latency_s
             if spent_s > window:
                 break
@@ -210,12 +210,12 @@ def _covered_in(curves, times, layer, budget, windows, found):
     found[:, 0], found[:, 1], found[:, 2] = 0.0, 2 * k * latency_s, np.inf
     for size in range(max(1, int(np.ceil(budget - _CLOSE))), len(hit)):
         theta = min(1.0, budget / size)
-        of_absent, of_cached = _transfers(budget, size)
+        of_absent = _transfers(budget, size)
         covered, spent_s, prefetched, at = k * hit[size] * theta, 0.0, 0.0, 0
-        transfers = k * (of_absent + hit[size] * (of_cached - of_absent))
+        transfers = k * (of_absent - hit[size])
         for rank in range(len(prediction)):
             absent = 1 - cached[size, rank] * theta
-            coming = of_absent + cached[size, rank] * (of_cached - of_absent)
+            coming = of_absent - cached[size, rank]
             spent_s += absent * load_s + coming * latency_s
             while at < len(windows) and spent_s > windows[at]:
                 _note(times, covered, transfers, prefetched, found[at])

@@ -120,13 +120,13 @@ def exposed_with(
     exposed, window = np.zeros(len(hit)), first_window
     for layer, (budget, size) in enumerate(zip(np.asarray(budgets), np.asarray(cache_size), strict=True)):
         theta = min(1.0, budget / size)
-        of_absent, of_cached = (2, 1) if theta < 1 - _CLOSE else (1, 0)
+        of_absent = 2 if theta < 1 - _CLOSE else 1  # transfers; of a cached one, one less
         absent = 1 - cached[layer, :, size] * theta
-        coming = of_absent + cached[layer, :, size] * (of_cached - of_absent)
+        coming = of_absent - cached[layer, :, size]
         ranks = np.cumsum(absent * load_s + coming * latency_s) <= window
         covered = min(k, k * hit[layer, size] * theta + (absent * prediction[layer])[ranks].sum())
         foreseen = (coming * prediction[layer])[ranks].sum()
-        on_demand = max(0.0, k * (of_absent + hit[layer, size] * (of_cached - of_absent)) - foreseen)
+        on_demand = max(0.0, k * (of_absent - hit[layer, size]) - foreseen)
         hide_s, miss_s = covered * moe_s / k, (k - covered) * load_s + on_demand * latency_s
         exposed[layer] = max(0.0, miss_s - hide_s) + (on_demand + coming[ranks].sum()) * host_s
         window = moe_s - min(hide_s, miss_s) + attention_s

@@ -20,6 +20,7 @@ class Plain:
         self.first_window, self.moe_s, self.attention_s, self.load_s, self.k = window, moe_s, attention_s, load_s, k
         self.hit, self.prediction, self.prediction_hit = hit, prediction, prediction_hit
         self.latency_s, self.host_s = latency_s, host_s
+        self.arguments = (window, moe_s, attention_s, load_s, k, hit, prediction, prediction_hit)
         self.least_change = FALLS * (load_s + latency_s + host_s)
 
     def covered(self, layer: int, budget: float, window: float) -> tuple[int, Transfers]:
@@ -64,6 +65,10 @@ class Plain:
             sizes.append(size)
             windows.append(window)
         return exposed, [budget / size for budget, size in zip(budgets, sizes, strict=True)], sizes, windows
+
+    def exposed_s(self, budgets: Sequence[float]) -> float:
+        """Of all layers."""
+        return float(sum(self.split(budgets)[0]))
 
     def greedy(self, budgets: Sequence[float], step: float) -> list[float]:
         """As published: by what each layer itself gains and loses."""

@@ -1,35 +1,43 @@
-"""The compiled loops of MoEpic's solver against slow ones: each by itself, since a later one mends what one before it
-did badly."""
+"""The stages of MoEpic's solver against slow ones: each by itself, since a later one mends what one before it did
+badly."""
+
+import itertools
 
 import numpy as np
 import pytest
 
-from artifacts.splits import _Problem
+from artifacts.splits import _Problem, allocate
 from tests.artifacts.split_reference import Plain
 from tests.artifacts.test_splits import named, problem
 
 
 def case(seed: int) -> tuple[Plain, _Problem, np.ndarray, float]:
-    """A problem for both, equal budgets, and a step."""
+    """A problem for both, equal budgets, of whole steps half of the time, and a step."""
     random = np.random.default_rng(seed)
-    layers, experts = random.integers(1, 5), random.integers(2, 5)
+    layers, experts, k = (int(random.integers(*ends)) for ends in ((1, 5), (2, 5), (1, 3)))
     besides = [(0.0, 0.0), (0.1, 0.0), (1.0, 0.0), (0.0, 0.3), (0.2, 0.1)][seed % 5]
-    window, *times, k, hit, prediction, cached = problem(
-        layers, experts, random.integers(1, 3), seed, compute=random.choice([0.1, 0.5, 1.0, 2.0, 4.0])
+    compute, load_s, step = (
+        float(random.choice(some)) for some in ([0.1, 0.5, 1, 4], [0.5, 1, 2], [0.2, 0.25, 0.5, 1])
     )
-    plain = Plain(window, *times, k, hit, prediction, cached, **named(besides))
-    ours = _Problem.of(window, (*times, k, *besides), hit, prediction, cached)
-    return plain, ours, ours.even(random.uniform(0.15, 1) * layers * experts), random.choice([0.2, 0.25, 0.5, 1.0])
+    window, moe_s, attention_s, _, k, *curves = problem(layers, experts, k, seed, compute=compute)
+    plain = Plain(window, moe_s, attention_s, load_s, k, *curves, **named(besides))
+    ours = _Problem.of(window, (moe_s, attention_s, load_s, k, *besides), *curves)
+    budget = random.uniform(0.15, 1) * experts
+    return plain, ours, ours.even(layers * (max(1, round(budget / step)) * step if seed % 2 else budget)), step
 
 
 @pytest.mark.parametrize("seed", range(60))
 def test_greedy_and_refined_are_the_slow_ones(seed: int) -> None:
-    plain, ours, budgets, zeta = case(seed)
-    np.testing.assert_allclose(ours.greedy(budgets, zeta)[0], plain.greedy(budgets, zeta), atol=1e-9)
-    found, expected = ours._solved("refine", budgets, zeta)[0], plain.refined(budgets, zeta)
-    assert found.sum() == pytest.approx(budgets.sum())
+    plain, ours, even, zeta = case(seed)
+    np.testing.assert_allclose(ours.greedy(even, zeta)[0], plain.greedy(even, zeta), atol=1e-9)
+    once = ours._solved("refine", even, zeta)[0]
+    assert once.sum() == pytest.approx(even.sum())
     # Of moves that are worth the same either may be taken, as rounding has it.
-    assert sum(plain.split(found)[0]) == pytest.approx(sum(plain.split(expected)[0]), abs=1e-9)
+    assert plain.exposed_s(once) == pytest.approx(plain.exposed_s(plain.refined(even, zeta)), abs=1e-9)
+    budgets = even
+    for step in [zeta * 2**doublings for doublings in (2, 1, 0) if 2**doublings <= 1 / zeta]:
+        budgets = plain.refined(budgets, step)
+    assert plain.exposed_s(ours.refined(even, zeta)[0]) == pytest.approx(plain.exposed_s(budgets), abs=1e-9)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -47,3 +55,53 @@ def test_the_table_of_budgets_and_windows_and_the_cells_chosen_from_it(seed: int
     if spare >= 0:
         cells = best_cells(ours.times, table, windows, ours.first_window, spare)
         assert cells.tolist() == plain.cells(table, windows, spare)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_cells_are_the_best_where_windows_do_not_depend_on_them(seed: int) -> None:
+    """Experts take no time to compute: what a layer leaves is its attention. What is over goes where it is best."""
+    random = np.random.default_rng(seed)
+    window, _, attention_s, load_s, k, *curves = problem(3, 3, 1, seed)
+    ours = _Problem.of(window, (0.0, attention_s, load_s, k, 0.0, 0.0), *curves)
+    num_cells, rest = int(random.integers(3, 16)), float(random.choice([0.0, 0.3]))
+    even = ours.even((num_cells + rest) / 2)
+    found = ours.gridded(even, 0.5)
+    assert found.sum() == pytest.approx(even.sum())
+    ways = [np.array(way) / 2 for way in itertools.product(range(1, 7), repeat=3) if sum(way) == num_cells]
+    best = min(ways, key=lambda way: ours.answer(way)[1].sum())
+    whole = [best + one for one in np.eye(3) * rest / 2 if (best + one <= 3).all()]
+    assert ours.answer(found)[1].sum() == pytest.approx(min(ours.answer(one)[1].sum() for one in whole))
+
+
+def test_less_than_a_cell_each_is_shared_evenly() -> None:
+    ours = _Problem.of(0.5, (0.5, 0.5, 1.0, 1, 0.0, 0.0), *problem(3, 3, 1, 0)[5:])
+    for total, is_even in ((1.4, True), (1.5, True), (2.0, False)):
+        found = ours.gridded(ours.even(total), 0.5)
+        assert (np.ptp(found) == 0) == is_even and found.sum() == pytest.approx(total)
+
+
+def test_windows_are_from_the_least_to_the_most_that_a_layer_leaves() -> None:
+    curves = problem(2, 3, 2, 0)[5:]
+    for times, first_window, least, most in (
+        ((1.0, 0.25, 1.5, 2), 0.3, 0.3, 1.25),  # computing hides 1.5 / (1.5 + 1 / 2) of itself: .25 + .25 are left
+        ((1.0, 0.25, 1.5, 2), 0.7, 0.5, 1.25),
+        ((1.0, 0.25, 1.5, 2, 0.1), 0.7, 0.25, 1.25),  # with a latency all of it may be hidden
+        ((1.0, 0.25, 1.5, 2, 0.0, 0.1), 2.5, 0.5, 2.5),
+        ((0.0, 0.25, 1.5, 2), 0.3, 0.25, 0.3),
+    ):
+        windows = _Problem.of(first_window, (*times, 0.0, 0.0)[:6], *curves)._windows()
+        assert (windows[0], windows[-1]) == pytest.approx((least, most)) and first_window in windows
+        assert (np.diff(windows) > 0).all() and len(windows) >= 256
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_answer_is_the_best_of_what_the_stages_find(seed: int) -> None:
+    plain, ours, even, zeta = case(seed)
+    arguments = (even.sum(), zeta, *plain.arguments)
+    besides = {"latency_s": plain.latency_s, "host_s": plain.host_s}
+    greedy = ours.greedy(even, zeta)
+    for one, other in zip(allocate(*arguments, **besides), greedy, strict=True):
+        np.testing.assert_array_equal(one, other)
+    refined = [ours.refined(start, zeta) for start in (ours.gridded(even, zeta), greedy[0])]
+    best = min(greedy[1].sum(), *(answer[1].sum() for answer in refined))
+    assert allocate(*arguments, solver="dynamic", **besides)[1].sum() == best

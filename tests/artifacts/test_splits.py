@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from artifacts.errors import BadUsage
-from artifacts.splits import SOLVERS, allocate, expert_split, exposed_with
+from artifacts.splits import SOLVERS, Latencies, SolvedSplit, allocate, expert_split, exposed_with
 from tests.artifacts.split_reference import Plain
 
 
@@ -181,9 +181,18 @@ def test_greedy_moves_to_the_layer_that_gains() -> None:
         ({"load_s": -1}, "not negative"),
         ({"latency_s": -1}, "not negative"),
         ({"host_s": -1}, "not negative"),
+        ({"first_window": float("inf")}, "finite"),
         ({"k": 5}, "k 1 to E"),
+        ({"k": 0}, "k 1 to E"),
         ({"hit": np.zeros((2, 4))}, "L, E.1"),
+        ({"hit": np.zeros(5)}, "L, E.1"),
+        ({"prediction": np.zeros((3, 4))}, "L, E.1"),
+        ({"prediction_hit": np.zeros((2, 3, 5))}, "L, E.1"),
+        ({"prediction_hit": np.zeros((2, 4, 4))}, "L, E.1"),
         ({"hit": np.full((2, 5), np.nan)}, "from 0 to 1"),
+        ({"hit": np.full((2, 5), -0.01)}, "from 0 to 1"),
+        ({"prediction": np.full((2, 4), 1.01)}, "from 0 to 1"),
+        ({"prediction_hit": np.full((2, 4, 5), 1.01)}, "from 0 to 1"),
     ],
 )
 def test_what_makes_no_sense_is_refused(change: dict, said: str) -> None:
@@ -191,3 +200,42 @@ def test_what_makes_no_sense_is_refused(change: dict, said: str) -> None:
     options = dict(zip(names, problem(2, 4, 2, 0), strict=True)) | {"total_budget": 2, "zeta": 0.01} | change
     with pytest.raises(BadUsage, match=said):
         allocate(**options)
+
+
+def test_what_is_just_possible() -> None:
+    """All of every layer, as many experts a token as there are, nothing that takes time, shares that rounding made."""
+    hit = np.array([[0, 0.25, 0.5, 0.75, 1 + 1e-10]])
+    nothing = np.zeros((1, 0)), np.zeros((1, 0, 5))
+    exposed, theta, size = expert_split([4], 0.0, 0.0, 0.0, 0.0, 4, hit, *nothing)
+    assert (exposed.tolist(), theta.tolist(), size.tolist()) == ([0], [1], [4])
+    assert allocate(9, 0.5, 0.0, 0.0, 0.0, 1.0, 1, hit, *nothing)[0].tolist() == [4], "more than there is"
+    for budgets in ([4.01], [0], [1, 1], [[1]]):
+        with pytest.raises(BadUsage, match="one for each of 1 layers, above 0 and at most 4"):
+            expert_split(budgets, 0.0, 0.0, 0.0, 1.0, 1, hit, *nothing)
+
+
+def test_transfers_take_nothing_besides_unless_said() -> None:
+    arguments, nothing = problem(2, 4, 2, 3), {"latency_s": 0.0, "host_s": 0.0}
+    for found, expected in (
+        (expert_split([1.5, 2], *arguments), expert_split([1.5, 2], *arguments, **nothing)),
+        (allocate(3, 0.5, *arguments), allocate(3, 0.5, *arguments, solver="greedy", **nothing)),
+        ([exposed_with([1.5, 2], [2, 3], *arguments)], [exposed_with([1.5, 2], [2, 3], *arguments, **nothing)]),
+    ):
+        for one, other in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+def test_latencies_as_the_solvers_take_them() -> None:
+    latencies = Latencies(attention_s=1.0, moe_s=2.0, head_s=4.0, load_s=8.0, latency_s=16.0, host_s=32.0)
+    assert latencies.arguments() == (5.0, 2.0, 1.0, 8.0)
+    assert latencies.besides == {"latency_s": 16.0, "host_s": 32.0}
+    assert Latencies(1.0, 2.0, 4.0, 8.0).besides == {"latency_s": 0.0, "host_s": 0.0}
+
+
+def test_whom_a_split_fits() -> None:
+    over_any, over_disk = (SolvedSplit(1, "here", np.ones(2), np.ones(2), link=link) for link in (None, "disk"))
+    assert over_any.fits("here", "disk") and over_any.fits("here", None) and not over_any.fits("there", None)
+    assert over_disk.fits("here", "disk") and over_disk.fits("here", None)
+    assert not over_disk.fits("here", "pinned") and not over_disk.fits("there", "disk")
+    assert (over_any.made_for, over_disk.made_for) == ("here", "here over disk")
+    assert (over_any.solver, over_any.zeta) == ("dynamic", 0.01)
