@@ -19,3 +19,7 @@ class OutOfResources(Problem):
 
 class Incompatible(Problem):
     """An artefact of another model, or of another version of the store (exit code 5)."""
+
+
+class Partly(Problem):
+    """Some of the work could not be done; the rest is done and kept (exit code 6)."""

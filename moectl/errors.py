@@ -5,11 +5,11 @@ import os
 import sys
 from collections.abc import Callable
 
-from artifacts.errors import BadInput, BadUsage, Incompatible, OutOfResources, Problem
+from artifacts.errors import BadInput, BadUsage, Incompatible, OutOfResources, Partly, Problem
 
 DONE, BUG, USAGE, INPUT, RESOURCES, INCOMPATIBLE, PARTLY, INTERRUPTED = 0, 1, 2, 3, 4, 5, 6, 130
 
-_CODES = {BadUsage: USAGE, BadInput: INPUT, OutOfResources: RESOURCES, Incompatible: INCOMPATIBLE}
+_CODES = {BadUsage: USAGE, BadInput: INPUT, OutOfResources: RESOURCES, Incompatible: INCOMPATIBLE, Partly: PARTLY}
 
 
 def exit_code_of(command: Callable[[], object]) -> int:

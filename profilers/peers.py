@@ -114,7 +114,8 @@ def read_apart(task: Task) -> PeerReading:
     found: list[PeerReading] = []
     with Workers(_read_numpy, 2, lambda result: found.append(_as_torch(*result))) as workers:  # 1 would be this process
         workers.submit(task)
-        workers.finish()
+        for error in workers.finish().values():
+            raise error
     return found[0]
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from artifacts.errors import BadInput, OutOfResources
+from artifacts.errors import BadInput, OutOfResources, Partly
 from artifacts.gptq import VERSION
 from artifacts.provenance import ModelInfo, RunInfo, utc_now
 from artifacts.replicafile import FORMAT, is_intact, read_metadata, replica_root
@@ -37,6 +37,8 @@ from runtime.weights import aligned
 
 QUANTIZE = "quantize"
 BATCH_TOKENS = 4096  # rows of a batch, padding included
+_ATTEMPTS = 3  # at an expert that takes its worker with it
+_HOPELESS = 4  # experts lost and none done: it is not the experts
 
 Progress = Callable[[int, int], None]
 
@@ -65,8 +67,8 @@ def build_replicas(
 ) -> Built:
     """Quantise every expert and write the run. `progress` hears of experts done and experts in all.
 
-    Raises BadUsage for a method that this model does not allow, OutOfResources for a full disk, a killed worker and a
-    folder that another process is filling.
+    Raises BadUsage for a method that this model does not allow, OutOfResources for a full disk, workers that are all
+    killed and a folder that another process is filling, Partly when some experts could not be done.
     """
     started_at, start_s = utc_now(), time.monotonic()
     shapes = projections(opened.layers[0])
@@ -105,6 +107,8 @@ class _Job:
         self._progress = progress
         self._host = aligned(opened.store.layout.nbytes)
         self.records: dict[int, Record] = {}
+        self._lost: dict[int, Exception] = {}
+        self._num_done = 0
 
     def take_up(self) -> None:
         """Count what an earlier run left whole; remove what is not, and what it had under way."""
@@ -145,10 +149,11 @@ class _Job:
         ):
             for layer, arrived in lockstep.layers():
                 outputs = self._layer(layer, arrived, workers, scratch, is_last=layer.index == last)
-                workers.finish()
                 if layer.index == last:
-                    return
+                    break
                 lockstep.put(outputs)
+        if self._lost:
+            raise Partly(self._what_is_lost())
 
     def _layer(
         self, layer: MoeLayer, arrived: list[Arrived], workers: Workers, scratch: Path, *, is_last: bool
@@ -164,13 +169,35 @@ class _Job:
                 continue
             self._opened.store.read(layer.index, expert, self._host)
             if expert in missing:
-                workers.submit(self._unit(layer, expert, inputs, tokens))
+                workers.submit(self._unit(layer, expert, inputs, tokens), expert)
             weights = self._opened.store.layout.views(self._host.to(arrived[0].hidden.device))
             for batch, assigned, out in zip(arrived, tokens.assigned, outputs, strict=True):
                 if expert in assigned and not is_last:
                     y = expert_forward(layer.experts, weights, gather(batch.hidden, assigned[expert]))
                     accumulate(out, weigh(y, batch.weights, assigned[expert]), assigned[expert])
+        self._finish(layer, inputs, tokens, workers)
         return outputs
+
+    def _finish(self, layer: MoeLayer, inputs: LayerInputs | None, tokens: LayerTokens, workers: Workers) -> None:
+        """Wait for the layer's experts and try again those that were lost: memory was short for a moment, perhaps."""
+        lost = workers.finish()
+        for _ in range(_ATTEMPTS - 1):
+            for expert in lost:
+                self._opened.store.read(layer.index, expert, self._host)
+                workers.submit(self._unit(layer, expert, inputs, tokens), expert)
+            lost = workers.finish()
+        self._lost |= {self._key(layer, expert): error for expert, error in lost.items()}
+        if len(self._lost) >= _HOPELESS and not self._num_done:
+            raise next(iter(lost.values()))
+
+    def _what_is_lost(self) -> str:
+        of_layer = [divmod(key, self._opened.shape.num_experts) for key in self._lost]
+        listed = ", ".join(f"layer {layer} expert {expert}" for layer, expert in of_layer)
+        reason = str(next(iter(self._lost.values()))).strip().splitlines()[-1]
+        return (
+            f"{len(self._lost)} of {self._opened.shape.num_keys} experts were tried {_ATTEMPTS} times and could not be "
+            f"done: {listed}; all others are kept, and the same command tries these again. Of the first: {reason}"
+        )
 
     def _unit(self, layer: MoeLayer, expert: int, inputs: LayerInputs, tokens: LayerTokens) -> Unit:
         rows, gates = tokens.of(expert)
@@ -192,6 +219,7 @@ class _Job:
     def _done(self, found: Record) -> None:
         layer, expert = int(found.metadata["layer"]), int(found.metadata["expert"])
         self.records[layer * self._opened.shape.num_experts + expert] = found
+        self._num_done += 1
         self._progress(len(self.records), self._opened.shape.num_keys)
 
     def _is_whole(self, path: Path, key: int) -> bool:

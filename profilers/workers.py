@@ -2,8 +2,8 @@
 
 import signal
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager, suppress
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -16,6 +16,7 @@ from artifacts.errors import OutOfResources, Problem
 from profilers.memory import return_large_buffers
 
 Work = Callable[[object], object]
+Lost = dict[Hashable, Exception]
 
 
 class Workers:
@@ -23,12 +24,15 @@ class Workers:
 
     With a count of 1 tasks are done here and now. Every worker computes on one torch thread: two that wait for each
     other on a busy machine cost many times the work. Leaving on an error ends the workers in the midst of their tasks.
+
+    A task that takes its worker with it, or raises what is no Problem, is lost: others go on, and `finish` says which.
     """
 
     def __init__(self, work: Work, count: int, done: Callable[[object], None]) -> None:
         self._work, self._count, self._done = work, count, done
         self._free: list[_Worker] = []
         self._busy: list[_Worker] = []
+        self._lost: Lost = {}
 
     def __enter__(self) -> "Workers":
         return self
@@ -37,30 +41,45 @@ class Workers:
         for worker in self._free + self._busy:
             worker.end()
 
-    def submit(self, task: object) -> None:
-        """Have a task done. Raises what an earlier one raised, and OutOfResources when a worker was killed."""
+    def submit(self, task: object, name: Hashable = None) -> None:
+        """Have a task done; `name` is for what is lost. Raises the Problem of an earlier one."""
         if self._count == 1:
             self._done(self._work(task))
             return
-        if not self._free and len(self._busy) < self._count:
-            self._free.append(_Worker(self._work))
         while not self._free:
-            self._collect()
+            if len(self._busy) < self._count:
+                self._free.append(_Worker(self._work))
+            else:
+                self._collect()
         worker = self._free.pop()
         self._busy.append(worker)
-        worker.send(task)
+        worker.send(task, name)
 
-    def finish(self) -> None:
-        """Wait for all tasks. Raises as `submit`."""
+    def finish(self) -> Lost:
+        """Wait for all tasks, and give those lost since it was last asked: OutOfResources for a worker that was killed,
+        RuntimeError with the traceback for a bug. Raises as `submit`."""
         while self._busy:
             self._collect()
+        lost, self._lost = self._lost, {}
+        return lost
 
     def _collect(self) -> None:
         ready = wait([worker.connection for worker in self._busy])
         for worker in [worker for worker in self._busy if worker.connection in ready]:
             self._busy.remove(worker)
+            try:
+                is_done, value = worker.outcome()
+            except OutOfResources as killed:
+                worker.end()
+                self._lost[worker.name] = killed
+                continue
             self._free.append(worker)
-            self._done(worker.result())
+            if is_done:
+                self._done(value)
+            elif isinstance(value, Problem):
+                raise value
+            else:
+                self._lost[worker.name] = RuntimeError(f"in a worker process:\n{value}")
 
 
 class _Worker:
@@ -72,23 +91,15 @@ class _Worker:
             self.process.start()
         theirs.close()  # or nobody would notice when the worker is gone
 
-    def send(self, task: object) -> None:
-        with self._alive():
+    def send(self, task: object, name: Hashable) -> None:
+        self.name = name
+        with suppress(ConnectionError):  # it was killed as it waited; `outcome` says so
             self.connection.send(task)
 
-    def result(self) -> object:
-        with self._alive():
-            outcome, value = self.connection.recv()
-        if outcome:
-            return value
-        if isinstance(value, Problem):
-            raise value
-        raise RuntimeError(f"in a worker process:\n{value}")
-
-    @contextmanager
-    def _alive(self) -> Iterator[None]:
+    def outcome(self) -> tuple[bool, object]:
+        """What `_outcome` gave. Raises OutOfResources when the process is gone."""
         try:
-            yield
+            return self.connection.recv()
         except (EOFError, ConnectionError) as error:
             self.process.join()
             raise OutOfResources(

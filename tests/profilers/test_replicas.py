@@ -1,5 +1,6 @@
 """Replicas of whole small models of every family: what they cost is what an independent computation says."""
 
+import multiprocessing
 import os
 from pathlib import Path
 
@@ -179,7 +180,11 @@ def test_stopped_and_taken_up_it_leaves_the_same_bytes(
     assert names == {".lock"} | {Path(name).name for name in files(store)}
 
 
-def test_processes_leave_the_same_bytes(checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_processes_leave_the_same_bytes(
+    checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Forked here: those of a whole `moectl quantize --jobs 2` are spawned."""
+    monkeypatch.setattr("profilers.workers.get_context", lambda _: multiprocessing.get_context("fork"))
     folder = str(checkpoint("deepseek_v2"))
     opened = open_model(folder)
     for jobs in (1, 2):
