@@ -45,7 +45,8 @@ class Horizon(SimpleEviction):
         recall, weights = self._recall, self._next_rates.weights
         known = (recall.experts, recall.common, recall.like, self._known)
         self._state = (self._used, self._gains, weights, *known, self._rates, self._nearness)  # as the kernel takes it
-        self._ahead: list[_Ahead] = []  # by distance, from 1
+        self._ahead = _Ahead(shape, 0)
+        self._nothing = np.zeros((0, 0, num_experts)), np.zeros(0, np.int64)
         self._num_tokens = self._pass_index = 0
 
     def used(self, keys: list[int], step: Step, now: Now) -> None:
@@ -65,11 +66,7 @@ class Horizon(SimpleEviction):
             share,
             *self._state,
         )
-        for ahead in self._ahead:
-            if layer in ahead.pending:
-                ahead.pending.remove(layer)
-                self._kernels.observe(ahead.known[layer], used, ahead.regression.moments, ahead.regression.products)
-        if step.foreseen is not None:
+        if step.foreseen is not None or self._ahead.distance:
             self._look_ahead(step, now)
 
     def order(self, keys: np.ndarray, now: Now) -> tuple[np.ndarray, ...]:
@@ -87,8 +84,7 @@ class Horizon(SimpleEviction):
             rates = self._next_rates
             self._kernels.learn(rates.weights, self._before, self._known, self._used, rates.moments, rates.products)
             rates.solve()
-        for ahead in self._ahead:
-            ahead.regression.solve()
+        self._ahead.solve()
         self._before[:] = self._known
         num_tokens = len(step.selected)
         self._is_decode, self._is_single = step.phase != PREFILL, num_tokens == 1
@@ -103,25 +99,27 @@ class Horizon(SimpleEviction):
 
     def _look_ahead(self, step: Step, now: Now) -> None:
         """Sharpen the next visit of the layers that the step predicts."""
-        shape, foreseen = self._shape, step.foreseen
-        while len(self._ahead) < foreseen.shape[1]:
-            self._ahead.append(_Ahead(shape))
-        for number, ahead in enumerate(self._ahead):
-            target, rows = step.layer + 1 + number, foreseen[:, number]
-            if target >= shape.num_layers and step.last is not None:
-                rows = rows[step.last]
-            target %= shape.num_layers
-            ahead.pending.add(target)
-            self._kernels.look_ahead(
-                rows.astype(np.float64),
-                shape.top_k,
-                ahead.regression.weights,
-                self._rates[target],
-                now.step + 1 + number,
-                shape.num_layers,
-                ahead.known[target],
-                self._nearness[target],
-            )
+        foreseen, last = self._nothing
+        if step.foreseen is not None:
+            foreseen = np.array(step.foreseen, np.float64)
+            last = np.arange(len(foreseen)) if step.last is None else step.last
+            self._ahead.reach(foreseen.shape[1])
+        ahead = self._ahead
+        self._kernels.look_ahead(
+            step.layer,
+            now.step,
+            self._shape.top_k,
+            foreseen,
+            last,
+            self._used,
+            self._rates,
+            self._nearness,
+            ahead.is_pending,
+            ahead.known,
+            ahead.weights,
+            ahead.moments,
+            ahead.products,
+        )
 
 
 class _Regression:
@@ -138,12 +136,29 @@ class _Regression:
 
 
 class _Ahead:
-    """The chance of use at a layer's next visit, given what a router some layers before said and the learned rate."""
+    """The chance of use at a layer's next visit, given what a router some layers before said and the learned rate, of
+    `distance` layers ahead: a regression each, as the kernel takes them."""
 
-    def __init__(self, shape: Shape) -> None:
-        self.regression = _Regression(np.array([0.5, 0.5, 0.0]))
-        self.known = np.zeros((shape.num_layers, len(self.regression.weights), shape.num_experts))
-        self.pending: set[int] = set()  # layers of which `known` is still to be compared with what they use
+    def __init__(self, shape: Shape, distance: int) -> None:
+        guess = np.array([0.5, 0.5, 0.0])
+        self._shape, self.distance = shape, distance
+        self.weights = np.tile(guess, (distance, 1))
+        self.moments = np.tile(np.eye(len(guess)) * _RIDGE, (distance, 1, 1))
+        self.products = _RIDGE * self.weights
+        self.known = np.zeros((distance, shape.num_layers, len(guess), shape.num_experts))
+        self.is_pending = np.zeros((distance, shape.num_layers), bool)  # still to be compared with what is used
+
+    def reach(self, distance: int) -> None:
+        """So far at least."""
+        if distance > self.distance:
+            farther = _Ahead(self._shape, distance - self.distance)
+            for name in ("weights", "moments", "products", "known", "is_pending"):
+                setattr(self, name, np.concatenate((getattr(self, name), getattr(farther, name))))
+            self.distance = distance
+
+    def solve(self) -> None:
+        if self.distance:
+            self.weights[:] = np.linalg.solve(self.moments, self.products[..., None])[..., 0]
 
 
 class _Recall:

@@ -53,11 +53,12 @@ def _weigh(common, in_common, like, num_slots):
     most, last = np.int16(0), np.int16(len(like) - 1)  # narrow, so that many fit a vector
     for age in range(1, len(common)):  # age 0 is the newest itself
         most = max(most, np.int16(in_common[age] + common[age]))
-    weights = np.zeros(len(common) + LAGS, np.float32)
+    weights, beyond = np.zeros(len(common) + LAGS, np.float32), like[min(most, last)]
     for age in range(len(common)):
         less = np.int16(most - in_common[age] - common[age])
         weights[age] = like[np.uint16(min(max(less, np.int16(0)), last))]
-    weights[len(common) : num_slots] = like[min(most, last)]
+    for age in range(len(common), min(len(weights), num_slots)):
+        weights[age] = beyond
     return weights
 
 
@@ -81,8 +82,8 @@ def _follow(newest, weights, remembered, mean, followers):
     first = num_slots - min(-(-num_tokens // _VECTOR) * _VECTOR, num_slots)
     split = min(num_slots - newest, num_tokens)
     by_slot = np.zeros(num_slots - first, np.float32)
-    by_slot[newest - first : newest - first + split] = counts[:split]
-    by_slot[: num_tokens - split] = counts[split:]
+    for age in range(num_tokens):
+        by_slot[newest - first + age if age < split else age - split] = counts[age]
     for expert in range(len(followers)):
         found = _dot(by_slot, remembered[expert, first:])
         followers[expert] = (found + 0.5 * mean[expert]) / (total + 0.5)
@@ -119,9 +120,10 @@ def on_use(
     """
     num_layers, num_experts = rates.shape
     frequencies, rate, common_here, in_common = known[layer], rates[layer], common[layer], common[num_layers]
-    used[layer] = 0
-    for key in keys:
-        used[layer, key - layer * num_experts] = 1
+    for expert in range(num_experts):
+        used[layer, expert] = 0
+    for place in range(len(keys)):
+        used[layer, keys[place] - layer * num_experts] = 1
     if is_one:
         for expert in range(num_experts):
             remembered[layer, expert, newest] = np.uint8(used[layer, expert])
@@ -131,7 +133,8 @@ def on_use(
     _compare(newest, remembered[layer], common_here[:num_tokens], in_common[:num_tokens])
     alike = _weigh(common_here[:num_tokens], in_common[:num_tokens], like, common.shape[1])
     _follow(newest, alike, remembered[layer], frequencies[len(gains) - 1], frequencies[len(gains)])
-    rate[:] = 0
+    for expert in range(num_experts):
+        rate[expert] = 0
     for kind in range(len(weights)):
         for expert in range(num_experts):
             rate[expert] += weights[kind] * frequencies[kind, expert]
@@ -141,37 +144,89 @@ def on_use(
         nearness[layer, expert] = -np.rint(step + num_layers / rate[expert])
 
 
-@kernel(
-    "void(float64[:, ::1], int64, float64[::1], float64[::1], int64, int64, float64[:, ::1], float64[::1])",
-)
-def look_ahead(predicted, top_k, weights, rate, visit, num_layers, known, nearness):
-    """A layer is visited in step `visit` next; a router before it says `predicted` [T, E]. What is known of its experts
-    then, `known` [3, E]: whether some token has them among its k, how likely some token selects them, their `rate`
-    [E]. `weights` [3] make of it the chance of use, and that `nearness` [E]."""
-    num_experts = len(rate)
-    known[0], known[1], known[2] = 0, 1, rate
-    for row in predicted:
-        limit = np.partition(row, num_experts - top_k)[num_experts - top_k]
-        for expert in range(num_experts):
-            if row[expert] >= limit:
-                known[0, expert] = 1
-            known[1, expert] *= 1 - min(row[expert] * top_k, 1)
-    for expert in range(num_experts):
-        known[1, expert] = 1 - known[1, expert]
-        chance = weights[0] * known[0, expert] + weights[1] * known[1, expert] + weights[2] * known[2, expert]
-        later = (1 - min(max(chance, 0), 1)) * num_layers / rate[expert]
-        nearness[expert] = -np.rint(visit + later)
-
-
-@kernel("void(float64[:, ::1], float64[::1], float64[:, ::1], float64[::1])")
-def observe(known, used, moments, products):
-    """`known` [F, E] came with `used` [E]: added to `moments` [F, F] and `products` [F] (least squares)."""
+@part
+def _observe(known, used, moments, products):
+    """`known` [3, E] came with `used` [E]: added to `moments` [3, 3] and `products` [3] (least squares)."""
     for kind in range(len(known)):
         for expert in range(len(used)):
             products[kind] += known[kind, expert] * used[expert]
         for other in range(len(known)):
             for expert in range(len(used)):
                 moments[kind, other] += known[kind, expert] * known[other, expert]
+
+
+@part
+def _last_named(row, top_k, best):
+    """The smallest of the `top_k` largest of `row`; `best` [top_k] is overwritten."""
+    num_held = 0
+    for place in range(len(row)):
+        value = row[place]
+        if num_held == top_k and value <= best[top_k - 1]:
+            continue
+        at = min(num_held, top_k - 1)
+        while at > 0 and best[at - 1] < value:
+            best[at] = best[at - 1]
+            at -= 1
+        best[at] = value
+        num_held = min(num_held + 1, top_k)
+    return best[top_k - 1]
+
+
+@part
+def _hear(row, top_k, best, known):
+    """A token's router says `row` [E] of a layer ahead."""
+    limit = _last_named(row, top_k, best)
+    for expert in range(len(row)):
+        if row[expert] >= limit:
+            known[0, expert] = 1
+        known[1, expert] *= 1 - min(row[expert] * top_k, 1)
+
+
+@part
+def _expect(visit, num_layers, weights, known, rate, nearness):
+    """A layer is visited in step `visit`; until then its experts are as near as what is known of them makes them."""
+    for expert in range(len(rate)):
+        known[1, expert] = 1 - known[1, expert]
+        known[2, expert] = rate[expert]
+        chance = weights[0] * known[0, expert] + weights[1] * known[1, expert] + weights[2] * known[2, expert]
+        later = (1 - min(max(chance, 0), 1)) * num_layers / rate[expert]
+        nearness[expert] = -np.rint(visit + later)
+
+
+@kernel(
+    "void(int64, int64, int64, float64[:, :, ::1], int64[::1], float64[:, ::1], float64[:, ::1], float64[:, ::1],"
+    "boolean[:, ::1], float64[:, :, :, ::1], float64[:, ::1], float64[:, :, ::1], float64[:, ::1])"
+)
+def look_ahead(
+    layer, step, top_k, predicted, last, used, rates, nearness, is_pending, known, weights, moments, products
+):
+    """The layers ahead are visited one step after another; a router before them says `predicted` [T, D, E], past the
+    last layer of the tokens `last` alone. What this layer `used` [L, E] is compared with what was said of it.
+
+    `known` [D, L, 3, E]: of each expert whether some token has it among its k, how likely some token selects it, and
+    its rate in `rates` [L, E]. `weights` [D, 3] make of it the chance of use at the visit, and that `nearness` [L, E].
+    `is_pending` [D, L]: what is still to be compared, for `moments` [D, 3, 3] and `products` [D, 3].
+    """
+    num_layers, num_experts = rates.shape
+    best = np.empty(top_k)
+    for ahead in range(len(known)):
+        if is_pending[ahead, layer]:
+            is_pending[ahead, layer] = False
+            _observe(known[ahead, layer], used[layer], moments[ahead], products[ahead])
+    for ahead in range(predicted.shape[1]):
+        target = (layer + 1 + ahead) % num_layers
+        own = known[ahead, target]
+        is_pending[ahead, target] = True
+        for expert in range(num_experts):
+            own[0, expert] = 0
+            own[1, expert] = 1
+        if layer + 1 + ahead < num_layers:
+            for token in range(len(predicted)):
+                _hear(predicted[token, ahead], top_k, best, own)
+        else:
+            for request in range(len(last)):
+                _hear(predicted[last[request], ahead], top_k, best, own)
+        _expect(step + 1 + ahead, num_layers, weights[ahead], own, rates[target], nearness[target])
 
 
 @kernel("void(float64[::1], float64[:, :, ::1], float64[:, :, ::1], float64[:, ::1], float64[:, ::1], float64[::1])")

@@ -14,10 +14,7 @@ from runtime.policies.matching import Guide
 from runtime.policies.prefetch.ahead import keys_ahead, named, of_interest
 
 _TOKENS = np.array([4.0, 16.0, 64.0])  # time constants of the running frequencies
-_MOST = 4.0  # log odds beyond which a margin says no more
-_LEAST = 1e-3  # a frequency of nothing
 _RIDGE = 20.0  # observations that the first guess of the regression is worth
-_KEPT = 0.9995  # of what was learned, a visit later
 
 
 @dataclass
@@ -48,100 +45,88 @@ class Blend(Simple):
         self.sees_probabilities = self.sees_embeddings = self.maps
 
     def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
+        # Compiled code takes a while to load, and seconds where it was never compiled: only for who uses it.
+        from runtime.policies.prefetch import blend_kernels
+
+        self._kernels = blend_kernels
         self._shape, self._reach = shape, min(self.distance, shape.num_layers)
         self.matching = artefacts.matching if self.maps else None
         self._guides = [Guide(self.matching, ahead) for ahead in range(1, self._reach + 1)] if self.maps else []
-        self._chances = _Chances(shape, self._reach, num_known=3 + 2 * self.learned + len(_TOKENS) + self.maps)
+        num_sources = 1 + self.learned
+        self._chances = _Chances(shape, self._reach, num_known=1 + 2 * num_sources + len(_TOKENS) + self.maps)
         even = shape.top_k / shape.num_experts
         self._uses = np.full((shape.num_layers, len(_TOKENS), shape.num_experts), even)
+        self._odds = np.full(self._uses.shape, _log_odds(np.float64(even), blend_kernels.LEAST))
+        self._gain = 1 / _TOKENS
 
     def propose(self, step: Step, now: Now) -> np.ndarray:
         if self.matching:
             self.matching.see(step)
-        used = np.bincount(step.selected[step.selected >= 0], minlength=self._shape.num_experts)
-        if step.phase != PREFILL:
-            self._chances.learn(step.layer, used > 0)
-        gain = 1 - (1 - 1 / _TOKENS[:, None]) ** len(step.selected)
-        self._uses[step.layer] += gain * (used / len(step.selected) - self._uses[step.layer])
+        chances, num_tokens = self._chances, len(step.selected)
+        self._kernels.visit(
+            np.array(step.selected, np.int64),
+            step.layer,
+            step.phase != PREFILL,
+            self._gain if num_tokens == 1 else 1 - (1 - self._gain) ** num_tokens,
+            self._uses,
+            self._odds,
+            chances.known,
+            chances.predicted,
+            chances.weights,
+            chances.moments,
+        )
         if step.phase == PREFILL and step.layer + 1 < self._shape.num_layers:
             foreseen = of_interest(step, step.foreseen, 1, self._shape)
             return keys_ahead(step, 1, self._shape, named(foreseen, self._shape.top_k))
         return self._likely(step)
 
     def _likely(self, step: Step) -> np.ndarray:
-        layers = (step.layer + np.arange(1, self._reach + 1)) % self._shape.num_layers
-        chances = self._chances.predict(layers, self._known(step, layers))
-        floors = np.full((self._reach, 1), self.far)
-        floors[0] = self.floor
-        ahead, experts = np.nonzero(chances >= floors)
-        order = np.lexsort((-chances[ahead, experts], ahead))
-        return (layers[ahead] * self._shape.num_experts + experts)[order]
+        chances = self._chances
+        return self._kernels.likely(
+            step.layer,
+            self._shape.top_k,
+            self._said(step),
+            np.arange(len(step.selected)) if step.last is None else step.last,
+            self._mapped(step),
+            self.floor,
+            self.far,
+            self._odds,
+            chances.known,
+            chances.predicted,
+            chances.weights,
+        )
 
-    def _known(self, step: Step, layers: np.ndarray) -> np.ndarray:
-        """[D, F, E] what there is to know of each expert of the layers ahead."""
-        said = [self._margins(step, step.predicted)]
-        if self.learned:
-            said.append(self._margins(step, step.learned))
-        often = np.clip(self._uses[layers], _LEAST, 1 - _LEAST)
-        parts = [np.ones((self._reach, 1, self._shape.num_experts))]
-        parts += [part for margins in said for part in (margins, np.maximum(margins, 0))]
-        parts.append(np.log(often / (1 - often)))
-        if self.maps:
-            parts.append(self._mapped(step))
-        return np.concatenate(parts, axis=1)
-
-    def _margins(self, step: Step, foreseen: np.ndarray) -> np.ndarray:
-        """[D, 1, E] by how much each expert is in, or out of, the k named, where the most hopeful token has it."""
-        top_k, num_experts = self._shape.top_k, self._shape.num_experts
-        rows = [of_interest(step, foreseen, ahead, self._shape) for ahead in range(1, self._reach + 1)]
-        margins = []
-        for predicted in rows:
-            odds = np.log(np.maximum(predicted, 1e-9))
-            first_out = max(num_experts - top_k - 1, 0)
-            limits = np.partition(odds, (first_out, num_experts - top_k), axis=1)
-            limit = (limits[:, first_out] + limits[:, num_experts - top_k]) / 2
-            margins.append(np.clip(odds - limit[:, None], -_MOST, _MOST).max(axis=0))
-        return np.stack(margins)[:, None]
+    def _said(self, step: Step) -> np.ndarray:
+        """[S, T, D, E] what each source says of the layers ahead."""
+        sources = (step.predicted, step.learned) if self.learned else (step.predicted,)
+        said = np.empty((len(sources), len(step.selected), self._reach, self._shape.num_experts), np.float32)
+        for own, source in zip(said, sources, strict=True):
+            assert source is not None, "a policy that reads predictions runs without them"
+            own[:] = source[:, : self._reach]
+        return said
 
     def _mapped(self, step: Step) -> np.ndarray:
-        """[D, 1, E] log odds by the matched map of the requests, 0 where nothing is matched."""
-        known = np.zeros((self._reach, 1, self._shape.num_experts))
+        """[D, E] log odds by the matched map of the requests, 0 where nothing is matched; [0, E] without maps."""
+        known = np.zeros((len(self._guides), self._shape.num_experts))
         for ahead, guide in enumerate(self._guides):
             if (said := guide.predict(step)) is not None:
-                p = np.clip(said[0].max(axis=0) * self._shape.top_k, _LEAST, 1 - _LEAST)
-                known[ahead] = np.log(p / (1 - p))
+                known[ahead] = _log_odds(said[0].max(axis=0) * self._shape.top_k, self._kernels.LEAST)
         return known
 
 
 class _Chances:
-    """Logistic regressions, one a layer and distance, that go on learning."""
+    """Logistic regressions, one a layer and distance, that go on learning: `weights` [L, D, F], and of the next visit
+    of each layer what is `known` [L, D, F, E] and `predicted` [L, D, E], nan where nothing is."""
 
     def __init__(self, shape: Shape, distance: int, *, num_known: int) -> None:
         size = (shape.num_layers, distance)
-        self._weights = np.zeros((*size, num_known))
-        self._weights[..., 0], self._weights[..., 1:-1:2] = -1.0, 0.5
-        self._moments = np.tile(np.eye(num_known) * _RIDGE, (*size, 1, 1))
-        self._known = np.zeros((*size, num_known, shape.num_experts))
-        self._predicted = np.full((*size, shape.num_experts), np.nan)
-        self._ahead = np.arange(distance)
+        self.weights = np.zeros((*size, num_known))
+        self.weights[..., 0], self.weights[..., 1:-1:2] = -1.0, 0.5
+        self.moments = np.tile(np.eye(num_known) * _RIDGE, (*size, 1, 1))
+        self.known = np.zeros((*size, num_known, shape.num_experts))
+        self.predicted = np.full((*size, shape.num_experts), np.nan)
 
-    def predict(self, layers: np.ndarray, known: np.ndarray) -> np.ndarray:
-        """[D, E] chances that the next visits of `layers` [D] use each expert; kept until those visits."""
-        odds = (self._weights[layers, self._ahead][:, None] @ known)[:, 0]
-        chances = 1 / (1 + np.exp(-np.clip(odds, -12, 12)))
-        self._known[layers, self._ahead], self._predicted[layers, self._ahead] = known, chances
-        return chances
 
-    def learn(self, layer: int, used: np.ndarray) -> None:
-        """A layer is visited: which of its experts were used, [E] bool."""
-        predicted, known = self._predicted[layer], self._known[layer]
-        told = ~np.isnan(predicted[:, 0])
-        if not told.any():
-            return
-        predicted, known = predicted[told], known[told]
-        moments = self._moments[layer, told]
-        moments += (known * (predicted * (1 - predicted))[:, None]) @ known.transpose(0, 2, 1)
-        missed = known @ (used - predicted)[..., None]
-        self._weights[layer, told] += np.linalg.solve(moments, missed)[..., 0]
-        self._moments[layer, told] = moments * _KEPT
-        self._predicted[layer] = np.nan
+def _log_odds(p: np.ndarray, least: float) -> np.ndarray:
+    held = np.clip(p, least, 1 - least)
+    return np.log(held / (1 - held))

@@ -8,10 +8,11 @@ import pytest
 from artifacts.errors import BadUsage
 from artifacts.predictors import RECORDED
 from artifacts.shape import Shape
-from artifacts.trace import PREFILL
+from artifacts.trace import DECODE, PREFILL
 from runtime.policies import parse
 from runtime.policies.base import Artefacts, Now, Step
 from runtime.policies.prefetch.blend import Blend
+from tests.runtime.policies.blend_reference import Reference
 from tests.runtime.policies.examples import step
 
 SHAPE = Shape(num_layers=3, num_experts=8, top_k=2, expert_nbytes=1)
@@ -94,6 +95,23 @@ def test_requests_decoded_together_are_one_visit() -> None:
         there = step([experts.tolist() for experts in named], layer=1, pass_index=number, predicted=rows, last=[0, 1])
         policy.propose(there, Now())
     assert proposed == {8 + expert for experts in named for expert in experts.tolist()}
+
+
+@pytest.mark.parametrize("text", ["blend", "blend:distance=5,floor=0.1,far=0.2,learned=no"])
+def test_compiled_and_plain_agree(text: str) -> None:
+    """Prompts, tokens alone and together, dropped ranks; a prompt's last layer looks into the next pass."""
+    rng, policy, kinds = np.random.default_rng(0), prepared(text), [(PREFILL, 5), (DECODE, 1), (DECODE, 1), (DECODE, 3)]
+    plain = Reference(SHAPE, policy)
+    for number in range(60):
+        phase, num_tokens = kinds[rng.integers(4)]
+        last = np.arange(num_tokens) if phase == DECODE else np.array([1, num_tokens - 1])
+        for layer in range(SHAPE.num_layers):
+            ids = np.stack([rng.permutation(SHAPE.num_experts)[:2] for _ in range(num_tokens)])
+            ids[rng.random(ids.shape) < 0.1] = -1
+            predicted, learned = rng.dirichlet(np.full(8, 0.3), (2, num_tokens, 5)).astype(np.float32)
+            here = Step(number, phase, layer, ids, np.ones(ids.shape, np.float32), None, predicted, last, learned)
+            assert sorted(policy.propose(here, Now())) == sorted(plain.propose(here)), (number, layer)
+            assert np.allclose(policy._chances.predicted, plain._chances._predicted, equal_nan=True), (number, layer)
 
 
 @pytest.mark.parametrize("text", ["blend:distance=0", "blend:floor=0", "blend:far=1.5"])

@@ -1,0 +1,200 @@
+"""What blend computes at every step, compiled; `tests/runtime/policies/blend_reference.py` says the same in plain
+numpy.
+
+Shapes: T tokens, K selected, L layers, D distances, E experts, S sources that name experts, F things known of an
+expert: 1, of each source its margin and what of that is above 0, of each running frequency its log odds, and with maps
+theirs.
+"""
+
+import math
+
+import numpy as np
+
+from artifacts.kernels import kernel, part
+
+MOST = 4.0  # log odds beyond which a margin says no more
+LEAST = 1e-3  # a frequency of nothing
+KEPT = 0.9995  # of what was learned, a visit later
+_LEAST_SAID = np.float32(1e-9)
+
+
+@part
+def _log_odds(often):
+    held = min(max(often, LEAST), 1 - LEAST)
+    return math.log(held / (1 - held))
+
+
+@part
+def _solved(moments, products):
+    """`moments` [F, F], symmetric and positive, times what is returned are `products` [F] (Cholesky)."""
+    size = len(products)
+    lower, answer = np.zeros((size, size)), np.zeros(size)
+    for row in range(size):
+        for column in range(row + 1):
+            total = moments[row, column]
+            for other in range(column):
+                total -= lower[row, other] * lower[column, other]
+            lower[row, column] = math.sqrt(total) if row == column else total / lower[column, column]
+    for row in range(size):
+        total = products[row]
+        for other in range(row):
+            total -= lower[row, other] * answer[other]
+        answer[row] = total / lower[row, row]
+    for row in range(size - 1, -1, -1):
+        for other in range(row + 1, size):
+            answer[row] -= lower[other, row] * answer[other]
+        answer[row] /= lower[row, row]
+    return answer
+
+
+@part
+def _learn(used, known, predicted, weights, moments):
+    """A Newton step of one regression: it said `predicted` [E] of `known` [F, E], and `used` [E] came."""
+    num_kinds, num_experts = known.shape
+    weighed, missed = np.empty(num_experts), np.empty(num_kinds)
+    for kind in range(num_kinds):
+        total = 0.0
+        for expert in range(num_experts):
+            weighed[expert] = known[kind, expert] * (predicted[expert] * (1 - predicted[expert]))
+            total += known[kind, expert] * (used[expert] - predicted[expert])
+        missed[kind] = total
+        for other in range(kind + 1):
+            moment = 0.0
+            for expert in range(num_experts):
+                moment += weighed[expert] * known[other, expert]
+            moments[kind, other] += moment
+            moments[other, kind] = moments[kind, other]
+    newton = _solved(moments, missed)
+    for kind in range(num_kinds):
+        weights[kind] += newton[kind]
+        for other in range(num_kinds):
+            moments[kind, other] *= KEPT
+
+
+@kernel(
+    "void(int64[:, ::1], int64, boolean, float64[::1], float64[:, :, ::1], float64[:, :, ::1],"
+    "float64[:, :, :, ::1], float64[:, :, ::1], float64[:, :, ::1], float64[:, :, :, ::1])"
+)
+def visit(selected, layer, learns, gains, uses, odds, known, predicted, weights, moments):
+    """A layer uses `selected` [T, K]: its running frequencies `uses` [L, 3, E] follow by `gains` [3], and their log
+    odds `odds` with them. If it `learns`, what was `predicted` [L, D, E] of this visit, nan where nothing was, from
+    `known` [L, D, F, E] is compared with it: `weights` [L, D, F] and `moments` [L, D, F, F]."""
+    num_experts = uses.shape[2]
+    counts, is_used = np.zeros(num_experts), np.zeros(num_experts)
+    for token in range(len(selected)):
+        for rank in range(selected.shape[1]):
+            expert = selected[token, rank]
+            if expert >= 0:
+                counts[expert] += 1
+                is_used[expert] = 1
+    if learns:
+        for ahead in range(predicted.shape[1]):
+            said = predicted[layer, ahead]
+            if said[0] == said[0]:
+                _learn(is_used, known[layer, ahead], said, weights[layer, ahead], moments[layer, ahead])
+                for expert in range(num_experts):
+                    said[expert] = np.nan
+    for kind in range(len(gains)):
+        for expert in range(num_experts):
+            often = uses[layer, kind, expert]
+            often += gains[kind] * (counts[expert] / len(selected) - often)
+            uses[layer, kind, expert] = often
+            odds[layer, kind, expert] = _log_odds(often)
+
+
+@part
+def _limit(row, top_k, best):
+    """Half way between the last of the k largest of `row` and the first that is not; `best` [k + 1] is overwritten."""
+    size = min(top_k + 1, len(row))
+    num_held = 0
+    for place in range(len(row)):
+        value = row[place]
+        if num_held == size and value <= best[size - 1]:
+            continue
+        at = min(num_held, size - 1)
+        while at and best[at - 1] < value:
+            best[at] = best[at - 1]
+            at -= 1
+        best[at] = value
+        num_held = min(num_held + 1, size)
+    return (best[size - 1] + best[top_k - 1]) / np.float32(2)
+
+
+@part
+def _margin(said, top_k, odds, best, margin):
+    """By how much each expert is in, or out of, the k that one token's `said` [E] names; the largest stays in
+    `margin` [E]."""
+    for expert in range(len(said)):
+        odds[expert] = math.log(max(said[expert], _LEAST_SAID))
+    limit = _limit(odds, top_k, best)
+    for expert in range(len(said)):
+        own = min(max(odds[expert] - limit, np.float32(-MOST)), np.float32(MOST))
+        margin[expert] = max(margin[expert], own)
+
+
+@part
+def _sorted_in(expert, at, num_found, chances, found):
+    """Put one more among `found` from `at` on, falling chances, equals by the lower expert."""
+    place = num_found
+    while place > at and chances[found[place - 1]] < chances[expert]:
+        found[place] = found[place - 1]
+        place -= 1
+    found[place] = expert
+
+
+@kernel(
+    "int64[::1](int64, int64, float32[:, :, :, ::1], int64[::1], float64[:, ::1], float64, float64,"
+    "float64[:, :, ::1], float64[:, :, :, ::1], float64[:, :, ::1], float64[:, :, ::1])"
+)
+def likely(layer, top_k, said, last, mapped, floor, far, odds, known, predicted, weights):
+    """Keys of the next D layers whose chance of use is at least `floor` in the next and `far` beyond, sooner layers
+    first, likelier experts first. What is known of each, [L, D, F, E], and `predicted` [L, D, E] of it are kept for the
+    visit.
+
+    `said` [S, T, D, E]: of each source; past the last layer the tokens `last` count alone. `mapped` [D, E]: log odds by
+    the matched maps, [0, E] without.
+    """
+    num_sources, num_tokens, reach, num_experts = said.shape
+    num_layers, num_kinds = odds.shape[0], known.shape[2]
+    token_odds, best = np.empty(num_experts, np.float32), np.empty(top_k + 1, np.float32)
+    margin, chances = np.empty(num_experts, np.float32), np.empty(num_experts)
+    proposed, num_proposed = np.empty(reach * num_experts, np.int64), 0
+    for ahead in range(reach):
+        target = (layer + 1 + ahead) % num_layers
+        own, kind = known[target, ahead], 1
+        for expert in range(num_experts):
+            own[0, expert] = 1
+        for source in range(num_sources):
+            for expert in range(num_experts):
+                margin[expert] = np.float32(-MOST)
+            if layer + 1 + ahead < num_layers:
+                for token in range(num_tokens):
+                    _margin(said[source, token, ahead], top_k, token_odds, best, margin)
+            else:
+                for request in range(len(last)):
+                    _margin(said[source, last[request], ahead], top_k, token_odds, best, margin)
+            for expert in range(num_experts):
+                own[kind, expert] = margin[expert]
+                own[kind + 1, expert] = max(margin[expert], np.float32(0))
+            kind += 2
+        for frequency in range(odds.shape[1]):
+            for expert in range(num_experts):
+                own[kind + frequency, expert] = odds[target, frequency, expert]
+        if len(mapped):
+            for expert in range(num_experts):
+                own[num_kinds - 1, expert] = mapped[ahead, expert]
+        for expert in range(num_experts):
+            chances[expert] = 0
+        for kind in range(num_kinds):
+            for expert in range(num_experts):
+                chances[expert] += weights[target, ahead, kind] * own[kind, expert]
+        least, first = (far if ahead else floor), num_proposed
+        for expert in range(num_experts):
+            chances[expert] = 1 / (1 + math.exp(-min(max(chances[expert], -12.0), 12.0)))
+            predicted[target, ahead, expert] = chances[expert]
+            if chances[expert] >= least:
+                _sorted_in(expert, first, num_proposed, chances, proposed)
+                num_proposed += 1
+        for place in range(first, num_proposed):
+            proposed[place] += target * num_experts
+    return proposed[:num_proposed]
