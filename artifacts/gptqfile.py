@@ -1,6 +1,5 @@
 """GPTQ checkpoints, as gptqmodel and its fellows read them: one module's tensors, the config beside them, and back."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from artifacts.errors import BadInput
+from artifacts.foreign import read_json
 from artifacts.packing import Packed, pack, packed_shapes, unpack
 
 WIDTHS = (2, 3, 4)  # 1 bit has no public reader
@@ -71,9 +71,12 @@ class GptqCheckpoint:
     def read(self, name: str) -> Packed:
         """One module. Raises BadInput when tensors of it are missing or do not fit each other."""
         parts = {part: self._tensor(f"{name}.{part}") for part in ("qweight", "qzeros", "scales", "g_idx")}
+        dims = [parts[part].dim() for part in ("qweight", "qzeros", "scales", "g_idx")]
+        if dims != [2, 2, 2, 1] or any(tensor.numel() == 0 for tensor in parts.values()):
+            raise BadInput(f"{self.folder}: {name} has tensors of {dims} dimensions, some of them empty")
         bits, num_inputs = int(self.config["bits"]), len(parts["g_idx"])
         num_groups, num_outputs = parts["scales"].shape
-        group_size = num_inputs // num_groups
+        group_size = num_inputs // num_groups or 1
         found = {part: (parts[part].dtype, tuple(parts[part].shape)) for part in ("qweight", "qzeros", "scales")}
         if found != packed_shapes(num_outputs, num_inputs, bits, group_size):
             raise BadInput(f"{self.folder}: {name} has tensors {found}, which do not fit {bits} bits")
@@ -97,11 +100,12 @@ def _read_config(folder: Path) -> dict[str, object]:
         if not path.is_file():
             continue
         try:
-            config = json.loads(path.read_bytes())
-        except ValueError as error:
+            config = read_json(path)
+        except (OSError, ValueError) as error:
             raise BadInput(f"{path} is not JSON ({error}): download it again") from error
-        if isinstance(config, dict) and (key is None or key in config):
-            return config if key is None else config[key]
+        found = config.get(key) if key is not None and isinstance(config, dict) else config
+        if isinstance(found, dict):
+            return found
     raise BadInput(f"{folder} has no {_CONFIG}: it is no GPTQ checkpoint")
 
 
@@ -125,16 +129,25 @@ def _format(config: Mapping[str, object]) -> object:
 def _files(folder: Path) -> dict[str, Path]:
     paths = [folder / _SINGLE]
     if (folder / _INDEX).is_file():
-        names = json.loads((folder / _INDEX).read_bytes())["weight_map"].values()
-        paths = [folder / Path(name).name for name in sorted(set(names))]
+        paths = [folder / name for name in _indexed(folder / _INDEX)]
     found = {}
     for path in paths:
         try:
             with safe_open(path, framework="pt") as file:
                 found |= dict.fromkeys(file.keys(), path)
-        except (SafetensorError, OSError) as error:
+        except (SafetensorError, OSError, ValueError) as error:
             raise BadInput(f"{path} is missing or no safetensors file ({error}): download it again") from error
     return found
+
+
+def _indexed(index: Path) -> list[str]:
+    try:
+        names = set(read_json(index)["weight_map"].values())
+        if not all(Path(name).name == name for name in names):
+            raise ValueError("it points outside its folder")
+        return sorted(names)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise BadInput(f"{index} is not an index of safetensors shards ({error}): download it again") from error
 
 
 def _plus_one(qzeros: torch.Tensor, bits: int, num_outputs: int) -> torch.Tensor:

@@ -5,6 +5,7 @@ One row of the table `hardware` is one number of tokens, one width near memory, 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from statistics import quantiles
 from typing import TYPE_CHECKING
 
@@ -195,4 +196,7 @@ def _told(**known: Spread | None) -> dict[str, float | int]:
 
 
 def _spread(row: Mapping[str, object], name: str) -> Spread:
-    return Spread(row[f"{name}_s"], row[f"{name}_iqr_s"], row["samples"])
+    told = row[f"{name}_s"], row[f"{name}_iqr_s"]
+    if any(seconds is None or not 0 <= seconds < inf for seconds in told):
+        raise BadInput(f"the hardware profile has {name} of {told[0]} s: {REMEDY} again")
+    return Spread(*told, row["samples"])

@@ -3,18 +3,19 @@
 Figures are those of the configs published with the checkpoints; MoE layers are counted, dense ones are not.
 """
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from artifacts.errors import BadInput, BadUsage
+from artifacts.foreign import existing, read_json
 from artifacts.names import unknown
 from artifacts.shape import Shape
 
 _PROJECTIONS = 3  # gate, up, down
 _DTYPE_NBYTES = {"float32": 4.0, "float16": 2.0, "bfloat16": 2.0}
+_LIMIT, _MOST_LAYERS = 1 << 40, 4096  # of what a config may count
 _MXFP4_NBYTES = 4.25 / 8  # 4 bits, and 8 for each 32
 
 
@@ -77,8 +78,8 @@ def model_shape(name: str) -> ModelShape:
 
     Raises BadUsage for a name that is neither, BadInput for a config that is not one of a MoE model.
     """
-    path = Path(name)
-    if path.exists():
+    path = existing(name)
+    if path is not None:
         return from_config(path / "config.json" if path.is_dir() else path)
     if name not in MODELS:
         raise BadUsage(f"{unknown('model', name, MODELS)}; a folder with a config.json will do too")
@@ -115,7 +116,8 @@ def from_config(path: Path) -> ModelShape:
         num_neurons=intermediate,
         neuron_nbytes=int(per_neuron),
     )
-    shared = config.get("shared_expert_intermediate_size") or intermediate * (config.get("n_shared_experts") or 0)
+    num_shared = _given(config, path, "n_shared_experts")
+    shared = _given(config, path, "shared_expert_intermediate_size") or intermediate * num_shared
     name, vocabulary = path.parent.name or path.name, _number(config, path, "vocab_size")
     return ModelShape(name, shape, hidden, round(per_neuron * shared), vocabulary, weight_nbytes)
 
@@ -123,31 +125,44 @@ def from_config(path: Path) -> ModelShape:
 def read_config(path: Path) -> Mapping:
     """The fields of a config.json, of its text model where it has several. Raises BadInput."""
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = read_json(path)
     except (OSError, ValueError) as error:
         raise BadInput(f"{path} cannot be read as a model's config.json: {error}") from error
-    return config.get("text_config", config) if isinstance(config, Mapping) else {}
+    text = config.get("text_config", config) if isinstance(config, Mapping) else None
+    return text if isinstance(text, Mapping) else {}
 
 
 def _weight_nbytes(config: Mapping) -> float:
     """Of an expert's weight as published: quantised, or in the dtype of all others."""
-    method = (config.get("quantization_config") or {}).get("quant_method")
-    stored = {"mxfp4": _MXFP4_NBYTES, "fp8": 1.0}.get(method)
+    quantised = config.get("quantization_config")
+    method = quantised.get("quant_method") if isinstance(quantised, Mapping) else None
+    stored = {"mxfp4": _MXFP4_NBYTES, "fp8": 1.0}.get(str(method))
     return stored or _DTYPE_NBYTES.get(str(config.get("dtype") or config.get("torch_dtype")), 2.0)
 
 
 def _num_moe_layers(config: Mapping, path: Path) -> int:
-    layers = range(config.get("first_k_dense_replace") or 0, _number(config, path, "num_hidden_layers"))
-    period = config.get("decoder_sparse_step") or config.get("moe_layer_freq") or 1
-    dense = config.get("mlp_only_layers") or ()
+    first, num_layers = _given(config, path, "first_k_dense_replace"), _number(config, path, "num_hidden_layers")
+    if num_layers > _MOST_LAYERS:
+        raise BadInput(f"{path} says {num_layers:,} layers: no model has more than {_MOST_LAYERS:,}")
+    period = _given(config, path, "decoder_sparse_step") or _given(config, path, "moe_layer_freq") or 1
+    dense = config.get("mlp_only_layers") or []
+    if not isinstance(dense, list):
+        raise BadInput(f"{path} has mlp_only_layers that are no list: download it again")
     offset = 1 if "decoder_sparse_step" in config else 0
-    return sum((layer + offset) % period == 0 and layer not in dense for layer in layers)
+    return sum((layer + offset) % period == 0 and layer not in dense for layer in range(first, num_layers))
 
 
 def _number(config: Mapping, path: Path, *names: str) -> int:
     """The first of these fields that is there."""
     for name in names:
-        value = config.get(name)
-        if isinstance(value, int) and value > 0:
-            return value
+        if number := _given(config, path, name):
+            return number
     raise BadInput(f"{path} has no {' or '.join(names)}: it is no config of a Mixture-of-Experts model")
+
+
+def _given(config: Mapping, path: Path, name: str) -> int:
+    """A count; 0 where there is none."""
+    value = config.get(name) or 0
+    if not isinstance(value, int) or not 0 <= value < _LIMIT:
+        raise BadInput(f"{path} has {name} {str(value)[:40]}, which counts nothing: download it again")
+    return int(value)

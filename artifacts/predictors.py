@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from artifacts.errors import BadInput, Incompatible
+from artifacts.provenance import as_written
 from artifacts.shape import Shape
 
 if TYPE_CHECKING:  # a run without predictors has no need of what these take in memory
@@ -91,6 +92,8 @@ def predictors_of(rows: "pa.Table", shape: Shape, *, num_features: int, seed: in
     weights[at] = flat.flatten().to_numpy(zero_copy_only=False).reshape(weights.shape)
     scale = np.empty(len(at), np.float32)
     scale[at] = rows["scale"].to_numpy()
+    if weights.shape[1] < num_features + 2 or num_features < 0:
+        raise BadInput("these predictors lack what their features need: run moectl build-predictor again")
     if not (np.isfinite(weights).all() and np.isfinite(scale).all()):
         raise BadInput("these predictors hold numbers that are not finite: run moectl build-predictor again")
     shaped = weights.reshape(shape.num_layers, distance, *weights.shape[1:])
@@ -104,7 +107,9 @@ def load_predictors(store: "Store", model_id: str, shape: Shape) -> Predictors |
         return None
     asked = run.info.parameters
     rows = store.read(TABLE, run.run_id)
-    return predictors_of(rows, shape, num_features=int(asked["features"]), seed=run.info.seed)
+    with as_written(run, store.path):
+        num_features = int(asked["features"])
+    return predictors_of(rows, shape, num_features=num_features, seed=run.info.seed)
 
 
 def check_reach(predictors: Predictors, distance: int) -> None:

@@ -1,11 +1,14 @@
 """Who made what: the model an artefact belongs to, and the run that wrote it."""
 
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib import metadata
+from pathlib import Path
 
+from artifacts.errors import BadInput
 from artifacts.shape import Shape
 
 _PACKAGES = ("moectl", "torch", "transformers", "tokenizers", "datasets", "duckdb", "numpy", "pyarrow")
@@ -76,3 +79,14 @@ class StoredRun:
     run_id: int
     info: RunInfo
     contents: Mapping[str, TableSize]
+
+
+@contextmanager
+def as_written(run: StoredRun, where: Path) -> Iterator[None]:
+    """Around what makes something of a run's parameters: BadInput when they are not what its command writes."""
+    try:
+        yield
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
+        raise BadInput(
+            f"{where} is damaged: run {run.run_id} has not the parameters that {run.info.command} writes; run it again"
+        ) from error

@@ -6,7 +6,9 @@ by side, so that a width is one read. The metadata says all that a stopped run n
 
 import hashlib
 import json
+import math
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +18,7 @@ import torch
 
 from artifacts.errors import BadInput
 from artifacts.files import replacing
+from artifacts.foreign import parse_json
 from artifacts.packing import PARTS, Packed, packed_shapes
 
 FORMAT = "moectl-replica-1"
@@ -23,6 +26,7 @@ _DIGEST = "digest"
 _HEADER_LIMIT = 100 << 20  # bytes, the format's own
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I32": torch.int32}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_GROUP_SIZE = re.compile("[1-9][0-9]{0,8}")
 _CHUNK = 1 << 20
 
 Parts = dict[str, Packed | torch.Tensor]
@@ -83,6 +87,8 @@ def read_replica(path: Path, bits: int, *, model: str | None = None, key: tuple[
     if not own:
         raise BadInput(f"{path} has no {bits}-bit replica, only {', '.join(map(str, widths(header.metadata)))}")
     start, stop = min(entry.start for entry in own.values()), max(entry.stop for entry in own.values())
+    if any((entry.start - start) % entry.dtype.itemsize for entry in own.values()):
+        raise _foreign(path, "its tensors lie across the borders of their types")
     buffer = torch.from_numpy(_read(path, header.data_start + start, stop - start))
     tensors = {
         name.partition(".")[2]: buffer[entry.start - start : entry.stop - start].view(entry.dtype).view(entry.shape)
@@ -168,7 +174,7 @@ def _parts(path: Path, bits: int, tensors: dict[str, torch.Tensor], metadata: Ma
     for name in sorted({name.partition(".")[0] for name in tensors if "." in name}):
         fields = {field: tensors.get(f"{name}.{field}") for field in PARTS}
         group_size = metadata.get(f"{name}.group_size", "")
-        if fields["scales"] is None or not group_size.isdecimal() or fields["scales"].dim() != 2:
+        if fields["scales"] is None or not _GROUP_SIZE.fullmatch(group_size) or fields["scales"].dim() != 2:
             raise _foreign(path, f"{name} is not described")
         num_groups, num_outputs = fields["scales"].shape
         num_inputs = num_groups * int(group_size)
@@ -190,28 +196,43 @@ def _check_identity(path: Path, metadata: Mapping[str, str], model: str | None, 
 def _read_header(path: Path) -> _Header:
     """Parse and check: offsets in order without holes, and the file exactly as long as they say."""
     length = int.from_bytes(_read(path, 0, 8).tobytes(), "little")
-    if length > _HEADER_LIMIT:
+    nbytes = path.stat().st_size
+    if length > min(_HEADER_LIMIT, nbytes):
         raise _foreign(path, "its header is too long")
     try:
-        entries = json.loads(_read(path, 8, length).tobytes())
-        metadata = entries.pop("__metadata__", {})
-        found = {name: _entry(entry) for name, entry in entries.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        entries = parse_json(_read(path, 8, length).tobytes())
+        metadata = _metadata(entries.pop("__metadata__", {}))
+    except (ValueError, TypeError, AttributeError) as error:
         raise _foreign(path, "its header cannot be read") from error
     if metadata.get("format") != FORMAT:
-        raise _foreign(path, f"its format is {metadata.get('format')}, not {FORMAT}")
+        raise _foreign(path, f"its format is {metadata.get('format', 'None')[:40]}, not {FORMAT}")
+    try:
+        known = widths(metadata)
+        found = {name: _entry(name, entry, known) for name, entry in entries.items()}
+    except (ValueError, KeyError, TypeError) as error:
+        raise _foreign(path, "its header does not describe replicas") from error
     ends = [0, *(entry.stop for entry in found.values())]
     if any(entry.start != before for entry, before in zip(found.values(), ends, strict=False)):
         raise _foreign(path, "its tensors do not follow each other")
-    if path.stat().st_size != 8 + length + ends[-1]:
+    if nbytes != 8 + length + ends[-1]:
         raise _foreign(path, "its length is not what its header says")
     return _Header(metadata, found, 8 + length)
 
 
-def _entry(entry: dict) -> _Entry:
+def _metadata(texts: object) -> dict[str, str]:
+    if not isinstance(texts, dict) or not all(isinstance(text, str) for text in texts.values()):
+        raise TypeError("metadata are texts by name")
+    return texts
+
+
+def _entry(name: str, entry: dict, known: list[int]) -> _Entry:
+    if int(name.partition(".")[0]) not in known:
+        raise ValueError(f"{name} is of none of the widths")
     start, stop = entry["data_offsets"]
     dtype, shape = _DTYPES[entry["dtype"]], tuple(entry["shape"])
-    if stop - start != dtype.itemsize * int(np.prod(shape)):
+    if not all(type(size) is int and size > 0 for size in (*shape, stop)) or type(start) is not int:
+        raise ValueError(f"{shape} is no shape")
+    if stop - start != dtype.itemsize * math.prod(shape):
         raise ValueError(f"{stop - start} bytes for {shape}")
     return _Entry(dtype, shape, start, stop)
 

@@ -6,14 +6,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from artifacts.errors import BadInput
 from artifacts.similarity import Similarity
 
 
 def activation_matrices(rows: pa.Table, num_layers: int, num_experts: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Counts [L, E] int64 and weights [L, E] float64 by phase."""
     phases = np.array(rows["phase"].to_pylist())
-    layer, expert = _column(rows, "layer"), _column(rows, "expert")
     shape = (num_layers, num_experts)
+    layer, expert = _at(rows, ("layer", "expert"), shape)
     found = {}
     for phase in dict.fromkeys(phases.tolist()):
         counts, weights = np.zeros(shape, np.int64), np.zeros(shape)
@@ -28,7 +29,7 @@ def coactivation_matrices(rows: pa.Table, num_layers: int, num_experts: int) -> 
     """Pair counts [L, E, E] int64 and weights [L, E, E] float64."""
     pairs = np.zeros((num_layers, num_experts, num_experts), np.int64)
     weighted = np.zeros(pairs.shape)
-    at = tuple(_column(rows, name) for name in ("layer", "i", "j"))
+    at = _at(rows, ("layer", "i", "j"), pairs.shape)
     pairs[at], weighted[at] = _column(rows, "count"), _column(rows, "weight")
     return pairs, weighted
 
@@ -52,7 +53,7 @@ def similarity_matrices(rows: pa.Table, num_layers: int, num_experts: int) -> Si
     cosine = np.tile(np.eye(num_experts), (num_layers, 1, 1))
     loss = np.zeros(cosine.shape)
     left_out, samples = np.zeros(cosine.shape[:2]), np.zeros(cosine.shape[:2], np.int64)
-    layer, i, j = (_column(rows, name) for name in ("layer", "i", "j"))
+    layer, i, j = _at(rows, ("layer", "i", "j"), cosine.shape)
     cosine[layer, i, j], loss[layer, i, j] = _column(rows, "cosine"), _column(rows, "loss")
     left_out[layer, i], samples[layer, i] = _column(rows, "left_out"), _column(rows, "samples")
     return Similarity(cosine, loss, left_out, samples)
@@ -60,16 +61,19 @@ def similarity_matrices(rows: pa.Table, num_layers: int, num_experts: int) -> Si
 
 def quant_loss_matrices(rows: pa.Table, num_layers: int, num_experts: int) -> dict[str, np.ndarray]:
     """`mse`, `relative` and `gated`, each [L, E, 4] in the order of 1, 2, 3 and 4 bits; NaN where there is no row."""
-    at = _column(rows, "layer"), _column(rows, "expert"), _column(rows, "bits") - 1
+    layer, expert, bits = _at(rows, ("layer", "expert", "bits"), (num_layers, num_experts, 5), least=(0, 0, 1))
     found = {name: np.full((num_layers, num_experts, 4), np.nan) for name in ("mse", "relative", "gated")}
     for name, values in found.items():
-        values[at] = _column(rows, name)
+        values[layer, expert, bits - 1] = _column(rows, name)
     return found
 
 
 def entropy_percentiles(rows: pa.Table) -> np.ndarray:
     """[L, 101] float32, layers in order."""
-    values = rows["percentiles"].combine_chunks().flatten().to_numpy().reshape(rows.num_rows, -1)
+    flat = rows["percentiles"].combine_chunks().flatten()
+    values = flat.to_numpy(zero_copy_only=False).reshape(rows.num_rows, -1)
+    if not np.isfinite(values).all():
+        raise _damaged("percentiles that are not finite")
     return values[np.argsort(_column(rows, "layer"))]
 
 
@@ -95,11 +99,11 @@ def buddy_rows(layers: Sequence[list[list[int]]], q: np.ndarray) -> pa.Table:
 
 def buddy_matrices(rows: pa.Table, num_layers: int, num_experts: int) -> tuple[np.ndarray, np.ndarray]:
     """Buddies [L, E, R] int64 padded with -1, and their q [L, E, R] float64 padded with 0."""
-    rank = _column(rows, "rank")
+    names = ("layer", "pivot", "rank", "buddy")
+    layer, pivot, rank, buddy = _at(rows, names, (num_layers, *[num_experts] * 3))
     shape = (num_layers, num_experts, int(rank.max(initial=0)) + 1)
     buddies, q = np.full(shape, -1, dtype=np.int64), np.zeros(shape)
-    at = _column(rows, "layer"), _column(rows, "pivot"), rank
-    buddies[at], q[at] = _column(rows, "buddy"), _column(rows, "q")
+    buddies[layer, pivot, rank], q[layer, pivot, rank] = buddy, _column(rows, "q")
     return buddies, q
 
 
@@ -128,8 +132,10 @@ def curve_matrices(rows: pa.Table, num_layers: int, num_experts: int) -> tuple[n
     for kind, shape in shapes.items():
         mine = rows.filter(pc.equal(kinds, kind))
         names = [name for name in ("layer", "y", "size") if mine[name].null_count < mine.num_rows]
+        if len(names) != len(shape):
+            raise _damaged(f"curves of {kind} without a place")
         found.append(np.zeros(shape))
-        found[-1][tuple(_column(mine, name) for name in names)] = mine["value"].to_numpy()
+        found[-1][_at(mine, names, shape)] = _column(mine, "value")
     return tuple(found)
 
 
@@ -155,5 +161,26 @@ def _indices(names: Sequence[str], columns: Sequence[np.ndarray]) -> dict[str, n
 
 def _column(rows: pa.Table, name: str) -> np.ndarray:
     """A column as numpy; whole numbers as int64, since uint16 would overflow in arithmetic."""
+    if rows[name].null_count:
+        raise _damaged(f"a {name} that is empty")
     values = rows[name].to_numpy()
-    return values if values.dtype.kind == "f" else values.astype(np.int64)
+    if values.dtype.kind != "f":
+        return values.astype(np.int64)
+    if not np.isfinite(values).all():
+        raise _damaged(f"a {name} that is not finite")
+    return values
+
+
+def _at(
+    rows: pa.Table, names: Sequence[str], sizes: Sequence[int], *, least: Sequence[int] | None = None
+) -> tuple[np.ndarray, ...]:
+    """Columns that say where in an array of these sizes a row belongs."""
+    columns = tuple(_column(rows, name) for name in names)
+    for name, column, size, first in zip(names, columns, sizes, least or [0] * len(names), strict=True):
+        if len(column) and not (first <= column.min() and column.max() < size):
+            raise _damaged(f"{name} {column.max()}, and the model has {size}" if column.max() >= size else f"{name} 0")
+    return columns
+
+
+def _damaged(what: str) -> BadInput:
+    return BadInput(f"rows of the store are damaged or of another model ({what}): make them again")

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from artifacts.database import transaction, translated
 from artifacts.errors import BadInput, Incompatible
+from artifacts.foreign import parse_json
 from artifacts.provenance import ModelInfo, RunInfo, StoredRun, TableSize
 from artifacts.schema import ARTEFACT_TABLES
 from artifacts.shape import Shape
@@ -115,7 +116,7 @@ class Store:
 
     def runs(self) -> list[StoredRun]:
         """All complete runs, oldest first."""
-        return [_stored_run(row) for row in self._rows(f"{_SELECT_RUNS} ORDER BY run_id")]
+        return [_stored_run(row, self.path) for row in self._rows(f"{_SELECT_RUNS} ORDER BY run_id")]
 
     def run(self, run_id: int) -> StoredRun:
         """The complete run with this number. Raises BadInput if there is none."""
@@ -210,8 +211,12 @@ _SELECT_RUNS = """
         versions FROM runs WHERE status = 'complete'"""
 
 
-def _stored_run(row: tuple) -> StoredRun:
+def _stored_run(row: tuple, path: Path) -> StoredRun:
     run_id, contents, *texts, parameters, made_with = row
-    info = RunInfo(*texts, parameters=json.loads(parameters), versions=json.loads(made_with))
-    sizes = {name: TableSize(**size) for name, size in json.loads(contents).items()}
+    try:
+        parameters, made_with, contents = (dict(parse_json(text)) for text in (parameters, made_with, contents))
+        info = RunInfo(*texts, parameters=parameters, versions=made_with)
+        sizes = {name: TableSize(**size) for name, size in contents.items()}
+    except (TypeError, ValueError) as error:
+        raise BadInput(f"{path} is damaged: what it says of run {run_id} cannot be read; restore it") from error
     return StoredRun(run_id=run_id, info=info, contents=sizes)

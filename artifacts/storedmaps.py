@@ -4,8 +4,8 @@ import numpy as np
 import pyarrow as pa
 
 from artifacts.errors import BadInput, Incompatible
-from artifacts.expertmaps import ExpertMaps
-from artifacts.provenance import StoredRun
+from artifacts.expertmaps import DTYPES, ExpertMaps
+from artifacts.provenance import StoredRun, as_written
 from artifacts.shape import Shape
 from artifacts.store import Store
 
@@ -63,9 +63,13 @@ def stored_origins(store: Store, run_id: int) -> np.ndarray:
 def _read(store: Store, run: StoredRun) -> ExpertMaps:
     shape = next(model.shape for model in store.models() if model.model_id == run.info.model_id)
     asked = run.info.parameters
+    with as_written(run, store.path):
+        dtype, distance, capacity = str(asked["dtype"]), int(asked["distance"]), int(asked["capacity"])
+    if dtype not in DTYPES:
+        raise BadInput(f"{store.path} has expert maps of {dtype[:40]}: run moectl build-maps again")
     # Arrow tables of DuckDB have no float16: what was rounded to it comes back exactly.
-    arrays = [array.astype(asked["dtype"], copy=False) for array in map_arrays(store.read(TABLE, run.run_id), shape)]
-    return ExpertMaps.of(*arrays, distance=asked["distance"], capacity=asked["capacity"])
+    arrays = [array.astype(dtype, copy=False) for array in map_arrays(store.read(TABLE, run.run_id), shape)]
+    return ExpertMaps.of(*arrays, distance=distance, capacity=capacity)
 
 
 def _of(run_id: int | None) -> str:
@@ -81,8 +85,11 @@ def _lists(values: np.ndarray) -> pa.Array:
 def _matrix(rows: pa.Table, name: str) -> np.ndarray:
     column = rows[name]
     lists = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
-    values = lists.flatten().to_numpy(zero_copy_only=True)
+    values = lists.flatten()
+    if values.null_count:
+        raise BadInput(f"expert maps have empty places in {name}: run moectl build-maps again")
+    values = values.to_numpy(zero_copy_only=True)
     width, rest = divmod(len(values), max(1, len(lists)))
-    if rest or (np.asarray(lists.value_lengths()) != width).any():
-        raise BadInput(f"expert maps differ in the length of {name}: run moectl build-maps again")
+    if rest or not np.isfinite(values).all() or (np.asarray(lists.value_lengths()) != width).any():
+        raise BadInput(f"expert maps differ in the length of {name}, or are not finite: run moectl build-maps again")
     return values.reshape(len(lists), width)

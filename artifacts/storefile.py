@@ -140,6 +140,8 @@ def _check(connection: duckdb.DuckDBPyConnection, path: Path, *, is_filled: bool
     if "schema_version" not in tables:
         raise BadInput(f"{path} is a DuckDB file but not a store of moectl; name another file")
     version = _version(connection)
+    if version is None or version < 1:
+        raise BadInput(f"{path} is damaged: it has no version of its tables; restore it from a copy or make it anew")
     if version > SCHEMA_VERSION:
         raise Incompatible(
             f"{path} was made by a newer moectl (schema {version}, this one knows {SCHEMA_VERSION}); upgrade moectl"
@@ -147,7 +149,7 @@ def _check(connection: duckdb.DuckDBPyConnection, path: Path, *, is_filled: bool
     return version
 
 
-def _version(connection: duckdb.DuckDBPyConnection) -> int:
+def _version(connection: duckdb.DuckDBPyConnection) -> int | None:
     [(version,)] = connection.execute("SELECT max(version) FROM schema_version").fetchall()
     return version
 

@@ -14,7 +14,7 @@ from artifacts.names import unknown
 from artifacts.shape import Shape
 from artifacts.trace import DECODE, PREFILL, Trace
 
-MOST_SKEW = 8.0
+MOST_SKEW, MOST_TOKENS = 8.0, 10**8
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,8 @@ class Dials:
                 raise BadUsage(f"synthetic: {name} is a chance between 0 and 1, not {getattr(self, name)}")
         if min(self.requests, self.batch) < 1 or min(self.prompt, self.seed) < 0:
             raise BadUsage("synthetic: requests and batch are at least 1, prompt and seed not negative")
+        if max(self.tokens, self.requests, self.prompt, self.batch) > MOST_TOKENS:
+            raise BadUsage(f"synthetic: tokens, requests, prompt and batch are at most {MOST_TOKENS:,}")
         if self.length <= self.prompt:
             raise BadUsage(
                 f"synthetic: {self.tokens} tokens in {self.requests} requests leave nothing to decode after prompts of "

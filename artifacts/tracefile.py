@@ -179,7 +179,8 @@ def _predicted(table: pa.Table, name: str, num_experts: int | None) -> np.ndarra
     """A store keeps no metadata, but it knows how many experts a layer has."""
     flat, key = _matrix(table, name, pa.float32()), _PREDICTED_LAYERS[name]
     told = flat.shape[1] // num_experts if num_experts and flat.shape[1] % num_experts == 0 else 0
-    num_layers = int((table.schema.metadata or {}).get(key, told))
+    said = (table.schema.metadata or {}).get(key, str(told).encode())
+    num_layers = int(said) if said.isdigit() and len(said) < 10 else 0
     if num_layers < 1 or flat.shape[1] % num_layers:
         raise BadInput(f"column {name} needs the file's metadata {key.decode()} to divide its lists")
     return flat.reshape(len(flat), num_layers, -1)

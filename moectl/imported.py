@@ -1,7 +1,7 @@
 """Results that other tools measured, beside our own: `llama-bench -o json`, `vllm bench serve --save-result`."""
 
 import hashlib
-import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from artifacts.errors import BadInput
+from artifacts.foreign import parse_json
 from artifacts.provenance import RunInfo, utc_now
 from artifacts.store import Store
 from moectl.benchrows import Row, bench_table
@@ -33,13 +34,17 @@ def read_results(path: Path) -> Imported:
     """Raises BadInput for a file that is of neither tool."""
     try:
         text = path.read_text(encoding="utf-8")
-        found = json.loads(text)
+        found = parse_json(text)
     except (OSError, ValueError) as error:
         raise BadInput(f"{path} cannot be read as JSON: {_FORMS}") from error
     objects = found if isinstance(found, list) else [found]
     rows, conditions = [], {}
     for one in objects:
-        row, told = _reader(one, path)(one)
+        reader = _reader(one, path)
+        try:
+            row, told = reader(one)
+        except (ArithmeticError, IndexError, TypeError, ValueError) as error:
+            raise BadInput(f"{path} has results that are no numbers: {_FORMS}") from error
         rows.append(row)
         conditions[told] = None
     if not rows:
@@ -86,7 +91,9 @@ def _llama(one: Mapping) -> tuple[Row, str]:
     if prompt and generated:
         why = "llama-bench timed prompt and answer together: give -p and -n, not -pg"
         return _row(f"llama.cpp pp{prompt}+tg{generated}{depth}", layers, why=why), told
-    milliseconds = np.array(one["samples_ns"]) / 1e6 / (generated or 1)
+    milliseconds = np.array(one["samples_ns"], np.float64) / 1e6 / (generated or 1)
+    if milliseconds.ndim != 1 or not (milliseconds > 0).all() or not np.isfinite(milliseconds).all():
+        raise ValueError(f"times of {milliseconds} ms")
     lower, median, upper = map(float, np.percentile(milliseconds, (25, 50, 75)))
     if generated:
         times = {"tpot_ms": median, "tpot_quartiles": (lower, upper), "tokens_per_s": 1e3 / median}
@@ -99,8 +106,11 @@ def _vllm(one: Mapping) -> tuple[Row, str]:
     told = (
         f"vLLM, {one.get('model_id')}, {one.get('completed', '?')} requests at {one.get('request_rate', '?')} a second"
     )
-    times = {"ttft_ms": one["median_ttft_ms"], "tpot_ms": one["median_tpot_ms"]}
-    return _row("vllm serve", _NOWHERE, tokens_per_s=one["output_throughput"], **times), told
+    names = {"ttft_ms": "median_ttft_ms", "tpot_ms": "median_tpot_ms", "tokens_per_s": "output_throughput"}
+    times = {name: float(one[theirs]) for name, theirs in names.items()}
+    if not all(0 <= value < math.inf for value in times.values()):
+        raise ValueError(f"times of {times}")
+    return _row("vllm serve", _NOWHERE, **times), told
 
 
 def _row(name: str, link: str, **known: object) -> Row:

@@ -7,11 +7,11 @@ model was not trained on).
 
 import hashlib
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 
 import numpy as np
 
 from artifacts.errors import BadInput, BadUsage
+from artifacts.foreign import existing
 from profilers import hub, pythontext, textfiles
 from profilers.document import Document
 
@@ -40,14 +40,6 @@ def source(spec: str, *, seed: int) -> Iterator[Document]:
     raise BadInput(
         f"no data at {spec!r}: {'patterns are not expanded, ' if set(spec) & set('*?[') else ''}give {FORMS}"
     )
-
-
-def existing(spec: str) -> Path | None:
-    try:
-        path = Path(spec).expanduser()
-        return path if spec and path.exists() else None
-    except (OSError, RuntimeError):  # longer than a file name can be; the home of nobody
-        return None
 
 
 def not_blank(texts: Iterable[Document], spec: str) -> Iterator[Document]:

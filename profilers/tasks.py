@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from artifacts.errors import BadInput, BadUsage
+from artifacts.foreign import existing
 from artifacts.names import unknown
 from runtime.session import Session
 
@@ -62,7 +63,10 @@ def load_tasks(names: Sequence[str]) -> Tasks:
     import datasets
     from lm_eval.defaults import DEFAULT_OTHER_SEED
 
+    from profilers.taskfiles import keep_templates_in
+
     datasets.disable_progress_bars()
+    keep_templates_in()
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     loaded = [task for name in names for task in _load(name)]
     twice = [name for name, count in Counter(task.task_name for task in loaded).items() if count > 1]
@@ -91,8 +95,8 @@ def evaluate(session: Session, tasks: Tasks) -> tuple[Score, ...]:
 
 def _files(name: str) -> list[Path]:
     """The YAML files that a name stands for."""
-    path = Path(name).expanduser()
-    found = sorted(path.glob("*.yaml")) if path.is_dir() else [path] if path.is_file() else []
+    path = existing(name)
+    found = [] if path is None else sorted(path.glob("*.yaml")) if path.is_dir() else [path]
     if not found and name in built_in():
         return [Path(str(BUILT_IN / f"{name}.yaml"))]
     if not found:
@@ -103,12 +107,15 @@ def _files(name: str) -> list[Path]:
 def _load(name: str) -> list[Any]:
     from lm_eval.tasks import TaskManager
 
+    from profilers.taskfiles import check_task_file
+
     if name.startswith(HARNESS):
         own = name.removeprefix(HARNESS)
         return _built(TaskManager(), own, name)
     manager = TaskManager(include_defaults=False)
     loaded = []
     for path in map(Path.resolve, _files(name)):
+        check_task_file(path)
         with chdir(path.parent):  # where the data files that it names lie
             loaded += _built(manager, str(path), name)
     return loaded

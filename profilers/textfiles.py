@@ -7,14 +7,20 @@ rows.
 import contextlib
 import gzip
 import io
-import json
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from artifacts.errors import BadInput
+from artifacts.foreign import parse_json
 from profilers.document import Document
+
+if TYPE_CHECKING:
+    import pyarrow
+
+LONGEST = 1 << 26  # characters of a line, and of a plain text at a time
+MOST_UNPACKED = 1 << 30  # bytes
 
 
 def read(path: Path) -> Iterator[Document]:
@@ -24,8 +30,10 @@ def read(path: Path) -> Iterator[Document]:
 
 
 def files(path: Path) -> list[Path]:
-    if not path.is_dir():
+    if path.is_file():
         return [path]
+    if not path.is_dir():
+        raise BadInput(f"{path} is neither a file nor a folder: write its text to a file first")
     return sorted(file for file in path.rglob("*") if file.is_file() and not is_hidden(file.relative_to(path)))
 
 
@@ -65,20 +73,26 @@ def plain_errors(path: Path) -> Iterator[None]:
 
 
 def text_document(path: Path, file: IO[bytes]) -> Iterator[Document]:
-    yield Document(str(path), io.TextIOWrapper(file, encoding="utf-8-sig").read())
+    """One, or of a very long file one after the other."""
+    text = io.TextIOWrapper(file, encoding="utf-8-sig")
+    while part := text.read(LONGEST):
+        yield Document(str(path), part + text.readline(LONGEST))
 
 
 def jsonl_documents(path: Path, file: IO[bytes]) -> Iterator[Document]:
-    for number, line in enumerate(io.TextIOWrapper(file, encoding="utf-8-sig"), start=1):
+    text = io.TextIOWrapper(file, encoding="utf-8-sig")
+    for number, line in enumerate(iter(lambda: text.readline(LONGEST + 1), ""), start=1):
+        where = f"{path}:{number}"
+        if len(line) > LONGEST:
+            raise BadInput(f"{where}: longer than {LONGEST:,} characters: give one JSON object a line")
         if line.strip():
-            where = f"{path}:{number}"
             yield Document(where, row_text(json_row(line, where), where))
 
 
 def json_row(line: str, where: str) -> object:
     try:
-        return json.loads(line)
-    except (json.JSONDecodeError, RecursionError) as error:
+        return parse_json(line)
+    except ValueError as error:
         raise BadInput(f"{where}: not JSON ({error}): give one JSON object a line") from error
 
 
@@ -87,17 +101,49 @@ def parquet_documents(path: Path, file: IO[bytes]) -> Iterator[Document]:
     import pyarrow.parquet
 
     try:
-        source = io.BytesIO(file.read()) if path.suffix.lower() == ".gz" else file
-        batches = pyarrow.parquet.ParquetFile(source).iter_batches(batch_size=256)
-        rows = (row for batch in batches for row in batch.to_pylist())
+        source = unpacked(path, file) if path.suffix.lower() == ".gz" else file
+        table = pyarrow.parquet.ParquetFile(source)
+        nothing = dict.fromkeys(table.schema_arrow.names)
+        batches = table.iter_batches(batch_size=256, columns=text_columns(table.schema_arrow))
+        rows = (row for batch in batches for row in batch.to_pylist() or [{}] * batch.num_rows)
         for number, row in enumerate(rows, start=1):
             where = f"{path}:{number}"
-            yield Document(where, row_text(row, where))
-    except pyarrow.ArrowException as error:
+            yield Document(where, row_text(nothing | row, where))
+    except (pyarrow.ArrowException, OverflowError) as error:
         raise BadInput(f"{path} is not a whole parquet file ({first_line(error)}): fetch or write it again") from error
 
 
+def unpacked(path: Path, file: IO[bytes]) -> IO[bytes]:
+    """In memory, since Parquet is read from its end."""
+    whole = file.read(MOST_UNPACKED + 1)
+    if len(whole) > MOST_UNPACKED:
+        raise BadInput(f"{path} unpacks to more than {MOST_UNPACKED / 2**30:.0f} GiB: give it unpacked")
+    return io.BytesIO(whole)
+
+
+def text_columns(schema: "pyarrow.Schema") -> list[str]:
+    """What is read of a file: `text`, else every column of strings. Others may hold what Python has no value for."""
+    import pyarrow.types as kinds
+
+    def is_text(kind: "pyarrow.DataType") -> bool:
+        kind = kind.value_type if kinds.is_dictionary(kind) else kind
+        return kinds.is_string(kind) or kinds.is_large_string(kind) or kinds.is_string_view(kind)
+
+    strings = [field.name for field in schema if is_text(field.type)]
+    return [name for name in strings if name == "text"] if "text" in schema.names else strings
+
+
 def row_text(row: object, where: str) -> str:
+    """The text of a row. Raises BadInput where there is none, or one that is not Unicode."""
+    text = fields_text(row, where)
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise BadInput(f"{where}: half a character (a lone surrogate) in the text: write it anew as UTF-8") from error
+    return text
+
+
+def fields_text(row: object, where: str) -> str:
     """The field `text`, or else all string fields, one a line (a question and its answer, say)."""
     if not isinstance(row, Mapping):
         raise BadInput(f"{where}: a row must be an object with a field 'text', not {type(row).__name__}")

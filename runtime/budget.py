@@ -13,6 +13,7 @@ _UNITS = {"": 1, "B": 1} | {
 }
 _NUMBER = re.compile(r"^\s*([0-9]*\.?[0-9]+(?:e[+-]?[0-9]+)?)\s*([a-z%/]*)\s*$", re.IGNORECASE)
 _BUDGET = "budget {!r} is not understood: write a share (25%), experts (96x) or bytes (2GiB)"
+_MOST_NBYTES, _MOST_LATENCY_S = 1 << 60, 60.0
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
@@ -46,13 +47,17 @@ def budget_nbytes(budget: str, shape: Shape) -> int:
     """Bytes of the same budget, at most those of all experts. Raises BadUsage for what is no budget."""
     value, unit = _parse(budget, _BUDGET.format(budget))
     scale = {"%": shape.nbytes / 100, "x": shape.expert_nbytes}.get(unit) or _unit(unit, budget)
-    return min(math.floor(value * scale + 1e-6), shape.nbytes)
+    return math.floor(min(value * scale + 1e-6, shape.nbytes))
 
 
 def nbytes(text: str) -> int:
     """A size in bytes: `2GiB`, `500MB`, `4096`."""
-    value, unit = _parse(text, f"size {text!r} is not understood: write bytes, as 64KiB or 2GB")
-    return math.floor(value * _unit(unit, text))
+    message = f"size {text!r} is not understood: write bytes, as 64KiB or 2GB"
+    value, unit = _parse(text, message)
+    found = value * _unit(unit, text)
+    if found >= _MOST_NBYTES:
+        raise BadUsage(message)
+    return math.floor(found)
 
 
 def rate(text: str) -> tuple[float, float]:
@@ -61,9 +66,12 @@ def rate(text: str) -> tuple[float, float]:
     message = f"rate {text!r} is not understood: write bytes per second, as 5GB/s or 5GB/s+10us"
     value, unit = _parse(speed, message)
     latency, latency_unit = _parse(delay or "0s", message)
-    if not unit.endswith("/s") or latency_unit not in _SECONDS or value <= 0:
+    if not unit.endswith("/s") or latency_unit not in _SECONDS:
         raise BadUsage(message)
-    return value * _unit(unit[:-2], text), latency * _SECONDS[latency_unit]
+    found, latency_s = value * _unit(unit[:-2], text), latency * _SECONDS[latency_unit]
+    if not 1 <= found < _MOST_NBYTES or latency_s > _MOST_LATENCY_S:
+        raise BadUsage(message)
+    return found, latency_s
 
 
 def _parse(text: str, message: str) -> tuple[float, str]:

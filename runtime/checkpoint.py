@@ -15,6 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from artifacts.errors import BadInput
+from artifacts.foreign import existing, read_json
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 DTYPES = {
@@ -144,18 +145,20 @@ def _shard_paths(folder: Path) -> list[Path]:
 
 def _indexed_names(index: Path) -> list[str]:
     try:
-        names = sorted({str(name) for name in json.loads(index.read_bytes())["weight_map"].values()})
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        names = set(read_json(index)["weight_map"].values())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise BadInput(f"{index} is not an index of safetensors shards ({error}): download it again") from error
     for name in names:
-        if Path(name).name != name:
-            raise BadInput(f"{index} points to {name!r}, outside its own folder: such a checkpoint is not opened")
-    return names
+        if not isinstance(name, str) or not name or Path(name).name != name or "\0" in name:
+            said = repr(name)[:80]
+            raise BadInput(f"{index} points to {said}, outside its own folder: such a checkpoint is not opened")
+    return sorted(names)
 
 
 def _check_whole(path: Path) -> None:
     """Let safetensors judge the header: its rules (no hole, no overlap, every byte covered) are the format's."""
-    if not path.is_file():
+    found = existing(str(path))
+    if found is None or not found.is_file():
         raise BadInput(f"{path} is missing: the checkpoint's index names it, so download the model again")
     try:
         with safe_open(path, framework="pt"):

@@ -1,7 +1,6 @@
 """Tokens as a stream: transformers' own generate() on a thread, each token handed over as it is made, with its
 statistics."""
 
-import math
 import queue
 import threading
 import time
@@ -19,6 +18,7 @@ from runtime.limits import check_tokens
 Turn = Callable[[threading.Event], AbstractContextManager[bool]]  # whether it may go on, until it is told to stop
 
 _END = object()
+_LEAST, _MOST = 1e-4, 1e4  # of what logits are divided by: beyond, they are no numbers any more
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +36,13 @@ class Sampling:
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
             raise BadUsage(f"max-new-tokens must be at least 1, not {self.max_new_tokens}")
-        is_sound = self.temperature >= 0 and 0 < self.top_p <= 1 and self.top_k >= 0 and self.repetition_penalty > 0
-        if not (is_sound and math.isfinite(self.temperature) and math.isfinite(self.repetition_penalty)):
-            raise BadUsage("sampling needs temperature >= 0, 0 < top-p <= 1, top-k >= 0 and repetition-penalty > 0")
+        is_sound = 0 < self.top_p <= 1 and self.top_k >= 0 and self.repetition_penalty > 0
+        is_sound &= self.temperature == 0 or _LEAST <= self.temperature <= _MOST
+        if not (is_sound and _LEAST <= self.repetition_penalty <= _MOST):
+            raise BadUsage(
+                "sampling needs temperature >= 0, 0 < top-p <= 1, top-k >= 0 and repetition-penalty > 0, "
+                f"neither beyond {_LEAST:g} and {_MOST:g}"
+            )
 
     def options(self) -> dict[str, object]:
         """As generate() takes them."""

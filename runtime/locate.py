@@ -1,9 +1,9 @@
 """From what the user typed to a folder with a usable config: a local path if there is one, otherwise the hub."""
 
-import json
 from pathlib import Path
 
 from artifacts.errors import BadInput
+from artifacts.foreign import existing, read_json
 
 WANTED = [
     "*.json",
@@ -16,10 +16,10 @@ WANTED = [
 
 def locate(name: str) -> Path:
     """The folder of the model `name`, a local folder or a hub id; downloads only when no such path exists."""
-    path = Path(name).expanduser()
-    if path.is_dir():
+    path = existing(name)
+    if path is not None and path.is_dir():
         return path
-    if path.exists():
+    if path is not None:
         raise BadInput(f"{name} is a file: give the folder that holds the model's config.json")
     return _download(name)
 
@@ -30,7 +30,7 @@ def read_config(folder: Path) -> dict:
     if not path.is_file():
         raise BadInput(f"{folder} has no config.json: it is not a transformers model folder")
     try:
-        config = json.loads(path.read_bytes())
+        config = read_json(path)
     except ValueError as error:
         raise BadInput(f"{path} is not JSON ({error}): download it again") from error
     if not isinstance(config, dict):

@@ -20,6 +20,7 @@ from runtime.weights import DiskStore, ExpertLayout, Reader
 
 VOLATILE = {"transformers_version", "_name_or_path"}  # who saved it and where, not what it is
 PACKED_FROM, PACKED_CONFIG = "moectl_packed_from", "moectl_packed_config"  # in headers that `moectl pack` wrote
+DEPTHS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")  # as families call it
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 
 
@@ -52,8 +53,9 @@ def open_model(name: str, *, dtype: torch.dtype | None = None, device: str | tor
     """
     folder = locate(name)
     stored_config = read_config(folder)
-    config = parse_config(folder)
     checkpoint = open_checkpoint(folder)
+    _check_depth(stored_config, checkpoint)
+    config = parse_config(folder)
     dtype = dtype or config.dtype or _stored_dtype(checkpoint)
     model = build_skeleton(config, dtype)
     layers = moe_layers(model)
@@ -74,7 +76,7 @@ def open_model(name: str, *, dtype: torch.dtype | None = None, device: str | tor
     return MoeModel(
         model=model,
         config=model.config,
-        tokenizer=_tokenizer(folder),
+        tokenizer=_tokenizer(folder, model.get_input_embeddings().num_embeddings),
         layers=layers,
         shape=shape,
         store=DiskStore(checkpoint, layout, shape=shape, pieces=located.pieces),
@@ -83,6 +85,18 @@ def open_model(name: str, *, dtype: torch.dtype | None = None, device: str | tor
         dtype=dtype,
         stored_shape=shape,
     )
+
+
+def _check_depth(config: object, checkpoint: Checkpoint) -> None:
+    """Raise BadInput for more layers than there are tensors: building them would take for ever."""
+    parts = config.items() if isinstance(config, dict) else enumerate(config) if isinstance(config, list) else ()
+    for name, value in parts:
+        if name in DEPTHS and isinstance(value, int | float) and value > len(checkpoint.tensors):
+            raise BadInput(
+                f"the config.json in {checkpoint.folder} says {name} {value}, and the checkpoint has "
+                f"{len(checkpoint.tensors):,} tensors: they are not of the same model"
+            )
+        _check_depth(value, checkpoint)
 
 
 def _stored_dtype(checkpoint: Checkpoint) -> torch.dtype:
@@ -114,11 +128,18 @@ def _config_digest(config: dict) -> "hashlib._Hash":
     return hashlib.sha256(json.dumps(lasting, sort_keys=True, separators=(",", ":")).encode())
 
 
-def _tokenizer(folder: Path) -> PreTrainedTokenizerBase | None:
+def _tokenizer(folder: Path, vocabulary: int) -> PreTrainedTokenizerBase | None:
+    """None where the folder has none. Tokens added to those that it was made with are looked at when they are used."""
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         return None
     try:
-        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # the files are there but of no use: silence would look like a model without a tokenizer
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise BadInput(f"the tokenizer in {folder} cannot be loaded: {reason}") from error
+    if tokenizer.vocab_size > vocabulary:
+        raise BadInput(
+            f"the tokenizer in {folder} has {tokenizer.vocab_size:,} tokens, the model {vocabulary:,}: "
+            "it is another model's, download it again"
+        )
+    return tokenizer

@@ -3,9 +3,10 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-from artifacts.errors import Incompatible
+from artifacts.errors import BadInput, Incompatible
 from artifacts.store import Store
 from artifacts.storedpresets import Kept, stored_presets
+from runtime.cache import Scope
 from runtime.policies import Preset, presets
 
 
@@ -45,6 +46,8 @@ def tuned_presets(store: Path) -> list[Preset]:
 def as_preset(kept: Kept) -> Preset:
     """What it was tuned for goes with it."""
     one = kept.preset
+    if one.scope not in (*Scope,):
+        raise BadInput(f"preset {one.name} of run {kept.run_id} has scope {one.scope!r}: run `moectl tune` again")
     return Preset(
         one.name,
         summary=f"tuned: the fastest that loses at most {one.max_loss:.3g} of perplexity" if one.max_loss else

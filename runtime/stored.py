@@ -4,9 +4,11 @@ from collections.abc import Collection
 
 import numpy as np
 
-from artifacts.errors import Incompatible
+from artifacts.bitwidths import WIDTHS
+from artifacts.errors import BadInput, Incompatible
+from artifacts.foreign import inside
 from artifacts.predictors import load_predictors
-from artifacts.provenance import StoredRun
+from artifacts.provenance import StoredRun, as_written
 from artifacts.replicafile import replica_root
 from artifacts.replicas import FULL_BITS, Replicas, in_memory, passed_on
 from artifacts.rows import (
@@ -36,7 +38,7 @@ def load_artefacts(store: Store, model_id: str, shape: Shape, *, wants: Collecti
     quantised = store.latest_run("quantize", model_id)
     size = (shape.num_layers, shape.num_experts)
     buddies, q = buddy_matrices(store.read("buddies", lists.run_id), *size) if lists else (None, None)
-    entropy = entropy_percentiles(store.read("entropy", profile.run_id)) if profile else None
+    entropy = _entropy(store, profile, shape) if profile else None
     replicas = load_replicas(store, quantised, shape) if quantised else None
     splits, predictors = load_splits(store, model_id), load_predictors(store, model_id, shape)
     mapped = latest_maps(store, model_id)
@@ -52,6 +54,14 @@ def load_artefacts(store: Store, model_id: str, shape: Shape, *, wants: Collecti
         maps=stored_maps(store, run_id=mapped.run_id) if mapped else None,
         maps_run=mapped.run_id if mapped else None,
     )
+
+
+def _entropy(store: Store, profile: StoredRun, shape: Shape) -> np.ndarray:
+    """[L, 101]"""
+    rows = store.read("entropy", profile.run_id)
+    if sorted(rows["layer"].to_pylist()) != [*range(shape.num_layers)]:
+        raise BadInput(f"{store.path} has no entropy of each of {shape.num_layers} layers: run moectl profile again")
+    return entropy_percentiles(rows)
 
 
 def load_loads(store: Store, model_id: str, shape: Shape) -> np.ndarray | None:
@@ -94,17 +104,18 @@ def load_splits(store: Store, model_id: str) -> tuple[SolvedSplit, ...] | None:
 def _split_of(store: Store, run: StoredRun) -> SolvedSplit:
     budgets, _, theta, _ = split_columns(store.read("splits", run.run_id))
     asked = run.info.parameters
-    return SolvedSplit(
-        int(asked["budget_bytes"]),
-        str(asked.get("machine", HERE)),
-        budgets,
-        theta,
-        Latencies(**asked["latencies"]),
-        solver=asked.get("found_by", asked["solver"]),
-        zeta=asked["zeta"],
-        link=asked.get("link"),
-        source=f"run {run.run_id} of {store.path.name}",
-    )
+    with as_written(run, store.path):
+        return SolvedSplit(
+            int(asked["budget_bytes"]),
+            str(asked.get("machine", HERE)),
+            budgets,
+            theta,
+            Latencies(**{name: float(seconds) for name, seconds in asked["latencies"].items()}),
+            solver=asked.get("found_by", asked["solver"]),
+            zeta=float(asked["zeta"]),
+            link=asked.get("link"),
+            source=f"run {run.run_id} of {store.path.name}",
+        )
 
 
 def load_replicas(store: Store, run: StoredRun, shape: Shape) -> Replicas:
@@ -112,8 +123,10 @@ def load_replicas(store: Store, run: StoredRun, shape: Shape) -> Replicas:
     rows = store.read("replicas", run.run_id)
     key = rows["layer"].to_numpy().astype(np.int64) * shape.num_experts + rows["expert"].to_numpy()
     bits, nbytes = rows["bits"].to_numpy(), rows["nbytes"].to_numpy()
+    if not set(bits.tolist()) <= set(WIDTHS):
+        raise BadInput(f"{store.path} has replicas of widths that there are not: run moectl quantize again")
     files = dict(zip(key.tolist(), rows["file"].to_pylist(), strict=True))
-    if len(files) != shape.num_keys:
+    if sorted(files) != [*range(shape.num_keys)]:
         raise Incompatible(
             f"{store.path} has replicas of {len(files)} experts, the model has {shape.num_keys}: run moectl quantize"
         )
@@ -128,5 +141,5 @@ def load_replicas(store: Store, run: StoredRun, shape: Shape) -> Replicas:
         loss=mse,
         lost=lost,
         use=np.nanmean(use, axis=2),
-        files=tuple(replica_root(store.path) / files[key] for key in range(shape.num_keys)),
+        files=tuple(inside(replica_root(store.path), files[key]) for key in range(shape.num_keys)),
     )

@@ -5,6 +5,7 @@ import tomllib
 from dataclasses import MISSING, dataclass, fields
 from functools import cache
 from importlib.resources import files
+from math import inf
 from types import UnionType
 from typing import Any, get_args, get_type_hints
 
@@ -241,11 +242,12 @@ def _convert(kind: Any, value: str, where: str) -> Any:
     wanted = next(k for k in kinds if k is not type(None))
     try:
         converted = _BOOLEANS[value.lower()] if wanted is bool else wanted(value)
-        if converted != converted:
-            raise ValueError("NaN passes every comparison with a limit")
+        if converted != converted or wanted is not str and _MOST < abs(converted) < inf:
+            raise ValueError("NaN passes every comparison with a limit, and what is so large overflows")
         return converted
     except (ValueError, KeyError):
         raise BadUsage(f"{where} takes a value of type {wanted.__name__}, not {value!r}") from None
 
 
+_MOST = 2**53  # of a number: beyond, not every whole number is a float
 _BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
