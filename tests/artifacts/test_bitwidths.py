@@ -85,15 +85,22 @@ def test_a_step_jumps_over_a_width_that_is_not_worth_it() -> None:
     assert greedy_bits(cost, [10, 20, 30, 40], 30).tolist() == [1, 2]
 
 
+def test_of_equal_steps_the_lower_row_takes_all_of_its_own_first() -> None:
+    same = np.tile([3.0, 2.0, 1.0, 0.0], (3, 1))
+    bits = [greedy_bits(same, [1, 2, 3, 4], 3 + more).tolist() for more in range(5)]
+    assert bits == [[1, 1, 1], [2, 1, 1], [3, 1, 1], [4, 1, 1], [4, 2, 1]]
+
+
 def test_more_bits_that_save_nothing_are_not_bought() -> None:
     assert greedy_bits(np.array([[1.0, 1.0, 1.0, 1.0], [1.0, 0.5, 0.5, 0.6]]), [1, 2, 3, 4], 100).tolist() == [1, 2]
     assert greedy_bits(np.zeros((0, 4)), [1, 2, 3, 4], 0).tolist() == []
 
 
 def test_what_cannot_be_asked_for() -> None:
-    with pytest.raises(BadUsage, match="average bits 4.5"):
-        prefix_split(losses(0, 4), 4.5)
-    with pytest.raises(BadUsage, match="above the budget of 3"):
+    for avg_bits in (0.99, 4.01):
+        with pytest.raises(BadUsage, match=f"average bits {avg_bits}"):
+            prefix_split(losses(0, 4), avg_bits)
+    with pytest.raises(BadUsage, match="take 4 bytes, above the budget of 3"):
         greedy_bits(losses(0, 4), [1, 2, 3, 4], 3)
     gaps = np.full((2, 4), np.nan)
     for choose in (lambda: prefix_split(gaps, 2), lambda: greedy_bits(gaps, [1, 2, 3, 4], 9)):

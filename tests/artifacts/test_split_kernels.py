@@ -47,6 +47,8 @@ def test_the_table_of_budgets_and_windows_and_the_cells_chosen_from_it(seed: int
     plain, ours, budgets, _ = case(seed)
     num_experts = ours.shape[1]
     values, windows = np.arange(1, 2 * num_experts + 1) / 2, np.append(np.linspace(0, 3, 7), 1e9)
+    if seed % 4 == 0:  # nothing predicted is cached, so that loads end with windows
+        ours.curves[2][:] = plain.prediction_hit[:] = 0
     table = tabulate(ours.curves, ours.times, values, windows)
     for layer, by_budget in enumerate(table):
         expected = [[plain.covered(layer, budget, window)[1] for window in windows] for budget in values]

@@ -77,6 +77,9 @@ def test_expert_split_by_hand() -> None:
     exposed, theta, size = expert_split([0.5], 0.8, 0.1, 0.2, 1.0, 1, *curves)
     assert (theta.tolist(), size.tolist()) == ([0.25], [2])
     np.testing.assert_allclose(exposed, 0.27 - 0.73 * 0.1)
+    # What takes the window to its end is in time: nothing is cached, one of two comes.
+    exposed, _, _ = expert_split([2], 1.0, 0.1, 0.2, 1.0, 1, [[0.0, 0.0, 0.0]], [[0.75, 0.25]], np.zeros((1, 2, 3)))
+    np.testing.assert_allclose(exposed, 0.25 - 0.75 * 0.1)
 
 
 @given(st.integers(1, 4), st.integers(3, 8), st.integers(0, 99), st.floats(0.1, 0.9), BESIDES)

@@ -8,6 +8,7 @@ from artifacts.trace import PREFILL
 from runtime.policies import parse
 from runtime.policies.base import Artefacts
 from runtime.policies.miss.qstar import QStar
+from runtime.policies.miss.weights import keep_sum
 from tests.runtime.policies.examples import SHAPE, prepared, residents, step
 
 P = [[0.40, 0.25, 0.15, 0.10, 0.06, 0.04]]
@@ -21,6 +22,9 @@ def test_substitute_takes_the_closest_score_within_the_tolerance() -> None:
     assert policy.choose(step([[0, 1]], P), residents(0, 3, 4)).selected.tolist() == [[0, 1]]
     # Rank 0 is fetched whoever is there, unless `rank` says otherwise.
     assert policy.choose(step([[0, 1]], P), residents(1, 2)).selected.tolist() == [[0, 1]]
+    # Only a score that is the same will do.
+    same = prepared("miss", "substitute:tolerance=0,rank=0")
+    assert same.choose(step([[4, 1]], [[0.4, 0.2, 0.1, 0.1, 0.1, 0.1]]), residents(0, 3)).selected.tolist() == [[3, 1]]
     free = prepared("miss", "substitute:tolerance=1,rank=0")
     assert free.choose(step([[0, 1]], P), residents(1, 2)).selected.tolist() == [[2, 1]]
 
@@ -97,6 +101,24 @@ def test_zero_drops_every_miss_and_may_keep_the_sum() -> None:
     assert choice.weights == pytest.approx(np.array([[0.65, 0]]))
 
 
+def test_each_token_keeps_its_sum() -> None:
+    weights = np.array([[0.5, 0.25, 0.25], [0.125, 0.25, 0.125], [0.5, 0.25, 0.25], [0.25, 0.25, 0.25]])
+    selected = np.array([[0, -1, 2], [-1, 4, -1], [-1, -1, -1], [3, 4, 5]])
+    assert keep_sum(weights, selected) == pytest.approx(
+        np.array([[2 / 3, 0, 1 / 3], [0, 0.5, 0], [0, 0, 0], [0.25, 0.25, 0.25]])
+    )
+
+
+@pytest.mark.parametrize("name", ["best_resident", "substitute", "random_resident", "zero", "drop"])
+def test_who_needs_probabilities_says_so(name: str) -> None:
+    policy = prepared("miss", name)
+    if policy.sees_probabilities:
+        with pytest.raises(AssertionError, match="without router probabilities"):
+            policy.choose(step([[0, 1]]), residents(2))
+    else:
+        policy.choose(step([[0, 1]]), residents(2))
+
+
 @pytest.mark.parametrize(
     ("ratio", "misses", "fetched"),
     [
@@ -171,7 +193,8 @@ def test_precisions_that_were_not_built_are_refused() -> None:
     [
         "near:ratio=-1",
         "qstar:ratio=0",
-        "substitute:tolerance=-1",
+        "substitute:tolerance=-0.01",
+        "substitute:rank=-1",
         "cascade:high=0.9,low=0.5",
         "fetch_priority:percentile=101",
     ],
