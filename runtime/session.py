@@ -23,6 +23,7 @@ from runtime.fused_dense import FusedDense
 from runtime.fusing import NAMES, fused_for
 from runtime.generate import Sampling, Token, stream
 from runtime.learning import no_maps
+from runtime.limits import check_tokens
 from runtime.lowbit import kernel_name, make_ready
 from runtime.measured import HERE
 from runtime.model import MoeModel, open_model
@@ -32,7 +33,7 @@ from runtime.predictors import Predictor
 from runtime.probe import link_bytes_per_second, prefetch_window, scaled_window
 from runtime.reconfigure import Reconfiguration, tokens_between
 from runtime.recorder import Recorder
-from runtime.replicas import open_replicas
+from runtime.replicas import open_replicas, verify_files
 from runtime.shadows import Shadows
 from runtime.slots import Slots
 from runtime.tiers import link_name, open_tiers, resolve_device, resolve_link
@@ -58,6 +59,7 @@ class Settings:
     threads: int | None = None  # of CPU compute; None leaves torch as it is
     machine: str | None = None  # whose splits fit; None: that of `scaled_to`, or this one over this link
     reconfigure_every: int | None = None  # tokens after which a split is solved anew; 0: never
+    verify: bool = False  # replica files are compared with their hashes before anything is read of them
     learn: bool = False  # iterations join the expert maps as they come, from none if need be
 
     def __post_init__(self) -> None:
@@ -106,6 +108,8 @@ class Session:
         self.fallbacks: list[str] = []
         chosen, shape = preset(settings.preset), opened.shape
         self.policies, artefacts = build(settings.texts()), artefacts or Artefacts()
+        if settings.verify and artefacts.replicas:
+            verify_files(artefacts.replicas)
         if settings.learn:
             artefacts = self._learning(artefacts)
         self.maps_run = artefacts.maps_run
@@ -211,15 +215,25 @@ class Session:
     # Running
 
     def forward(self, ids: torch.Tensor, *, mask: torch.Tensor | None = None, past: object = None) -> object:
-        """One pass, prefill or decode: ids [B, S], mask [B, past + S]. Returns the model's output, logits [B, S, V]."""
+        """One pass, prefill or decode: ids [B, S], mask [B, past + S]. Returns the model's output, logits [B, S, V].
+
+        Raises BadInput for what the model cannot take.
+        """
         with self._turns.lock, torch.inference_mode():
             self._turns.check()
+            self._check(ids, past)
             return self.opened.model(
                 input_ids=ids.to(self.opened.model.device),
                 attention_mask=None if mask is None else mask.to(self.opened.model.device),
                 past_key_values=past,
                 use_cache=True,
             )
+
+    def _check(self, ids: torch.Tensor, past: object) -> None:
+        """What is on a GPU already is not fetched to be looked at."""
+        highest = int(ids.max()) if ids.device.type == "cpu" and ids.numel() else 0
+        length = ids.shape[1] + (past.get_seq_length() if past is not None else 0)
+        check_tokens(self.opened.model, highest=highest, length=length, what=f"{length} tokens")
 
     def generate(self, prompt: torch.Tensor, sampling: Sampling) -> Iterator[Token]:
         """Stream tokens after `prompt` [1, S]; whoever comes meanwhile waits until all of them are there."""
@@ -356,6 +370,7 @@ class Session:
             "resident": {f"{width}_bits": int(count) for width, count in zip(bits, counts, strict=True)},
             "resident_bytes": self.shadows.nbytes if self.shadows else 0,
             "not_landed": self.engine.num_not_landed,
+            "verified": self.settings.verify,
             "kernel": kernel_name(self.opened.model.device),
         }
 

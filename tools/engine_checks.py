@@ -42,13 +42,14 @@ class Held:
     @classmethod
     def now(cls) -> "Held":
         gc.collect()
-        storages = {}
-        for one in gc.get_objects():
-            if issubclass(type(one), torch.Tensor) and one.device.type == "cpu":
-                storage = one.untyped_storage()
-                storages[storage.data_ptr()] = storage.nbytes()
+        tensors = [one for one in gc.get_objects() if type(one) in (torch.Tensor, torch.nn.Parameter)]
+        storages = [one.untyped_storage() for one in tensors if one.device.type == "cpu"]
         names = sorted(thread.name for thread in threading.enumerate() if thread is not threading.main_thread())
-        return cls(tuple(names), len(list(Path("/proc/self/fd").iterdir())), sum(storages.values()))
+        return cls(
+            tuple(names),
+            len(list(Path("/proc/self/fd").iterdir())),
+            sum({one.data_ptr(): one.nbytes() for one in storages}.values()),
+        )
 
     def check(self, before: "Held", what: str) -> None:
         """Raises Lost where more is held than before."""

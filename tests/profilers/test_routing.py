@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import permutations
 
 import numpy as np
 import pytest
@@ -163,19 +162,6 @@ def test_an_expert_is_loaded_once_a_batch(opened: MoeModel) -> None:
             store.reads.clear()
         totals = session.controller.counters.totals()
     assert 0 < totals["demand_bytes"] <= totals["requests"] * opened.shape.expert_nbytes
-
-
-def test_shards_merge_to_the_same_numbers_in_any_order(opened: MoeModel) -> None:
-    batching = replace(BATCHING, batch=2)
-    whole, whole_trace = profile_and_trace(opened, batching)
-    shards = [profile_and_trace(opened, replace(batching, index=index, count=3)) for index in range(3)]
-    for order in permutations(shards):
-        merged = RoutingProfile(opened.shape.num_layers, opened.shape.num_experts)
-        for profile, _ in order:
-            merged.merge(profile)
-        assert_equal(merged, whole)
-        trace = concatenate([trace for _, trace in order])
-        assert_equal_traces(trace.take(np.argsort(trace.request, kind="stable")), whole_trace)
 
 
 def test_arrays_give_the_profile_back(opened: MoeModel) -> None:

@@ -1,0 +1,74 @@
+"""A budget, a policy, a link, a batch or an optimisation changes a token.
+
+`tests/runtime/test_session.py` has every family beside it, `tools/torments/differential.py` everything at random.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from runtime.model import open_model
+from runtime.session import Session, Settings
+from tests.conftest import Checkpoint
+from tools.engine_checks import check
+from tools.lossless import Model, Request, differs, said
+
+AHEAD = "next_gate:distance=2,overfetch=0.5,through=yes"
+CHOSEN = {
+    **{name: (name, {}) for name in ("on-demand", "near", "mixtral-offloading", "moe-infinity", "specmd", "horizon")},
+    "hot experts here, cold ones near": ("monde", {}),
+    "some fetched": ("on-demand", {"prefetch": "next_gate", "eviction": "lfu", "miss": "qstar:ratio=0.5"}),
+    "two layers ahead, some fetched": ("on-demand", {"prefetch": AHEAD, "eviction": "lcp", "miss": "qstar:ratio=0.2"}),
+    "two layers ahead, lent": ("near", {"prefetch": AHEAD, "eviction": "horizon", "miss": "near:ratio=0.3,fill=no"}),
+}
+PACED = {"link": "300MB/s+5us", "near": "1GB/s", "window": "2KiB"}
+WITHOUT = {
+    "short cuts where nothing is left to decide": {"_may_be_settled": False},
+    "experts computed together": {"_together": None},
+}
+
+
+@pytest.fixture(scope="module")
+def model(checkpoint: Checkpoint) -> Iterator[Model]:
+    made = Model(Path(checkpoint("olmoe", "hub", "float32")), "olmoe")
+    yield made
+    made.opened.store.close()
+
+
+def compare(session: Session, requests: list[Request]) -> None:
+    """Bit for bit, from a fast tier that the request before has left full."""
+    for request in requests:
+        assert not differs(said(session, request), request.logits)
+        check(session, "a request")
+
+
+@pytest.mark.parametrize("scope", ["layer", "global"])
+@pytest.mark.parametrize("name", CHOSEN)
+def test_every_budget_gives_the_plain_models_logits(name: str, scope: str, model: Model) -> None:
+    preset, policies = CHOSEN[name]
+    for budget in (f"{model.opened.shape.num_layers}x", "50%"):
+        with Session(model.opened, Settings(preset, policies, budget=budget, scope=scope, **PACED)) as session:
+            compare(session, model.requests[1:4])
+
+
+@pytest.mark.parametrize("name", WITHOUT)
+def test_no_optimisation_changes_a_bit(name: str, model: Model) -> None:
+    for settings in (Settings("full"), Settings("specmd", budget="50%", link="2GB/s", window="2KiB")):
+        with Session(model.opened, settings) as session:
+            for attribute, value in WITHOUT[name].items():
+                assert hasattr(session.engine, attribute)
+                setattr(session.engine, attribute, value)
+            compare(session, model.requests[:3])
+
+
+def test_two_sessions_do_not_share_a_model(model: Model) -> None:
+    with Session(model.opened, Settings("full")) as session:
+        with pytest.raises(Exception, match="runs in another session"):
+            Session(model.opened, Settings(budget="50%"))
+        compare(session, model.requests[:1])
+    other = open_model(str(model.folder))
+    with Session(model.opened, Settings("full")) as first, Session(other, Settings(budget="50%")) as second:
+        compare(first, model.requests[:1])
+        compare(second, model.requests[:1])
+    other.store.close()
