@@ -11,11 +11,11 @@ from pathlib import Path
 from artifacts.errors import BadInput, BadUsage
 from artifacts.foreign import existing, read_json
 from artifacts.names import unknown
-from artifacts.shape import Shape
+from artifacts.shape import MOST_LAYERS, Shape
 
 _PROJECTIONS = 3  # gate, up, down
 _DTYPE_NBYTES = {"float32": 4.0, "float16": 2.0, "bfloat16": 2.0}
-_LIMIT, _MOST_LAYERS = 1 << 40, 4096  # of what a config may count
+_LIMIT = 1 << 40  # of what a config may count
 _MXFP4_NBYTES = 4.25 / 8  # 4 bits, and 8 for each 32
 
 
@@ -142,8 +142,8 @@ def _weight_nbytes(config: Mapping) -> float:
 
 def _num_moe_layers(config: Mapping, path: Path) -> int:
     first, num_layers = _given(config, path, "first_k_dense_replace"), _number(config, path, "num_hidden_layers")
-    if num_layers > _MOST_LAYERS:
-        raise BadInput(f"{path} says {num_layers:,} layers: no model has more than {_MOST_LAYERS:,}")
+    if num_layers > MOST_LAYERS:
+        raise BadInput(f"{path} says {num_layers:,} layers: no model has more than {MOST_LAYERS:,}")
     period = _given(config, path, "decoder_sparse_step") or _given(config, path, "moe_layer_freq") or 1
     dense = config.get("mlp_only_layers") or []
     if not isinstance(dense, list):

@@ -34,7 +34,7 @@ class Replicas:
     `loss` [L, E, 4]: mean squared error of an expert's output at 1, 2, 3, 4 bits.
     `use` [L, E]: squared routing weights, summed over tokens, in any unit. `lost` [L, E, 4]: what the model loses by
     it, loss times use, and passed on by the layers that follow. NaN where nothing was built. `files`: by key, where the
-    replicas lie; none for a model that is only simulated.
+    replicas lie, and `hashes` of what was written there; none for a model that is only simulated.
     """
 
     nbytes: Mapping[int, int]
@@ -42,6 +42,7 @@ class Replicas:
     lost: np.ndarray
     use: np.ndarray
     files: tuple[Path, ...] = ()
+    hashes: tuple[str, ...] = ()
     base: int = FULL_BITS
 
     @property

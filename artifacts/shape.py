@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from artifacts.errors import BadInput
 
-MOST_EXPERTS, MOST_KEYS = 1 << 16, 1 << 20  # of a layer: ids have 16 bits; of a model
+MOST_LAYERS, MOST_EXPERTS, MOST_KEYS = 4096, 1 << 16, 1 << 20  # of a model, of a layer (ids have 16 bits), of a model
 
 
 @dataclass(frozen=True, slots=True)

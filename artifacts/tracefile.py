@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 
 from artifacts.errors import BadInput
 from artifacts.files import replacing
+from artifacts.shape import MOST_LAYERS
 from artifacts.trace import PHASES, Trace, guessed_phase
 
 _REQUIRED = ("pass", "layer", "token", "experts")
@@ -77,11 +78,14 @@ def from_table(table: pa.Table, *, num_experts: int | None = None) -> Trace:
         raise BadInput(f"it has no column {', '.join(missing)} (needed: {', '.join(_REQUIRED)})")
     experts = _matrix(table, "experts", pa.uint16())
     _check_ids(experts, num_experts)
+    layer = _numbers(table, "layer")
+    if layer.max() >= MOST_LAYERS:
+        raise BadInput(f"it has a layer {layer.max()}; no model has more than {MOST_LAYERS:,}")
     trace = Trace(
         request=_numbers(table, "request") if "request" in table.column_names else _zeros(table, np.int32),
         pass_=_numbers(table, "pass"),
         phase=_zeros(table, np.uint8),
-        layer=_numbers(table, "layer"),
+        layer=layer,
         token=_numbers(table, "token"),
         experts=experts,
         weights=_weights(table, experts),

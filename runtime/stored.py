@@ -126,6 +126,7 @@ def load_replicas(store: Store, run: StoredRun, shape: Shape) -> Replicas:
     if not set(bits.tolist()) <= set(WIDTHS):
         raise BadInput(f"{store.path} has replicas of widths that there are not: run moectl quantize again")
     files = dict(zip(key.tolist(), rows["file"].to_pylist(), strict=True))
+    hashes = dict(zip(key.tolist(), rows["hash"].to_pylist(), strict=True))
     if sorted(files) != [*range(shape.num_keys)]:
         raise Incompatible(
             f"{store.path} has replicas of {len(files)} experts, the model has {shape.num_keys}: run moectl quantize"
@@ -142,4 +143,5 @@ def load_replicas(store: Store, run: StoredRun, shape: Shape) -> Replicas:
         lost=lost,
         use=np.nanmean(use, axis=2),
         files=tuple(inside(replica_root(store.path), files[key]) for key in range(shape.num_keys)),
+        hashes=tuple(hashes[key] for key in range(shape.num_keys)),
     )

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from artifacts.errors import BadInput, BadUsage, Incompatible
 from artifacts.files import replacing
+from artifacts.foreign import inside
 from artifacts.gptqfile import WIDTHS
 from artifacts.names import unknown
 from artifacts.provenance import StoredRun
@@ -104,7 +105,7 @@ def export(name: str | None, out: Path | None, *, bits: int, store: Path, run: i
         raise BadInput(
             f"run {chosen.run_id} of {store} has no replicas of {bits} bits: run moectl quantize --bits {bits}"
         )
-    files = {(row["layer"], row["expert"]): (replica_root(store) / row["file"], row["hash"]) for row in rows}
+    files = {(row["layer"], row["expert"]): (inside(replica_root(store), row["file"]), row["hash"]) for row in rows}
 
     def read(layer: int, expert: int) -> Parts:
         path, hash = files[layer, expert]

@@ -11,6 +11,7 @@ import pyarrow as pa
 from artifacts import replicafile
 from artifacts import rows as matrices
 from artifacts.errors import BadInput, BadUsage, Incompatible
+from artifacts.foreign import inside
 from artifacts.hardware import MACHINES
 from artifacts.names import unknown
 from artifacts.provenance import StoredRun
@@ -190,7 +191,7 @@ def _verify(store: Path, rows: pa.Table) -> None:
     problems = []
     for file, hash in hashes.items():
         try:
-            replicafile.verify(replicafile.replica_root(store) / file, hash)
+            replicafile.verify(inside(replicafile.replica_root(store), file), hash)
         except BadInput as problem:
             problems.append(problem)
     if problems:

@@ -63,6 +63,9 @@ def _run(
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past the end of the text.")] = False,
     trace: Annotated[Path | None, typer.Option(help="Write the routing trace to this Parquet file.")] = None,
     learn: Annotated[bool, typer.Option("--learn", help="Add what it sees to the store's expert maps (fmoe).")] = False,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Compare the store's replica files with their hashes first.")
+    ] = False,
     seed: Seed = 0,
     store: StorePath = DEFAULT_STORE,
     json: Json = False,
@@ -85,6 +88,7 @@ def _run(
         device=device,
         threads=threads,
         reconfigure_every=reconfigure_every,
+        verify=verify,
         learn=learn,
     )
     sampling = verb.Sampling(
