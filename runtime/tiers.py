@@ -103,7 +103,7 @@ def open_tiers(
 
 def _in_ram(store: DiskStore | ReplicaStore | RamStore, *, pin: bool) -> RamStore:
     """Copied, unless it is there already."""
-    return store if isinstance(store, RamStore) and not pin else RamStore(store, pin=pin)
+    return store if isinstance(store, RamStore) and (store.is_pinned or not pin) else RamStore(store, pin=pin)
 
 
 def _open_link(opened: MoeModel, choice: LinkChoice, slow: SlowTier) -> Link:

@@ -190,7 +190,7 @@ class RamStore:
     """
 
     def __init__(self, disk: Reader, *, pin: bool = False, progress: Callable[[int], None] | None = None) -> None:
-        self.layout, self.shape = disk.layout, disk.shape
+        self.layout, self.shape, self.is_pinned = disk.layout, disk.shape, pin
         stride = round_up(self.layout.nbytes)
         slab = aligned(self.shape.num_keys * stride, pin=pin).view(self.shape.num_keys, stride)
         self._experts = list(slab[:, : self.layout.nbytes].unbind())

@@ -9,27 +9,29 @@ figures say nothing about one.
 """
 
 import argparse
-import gc
 import json
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import torch
 
+from runtime.model import MoeModel
 from tools import gpu_models, gpu_rows
-from tools.gpu_check import gpu, versions
+from tools.gpu_check import forget, gpu, versions
 from tools.gpu_models import SHAPES
 from tools.gpu_rows import Rates, Row, Text
 
 PRESETS, BUDGETS = ("on-demand", "mixtral-offloading"), ("50%", "25%", "12.5%", "5%")
-ACCELERATE_AT = "25%"
+AIMED_AT = "25%"  # where perfect prefetching and tuned policies are held against the floor, and Accelerate runs
 EMULATED_GBPS = 0.05  # of the link where there is no GPU: its models are very small
 NO_TIME = "not measured: out of time"
+
+Run = tuple[str, str, Callable[[], Row]]
 
 
 def main() -> None:
@@ -46,22 +48,23 @@ def main() -> None:
 
 def run(device: str, options: argparse.Namespace) -> dict:
     """The report, every row told and written as it comes."""
-    begin_s = time.perf_counter()
+    begin_s, each_s = time.perf_counter(), options.limit / len(options.models)
     on_gpu = device != "cpu"
     link = gpu_rows.link_rate(device) if on_gpu else EMULATED_GBPS * 1e9
     rates = Rates(link, gpu_rows.memory_rate(device))
     report = {"gpu": gpu(device), "versions": versions(), "rates": asdict(rates), "models": {}}
-    for name in options.models:
+    for number, name in enumerate(options.models, 1):
         report["models"][name] = model = {"rows": []}
+        deadline_s = begin_s + number * each_s  # what one model leaves of its time, the next has
         with tempfile.TemporaryDirectory(dir=options.scratch) as folder:
-            work = _rows(name, Path(folder), device, rates, options, told=model, deadline_s=begin_s + options.limit)
+            work = _rows(name, Path(folder), device, rates, options, told=model, deadline_s=deadline_s)
             for row in _survived(work):
                 model["rows"].append(asdict(row) | {"over_floor": row.over_floor})
                 print(f"{name}: {_told(row)}", file=sys.stderr, flush=True)
                 report["seconds"] = time.perf_counter() - begin_s
                 if options.out:
                     options.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-        _forget()
+        forget()
     return report
 
 
@@ -83,41 +86,101 @@ def _rows(
     told: dict,
     deadline_s: float,
 ) -> Iterator[Row]:
-    """Plain transformers, moectl from the largest budget down, Accelerate; `told` hears of the model itself."""
+    """Plain transformers, then moectl and Accelerate; `told` hears of the model itself."""
     from runtime.model import open_model
+    from runtime.weights import RamStore
 
     shape = SHAPES[name]
     layers = options.layers or shape.layers
     gpu_models.save(shape, folder, layers=layers, device=device, tiny=options.tiny)
-    _forget()
+    forget()
     opened = open_model(str(folder), device=torch.device(device))
     told |= _about(name, opened, options)
-    vocabulary = opened.config.vocab_size
-    text = Text(
-        gpu_models.texts(vocabulary, count=options.sequences + 1, length=options.prompt + options.tokens),
-        options.prompt,
-    )
-    active = gpu_rows.active_nbytes(opened)
-    told["active_nbytes"] = active
+    told["active_nbytes"] = active = gpu_rows.active_nbytes(opened)
+    length = options.prompt + options.tokens
+    sequences = gpu_models.texts(opened.config.vocab_size, count=options.sequences + 1, length=length)
+    text = Text(sequences, options.prompt)
     yield from _plain(folder, device, text, active, rates, told)
-    link = "auto" if device != "cpu" else f"{EMULATED_GBPS}GB/s"
-    measure = partial(gpu_rows.session_row, opened, text=text, rates=rates, link=link)
-    rows: list[tuple[str, str, Callable[[], Row]]] = [
-        ("moectl, full, the model's own bits", "100%", partial(measure, "full", "100%", fused=False)),
-        ("moectl, full", "100%", partial(measure, "full", "100%", fused=True)),
-    ]
-    for budget in options.budgets:
-        for preset in PRESETS:
-            rows.append((f"moectl, {preset}", budget, partial(measure, preset, budget, fused=True)))
-    peer = partial(gpu_rows.accelerate_row, opened, folder, ACCELERATE_AT, text, device=device, threads=options.threads)
-    rows.insert(2 + 2 * len(PRESETS), ("Accelerate, CPU offload", ACCELERATE_AT, peer))
-    for row_name, budget, work in rows:
+    in_ram = replace(opened, store=RamStore(opened.store, pin=device != "cpu"))  # once, not for every session
+    runs = Runs(in_ram, folder, text, rates, device, options, told)
+    for row_name, budget, work in runs.all():
         if time.perf_counter() > deadline_s:
             yield Row(row_name, budget, why_not=NO_TIME)
         else:
             yield replace(gpu_rows.attempt(row_name, budget, work), name=row_name)
-        _forget()
+        forget()
     opened.store.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """What is measured of one model beside transformers: the rows that have an aim first. `told`: of the model."""
+
+    opened: MoeModel
+    folder: Path
+    text: Text
+    rates: Rates
+    device: str
+    options: argparse.Namespace
+    told: dict
+
+    def all(self) -> list[Run]:
+        """Name, budget and work of every row."""
+        return [
+            ("moectl, full, the model's own bits", "100%", partial(self._row, "full", "100%", fused=False)),
+            ("moectl, full", "100%", partial(self._row, "full", "100%")),
+            ("moectl, perfect prefetching", AIMED_AT, self._oracle),
+            ("moectl, tuned", AIMED_AT, self._tuned),
+            *self._prompts(),
+            *(
+                (f"moectl, {preset}", budget, partial(self._row, preset, budget))
+                for budget in sorted(self.options.budgets, key=AIMED_AT.__ne__)
+                for preset in PRESETS
+            ),
+            ("Accelerate, CPU offload", AIMED_AT, self._accelerate),
+        ]
+
+    @property
+    def _link(self) -> str:
+        return "auto" if self.device != "cpu" else f"{EMULATED_GBPS}GB/s"
+
+    def _row(self, preset: str, budget: str, *, fused: bool = True) -> Row:
+        settings = gpu_rows.settings_of(self.opened, preset, budget, link=self._link, fused=fused)
+        return gpu_rows.session_row(self.opened, settings, self.text, self.rates)
+
+    def _oracle(self) -> Row:
+        from tools.gpu_futures import ORACLE, known_future
+
+        settings = gpu_rows.settings_of(self.opened, "on-demand", AIMED_AT, link=self._link, policies=ORACLE)
+        known = known_future(self.opened, self.text, link=self._link)
+        return gpu_rows.session_row(self.opened, settings, self.text, self.rates, artefacts=known)
+
+    def _tuned(self) -> Row:
+        from tools.gpu_futures import other_texts, tuned
+
+        others = other_texts(self.text, self.opened.config.vocab_size)
+        best = tuned(self.opened, others, self.rates, budget=AIMED_AT, link=self._link).combination
+        self.told["tuned"] = best._asdict()
+        own = {"policies": best.policies, "scope": best.scope}
+        settings = gpu_rows.settings_of(self.opened, "on-demand", AIMED_AT, link=self._link, **own)
+        return gpu_rows.session_row(self.opened, settings, self.text, self.rates)
+
+    def _prompts(self) -> Iterator[Run]:
+        length, count = self.options.long_prompt, self.options.sequences + 1
+        prompts = gpu_models.texts(self.opened.config.vocab_size, count=count, length=length, seed=2)
+        for name, preset, budget, fused in (
+            ("full, the model's own bits", "full", "100%", False),
+            ("full", "full", "100%", True),
+            ("on-demand, the model's own bits", "on-demand", AIMED_AT, False),
+            ("on-demand", "on-demand", AIMED_AT, True),
+        ):
+            settings = gpu_rows.settings_of(self.opened, preset, budget, link=self._link, fused=fused)
+            work = partial(gpu_rows.prompt_row, self.opened, settings, prompts, self.rates)
+            yield f"prompt of {length}, moectl, {name}", budget, work
+
+    def _accelerate(self) -> Row:
+        own = {"device": self.device, "threads": self.options.threads}
+        return gpu_rows.accelerate_row(self.opened, self.folder, AIMED_AT, self.text, **own)
 
 
 def _plain(folder: Path, device: str, text: Text, active: int, rates: Rates, told: dict) -> list[Row]:
@@ -132,7 +195,7 @@ def _plain(folder: Path, device: str, text: Text, active: int, rates: Rates, tol
     measure = partial(gpu_rows.plain_row, model, text=text, active=active, rates=rates)
     found = [gpu_rows.attempt(f"transformers, {way}", "all resident", partial(measure, way)) for way in STOCK]
     del model, measure
-    _forget()
+    forget()
     return found
 
 
@@ -159,7 +222,7 @@ def markdown(report: dict) -> str:
     for name, model in report["models"].items():
         lines += ["", _headline(name, model), ""]
         lines += ["| | budget | experts by | TTFT ms | TPOT ms | floor ms | TPOT / floor | hit rate "]
-        lines[-1] += "| MB moved a token | link used | stall ms |"
+        lines[-1] += "| MB moved | link used | stall ms |"
         lines.append("|---" * 11 + "|")
         lines += [_line(row) for row in model["rows"]]
     return "\n".join(lines) + "\n"
@@ -173,6 +236,8 @@ def _headline(name: str, model: dict) -> str:
         f"{model['experts']} experts of {model['expert_nbytes'] / 2**20:.1f} MiB, top-{model['top_k']}; "
         f"prompt of {model['prompt']}, {model['decoded']} tokens decoded."
     )
+    if best := model.get("tuned"):
+        told += f" Tuned: {', '.join(best.values())}."
     if (said := model.get("routing")) is None:
         return told
     return told + (
@@ -196,15 +261,9 @@ def _cell(value: float | None, digits: int) -> str:
 
 
 def _told(row: Row) -> str:
-    times = f"TTFT {row.ttft_ms:.1f} ms, TPOT {row.tpot_ms:.2f} ms" if row.tpot_ms is not None else row.why_not
-    return f"{row.name}, {row.budget}: {times}"
-
-
-def _forget() -> None:
-    """What a row held is gone before the next one needs as much."""
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+    times = (("TTFT", row.ttft_ms), ("TPOT", row.tpot_ms))
+    told = ", ".join(f"{name} {ms:.2f} ms" for name, ms in times if ms is not None)
+    return f"{row.name}, {row.budget}: {row.why_not or told}"
 
 
 def _options() -> argparse.Namespace:
@@ -215,9 +274,10 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--layers", type=int, help="of every model, instead of its own number")
     parser.add_argument("--budgets", nargs="+", default=list(BUDGETS), help="beside 100%%, the largest first")
     parser.add_argument("--prompt", type=int, default=128, help="tokens of a prompt")
+    parser.add_argument("--long-prompt", type=int, default=512, help="tokens of the prompts that nothing follows")
     parser.add_argument("--tokens", type=int, default=32, help="decoded after each prompt")
     parser.add_argument("--sequences", type=int, default=2, help="that are measured, after one that warms up")
-    parser.add_argument("--limit", type=float, default=480.0, help="seconds after which no row is begun")
+    parser.add_argument("--limit", type=float, default=450.0, help="seconds after which no row is begun")
     parser.add_argument("--threads", type=int, default=4, help="of torch on the CPU")
     parser.add_argument("--scratch", type=Path, help="folder for the models, 14 GB each; a temporary one by default")
     parser.add_argument("--tiny", action="store_true", help="very small models, to try the road itself")

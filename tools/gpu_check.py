@@ -87,10 +87,16 @@ def _attempts(checks: Iterable[tuple[str, Callable[[], Finding]]]) -> list[Check
 
 def _tell(check: Check) -> Check:
     print(f"{'passed' if check.passed else 'FAILED'}  {check.name}: {check.detail}", flush=True)
-    gc.collect()  # what a check held is gone before the next one needs as much
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+    forget()
     return check
+
+
+def forget() -> None:
+    """What a check held on a GPU is gone before the next one needs as much. Elsewhere nothing is as short, and a
+    collection takes longer than most checks."""
+    if torch.cuda.is_available():
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 def _exactness(scratch: Path, device: str) -> Iterable[tuple[str, Callable[[], Finding]]]:

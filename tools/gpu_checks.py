@@ -29,6 +29,11 @@ RUNS = {
     "25%, near on the host": {"preset": "near", "budget": "25%"},
     "everything resident, fused": {"preset": "full", "experts": "fused"},
     "25%, prefetched, fused": {"budget": "25%", "policies": {"prefetch": "next_gate"}, "experts": "fused"},
+    "25%, cut in two, fused": {
+        "budget": "25%",
+        "policies": {"residency": "split:theta=0.5", "prefetch": "next_gate"},
+        "experts": "fused",
+    },
 }
 
 

@@ -14,6 +14,12 @@ FEW_BITS = {
         "budget": "60%",
     },
     "1 bit, over the link": {"policies": {"miss": "fetch_lowest"}, "budget": "{layers}x"},
+    "2 bits, resident, fused": {
+        "preset": "uniform-bits",
+        "policies": {"residency": "shadow:bits=2,slots=no"},
+        "budget": "60%",
+        "experts": "fused",
+    },
 }
 
 

@@ -10,9 +10,12 @@ import numpy as np
 import torch
 
 from runtime import budget as sizes
+from runtime.cache import Scope
 from runtime.counters import Counter, hit_rate
 from runtime.fused import EXACT, FUSED
 from runtime.model import MoeModel
+from runtime.policies import Preset
+from runtime.policies.base import Artefacts
 from runtime.session import Session, Settings
 
 _COPIED = 256 << 20  # bytes, more than a GPU's cache holds
@@ -42,7 +45,10 @@ class Text:
 @dataclass(frozen=True, slots=True)
 class Row:
     """One way to run a model: milliseconds of a prompt and of a decoded token, bytes moved and stall of the latter, all
-    of them means. `floor_ms`: the longer of bytes moved over the link's rate and bytes read over memory's."""
+    of them means. `floor_ms`: the longer of bytes moved over the link's rate and bytes read over memory's.
+
+    A row that decodes nothing is of its prompts, bytes and floor too.
+    """
 
     name: str
     budget: str
@@ -59,7 +65,8 @@ class Row:
 
     @property
     def over_floor(self) -> float | None:
-        return None if self.tpot_ms is None or not self.floor_ms else self.tpot_ms / self.floor_ms
+        taken_ms = self.ttft_ms if self.tpot_ms is None else self.tpot_ms
+        return None if taken_ms is None or not self.floor_ms else taken_ms / self.floor_ms
 
 
 def attempt(name: str, budget: str, measure: Callable[[], Row]) -> Row:
@@ -122,22 +129,43 @@ def plain_row(model: torch.nn.Module, experts: str, text: Text, active: int, rat
     )
 
 
-def session_row(opened: MoeModel, preset: str, budget: str, text: Text, rates: Rates, *, link: str, fused: bool) -> Row:
-    """moectl, experts over `link`, by the rates of the machine or those that are emulated."""
+def settings_of(
+    opened: MoeModel,
+    preset: str | Preset,
+    budget: str,
+    *,
+    link: str,
+    fused: bool = True,
+    policies: dict[str, str] | None = None,
+    scope: str | None = None,
+) -> Settings:
+    """A budget below one expert a layer is shared by all layers."""
+    has_few = sizes.budget_nbytes(budget, opened.shape) < opened.shape.num_layers * opened.shape.expert_nbytes
+    return Settings(
+        preset,
+        policies or {},
+        budget=budget,
+        scope=str(Scope.GLOBAL) if has_few else scope,
+        link=link,
+        experts=FUSED if fused else EXACT,
+    )
+
+
+def session_row(
+    opened: MoeModel, settings: Settings, text: Text, rates: Rates, *, artefacts: Artefacts | None = None
+) -> Row:
+    """moectl, experts over a link by the rates of the machine or those that are emulated."""
     from profilers.quality import read
 
-    has_few = sizes.budget_nbytes(budget, opened.shape) < opened.shape.num_layers * opened.shape.expert_nbytes
-    scope = "global" if has_few else None
-    settings = Settings(preset=preset, budget=budget, scope=scope, link=link, experts=FUSED if fused else EXACT)
-    with Session(opened, settings) as session:
+    with Session(opened, settings, artefacts=artefacts) as session:
         read(session, text.sequences[:1], prefill=text.prompt)
         reading = read(session, text.sequences[1:], prefill=text.prompt)
         totals, receipt = _decoded(session, text), session.receipt()
     moved = (totals["demand_bytes"] + totals["prefetch_bytes"]) / text.num_decoded
     moving_s = moved / rates.link
     return Row(
-        f"moectl, {preset}",
-        f"{budget}, all layers together" if has_few else budget,
+        "moectl",
+        _budget(settings),
         ttft_ms=_mean_ms(reading.prefill_s),
         tpot_ms=_mean_ms(reading.decode_s),
         moved_nbytes=moved,
@@ -148,6 +176,43 @@ def session_row(opened: MoeModel, preset: str, budget: str, text: Text, rates: R
         fast_nbytes=receipt["fast_bytes"],
         experts=receipt["experts_of_a_token"],
     )
+
+
+def prompt_row(opened: MoeModel, settings: Settings, prompts: list[np.ndarray], rates: Rates) -> Row:
+    """moectl on prompts of which the first warms up; the floor counts every expert that is wanted once, and no
+    arithmetic."""
+    from tools.gpu_checks import finish
+
+    device, seconds, stall_s = opened.model.device, [], []
+    with Session(opened, settings) as session:
+        for ids in prompts:
+            begin_s = time.perf_counter()
+            session.new_requests(1)
+            session.forward(torch.from_numpy(ids)[None])
+            finish(str(device))
+            seconds.append(time.perf_counter() - begin_s)
+            stall_s.append(session.engine.stall_s[-1])
+        totals, receipt = session.controller.counters.totals(first_pass=1), session.receipt()
+    count, shape = len(prompts) - 1, opened.shape
+    moved = (totals["demand_bytes"] + totals["prefetch_bytes"]) / count
+    dense = active_nbytes(opened) - shape.num_layers * shape.top_k * shape.expert_nbytes
+    read_s = (totals["requests"] / count * shape.expert_nbytes + dense) / rates.memory
+    return Row(
+        "moectl",
+        _budget(settings),
+        ttft_ms=_mean_ms(tuple(seconds[1:])),
+        moved_nbytes=moved,
+        stall_ms=statistics.fmean(stall_s[1:]) * 1e3,
+        link_utilisation=moved / rates.link / statistics.fmean(seconds[1:]),
+        hit_rate=hit_rate(totals),
+        floor_ms=max(moved / rates.link, read_s) * 1e3,
+        fast_nbytes=receipt["fast_bytes"],
+        experts=receipt["experts_of_a_token"],
+    )
+
+
+def _budget(settings: Settings) -> str:
+    return f"{settings.budget}, all layers together" if settings.scope == Scope.GLOBAL else settings.budget
 
 
 def accelerate_row(opened: MoeModel, folder: Path, budget: str, text: Text, *, device: str, threads: int) -> Row:

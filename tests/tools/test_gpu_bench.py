@@ -19,6 +19,8 @@ from tools.gpu_rows import Row, attempt
 
 ROOT = Path(__file__).parents[2]
 TINY = {"tiny": True, "layers": None, "prompt": 12, "tokens": 3, "sequences": 1, "threads": 1, "scratch": None}
+TINY |= {"long_prompt": 24}
+NUM_ROWS = 2 + 2 + 4 + 1  # of moectl with everything resident, with an aim, with long prompts; Accelerate's
 # In a process of its own: what is imported here already is there.
 WITHOUT = """
 import sys
@@ -26,10 +28,10 @@ absent = {"duckdb", "datasets", "lm_eval", "numba"}
 sys.modules.update(dict.fromkeys(absent))
 import tools.gpu_check, tools.gpu_checks, tools.gpu_kernels, tools.gpu_lowbit, tools.gpu_packed, tools.gpu_replicas
 import tools.gpu_bench
-import runtime.session, profilers.peers, profilers.quality
+import tools.gpu_futures, runtime.session, profilers.peers, profilers.quality
 del sys.modules["numba"]  # only experts and replicas on a CPU need it
 sys.argv[1:] = ["--tiny", "--device", "cpu", "--threads", "1", "--prompt", "8", "--tokens", "2", "--sequences", "1"]
-sys.argv += ["--models", "olmoe-1b-7b", "--budgets", "50%"]
+sys.argv += ["--models", "olmoe-1b-7b", "--budgets", "50%", "--long-prompt", "16"]
 tools.gpu_bench.main()
 """
 KERNELS = """
@@ -60,23 +62,37 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict:
 
 def test_every_row_is_measured_or_says_why_not(found: dict) -> None:
     rows = {(row["name"], row["budget"]): row for row in found["models"]["mixtral-8x7b"]["rows"]}
-    assert len(rows) == 3 + 2 + 2 * 2 + 1
+    assert len(rows) == 3 + NUM_ROWS + 2 * 2
     for row in rows.values():
         if row["why_not"]:
             assert "needs a GPU" in row["why_not"] and row["name"] == "Accelerate, CPU offload"
         else:
-            assert row["ttft_ms"] > 0 and row["tpot_ms"] > 0 and row["over_floor"] > 0
+            assert row["ttft_ms"] > 0 and row["over_floor"] > 0
+            assert (row["tpot_ms"] is None) == row["name"].startswith("prompt of 24")
     on_demand = rows["moectl, on-demand", "25%"]
     assert 0 < on_demand["hit_rate"] < 1 and on_demand["moved_nbytes"] > 0 and on_demand["stall_ms"] > 0
     assert on_demand["experts"] == "fused"
     assert rows["moectl, full", "100%"]["fast_nbytes"] > on_demand["fast_nbytes"]
     assert ("moectl, on-demand", "5%, all layers together") in rows
+    prompt = rows["prompt of 24, moectl, on-demand", "25%"]
+    assert prompt["moved_nbytes"] > 0 and 0 < prompt["hit_rate"] < 1 and prompt["experts"] == "fused"
+
+
+def test_who_knows_the_future_prefetches_it_and_what_is_tuned_loses_nothing(found: dict) -> None:
+    model = found["models"]["mixtral-8x7b"]
+    rows = {row["name"]: row for row in model["rows"] if row["budget"].startswith("25%")}
+    knowing, on_demand = rows["moectl, perfect prefetching"], rows["moectl, on-demand"]
+    assert knowing["hit_rate"] > on_demand["hit_rate"] and knowing["moved_nbytes"] <= on_demand["moved_nbytes"]
+    assert knowing["experts"] == rows["moectl, tuned"]["experts"] == "fused"
+    tuned = model["tuned"]
+    assert (tuned["routing"], tuned["miss"]) == ("standard", "fetch")
+    assert f"Tuned: standard, {tuned['prefetch']}, {tuned['eviction']}" in markdown(found)
 
 
 def test_the_floor_is_that_of_the_slower_of_link_and_memory(found: dict) -> None:
     model, rates = found["models"]["mixtral-8x7b"], found["rates"]
     for row in model["rows"]:
-        if not row["why_not"]:
+        if row["tpot_ms"]:
             seconds = max(row["moved_nbytes"] / rates["link"], model["active_nbytes"] / rates["memory"])
             assert row["floor_ms"] == pytest.approx(seconds * 1e3)
 
@@ -92,7 +108,7 @@ def test_the_table_has_every_row(found: dict) -> None:
 def test_what_there_is_no_time_for_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_bench, "_plain", lambda *_: [])
     rows = report(tmp_path, limit=0.0)["models"]["mixtral-8x7b"]["rows"]
-    assert [row["why_not"] for row in rows] == [NO_TIME] * (2 + 2 * 2 + 1)
+    assert [row["why_not"] for row in rows] == [NO_TIME] * (NUM_ROWS + 2 * 2)
 
 
 def test_a_row_that_fails_hides_no_other() -> None:
@@ -129,7 +145,8 @@ def test_it_runs_without_what_machines_for_gpus_lack() -> None:
     done = subprocess.run([sys.executable, "-c", WITHOUT], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     measured = [line for line in done.stdout.splitlines() if line.startswith("| moectl") and "Error" not in line]
-    assert len(measured) == 2 + 2, done.stdout
+    assert len(measured) == 2 + 2 + 2, done.stdout
+    assert done.stdout.count("| prompt of 16") == 4 and "Error" not in done.stdout
 
 
 @needs_triton

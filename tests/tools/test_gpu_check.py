@@ -1,5 +1,7 @@
 """The checks for a GPU, tried on a CPU: they pass where the model is right, fail where it is not, and never crash."""
 
+import contextlib
+import io
 import json
 from argparse import Namespace
 from pathlib import Path
@@ -8,21 +10,8 @@ import pytest
 import torch
 
 from tools import gpu_check, gpu_lowbit
-from tools.gpu_checks import (
-    RUNS,
-    SMALL,
-    Check,
-    Said,
-    attempt,
-    bandwidth,
-    compare,
-    compared,
-    exactness,
-    save_random,
-    session_speed,
-    stock_speed,
-)
-from tools.gpu_replicas import FEW_BITS, few_bits
+from tools.gpu_checks import RUNS, SMALL, Check, Said, attempt, bandwidth, compare, save_random
+from tools.gpu_replicas import FEW_BITS
 
 TINY = SMALL | {"hidden_size": 64, "intermediate_size": 32, "num_hidden_layers": 2, "num_experts": 8, "vocab_size": 96}
 
@@ -46,18 +35,54 @@ def test_without_a_gpu_it_says_so_and_reports_none(
     assert report["versions"]["torch"] == torch.__version__
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-def test_every_run_is_exact(folder: Path, dtype: torch.dtype) -> None:
-    checks = [attempt(name, check) for name, check in exactness(lambda: folder, dtype, "cpu")]
-    assert [check.name for check in checks] == list(RUNS)
-    assert all(check.passed for check in checks), checks
-    assert all(check.figures["bit_equal"] or "fused" in check.name for check in checks), checks
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> tuple[dict[str, Check], list[str]]:
+    """A whole run on a CPU, by name, and what it told."""
+    told = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(told):
+        patch.setattr(gpu_check, "LARGE", TINY)
+        patch.setattr(gpu_check, "SMALL", TINY)
+        patch.setattr(gpu_check, "_bundled", lambda: folder)
+        patch.setattr(gpu_lowbit, "MEASURED", (64, 128))
+        patch.setattr(gpu_lowbit, "SHAPES", ((64, 96, 32),))
+        patch.setattr(gpu_lowbit, "COLD_NBYTES", 1 << 16)
+        options = Namespace(layers=2, tokens=3, threads=1)
+        checks = gpu_check.run(tmp_path_factory.mktemp("run"), "cpu", options)
+    assert len({check.name for check in checks}) == len(checks)
+    return {check.name: check for check in checks}, told.getvalue().splitlines()
 
 
-@pytest.mark.parametrize("run", FEW_BITS)
-def test_runs_below_full_precision_say_what_the_plain_model_says(folder: Path, tmp_path: Path, run: str) -> None:
-    check = attempt(run, lambda: few_bits(folder, tmp_path, "cpu", run))
-    assert check.passed and "numba" in check.detail, check
+def test_a_whole_run_tells_every_check(ran: tuple) -> None:
+    checks, told = ran
+    assert len(told) == len(checks) == 4 * len(RUNS) + 2 * 4 + len(FEW_BITS) + 5 + 2
+    assert [line.startswith("passed") for line in told] == [check.passed for check in checks.values()]
+    assert sum(name.startswith("exact: bundled model, bfloat16") for name in checks) == len(RUNS)
+    assert json.dumps([check.figures for check in checks.values()])
+
+
+def test_every_run_is_exact(ran: tuple) -> None:
+    exact = [check for name, check in ran[0].items() if name.startswith("exact")]
+    assert all(check.passed for check in exact), exact
+    assert all(check.figures["bit_equal"] or "fused" in check.name for check in exact), exact
+
+
+def test_replicas_of_every_width_and_runs_on_them_pass(ran: tuple) -> None:
+    """By numba, whose products these are on a CPU."""
+    found = {name: check for name, check in ran[0].items() if name.startswith("replicas")}
+    assert all(check.passed for check in found.values()), found
+    for name in (*FEW_BITS, *(f"{bits} bits, exact" for bits in (1, 2, 3, 4))):
+        assert "numba" in found[f"replicas: {name}"].detail
+    assert found["replicas: 4 bits, speed"].figures["1 tokens"]["ratio"] > 0
+
+
+def test_speed_and_overlap_are_figures(ran: tuple) -> None:
+    checks = ran[0]
+    assert set(checks["speed, stock"].figures) == {"eager", "grouped_mm", "batched_mm"}
+    on_demand = checks["speed, 25%"].figures
+    assert on_demand["copy_ms_per_token"] > 0 and 0 <= on_demand["hidden_share"] <= 1
+    assert {"overlap", "speed"} <= set(checks)
+    assert set(checks["speed"].figures["ratios"]) == {"eager", "grouped_mm", "batched_mm"}
+    assert bandwidth("cpu", nbytes=1 << 20)[2]["pinned_gbps"] > 0
 
 
 def test_a_difference_fails_and_the_host_may_round_otherwise() -> None:
@@ -78,52 +103,11 @@ def test_a_check_that_cannot_run_fails_in_one_line() -> None:
     assert attempt("x", check) == Check("x", False, "ImportError: cannot import name 'x'")
 
 
-def test_speed_and_overlap_are_figures(folder: Path) -> None:
-    checks = {"stock": attempt("stock", lambda: stock_speed(folder, "cpu", tokens=3))}
-    assert set(checks["stock"].figures) == {"eager", "grouped_mm", "batched_mm"}
-    for name in ("everything resident", "25%", "25%, prefetched"):
-        checks[name] = attempt(name, lambda name=name: session_speed(folder, "cpu", name, tokens=3))
-        assert checks[name].passed, checks[name].detail
-    assert checks["25%"].figures["copy_ms_per_token"] > 0
-    assert 0 <= checks["25%"].figures["hidden_share"] <= 1
-    assert json.dumps(checks["25%"].figures)
-    found = [attempt(name, check) for name, check in compared(checks)]
-    assert [check.name for check in found] == ["overlap", "speed"]
-    assert set(found[1].figures["ratios"]) == {"eager", "grouped_mm", "batched_mm"}
-    assert bandwidth("cpu", nbytes=1 << 20)[2]["pinned_gbps"] > 0
-
-
-def test_a_whole_run_tells_every_check(
-    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
-    monkeypatch.setattr(gpu_check, "LARGE", TINY)
-    monkeypatch.setattr(gpu_check, "SMALL", TINY)
-    monkeypatch.setattr(gpu_check, "_bundled", lambda: folder)
-    monkeypatch.setattr(gpu_lowbit, "MEASURED", (64, 128))
-    monkeypatch.setattr(gpu_lowbit, "SHAPES", ((64, 96, 32),))
-    monkeypatch.setattr(gpu_lowbit, "COLD_NBYTES", 1 << 16)
-    checks = gpu_check.run(tmp_path, "cpu", Namespace(layers=2, tokens=2, threads=1))
-    told = capsys.readouterr().out.splitlines()
-    assert len(told) == len(checks) == 4 * len(RUNS) + 2 * 4 + len(FEW_BITS) + 5 + 2
-    assert [line.startswith("passed") for line in told] == [check.passed for check in checks]
-    assert all(check.passed for check in checks if check.name.startswith("exact"))
-    assert all(check.passed for check in checks if check.name.startswith("replicas"))
-    assert sum(check.name.startswith("exact: bundled model, bfloat16") for check in checks) == len(RUNS)
-
-
-@pytest.mark.parametrize("bits", [1, 4])
-def test_products_with_packed_weights_agree_and_are_measured(bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_lowbit, "MEASURED", (64, 128))
-    found = attempt("exact", lambda: gpu_lowbit.agreement("cpu", bits))
-    assert found.passed and "numba" in found.detail, found
-    speed = attempt("speed", lambda: gpu_lowbit.speed("cpu", bits, nbytes=1 << 16, turns=1))
-    assert speed.passed and speed.figures["1 tokens"]["ratio"] > 0, speed
-    assert json.dumps([found.figures, speed.figures])
-
-
 def test_a_product_that_differs_is_no_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     from runtime import lowbit
 
+    monkeypatch.setattr(gpu_lowbit, "SHAPES", ((64, 96, 32),))
+    assert attempt("exact", lambda: gpu_lowbit.agreement("cpu", 2)).passed
     honest = lowbit.linear
     monkeypatch.setattr(lowbit, "linear", lambda x, packed: honest(x, packed) * 1.01)
     assert not attempt("exact", lambda: gpu_lowbit.agreement("cpu", 2)).passed
