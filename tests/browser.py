@@ -1,0 +1,97 @@
+"""A real browser, driven over its own protocol: pages as people meet them, by keyboard and at a width of choice."""
+
+import asyncio
+import base64
+import shutil
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "google-chrome", "chrome", "chromium-browser"))), None)
+_QUIET = ("--disable-background-networking", "--disable-component-update", "--disable-sync", "--no-first-run")
+
+
+class Tab:
+    """One page. `said`: what it wrote to the console, and errors that nobody caught; `asked`: addresses it asked for."""
+
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        self.said: list[str] = []
+        self.asked: list[str] = []
+        self._socket, self._answers, self._number = socket, {}, 0
+        self._listening = asyncio.create_task(self._listen())
+
+    async def open(self, url: str, *, width: int, height: int) -> None:
+        for domain in ("Page", "Runtime", "Network", "Log"):
+            await self.call(f"{domain}.enable")
+        await self.size(width, height)
+        await self.call("Page.navigate", url=url)
+
+    async def size(self, width: int, height: int) -> None:
+        await self.call(
+            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False
+        )
+
+    async def until(self, condition: str, *, within_s: float = 20.0) -> None:
+        """Wait until a JavaScript expression is true."""
+        async with asyncio.timeout(within_s):
+            while not await self.value(f"Boolean({condition})"):
+                await asyncio.sleep(0.05)
+
+    async def value(self, expression: str) -> object:
+        found = await self.call("Runtime.evaluate", expression=expression, returnByValue=True)
+        return found["result"].get("value")
+
+    async def press(self, key: str) -> None:
+        """A key as a keyboard sends it."""
+        codes = {"Tab": 9, "Enter": 13, "ArrowDown": 40, "ArrowUp": 38, " ": 32}
+        told = {"key": key, "code": "Space" if key == " " else key, "windowsVirtualKeyCode": codes[key]}
+        text = {"Enter": "\r", " ": " "}.get(key)
+        await self.call("Input.dispatchKeyEvent", type="keyDown", **told, **({"text": text} if text else {}))
+        await self.call("Input.dispatchKeyEvent", type="keyUp", **told)
+
+    async def picture(self, path: Path) -> None:
+        shot = await self.call("Page.captureScreenshot", captureBeyondViewport=True)
+        path.write_bytes(base64.b64decode(shot["data"]))
+
+    async def call(self, method: str, **parameters: object) -> dict:
+        self._number += 1
+        self._answers[self._number] = answer = asyncio.get_running_loop().create_future()
+        await self._socket.send_json({"id": self._number, "method": method, "params": parameters})
+        return await answer
+
+    async def _listen(self) -> None:
+        async for message in self._socket:
+            told = message.json()
+            if "id" in told:
+                assert "error" not in told, told
+                self._answers.pop(told["id"]).set_result(told["result"])
+            elif told["method"] == "Network.requestWillBeSent":
+                self.asked.append(told["params"]["request"]["url"])
+            elif told["method"] in ("Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded"):
+                self.said.append(str(told["params"]))
+
+
+@asynccontextmanager
+async def browsing(scratch: Path) -> AsyncIterator[Tab]:
+    """A tab of a browser of its own, which is gone afterwards."""
+    profile = scratch / "profile"
+    own = ("--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-port=0", f"--user-data-dir={profile}")
+    process = subprocess.Popen(
+        [BROWSER, *own, *_QUIET, "about:blank"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        async with asyncio.timeout(30):
+            while not (told := profile / "DevToolsActivePort").is_file() or len(told.read_text().split()) < 2:
+                await asyncio.sleep(0.05)
+        port = told.read_text().split()[0]
+        async with aiohttp.ClientSession() as client:
+            tabs = await (await client.get(f"http://127.0.0.1:{port}/json")).json()
+            page = next(tab for tab in tabs if tab["type"] == "page")
+            async with client.ws_connect(page["webSocketDebuggerUrl"], max_msg_size=0) as socket:
+                yield Tab(socket)
+    finally:
+        process.terminate()
+        process.wait(timeout=10)
