@@ -122,7 +122,8 @@ def _test(mutant: Mutant | None, path: str, tests: Sequence[str], limit_s: int) 
     hypothesis.settings.register_profile("mutants", derandomize=True, database=None, deadline=None, phases=phases)
     hypothesis.settings.load_profile("mutants")
     quick = ("--assert=plain", "-p", "no:cacheprovider", "-p", "no:unraisableexception", "--import-mode=importlib")
-    return pytest.main(["-x", "-q", *quick, *tests])
+    # One after another: what the first notices need not wait until the others are imported.
+    return int(any(pytest.main(["-x", "-q", *quick, test]) for test in tests))
 
 
 class _Finder(importlib.abc.MetaPathFinder):

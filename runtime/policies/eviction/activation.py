@@ -6,6 +6,7 @@ import numpy as np
 
 from artifacts.shape import Shape
 from runtime.policies.base import Artefacts, Now, SimpleEviction, Step
+from runtime.policies.eviction.packed import never
 from runtime.policies.matrices import EPSILON, Activations, shares
 
 
@@ -19,7 +20,7 @@ class ActivationEviction(SimpleEviction):
     def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
         self._activations = Activations(shape)
         self._early = 1 - np.arange(shape.num_layers)[:, None] / shape.num_layers
-        self._used_at = np.full(shape.num_keys, -1, np.int64)
+        self._used_at = never(shape)
         self._worth = EPSILON * self._early.repeat(shape.num_experts, axis=1)  # [L, E]
 
     def used(self, keys: list[int], step: Step, now: Now) -> None:

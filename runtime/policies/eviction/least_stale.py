@@ -7,7 +7,7 @@ import numpy as np
 from artifacts.errors import BadUsage
 from artifacts.shape import Shape
 from runtime.policies.base import Artefacts, Now, SimpleEviction, Step
-from runtime.policies.eviction.packed import then_older
+from runtime.policies.eviction.packed import never, then_older
 
 
 @dataclass
@@ -27,8 +27,8 @@ class LeastStale(SimpleEviction):
     def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
         self._num_layers = shape.num_layers
         self._layers = np.arange(shape.num_keys) // shape.num_experts
-        self._last_use = np.full(shape.num_keys, -1, np.int64)
-        self._last_pass = np.full(shape.num_keys, -1, np.int64)
+        self._last_use = never(shape)
+        self._last_pass = never(shape)
 
     def used(self, keys: list[int], step: Step, now: Now) -> None:
         self._last_use[keys] = now.step

@@ -7,7 +7,7 @@ import numpy as np
 
 from artifacts.shape import Shape
 from runtime.policies.base import Artefacts, Now, SimpleEviction, Step
-from runtime.policies.eviction.packed import then_older
+from runtime.policies.eviction.packed import never, then_older
 
 
 @dataclass
@@ -20,7 +20,7 @@ class Lhu(SimpleEviction):
     def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
         self._is_high = np.ones(shape.num_keys, bool)
         self._uses = np.zeros(shape.num_keys, np.int64)
-        self._last_use = np.full(shape.num_keys, -1, np.int64)
+        self._last_use = never(shape)
 
     def fetched(self, bits: Mapping[int, int], now: Now) -> None:
         self._is_high[list(bits)] = [precision >= 16 for precision in bits.values()]
