@@ -117,7 +117,7 @@ def _summary(reading: Reading, job: Job) -> Section:
 
 def _lead(bounds: Sequence[Record]) -> str:
     full = [row for row in bounds if row["preset"] == "full"]
-    if not full:
+    if not full or full[0]["tpot_ms"] is None:  # none simulated, or a trace of prompts alone
         return ""
     return f'<p class="lead">With every expert in the fast tier a token takes {data(full[0]["tpot_ms"])} ms.</p>'
 
@@ -184,6 +184,8 @@ def _told(before: str, row: Record, which: str, after: str) -> str:
 def _front(reading: Reading, job: Job) -> Section:
     asked = queries.PARETO.format(job=job.digest)
     rows = reading.rows(asked)
+    if not rows:
+        return Section("front", _TITLES["front"], missing="The trace of this bench is of prompts alone: none decodes.")
     knows_loss = any(row["loss"] is not None for row in rows)
     drawn = _scatters(rows) if knows_loss else _dots(rows)
     kinds = '<p class="quiet"><i class="key exact"></i>output as the full model\'s <i class="key lossy"></i>altered '

@@ -275,3 +275,12 @@ def test_a_browser_has_nothing_to_say_and_asks_for_nothing(page: Path, tmp_path:
     said, asked = seen_by_a_browser(bad, tmp_path)
     assert "boom" in said[0] and asked == {"moectl.invalid"}
     assert seen_by_a_browser(page, tmp_path) == ([], set())
+
+
+def test_a_bench_of_prompts_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd) -> None:
+    """Its newest trace is a profile's, which decodes nothing: no time per token, no front."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["profile", "--tokens", "64", "--length", "32", "--trace", "--no-similarity"]) == 0
+    assert main(["bench", "--simulate", "--presets", "near", "--budgets", "25%", "--tokens", "64"]) == 0
+    assert main(["report", "page.html"]) == 0, capfd.readouterr().err
+    assert "is of prompts alone" in Path("page.html").read_text(encoding="utf-8")

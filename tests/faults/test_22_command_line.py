@@ -1,6 +1,11 @@
-"""The contract of the command line: quick help, exit codes, one line for every error."""
+"""The command line keeps its contract: quick help, clean `--json`, exit codes, one line for every error, no traceback.
+
+What each command refuses, and with which line: tests/moectl, above all test_bad_input.py. Code 6: test_19_workers.py.
+"""
 
 import errno
+import inspect
+import json
 import signal
 import subprocess
 import sys
@@ -9,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from artifacts.errors import BadInput, BadUsage, Incompatible, OutOfResources, Problem
+from artifacts.errors import BadInput, BadUsage, Incompatible, OutOfResources, Partly, Problem
 from moectl.cli import app, main
 from moectl.errors import exit_code_of
 
@@ -18,22 +23,19 @@ HEAVY = ("torch", "transformers", "duckdb", "numpy", "numba", "pyarrow", "datase
 COMMANDS = [command.name for command in app.registered_commands]
 
 
-def moectl(*arguments, **options):
-    return subprocess.run(
-        [sys.executable, "-m", "moectl", *arguments], cwd=ROOT, capture_output=True, text=True, **options
-    )
-
-
-@pytest.mark.parametrize("arguments", [[], *([name] for name in COMMANDS)])
-def test_help_imports_nothing_heavy(arguments):
+def test_help_imports_nothing_heavy():
+    """By which it takes less than half a second."""
+    asked = [[], *([name] for name in COMMANDS)]
     code = (
         "import sys\n"
         "from moectl.cli import main\n"
-        f"assert main({[*arguments, '--help']!r}) == 0\n"
-        f"print('heavy:', [name for name in {HEAVY!r} if name in sys.modules])"
+        f"for asked in {asked!r}:\n"
+        "    assert main([*asked, '--help']) == 0\n"
+        f"    print('heavy:', asked, [name for name in {HEAVY!r} if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert done.stdout.endswith("heavy: []\n"), done.stdout + done.stderr
+    told = [line for line in done.stdout.splitlines() if line.startswith("heavy: ")]
+    assert told == [f"heavy: {one} []" for one in asked], done.stderr
 
 
 def test_version_and_no_arguments(capsys):
@@ -63,6 +65,7 @@ def raising(error):
         (BadInput("x y"), 3),
         (OutOfResources("x y"), 4),
         (Incompatible("x y"), 5),
+        (Partly("x y"), 6),
     ],
 )
 def test_a_problem_is_one_line_and_its_code(error, code, capsys):
@@ -72,7 +75,7 @@ def test_a_problem_is_one_line_and_its_code(error, code, capsys):
 
 
 def test_every_kind_of_problem_has_a_code():
-    assert all(exit_code_of(raising(kind("x"))) in (2, 3, 4, 5) for kind in Problem.__subclasses__())
+    assert all(exit_code_of(raising(kind("x"))) in (2, 3, 4, 5, 6) for kind in Problem.__subclasses__())
 
 
 @pytest.mark.parametrize(
@@ -132,3 +135,65 @@ def test_ctrl_c_is_130():
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=10) == 130
     assert b"Traceback" not in process.stderr.read()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Where commands run: with a store that has a profile and a trace."""
+    folder = tmp_path_factory.mktemp("contract")
+    options = ["--tokens", "128", "--length", "64", "--trace", "--store", str(folder / "moe.duckdb")]
+    assert main(["profile", *options]) == 0
+    return folder
+
+
+SYNTHETIC = ["--synthetic", "tokens=80,requests=2", "--model", "bundled"]
+JSON = {
+    "profile": ["--tokens", "128", "--length", "64", "--no-similarity", "--store", "other.duckdb"],
+    "build-buddies": [],
+    "build-maps": ["--tokens", "128", "--capacity", "20"],
+    "split": [*SYNTHETIC, "--machine", "5gbps"],
+    "fit-trace": ["--hits", "lru:64=0.5"],
+    "simulate": SYNTHETIC,
+    "bench": ["--simulate", "--presets", "near", "--budgets", "25%", "--tokens", "64", "--length", "32"],
+    "plan": ["bundled", "--vram", "1100MB", "--machine", "rtx3090-pcie4", "--context", "64"],
+    "run": ["--prompt", "def", "--greedy", "--max-new-tokens", "2"],
+    "inspect": ["runs"],
+    "report": ["page.html"],
+    "export": ["--what", "placement", "--budget", "25%"],
+}
+ELSEWHERE = {"merge", "build-predictor", "quantize", "pack", "tune", "demo", "doctor"}  # asserted by their own tests
+
+
+def test_every_command_that_has_json_is_tried():
+    having = {one.name for one in app.registered_commands if "json" in inspect.signature(one.callback).parameters}
+    assert having == JSON.keys() | ELSEWHERE
+
+
+@pytest.mark.parametrize("command", JSON)
+def test_json_is_one_object_and_nothing_else(command, folder, monkeypatch, capfd):
+    monkeypatch.chdir(folder)
+    capfd.readouterr()
+    assert main([command, *JSON[command], "--json"]) == 0
+    said = capfd.readouterr()
+    assert isinstance(json.loads(said.out), dict) and said.out.endswith("}\n") and said.err == ""
+
+
+@pytest.mark.parametrize(
+    ("code", "arguments"),
+    [
+        (0, ["inspect", "runs"]),
+        (2, ["inspect", "nothing"]),
+        (2, ["run", "--prompt", "def", "--budget", "much"]),
+        (3, ["run", "nowhere", "--prompt", "def"]),
+        (3, ["simulate", "--trace", "nowhere.parquet"]),
+        (3, ["profile", "--data", "nowhere.txt"]),
+        (3, ["inspect", "runs", "--store", "nowhere.duckdb"]),
+        (3, ["inspect", "activations", "--run", "99"]),
+        (5, ["inspect", "replicas"]),
+        (5, ["run", "--prompt", "def", "--preset", "shadow"]),
+    ],
+)
+def test_exit_codes(code, arguments, folder, monkeypatch, capfd):
+    monkeypatch.chdir(folder)
+    assert main(arguments) == code
+    assert capfd.readouterr().err.count("\n") == bool(code)
