@@ -8,7 +8,7 @@ from types import TracebackType
 import duckdb
 import pyarrow as pa
 
-from artifacts.database import transaction, translated
+from artifacts.database import PATIENCE_S, transaction, translated
 from artifacts.errors import BadInput, Incompatible
 from artifacts.foreign import parse_json
 from artifacts.provenance import ModelInfo, RunInfo, StoredRun, TableSize
@@ -204,6 +204,17 @@ class Store:
         self._connection.register("incoming", table)
         self._connection.execute(f"INSERT INTO {name} BY NAME SELECT {run_id} AS run_id, * FROM incoming")
         self._connection.unregister("incoming")
+
+
+def add_run(path: str | Path, run: RunInfo, tables: Mapping[str, pa.Table], *, model: ModelInfo | None = None) -> int:
+    """Open a store, write one run and its model, and close it; return the `run_id`.
+
+    This is how long work ends: whoever has the store at that moment is waited for. Raises as `Store.open`.
+    """
+    with Store.open(path, patience_s=PATIENCE_S) as store:
+        if model:
+            store.add_model(model)
+        return store.write_run(run, tables)
 
 
 _SELECT_RUNS = """

@@ -12,7 +12,7 @@ from artifacts.errors import BadUsage, Problem
 from artifacts.hardware import Machine
 from artifacts.modelshapes import MODELS
 from artifacts.provenance import RunInfo, utc_now
-from artifacts.store import Store
+from artifacts.store import Store, add_run
 from artifacts.trace import Trace
 from artifacts.tracefile import to_table
 from moectl.benchlive import read_text
@@ -137,9 +137,7 @@ def record_trace(name: str, opened: MoeModel, text: Text, path: Path, *, data: s
         seed=seed,
         parameters={"length": len(text.sequences[0]), "prefill": text.prefill},
     )
-    with Store.open(path) as store:
-        store.add_model(info)
-        return store.write_run(run, {"traces": to_table(trace)})
+    return add_run(path, run, {"traces": to_table(trace)}, model=info)
 
 
 def _traced(opened: MoeModel, text: Text, store: Path) -> Trace:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from artifacts.provenance import ModelInfo, RunInfo, StoredRun, versions
-from artifacts.store import Store
+from artifacts.store import Store, add_run
 from profilers.bench import Measured, Setting
 from profilers.tasks import Score
 from runtime.counters import AT_BITS, hit_rate
@@ -157,11 +157,8 @@ class Ledger:
                 **self._job.conditions,
             },
         )
-        with Store.open(self.path) as store:
-            if self._model:
-                store.add_model(self._model)
-            tables = {COMMAND: bench_table([row])} | ({BY_LAYER: layers_table(by_layer)} if by_layer else {})
-            return replace(row, run=store.write_run(info, tables))
+        tables = {COMMAND: bench_table([row])} | ({BY_LAYER: layers_table(by_layer)} if by_layer else {})
+        return replace(row, run=add_run(self.path, info, tables, model=self._model))
 
     def _is_ours(self, run: StoredRun) -> bool:
         return run.info.command == COMMAND and run.info.parameters.get("job") == self._job.digest

@@ -16,7 +16,7 @@ from torch import nn
 
 from artifacts.expertmaps import DTYPES, ExpertMaps, mean_rows
 from artifacts.provenance import ModelInfo, RunInfo, utc_now
-from artifacts.store import Store
+from artifacts.store import add_run
 from artifacts.storedmaps import COMMAND, TABLE, map_rows
 from profilers.corpus import data_digest
 from profilers.profiling import Data
@@ -85,9 +85,7 @@ def build_maps(
         seed=data.seed,
         parameters={**asdict(plan), **asdict(batching), "iterations": num_iterations, "replaced": maps.num_replaced},
     )
-    with Store.open(store_path) as store:
-        store.add_model(model)
-        run_id = store.write_run(info, {TABLE: map_rows(maps, origins)})
+    run_id = add_run(store_path, info, {TABLE: map_rows(maps, origins)}, model=model)
     return BuiltMaps(run_id, maps, len(data.sequences), num_iterations, total, info.seconds)
 
 

@@ -17,7 +17,7 @@ from torch import nn
 from artifacts.errors import BadInput, BadUsage
 from artifacts.predictors import COMMAND, TABLE, TARGETS, Predictors, predictor_rows
 from artifacts.provenance import ModelInfo, RunInfo, utc_now
-from artifacts.store import Store
+from artifacts.store import add_run
 from profilers.corpus import data_digest
 from profilers.predictorfit import Fit, Seen, Tested, Tuning, choose
 from profilers.profiling import Data
@@ -114,9 +114,7 @@ def build_predictors(
         seed=data.seed,
         parameters={**asdict(plan), **asdict(batching), "tested": tested.num_tokens},
     )
-    with Store.open(store_path) as store:
-        store.add_model(model)
-        run_id = store.write_run(info, {TABLE: predictor_rows(predictors, columns)})
+    run_id = add_run(store_path, info, {TABLE: predictor_rows(predictors, columns)}, model=model)
     chance = np.full(recall.shape, shape.top_k / shape.num_experts)
     recalls = {"learned": recall, "next_gate": next_gate, "most frequent": frequent, "random": chance}
     return Fitted(run_id, predictors, target, recalls, total, tested.num_tokens, info.seconds)

@@ -12,7 +12,7 @@ from artifacts.errors import BadInput
 from artifacts.provenance import ModelInfo, RunInfo, StoredRun, utc_now, versions
 from artifacts.rows import similarity_matrices, similarity_rows
 from artifacts.similarity import Similarity
-from artifacts.store import Store
+from artifacts.store import Store, add_run
 from artifacts.trace import Trace, concatenate
 from artifacts.tracefile import from_table, to_table
 from profilers.corpus import data_digest
@@ -91,7 +91,7 @@ def profile_routing(
         seed=data.seed,
         parameters=settings | {"samples": num_samples},
     )
-    run_id = _write(store_path, model, info, rows)
+    run_id = add_run(store_path, info, rows, model=model)
     half_done.remove()
     return Profiled(run_id, profile, total, info.seconds, resumed)
 
@@ -163,7 +163,7 @@ def merge_shards(paths: Sequence[Path], *, into: Path) -> Profiled:
         parameters=dict(info.parameters) | {"index": 0, "count": 1, "shards": len(shards)},
         versions=versions(),
     )
-    return Profiled(_write(into, model, merged, rows), profile, merged.tokens, merged.seconds, resumed=0)
+    return Profiled(add_run(into, merged, rows, model=model), profile, merged.tokens, merged.seconds, resumed=0)
 
 
 def _whole(shards: list["_Shard"]) -> list["_Shard"]:
@@ -215,9 +215,3 @@ def _shard(store: Store, run: StoredRun, model: ModelInfo) -> _Shard:
         size = (model.shape.num_layers, model.shape.num_experts)
         similarity = similarity_matrices(store.read("similarity", run.run_id), *size)
     return _Shard(run, model, stored(store, run.run_id, model.shape), trace, similarity)
-
-
-def _write(path: Path, model: ModelInfo, info: RunInfo, rows: dict[str, pa.Table]) -> int:
-    with Store.open(path) as store:
-        store.add_model(model)
-        return store.write_run(info, rows)

@@ -3,11 +3,13 @@
 import hashlib
 import json
 import shutil
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
+from artifacts.errors import BadInput
 from artifacts.files import replacing
 from artifacts.trace import Trace, concatenate
 from artifacts.tracefile import read_parquet, write_parquet
@@ -23,11 +25,14 @@ class HalfDone:
         self._state = self.folder / "state.npz"
 
     def load(self) -> tuple[RoutingProfile, int] | None:
-        """The counts so far and how many batches they hold; None when nothing was kept."""
+        """The counts so far and how many batches they hold; None when nothing was kept. Raises BadInput."""
         if not self._state.is_file():
             return None
-        with np.load(self._state) as arrays:
-            return RoutingProfile.from_arrays(arrays), int(arrays["num_batches"])
+        try:
+            with np.load(self._state) as arrays:
+                return RoutingProfile.from_arrays(arrays), int(arrays["num_batches"])
+        except (ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+            raise BadInput(f"{self._state} is damaged: remove {self.folder}, and the profile begins anew") from error
 
     def keep(self, profile: RoutingProfile, num_batches: int) -> None:
         self.folder.mkdir(exist_ok=True)

@@ -10,7 +10,7 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from artifacts.errors import BadInput, OutOfResources, Partly
 from artifacts.gptq import VERSION
 from artifacts.provenance import ModelInfo, RunInfo, utc_now
 from artifacts.replicafile import FORMAT, is_intact, read_metadata, replica_root
-from artifacts.store import Store
+from artifacts.store import add_run
 from profilers.calibration import LayerInputs, LayerTokens, describing, keep_inputs
 from profilers.corpus import data_digest
 from profilers.lockstep import Arrived, Lockstep, batches
@@ -93,9 +93,7 @@ def build_replicas(
             parameters=asdict(method) | {"folder": folder.name, "sequences": len(data.sequences)},
         )
         records = tuple(job.records[key] for key in range(opened.shape.num_keys))
-        with Store.open(store_path) as store:
-            store.add_model(model)
-            run_id = store.write_run(info, tables(records))
+        run_id = add_run(store_path, info, tables(records), model=model)
     return Built(run_id, folder, records, info.tokens, info.seconds, resumed)
 
 
@@ -256,16 +254,22 @@ def _owning(folder: Path) -> Iterator[None]:
     """Make the folder and keep other processes out of it; a folder that is left empty goes away again."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / ".lock"
-    try:
-        with path.open("w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise OutOfResources(f"another moectl quantize is filling {folder}: wait until it ends") from error
+    with path.open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise OutOfResources(f"another moectl quantize is filling {folder}: wait until it ends") from error
+        try:
             yield
-    finally:
-        if [*folder.iterdir()] == [path]:
-            path.unlink()
+        finally:
+            _leave(folder, path)
+
+
+def _leave(folder: Path, lock: Path) -> None:
+    """Only who holds the lock may: to anybody else a folder that was just begun looks empty."""
+    with suppress(OSError):  # somebody moved it, or begins in it: it is no longer ours to tidy
+        if [*folder.iterdir()] == [lock]:
+            lock.unlink()
             folder.rmdir()
         if not [*folder.parent.iterdir()]:
             folder.parent.rmdir()

@@ -1,9 +1,11 @@
 """Samples of a bench under way: kept beside the store line by line, and taken up by the same command."""
 
 import json
+import os
 from dataclasses import asdict
 from pathlib import Path
 
+from artifacts.errors import BadInput
 from profilers.bench import Sample, Setting
 
 Key = tuple[int, Setting]  # round and setting
@@ -16,7 +18,7 @@ class KeptSamples:
         self.path = store_path.with_name(f"{store_path.name}.bench-{digest}.jsonl")
 
     def load(self) -> tuple[dict[Key, Sample], dict[str, dict[str, str]]]:
-        """The samples so far, and the paces by link that they were measured at."""
+        """The samples so far, and the paces by link that they were measured at. Raises BadInput for a damaged file."""
         samples, paces = {}, {}
         for line in self._lines():
             setting = Setting(**line["setting"])
@@ -36,10 +38,13 @@ class KeptSamples:
         """Those written whole: the last one may have been cut off."""
         if not self.path.is_file():
             return []
-        *whole, rest = self.path.read_text(encoding="utf-8").split("\n")
-        if rest:
-            self.path.write_text("".join(f"{line}\n" for line in whole), encoding="utf-8")
-        return [json.loads(line) for line in whole]
+        *whole, rest = self.path.read_bytes().split(b"\n")
+        if rest:  # cut and not written anew: that is done in a moment, and needs no room
+            os.truncate(self.path, self.path.stat().st_size - len(rest))
+        try:
+            return [json.loads(line) for line in whole]
+        except ValueError as error:
+            raise BadInput(f"{self.path} is damaged ({error}): remove it, and the bench begins anew") from error
 
 
 def _sample(fields: dict) -> Sample:

@@ -15,7 +15,6 @@ if TYPE_CHECKING:  # a run that keeps nothing has no need of what a store takes 
     from artifacts.store import Store
 
 CAPACITY, DISTANCE = 1000, 3  # of maps that begin with none; as `moectl build-maps`
-_PATIENCE_S = 10.0  # for whoever has the store: what they write takes less
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +42,13 @@ def keep(
     Maps that were learned before give way to these; what `moectl build-maps` made stays. Raises OutOfResources (store
     in use, disk full) and BadInput; everything that the store held is then still there.
     """
+    from artifacts.database import PATIENCE_S
     from artifacts.store import Store
     from artifacts.storedmaps import LEARN, TABLE, latest_maps, map_rows, stored_origins
 
     if not learned.num_iterations:
         return None
-    with Store.open(store_path, patience_s=_PATIENCE_S) as store:
+    with Store.open(store_path, patience_s=PATIENCE_S) as store:
         store.add_model(model)
         latest = latest_maps(store, model.model_id)
         is_newer = latest is not None and latest.run_id != began_with

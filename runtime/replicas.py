@@ -106,8 +106,10 @@ class ReplicaStore:
         self._seen = [_stamp(path.stat()) for path in files]
 
     def read(self, layer: int, expert: int, out: torch.Tensor) -> None:
-        """Fill `out`, a uint8 CPU tensor [layout.nbytes] or longer. Raises BadInput if the file has shrunk or gone, or is
-        another: the same written again is as good."""
+        """Fill `out`, a uint8 CPU tensor [layout.nbytes] or longer.
+
+        Raises BadInput if the file has shrunk or gone, or is another; the same written again is as good.
+        """
         key = layer * self.shape.num_experts + expert
         path, target = self._files[key], memoryview(out.numpy())[: self.layout.stored_nbytes]
         try:
@@ -124,10 +126,14 @@ class ReplicaStore:
     def _recognise(self, key: int, stamp: tuple[int, ...]) -> None:
         if stamp == self._seen[key]:
             return
-        shard = Shard(self._files[key])  # whose header has a digest of all tensors
+        path = self._files[key]
+        try:
+            shard = Shard(path)
+        except BadInput as problem:
+            raise BadInput(f"{path} changed while in use and is damaged: run moectl quantize again") from problem
         shard.close()
-        if shard.header_digest != self._headers[key]:
-            raise BadInput(f"{self._files[key]} was replaced while in use: start the run again")
+        if shard.header_digest != self._headers[key]:  # a digest of all tensors is part of it
+            raise BadInput(f"{path} was replaced while in use: start the run again")
         self._seen[key] = stamp
 
 

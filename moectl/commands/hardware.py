@@ -10,7 +10,7 @@ from artifacts.errors import BadUsage
 from artifacts.measured import COMMAND, HardwareProfile, Spread, to_rows
 from artifacts.provenance import ModelInfo, RunInfo, utc_now
 from artifacts.replicas import FULL_BITS, Replicas
-from artifacts.store import Store
+from artifacts.store import Store, add_run
 from moectl.bundled import demo_model
 from moectl.commands.profile import check_store, model_info
 from moectl.opening import open_quietly
@@ -95,9 +95,7 @@ def _write(path: Path, model: ModelInfo, profile: HardwareProfile, started_at: o
         seconds=seconds,
         parameters=dict(profile.conditions),
     )
-    with Store.open(path) as store:
-        store.add_model(model)
-        return store.write_run(info, {"hardware": to_rows(profile)})
+    return add_run(path, info, {"hardware": to_rows(profile)}, model=model)
 
 
 def show(found: Measured, *, as_json: bool) -> None:

@@ -12,7 +12,7 @@ import torch
 
 from artifacts.errors import BadInput, BadUsage
 from artifacts.provenance import RunInfo, utc_now, versions
-from artifacts.store import Store
+from artifacts.store import Store, add_run
 from moectl.bundled import demo_model
 from moectl.opening import open_quietly
 from moectl.progress import progress_bar
@@ -98,8 +98,7 @@ def precision(name: str | None, request: Request, *, store: Path, device: str, t
         seed=request.seed,
         parameters={"draws": request.draws, "length": LENGTH, "perplexity": pricing.perplexity},
     )
-    with Store.open(store) as held:
-        run_id = held.write_run(info, {"bench": _bench(priced)})
+    run_id = add_run(store, info, {"bench": _bench(priced)})
     rows = [_row(list(group), opened.shape.nbytes) for _, group in groupby(priced, key=lambda one: _kind(one[0]))]
     return Priced(run_id, rows, pricing.perplexity, _conditions(request, info))
 

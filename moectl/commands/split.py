@@ -5,7 +5,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 
 from artifacts import measured
 from artifacts.curves import Curves
@@ -16,7 +15,7 @@ from artifacts.names import unknown
 from artifacts.provenance import ModelInfo, RunInfo, utc_now
 from artifacts.rows import curve_rows, split_rows
 from artifacts.splits import EVEN, SOLVERS, Answer, Latencies, SolvedSplit, expert_split
-from artifacts.store import Store
+from artifacts.store import Store, add_run
 from artifacts.trace import PHASES
 from moectl import splitviews
 from moectl.bundled import demo_model
@@ -109,7 +108,7 @@ def split(source: Source, request: Request) -> Split:
         tokens=int((opened.trace.layer == 0).sum()),
         parameters=parameters,
     )
-    run_id = _write(source.store, info, run, tables)
+    run_id = add_run(source.store, run, tables, model=info)
     assumed = (*opened.trace.assumed, *opened.model.assumed)
     how = by_replay.source if by_replay else f"solver {request.solver}"
     return Split(run_id, answer, curves, parameters, opened.name, where, exposed_ms, how, assumed)
@@ -137,13 +136,6 @@ def layers(found: Split) -> Sheet:
     )
     shown = (curves.hit, curves.prediction, curves.prediction_hit)
     return splitviews.splits(found.answer, shown, title=f"Split of {asked['model']} by {found.source}", note=note)
-
-
-def _write(path: Path, model: ModelInfo | None, run: RunInfo, tables: dict[str, pa.Table]) -> int:
-    with Store.open(path) as store:
-        if model:
-            store.add_model(model)
-        return store.write_run(run, tables)
 
 
 def _named_model(source: Source, opened: Opened) -> ModelInfo | None:

@@ -14,7 +14,7 @@ from artifacts.errors import BadUsage
 from artifacts.modelshapes import MODELS
 from artifacts.provenance import RunInfo, utc_now
 from artifacts.replicas import FULL_BITS
-from artifacts.store import Store
+from artifacts.store import add_run
 from moectl.benchlive import loss_of_base
 from moectl.bundled import demo_model
 from moectl.commands.profile import check_store, model_info
@@ -139,6 +139,4 @@ def _keep(
         seed=request.seed,
         parameters={"asked": asdict(request), "receipt": dict(receipt)},
     )
-    with Store.open(path) as store:
-        store.add_model(model)
-        return store.write_run(info, {storedpresets.TABLE: storedpresets.to_rows(rows)})
+    return add_run(path, info, {storedpresets.TABLE: storedpresets.to_rows(rows)}, model=model)

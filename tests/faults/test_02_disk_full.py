@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from artifacts.errors import OutOfResources
+from artifacts.errors import BadInput, OutOfResources
 from artifacts.files import FULL, replacing
 from artifacts.store import Store
 from artifacts.storecheck import check_store
@@ -79,3 +79,6 @@ def test_the_samples_of_a_bench_before_the_one_that_was_cut_off_stay(tmp_path: P
     line = f'{{"round": 0, "setting": {{"preset": "{setting.preset}", "budget": "25%"}}, "sample": {{}}, "pace": {{}}}}'
     kept.path.write_text(f"{line[:40]}")
     assert kept.load() == ({}, {}) and kept.path.read_text() == ""
+    kept.path.write_text("{\n")
+    with pytest.raises(BadInput, match="is damaged .* remove it"):
+        kept.load()

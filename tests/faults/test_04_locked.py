@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from artifacts.errors import OutOfResources
-from artifacts.store import Store
-from tests.stores import said_by, spawn, verified
+from artifacts.store import Store, add_run
+from tests.stores import activations, run_info, said_by, spawn, verified
 
 HOLD = """
 import sys, time, duckdb
@@ -38,6 +38,13 @@ def test_a_reader_waits_a_moment_for_a_writer(filled):
     process = spawn(HOLD, filled, "writer", 0.3)
     assert process.stdout.readline() == "open\n"
     assert verified(filled) == [1]
+    process.wait()
+
+
+def test_what_ends_long_work_waits(filled):
+    process = spawn(HOLD, filled, "reader", 1.5)
+    assert process.stdout.readline() == "open\n"
+    assert add_run(filled, run_info(), {"activations": activations(10)}) == 2
     process.wait()
 
 

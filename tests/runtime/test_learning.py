@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from artifacts import database
 from artifacts.errors import BadUsage, OutOfResources
 from artifacts.expertmaps import ExpertMaps
 from artifacts.provenance import RunInfo, utc_now
@@ -91,7 +92,7 @@ def test_a_store_in_use_is_waited_for_and_then_named(built: Path, monkeypatch: p
     assert keep(built, mine, 1).run_id == 2
     holder.wait()
     base, holder = read(built)[0], spawn(HOLD, built, 30)
-    monkeypatch.setattr(learning, "_PATIENCE_S", 0.3)
+    monkeypatch.setattr(database, "PATIENCE_S", 0.3)
     try:
         assert holder.stdout.readline() == "open\n"
         with pytest.raises(OutOfResources, match=f"in use by process {holder.pid}; wait until it ends"):

@@ -135,7 +135,7 @@ def test_files_that_are_not_what_they_should(checkpoint: Checkpoint, tmp_path: P
     store.read(0, 1, out)
     damaged = replicas.files[1]
     damaged.write_bytes(damaged.read_bytes()[: -replicas.nbytes[4] - replicas.nbytes[3] - 40])
-    with pytest.raises(BadInput, match="bytes short: it changed while in use, run moectl quantize again"):
+    with pytest.raises(BadInput, match="changed while in use and is damaged: run moectl quantize again"):
         store.read(0, 1, out)
     with pytest.raises(BadInput, match="truncated or no safetensors"):
         open_replicas(opened, replicas, [2])

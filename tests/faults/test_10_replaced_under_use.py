@@ -1,0 +1,111 @@
+"""Files that are cut off, replaced or moved away while something uses them."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from artifacts.errors import BadInput
+from artifacts.replicafile import read_metadata, read_replica, write_replicas
+from artifacts.shape import Shape
+from artifacts.store import Store, add_run
+from artifacts.storefile import wal_of
+from runtime.checkpoint import Shard
+from runtime.replicas import ReplicaStore
+from tests.stores import MODEL, activations, run_info, verified, write
+
+NUM_INPUTS = 64
+
+
+def replica(path: Path, seed: int) -> Path:
+    from artifacts.gptq import round_to_nearest
+
+    weight = torch.randn(32, NUM_INPUTS, generator=torch.Generator().manual_seed(seed))
+    packed = {"down_proj": round_to_nearest(weight, 4, 32).packed()}
+    write_replicas(path, {4: packed}, {"model": "m", "layer": "0", "expert": "0"})
+    return path
+
+
+@pytest.fixture
+def in_use(tmp_path: Path) -> ReplicaStore:
+    path = replica(tmp_path / "expert.safetensors", seed=0)
+    return ReplicaStore([path], bits=4, shape=Shape(1, 1, 1, 100), num_inputs={"down_proj": NUM_INPUTS})
+
+
+def read(store: ReplicaStore) -> bytes:
+    out = torch.zeros(store.layout.nbytes, dtype=torch.uint8)
+    store.read(0, 0, out)
+    return out.numpy().tobytes()
+
+
+def test_a_replica_cut_off_is_told(in_use: ReplicaStore, tmp_path: Path) -> None:
+    path = tmp_path / "expert.safetensors"
+    before = read(in_use)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-100])
+    with pytest.raises(BadInput, match=f"{path} changed while in use and is damaged: run moectl quantize again"):
+        read(in_use)
+    path.unlink()
+    with pytest.raises(BadInput, match="cannot be read .No such file"):
+        read(in_use)
+    path.write_bytes(whole)
+    assert read(in_use) == before
+
+
+def test_a_replica_written_again_is_as_good_and_another_is_told(in_use: ReplicaStore, tmp_path: Path) -> None:
+    path, before = tmp_path / "expert.safetensors", read(in_use)
+    replica(path, seed=0)
+    assert read(in_use) == before
+    replica(path, seed=1)
+    assert path.stat().st_size > 0 and read_metadata(path)["expert"] == "0"
+    with pytest.raises(BadInput, match="was replaced while in use: start the run again"):
+        read(in_use)
+    assert read_replica(path, 4)
+
+
+def test_a_shard_replaced_is_read_to_its_end_and_one_cut_off_is_told(tmp_path: Path) -> None:
+    path = replica(tmp_path / "model.safetensors", seed=0)
+    shard, whole = Shard(path), path.read_bytes()
+    target = bytearray(len(whole))
+    replica(path, seed=1)
+    shard.read_into(0, [memoryview(target)])
+    assert target == whole, "the file that was opened, whatever its name stands for by now"
+    shard = Shard(path)
+    with path.open("r+b") as file:
+        file.truncate(100)
+    with pytest.raises(BadInput, match="ends before byte 100: it changed while in use"):
+        shard.read_into(0, [memoryview(target)])
+
+
+def test_a_store_moved_away_before_its_run_is_written_keeps_what_it_has(filled: Path) -> None:
+    """As by somebody who tidies up while a profile runs: the run is in a store of the old name."""
+    away = shutil.move(filled, filled.with_name("away.duckdb"))
+    assert add_run(filled, run_info(), {"activations": activations(10)}, model=MODEL) == 1
+    assert verified(filled) == verified(away) == [1]
+
+
+def test_a_store_moved_away_while_it_is_open_has_what_was_written(filled: Path) -> None:
+    away = filled.with_name("away.duckdb")
+    with Store.open(filled) as store:
+        filled.rename(away)
+        assert store.write_run(run_info(), {"activations": activations(10)}) == 2
+    assert verified(away) == [1, 2]
+    assert not filled.exists() and not wal_of(filled).exists()
+
+
+def test_a_new_store_moved_away_is_not_removed(path: Path) -> None:
+    """One without a run goes when it is closed; not one that has its name by then."""
+    with Store.open(path):
+        path.rename(away := path.with_name("away.duckdb"))
+        write(other := path.with_name("other.duckdb"))
+        other.rename(path)
+    assert verified(path) == [1] and away.exists()
+
+
+def test_a_store_whose_folder_went_is_said_so(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    write(path := tmp_path / "folder" / "moe.duckdb")
+    shutil.rmtree(path.parent)
+    with pytest.raises(BadInput, match=f"there is no folder {path.parent} for the store moe.duckdb"):
+        add_run(path, run_info(), {"activations": activations(10)})

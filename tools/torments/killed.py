@@ -1,0 +1,45 @@
+"""SIGKILL at any moment of profile, quantise, build-maps, bench and --learn, then the same command once more."""
+
+import random
+from pathlib import Path
+
+from artifacts.leftovers import Finding
+from tools.torments import Lost
+from tools.victims import COMMANDS, Death, Victims
+
+_LATER_S = 0.03  # after an event: in the midst of what it began
+
+
+class Killed:
+    """What is complete afterwards is whole, earlier runs are there, and the command again comes to the same rows and
+    the same files. Half of the moments are by the clock, half by the number of calls that change or read a file."""
+
+    classes = (1,)
+    share = 4.0
+
+    def __init__(self, ground: Path) -> None:
+        self._victims = Victims(ground)
+
+    def one(self, rng: random.Random) -> str:
+        command, has_runs = rng.choice(list(COMMANDS)), rng.random() < 0.5
+        times = 1 + (rng.random() < 0.25)  # whoever is killed while it goes on from where it was killed
+        folder, was_written = self._victims.fresh("killed", has_runs=has_runs), False
+        for _ in range(times):
+            self._victims.start(command, folder, self._death(rng, command, has_runs=has_runs)).end()
+            was_written = self._victims.check(command, folder, has_runs=has_runs)
+        left = self._victims.finish(command, folder, has_runs=has_runs, was_written=was_written)
+        if stuck := [finding for finding in left if not _is_of_the_dead(finding)]:
+            raise Lost(f"{command} again left {stuck[0]}")
+        return f"killed in {command}" + ", its run complete" * was_written + ", twice" * (times > 1)
+
+    def _death(self, rng: random.Random, command: str, *, has_runs: bool) -> Death:
+        _, undisturbed = self._victims.known(command, has_runs=has_runs)
+        if rng.random() < 0.5:
+            return Death(rng.uniform(0, undisturbed.seconds))
+        later_s = rng.choice((0.0, rng.uniform(0, _LATER_S)))
+        return Death(later_s, event=rng.randint(1, undisturbed.events))
+
+
+def _is_of_the_dead(finding: Finding) -> bool:
+    """A temporary file that nobody but its writer could have removed; a check tells of it."""
+    return "half written by process" in finding.says
