@@ -6,18 +6,13 @@ that is not ours is imported, imports it in place of the file. Compiled loops ru
 mutated like any other code.
 """
 
-import os
-
-os.environ["NUMBA_DISABLE_JIT"] = "1"  # before numba is imported: compiled code would be kept and miss the change
-os.environ["OMP_NUM_THREADS"] = "1"
-os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # looking for plugins takes longer than most tests here
-
 import ast
 import gc
 import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import os
 import re
 import resource
 import sys
@@ -91,11 +86,22 @@ def is_killed(mutant: Mutant, tests: Sequence[str], *, limit_s: int) -> bool:
     return _in_a_child(mutant, mutant.path, tests, limit_s=limit_s)[0] != 0
 
 
-def _in_a_child(mutant: Mutant | None, path: str, tests: Sequence[str], *, limit_s: int) -> tuple[int, float]:
-    """Exit status, and seconds of compute."""
+def _prepare() -> None:
+    """Import what is not ours, once, in an environment for children."""
+    os.environ |= {
+        "NUMBA_DISABLE_JIT": "1",  # what was compiled before would be run again, and the change missed
+        "OMP_NUM_THREADS": "1",
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # looking for plugins takes longer than most tests here
+    }
     for name in _THEIRS:
         importlib.import_module(name)
+    assert importlib.import_module("numba").config.DISABLE_JIT, "numba was imported before, and compiles"
     gc.freeze()
+
+
+def _in_a_child(mutant: Mutant | None, path: str, tests: Sequence[str], *, limit_s: int) -> tuple[int, float]:
+    """Exit status, and seconds of compute."""
+    _prepare()
     child = os.fork()
     if not child:
         try:

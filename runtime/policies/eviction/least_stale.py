@@ -43,4 +43,4 @@ class LeastStale(SimpleEviction):
         if self.within == "ahead":
             ahead = np.where(layers <= now.layer, layers - 2 * num_layers, -layers)
             layers = np.where(is_current, layers, ahead)
-        return (then_older(3 * num_layers * is_current + layers, self._last_use[keys]),)
+        return (then_older(num_layers * is_current + layers, self._last_use[keys]),)

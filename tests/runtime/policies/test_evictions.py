@@ -108,6 +108,12 @@ def test_least_stale_spares_what_this_pass_touched(within: str, expected: list[i
     assert leaving(policy, [1, 2, 3, 6, 7, 8, 12, 13, 14], Now(4, 2, 1)) == expected
 
 
+def test_in_the_first_pass_what_is_not_touched_is_stale() -> None:
+    policy = prepared("eviction", "least_stale")
+    policy.used([0], step([[0, 0]]), Now(0, 0))
+    assert leaving(policy, [0, 7], Now(0, 0)) == [7, 0]
+
+
 def test_least_stale_ahead_evicts_what_is_behind_and_then_the_farthest() -> None:
     by_layer = [1, 7, 13]
     policy = prepared("eviction", "least_stale:within=ahead")
