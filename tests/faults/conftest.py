@@ -1,9 +1,12 @@
-"""A store with one run, for whatever is to be done to it."""
+"""A store with one run and copies of checkpoints, for whatever is to be done to them."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 
+from tests.conftest import Checkpoint
+from tests.faults.models import Copy
 from tests.stores import write
 
 
@@ -16,3 +19,9 @@ def path(tmp_path: Path) -> Path:
 def filled(path: Path) -> Path:
     write(path)
     return path
+
+
+@pytest.fixture
+def copy(checkpoint: Checkpoint, tmp_path: Path) -> Copy:
+    """A private copy of a checkpoint."""
+    return lambda *which: shutil.copytree(checkpoint(*which), tmp_path / "model")

@@ -1,5 +1,5 @@
 """Every kind of bad input, as a user meets it: one clear line on stderr, its exit code, nothing on stdout, nothing
-written. What exactly a damaged checkpoint is refused with: tests/runtime/test_bad_models.py.
+written. What exactly a damaged checkpoint is refused with: tests/faults/test_11_checkpoint.py.
 """
 
 import json

@@ -1,8 +1,9 @@
-"""Where text comes from: every form of a data specification, every way it can be wrong, and how text is cut."""
+"""Where text comes from: every form of a data specification, and how text is cut.
 
-import gzip
+What is wrong with files and names: tests/faults/test_13_data.py.
+"""
+
 import itertools
-import json
 import os
 import subprocess
 import sys
@@ -10,33 +11,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import pyarrow
-import pyarrow.parquet
 import pytest
 
 from artifacts.errors import BadInput, BadUsage
 from profilers.corpus import PIECE, Document, data_digest, documents, token_sequences
 from profilers.hub import parsed
+from tests.corpora import refusal, texts, write
 
 ROWS = [{"question": "How many?", "answer": "Four.", "id": 1}, {"question": "Why?", "answer": "Because.", "id": 2}]
 JOINED = ["How many?\nFour.", "Why?\nBecause."]
-
-
-def texts(spec: object) -> list[str]:
-    return [document.text for document in documents(str(spec))]
-
-
-def write(path: Path, content: str | bytes | list[dict]) -> Path:
-    """Rows become jsonl or parquet as the name says, and .gz is compressed."""
-    if isinstance(content, list) and ".parquet" in path.suffixes:
-        sink = pyarrow.BufferOutputStream()
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(content), sink)
-        content = sink.getvalue().to_pybytes()
-    elif isinstance(content, list):
-        content = "".join(json.dumps(row) + "\n" for row in content)
-    raw = content.encode() if isinstance(content, str) else content
-    path.write_bytes(gzip.compress(raw, mtime=0) if path.suffix == ".gz" else raw)
-    return path
 
 
 def characters(text: str, *, add_special_tokens: bool, verbose: bool) -> dict[str, list[int]]:
@@ -118,49 +101,6 @@ def test_held_out_docstrings_are_apart() -> None:
     assert not held_out.keys() & {document.name for document in itertools.islice(documents("builtin"), 50)}
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "complaint"),
-    [
-        ("empty.txt", b"", "holds no text"),
-        ("blank.txt", b" \n\t\n", "holds no text"),
-        ("empty.jsonl", b"", "holds no text"),
-        ("latin.txt", b"na\xefve", "latin.txt is not UTF-8 text (byte 2)"),
-        ("bad.jsonl", b'{"text": "x"}\n{"text": ', "bad.jsonl:2: not JSON"),
-        ("list.jsonl", b"[1]\n", "list.jsonl:1: a row must be an object with a field 'text', not list"),
-        ("none.jsonl", b'{"id": 1, "n": 2}', "none.jsonl:1: no text in the fields 'id', 'n'"),
-        ("null.jsonl", b'{"text": null, "url": "x"}', "null.jsonl:1: no text in the fields"),
-        ("none.parquet", [{"id": 1}], "none.parquet:1: no text in the fields 'id'"),
-        ("bad.parquet", b"PAR1 and no more", "bad.parquet is not a whole parquet file"),
-        ("plain.txt.gz", None, "plain.txt.gz is not a whole gzip file"),
-        ("short.jsonl.gz", gzip.compress(b"{}" * 99, mtime=0)[:-9], "short.jsonl.gz is not a whole gzip file"),
-    ],
-)
-def test_bad_files(tmp_path: Path, name: str, content: bytes | list | None, complaint: str) -> None:
-    path = tmp_path / name
-    if isinstance(content, list):
-        write(path, content)
-    else:
-        path.write_bytes(b"no gzip" if content is None else content)
-    assert complaint in refusal(path)
-
-
-@pytest.mark.parametrize(
-    "spec", ["", "nowhere.txt", "wikitext", "builtin:all", "/no/such/folder", "~nobody-here/a.txt", "x" * 5000]
-)
-def test_unknown_data(spec: str) -> None:
-    assert refusal(spec).startswith(f"no data at {spec!r}: give a text, jsonl or parquet file")
-
-
-def test_patterns_and_empty_folders(tmp_path: Path) -> None:
-    assert "patterns are not expanded" in refusal(tmp_path / "*.txt")
-    assert "holds no text" in refusal(tmp_path)
-
-
-def test_unknown_data_is_refused_before_it_is_read() -> None:
-    with pytest.raises(BadInput):
-        documents("nowhere.txt")
-
-
 def test_hub_names() -> None:
     assert parsed("hf:org/name") == ("org/name", None, "train")
     assert parsed("hf:org/name:main:test") == ("org/name", "main", "test")
@@ -185,14 +125,6 @@ def test_data_sets_out_of_reach(tmp_path: Path) -> None:
     assert "Couldn't reach" in refusal("hf:org/name:main:test")
     write(tmp_path / "train.jsonl", '{"text": "one"}\n{"text": ')
     assert "check the name" in refusal(f"hf:{tmp_path}")
-
-
-def refusal(spec: object) -> str:
-    """The one line a user reads."""
-    with pytest.raises(BadInput) as caught:
-        texts(spec)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 def test_documents_are_cut_at_the_length() -> None:
