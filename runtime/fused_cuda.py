@@ -111,8 +111,11 @@ class FusedCuda:
         by_token[own] = by_token[own] + y if self._forms.are_cut else y
 
     def finish(self) -> torch.Tensor:
-        """The layer's output [T, H]."""
-        return _combined(self._y, self._keys, self._weights, self._hidden)
+        """The layer's output [T, H]; what led to it is let go, or a prompt's would stay for all tokens after it."""
+        output = _combined(self._y, self._keys, self._weights, self._hidden)
+        del self._y, self._keys, self._weights, self._hidden
+        self._assigned, self._groups = {}, None
+        return output
 
     def _start(
         self,

@@ -1,6 +1,7 @@
 """Triton in tests: its interpreter in a process of its own, as it decides as it is imported whether it interprets; and
 kernels compiled for a GPU, here."""
 
+import atexit
 import json
 import os
 import subprocess
@@ -54,11 +55,13 @@ def interpret(code: str, *arguments: str) -> list[str]:
 
 @cache
 def _server() -> subprocess.Popen:
-    """It ends when nobody can ask it any more."""
+    """It ends with whoever asks."""
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     environment = os.environ | {"PYTHONPATH": path, "TRITON_INTERPRET": "1"}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    return subprocess.Popen([sys.executable, "-c", _SERVER], env=environment, text=True, **pipes)
+    server = subprocess.Popen([sys.executable, "-c", _SERVER], env=environment, text=True, **pipes)
+    atexit.register(server.communicate)
+    return server
 
 
 @contextmanager
