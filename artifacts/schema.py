@@ -92,6 +92,14 @@ def columns() -> dict[str, dict[str, str]]:
     return {table: _columns(ddl) for table, ddl in (CONTROL_TABLES | ARTEFACT_TABLES).items()}
 
 
+def lacking(have: Mapping[str, Set[str]]) -> str:
+    """What a store with these columns by table lacks, in words; nothing if it is up to date."""
+    missing = {table: own.keys() - have.get(table, set()) for table, own in columns().items()}
+    tables = [table for table in missing if table not in have]
+    own = [f"{table}.{name}" for table, names in missing.items() if table in have for name in sorted(names)]
+    return ", ".join([*tables, *own])
+
+
 def unmendable(have: Mapping[str, Set[str]], filled: Set[str]) -> str:
     """What the `filled` tables of an older store lack that must have a value in every row; nothing if all is well.
 

@@ -12,7 +12,7 @@ from artifacts.database import PATIENCE_S, transaction, translated
 from artifacts.errors import BadInput, Incompatible
 from artifacts.foreign import parse_json
 from artifacts.provenance import ModelInfo, RunInfo, StoredRun, TableSize
-from artifacts.schema import ARTEFACT_TABLES
+from artifacts.schema import ARTEFACT_TABLES, lacking
 from artifacts.shape import Shape
 from artifacts.storefile import Identity, open_file, remove_made, stored_columns
 
@@ -140,9 +140,7 @@ class Store:
         size = self.run(run_id).contents.get(table)
         if size is None:
             raise BadInput(f"run {run_id} in {self.path} wrote no {table}")
-        with translated(self.path):
-            rows = self._connection.sql(f"SELECT * EXCLUDE (run_id) FROM {table} WHERE run_id = {int(run_id)}")
-            found = rows.to_arrow_table(batch_size=1_000_000)
+        found = self.query(f"SELECT * EXCLUDE (run_id) FROM {table} WHERE run_id = {int(run_id)}")
         if found.num_rows != size.num_rows:
             raise BadInput(
                 f"{self.path} is damaged: run {run_id} wrote {size.num_rows} rows of {table} and {found.num_rows} are "
@@ -151,9 +149,20 @@ class Store:
         return found
 
     def query(self, select: str) -> pa.Table:
-        """The rows of any query: what a report shows, and how its reader finds it again."""
-        with translated(self.path):
-            return self._connection.sql(select).to_arrow_table(batch_size=1_000_000)
+        """The rows of any query: what a report shows, and how its reader finds it again.
+
+        Raises Incompatible when the file lacks a table or a column that this moectl knows.
+        """
+        try:
+            with translated(self.path):
+                return self._connection.sql(select).to_arrow_table(batch_size=1_000_000)
+        except (duckdb.CatalogException, duckdb.BinderException) as error:
+            if missing := lacking(self.columns()):
+                raise Incompatible(
+                    f"{self.path} lacks {missing}, which this moectl knows: the next command that writes into it adds "
+                    "what may be empty; what a run wrote there is lost"
+                ) from error
+            raise
 
     def columns(self) -> dict[str, set[str]]:
         """Names of the columns that the file has, by table; an older store lacks some."""

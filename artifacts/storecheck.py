@@ -43,13 +43,14 @@ class _Scan:
     """Rows by table and run. All columns are read: a damaged block is noticed when something reads it."""
 
     def __init__(self, store: Store) -> None:
-        self.counts: dict[str, dict[int, int]] = {}
+        self.counts: dict[str, dict[int, int]] = {table: {} for table in ARTEFACT_TABLES}
         self.findings: list[Finding] = []
         for table in store.columns().keys() & ARTEFACT_TABLES.keys():
             try:
                 rows = store.query(f"SELECT run_id, count(*) AS n, bit_xor(hash({table})) FROM {table} GROUP BY run_id")
                 self.counts[table] = dict(zip(rows["run_id"].to_pylist(), rows["n"].to_pylist(), strict=True))
             except BadInput as problem:
+                del self.counts[table]
                 self.findings.append(Finding(table, str(problem), "restore the store from a copy or make it anew"))
 
 
@@ -69,8 +70,8 @@ def _schema(store: Store) -> Iterator[Finding]:
 def _counts(runs: list[StoredRun], scan: _Scan) -> Iterator[Finding]:
     for run in runs:
         for table, size in run.contents.items():
-            found = scan.counts.get(table, {}).get(run.run_id, 0)
-            if table in scan.counts and found != size.num_rows:
+            found = scan.counts[table].get(run.run_id, 0) if table in scan.counts else size.num_rows
+            if found != size.num_rows:
                 yield Finding(
                     f"run {run.run_id}",
                     f"it wrote {size.num_rows} rows of {table} and {found} are there",
