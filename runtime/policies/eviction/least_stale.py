@@ -41,6 +41,6 @@ class LeastStale(SimpleEviction):
         is_current = self._last_pass[keys] == now.pass_index
         num_layers, layers = self._num_layers, self._layers[keys]
         if self.within == "ahead":
-            ahead = np.where(layers <= now.layer, layers - 2 * num_layers, -layers)
+            ahead = np.where(layers <= now.layer, layers - num_layers, num_layers - layers)
             layers = np.where(is_current, layers, ahead)
         return (then_older(num_layers * is_current + layers, self._last_use[keys]),)

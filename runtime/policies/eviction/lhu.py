@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from artifacts.replicas import FULL_BITS
 from artifacts.shape import Shape
 from runtime.policies.base import Artefacts, Now, SimpleEviction, Step
 from runtime.policies.eviction.packed import never, then_older
@@ -23,7 +24,7 @@ class Lhu(SimpleEviction):
         self._last_use = never(shape)
 
     def fetched(self, bits: Mapping[int, int], now: Now) -> None:
-        self._is_high[list(bits)] = [precision >= 16 for precision in bits.values()]
+        self._is_high[list(bits)] = [precision >= FULL_BITS for precision in bits.values()]
 
     def prefetched(self, keys: list[int], now: Now) -> None:
         self._is_high[keys] = True

@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from artifacts.errors import BadUsage
 from artifacts.shape import Shape
-from runtime.policies.base import Artefacts, Residents, Step
+from runtime.policies.base import Artefacts, Choice, Residents, Step
 from runtime.policies.miss.buddy import STAND_INS, Buddy, substitute
 
 
@@ -130,3 +131,100 @@ def test_a_quota_that_binds_is_reached_whoever_stands_in(stand_in: str) -> None:
         replaced[turn % 2] += (policy.choose(step, Residents(resident, ~resident, 0)).selected != selected).sum()
     ranks = 3 * np.array([100 + 4 * 20, 100])
     assert (0.2 * ranks - 3 < replaced).all() and (replaced <= 0.2 * ranks).all()
+
+
+def one_step(policy: Buddy, weights: list[list[float]], *, layer: int = 0, num_layers: int = 1, **artefacts) -> Choice:
+    """Tokens that selected 0, 1, 2, as many of them as they have weights; as in `chosen` otherwise."""
+    known = {"buddies": np.tile([3, 4], (num_layers, 6, 1)), "buddy_q": np.tile([0.6, 0.3], (num_layers, 6, 1))}
+    known["entropy"] = np.full((num_layers, 101), -1.0)
+    policy.prepare(Shape(num_layers, 6, len(weights[0]), 1), Artefacts(**known | artefacts))
+    w = np.array(weights, np.float32)
+    selected = np.tile(np.arange(w.shape[1]), (len(w), 1))
+    probabilities = np.array([[0.3, 0.2, 0.1, 0.05, 0.3, 0.05], [0.1, 0.05, 0.05, 0.2, 0.3, 0.3]], np.float32)[: len(w)]
+    return policy.choose(Step(0, 1, layer, selected, w, probabilities), Residents(RESIDENT, ~RESIDENT, 0))
+
+
+@pytest.mark.parametrize(
+    ("parameters", "is_fine"),
+    [
+        ({"percentile": 0.0}, True),
+        ({"percentile": 100.0}, True),
+        ({"percentile": -0.01}, False),
+        ({"percentile": 100.01}, False),
+        ({"temperature": 0.01}, True),
+        ({"temperature": 0.0}, False),
+        ({"reach": 1}, True),
+        ({"reach": 0}, False),
+        ({"rho": 0}, True),
+        ({"rho": -1}, False),
+        ({"quota": 0.0}, True),
+        ({"quota": 1.0}, True),
+        ({"quota": -0.01}, False),
+        ({"quota": 1.01}, False),
+    ],
+)
+def test_parameters_at_their_limits(parameters: dict[str, float], is_fine: bool) -> None:
+    if is_fine:
+        Buddy(**parameters)
+    else:
+        with pytest.raises(BadUsage, match="buddy needs"):
+            Buddy(**parameters)
+
+
+def test_what_it_must_be_shown() -> None:
+    shown = [Buddy(**each).sees_probabilities for each in ({}, {"eta": 1.0}, {"eta": -1.0})]
+    assert shown == [False, True, True]
+    assert [Buddy(stand_in=name).sees_probabilities for name in STAND_INS] == [False, False, True, False]
+    assert [Buddy(quota=quota).every_step for quota in (1.0, 0.99, 0.0)] == [False, True, True]
+
+
+def test_gates_let_nothing_through_at_their_limits() -> None:
+    absent_by_half = [[0.5, 0.5]]  # of 0, which is there, and 1, which is not
+    assert one_step(Buddy(beta=0.5), absent_by_half).selected.tolist() == [[0, 1]]
+    assert one_step(Buddy(beta=0.51), absent_by_half).selected.tolist() == [[0, 3]]
+    assert one_step(Buddy(margin=0.25), [[0.25, 0.5, 0.25]]).selected.tolist() == [[0, 1, 2]]
+    assert one_step(Buddy(margin=0.26), [[0.25, 0.5, 0.25]]).selected.tolist() == [[0, 3, 4]]
+    assert one_step(Buddy(), absent_by_half, entropy=np.ones((1, 101))).selected.tolist() == [[0, 1]], "as sure as that"
+
+
+def test_a_token_of_one_expert_has_no_second() -> None:
+    """Its margin is all there is."""
+    buddies = np.full((1, 6, 1), 3)
+    for margin, after in ((1.0, 1), (1.01, 3)):
+        policy = Buddy(margin=margin, beta=2.0)  # all that it wants is absent
+        policy.prepare(SHAPE, Artefacts(buddies=buddies, buddy_q=np.ones((1, 6, 1)), entropy=np.full((1, 101), -1.0)))
+        step = Step(0, 1, 0, np.array([[1]]), np.ones((1, 1), np.float32))
+        assert policy.choose(step, Residents(RESIDENT, ~RESIDENT, 0)).selected.tolist() == [[after]]
+
+
+def test_the_percentile_is_of_the_layer_and_lies_between_those_measured() -> None:
+    """Weights of .5, .25, .25 have 1.5 bits of the log2(3) that there are: .946."""
+    rows = np.stack([np.linspace(0, 1, 101), np.linspace(0, 2, 101)])
+    for layer, percentile, is_replaced in ((0, 94.5, True), (0, 95.0, False), (1, 47.2, True), (1, 47.5, False)):
+        choice = one_step(Buddy(percentile=percentile), [[0.5, 0.25, 0.25]], layer=layer, num_layers=2, entropy=rows)
+        assert (choice.selected.tolist() == [[0, 3, 4]]) == is_replaced, (layer, percentile)
+
+
+def test_each_token_goes_by_its_own_probabilities() -> None:
+    """q (1 + 2 z) of 3 and 4: .6 (1 + 2 x .05 / .3) and .3 (1 + 2), then .6 (1 + 2 x .2 / .3) and .3 (1 + 2)."""
+    even = [[0.4, 0.3, 0.3]] * 2
+    assert one_step(Buddy(eta=1.0), even).selected.tolist() == [[0, 3, 4]] * 2
+    assert one_step(Buddy(eta=2.0), even).selected.tolist() == [[0, 4, 3], [0, 3, 4]]
+    assert one_step(Buddy(stand_in="best_resident"), even).selected.tolist() == [[0, 4, 3]] * 2
+
+
+def test_weights_keep_their_sum_if_asked_to() -> None:
+    options = {"reach": 1, "otherwise": "drop"}
+    assert one_step(Buddy(**options), [[0.5, 0.25, 0.25]]).weights is None
+    choice = one_step(Buddy(**options, renormalise=True), [[0.5, 0.25, 0.25]])
+    assert choice.selected.tolist() == [[0, 3, -1]] and choice.weights == pytest.approx(np.array([[2 / 3, 1 / 3, 0]]))
+
+
+def test_quota_counts_what_was_seen_and_what_was_served() -> None:
+    """Three ranks a step, two of them replaceable, and half of all may be: 1, then 2 (of 3 there is room for), 1, 2."""
+    policy = Buddy(quota=0.5)
+    one_step(policy, [[0.4, 0.3, 0.3]])
+    policy._seen[:] = policy._served[:] = 0
+    step = Step(0, 1, 0, np.array([[0, 1, 2]]), np.array([[0.4, 0.3, 0.3]], np.float32))
+    there = Residents(RESIDENT, ~RESIDENT, 0)
+    assert [(policy.choose(step, there).selected >= 3).sum() for _ in range(4)] == [1, 2, 1, 2]

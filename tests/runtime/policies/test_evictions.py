@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from artifacts.errors import BadUsage
 from artifacts.nextuse import NEVER, NextUse
-from runtime.policies import parse
+from runtime.policies import POLICIES, parse
 from runtime.policies.base import Eviction, Now
 from runtime.policies.eviction.packed import then_older
 from tests.runtime.policies.examples import prepared, step
@@ -31,7 +31,8 @@ def test_lhu_counts_uses_at_full_precision_only() -> None:
     policy.fetched({2: 2}, Now(step=4))
     policy.prefetched([2], Now(step=4))  # prefetches come in full
     policy.used([2], wanted, Now(step=5))
-    assert order(policy, Now(step=6)) == [3, 4, 5, 0, 1, 2]
+    policy.used([3], wanted, Now(step=6))
+    assert order(policy, Now(step=6)) == [4, 5, 0, 1, 3, 2]
 
 
 def test_belady_evicts_what_is_wanted_last() -> None:
@@ -132,6 +133,12 @@ def test_score_sums_what_the_router_says_of_a_layer() -> None:
         policy.used([6], step([[0, 2], [2, 0]], first, layer=1), Now())
         policy.used([6], step([[1, 0]], second, layer=1), Now())
         assert policy.order(np.array([6, 7, 8, 0, 12]), Now())[0].tolist() == [*sums, 0, 0]
+
+
+def test_who_needs_more_than_uses_says_so() -> None:
+    sees = {name: parse("eviction", name) for name in POLICIES["eviction"]}
+    assert {name for name, policy in sees.items() if policy.sees_probabilities} == {"score", "map"}
+    assert {name for name, policy in sees.items() if policy.sees_embeddings} == {"map"}
 
 
 def test_random_is_seeded() -> None:
