@@ -11,6 +11,7 @@ import torch
 
 from artifacts.errors import OutOfResources, Problem
 from runtime.generate import Sampling
+from runtime.interleave import Generation, Interleave
 from runtime.session import Session
 from tools import lossless
 from tools.engine_checks import Held, check
@@ -241,6 +242,40 @@ class _Case:
         if wrong or any(found[number] != alone[number] for number in others):
             raise Lost(f"18: {wrong or found} of threads, alone {alone}")
 
+    def in_turns(self, session: Session) -> None:
+        """Several that are served pass by pass: one is left, another may fail, and the others get all of their
+        tokens."""
+        prompts = [self.prompt() for _ in range(3)]
+        alone = [[token.token_id for token in session.generate(prompt, _SHORT)] for prompt in prompts]
+        self.faults.mend()
+        if self.rng.random() < 0.5:
+            self.faults.moving = failing(self.rng.randint(0, 40), MemoryError)
+        rows, left, failed = Interleave(session), self.rng.randrange(3), set()
+        generations = [rows.begin(prompt, _SHORT) for prompt in prompts]
+        found: list[list[int]] = [[] for _ in prompts]
+        try:
+            while not all(one.is_over for one in generations):
+                for number, one in enumerate(generations):
+                    if number == left and len(found[number]) == 2:
+                        one.close()
+                    elif not one.is_over and not self._step(one, found[number]):
+                        failed.add(number)
+        finally:
+            for one in generations:
+                one.close()
+            rows.close()
+        if len(failed) > 1 or any(found[n] != alone[n] for n in range(3) if n != left and n not in failed):
+            raise Lost(f"18: {found} in turns, {failed} failed, alone {alone}")
+
+    def _step(self, one: Generation, found: list[int]) -> bool:
+        """Whether it went well."""
+        try:
+            turn = one.step()
+        except MemoryError:
+            return False
+        found += [turn.token.token_id] if turn.token else []
+        return True
+
     def row_aborted(self, session: Session) -> None:
         """Of a batch one request is given up between two tokens: the rest goes on as it does in the plain model."""
         keep = self.rng.sample(range(3), 2)
@@ -292,6 +327,7 @@ _FAULTS: dict[str, Callable[[_Case, Session], None]] = {
     "18: generation closed": _Case.generation_closed,
     "18: session closed": _Case.session_closed,
     "18: threads": _Case.threads,
+    "18: in turns": _Case.in_turns,
     "18: a row given up": _Case.row_aborted,
 }
 _WEIGHTS = [0.1 if name == _LONG else 2 if "interrupted" in name else 1 for name in _FAULTS]
