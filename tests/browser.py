@@ -15,7 +15,7 @@ _QUIET = ("--disable-background-networking", "--disable-component-update", "--di
 
 
 class Tab:
-    """One page. `said`: what it wrote to the console, and errors that nobody caught; `asked`: addresses it asked for."""
+    """One page. `said`: what it wrote to the console and what nobody caught; `asked`: addresses it asked for."""
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         self.said: list[str] = []

@@ -51,8 +51,8 @@ def serve_command(
             raise BadInput("the checkpoint has no tokenizer: put tokenizer.json beside it")
         scheduler = scheduler_of(opened, name, settings, limits, store=store, base=base)
         scheduler.start()
-        offered = {one: _line(found) for one, found in _presets(opened, settings, store).items()}
-        serving = Serving(scheduler, _called(name), offered, api_key=api_key, hosts=hosts)
+        known = offered(opened, settings, store)
+        serving = Serving(scheduler, _called(name), known, api_key=api_key, hosts=hosts)
         at = f"http://{_shown(host)}:{listening.getsockname()[1]}"
         print(f"{_what(serving)}: {at}/v1 for clients, {at}/ for a look", file=sys.stderr, flush=True)
         _run(serving, listening)
@@ -68,6 +68,11 @@ def scheduler_of(
         return session_on(opened, name, replace(settings, preset=known[chosen]), store=store, base=base)
 
     return Scheduler(made, preset(settings.preset).name, limits)
+
+
+def offered(opened: MoeModel, settings: Settings, store: Path) -> dict[str, str]:
+    """A line on each preset that may be switched to."""
+    return {one: _line(found) for one, found in _presets(opened, settings, store).items()}
 
 
 def _presets(opened: MoeModel, settings: Settings, store: Path) -> dict[str, Preset]:

@@ -67,7 +67,7 @@ def application(serving: Serving) -> Guard:
     @app.post("/v1/chat/completions")
     async def chat(asked: AskedChat, request: Request) -> object:
         _check_model(serving, asked.model)
-        turns = [{"role": message.role, "content": message.text} for message in asked.messages]
+        turns = [{"role": message.role, "content": message.content} for message in asked.messages]
         prompt = await _encoded(asyncio.to_thread(encode_chat, scheduler.session, turns))
         return await _answer(serving, asked, request, prompt, asked.max_completion_tokens or asked.max_tokens)
 
@@ -122,10 +122,10 @@ def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def not_understood(request: Request, problem: RequestValidationError) -> JSONResponse:
         first = problem.errors()[0]
-        where = ".".join(str(part) for part in first["loc"] if part != "body")
-        is_json = first["type"] != "json_invalid"
-        told = f"{where}: {first['msg']}" if where and is_json else f"the body is not JSON: {first['msg']}"
-        return JSONResponse(error(400, told, param=where if is_json else None), 400)
+        is_json, said = first["type"] != "json_invalid", first["msg"].removeprefix("Value error, ")
+        where = ".".join(str(part) for part in first["loc"] if part != "body" and is_json)
+        told = f"{where}: {said}" if where else said if is_json else f"the body is not JSON: {said}"
+        return JSONResponse(error(400, told, param=where or None), 400)
 
     @app.exception_handler(Problem)
     async def told(request: Request, problem: Problem) -> JSONResponse:
@@ -144,12 +144,11 @@ def _add_errors(app: FastAPI) -> None:
 # One answer
 
 
-async def _prompt(asked: str | list[int] | list[str], scheduler: Scheduler) -> torch.Tensor:
+async def _prompt(asked: str | list[int], scheduler: Scheduler) -> torch.Tensor:
     """[1, S]; of token ids as they are."""
-    if asked and isinstance(asked, list) and isinstance(asked[0], int):
+    if isinstance(asked, list):
         return torch.tensor([asked], dtype=torch.int64)
-    text = asked if isinstance(asked, str) else "".join(asked)
-    return await asyncio.to_thread(encode, scheduler.session, text)
+    return await asyncio.to_thread(encode, scheduler.session, asked)
 
 
 async def _encoded(prompt: Awaitable[torch.Tensor]) -> torch.Tensor:
@@ -169,7 +168,7 @@ async def _answer(
     job = Job(
         prompt,
         asked.sampling(max_tokens),
-        asked.stops,
+        asked.stop,
         tell=lambda event: loop.call_soon_threadsafe(events.put_nowait, event),
     )
     form = Form("messages" in type(asked).model_fields, serving.model, prompt.shape[1], asked.has_usage, asked.counters)

@@ -3,7 +3,7 @@
 import secrets
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, model_validator
 
 from runtime.generate import Sampling
 
@@ -31,8 +31,34 @@ _ONLY: dict[str, object] = {
 }
 _IGNORED = ("user", "metadata", "store", "safety_identifier", "prompt_cache_key", "service_tier", "parallel_tool_calls")
 
+
+def _stops(given: Any) -> tuple[str, ...]:
+    stops = [given] if isinstance(given, str) else given or []
+    if not (isinstance(stops, list) and len(stops) <= 4 and all(isinstance(stop, str) and stop for stop in stops)):
+        raise ValueError("one text or up to four, none of them empty")
+    return tuple(stops)
+
+
+def _prompt(given: Any) -> str | list[int]:
+    one = given[0] if isinstance(given, list) and len(given) == 1 and isinstance(given[0], str | list) else given
+    is_ids = isinstance(one, list) and all(type(token) is int and 0 <= token < 2**31 for token in one)
+    if not (isinstance(one, str) or is_ids):
+        raise ValueError("one text or one list of token ids; send several prompts side by side")
+    return one
+
+
+def _content(given: Any) -> str:
+    """Text in parts comes together."""
+    if isinstance(given, str):
+        return given
+    parts = given if isinstance(given, list) else [given]
+    texts = [part.get("text") for part in parts if isinstance(part, dict) and part.get("type") == "text"]
+    if len(texts) < len(parts) or not all(isinstance(text, str) for text in texts):
+        raise ValueError("a text, or parts of the type text")
+    return "".join(texts)
+
+
 Count = Annotated[int, Field(ge=1)]
-Stop = Annotated[str, Field(min_length=1)]
 
 
 class _Strict(BaseModel):
@@ -54,7 +80,7 @@ class Asked(_Strict):
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
-    stop: Stop | Annotated[list[Stop], Field(max_length=4)] | None = None
+    stop: Annotated[tuple[str, ...], PlainValidator(_stops)] = ()
     top_k: Annotated[int, Field(ge=0)] = 0
     repetition_penalty: Annotated[float, Field(gt=0)] = 1.0
     ignore_eos: bool = False
@@ -69,10 +95,6 @@ class Asked(_Strict):
             if given.get(name) not in (None, only):
                 raise ValueError(f"{name} can only be {only!r} here: leave it out")
         return {name: value for name, value in given.items() if name not in _ONLY and name not in _IGNORED}
-
-    @property
-    def stops(self) -> tuple[str, ...]:
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
     @property
     def has_usage(self) -> bool:
@@ -95,23 +117,14 @@ class Asked(_Strict):
 class AskedCompletion(Asked):
     """One prompt: text, or token ids."""
 
-    prompt: str | list[Annotated[int, Field(ge=0)]] | Annotated[list[str], Field(min_length=1, max_length=1)]
-
-
-class _Part(_Strict):
-    type: Literal["text"]
-    text: str
+    prompt: Annotated[str | list[int], PlainValidator(_prompt)]
 
 
 class Message(_Strict):
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[_Part]
+    content: Annotated[str, PlainValidator(_content)]
     name: str | None = None
     refusal: str | None = None
-
-    @property
-    def text(self) -> str:
-        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
 
 class AskedChat(Asked):
