@@ -19,19 +19,16 @@ class Arrivals:
     def __init__(self, window: int) -> None:
         self.window, self.lent = window, 0
         self.queue: deque[_Arrival] = deque()
-
-    @property
-    def backlog(self) -> int:
-        """Bytes still to come."""
-        return sum([arrival.remaining for arrival in self.queue])
+        self._backlog = 0  # bytes still to come
 
     @property
     def room(self) -> int:
         """Bytes that go by in this step and that nothing is sent for yet; below 0 where more is under way."""
-        return self.window + self.lent - self.backlog
+        return self.window + self.lent - self._backlog
 
     def send(self, key: int, nbytes: int) -> None:
         self.queue.append(_Arrival(key, nbytes))
+        self._backlog += nbytes
 
     def drain(self) -> list[int]:
         """Let this step's bytes go by; returns the keys that are there now."""
@@ -41,10 +38,15 @@ class Arrivals:
             moved = min(budget, arrival.remaining)
             arrival.remaining -= moved
             budget -= moved
+            self._backlog -= moved
             if not arrival.remaining:
                 landed.append(arrival.key)
                 self.queue.popleft()
         return landed
+
+    def under_way(self, keys: Container[int]) -> list[int]:
+        """Those of `keys` that are still to come."""
+        return [arrival.key for arrival in self.queue if arrival.key in keys]
 
     def latest(self) -> list[int]:
         """Keys, the last issued first."""
@@ -53,3 +55,9 @@ class Arrivals:
     def remove(self, keys: Container[int]) -> None:
         """Whatever these still had to bring is waited for, or comes no more."""
         self.queue = deque(arrival for arrival in self.queue if arrival.key not in keys)
+        self._backlog = sum([arrival.remaining for arrival in self.queue])
+
+    def clear(self) -> None:
+        """Nothing comes any more."""
+        self.queue.clear()
+        self._backlog = 0

@@ -78,6 +78,15 @@ class Counters:
         wasted, prefetched = (int(total[counter].sum()) for counter in (Counter.WASTED_BYTES, Counter.PREFETCH_BYTES))
         assert wasted <= prefetched, f"{wasted} bytes wasted of {prefetched} prefetched"
 
+    def add_requests(self, layer: int, num: int, *, num_late: int, num_absent: int) -> None:
+        """So many requests of a layer; what is absent is taken to be fetched."""
+        cells, stride = self._cells, self._num_layers
+        cells[Counter.REQUESTS * stride + layer] += num
+        cells[Counter.HITS * stride + layer] += num - num_late - num_absent
+        cells[Counter.LATE * stride + layer] += num_late
+        cells[Counter.MISSES * stride + layer] += num_absent
+        cells[Counter.FETCHED * stride + layer] += num_absent
+
     def by_layer(self, *, first_pass: int = 0) -> list[dict[str, int]]:
         """One dictionary a layer, summed over the passes from `first_pass` on."""
         return by_layer(self.sum(first_pass=first_pass))

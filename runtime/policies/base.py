@@ -192,6 +192,8 @@ class Routing(Policy, Protocol):
 class Eviction(Policy, Protocol):
     """Keeps what it wants to know of every key, whether resident or not, and ranks residents by it."""
 
+    ranks: np.ndarray | None  # [L * E] float64, once prepared: `order`'s one sort key where it lies ready for every key
+
     def fetched(self, bits: Mapping[int, int], now: Now) -> None:
         """This step fetches these keys at so many bits. Before `used`, and only if the miss policy picks bits."""
 
@@ -266,6 +268,8 @@ class Simple:
 
 class SimpleEviction(Simple):
     """An eviction policy that cares for uses alone."""
+
+    ranks: ClassVar[None] = None
 
     def fetched(self, bits: Mapping[int, int], now: Now) -> None:
         """Nothing to note."""

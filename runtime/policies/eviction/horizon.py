@@ -39,7 +39,7 @@ class Horizon(SimpleEviction):
         self._rates = np.full((num_layers, num_experts), even)
         # [L, E] minus the step of the expected next use, and the same by key
         self._nearness = np.full((num_layers, num_experts), -float("inf"))
-        self._nearness_by_key = self._nearness.reshape(-1)
+        self.ranks = self._nearness.reshape(-1)
         self._next_rates = _Regression(np.array([0, 0, 0.3, 0, 0.2, 0.5]))
         self._gains = np.zeros(len(_TOKENS))
         recall, weights = self._recall, self._next_rates.weights
@@ -70,7 +70,7 @@ class Horizon(SimpleEviction):
             self._look_ahead(step, now)
 
     def order(self, keys: np.ndarray, now: Now) -> tuple[np.ndarray, ...]:
-        return (self._nearness_by_key[keys],)
+        return (self.ranks[keys],)
 
     def _share(self, step: Step) -> np.ndarray:
         """[E] share of the step's tokens that used each expert."""
