@@ -7,30 +7,29 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any
 
-import numpy as np
 import torch
 
 from artifacts.errors import BadUsage
 from artifacts.hardware import machine
 from artifacts.replicas import FULL_BITS
 from runtime import budget as sizes
-from runtime import solving
 from runtime.assembly import build_controller, fast_tier, lay_out, pools
 from runtime.cache import Scope
 from runtime.engine import Engine
 from runtime.fused import EXACT, FUSED, Fused, check_experts
 from runtime.fused_dense import FusedDense
-from runtime.fusing import NAMES, fused_for
+from runtime.fusing import fused_for
 from runtime.generate import Sampling, Token, stream
 from runtime.learning import no_maps
 from runtime.limits import check_tokens
-from runtime.lowbit import kernel_name, make_ready
+from runtime.lowbit import make_ready
 from runtime.measured import HERE
 from runtime.model import MoeModel, open_model
-from runtime.policies import POLICIES, Preset, build, describe, preset
+from runtime.policies import POLICIES, Preset, build, preset
 from runtime.policies.base import Artefacts, FastTier
 from runtime.predictors import Predictor
 from runtime.probe import link_bytes_per_second, prefetch_window, scaled_window
+from runtime.receipt import receipt
 from runtime.reconfigure import Reconfiguration, tokens_between
 from runtime.recorder import Recorder
 from runtime.replicas import open_replicas, verify_files
@@ -128,11 +127,11 @@ class Session:
         self.fallbacks += self.policies.fallbacks
         num_slots = fast.num_slots
         window = sizes.nbytes(settings.window) if settings.window else None
-        self._fused = fused_for(opened)
-        is_asked = settings.experts == FUSED and self._fused is not None
+        self.fused = fused_for(opened)
+        is_asked = settings.experts == FUSED and self.fused is not None
         # The sum over the halves of an expert is not the module's to the bit in torch either, but farther from it.
         # On a GPU nobody has seen the kernels run, and they are taken when they are asked for.
-        self.is_fused = is_asked or fast.split is not None and self._fused is Fused
+        self.is_fused = is_asked or fast.split is not None and self.fused is Fused
         self._dense = FusedDense(opened) if is_asked else None
         choice = resolve_link(
             opened, link=settings.link, near=settings.near, scaled_to=settings.scaled_to, is_fused=is_asked
@@ -177,7 +176,7 @@ class Session:
             self.matching.run_in_background()
             self.watcher.on_embedding = self.matching.begin
         self._next_request = 0
-        make_ready(self._computed_widths(), opened.model.device)
+        make_ready(self.computed_widths, opened.model.device)
         self.reconfiguration = self._reconfiguration()
         if settings.experts == FUSED and not self.is_fused:
             self.fallbacks.append(
@@ -261,35 +260,7 @@ class Session:
 
     def receipt(self) -> dict[str, object]:
         """What was really in force."""
-        cache = self.controller.cache
-        return {
-            "model": self.opened.config.name_or_path or self.opened.family,
-            "family": self.opened.family,
-            "dtype": str(self.opened.dtype).removeprefix("torch."),
-            "base_bits": self.opened.base,
-            "device": str(self.opened.model.device),
-            "threads": torch.get_num_threads(),
-            "preset": preset(self.settings.preset).name,
-            "tuned_for": preset(self.settings.preset).tuned_for,
-            "policies": {axis: describe(getattr(self.policies, axis)) for axis in POLICIES},
-            "experts_of_a_token": NAMES[self._fused] if self.is_fused else "torch",
-            "scope": str(self.scope),
-            "slots": cache.num_slots,
-            "experts": cache.shape.num_keys,
-            "expert_bytes": cache.shape.expert_nbytes,
-            "fast_bytes": self.slots.nbytes + (self.shadows.nbytes if self.shadows else 0),
-            "split": solving.receipt(self.fast.split, self.opened.shape),
-            "reconfigured": self.reconfiguration.receipt() if self.reconfiguration else {},
-            "replicas": self._replicas(),
-            "predictors": self.watcher.predictor.receipt() if self.watcher.predictor else {},
-            "maps": self.matching.receipt() if self.matching else {},
-            "pinned_bytes": self.tiers.pinned_nbytes,
-            "prefetch_window_bytes": self.window,
-            "link": self.tiers.link.conditions(),
-            "near": self.tiers.near.conditions(),
-            "scaled_to": self.settings.scaled_to,
-            "fallbacks": list(self.fallbacks),
-        }
+        return receipt(self)
 
     @contextmanager
     def _turn(self, stop: threading.Event) -> Iterator[bool]:
@@ -348,7 +319,8 @@ class Session:
         stores = open_replicas(self.opened, artefacts.replicas, sorted(set(fast.shadows.tolist())))
         return Shadows(stores, fast.shadows, self.opened.model.device)
 
-    def _computed_widths(self) -> list[int]:
+    @property
+    def computed_widths(self) -> list[int]:
         """Bits at which experts are computed below the checkpoint's precision."""
         resident = () if self.fast.shadows is None else self.fast.shadows.tolist()
         return sorted({self.opened.base, *self.policies.widths, *resident} - {FULL_BITS})
@@ -357,22 +329,6 @@ class Session:
         shape, hidden = self.opened.shape, self.opened.model.get_input_embeddings().weight.shape[1]
         empty = no_maps(num_layers=shape.num_layers, num_experts=shape.num_experts, hidden=hidden)
         return replace(artefacts, maps=empty if artefacts.maps is None else artefacts.maps, learns_maps=True)
-
-    def _replicas(self) -> dict[str, object]:
-        """What is computed below full precision, where, and by which kernel; and how many experts that counted as
-        resident were computed so all the same, because they had not landed."""
-        if not self._computed_widths():
-            return {}
-        shadows = self.controller.cache.shadows
-        bits, counts = np.unique(shadows, return_counts=True) if shadows is not None else ((), ())
-        return {
-            "slow_tier_bits": [f"{width}" for width in self.policies.widths],
-            "resident": {f"{width}_bits": int(count) for width, count in zip(bits, counts, strict=True)},
-            "resident_bytes": self.shadows.nbytes if self.shadows else 0,
-            "not_landed": self.engine.num_not_landed,
-            "verified": self.settings.verify,
-            "kernel": kernel_name(self.opened.model.device),
-        }
 
     def _measured_window(self) -> int:
         if not self.policies.brings_ahead or not len(self.slots):

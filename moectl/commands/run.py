@@ -161,6 +161,7 @@ def chat(session: Session, sampling: Sampling) -> Iterator[Answer]:
         answer = _answer(session, encode_chat(session, turns), sampling, echo=True)
         turns.append({"role": "assistant", "content": answer.text})
         yield answer
+        session.fold()
 
 
 def encode(session: Session, prompt: str) -> torch.Tensor:
