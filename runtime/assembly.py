@@ -127,6 +127,11 @@ def build_controller(
     replicas = artefacts.replicas if "replicas" in policies.requires else None
     pieces = Whole(shape) if split is None else Segments(shape, split)
     shared = pools(policies, shape, num_slots=num_slots, scope=scope, split=split)
+    if shadows is not None and not policies.miss.reads_shadows and not all(pool.num_slots for pool in shared):
+        raise BadUsage(
+            f"--residency {describe(policies.residency)} leaves no slot to what --miss {describe(policies.miss)} loads"
+            ": give --miss shadow too, or a larger budget"
+        )
     return Controller(
         Cache(shape, shared, shares=pieces.shares, shadows=shadows),
         routing=policies.routing,

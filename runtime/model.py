@@ -134,6 +134,7 @@ def _tokenizer(folder: Path, vocabulary: int) -> PreTrainedTokenizerBase | None:
         return None
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        tokenizer("a")  # some settings are looked at by their first use only
     except Exception as error:  # the files are there but of no use: silence would look like a model without a tokenizer
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise BadInput(f"the tokenizer in {folder} cannot be loaded: {reason}") from error

@@ -20,6 +20,12 @@ def test_tokenizer_that_cannot_be_loaded(copy: Copy) -> None:
     assert "the tokenizer in" in refusal(folder)
 
 
+def test_a_tokenizer_that_loads_and_cannot_be_used(copy: Copy) -> None:
+    path = copy("olmoe") / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"model_max_length": "long"}))
+    assert "the tokenizer in" in refusal(path.parent)
+
+
 def test_a_tokenizer_with_more_tokens_than_the_model(copy: Copy) -> None:
     """Even where a prompt needs none of them: those that it has are likely to mean something else."""
     path = copy("olmoe") / "tokenizer.json"

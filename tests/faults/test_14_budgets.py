@@ -87,3 +87,12 @@ def test_every_budget_of_a_small_model_runs_or_is_refused() -> None:
         counters = outcome.counters
         assert counters["hits"] + counters["misses"] + counters["late"] == counters["requests"]
     assert ran == [*range(artefacts.SHAPE.num_layers, artefacts.SHAPE.num_keys + 2)]
+
+
+@pytest.mark.parametrize("share", ["25%", "50%"])
+def test_replicas_that_fill_the_budget_leave_no_miss_without_a_slot(share: str) -> None:
+    trace = artefacts.trace(12)
+    shape = unsized(trace.num_layers, artefacts.SHAPE.num_experts, trace.top_k)
+    workload = Workload(trace, shape, next(iter(MACHINES.values())))
+    with pytest.raises(BadUsage, match="leaves no slot to what --miss fetch loads: give --miss shadow too"):
+        workload.run(Setting("case", policies={"residency": "shadow"}, budget=share))
