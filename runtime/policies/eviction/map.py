@@ -39,6 +39,5 @@ class MapEviction(SimpleEviction):
         match = self.matching.latest(self.lag)
         if match is not None and match is not self._by:
             said = match.probabilities
-            said = said[0].astype(np.float64) if len(said) == 1 else said.mean(axis=0, dtype=np.float64)
-            self._by, self._p = match, said.ravel()
+            self._by, self._p = match, (np.add.reduce(said, axis=0, dtype=np.float64) / len(said)).ravel()
         return (self._p[keys] * self._uses[keys],)
