@@ -28,7 +28,7 @@ def test_counts_are_of_the_requests_under_way() -> None:
 
 def test_the_request_most_like_the_one_under_way() -> None:
     earlier = Collection(4, SHAPE)
-    assert earlier.nearest() is None
+    assert not len(earlier)
     for matrix in (SWEET, np.zeros_like(SWEET), SOUR):
         earlier.add(matrix)
     assert len(earlier) == 2
@@ -94,6 +94,13 @@ def test_what_the_request_uses_least_leaves_first() -> None:
     order = np.lexsort(policy.order(keys, Now(step=3))[::-1])
     # Worth: .5, .001 of layer 0; .5 x 2/3; .5 / 3, .25 / 3, .25 / 3.
     assert keys[order].tolist() == [2, 13, 14, 12, 6, 0]
+
+
+def test_before_any_request_begins_later_layers_leave_first() -> None:
+    policy = prepared("eviction", "activation")
+    policy.used([1], step([[1, 1]]), Now(step=0))  # a replay that starts in the middle
+    keys = np.array([0, 1, 6, 12])
+    assert keys[np.lexsort(policy.order(keys, Now(step=1))[::-1])].tolist() == [12, 6, 0, 1]
 
 
 @pytest.mark.parametrize("text", ["activation:distance=0", "activation:overfetch=0", "activation:capacity=0"])
