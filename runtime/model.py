@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from runtime.weights import DiskStore, ExpertLayout, Reader
 
 VOLATILE = {"transformers_version", "_name_or_path"}  # who saved it and where, not what it is
 PACKED_FROM, PACKED_CONFIG = "moectl_packed_from", "moectl_packed_config"  # in headers that `moectl pack` wrote
+_FINGERPRINT = re.compile("[0-9a-f]{64}")  # files are named after it
 DEPTHS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")  # as families call it
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 
@@ -115,8 +117,8 @@ def _fingerprint(config: dict, checkpoint: Checkpoint) -> str:
     digest = _config_digest(config)
     origins = {shard.metadata.get(PACKED_FROM) for shard in checkpoint.shards}
     configs = {shard.metadata.get(PACKED_CONFIG) for shard in checkpoint.shards}
-    if configs == {digest.hexdigest()} and len(origins) == 1:
-        return str(origins.pop())
+    if configs == {digest.hexdigest()} and len(origins) == 1 and _FINGERPRINT.fullmatch(str(*origins)):
+        return str(*origins)
     for shard in checkpoint.shards:
         digest.update(shard.header_digest)
         digest.update(shard.nbytes.to_bytes(8, "little"))

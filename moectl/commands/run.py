@@ -176,9 +176,13 @@ def encode_chat(session: Session, turns: list[dict[str, str]]) -> torch.Tensor:
     """The conversation by the tokenizer's chat template; without one turns are separated by blank lines."""
     tokenizer = _tokenizer(session)
     if tokenizer.chat_template:
-        encoded = tokenizer.apply_chat_template(
-            turns, add_generation_prompt=True, return_tensors="pt", return_dict=True
-        )
+        try:
+            encoded = tokenizer.apply_chat_template(
+                turns, add_generation_prompt=True, return_tensors="pt", return_dict=True
+            )
+        except Exception as error:  # a template is a program, and the model's: whatever it does, that is what is wrong
+            reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+            raise BadInput(f"the model's chat template cannot be used ({reason}): give --prompt instead") from error
         return encoded["input_ids"]
     note = "the tokenizer has no chat template: turns are separated by blank lines"
     if note not in session.fallbacks:

@@ -22,13 +22,17 @@ from artifacts.modelshapes import model_shape
 from artifacts.store import Store
 from artifacts.tracefile import from_table, read_parquet, to_table
 from moectl.cli import main
+from moectl.commands.run import encode_chat
 from profilers.taskfiles import keep_templates_in
 from profilers.tasks import load_tasks
 from runtime.checkpoint import open_checkpoint
+from runtime.model import config_digest, open_model
 from runtime.named import find_presets
+from runtime.session import Session, Settings
 from runtime.stored import load_artefacts
 from tests import artefacts
 from tests.faults.models import Copy, refusal, with_config
+from tests.safetensors import Tensors, joined, parsed
 
 
 def test_code_that_comes_with_a_model_is_not_run(copy: Copy) -> None:
@@ -102,6 +106,28 @@ def test_a_config_nested_without_end(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="nested too deeply"):
         model_shape(str(path))
     assert "nested too deeply" in refusal(tmp_path)
+
+
+def test_a_packed_checkpoint_is_not_named_by_its_header(copy: Copy) -> None:
+    """Folders are named after the fingerprint."""
+    folder = copy("olmoe")
+    path = folder / "model.safetensors"
+    tensors = parsed(path.read_bytes())
+    for origin, is_taken in (("b" * 64, True), ("../../../../etc/", False)):
+        said = {"moectl_packed_from": origin, "moectl_packed_config": config_digest(folder)}
+        path.write_bytes(joined(Tensors(tensors.header | {"__metadata__": said}, tensors.data)))
+        found = open_model(str(folder)).fingerprint
+        assert (found == origin) == is_taken and len(found) == 64
+
+
+def test_a_chat_template_that_fails(copy: Copy) -> None:
+    folder = copy("olmoe")
+    (folder / "chat_template.jinja").write_text("{{ ''.__class__.__mro__[1].__subclasses__() }}")
+    with (
+        Session(open_model(str(folder)), Settings(budget="100%", link="disk", window="0B")) as session,
+        pytest.raises(BadInput, match="the model's chat template cannot be used"),
+    ):
+        encode_chat(session, [{"role": "user", "content": "hello"}])
 
 
 # Stores
