@@ -1,24 +1,30 @@
-"""Who leaves first, compiled: for eviction policies whose sort key lies ready."""
+"""Who leaves first, compiled: for eviction policies whose sort keys lie ready."""
 
 import numpy as np
 
-from artifacts.kernels import kernel
+from artifacts.kernels import exact_part, kernel
 
 _RESIDENT = np.uint8(2)  # as runtime.cache has it
 
 
-@kernel("int64(float64[::1], uint8[::1], boolean[::1], int64, int64, int64[::1])")
-def first_leaving(ranks, state, pinned, start, stop, found):
+@exact_part
+def _leaves_before(key, other, ranks, older):
+    """A key after the other in number."""
+    return ranks[key] < ranks[other] or (ranks[key] == ranks[other] and older[key] < older[other])
+
+
+@kernel("int64(float64[::1], int64[::1], uint8[::1], boolean[::1], int64, int64, int64[::1])", exact=True)
+def first_leaving(ranks, older, state, pinned, start, stop, found):
     """Of keys from `start` up to `stop` that are resident and not pinned as many as `found` has room for, the smallest
-    of `ranks` first, equals by the lower key; returns how many there are."""
+    of `ranks` first, equals by `older`, then by the lower key; returns how many there are."""
     num_found = 0
     for key in range(start, stop):
         if state[key] != _RESIDENT or pinned[key]:
             continue
-        if num_found == len(found) and ranks[key] >= ranks[found[num_found - 1]]:
+        if num_found == len(found) and not _leaves_before(key, found[num_found - 1], ranks, older):
             continue
         at = min(num_found, len(found) - 1)
-        while at > 0 and ranks[found[at - 1]] > ranks[key]:
+        while at > 0 and _leaves_before(key, found[at - 1], ranks, older):
             found[at] = found[at - 1]
             at -= 1
         found[at] = key

@@ -148,7 +148,7 @@ class Mover:
         if self._first_leaving is not None:
             pool, found = cache.pools[cache.pool_of[pool_key]], np.empty(count, np.int64)
             num_found = self._first_leaving(
-                self._eviction.ranks, cache.state, cache.pinned, pool.first, pool.stop, found
+                *self._eviction.ranks, cache.state, cache.pinned, pool.first, pool.stop, found
             )
             return found[:num_found].tolist()
         candidates = cache.candidates(pool_key)

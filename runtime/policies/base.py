@@ -192,7 +192,8 @@ class Routing(Policy, Protocol):
 class Eviction(Policy, Protocol):
     """Keeps what it wants to know of every key, whether resident or not, and ranks residents by it."""
 
-    ranks: np.ndarray | None  # [L * E] float64, once prepared: `order`'s one sort key where it lies ready for every key
+    # Once prepared, [L * E] float64 and int64 by key: what `order` says of any keys, where that lies ready; else None
+    ranks: tuple[np.ndarray, np.ndarray] | None
 
     def fetched(self, bits: Mapping[int, int], now: Now) -> None:
         """This step fetches these keys at so many bits. Before `used`, and only if the miss policy picks bits."""

@@ -18,6 +18,10 @@ class Activations:
     """`current` [L, E]: tokens of the requests under way, since the last prefill began."""
 
     def __init__(self, shape: Shape) -> None:
+        # Compiled code takes a while to load, and seconds where it was never compiled: only for who uses it.
+        from runtime.policies import activation_kernels
+
+        self.kernels = activation_kernels
         self.current = np.zeros((shape.num_layers, shape.num_experts), np.int64)
         self._prefill = -1
 
@@ -31,8 +35,11 @@ class Activations:
         self.current = np.zeros_like(self.current)
 
     def count(self, step: Step) -> None:
-        kept = step.selected[step.selected >= 0]
-        self.current[step.layer] += np.bincount(kept, minlength=self.current.shape[1])
+        self.kernels.count(np.array(step.selected, np.int64), self.current[step.layer])
+
+    def weigh(self, step: Step, early: float, worth: np.ndarray) -> None:
+        """Count, and set what the layer's experts are worth then, `worth` [E]: `(share + epsilon) * early`."""
+        self.kernels.weigh(np.array(step.selected, np.int64), self.current[step.layer], EPSILON, early, worth)
 
 
 class Collection:
@@ -75,9 +82,9 @@ class Collection:
             used, held = counts.astype(np.float64), slice(self._size)
             self._followed[held, layer] = self._unit[held, layer] @ (used / max(np.sqrt(used @ used), 1))
 
-    def nearest(self) -> np.ndarray | None:
-        """Shares [L, E] of the request most like the one followed, equals by the earlier; None where there is none."""
-        return self._shares[self._followed[: self._size].sum(axis=1).argmax()] if self._size else None
+    def nearest(self) -> np.ndarray:
+        """Shares [L, E] of the request most like the one followed, equals by the earlier; there must be one."""
+        return self._shares[self._followed[: self._size].sum(axis=1).argmax()]
 
     def _similar(self, matrix: np.ndarray) -> np.ndarray:
         known = matrix.any(axis=1)

@@ -7,7 +7,7 @@ import numpy as np
 from artifacts.shape import Shape
 from runtime.policies.base import Artefacts, Now, SimpleEviction, Step
 from runtime.policies.eviction.packed import never
-from runtime.policies.matrices import EPSILON, Activations, shares
+from runtime.policies.matrices import EPSILON, Activations
 
 
 @dataclass
@@ -22,15 +22,16 @@ class ActivationEviction(SimpleEviction):
         self._early = 1 - np.arange(shape.num_layers)[:, None] / shape.num_layers
         self._used_at = never(shape)
         self._worth = EPSILON * self._early.repeat(shape.num_experts, axis=1)  # [L, E]
+        self.ranks = self._worth.reshape(-1), self._used_at
 
     def used(self, keys: list[int], step: Step, now: Now) -> None:
         if self._activations.begins(step):
             self._activations.begin(step)
             self._worth[:] = EPSILON * self._early
-        self._activations.count(step)
-        self._used_at[keys] = now.step
         layer = step.layer
-        self._worth[layer] = (shares(self._activations.current[layer]) + EPSILON) * self._early[layer]
+        self._activations.weigh(step, self._early.item(layer), self._worth[layer])
+        self._used_at[keys] = now.step
 
     def order(self, keys: np.ndarray, now: Now) -> tuple[np.ndarray, ...]:
-        return self._worth.ravel()[keys], self._used_at[keys]
+        worth, used_at = self.ranks
+        return worth[keys], used_at[keys]

@@ -37,9 +37,9 @@ class Horizon(SimpleEviction):
         self._before = self._known.copy()
         self._used = np.zeros((num_layers, num_experts))
         self._rates = np.full((num_layers, num_experts), even)
-        # [L, E] minus the step of the expected next use, and the same by key
+        # [L, E] minus the step of the expected next use
         self._nearness = np.full((num_layers, num_experts), -float("inf"))
-        self.ranks = self._nearness.reshape(-1)
+        self.ranks = self._nearness.reshape(-1), np.zeros(shape.num_keys, np.int64)
         self._next_rates = _Regression(np.array([0, 0, 0.3, 0, 0.2, 0.5]))
         self._gains = np.zeros(len(_TOKENS))
         recall, weights = self._recall, self._next_rates.weights
@@ -70,7 +70,7 @@ class Horizon(SimpleEviction):
             self._look_ahead(step, now)
 
     def order(self, keys: np.ndarray, now: Now) -> tuple[np.ndarray, ...]:
-        return (self.ranks[keys],)
+        return (self.ranks[0][keys],)
 
     def _share(self, step: Step) -> np.ndarray:
         """[E] share of the step's tokens that used each expert."""

@@ -9,7 +9,7 @@ import numpy as np
 from artifacts.errors import BadUsage
 from artifacts.shape import Shape
 from runtime.policies.base import Artefacts, Now, Simple, Step
-from runtime.policies.matrices import EPSILON, Activations, Collection, shares
+from runtime.policies.matrices import EPSILON, Activations, Collection
 
 
 @dataclass
@@ -34,23 +34,31 @@ class ActivationPrefetch(Simple):
     def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
         self._shape = shape
         self._width = min(ceil(shape.top_k * self.overfetch), shape.num_experts)
-        self._ahead = np.arange(1, min(self.distance, shape.num_layers) + 1)
-        self._rows = np.arange(len(self._ahead))[:, None]
-        self._discount = 1 - self._ahead[:, None] / (shape.num_layers + 1)
+        ahead = np.arange(1, min(self.distance, shape.num_layers) + 1)
+        self._discounts = 1 - ahead / (shape.num_layers + 1)
         self._activations, self._earlier = Activations(shape), Collection(self.capacity, shape)
+        self._none = np.zeros((0, shape.num_experts))
 
     def propose(self, step: Step, now: Now) -> np.ndarray:
-        if self._activations.begins(step):
-            self._earlier.add(self._activations.current)
-            self._activations.begin(step)
-        self._activations.count(step)
-        current, shape = self._activations.current, self._shape
-        self._earlier.follow(step.layer, current[step.layer])
-        earlier = self._earlier.nearest()
-        layers = (step.layer + self._ahead) % shape.num_layers
-        matched = shares(current[layers]) if earlier is None else earlier[layers]
-        top = (-matched).argsort(axis=1, kind="stable")[:, : self._width]
-        share = matched[self._rows, top]
-        urgency = (share + EPSILON) * self._discount
-        keys, known = layers[:, None] * shape.num_experts + top, share > 0
-        return keys[known][(-urgency[known]).argsort(kind="stable")]
+        activations, earlier = self._activations, self._earlier
+        if activations.begins(step):
+            earlier.add(activations.current)
+            activations.begin(step)
+        activations.count(step)
+        matched = self._none
+        if len(earlier):
+            earlier.follow(step.layer, activations.current[step.layer])
+            matched = earlier.nearest()
+        keys = np.empty(len(self._discounts) * self._width, np.int64)
+        num_found = activations.kernels.most_urgent(
+            step.layer,
+            activations.current,
+            matched,
+            len(earlier) > 0,
+            self._width,
+            EPSILON,
+            self._discounts,
+            keys,
+            np.empty(len(keys)),
+        )
+        return keys[:num_found]
