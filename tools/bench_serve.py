@@ -2,6 +2,7 @@
 
     python -m tools.bench_serve              200 requests of 8 clients on the bundled model, some of which leave
     python -m tools.bench_serve --presets near,horizon --requests 60 --leave 0.3
+    python -m tools.bench_serve --batches --requests 48     what batches, padded or continuous, would make of it
 
 The server is a process of its own, its clients are OpenAI's. Exits 1 where a token differs or an answer is lost.
 """
@@ -18,7 +19,9 @@ from dataclasses import dataclass
 from itertools import islice
 
 import httpx2
+import torch
 from openai import AsyncOpenAI
+from transformers import ContinuousBatchingConfig, GenerationConfig
 
 from moectl.bundled import demo_model
 from moectl.commands.run import Settings, encode, open_session
@@ -27,6 +30,7 @@ from moectl.render import Sheet, show_sheet
 from profilers.corpus import documents
 from runtime.counters import hit_rate
 from runtime.generate import Sampling
+from runtime.session import Session
 
 OWN = {"temperature": 0, "extra_body": {"ignore_eos": True, "counters": True}}
 
@@ -49,6 +53,9 @@ class Told:
 def main() -> int:
     options = _options()
     asked = _requests(options)
+    if options.batches:
+        show_sheet(_batches(asked, options))
+        return 0
     rows, is_sound = [], True
     for preset in options.presets.split(","):
         expected, alone_rate, alone_s = _alone(asked, preset, options)
@@ -153,6 +160,64 @@ async def _ask(api: AsyncOpenAI, one: Asked) -> Told:
     return Told(None, ttft_ms)
 
 
+# What was not built: several requests in a pass
+
+
+def _batches(asked: list[Asked], options: argparse.Namespace) -> Sheet:
+    """The same prompts in batches, by transformers itself over the same session; seconds are the thread's own."""
+    rows = []
+    settings = Settings(preset=options.presets, budget=options.budget, threads=1)
+    with open_session(str(demo_model()), settings, store=DEFAULT_STORE) as session:
+        prompts = [encode(session, one.prompt)[0].tolist() for one in asked]
+        ways = {"one by one": _one_by_one, f"padded, {options.rows}": _padded, "continuous": _continuous}
+        expected = None
+        for name, way in ways.items():
+            first_pass, begin_s = len(session.controller.counters.passes), time.process_time()
+            found = [_to_end(ids, session) for ids in way(session, prompts, options)]
+            seconds = time.process_time() - begin_s
+            expected = expected or found
+            num_other = sum(ids != alone for ids, alone in zip(found, expected, strict=True))
+            rate = hit_rate(session.controller.counters.totals(first_pass=first_pass))
+            rows.append((name, num_other, f"{sum(map(len, found)) / seconds:.0f}", f"{rate:.3f}"))
+    note = f"{len(asked)} prompts, {options.tokens} tokens each, preset {options.presets} at {options.budget}"
+    return Sheet("Batches", ("way", "answers that differ", "tokens per CPU second", "hit rate"), rows, note)
+
+
+def _one_by_one(session: Session, prompts: list[list[int]], options: argparse.Namespace) -> list[list[int]]:
+    sampling = Sampling(max_new_tokens=options.tokens)
+    return [[token.token_id for token in session.generate(torch.tensor([ids]), sampling)] for ids in prompts]
+
+
+def _padded(session: Session, prompts: list[list[int]], options: argparse.Namespace) -> list[list[int]]:
+    found, padding = [], session.opened.config.pad_token_id
+    for batch in (prompts[first : first + options.rows] for first in range(0, len(prompts), options.rows)):
+        longest = max(map(len, batch))
+        ids = torch.tensor([[padding] * (longest - len(one)) + one for one in batch])
+        mask = torch.tensor([[0] * (longest - len(one)) + [1] * len(one) for one in batch])
+        session.new_requests(len(batch))
+        drawn = Sampling(max_new_tokens=options.tokens).options()
+        found += session.opened.model.generate(ids, attention_mask=mask, **drawn)[:, longest:].tolist()
+    return found
+
+
+def _continuous(session: Session, prompts: list[list[int]], options: argparse.Namespace) -> list[list[int]]:
+    config = session.opened.config
+    wanted = GenerationConfig(
+        max_new_tokens=options.tokens,
+        do_sample=False,
+        eos_token_id=config.eos_token_id,
+        pad_token_id=config.pad_token_id,
+    )
+    room = ContinuousBatchingConfig(num_blocks=256, max_batch_tokens=256)
+    found = session.opened.model.generate_batch(prompts, generation_config=wanted, continuous_batching_config=room)
+    return [one.generated_tokens for _, one in sorted(found.items(), key=lambda item: int(item[0].split("_")[-1]))]
+
+
+def _to_end(ids: list[int], session: Session) -> list[int]:
+    end = session.opened.config.eos_token_id
+    return ids[: ids.index(end) + 1] if end in ids else ids
+
+
 def _median(values: list[float]) -> float:
     return sorted(values)[len(values) // 2]
 
@@ -167,6 +232,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=32, help="the longest answer")
     parser.add_argument("--leave", type=float, default=0.15, help="share of clients that hang up in the midst")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--batches", action="store_true", help="compare ways of batching instead")
     return parser.parse_args()
 
 

@@ -106,7 +106,11 @@ def _add_pages(app: FastAPI, serving: Serving) -> None:
         """Waits for what came before it."""
         if asked.preset not in serving.presets:
             raise Refusal(404, f"there is no preset {asked.preset!r}: {', '.join(serving.presets)}", param="preset")
-        await asyncio.wrap_future(_or_refuse(lambda: scheduler.switch(asked.preset)).settled)
+        switch = _or_refuse(lambda: scheduler.switch(asked.preset))
+        try:
+            await asyncio.wrap_future(switch.settled)
+        except Closing:
+            raise _stopping() from None
         return {"preset": scheduler.preset}
 
 
@@ -256,7 +260,11 @@ def _or_refuse(ask: Callable[[], T]) -> T:
     except Full:
         raise Refusal(429, "too many requests are waiting: try again", code="queue_full", headers=_SOON) from None
     except Closing:
-        raise Refusal(503, "the server is stopping", headers=_SOON) from None
+        raise _stopping() from None
+
+
+def _stopping() -> Refusal:
+    return Refusal(503, "the server is stopping", headers=_SOON)
 
 
 _SOON = {"Retry-After": "1"}

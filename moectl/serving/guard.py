@@ -51,7 +51,7 @@ class Guard:
             raise Refusal(403, f"this server is not called {name!r}: ask for {self.hosts[0]}")
         if self.api_key is not None and path not in OPEN_PATHS:
             scheme, _, key = headers.get("authorization", "").partition(" ")
-            if scheme.lower() != "bearer" or not secrets.compare_digest(key.encode(), self.api_key.encode()):
+            if scheme.lower() != "bearer" or not secrets.compare_digest(key.encode("latin-1"), self.api_key.encode()):
                 wrong = (
                     "the API key is wrong" if key else "this server wants an API key: send Authorization: Bearer KEY"
                 )

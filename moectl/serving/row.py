@@ -39,7 +39,7 @@ class Row:
             self._tell(self._stops.add(self._text.rest()))
             if not self._stops.is_met:
                 self._tell(self._stops.rest())
-            is_stopped = self._stops.is_met or self._ids and self._ids[-1] in self._ends
+            is_stopped = self._stops.is_met or (bool(self._ids) and self._ids[-1] in self._ends)
             self._end("stop" if is_stopped else "length")
 
     def close(self) -> None:

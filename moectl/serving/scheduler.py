@@ -145,11 +145,11 @@ class Scheduler:
             if self._is_closing:
                 return False
             coming = self._coming()
-        for job in coming:
-            if isinstance(job, Switch):
-                self._switch(job)
+        for one in coming:
+            if isinstance(one, Switch):
+                self._switch(one)
             else:
-                self._rows.append(Row(job, self._interleave, self.tally, preset=self.preset))
+                self._begin(one)
         for row in list(self._rows):
             self._turns(row)
         return True
@@ -163,6 +163,13 @@ class Scheduler:
             coming.append(self._waiting.popleft())
         return coming
 
+    def _begin(self, job: Job) -> None:
+        try:
+            self._rows.append(Row(job, self._interleave, self.tally, preset=self.preset))
+        except Exception as error:
+            self._over("failed")
+            _tell_of(error, job)
+
     def _turns(self, row: Row) -> None:
         """Some passes of one request; whatever it fails of is its own affair."""
         try:
@@ -175,11 +182,8 @@ class Scheduler:
                     self._remove(row, "answered")
                     return
         except Exception as error:
-            is_told = isinstance(error, Problem)
-            if not is_told:
-                _log.exception("a request failed")
             self._remove(row, "failed")
-            row.job.tell(Failed(str(error) if is_told else f"internal error: {type(error).__name__}", 500))
+            _tell_of(error, row.job)
 
     def _remove(self, row: Row, outcome: str) -> None:
         row.close()
@@ -188,12 +192,14 @@ class Scheduler:
             self._over(outcome)
 
     def _switch(self, switch: Switch) -> None:
-        """Build anew; what cannot be leaves the session as it was, with an empty fast tier."""
+        """Build anew; what cannot be leaves the preset as it was, with an empty fast tier."""
+        if not switch.settled.set_running_or_notify_cancel():  # nobody waits for it
+            return
         before = self.preset
         self._shut()
         try:
             self._open(switch.preset)
-        except Problem as error:
+        except Exception as error:
             self._open(before)
             switch.settled.set_exception(error)
         else:
@@ -209,9 +215,17 @@ class Scheduler:
             self._remove(row, "failed")
             row.job.tell(Failed("the server is stopping", 503))
         for one in waiting:
-            if isinstance(one, Switch):
-                one.settled.set_exception(Closing())
-            else:
+            if isinstance(one, Job):
                 self._over("failed")
                 one.tell(Failed("the server is stopping", 503))
+            elif one.settled.set_running_or_notify_cancel():
+                one.settled.set_exception(Closing())
         self._shut()
+
+
+def _tell_of(error: Exception, job: Job) -> None:
+    """What a user can mend in our words, the rest by its name and whole in the log."""
+    is_ours = isinstance(error, Problem)
+    if not is_ours:
+        _log.error("a request failed", exc_info=error)
+    job.tell(Failed(str(error) if is_ours else f"internal error: {type(error).__name__}", 500))

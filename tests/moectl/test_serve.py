@@ -27,6 +27,7 @@ from tests.browser import BROWSER, browsing
 from tests.conftest import Checkpoint
 from tests.serving import Server, serving
 
+ROOT = Path(__file__).parents[2]
 SETTINGS = Settings(preset="on-demand", budget="25%", threads=1)
 PROMPTS = ("It was a dark and stormy night;", "sheep", "An old dog by the gate and", "Return the number of", "x = 1")
 LIMITS = Limits(num_rows=3, num_waiting=3, max_tokens=200, body_nbytes=20_000)
@@ -317,12 +318,26 @@ async def _look(server: Server, client: OpenAI, tmp_path: Path) -> None:
 # The command
 
 
+def test_the_page_of_the_documents_is_true(server: Server, client: OpenAI, capfd: pytest.CaptureFixture[str]) -> None:
+    page = (ROOT / "docs" / "serve.md").read_text()
+    for old, new in ((":8000", f":{server.url.rpartition(':')[2]}"), ('"demo"', '"tiny"'), ("any", "secret")):
+        page = page.replace(old, new)
+    [program], [commands] = (re.findall(rf"```{name}\n(.*?)```", page, re.DOTALL) for name in ("python", "bash"))
+    answer = client.completions.create(prompt=PROMPTS[3], max_tokens=16, model="tiny", temperature=0)
+    capfd.readouterr()
+    exec(program, {})
+    text, _, hits = capfd.readouterr().out.rpartition(answer.choices[0].text)
+    assert text == "" and int(hits) > 0
+    chat, metrics = (subprocess.run(line, shell=True, capture_output=True).stdout for line in commands.splitlines())
+    assert json.loads(chat)["usage"]["completion_tokens"] <= 8 and b"moectl_expert_hits_total" in metrics
+
+
 def test_a_server_ends_well(checkpoint: Checkpoint, tmp_path: Path) -> None:
     """SIGTERM: what is under way is answered to its end, what comes later is not, and the exit code is 0."""
     command = ["-m", "moectl", "serve", str(checkpoint("olmoe")), "--port", "0", "--threads", "1"]
     process = subprocess.Popen(
         [sys.executable, *command, "--store", str(tmp_path / "none.duckdb")],
-        cwd=Path(__file__).parents[2],
+        cwd=ROOT,
         stderr=subprocess.PIPE,
         text=True,
     )
