@@ -69,10 +69,10 @@ class Reconfiguration:
         """Nothing is under way: solve, if enough tokens have gone by."""
         if self._num_tokens < self.every:
             return
-        trace = self._seen.trace()
+        seen = self._seen
         self._begin()
         try:
-            self._solved = solved_anew(curves_of(trace, self._shape), self._shape, self._solved)
+            self._solved = solved_anew(curves_of(seen.trace(), self._shape), self._shape, self._solved)
         except BadInput:  # a layer that did not occur says nothing of what it needs
             self.num_untold += 1
             return

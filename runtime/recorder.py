@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from artifacts.errors import BadInput
 from artifacts.trace import Trace
 from runtime.policies.base import Step
 
@@ -48,6 +49,9 @@ class Recorder:
         )
 
     def trace(self) -> Trace:
+        """Raises BadInput where no step was seen, as when every pass was broken off before its first router."""
+        if not self._rows:
+            raise BadInput("nothing was recorded: no pass got to its first router")
         columns = [name for name, column in self._rows[0].items() if column is not None]
         embeddings = np.concatenate(self._embeddings) if self._embeddings else None
         joined = {name: np.concatenate([row[name] for row in self._rows]) for name in columns}

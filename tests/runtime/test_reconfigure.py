@@ -185,3 +185,19 @@ def test_after_how_many_tokens() -> None:
             tokens_between(70, split, policies)
     with pytest.raises(BadUsage, match="not -1"):
         tokens_between(-1, by_solver, POLICIES)
+
+
+def test_passes_that_never_got_to_a_router_tell_nothing(folder: str) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("in attention")
+
+    opened = open_model(folder)
+    with session_of(opened, 15) as session:
+        handle = opened.layers[0].gate.register_forward_pre_hook(broken)
+        with pytest.raises(RuntimeError, match="in attention"):
+            session.forward(torch.full((1, 20), 5))
+        handle.remove()
+        decode(session, 1)
+        assert session.receipt()["reconfigured"]["could_not_tell"] == 1
+        session.validate()
+    opened.store.close()
