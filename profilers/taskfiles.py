@@ -67,7 +67,8 @@ def _check_metric(mapping: Mapping, path: Path) -> None:
     from lm_eval.api.registry import metric_registry
 
     metric = mapping.get("metric")
-    if metric is not None and (metric not in metric_registry or mapping.get("hf_evaluate")):
+    is_own = isinstance(metric, str) and metric in metric_registry and not mapping.get("hf_evaluate")
+    if metric is not None and not is_own:
         raise BadInput(f"the task file {path} has metric {str(metric)[:40]!r}, which is none of the harness's own")
 
 

@@ -85,13 +85,16 @@ def _runs(path: Path) -> list[tuple[str, dict, dict[str, pa.Table]]]:
         ("profile", {}, {"entropy": entropy, "similarity": similarity_rows(similarity), "traces": to_table(trace())}),
         ("build-buddies", {"alpha": [0.9] * 2}, {"buddies": buddy_rows([[[1, 2], [0], [3], [2]]] * 2, q)}),
         ("split", asked | {"latencies": latencies}, {"curves": curve_rows(*curves), "splits": split_rows(*split)}),
-        ("build-maps", {"dtype": "float32", "distance": 1, "capacity": 4},
-         {"expert_maps": map_rows(maps, np.zeros((2, 2), np.int64))}),
+        (
+            "build-maps",
+            {"dtype": "float32", "distance": 1, "capacity": 4},
+            {"expert_maps": map_rows(maps, np.zeros((2, 2), np.int64))},
+        ),
         ("build-predictor", {"features": 2}, {"predictors": predictor_rows(predictors, told)}),
         (PROFILE_HARDWARE, dict(hardware.conditions), {"hardware": hardware_rows(hardware)}),
         ("tune", {}, {"presets": preset_rows([PRESET])}),
         ("quantize", {}, _replicas(replica_root(path))),
-    ]  # fmt: skip
+    ]
 
 
 def _replicas(root: Path) -> dict[str, pa.Table]:

@@ -274,6 +274,7 @@ metric_list: [{metric: acc}]
         ('"{{question}}"', "!function code.run", "names code"),
         ('"{{question}}"', "!!python/name:os.system", "names code"),
         ("metric: acc", "metric: ./code.py", "none of the harness's own"),
+        ("metric: acc", "metric: [acc]", "none of the harness's own"),
         ("metric: acc", "metric: acc, hf_evaluate: true", "none of the harness's own"),
         ("task: asked", "task: asked\ninclude: beside.yaml", "names code"),
         ("task: asked", "task: asked\ninclude: task.yaml", "includes itself"),

@@ -152,8 +152,11 @@ def _columns(store: Path) -> list[tuple[str, str, str]]:
     """Table, column and type of all that a store holds."""
     with duckdb.connect(store) as connection:
         rows = connection.execute("SELECT table_name, column_name, data_type FROM duckdb_columns()").fetchall()
-        full = [name for (name,) in connection.execute("SELECT table_name FROM duckdb_tables()").fetchall()
-                if connection.execute(f"SELECT count(*) FROM {name}").fetchone()[0]]  # fmt: skip
+        full = [
+            name
+            for (name,) in connection.execute("SELECT table_name FROM duckdb_tables()").fetchall()
+            if connection.execute(f"SELECT count(*) FROM {name}").fetchone()[0]
+        ]
     return [row for row in sorted(rows) if row[0] in full and row[1] != "run_id"]
 
 

@@ -55,9 +55,14 @@ _TASK = {
     "metric_list": [{"metric": "acc"}],
 }
 _LLAMA = {
-    "build_commit": "b1", "n_prompt": 0, "n_gen": 128, "samples_ns": [10**9, 2 * 10**9], "model_type": "olmoe",
-    "n_gpu_layers": 3, "gpu_info": "none",
-}  # fmt: skip
+    "build_commit": "b1",
+    "n_prompt": 0,
+    "n_gen": 128,
+    "samples_ns": [10**9, 2 * 10**9],
+    "model_type": "olmoe",
+    "n_gpu_layers": 3,
+    "gpu_info": "none",
+}
 _VLLM = {"median_ttft_ms": 10.0, "median_tpot_ms": 5.0, "output_throughput": 100.0, "model_id": "m", "completed": 3}
 _PARSERS: tuple[Callable[[str], object], ...] = (
     sizes.nbytes,
@@ -143,14 +148,19 @@ class HostileInputs:
         refusal(f"14: {setting.preset} with {axis} {text[:80]}", lambda: self._workload.run(setting))
 
     def _dials(self, rng: random.Random) -> None:
-        text = ",".join(["tokens=24", "requests=2", "prompt=3", f"{rng.choice(('skew', 'seed', 'tokens', 'batch', 'requests', 'prompt', 'locality'))}={_value(rng)}"])  # fmt: skip # noqa: E501
+        dial = rng.choice(("skew", "seed", "tokens", "batch", "requests", "prompt", "locality"))
+        text = f"tokens=24,requests=2,prompt=3,{dial}={_value(rng)}"
         refusal(f"14: dials {text[:80]}", lambda: open_source(Source(synthetic=text, num_experts=rng.choice((1, 8)))))
 
     def _prompt(self, rng: random.Random) -> None:
         text = rng.choice(TEXTS) + "".join(rng.choices("ab ~\n\0\u200bü", k=rng.choice((0, 1, 5, 400))))
-        given = {"max_new_tokens": rng.choice((0, 1, 2, 300)), "temperature": rng.choice((0.0, 1.0, *FRACTIONS)),
-                 "top_p": rng.choice((1.0, 0.1, *FRACTIONS)), "top_k": rng.choice((0, 1, 50, *NUMBERS)),
-                 "repetition_penalty": rng.choice((1.0, 2.0, *FRACTIONS))}  # fmt: skip
+        given = {
+            "max_new_tokens": rng.choice((0, 1, 2, 300)),
+            "temperature": rng.choice((0.0, 1.0, *FRACTIONS)),
+            "top_p": rng.choice((1.0, 0.1, *FRACTIONS)),
+            "top_k": rng.choice((0, 1, 50, *NUMBERS)),
+            "repetition_penalty": rng.choice((1.0, 2.0, *FRACTIONS)),
+        }
 
         def answered() -> None:
             sampling = Sampling(**given)
@@ -193,8 +203,8 @@ class HostileInputs:
         text = as_text(altered(_TASK, rng), rng) if rng.random() < 0.6 else json.dumps(_TASK)
         if rng.random() < 0.3:
             text = text.replace('"{{choices}}"', rng.choice(("!function code.run", "!!python/name:os.system", "*a")), 1)
-        path = write(self._ground / "asked.yaml", damaged(text.encode("utf-8", "replace"), rng) if rng.random() < 0.2
-                     else text)  # fmt: skip
+        content = text.encode("utf-8", "replace")
+        path = write(self._ground / "asked.yaml", damaged(content, rng) if rng.random() < 0.2 else content)
         refusal("21: a task file", lambda: load_tasks([str(path)]))
         if ran.exists():
             ran.unlink()
@@ -208,13 +218,15 @@ class HostileInputs:
 
 
 def _size(rng: random.Random) -> str:
-    number = rng.choice((
-        lambda: str(rng.randrange(20)),
-        lambda: f"{rng.random() * 10 ** rng.randrange(-5, 20):.{rng.randrange(4)}f}",
-        lambda: f"{rng.randrange(10)}e{rng.randrange(-400, 400)}",
-        lambda: str(rng.choice((*NUMBERS, *FRACTIONS))),
-        lambda: rng.choice((".5", "5.", "1_000", "٣", "0x10", "+5", "- 5", "9" * 5000, "")),
-    ))()  # fmt: skip
+    number = rng.choice(
+        (
+            lambda: str(rng.randrange(20)),
+            lambda: f"{rng.random() * 10 ** rng.randrange(-5, 20):.{rng.randrange(4)}f}",
+            lambda: f"{rng.randrange(10)}e{rng.randrange(-400, 400)}",
+            lambda: str(rng.choice((*NUMBERS, *FRACTIONS))),
+            lambda: rng.choice((".5", "5.", "1_000", "٣", "0x10", "+5", "- 5", "9" * 5000, "")),
+        )
+    )()
     text = f"{number}{rng.choice(('', '', ' '))}{rng.choice(_UNITS)}"
     return text if rng.random() < 0.8 else f"{text}+{rng.randrange(100)}{rng.choice(_UNITS)}"
 
@@ -231,11 +243,15 @@ def _any_text(rng: random.Random) -> str:
 
 
 def _value(rng: random.Random) -> str:
-    return rng.choice((
-        lambda: str(rng.choice(NUMBERS)),
-        lambda: str(rng.choice(FRACTIONS)),
-        lambda: rng.choice(("", "yes", "no", "None", "x", "uniform", "drop", "1e9", "-0.5", "9" * 5000, "0.25", "٣")),
-    ))()  # fmt: skip
+    return rng.choice(
+        (
+            lambda: str(rng.choice(NUMBERS)),
+            lambda: str(rng.choice(FRACTIONS)),
+            lambda: rng.choice(
+                ("", "yes", "no", "None", "x", "uniform", "drop", "1e9", "-0.5", "9" * 5000, "0.25", "٣")
+            ),
+        )
+    )()
 
 
 def _text(rows: list, rng: random.Random) -> str:
@@ -247,9 +263,9 @@ def _parquet(rows: list, rng: random.Random) -> bytes:
     for kind in (None, pa.string(), pa.large_string(), pa.binary(), pa.timestamp("ns"), pa.int64()):
         try:
             values = [rng.choice((*TEXTS[:6], 10**12, None)) if kind else row for row in rows]
-            table = pa.Table.from_pylist(rows) if kind is None and rng.random() < 0.5 else pa.table(
-                {"text": pa.array([str(value) for value in values]), "more": pa.array(values, kind)})  # fmt: skip
-            pq.write_table(table, sink)
+            columns = {"text": pa.array([str(value) for value in values]), "more": pa.array(values, kind)}
+            is_plain = kind is None and rng.random() < 0.5
+            pq.write_table(pa.Table.from_pylist(rows) if is_plain else pa.table(columns), sink)
             return sink.getvalue()
         except (pa.ArrowException, OverflowError, ValueError, TypeError, AttributeError):
             sink = io.BytesIO()

@@ -105,11 +105,11 @@ class HostileModels:
     def _gptq(self, rng: random.Random) -> None:
         folder = self._put(rng, layout=("olmoe", "hub"))
         config = {"bits": 4, "quant_method": "gptq", "checkpoint_format": "gptq_v2", "sym": False}
-        write(folder / "quantize_config.json", as_text(altered(config, rng), rng) if rng.random() < 0.3 else
-              json.dumps(config))  # fmt: skip
-        tensors = {f"a.{name}": ("I32", [rng.choice((0, 1, 4, 32)) for _ in range(rng.choice((0, 1, 2, 2, 3)))])
-                   for name in ("qweight", "qzeros", "scales", "g_idx") if rng.random() < 0.9}  # fmt: skip
-        made = Tensors.of({name: (rng.choice((kind, "F16")), shape) for name, (kind, shape) in tensors.items()})
+        config = altered(config, rng) if rng.random() < 0.3 else config
+        write(folder / "quantize_config.json", as_text(config, rng))
+        sizes = (rng.choices((0, 1, 4, 32), k=rng.choice((0, 1, 2, 2, 3))) for _ in range(4))
+        parts = zip(("qweight", "qzeros", "scales", "g_idx"), sizes, strict=True)
+        made = Tensors.of({f"a.{name}": (rng.choice(("I32", "F16")), size) for name, size in parts})
         write(folder / SINGLE, joined(made))
         if rng.random() < 0.3:
             write(folder / INDEX, as_text(altered({"weight_map": {"a": SINGLE}}, rng), rng))
