@@ -95,6 +95,7 @@ class HostileInputs:
     def __init__(self, ground: Path) -> None:
         torch.set_num_threads(1)
         os.chdir(ground)  # whatever a text means as a path, it means here
+        os.environ["HOME"] = str(ground)
         self._ground = ground
         self._tokenizer = families.character_tokenizer()
         model = families.save("olmoe", "hub", ground / "model")
