@@ -14,8 +14,8 @@ from moectl.serving.tally import Tally
 from runtime.interleave import Interleave
 from runtime.session import Session
 
-# Passes of a request before the next one's turn. Each time another's experts push out some of its own: by four the hit
-# rate is within three points of a request's alone, by one it lost five (docs/serve.md).
+# Passes of a request before the next one's turn: more cost others time, fewer cost hits, since at each change another's
+# experts push out some of its own (docs/decisions.md has the figures).
 PASSES = 4
 
 _log = logging.getLogger("moectl")

@@ -72,9 +72,11 @@ def test_who_leaves_is_gone_at_once(session: Session, rows: Interleave) -> None:
     stays, leaves, never = (rows.begin(prompt, GREEDY) for prompt in PROMPTS[:3])
     first = [stays.step().token.token_id]
     leaves.step()
+    num_passes = len(session.controller.counters.passes)
     for generation in (leaves, never):
         generation.close()
         assert generation.is_over
+    assert len(session.controller.counters.passes) == num_passes
     assert first + in_turns([stays])[0] == expected[0]
     stays.close()
     assert not [thread for thread in threading.enumerate() if thread.name == "moectl-generate"]
