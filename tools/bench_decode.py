@@ -75,7 +75,7 @@ def _controller(models: dict[str, Path], options: argparse.Namespace) -> Section
     trace, rows, ratios = bench_controller.foreseeing(10 * options.rounds), [], {}
     plain_us = 0.0
     for name in (*bench_controller.LOSSLESS, bench_controller.TUNED):
-        steps_us = bench_controller.timed(trace, bench_controller.controller(name, trace))
+        steps_us = bench_controller.timed(trace, *bench_controller.controller(name, trace)).steps_us
         lower, middle, upper = np.percentile(steps_us[len(steps_us) // 3 :], [25, 50, 75]).tolist()
         plain_us = plain_us or middle
         rows.append((name, f"{middle:.1f}", f"{lower:.1f} to {upper:.1f}"))

@@ -47,6 +47,11 @@ class Jobs:
             raise job.error
         return job.result
 
+    def catch_up(self) -> None:
+        """Do what waits."""
+        while self._waiting:
+            self._do_next()
+
     def _do_next(self) -> None:
         """A job leaves the queue once it is done: one that was interrupted is done again by who asks next."""
         with self._doing:

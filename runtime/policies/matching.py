@@ -67,6 +67,10 @@ class Matching:
         """End the thread, if there is one."""
         self._jobs.close()
 
+    def catch_up(self) -> None:
+        """Do now what the thread would have done by the next step."""
+        self._jobs.catch_up()
+
     def begin(self, pass_index: int, phase: int, embedding: np.ndarray) -> None:
         """A pass has been given its tokens: search by `embedding` [R, H]. Where nobody says so, its first step does."""
         if pass_index != self._pass_index:

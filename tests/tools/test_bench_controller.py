@@ -8,8 +8,9 @@ from tools.bench_controller import LOSSLESS, TUNED, controller, foreseeing, time
 @pytest.mark.parametrize("name", ["on-demand", "fmoe", "foresight", TUNED])
 def test_every_step_is_timed(name: str) -> None:
     trace = foreseeing(3)
-    owner = controller(name, trace)
-    assert len(timed(trace, owner)) == len(trace) == 48
+    owner, matching = controller(name, trace)
+    found = timed(trace, owner, matching)
+    assert len(found.steps_us) == len(trace) == 48 and len(found.searches_us) == (48 if name == "fmoe" else 0)
     totals = owner.counters.totals()
     assert totals["requests"] == 48 * 8 and (totals["prefetches"] > 0) == (name != "on-demand")
 
@@ -17,7 +18,7 @@ def test_every_step_is_timed(name: str) -> None:
 def test_the_presets_are_those_that_lose_nothing() -> None:
     trace = foreseeing(2)
     for name in LOSSLESS:
-        owner = controller(name, trace)
-        timed(trace, owner)
+        owner, matching = controller(name, trace)
+        timed(trace, owner, matching)
         totals = owner.counters.totals()
         assert totals["replaced_ranks"] == totals["dropped_ranks"] == totals["low"] == 0

@@ -5,10 +5,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from artifacts.expertmaps import priorities, select_experts
+from artifacts.expertmaps import priorities, selected
 from artifacts.shape import Shape
 from runtime.policies.base import Artefacts, Now, Simple, Step
 from runtime.policies.matching import Guide, Match, check_ahead
+
+_NONE = np.empty(0, np.int64)
 
 
 @dataclass
@@ -44,7 +46,7 @@ class MapPrefetch(Simple):
         if match is not None:
             self._guided |= {layer: self._choose(match, layer) for layer in self._guide.layers(step, match)}
         if not self._guided:
-            return np.empty(0, np.int64)
+            return _NONE
         keys = [layer * self._shape.num_experts + experts for layer, (experts, _) in self._guided.items()]
         urgency = [priorities(p, layer - step.layer) for layer, (_, p) in self._guided.items()]
         return np.concatenate(keys)[np.argsort(-np.concatenate(urgency), kind="stable")]
@@ -53,6 +55,6 @@ class MapPrefetch(Simple):
         """Experts of a layer that some request is to need, with their probabilities summed over all."""
         says = match.probabilities[:, layer]
         scores = match.scores.tolist() if self.threshold else [1.0] * len(says)
-        chosen = [select_experts(p, score, self._shape.top_k) for p, score in zip(says, scores, strict=True)]
-        experts = np.array(chosen[0] if len(chosen) == 1 else sorted(set().union(*chosen)), np.int64)
+        chosen = [selected(p, score, self._shape.top_k) for p, score in zip(says, scores, strict=True)]
+        experts = chosen[0] if len(chosen) == 1 else np.unique(np.concatenate(chosen))
         return experts, says.sum(axis=0)[experts]
