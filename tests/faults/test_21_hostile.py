@@ -6,6 +6,7 @@ network: tests/profilers/test_corpus.py, and models by name in tests/faults/test
 
 import json
 import math
+import re
 import shutil
 from pathlib import Path
 
@@ -53,6 +54,15 @@ def test_index_that_leaves_its_folder(copy: Copy) -> None:
     (folder / "model.safetensors").rename(folder.parent / "model.safetensors")
     (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../model.safetensors"}}')
     assert "outside its own folder" in refusal(folder)
+
+
+def test_pickle_is_read_from_nowhere_but_our_own_process() -> None:
+    """A worker's task comes from the process that started it."""
+    root = Path(__file__).parents[2]
+    loading = re.compile(r"pickle\.loads?\(|torch\.load\(|allow_pickle=True|marshal\.loads?\(")
+    sources = (path for part in ("artifacts", "runtime", "profilers", "moectl") for path in (root / part).rglob("*.py"))
+    found = {path.relative_to(root).as_posix() for path in sources if loading.search(path.read_text())}
+    assert found == {"profilers/quantising.py"}
 
 
 @pytest.mark.parametrize("name", ["..", "", "a\0b", 5, None, ["model.safetensors"], "./model.safetensors"])

@@ -18,6 +18,7 @@ from artifacts.measured import stored_profile
 from artifacts.modelshapes import unsized
 from artifacts.replicafile import file_hash, is_intact, read_replica, replica_nbytes, replica_root, verify
 from artifacts.store import Store
+from artifacts.storecheck import check_store
 from artifacts.storedpresets import stored_presets
 from artifacts.tracefile import from_table, read_parquet, to_table
 from runtime.named import as_preset
@@ -201,6 +202,7 @@ def _everything(path: Path) -> None:
             load_artefacts(store, model.model_id, model.shape)
             load_similarity(store, model.model_id, model.shape)
             stored_profile(store, model.model_id)
+        check_store(store)
         for kept in stored_presets(store):
             build(as_preset(kept).texts())
         for run in store.runs():
