@@ -57,7 +57,10 @@ def _is_torchs_out_of_memory(error: Exception) -> bool:
 
 
 def _tell(text: str, code: int) -> int:
-    print(f"moectl: {' '.join(text.split())}", file=sys.stderr)
+    try:
+        print(f"moectl: {' '.join(text.split())}", file=sys.stderr, flush=True)
+    except OSError:  # stderr is a file on the disk that is full, or its reader went away: the code still tells
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
     return code
 
 

@@ -148,7 +148,7 @@ class Child:
 
     def __init__(self, context: multiprocessing.context.BaseContext, task: tuple) -> None:
         self._pipe, theirs = context.Pipe(duplex=False)
-        self._folder, self._death = task[2], task[3]
+        self._ground, self._death = task[1], task[3]
         self._process = context.Process(target=_run, args=(theirs, *task))
         self._began = time.monotonic()
         self._process.start()
@@ -169,7 +169,7 @@ class Child:
             events = self._pipe.recv() if self._pipe.poll() else 0
         except EOFError:  # it was killed
             events = 0
-        said = self._folder.with_name(f"{self._folder.name}.said").read_text(errors="replace")
+        said = (self._ground / "said").read_text(errors="replace")
         return Ended(self._process.exitcode, said, events, seconds)
 
 
@@ -219,10 +219,10 @@ def _run(
     death: Death | None,
     longest_file: int | None,
 ) -> None:
-    """In the child: what it says goes to a file beside the folder, or a full disk would be told of there too."""
+    """In the child."""
     from moectl.cli import main
 
-    said = os.open(folder.with_name(f"{folder.name}.said"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    said = os.open(ground / "said", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(said, 2)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     os.chdir(ground)

@@ -7,7 +7,7 @@ from artifacts.errors import BadUsage
 from artifacts.store import Store
 from artifacts.storecheck import Checked, check_store
 from moectl.errors import DONE, INPUT, PARTLY
-from moectl.render import Sheet, show_json, show_sheet
+from moectl.render import Sheet, console, show_json, show_sheet
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,4 +47,7 @@ def show(found: Verified, *, as_json: bool) -> None:
     looked = f"{checked.num_runs:,} runs, {checked.num_rows:,} rows and {checked.num_files:,} replica files were read"
     rows = [(finding.about, finding.says, finding.remedy) for finding in checked.findings]
     note = f"{looked}: {len(rows) or 'no'} finding{'s' * (len(rows) != 1)}"
-    show_sheet(Sheet(str(found.store), ("about", "what there is", "what mends it"), rows, note))
+    if rows:
+        show_sheet(Sheet(str(found.store), ("about", "what there is", "what mends it"), rows, note))
+    else:
+        console().print(f"{found.store}: {note}", markup=False)

@@ -55,6 +55,20 @@ def test_earlier_runs_stay(filled: Path) -> None:
             assert check_store(store).findings == ()
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no file is always full here")
+def test_the_exit_code_tells_also_where_stderr_cannot(path: Path) -> None:
+    """As of `2> log` on the disk that is full."""
+    said = """
+from artifacts.errors import OutOfResources
+from moectl.errors import exit_code_of
+def full():
+    raise OutOfResources("full")
+sys.stderr = open("/dev/full", "w")
+sys.exit(0 if exit_code_of(full) == 4 else 1)
+"""
+    assert said_by(said) == ""
+
+
 @contextmanager
 def written(path: Path, code: int) -> Iterator[None]:
     """A block whose write to `path` fails."""

@@ -151,6 +151,15 @@ def verified_counts(path: Path) -> int:
         return connection.execute("SELECT count(*) FROM activations").fetchall()[0][0]
 
 
+def test_a_table_that_is_gone_is_told(filled: Path) -> None:
+    without(filled, "DROP TABLE activations")
+    with Store.open(filled, read_only=True) as store:
+        with pytest.raises(Incompatible, match="lacks activations, which this moectl knows"):
+            store.read("activations", 1)
+        told = [found.says for found in check_store(store).findings]
+    assert "it wrote 20000 rows of activations and 0 are there" in told
+
+
 def test_a_migration_that_fails_changes_nothing(older: Older, monkeypatch: pytest.MonkeyPatch) -> None:
     store = older(1)
     monkeypatch.setattr("artifacts.storefile.migration", lambda have: ["CREATE TABLE a (i INTEGER)", "CREATE nonsense"])
