@@ -54,7 +54,7 @@ class FusedCuda:
         """Tokens [T, H] that go to `experts` [T, K], -1 for none, with `weights` [T, K]."""
         self._groups = groups = Groups(experts)
         sent = self._to_device(np.stack((experts.astype(np.int32).ravel(), groups.order)))
-        self._start(module, hidden.contiguous(), experts, sent[0].view(experts.shape), weights)
+        self._start(module, hidden, experts, sent[0].view(experts.shape), weights)
         self._order = sent[1]
         self._block_tokens = kernels("grouped").tile_tokens(experts.size, self._num_experts)
 
@@ -76,7 +76,7 @@ class FusedCuda:
         """A token [1, H] of a layer that is wholly there, ids and weights [1, K] as the router left them on the device:
         the host neither reads them nor waits."""
         y, ids = torch.empty(ids.numel(), hidden.shape[1], device=self._device), ids.contiguous()
-        self._forms.full.multiply(hidden, ids, y, starts=self.whole[layer])
+        self._forms.full.multiply(hidden.contiguous(), ids, y, starts=self.whole[layer])
         return _combined(y, ids, weights, hidden)
 
     def assigned(self, expert: int) -> Assigned:
@@ -126,7 +126,7 @@ class FusedCuda:
         weights: torch.Tensor,
     ) -> None:
         """`keys`: the experts on the device."""
-        self._module, self._hidden, self._experts = module, hidden, experts
+        self._module, self._hidden, self._experts = module, hidden.contiguous(), experts
         self._keys, self._weights = keys, weights
         self._assigned: dict[int, Assigned] = {}
         is_cut = self._forms.are_cut

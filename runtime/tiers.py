@@ -91,7 +91,7 @@ def open_tiers(
     if split is not None:
         slow = SegmentTier.of(opened, Segments(opened.shape, split), in_ram=not on_disk, pin=pin)
     else:
-        slow = SlowTier(stores if on_disk else {bits: _in_ram(store, pin=pin) for bits, store in stores.items()})
+        slow = SlowTier(stores if on_disk else {bits: in_ram(store, pin=pin) for bits, store in stores.items()})
     return Tiers(
         slow=slow,
         link=_open_link(opened, choice, slow),
@@ -101,7 +101,7 @@ def open_tiers(
     )
 
 
-def _in_ram(store: DiskStore | ReplicaStore | RamStore, *, pin: bool) -> RamStore:
+def in_ram(store: DiskStore | ReplicaStore | RamStore, *, pin: bool) -> RamStore:
     """Copied, unless it is there already."""
     return store if isinstance(store, RamStore) and (store.is_pinned or not pin) else RamStore(store, pin=pin)
 

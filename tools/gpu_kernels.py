@@ -32,7 +32,7 @@ class Experts:
         self.strides, size = Strides.whole(layout), layout.nbytes // dtype.itemsize
         self.hidden, self.dtype, self.device = hidden, dtype, device
         self.random = torch.Generator(device).manual_seed(0)
-        self.arena = self._normal(self.count * size, dtype) * hidden**-0.5
+        self.arena = self._normal(self.count * size, dtype).mul_(hidden**-0.5)
         self.starts = torch.arange(self.count, device=device) * size
         self._views = [layout.views(expert.view(torch.uint8)) for expert in self.arena.split(size)]
 

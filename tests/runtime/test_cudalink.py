@@ -14,9 +14,12 @@ import pytest
 import torch
 
 from artifacts.shape import Shape
-from runtime import cudalink
+from runtime import cudalink, tiers
 from runtime.cudalink import CudaLink
 from runtime.link import DEMAND, PREFETCH, Transfer
+from runtime.model import open_model
+from runtime.weights import RamStore
+from tests.conftest import Checkpoint
 
 SHAPE = Shape(num_layers=2, num_experts=8, top_k=2, expert_nbytes=64)
 DEVICE = torch.device("cuda", 0)
@@ -310,3 +313,14 @@ def test_a_stall_is_the_time_in_which_compute_had_nothing_to_do(monkeypatch: pyt
     assert run.link.drain_stalls() == 0
     assert run.link.copy_s > 0
     run.link.close()
+
+
+def test_experts_in_page_locked_memory_are_not_copied_again(checkpoint: Checkpoint) -> None:
+    """No memory is page-locked here: what is, says so."""
+    opened = open_model(str(checkpoint("olmoe")))
+    plain, pinned = RamStore(opened.store), RamStore(opened.store)
+    pinned.is_pinned = True
+    assert tiers.in_ram(plain, pin=False) is plain
+    assert tiers.in_ram(pinned, pin=True) is pinned and tiers.in_ram(pinned, pin=False) is pinned
+    assert tiers.in_ram(opened.store, pin=False) is not opened.store
+    opened.store.close()
