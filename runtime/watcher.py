@@ -112,6 +112,7 @@ class Watcher:
         if self.predictor:
             tensors += self.predictor.ahead(layer, routed.x)
         arrays = self._to_host(tensors)
+        routed.x = routed.logits = None  # of a long prompt, and of every layer, these would fill a GPU
         if self._pass.rows is not None:
             arrays = [array[self._pass.rows] for array in arrays]
         selected, weights_host, *rest = arrays

@@ -188,6 +188,14 @@ def test_nothing_stays_behind_requests_that_fail(model: Model, faults: Faults) -
         assert counters.totals()["requests"] > 0
 
 
+def test_a_long_prompt_leaves_no_hidden_states_behind(model: Model) -> None:
+    with session_of(model) as session:
+        session.forward(torch.full((1, 2), 5))
+        before = Held.now()
+        session.forward(torch.full((1, 200), 5))
+        Held.now().check(before, "a long prompt")
+
+
 def test_counts_and_stalls_are_of_passes_that_came_to_an_end(model: Model, faults: Faults) -> None:
     with session_of(model) as session:
         said(session, model.requests[0])
