@@ -49,7 +49,7 @@ _HORIZON = tuple(
     )
 )
 _BUDDY_ROWS = ("", *(f":quota=0.2,stand_in={name}" for name in ("buddy", "random_resident", "best_resident", "zero")))
-_SPLITS = "tests/artifacts/test_splits.py"
+_SPLITS, _STAGES = "tests/artifacts/test_splits.py", "tests/artifacts/test_split_kernels.py"
 TESTS = {
     **{
         f"runtime/policies/eviction/{name}.py": _policy("eviction", name, _EVICTIONS)
@@ -67,11 +67,33 @@ TESTS = {
     },
     **{f"runtime/policies/miss/{name}.py": (_MISSES,) for name in ("missing", "standins", "weights")},
     "artifacts/bitwidths.py": ("tests/artifacts/test_bitwidths.py",),
-    "artifacts/splits.py": ("tests/artifacts/test_splits.py",),
+    "artifacts/splits.py": (
+        *(
+            f"{_SPLITS}::test_{name}"
+            for name in (
+                "what_makes_no_sense_is_refused",
+                "what_is_just_possible",
+                "latencies_as_the_solvers_take_them",
+                "whom_a_split_fits",
+                "transfers_take_nothing_besides_unless_said",
+                "expert_split_by_hand",
+                "each_transfer_has_its_latency",
+                "sizes_that_were_found_expose_what_was_said",
+            )
+        ),
+        _STAGES,
+    ),
     "artifacts/split_kernels.py": (
-        "tests/artifacts/test_split_kernels.py",
-        f"{_SPLITS}::test_expert_split_is_the_plain_loops",
-        f"{_SPLITS}::test_each_transfer_has_its_latency",
+        _STAGES,
+        *(
+            f"{_SPLITS}::test_{name}"
+            for name in (
+                "expert_split_by_hand",
+                "each_transfer_has_its_latency",
+                "what_is_just_possible",
+                "expert_split_is_the_plain_loops",
+            )
+        ),
     ),
 }
 """Which tests cover a file, the quickest first."""

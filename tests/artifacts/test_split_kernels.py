@@ -85,10 +85,11 @@ def test_less_than_a_cell_each_is_shared_evenly() -> None:
 def test_windows_are_from_the_least_to_the_most_that_a_layer_leaves() -> None:
     curves = problem(2, 3, 2, 0)[5:]
     for times, first_window, least, most in (
-        ((1.0, 0.25, 1.5, 2), 0.3, 0.3, 1.25),  # computing hides 1.5 / (1.5 + 1 / 2) of itself: .25 + .25 are left
-        ((1.0, 0.25, 1.5, 2), 0.7, 0.5, 1.25),
-        ((1.0, 0.25, 1.5, 2, 0.1), 0.7, 0.25, 1.25),  # with a latency all of it may be hidden
-        ((1.0, 0.25, 1.5, 2, 0.0, 0.1), 2.5, 0.5, 2.5),
+        # Of computing 2 s, while 1.5 s load 1 expert of 2: 1.5 x 2 / (1.5 + 2 / 2) are hidden, .8 are left.
+        ((2.0, 0.25, 1.5, 2), 0.3, 0.3, 2.25),
+        ((2.0, 0.25, 1.5, 2), 1.1, 1.05, 2.25),
+        ((2.0, 0.25, 1.5, 2, 0.1), 1.1, 0.25, 2.25),  # with a latency all of it may be hidden
+        ((2.0, 0.25, 1.5, 2, 0.0, 0.1), 2.5, 1.05, 2.5),
         ((0.0, 0.25, 1.5, 2), 0.3, 0.25, 0.3),
     ):
         windows = _Problem.of(first_window, (*times, 0.0, 0.0)[:6], *curves)._windows()

@@ -82,13 +82,22 @@ def test_expert_split_by_hand() -> None:
     np.testing.assert_allclose(exposed, 0.25 - 0.75 * 0.1)
 
 
-@given(st.integers(1, 4), st.integers(3, 8), st.integers(0, 99), st.floats(0.1, 0.9), BESIDES)
-@settings(deadline=None, max_examples=30)
+@given(
+    st.integers(1, 4),
+    st.integers(3, 8),
+    st.integers(0, 99),
+    st.floats(0.1, 0.9),
+    BESIDES,
+    st.sampled_from([0.5, 1.0, 2.0]),
+    st.booleans(),
+)
+@settings(deadline=None, max_examples=40)
 def test_sizes_that_were_found_expose_what_was_said(
-    layers: int, experts: int, seed: int, share: float, besides: tuple[float, float]
+    layers: int, experts: int, seed: int, share: float, besides: tuple[float, float], load_s: float, is_whole: bool
 ) -> None:
-    arguments = problem(layers, experts, 2, seed)
-    budgets = np.full(layers, share * experts)
+    window, moe_s, attention_s, _, *others = problem(layers, experts, 2, seed)
+    arguments = (window, moe_s, attention_s, load_s, *others)
+    budgets = np.full(layers, max(1, round(share * experts)) if is_whole else share * experts)
     exposed, _, sizes = expert_split(budgets, *arguments, **named(besides))
     np.testing.assert_allclose(exposed_with(budgets, sizes, *arguments, **named(besides)), exposed, atol=1e-9)
 
