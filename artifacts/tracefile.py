@@ -13,7 +13,8 @@ from artifacts.files import replacing
 from artifacts.shape import MOST_LAYERS
 from artifacts.trace import PHASES, Trace, guessed_phase
 
-MOST_VALUES = 1 << 31  # in all columns: 8 GiB and more
+MOST_NBYTES = 8 << 30
+_ROWS_AT_A_TIME = 8192
 _REQUIRED = ("pass", "layer", "token", "experts")
 _PREDICTED_LAYERS = {"predicted": b"moectl.predicted_layers", "learned": b"moectl.learned_layers"}
 
@@ -29,15 +30,14 @@ def read_parquet(path: str | Path, *, num_experts: int | None = None) -> Trace:
 
     `request`, `phase`, `weights`, `probabilities`, `predicted`, `learned` and `embedding` may be missing;
     `Trace.assumed` then says what was put in place of the first three. With `num_experts` every expert id must be below
-    it. Raises BadInput, and OutOfResources for one that unpacks to more than `MOST_VALUES`.
+    it. Raises BadInput, and OutOfResources for one that unpacks to more than `MOST_NBYTES`.
     """
     path = Path(path)
     if not path.is_file():
         raise BadInput(f"there is no trace file {path}")
     try:
         with pq.ParquetFile(path) as file:
-            _check_size(file.metadata, path)
-            table = file.read()
+            table = _unpacked(file, path)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise BadInput(f"{path} cannot be read as Parquet: {_first_line(error)}") from error
     try:
@@ -46,15 +46,16 @@ def read_parquet(path: str | Path, *, num_experts: int | None = None) -> Trace:
         raise BadInput(f"{path} is no usable trace: {error}") from error
 
 
-def _check_size(metadata: pq.FileMetaData, path: Path) -> None:
-    """Raise OutOfResources before a small file takes all memory: what repeats itself packs a thousandfold."""
-    groups = map(metadata.row_group, range(metadata.num_row_groups))
-    num_values = sum(group.column(at).num_values for group in groups for at in range(metadata.num_columns))
-    if max(num_values, metadata.num_rows) > MOST_VALUES:
-        raise OutOfResources(
-            f"{path} unpacks to {num_values:,} numbers in {metadata.num_rows:,} rows, and {MOST_VALUES:,} are the most "
-            "that are read: cut it into several"
-        )
+def _unpacked(file: pq.ParquetFile, path: Path) -> pa.Table:
+    """All rows, read piece by piece: what repeats itself packs a thousandfold, and a small file shall not take all
+    memory."""
+    pieces, nbytes = [], 0
+    for piece in file.iter_batches(batch_size=_ROWS_AT_A_TIME):
+        nbytes += piece.nbytes
+        if nbytes > MOST_NBYTES:
+            raise OutOfResources(f"{path} unpacks to more than {MOST_NBYTES / 2**30:.0f} GiB: cut it into several")
+        pieces.append(piece)
+    return pa.Table.from_batches(pieces, schema=file.schema_arrow)
 
 
 def to_table(trace: Trace) -> pa.Table:

@@ -21,7 +21,7 @@ from artifacts.errors import BadInput, OutOfResources, Problem
 from artifacts.measured import stored_profile
 from artifacts.modelshapes import model_shape
 from artifacts.store import Store
-from artifacts.tracefile import from_table, read_parquet, to_table
+from artifacts.tracefile import from_table, read_parquet, to_table, write_parquet
 from moectl.cli import main
 from moectl.commands.run import encode_chat
 from profilers.taskfiles import keep_templates_in
@@ -255,10 +255,10 @@ def test_metadata_that_count_nothing(tmp_path: Path) -> None:
 
 def test_a_small_file_of_many_rows_is_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "trace.parquet"
-    pq.write_table(to_table(artefacts.trace()), path)
-    num_rows = len(read_parquet(path))
-    monkeypatch.setattr(tracefile, "MOST_VALUES", num_rows)
-    with pytest.raises(OutOfResources, match=f"in {num_rows} rows, and {num_rows} are the most"):
+    write_parquet(artefacts.trace(), path)
+    read_parquet(path)
+    monkeypatch.setattr(tracefile, "MOST_NBYTES", 1000)
+    with pytest.raises(OutOfResources, match="unpacks to more than"):
         read_parquet(path)
 
 
