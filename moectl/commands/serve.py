@@ -4,8 +4,10 @@ import logging
 import signal
 import socket
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 
 from artifacts.errors import BadInput, BadUsage
 from artifacts.replicas import check_base
@@ -93,18 +95,32 @@ def _what(serving: Serving) -> str:
     return f"{serving.model} on {said['device']}, preset {said['preset']}, {held}"
 
 
+class _Server(uvicorn.Server):
+    """Told to stop, it takes nothing new and waits for what is under way; the scheduler breaks that off in time."""
+
+    def __init__(self, serving: Serving) -> None:
+        app, self._scheduler = application(serving), serving.scheduler
+        # What the scheduler has broken off is told to clients; uvicorn would only hang up on them.
+        seconds = round(serving.scheduler.limits.closing_s) + _TO_SAY_SO_S
+        super().__init__(uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=seconds))
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if not self.should_exit:
+            timer = threading.Timer(self._scheduler.limits.closing_s, self._scheduler.close)
+            timer.daemon = True
+            timer.start()
+        super().handle_exit(sig, frame)
+
+
+_TO_SAY_SO_S = 5
+
+
 def _run(serving: Serving, listening: socket.socket) -> None:
     """Until SIGTERM or Ctrl-C, and until what was under way is answered or its time is up."""
     logging.basicConfig(format="moectl: %(message)s")
-    config = uvicorn.Config(
-        application(serving),
-        log_config=None,
-        access_log=False,
-        timeout_graceful_shutdown=round(serving.scheduler.limits.closing_s),
-    )
     # uvicorn raises its signals once more when it is done, to end what it runs in; here it has ended well.
     signal.signal(signal.SIGTERM, lambda *_: None)
-    uvicorn.Server(config).run(sockets=[listening])
+    _Server(serving).run(sockets=[listening])
 
 
 def _listening(host: str, port: int) -> socket.socket:

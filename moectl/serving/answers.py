@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from moectl.serving.jobs import Done
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False)  # and not frozen: a traceback is written to it as it is raised
 class Refusal(Exception):
     """A request that is not answered: HTTP status, and why."""
 
