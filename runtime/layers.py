@@ -56,6 +56,8 @@ def moe_layers(model: PreTrainedModel) -> tuple[MoeLayer, ...]:
         )
     routers = tuple(_recorded_routers(model))
     layers = tuple(_layer(model, index, name, routers) for index, name in enumerate(named))
+    if any(0 in shape for shape in layers[0].shapes.values()):
+        raise BadInput(f"{layers[0].name} has experts of no neurons: correct the sizes in the model's config.json")
     for layer in layers[1:]:
         _check_alike(layers[0], layer)
     return layers

@@ -56,7 +56,7 @@ def open_model(name: str, *, dtype: torch.dtype | None = None, device: str | tor
     folder = locate(name)
     stored_config = read_config(folder)
     checkpoint = open_checkpoint(folder)
-    _check_depth(stored_config, checkpoint)
+    _check_numbers(stored_config, checkpoint)
     config = parse_config(folder)
     dtype = dtype or config.dtype or _stored_dtype(checkpoint)
     model = build_skeleton(config, dtype)
@@ -89,16 +89,19 @@ def open_model(name: str, *, dtype: torch.dtype | None = None, device: str | tor
     )
 
 
-def _check_depth(config: object, checkpoint: Checkpoint) -> None:
-    """Raise BadInput for more layers than there are tensors: building them would take for ever."""
+def _check_numbers(config: object, checkpoint: Checkpoint) -> None:
+    """Raise BadInput for a number that nothing can have so many of, and for more layers than there are tensors:
+    building them would take for ever."""
     parts = config.items() if isinstance(config, dict) else enumerate(config) if isinstance(config, list) else ()
     for name, value in parts:
+        if isinstance(value, int) and abs(value) >= 1 << 63:
+            raise BadInput(f"the config.json in {checkpoint.folder} says {name} {str(value)[:30]}: download it again")
         if name in DEPTHS and isinstance(value, int | float) and value > len(checkpoint.tensors):
             raise BadInput(
                 f"the config.json in {checkpoint.folder} says {name} {value}, and the checkpoint has "
                 f"{len(checkpoint.tensors):,} tensors: they are not of the same model"
             )
-        _check_depth(value, checkpoint)
+        _check_numbers(value, checkpoint)
 
 
 def _stored_dtype(checkpoint: Checkpoint) -> torch.dtype:

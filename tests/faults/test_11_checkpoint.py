@@ -128,6 +128,11 @@ def test_expert_that_is_not_finite(copy: Copy, value: float) -> None:
             store.read(1, 3, buffer)
 
 
+@pytest.mark.parametrize(("name", "number"), [("intermediate_size", 0), ("sliding_window", 10**30), ("x", -(2**63))])
+def test_numbers_that_nothing_has_so_many_of(copy: Copy, name: str, number: int) -> None:
+    assert "config.json" in refusal(with_config(copy("olmoe"), **{name: number}))
+
+
 @pytest.mark.parametrize("name", ["num_hidden_layers", "num_experts"])
 def test_a_model_of_more_parts_than_its_checkpoint_is_not_built(copy: Copy, name: str) -> None:
     folder = with_config(copy("olmoe"), **{name: 2**31})
