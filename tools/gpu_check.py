@@ -22,7 +22,7 @@ from pathlib import Path
 
 import torch
 
-from tools import gpu_kernels, gpu_lowbit, gpu_packed
+from tools import gpu_kernels, gpu_lowbit
 from tools.gpu_checks import (
     LARGE,
     SMALL,
@@ -111,8 +111,14 @@ def _kernels(device: str) -> Iterable[tuple[str, Callable[[], Finding]]]:
     for name, sizes in gpu_kernels.SIZES.items():
         yield f"kernels: experts of {name}", partial(gpu_kernels.experts, device, sizes)
         yield f"kernels: prompts of {name}", partial(gpu_kernels.prompts, device, sizes)
-        yield f"kernels: packed experts of {name}", partial(gpu_packed.packed, device, sizes)
+        yield f"kernels: packed experts of {name}", partial(_packed, device, sizes)
     yield "kernels: buddies", partial(gpu_kernels.buddies, device)
+
+
+def _packed(device: str, sizes: tuple[int, int, int, int]) -> Finding:
+    from tools import gpu_packed  # which imports moectl
+
+    return gpu_packed.packed(device, sizes)
 
 
 def _lowbit(device: str) -> Iterable[tuple[str, Callable[[], Finding]]]:

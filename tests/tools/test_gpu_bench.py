@@ -26,9 +26,9 @@ WITHOUT = """
 import sys
 absent = {"duckdb", "datasets", "lm_eval", "numba"}
 sys.modules.update(dict.fromkeys(absent))
-import tools.gpu_check, tools.gpu_checks, tools.gpu_kernels, tools.gpu_lowbit, tools.gpu_packed, tools.gpu_replicas
-import tools.gpu_bench
-import tools.gpu_futures, runtime.session, profilers.peers, profilers.quality
+import tools.gpu_check, tools.gpu_checks, tools.gpu_kernels, tools.gpu_lowbit, tools.gpu_replicas
+assert "runtime" not in sys.modules, "a check that does not fit what is installed must fail by its own name"
+import tools.gpu_bench, tools.gpu_futures, tools.gpu_packed, runtime.session, profilers.peers, profilers.quality
 del sys.modules["numba"]  # only experts and replicas on a CPU need it
 sys.argv[1:] = ["--tiny", "--device", "cpu", "--threads", "1", "--prompt", "8", "--tokens", "2", "--sequences", "1"]
 sys.argv += ["--models", "olmoe-1b-7b", "--budgets", "50%", "--long-prompt", "16"]
