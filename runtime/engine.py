@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
-from artifacts.errors import BadUsage
+from artifacts.errors import BadUsage, OutOfResources
 from runtime.cache import RESIDENT
 from runtime.controller import Controller
 from runtime.experts import assign, gather
@@ -110,10 +110,15 @@ class Engine:
         self.stall_s[:] = [sum(self.stall_s)] * self._num_whole
 
     def let_go(self) -> None:
-        """Forget the slots, which others are to follow; the controller has been told. Between passes."""
+        """Forget the slots, which others are to follow. Between passes. Raises OutOfResources, and keeps them, where
+        one is still being written."""
         self._pending.clear()
         self.link.drop()
-        self.link.settle()
+        try:
+            self.link.settle()
+        except OutOfResources:
+            self.forget()
+            raise
         device = self._opened.model.device
         if device.type == "cuda":
             torch.cuda.synchronize(device)  # a copy that has begun may still write to what goes

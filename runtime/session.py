@@ -298,14 +298,18 @@ class Session:
 
     def _lay_out(self, fast: FastTier) -> None:
         """Begin anew with an empty fast tier, another split of the same budget."""
-        self.fast = fast
-        shared = lay_out(self.controller, self.policies, fast, self.scope)
-        self.tiers.slow.segments.cut(fast.split)
-        self.tiers.slow.cut()
         self.engine.let_go()
-        del self.slots  # the budget has no room for both
-        self.slots = Slots(shared, self.opened.model.device)
-        self.engine.lay_out(self.slots)
+        try:
+            self.fast = fast
+            shared = lay_out(self.controller, self.policies, fast, self.scope)
+            self.tiers.slow.segments.cut(fast.split)
+            self.tiers.slow.cut()
+            del self.slots  # the budget has no room for both
+            self.slots = Slots(shared, self.opened.model.device)
+            self.engine.lay_out(self.slots)
+        except BaseException:
+            self._turns.is_closed = True  # there is nothing to run in any more
+            raise
 
     def _watch(self, observer: Recorder | Reconfiguration) -> None:
         """Tell it of every pass and step from here on, beside those that are told already."""

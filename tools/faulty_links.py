@@ -14,12 +14,13 @@ from runtime.disklink import DiskLink
 from runtime.link import ThreadTransfer, Transfer
 from runtime.pacedlink import EmulatedLink
 
-PATIENCE_S = 0.2
+_LONG_S = 60.0  # more than a busy machine keeps a thread waiting
 
 
 class Faults:
     """What goes wrong, and when: `issuing`, `moving` and `landing` are asked with the number of the issue, of the
-    transfer that begins, and of the question whether one has landed; they may raise, sleep, or say no."""
+    transfer that begins, and of the question whether one has landed; they may raise, sleep, or say no. `patience_s` of
+    who waits for a disk."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -29,6 +30,7 @@ class Faults:
         """Everything goes well from here on, and is counted from 0."""
         with self._lock:
             self.num_issued = self.num_moved = self.num_asked = 0
+            self.patience_s = _LONG_S
             self.issuing = self.moving = _nothing
             self.landing: Callable[[int], bool] = lambda number: True
 
@@ -53,11 +55,16 @@ class FaultyDiskLink(DiskLink):
 
     def __init__(self, *arguments: object, faults: Faults, **named: object) -> None:
         self._faults = faults
-        super().__init__(*arguments, patience_s=PATIENCE_S, **named)
+        super().__init__(*arguments, **named)
 
     def issue(self, *arguments: object, **named: object) -> ThreadTransfer:
+        self._patience_s = self._faults.patience_s
         self._faults.issue()
         return super().issue(*arguments, **named)
+
+    def settle(self) -> None:
+        self._patience_s = self._faults.patience_s
+        super().settle()
 
     def has_landed(self, transfer: ThreadTransfer) -> bool:
         return self._faults.may_tell() and super().has_landed(transfer)

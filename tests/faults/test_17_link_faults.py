@@ -97,7 +97,7 @@ def test_a_link_that_is_stuck_is_told_until_it_is_not(model: Model, faults: Faul
     with session_of(model) as session:
         next_is_exact(session, model)
         faults.mend()
-        faults.moving = held(0, gate)
+        faults.moving, faults.patience_s = held(0, gate), 0.2
         for _ in range(2):
             with pytest.raises(OutOfResources, match="nothing came over the disk link for 0.2 s"):
                 said(session, model.requests[1])
@@ -111,7 +111,7 @@ def test_slow_is_not_stuck(model: Model, faults: Faults) -> None:
     """Others that land are a sign of life."""
     with session_of(model) as session:
         link = session.tiers.link
-        faults.moving = sleeping(lambda number: 0.08)
+        faults.moving, faults.patience_s = sleeping(lambda number: 0.25), 1.0
         buffers = [
             torch.empty(model.opened.shape.expert_nbytes, dtype=torch.uint8) for _ in range(5 * link.num_threads)
         ]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from artifacts.errors import BadUsage
+from artifacts.errors import BadUsage, OutOfResources
 from artifacts.hardware import machine
 from artifacts.modelshapes import ModelShape
 from artifacts.shape import Shape
@@ -27,6 +27,7 @@ from runtime.sweep import Setting, Workload
 from tests.conftest import Checkpoint
 from tests.families import VOCABULARY
 from tests.runtime.test_session import plain_model
+from tools.interrupting import allocations
 
 LATENCIES = Latencies(attention_s=1.0, moe_s=1.0, head_s=1.0, load_s=1.0)
 BUDGET, WINDOW = "60%", 3072
@@ -199,5 +200,19 @@ def test_passes_that_never_got_to_a_router_tell_nothing(folder: str) -> None:
         handle.remove()
         decode(session, 1)
         assert session.receipt()["reconfigured"]["could_not_tell"] == 1
+        session.validate()
+    opened.store.close()
+
+
+def test_no_memory_for_other_slots_ends_the_session_in_so_many_words(folder: str) -> None:
+    opened = open_model(folder)
+    with session_of(opened, 15) as session:
+        decode(session, 2)
+        with pytest.raises(OutOfResources), allocations(1):
+            session.new_requests(1)
+        with pytest.raises(BadUsage, match="session is closed"):
+            decode(session, 1)
+    with session_of(opened, 15) as session:
+        decode(session, 3)
         session.validate()
     opened.store.close()

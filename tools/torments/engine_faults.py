@@ -145,7 +145,7 @@ class _Case:
             self.slow_and_reordered(session)
             return
         gate = threading.Event()
-        self.faults.moving = held(self.rng.randint(0, 10), gate)
+        self.faults.moving, self.faults.patience_s = held(self.rng.randint(0, 10), gate), 0.2
         begin_s = time.perf_counter()
         try:
             for _ in range(2):
