@@ -4,13 +4,12 @@ As a user meets it, at the command line: tests/moectl/test_bad_input.py.
 """
 
 import time
-from pathlib import Path
 
 import pytest
 
 from artifacts.errors import OutOfResources
 from artifacts.store import Store, add_run
-from tests.stores import activations, run_info, said_by, spawn, verified
+from tests.stores import activations, run_info, spawn, verified
 
 HOLD = """
 import sys, time, duckdb
@@ -56,32 +55,27 @@ def test_two_readers_do_not_mind_each_other(filled):
     process.wait()
 
 
-RACING = """
-def beginner():
-    for _ in range(30):
-        try:
-            Store.open(path).close()  # as every command does before it begins
-        except OutOfResources:
-            pass
-def writer():
-    for _ in range(4):
-        with Store.open(path, patience_s=20) as store:
-            run = store.write_run(run_info(), {"activations": activations(3)})
-        assert run in verified_patiently()
-        path.unlink()
-def verified_patiently():
-    with Store.open(path, read_only=True, patience_s=20) as store:
-        return [run.run_id for run in store.runs()]
-from artifacts.errors import OutOfResources
-path = Path(sys.argv[1])
-if (pid := os.fork()) == 0:
-    beginner()
-    os._exit(0)
-print(forked(writer))
-os.waitpid(pid, 0)
+ENDING = """
+import time
+class Slow:
+    def __init__(self, connection): self._connection = connection
+    def __getattr__(self, name): return getattr(self._connection, name)
+    def close(self):
+        self._connection.close()
+        while not Path(sys.argv[2]).exists():  # in which another takes the store up
+            time.sleep(0.02)
+store = Store.open(Path(sys.argv[1]))
+store._connection = Slow(store._connection)
+print("open", flush=True)
+store.close()
 """
 
 
-def test_a_command_that_begins_takes_no_store_away_from_one_that_ends(path: Path) -> None:
+def test_a_command_that_wrote_nothing_takes_no_store_away_from_one_that_does(path):
     """Both make the store where there is none; the first removes what it made for nothing."""
-    assert said_by(RACING, path).split() == ["0"]
+    first = spawn(ENDING, path, written := path.with_name("written"))
+    assert first.stdout.readline() == "open\n"
+    assert add_run(path, run_info(), {"activations": activations(10)}) == 1
+    written.touch()
+    assert first.wait() == 0
+    assert verified(path) == [1]
