@@ -121,7 +121,8 @@ class Controller:
                 used = pieces.of(experts)
                 missing = absent = [key for key in used if not states[key]]
             if choice.near:
-                near = tuple([self._near_place(key) for key in used if key % num_experts in choice.near])
+                known, own = self._near_places, [key for key in used if key % num_experts in choice.near]
+                near = tuple([known.get(key) or self._near_place(key) for key in own])
             if choice.low:
                 low = tuple([self._low_place(key) for key in used if key % num_experts in choice.low])
             elsewhere = choice.near | choice.low if choice.low else choice.near
@@ -221,16 +222,15 @@ class Controller:
             add(Counter.SPARED, step.layer, spared)
             add(Counter.DROPPED_RANKS, step.layer, dropped)
             add(Counter.REPLACED_RANKS, step.layer, int((choice.selected != step.selected).sum()) - dropped)
-        add(Counter.FETCHED, step.layer, -near - low - spared)  # `_count` took all that is absent for fetched
-        add(Counter.NEAR, step.layer, near)
-        add(Counter.LOW, step.layer, low)
+        if elsewhere := near + low + spared:
+            add(Counter.FETCHED, step.layer, -elsewhere)  # `_count` took all that is absent for fetched
+            add(Counter.NEAR, step.layer, near)
+            add(Counter.LOW, step.layer, low)
         return choice
 
     def _near_place(self, key: int) -> Place:
-        place = self._near_places.get(key)
-        if place is None:
-            bits = int(self.cache.near_bits[key % self.shape.num_keys])
-            self._near_places[key] = place = Place(key, NO_SLOT, bits, self._pieces.shares[key])
+        bits = int(self.cache.near_bits[key % self.shape.num_keys])
+        self._near_places[key] = place = Place(key, NO_SLOT, bits, self._pieces.shares[key])
         return place
 
     def _low_place(self, key: int) -> Place:

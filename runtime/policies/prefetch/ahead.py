@@ -31,6 +31,18 @@ def named(predicted: np.ndarray, width: int) -> np.ndarray:
     return most_probable_first(np.unique(top), predicted)
 
 
+def keys_named(said: np.ndarray, width: int, firsts: np.ndarray) -> np.ndarray:
+    """Keys of the `width` experts that one token makes most probable in each of some layers, `said` [D, E], layer by
+    layer; `firsts` [D, 1] are the layers' first keys."""
+    return ((-said).argsort(axis=1, kind="stable")[:, :width] + firsts).ravel()
+
+
+def first_keys(shape: Shape, distances: range) -> np.ndarray:
+    """[L, D, 1] of the layers so far ahead of each, the layers wrapping."""
+    layers = np.arange(shape.num_layers)[:, None, None] + np.array(distances)[:, None]
+    return layers % shape.num_layers * shape.num_experts
+
+
 def keys_ahead(step: Step, distance: int, shape: Shape, experts: np.ndarray) -> np.ndarray:
     """Keys of these experts `distance` layers ahead, the layers wrapping."""
     return (step.layer + distance) % shape.num_layers * shape.num_experts + experts

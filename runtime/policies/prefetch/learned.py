@@ -9,7 +9,7 @@ import numpy as np
 from artifacts.errors import BadUsage
 from artifacts.shape import Shape
 from runtime.policies.base import Artefacts, Now, Simple, Step
-from runtime.policies.prefetch.ahead import keys_ahead, named, of_interest
+from runtime.policies.prefetch.ahead import first_keys, keys_ahead, keys_named, named, of_interest
 
 
 @dataclass
@@ -35,7 +35,10 @@ class Learned(Simple):
             raise BadUsage(f"learned looks at most {shape.num_layers} layers ahead, not {self.distance}")
         self._shape = shape
         self._width = min(ceil(shape.top_k * self.overfetch), shape.num_experts)
+        self._firsts = first_keys(shape, range(self.distance, self.distance + 1))
 
     def propose(self, step: Step, now: Now) -> np.ndarray:
         learned = of_interest(step, step.learned, self.distance, self._shape)
+        if len(learned) == 1:
+            return keys_named(learned, self._width, self._firsts[step.layer])
         return keys_ahead(step, self.distance, self._shape, named(learned, self._width))

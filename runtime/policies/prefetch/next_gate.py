@@ -9,7 +9,7 @@ import numpy as np
 from artifacts.errors import BadUsage
 from artifacts.shape import Shape
 from runtime.policies.base import Artefacts, Now, Simple, Step
-from runtime.policies.prefetch.ahead import keys_ahead, named, predicted_ahead
+from runtime.policies.prefetch.ahead import first_keys, keys_ahead, keys_named, named, predicted_ahead
 
 
 @dataclass
@@ -34,11 +34,14 @@ class NextGate(Simple):
     def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
         self._shape = shape
         self._width = min(ceil(shape.top_k * self.overfetch), shape.num_experts)
+        self._distances = range(1 if self.through else self.distance, self.distance + 1)
+        self._firsts = first_keys(shape, self._distances)
 
     def propose(self, step: Step, now: Now) -> np.ndarray:
-        if not self.through:
-            return self._at(step, self.distance)
-        return np.concatenate([self._at(step, ahead) for ahead in range(1, self.distance + 1)])
+        if len(step.selected) == 1:
+            said = predicted_ahead(step, self.distance, self._shape) if not self.through else step.predicted[0]
+            return keys_named(said[: len(self._distances)], self._width, self._firsts[step.layer])
+        return np.concatenate([self._at(step, ahead) for ahead in self._distances])
 
     def _at(self, step: Step, ahead: int) -> np.ndarray:
         return keys_ahead(step, ahead, self._shape, named(predicted_ahead(step, ahead, self._shape), self._width))
