@@ -13,7 +13,8 @@ from artifacts.kernels import exact_part, kernel
 _CURVES = "Tuple((float64[:, ::1], float64[:, ::1], float64[:, :, ::1]))"
 _TIMES = "UniTuple(float64, 6)"
 _CLOSE = 1e-9  # experts: budgets are sums of steps
-_FALLS = 1e-12  # loads: less is rounding
+_FALLS = 1e-12  # loads
+_NOBODY = -1  # no layer
 _CANDIDATES = 3
 _TINY = 1e-30
 
@@ -32,6 +33,12 @@ def _worth(times, covered, beside_s):
 
 
 @exact_part
+def _least_change(times):
+    """Of summed exposed seconds: less is rounding."""
+    return _FALLS * (times[2] + times[4] + times[5])
+
+
+@exact_part
 def _paid(times, transfers, prefetched):
     """Seconds of the link, for transfers on demand, and of whoever computes, for all."""
     return max(0.0, transfers) * times[4], (max(0.0, transfers) + prefetched) * times[5]
@@ -43,7 +50,8 @@ def _covered(curves, times, layer, budget, window):
     their bytes, and all transfers of whoever computes; the cache size at which this is best, the smallest."""
     hit, prediction, cached = curves[0][layer], curves[1][layer], curves[2][layer]
     load_s, k, latency_s = times[2], times[3], times[4]
-    most, best, best_covered, best_link_s, best_host_s = -np.inf, 0, 0.0, 0.0, 0.0
+    most, best = -np.inf, 0
+    best_covered = best_link_s = best_host_s = np.nan
     for size in range(max(1, int(np.ceil(budget - _CLOSE))), len(hit)):
         theta = min(1.0, budget / size)
         of_absent = _transfers(budget, size)
@@ -129,8 +137,8 @@ def _own(curves, times, budget, step, layer, window, exposed):
 
 @exact_part
 def _best_pair(gains, losses):
-    """Who gains most and who loses least, two different layers; of equals the lowest."""
-    best, receiver, giver = -np.inf, -1, -1
+    """Who gains most and who loses least, two different layers; of equals the lowest; or nobody."""
+    best, receiver, giver = -np.inf, _NOBODY, _NOBODY
     for one in range(len(gains)):
         for other in range(len(losses)):
             if one != other and gains[one] - losses[other] > best:
@@ -151,11 +159,11 @@ def greedy(curves, times, budgets, step, windows, exposed, sizes):
                 own = _own(curves, times, budgets[layer], step, layer, windows[layer], exposed[layer])
                 gains[layer], losses[layer] = own
         receiver, giver = _best_pair(gains, losses)
-        if receiver < 0:
+        if receiver == _NOBODY:
             return
         more, less = start[receiver] + (moved[receiver] + 1) * step, start[giver] + (moved[giver] - 1) * step
         change = _change(curves, times, budgets, windows, exposed, receiver, more, giver, less)
-        if change >= -_FALLS * (times[2] + times[4] + times[5]):
+        if change >= -_least_change(times):
             return
         moved[receiver] += 1
         moved[giver] -= 1
@@ -178,7 +186,7 @@ def refine(curves, times, budgets, step, windows, exposed, sizes):
             at = (curves, times, budgets, windows, exposed, layer)
             more[layer] = _change(*at, up, layer, up) if up <= num_experts + _CLOSE else np.inf
             less[layer] = _change(*at, down, layer, down) if down > _CLOSE else np.inf
-        best, receiver, giver = -_FALLS * (times[2] + times[4] + times[5]), -1, -1
+        best, receiver, giver = -_least_change(times), _NOBODY, _NOBODY
         for one in np.argsort(more)[:_CANDIDATES]:
             for other in np.argsort(less)[:_CANDIDATES]:
                 if one != other and more[one] < np.inf and less[other] < np.inf:
@@ -186,7 +194,7 @@ def refine(curves, times, budgets, step, windows, exposed, sizes):
                     change = _change(curves, times, budgets, windows, exposed, *pair)
                     if change < best:
                         best, receiver, giver = change, one, other
-        if receiver < 0:
+        if receiver == _NOBODY:
             return
         budgets[receiver] += step
         budgets[giver] -= step

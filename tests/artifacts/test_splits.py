@@ -1,6 +1,7 @@
 """MoEpic's solver: against plain loops and brute force, and what must hold whatever the curves."""
 
 import itertools
+from dataclasses import FrozenInstanceError
 
 import numpy as np
 import pytest
@@ -198,7 +199,8 @@ def test_greedy_moves_to_the_layer_that_gains() -> None:
         ({"k": 0}, "k 1 to E"),
         ({"hit": np.zeros((2, 4))}, "L, E.1"),
         ({"hit": np.zeros(5)}, "L, E.1"),
-        ({"prediction": np.zeros((3, 4))}, "L, E.1"),
+        ({"prediction": np.zeros((3, 4)), "prediction_hit": np.zeros((3, 4, 5))}, "L, E.1"),
+        ({"prediction": np.zeros((1, 4)), "prediction_hit": np.zeros((1, 4, 5))}, "L, E.1"),
         ({"prediction_hit": np.zeros((2, 3, 5))}, "L, E.1"),
         ({"prediction_hit": np.zeros((2, 4, 4))}, "L, E.1"),
         ({"hit": np.full((2, 5), np.nan)}, "from 0 to 1"),
@@ -214,14 +216,39 @@ def test_what_makes_no_sense_is_refused(change: dict, said: str) -> None:
         allocate(**options)
 
 
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_a_layer_may_end_with_all_of_its_experts(solver: str) -> None:
+    hit = np.array([np.zeros(3), np.linspace(0, 1, 3)])
+    arguments = (0.0, 0.0, 0.0, 1.0, 1, hit, np.zeros((2, 2)), np.zeros((2, 2, 3)))
+    budgets, exposed, _, sizes = allocate(3, 0.5, *arguments, solver=solver)
+    assert (budgets.tolist(), exposed.tolist(), sizes.tolist()) == ([1, 2], [1, 0], [1, 2])
+
+
+def test_seconds_may_be_of_any_size() -> None:
+    """A power of two scales every number exactly, and so nothing changes but exposed seconds."""
+    window, moe_s, attention_s, load_s, *others = problem(3, 3, 1, 1)
+    found = []
+    for scale in (1.0, 2.0**-40, 2.0**40):
+        times = [scale * time for time in (window, moe_s, attention_s, load_s)]
+        besides = {"latency_s": 0.25 * scale, "host_s": 0.125 * scale}
+        for solver in SOLVERS:
+            found.append(allocate(4, 0.5, *times, *others, solver=solver, **besides))
+    for number, (budgets, exposed, _, _) in enumerate(found[2:]):
+        np.testing.assert_array_equal(budgets, found[number % 2][0])
+        np.testing.assert_array_equal(exposed, found[number % 2][1] * (2.0**-40, 2.0**40)[number // 2])
+    assert len(set(found[0][0])) > 1, "nothing was moved"
+
+
 def test_what_is_just_possible() -> None:
     """All of every layer, as many experts a token as there are, nothing that takes time, shares that rounding made."""
     hit = np.array([[0, 0.25, 0.5, 0.75, 1 + 1e-10]])
     nothing = np.zeros((1, 0)), np.zeros((1, 0, 5))
     exposed, theta, size = expert_split([4], 0.0, 0.0, 0.0, 0.0, 4, hit, *nothing)
     assert (exposed.tolist(), theta.tolist(), size.tolist()) == ([0], [1], [4])
+    assert expert_split([1e-12], 0.0, 0.0, 0.0, 1.0, 1, hit, *nothing)[0] == pytest.approx(1), "as good as nothing"
+    assert expert_split([2], 0.0, 0.0, 0.0, 0.0, 1, hit, *nothing, latency_s=1.0)[0].tolist() == [0.5]
     assert allocate(9, 0.5, 0.0, 0.0, 0.0, 1.0, 1, hit, *nothing)[0].tolist() == [4], "more than there is"
-    for budgets in ([4.01], [0], [1, 1], [[1]]):
+    for budgets in ([4.01], [0], [1, 1], [[1]], 1):
         with pytest.raises(BadUsage, match="one for each of 1 layers, above 0 and at most 4"):
             expert_split(budgets, 0.0, 0.0, 0.0, 1.0, 1, hit, *nothing)
 
@@ -241,6 +268,8 @@ def test_latencies_as_the_solvers_take_them() -> None:
     latencies = Latencies(attention_s=1.0, moe_s=2.0, head_s=4.0, load_s=8.0, latency_s=16.0, host_s=32.0)
     assert latencies.arguments() == (5.0, 2.0, 1.0, 8.0)
     assert latencies.besides == {"latency_s": 16.0, "host_s": 32.0}
+    with pytest.raises(FrozenInstanceError):
+        latencies.moe_s = 1.0
     assert Latencies(1.0, 2.0, 4.0, 8.0).besides == {"latency_s": 0.0, "host_s": 0.0}
 
 
@@ -248,6 +277,9 @@ def test_whom_a_split_fits() -> None:
     over_any, over_disk = (SolvedSplit(1, "here", np.ones(2), np.ones(2), link=link) for link in (None, "disk"))
     assert over_any.fits("here", "disk") and over_any.fits("here", None) and not over_any.fits("there", None)
     assert over_disk.fits("here", "disk") and over_disk.fits("here", None)
-    assert not over_disk.fits("here", "pinned") and not over_disk.fits("there", "disk")
+    for machine, link in (("here", "pinned"), ("here", "cpu"), ("there", "disk"), ("a", "disk")):
+        assert not over_disk.fits(machine, link)
     assert (over_any.made_for, over_disk.made_for) == ("here", "here over disk")
+    with pytest.raises(FrozenInstanceError):
+        over_any.machine = "there"
     assert (over_any.solver, over_any.zeta) == ("dynamic", 0.01)
