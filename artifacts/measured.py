@@ -39,9 +39,10 @@ class Spread:
 
     @classmethod
     def of(cls, seconds: Sequence[float]) -> "Spread":
-        """Of at least two samples."""
+        """Of at least two samples. Differences of two readings come out below nothing on a busy machine, which no time
+        is."""
         lower, median, upper = quantiles(seconds, n=4, method="inclusive")
-        return cls(median, upper - lower, len(seconds))
+        return cls(max(0.0, median), upper - lower, len(seconds))
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,3 +75,9 @@ def test_a_profile_of_another_shape_is_refused(tmp_path: Path) -> None:
         write(store, MODEL, made())
         with pytest.raises(Incompatible, match="hardware profiles of models of other shapes only"):
             profile_for(store, replace(SHAPE, expert_nbytes=7), name="big")
+
+
+def test_no_time_is_below_nothing() -> None:
+    """Or a profile of a busy machine would be refused as it is read."""
+    assert Spread.of([-3.0, -2.0, 1.0]) == Spread(0.0, 2.0, 3)
+    assert Spread.of([1.0, 2.0, 3.0]).median == 2.0
