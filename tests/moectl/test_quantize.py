@@ -52,7 +52,7 @@ def start(model: str, *options: str) -> subprocess.Popen:
 
 
 def wait_until(is_there: Callable[[], bool], process: subprocess.Popen) -> None:
-    deadline_s = time.monotonic() + 60
+    deadline_s = time.monotonic() + 300
     while not is_there():
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline_s
