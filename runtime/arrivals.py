@@ -57,6 +57,11 @@ class Arrivals:
         self.queue = deque(arrival for arrival in self.queue if arrival.key not in keys)
         self._backlog = sum([arrival.remaining for arrival in self.queue])
 
+    def validate(self) -> None:
+        """Raise AssertionError unless what is to come is what is under way."""
+        coming = sum([arrival.remaining for arrival in self.queue])
+        assert coming == self._backlog, f"{coming} bytes are to come, and {self._backlog} are counted"
+
     def clear(self) -> None:
         """Nothing comes any more."""
         self.queue.clear()

@@ -60,6 +60,7 @@ class Mover:
     def validate(self) -> None:
         """Raise AssertionError where, between steps, the books contradict each other."""
         self.cache.validate()
+        self.arrivals.validate()
         loading = np.flatnonzero(self.cache.state == LOADING).tolist()
         coming = sorted(arrival.key for arrival in self.arrivals.queue)
         assert coming == loading, f"{loading} are loading, and {coming} are on their way"
