@@ -1,15 +1,18 @@
 """Every command that the documents show runs, in the order shown, as a reader would type them, on less text.
 
-Less: an eighth of the tokens, a few of the questions and turns of each measurement, the beginning of one text of the
-demo. `make demo` is the whole of it.
+Less: fewer tokens, a few of the questions and turns of each measurement, the beginning of one text of the demo. `make
+demo` is the whole of it.
 """
 
+import fcntl
 import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -49,15 +52,40 @@ def few_questions(folder: Path) -> Path:
 
 
 def shorter(line: str) -> str:
-    """With an eighth of the tokens, or 128; the demo, whose line names no number, with the least it takes."""
-    line = re.sub(r"--tokens (\d+)", lambda found: f"--tokens {min(int(found[1]), max(128, int(found[1]) // 8))}", line)
+    """A profile and a price with an eighth of the tokens, or 128; half of them in shards. A bench with two texts of 32.
+    The demo, whose line names no number, with the least it takes."""
+    if line.startswith("moectl bench"):
+        return re.sub(r"--tokens \d+", "--tokens 64 --length 32", line)
+    if line.startswith(("moectl profile", "moectl inspect")):
+        share = 2 if "--shard" in line else 8
+        return re.sub(r"--tokens (\d+)", lambda found: f"--tokens {max(128, int(found[1]) // share)}", line)
     return line.replace("moectl demo", "moectl demo --tokens 1024")
+
+
+@contextmanager
+def taken_up(line: str, shared: Path) -> Iterator[None]:
+    """`moectl quantize` goes on from what it left for another page, which is the same: it is what takes longest."""
+    if not line.startswith("moectl quantize"):
+        yield
+        return
+    with shared.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the other page may be another worker's
+        if shared.exists():
+            shutil.copytree(shared, "moe.duckdb.replicas")
+        yield
+        shutil.copytree("moe.duckdb.replicas", shared, dirs_exist_ok=True)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_every_command_of_a_page_runs(
-    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    page: Path,
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
+    of_session = tmp_path_factory.getbasetemp()
+    of_session = of_session.parent if "PYTEST_XDIST_WORKER" in os.environ else of_session
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MOECTL_STORE", raising=False)
     for line in commands(page):
@@ -65,7 +93,8 @@ def test_every_command_of_a_page_runs(
             continue
         program, *arguments = shlex.split(shorter(line))
         if program == "moectl" and "|" not in arguments:  # a process of its own would spend most of its time importing
-            code, (out, err) = main(arguments), capfd.readouterr()
+            with taken_up(line, of_session / "replicas"):
+                code, (out, err) = main(arguments), capfd.readouterr()
         else:
             code, out, err = in_a_shell(line)
         assert code == 0, f"{line}\n{err}"
