@@ -57,7 +57,9 @@ TESTS = {
     },
     "runtime/policies/eviction/packed.py": _policy("eviction", "lhu", _EVICTIONS),
     "runtime/policies/eviction/activation.py": _policy("eviction", "activation", f"{_POLICIES}/test_activation.py"),
-    "runtime/policies/eviction/map.py": _policy("eviction", "map", f"{_POLICIES}/test_maps.py"),
+    "runtime/policies/eviction/map.py": _policy(
+        "eviction", "map", f"{_POLICIES}/test_maps.py", f"{_EVICTIONS}::test_who_needs_more_than_uses_says_so"
+    ),
     "runtime/policies/eviction/horizon.py": _HORIZON,
     "runtime/policies/eviction/horizon_kernels.py": _HORIZON,
     "runtime/policies/miss/buddy.py": _policy("miss", "buddy", f"{_POLICIES}/test_buddy.py", rows=_BUDDY_ROWS),
@@ -91,6 +93,8 @@ TESTS = {
                 "expert_split_by_hand",
                 "each_transfer_has_its_latency",
                 "what_is_just_possible",
+                "a_layer_may_end_with_all_of_its_experts",
+                "seconds_may_be_of_any_size",
                 "expert_split_is_the_plain_loops",
             )
         ),
