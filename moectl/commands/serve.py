@@ -95,21 +95,25 @@ def _what(serving: Serving) -> str:
     return f"{serving.model} on {said['device']}, preset {said['preset']}, {held}"
 
 
-class _Server(uvicorn.Server):
+class Server(uvicorn.Server):
     """Told to stop, it takes nothing new and waits for what is under way; the scheduler breaks that off in time."""
 
     def __init__(self, serving: Serving) -> None:
-        app, self._scheduler = application(serving), serving.scheduler
+        app = application(serving)
         # What the scheduler has broken off is told to clients; uvicorn would only hang up on them.
         seconds = round(serving.scheduler.limits.closing_s) + _TO_SAY_SO_S
         super().__init__(uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=seconds))
+        self._in_time = threading.Timer(serving.scheduler.limits.closing_s, serving.scheduler.close)
+        self._in_time.daemon = True
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if not self.should_exit:
-            timer = threading.Timer(self._scheduler.limits.closing_s, self._scheduler.close)
-            timer.daemon = True
-            timer.start()
+            self._in_time.start()
         super().handle_exit(sig, frame)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().shutdown(sockets)
+        self._in_time.cancel()
 
 
 _TO_SAY_SO_S = 5
@@ -120,7 +124,7 @@ def _run(serving: Serving, listening: socket.socket) -> None:
     logging.basicConfig(format="moectl: %(message)s")
     # uvicorn raises its signals once more when it is done, to end what it runs in; here it has ended well.
     signal.signal(signal.SIGTERM, lambda *_: None)
-    _Server(serving).run(sockets=[listening])
+    Server(serving).run(sockets=[listening])
 
 
 def _listening(host: str, port: int) -> socket.socket:

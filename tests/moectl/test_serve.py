@@ -25,7 +25,7 @@ from runtime.model import MoeModel, open_model
 from runtime.session import Session, Settings
 from tests.browser import BROWSER, browsing
 from tests.conftest import Checkpoint
-from tests.serving import Server, serving
+from tests.serving import Running, serving
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = Settings(preset="on-demand", budget="25%", threads=1)
@@ -40,19 +40,19 @@ def opened(checkpoint: Checkpoint) -> MoeModel:
 
 
 @pytest.fixture(scope="module")
-def server(checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     store = tmp_path_factory.mktemp("serve") / "moe.duckdb"
     with serving(open_model(str(checkpoint("olmoe"))), SETTINGS, LIMITS, store) as running:
         yield running
 
 
 @pytest.fixture
-def client(server: Server) -> OpenAI:
+def client(server: Running) -> OpenAI:
     return server.client()
 
 
 @pytest.fixture
-def web(server: Server) -> Iterator[httpx2.Client]:
+def web(server: Running) -> Iterator[httpx2.Client]:
     with httpx2.Client(base_url=server.url, headers={"Authorization": "Bearer secret"}) as client:
         yield client
 
@@ -69,7 +69,7 @@ def rest(stream: openai.Stream) -> tuple[str, dict]:
     return "".join(chunk.choices[0].text for chunk in chunks if chunk.choices), took
 
 
-def idle(server: Server) -> None:
+def idle(server: Running) -> None:
     """Wait until nothing is under way; whoever has left is noticed within a token."""
     end = time.monotonic() + 10
     while server.scheduler.num_running + server.scheduler.num_waiting:
@@ -80,7 +80,7 @@ def idle(server: Server) -> None:
 # Answers
 
 
-def test_streams_in_company_are_runs_by_themselves(server: Server, client: OpenAI, opened: MoeModel) -> None:
+def test_streams_in_company_are_runs_by_themselves(server: Running, client: OpenAI, opened: MoeModel) -> None:
     """One client leaves in the midst of its answer, one while it waits; nobody else notices."""
     with Session(opened, SETTINGS) as session:
         expected = [alone(session, prompt, 24) for prompt in PROMPTS]
@@ -183,7 +183,7 @@ def test_what_is_refused(web: httpx2.Client, asked: dict, status: int, told: str
     assert error.keys() == {"message", "type", "param", "code"} and error["type"] == "invalid_request_error"
 
 
-def test_who_is_refused(server: Server, web: httpx2.Client) -> None:
+def test_who_is_refused(server: Running, web: httpx2.Client) -> None:
     with pytest.raises(openai.AuthenticationError, match="the API key is wrong"):
         server.client("guess").models.list()
     assert (
@@ -205,7 +205,7 @@ def test_who_is_refused(server: Server, web: httpx2.Client) -> None:
     assert web.get("/v1/engines").json()["error"]["message"] == "GET /v1/engines: Not Found"
 
 
-def test_a_full_queue_says_so(server: Server, client: OpenAI) -> None:
+def test_a_full_queue_says_so(server: Running, client: OpenAI) -> None:
     asked = EXACT | {"prompt": "sheep", "max_tokens": 200, "stream": True}
     streams = [client.completions.create(**asked) for _ in range(6)]
     with pytest.raises(openai.RateLimitError) as refused:
@@ -241,7 +241,7 @@ def test_prometheus_hears_what_clients_were_told(client: OpenAI, web: httpx2.Cli
     assert 'moectl_info{model="tiny",preset="on-demand",device="cpu"}' in after
 
 
-def test_a_preset_is_switched_between_requests(server: Server, client: OpenAI, web: httpx2.Client) -> None:
+def test_a_preset_is_switched_between_requests(server: Running, client: OpenAI, web: httpx2.Client) -> None:
     expected = client.completions.create(prompt="sheep", max_tokens=60, **EXACT).moectl["token_ids"]
     stream = client.completions.create(prompt="sheep", max_tokens=60, stream=True, **EXACT)
     next(iter(stream))
@@ -259,7 +259,7 @@ def test_a_preset_is_switched_between_requests(server: Server, client: OpenAI, w
 
 
 def test_who_places_experts_by_the_prompt_takes_one_at_a_time(
-    server: Server, client: OpenAI, web: httpx2.Client
+    server: Running, client: OpenAI, web: httpx2.Client
 ) -> None:
     for preset, are_mixed in (("monde", False), ("on-demand", True)):
         web.post("/preset", json={"preset": preset})
@@ -272,12 +272,12 @@ def test_who_places_experts_by_the_prompt_takes_one_at_a_time(
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no chromium or chrome is installed")
-def test_the_page_in_a_browser(server: Server, client: OpenAI, tmp_path: Path) -> None:
+def test_the_page_in_a_browser(server: Running, client: OpenAI, tmp_path: Path) -> None:
     """By keyboard alone: the key, another preset, what is in force; at two widths, with nothing from elsewhere."""
     asyncio.run(_look(server, client, tmp_path))
 
 
-async def _look(server: Server, client: OpenAI, tmp_path: Path) -> None:
+async def _look(server: Running, client: OpenAI, tmp_path: Path) -> None:
     async with browsing(tmp_path) as tab:
         await tab.open(f"{server.url}/", width=1200, height=900)
         await tab.until("document.getElementById('said').textContent.includes('wants an API key')")
@@ -318,7 +318,7 @@ async def _look(server: Server, client: OpenAI, tmp_path: Path) -> None:
 # The command
 
 
-def test_the_page_of_the_documents_is_true(server: Server, client: OpenAI, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_page_of_the_documents_is_true(server: Running, client: OpenAI, capfd: pytest.CaptureFixture[str]) -> None:
     page = (ROOT / "docs" / "serve.md").read_text()
     for old, new in ((":8000", f":{server.url.rpartition(':')[2]}"), ('"demo"', '"tiny"'), ("any", "secret")):
         page = page.replace(old, new)
@@ -358,6 +358,19 @@ def test_a_server_ends_well(checkpoint: Checkpoint, tmp_path: Path) -> None:
     finally:
         process.kill()
         process.wait()
+
+
+def test_what_takes_too_long_is_broken_off(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    """Whoever was promised an answer is told, under way or waiting, streamed or whole."""
+    limits = Limits(num_rows=1, closing_s=0.2)
+    asked = EXACT | {"prompt": "sheep", "max_tokens": 240, "stream": True}
+    with serving(open_model(str(checkpoint("olmoe"))), SETTINGS, limits, tmp_path / "none.duckdb") as running:
+        streams = [running.client().completions.create(**asked) for _ in range(2)]
+        next(iter(streams[0]))
+        running.stop()
+        for stream in streams:
+            with pytest.raises(openai.APIError, match="the server is stopping"):
+                list(stream)
 
 
 def test_it_is_said_what_cannot_be_served(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
