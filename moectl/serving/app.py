@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
-from contextlib import aclosing, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import TypeVar
@@ -14,6 +14,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, StreamingResponse
 from jinja2 import TemplateError
 from starlette.exceptions import HTTPException
+from starlette.types import Receive, Scope, Send
 
 from artifacts.errors import Problem
 from moectl.commands.run import encode, encode_chat
@@ -178,8 +179,25 @@ async def _answer(
     form = Form("messages" in type(asked).model_fields, serving.model, prompt.shape[1], asked.has_usage, asked.counters)
     _or_refuse(lambda: scheduler.submit(job))
     if asked.stream:
-        return StreamingResponse(_streamed(form, _until_done(scheduler, job, events)), media_type="text/event-stream")
-    return await _unless_gone(request, _gathered(form, _until_done(scheduler, job, events)))
+        return _Stream(_streamed(form, _until_done(events)), lambda: scheduler.leave(job))
+    try:
+        return await _unless_gone(request, _gathered(form, _until_done(events)))
+    finally:
+        scheduler.leave(job)
+
+
+class _Stream(StreamingResponse):
+    """Server-sent events; `leave` is called when the last was sent, or nobody hears the rest, even of all of them."""
+
+    def __init__(self, events: AsyncIterator[str], leave: Callable[[], None]) -> None:
+        super().__init__(events, media_type="text/event-stream")
+        self._leave = leave
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._leave()
 
 
 def _max_tokens(scheduler: Scheduler, prompt: torch.Tensor, asked: int | None) -> int:
@@ -195,45 +213,38 @@ def _max_tokens(scheduler: Scheduler, prompt: torch.Tensor, asked: int | None) -
     return asked or min(most, positions - prompt.shape[1])
 
 
-async def _until_done(scheduler: Scheduler, job: Job, events: asyncio.Queue[Event]) -> AsyncIterator[Event]:
-    """Whoever stops listening before the end has left."""
+async def _until_done(events: asyncio.Queue[Event]) -> AsyncIterator[Event]:
     is_over = False
-    try:
-        while not is_over:
-            told = await events.get()
-            is_over = not isinstance(told, Piece)
-            yield told
-    finally:
-        if not is_over:
-            scheduler.leave(job)
+    while not is_over:
+        told = await events.get()
+        is_over = not isinstance(told, Piece)
+        yield told
 
 
 async def _streamed(form: Form, events: AsyncIterator[Event]) -> AsyncIterator[str]:
     if begins := form.begins():
         yield begins
-    async with aclosing(events):
-        async for told in events:
-            match told:
-                case Piece(text):
-                    yield form.goes_on(text)
-                case Done():
-                    for last in form.ends(told):
-                        yield last
-                case Failed(message, status):
-                    yield event(error(status, message))
+    async for told in events:
+        match told:
+            case Piece(text):
+                yield form.goes_on(text)
+            case Done():
+                for last in form.ends(told):
+                    yield last
+            case Failed(message, status):
+                yield event(error(status, message))
 
 
 async def _gathered(form: Form, events: AsyncIterator[Event]) -> dict[str, object]:
     text = ""
-    async with aclosing(events):
-        async for told in events:
-            match told:
-                case Piece(more):
-                    text += more
-                case Done():
-                    return form.whole(text, told)
-                case Failed(message, status):
-                    raise Refusal(status, message)
+    async for told in events:
+        match told:
+            case Piece(more):
+                text += more
+            case Done():
+                return form.whole(text, told)
+            case Failed(message, status):
+                raise Refusal(status, message)
     raise AssertionError("an answer without an end")
 
 

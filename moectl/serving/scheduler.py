@@ -93,8 +93,8 @@ class Scheduler:
         return switch
 
     def leave(self, job: Job) -> None:
-        """Nobody waits for the answer any more: a row is free after the pass under way, a place in the queue at
-        once."""
+        """Nobody waits for the answer any more, if it was not there already: a row is free after the pass under way, a
+        place in the queue at once."""
         with self._changed:
             job.has_left = True
             if job in self._waiting:

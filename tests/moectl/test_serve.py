@@ -129,6 +129,22 @@ def test_a_chat(client: OpenAI, opened: MoeModel) -> None:
     assert [model.id for model in client.models.list()] == [client.models.retrieve("tiny").id] == ["tiny"]
 
 
+def test_whoever_hangs_up_frees_the_row(server: Running, client: OpenAI, web: httpx2.Client) -> None:
+    """Also before a word of the answer, streamed or whole, under way or waiting."""
+    turns = [{"role": "user", "content": "sheep"}]
+    asked = {"model": "tiny", "messages": turns, "max_tokens": 200, "temperature": 0, "ignore_eos": True}
+    end, expected = time.monotonic() + 10, server.scheduler.tally.read()["requests"]["left"] + 5
+    streams = [client.chat.completions.create(messages=turns, max_tokens=200, stream=True, **EXACT) for _ in range(4)]
+    with pytest.raises(httpx2.TimeoutException):
+        web.post("/v1/chat/completions", json=asked, timeout=0.05)
+    for stream in streams:
+        stream.close()
+    while server.scheduler.tally.read()["requests"]["left"] < expected:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    idle(server)
+
+
 def test_a_seed_draws_the_same_in_company(client: OpenAI, opened: MoeModel) -> None:
     with Session(opened, SETTINGS) as session:
         expected = alone(session, "sheep", 12, temperature=1.0, top_k=0, seed=7)
