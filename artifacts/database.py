@@ -8,7 +8,7 @@ from pathlib import Path
 
 import duckdb
 
-from artifacts.errors import BadInput, OutOfResources, Problem
+from artifacts.errors import BadInput, OutOfResources, Problem, first_line
 
 _MAGIC = slice(8, 12)
 _FULL = ("No space left", "Disk quota", "File too large")
@@ -100,7 +100,7 @@ def _problem(error: duckdb.Error, path: Path) -> Problem:
     text = str(error)
     if any(sign in text for sign in _WAL):
         return BadInput(
-            f"{path}.wal beside the store is damaged or of another one ({_first_line(text)}); move it away: every run "
+            f"{path}.wal beside the store is damaged or of another one ({first_line(error)}); move it away: every run "
             "that was told complete is in the store itself"
         )
     if holder := _lock_holder(error):
@@ -108,10 +108,10 @@ def _problem(error: duckdb.Error, path: Path) -> Problem:
     if any(sign in text for sign in _FULL):
         return OutOfResources(f"no space left on the disk of {path}; free some and try again: earlier runs are kept")
     if isinstance(error, duckdb.OutOfMemoryException):
-        return OutOfResources(f"not enough memory to work on {path}: {_first_line(text)}")
+        return OutOfResources(f"not enough memory to work on {path}: {first_line(error)}")
     if "Permission denied" in text or "Read-only file system" in text:
         return BadInput(f"may not write {path}; change its permissions or name another store")
-    return BadInput(f"{path} is damaged ({_first_line(text)}); restore it from a copy or make it anew")
+    return BadInput(f"{path} is damaged ({first_line(error)}); restore it from a copy or make it anew")
 
 
 def _lock_holder(error: duckdb.Error) -> str:
@@ -120,10 +120,6 @@ def _lock_holder(error: duckdb.Error) -> str:
         return ""
     match = re.search(r"PID (\d+)", str(error))
     return match.group(1) if match else "(unknown)"
-
-
-def _first_line(text: str) -> str:
-    return text.splitlines()[0] if text else "no reason given"
 
 
 def _roll_back(connection: duckdb.DuckDBPyConnection) -> None:

@@ -1,5 +1,7 @@
 """What can go wrong that is not our own bug: each error carries its remedy in one line."""
 
+_LONGEST = 200  # characters of somebody else's words within a line of ours
+
 
 class Problem(Exception):
     """Base of every error a user can cause or mend; its text is the line that the user reads."""
@@ -23,3 +25,9 @@ class Incompatible(Problem):
 
 class Partly(Problem):
     """Some of the work could not be done; the rest is done and kept (exit code 6)."""
+
+
+def first_line(error: BaseException) -> str:
+    """What another program says went wrong, as far as it fits into a line; where it says nothing, the error's name."""
+    line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 3]}..."

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from artifacts.errors import BadInput, OutOfResources
+from artifacts.errors import BadInput, OutOfResources, first_line
 from artifacts.files import replacing
 from artifacts.shape import MOST_LAYERS
 from artifacts.trace import PHASES, Trace, guessed_phase
@@ -39,7 +39,7 @@ def read_parquet(path: str | Path, *, num_experts: int | None = None) -> Trace:
         with pq.ParquetFile(path) as file:
             table = _unpacked(file, path)
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise BadInput(f"{path} cannot be read as Parquet: {_first_line(error)}") from error
+        raise BadInput(f"{path} cannot be read as Parquet: {first_line(error)}") from error
     try:
         return from_table(table, num_experts=num_experts)
     except BadInput as error:
@@ -159,7 +159,7 @@ def _cast(values: pa.Array, kind: pa.DataType, name: str) -> np.ndarray:
         # Float rounding is wanted (float64 files are common); whole numbers must not lose anything.
         return values.cast(kind, safe=not pa.types.is_floating(kind)).to_numpy(zero_copy_only=False)
     except pa.ArrowException as error:
-        raise BadInput(f"column {name}: {_first_line(error)}") from error
+        raise BadInput(f"column {name}: {first_line(error)}") from error
 
 
 def _check_ids(experts: np.ndarray, num_experts: int | None) -> None:
@@ -228,7 +228,3 @@ def _embeddings(table: pa.Table, trace: Trace) -> dict[str, np.ndarray]:
 
 def _lists(matrix: np.ndarray) -> pa.FixedSizeListArray:
     return pa.FixedSizeListArray.from_arrays(pa.array(matrix.reshape(-1)), matrix.shape[1])
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__

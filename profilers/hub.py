@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable, Iterator
 
-from artifacts.errors import BadInput
+from artifacts.errors import BadInput, first_line
 from profilers.document import Document
-from profilers.textfiles import first_line, row_text
+from profilers.textfiles import row_text
 
 REMEDY = "check the name, the configuration, the split and the network, or give a local file"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import yaml
 
-from artifacts.errors import BadInput
+from artifacts.errors import BadInput, first_line
 
 _MOST_NODES = 100_000  # with what anchors stand for
 _STANDARD = "tag:yaml.org,2002:"
@@ -23,8 +23,9 @@ def check_task_file(path: Path, *, seen: frozenset[Path] = frozenset()) -> None:
         _check_nodes(yaml.compose(text, Loader=yaml.SafeLoader), path)
         config = yaml.safe_load(text)
     except (OSError, RecursionError, ValueError, yaml.YAMLError) as error:
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise BadInput(f"the task file {path} cannot be loaded ({reason}): give a YAML file of a task") from error
+        raise BadInput(
+            f"the task file {path} cannot be loaded ({first_line(error)}): give a YAML file of a task"
+        ) from error
     for mapping in _mappings(config):
         _check_metric(mapping, path)
     included = config.get("include", []) if isinstance(config, Mapping) else []

@@ -13,7 +13,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from artifacts.errors import BadInput, BadUsage
+from artifacts.errors import BadInput, BadUsage, first_line
 from artifacts.foreign import existing
 from artifacts.names import unknown
 from runtime.session import Session
@@ -125,8 +125,9 @@ def _built(manager: Any, spec: str, name: str) -> list[Any]:
     try:
         return list(manager.load([spec])["tasks"].values())
     except Exception as error:  # whatever YAML, templates, data files and the hub can do wrong
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise BadInput(f"the task {name} cannot be loaded ({type(error).__name__}: {reason}): give {FORMS}") from error
+        raise BadInput(
+            f"the task {name} cannot be loaded ({type(error).__name__}: {first_line(error)}): give {FORMS}"
+        ) from error
 
 
 def _scores(task: str, values: dict[str, Any]) -> list[Score]:

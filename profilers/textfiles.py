@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from artifacts.errors import BadInput
+from artifacts.errors import BadInput, first_line
 from artifacts.foreign import parse_json
 from profilers.document import Document
 
@@ -155,10 +155,6 @@ def fields_text(row: object, where: str) -> str:
             f"{where}: no text in the fields {', '.join(map(repr, row)) or '(none)'}: name a field of strings 'text'"
         )
     return "\n".join(strings)
-
-
-def first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 READERS = {".jsonl": jsonl_documents, ".ndjson": jsonl_documents, ".parquet": parquet_documents}

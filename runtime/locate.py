@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from artifacts.errors import BadInput
+from artifacts.errors import BadInput, first_line
 from artifacts.foreign import existing, read_json
 
 WANTED = [
@@ -56,7 +56,7 @@ def _download(name: str) -> Path:
 def _reason(error: Exception) -> str:
     """The hub's own words, without its advice on later lines."""
     cause = error.__cause__ if isinstance(error.__cause__, OSError) else error
-    return next((line.strip().rstrip(".") for line in str(cause).splitlines() if line.strip()), type(error).__name__)
+    return first_line(cause).rstrip(".")
 
 
 def _method(config: dict) -> str:

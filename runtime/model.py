@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from artifacts.errors import BadInput
+from artifacts.errors import BadInput, first_line
 from artifacts.replicas import FULL_BITS
 from artifacts.shape import Shape
 from runtime.checkpoint import Checkpoint, open_checkpoint
@@ -141,8 +141,7 @@ def _tokenizer(folder: Path, vocabulary: int) -> PreTrainedTokenizerBase | None:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         tokenizer("a")  # some settings are looked at by their first use only
     except Exception as error:  # the files are there but of no use: silence would look like a model without a tokenizer
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise BadInput(f"the tokenizer in {folder} cannot be loaded: {reason}") from error
+        raise BadInput(f"the tokenizer in {folder} cannot be loaded: {first_line(error)}") from error
     if tokenizer.vocab_size > vocabulary:
         raise BadInput(
             f"the tokenizer in {folder} has {tokenizer.vocab_size:,} tokens, the model {vocabulary:,}: "

@@ -14,7 +14,7 @@ from transformers.modeling_utils import LoadStateDictConfig
 from transformers.utils import logging
 from transformers.utils.loading_report import LoadStateDictInfo
 
-from artifacts.errors import BadInput
+from artifacts.errors import BadInput, first_line
 from runtime.checkpoint import StoredTensor
 from runtime.weights import is_finite
 
@@ -24,7 +24,7 @@ def parse_config(folder: Path) -> PreTrainedConfig:
     try:
         return AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # whatever a foreign config.json provokes in transformers, the file is what is wrong
-        raise BadInput(f"transformers cannot use the config.json of {folder}: {_first_line(error)}") from error
+        raise BadInput(f"transformers cannot use the config.json of {folder}: {first_line(error)}") from error
 
 
 def build_skeleton(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
@@ -35,7 +35,7 @@ def build_skeleton(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedMo
                 config, dtype=dtype, experts_implementation="eager", trust_remote_code=False
             )
     except Exception as error:  # as above: the sizes in the config are the user's
-        raise BadInput(f"transformers cannot build a language model from this config: {_first_line(error)}") from error
+        raise BadInput(f"transformers cannot build a language model from this config: {first_line(error)}") from error
     return model.eval().requires_grad_(False)
 
 
@@ -80,7 +80,7 @@ def load_generation_config(model: PreTrainedModel, folder: Path) -> None:
     try:
         model.generation_config = GenerationConfig.from_pretrained(folder)
     except Exception as error:  # as above
-        raise BadInput(f"transformers cannot use {path}: {_first_line(error)}") from error
+        raise BadInput(f"transformers cannot use {path}: {first_line(error)}") from error
 
 
 def _check_loaded(model: PreTrainedModel, info: LoadStateDictInfo) -> None:
@@ -122,7 +122,3 @@ def _no_progress_bar() -> Iterator[None]:
     finally:
         if enabled:
             logging.enable_progress_bar()
-
-
-def _first_line(error: Exception) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

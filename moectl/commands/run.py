@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from artifacts.errors import BadInput, BadUsage
+from artifacts.errors import BadInput, BadUsage, first_line
 from artifacts.files import check_writable
 from artifacts.provenance import utc_now
 from artifacts.replicas import FULL_BITS, check_base
@@ -181,8 +181,9 @@ def encode_chat(session: Session, turns: list[dict[str, str]]) -> torch.Tensor:
                 turns, add_generation_prompt=True, return_tensors="pt", return_dict=True
             )
         except Exception as error:  # a template is a program, and the model's: whatever it does, that is what is wrong
-            reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-            raise BadInput(f"the model's chat template cannot be used ({reason}): give --prompt instead") from error
+            raise BadInput(
+                f"the model's chat template cannot be used ({first_line(error)}): give --prompt instead"
+            ) from error
         return encoded["input_ids"]
     note = "the tokenizer has no chat template: turns are separated by blank lines"
     if note not in session.fallbacks:

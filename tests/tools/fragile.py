@@ -2,6 +2,7 @@
 
 import os
 import random
+import time
 from pathlib import Path
 
 from tools import torments
@@ -19,6 +20,7 @@ class Fragile:
     def one(self, rng: random.Random) -> str:
         self._tried += 1
         if self._tried == 2:
+            time.sleep(0.2)
             raise torments.Lost("14: a promise")
         if self._tried == 3:
             os.abort()
