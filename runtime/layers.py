@@ -83,7 +83,10 @@ def _layer(model: PreTrainedModel, index: int, name: str, routers: tuple[type[nn
     block, experts = model.get_submodule(block_name), model.get_submodule(name)
     gate = _gate(block, block_name, routers)
     owner = next((module for module in (gate, block) if hasattr(module, "top_k")), None)
-    return MoeLayer(index, name, experts, gate, owner.top_k if owner else experts.config.num_experts_per_tok)
+    top_k = owner.top_k if owner else experts.config.num_experts_per_tok
+    if not isinstance(top_k, int):
+        raise BadInput(f"{block_name} takes {top_k} experts per token: correct num_experts_per_tok in its config")
+    return MoeLayer(index, name, experts, gate, top_k)
 
 
 def _gate(block: nn.Module, block_name: str, routers: tuple[type[nn.Module], ...]) -> nn.Module:

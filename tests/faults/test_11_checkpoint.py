@@ -109,6 +109,10 @@ def test_top_k_above_the_number_of_experts(copy: Copy) -> None:
     assert "selects 9 experts per token but has only 8" in refusal(with_config(copy("olmoe"), num_experts_per_tok=9))
 
 
+def test_no_top_k(copy: Copy) -> None:
+    assert "takes None experts per token" in refusal(with_config(copy("olmoe"), num_experts_per_tok=None))
+
+
 def test_generation_config_that_cannot_be_used(copy: Copy) -> None:
     folder = copy("olmoe")
     (folder / "generation_config.json").write_text("{")

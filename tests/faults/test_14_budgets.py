@@ -12,6 +12,7 @@ from artifacts.shape import Shape
 from artifacts.synthetic import parse_dials
 from runtime import budget
 from runtime.policies import parse
+from runtime.policies.base import Artefacts
 from runtime.sweep import Setting, Workload
 from tests import artefacts
 
@@ -65,6 +66,11 @@ def test_rates_that_are_none(text: str) -> None:
 def test_numbers_of_policies_that_would_overflow(text: str) -> None:
     with pytest.raises(BadUsage, match="takes a value of type"):
         parse("prefetch", text)
+
+
+@pytest.mark.parametrize("name", ["next_gate", "frequency", "activation"])
+def test_all_experts_may_come_ahead(name: str) -> None:
+    parse("prefetch", f"{name}:overfetch=inf").prepare(Shape(2, 8, 2, 1), Artefacts())
 
 
 @pytest.mark.parametrize("text", ["tokens=4294967296", "batch=2305843009213693952", "requests=100000001", "prompt=1e9"])

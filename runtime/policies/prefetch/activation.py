@@ -1,7 +1,6 @@
 """What the earlier request most like the one under way has used (MoE-Infinity, Xue et al., 2024)."""
 
 from dataclasses import dataclass
-from math import ceil
 from typing import ClassVar
 
 import numpy as np
@@ -10,6 +9,7 @@ from artifacts.errors import BadUsage
 from artifacts.shape import Shape
 from runtime.policies.base import Artefacts, Now, Simple, Step
 from runtime.policies.matrices import EPSILON, Activations, Collection
+from runtime.policies.prefetch.ahead import width
 
 
 @dataclass
@@ -33,7 +33,7 @@ class ActivationPrefetch(Simple):
 
     def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
         self._shape = shape
-        self._width = min(ceil(shape.top_k * self.overfetch), shape.num_experts)
+        self._width = width(shape, self.overfetch)
         ahead = np.arange(1, min(self.distance, shape.num_layers) + 1)
         self._discounts = 1 - ahead / (shape.num_layers + 1)
         self._activations, self._earlier = Activations(shape), Collection(self.capacity, shape)

@@ -1,9 +1,16 @@
 """What the prefetch policies that read predictions share: the layer meant, the tokens that count, the order."""
 
+from math import ceil
+
 import numpy as np
 
 from artifacts.shape import Shape
 from runtime.policies.base import Step
+
+
+def width(shape: Shape, overfetch: float) -> int:
+    """`top_k * overfetch` experts, or all that a layer has."""
+    return ceil(min(shape.top_k * overfetch, shape.num_experts))
 
 
 def predicted_ahead(step: Step, distance: int, shape: Shape) -> np.ndarray:

@@ -1,7 +1,6 @@
 """The experts that the request in hand has used most so far (MoE-Infinity: activation-aware prefetching)."""
 
 from dataclasses import dataclass
-from math import ceil
 from typing import ClassVar
 
 import numpy as np
@@ -10,6 +9,7 @@ from artifacts.errors import BadUsage
 from artifacts.shape import Shape
 from artifacts.trace import PREFILL
 from runtime.policies.base import Artefacts, Now, Simple, Step
+from runtime.policies.prefetch.ahead import width
 
 
 @dataclass
@@ -33,7 +33,7 @@ class Frequency(Simple):
 
     def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
         self._shape = shape
-        self._width = min(ceil(shape.top_k * self.overfetch), shape.num_experts)
+        self._width = width(shape, self.overfetch)
         self._prefill = -1
         self._counts = np.zeros((shape.num_layers, shape.num_experts), np.int64)
         self._lifetime = np.zeros_like(self._counts)

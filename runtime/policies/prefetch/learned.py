@@ -1,7 +1,6 @@
 """Ask predictors fitted to this model about the layers ahead (ProMoE's place)."""
 
 from dataclasses import dataclass
-from math import ceil
 from typing import ClassVar
 
 import numpy as np
@@ -9,7 +8,7 @@ import numpy as np
 from artifacts.errors import BadUsage
 from artifacts.shape import Shape
 from runtime.policies.base import Artefacts, Now, Simple, Step
-from runtime.policies.prefetch.ahead import first_keys, keys_ahead, keys_named, named, of_interest
+from runtime.policies.prefetch.ahead import first_keys, keys_ahead, keys_named, named, of_interest, width
 
 
 @dataclass
@@ -34,7 +33,7 @@ class Learned(Simple):
         if self.distance > shape.num_layers:
             raise BadUsage(f"learned looks at most {shape.num_layers} layers ahead, not {self.distance}")
         self._shape = shape
-        self._width = min(ceil(shape.top_k * self.overfetch), shape.num_experts)
+        self._width = width(shape, self.overfetch)
         self._firsts = first_keys(shape, range(self.distance, self.distance + 1))
 
     def propose(self, step: Step, now: Now) -> np.ndarray:

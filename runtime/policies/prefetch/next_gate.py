@@ -1,7 +1,6 @@
 """Ask the router of a layer ahead about the input of this one (Pre-gated MoE, AdapMoE, Mixtral-Offloading)."""
 
 from dataclasses import dataclass
-from math import ceil
 from typing import ClassVar
 
 import numpy as np
@@ -9,7 +8,7 @@ import numpy as np
 from artifacts.errors import BadUsage
 from artifacts.shape import Shape
 from runtime.policies.base import Artefacts, Now, Simple, Step
-from runtime.policies.prefetch.ahead import first_keys, keys_ahead, keys_named, named, predicted_ahead
+from runtime.policies.prefetch.ahead import first_keys, keys_ahead, keys_named, named, predicted_ahead, width
 
 
 @dataclass
@@ -33,7 +32,7 @@ class NextGate(Simple):
 
     def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
         self._shape = shape
-        self._width = min(ceil(shape.top_k * self.overfetch), shape.num_experts)
+        self._width = width(shape, self.overfetch)
         self._distances = range(1 if self.through else self.distance, self.distance + 1)
         self._firsts = first_keys(shape, self._distances)
 
