@@ -4,6 +4,7 @@ import hashlib
 import json
 import re
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 
 import torch
@@ -21,6 +22,7 @@ from runtime.weights import DiskStore, ExpertLayout, Reader
 
 VOLATILE = {"transformers_version", "_name_or_path"}  # who saved it and where, not what it is
 PACKED_FROM, PACKED_CONFIG = "moectl_packed_from", "moectl_packed_config"  # in headers that `moectl pack` wrote
+_MOST = torch.finfo(torch.float32).max  # torch computes with no larger number
 _FINGERPRINT = re.compile("[0-9a-f]{64}")  # files are named after it
 DEPTHS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")  # as families call it
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
@@ -94,7 +96,7 @@ def _check_numbers(config: object, checkpoint: Checkpoint) -> None:
     building them would take for ever."""
     parts = config.items() if isinstance(config, dict) else enumerate(config) if isinstance(config, list) else ()
     for name, value in parts:
-        if isinstance(value, int) and abs(value) >= 1 << 63:
+        if isinstance(value, int) and abs(value) >= 1 << 63 or isinstance(value, float) and _MOST < abs(value) < inf:
             raise BadInput(f"the config.json in {checkpoint.folder} says {name} {str(value)[:30]}: download it again")
         if name in DEPTHS and isinstance(value, int | float) and value > len(checkpoint.tensors):
             raise BadInput(

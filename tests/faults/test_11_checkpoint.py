@@ -110,7 +110,7 @@ def test_top_k_above_the_number_of_experts(copy: Copy) -> None:
 
 
 def test_no_top_k(copy: Copy) -> None:
-    assert "takes None experts per token" in refusal(with_config(copy("olmoe"), num_experts_per_tok=None))
+    assert "takes None experts per token" in refusal(with_config(copy("deepseek_v2"), num_experts_per_tok=None))
 
 
 def test_generation_config_that_cannot_be_used(copy: Copy) -> None:
@@ -132,8 +132,10 @@ def test_expert_that_is_not_finite(copy: Copy, value: float) -> None:
             store.read(1, 3, buffer)
 
 
-@pytest.mark.parametrize(("name", "number"), [("intermediate_size", 0), ("sliding_window", 10**30), ("x", -(2**63))])
-def test_numbers_that_nothing_has_so_many_of(copy: Copy, name: str, number: int) -> None:
+@pytest.mark.parametrize(
+    ("name", "number"), [("intermediate_size", 0), ("sliding_window", 10**30), ("x", -(2**63)), ("swiglu_limit", 1e39)]
+)
+def test_numbers_that_nothing_has_so_many_of(copy: Copy, name: str, number: float) -> None:
     assert "config.json" in refusal(with_config(copy("olmoe"), **{name: number}))
 
 
