@@ -133,7 +133,7 @@ PREFETCH = (
     _ROWS
     + """
 SELECT budget, link, preset, prefetch_bytes, wasted_bytes, 1 - wasted_bytes / prefetch_bytes AS useful, late, exposed_ms
-FROM judged WHERE prefetch_bytes > 0 AND mode IN ('live', 'simulated') ORDER BY size, link, useful DESC"""
+FROM judged WHERE prefetch_bytes > 0 AND mode IN ('live', 'simulated') ORDER BY size, link, useful DESC, preset"""
 )
 
 USE = """
