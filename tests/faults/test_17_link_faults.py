@@ -174,6 +174,7 @@ def test_nothing_stays_behind_requests_that_fail(model: Model, faults: Faults) -
         for number in range(60):
             if number == 20:
                 before = Held.now()
+            session.tiers.link.settle()  # a prefetch that begins after `mend` would be the one that fails
             faults.mend()
             if number % 5 == 0:
                 faults.moving = failing(number % 3, MemoryError)
