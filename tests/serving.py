@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from openai import OpenAI
+from openai import OpenAI, Stream
 
 from moectl.commands import serve
 from moectl.serving.app import Serving
@@ -17,6 +17,9 @@ from moectl.serving.limits import Limits
 from moectl.serving.scheduler import Scheduler
 from runtime.model import MoeModel
 from runtime.session import Settings
+
+SETTINGS = Settings(preset="on-demand", budget="25%", threads=1)
+EXACT = {"model": "tiny", "temperature": 0, "extra_body": {"ignore_eos": True, "counters": True}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,3 +56,10 @@ def serving(opened: MoeModel, settings: Settings, limits: Limits, store: Path) -
             running.stop()
             thread.join()
             assert not scheduler.is_alive
+
+
+def rest(stream: Stream) -> tuple[str, dict]:
+    """The text that is still to come, and what it took."""
+    chunks = list(stream)
+    [took] = [chunk.moectl for chunk in chunks if hasattr(chunk, "moectl")]
+    return "".join(chunk.choices[0].text for chunk in chunks if chunk.choices), took

@@ -1,11 +1,9 @@
-"""`moectl serve` as its clients see it: OpenAI's own client, Prometheus, a browser, and somebody who stops it."""
+"""A server as its clients see it: OpenAI's own client, Prometheus and a browser."""
 
 import asyncio
 import json
 import re
-import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -16,8 +14,6 @@ import openai
 import pytest
 from openai import OpenAI
 
-import moectl.commands
-from moectl.cli import main
 from moectl.commands.run import encode, session_on
 from moectl.serving.limits import Limits
 from runtime.generate import Sampling
@@ -25,13 +21,11 @@ from runtime.model import MoeModel, open_model
 from runtime.session import Session, Settings
 from tests.browser import BROWSER, browsing
 from tests.conftest import Checkpoint
-from tests.serving import Running, serving
+from tests.serving import EXACT, SETTINGS, Running, rest, serving
 
 ROOT = Path(__file__).parents[2]
-SETTINGS = Settings(preset="on-demand", budget="25%", threads=1)
 PROMPTS = ("It was a dark and stormy night;", "sheep", "An old dog by the gate and", "Return the number of", "x = 1")
 LIMITS = Limits(num_rows=3, num_waiting=3, max_tokens=200, body_nbytes=20_000)
-EXACT = {"model": "tiny", "temperature": 0, "extra_body": {"ignore_eos": True, "counters": True}}
 
 
 @pytest.fixture(scope="module")
@@ -60,13 +54,6 @@ def web(server: Running) -> Iterator[httpx2.Client]:
 def alone(session: Session, prompt: str, num_tokens: int, **sampling: float) -> list[int]:
     drawn = Sampling(max_new_tokens=num_tokens, ignore_eos=True, **sampling)
     return [token.token_id for token in session.generate(encode(session, prompt), drawn)]
-
-
-def rest(stream: openai.Stream) -> tuple[str, dict]:
-    """The text that is still to come, and what it took."""
-    chunks = list(stream)
-    [took] = [chunk.moectl for chunk in chunks if hasattr(chunk, "moectl")]
-    return "".join(chunk.choices[0].text for chunk in chunks if chunk.choices), took
 
 
 def idle(server: Running) -> None:
@@ -331,9 +318,6 @@ async def _look(server: Running, client: OpenAI, tmp_path: Path) -> None:
         assert not said and {url.removeprefix(server.url) for url in tab.asked} == {"/", "/live", "/preset"}
 
 
-# The command
-
-
 def test_the_page_of_the_documents_is_true(server: Running, client: OpenAI, capfd: pytest.CaptureFixture[str]) -> None:
     page = (ROOT / "docs" / "serve.md").read_text()
     for old, new in ((":8000", f":{server.url.rpartition(':')[2]}"), ('"demo"', '"tiny"'), ("any", "secret")):
@@ -346,59 +330,3 @@ def test_the_page_of_the_documents_is_true(server: Running, client: OpenAI, capf
     assert text == "" and int(hits) > 0
     chat, metrics = (subprocess.run(line, shell=True, capture_output=True).stdout for line in commands.splitlines())
     assert json.loads(chat)["usage"]["completion_tokens"] <= 8 and b"moectl_expert_hits_total" in metrics
-
-
-def test_a_server_ends_well(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    """SIGTERM: what is under way is answered to its end, what comes later is not, and the exit code is 0."""
-    command = ["-m", "moectl", "serve", str(checkpoint("olmoe")), "--port", "0", "--threads", "1"]
-    process = subprocess.Popen(
-        [sys.executable, *command, "--store", str(tmp_path / "none.duckdb")],
-        cwd=ROOT,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        line = process.stderr.readline()
-        url = re.search(r"http://[0-9.:]+", line)[0]
-        client = OpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0)
-        [model] = client.models.list()
-        asked = EXACT | {"model": model.id, "prompt": "sheep", "max_tokens": 200, "stream": True}
-        stream = client.completions.create(**asked)
-        next(iter(stream))
-        process.send_signal(signal.SIGTERM)
-        assert len(rest(stream)[1]["token_ids"]) == 200
-        assert process.wait(timeout=20) == 0
-        assert process.stderr.read() == ""
-        with pytest.raises(openai.APIConnectionError):
-            client.models.list()
-    finally:
-        process.kill()
-        process.wait()
-
-
-def test_what_takes_too_long_is_broken_off(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    """Whoever was promised an answer is told, under way or waiting, streamed or whole."""
-    limits = Limits(num_rows=1, closing_s=0.2)
-    asked = EXACT | {"prompt": "sheep", "max_tokens": 240, "stream": True}
-    with serving(open_model(str(checkpoint("olmoe"))), SETTINGS, limits, tmp_path / "none.duckdb") as running:
-        streams = [running.client().completions.create(**asked) for _ in range(2)]
-        next(iter(streams[0]))
-        running.stop()
-        for stream in streams:
-            with pytest.raises(openai.APIError, match="the server is stopping"):
-                list(stream)
-
-
-def test_it_is_said_what_cannot_be_served(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    for arguments, code, told in (
-        (["--host", "0.0.0.0"], 2, "--host 0.0.0.0 lets anybody in: give --api-key"),
-        (["--host", "192.0.2.1", "--api-key", "secret"], 2, "--host 192.0.2.1 --port 8000: "),
-        (["--rows", "0"], 2, "--rows"),
-    ):
-        assert main(["serve", *arguments]) == code
-        assert told in capfd.readouterr().err
-    monkeypatch.setitem(sys.modules, "uvicorn", None)
-    monkeypatch.delitem(sys.modules, "moectl.commands.serve")
-    monkeypatch.delattr(moectl.commands, "serve")
-    assert main(["serve"]) == 3
-    assert capfd.readouterr().err == "moectl: serving needs uvicorn: pip install 'moectl[serve]'\n"
