@@ -111,6 +111,16 @@ def failing(at: int, error: Callable[[], BaseException]) -> Callable[[int], None
     return fault
 
 
+def failing_from(at: int, error: Callable[[], BaseException]) -> Callable[[int], None]:
+    """Raises on the one numbered `at` and on all after it: one alone may be a prefetch that nobody comes for."""
+
+    def fault(number: int) -> None:
+        if number >= at:
+            raise error()
+
+    return fault
+
+
 def sleeping(seconds: Callable[[int], float]) -> Callable[[int], None]:
     """Every one takes so long."""
     return lambda number: time.sleep(seconds(number))

@@ -13,10 +13,11 @@ from runtime.interleave import Interleave
 
 
 class Row:
-    """`step` until it `is_over`; its job hears of text, and of how it ended. `preset`: the one in force."""
+    """`step` until it is `done`; its job hears of text as it comes. `preset`: the one in force."""
 
     def __init__(self, job: Job, rows: Interleave, tally: Tally, *, preset: str) -> None:
-        self.job, self.is_over = job, False
+        self.job = job
+        self.done: Done | None = None
         opened = rows.session.opened
         self._generation, self._tally, self._preset = rows.begin(job.prompt, job.sampling), tally, preset
         self._text, self._stops = Text(opened.tokenizer), Stops(job.stops)
@@ -35,7 +36,7 @@ class Row:
         self._exposed_s += turn.exposed_s
         if turn.token is not None:
             self._take(turn.token)
-        if self._generation.is_over and not self.is_over:
+        if self._generation.is_over and not self.done:
             self._tell(self._stops.add(self._text.rest()))
             if not self._stops.is_met:
                 self._tell(self._stops.rest())
@@ -44,7 +45,6 @@ class Row:
 
     def close(self) -> None:
         """It goes no further, and gives its memory back."""
-        self.is_over = True
         self._generation.close()
 
     def _take(self, token: Token) -> None:
@@ -61,8 +61,7 @@ class Row:
             self.job.tell(Piece(text))
 
     def _end(self, reason: str) -> None:
-        self.close()
-        self.job.tell(Done(reason, len(self._ids), self._took()))
+        self.done = Done(reason, len(self._ids), self._took())
 
     def _took(self) -> dict[str, object]:
         layers = by_layer(self._counters)

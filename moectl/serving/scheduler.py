@@ -178,8 +178,9 @@ class Scheduler:
                     self._remove(row, "left")
                     return
                 row.step()
-                if row.is_over:
-                    self._remove(row, "answered")
+                if row.done:
+                    self._remove(row, "answered")  # before the client hears of it: it may ask at once what was counted
+                    row.job.tell(row.done)
                     return
         except Exception as error:
             self._remove(row, "failed")

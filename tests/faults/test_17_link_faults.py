@@ -17,7 +17,7 @@ from runtime.link import DEMAND, PREFETCH
 from runtime.session import Session, Settings
 from tests.conftest import Checkpoint
 from tools.engine_checks import Held, check
-from tools.faulty_links import Faults, failing, held, installed, sleeping
+from tools.faulty_links import Faults, failing, failing_from, held, installed, sleeping
 from tools.interrupting import OutOfMemory, allocations
 from tools.lossless import Model, differs, said
 from tools.torments import Lost
@@ -57,7 +57,7 @@ def next_is_exact(session: Session, model: Model) -> None:
 @pytest.mark.parametrize("at", [0, 5, 11])
 def test_a_transfer_that_fails_ends_the_request(link: str, at: int, model: Model, faults: Faults) -> None:
     with session_of(model, link) as session:
-        faults.moving = failing(at, lambda: MemoryError("of the link"))
+        faults.moving = failing_from(at, lambda: MemoryError("of the link"))
         with pytest.raises(MemoryError, match="of the link"):
             said(session, model.requests[1])
         faults.mend()
@@ -174,10 +174,9 @@ def test_nothing_stays_behind_requests_that_fail(model: Model, faults: Faults) -
         for number in range(60):
             if number == 20:
                 before = Held.now()
-            session.tiers.link.settle()  # a prefetch that begins after `mend` would be the one that fails
             faults.mend()
             if number % 5 == 0:
-                faults.moving = failing(number % 3, MemoryError)
+                faults.moving = failing_from(number % 3, MemoryError)
                 with pytest.raises(MemoryError):
                     said(session, model.requests[4])
             else:
@@ -201,7 +200,7 @@ def test_counts_and_stalls_are_of_passes_that_came_to_an_end(model: Model, fault
     with session_of(model) as session:
         said(session, model.requests[0])
         faults.mend()
-        faults.moving = failing(3, MemoryError)
+        faults.moving = failing_from(3, MemoryError)
         with pytest.raises(MemoryError):
             said(session, model.requests[1])
         faults.mend()
