@@ -27,17 +27,22 @@ class MapEviction(SimpleEviction):
 
     def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
         self.matching = artefacts.matching
-        self._uses = np.zeros(shape.num_keys, np.int64)
+        self._uses = np.zeros(shape.num_keys)
+        self._p = np.ones(shape.num_keys)
         self._match: Match | None = None
+        self._alike = np.zeros(shape.num_keys, np.int64)
+
+    @property
+    def ranks(self) -> tuple[np.ndarray, np.ndarray]:
+        match = self.matching.latest(self.lag)
+        if match is not None and match is not self._match:
+            said = match.probabilities.reshape(len(match.scores), -1)
+            self._match, self._p = match, np.add.reduce(said, axis=0, dtype=np.float64) / len(said)
+        return self._p * self._uses, self._alike
 
     def used(self, keys: list[int], step: Step, now: Now) -> None:
         self.matching.see(step)
         self._uses[keys] += 1
 
     def order(self, keys: np.ndarray, now: Now) -> tuple[np.ndarray, ...]:
-        self._match = self.matching.latest(self.lag) or self._match
-        if self._match is None:
-            return (self._uses[keys].astype(np.float64),)
-        said = self._match.probabilities
-        p = np.add.reduce(said.reshape(len(said), -1)[:, keys], axis=0, dtype=np.float64) / len(said)
-        return (p * self._uses[keys],)
+        return (self.ranks[0][keys],)

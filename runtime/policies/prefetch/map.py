@@ -48,13 +48,20 @@ class MapPrefetch(Simple):
         if not self._guided:
             return _NONE
         keys = [layer * self._shape.num_experts + experts for layer, (experts, _) in self._guided.items()]
+        if len(keys) == 1:
+            return keys[0]
         urgency = [priorities(p, layer - step.layer) for layer, (_, p) in self._guided.items()]
         return np.concatenate(keys)[np.argsort(-np.concatenate(urgency), kind="stable")]
 
     def _choose(self, match: Match, layer: int) -> tuple[np.ndarray, np.ndarray]:
-        """Experts of a layer that some request is to need, with their probabilities summed over all."""
+        """Experts of a layer that some request is to need, with their probabilities summed over all, the largest
+        first."""
         says = match.probabilities[:, layer]
         scores = match.scores.tolist() if self.threshold else [1.0] * len(says)
         chosen = [selected(p, score, self._shape.top_k) for p, score in zip(says, scores, strict=True)]
-        experts = chosen[0] if len(chosen) == 1 else np.unique(np.concatenate(chosen))
-        return experts, says.sum(axis=0)[experts]
+        if len(chosen) == 1:
+            return chosen[0], says[0, chosen[0]]
+        experts = np.unique(np.concatenate(chosen))
+        summed = says.sum(axis=0)[experts]
+        order = np.argsort(-summed, kind="stable")
+        return experts[order], summed[order]
