@@ -9,7 +9,7 @@ from artifacts.errors import BadInput
 from artifacts.trace import Trace
 from runtime.controller import Controller
 from runtime.plan import Plan
-from runtime.policies.base import Step, last_tokens
+from runtime.policies.step import Step, last_tokens
 from runtime.reconfigure import Reconfiguration
 from runtime.timing import Timing
 

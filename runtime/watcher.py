@@ -12,7 +12,7 @@ from artifacts.trace import DECODE, PREFILL
 from runtime.gates import Gate
 from runtime.host import HostCopy, real_rows
 from runtime.model import MoeModel
-from runtime.policies.base import Step, last_tokens
+from runtime.policies.step import Step, last_tokens
 from runtime.predictors import Predictor
 
 

@@ -6,7 +6,7 @@ Shapes: T tokens, K selected per token, E experts a layer, L MoE layers, D prefe
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 
@@ -16,49 +16,8 @@ from artifacts.predictors import Predictors
 from artifacts.replicas import Replicas
 from artifacts.shape import Shape
 from artifacts.splits import SolvedSplit
-
-if TYPE_CHECKING:
-    from runtime.policies.matching import Matching
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One MoE layer in one pass, as its router left it."""
-
-    pass_index: int
-    phase: int
-    layer: int
-    selected: np.ndarray  # [T, K] expert ids, rank 0 the strongest
-    weights: np.ndarray  # [T, K] float32 routing weights as the model applies them
-    probabilities: np.ndarray | None = None  # [T, E] float32, the router's softmax
-    predicted: np.ndarray | None = (
-        None  # [T, D, E] float32: what the routers of the next D layers say of this router's input
-    )
-    last: np.ndarray | None = (
-        None  # [R] the last token of each request: what lies past the last layer is predicted from these
-    )
-    learned: np.ndarray | None = None  # [T, D, E] float32: what fitted predictors say of those layers
-    embedding: np.ndarray | None = None  # [R, H] float32: each request's input of this pass, the mean over its tokens
-
-    @property
-    def foreseen(self) -> np.ndarray | None:
-        """[T, D, E] the best that is known of the layers ahead."""
-        return self.predicted if self.learned is None else self.learned
-
-    @property
-    def shares(self) -> np.ndarray:
-        """[T, K] routing weights renormalised over the selected (p~)."""
-        return self.weights / self.weights.sum(axis=1, keepdims=True)
-
-
-_FIRST = np.zeros(1, np.int64)
-
-
-def last_tokens(requests: np.ndarray) -> np.ndarray:
-    """Row of the last token of each request, given whose token each row is."""
-    if len(requests) == 1:
-        return _FIRST
-    return np.flatnonzero(np.append(requests[1:] != requests[:-1], True))
+from runtime.policies.matching import Matching
+from runtime.policies.step import Step
 
 
 @dataclass(slots=True)
@@ -88,7 +47,7 @@ class Artefacts:
     maps: ExpertMaps | None = None  # earlier iterations, to match the one under way with
     maps_run: int | None = None  # the run of the store that they are of
     learns_maps: bool = False  # whether iterations join them as the run goes on
-    matching: "Matching | None" = None  # of those maps: made when policies are prepared, and shared by them
+    matching: Matching | None = None  # of those maps: made when policies are prepared, and shared by them
 
 
 @dataclass(frozen=True, slots=True)

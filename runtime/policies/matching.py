@@ -12,8 +12,8 @@ from artifacts.errors import BadUsage, Incompatible
 from artifacts.expertmaps import ExpertMaps, Trajectories, best_matches, mean_rows
 from artifacts.shape import Shape
 from artifacts.trace import PREFILL
-from runtime.policies.base import Step
 from runtime.policies.jobs import Job, Jobs
+from runtime.policies.step import Step
 
 
 @dataclass(frozen=True, slots=True, eq=False)

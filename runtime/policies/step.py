@@ -1,0 +1,46 @@
+"""What a router has said: the step that policies decide.
+
+Shapes: T tokens, R requests, K selected per token, E experts a layer, D prefetch distances, H the model's width.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One MoE layer in one pass, as its router left it."""
+
+    pass_index: int
+    phase: int
+    layer: int
+    selected: np.ndarray  # [T, K] expert ids, rank 0 the strongest
+    weights: np.ndarray  # [T, K] float32 routing weights as the model applies them
+    probabilities: np.ndarray | None = None  # [T, E] float32, the router's softmax
+    # [T, D, E] float32: what the routers of the next D layers say of this router's input
+    predicted: np.ndarray | None = None
+    # [R] the last token of each request: what lies past the last layer is predicted from these
+    last: np.ndarray | None = None
+    learned: np.ndarray | None = None  # [T, D, E] float32: what fitted predictors say of those layers
+    embedding: np.ndarray | None = None  # [R, H] float32: each request's input of this pass, the mean over its tokens
+
+    @property
+    def foreseen(self) -> np.ndarray | None:
+        """[T, D, E] the best that is known of the layers ahead."""
+        return self.predicted if self.learned is None else self.learned
+
+    @property
+    def shares(self) -> np.ndarray:
+        """[T, K] routing weights renormalised over the selected (p~)."""
+        return self.weights / self.weights.sum(axis=1, keepdims=True)
+
+
+_FIRST = np.zeros(1, np.int64)
+
+
+def last_tokens(requests: np.ndarray) -> np.ndarray:
+    """Row of the last token of each request, given whose token each row is."""
+    if len(requests) == 1:
+        return _FIRST
+    return np.flatnonzero(np.append(requests[1:] != requests[:-1], True))
