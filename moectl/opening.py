@@ -6,8 +6,13 @@ from runtime.model import MoeModel, open_model
 from runtime.tiers import resolve_device
 
 
-def open_quietly(name: str, *, device: str = "auto") -> MoeModel:
-    """Open a checkpoint, a folder or hub id, on a device as a user names it."""
+def quieten() -> None:
+    """From here on transformers says nothing of its own."""
     logging.set_verbosity_error()
     logging.disable_progress_bar()
+
+
+def open_quietly(name: str, *, device: str = "auto") -> MoeModel:
+    """Open a checkpoint, a folder or hub id, on a device as a user names it."""
+    quieten()
     return open_model(name, device=resolve_device(device))

@@ -3,20 +3,23 @@
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import torch
 
-from artifacts.errors import BadUsage
 from artifacts.hardware import machine
-from artifacts.replicas import FULL_BITS
+from artifacts.replicas import FULL_BITS, check_base
 from runtime import budget as sizes
+from runtime.answers import Effort, Prompt, Stream, encode
 from runtime.assembly import build_controller, fast_tier, lay_out, pools
 from runtime.cache import Scope
+from runtime.counters import totals
 from runtime.engine import Engine
-from runtime.fused import EXACT, FUSED, Fused, check_experts
+from runtime.fused import FUSED, Fused
 from runtime.fused_dense import FusedDense
 from runtime.fusing import fused_for
 from runtime.generate import Sampling, Token, stream
@@ -25,7 +28,8 @@ from runtime.limits import check_tokens
 from runtime.lowbit import make_ready
 from runtime.measured import HERE
 from runtime.model import MoeModel, open_model
-from runtime.policies import POLICIES, Preset, build, preset
+from runtime.opening import equipped
+from runtime.policies import POLICIES, build, preset
 from runtime.policies.base import Artefacts, FastTier
 from runtime.predictors import Predictor
 from runtime.probe import link_bytes_per_second, prefetch_window, scaled_window
@@ -33,57 +37,13 @@ from runtime.receipt import receipt
 from runtime.reconfigure import Reconfiguration, tokens_between
 from runtime.recorder import Recorder
 from runtime.replicas import open_replicas, verify_files
+from runtime.settings import Settings
 from runtime.shadows import Shadows
 from runtime.slots import Slots
 from runtime.tiers import link_name, open_tiers, resolve_device, resolve_link
 from runtime.turns import Turns
 from runtime.watcher import Watcher
 from runtime.weights import ALIGNMENT
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What a user may choose. `policies` overrides a preset's axes; texts are those of the command line."""
-
-    preset: str | Preset = "on-demand"
-    policies: dict[str, str] = field(default_factory=dict)
-    budget: str = "25%"
-    scope: str | None = None
-    link: str = "auto"
-    near: str | None = None
-    scaled_to: str | None = None
-    window: str | None = None
-    device: str = "auto"
-    experts: str = EXACT
-    threads: int | None = None  # of CPU compute; None leaves torch as it is
-    machine: str | None = None  # whose splits fit; None: that of `scaled_to`, or this one over this link
-    reconfigure_every: int | None = None  # tokens after which a split is solved anew; 0: never
-    verify: bool = False  # replica files are compared with their hashes before anything is read of them
-    learn: bool = False  # iterations join the expert maps as they come, from none if need be
-
-    def __post_init__(self) -> None:
-        if self.scaled_to and (self.link != "auto" or self.near):
-            raise BadUsage("--scaled-to sets the link and the near tier itself: leave out --link and --near")
-        check_experts(self.experts)
-        if self.scope not in (None, *Scope):
-            raise BadUsage(f"scope is layer or global, not {self.scope!r}")
-        chosen = build(self.texts())  # a name that is not known is told before a model is opened
-        if self.learn and "maps" not in chosen.requires:
-            raise BadUsage("--learn adds to expert maps, and no policy chosen here uses any: give --preset fmoe")
-
-    def texts(self) -> dict[str, str]:
-        """The text of every axis."""
-        return preset(self.preset).texts() | self.policies
-
-    @property
-    def requires(self) -> frozenset[str]:
-        """Artefacts that the chosen policies cannot do without."""
-        return build(self.texts()).requires
-
-    @property
-    def wants(self) -> frozenset[str]:
-        """Those, and what they take where it is there."""
-        return build(self.texts()).wants
 
 
 class Session:
@@ -188,9 +148,39 @@ class Session:
             self.fallbacks.append(f"budget {self._budget} holds the whole model: every expert stays resident")
 
     @classmethod
-    def open(cls, name: str, settings: Settings, *, artefacts: Artefacts | None = None) -> "Session":
-        """Open a checkpoint (folder or hub id) and run it by `settings`."""
-        return cls(open_model(name, device=resolve_device(settings.device)), settings, artefacts=artefacts)
+    def open(
+        cls,
+        name: str | Path,
+        settings: Settings | None = None,
+        *,
+        store: str | Path | None = None,
+        base: int = FULL_BITS,
+    ) -> "Session":
+        """Open a checkpoint (folder or hub id) and run it by `settings`, with what `store` knows of it, where there is
+        such a file; on a `base` of so many bits its replicas are the experts.
+
+        Raises BadUsage, BadInput for a model or a store that cannot be used, Incompatible for an artefact that the
+        policies cannot do without, OutOfResources.
+        """
+        settings = settings or Settings()
+        check_base(base)
+        opened = open_model(str(name), device=resolve_device(settings.device))
+        return cls.over(opened, settings, store=store, base=base, name=str(name))
+
+    @classmethod
+    def over(
+        cls,
+        opened: MoeModel,
+        settings: Settings,
+        *,
+        store: str | Path | None = None,
+        base: int = FULL_BITS,
+        name: str = "this model",
+    ) -> "Session":
+        """The same over a model that is open and that no other session has, `name` as the user gave it."""
+        path = None if store is None else Path(store)
+        opened, settings, artefacts = equipped(opened, settings, name=name, store=path, base=base)
+        return cls(opened, settings, artefacts=artefacts)
 
     def __enter__(self) -> "Session":
         return self
@@ -234,9 +224,22 @@ class Session:
         length = ids.shape[1] + (past.get_seq_length() if past is not None else 0)
         check_tokens(self.opened.model, highest=highest, length=length, what=f"{length} tokens")
 
-    def generate(self, prompt: torch.Tensor, sampling: Sampling) -> Iterator[Token]:
-        """Stream tokens after `prompt` [1, S]; whoever comes meanwhile waits until all of them are there."""
-        yield from stream(self.opened.model, prompt.to(self.opened.model.device), sampling, turn=self._turn)
+    def stream(self, prompt: Prompt, sampling: Sampling | None = None) -> Stream:
+        """Text after a text, or after the turns of a chat, as it comes. Raises BadInput for what cannot be encoded."""
+        return Stream(self, self.encode(prompt), sampling or Sampling())
+
+    def encode(self, prompt: Prompt) -> torch.Tensor:
+        """Token ids [1, S]; of a chat by the tokenizer's template. Without one turns are separated by blank lines, and
+        the receipt says so. Raises BadInput."""
+        return encode(self, prompt)
+
+    def generate(
+        self, prompt: torch.Tensor, sampling: Sampling, *, told: Callable[[Effort], None] | None = None
+    ) -> Iterator[Token]:
+        """Stream tokens after `prompt` [1, S]; whoever comes meanwhile waits until all of them are there. `told` hears
+        then what they took."""
+        turn = partial(self._turn, told=told)
+        yield from stream(self.opened.model, prompt.to(self.opened.model.device), sampling, turn=turn)
 
     def new_requests(self, count: int) -> None:
         """The rows of coming passes are `count` new requests; no earlier one goes on."""
@@ -244,6 +247,16 @@ class Session:
             self.reconfiguration.between_requests()
         self.watcher.first_request = self._next_request
         self._next_request += count
+
+    @property
+    def num_passes(self) -> int:
+        return len(self.controller.counters.passes)
+
+    def effort(self, *, first_pass: int = 0) -> Effort:
+        """What the passes from `first_pass` on took, all of them since it was opened by default."""
+        counters, stall_s = self.controller.counters, sum(self.engine.stall_s[first_pass:])
+        by_layer = counters.by_layer(first_pass=first_pass)
+        return Effort(totals(by_layer), by_layer, stall_s * 1e3)
 
     def fold(self) -> None:
         """Count all passes so far as one: a run that goes on and on would keep a table of each."""
@@ -263,14 +276,17 @@ class Session:
         return receipt(self)
 
     @contextmanager
-    def _turn(self, stop: threading.Event) -> Iterator[bool]:
-        """Of one generation; whether it came before `stop` was set."""
+    def _turn(self, stop: threading.Event, *, told: Callable[[Effort], None] | None) -> Iterator[bool]:
+        """Of one generation; whether it came before `stop` was set. `told` hears what it took."""
         if not self._turns.begin(stop):
             yield False
             return
         try:
             self.new_requests(1)
+            first_pass = self.num_passes
             yield True
+            if told:
+                told(self.effort(first_pass=first_pass))
         finally:
             self._turns.end()
 

@@ -24,13 +24,12 @@ from openai import AsyncOpenAI
 from transformers import ContinuousBatchingConfig, GenerationConfig
 
 from moectl.bundled import demo_model
-from moectl.commands.run import Settings, encode, open_session
 from moectl.options import DEFAULT_STORE
 from moectl.render import Sheet, show_sheet
 from profilers.corpus import documents
 from runtime.counters import hit_rate
 from runtime.generate import Sampling
-from runtime.session import Session
+from runtime.session import Session, Settings
 
 OWN = {"temperature": 0, "extra_body": {"ignore_eos": True, "counters": True}}
 
@@ -106,10 +105,10 @@ def _requests(options: argparse.Namespace) -> list[Asked]:
 def _alone(asked: list[Asked], preset: str, options: argparse.Namespace) -> tuple[list[list[int]], float, float]:
     """What `moectl run` says, one after the other."""
     settings = Settings(preset=preset, budget=options.budget, threads=1)
-    with open_session(str(demo_model()), settings, store=DEFAULT_STORE) as session:
+    with Session.open(str(demo_model()), settings, store=DEFAULT_STORE) as session:
         begin_s = time.perf_counter()
         ids = [
-            [token.token_id for token in session.generate(encode(session, one.prompt), _sampling(one))] for one in asked
+            [token.token_id for token in session.generate(session.encode(one.prompt), _sampling(one))] for one in asked
         ]
         return ids, hit_rate(session.controller.counters.totals()), time.perf_counter() - begin_s
 
@@ -167,8 +166,8 @@ def _batches(asked: list[Asked], options: argparse.Namespace) -> Sheet:
     """The same prompts in batches, by transformers itself over the same session; seconds are the thread's own."""
     rows = []
     settings = Settings(preset=options.presets, budget=options.budget, threads=1)
-    with open_session(str(demo_model()), settings, store=DEFAULT_STORE) as session:
-        prompts = [encode(session, one.prompt)[0].tolist() for one in asked]
+    with Session.open(str(demo_model()), settings, store=DEFAULT_STORE) as session:
+        prompts = [session.encode(one.prompt)[0].tolist() for one in asked]
         ways = {"one by one": _one_by_one, f"padded, {options.rows}": _padded, "continuous": _continuous}
         expected = None
         for name, way in ways.items():

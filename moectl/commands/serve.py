@@ -12,7 +12,6 @@ from types import FrameType
 from artifacts.errors import BadInput, BadUsage
 from artifacts.replicas import check_base
 from moectl.bundled import demo_model
-from moectl.commands.run import session_on
 from moectl.opening import open_quietly
 from moectl.serving.limits import Limits
 from runtime.model import MoeModel
@@ -67,7 +66,8 @@ def scheduler_of(
     known = _presets(opened, settings, store)
 
     def made(chosen: str) -> Session:
-        return session_on(opened, name, replace(settings, preset=known[chosen]), store=store, base=base)
+        settled = replace(settings, preset=known[chosen])
+        return Session.over(opened, settled, store=store, base=base, name=name)
 
     return Scheduler(made, preset(settings.preset).name, limits)
 

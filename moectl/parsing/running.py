@@ -72,11 +72,12 @@ def _run(
 ) -> None:
     """Generate text with most experts outside the fast tier, and say what that took."""
     from moectl.commands import run as verb
+    from runtime.named import find_presets
 
     residency = hot_residency(residency, avg_bits)
     policies = {"routing": routing, "prefetch": prefetch, "eviction": eviction, "miss": miss, "residency": residency}
     settings = verb.Settings(
-        preset=verb.find_presets([preset], store).get(preset, preset),
+        preset=find_presets([preset], store).get(preset, preset),
         policies={axis: text for axis, text in policies.items() if text is not None},
         budget=budget,
         scope=scope,

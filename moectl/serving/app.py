@@ -17,7 +17,6 @@ from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
 from artifacts.errors import Problem
-from moectl.commands.run import encode, encode_chat
 from moectl.serving import metrics
 from moectl.serving.answers import Form, Refusal, error, event
 from moectl.serving.asked import Asked, AskedChat, AskedCompletion, AskedPreset
@@ -69,7 +68,7 @@ def application(serving: Serving) -> Guard:
     async def chat(asked: AskedChat, request: Request) -> object:
         _check_model(serving, asked.model)
         turns = [{"role": message.role, "content": message.content} for message in asked.messages]
-        prompt = await _encoded(asyncio.to_thread(encode_chat, scheduler.session, turns))
+        prompt = await _encoded(asyncio.to_thread(scheduler.session.encode, turns))
         return await _answer(serving, asked, request, prompt, asked.max_completion_tokens or asked.max_tokens)
 
     @app.post("/v1/completions")
@@ -153,7 +152,7 @@ async def _prompt(asked: str | list[int], scheduler: Scheduler) -> torch.Tensor:
     """[1, S]; of token ids as they are."""
     if isinstance(asked, list):
         return torch.tensor([asked], dtype=torch.int64)
-    return await asyncio.to_thread(encode, scheduler.session, asked)
+    return await asyncio.to_thread(scheduler.session.encode, asked)
 
 
 async def _encoded(prompt: Awaitable[torch.Tensor]) -> torch.Tensor:

@@ -6,10 +6,10 @@ import numpy as np
 
 from moectl.serving.jobs import Done, Job, Piece
 from moectl.serving.tally import Tally
-from moectl.text import Stops, Text
 from runtime.counters import by_layer, totals
 from runtime.generate import Timing, Token
 from runtime.interleave import Interleave
+from runtime.text import Stops, Text
 
 
 class Row:

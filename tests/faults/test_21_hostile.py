@@ -23,7 +23,6 @@ from artifacts.modelshapes import model_shape
 from artifacts.store import Store
 from artifacts.tracefile import from_table, read_parquet, to_table, write_parquet
 from moectl.cli import main
-from moectl.commands.run import encode_chat
 from profilers.taskfiles import keep_templates_in
 from profilers.tasks import load_tasks
 from runtime.checkpoint import open_checkpoint
@@ -137,7 +136,7 @@ def test_a_chat_template_that_fails(copy: Copy) -> None:
         Session(open_model(str(folder)), Settings(budget="100%", link="disk", window="0B")) as session,
         pytest.raises(BadInput, match="the model's chat template cannot be used"),
     ):
-        encode_chat(session, [{"role": "user", "content": "hello"}])
+        session.encode([{"role": "user", "content": "hello"}])
 
 
 # Stores

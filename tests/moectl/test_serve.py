@@ -14,7 +14,6 @@ import openai
 import pytest
 from openai import OpenAI
 
-from moectl.commands.run import encode, session_on
 from moectl.serving.limits import Limits
 from runtime.generate import Sampling
 from runtime.model import MoeModel, open_model
@@ -53,7 +52,7 @@ def web(server: Running) -> Iterator[httpx2.Client]:
 
 def alone(session: Session, prompt: str, num_tokens: int, **sampling: float) -> list[int]:
     drawn = Sampling(max_new_tokens=num_tokens, ignore_eos=True, **sampling)
-    return [token.token_id for token in session.generate(encode(session, prompt), drawn)]
+    return [token.token_id for token in session.generate(session.encode(prompt), drawn)]
 
 
 def idle(server: Running) -> None:
@@ -89,7 +88,7 @@ def test_streams_in_company_are_runs_by_themselves(server: Running, client: Open
 def test_one_request_counts_as_a_run_does(client: OpenAI, web: httpx2.Client, opened: MoeModel) -> None:
     assert web.post("/preset", json={"preset": "specmd"}).json() == {"preset": "specmd"}  # with an empty tier
     answer = client.completions.create(prompt=PROMPTS[0], max_tokens=8, **EXACT)
-    with session_on(opened, "tiny", Settings(preset="specmd", budget="25%", threads=1), store=Path("none")) as session:
+    with Session(opened, Settings(preset="specmd", budget="25%", threads=1)) as session:
         assert answer.moectl["token_ids"] == alone(session, PROMPTS[0], 8)
         counted = session.controller.counters
         exposed_ms = answer.moectl["counters"].pop("exposed_ms")

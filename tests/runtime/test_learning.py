@@ -17,7 +17,7 @@ from artifacts.expertmaps import ExpertMaps
 from artifacts.provenance import RunInfo, utc_now
 from artifacts.store import Store
 from artifacts.storedmaps import COMMAND, LEARN, TABLE, map_rows, stored_maps
-from moectl.commands.run import keeping_maps, open_session
+from moectl.commands.run import keeping_maps
 from runtime import learning
 from runtime.generate import Sampling
 from runtime.policies.matching import Learned
@@ -159,7 +159,7 @@ def test_a_run_that_is_stopped_writes_its_whole_iterations(checkpoint: Checkpoin
     settings = Settings(preset="fmoe", learn=True, budget="50%", link="1GB/s", window="5KiB", device="cpu")
     with (
         pytest.raises(KeyboardInterrupt),
-        open_session(name, settings, store=path) as session,
+        Session.open(name, settings, store=path) as session,
         keeping_maps(session, name, store=path),
     ):
         generated(session, 4)
@@ -169,7 +169,7 @@ def test_a_run_that_is_stopped_writes_its_whole_iterations(checkpoint: Checkpoin
     assert session.controller.now.step == num_steps + 1, "stopped in the middle of a pass"
     with Store.open(path, read_only=True) as store:
         assert len(stored_maps(store)) == 4
-    with open_session(name, settings, store=path) as session, keeping_maps(session, name, store=path):
+    with Session.open(name, settings, store=path) as session, keeping_maps(session, name, store=path):
         assert (
             session.receipt()["maps"] | {"held": 4, "capacity": 1000, "learned_iterations": 0}
             == (session.receipt()["maps"])
@@ -182,7 +182,7 @@ def test_a_run_that_is_stopped_writes_its_whole_iterations(checkpoint: Checkpoin
 
 def test_who_holds_everything_learns_all_the_same(checkpoint: Checkpoint) -> None:
     settings = Settings(preset="fmoe", policies={"prefetch": "none"}, learn=True, budget="100%", device="cpu")
-    with open_session(str(checkpoint("olmoe")), settings, store=Path("nowhere")) as session:
+    with Session.open(str(checkpoint("olmoe")), settings, store=Path("nowhere")) as session:
         generated(session, 5)
         assert session.matching.learned().num_iterations == 5
 

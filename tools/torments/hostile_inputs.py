@@ -24,7 +24,6 @@ from moectl.benchrequest import Request
 from moectl.commands.build_buddies import parse_alphas
 from moectl.commands.profile import parse_shard
 from moectl.commands.quantize import parse_bits
-from moectl.commands.run import encode, open_session
 from moectl.commands.substitution import parse_shares
 from moectl.imported import read_results
 from moectl.tracesource import Source, open_source
@@ -34,7 +33,7 @@ from runtime import budget as sizes
 from runtime.fitting import parse_hit_rates
 from runtime.generate import Sampling
 from runtime.policies import POLICIES, presets
-from runtime.session import Settings
+from runtime.session import Session, Settings
 from runtime.sweep import Setting, Workload
 from tests import artefacts, families
 from tools.hostile import FRACTIONS, NUMBERS, TEXTS, altered, as_text, damaged, odd, refusal, write
@@ -99,7 +98,7 @@ class HostileInputs:
         self._ground = ground
         self._tokenizer = families.character_tokenizer()
         model = families.save("olmoe", "hub", ground / "model")
-        self._session = open_session(
+        self._session = Session.open(
             str(model), Settings(budget="100%", link="disk", window="0B"), store=ground / "none.duckdb"
         )
         trace = artefacts.trace(12)
@@ -165,7 +164,7 @@ class HostileInputs:
 
         def answered() -> None:
             sampling = Sampling(**given)
-            for _ in self._session.generate(encode(self._session, text), sampling):
+            for _ in self._session.generate(self._session.encode(text), sampling):
                 pass
 
         refusal(f"12: prompt {text[:20]!r} with {given}", answered)

@@ -4,7 +4,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from moectl.bundled import demo_model
-from moectl.text import Stops, Text
+from runtime.text import Stops, Text
 
 WORDS = "Return the numbér of — 漢字 🙂 bytes\n\n    x += 1  # ok"
 
