@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -44,6 +44,13 @@ from runtime.tiers import link_name, open_tiers, resolve_device, resolve_link
 from runtime.turns import Turns
 from runtime.watcher import Watcher
 from runtime.weights import ALIGNMENT
+
+
+class Output(Protocol):
+    """Of one pass: logits [B, S, V], and what the next pass goes on from."""
+
+    logits: torch.Tensor
+    past_key_values: object
 
 
 class Session:
@@ -203,7 +210,7 @@ class Session:
 
     # Running
 
-    def forward(self, ids: torch.Tensor, *, mask: torch.Tensor | None = None, past: object = None) -> object:
+    def forward(self, ids: torch.Tensor, *, mask: torch.Tensor | None = None, past: object = None) -> Output:
         """One pass, prefill or decode: ids [B, S], mask [B, past + S]. Returns the model's output, logits [B, S, V].
 
         Raises BadInput for what the model cannot take.
