@@ -170,7 +170,8 @@ def greedy(curves, times, budgets, step, windows, exposed, sizes):
         budgets[receiver], budgets[giver] = more, less
         before = windows.copy()
         _walk(curves, times, budgets, min(receiver, giver), max(receiver, giver), windows, exposed, sizes)
-        is_known[:] = before[:-1] == windows[:-1]
+        for layer in range(len(budgets)):
+            is_known[layer] = before[layer] == windows[layer]
         is_known[receiver] = is_known[giver] = False
 
 

@@ -3,12 +3,10 @@
 import os
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
-
-from runtime.fused_packed import packed_adder
-from runtime.lowbit_numba import multiplier
 
 ROOT = Path(__file__).parents[2]
 LOOPS = """
@@ -60,9 +58,13 @@ def test_where_no_folder_can_be_written_it_runs_and_says_so(tmp_path: Path) -> N
     assert not list(tmp_path.rglob("*.nbc"))
 
 
-@pytest.mark.parametrize(("made", "options"), [(multiplier, {}), (packed_adder, {"is_narrow": False})])
-def test_what_is_made_for_a_width_is_found_again(made, options: dict) -> None:
+@pytest.mark.parametrize(
+    ("module", "name", "options"),
+    [("lowbit_numba", "multiplier", {}), ("fused_packed", "packed_adder", {"is_narrow": False})],
+)
+def test_what_is_made_for_a_width_is_found_again(module: str, name: str, options: dict) -> None:
     """numba finds a closure by what it holds: had it another compiled function, every process would compile it anew."""
+    made = getattr(import_module(f"runtime.{module}"), name)
     made(4, **options)
     again = made.__wrapped__(4, **options)
     assert sum(again.stats.cache_hits.values()) == 1 and not again.stats.cache_misses

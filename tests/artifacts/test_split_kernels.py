@@ -77,9 +77,19 @@ def test_cells_are_the_best_where_windows_do_not_depend_on_them(seed: int) -> No
 
 def test_less_than_a_cell_each_is_shared_evenly() -> None:
     ours = _Problem.of(0.5, (0.5, 0.5, 1.0, 1, 0.0, 0.0), *problem(3, 3, 1, 0)[5:])
-    for total, is_even in ((1.4, True), (1.5, True), (2.0, False)):
+    for total, is_even in ((1.4, True), (1.5, True), (1.7, False), (2.0, False)):
         found = ours.gridded(ours.even(total), 0.5)
         assert (np.ptp(found) == 0) == is_even and found.sum() == pytest.approx(total)
+
+
+def test_cells_are_an_expert_or_parts_of_it_and_not_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No finer than a step, nor than the cells that are allowed; of a step beyond an expert they are whole."""
+    ours = _Problem.of(0.5, (0.5, 0.5, 1.0, 1, 0.0, 0.0), *problem(3, 4, 1, 4)[5:])
+    for step, most, share in ((0.5, 2048, 2), (1.0, 2048, 1), (3.0, 2048, 1), (0.5, 12, 2), (0.1, 6, 1), (0.1, 5, 1)):
+        monkeypatch.setattr("artifacts.splits._NUM_CELLS", most)
+        found = ours.gridded(ours.even(6.0), step) * share
+        assert found.tolist() == found.round().tolist() and found.sum() == 6 * share
+        assert share == 1 or (found % 2).any()
 
 
 def test_windows_are_from_the_least_to_the_most_that_a_layer_leaves() -> None:

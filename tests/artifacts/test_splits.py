@@ -1,7 +1,7 @@
 """MoEpic's solver: against plain loops and brute force, and what must hold whatever the curves."""
 
 import itertools
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, replace
 
 import numpy as np
 import pytest
@@ -79,8 +79,9 @@ def test_expert_split_by_hand() -> None:
     assert (theta.tolist(), size.tolist()) == ([0.25], [2])
     np.testing.assert_allclose(exposed, 0.27 - 0.73 * 0.1)
     # What takes the window to its end is in time: nothing is cached, one of two comes.
-    exposed, _, _ = expert_split([2], 1.0, 0.1, 0.2, 1.0, 1, [[0.0, 0.0, 0.0]], [[0.75, 0.25]], np.zeros((1, 2, 3)))
-    np.testing.assert_allclose(exposed, 0.25 - 0.75 * 0.1)
+    arguments = (1.0, 0.1, 0.2, 1.0, 1, [[0.0, 0.0, 0.0]], [[0.75, 0.25]], np.zeros((1, 2, 3)))
+    for exposed in (expert_split([2], *arguments)[0], exposed_with([2], [2], *arguments)):
+        np.testing.assert_allclose(exposed, 0.25 - 0.75 * 0.1)
 
 
 @given(
@@ -280,6 +281,7 @@ def test_whom_a_split_fits() -> None:
     for machine, link in (("here", "pinned"), ("here", "cpu"), ("there", "disk"), ("a", "disk")):
         assert not over_disk.fits(machine, link)
     assert (over_any.made_for, over_disk.made_for) == ("here", "here over disk")
+    assert over_any != replace(over_any), "what holds arrays is the same as itself alone"
     with pytest.raises(FrozenInstanceError):
         over_any.machine = "there"
     assert (over_any.solver, over_any.zeta) == ("dynamic", 0.01)

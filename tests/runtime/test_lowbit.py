@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from artifacts.bitwidths import WIDTHS
 from artifacts.packing import Packed, pack, unpack
-from runtime import lowbit, lowbit_numba
+from runtime import lowbit
 from runtime.experts import expert_forward
 from runtime.lowbit import MANY_TOKENS, dequantise, kernel_name, linear, project_packed
 from runtime.model import open_model
@@ -20,6 +20,12 @@ from tools.gpu_lowbit import random_packed
 # out, in, group: in or out no multiple of 32 or of 32 / bits, groups of a row, groups that end within a word.
 SHAPES = [(64, 128, 128), (48, 256, 64), (33, 96, 32), (50, 24, 24), (7, 100, 100), (40, 96, 48), (1, 33, 11)]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def by_numba(packed: Packed, dtype: torch.dtype) -> torch.Tensor:
+    from runtime import lowbit_numba  # as this file is collected every worker would compile it
+
+    return lowbit_numba.dequantise(packed, dtype)
 
 
 def from_codes(packed: Packed) -> np.ndarray:
@@ -47,8 +53,8 @@ def test_the_oracle_is_what_the_codes_say(shape: tuple[int, int, int], bits: int
     packed = random_packed(*shape[:2], bits, shape[2])
     weights = torch.from_numpy(from_codes(packed))
     assert torch.equal(dequantise(packed).double(), weights.float().double())
-    assert torch.equal(lowbit_numba.dequantise(packed, torch.float32), dequantise(packed))
-    assert torch.equal(lowbit_numba.dequantise(packed, torch.bfloat16), dequantise(packed, torch.bfloat16))
+    assert torch.equal(by_numba(packed, torch.float32), dequantise(packed))
+    assert torch.equal(by_numba(packed, torch.bfloat16), dequantise(packed, torch.bfloat16))
 
 
 @pytest.mark.parametrize("bits", WIDTHS)
@@ -104,7 +110,7 @@ def test_every_float16_scale_is_read_right() -> None:
     every = torch.arange(0x7C00, dtype=torch.int16).view(torch.float16)  # finite and not negative, subnormal ones too
     scales = torch.cat((every, -every))[None]
     packed = Packed(1, 32, 32, torch.full((1, scales.shape[1]), -1, dtype=torch.int32), scales, None)
-    assert torch.equal(lowbit_numba.dequantise(packed, torch.float32), (scales.float() / 2).T.expand(-1, 32))
+    assert torch.equal(by_numba(packed, torch.float32), (scales.float() / 2).T.expand(-1, 32))
 
 
 @pytest.mark.parametrize("bits", WIDTHS)

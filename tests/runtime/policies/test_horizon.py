@@ -17,12 +17,21 @@ from tests.runtime.contract import Case, run
 from tests.runtime.policies.horizon_reference import Reference
 
 DEMO = Shape(num_layers=8, num_experts=32, top_k=4, expert_nbytes=160)
+KINDS = ((PREFILL, 1), (PREFILL, 2), (PREFILL, 9), (DECODE, 1), (DECODE, 1), (DECODE, 3))  # of passes, and tokens
 RIVALS = ("lru", "lfu", "lcp", "least_stale", "fld", "score")
 
 
-def ranked(shape: Shape, passes: list[list[list[list[int]]]], predicted: np.ndarray | None = None) -> np.ndarray:
+Passes = list[list[list[list[int]]]]
+
+
+def ranked(shape: Shape, passes: Passes, predicted: np.ndarray | None = None) -> np.ndarray:
     """[num_keys] the sort key after these passes, each a list of layers of [T, K] experts; `predicted` [D, E] comes
     with every step."""
+    policy, now = after(shape, passes, predicted)
+    return policy.order(np.arange(shape.num_keys), now)[0]
+
+
+def after(shape: Shape, passes: Passes, predicted: np.ndarray | None = None) -> tuple[Horizon, Now]:
     policy, now = Horizon(), Now()
     policy.prepare(shape, Artefacts())
     for layers in passes:
@@ -34,7 +43,7 @@ def ranked(shape: Shape, passes: list[list[list[list[int]]]], predicted: np.ndar
             ahead = None if predicted is None else np.tile(predicted, (len(ids), 1, 1))
             step = Step(now.pass_index, phase, layer, ids, np.ones(ids.shape, np.float32), predicted=ahead)
             policy.used((np.unique(ids) + layer * shape.num_experts).tolist(), step, now)
-    return policy.order(np.arange(shape.num_keys), now)[0]
+    return policy, now
 
 
 def test_what_every_pass_uses_outlasts_what_none_does() -> None:
@@ -52,6 +61,23 @@ def test_what_followed_a_token_before_is_expected_after_it() -> None:
     assert order.argmax() == 0
 
 
+def test_tokens_count_by_what_they_have_in_common_with_the_newest() -> None:
+    """Where that is nothing, all alike, the first too; else a token that agrees everywhere makes the others nothing,
+    and what came after it counts .45 as much with every token between."""
+    shape = Shape(num_layers=1, num_experts=8, top_k=1, expert_nbytes=1)
+    *_, followers = after(shape, [[[[turn]]] for turn in range(8)])[0]._known[0]
+    assert followers == pytest.approx(np.full(8, 1 / 8))
+    *_, mean, followers = after(shape, [[[[turn]]] for turn in (0, 1, 2, 3, 4, 0)])[0]._known[0]
+    counts = np.array([0, 1, 0.45, 0.45**2, 0.45**3, 0, 0, 0])
+    assert followers == pytest.approx((counts + 0.5 * mean) / (counts.sum() + 0.5), abs=1e-5)
+
+
+def test_nothing_is_expected_later_than_in_a_thousand_passes() -> None:
+    shape = Shape(num_layers=2, num_experts=2000, top_k=1, expert_nbytes=1)  # by chance each would be every 2000th
+    order = ranked(shape, [[[[0]], [[1]]]])
+    assert order[1] == -2 * 1000 and order[2000] == -1 - 2 * 1000, "in step 0, and in step 1"
+
+
 def test_a_prompt_is_remembered_token_by_token() -> None:
     shape = Shape(num_layers=1, num_experts=6, top_k=1, expert_nbytes=1)
     circle = [[turn % 6] for turn in range(60)]
@@ -66,6 +92,49 @@ def test_a_prediction_moves_the_next_visit() -> None:
     plain, told = ranked(shape, passes), ranked(shape, passes, sure)
     assert told[6 + 5] > plain[6 + 5]
     assert (told[:6] == plain[:6]).all(), "layer 0 was predicted too, but has been since"
+
+
+def test_one_token_may_say_what_several_layers_ahead_use() -> None:
+    shape = Shape(num_layers=3, num_experts=6, top_k=1, expert_nbytes=1)
+    passes = [[[[turn % 3]]] * 3 for turn in range(20)]
+    plain, told = ranked(shape, passes), ranked(shape, passes, np.eye(6)[[5, 4]])
+    assert told[5] > plain[5] and told[6 + 4] > plain[6 + 4]
+
+
+def looked_ahead(predicted: np.ndarray, weights: list[float], is_pending: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Where the experts of the layers [L, E] stand then, and what the least squares have heard: layer 0 has run in step
+    7, and its router said `predicted` [T, D, E] of the layer after it."""
+    from runtime.policies.eviction import horizon_kernels
+
+    nearness, moments = np.zeros((2, 4)), np.zeros((1, 3, 3))
+    last, used, rates, known = np.arange(len(predicted)), np.zeros((2, 4)), np.full((2, 4), 0.25), np.ones((1, 2, 3, 4))
+    fitted = known, np.array([weights]), moments, np.zeros((1, 3))
+    horizon_kernels.look_ahead(0, 7, 1, predicted, last, used, rates, nearness, is_pending, *fitted)
+    return nearness, moments
+
+
+def test_a_visit_stays_the_earliest_and_the_rate_the_latest_whatever_was_fitted() -> None:
+    for weight, chance in ((3.0, 1), (0.5, 0.5), (-3.0, 0)):
+        nearness, _ = looked_ahead(np.eye(4)[None, :1], [weight, 0, 0], np.zeros((1, 2), bool))
+        assert nearness[1, 0] == -(7 + 1) - (1 - chance) * 2 / 0.25
+
+
+def test_what_was_said_of_a_visit_is_compared_with_it_once() -> None:
+    is_pending = np.array([[True, False]])
+    for is_first in (True, False):
+        _, moments = looked_ahead(np.zeros((0, 0, 4)), [0.0, 0.0, 0.0], is_pending)
+        assert moments.any() == is_first
+
+
+def test_a_rate_below_nothing_weighs_as_nothing_does() -> None:
+    from runtime.policies.eviction import horizon_kernels
+
+    heard = []
+    for weight in (0.0, -0.5):
+        moments, products, known = np.zeros((1, 1)), np.zeros(1), np.ones((1, 1, 3))
+        horizon_kernels.learn(np.array([weight]), known, 0 * known, np.array([[1.0, 0, 0]]), moments, products)
+        heard.append((moments.item(), products.item()))
+    assert heard[0] == heard[1] and min(heard[0]) > 0
 
 
 def test_prompts_longer_than_the_memory_and_layers_of_many_experts() -> None:
@@ -92,7 +161,7 @@ def test_compiled_and_plain_agree(seed: int, monkeypatch: pytest.MonkeyPatch) ->
     policy, plain, now = Horizon(), Reference(shape, 32), Now()
     policy.prepare(shape, Artefacts())
     for _ in range(60):
-        phase, num_tokens = [(PREFILL, 1), (PREFILL, 9), (DECODE, 1), (DECODE, 1), (DECODE, 3)][rng.integers(5)]
+        phase, num_tokens = KINDS[rng.integers(len(KINDS))]
         now.pass_index, now.num_tokens = now.pass_index + 1, now.num_tokens + num_tokens
         for layer in range(shape.num_layers):
             ids = rng.geometric(0.2, (num_tokens, 9)) % shape.num_experts
