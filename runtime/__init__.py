@@ -8,7 +8,8 @@ if TYPE_CHECKING:
     from runtime.answers import Answer, Effort, Stream
     from runtime.generate import Sampling, Token
     from runtime.recorder import Recorder
-    from runtime.session import Session, Settings
+    from runtime.session import Session
+    from runtime.settings import Settings
     from runtime.sweep import Outcome, Setting, Workload
 
 __all__ = [
@@ -29,7 +30,8 @@ _HOMES = {
     "answers": ("Answer", "Effort", "Stream"),
     "generate": ("Sampling", "Token"),
     "recorder": ("Recorder",),
-    "session": ("Session", "Settings"),
+    "session": ("Session",),
+    "settings": ("Settings",),
     "sweep": ("Outcome", "Setting", "Workload"),
 }
 

@@ -1,0 +1,99 @@
+"""Text through a session: streams that are dropped, closed or read to the end, and what each of them took."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from artifacts.errors import BadInput, BadUsage, Incompatible
+from runtime import Answer, Sampling, Session, Settings
+from tests.conftest import Checkpoint
+
+PROMPTS = ("It was a dark and stormy night;", "sheep", "the old gate")
+LONG, SHORT = Sampling(max_new_tokens=64, ignore_eos=True), Sampling(max_new_tokens=6, ignore_eos=True)
+
+
+@pytest.fixture
+def session(checkpoint: Checkpoint) -> Iterator[Session]:
+    with Session.open(checkpoint("olmoe"), Settings(budget="25%", device="cpu")) as session:
+        yield session
+
+
+def is_generating() -> bool:
+    return any(thread.name == "moectl-generate" for thread in threading.enumerate())
+
+
+def test_pieces_are_the_text(session: Session) -> None:
+    stream = session.stream(PROMPTS[0], SHORT)
+    pieces = list(stream)
+    answer = stream.answer()
+    assert "".join(pieces) == answer.text and len(answer.token_ids) == 6
+    assert answer.effort == session.effort() and answer.receipt == session.receipt()
+    assert answer.effort.hit_rate == answer.effort.counters["hits"] / answer.effort.counters["requests"]
+    assert answer.ttft_ms > 0 and answer.tpot_ms > 0
+    assert stream.answer() == answer
+
+
+def test_a_stream_that_is_dropped_stops_at_once(session: Session) -> None:
+    for _ in session.stream(PROMPTS[0], LONG):
+        break
+    assert not is_generating() and session.num_passes < 64
+    assert len(session.stream(PROMPTS[1], SHORT).answer().token_ids) == 6
+
+
+def test_a_stream_that_is_closed_tells_what_came_until_then(session: Session) -> None:
+    whole = session.stream(PROMPTS[0], SHORT).answer()
+    stream = session.stream(PROMPTS[0], LONG)
+    next(stream)
+    stream.close()
+    answer = stream.answer()
+    assert not is_generating() and 1 <= len(answer.token_ids) < 64
+    assert answer.token_ids[:6] == whole.token_ids[: len(answer.token_ids)]
+    assert answer.effort.counters["requests"] > 0
+    unread = session.stream(PROMPTS[0], LONG)
+    unread.close()
+    assert unread.answer().token_ids == [] and unread.answer().effort.counters["requests"] == 0
+
+
+def test_each_of_several_threads_hears_what_its_own_answer_took(session: Session) -> None:
+    """How many experts a text wants does not depend on what the cache holds."""
+    alone = [_wanted(session.stream(prompt, SHORT).answer()) for prompt in PROMPTS]
+    before, answers = _counted(session), dict.fromkeys(PROMPTS)
+
+    def ask(prompt: str) -> None:
+        answers[prompt] = session.stream(prompt, SHORT).answer()
+
+    threads = [threading.Thread(target=ask, args=(prompt,)) for prompt in PROMPTS]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [_wanted(answers[prompt]) for prompt in PROMPTS] == alone
+    assert sum(alone) == _counted(session) - before
+
+
+def _wanted(answer: Answer) -> int:
+    return answer.effort.counters["requests"]
+
+
+def _counted(session: Session) -> int:
+    return session.effort().counters["requests"]
+
+
+def test_a_prompt_that_the_model_cannot_take_is_told_when_it_is_read(session: Session) -> None:
+    with pytest.raises(BadInput, match="the prompt is empty"):
+        session.stream("").answer()
+    with pytest.raises(BadInput, match="is not text in UTF-8"):
+        session.stream("\udc80")
+
+
+def test_what_cannot_be_opened(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    with pytest.raises(BadUsage, match="--base 5 is none"):
+        Session.open("no such model", base=5)
+    with pytest.raises(BadInput, match="neither a folder here nor reachable"):
+        Session.open(tmp_path / "none")
+    with pytest.raises(Incompatible, match="run `moectl quantize`"):
+        Session.open(checkpoint("olmoe"), base=4, store=tmp_path / "none.duckdb")
+    with pytest.raises(Incompatible, match="run `moectl profile`, then `moectl build-buddies`"):
+        Session.open(checkpoint("olmoe"), Settings("buddymoe"))
