@@ -19,6 +19,12 @@ Model = Annotated[str | None, typer.Argument(help="A checkpoint: a local folder 
 Budget = Annotated[str, typer.Option("--budget", help="The fast tier: 25%, 96x (experts) or 2GiB, over all layers.")]
 Link = Annotated[str, typer.Option("--link", help="disk, direct (no page cache), cuda, or a rate as 5GB/s+10us.")]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
+Devices = Annotated[
+    int,
+    typer.Option(
+        "--devices", min=1, help="Spread experts over so many GPUs; where there are fewer, over parts of one device."
+    ),
+]
 # Threads that wait for each other spin: without a core for the link they take tens of times longer.
 DEFAULT_THREADS = max(1, (os.cpu_count() or 2) - 1)
 Threads = Annotated[int, typer.Option("--threads", min=1, help="CPU threads that compute; leave one core to the link.")]

@@ -170,9 +170,11 @@ class Bench:
         text: Text,
         paces: Paces,
         stored: Mapping[str, Preset] = MappingProxyType({}),
+        *,
+        devices: int = 1,
     ) -> None:
         check_sequences(opened.model, text.sequences)
-        self._stored = stored
+        self._stored, self._devices = stored, devices
         self._opened, self._artefacts, self._text, self.paces = opened, artefacts, text, paces
         self._full: Reading | None = None
 
@@ -210,7 +212,7 @@ class Bench:
 
     def _settings(self, setting: Setting) -> Settings:
         preset = self._stored.get(setting.preset, setting.preset)
-        return Settings(preset, budget=setting.budget, **self.paces.of(setting.link))
+        return Settings(preset, budget=setting.budget, devices=self._devices, **self.paces.of(setting.link))
 
     def _keep_window(self, link: str, session: Session) -> None:
         if session.policies.brings_ahead and len(session.slots):

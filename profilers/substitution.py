@@ -113,7 +113,7 @@ class _Replacing:
         rows = np.flatnonzero(real & absent.any(axis=1) & (absent.mean(axis=1) < self._beta))
         selected = routed.selected.copy()
         if rows.size:
-            selected[rows] = self._replaced(routed, rows, Residents(resident, ~resident, 0))
+            selected[rows] = self._replaced(routed, rows, Residents(resident, ~resident, (0,)))
         self.num_ranks += int(real.sum()) * absent.shape[1]
         self.num_absent += int(absent[real].sum())
         self.num_replaced += int((selected != routed.selected)[real].sum())

@@ -11,6 +11,7 @@ from runtime import budget as sizes
 from runtime.cache import Cache, Scope
 from runtime.controller import Controller
 from runtime.measured import HERE
+from runtime.partitions import Partitions, check_each_has_a_slot
 from runtime.policies import POLICIES, Policies, describe
 from runtime.policies.base import Artefacts, FastTier, Split
 from runtime.policies.matching import Matching
@@ -59,6 +60,7 @@ def fast_tier(
     artefacts: Artefacts,
     machine: str = HERE,
     link: str | None = None,
+    num_devices: int = 1,
 ) -> FastTier:
     """What a budget holds: slots, and beside them the replicas that the residency policy keeps there, if any.
 
@@ -66,8 +68,10 @@ def fast_tier(
     it was made for another machine or budget.
     """
     prepare(policies, shape, _made_for(machine, link, artefacts, policies))
-    shared = policies.residency.share(sizes.budget_nbytes(budget, shape))
-    return shared or FastTier(sizes.num_slots(budget, shape, per_layer=scope is Scope.LAYER))
+    if shared := policies.residency.share(sizes.budget_nbytes(budget, shape)):
+        return shared
+    is_per_layer = scope is Scope.LAYER
+    return FastTier(sizes.num_slots(budget, shape, per_layer=is_per_layer, num_devices=num_devices))
 
 
 def _made_for(machine: str, link: str | None, artefacts: Artefacts, policies: Policies) -> Artefacts:
@@ -87,18 +91,31 @@ def _made_for(machine: str, link: str | None, artefacts: Artefacts, policies: Po
 
 
 def pools(
-    policies: Policies, shape: Shape, *, num_slots: int, scope: Scope, split: Split | None = None
+    policies: Policies,
+    shape: Shape,
+    *,
+    num_slots: int,
+    scope: Scope,
+    split: Split | None = None,
+    partitions: Partitions,
 ) -> tuple[Pool, ...]:
-    """How the slots of a fast tier are shared. Raises BadUsage for a split that does not go with the scope."""
+    """How the slots of a fast tier are shared. Raises BadUsage for a split that does not go with the scope, and for too
+    few slots for the devices."""
     is_global = scope is Scope.GLOBAL
     if split is not None:
-        return segment_pools(shape, split, is_global=is_global)
-    return whole_experts(shape, policies.residency.capacities(num_slots, shape), is_global=is_global)
+        found = segment_pools(shape, split, is_global=is_global, partitions=partitions)
+    else:
+        capacities = partitions.evened(policies.residency.capacities(num_slots, shape))
+        found = whole_experts(shape, partitions.dealt(capacities), is_global=is_global)
+    if not policies.miss.reads_shadows:
+        check_each_has_a_slot(found)
+    return found
 
 
 def lay_out(controller: Controller, policies: Policies, fast: FastTier, scope: Scope) -> tuple[Pool, ...]:
     """Let a controller of split experts go on in another fast tier, which is empty. Its pools."""
-    shared = pools(policies, controller.shape, num_slots=fast.num_slots, scope=scope, split=fast.split)
+    known = {"scope": scope, "split": fast.split, "partitions": controller.cache.partitions}
+    shared = pools(policies, controller.shape, num_slots=fast.num_slots, **known)
     controller.lay_out(fast.split, shared)
     return shared
 
@@ -113,10 +130,12 @@ def build_controller(
     artefacts: Artefacts,
     shadows: np.ndarray | None = None,
     split: Split | None = None,
+    num_devices: int = 1,
 ) -> Controller:
     """`num_slots` experts, or segments by `split`, fit the fast tier, beside the replicas `shadows` [L * E] bits if
-    given; `window` bytes may be prefetched per step."""
-    prepare(policies, shape, artefacts)
+    given; `window` bytes may be prefetched per step. Slots and experts are spread over `num_devices`."""
+    partitions = Partitions(shape.num_experts, num_devices)
+    prepare(policies, shape, replace(artefacts, hops=partitions.hops))
     if policies.routing.follows_predictions and not policies.prefetch.reads_predictions:
         raise BadUsage(f"--routing {describe(policies.routing)} follows predictions: give --prefetch next_gate too")
     if policies.miss.reads_shadows and shadows is None:
@@ -126,14 +145,14 @@ def build_controller(
         raise BadUsage(f"--residency {describe(policies.residency)} cuts experts at full precision: leave out replicas")
     replicas = artefacts.replicas if "replicas" in policies.requires else None
     pieces = Whole(shape) if split is None else Segments(shape, split)
-    shared = pools(policies, shape, num_slots=num_slots, scope=scope, split=split)
+    shared = pools(policies, shape, num_slots=num_slots, scope=scope, split=split, partitions=partitions)
     if shadows is not None and not policies.miss.reads_shadows and not all(pool.num_slots for pool in shared):
         raise BadUsage(
             f"--residency {describe(policies.residency)} leaves no slot to what --miss {describe(policies.miss)} loads"
             ": give --miss shadow too, or a larger budget"
         )
     return Controller(
-        Cache(shape, shared, shares=pieces.shares, shadows=shadows),
+        Cache(shape, shared, shares=pieces.shares, shadows=shadows, partitions=partitions),
         routing=policies.routing,
         eviction=policies.eviction,
         miss=policies.miss,

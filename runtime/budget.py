@@ -17,13 +17,12 @@ _MOST_NBYTES, _MOST_LATENCY_S = 1 << 60, 60.0
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
-def num_slots(budget: str, shape: Shape, *, per_layer: bool) -> int:
+def num_slots(budget: str, shape: Shape, *, per_layer: bool, num_devices: int = 1) -> int:
     """Experts that fit a budget: a share of all experts (`25%`), experts (`96x`) or bytes (`2GiB`, `500MB`), over all
     layers.
 
-    A budget above the model holds the model. Raises BadUsage for what is no budget, or holds less than one expert
-    (one a layer
-    when `per_layer`).
+    A budget above the model holds the model. Raises BadUsage for what is no budget, or holds less than one expert on
+    each device (one a layer there when `per_layer`).
     """
     value, unit = _parse(budget, _BUDGET.format(budget))
     if unit == "%":
@@ -33,9 +32,9 @@ def num_slots(budget: str, shape: Shape, *, per_layer: bool) -> int:
     else:
         wanted = value * _unit(unit, budget) / shape.expert_nbytes
     fitting = math.floor(min(wanted, shape.num_keys) + 1e-9)
-    least = shape.num_layers if per_layer else 1
+    least = (shape.num_layers if per_layer else 1) * num_devices
     if fitting < least:
-        needed = "one expert a layer" if per_layer else "one expert"
+        needed = "one expert" + " a layer" * per_layer + f" on each of {num_devices} devices" * (num_devices > 1)
         raise BadUsage(
             f"budget {budget!r} holds {fitting} experts and {needed} is the least: give at least {least}x "
             f"({least * shape.expert_nbytes:,} bytes)"

@@ -1,6 +1,6 @@
 """States, slots and pins of all keys. It keeps the books; what to do with them is the controller's business."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
 from itertools import islice
 
@@ -8,6 +8,7 @@ import numpy as np
 
 from artifacts.replicas import FULL_BITS
 from artifacts.shape import Shape
+from runtime.partitions import Partitions
 from runtime.plan import Place
 from runtime.pools import Pool
 
@@ -22,7 +23,7 @@ class Scope(StrEnum):
 
 
 class Cache:
-    """Every key belongs to one of `pools`, which come in the order of their keys and cover them.
+    """Every key belongs to one of `pools`, which come in the order of their keys, then of devices, and cover them.
 
     `shares` by key, of an expert; `shadows` [L * E]: bits of the replica of each expert that stays beside the slots, if
     any does; `near_bits` [L * E]: those at which it is computed near. `state` and `pinned` are views for whoever wants
@@ -36,16 +37,25 @@ class Cache:
         *,
         shares: Sequence[float] | None = None,
         shadows: np.ndarray | None = None,
+        partitions: Partitions | None = None,
     ) -> None:
         self.shape, self.pools, self.shadows = shape, pools, shadows
+        self.partitions = partitions or Partitions(shape.num_experts)
         self.near_bits = np.full(shape.num_keys, FULL_BITS)
         self.num_keys = pools[-1].stop
         self._shares = shares or [1.0] * self.num_keys
         self.states, self._pins = bytearray(self.num_keys), bytearray(self.num_keys)
         self.state, self.pinned = np.frombuffer(self.states, np.uint8), np.frombuffer(self._pins, bool)
         self.places: list[Place | None] = [None] * self.num_keys  # of what is not absent
-        self.pool_of = [number for number, pool in enumerate(pools) for _ in range(pool.first, pool.stop)]  # by key
-        self._views = [(self.state[p.first : p.stop], self.pinned[p.first : p.stop], p.first) for p in pools]
+        keys = [self.partitions.keys(pool) for pool in pools]
+        self.pool_of = [0] * self.num_keys  # by key
+        for number, own in enumerate(keys):
+            for key in own.tolist():
+                self.pool_of[key] = number
+        self._views = [
+            (*map(self._view_of(pool), (self.state, self.pinned)), own) for pool, own in zip(pools, keys, strict=True)
+        ]
+        self._is_one_pool = self.partitions.count == 1 and self.num_keys == shape.num_keys  # all of a layer
         self._free_slots = self._all_slots()
         self.num_slots = int(sum(pool.num_slots for pool in pools))
         self._first_passing = next((pool.first for pool in pools if pool.is_passing), self.num_keys)
@@ -56,19 +66,34 @@ class Cache:
         first = layer * self.shape.num_experts
         return self.state[first : first + self.shape.num_experts]
 
+    def _view_of(self, pool: Pool) -> Callable[[np.ndarray], np.ndarray]:
+        """What finds a pool's keys, ascending, among values [L * E], nothing copied."""
+        num_experts, count = self.shape.num_experts, self.partitions.count
+        layers = slice(pool.first // num_experts, pool.stop // num_experts)
+        return lambda values: values.reshape(-1, num_experts)[layers, pool.device :: count]
+
+    def by_pool(self, keys: list[int]) -> list[list[int]]:
+        """Keys of one layer, apart where their slots are."""
+        if self._is_one_pool:
+            return [keys]
+        found: dict[int, list[int]] = {}
+        for key in keys:
+            found.setdefault(self.pool_of[key], []).append(key)
+        return [found[number] for number in sorted(found)]
+
+    def num_free(self, layer: int) -> tuple[int, ...]:
+        """Empty slots of a layer's scope on each device."""
+        first = layer * self.shape.num_experts
+        return tuple([self.room(first + device) for device in range(self.partitions.count)])
+
     def room(self, key: int) -> int:
         """Empty slots in the pool of `key`."""
         return len(self._free_slots[self.pool_of[key]])
 
-    def num_slots_for(self, key: int) -> int:
-        """Slots of its pool, empty or not."""
-        return self.pools[self.pool_of[key]].num_slots
-
     def candidates(self, key: int) -> np.ndarray:
         """What may leave the pool of `key`: resident and not pinned, ascending."""
-        state, pinned, first = self._views[self.pool_of[key]]
-        loose = ((state == RESIDENT) > pinned).nonzero()[0]
-        return loose + first if first else loose
+        state, pinned, keys = self._views[self.pool_of[key]]
+        return keys[((state == RESIDENT) > pinned).ravel().nonzero()[0]]
 
     def is_passing(self, key: int) -> bool:
         return key >= self._first_passing
@@ -80,9 +105,11 @@ class Cache:
                 if key in self._passing:
                     self._passing[key] = self._passing.pop(key)
 
-    def oldest(self, count: int) -> list[int]:
-        """Up to `count` of what passes and may leave, the longest untouched first."""
-        leaving = (key for key in self._passing if self.states[key] == RESIDENT and not self._pins[key])
+    def oldest(self, pool_key: int, count: int) -> list[int]:
+        """Up to `count` of what passes in a key's pool and may leave, the longest untouched first."""
+        states, pins, pool_of = self.states, self._pins, self.pool_of
+        pool = pool_of[pool_key]
+        leaving = (k for k in self._passing if states[k] == RESIDENT and not pins[k] and pool_of[k] == pool)
         return list(islice(leaving, count))
 
     def pin(self, keys: Iterable[int]) -> None:
@@ -131,6 +158,9 @@ class Cache:
         for number, (pool, free) in enumerate(zip(self.pools, self._free_slots, strict=True)):
             held = [place.slot for place in places if self.pool_of[place.key] == number]
             assert sorted(held + free) == list(range(start, start + pool.num_slots)), "a slot is lost or held twice"
+            strangers = [place.key for place in places if start <= place.slot < start + pool.num_slots]
+            strangers = [key for key in strangers if self.partitions.of(key) != pool.device]
+            assert not strangers, f"{strangers} are not of device {pool.device}"
             start += pool.num_slots
         held = np.flatnonzero(self.state != ABSENT).tolist()
         assert [place.key for place in places] == held, "a key has a place and is absent, or has none and is not"

@@ -59,10 +59,11 @@ class Controller:
         self.shape, self.nbytes = cache.shape, nbytes
         self._routing, self._eviction, self._miss, self._prefetch = routing, eviction, miss, prefetch
         self._residency, self._pieces = residency, pieces
-        self._capacities = residency.capacities(cache.num_slots, self.shape)
+        if residency.places:
+            self._capacities = cache.partitions.dealt(residency.capacities(cache.num_slots, self.shape))  # [L, N]
         self._picks_bits = "replicas" in miss.requires
         self.now = Now()
-        self.counters = Counters(self.shape.num_layers)
+        self.counters = Counters(self.shape.num_layers, cache.partitions)
         self._mover = Mover(
             cache,
             eviction=eviction,
@@ -161,6 +162,8 @@ class Controller:
         if len(places) < len(experts):
             return []
         self.count_settled(layer)
+        if self.counters.is_spread:
+            self.counters.spread_requests(experts, (), experts if self.holds_low else ())
         if self.holds_low:
             self._count_bits(layer, places)
         return places
@@ -186,6 +189,21 @@ class Controller:
         self._mover.lay_out(split, pools)
         self._near_places.clear()
 
+    def by_device(self) -> list[dict[str, int]]:
+        """What each of several devices has and did: slots and bytes of them, what is resident there, and counters; none
+        where there is only one."""
+        counted, cache, resident = self.counters.by_device(), self.cache, self.cache.state == RESIDENT
+        return [
+            {
+                "hops": int(device > 0),
+                "slots": sum(pool.num_slots for pool in cache.pools if pool.device == device),
+                "slot_bytes": sum(pool.num_slots * pool.slot_nbytes for pool in cache.pools if pool.device == device),
+                "resident": int(np.count_nonzero(cache.partitions.of(np.flatnonzero(resident)) == device)),
+                **own,
+            }
+            for device, own in enumerate(counted)
+        ]
+
     def validate(self) -> None:
         """Raise AssertionError where, between steps, the books contradict each other."""
         self._mover.validate()
@@ -194,7 +212,7 @@ class Controller:
     def _observe(self, step: Step) -> None:
         """Show the residency policy the step; where it places a layer anew, note what is to be there."""
         self._residency.observe(step)
-        placement = self._residency.place(step, int(self._capacities[step.layer]))
+        placement = self._residency.place(step, self._capacities[step.layer].tolist())
         if placement is not None:
             first = step.layer * self.shape.num_experts
             self.cache.near_bits[first : first + self.shape.num_experts] = placement.near_bits
@@ -210,8 +228,8 @@ class Controller:
     def _choose(self, step: Step, absent: list[int]) -> Choice:
         """What the miss policy makes of the step, counted."""
         num_experts, cache = self.shape.num_experts, self._mover.cache
-        first, states = step.layer * num_experts, self._pieces.layer_states(cache.state, step.layer)
-        choice = self._miss.choose(step, Residents(states == RESIDENT, states == ABSENT, cache.room(first)))
+        states = self._pieces.layer_states(cache.state, step.layer)
+        choice = self._miss.choose(step, Residents(states == RESIDENT, states == ABSENT, cache.num_free(step.layer)))
         experts = [key % num_experts for key in absent]
         near, low = sum(map(choice.near.__contains__, experts)), sum(map(choice.low.__contains__, experts))
         add, spared = self.counters.add, 0
@@ -243,8 +261,10 @@ class Controller:
 
     def _count(self, layer: int, wanted: list[int], absent: list[int]) -> None:
         arrivals = self._mover.arrivals
-        num_late = len(arrivals.under_way(wanted)) if arrivals.queue else 0
-        self.counters.add_requests(layer, len(wanted), num_late=num_late, num_absent=len(absent))
+        late = arrivals.under_way(wanted) if arrivals.queue else ()
+        self.counters.add_requests(layer, len(wanted), num_late=len(late), num_absent=len(absent))
+        if self.counters.is_spread:
+            self.counters.spread_requests(wanted, late, absent)
         if absent and (collisions := self._mover.num_evicted_in_pass(absent)):
             self.counters.add(Counter.COLLISIONS, layer, collisions)
 

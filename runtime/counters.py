@@ -1,9 +1,12 @@
 """What happened to the requests: integer counters per layer and pass, decided by logical state alone."""
 
 from array import array
+from collections.abc import Sequence
 from enum import IntEnum, auto
 
 import numpy as np
+
+from runtime.partitions import Partitions
 
 
 class Counter(IntEnum):
@@ -39,29 +42,63 @@ class Counter(IntEnum):
 
 _OF_REQUESTS = (Counter.HITS, Counter.LATE, Counter.MISSES)
 _OF_MISSES = (Counter.FETCHED, Counter.NEAR, Counter.LOW, Counter.SPARED)
+_BY_DEVICE = (*(Counter.REQUESTS, *_OF_REQUESTS), Counter.EVICTIONS, Counter.PREFETCHES)
+_BY_DEVICE += (Counter.DEMAND_BYTES, Counter.PREFETCH_BYTES)
 AT_BITS = {4: "at_4_bits", 3: "at_3_bits", 2: "at_2_bits", 1: "at_1_bit"}
 
 
 class Counters:
-    """`passes`: one [F, L] int64 table a pass, F in the order of `Counter`; the last one is being written."""
+    """`passes`: one [F, L] int64 table a pass, F in the order of `Counter`; the last one is being written. Where
+    experts are spread over devices each has [F, N] of `on_devices` beside it: what is counted by device."""
 
-    def __init__(self, num_layers: int) -> None:
-        self._num_layers = num_layers
+    def __init__(self, num_layers: int, partitions: Partitions | None = None) -> None:
+        self._num_layers, self._partitions = num_layers, partitions
+        self.is_spread = partitions is not None and partitions.count > 1
         self.passes: list[np.ndarray] = []
+        self.on_devices: list[np.ndarray] = []
 
     def begin_pass(self) -> None:
         # `add` writes single cells of the array below the table, in a third of the time that the table takes.
         self._cells = array("q", bytes(8 * len(Counter) * self._num_layers))
         self.table = np.frombuffer(self._cells, np.int64).reshape(len(Counter), self._num_layers)
         self.passes.append(self.table)
+        if self.is_spread:
+            self.on_devices.append(np.zeros((len(Counter), self._partitions.count), np.int64))
 
     def fold(self) -> None:
         """From here on all passes so far count as one."""
         if len(self.passes) > 1:
             self.passes[:] = [sum(self.passes)]
+            self.on_devices[:] = [sum(self.on_devices)] if self.is_spread else []
+
+    def forget(self, num_passes: int) -> None:
+        """All but the first so many passes."""
+        del self.passes[num_passes:], self.on_devices[num_passes:]
 
     def add(self, counter: Counter, layer: int, amount: int) -> None:
         self._cells[counter * self._num_layers + layer] += amount
+
+    def spread(self, counter: Counter, keys: Sequence[int], amount: int = 1) -> None:
+        """So much for each of these keys on its device, beside what `add` counts of the layer."""
+        if self.is_spread:
+            own = self.on_devices[-1][counter]
+            for key in keys:
+                own[self._partitions.of(key)] += amount
+
+    def spread_requests(self, wanted: Sequence[int], late: Sequence[int], absent: Sequence[int]) -> None:
+        """As `spread`, with what `add_requests` counts."""
+        self.spread(Counter.REQUESTS, wanted)
+        self.spread(Counter.LATE, late)
+        self.spread(Counter.MISSES, absent)
+        self.spread(Counter.HITS, wanted)
+        self.spread(Counter.HITS, (*late, *absent), -1)
+
+    def by_device(self) -> list[dict[str, int]]:
+        """One dictionary a device, over all passes; none where there is only one."""
+        if not self.is_spread:
+            return []
+        total = sum(self.on_devices, np.zeros((len(Counter), self._partitions.count), np.int64))
+        return [{c.name.lower(): int(column[c]) for c in _BY_DEVICE} for column in total.T]
 
     def sum(self, *, first_pass: int = 0) -> np.ndarray:
         """The table [F, L] of the passes from `first_pass` on together."""
@@ -74,6 +111,9 @@ class Counters:
             assert (table >= 0).all(), f"pass {number} counts less than nothing"
             assert (table[Counter.REQUESTS] == requests).all(), f"pass {number}: {requests} of {table[0]} requests"
             assert (table[Counter.MISSES] == misses).all(), f"pass {number}: {misses} of the misses"
+        for number, (table, own) in enumerate(zip(self.passes, self.on_devices, strict=False)):
+            chosen = list(_BY_DEVICE)
+            assert (own[chosen].sum(axis=1) == table[chosen].sum(axis=1)).all(), f"pass {number}: devices do not add up"
         total = self.sum()
         wasted, prefetched = (int(total[counter].sum()) for counter in (Counter.WASTED_BYTES, Counter.PREFETCH_BYTES))
         assert wasted <= prefetched, f"{wasted} bytes wasted of {prefetched} prefetched"

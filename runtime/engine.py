@@ -12,6 +12,7 @@ from torch import nn
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from artifacts.errors import BadUsage, OutOfResources
+from runtime.apart import Apart
 from runtime.cache import RESIDENT
 from runtime.controller import Controller
 from runtime.experts import assign, gather
@@ -64,9 +65,9 @@ class Engine:
         self.stall_s: list[float] = []
         self.num_not_landed = 0
         self._opened, self._slow, self._shadows, self._is_fused = opened, tiers.slow, shadows, is_fused
-        self._together = None if is_fused else tiers.slow.together(opened)
+        self._together = None if is_fused or slots.are_apart else tiers.slow.together(opened)
         self.lay_out(slots)
-        self._may_be_settled = controller.holds_all or controller.holds_low
+        self._may_be_settled = (controller.holds_all or controller.holds_low) and not slots.are_apart
         self._pending: dict[int, Transfer] = {}
         self._handles: list = []
         self._is_in_pass = self._is_unsettled = False
@@ -99,7 +100,7 @@ class Engine:
         self._pending.clear()
         self.link.drop()  # also what had been issued and not yet been noted
         self.controller.forget()
-        del self.controller.counters.passes[self._num_whole :]
+        self.controller.counters.forget(self._num_whole)
         if isinstance(self._fused, FusedCuda):
             self._fused.whole.clear()
 
@@ -119,9 +120,9 @@ class Engine:
         except OutOfResources:
             self.forget()
             raise
-        device = self._opened.model.device
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)  # a copy that has begun may still write to what goes
+        for arena in self._resident.slots.arenas:
+            if arena.device.type == "cuda":
+                torch.cuda.synchronize(arena.device)  # a copy that has begun may still write to what goes
         del self._resident, self._fused, self._packed
 
     def lay_out(self, slots: Slots) -> None:
@@ -138,6 +139,8 @@ class Engine:
         held = {place.slot: place for place in self.controller.cache.places if place}
         assert len(resident.slots) == self.controller.cache.num_slots, f"{len(resident.slots)} slots"
         for slot, place in held.items():
+            own, device = resident.slots.device_of[slot], self.controller.cache.partitions.of(place.key)
+            assert own == device, f"key {place.key} of device {device} is in slot {slot} of device {own}"
             size, room = self._slow.num_bytes(place), len(resident.slots[slot])
             assert size <= room, f"key {place.key} takes {size} bytes, and slot {slot} has {room}"
             transfer = self._pending.get(slot)
@@ -221,6 +224,7 @@ class Engine:
             hidden=hidden,
             assigned=assigned,
             weights=weights,
+            apart=Apart(self._resident, hidden, selected) if self._resident.slots.are_apart else None,
         )
 
     def _decode(

@@ -12,9 +12,11 @@ from runtime.model import MoeModel
 NAMES = {Fused: "fused", FusedCuda: "fused, triton"}  # for a receipt
 
 
-def fused_for(opened: MoeModel) -> type[Fused] | type[FusedCuda] | None:
-    """What computes experts of this model's kind where it is, whole or cut in two; None: torch."""
-    return next((kind for kind in (Fused, FusedCuda) if kind.suits(opened)), None)
+def fused_for(opened: MoeModel, *, num_devices: int = 1) -> type[Fused] | type[FusedCuda] | None:
+    """What computes experts of this model's kind where it is, whole or cut in two; None: torch. A GPU's kernels know
+    one arena of slots."""
+    kinds = (Fused, FusedCuda) if num_devices == 1 else (Fused,)
+    return next((kind for kind in kinds if kind.suits(opened)), None)
 
 
 def alone(opened: MoeModel, contents: Sequence[torch.Tensor]) -> Callable[[int], None]:

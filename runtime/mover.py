@@ -35,7 +35,8 @@ class Mover:
         self.arrivals = Arrivals(window)
         self._eviction, self._nbytes, self._pieces, self._now, self._counters = eviction, nbytes, pieces, now, counters
         self._first_leaving = None
-        if eviction.ranks is not None:  # only for a policy that is compiled anyhow: it takes a while to load
+        # Only for a policy that is compiled anyhow: it takes a while to load. It goes through keys without a gap.
+        if eviction.ranks is not None and cache.partitions.count == 1:
             from runtime.leaving_kernel import first_leaving
 
             self._first_leaving = first_leaving
@@ -55,7 +56,7 @@ class Mover:
         self._waste(self._unused)
         self.clear()
         self._pieces.cut(split)
-        self.cache = Cache(self.cache.shape, pools, shares=self._pieces.shares)
+        self.cache = Cache(self.cache.shape, pools, shares=self._pieces.shares, partitions=self.cache.partitions)
 
     def validate(self) -> None:
         """Raise AssertionError where, between steps, the books contradict each other."""
@@ -107,10 +108,7 @@ class Mover:
 
     def _load_wave(self, missing: list[int], bits: Mapping[int, int]) -> tuple[list[Place], list[int]]:
         """Demand loads for what fits its pool, and what is still missing."""
-        if not self._pieces.is_cut:
-            loads = self._load_some(missing, bits)
-        else:
-            loads = [load for keys in self._pieces.by_pool(missing) for load in self._load_some(keys, bits)]
+        loads = [load for keys in self.cache.by_pool(missing) for load in self._load_some(keys, bits)]
         if len(loads) == len(missing):
             return loads, []
         return loads, [key for key in missing if not self.cache.pinned[key]]
@@ -118,7 +116,8 @@ class Mover:
     def _load_some(self, missing: list[int], bits: Mapping[int, int]) -> list[Place]:
         """Demand loads for as many of `missing`, all of one pool, as there is room for; each is pinned."""
         cache = self.cache
-        missing = missing[: cache.num_slots_for(missing[0])]
+        pool = cache.pools[cache.pool_of[missing[0]]]
+        missing = missing[: pool.num_slots]
         room = cache.room(missing[0])
         if len(missing) > room:
             self._evict(missing[0], len(missing) - room)
@@ -130,6 +129,7 @@ class Mover:
             loads, nbytes = [cache.admit(key, RESIDENT) for key in missing], self._pieces.num_bytes(missing)
         cache.pin(missing)
         self._counters.add(Counter.DEMAND_BYTES, self._now.layer, nbytes)
+        self._counters.spread(Counter.DEMAND_BYTES, missing[:1], nbytes)
         return loads
 
     # Who leaves
@@ -145,7 +145,7 @@ class Mover:
         """Up to `count` residents of a key's pool that may leave."""
         cache = self.cache
         if cache.is_passing(pool_key):
-            return cache.oldest(count)
+            return cache.oldest(pool_key, count)
         if self._first_leaving is not None:
             pool, found = cache.pools[cache.pool_of[pool_key]], np.empty(count, np.int64)
             num_found = self._first_leaving(
@@ -169,6 +169,7 @@ class Mover:
         for key in keys:
             self._evicted_in_pass[key] = pass_index
         self._counters.add(Counter.EVICTIONS, self._now.layer, len(keys))
+        self._counters.spread(Counter.EVICTIONS, keys)
         if self._unused and (wasted := self._unused.intersection(keys)):
             self._waste(wasted)
 
@@ -239,6 +240,9 @@ class Mover:
         self._eviction.prefetched(self._pieces.tops(keys), self._now)
         self._counters.add(Counter.PREFETCHES, self._now.layer, len(keys))
         self._counters.add(Counter.PREFETCH_BYTES, self._now.layer, self._pieces.num_bytes(keys))
+        self._counters.spread(Counter.PREFETCHES, keys)
+        for key in keys if self._counters.is_spread else ():
+            self._counters.spread(Counter.PREFETCH_BYTES, [key], self._pieces.num_bytes([key]))
 
     def end_step(self, pinned: list[int]) -> None:
         """What the step used may leave again, and its share of bytes has gone by."""
@@ -262,8 +266,7 @@ class Mover:
         others = set(range(layer * num_experts, (layer + 1) * num_experts)).difference(wanted)
         self._leave([key for key in sorted(others) if states[key] == RESIDENT and not cache.pinned[key]])
         coming = [key for key in wanted if states[key] == ABSENT]
-        placed = coming[: cache.room(layer * num_experts)]
-        placed = [self._send(key, self._pieces.num_bytes([key])) for key in placed]
+        placed = [self._send(key, self._pieces.num_bytes([key])) for key in coming if cache.room(key)]
         if len(placed) == len(coming):
             del self._to_place[layer]
         self._note_prefetched(placed)

@@ -9,21 +9,27 @@ from artifacts.shape import Shape
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """Keys from `first` up to `stop` share `num_slots` slots of `slot_nbytes`; those of a pool that `is_passing` are
-    left to whom they serve at the moment, the oldest first, and no eviction policy is asked about them."""
+    """Keys from `first` up to `stop`, of whole layers, that belong to a device share `num_slots` slots of `slot_nbytes`
+    there; those of a pool that `is_passing` are left to whom they serve at the moment, the oldest first, and no
+    eviction policy is asked about them."""
 
     first: int
     stop: int
     num_slots: int
     slot_nbytes: int
     is_passing: bool = False
+    device: int = 0
 
 
 def whole_experts(shape: Shape, capacities: np.ndarray, *, is_global: bool) -> tuple[Pool, ...]:
-    """One pool for all layers, or one each, of so many experts [L]."""
+    """On each device one pool for all layers, or one each, of so many experts [L, N]."""
     if is_global:
-        return (Pool(0, shape.num_keys, int(capacities.sum()), shape.expert_nbytes),)
+        totals = capacities.sum(axis=0).tolist()
+        return tuple(
+            Pool(0, shape.num_keys, count, shape.expert_nbytes, device=device) for device, count in enumerate(totals)
+        )
     return tuple(
-        Pool(layer * shape.num_experts, (layer + 1) * shape.num_experts, capacity, shape.expert_nbytes)
-        for layer, capacity in enumerate(capacities.tolist())
+        Pool(layer * shape.num_experts, (layer + 1) * shape.num_experts, count, shape.expert_nbytes, device=device)
+        for layer, own in enumerate(capacities.tolist())
+        for device, count in enumerate(own)
     )

@@ -68,13 +68,16 @@ def prefetch_window(
     return rounded_window(link_bytes_per_s * layer_s / shape.expert_nbytes, shape.expert_nbytes)
 
 
-def link_bytes_per_second(link: Link, slots: Sequence[torch.Tensor], num_experts: int) -> float:
-    """What a link moves: the median over single experts of the first layer, brought into `slots`, as large as they
-    are, that nobody uses yet."""
-    num_keys = min(_NUM_EXPERTS, num_experts, len(slots))
+def link_bytes_per_second(
+    link: Link, slots: Sequence[torch.Tensor], num_experts: int, *, num_devices: int = 1
+) -> float:
+    """What a link moves: the median over single experts of the first layer that belong to the first device, brought
+    into `slots` there, as large as they are, that nobody uses yet."""
+    num_keys = min(_NUM_EXPERTS, -(-num_experts // num_devices), len(slots))
 
     def bring(turn: int) -> None:
-        link.collect(link.issue(turn % num_keys, slots[turn % num_keys], urgency=DEMAND))
+        own = turn % num_keys
+        link.collect(link.issue(own * num_devices, slots[own], urgency=DEMAND))
 
     seconds = _median_seconds(bring, slots[0].device, warm_up=0, turns=_NUM_EXPERTS)
     link.drain_stalls()  # nobody's compute waited

@@ -23,6 +23,7 @@ def receipt(session: "Session") -> dict[str, object]:
         "dtype": str(session.opened.dtype).removeprefix("torch."),
         "base_bits": session.opened.base,
         "device": str(session.opened.model.device),
+        "devices": _devices(session),
         "threads": torch.get_num_threads(),
         "preset": preset(session.settings.preset).name,
         "tuned_for": preset(session.settings.preset).tuned_for,
@@ -45,6 +46,14 @@ def receipt(session: "Session") -> dict[str, object]:
         "scaled_to": session.settings.scaled_to,
         "fallbacks": list(session.fallbacks),
     }
+
+
+def _devices(session: "Session") -> dict[str, object]:
+    """By name, what each device has and did, where there are several; parts of one are numbered."""
+    devices, found = session.devices, session.controller.by_device()
+    is_one = len(set(devices)) == 1
+    names = [f"{device} part {number}" if is_one else f"{device}" for number, device in enumerate(devices)]
+    return dict(zip(names, found, strict=False))
 
 
 def _replicas(session: "Session") -> dict[str, object]:

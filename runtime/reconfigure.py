@@ -20,15 +20,18 @@ from runtime.solving import curves_of, solved_anew
 EVERY = 5_000  # tokens
 
 
-def tokens_between(asked: int | None, split: Split | None, policies: Policies) -> int:
+def tokens_between(asked: int | None, split: Split | None, policies: Policies, *, num_devices: int = 1) -> int:
     """After how many tokens the split is solved anew; 0: never.
 
-    By itself a split that a solver found is, where policies see predictions. Raises BadUsage where it is asked for and
-    cannot be.
+    By itself a split that a solver found is, where policies see predictions, and on one device: another split might
+    have no room on one of several. Raises BadUsage where it is asked for and cannot be.
     """
     solved = split.solved if split else None
     can_be = solved is not None and solved.latencies is not None and policies.prefetch.reads_predictions
+    if asked and num_devices > 1:
+        raise BadUsage("--reconfigure-every lays slots out anew, on one device only: leave out --devices")
     if asked is None:
+        can_be = can_be and num_devices == 1
         return EVERY if can_be and solved.solver in SOLVERS else 0
     if asked < 0:
         raise BadUsage(f"--reconfigure-every takes a number of tokens, 0 for never, not {asked}")

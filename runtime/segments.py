@@ -1,6 +1,6 @@
 """What of an expert lies in the fast tier by itself: the whole, or the segments of a split (MoEpic).
 
-`Whole` and `Segments` say the same things of keys: which make up an expert, what they weigh, which share pools.
+`Whole` and `Segments` say the same things of keys: which make up an expert, and what they weigh.
 """
 
 from collections.abc import Collection, Iterable
@@ -9,6 +9,7 @@ import numpy as np
 
 from artifacts.errors import BadUsage
 from artifacts.shape import Shape
+from runtime.partitions import Partitions
 from runtime.policies.base import Split
 from runtime.pools import Pool
 
@@ -29,10 +30,6 @@ class Whole:
     def tops(self, keys: list[int]) -> list[int]:
         """Those of these keys that eviction policies know."""
         return keys
-
-    def by_pool(self, keys: list[int]) -> list[list[int]]:
-        """Keys of one layer, apart where their slots are."""
-        return [keys]
 
     def num_bytes(self, keys: Collection[int]) -> int:
         """What they weigh at full precision."""
@@ -73,12 +70,6 @@ class Segments:
     def tops(self, keys: list[int]) -> list[int]:
         return [key for key in keys if key < self._num_keys] if self.is_cut else keys
 
-    def by_pool(self, keys: list[int]) -> list[list[int]]:
-        if not self.is_cut:
-            return [keys]
-        bottoms = [key for key in keys if key >= self._num_keys]
-        return [own for own in (self.tops(keys), bottoms) if own]
-
     def num_bytes(self, keys: Iterable[int]) -> int:
         return sum([self.nbytes[key] for key in keys])
 
@@ -89,20 +80,37 @@ class Segments:
         return np.minimum(tops, state[bottom : bottom + count]) if self.nbytes[bottom] else tops
 
 
-def segment_pools(shape: Shape, split: Split, *, is_global: bool) -> tuple[Pool, ...]:
-    """The tops' pools, one a layer or one for all, then that of the bottoms of every layer, which pass.
+def segment_pools(
+    shape: Shape, split: Split, *, is_global: bool, partitions: Partitions | None = None
+) -> tuple[Pool, ...]:
+    """The tops' pools, on each device one a layer or one for all, then those of the bottoms of every layer, which pass.
 
     Raises BadUsage where layers are cut differently and yet would share their slots.
     """
+    partitions = partitions or Partitions(shape.num_experts)
     tops, bottoms = _sizes(shape, split)
-    size, num_keys = shape.num_experts, shape.num_keys
-    passing = Pool(num_keys, 2 * num_keys, split.num_bottoms, max(bottoms), is_passing=True)
-    if not is_global:
-        layers = enumerate(zip(split.num_tops.tolist(), tops, strict=True))
-        return (*(Pool(layer * size, (layer + 1) * size, count, nbytes) for layer, (count, nbytes) in layers), passing)
-    if len(set(tops)) > 1:
+    size, num_keys, num_tops = shape.num_experts, shape.num_keys, partitions.dealt(split.num_tops)
+    dealt = partitions.dealt(np.array([split.num_bottoms]), num_layers=shape.num_layers)[0].tolist()
+    passing = [
+        Pool(num_keys, 2 * num_keys, count, max(bottoms), is_passing=True, device=device)
+        for device, count in enumerate(dealt)
+    ]
+    if is_global and len(set(tops)) > 1:
         raise BadUsage("the split gives each layer tops of its own size, which no other can hold: use --scope layer")
-    return Pool(0, num_keys, int(split.num_tops.sum()), tops[0]), passing
+    rows = (
+        [(0, num_keys, num_tops.sum(axis=0), tops[0])]
+        if is_global
+        else [
+            (layer * size, (layer + 1) * size, own, nbytes)
+            for layer, (own, nbytes) in enumerate(zip(num_tops, tops, strict=True))
+        ]
+    )
+    staying = [
+        Pool(first, stop, count, nbytes, device=device)
+        for first, stop, own, nbytes in rows
+        for device, count in enumerate(own.tolist())
+    ]
+    return (*staying, *passing)
 
 
 def _sizes(shape: Shape, split: Split) -> tuple[list[int], list[int]]:

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import torch
 
+from artifacts.errors import BadUsage
 from artifacts.hardware import machine
 from artifacts.replicas import FULL_BITS, check_base
 from runtime import budget as sizes
@@ -29,6 +30,7 @@ from runtime.lowbit import make_ready
 from runtime.measured import HERE
 from runtime.model import MoeModel, open_model
 from runtime.opening import equipped
+from runtime.partitions import Partitions
 from runtime.policies import POLICIES, build, preset
 from runtime.policies.base import Artefacts, FastTier
 from runtime.predictors import Predictor
@@ -40,7 +42,7 @@ from runtime.replicas import open_replicas, verify_files
 from runtime.settings import Settings
 from runtime.shadows import Shadows
 from runtime.slots import Slots
-from runtime.tiers import link_name, open_tiers, resolve_device, resolve_link
+from runtime.tiers import devices_for, link_name, open_tiers, resolve_device, resolve_link
 from runtime.turns import Turns
 from runtime.watcher import Watcher
 from runtime.weights import ALIGNMENT
@@ -81,6 +83,8 @@ class Session:
         self.maps_run = artefacts.maps_run
         self.scope = Scope(settings.scope or chosen.scope)
         self._budget = chosen.budget or settings.budget
+        self.partitions = partitions = Partitions(shape.num_experts, settings.devices)
+        self.devices = devices_for(opened, settings.devices)
         named = settings.machine or settings.scaled_to
         self.fast = fast = fast_tier(
             self.policies,
@@ -90,11 +94,12 @@ class Session:
             artefacts=artefacts,
             machine=named or HERE,
             link=None if named else link_name(opened, settings.link),
+            num_devices=settings.devices,
         )
         self.fallbacks += self.policies.fallbacks
         num_slots = fast.num_slots
         window = sizes.nbytes(settings.window) if settings.window else None
-        self.fused = fused_for(opened)
+        self.fused = fused_for(opened, num_devices=settings.devices)
         is_asked = settings.experts == FUSED and self.fused is not None
         # The sum over the halves of an expert is not the module's to the bit in torch either, but farther from it.
         # On a GPU nobody has seen the kernels run, and they are taken when they are asked for.
@@ -103,11 +108,13 @@ class Session:
         choice = resolve_link(
             opened, link=settings.link, near=settings.near, scaled_to=settings.scaled_to, is_fused=is_asked
         )
-        shared = pools(self.policies, shape, num_slots=num_slots, scope=self.scope, split=fast.split)
-        self.slots = Slots(shared, opened.model.device)
+        shared = pools(
+            self.policies, shape, num_slots=num_slots, scope=self.scope, split=fast.split, partitions=partitions
+        )
+        self.slots = Slots(shared, self.devices)
         self.shadows = self._shadows(fast, artefacts)
         replicas = open_replicas(opened, artefacts.replicas, self.policies.widths)
-        self.tiers = open_tiers(opened, choice, replicas, split=fast.split)
+        self.tiers = open_tiers(opened, choice, replicas, split=fast.split, devices=self.devices)
         self._undo.callback(self.tiers.link.close)
         self.window = self._measured_window() if window is None else window
         self.controller = build_controller(
@@ -119,6 +126,7 @@ class Session:
             scope=self.scope,
             window=self.window,
             artefacts=artefacts,
+            num_devices=settings.devices,
         )
         self.watcher = Watcher(opened)
         self._undo.callback(self.watcher.stop)
@@ -146,9 +154,10 @@ class Session:
         make_ready(self.computed_widths, opened.model.device)
         self.reconfiguration = self._reconfiguration()
         if settings.experts == FUSED and not self.is_fused:
-            self.fallbacks.append(
-                f"experts of {opened.family} on {opened.model.device.type} are not fused: torch computes"
-            )
+            where = f"{settings.devices} devices" if settings.devices > 1 else opened.model.device.type
+            self.fallbacks.append(f"experts of {opened.family} on {where} are not fused: torch computes")
+        if settings.devices > 1 and len(set(self.devices)) == 1:
+            self.fallbacks.append(f"devices: {settings.devices} parts of {self.devices[0]} in the place of GPUs")
         if fast.split and choice.kind == "disk":
             self.fallbacks.append("link disk reads more than a segment for each: use a link from RAM")
         if fast.holds(shape):
@@ -312,7 +321,8 @@ class Session:
 
     def _reconfiguration(self) -> Reconfiguration | None:
         """Of a split that is solved anew as the run goes on, told of every step."""
-        every = tokens_between(self.settings.reconfigure_every, self.fast.split, self.policies)
+        settings = self.settings
+        every = tokens_between(settings.reconfigure_every, self.fast.split, self.policies, num_devices=settings.devices)
         if not every:
             return None
         found = Reconfiguration(self.policies, self.opened.shape, self.fast.split, every=every, lay_out=self._lay_out)
@@ -328,7 +338,7 @@ class Session:
             self.tiers.slow.segments.cut(fast.split)
             self.tiers.slow.cut()
             del self.slots  # the budget has no room for both
-            self.slots = Slots(shared, self.opened.model.device)
+            self.slots = Slots(shared, self.devices)
             self.engine.lay_out(self.slots)
         except BaseException:
             self._turns.is_closed = True  # there is nothing to run in any more
@@ -343,6 +353,8 @@ class Session:
     def _shadows(self, fast: FastTier, artefacts: Artefacts) -> Shadows | None:
         if fast.shadows is None:
             return None
+        if self.slots.are_apart:
+            raise BadUsage("replicas that stay are all on one GPU: leave out --devices, or choose another --residency")
         stores = open_replicas(self.opened, artefacts.replicas, sorted(set(fast.shadows.tolist())))
         return Shadows(stores, fast.shadows, self.opened.model.device)
 
@@ -362,8 +374,9 @@ class Session:
             return 0
         if self.settings.scaled_to:
             return scaled_window(self.opened.shape, machine(self.settings.scaled_to))
+        num_experts, num_devices = self.partitions.num_experts, self.partitions.count
         measured = self.tiers.bandwidth or link_bytes_per_second(
-            self.tiers.link, self.slots.alike(), self.opened.shape.num_experts
+            self.tiers.link, self.slots.alike(), num_experts, num_devices=num_devices
         )
         return prefetch_window(self.opened, measured, is_fused=self.is_fused, dense=self._dense)
 

@@ -23,6 +23,7 @@ class Settings:
     device: str = "auto"
     experts: str = EXACT
     threads: int | None = None  # of CPU compute; None leaves torch as it is
+    devices: int = 1  # that experts are spread over: GPUs, or parts of one device where there are fewer
     machine: str | None = None  # whose splits fit; None: that of `scaled_to`, or this one over this link
     reconfigure_every: int | None = None  # tokens after which a split is solved anew; 0: never
     verify: bool = False  # replica files are compared with their hashes before anything is read of them

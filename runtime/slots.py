@@ -1,4 +1,4 @@
-"""The slots of the fast tier: one buffer on the device, shared out by pools."""
+"""The slots of the fast tier: a buffer on each device, shared out by pools."""
 
 from collections.abc import Sequence
 
@@ -10,23 +10,25 @@ from runtime.weights import aligned, round_up
 
 
 class Slots:
-    """`slots[i]` is uint8 [nbytes of its pool]; all begin on borders of 64 bytes. Raises OutOfResources.
+    """`slots[i]` is uint8 [nbytes of its pool] on its pool's device; all begin on borders of 64 bytes. Raises
+    OutOfResources.
 
-    `arena` is the buffer, and `starts[i]` where slot i begins in it: kernels find an expert by the number of its slot.
+    `arenas` are the buffers by device, which may be parts of one; `starts[i]` is where slot i begins in its own:
+    kernels find an expert by the number of its slot, where there is one arena.
     """
 
-    def __init__(self, pools: Sequence[Pool], device: torch.device) -> None:
+    def __init__(self, pools: Sequence[Pool], devices: Sequence[torch.device]) -> None:
+        self.device_of = [pool.device for pool in pools for _ in range(pool.num_slots)]  # by slot
+        self.are_apart = len(set(devices)) > 1  # on devices that share no memory
         sizes = [pool.slot_nbytes for pool in pools for _ in range(pool.num_slots)]
-        starts = [0]
-        for size in sizes:
-            starts.append(starts[-1] + round_up(size))
-        self.nbytes, self.device = starts[-1], device
-        self.starts = starts[:-1]
-        if device.type == "cpu":
-            self.arena = aligned(self.nbytes)
-        else:
-            self.arena = _on_device(self.nbytes, device)
-        self._slots = [self.arena[start : start + size] for start, size in zip(self.starts, sizes, strict=True)]
+        ends, self.starts = [0] * len(devices), []
+        for device, size in zip(self.device_of, sizes, strict=True):
+            self.starts.append(ends[device])
+            ends[device] += round_up(size)
+        self.nbytes, self.device = sum(ends), devices[0]
+        self.arenas = [_arena(nbytes, device) for nbytes, device in zip(ends, devices, strict=True)]
+        places = zip(self.device_of, self.starts, sizes, strict=True)
+        self._slots = [self.arenas[device][start : start + size] for device, start, size in places]
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -34,12 +36,21 @@ class Slots:
     def __getitem__(self, slot: int) -> torch.Tensor:
         return self._slots[slot]
 
+    @property
+    def arena(self) -> torch.Tensor:
+        """The one there is."""
+        (only,) = self.arenas
+        return only
+
     def alike(self) -> list[torch.Tensor]:
-        """Those as large as the first."""
-        return [slot for slot in self._slots if len(slot) == len(self._slots[0])]
+        """Those as large as the first, where it is."""
+        first = self._slots[0]
+        return [slot for slot in self._slots if len(slot) == len(first) and slot.device == first.device]
 
 
-def _on_device(nbytes: int, device: torch.device) -> torch.Tensor:
+def _arena(nbytes: int, device: torch.device) -> torch.Tensor:
+    if device.type == "cpu":
+        return aligned(nbytes)
     try:
         return torch.empty(nbytes, dtype=torch.uint8, device=device)
     except torch.OutOfMemoryError as error:

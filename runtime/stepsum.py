@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
+from runtime.apart import Apart
 from runtime.experts import Assigned, accumulate, gather, weigh
 from runtime.fused import OneToken
 from runtime.plan import Place
@@ -15,7 +16,8 @@ from runtime.together import OneByOne, Together
 class StepSum:
     """Takes experts as they are computed, in any order. `assigned` by expert; `weights` [T, K] of the router.
 
-    `packed`: what computes one token's replicas of few bits, which have no bits of the model to keep.
+    `packed`: what computes one token's replicas of few bits, which have no bits of the model to keep; `apart`: what
+    computes where slots are on several devices.
     """
 
     def __init__(
@@ -28,8 +30,9 @@ class StepSum:
         hidden: torch.Tensor,
         assigned: dict[int, Assigned],
         weights: torch.Tensor,
+        apart: Apart | None = None,
     ) -> None:
-        self._module, self._resident, self._together = module, resident, together
+        self._module, self._resident, self._together, self._apart = module, resident, together, apart
         self._packed = packed if len(hidden) == 1 else None
         self._hidden, self._assigned, self._weights = hidden, assigned, weights
         self._outputs: dict[int, torch.Tensor] = {}
@@ -49,6 +52,9 @@ class StepSum:
             return
         for place in full:
             expert = self._expert(place)
+            if self._apart:
+                self.add_output(expert, self._apart.forward(self._module, place, expert))
+                continue
             x = gather(self._hidden, self._assigned[expert])
             self.add_output(expert, self._resident.forward(self._module, place, x))
 

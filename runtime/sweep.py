@@ -42,6 +42,7 @@ class Setting:
     scope: str | None = None
     budget: str = "25%"
     reconfigure_every: int | None = None
+    devices: int = 1  # that experts are spread over
 
     def texts(self) -> dict[str, str]:
         """The text of every axis."""
@@ -54,7 +55,8 @@ class Setting:
 
 def oracles(setting: Setting) -> tuple[Setting, Setting]:
     """The bounds of a setting: Belady on demand, and with perfect prefetching."""
-    plain = {"scope": setting.scope or preset(setting.preset).scope, "budget": setting.budget}
+    scope = setting.scope or preset(setting.preset).scope
+    plain = {"scope": scope, "budget": setting.budget, "devices": setting.devices}
     return (
         Setting("belady", policies={"eviction": "belady"}, **plain),
         Setting("oracle", policies={"eviction": "belady", "prefetch": "oracle"}, **plain),
@@ -65,7 +67,8 @@ def oracles(setting: Setting) -> tuple[Setting, Setting]:
 class Outcome:
     """What happened: counters over all passes and by layer, and times as `Timing.summary` gives them. `num_slots`: of
     whole experts, as many as their bytes hold where experts are split. `fast_nbytes`: of the slots and of the replicas
-    that stay beside them. `split`: how experts are cut, and by what, where they are."""
+    that stay beside them. `split`: how experts are cut, and by what, where they are. `by_device`: what each of several
+    devices had and did."""
 
     setting: Setting
     policies: dict[str, str]
@@ -77,6 +80,7 @@ class Outcome:
     by_layer: list[dict[str, int]]
     times: dict[str, float | None]
     split: dict[str, object]
+    by_device: list[dict[str, int]]
 
 
 class Workload:
@@ -110,7 +114,15 @@ class Workload:
         self._check_columns(policies)
         budget = preset(setting.preset).budget or setting.budget
         artefacts = self._artefacts_for(policies, setting)
-        fast = fast_tier(policies, shape, budget, scope=scope, artefacts=artefacts, machine=self.machine.name)
+        fast = fast_tier(
+            policies,
+            shape,
+            budget,
+            scope=scope,
+            artefacts=artefacts,
+            machine=self.machine.name,
+            num_devices=setting.devices,
+        )
         for note in policies.fallbacks:
             self._assume(note)
         window = self._window_for(policies)
@@ -123,10 +135,11 @@ class Workload:
             scope=scope,
             window=window,
             artefacts=artefacts,
+            num_devices=setting.devices,
         )
         timing = Timing(self._costs_of(policies), shape.num_experts, controller.nbytes)
         reconfiguration = None
-        if every := tokens_between(setting.reconfigure_every, fast.split, policies):
+        if every := tokens_between(setting.reconfigure_every, fast.split, policies, num_devices=setting.devices):
             reconfiguration = Reconfiguration(
                 policies,
                 shape,
@@ -146,6 +159,7 @@ class Workload:
             by_layer=controller.counters.by_layer(),
             times=timing.summary(),
             split=solving.receipt(fast.split, shape) | (reconfiguration.receipt() if reconfiguration else {}),
+            by_device=controller.by_device(),
         )
 
     def _costs_of(self, policies: Policies) -> Costs:
@@ -224,7 +238,7 @@ class Workload:
         """Of all candidates, those of the solvers by steps of `zeta`, the split of the setting's budget with which its
         policies replay the trace, or the beginning of it, fastest. Raises BadInput where the trace cannot tell."""
         nbytes = sizes.budget_nbytes(setting.budget, self.model.shape)
-        known = (nbytes, zeta, setting.preset, *sorted(setting.policies.items()), setting.scope)
+        known = (nbytes, zeta, setting.preset, *sorted(setting.policies.items()), setting.scope, setting.devices)
         if known not in self._splits:
             self._splits[known] = self._fastest(setting, nbytes, zeta)
         return self._splits[known]

@@ -1,7 +1,7 @@
 """The tiers around the fast one: where experts live, the link they come over, the near tier beside them."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -13,9 +13,11 @@ from runtime import budget as sizes
 from runtime.cudalink import CudaLink
 from runtime.disklink import DiskLink
 from runtime.link import Link
+from runtime.manylinks import ManyLinks
 from runtime.model import MoeModel
 from runtime.near import NearTier
 from runtime.pacedlink import EmulatedLink
+from runtime.partitions import Partitions
 from runtime.policies.base import Split
 from runtime.probe import scaled_rates
 from runtime.replicas import ReplicaStore
@@ -79,10 +81,16 @@ def link_name(opened: MoeModel, link: str) -> str:
 
 
 def open_tiers(
-    opened: MoeModel, choice: LinkChoice, replicas: Mapping[int, ReplicaStore], *, split: Split | None = None
+    opened: MoeModel,
+    choice: LinkChoice,
+    replicas: Mapping[int, ReplicaStore],
+    *,
+    split: Split | None = None,
+    devices: Sequence[torch.device],
 ) -> Tiers:
     """Open what was chosen, with `replicas` by bits, or with experts cut in two by `split`. All are read into RAM,
-    page-locked for a GPU, unless they stay on disk."""
+    page-locked for a GPU, unless they stay on disk. Each of `devices` that shares no memory with the others has a link
+    of its own."""
     on_disk, pin = choice.kind == "disk", choice.kind == "cuda"
     stores: dict[int, DiskStore | ReplicaStore] = {FULL_BITS: opened.store, **replicas}
     if choice.is_direct:
@@ -94,7 +102,7 @@ def open_tiers(
         slow = SlowTier(stores if on_disk else {bits: in_ram(store, pin=pin) for bits, store in stores.items()})
     return Tiers(
         slow=slow,
-        link=_open_link(opened, choice, slow),
+        link=_open_links(opened, choice, slow, devices),
         near=NearTier(slow, bandwidth=choice.near),
         pinned_nbytes=sum(map(slow.nbytes, stores)) * opened.shape.num_keys if pin else 0,
         bandwidth=choice.bandwidth or None,
@@ -106,8 +114,15 @@ def in_ram(store: DiskStore | ReplicaStore | RamStore, *, pin: bool) -> RamStore
     return store if isinstance(store, RamStore) and (store.is_pinned or not pin) else RamStore(store, pin=pin)
 
 
-def _open_link(opened: MoeModel, choice: LinkChoice, slow: SlowTier) -> Link:
-    shape, device = opened.shape, opened.model.device
+def _open_links(opened: MoeModel, choice: LinkChoice, slow: SlowTier, devices: Sequence[torch.device]) -> Link:
+    if len(set(devices)) == 1 or choice.kind == "emulated":
+        return _open_link(opened, choice, slow, devices[0])
+    partitions = Partitions(opened.shape.num_experts, len(devices))
+    return ManyLinks(partitions, [_open_link(opened, choice, slow, device) for device in devices])
+
+
+def _open_link(opened: MoeModel, choice: LinkChoice, slow: SlowTier, device: torch.device) -> Link:
+    shape = opened.shape
     if choice.kind == "emulated":
         return EmulatedLink(slow, shape, bandwidth=choice.bandwidth, latency_s=choice.latency_s)
     if device.type == "cuda":
@@ -121,6 +136,23 @@ def direct(store: DiskStore | ReplicaStore) -> DiskStore:
     if not isinstance(store, DiskStore):
         raise BadUsage("--link direct reads a checkpoint past the page cache, and replicas come through it: use disk")
     return store.direct()
+
+
+def devices_for(opened: MoeModel, count: int) -> tuple[torch.device, ...]:
+    """What experts are spread over: the model's own device and other GPUs, or where there are fewer than `count`, parts
+    of its own. Raises BadUsage for experts that cannot be computed elsewhere."""
+    found = spread_over(opened.model.device, count)
+    if len(set(found)) > 1 and getattr(opened.layers[0].experts, "has_post_expert_norm", False):
+        raise BadUsage(f"experts of {opened.family} share a norm, which is on one GPU: leave out --devices")
+    return found
+
+
+def spread_over(first: torch.device, count: int) -> tuple[torch.device, ...]:
+    """The same, of any model whose own device is the first."""
+    if first.type != "cuda" or torch.cuda.device_count() < count:
+        return (first,) * count
+    others = (torch.device("cuda", number) for number in range(torch.cuda.device_count()))
+    return (first, *[other for other in others if other.index != (first.index or 0)][: count - 1])
 
 
 def resolve_device(name: str) -> torch.device:

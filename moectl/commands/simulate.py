@@ -37,6 +37,7 @@ class Request:
     window: str | None = None
     machine: str = "a100-pcie4"
     compare: str | None = None
+    devices: int = 1
     reconfigure_every: int | None = None
     base: int = FULL_BITS
     stored: Mapping[str, Preset] = field(default_factory=dict)
@@ -58,7 +59,13 @@ class Request:
 
     def _setting(self, label: str, preset: str, policies: dict[str, str]) -> Setting:
         return Setting(
-            label, self.stored.get(preset, preset), policies, self.scope, self.budget, self.reconfigure_every
+            label,
+            self.stored.get(preset, preset),
+            policies,
+            self.scope,
+            self.budget,
+            self.reconfigure_every,
+            self.devices,
         )
 
     def _compared(self, name: str) -> Setting:
@@ -103,7 +110,10 @@ def simulate(source: Source, request: Request) -> Simulated:
         costs=costs,
     )
     asked = [workload.run(setting) for setting in settings]
-    plain = Setting(PLAIN, PLAIN, scope=settings[0].scope or str(asked[0].scope), budget=request.budget)
+    plain = replace(
+        Setting(PLAIN, PLAIN, budget=request.budget, devices=request.devices),
+        scope=settings[0].scope or str(asked[0].scope),
+    )
     beside = [workload.run(setting) for setting in (plain, *oracles(plain))]
     shown = [_identity(outcome) for outcome in asked]
     beside = [outcome for outcome in beside if _identity(outcome) not in shown]
@@ -199,6 +209,7 @@ def receipt(simulated: Simulated) -> dict[str, object]:
         "policies": first.policies,
         "scope": str(first.scope),
         "slots": first.num_slots,
+        "devices": first.by_device,
         "split": first.split,
         "prefetch_window_bytes": first.window,
         "assumed": simulated.assumed,

@@ -4,7 +4,7 @@ a clock.
 Shapes: T tokens, K selected per token, E experts a layer, L MoE layers, D prefetch distances.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
@@ -56,7 +56,19 @@ class Residents:
 
     resident: np.ndarray  # [E] bool
     absent: np.ndarray  # [E] bool; what is neither is on its way
-    num_free: int  # slots of this layer's scope that hold nothing
+    num_free: Sequence[int]  # slots of this layer's scope that hold nothing, on each device
+
+
+def fitting(experts: Iterable[int], room: Sequence[int]) -> list[int]:
+    """Of a layer's experts those for which there is room on their devices, first come first served: expert e belongs to
+    device e % N, which has room [N] for so many."""
+    left, found = list(room), []
+    for expert in experts:
+        device = expert % len(left)
+        if left[device]:
+            left[device] -= 1
+            found.append(expert)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,8 +211,9 @@ class Residency(Policy, Protocol):
     def observe(self, step: Step) -> None:
         """Called at every step, before anything is decided."""
 
-    def place(self, step: Step, num_slots: int) -> Placement | None:
-        """Called at every step after `observe`: what is to be resident in its layer from now on; None: as it is."""
+    def place(self, step: Step, num_slots: Sequence[int]) -> Placement | None:
+        """Called at every step after `observe`: what is to be resident in its layer from now on; None: as it is.
+        `num_slots`: the layer's, on each device."""
 
 
 class Simple:
@@ -254,5 +267,5 @@ class SimpleResidency(Simple):
     def observe(self, step: Step) -> None:
         """Nothing to note."""
 
-    def place(self, step: Step, num_slots: int) -> Placement | None:
+    def place(self, step: Step, num_slots: Sequence[int]) -> Placement | None:
         return None

@@ -36,6 +36,7 @@ class Case:
     num_slots: int
     scope: Scope
     window: int
+    num_devices: int = 1
 
 
 @st.composite
@@ -129,6 +130,7 @@ def _controller(case: Case, texts: dict[str, str], maps: ExpertMaps | None = Non
         scope=case.scope,
         window=case.window,
         artefacts=known,
+        num_devices=case.num_devices,
     )
 
 
@@ -146,6 +148,7 @@ class _Checked:
         assert not self._owner.cache.pinned.any(), "pins outlive their step"
         _check_ranks(plan, step, self.shape)
         _check_places(plan, self._owner, self.shape)
+        _check_devices(plan, self._owner, self.shape)
         return plan
 
 
@@ -177,6 +180,17 @@ def _check_places(plan: Plan, owner: Controller, shape: Shape) -> None:
     brought = [place.key for place in plan.prefetches]
     assert len(set(brought)) == len(brought)
     assert all(0 <= key < owner.cache.num_keys and owner.cache.state[key] != ABSENT for key in brought)
+
+
+def _check_devices(plan: Plan, owner: Controller, shape: Shape) -> None:
+    """An expert is in its own device's slots only, counted pool by pool, and devices' counters add up."""
+    pools, count = owner.cache.pools, owner.cache.partitions.count
+    device_of = [pool.device for pool in pools for _ in range(pool.num_slots)]
+    there = [place for place in owner.cache.places if place]
+    moved = [*plan.prefetches, *(place for wave in plan.waves for place in (*wave.resident, *wave.loads))]
+    for place in (*there, *moved):
+        assert device_of[place.slot] == place.key % shape.num_experts % count, place
+    owner.counters.validate()
 
 
 def _check_order(owner: Controller) -> None:

@@ -203,10 +203,10 @@ def test_the_bottom_that_nobody_touched_longest_leaves_first() -> None:
         cache.admit(key, LOADING if key == 7 else RESIDENT)
     cache.touch([0, 6])
     cache.pin([8])
-    assert cache.oldest(1) == [9], "7 is on its way, 8 pinned, 6 was touched"
-    assert cache.oldest(4) == [9, 6]
+    assert cache.oldest(6, 1) == [9], "7 is on its way, 8 pinned, 6 was touched"
+    assert cache.oldest(6, 4) == [9, 6]
     cache.evict([9])
-    assert cache.oldest(4) == [6]
+    assert cache.oldest(6, 4) == [6]
 
 
 def test_segments_add_up_to_the_expert_and_lie_in_one_piece(pair: tuple) -> None:

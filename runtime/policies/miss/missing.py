@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from runtime.policies.base import Residents, Step
+from runtime.policies.base import Residents, Step, fitting
 
 
 def missing_experts(step: Step, residents: Residents) -> list[int]:
@@ -14,7 +14,7 @@ def beyond_free(step: Step, residents: Residents, *, fill: bool) -> np.ndarray:
     """[T, K] ranks whose expert is absent; with `fill` less those that the empty slots of the scope take, first come
     first served."""
     missing = residents.absent[step.selected]
-    if not fill or not residents.num_free:
+    if not fill or not any(residents.num_free):
         return missing
-    filled = missing_experts(step, residents)[: residents.num_free]
+    filled = fitting(missing_experts(step, residents), residents.num_free)
     return missing & ~np.isin(step.selected, filled)

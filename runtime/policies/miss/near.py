@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from artifacts.errors import BadUsage
-from runtime.policies.base import Choice, Residents, Simple, Step
+from runtime.policies.base import Choice, Residents, Simple, Step, fitting
 from runtime.policies.miss.missing import missing_experts
 
 
@@ -24,6 +24,6 @@ class Near(Simple):
 
     def choose(self, step: Step, residents: Residents) -> Choice:
         missing = missing_experts(step, residents)
-        fetched = min(residents.num_free, len(missing)) if self.fill else 0
-        near = frozenset(missing[fetched:])
-        return Choice(step.selected, near=near, lent=max(0.0, len(near) * self.ratio - fetched))
+        fetched = fitting(missing, residents.num_free) if self.fill else []
+        near = frozenset(missing).difference(fetched)
+        return Choice(step.selected, near=near, lent=max(0.0, len(near) * self.ratio - len(fetched)))

@@ -7,7 +7,7 @@ import numpy as np
 
 from artifacts.errors import BadUsage
 from artifacts.shape import Shape
-from runtime.policies.base import Artefacts, Choice, Residents, Simple, Step
+from runtime.policies.base import Artefacts, Choice, Residents, Simple, Step, fitting
 
 
 @dataclass
@@ -55,5 +55,6 @@ class ShadowMiss(Simple):
         best = absent[np.argsort(-worth[absent], kind="stable")]
         bar = self.margin * worth[residents.resident].min(initial=np.inf)
         pays = worth[best] > bar
-        pays[: residents.num_free] = True
+        if any(residents.num_free):
+            pays |= np.isin(best, fitting(best.tolist(), residents.num_free))
         return best[pays]

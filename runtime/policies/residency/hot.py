@@ -1,5 +1,6 @@
 """The prompt says which experts stay resident while its answer is decoded (context-aware GPU-NDP)."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,7 +11,7 @@ from artifacts.errors import BadUsage
 from artifacts.replicas import FULL_BITS
 from artifacts.shape import Shape
 from artifacts.trace import PREFILL
-from runtime.policies.base import Artefacts, Placement, SimpleResidency, Step
+from runtime.policies.base import Artefacts, Placement, SimpleResidency, Step, fitting
 from runtime.policies.miss.precision import check_replicas
 
 
@@ -59,18 +60,19 @@ class Hot(SimpleResidency):
         np.add.at(self._counts[step.layer], step.selected, 1)
         np.add.at(self._weights[step.layer], step.selected, step.shares)
 
-    def place(self, step: Step, num_slots: int) -> Placement | None:
+    def place(self, step: Step, num_slots: Sequence[int]) -> Placement | None:
         if step.phase == PREFILL or self._is_placed[step.layer]:
             return None
         self._is_placed[step.layer] = True
         score = self.scores(step.layer)
         order = np.lexsort((np.arange(self._num_experts), -score))
         bits = np.full(self._num_experts, FULL_BITS)
-        cold = order[num_slots:]
+        hot = np.array(fitting(order.tolist(), num_slots), np.int64)
+        cold = order[~np.isin(order, hot)]
         if self._loss is not None and cold.size:
             few = np.array(prefix_split(self._loss[step.layer, cold], self.avg_bits))
             bits[cold] = np.where(few == self._base, FULL_BITS, few)
-        return Placement(order[:num_slots], bits)
+        return Placement(hot, bits)
 
     def scores(self, layer: int) -> np.ndarray:
         """S [E] of the prompts since the last placement; all alike before there was one."""

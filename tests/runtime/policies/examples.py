@@ -48,4 +48,4 @@ def residents(*experts: int, num_free: int = 0, loading: tuple[int, ...] = ()) -
     resident, absent = np.zeros(6, bool), np.ones(6, bool)
     resident[list(experts)] = True
     absent[[*experts, *loading]] = False
-    return Residents(resident, absent, num_free)
+    return Residents(resident, absent, (num_free,))

@@ -61,7 +61,7 @@ def chosen(weights: list[float], tau: float = 0.0, **parameters: object) -> list
     policy.prepare(SHAPE, Artefacts(buddies=buddies, buddy_q=q, entropy=np.full((1, 101), tau), hops=np.arange(6) % 4))
     probabilities = np.array([[0.3, 0.2, 0.1, 0.05, 0.3, 0.05]], np.float32)
     step = Step(0, 1, 0, np.array([[0, 1, 2]]), np.array([weights], np.float32), probabilities=probabilities)
-    return policy.choose(step, Residents(RESIDENT, ~RESIDENT, 0)).selected[0].tolist()
+    return policy.choose(step, Residents(RESIDENT, ~RESIDENT, (0,))).selected[0].tolist()
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_what_is_on_its_way_is_not_replaced() -> None:
     policy.prepare(SHAPE, Artefacts(buddies=np.full((1, 6, 1), 3), buddy_q=q, entropy=np.zeros((1, 101))))
     step = Step(0, 1, 0, np.array([[1, 2, 0]]), np.full((1, 3), 1 / 3, np.float32))
     absent = np.array([False, False, True, False, False, False])
-    assert policy.choose(step, Residents(RESIDENT, absent, 0)).selected.tolist() == [[1, 3, 0]]
+    assert policy.choose(step, Residents(RESIDENT, absent, (0,))).selected.tolist() == [[1, 3, 0]]
 
 
 @pytest.mark.parametrize("stand_in", STAND_INS)
@@ -128,7 +128,7 @@ def test_a_quota_that_binds_is_reached_whoever_stands_in(stand_in: str) -> None:
             np.ones(selected.shape, np.float32),
             probabilities=rng.random((len(selected), 6)),
         )
-        replaced[turn % 2] += (policy.choose(step, Residents(resident, ~resident, 0)).selected != selected).sum()
+        replaced[turn % 2] += (policy.choose(step, Residents(resident, ~resident, (0,))).selected != selected).sum()
     ranks = 3 * np.array([100 + 4 * 20, 100])
     assert (0.2 * ranks - 3 < replaced).all() and (replaced <= 0.2 * ranks).all()
 
@@ -141,7 +141,7 @@ def one_step(policy: Buddy, weights: list[list[float]], *, layer: int = 0, num_l
     w = np.array(weights, np.float32)
     selected = np.tile(np.arange(w.shape[1]), (len(w), 1))
     probabilities = np.array([[0.3, 0.2, 0.1, 0.05, 0.3, 0.05], [0.1, 0.05, 0.05, 0.2, 0.3, 0.3]], np.float32)[: len(w)]
-    return policy.choose(Step(0, 1, layer, selected, w, probabilities), Residents(RESIDENT, ~RESIDENT, 0))
+    return policy.choose(Step(0, 1, layer, selected, w, probabilities), Residents(RESIDENT, ~RESIDENT, (0,)))
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_a_token_of_one_expert_has_no_second() -> None:
         policy = Buddy(margin=margin, beta=2.0)  # all that it wants is absent
         policy.prepare(SHAPE, Artefacts(buddies=buddies, buddy_q=np.ones((1, 6, 1)), entropy=np.full((1, 101), -1.0)))
         step = Step(0, 1, 0, np.array([[1]]), np.ones((1, 1), np.float32))
-        assert policy.choose(step, Residents(RESIDENT, ~RESIDENT, 0)).selected.tolist() == [[after]]
+        assert policy.choose(step, Residents(RESIDENT, ~RESIDENT, (0,))).selected.tolist() == [[after]]
 
 
 def test_the_percentile_is_of_the_layer_and_lies_between_those_measured() -> None:
@@ -226,5 +226,5 @@ def test_quota_counts_what_was_seen_and_what_was_served() -> None:
     one_step(policy, [[0.4, 0.3, 0.3]])
     policy._seen[:] = policy._served[:] = 0
     step = Step(0, 1, 0, np.array([[0, 1, 2]]), np.array([[0.4, 0.3, 0.3]], np.float32))
-    there = Residents(RESIDENT, ~RESIDENT, 0)
+    there = Residents(RESIDENT, ~RESIDENT, (0,))
     assert [(policy.choose(step, there).selected >= 3).sum() for _ in range(4)] == [1, 2, 1, 2]

@@ -75,11 +75,11 @@ def test_the_prompt_places_by_counts_and_weights() -> None:
     policy.observe(step([[1, 5], [1, 2], [3, 5]], phase=PREFILL, weights=[[0.2, 0.8], [0.5, 0.5], [0.1, 0.9]]))
     counts, weights = np.array([0, 2, 1, 1, 0, 2]) / 6, np.array([0, 0.7, 0.5, 0.1, 0, 1.7]) / 3
     assert np.allclose(policy.scores(0), (counts + weights) / 2)
-    placed = policy.place(step([[1, 2]]), 2)
+    placed = policy.place(step([[1, 2]]), (2,))
     assert placed.resident.tolist() == [5, 1] and placed.near_bits.tolist() == [16] * 6
-    assert policy.place(step([[1, 2]]), 2) is None, "once per sequence"
+    assert policy.place(step([[1, 2]]), (2,)) is None, "once per sequence"
     policy.observe(step([[4, 0]], phase=PREFILL))
-    assert policy.place(step([[1, 2]]), 2).resident.tolist() == [0, 4], "the next prompt counts alone"
+    assert policy.place(step([[1, 2]]), (2,)).resident.tolist() == [0, 4], "the next prompt counts alone"
 
 
 def test_cold_experts_get_the_prefix_split() -> None:
@@ -88,7 +88,7 @@ def test_cold_experts_get_the_prefix_split() -> None:
     policy = parse("residency", "hot:avg_bits=2.5")
     policy.prepare(shape, Artefacts(replicas=Replicas(NBYTES, loss, loss, loss[..., 0])))
     policy.observe(step([[4, 1], [4, 2], [4, 0]], phase=PREFILL))
-    bits = policy.place(step([[1, 2]]), 1).near_bits
+    bits = policy.place(step([[1, 2]]), (1,)).near_bits
     order = [0, 1, 2, 3, 5]  # equal counts go to the lower expert
     assert bits[4] == 16 and bits[order].tolist() == prefix_split(loss[0, order], 2.5)
     assert policy.widths == (1, 2, 3, 4)
