@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from artifacts.errors import BadUsage
+from moectl import completion
 
 DEFAULT_STORE = Path("moe.duckdb")
 
@@ -16,9 +17,25 @@ Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of everything ran
 RunId = Annotated[int | None, typer.Option("--run", min=1, help="A run of the store; the newest that fits by default.")]
 
 Model = Annotated[str | None, typer.Argument(help="A checkpoint: a local folder or a hub id; else the bundled one.")]
-Budget = Annotated[str, typer.Option("--budget", help="The fast tier: 25%, 96x (experts) or 2GiB, over all layers.")]
-Link = Annotated[str, typer.Option("--link", help="disk, direct (no page cache), cuda, or a rate as 5GB/s+10us.")]
-Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
+Budget = Annotated[
+    str,
+    typer.Option(
+        "--budget",
+        help="The fast tier: 25%, 96x (experts) or 2GiB, over all layers.",
+        autocompletion=completion.words(completion.BUDGETS),
+    ),
+]
+Link = Annotated[
+    str,
+    typer.Option(
+        "--link",
+        help="disk, direct (no page cache), cuda, or a rate as 5GB/s+10us.",
+        autocompletion=completion.words(completion.LINKS),
+    ),
+]
+Device = Annotated[
+    str, typer.Option("--device", help="auto, cpu or cuda.", autocompletion=completion.words(completion.DEVICES))
+]
 Devices = Annotated[
     int,
     typer.Option(
@@ -29,7 +46,11 @@ Devices = Annotated[
 DEFAULT_THREADS = max(1, (os.cpu_count() or 2) - 1)
 Threads = Annotated[int, typer.Option("--threads", min=1, help="CPU threads that compute; leave one core to the link.")]
 Experts = Annotated[
-    str, typer.Option(help="exact, the model's own bits, or fused: compiled, the same within rounding.")
+    str,
+    typer.Option(
+        help="exact, the model's own bits, or fused: compiled, the same within rounding.",
+        autocompletion=completion.words(("exact", "fused")),
+    ),
 ]
 Base = Annotated[
     int, typer.Option("--base", help="Bits of all experts: 16, as the checkpoint has them, or 4, 3, 2: as quantised.")
@@ -41,8 +62,25 @@ AvgBits = Annotated[
 Data = Annotated[
     str, typer.Option(help="Text: a file or folder, hf:name[:config[:split]], builtin or builtin:held-out.")
 ]
-Preset = Annotated[str, typer.Option(help="A named set of policies; `moectl inspect presets` lists them.")]
-Scope = Annotated[str | None, typer.Option(help="layer or global: where an expert may take its slot.")]
+Preset = Annotated[
+    str,
+    typer.Option(
+        help="A named set of policies; `moectl inspect presets` lists them.", autocompletion=completion.presets
+    ),
+]
+Scope = Annotated[
+    str | None,
+    typer.Option(
+        help="layer or global: where an expert may take its slot.",
+        autocompletion=completion.words(("layer", "global")),
+    ),
+]
+ScaledTo = Annotated[
+    str | None,
+    typer.Option(
+        help="Emulate link and near tier in the proportions of a named machine.", autocompletion=completion.machines
+    ),
+]
 Window = Annotated[str | None, typer.Option(help="Bytes that may be prefetched per layer, as 64MiB.")]
 ReconfigureEvery = Annotated[
     int | None,
@@ -51,7 +89,12 @@ ReconfigureEvery = Annotated[
         show_default=False,
     ),
 ]
-Axis = Annotated[str | None, typer.Option(help="Override the preset on this axis: name or name:field=value,...")]
+_OVERRIDE = "Override the preset on this axis: name or name:field=value,..."
+Routing = Annotated[str | None, typer.Option(help=_OVERRIDE, autocompletion=completion.policies("routing"))]
+Prefetch = Annotated[str | None, typer.Option(help=_OVERRIDE, autocompletion=completion.policies("prefetch"))]
+Eviction = Annotated[str | None, typer.Option(help=_OVERRIDE, autocompletion=completion.policies("eviction"))]
+Miss = Annotated[str | None, typer.Option(help=_OVERRIDE, autocompletion=completion.policies("miss"))]
+Residency = Annotated[str | None, typer.Option(help=_OVERRIDE, autocompletion=completion.policies("residency"))]
 
 
 def hot_residency(residency: str | None, avg_bits: float | None) -> str | None:

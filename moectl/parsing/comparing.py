@@ -5,22 +5,28 @@ from typing import Annotated
 
 import typer
 
+from moectl import completion
 from moectl.app import app
 from moectl.options import (
     DEFAULT_STORE,
     DEFAULT_THREADS,
     AvgBits,
-    Axis,
     Base,
     Budget,
     Data,
     Device,
+    Eviction,
     Experts,
     Json,
     Link,
+    Miss,
     Model,
+    Prefetch,
     Preset,
     ReconfigureEvery,
+    Residency,
+    Routing,
+    ScaledTo,
     Scope,
     Seed,
     StorePath,
@@ -45,14 +51,17 @@ def _simulate(
     ] = None,
     machine: Annotated[
         str,
-        typer.Option(help="Whose bandwidths; `moectl inspect machines` lists them; here: as profiled."),
+        typer.Option(
+            help="Whose bandwidths; `moectl inspect machines` lists them; here: as profiled.",
+            autocompletion=completion.machines,
+        ),
     ] = "a100-pcie4",
     preset: Preset = "on-demand",
-    routing: Axis = None,
-    prefetch: Axis = None,
-    eviction: Axis = None,
-    miss: Axis = None,
-    residency: Axis = None,
+    routing: Routing = None,
+    prefetch: Prefetch = None,
+    eviction: Eviction = None,
+    miss: Miss = None,
+    residency: Residency = None,
     avg_bits: AvgBits = None,
     compare: Annotated[
         str | None, typer.Option(help="Several instead of one: names of presets or eviction policies, a,b,c.")
@@ -100,15 +109,17 @@ def _simulate(
 def _bench(
     model: Model = None,
     presets: Annotated[
-        str, typer.Option(help="Presets, a,b,c, or all; full, uniform-bits, on-demand and near always stand beside.")
+        str,
+        typer.Option(
+            help="Presets, a,b,c, or all; full, uniform-bits, on-demand and near always stand beside.",
+            autocompletion=completion.listed(completion.presets),
+        ),
     ] = "on-demand,near,shadow",
     budgets: Annotated[str, typer.Option(help="Budgets, each like --budget elsewhere.")] = "12.5%,25%,50%",
     links: Annotated[
         str, typer.Option(help="Links, each like --link elsewhere; with --simulate auto (the machine's) or rates.")
     ] = "auto",
-    scaled_to: Annotated[
-        str | None, typer.Option(help="Emulate link and near tier in the proportions of a named machine.")
-    ] = None,
+    scaled_to: ScaledTo = None,
     simulate: Annotated[
         bool, typer.Option("--simulate", help="On a trace and virtual time: the oracle too, no quality.")
     ] = False,
@@ -116,7 +127,11 @@ def _bench(
         Path | None, typer.Option(help="A Parquet trace; else the store's newest, or one recorded first.")
     ] = None,
     machine: Annotated[
-        str | None, typer.Option(help="Whose bandwidths to simulate (a100-pcie4), or here: as profiled.")
+        str | None,
+        typer.Option(
+            help="Whose bandwidths to simulate (a100-pcie4), or here: as profiled.",
+            autocompletion=completion.machines,
+        ),
     ] = None,
     data: Data = "builtin:held-out",
     tokens: Annotated[int, typer.Option(min=2, help="Tokens of it that each setting reads in a round.")] = 768,
@@ -181,9 +196,7 @@ def _bench(
 def _tune(
     model: Model = None,
     budget: Budget = "25%",
-    scaled_to: Annotated[
-        str | None, typer.Option(help="Emulate link and near tier in the proportions of a named machine.")
-    ] = None,
+    scaled_to: ScaledTo = None,
     link: Link = "auto",
     max_loss: Annotated[str, typer.Option(help="Of perplexity, at most: 0.5%, or 0 for lossless alone.")] = "0.5%",
     minutes: Annotated[float, typer.Option(help="How long to search and verify, about.")] = 3.0,
@@ -235,10 +248,18 @@ def _tune(
 
 @app.command("plan")
 def _plan(
-    model: Annotated[str, typer.Argument(help="A name as qwen3-30b-a3b, a folder with a config.json, or bundled.")],
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="A name as qwen3-30b-a3b, a folder with a config.json, or bundled.", autocompletion=completion.models
+        ),
+    ],
     vram: Annotated[str, typer.Option(help="Memory of the GPU, as 24GB.")] = ...,
     machine: Annotated[
-        str, typer.Option(help="Whose bandwidths; `moectl inspect machines` lists them.")
+        str,
+        typer.Option(
+            help="Whose bandwidths; `moectl inspect machines` lists them.", autocompletion=completion.machines
+        ),
     ] = "rtx3090-pcie4",
     context: Annotated[int, typer.Option(help="Tokens that the attention cache holds.")] = 4096,
     json: Json = False,

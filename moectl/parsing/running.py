@@ -5,22 +5,28 @@ from typing import Annotated
 
 import typer
 
+from moectl import completion
 from moectl.app import app
 from moectl.options import (
     DEFAULT_STORE,
     DEFAULT_THREADS,
     AvgBits,
-    Axis,
     Base,
     Budget,
     Device,
     Devices,
+    Eviction,
     Experts,
     Json,
     Link,
+    Miss,
     Model,
+    Prefetch,
     Preset,
     ReconfigureEvery,
+    Residency,
+    Routing,
+    ScaledTo,
     Scope,
     Seed,
     StorePath,
@@ -38,17 +44,15 @@ def _run(
     preset: Preset = "on-demand",
     budget: Budget = "25%",
     scope: Scope = None,
-    routing: Axis = None,
-    prefetch: Axis = None,
-    eviction: Axis = None,
-    miss: Axis = None,
-    residency: Axis = None,
+    routing: Routing = None,
+    prefetch: Prefetch = None,
+    eviction: Eviction = None,
+    miss: Miss = None,
+    residency: Residency = None,
     avg_bits: AvgBits = None,
     link: Link = "auto",
     near: Annotated[str | None, typer.Option(help="Emulate a near tier of this rate, as 40GB/s.")] = None,
-    scaled_to: Annotated[
-        str | None, typer.Option(help="Emulate link and near tier in the proportions of a named machine.")
-    ] = None,
+    scaled_to: ScaledTo = None,
     window: Window = None,
     base: Base = 16,
     experts: Experts = "exact",
@@ -112,7 +116,10 @@ def _run(
 @app.command("demo")
 def _demo(
     budget: Budget = "25%",
-    scaled_to: Annotated[str, typer.Option(help="The machine whose proportions are emulated.")] = "rtx3090-pcie4",
+    scaled_to: Annotated[
+        str,
+        typer.Option(help="The machine whose proportions are emulated.", autocompletion=completion.machines),
+    ] = "rtx3090-pcie4",
     tokens: Annotated[int, typer.Option(min=1024, help="Tokens to profile.")] = 16_384,
     threads: Threads = DEFAULT_THREADS,
     store: Annotated[Path | None, typer.Option(help="Keep the artefacts in this store.")] = None,
