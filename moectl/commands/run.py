@@ -12,6 +12,7 @@ from artifacts.provenance import utc_now
 from artifacts.tracefile import write_parquet
 from moectl.bundled import demo_model
 from moectl.commands.profile import check_store, model_info
+from moectl.deviceviews import devices_sheet
 from moectl.opening import quieten
 from moectl.render import Sheet, human_bytes, show_json, show_sheet
 from runtime.answers import Answer, Effort, Stream
@@ -51,7 +52,7 @@ def run_command(
             for answer in chat(session, sampling):
                 print(took(answer), file=sys.stderr)
             show_sheet(counters_sheet(session.effort()))
-            show_sheet(receipt_sheet(session.receipt()))
+            _show_receipt(session.receipt())
         else:
             show(run(session, prompt, sampling, echo=not as_json, trace=trace), as_json=as_json)
 
@@ -120,7 +121,7 @@ def show(answer: Answer, *, as_json: bool) -> None:
         return
     print()
     show_sheet(counters_sheet(answer.effort, note=took(answer)))
-    show_sheet(receipt_sheet(answer.receipt))
+    _show_receipt(answer.receipt)
 
 
 def counters_sheet(effort: Effort, *, note: str = "") -> Sheet:
@@ -147,8 +148,12 @@ def _few_bits(counts: dict[str, int]) -> str:
     return "".join(f"; {count} experts at {bits} {'bit' if bits == 1 else 'bits'}" for bits, count in at)
 
 
-def receipt_sheet(receipt: dict[str, object]) -> Sheet:
-    return Sheet("Receipt", ("what", "in force"), list(_flat(receipt)))
+def _show_receipt(receipt: dict[str, object]) -> None:
+    """Several devices have a table of their own."""
+    if devices := receipt["devices"]:
+        show_sheet(devices_sheet(devices))
+    others = {name: value for name, value in receipt.items() if name != "devices"}
+    show_sheet(Sheet("Receipt", ("what", "in force"), list(_flat(others))))
 
 
 def _counter_row(layer: int | str, counts: dict[str, int]) -> tuple:

@@ -11,6 +11,7 @@ from artifacts.modelshapes import ModelShape
 from artifacts.replicas import FULL_BITS, check_base
 from artifacts.store import Store
 from artifacts.trace import Trace
+from moectl.deviceviews import devices_sheet
 from moectl.render import NumBytes, Sheet, human_bytes, show_json, show_sheet
 from moectl.tracesource import Opened, Source, on_base, open_source
 from runtime import budget as sizes
@@ -152,6 +153,8 @@ def show(simulated: Simulated, *, as_json: bool) -> None:
         )
         return
     show_sheet(sheet)
+    if devices := _devices(simulated.asked[0]):
+        show_sheet(devices_sheet(devices))
     for line in simulated.assumed:
         print(f"assumed: {line}")
 
@@ -209,11 +212,15 @@ def receipt(simulated: Simulated) -> dict[str, object]:
         "policies": first.policies,
         "scope": str(first.scope),
         "slots": first.num_slots,
-        "devices": first.by_device,
+        "devices": _devices(first),
         "split": first.split,
         "prefetch_window_bytes": first.window,
         "assumed": simulated.assumed,
     }
+
+
+def _devices(outcome: Outcome) -> dict[str, dict[str, int]]:
+    return {f"device {number}": counts for number, counts in enumerate(outcome.by_device)}
 
 
 def _row(outcome: Outcome) -> tuple:
