@@ -9,6 +9,7 @@ from artifacts.errors import BadInput, BadUsage, Incompatible, OutOfResources, P
 
 DONE, BUG, USAGE, INPUT, RESOURCES, INCOMPATIBLE, PARTLY, INTERRUPTED = 0, 1, 2, 3, 4, 5, 6, 130
 
+_OURS = ("artifacts", "runtime", "profilers", "moectl")
 _CODES = {BadUsage: USAGE, BadInput: INPUT, OutOfResources: RESOURCES, Incompatible: INCOMPATIBLE, Partly: PARTLY}
 
 
@@ -32,7 +33,7 @@ def exit_code_of(command: Callable[[], object]) -> int:
         return _quiet_end()
     except KeyboardInterrupt:
         return _tell("interrupted", INTERRUPTED)
-    except (Problem, MemoryError, OSError, RuntimeError) as error:
+    except (Problem, MemoryError, OSError, RuntimeError, ModuleNotFoundError) as error:
         return _told(error)
 
 
@@ -47,6 +48,8 @@ def _told(error: Exception) -> int:
     # DuckDB's way of saying that Ctrl-C reached one of its queries.
     if isinstance(error, RuntimeError) and "Query interrupted" in str(error):
         return _tell("interrupted", INTERRUPTED)
+    if isinstance(error, ModuleNotFoundError) and (error.name or "moectl").partition(".")[0] not in _OURS:
+        return _tell(f"{error.name} is not installed: `moectl doctor` says what is missing", INCOMPATIBLE)
     raise error
 
 

@@ -1,13 +1,18 @@
 """What stands in a model's way on a machine, in plain sentences, each with what mends it."""
 
+import platform
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from artifacts.measured import COLD, COMMAND, HardwareProfile
+from artifacts.replicas import FULL_BITS, typical
 from artifacts.shape import Shape
 from artifacts.store import Store
+from moectl import installed
 from moectl.render import human_bytes
 from profilers.machine import Here
 
@@ -29,6 +34,26 @@ class Finding:
     remedy: str | None = None
 
 
+def of_installation() -> list[Finding]:
+    """Python, what moectl cannot do without, and each extra: there, or how to get it."""
+    if not installed.is_installed():
+        says = "moectl runs from its sources: what it needs, and whether that is here, is not known"
+        return [Finding("installation", says, "pip install . in the folder of its pyproject.toml")]
+    there = ", ".join(map(str, installed.needs()))
+    return [
+        Finding("installation", f"Python {platform.python_version()}, {there}: all of it will do"),
+        *(_extra(name, purpose) for name, purpose in installed.EXTRAS.items()),
+    ]
+
+
+def _extra(name: str, purpose: str) -> Finding:
+    needs = installed.needs(name)
+    says = f"for {purpose}: {', '.join(map(str, needs))}"
+    return Finding(
+        f"extra {name}", says, None if all(need.is_met for need in needs) else f"pip install 'moectl[{name}]'"
+    )
+
+
 def of_machine(here: Here, shape: Shape) -> list[Finding]:
     """GPU, memory, threads, other work."""
     return [_gpu(here, shape), _memory(here, shape), _pinning(here, shape), _threads(here), *_load(here)]
@@ -44,6 +69,22 @@ def of_disk(profile: HardwareProfile) -> list[Finding]:
     if cold.gbps >= SLOW_DISK_GBPS:
         return [Finding("disk", says)]
     return [Finding("disk", says, "a larger --budget, a faster disk, or RAM that keeps what was read")]
+
+
+def of_room(path: Path, shape: Shape, *, weight_nbytes: int) -> Finding:
+    """Whether the disk of a store takes replicas of all widths beside it; a weight of the checkpoint has so many
+    bytes."""
+    folder = next(each for each in path.absolute().parents if each.is_dir())
+    free = shutil.disk_usage(folder).free
+    sizes = typical(np.ones((1, 1)), expert_nbytes=shape.expert_nbytes, weight_nbytes=weight_nbytes).nbytes
+    wanted = shape.num_keys * sum(nbytes for bits, nbytes in sizes.items() if bits != FULL_BITS)
+    says = f"replicas of every expert at 1 to 4 bits take {human_bytes(wanted)} beside the store, {human_bytes(free)} "
+    says += "are free there"
+    if wanted <= free:
+        return Finding("disk space", says)
+    return Finding(
+        "disk space", says, "free some, give a --store on another disk, or fewer widths: moectl quantize --bits 4"
+    )
 
 
 def of_store(path: Path, model_id: str, *, model: str | None, shown: str) -> list[Finding]:

@@ -19,8 +19,9 @@ def costs_of(profile: HardwareProfile, shape: Shape, *, link: str | None = None)
     measured.
     """
     one, many = profile.decode, profile.compute[-1]
-    expert_s = min(one.expert.median, one.moe.median / shape.top_k)
-    engine_s = one.moe.median - shape.top_k * expert_s
+    # A layer's experts are a difference between passes: other work on the machine can make nothing of it, or less.
+    expert_s = min(one.expert.median, one.moe.median / shape.top_k) if one.moe.median > 0 else one.expert.median
+    engine_s = max(0.0, one.moe.median - shape.top_k * expert_s)
     near = profile.near_at()
     costs = Costs(
         expert=Work(expert_s, many.expert.median / many.tokens),

@@ -58,7 +58,9 @@ def doctor(name: str | None, *, budget: str, link: str, device: str, threads: in
     is_stored = stored is not None and _fits(stored.profile, here, link_name(opened, link))
     measured = stored if is_stored else _measured(path, opened, link, store)
     shown = "" if store == DEFAULT_STORE else f" --store {store}"
-    found = findings.of_machine(here, opened.shape) + findings.of_disk(measured.profile)
+    found = findings.of_installation()
+    found += findings.of_machine(here, opened.shape) + findings.of_disk(measured.profile)
+    found.append(findings.of_room(store, opened.stored_shape, weight_nbytes=opened.dtype.itemsize))
     found += findings.of_store(store, opened.fingerprint[:16], model=name, shown=shown)
     if stored is not None:
         found += findings.of_profile(stored.profile, here)

@@ -149,6 +149,9 @@ def _doctor(
     json: Json = False,
 ) -> None:
     """Say what this machine takes for a model and what stands in the way, and check a prediction on a short run."""
+    from moectl import installed
+
+    installed.check()  # before what may be missing is imported
     from moectl.commands import doctor as verb
 
     verb.show(verb.doctor(model, budget=budget, link=link, device=device, threads=threads, store=store), as_json=json)

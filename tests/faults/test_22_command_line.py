@@ -85,6 +85,7 @@ def test_every_kind_of_problem_has_a_code():
         (RuntimeError("Query interrupted"), 130),
         (MemoryError(), 4),
         (OSError(errno.ENOSPC, "No space left on device", "x.parquet"), 4),
+        (ModuleNotFoundError("No module named 'duckdb'", name="duckdb"), 5),
         (SystemExit(6), 6),
         (SystemExit(), 0),
     ],
@@ -94,7 +95,15 @@ def test_other_ends(error, code, capsys):
     assert capsys.readouterr().err.count("\n") == (0 if isinstance(error, SystemExit) else 1)
 
 
-@pytest.mark.parametrize("error", [RuntimeError("shape mismatch"), OSError(errno.EIO, "broken"), KeyError("x")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("shape mismatch"),
+        OSError(errno.EIO, "broken"),
+        KeyError("x"),
+        ModuleNotFoundError("No module named 'moectl.nothing'", name="moectl.nothing"),
+    ],
+)
 def test_a_bug_passes_through(error):
     with pytest.raises(type(error)):
         exit_code_of(raising(error))

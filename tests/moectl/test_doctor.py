@@ -88,7 +88,16 @@ def test_a_stored_profile_is_used_where_it_fits(model: str, capfd: pytest.Captur
 def test_what_the_doctor_prints(model: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", model, "--threads", "1"]) == 0
     out = capfd.readouterr().out
-    for text in ("What stands in the way", "no GPU", "The prediction", "predicted / measured", "not kept: "):
+    for text in (
+        "What stands in the way",
+        "installation",
+        "extra serve",
+        "disk space",
+        "no GPU",
+        "The prediction",
+        "predicted / measured",
+        "not kept: ",
+    ):
         assert text in out
 
 

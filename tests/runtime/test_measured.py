@@ -53,6 +53,16 @@ def test_experts_faster_together_than_alone() -> None:
     assert costs.rest.memory_s == pytest.approx(ATTENTION)
 
 
+@pytest.mark.parametrize("seconds", [0.0, -1.0])
+def test_a_difference_that_noise_made_nothing_of(seconds: float) -> None:
+    """What one expert took by itself is left to go by."""
+    one, *more = made().compute
+    noisy = replace(made(), compute=(replace(one, moe=replace(one.moe, median=seconds)), *more))
+    costs = costs_of(noisy, SHAPE)
+    assert (costs.expert.memory_s, costs.rest.memory_s) == (4.0, ATTENTION)
+    assert machine_of(noisy, SHAPE).fast_gbps > 0
+
+
 def test_more_tokens() -> None:
     costs = costs_of(made(), SHAPE)
     assert costs.expert.seconds(16) == pytest.approx(16)
