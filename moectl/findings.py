@@ -17,6 +17,7 @@ from moectl.render import human_bytes
 from profilers.machine import Here
 
 SLOW_DISK_GBPS = 1.0
+_NAMED = ("torch", "transformers", "duckdb")
 _BUILT = {
     "profile": ("no routing profile of this model: policies know nothing of its routers", "moectl profile"),
     "build-buddies": ("no buddy lists: presets that substitute cannot run", "moectl build-buddies"),
@@ -39,9 +40,12 @@ def of_installation() -> list[Finding]:
     if not installed.is_installed():
         says = "moectl runs from its sources: what it needs, and whether that is here, is not known"
         return [Finding("installation", says, "pip install . in the folder of its pyproject.toml")]
-    there = ", ".join(map(str, installed.needs()))
+    needs = installed.needs()
+    installed.check()
+    named = ", ".join(str(need) for need in needs if need.name in _NAMED)
+    says = f"Python {platform.python_version()}, {named}; what moectl needs is here, {len(needs)} packages"
     return [
-        Finding("installation", f"Python {platform.python_version()}, {there}: all of it will do"),
+        Finding("installation", says),
         *(_extra(name, purpose) for name, purpose in installed.EXTRAS.items()),
     ]
 
