@@ -1,14 +1,15 @@
 """A simulated bench: the same settings, and the oracle, on a trace and virtual time."""
 
 import hashlib
-from collections.abc import Mapping
-from dataclasses import asdict, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
 from pathlib import Path
 from time import perf_counter
 
 import torch
 
-from artifacts.errors import BadUsage, Problem
+from artifacts.errors import BadUsage, Partly, Problem
 from artifacts.hardware import Machine
 from artifacts.modelshapes import MODELS
 from artifacts.provenance import RunInfo, utc_now
@@ -26,7 +27,9 @@ from moectl.progress import progress_bar
 from moectl.tracesource import Opened, Source, open_source
 from profilers.bench import Setting, Text
 from profilers.corpus import data_digest
+from profilers.executors import executing
 from profilers.quality import read
+from profilers.workers import ATTEMPTS, Executor, Lost, Workers
 from runtime import budget as sizes
 from runtime.cache import Scope
 from runtime.model import MoeModel
@@ -56,25 +59,76 @@ def simulated(name: str, request: Request, *, store: Path, device: str, threads:
     settings = request.settings()
     rows = {} if request.again else ledger.finished()
     taken_up = len(rows.keys() & set(settings))
-    with progress_bar("simulating", unit="settings") as advance:
-        for number, setting in enumerate(settings):
-            advance(number, len(settings))
-            if setting not in rows:
-                rows[setting] = _replayed(workloads[setting.link], setting, ledger, request.stored)
-    assumed = dict.fromkeys(note for workload in workloads.values() for note in workload.assumed)
-    notes = (BOUND, NOT_MEASURED, *(f"assumed: {note}" for note in assumed))
+    missing = [setting for setting in settings if setting not in rows]
+    assumed: dict[Setting, list[str]] = {}
+    with executing(request.executor, request.workers) as executor, progress_bar("simulating", unit="settings") as bar:
+        bar(len(rows), len(settings))
+
+        def heard(done: Replayed) -> None:
+            rows[done.setting], assumed[done.setting] = _row(done, ledger), done.assumed
+            bar(len(rows), len(settings))
+
+        lost = _replay(Replays(workloads, request.stored), missing, executor, heard)
+    if lost:
+        raise Partly(_what_is_lost(lost, len(settings)))
+    told = dict.fromkeys(note for setting in missing for note in assumed[setting])
+    notes = (BOUND, NOT_MEASURED, *(f"assumed: {note}" for note in told))
     conditions = _conditions(opened, found, request, taken_up)
     return Benched([rows[setting] for setting in settings], opened.model.shape, conditions, notes, job.digest)
 
 
-def _replayed(workload: Workload, setting: Setting, ledger: Ledger, stored: Mapping[str, Preset]) -> Row:
-    started_at, begin_s = utc_now(), perf_counter()
-    try:
-        outcome = _outcome(workload, setting, stored)
-    except Problem as problem:
-        return Row(**asdict(setting), mode=SIMULATED, why=str(problem))
-    row, seconds = simulated_row(setting, outcome), perf_counter() - begin_s
-    return ledger.write(row, by_layer=outcome.by_layer, started_at=started_at, seconds=seconds, beside={})
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What became of a setting: an outcome, or `why` there is none."""
+
+    setting: Setting
+    outcome: Outcome | None
+    why: str
+    assumed: list[str]
+    started_at: datetime
+    seconds: float
+
+
+class Replays:
+    """The work of a worker: one setting after another, on workloads by link."""
+
+    def __init__(self, workloads: Mapping[str, Workload], stored: Mapping[str, Preset]) -> None:
+        self._workloads, self._stored = workloads, stored
+        self._of_trace = {link: list(workload.assumed) for link, workload in workloads.items()}
+
+    def __call__(self, setting: Setting) -> Replayed:
+        workload, started_at, begin_s = self._workloads[setting.link], utc_now(), perf_counter()
+        workload.assumed = list(self._of_trace[setting.link])  # or it would tell of settings that came before
+        outcome, why = None, ""
+        try:
+            outcome = _outcome(workload, setting, self._stored)
+        except Problem as problem:
+            why = str(problem)
+        return Replayed(setting, outcome, why, workload.assumed, started_at, perf_counter() - begin_s)
+
+
+def _replay(work: Replays, settings: list[Setting], executor: Executor, heard: Callable[[Replayed], None]) -> Lost:
+    """Every setting; what could not be done, by setting."""
+    with Workers(work, executor, heard) as workers:
+        for setting in settings:
+            workers.submit(setting, setting)
+        return workers.persist(lambda setting: workers.submit(setting, setting))
+
+
+def _what_is_lost(lost: Lost, total: int) -> str:
+    listed = ", ".join(" ".join((setting.preset, setting.budget, setting.link)) for setting in lost)
+    reason = str(next(iter(lost.values()))).strip().splitlines()[-1]
+    return (
+        f"{len(lost)} of {total} settings were tried {ATTEMPTS} times and could not be replayed: {listed}; all others "
+        f"are kept, and the same command tries these again. Of the first: {reason}"
+    )
+
+
+def _row(done: Replayed, ledger: Ledger) -> Row:
+    if done.outcome is None:
+        return Row(**asdict(done.setting), mode=SIMULATED, why=done.why)
+    row, by_layer = simulated_row(done.setting, done.outcome), done.outcome.by_layer
+    return ledger.write(row, by_layer=by_layer, started_at=done.started_at, seconds=done.seconds, beside={})
 
 
 def _outcome(workload: Workload, setting: Setting, stored: Mapping[str, Preset]) -> Outcome:

@@ -11,6 +11,7 @@ from artifacts.names import unknown
 from artifacts.replicas import FULL_BITS, check_base
 from artifacts.shape import Shape
 from profilers.bench import Setting
+from profilers.executors import LOCAL, check_executor
 from profilers.peers import EVERYTHING, PEERS
 from profilers.tasks import check_tasks
 from runtime import budget as sizes
@@ -49,6 +50,8 @@ class Request:
     experts: str = EXACT
     base: int = FULL_BITS
     tasks: str = ""
+    jobs: int | None = None
+    executor: str = LOCAL
     stored: Mapping[str, Preset] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -65,11 +68,14 @@ class Request:
                 raise BadUsage(f"{unknown('peer', name, PEERS)}; {ALL} is every one")
         check_experts(self.experts)
         check_base(self.base)
+        check_executor(self.executor)
         self._check_mode()
         if self.task_names:
             check_tasks(self.task_names)
 
     def _check_mode(self) -> None:
+        if not self.simulate and (self.jobs or self.executor != LOCAL):
+            raise BadUsage("a live bench measures one setting after another: --jobs and --executor are of --simulate")
         if self.simulate and self.peers:
             raise BadUsage("--peers are measured live: leave out --simulate")
         if self.peers and self.base != FULL_BITS:
@@ -87,6 +93,11 @@ class Request:
         for name in (self.scaled_to, self.machine):
             if name not in (None, HERE if self.simulate else None):
                 machine(name)
+
+    @property
+    def workers(self) -> int | None:
+        """Settings that are replayed at a time: one, unless more are asked for."""
+        return self.jobs or (1 if self.executor == LOCAL else None)
 
     @property
     def preset_names(self) -> list[str]:

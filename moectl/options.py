@@ -59,6 +59,9 @@ AvgBits = Annotated[
     float | None,
     typer.Option(help="Of experts that are not hot, 1 to 4 or 16: --residency hot:avg_bits=N."),
 ]
+Executor = Annotated[
+    str, typer.Option("--executor", help="Where jobs run: local, ray (a cluster begun here), ray:auto, ray:HOST:PORT.")
+]
 Data = Annotated[
     str, typer.Option(help="Text: a file or folder, hf:name[:config[:split]], builtin or builtin:held-out.")
 ]

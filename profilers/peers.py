@@ -17,7 +17,7 @@ import torch
 from artifacts.errors import BadInput, OutOfResources
 from profilers.bench import Sample, Setting, Text, sample_of
 from profilers.quality import Reading, read_by
-from profilers.workers import Workers
+from profilers.workers import Processes, Workers
 from runtime import budget as sizes
 from runtime.model import MoeModel
 from runtime.tiers import resolve_device
@@ -112,7 +112,8 @@ def read_apart(task: Task) -> PeerReading:
     """Measure in a process of its own. Raises OutOfResources when the model does not fit, BadInput as `check`."""
     check(task.peer, task.device)
     found: list[PeerReading] = []
-    with Workers(_read_numpy, 2, lambda result: found.append(_as_torch(*result))) as workers:  # 1 would be this process
+    apart = Processes(2)  # 1 would be this process
+    with Workers(_read_numpy, apart, lambda result: found.append(_as_torch(*result))) as workers:
         workers.submit(task)
         for error in workers.finish().values():
             raise error

@@ -1,14 +1,14 @@
 """A whole profile: text in, one run in the store out; stopped half-way it goes on where it was."""
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
-from artifacts.errors import BadInput
+from artifacts.errors import BadInput, Partly
 from artifacts.provenance import ModelInfo, RunInfo, StoredRun, utc_now, versions
 from artifacts.rows import similarity_matrices, similarity_rows
 from artifacts.similarity import Similarity
@@ -20,6 +20,8 @@ from profilers.profiletables import stored, tables
 from profilers.progress import HalfDone
 from profilers.routing import Batch, Batching, Foresight, RoutingProfile, observe
 from profilers.similarity import measure_similarity
+from profilers.spreading import Counted, Counting, Part, parts
+from profilers.workers import ATTEMPTS, Executor, Lost, Workers
 from runtime.session import Session
 
 PROFILE, SHARD = "profile", "profile-shard"
@@ -55,12 +57,15 @@ def profile_routing(
     store_path: Path,
     keep_trace: Foresight | None = None,
     num_samples: int = 0,
+    executor: Executor | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Profiled:
     """Profile a model's routers and write the run. `progress` hears of tokens done and tokens in all.
 
     A shard's run is called `profile-shard`; `merge_shards` makes a profile of all of them. With `num_samples`, divided
-    among the shards, it also measures what experts are worth in each other's place.
+    among the shards, it also measures what experts are worth in each other's place. With an `executor` its workers
+    open the model by its name and count, one thread each; else the session does. Raises Partly when some batches could
+    not be done.
     """
     started_at, start_s = utc_now(), time.monotonic()
     digest = data_digest(data.sequences)
@@ -69,13 +74,20 @@ def profile_routing(
     batches = batching.batches(data.sequences)
     if not batches:
         raise BadInput(f"shard {batching.index + 1}/{batching.count} has no data: ask for fewer shards or more tokens")
-    profile, resumed = half_done.load() or (RoutingProfile(model.shape.num_layers, model.shape.num_experts), 0)
-    running = observe(session, batches[resumed:], prefill=batching.prefill, profile=profile, keep_trace=keep_trace)
-    done, total = (sum(batch.num_tokens for batch in part) for part in (batches[:resumed], batches))
-    _count(running, profile, half_done, first=resumed, done=done, total=total, progress=progress)
+    profile, done = half_done.load() or (RoutingProfile(model.shape.num_layers, model.shape.num_experts), set())
+    resumed, counts = len(done), _Counts(profile, done, batches, half_done, progress)
+    if executor is None or executor.is_here:
+        numbers = counts.missing()
+        missing = [batches[at] for at in numbers]
+        running = observe(session, missing, prefill=batching.prefill, profile=profile, keep_trace=keep_trace)
+        for at, (_, trace) in zip(numbers, running, strict=True):
+            counts.add((at,), (trace,))
+    else:
+        work = Counting(model.name, session.opened, session.settings, batching.prefill, keep_trace)
+        counts.spread(work, executor, is_traced=keep_trace is not None)
     rows = tables(profile)
     if num_samples:
-        half_done.keep(profile, len(batches))
+        half_done.keep(profile, counts.done)
         similarity = _similarity(session, batches, batching, num_samples=num_samples, seed=data.seed)
         rows["similarity"] = similarity_rows(similarity)
     if keep_trace:
@@ -87,13 +99,13 @@ def profile_routing(
         seconds=time.monotonic() - start_s,
         data=data.spec,
         data_digest=digest,
-        tokens=total,
+        tokens=counts.total,
         seed=data.seed,
         parameters=settings | {"samples": num_samples},
     )
     run_id = add_run(store_path, info, rows, model=model)
     half_done.remove()
-    return Profiled(run_id, profile, total, info.seconds, resumed)
+    return Profiled(run_id, profile, counts.total, info.seconds, resumed)
 
 
 def _kept(keep_trace: Foresight | None) -> dict[str, object]:
@@ -104,26 +116,68 @@ def _kept(keep_trace: Foresight | None) -> dict[str, object]:
     return {"trace": True, "distance": keep_trace.distance, "learned": learned}
 
 
-def _count(
-    running: Iterable[tuple[Batch, Trace | None]],
-    profile: RoutingProfile,
-    half_done: HalfDone,
-    *,
-    first: int,
-    done: int,
-    total: int,
-    progress: Callable[[int, int], None],
-) -> None:
-    """Run the batches from number `first` on, and keep what is counted beside the store every few seconds."""
-    kept_at_s = time.monotonic()
-    for number, (batch, trace) in enumerate(running, start=first):
-        if trace is not None:
-            half_done.keep_trace(trace, number)
-        if time.monotonic() - kept_at_s > _KEEP_EVERY_S:
-            half_done.keep(profile, number + 1)
-            kept_at_s = time.monotonic()
-        done += batch.num_tokens
-        progress(done, total)
+class _Counts:
+    """A profile under way: `done` are the numbers of the batches that it holds, kept beside the store every few
+    seconds."""
+
+    def __init__(
+        self,
+        profile: RoutingProfile,
+        done: set[int],
+        batches: Sequence[Batch],
+        half_done: HalfDone,
+        progress: Callable[[int, int], None],
+    ) -> None:
+        self.done, self._profile, self._batches = done, profile, batches
+        self._half_done, self._progress = half_done, progress
+        self._num_tokens = sum(batches[at].num_tokens for at in done)
+        self.total = sum(batch.num_tokens for batch in batches)
+        self._kept_at_s = time.monotonic()
+
+    def missing(self) -> list[int]:
+        return [at for at in range(len(self._batches)) if at not in self.done]
+
+    def add(self, part: Part, traces: Sequence[Trace | None]) -> None:
+        """Note batches that the profile now holds, and keep their traces."""
+        for at, trace in zip(part, traces, strict=True):
+            if trace is not None:
+                self._half_done.keep_trace(trace, at)
+        self.done.update(part)
+        if time.monotonic() - self._kept_at_s > _KEEP_EVERY_S:
+            self._half_done.keep(self._profile, self.done)
+            self._kept_at_s = time.monotonic()
+        self._num_tokens += sum(self._batches[at].num_tokens for at in part)
+        self._progress(self._num_tokens, self.total)
+
+    def spread(self, work: Counting, executor: Executor, *, is_traced: bool) -> None:
+        """Have what is missing done by workers; sums are exact, so that their order does not matter."""
+
+        def heard(counted: Counted) -> None:
+            self._profile.merge(RoutingProfile.from_arrays(counted.arrays))
+            self.add(counted.part, counted.traces)
+
+        def submit(part: Part) -> None:
+            workers.submit((part, [self._batches[at] for at in part]), part)
+
+        def again(part: Part) -> None:
+            for at in part:  # one by one, so that what is lost is no more than has to be
+                submit((at,))
+
+        with Workers(work, executor, heard) as workers:
+            for part in parts(self.missing(), executor, is_traced=is_traced):
+                submit(part)
+            lost = workers.persist(again)
+        if lost:
+            self._half_done.keep(self._profile, self.done)
+            raise Partly(self._what_is_lost(lost)) if self.done else next(iter(lost.values()))
+
+    def _what_is_lost(self, lost: Lost) -> str:
+        listed = ", ".join(f"{at + 1}" for part in sorted(lost) for at in part)
+        reason = str(next(iter(lost.values()))).strip().splitlines()[-1]
+        return (
+            f"{len(lost)} of {len(self._batches)} batches were tried {ATTEMPTS} times and could not be counted: "
+            f"{listed}; all others are kept, and the same command tries these again. Of the first: {reason}"
+        )
 
 
 def _similarity(

@@ -4,7 +4,7 @@ import hashlib
 import json
 import shutil
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -24,20 +24,20 @@ class HalfDone:
         self.folder = store_path.with_name(f"{store_path.name}.profile-{digest}")
         self._state = self.folder / "state.npz"
 
-    def load(self) -> tuple[RoutingProfile, int] | None:
-        """The counts so far and how many batches they hold; None when nothing was kept. Raises BadInput."""
+    def load(self) -> tuple[RoutingProfile, set[int]] | None:
+        """The counts so far and the batches that they are of; None when nothing was kept. Raises BadInput."""
         if not self._state.is_file():
             return None
         try:
             with np.load(self._state) as arrays:
-                return RoutingProfile.from_arrays(arrays), int(arrays["num_batches"])
+                return RoutingProfile.from_arrays(arrays), set(arrays["batches"].tolist())
         except (ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
             raise BadInput(f"{self._state} is damaged: remove {self.folder}, and the profile begins anew") from error
 
-    def keep(self, profile: RoutingProfile, num_batches: int) -> None:
+    def keep(self, profile: RoutingProfile, batches: Collection[int]) -> None:
         self.folder.mkdir(exist_ok=True)
         with replacing(self._state) as temporary, temporary.open("wb") as file:
-            np.savez(file, num_batches=num_batches, **profile.arrays())
+            np.savez(file, batches=np.array(sorted(batches), np.int64), **profile.arrays())
 
     def keep_trace(self, trace: Trace, batch: int) -> None:
         self.folder.mkdir(exist_ok=True)

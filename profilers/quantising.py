@@ -5,6 +5,7 @@ any process can do it, and its file is the same bytes wherever it is done.
 """
 
 import pickle
+import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ import pyarrow as pa
 import torch
 from torch import nn
 
-from artifacts.errors import BadInput
+from artifacts.errors import BadInput, OutOfResources
 from artifacts.gptq import Quantized, group_size_for, quantize
 from artifacts.replicafile import file_hash, read_metadata, replica_nbytes, write_replicas
 from profilers.calibration import LayerInputs, Weights, hessians, output, spaced
@@ -54,7 +55,12 @@ class Record:
 
 
 def quantise(unit: Unit) -> Record:
-    """Quantise one expert and write its file. Raises OutOfResources when the disk is full."""
+    """Quantise one expert and write its file. Raises OutOfResources when the disk is full, or is another machine's."""
+    if not unit.inputs.path.exists():
+        raise OutOfResources(
+            f"{socket.gethostname()} sees no {unit.inputs.path}: workers on other machines need the store in a folder "
+            "that all of them share, under the same name"
+        )
     module = pickle.loads(unit.module)
     with torch.inference_mode():
         parts = unit.layout.views(torch.from_numpy(unit.weights))

@@ -29,7 +29,7 @@ from profilers.memory import return_large_buffers
 from profilers.method import Method, check_method, expected_nbytes, projections
 from profilers.profiling import Data
 from profilers.quantising import LOSS_TOKENS, Record, Unit, quantise, record, tables
-from profilers.workers import Workers
+from profilers.workers import ATTEMPTS, Executor, Processes, Workers
 from runtime.experts import accumulate, expert_forward, gather, weigh
 from runtime.layers import MoeLayer
 from runtime.model import MoeModel
@@ -37,7 +37,7 @@ from runtime.weights import aligned
 
 QUANTIZE = "quantize"
 BATCH_TOKENS = 4096  # rows of a batch, padding included
-_ATTEMPTS = 3  # at an expert that takes its worker with it
+_HERE = Processes(1)
 _HOPELESS = 4  # experts lost and none done: it is not the experts
 
 Progress = Callable[[int, int], None]
@@ -62,10 +62,11 @@ def build_replicas(
     *,
     model: ModelInfo,
     store_path: Path,
-    jobs: int = 1,
+    executor: Executor = _HERE,
     progress: Progress = lambda done, total: None,
 ) -> Built:
-    """Quantise every expert and write the run. `progress` hears of experts done and experts in all.
+    """Quantise every expert and write the run; workers write its files. `progress` hears of experts done and experts
+    in all.
 
     Raises BadUsage for a method that this model does not allow, OutOfResources for a full disk, workers that are all
     killed and a folder that another process is filling, Partly when some experts could not be done.
@@ -80,7 +81,7 @@ def build_replicas(
         job.take_up()
         resumed = len(job.records)
         job.check_space(expected_nbytes(method, shapes))
-        job.run(data.sequences, jobs)
+        job.run(data.sequences, executor)
         info = RunInfo(
             command=QUANTIZE,
             model_id=model.model_id,
@@ -127,7 +128,7 @@ class _Job:
                 f"{free / 2**20:,.1f} MiB left: free some, name a store on another disk, or give fewer --bits"
             )
 
-    def run(self, sequences: Sequence[np.ndarray], jobs: int) -> None:
+    def run(self, sequences: Sequence[np.ndarray], executor: Executor) -> None:
         """Do every expert that has no record yet."""
         num_experts, num_keys = self._opened.shape.num_experts, self._opened.shape.num_keys
         self._progress(len(self.records), num_keys)
@@ -137,13 +138,14 @@ class _Job:
         return_large_buffers()
         last = missing[-1] // num_experts
         parts = batches(sequences, num_tokens=BATCH_TOKENS)
-        jobs = jobs if self._opened.model.device.type == "cpu" else 1  # a GPU is one place to compute
+        if self._opened.model.device.type != "cpu":
+            executor = _HERE  # a GPU is one place to compute
         with (
             _one_thread(),
             torch.inference_mode(),
-            _scratch(self._folder / ".scratch") as scratch,
+            _scratch(self._folder.absolute() / ".scratch") as scratch,
             Lockstep(self._opened, parts) as lockstep,
-            Workers(quantise, jobs, self._done) as workers,
+            Workers(quantise, executor, self._done) as workers,
         ):
             for layer, arrived in lockstep.layers():
                 outputs = self._layer(layer, arrived, workers, scratch, is_last=layer.index == last)
@@ -177,13 +179,13 @@ class _Job:
         return outputs
 
     def _finish(self, layer: MoeLayer, inputs: LayerInputs | None, tokens: LayerTokens, workers: Workers) -> None:
-        """Wait for the layer's experts and try again those that were lost: memory was short for a moment, perhaps."""
-        lost = workers.finish()
-        for _ in range(_ATTEMPTS - 1):
-            for expert in lost:
-                self._opened.store.read(layer.index, expert, self._host)
-                workers.submit(self._unit(layer, expert, inputs, tokens), expert)
-            lost = workers.finish()
+        """Wait for the layer's experts, and note those that are lost for good."""
+
+        def again(expert: int) -> None:
+            self._opened.store.read(layer.index, expert, self._host)
+            workers.submit(self._unit(layer, expert, inputs, tokens), expert)
+
+        lost = workers.persist(again)
         self._lost |= {self._key(layer, expert): error for expert, error in lost.items()}
         if len(self._lost) >= _HOPELESS and not self._num_done:
             raise next(iter(lost.values()))
@@ -193,14 +195,14 @@ class _Job:
         listed = ", ".join(f"layer {layer} expert {expert}" for layer, expert in of_layer)
         reason = str(next(iter(self._lost.values()))).strip().splitlines()[-1]
         return (
-            f"{len(self._lost)} of {self._opened.shape.num_keys} experts were tried {_ATTEMPTS} times and could not be "
+            f"{len(self._lost)} of {self._opened.shape.num_keys} experts were tried {ATTEMPTS} times and could not be "
             f"done: {listed}; all others are kept, and the same command tries these again. Of the first: {reason}"
         )
 
     def _unit(self, layer: MoeLayer, expert: int, inputs: LayerInputs, tokens: LayerTokens) -> Unit:
         rows, gates = tokens.of(expert)
         return Unit(
-            path=self._path(self._key(layer, expert)),
+            path=self._path(self._key(layer, expert)).absolute(),  # a worker may be in another folder
             model=self._model,
             layer=layer.index,
             expert=expert,

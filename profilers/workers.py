@@ -1,14 +1,18 @@
-"""A few processes that each do one task after another. They die with the one that made them, and it hears of theirs."""
+"""A few workers that each do one task after another: processes of this machine, or whatever else an executor starts.
+
+Processes die with the one that made them, and it hears of theirs.
+"""
 
 import signal
 import traceback
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from multiprocessing.resource_tracker import ensure_running
 from types import TracebackType
+from typing import Protocol
 
 import torch
 
@@ -18,20 +22,50 @@ from profilers.memory import return_large_buffers
 Work = Callable[[object], object]
 Lost = dict[Hashable, Exception]
 
+ATTEMPTS = 3  # at a task that takes its worker with it
+
+
+class Worker(Protocol):
+    """Who does one task at a time; `name` is that of the last one it was sent."""
+
+    name: Hashable
+
+    def send(self, task: object, name: Hashable) -> None:
+        """Begin a task, and do not wait for it."""
+
+    def outcome(self) -> tuple[bool, object]:
+        """Wait for what `outcome` below gave. Raises OutOfResources when the worker is gone."""
+
+    def end(self) -> None:
+        """Ask nothing more of it, in the midst of a task too."""
+
+
+class Executor(Protocol):
+    """Where workers are: `count` of them at a time. `is_here`: in this process, one task after another."""
+
+    count: int
+    is_here: bool
+
+    def start(self, work: Work) -> Worker:
+        """One more worker."""
+
+    def ready(self, busy: Sequence[Worker]) -> Sequence[Worker]:
+        """Wait until some of these have an outcome, and give those."""
+
 
 class Workers:
     """A context manager; `submit` waits while all are busy, and `done` hears every result, in the order of arrival.
 
-    With a count of 1 tasks are done here and now. Every worker computes on one torch thread: two that wait for each
-    other on a busy machine cost many times the work. Leaving on an error ends the workers in the midst of their tasks.
+    Every worker but this process computes on one torch thread: two that wait for each other on a busy machine cost many
+    times the work. Leaving on an error ends the workers in the midst of their tasks.
 
     A task that takes its worker with it, or raises what is no Problem, is lost: others go on, and `finish` says which.
     """
 
-    def __init__(self, work: Work, count: int, done: Callable[[object], None]) -> None:
-        self._work, self._count, self._done = work, count, done
-        self._free: list[_Worker] = []
-        self._busy: list[_Worker] = []
+    def __init__(self, work: Work, executor: Executor, done: Callable[[object], None]) -> None:
+        self._work, self._executor, self._done = work, executor, done
+        self._free: list[Worker] = []
+        self._busy: list[Worker] = []
         self._lost: Lost = {}
 
     def __enter__(self) -> "Workers":
@@ -43,12 +77,12 @@ class Workers:
 
     def submit(self, task: object, name: Hashable = None) -> None:
         """Have a task done; `name` is for what is lost. Raises the Problem of an earlier one."""
-        if self._count == 1:
+        if self._executor.is_here:
             self._done(self._work(task))
             return
         while not self._free:
-            if len(self._busy) < self._count:
-                self._free.append(_Worker(self._work))
+            if len(self._busy) < self._executor.count:
+                self._free.append(self._executor.start(self._work))
             else:
                 self._collect()
         worker = self._free.pop()
@@ -63,9 +97,18 @@ class Workers:
         lost, self._lost = self._lost, {}
         return lost
 
+    def persist(self, again: Callable[[Hashable], None]) -> Lost:
+        """As `finish`, but what is lost is tried again first, `ATTEMPTS` times in all: memory was short for a moment,
+        perhaps. `again` submits it anew, by its name."""
+        lost = self.finish()
+        for _ in range(ATTEMPTS - 1):
+            for name in lost:
+                again(name)
+            lost = self.finish()
+        return lost
+
     def _collect(self) -> None:
-        ready = wait([worker.connection for worker in self._busy])
-        for worker in [worker for worker in self._busy if worker.connection in ready]:
+        for worker in self._executor.ready(self._busy):
             self._busy.remove(worker)
             try:
                 is_done, value = worker.outcome()
@@ -82,7 +125,23 @@ class Workers:
                 self._lost[worker.name] = RuntimeError(f"in a worker process:\n{value}")
 
 
-class _Worker:
+class Processes:
+    """An executor: `count` processes of this machine; a single one is this one."""
+
+    def __init__(self, count: int) -> None:
+        self.count, self.is_here = count, count == 1
+
+    def start(self, work: Work) -> "Process":
+        return Process(work)
+
+    def ready(self, busy: Sequence["Process"]) -> list["Process"]:
+        ready = wait([worker.connection for worker in busy])
+        return [worker for worker in busy if worker.connection in ready]
+
+
+class Process:
+    """A worker that is a process of this machine."""
+
     def __init__(self, work: Work) -> None:
         context = get_context("spawn")  # a fork would copy torch's threads in whatever state they are
         self.connection, theirs = context.Pipe()
@@ -97,7 +156,6 @@ class _Worker:
             self.connection.send(task)
 
     def outcome(self) -> tuple[bool, object]:
-        """What `_outcome` gave. Raises OutOfResources when the process is gone."""
         try:
             return self.connection.recv()
         except (EOFError, ConnectionError) as error:
@@ -136,10 +194,11 @@ def _serve(connection: Connection, work: Work) -> None:
             task = connection.recv()
         except (EOFError, ConnectionError):
             return
-        connection.send(_outcome(work, task))
+        connection.send(outcome(work, task))
 
 
-def _outcome(work: Work, task: object) -> tuple[bool, object]:
+def outcome(work: Work, task: object) -> tuple[bool, object]:
+    """Whether a task was done, and its result; else the Problem, or the traceback of a bug."""
     try:
         return True, work(task)
     except Problem as problem:

@@ -53,6 +53,7 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, int]:
     from moectl.opening import open_quietly
     from profilers.method import Method
     from profilers.replicas import build_replicas
+    from profilers.workers import Processes
 
     imports = _peak(os.getpid())
     workers = [0]
@@ -69,7 +70,8 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, int]:
         model = ModelInfo("random", opened.fingerprint, opened.family, opened.shape)
         store = Path(scratch) / "moe.duckdb"
         try:
-            build_replicas(opened, data, Method(), model=model, store_path=store, jobs=options.jobs, progress=stop)
+            jobs = Processes(options.jobs)
+            build_replicas(opened, data, Method(), model=model, store_path=store, executor=jobs, progress=stop)
         except _Enough:
             print(file=sys.stderr)
     tokens = sum(map(len, data.sequences))

@@ -1,6 +1,7 @@
 """`moectl profile` and `moectl merge`: what a model's routers do over text, into the store."""
 
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from moectl.opening import open_quietly
 from moectl.progress import progress_bar
 from moectl.render import Sheet, show_json, show_sheet
 from profilers.corpus import documents, token_sequences
+from profilers.executors import LOCAL, check_device, check_executor, executing
 from profilers.profiling import Data, Profiled, merge_shards, profile_routing
 from profilers.routing import Batching, Foresight
 from runtime.model import MoeModel
@@ -32,6 +34,15 @@ class Request:
     trace: bool = False
     distance: int = 1  # layers ahead of which the trace tells
     samples: int = 0  # tokens on which experts are tried in each other's place
+    jobs: int | None = None  # workers; None, and local: this process and its threads
+    executor: str = LOCAL
+
+    def __post_init__(self) -> None:
+        check_executor(self.executor)
+
+    @property
+    def is_spread(self) -> bool:
+        return self.jobs is not None or self.executor != LOCAL
 
 
 def parse_shard(text: str) -> tuple[int, int]:
@@ -59,7 +70,11 @@ def profile(name: str | None, settings: Settings, request: Request, *, store: Pa
     """Profile the model `name`, a folder or hub id (None: the bundled one), through the engine at its budget."""
     name = name or str(demo_model())
     check_store(store)
-    with Session(open_quietly(name, device=settings.device), settings) as session:
+    opened = open_quietly(name, device=settings.device)
+    if request.is_spread:
+        check_device(opened)
+        settings = replace(settings, threads=1)  # as every worker, or the numbers would depend on who counts
+    with Session(opened, settings) as session:
         return profile_opened(name, session, request, store=store)
 
 
@@ -72,7 +87,8 @@ def check_store(path: Path) -> None:
 def profile_opened(name: str, session: Session, request: Request, *, store: Path) -> Profiled:
     data = read_data(session.opened, request)
     info = model_info(name, session.opened)
-    with progress_bar("profiling", unit="tokens") as advance:
+    workers = executing(request.executor, request.jobs) if request.is_spread else nullcontext()
+    with workers as executor, progress_bar("profiling", unit="tokens") as advance:
         return profile_routing(
             session,
             data,
@@ -81,6 +97,7 @@ def profile_opened(name: str, session: Session, request: Request, *, store: Path
             store_path=store,
             keep_trace=foresight(session.opened, request.distance, store=store) if request.trace else None,
             num_samples=request.samples,
+            executor=executor,
             progress=advance,
         )
 

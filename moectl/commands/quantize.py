@@ -1,6 +1,5 @@
 """`moectl quantize`: replicas of every expert at a few bits, and what each costs, into files and the store."""
 
-import os
 from collections import defaultdict
 from dataclasses import dataclass, field
 from itertools import islice
@@ -16,6 +15,7 @@ from moectl.opening import open_quietly
 from moectl.progress import progress_bar
 from moectl.render import Sheet, human_bytes, show_json, show_sheet
 from profilers.corpus import documents, token_sequences
+from profilers.executors import LOCAL, check_device, check_executor, executing
 from profilers.method import Method, check_method, projections
 from profilers.profiling import Data
 from profilers.replicas import Built, build_replicas
@@ -31,8 +31,12 @@ class Request:
     samples: int = 128
     length: int = 512
     seed: int = 0
-    jobs: int = 1
+    jobs: int | None = None
+    executor: str = LOCAL
     device: str = "auto"
+
+    def __post_init__(self) -> None:
+        check_executor(self.executor)
 
 
 def parse_bits(text: str) -> tuple[int, ...]:
@@ -43,23 +47,20 @@ def parse_bits(text: str) -> tuple[int, ...]:
         raise BadUsage(f"bits {text!r} are not understood: write widths with commas, as 2,4") from error
 
 
-def default_jobs() -> int:
-    """One a core."""
-    return os.cpu_count() or 1
-
-
 def quantize(name: str | None, request: Request, *, store: Path) -> Built:
     """Quantise the model `name`, a folder or hub id (None: the bundled one)."""
     name = name or str(demo_model())
     with Store.open(store):  # what would keep the rows from being written at the end is told now
         pass
     opened = open_quietly(name, device=request.device)
+    if request.executor != LOCAL:
+        check_device(opened)
     check_method(request.method, projections(opened.layers[0]))
     data = read_data(opened, request)
     model = ModelInfo(name, opened.fingerprint, opened.family, opened.shape)
-    with progress_bar("quantising", unit="experts") as advance:
+    with executing(request.executor, request.jobs) as executor, progress_bar("quantising", unit="experts") as advance:
         return build_replicas(
-            opened, data, request.method, model=model, store_path=store, jobs=request.jobs, progress=advance
+            opened, data, request.method, model=model, store_path=store, executor=executor, progress=advance
         )
 
 

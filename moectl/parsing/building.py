@@ -12,6 +12,7 @@ from moectl.options import (
     Budget,
     Data,
     Device,
+    Executor,
     Json,
     Link,
     Model,
@@ -41,6 +42,11 @@ def _profile(
     prefill: Annotated[int, typer.Option(min=0, help="Of them the prompt; the rest counts as decode.")] = 64,
     batch: Annotated[int, typer.Option(min=1, help="Sequences at a time; an expert is loaded once for all.")] = 16,
     shard: Annotated[str, typer.Option(help="i/N: only this share of the batches; `moectl merge` joins them.")] = "1/1",
+    jobs: Annotated[
+        int | None,
+        typer.Option(min=1, help="Processes that count, each on one thread and with the budget; else this one alone."),
+    ] = None,
+    executor: Executor = "local",
     budget: Budget = "25%",
     link: Link = "auto",
     device: Device = "auto",
@@ -64,7 +70,17 @@ def _profile(
     index, count = verb.parse_shard(shard)
     batching = Batching(batch=batch, length=length, prefill=prefill, index=index, count=count)
     samples = samples if similarity else 0
-    request = verb.Request(data, tokens, batching, seed=seed, trace=trace, distance=distance, samples=samples)
+    request = verb.Request(
+        data,
+        tokens,
+        batching,
+        seed=seed,
+        trace=trace,
+        distance=distance,
+        samples=samples,
+        jobs=jobs,
+        executor=executor,
+    )
     settings = Settings(budget=budget, link=link, device=device, threads=threads)
     verb.show(verb.profile(model, settings, request, store=store), as_json=json)
 
@@ -183,6 +199,7 @@ def _quantize(
         int | None,
         typer.Option(min=1, help="Experts at a time, each in a process of one thread; else one a core."),
     ] = None,
+    executor: Executor = "local",
     device: Device = "auto",
     seed: Seed = 0,
     store: StorePath = DEFAULT_STORE,
@@ -193,8 +210,7 @@ def _quantize(
     from profilers.method import Method
 
     method = Method(verb.parse_bits(bits), group_size, damp, recipe, min_samples)
-    jobs = jobs or verb.default_jobs()
-    request = verb.Request(method, data, samples, length=length, seed=seed, jobs=jobs, device=device)
+    request = verb.Request(method, data, samples, length=length, seed=seed, jobs=jobs, executor=executor, device=device)
     verb.show(verb.quantize(model, request, store=store), as_json=json)
 
 

@@ -17,6 +17,7 @@ from moectl.options import (
     Device,
     Devices,
     Eviction,
+    Executor,
     Experts,
     Json,
     Link,
@@ -158,6 +159,10 @@ def _bench(
             help="Tasks of lm-evaluation-harness too: word_problems, a YAML file, a folder of them, lm-eval:NAME."
         ),
     ] = "",
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="With --simulate: settings at a time, each in a process of its own.")
+    ] = None,
+    executor: Executor = "local",
     base: Base = 16,
     experts: Experts = "exact",
     device: Device = "auto",
@@ -186,6 +191,8 @@ def _bench(
         again=again,
         peers=peers,
         tasks=tasks,
+        jobs=jobs,
+        executor=executor,
         base=base,
         experts=experts,
     )

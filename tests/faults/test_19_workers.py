@@ -14,7 +14,7 @@ from artifacts.errors import OutOfResources
 from moectl.cli import main
 from profilers import replicas
 from profilers.quantising import Record, Unit, quantise
-from profilers.workers import Workers
+from profilers.workers import Processes, Workers
 from tests.conftest import Checkpoint
 
 
@@ -35,7 +35,7 @@ def work(task: object) -> object:
 
 def test_what_is_lost_is_told_and_the_others_are_done() -> None:
     heard = []
-    with Workers(work, 2, heard.append) as workers:
+    with Workers(work, Processes(2), heard.append) as workers:
         for task in (0, "killed", 1, "bug", "killed", 2, 3, "killed", 4):
             workers.submit(task, task)
         lost = workers.finish()
@@ -47,14 +47,17 @@ def test_what_is_lost_is_told_and_the_others_are_done() -> None:
 
 
 def test_what_another_attempt_would_not_mend_is_raised_at_once() -> None:
-    with pytest.raises(OutOfResources, match="^no space left$"), Workers(work, 2, lambda result: None) as workers:
+    with (
+        pytest.raises(OutOfResources, match="^no space left$"),
+        Workers(work, Processes(2), lambda result: None) as workers,
+    ):
         workers.submit("full")
         workers.finish()
 
 
 def test_a_worker_that_is_killed_as_it_waits_is_replaced_with_its_task_lost() -> None:
     heard = []
-    with Workers(work, 2, heard.append) as workers:
+    with Workers(work, Processes(2), heard.append) as workers:
         workers.submit(1)
         workers.finish()
         os.kill(workers._free[0].process.pid, signal.SIGKILL)
@@ -67,7 +70,7 @@ def test_a_worker_that_is_killed_as_it_waits_is_replaced_with_its_task_lost() ->
 
 
 def test_leaving_ends_the_processes() -> None:
-    with pytest.raises(KeyboardInterrupt), Workers(work, 2, lambda result: None) as workers:
+    with pytest.raises(KeyboardInterrupt), Workers(work, Processes(2), lambda result: None) as workers:
         workers.submit(1)
         worker = workers._busy[0].process
         raise KeyboardInterrupt

@@ -18,6 +18,7 @@ from profilers import replicas
 from profilers.method import Method
 from profilers.profiling import Data
 from profilers.replicas import Built, build_replicas
+from profilers.workers import Processes
 from runtime.model import MoeModel, open_model
 from tests.conftest import Checkpoint
 from tests.families import FAMILIES, VOCABULARY
@@ -188,7 +189,7 @@ def test_processes_leave_the_same_bytes(
     folder = str(checkpoint("deepseek_v2"))
     opened = open_model(folder)
     for jobs in (1, 2):
-        build(opened, folder, tmp_path / f"{jobs}.duckdb", jobs=jobs)
+        build(opened, folder, tmp_path / f"{jobs}.duckdb", executor=Processes(jobs))
     assert files(tmp_path / "1.duckdb") == files(tmp_path / "2.duckdb")
 
 

@@ -6,7 +6,7 @@ from multiprocessing import resource_tracker
 
 import pytest
 
-from profilers.workers import Workers
+from profilers.workers import Processes, Workers
 
 
 def work(task: object) -> object:
@@ -18,7 +18,7 @@ def test_every_task_once(count: int) -> None:
     """Deaf is also the one with which multiprocessing's tracker starts, which lets interrupts in again."""
     resource_tracker._resource_tracker._stop()
     heard = []
-    with Workers(work, count, heard.append) as workers:
+    with Workers(work, Processes(count), heard.append) as workers:
         for task in range(7):
             workers.submit(task)
         assert workers.finish() == {}
