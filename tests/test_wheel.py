@@ -1,0 +1,49 @@
+"""What `pip install` brings: four packages whole, the bundled model among them, in less than 15 MB."""
+
+import shutil
+import subprocess
+import sys
+from email.parser import Parser
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("artifacts", "runtime", "profilers", "moectl")
+BUILD = "import sys, setuptools.build_meta as build; print(build.build_wheel(sys.argv[1]))"
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> ZipFile:
+    """Built of a copy, as building leaves files behind."""
+    folder = tmp_path_factory.mktemp("wheel")
+    for name in PACKAGES:
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md"):
+        shutil.copy(ROOT / name, folder)
+    done = subprocess.run(
+        [sys.executable, "-c", BUILD, "built"], cwd=folder, capture_output=True, text=True, check=True
+    )
+    with ZipFile(folder / "built" / done.stdout.split()[-1]) as wheel:
+        yield wheel
+
+
+def test_it_is_small(wheel: ZipFile) -> None:
+    assert Path(wheel.filename).stat().st_size < 15e6
+
+
+def test_it_has_every_file_of_the_packages_and_no_other(wheel: ZipFile) -> None:
+    sources = (path for name in PACKAGES for path in (ROOT / name).rglob("*") if path.is_file())
+    expected = {path.relative_to(ROOT).as_posix() for path in sources if "__pycache__" not in path.parts}
+    assert {"moectl/demo/model.safetensors", "runtime/presets.toml", "profilers/py.typed"} <= expected
+    assert {name for name in wheel.namelist() if ".dist-info/" not in name} == expected
+
+
+def test_it_says_what_it_is(wheel: ZipFile) -> None:
+    [path] = [name for name in wheel.namelist() if name.endswith("/METADATA")]
+    told = Parser().parsestr(wheel.read(path).decode())
+    assert told["Name"] == "moectl" and told["Requires-Python"] == ">=3.11" and told["Summary"]
+    assert "from runtime import" in told.get_payload() and "Typing :: Typed" in told.get_all("Classifier")
+    [path] = [name for name in wheel.namelist() if name.endswith("/entry_points.txt")]
+    assert wheel.read(path).decode().split() == ["[console_scripts]", "moectl", "=", "moectl.cli:main"]
