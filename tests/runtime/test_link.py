@@ -11,7 +11,9 @@ from artifacts.shape import Shape
 from runtime.clock import Timeline, VirtualClock
 from runtime.disklink import DiskLink
 from runtime.link import DEMAND, PREFETCH, Link
+from runtime.manylinks import ManyLinks
 from runtime.pacedlink import EmulatedLink, VirtualLink
+from runtime.partitions import Partitions
 
 SHAPE = Shape(num_layers=2, num_experts=4, top_k=1, expert_nbytes=64)
 
@@ -51,12 +53,13 @@ def link(source: Numbered):
     made.close()
 
 
-@pytest.fixture(params=["disk", "emulated", "virtual"])
+@pytest.fixture(params=["disk", "emulated", "virtual", "several"])
 def any_link(request: pytest.FixtureRequest, source: Numbered):
     made = {
         "disk": lambda: DiskLink(source, SHAPE),
         "emulated": lambda: EmulatedLink(source, SHAPE, bandwidth=1e9),
         "virtual": lambda: VirtualLink(source, SHAPE, bandwidth=1e9, clock=VirtualClock()),
+        "several": lambda: ManyLinks(Partitions(SHAPE.num_experts, 2), [DiskLink(source, SHAPE) for _ in range(2)]),
     }[request.param]()
     yield made
     made.close()
@@ -208,3 +211,21 @@ def test_who_waits_for_a_link_that_is_closed_is_told(source: Numbered) -> None:
         link.collect(last)
     with pytest.raises(RuntimeError, match="link is closed"):
         link.issue(2, slots(1)[0], urgency=DEMAND)
+
+
+def test_each_device_has_a_link_of_its_own(source: Numbered) -> None:
+    """Two transfers of one device come one after another, one of the other meanwhile; what is dropped is dropped by
+    both."""
+    clock = VirtualClock()
+    own = [VirtualLink(source, SHAPE, bandwidth=64.0, clock=clock) for _ in range(2)]
+    link, there = ManyLinks(Partitions(SHAPE.num_experts, 2), own), slots(4)
+    first, second, other = (link.issue(key, there[key], urgency=PREFETCH) for key in (0, 2, 1))
+    clock.time_s = 1.0
+    assert [link.has_landed(one) for one in (first, second, other)] == [True, False, True]
+    link.collect(second)
+    assert clock.now_s() == 2.0 and link.drain_stalls() == 1.0
+    under_way = [link.issue(key, there[key], urgency=PREFETCH) for key in (0, 1, 2, 3)]
+    link.drop()
+    clock.time_s = 9.0
+    assert [link.has_landed(one) for one in under_way] == [True, True, False, False], "what had begun goes on"
+    assert link.conditions() == own[0].conditions()

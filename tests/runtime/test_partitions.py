@@ -8,13 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from artifacts.errors import BadUsage
+from artifacts.replicas import Replicas
 from artifacts.shape import Shape
 from runtime import budget
 from runtime.assembly import build_controller
 from runtime.cache import Scope
 from runtime.partitions import Partitions, check_each_has_a_slot
-from runtime.policies import build
-from runtime.policies.base import Artefacts, Step, fitting
+from runtime.policies import build, parse
+from runtime.policies.base import Artefacts, Residents, Step, fitting
+from runtime.policies.miss.missing import beyond_free
+from runtime.policies.miss.near import Near
 from runtime.pools import Pool, whole_experts
 from tests.runtime.contract import PLAIN, Case, keep_the_contract, routed
 
@@ -80,6 +83,21 @@ def test_there_is_room_for_who_comes_first_on_each_device() -> None:
     assert fitting([5, 1, 2, 3, 0, 4], (1, 2)) == [5, 1, 2]
     assert fitting([5, 1, 2], (2,)) == [5, 1]
     assert fitting([], (0, 0, 0)) == []
+
+
+def test_an_empty_slot_is_for_experts_of_its_device() -> None:
+    """Of three that are missing, 0 and 2 belong to a device that is full."""
+    step = Step(0, 1, 0, np.array([[0, 1], [0, 2]]), np.full((2, 2), 0.5, np.float32))
+    there = Residents(np.zeros(6, bool), np.ones(6, bool), (0, 1))
+    assert Near().choose(step, there).near == {0, 2}
+    assert beyond_free(step, there, fill=True).tolist() == [[True, False], [True, True]]
+    shadow = parse("miss", "shadow:margin=99")
+    loss = np.ones((1, 6, 4))
+    nbytes = {16: 160, 4: 40}
+    shadow.prepare(Shape(1, 6, 2, 160), Artefacts(replicas=Replicas(nbytes, loss, loss, loss[..., 0])))
+    shadow.choose(Step(0, 1, 0, np.array([[3, 5]]), np.full((1, 2), 0.5, np.float32)), there)  # so that 3 is worth more
+    there.resident[3], there.absent[3] = True, False
+    assert shadow.choose(step, there).behind == (1,)
 
 
 POLICIES = (

@@ -19,6 +19,7 @@ from runtime.measured import HERE
 from runtime.model import MoeModel, open_model
 from runtime.neuronmajor import NeuronLayout, project_segment
 from runtime.plan import Plan
+from runtime.partitions import Partitions
 from runtime.policies import build
 from runtime.policies.base import Artefacts, Split, Step
 from runtime.segments import Segments, segment_pools
@@ -207,6 +208,15 @@ def test_the_bottom_that_nobody_touched_longest_leaves_first() -> None:
     assert cache.oldest(6, 4) == [9, 6]
     cache.evict([9])
     assert cache.oldest(6, 4) == [6]
+
+
+def test_bottoms_of_one_device_leave_for_its_own_only() -> None:
+    split, two = Split(np.array([3, 3]), np.array([2, 2]), 4), Partitions(SHAPE.num_experts, 2)
+    cache = Cache(SHAPE, segment_pools(SHAPE, split, is_global=False, partitions=two), partitions=two)
+    for key in (7, 6, 8, 10):  # of experts 1, 0, 2, 1
+        cache.admit(key, RESIDENT)
+    assert cache.oldest(6, 4) == [6, 8] and cache.oldest(7, 4) == [7, 10]
+    assert cache.by_pool([0, 6, 1, 7, 2, 8]) == [[0, 2], [1], [6, 8], [7]]
 
 
 def test_segments_add_up_to_the_expert_and_lie_in_one_piece(pair: tuple) -> None:
