@@ -12,7 +12,7 @@ import torch
 from artifacts.measured import COLD, DISK, PAGEABLE, PINNED, RAM, Load, Spread
 from runtime import budget as sizes
 from runtime.cudalink import CudaLink
-from runtime.disklink import DiskLink
+from runtime.disklink import DiskLink, KeptSource
 from runtime.link import DEMAND, Link, Source
 from runtime.model import MoeModel
 from runtime.pacedlink import EmulatedLink
@@ -98,6 +98,10 @@ class _Held:
     def read(self, layer: int, expert: int, out: torch.Tensor, *, bits: int) -> None:
         out.copy_(self.view(layer, expert, bits=bits))
 
+    def read_kept(self, layer: int, expert: int, out: torch.Tensor, *, bits: int) -> bool:
+        self.read(layer, expert, out, bits=bits)
+        return True
+
 
 def _num_few(opened: MoeModel) -> int:
     """As many as are read from memory when they come again."""
@@ -108,12 +112,12 @@ def _part(nbytes: int) -> int:
     return -(-nbytes // _PARTS)
 
 
-def _disk_link(opened: MoeModel, source: Source | None = None) -> Link:
+def _disk_link(opened: MoeModel, source: KeptSource | None = None) -> Link:
     """From the checkpoint, or from another source by the same way."""
     device, nbytes, source = opened.model.device, opened.store.layout.nbytes, source or SlowTier.plain(opened.store)
     if device.type == "cuda":
         return CudaLink(source, opened.shape, device=device, slot_nbytes=nbytes, is_pinned=False)
-    return DiskLink(source, opened.shape)
+    return DiskLink(source, opened.shape, kept=source)
 
 
 def _latency(link_from: Callable[[Source], Link], held: _Held, slots: torch.Tensor, effort: Effort) -> Spread:

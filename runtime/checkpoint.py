@@ -32,6 +32,7 @@ DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
+_NOWAIT = getattr(os, "RWF_NOWAIT", None)  # of Linux
 
 
 class File(Protocol):
@@ -72,6 +73,17 @@ class Shard:
                 raise BadInput(f"{self.path} ends before byte {offset}: it changed while in use, copy it again")
             offset += count
             pending = _rest(pending, count)
+
+    def read_kept(self, offset: int, targets: Sequence[memoryview]) -> bool:
+        """The same without waiting for the device, as a page cache allows it; False, and `targets` hold anything, where
+        not all of it is there. The device then begins to read it."""
+        assert self._closer.alive, f"{self.path} is closed: its descriptor may be another file's by now"
+        if _NOWAIT is None:
+            return False
+        try:
+            return os.preadv(self._descriptor, targets, offset, _NOWAIT) == sum(target.nbytes for target in targets)
+        except OSError:  # not there, or not on this file system; what is wrong with it `read_into` tells
+            return False
 
     def close(self) -> None:
         self._closer()

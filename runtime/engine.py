@@ -29,6 +29,7 @@ from runtime.shadows import Shadows
 from runtime.slots import Slots
 from runtime.stepsum import StepSum
 from runtime.tiers import Tiers
+from runtime.together import pays_together
 from runtime.watcher import Watcher
 
 NAME = "moectl"
@@ -66,6 +67,7 @@ class Engine:
         self.num_not_landed = 0
         self._opened, self._slow, self._shadows, self._is_fused = opened, tiers.slow, shadows, is_fused
         self._together = None if is_fused or slots.are_apart else tiers.slow.together(opened)
+        self._awaits_all = tiers.link.side_by_side and shadows is None and pays_together(opened)
         self.lay_out(slots)
         self._may_be_settled = (controller.holds_all or controller.holds_low) and not slots.are_apart
         self._pending: dict[int, Transfer] = {}
@@ -267,16 +269,24 @@ class Engine:
                 self._add(ready, output, following)
                 self._compute_near(layer, plan.near, hidden, output)
                 ready = []
-            self._add_arrivals(coming, ready, output, following)
+            self._add_arrivals(hidden, coming, ready, output, following)
             self._issue(tuple(following.values()), DEMAND)
         if not plan.waves:
             self._compute_near(layer, plan.near, hidden, output)
         self.near.finish()
 
     def _add_arrivals(
-        self, coming: list[Place], ready: list[Place], output: Output, following: dict[int, Place]
+        self,
+        hidden: torch.Tensor,
+        coming: list[Place],
+        ready: list[Place],
+        output: Output,
+        following: dict[int, Place],
     ) -> None:
         """Compute what is `ready`, then the others as they land; what has landed by then in one go with it."""
+        if self._awaits_all and len(hidden) == 1:  # together they take less than one by one beside threads that read
+            for place in reversed(coming):  # the last is there when hardly another is under way: one wait, not one each
+                self.link.collect(self._pending[place.slot])
         for place in coming:
             if ready and not self.link.has_landed(self._pending[place.slot]):
                 self._add(ready, output, following)

@@ -46,9 +46,11 @@ class ThreadTransfer(Transfer):
 
 
 class Link(Protocol):
-    """`kind` and `conditions` go into the receipt."""
+    """`kind` and `conditions` go into the receipt; `side_by_side`: transfers share the way, so that those of a step are
+    there at about the same time."""
 
     kind: str
+    side_by_side: bool
 
     def issue(self, key: int, slot: torch.Tensor, *, urgency: int, bits: int = FULL_BITS) -> Transfer:
         """Queue a transfer of as many bytes as `slot` has. Returns at once; the slot is written after what compute has
@@ -86,6 +88,7 @@ class ThreadLink:
     """
 
     kind = "thread"
+    side_by_side = False
     num_threads = 1
 
     def __init__(self, source: Source, shape: Shape, *, patience_s: float = PATIENCE_S) -> None:

@@ -26,6 +26,7 @@ class PacedLink:
     """
 
     kind = "paced"
+    side_by_side = False
 
     def __init__(self, source: Source, shape: Shape, timeline: Timeline, clock: Clock) -> None:
         self._source, self._shape, self._timeline, self._clock = source, shape, timeline, clock

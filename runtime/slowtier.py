@@ -33,6 +33,11 @@ class SlowTier:
         except OSError as error:
             raise unreadable(layer, expert, error) from error
 
+    def read_kept(self, layer: int, expert: int, out: torch.Tensor, *, bits: int = FULL_BITS) -> bool:
+        """The same at once, where the operating system has it in memory; False, and `out` holds anything, elsewhere."""
+        store = self.stores[bits]
+        return isinstance(store, DiskStore) and store.read_kept(layer, expert, out)
+
     def view(self, layer: int, expert: int, *, bits: int = FULL_BITS) -> torch.Tensor | None:
         """Its bytes where they lie, or None if that is the disk."""
         store = self.stores[bits]

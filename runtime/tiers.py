@@ -128,7 +128,7 @@ def _open_link(opened: MoeModel, choice: LinkChoice, slow: SlowTier, device: tor
     if device.type == "cuda":
         is_pinned, nbytes = choice.kind == "cuda", opened.store.layout.nbytes
         return CudaLink(slow, shape, device=device, slot_nbytes=nbytes, is_pinned=is_pinned)
-    return DiskLink(slow, shape, is_direct=choice.is_direct)
+    return DiskLink(slow, shape, kept=slow, is_direct=choice.is_direct)
 
 
 def direct(store: DiskStore | ReplicaStore) -> DiskStore:

@@ -12,7 +12,7 @@ import torch
 from artifacts.errors import BadInput, OutOfResources
 from artifacts.shape import Shape
 from runtime.checkpoint import Checkpoint, File, Shard, read_tensor
-from runtime.directio import DirectFile
+from runtime.directio import PAGE, DirectFile
 from runtime.experts import project
 
 ALIGNMENT = 64  # bytes; CPU kernels round differently on other borders, and results stop being bit-identical
@@ -166,6 +166,17 @@ class DiskStore:
             self._check_finite(layer, expert, out, spans or ((0, self.layout.nbytes),))
             self._checked.add((key, spans))
 
+    def read_kept(self, layer: int, expert: int, out: torch.Tensor) -> bool:
+        """The same for a whole expert without waiting for the device; False, and `out` holds anything, where the page
+        cache lacks some of it, or it has never been read before."""
+        key = layer * self.shape.num_experts + expert
+        reads, target = self._reads[key], memoryview(out.numpy())
+        if self._direct or reads.conversions or (key, ()) not in self._checked:
+            return False
+        return all(
+            run.shard.read_kept(run.offset, [target[start:stop] for start, stop in run.spans]) for run in reads.runs
+        )
+
     def close(self) -> None:
         """Close the files; reading afterwards is a bug."""
         self._checkpoint.close()
@@ -209,14 +220,17 @@ class RamStore:
 
 
 def aligned(nbytes: int, *, pin: bool = False) -> torch.Tensor:
-    """A new uint8 CPU tensor [nbytes] that starts on a 64-byte border, page-locked if `pin`."""
+    """A new uint8 CPU tensor [nbytes] that starts on a border of pages, to which a device can write past the page
+    cache, or page-locked on a 64-byte border if `pin`."""
+    spare = 0 if pin else PAGE - ALIGNMENT
     try:
-        buffer = torch.empty(nbytes, dtype=torch.uint8, pin_memory=pin)
+        buffer = torch.empty(nbytes + spare, dtype=torch.uint8, pin_memory=pin)
     except RuntimeError as error:
         kind = "page-locked memory" if pin else "memory"
         raise OutOfResources(f"no room for {nbytes / 2**30:.2f} GiB of {kind}: leave the experts on disk") from error
     assert buffer.data_ptr() % ALIGNMENT == 0, f"torch allocated at {buffer.data_ptr()}, not on a 64-byte border"
-    return buffer
+    first = -buffer.data_ptr() % PAGE if spare else 0
+    return buffer[first : first + nbytes]
 
 
 def fill(out: torch.Tensor, content: torch.Tensor) -> None:

@@ -51,11 +51,11 @@ class Faults:
 
 
 class FaultyDiskLink(DiskLink):
-    """Its reads go wrong on its own threads."""
+    """Its reads go wrong on its own threads, and it has no others."""
 
     def __init__(self, *arguments: object, faults: Faults, **named: object) -> None:
         self._faults = faults
-        super().__init__(*arguments, **named)
+        super().__init__(*arguments, **named | {"kept": None})
 
     def issue(self, *arguments: object, **named: object) -> ThreadTransfer:
         self._patience_s = self._faults.patience_s

@@ -87,6 +87,7 @@ def test_what_the_disk_refuses_is_told_by_expert(model: Model, monkeypatch: pyte
             pytest.raises(BadInput, match="expert .* cannot be read .*check the disk"),
         ):
             patched.setattr(model.opened.store, "read", broken)
+            patched.setattr(model.opened.store, "read_kept", lambda *_: False)
             said(session, model.requests[0])
         next_is_exact(session, model)
 

@@ -2,19 +2,26 @@
 
 import os
 import threading
+import time
+from itertools import count
 from pathlib import Path
 
 import pytest
 import torch
 
-from artifacts.errors import BadUsage
-from runtime.disklink import READS_IN_FLIGHT, DiskLink
-from runtime.link import PREFETCH
-from runtime.model import open_model
+from artifacts.errors import BadInput, BadUsage
+from runtime import directio
+from runtime.directio import DirectFile
+from runtime.disklink import READS_IN_FLIGHT, READS_PAST_CACHE, DiskLink
+from runtime.link import DEMAND, PREFETCH, ThreadTransfer
+from runtime.model import MoeModel, open_model
 from runtime.session import Session, Settings
+from runtime.slowtier import SlowTier
+from runtime.stepsum import StepSum
 from runtime.tiers import direct
+from runtime.weights import DiskStore, aligned
 from tests.conftest import Checkpoint
-from tests.families import VOCABULARY
+from tests.families import VOCABULARY, save
 from tests.runtime.test_session import plain_model
 from tests.runtime.test_weights import direct_or_skip
 
@@ -43,7 +50,7 @@ def test_logits_are_the_plain_models_with_prefetches_that_come_late_and_are_canc
         told = session.receipt()["link"]
         assert session.controller.counters.totals()["prefetches"] > 0
     assert told["page_cache"] == {"disk": "used", "direct": "bypassed"}[link]
-    assert told["reads_in_flight"] == READS_IN_FLIGHT
+    assert told["reads_in_flight"] == {"disk": READS_IN_FLIGHT, "direct": READS_PAST_CACHE}[link]
 
 
 def test_what_has_been_cancelled_is_never_read(checkpoint: Checkpoint) -> None:
@@ -86,3 +93,97 @@ def test_a_cold_expert_costs_the_device_its_own_bytes(checkpoint: Checkpoint, tm
     store.read(1, 4, out)
     came = read_nbytes() - before
     assert came <= store.layout.nbytes + 3 * 2 * 4096  # three tensors, each begun and ended inside a page
+
+
+def opened_and_seen(folder: Path) -> MoeModel:
+    """Every expert has been read, and lies in the page cache."""
+    opened = open_model(str(folder))
+    for key in range(opened.shape.num_keys):
+        opened.store.read(*divmod(key, opened.shape.num_experts), aligned(opened.shape.expert_nbytes))
+    if not opened.store.read_kept(0, 0, aligned(opened.shape.expert_nbytes)):
+        pytest.skip("nobody tells here what the page cache has")
+    return opened
+
+
+@pytest.mark.parametrize("layout", ["hub", "fused"])
+def test_what_the_page_cache_has_is_there_at_once_and_right(checkpoint: Checkpoint, layout: str) -> None:
+    """None of it is handed to a thread, whose reads would fail."""
+
+    class Refuses(SlowTier):
+        def read(self, *_: object, **__: object) -> None:
+            raise AssertionError("read by a thread")
+
+    opened = opened_and_seen(checkpoint("olmoe", layout))
+    source, shape = Refuses.plain(opened.store), opened.shape
+    link, slot, expected = (
+        DiskLink(source, shape, kept=source),
+        aligned(shape.expert_nbytes),
+        aligned(shape.expert_nbytes),
+    )
+    for key in range(shape.num_keys):
+        transfer = link.issue(key, slot.zero_(), urgency=DEMAND)
+        assert link.has_landed(transfer)
+        link.collect(transfer)
+        opened.store.read(*divmod(key, shape.num_experts), expected)
+        assert torch.equal(slot, expected)
+    assert link.drain_stalls() == 0 and link.conditions()["measured_gbps"] > 0
+    with pytest.raises(AssertionError, match="by a thread"):
+        link.collect(link.issue(0, slot, urgency=PREFETCH))  # nobody waits for it: compute goes on meanwhile
+    link.close()
+    with pytest.raises(RuntimeError, match="link is closed"):
+        link.issue(0, slot, urgency=DEMAND)
+
+
+def test_what_the_page_cache_lacks_or_nobody_has_checked_is_left_to_threads(tmp_path: Path) -> None:
+    folder = save("olmoe", "fused", tmp_path)
+    opened = opened_and_seen(folder)
+    out = aligned(opened.shape.expert_nbytes)
+    assert not open_model(str(folder)).store.read_kept(0, 0, out), "its numbers may be no numbers"
+    assert not open_model(str(folder), dtype=torch.bfloat16).store.read_kept(0, 0, out), "it is converted"
+    assert not direct_or_skip(opened.store).read_kept(0, 0, out)
+    os.truncate(folder / "model.safetensors", 30_000)
+    assert not opened.store.read_kept(opened.shape.num_layers - 1, 0, out), "the file ends before it"
+
+
+def test_a_tokens_experts_are_computed_when_all_are_there(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One call for all that a decoded token wants, though one lands well after another."""
+    counts: list[int] = []
+    plain_add, plain_read = StepSum.add, DiskLink._read
+
+    def add(self: StepSum, places: list) -> None:
+        counts.append(len(places))
+        plain_add(self, places)
+
+    def read(self: DiskLink, transfer: ThreadTransfer, out: torch.Tensor) -> None:
+        time.sleep(5e-3 * (next(begun) % opened.shape.top_k))
+        plain_read(self, transfer, out)
+
+    monkeypatch.setattr(StepSum, "add", add)
+    monkeypatch.setattr(DiskLink, "_read", read)
+    monkeypatch.setattr(DiskStore, "read_kept", lambda *_: False)
+    opened = open_model(str(checkpoint("olmoe")))
+    with Session(opened, Settings(budget=f"{opened.shape.top_k}x", scope="global", link="disk")) as session:
+        begun = count()
+        session.forward(PROMPT[:, :1])
+    assert counts == [opened.shape.top_k] * opened.shape.num_layers
+
+
+def test_what_begins_on_borders_comes_straight_to_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole blocks; their tail, and all that begins elsewhere in the file or in memory, by way of a buffer."""
+    path, content = tmp_path / "some", torch.randint(256, (30_000,), dtype=torch.uint8)
+    path.write_bytes(content.numpy().tobytes())
+    try:
+        file = DirectFile(path)
+    except BadInput:
+        pytest.skip("this file system has no reads past the page cache")
+    buffered, own = [], directio._own_buffer
+    monkeypatch.setattr(directio, "_own_buffer", lambda nbytes: buffered.append(nbytes) or own(nbytes))
+    for offset, start, by_buffer in ((8192, 0, [4096]), (8192, 64, [12288]), (8200, 0, [12288])):
+        slot = aligned(4096 + 9000)[start : start + 9000].zero_()
+        buffered.clear()
+        file.read_into(offset, [memoryview(slot.numpy())])
+        assert torch.equal(slot, content[offset : offset + 9000]) and buffered == by_buffer
+    with pytest.raises(BadInput, match="ends before byte"):
+        file.read_into(24576, [memoryview(aligned(9000).numpy())])
