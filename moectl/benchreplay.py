@@ -60,6 +60,7 @@ def simulated(name: str, request: Request, *, store: Path, device: str, threads:
     rows = {} if request.again else ledger.finished()
     taken_up = len(rows.keys() & set(settings))
     missing = [setting for setting in settings if setting not in rows]
+    known = [note for workload in workloads.values() for note in workload.assumed]
     assumed: dict[Setting, list[str]] = {}
     with executing(request.executor, request.workers) as executor, progress_bar("simulating", unit="settings") as bar:
         bar(len(rows), len(settings))
@@ -71,7 +72,7 @@ def simulated(name: str, request: Request, *, store: Path, device: str, threads:
         lost = _replay(Replays(workloads, request.stored), missing, executor, heard)
     if lost:
         raise Partly(_what_is_lost(lost, len(settings)))
-    told = dict.fromkeys(note for setting in missing for note in assumed[setting])
+    told = dict.fromkeys([*known, *(note for setting in missing for note in assumed[setting])])
     notes = (BOUND, NOT_MEASURED, *(f"assumed: {note}" for note in told))
     conditions = _conditions(opened, found, request, taken_up)
     return Benched([rows[setting] for setting in settings], opened.model.shape, conditions, notes, job.digest)
