@@ -81,6 +81,8 @@ def model_shape(name: str) -> ModelShape:
     path = existing(name)
     if path is not None:
         return from_config(path / "config.json" if path.is_dir() else path)
+    if name.startswith(("/", ".", "~")):
+        raise BadUsage(f"there is no {name}: give a folder with a config.json, or a name as olmoe-1b-7b")
     if name not in MODELS:
         raise BadUsage(f"{unknown('model', name, MODELS)}; a folder with a config.json will do too")
     return MODELS[name]

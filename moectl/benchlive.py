@@ -42,6 +42,7 @@ def live(name: str, request: Request, *, store: Path, device: str, threads: int)
     """Measure every setting, or take it up where the same bench was stopped."""
     torch.set_num_threads(threads)
     check_store(store)
+    documents(request.data)  # what leads nowhere is told before a model is opened
     checkpoint = open_quietly(name, device=device)
     opened, artefacts = on_base(checkpoint, _artefacts(store, checkpoint), request.base)
     for link in set(request.link_names) - MACHINES.keys():

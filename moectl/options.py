@@ -7,16 +7,30 @@ from typing import Annotated
 import typer
 
 from artifacts.errors import BadUsage
-from moectl import completion
+from moectl import bundled, completion
 
 DEFAULT_STORE = Path("moe.duckdb")
 
-StorePath = Annotated[Path, typer.Option("--store", envvar="MOECTL_STORE", help="The store: one DuckDB file.")]
+
+def _or_bundled(context: typer.Context, name: str | None) -> str | None:
+    """None for the bundled model, and a word where the store (which is read first) suggests that another was meant."""
+    if name is None and not context.resilient_parsing and (told := bundled.also_held(context.params["store"])):
+        typer.echo(f"moectl: {told}: name it after `{context.info_name}` to mean it", err=True)
+    return bundled.as_named(name)
+
+
+StorePath = Annotated[
+    Path, typer.Option("--store", envvar="MOECTL_STORE", is_eager=True, help="The store: one DuckDB file.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of everything random.")]
 RunId = Annotated[int | None, typer.Option("--run", min=1, help="A run of the store; the newest that fits by default.")]
 
-Model = Annotated[str | None, typer.Argument(help="A checkpoint: a local folder or a hub id; else the bundled one.")]
+Model = Annotated[
+    str | None,
+    typer.Argument(callback=_or_bundled, help="A checkpoint: a local folder or a hub id; else the bundled one."),
+]
+AnyModel = Annotated[str | None, typer.Argument(help="A checkpoint: a local folder or a hub id; else whichever fits.")]
 Budget = Annotated[
     str,
     typer.Option(

@@ -20,13 +20,13 @@ from runtime.segments import Segments, Whole, segment_pools
 
 _STORED = "which the store does not hold: "
 _REMEDY = {
-    "buddies": _STORED + "run `moectl profile`, then `moectl build-buddies`",
-    "entropy": _STORED + "run `moectl profile`",
+    "buddies": _STORED + "run `moectl profile` on this model, then `moectl build-buddies`",
+    "entropy": _STORED + "run `moectl profile` on this model",
     "next_use": "the future of a trace: it runs in the simulator only, with `moectl simulate`",
     "splits": _STORED + "run `moectl split`",
-    "replicas": _STORED + "run `moectl quantize`",
-    "predictors": _STORED + "run `moectl build-predictor`",
-    "maps": _STORED + "run `moectl build-maps`, or begin with none by --learn",
+    "replicas": _STORED + "run `moectl quantize` on this model",
+    "predictors": _STORED + "run `moectl build-predictor` on this model",
+    "maps": _STORED + "run `moectl build-maps` on this model, or begin with none by --learn",
 }
 
 

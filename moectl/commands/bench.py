@@ -15,8 +15,6 @@ from moectl.render import show_json, show_sheet
 from runtime.named import find_presets
 from runtime.policies import Preset
 
-BUNDLED = "bundled"
-
 
 def stored_among(listed: str, store: Path) -> dict[str, Preset]:
     """Of the presets in a list those that were tuned into the store."""
@@ -40,7 +38,7 @@ def bench(
     """
     if page:
         check_report(page)
-    model = str(demo_model()) if name in (None, BUNDLED) else name
+    model = name or str(demo_model())
     imported = [read_results(path) for path in results]
     verb = simulated if request.simulate else live
     benched = verb(model, request, store=store, device=device, threads=threads)

@@ -9,6 +9,7 @@ from moectl.commands.profile import check_store, model_info, read_data
 from moectl.opening import open_quietly
 from moectl.progress import progress_bar
 from moectl.render import NumBytes, Sheet, show_json, show_sheet
+from profilers.corpus import documents
 from profilers.maps import BuiltMaps, Plan, build_maps
 from profilers.profiling import Data
 from profilers.routing import Batching
@@ -34,6 +35,7 @@ def build(name: str | None, settings: Settings, request: Request, *, store: Path
     """
     name = name or str(demo_model())
     check_store(store)
+    documents(request.data)  # what leads nowhere is told before a model is opened
     with Session(open_quietly(name, device=settings.device), settings) as session:
         text = read_data(session.opened, Text(request.data, request.tokens, request.batching, seed=request.seed))
         data = Data(text.spec, text.sequences[: request.requests], text.seed)

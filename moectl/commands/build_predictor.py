@@ -10,6 +10,7 @@ from moectl.commands.profile import check_store, model_info, read_data
 from moectl.opening import open_quietly
 from moectl.progress import progress_bar
 from moectl.render import Sheet, human_bytes, show_json, show_sheet
+from profilers.corpus import documents
 from profilers.predictors import Fitted, Plan, build_predictors
 from profilers.routing import Batching
 from runtime.session import Session, Settings
@@ -33,6 +34,7 @@ def build(name: str | None, settings: Settings, request: Request, *, store: Path
     """
     name = name or str(demo_model())
     check_store(store)
+    documents(request.data)  # what leads nowhere is told before a model is opened
     with Session(open_quietly(name, device=settings.device), settings) as session:
         data = read_data(session.opened, Text(request.data, request.tokens, request.batching, seed=request.seed))
         with progress_bar("running text", unit="tokens") as advance:

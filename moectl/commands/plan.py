@@ -2,18 +2,16 @@
 
 from dataclasses import asdict
 
-from moectl.bundled import demo_model
+from moectl.bundled import as_named, demo_model
 from moectl.planning import Plan, Request
 from moectl.planning import plan as planned
 from moectl.progress import progress_bar
 from moectl.render import NumBytes, Sheet, console, human_bytes, show_json, show_sheet
 
-BUNDLED = "bundled"
-
 
 def plan(model: str, *, vram: str, machine: str, context: int) -> Plan:
     """Of a model's name, or a folder or file with its config."""
-    request = Request(str(demo_model()) if model == BUNDLED else model, vram, machine, context)
+    request = Request(as_named(model) or str(demo_model()), vram, machine, context)
     with progress_bar("simulating", unit="presets") as advance:
         return planned(request, advance)
 

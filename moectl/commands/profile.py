@@ -70,6 +70,7 @@ def profile(name: str | None, settings: Settings, request: Request, *, store: Pa
     """Profile the model `name`, a folder or hub id (None: the bundled one), through the engine at its budget."""
     name = name or str(demo_model())
     check_store(store)
+    documents(request.data)  # what leads nowhere is told before a model is opened
     opened = open_quietly(name, device=settings.device)
     if request.is_spread:
         check_device(opened)

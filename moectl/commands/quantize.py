@@ -52,6 +52,7 @@ def quantize(name: str | None, request: Request, *, store: Path) -> Built:
     name = name or str(demo_model())
     with Store.open(store):  # what would keep the rows from being written at the end is told now
         pass
+    documents(request.data)  # what leads nowhere is told before a model is opened
     opened = open_quietly(name, device=request.device)
     if request.executor != LOCAL:
         check_device(opened)

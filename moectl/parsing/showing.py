@@ -9,10 +9,10 @@ from moectl.app import app
 from moectl.options import (
     DEFAULT_STORE,
     DEFAULT_THREADS,
+    AnyModel,
     Budget,
     Device,
     Json,
-    Model,
     RunId,
     Seed,
     StorePath,
@@ -30,7 +30,7 @@ def _inspect(
             "splits, maps, predictors, presets, policies, machines, substitution, precision or prefetch."
         ),
     ] = "store",
-    model: Model = None,
+    model: AnyModel = None,
     store: StorePath = DEFAULT_STORE,
     run: RunId = None,
     layer: Annotated[int | None, typer.Option(min=0, help="One layer in detail.")] = None,
@@ -114,7 +114,7 @@ def _report(
 
 @app.command("export")
 def _export(
-    model: Model = None,
+    model: AnyModel = None,
     what: Annotated[
         str,
         typer.Option(
