@@ -57,7 +57,8 @@ def live(name: str, request: Request, *, store: Path, device: str, threads: int)
     if request.again:
         kept.remove()
     samples, known = kept.load()
-    bench = Bench(opened, artefacts, text, Paces(opened, known, experts=request.experts), request.stored)
+    paces = Paces(opened, known, experts=request.experts)
+    bench = Bench(opened, artefacts, text, paces, request.stored, devices=request.devices)
     peers = PeerBench(opened, locate(name), text, threads=threads)
     finished = {} if request.again else ledger.finished()
     under_way = _UnderWay(bench, peers, ledger, kept, samples, finished, {}, tasks)
@@ -185,6 +186,7 @@ def _job(
         "tuned": request.tuned,
         "experts": request.experts,
         "base": request.base,
+        "devices": request.devices,
         "evaluated": tasks and tasks.digest,
     }
     num_tokens = sum(map(len, text.sequences))
@@ -195,10 +197,11 @@ def _conditions(request: Request, text: Text, here: Here, taken_up: int) -> str:
     cores = f"{here.cores} cores of {here.processor}" + (f", {here.gpu}" if here.gpu else "")
     load = "" if here.load is None else f" (load {here.load:.1f} at the start)"
     fused = ", a token's experts fused" if request.experts == FUSED else ""
+    spread = f", experts on {request.devices} devices" * (request.devices > 1)
     resumed = f"; {taken_up} settings were measured by an earlier run of this command" if taken_up else ""
     return (
         f"{len(text.sequences)} texts of {request.data}, {text.prefill} tokens of prompt and "
         f"{request.length - text.prefill} decoded each, {request.rounds} rounds in random order from seed "
         f"{request.seed}; medians over texts and rounds (quartiles); {cores}{load}, "
-        f"{here.threads} threads{fused}{resumed}"
+        f"{here.threads} threads{fused}{spread}{resumed}"
     )

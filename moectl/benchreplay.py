@@ -69,7 +69,8 @@ def simulated(name: str, request: Request, *, store: Path, device: str, threads:
             rows[done.setting], assumed[done.setting] = _row(done, ledger), done.assumed
             bar(len(rows), len(settings))
 
-        lost = _replay(Replays(workloads, request.stored), missing, executor, heard)
+        work = Replays(workloads, request.stored, devices=request.devices)
+        lost = _replay(work, missing, executor, heard)
     if lost:
         raise Partly(_what_is_lost(lost, len(settings)))
     told = dict.fromkeys([*known, *(note for setting in missing for note in assumed[setting])])
@@ -93,8 +94,8 @@ class Replayed:
 class Replays:
     """The work of a worker: one setting after another, on workloads by link."""
 
-    def __init__(self, workloads: Mapping[str, Workload], stored: Mapping[str, Preset]) -> None:
-        self._workloads, self._stored = workloads, stored
+    def __init__(self, workloads: Mapping[str, Workload], stored: Mapping[str, Preset], *, devices: int) -> None:
+        self._workloads, self._stored, self._devices = workloads, stored, devices
         self._of_trace = {link: list(workload.assumed) for link, workload in workloads.items()}
 
     def __call__(self, setting: Setting) -> Replayed:
@@ -102,7 +103,7 @@ class Replays:
         workload.assumed = list(self._of_trace[setting.link])  # or it would tell of settings that came before
         outcome, why = None, ""
         try:
-            outcome = _outcome(workload, setting, self._stored)
+            outcome = _outcome(workload, setting, self._stored, devices=self._devices)
         except Problem as problem:
             why = str(problem)
         return Replayed(setting, outcome, why, workload.assumed, started_at, perf_counter() - begin_s)
@@ -132,12 +133,13 @@ def _row(done: Replayed, ledger: Ledger) -> Row:
     return ledger.write(row, by_layer=by_layer, started_at=done.started_at, seconds=done.seconds, beside={})
 
 
-def _outcome(workload: Workload, setting: Setting, stored: Mapping[str, Preset]) -> Outcome:
+def _outcome(workload: Workload, setting: Setting, stored: Mapping[str, Preset], *, devices: int) -> Outcome:
     """Of the oracles in both scopes the faster one."""
+    room = {"budget": setting.budget, "devices": devices}
     if setting.preset != ORACLE:
         preset = stored.get(setting.preset, setting.preset)
-        return workload.run(Tried(setting.preset, preset, budget=setting.budget))
-    bounds = [oracles(Tried(ORACLE, scope=str(scope), budget=setting.budget))[1] for scope in Scope]
+        return workload.run(Tried(setting.preset, preset, **room))
+    bounds = [oracles(Tried(ORACLE, scope=str(scope), **room))[1] for scope in Scope]
     return min(map(workload.run, bounds), key=lambda outcome: outcome.times["tpot_ms"] or 0.0)
 
 
@@ -213,6 +215,7 @@ def _job(opened: Opened, found: Machine, costs: Costs | None, request: Request, 
         "artefacts": artefacts,
         "tuned": request.tuned,
         "base": request.base,
+        "devices": request.devices,
     }
     num_tokens = len(opened.trace) // opened.trace.num_layers
     return Job(opened.name, _digest(opened.trace), num_tokens, request.seed, conditions)
@@ -227,9 +230,10 @@ def _digest(trace: Trace) -> str:
 
 
 def _conditions(opened: Opened, found: Machine, request: Request, taken_up: int) -> str:
+    spread = f", experts on {request.devices} devices" * (request.devices > 1)
     resumed = f"; {taken_up} settings were replayed by an earlier run" if taken_up else ""
     num_tokens = len(opened.trace) // opened.trace.num_layers
     return (
         f"{opened.name}: {num_tokens:,} tokens of {opened.model.name}{of_base(request.base)} on {found.name}, on "
-        f"virtual time, each setting from an empty cache{resumed}"
+        f"virtual time, each setting from an empty cache{spread}{resumed}"
     )

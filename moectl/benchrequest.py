@@ -50,6 +50,7 @@ class Request:
     experts: str = EXACT
     base: int = FULL_BITS
     tasks: str = ""
+    devices: int = 1
     jobs: int | None = None
     executor: str = LOCAL
     stored: Mapping[str, Preset] = field(default_factory=dict)

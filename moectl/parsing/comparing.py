@@ -166,6 +166,7 @@ def _bench(
     base: Base = 16,
     experts: Experts = "exact",
     device: Device = "auto",
+    devices: Devices = 1,
     threads: Threads = DEFAULT_THREADS,
     seed: Seed = 0,
     store: StorePath = DEFAULT_STORE,
@@ -195,6 +196,7 @@ def _bench(
         executor=executor,
         base=base,
         experts=experts,
+        devices=devices,
     )
     benched = verb.bench(
         model, request, store=store, device=device, threads=threads, results=results or (), page=report

@@ -18,8 +18,8 @@ from runtime.experts import expert_forward
 from runtime.measured import HERE
 from runtime.model import MoeModel, open_model
 from runtime.neuronmajor import NeuronLayout, project_segment
-from runtime.plan import Plan
 from runtime.partitions import Partitions
+from runtime.plan import Plan
 from runtime.policies import build
 from runtime.policies.base import Artefacts, Split, Step
 from runtime.segments import Segments, segment_pools
