@@ -93,7 +93,7 @@ def _with_link(
 
 def _here(costs: Costs, nbytes: int) -> Machine:
     """As bandwidths: one expert's bytes over the seconds that it took."""
-    gb, near_s = nbytes / 1e9, max(costs.near.memory_s + costs.near_host_s, 1e-9)
+    gb, near_s = nbytes / 1e9, max(costs.near.memory_s + costs.near_host.memory_s, 1e-9)
     link_gbps = gb / (costs.load_s + costs.load_latency_s)
     return Machine(HERE, gb / costs.expert.memory_s, float("inf"), link_gbps, 0.0, gb / near_s, "measured")
 
@@ -105,12 +105,7 @@ def _profiled(profile: HardwareProfile, opened: MoeModel) -> Costs:
         return costs.on_base(opened.base, share)
     low = {one.bits: one.seconds.median for one in profile.near if one.tokens == profile.near[0].tokens}
     shares = {bits: seconds / low[FULL_BITS] for bits, seconds in low.items() if bits != FULL_BITS}
-    return _on_cpu(replace(costs, shares=shares), costs.near.memory_s).on_base(opened.base, share)
-
-
-def _on_cpu(costs: Costs, near_s: float) -> Costs:
-    """Where both tiers compute on the same cores, a near expert takes time of whoever computes and no other."""
-    return replace(costs, near=Work(0.0), near_host_s=near_s)
+    return replace(costs, shares=shares).on_base(opened.base, share)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,18 +193,19 @@ def _measured(opened: MoeModel, artefacts: Artefacts, experts: str) -> Costs:
 
     near_s = each("near", {"miss": "near:fill=no"}, f"{shape.num_layers}x")
     prompt_s = layer_seconds(opened, _PROMPT, QUICK).median
-    costs = Costs(
+    is_gpu, near = opened.model.device.type == "cuda", Work(near_s)
+    return Costs(
         expert=Work(expert_s, many / _PROMPT),
         load_s=0.0,
         load_latency_s=0.0,
-        near=Work(near_s),
+        near=near if is_gpu else Work(0.0),
+        near_host=Work(0.0) if is_gpu else near,  # on the same cores it takes time of whoever computes and no other
         rest=Work(there.rest_s + engine_s, (prompt_s + engine_s) / _PROMPT),
         head=Work(probe.head_s),
         host_s=probe.host_seconds(),
         shares={bits: at(bits) / expert_s for bits in _widths(artefacts)},
         deciding=deciding(opened, probe.link, tokens=_FEW, experts=experts, artefacts=artefacts),
     )
-    return _on_cpu(costs, near_s) if opened.model.device.type == "cpu" else costs
 
 
 def _widths(artefacts: Artefacts) -> list[int]:

@@ -23,13 +23,16 @@ def costs_of(profile: HardwareProfile, shape: Shape, *, link: str | None = None)
     expert_s = min(one.expert.median, one.moe.median / shape.top_k) if one.moe.median > 0 else one.expert.median
     engine_s = max(0.0, one.moe.median - shape.top_k * expert_s)
     near = profile.near_at()
+    near_work = Work(near[0].seconds.median, near[-1].seconds.median / near[-1].tokens)
+    computes_near = profile.device == "cpu"  # on the same thread: the engine does one after the other
     costs = Costs(
         expert=Work(expert_s, many.expert.median / many.tokens),
         load_s=0.0,
         load_latency_s=0.0,
-        near=Work(near[0].seconds.median, near[-1].seconds.median / near[-1].tokens),
+        near=Work(0.0) if computes_near else near_work,
         rest=Work(one.attention.median + engine_s, (many.attention.median + engine_s) / many.tokens),
         head=Work(one.head.median, many.head.median / many.tokens),
+        near_host=near_work if computes_near else Work(0.0),
         deciding=profile.deciding,
     )
     load = profile.load(link)
@@ -81,6 +84,6 @@ def machine_of(profile: HardwareProfile, shape: Shape, *, link: str | None = Non
         fast_tflops=float("inf"),
         link_gbps=nbytes / (costs.load_s + costs.load_latency_s),
         link_latency_s=0.0,
-        near_gbps=nbytes / costs.near.memory_s,
+        near_gbps=nbytes / max(costs.near.memory_s, costs.near_host.memory_s),
         source=f"measured: {profile.conditions['device_name']}",
     )

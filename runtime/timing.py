@@ -38,8 +38,9 @@ class Costs:
     Each load takes `load_latency_s` of the link besides, and `host_s` of whoever computes: the engine's own work on it.
     Where the link leaves it to compute to take what comes, that takes `copy_s`, and `demand_s` more for what the step
     itself asked for; compute that has waited goes on `wake_s` late.
-    Where the near tier is only emulated, whoever computes spends `near_host_s` on each of its experts too. `shares`: of
-    an expert's seconds in the fast tier, by bits, where few bits do not save as much time as bytes. `deciding`: of a
+    Where near experts are computed by whoever computes the others, as on a CPU, `near_host` is what each takes of that
+    time, and `near` what an emulated tier takes besides. `shares`: of an expert's seconds in the fast tier, by bits,
+    where few bits do not save as much time as bytes. `deciding`: of a
     layer, what a policy takes itself beyond what the plain one does, by axis and text as in `prefetch next_gate`, or by
     its name where the text is not there.
     `reads_whole`: a segment takes the link as long as its expert.
@@ -55,7 +56,7 @@ class Costs:
     copy_s: float = 0.0
     demand_s: float = 0.0
     wake_s: float = 0.0
-    near_host_s: float = 0.0
+    near_host: Work = Work(0.0)
     shares: Mapping[int, float] = field(default_factory=dict)
     deciding: Mapping[str, float] = field(default_factory=dict)
     reads_whole: bool = False
@@ -92,7 +93,7 @@ class Costs:
             load_s=self.load_s * share,
             copy_s=self.copy_s * share,
             near=self.near.scaled(share),
-            near_host_s=self.near_host_s * fast,
+            near_host=self.near_host.scaled(fast),
             shares={width: own / fast for width, own in self.shares.items() if width < bits},
         )
 
@@ -152,9 +153,9 @@ class Timing:
         self._now_s += self._costs.rest.seconds(len(plan.selected))
         tokens = _tokens_by_expert(plan.selected, self._num_experts)
         near_s = sum(self._seconds(self._costs.near, place, tokens, self._share) for place in plan.near)
+        host_s = sum(self._seconds(self._costs.near_host, place, tokens, self._fast_share) for place in plan.near)
         near_ends_s = self._now_s + near_s
-        self._now_s += len(plan.near) * self._costs.near_host_s
-        self.passes[-1].near_s += near_s
+        self.passes[-1].near_s += max(near_s, host_s)
         if not plan.waves:
             self._issue(plan.prefetches, is_demand=False)
         else:
@@ -163,9 +164,10 @@ class Timing:
         for wave, following in plan.in_turn():
             if wave is plan.waves[-1]:
                 self._issue(plan.prefetches, is_demand=False)
-            self._compute((*wave.resident, *wave.loads), tokens, following)
+            self._compute((*wave.resident, *wave.loads), tokens, following, near_s=host_s)
+            host_s = 0.0
             self._issue(tuple(following.values()), is_demand=True)
-        self._now_s = max(self._now_s, near_ends_s)
+        self._now_s = max(self._now_s + host_s, near_ends_s)
 
     def summary(self) -> dict[str, float | None]:
         """Milliseconds to a first token and per token after it, means over passes; tokens decoded in a second; stall
@@ -181,8 +183,16 @@ class Timing:
             "near_ms": fmean(one.near_s for one in decode) * 1e3 if decode else None,
         }
 
-    def _compute(self, places: tuple[Place, ...], tokens: list[int] | None, following: dict[int, Place]) -> None:
-        """What is there first, arrivals in the order in which they land; each slot is free for what is `following`."""
+    def _compute(
+        self,
+        places: tuple[Place, ...],
+        tokens: list[int] | None,
+        following: dict[int, Place],
+        *,
+        near_s: float = 0.0,
+    ) -> None:
+        """What is there first, then for `near_s` what is near, arrivals in the order in which they land; each slot is
+        free for what is `following`."""
         self._link.advance(self._now_s)
         coming = []
         for place in places:
@@ -192,6 +202,7 @@ class Timing:
                 continue
             self._take(place, transfer)
             self._compute_one(place, tokens, following)
+        self._now_s += near_s
         for _, transfer in coming:
             self._link.hurry(transfer)
         for place, transfer in sorted(coming, key=lambda pair: pair[1].lands_s):

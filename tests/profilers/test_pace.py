@@ -35,7 +35,7 @@ def test_a_machines_proportions(checkpoint: Checkpoint) -> None:
     costs = pace.costs
     assert "profile" in pace.source and pace.machine == target
     assert costs.near.memory_s / costs.load_s == pytest.approx(target.link_gbps / target.near_gbps)
-    assert (costs.near_host_s, costs.host_s, costs.shares[4]) == pytest.approx((2e-4, 3e-5, 2.5))
+    assert (costs.near_host.memory_s, costs.host_s, costs.shares[4]) == pytest.approx((2e-4, 3e-5, 2.5))
     assert costs.rest.memory_s + 2 * costs.expert.memory_s == pytest.approx(1.9e-3)
     assert pace.window == scaled_window(opened.shape, target) and pace.settings["window"] == f"{pace.window}B"
     with Session(opened, Settings(**pace.settings)) as session:

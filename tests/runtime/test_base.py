@@ -188,13 +188,13 @@ def test_costs_are_those_of_the_width() -> None:
         Work(2e-6),
         Work(5e-6),
         Work(0.0),
-        near_host_s=6e-6,
+        near_host=Work(6e-6),
         copy_s=8e-7,
         shares={4: 0.5, 2: 0.4},
     )
     based = costs.on_base(4, 0.25)
     assert based.expert == Work(4e-6, 1e-7)
-    assert (based.load_s, based.load_latency_s, based.near_host_s, based.copy_s) == (1e-6, 1e-6, 3e-6, 2e-7)
+    assert (based.load_s, based.load_latency_s, based.near_host.memory_s, based.copy_s) == (1e-6, 1e-6, 3e-6, 2e-7)
     assert based.expert.memory_s * based.shares[2] == pytest.approx(costs.expert.memory_s * costs.shares[2])
     assert based.shares.keys() == {2}
     assert replace(costs, shares={}).on_base(4, 0.25).expert == Work(2e-6, 1e-7)

@@ -31,8 +31,8 @@ def test_near_experts_take_time_of_whoever_computes() -> None:
     """Two layers of two experts that are all near: nothing else is computed."""
     all_near = {"miss": "near:fill=no"}
     assert ms(COSTS, **all_near) == pytest.approx(20)
-    assert ms(replace(COSTS, near_host_s=3.0), **all_near) == pytest.approx(20 + 4 * 3)
-    assert ms(replace(COSTS, near=Work(7.0), near_host_s=3.0), **all_near) == pytest.approx(20 + 4 * 7)
+    assert ms(replace(COSTS, near_host=Work(3.0)), **all_near) == pytest.approx(20 + 4 * 3)
+    assert ms(replace(COSTS, near=Work(7.0), near_host=Work(3.0)), **all_near) == pytest.approx(20 + 4 * 7)
 
 
 def test_few_bits_take_the_share_that_was_measured() -> None:

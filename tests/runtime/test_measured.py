@@ -11,7 +11,7 @@ from artifacts.shape import Shape
 from artifacts.trace import DECODE
 from runtime.measured import costs_of, machine_of
 from runtime.plan import Place, Plan, Wave
-from runtime.timing import Timing
+from runtime.timing import Timing, Work
 from tests.measured import made
 
 SHAPE = Shape(num_layers=2, num_experts=4, top_k=2, expert_nbytes=100)
@@ -66,8 +66,16 @@ def test_a_difference_that_noise_made_nothing_of(seconds: float) -> None:
 def test_more_tokens() -> None:
     costs = costs_of(made(), SHAPE)
     assert costs.expert.seconds(16) == pytest.approx(16)
-    assert costs.near.seconds(16) == pytest.approx(32)
+    assert costs.near_host.seconds(16) == pytest.approx(32)
     assert costs.rest.seconds(16) == pytest.approx(40 + 4)
+
+
+def test_near_experts_take_time_of_the_cores_that_compute_unless_those_are_a_gpus() -> None:
+    """One thread computes both, and one after the other."""
+    costs = costs_of(made(), SHAPE)
+    assert (costs.near, costs.near_host.memory_s) == (Work(0.0), 6.0)
+    on_gpu = costs_of(replace(made(), conditions=made().conditions | {"device": "cuda"}), SHAPE)
+    assert (on_gpu.near, on_gpu.near_host) == (costs.near_host, Work(0.0))
 
 
 def test_another_link() -> None:

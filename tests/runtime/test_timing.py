@@ -104,6 +104,20 @@ def test_near_experts_are_computed_at_the_same_time() -> None:
     assert taken(plan(Wave(places(0, 1, 2, 3), ()), near=elsewhere(4))) == (9, 0)
 
 
+def test_near_experts_of_whoever_computes_are_computed_while_a_load_is_under_way() -> None:
+    """The resident is computed until 3, the near one until 6, when the load has landed; two tokens take twice the
+    arithmetic."""
+    costs = replace(COSTS, near=Work(0), near_host=Work(3, 2))
+    assert taken(plan(Wave(places(0), places(1)), near=elsewhere(2)), costs=costs) == (8, 0)
+    assert taken(plan(near=elsewhere(2)), costs=costs) == (1 + 3, 0)
+    assert taken(plan(near=elsewhere(2, bits=4)), costs=costs) == (1 + 2, 0)
+    timing = Timing(costs, NUM_EXPERTS, NBYTES)
+    timing.begin_pass(DECODE, 1)
+    timing.step(plan(Wave(places(0), places(1)), near=elsewhere(2)))
+    timing.end_pass()
+    assert timing.summary()["near_ms"] == 3000
+
+
 def test_near_time_is_counted_by_itself() -> None:
     """Two near experts in one decode step and none in the other, whatever is computed meanwhile."""
     timing = Timing(COSTS, NUM_EXPERTS, NBYTES)
