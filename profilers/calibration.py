@@ -11,7 +11,6 @@ import pickle
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -20,12 +19,10 @@ from torch import nn
 from artifacts.errors import BadInput
 from artifacts.files import replacing
 from artifacts.gptq import gram
+from profilers.lockstep import Arrived
 from profilers.method import first_projection
 from runtime.experts import assign, expert_forward, project
 from runtime.weights import is_finite
-
-if TYPE_CHECKING:  # a worker that quantises has no need of transformers, which takes seconds to import
-    from profilers.lockstep import Arrived
 
 SAMPLE = 1024  # tokens of a layer on which an expert's own activations stand for those it lacks
 _CHUNK = 2048  # tokens that are in float32 at a time
@@ -80,7 +77,7 @@ def moments_dtype(num_inputs: int) -> torch.dtype:
     return torch.float64 if num_inputs <= _EXACT_UP_TO else torch.float32
 
 
-def keep_inputs(batches: Sequence["Arrived"], folder: Path, layer: int) -> LayerInputs:
+def keep_inputs(batches: Sequence[Arrived], folder: Path, layer: int) -> LayerInputs:
     """Write a layer's inputs, and their mean X^T X, into `folder`. Raises OutOfResources when the disk is full, and
     BadInput when the model's hidden states are not finite."""
     hidden = batches[0].hidden
@@ -111,7 +108,7 @@ def add_moments(total: torch.Tensor, x: torch.Tensor) -> None:
     total += gram(x)
 
 
-def is_real(batch: "Arrived") -> np.ndarray:
+def is_real(batch: Arrived) -> np.ndarray:
     """[T] bool: which rows are tokens and not padding."""
     return batch.selected[:, 0] >= 0
 
@@ -119,7 +116,7 @@ def is_real(batch: "Arrived") -> np.ndarray:
 class LayerTokens:
     """Which tokens of a layer selected which expert; `assigned` by batch and expert, for computing them."""
 
-    def __init__(self, batches: Sequence["Arrived"]) -> None:
+    def __init__(self, batches: Sequence[Arrived]) -> None:
         self.assigned = [assign(batch.selected, batch.hidden.device) for batch in batches]
         self._weights = [batch.weights.double().cpu().numpy() for batch in batches]
         real = [is_real(batch) for batch in batches]

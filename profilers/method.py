@@ -1,7 +1,6 @@
 """How experts are quantised, and what of it a model's shapes allow."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from torch import nn
@@ -10,9 +9,7 @@ from artifacts.bitwidths import WIDTHS
 from artifacts.errors import BadUsage
 from artifacts.gptq import RECIPES, group_size_for
 from artifacts.packing import packed_shapes
-
-if TYPE_CHECKING:  # as in calibration.py
-    from runtime.layers import MoeLayer
+from runtime.layers import MoeLayer
 
 LOWERED = (128, 64, 32)  # group sizes that give way to a smaller one where they do not divide
 
@@ -36,7 +33,7 @@ def first_projection(module: nn.Module) -> str:
     return "gate_up_proj" if module.has_gate else "up_proj"
 
 
-def projections(layer: "MoeLayer") -> Shapes:
+def projections(layer: MoeLayer) -> Shapes:
     """Outputs and inputs of an expert's projections, by name."""
     module, shapes = layer.experts, layer.shapes
     names = (first_projection(module), "down_proj")

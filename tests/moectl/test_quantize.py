@@ -128,12 +128,6 @@ def test_a_store_without_replicas_says_so(model: str, capfd: pytest.CaptureFixtu
     assert "--verify reads what is on the disk" in said_by(capfd, "inspect", "runs", "--verify", code=2)
 
 
-def test_a_worker_starts_without_transformers() -> None:
-    """Which takes three times as long to import as all that it needs, in every worker."""
-    code = "import sys, profilers.quantising, profilers.workers; sys.exit('transformers' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
-
-
 def test_killed_in_the_middle_and_run_again(model: str, capfd: pytest.CaptureFixture[str]) -> None:
     said_by(capfd, "quantize", model, *OPTIONS, "--store", "whole.duckdb")
     process = start(model, "--jobs", "2")
