@@ -58,7 +58,15 @@ Devices = Annotated[
 ]
 # Threads that wait for each other spin: without a core for the link they take tens of times longer.
 DEFAULT_THREADS = max(1, (os.cpu_count() or 2) - 1)
-Threads = Annotated[int, typer.Option("--threads", min=1, help="CPU threads that compute; leave one core to the link.")]
+Threads = Annotated[
+    int,
+    typer.Option(
+        "--threads",
+        min=1,
+        show_default="all cores but one",
+        help="CPU threads that compute; leave one core to the link.",
+    ),
+]
 Experts = Annotated[
     str,
     typer.Option(

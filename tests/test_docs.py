@@ -5,6 +5,7 @@ demo` is the whole of it.
 """
 
 import fcntl
+import json
 import os
 import re
 import shlex
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from moectl.bundled import demo_model
 from moectl.cli import main
 from moectl.commands import demo, doctor, hardware
 from profilers import prediction, tasks
@@ -42,6 +44,17 @@ def quickly(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monkey
     monkeypatch.setattr(demo, "_NUM_SEQUENCES", 1)
     monkeypatch.setattr(demo, "_DECODE", 8)
     monkeypatch.setattr(tasks, "BUILT_IN", few_questions(tmp_path_factory.mktemp("questions")))
+
+
+@pytest.fixture(autouse=True)
+def belongings(tmp_path: Path) -> None:
+    """What first-steps says a reader brings along: a checkpoint, and text in files of two kinds."""
+    (tmp_path / "my-model").symlink_to(demo_model(), target_is_directory=True)
+    (tmp_path / "my-text").mkdir()
+    pages = [path.read_text(encoding="utf-8") for path in PAGES]
+    (tmp_path / "my-text" / "notes.txt").write_text(pages[0], encoding="utf-8")
+    rows = (json.dumps({"title": text.splitlines()[0], "body": text}) for text in pages[1:5])
+    (tmp_path / "my-text" / "rows.jsonl").write_text("\n".join(rows), encoding="utf-8")
 
 
 def few_questions(folder: Path) -> Path:

@@ -101,6 +101,8 @@ def _place(argument: TyperArgument) -> str:
 
 
 def _default(option: TyperOption) -> str:
+    if isinstance(option.show_default, str):  # of the machine, not of the one on which the site is built
+        return option.show_default
     value = option.default
     return "" if value is None or isinstance(value, bool) or callable(value) or value == () else f"`{value}`"
 

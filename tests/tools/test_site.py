@@ -20,6 +20,7 @@ def test_it_builds_and_every_link_leads_somewhere(tmp_path: Path) -> None:
     made = {path.relative_to(tmp_path).with_suffix(".md").as_posix() for path in tmp_path.rglob("*.html")}
     assert set(site.pages()) < made, "a page that nobody links is an error of a strict build"
     assert "https://fonts" not in (tmp_path / "index.html").read_text(), "it works offline"
+    assert "assets/site.css" in (tmp_path / "index.html").read_text()
 
 
 def test_every_option_of_every_command_is_told() -> None:
@@ -29,6 +30,7 @@ def test_every_option_of_every_command_is_told() -> None:
         assert all(
             option in page for one in command.params for option in getattr(one, "opts", ()) if option[:2] == "--"
         )
+    assert "leave one core to the link. | all cores but one |" in pages["commands/run.md"], "not of this machine"
     assert "| `seconds` | `DOUBLE` |  |" in pages["schema.md"]
 
 
