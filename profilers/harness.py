@@ -6,17 +6,12 @@ By the harness's own interface, where importing this module registers the type:
     lm_eval.simple_evaluate(model="moectl", model_args={"pretrained": FOLDER, "preset": "near", "budget": "25%"}, ...)
 """
 
-from pathlib import Path
-
 import torch
 from lm_eval.api.registry import register_model
 from lm_eval.models.huggingface import HFLM
 
 from artifacts.errors import BadInput, BadUsage
-from runtime.model import open_model
-from runtime.policies.base import Artefacts
 from runtime.session import Session, Settings
-from runtime.tiers import resolve_device
 
 
 @register_model("moectl")
@@ -45,7 +40,7 @@ class SessionLM(HFLM):
             raise BadUsage(f"moectl evaluates in batches of 1, not of {batch_size}: padding would reach the routers")
         if isinstance(pretrained, str):
             settings = Settings(preset, budget=budget, link=link, device=device or "auto")
-            pretrained = _session(pretrained, settings, store)
+            pretrained = Session.open(pretrained, settings, store=store)
         if pretrained.opened.tokenizer is None:
             raise BadInput("the checkpoint has no tokenizer: put tokenizer.json beside it")
         self.session = pretrained
@@ -59,15 +54,3 @@ class SessionLM(HFLM):
     def _model_generate(self, context: torch.Tensor, max_length: int, stop: list[str], **options) -> torch.Tensor:
         self.session.new_requests(1)
         return super()._model_generate(context, max_length, stop, **options)
-
-
-def _session(name: str, settings: Settings, store: str | None) -> Session:
-    opened = open_model(name, device=resolve_device(settings.device))
-    artefacts = Artefacts()
-    if store is not None:
-        from artifacts.store import Store
-        from runtime.stored import load_artefacts
-
-        with Store.open(Path(store), read_only=True) as held:
-            artefacts = load_artefacts(held, opened.fingerprint[:16], opened.shape)
-    return Session(opened, settings, artefacts=artefacts)

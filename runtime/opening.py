@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
+from artifacts.errors import BadInput
 from artifacts.replicas import FULL_BITS
 from runtime.base import on_base
 from runtime.model import MoeModel
@@ -14,10 +15,12 @@ from runtime.settings import Settings
 def equipped(
     opened: MoeModel, settings: Settings, *, name: str, store: Path | None, base: int
 ) -> tuple[MoeModel, Settings, Artefacts]:
-    """As a session takes them; `name` is what the model is called in errors. Without a store, or where there is no such
-    file yet, nothing is known. Raises Incompatible."""
+    """As a session takes them; `name` is what the model is called in errors. Without a store nothing is known. Raises
+    BadInput for one that is not there, Incompatible."""
     known = Artefacts()
-    if store is not None and store.exists():
+    if store is not None:
+        if not store.exists():
+            raise BadInput(f"there is no store {store}; moectl profile makes one")
         settings = _meant(opened, settings, store)
         known = _artefacts(opened, settings, name=name, store=store, base=base)
     opened, artefacts = on_base(opened, known, base)

@@ -13,7 +13,7 @@ from artifacts.tracefile import write_parquet
 from moectl.bundled import demo_model
 from moectl.commands.profile import check_store, model_info
 from moectl.deviceviews import devices_sheet
-from moectl.opening import quieten
+from moectl.opening import quieten, there
 from moectl.render import Sheet, human_bytes, show_json, show_sheet
 from runtime.answers import Answer, Effort, Stream
 from runtime.counters import AT_BITS, hit_rate
@@ -47,7 +47,10 @@ def run_command(
     if settings.learn:
         check_store(store)
     quieten()
-    with Session.open(name, settings, store=store, base=base) as session, keeping_maps(session, name, store=store):
+    with (
+        Session.open(name, settings, store=there(store), base=base) as session,
+        keeping_maps(session, name, store=store),
+    ):
         if is_chat:
             for answer in chat(session, sampling):
                 print(took(answer), file=sys.stderr)

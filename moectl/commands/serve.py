@@ -12,7 +12,7 @@ from types import FrameType
 from artifacts.errors import BadInput, BadUsage
 from artifacts.replicas import check_base
 from moectl.bundled import demo_model
-from moectl.opening import open_quietly
+from moectl.opening import open_quietly, there
 from moectl.serving.limits import Limits
 from runtime.model import MoeModel
 from runtime.named import tuned_presets
@@ -67,7 +67,7 @@ def scheduler_of(
 
     def made(chosen: str) -> Session:
         settled = replace(settings, preset=known[chosen])
-        return Session.over(opened, settled, store=store, base=base, name=name)
+        return Session.over(opened, settled, store=there(store), base=base, name=name)
 
     return Scheduler(made, preset(settings.preset).name, limits)
 

@@ -237,7 +237,7 @@ def test_a_run_learns_maps_and_the_next_one_uses_them(
     ("options", "code", "says"),
     [
         (("--preset", "specmd", "--learn"), 2, "--learn adds to expert maps, and no policy chosen here uses any"),
-        (("--preset", "fmoe"), 5, "run `moectl build-maps`, or begin with none by --learn"),
+        (("--preset", "fmoe"), 5, "run `moectl build-maps` on this model, or begin with none by --learn"),
         (("--preset", "fmoe", "--learn", "--store", "nowhere/moe.duckdb"), 3, "there is no folder nowhere"),
     ],
 )

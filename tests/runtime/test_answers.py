@@ -94,6 +94,8 @@ def test_what_cannot_be_opened(checkpoint: Checkpoint, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="neither a folder here nor reachable"):
         Session.open(tmp_path / "none")
     with pytest.raises(Incompatible, match="run `moectl quantize`"):
-        Session.open(checkpoint("olmoe"), base=4, store=tmp_path / "none.duckdb")
-    with pytest.raises(Incompatible, match="run `moectl profile`, then `moectl build-buddies`"):
+        Session.open(checkpoint("olmoe"), base=4)
+    with pytest.raises(BadInput, match="there is no store .*none.duckdb; moectl profile makes one"):
+        Session.open(checkpoint("olmoe"), store=tmp_path / "none.duckdb")
+    with pytest.raises(Incompatible, match="needs buddies.* `moectl build-buddies`"):
         Session.open(checkpoint("olmoe"), Settings("buddymoe"))

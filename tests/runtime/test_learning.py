@@ -159,7 +159,7 @@ def test_a_run_that_is_stopped_writes_its_whole_iterations(checkpoint: Checkpoin
     settings = Settings(preset="fmoe", learn=True, budget="50%", link="1GB/s", window="5KiB", device="cpu")
     with (
         pytest.raises(KeyboardInterrupt),
-        Session.open(name, settings, store=path) as session,
+        Session.open(name, settings) as session,
         keeping_maps(session, name, store=path),
     ):
         generated(session, 4)
@@ -182,7 +182,7 @@ def test_a_run_that_is_stopped_writes_its_whole_iterations(checkpoint: Checkpoin
 
 def test_who_holds_everything_learns_all_the_same(checkpoint: Checkpoint) -> None:
     settings = Settings(preset="fmoe", policies={"prefetch": "none"}, learn=True, budget="100%", device="cpu")
-    with Session.open(str(checkpoint("olmoe")), settings, store=Path("nowhere")) as session:
+    with Session.open(str(checkpoint("olmoe")), settings) as session:
         generated(session, 5)
         assert session.matching.learned().num_iterations == 5
 

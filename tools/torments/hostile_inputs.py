@@ -98,9 +98,7 @@ class HostileInputs:
         self._ground = ground
         self._tokenizer = families.character_tokenizer()
         model = families.save("olmoe", "hub", ground / "model")
-        self._session = Session.open(
-            str(model), Settings(budget="100%", link="disk", window="0B"), store=ground / "none.duckdb"
-        )
+        self._session = Session.open(model, Settings(budget="100%", link="disk", window="0B"))
         trace = artefacts.trace(12)
         shape = unsized(trace.num_layers, artefacts.SHAPE.num_experts, trace.top_k)
         self._workload = Workload(trace, shape, next(iter(MACHINES.values())))
