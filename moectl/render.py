@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from moectl.columns import groups
+
 _SHADES = " ░▒▓█"
 _HALF_BLOCK = "▀"
 # Dark to bright, evenly spaced; between them colours are mixed.
@@ -58,15 +60,17 @@ def show_json(value: object) -> None:
 
 
 def show_sheet(sheet: Sheet) -> None:
-    """Print a table; columns of numbers are aligned to the right."""
-    table = Table(title=sheet.title or None, title_justify="left", title_style="bold")
-    for index, name in enumerate(sheet.columns):
-        is_text = any(isinstance(row[index], str) for row in sheet.rows)
-        table.add_column(name, justify="left" if is_text else "right", overflow="fold")
-    for row in sheet.rows:
-        table.add_row(*(Text(cell_text(value)) for value in row))
+    """Print a table; columns of numbers are aligned to the right. One wider than the terminal goes below itself."""
     out = console()
-    out.print(table)
+    cells = [[cell_text(value) for value in row] for row in sheet.rows]
+    for number, group in enumerate(groups(sheet.columns, cells, room=out.width)):
+        table = Table(title=None if number else sheet.title or None, title_justify="left", title_style="bold")
+        for index, heading in group:
+            is_text = any(isinstance(row[index], str) for row in sheet.rows)
+            table.add_column(heading, justify="left" if is_text else "right", overflow="fold")
+        for row in cells:
+            table.add_row(*(Text(row[index]) for index, _ in group))
+        out.print(table)
     if sheet.note:
         out.print(sheet.note, markup=False)
 

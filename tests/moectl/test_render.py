@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 
 import numpy as np
 import pytest
@@ -62,3 +63,30 @@ def test_a_heatmap_in_colour_has_two_rows_a_line_and_fits(monkeypatch):
 def test_a_heatmap_of_nothing(capsys):
     show_heatmap(Heatmap("Empty", np.zeros((1, 2)), "layers", "experts"))
     assert "brightest 0" in capsys.readouterr().out
+
+
+PRESETS = [("25%", "auto", name, 1234.5, "39.22 (38.47 to 39.98)", "what it is " * 6) for name in ("near", "on-demand")]
+WIDE = Sheet("Wide", ("budget", "link", "preset", "tokens a second", "TPOT ms", "summary"), PRESETS, "a note")
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_a_table_wider_than_the_terminal_breaks_no_word_and_repeats_what_tells_rows_apart(monkeypatch, width):
+    out = terminal(monkeypatch, width)
+    show_sheet(WIDE)
+    said = re.sub(r"\x1b\[[0-9;]*m", "", out.getvalue())
+    assert max(map(len, said.splitlines())) <= width
+    num_tables = said.count("┏")
+    assert num_tables > 1 and said.count("Wide") == said.count("a note") == 1
+    assert said.count("│ near") == said.count("│ on-demand") == num_tables
+    for whole in ("1,234.5", "39.22 (38.47 to 39.98)", "what it is", "25%", "auto", "tokens", "second", "summary"):
+        assert whole in said, whole
+
+
+def test_a_table_that_fits_is_one(monkeypatch):
+    for width, num_tables in ((200, 1), (112, 1), (111, 1), (80, 2)):
+        out = terminal(monkeypatch, width)
+        show_sheet(WIDE)
+        assert out.getvalue().count("┏") == num_tables, width
+    out = terminal(monkeypatch, 30)
+    show_sheet(Sheet("", ("", "what there is"), [], ""))
+    assert out.getvalue().count("┏") == 1
