@@ -14,7 +14,7 @@ class ManyLinks:
 
     def __init__(self, partitions: Partitions, links: Sequence[Link]) -> None:
         self._partitions, self._links = partitions, links
-        self.kind = links[0].kind
+        self.kind, self.side_by_side = links[0].kind, links[0].side_by_side
 
     def issue(self, key: int, slot: torch.Tensor, *, urgency: int, bits: int = FULL_BITS) -> Transfer:
         return self._of(key).issue(key, slot, urgency=urgency, bits=bits)

@@ -4,7 +4,7 @@ a clock.
 Shapes: T tokens, K selected per token, E experts a layer, L MoE layers, D prefetch distances.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
@@ -59,9 +59,11 @@ class Residents:
     num_free: Sequence[int]  # slots of this layer's scope that hold nothing, on each device
 
 
-def fitting(experts: Iterable[int], room: Sequence[int]) -> list[int]:
+def fitting(experts: Sequence[int], room: Sequence[int]) -> list[int]:
     """Of a layer's experts those for which there is room on their devices, first come first served: expert e belongs to
     device e % N, which has room [N] for so many."""
+    if len(room) == 1:
+        return list(experts[: room[0]])
     left, found = list(room), []
     for expert in experts:
         device = expert % len(left)
