@@ -1,6 +1,6 @@
 """The near tier: experts computed where they lie, between issuing the loads of a step and collecting them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
@@ -28,6 +28,7 @@ class NearTier:
         self._clock = WallClock()
         self._ready_at_s = 0.0
         self._buffer: torch.Tensor | None = None
+        self._views: dict[tuple[int, ...], Mapping[str, object]] = {}  # by key, bits, address and size in RAM
 
     def begin(self, places: Sequence[Place]) -> None:
         """The emulated tier starts on these experts now."""
@@ -37,8 +38,17 @@ class NearTier:
 
     def forward(self, module: nn.Module, place: Place, x: torch.Tensor) -> torch.Tensor:
         """One expert on its tokens, x [t, H] on the CPU -> [t, H]."""
-        weights = self._slow.weights(place, self.content(place))
-        return expert_forward(module, weights, x, project=self._slow.projecting(place.bits))
+        return expert_forward(module, self._weights(place), x, project=self._slow.projecting(place.bits))
+
+    def _weights(self, place: Place) -> Mapping[str, object]:
+        """Views take longer to make than small experts to compute: those of what stays where it is are kept."""
+        content = self.content(place)
+        if content is self._buffer:
+            return self._slow.weights(place, content)
+        at = place.key, place.bits, content.data_ptr(), len(content)
+        if at not in self._views:
+            self._views[at] = self._slow.weights(place, content)
+        return self._views[at]
 
     def finish(self) -> None:
         """Return when the emulated tier would have what was begun."""

@@ -26,7 +26,7 @@ from runtime.sweep import Setting, Workload
 from runtime.weights import RamStore
 from tools.performance import Ratio, Section, Table
 
-PRESETS = ("on-demand", "mixtral-offloading", "specmd", "moe-infinity")
+PRESETS = ("on-demand", "near", "mixtral-offloading", "specmd", "moe-infinity")
 BUDGETS = ("12.5%", "25%", "50%")
 PROMPT, NUM_SEQUENCES, DECIDING = 16, 2, 4
 EFFORT = Effort(lengths=(PROMPT,), turns=20)
