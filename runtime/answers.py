@@ -1,6 +1,6 @@
 """Text in, text out: a prompt or a chat through a session, as it comes, and what that took."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -85,7 +85,7 @@ class _SoFar:
         self.effort = effort
 
 
-def _pieces(session: "Session", prompt: torch.Tensor, sampling: Sampling, so_far: _SoFar) -> Iterator[str]:
+def _pieces(session: "Session", prompt: torch.Tensor, sampling: Sampling, so_far: _SoFar) -> Generator[str, None, None]:
     text = Text(tokenizer_of(session))
     for token in session.generate(prompt, sampling, told=so_far.end):
         so_far.timing.seconds.append(token.seconds)
