@@ -18,6 +18,7 @@ from runtime.recorder import Recorder
 from runtime.solving import curves_of, solved_anew
 
 EVERY = 5_000  # tokens
+NOT_ANEW = "a split is solved anew on one device only: with several it stays as it is"
 
 
 def tokens_between(asked: int | None, split: Split | None, policies: Policies, *, num_devices: int = 1) -> int:

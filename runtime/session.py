@@ -36,7 +36,7 @@ from runtime.policies.base import Artefacts, FastTier
 from runtime.predictors import Predictor
 from runtime.probe import link_bytes_per_second, prefetch_window, scaled_window
 from runtime.receipt import receipt
-from runtime.reconfigure import Reconfiguration, tokens_between
+from runtime.reconfigure import NOT_ANEW, Reconfiguration, tokens_between
 from runtime.recorder import Recorder
 from runtime.replicas import open_replicas, verify_files
 from runtime.settings import Settings
@@ -158,6 +158,8 @@ class Session:
             self.fallbacks.append(f"experts of {opened.family} on {where} are not fused: torch computes")
         if settings.devices > 1 and len(set(self.devices)) == 1:
             self.fallbacks.append(f"devices: {settings.devices} parts of {self.devices[0]} in the place of GPUs")
+        if settings.devices > 1 and tokens_between(None, fast.split, self.policies):
+            self.fallbacks.append(NOT_ANEW)
         if fast.split and choice.kind == "disk":
             self.fallbacks.append("link disk reads more than a segment for each: use a link from RAM")
         if fast.holds(shape):

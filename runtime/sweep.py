@@ -24,7 +24,7 @@ from runtime.learning import no_maps
 from runtime.plan import Plan
 from runtime.policies import POLICIES, Policies, Preset, build, describe, preset
 from runtime.policies.base import Artefacts, FastTier, Step
-from runtime.reconfigure import Reconfiguration, tokens_between
+from runtime.reconfigure import NOT_ANEW, Reconfiguration, tokens_between
 from runtime.simulate import replay
 from runtime.timing import Costs, Timing
 
@@ -138,6 +138,8 @@ class Workload:
             num_devices=setting.devices,
         )
         timing = Timing(self._costs_of(policies), shape.num_experts, controller.nbytes)
+        if setting.devices > 1 and tokens_between(None, fast.split, policies):
+            self._assume(NOT_ANEW)
         reconfiguration = None
         if every := tokens_between(setting.reconfigure_every, fast.split, policies, num_devices=setting.devices):
             reconfiguration = Reconfiguration(

@@ -99,15 +99,18 @@ def draw_settings(rng: random.Random, shape: Shape) -> Settings:
         policies["residency"] = "split:theta=" + rng.choice(("0.25", "0.5", "0.75"))
     least = 1 if scope == "global" and name not in ("monde", "moepic") else shape.num_layers
     least = max(least, shape.num_keys // 2) if name == "moepic" else least
+    link, near, window = rng.choice(LINKS), rng.choice((None, "1GB/s")), rng.choice(("1B", "2KiB", "64KiB"))
+    devices = 1 if name == "moepic" else rng.choice((1, 1, 2, 3, shape.num_experts))
     return Settings(
         name,
         policies,
-        budget=f"{rng.randint(least, shape.num_keys)}x",
+        budget=f"{rng.randint(min(least * devices, shape.num_keys), shape.num_keys)}x",
         scope=scope,
-        link=rng.choice(LINKS),
-        near=rng.choice((None, "1GB/s")),
-        window=rng.choice(("1B", "2KiB", "64KiB")),
+        link=link,
+        near=near,
+        window=window,
         learn=name == "fmoe",
+        devices=devices,
     )
 
 

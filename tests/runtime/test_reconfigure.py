@@ -10,7 +10,7 @@ from artifacts.errors import BadUsage, OutOfResources
 from artifacts.hardware import machine
 from artifacts.modelshapes import ModelShape
 from artifacts.shape import Shape
-from artifacts.splits import Latencies, SolvedSplit
+from artifacts.splits import SOLVERS, Latencies, SolvedSplit
 from artifacts.synthetic import Dials, generate
 from artifacts.trace import Trace
 from runtime.assembly import build_controller, fast_tier, lay_out
@@ -20,7 +20,7 @@ from runtime.measured import HERE
 from runtime.model import MoeModel, open_model
 from runtime.policies import build, preset
 from runtime.policies.base import Artefacts, Split, Step
-from runtime.reconfigure import EVERY, Reconfiguration, tokens_between
+from runtime.reconfigure import EVERY, NOT_ANEW, Reconfiguration, tokens_between
 from runtime.session import Session, Settings
 from runtime.simulate import _begin_idle, replay
 from runtime.sweep import Setting, Workload
@@ -216,3 +216,17 @@ def test_no_memory_for_other_slots_ends_the_session_in_so_many_words(folder: str
         decode(session, 3)
         session.validate()
     opened.store.close()
+
+
+def test_on_several_devices_a_split_stays(checkpoint: Checkpoint) -> None:
+    """And that is said, where it would be solved anew on one."""
+    opened = open_model(str(checkpoint("olmoe")))
+    (split,) = solved(opened.shape).splits
+    known = Artefacts(splits=(replace(split, solver=SOLVERS[0]),))
+    settings = {"budget": BUDGET, "link": "1GB/s", "window": f"{WINDOW}B"}
+    for devices in (1, 2):
+        with Session(opened, Settings("moepic", devices=devices, **settings), artefacts=known) as session:
+            assert (session.reconfiguration is None, NOT_ANEW in session.fallbacks) == (devices == 2, devices == 2)
+            decode(session, 1)
+    with pytest.raises(BadUsage, match="on one device only"):
+        Session(opened, Settings("moepic", devices=2, reconfigure_every=9, **settings), artefacts=known)
