@@ -7,6 +7,7 @@ from artifacts.errors import BadUsage
 from artifacts.hardware import machine
 from artifacts.replicas import FULL_BITS, check_base
 from artifacts.shape import Shape
+from profilers.executors import LOCAL, check_executor
 from runtime import budget as sizes
 from runtime.fused import check_experts
 from runtime.policies import presets
@@ -37,6 +38,8 @@ class Request:
     base: int = FULL_BITS
     experts: str = "exact"
     name: str = "tuned"
+    jobs: int | None = None
+    executor: str = LOCAL
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -47,12 +50,18 @@ class Request:
                 raise BadUsage("--scaled-to sets the link itself: leave out --link")
         check_base(self.base)
         check_experts(self.experts)
+        check_executor(self.executor)
         if self.minutes <= 0:
             raise BadUsage(f"--minutes is a time above 0, not {self.minutes:g}")
         if not _NAME.fullmatch(self.name):
             raise BadUsage(f"--name {self.name!r} is no name: small letters, digits and -, a letter first")
         if self.name in presets() or f"{self.name}{LOSSLESS}" in presets():
             raise BadUsage(f"--name {self.name} is a preset of moectl: give another name")
+
+    @property
+    def workers(self) -> int | None:
+        """Candidates that are replayed at a time: one, unless more are asked for."""
+        return self.jobs or (1 if self.executor == LOCAL else None)
 
     @property
     def machine_name(self) -> str:

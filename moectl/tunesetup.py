@@ -109,8 +109,9 @@ def _slope(search: Search, verifier: Verifier, part: int, candidates: Sequence[C
     return None
 
 
-def plan_for(search: Search, request: Request) -> tuple[Plan, str]:
-    """As many candidates as the time allows, by how fast a replay is; or as many as are asked for."""
+def plan_for(search: Search, request: Request, *, num_workers: int) -> tuple[Plan, str]:
+    """As many candidates as the time allows, by how fast a replay is and how many replay; or as many as are asked
+    for."""
     passes = min(search.num_passes, searching.MOST_PASSES)
     if request.candidates is not None:
         count, told = request.candidates, "as many as were asked for"
@@ -118,7 +119,7 @@ def plan_for(search: Search, request: Request) -> tuple[Plan, str]:
         pass_s = search.seconds_a_pass()
         amounts = Plan(0, passes, 0, request.seed, request.max_loss).rungs
         each_s = 2 * pass_s * amounts[0] * (len(amounts) + ETA)  # of both spaces; a round each, and a neighbour
-        count = int(_SEARCHING * 60 * request.minutes / each_s)
+        count = int(_SEARCHING * 60 * request.minutes * num_workers / each_s)
         count = max(_FEW, min(_MANY, count))
         told = f"as many as {request.minutes:g} minutes allow at {1e3 * pass_s:.2g} ms a pass"
     return Plan(count, passes, max(_CLIMBING, count), request.seed, request.max_loss), told

@@ -1,6 +1,6 @@
 """Successive halving: many candidates are tried on a little of a trace, the best of them on more."""
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -16,25 +16,39 @@ ETA = 3  # one in so many goes on, on so many times as much
 class Trials(Generic[C, R]):
     """What is known of candidates by how much of the trace they were tried on, and why others could not be tried.
 
-    `evaluate(candidate, amount)` gives a result or raises a Problem; `rank` gives what results are sorted by.
+    `evaluate(candidates, amount)` gives a result or a Problem for each; `rank` gives what results are sorted by.
     """
 
-    evaluate: Callable[[C, int], R]
+    evaluate: Callable[[Sequence[C], int], Iterable[R | Problem]]
     rank: Callable[[R], tuple]
     results: dict[tuple[C, int], R] = field(default_factory=dict)
     refused: dict[C, str] = field(default_factory=dict)
 
     def best(self, candidates: Sequence[C], amount: int) -> list[C]:
         """Those that can be tried, tried on so much, the best first; equals in the order given."""
-        for candidate in dict.fromkeys(candidates):
-            if candidate in self.refused or (candidate, amount) in self.results:
-                continue
-            try:
-                self.results[candidate, amount] = self.evaluate(candidate, amount)
-            except Problem as problem:
-                self.refused[candidate] = str(problem)
+        new = [
+            one for one in dict.fromkeys(candidates) if one not in self.refused and (one, amount) not in self.results
+        ]
+        for candidate, result in zip(new, self.evaluate(new, amount), strict=True):
+            if isinstance(result, Problem):
+                self.refused[candidate] = str(result)
+            else:
+                self.results[candidate, amount] = result
         found = [candidate for candidate in dict.fromkeys(candidates) if (candidate, amount) in self.results]
         return sorted(found, key=lambda candidate: self.rank(self.results[candidate, amount]))
+
+
+def one_by_one(evaluate: Callable[[C, int], R]) -> Callable[[Sequence[C], int], Iterable[R | Problem]]:
+    """What tries many candidates, of what tries one and raises a Problem where it cannot be tried."""
+
+    def each(candidates: Sequence[C], amount: int) -> Iterable[R | Problem]:
+        for candidate in candidates:
+            try:
+                yield evaluate(candidate, amount)
+            except Problem as problem:
+                yield problem
+
+    return each
 
 
 def rungs(most: int, *, least: int) -> list[int]:

@@ -1,13 +1,13 @@
 """The search for the fastest policies of a model, a trace and a machine: lossless, and within a loss (DESIGN 9)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import expm1
 from time import perf_counter
 
 import numpy as np
 
-from artifacts.errors import BadInput
+from artifacts.errors import BadInput, Problem
 from artifacts.hardware import Machine
 from artifacts.modelshapes import ModelShape
 from artifacts.similarity import Similarity
@@ -16,7 +16,7 @@ from runtime import space
 from runtime.assembly import check_required
 from runtime.counters import AT_BITS
 from runtime.damage import Damage
-from runtime.halving import ETA, Trials, climb, halve, rungs
+from runtime.halving import ETA, Trials, climb, halve, one_by_one, rungs
 from runtime.policies import build, presets
 from runtime.policies.base import Artefacts
 from runtime.space import Combination
@@ -55,6 +55,9 @@ class Tried:
     @property
     def is_lossless(self) -> bool:
         return self.loss == 0.0
+
+
+ReplayAll = Callable[[Sequence[Combination], int], Iterable[Tried | Problem]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +127,17 @@ class Search:
         self._similarity = similarity
         self._passes = trace.pass_indices()
         self._workloads: dict[int, Workload] = {}
+        self._assumed: set[str] = set()  # by others who replay for it
         self.num_replays = 0
-        self._progress: Callable[[], None] = lambda: None
+        self._progress: Callable[[], None] | None = None
+
+    def apart(self) -> "Search":
+        """One like it, to replay the same elsewhere."""
+        other = Search(
+            self._trace, self._model, self.machine, budget=self.budget, similarity=self._similarity, **self._known
+        )
+        other.scale = self.scale
+        return other
 
     @property
     def num_passes(self) -> int:
@@ -139,7 +151,8 @@ class Search:
 
     @property
     def assumed(self) -> list[str]:
-        return list(dict.fromkeys(note for workload in self._workloads.values() for note in workload.assumed))
+        ours = (note for workload in self._workloads.values() for note in workload.assumed)
+        return list(dict.fromkeys([*ours, *sorted(self._assumed)]))
 
     def replay(self, combination: Combination, passes: int) -> Tried:
         """The beginning of the trace under it. Raises a Problem for what cannot be replayed or whose loss nobody
@@ -148,9 +161,15 @@ class Search:
         damage = Damage(self._known["artefacts"].replicas, self._similarity, self._model.shape.num_layers)
         setting = Setting("tried", policies=combination.policies, scope=combination.scope, budget=self.budget)
         outcome = self._workload(passes).run(setting, damage)
-        self.num_replays += 1
-        self._progress()
+        self.count()
         return self._tried(combination, outcome, damage.per_token)
+
+    def count(self, assumed: Iterable[str] = ()) -> None:
+        """One replay more; `assumed` by whoever made it."""
+        self._assumed.update(assumed)
+        self.num_replays += 1
+        if self._progress:
+            self._progress()
 
     def oracle(self, passes: int) -> float:
         """Milliseconds a token of Belady with prefetching of what is really wanted, in the scope where that is
@@ -179,13 +198,16 @@ class Search:
         progress: Callable[[int, int], None] = lambda done, total: None,
         *,
         spaces: tuple[list[Combination], list[Combination]] | None = None,
+        replay_all: ReplayAll | None = None,
     ) -> Found:
-        """Both searches, of `spaces` if given: what is lossless, and what need not be. Deterministic for a plan."""
+        """Both searches, of `spaces` if given: what is lossless, and what need not be. Deterministic for a plan,
+        whoever replays: `replay_all`, or this one after another."""
         amounts, before = plan.rungs, self.num_replays
         self._progress = lambda: progress(self.num_replays - before, plan.num_replays)
         exact, other = spaces or (space.lossless(self.ratio), space.lossy(self.ratio))
-        fast: Trials[Combination, Tried] = Trials(self.replay, lambda one: (one.ms,))
-        near: Trials[Combination, Tried] = Trials(self.replay, lambda one: self._lossy_rank(one, plan.max_loss))
+        replay_all = replay_all or one_by_one(self.replay)
+        fast: Trials[Combination, Tried] = Trials(replay_all, lambda one: (one.ms,))
+        near: Trials[Combination, Tried] = Trials(replay_all, lambda one: self._lossy_rank(one, plan.max_loss))
         published = _published()
         lossless = self._best(fast, exact, [one for one in published.values() if one in set(exact)], plan)
         lossy = self._best(near, other, [one for one in published.values() if one not in set(exact)], plan)

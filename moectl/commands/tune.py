@@ -25,7 +25,9 @@ from moectl.tuneanswers import checks_of, verified
 from moectl.tuned import Pick, Tuned
 from moectl.tunerequest import Request
 from moectl.tunesetup import known_of, parts_of, plan_for, scale_of, search_on, text_for, trace_for
+from moectl.tunespread import spread
 from profilers.corpus import documents
+from profilers.executors import executing
 from profilers.pace import pace_of
 from profilers.verifying import Verifier
 from runtime.base import on_base
@@ -64,9 +66,10 @@ def tune(name: str | None, request: Request, *, store: Path, device: str, thread
     search = search_on(traced, trace, pace, similarity, request)
     verifier = Verifier(based, known, text, pace, budget=request.budget)
     search.scale = scale_of(search, verifier)
-    plan, planned = plan_for(search, request)
-    with progress_bar("searching", unit="replays") as advance:
-        found = search.run(plan, progress=advance)
+    with executing(request.executor, request.workers) as executor:
+        plan, planned = plan_for(search, request, num_workers=executor.count)
+        with progress_bar("searching", unit="replays") as advance, spread(search, executor) as replay_all:
+            found = search.run(plan, progress=advance, replay_all=replay_all)
     searched_s = perf_counter() - begin_s
     picks, live, why = verified(found, verifier, request)
     checks = checks_of(picks, found, search_on(traced, other, pace, similarity, request), search, request, other_name)

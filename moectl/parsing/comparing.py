@@ -226,6 +226,10 @@ def _tune(
     base: Base = 16,
     experts: Experts = "exact",
     name: Annotated[str, typer.Option(help="The preset that the pick becomes.")] = "tuned",
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Candidates replayed at a time, each in a process of its own.")
+    ] = None,
+    executor: Executor = "local",
     device: Device = "auto",
     threads: Threads = DEFAULT_THREADS,
     seed: Seed = 0,
@@ -253,6 +257,8 @@ def _tune(
         base=base,
         experts=experts,
         name=name,
+        jobs=jobs,
+        executor=executor,
         seed=seed,
     )
     tuneviews.show(verb.tune(model, request, store=store, device=device, threads=threads), as_json=json)

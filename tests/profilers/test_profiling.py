@@ -1,5 +1,8 @@
 """A profile in the store: what comes back, shards put together, and work that was stopped half-way."""
 
+import multiprocessing
+import os
+import signal
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import permutations
@@ -10,7 +13,7 @@ import pyarrow as pa
 import pytest
 import torch
 
-from artifacts.errors import BadInput
+from artifacts.errors import BadInput, Partly
 from artifacts.provenance import ModelInfo
 from artifacts.rows import similarity_matrices
 from artifacts.store import Store
@@ -19,6 +22,8 @@ from profilers.corpus import data_digest
 from profilers.profiletables import stored
 from profilers.profiling import Data, Profiled, merge_shards, profile_routing
 from profilers.routing import Batching, Foresight
+from profilers.spreading import Counted, Counting, parts
+from profilers.workers import Processes
 from runtime.model import MoeModel, open_model
 from runtime.session import Session, Settings
 from tests.conftest import Checkpoint
@@ -149,6 +154,50 @@ def test_shards_that_do_not_make_a_whole_are_refused(opened: MoeModel, tmp_path:
     with pytest.raises(BadInput, match="shards 1/3, 2/3 of this profile are in none of the stores"):
         merge_shards([path], into=into)
     assert not into.exists()
+
+
+class Poisoned(Counting):
+    """Batch 2 always takes its worker with it."""
+
+    def __call__(self, task: tuple) -> Counted:
+        if 2 in task[0]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__call__(task)
+
+
+def test_processes_count_the_same_rows(
+    checkpoint: Checkpoint,
+    opened: MoeModel,
+    tmp_path: Path,
+    whole: dict[str, pa.Table],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Forked, which spares each a second of imports; a batch that cannot be counted costs the others nothing."""
+    monkeypatch.setattr("profilers.workers.get_context", lambda _: multiprocessing.get_context("fork"))
+    path, model = tmp_path / "moe.duckdb", replace(info(opened), name=str(checkpoint("olmoe")))
+
+    def divided() -> Profiled:
+        with Session(opened, Settings(budget="25%", threads=1)) as session:
+            known = {"model": model, "store_path": path, "keep_trace": Foresight(), "executor": Processes(2)}
+            return profile_routing(session, DATA, BATCHING, **known)
+
+    with monkeypatch.context() as broken, pytest.raises(Partly, match="1 of 6 batches .* could not be counted: 3;"):
+        broken.setattr(profiling, "Counting", Poisoned)
+        divided()
+    assert not path.exists()
+    done = divided()
+    assert done.resumed == 5 and done.num_tokens == sum(LENGTHS)
+    found = rows(path, done.run_id)
+    assert all(found[table].equals(whole[table]) for table in TABLES)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_tasks_are_several_batches_where_they_are_many() -> None:
+    for num_batches, size in ((5, 1), (80, 10), (10_000, 64)):
+        found = parts(range(3, 3 + num_batches), Processes(2), is_traced=False)
+        assert [at for part in found for at in part] == list(range(3, 3 + num_batches))
+        assert {len(part) for part in found[:-1]} == {size}
+    assert {len(part) for part in parts(range(80), Processes(2), is_traced=True)} == {1}
 
 
 class FailingStore:

@@ -6,7 +6,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from artifacts.errors import BadInput
+from artifacts.errors import BadInput, Problem
 from artifacts.hardware import machine
 from artifacts.modelshapes import ModelShape
 from artifacts.replicas import typical
@@ -14,8 +14,9 @@ from artifacts.shape import Shape
 from artifacts.similarity import Similarity
 from artifacts.synthetic import Dials, generate
 from artifacts.trace import PREFILL
+from runtime.halving import one_by_one
 from runtime.policies.base import Artefacts
-from runtime.search import Plan, Scale, Search, cut_by_request, is_one_by_one
+from runtime.search import Plan, Scale, Search, Tried, cut_by_request, is_one_by_one
 from runtime.space import Combination
 
 SHAPE = Shape(num_layers=3, num_experts=12, top_k=3, expert_nbytes=3 * 64 * 32 * 2)
@@ -112,3 +113,26 @@ def test_traces_of_one_request_at_a_time_are_told_from_batches() -> None:
     assert is_one_by_one(TRACE)
     assert not is_one_by_one(replace(TRACE, pass_=np.zeros_like(TRACE.pass_), request=TRACE.token // 8))
     assert not is_one_by_one(TRACE.take(np.flatnonzero(TRACE.phase == PREFILL)))
+
+
+def test_whoever_replays_it_finds_the_same() -> None:
+    """All at once and in another order, by one like it."""
+    few = replace(PLAN, candidates=3, climbing=6, passes=30)
+    here, other = search(), search()
+    elsewhere = other.apart()
+
+    def backwards(combinations: list[Combination], passes: int) -> list[Tried | Problem]:
+        found = [*one_by_one(elsewhere.replay)(combinations[::-1], passes)][::-1]
+        for _ in (one for one in found if isinstance(one, Tried)):
+            other.count(elsewhere.assumed)
+        return found
+
+    ours, theirs = here.run(few), other.run(few, replay_all=backwards)
+    assert (ours.num_tried, ours.num_replays) == (theirs.num_tried, theirs.num_replays)
+    assert sorted(here.assumed) == sorted(other.assumed)
+    assert (ours.lossless, ours.lossy, ours.published, ours.refused) == (
+        theirs.lossless,
+        theirs.lossy,
+        theirs.published,
+        theirs.refused,
+    )
