@@ -77,11 +77,7 @@ def profile_routing(
     profile, done = half_done.load() or (RoutingProfile(model.shape.num_layers, model.shape.num_experts), set())
     resumed, counts = len(done), _Counts(profile, done, batches, half_done, progress)
     if executor is None or executor.is_here:
-        numbers = counts.missing()
-        missing = [batches[at] for at in numbers]
-        running = observe(session, missing, prefill=batching.prefill, profile=profile, keep_trace=keep_trace)
-        for at, (_, trace) in zip(numbers, running, strict=True):
-            counts.add((at,), (trace,))
+        counts.here(session, batching.prefill, keep_trace)
     else:
         work = Counting(model.name, session.opened, session.settings, batching.prefill, keep_trace)
         counts.spread(work, executor, is_traced=keep_trace is not None)
@@ -148,6 +144,14 @@ class _Counts:
             self._kept_at_s = time.monotonic()
         self._num_tokens += sum(self._batches[at].num_tokens for at in part)
         self._progress(self._num_tokens, self.total)
+
+    def here(self, session: Session, prefill: int, keep_trace: Foresight | None) -> None:
+        """Do what is missing, one batch after another."""
+        missing = self.missing()
+        batches = [self._batches[at] for at in missing]
+        running = observe(session, batches, prefill=prefill, profile=self._profile, keep_trace=keep_trace)
+        for at, (_, trace) in zip(missing, running, strict=True):
+            self.add((at,), (trace,))
 
     def spread(self, work: Counting, executor: Executor, *, is_traced: bool) -> None:
         """Have what is missing done by workers; sums are exact, so that their order does not matter."""

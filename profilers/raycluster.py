@@ -127,7 +127,13 @@ def _joined(address: str) -> Iterator[None]:
 def _started(num_cpus: int) -> Iterator[None]:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray has no other switch: nothing is told to anybody
     with tempfile.TemporaryDirectory(prefix="moectl-ray-", ignore_cleanup_errors=True) as folder:
-        ray.init(address="local", num_cpus=num_cpus, include_dashboard=False, _temp_dir=folder, **_QUIET)
+        try:
+            ray.init(address="local", num_cpus=num_cpus, include_dashboard=False, _temp_dir=folder, **_QUIET)
+        except (OSError, RuntimeError, ValueError) as error:
+            ray.shutdown()
+            raise OutOfResources(
+                f"Ray cannot begin a cluster here ({first_line(error)}): --executor local does without"
+            ) from error
         try:
             yield
         finally:

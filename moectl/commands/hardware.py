@@ -36,10 +36,12 @@ class Measured:
     run: int | None = None
 
 
-def refuse_routing(*, trace: bool, shard: str) -> None:
+def refuse_routing(*, trace: bool, shard: str, is_spread: bool) -> None:
     """Raise BadUsage for what goes with text."""
-    if trace or shard != "1/1":
-        raise BadUsage("--hardware measures the machine and reads no text: leave out --trace and --shard")
+    if trace or shard != "1/1" or is_spread:
+        raise BadUsage(
+            "--hardware measures the machine and reads no text: leave out --trace, --shard, --jobs and --executor"
+        )
 
 
 def profile_hardware(name: str | None, *, link: str, device: str, threads: int, store: Path) -> Measured:

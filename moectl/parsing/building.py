@@ -59,7 +59,7 @@ def _profile(
     if hardware:
         from moectl.commands import hardware as machine
 
-        machine.refuse_routing(trace=trace, shard=shard)
+        machine.refuse_routing(trace=trace, shard=shard, is_spread=jobs is not None or executor != "local")
         found = machine.profile_hardware(model, link=link, device=device, threads=threads, store=store)
         machine.show(found, as_json=json)
         return

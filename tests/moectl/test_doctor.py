@@ -122,8 +122,9 @@ def test_the_simulator_on_this_machine(model: str, capfd: pytest.CaptureFixture[
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        (("profile", "--hardware", "--trace"), 2, "leave out --trace and --shard"),
-        (("profile", "--hardware", "--shard", "1/2"), 2, "leave out --trace and --shard"),
+        (("profile", "--hardware", "--trace"), 2, "leave out --trace, --shard,"),
+        (("profile", "--hardware", "--shard", "1/2"), 2, "leave out --trace, --shard,"),
+        (("profile", "--hardware", "--jobs", "2"), 2, "--shard, --jobs and --executor"),
         (("profile", "--hardware", "--link", "fast"), 2, "rate 'fast' is not understood"),
         (("profile", "--hardware", "--link", "cuda"), 2, "needs the model on a CUDA device"),
         (("profile", "--hardware", "--device", "tpu"), 2, "device 'tpu' is not known"),

@@ -1,6 +1,7 @@
 """Executors as the command line has them: what is none, a cluster that is not there, a package that is missing."""
 
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -27,6 +28,16 @@ def test_a_cluster_that_is_not_there_is_said_at_once(address: str) -> None:
     pytest.importorskip("ray", reason="needs Ray: pip install 'moectl[ray]'")
     with pytest.raises(OutOfResources, match=f"no Ray cluster at {address} .*: `ray start --head` begins one"):
         executing(f"ray:{address}", None).__enter__()
+
+
+def test_a_cluster_that_cannot_begin_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray's sockets lie in its folder, and their names may not be long."""
+    pytest.importorskip("ray", reason="needs Ray: pip install 'moectl[ray]'")
+    (folder := tmp_path / ("long" * 20)).mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    with pytest.raises(OutOfResources, match="Ray cannot begin a cluster here .*: --executor local does without"):
+        executing("ray", 1).__enter__()
+    assert not [*folder.iterdir()]
 
 
 def test_without_the_package_it_is_said_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
