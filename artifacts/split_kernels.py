@@ -20,9 +20,16 @@ _TINY = 1e-30
 
 
 @exact_part
-def _transfers(budget, size):
-    """Of an absent expert: one where all of it is kept, two where it is cut. A cached one takes one less."""
-    return 2.0 if budget < size - _CLOSE else 1.0
+def _sizes(budget, hit):
+    """Cache sizes at which no expert is more than whole; none where the budget is more than all experts."""
+    return range(max(1, int(np.ceil(budget - _CLOSE))), len(hit))
+
+
+@exact_part
+def _cut(budget, size):
+    """Theta; and transfers of an absent expert: one where all of it is kept, two where it is cut. A cached one takes
+    one less."""
+    return min(1.0, budget / size), 2.0 if budget < size - _CLOSE else 1.0
 
 
 @exact_part
@@ -47,14 +54,14 @@ def _paid(times, transfers, prefetched):
 @exact_part
 def _covered(curves, times, layer, budget, window):
     """The experts of a token that are in the fast tier in time; what the others' transfers take of the link besides
-    their bytes, and all transfers of whoever computes; the cache size at which this is best, the smallest."""
+    their bytes, and all transfers of whoever computes; the cache size at which this is best, the smallest. NaN for more
+    than all experts, which so are never best."""
     hit, prediction, cached = curves[0][layer], curves[1][layer], curves[2][layer]
     load_s, k, latency_s = times[2], times[3], times[4]
     most, best = -np.inf, 0
     best_covered = best_link_s = best_host_s = np.nan
-    for size in range(max(1, int(np.ceil(budget - _CLOSE))), len(hit)):
-        theta = min(1.0, budget / size)
-        of_absent = _transfers(budget, size)
+    for size in _sizes(budget, hit):
+        theta, of_absent = _cut(budget, size)
         covered, spent_s, prefetched = k * hit[size] * theta, 0.0, 0.0
         transfers = k * (of_absent - hit[size])
         for rank in range(len(prediction)):
@@ -126,12 +133,9 @@ def _exposed(curves, times, layer, budget, window):
 
 @exact_part
 def _own(curves, times, budget, step, layer, window, exposed):
-    """What this layer by itself gains by a step more and loses by a step less; where it cannot, less than nothing."""
-    gain, loss = -np.inf, np.inf
-    if budget + step <= curves[0].shape[1] - 1 + _CLOSE:
-        gain = exposed - _exposed(curves, times, layer, budget + step, window)
-    if budget - step > _CLOSE:
-        loss = _exposed(curves, times, layer, budget - step, window) - exposed
+    """What this layer by itself gains by a step more and loses by a step less; nothing that counts where it cannot."""
+    gain = exposed - _exposed(curves, times, layer, budget + step, window)
+    loss = _exposed(curves, times, layer, budget - step, window) - exposed if budget - step > _CLOSE else np.inf
     return gain, loss
 
 
@@ -179,18 +183,17 @@ def greedy(curves, times, budgets, step, windows, exposed, sizes):
 def refine(curves, times, budgets, step, windows, exposed, sizes):
     """Move a step at a time between any two layers, judged by what becomes of the whole sum, while it falls."""
     _walk(curves, times, budgets, 0, len(budgets), windows, exposed, sizes)
-    num_experts = curves[0].shape[1] - 1
     more, less = np.empty(len(budgets)), np.empty(len(budgets))
     while True:
         for layer in range(len(budgets)):
             up, down = budgets[layer] + step, budgets[layer] - step
             at = (curves, times, budgets, windows, exposed, layer)
-            more[layer] = _change(*at, up, layer, up) if up <= num_experts + _CLOSE else np.inf
+            more[layer] = _change(*at, up, layer, up)
             less[layer] = _change(*at, down, layer, down) if down > _CLOSE else np.inf
         best, receiver, giver = -_least_change(times), _NOBODY, _NOBODY
         for one in np.argsort(more)[:_CANDIDATES]:
             for other in np.argsort(less)[:_CANDIDATES]:
-                if one != other and more[one] < np.inf and less[other] < np.inf:
+                if one != other and less[other] < np.inf:
                     pair = (one, budgets[one] + step, other, budgets[other] - step)
                     change = _change(curves, times, budgets, windows, exposed, *pair)
                     if change < best:
@@ -216,10 +219,9 @@ def _covered_in(curves, times, layer, budget, windows, found):
     """`_covered` [B, 3] in each of these windows, ascending."""
     hit, prediction, cached = curves[0][layer], curves[1][layer], curves[2][layer]
     load_s, k, latency_s = times[2], times[3], times[4]
-    found[:, 0], found[:, 1], found[:, 2] = 0.0, 2 * k * latency_s, np.inf
-    for size in range(max(1, int(np.ceil(budget - _CLOSE))), len(hit)):
-        theta = min(1.0, budget / size)
-        of_absent = _transfers(budget, size)
+    found[:] = -np.inf
+    for size in _sizes(budget, hit):
+        theta, of_absent = _cut(budget, size)
         covered, spent_s, prefetched, at = k * hit[size] * theta, 0.0, 0.0, 0
         transfers = k * (of_absent - hit[size])
         for rank in range(len(prediction)):

@@ -29,8 +29,11 @@ def case(seed: int) -> tuple[Plain, _Problem, np.ndarray, float]:
 @pytest.mark.parametrize("seed", range(60))
 def test_greedy_and_refined_are_the_slow_ones(seed: int) -> None:
     plain, ours, even, zeta = case(seed)
-    np.testing.assert_allclose(ours.greedy(even, zeta)[0], plain.greedy(even, zeta), atol=1e-9)
-    once = ours._solved("refine", even, zeta)[0]
+    greedy, refined = ours.greedy(even, zeta), ours._solved("refine", even, zeta)
+    for found in (greedy, refined):  # what a layer exposes is kept from move to move where nothing changed before it
+        np.testing.assert_array_equal(found, ours.answer(found[0]))
+    np.testing.assert_allclose(greedy[0], plain.greedy(even, zeta), atol=1e-9)
+    once = refined[0]
     assert once.sum() == pytest.approx(even.sum())
     # Of moves that are worth the same either may be taken, as rounding has it.
     assert plain.exposed_s(once) == pytest.approx(plain.exposed_s(plain.refined(even, zeta)), abs=1e-9)
@@ -40,13 +43,48 @@ def test_greedy_and_refined_are_the_slow_ones(seed: int) -> None:
     assert plain.exposed_s(ours.refined(even, zeta)[0]) == pytest.approx(plain.exposed_s(budgets), abs=1e-9)
 
 
+@pytest.mark.parametrize("seed", range(30))
+def test_a_change_is_the_difference_of_the_sums(seed: int) -> None:
+    """Of any two layers, or of one."""
+    from artifacts.split_kernels import _change, split
+
+    plain, ours, even, step = case(seed)
+    windows, exposed = np.full(len(even) + 1, ours.first_window), np.zeros(len(even))
+    split(ours.curves, ours.times, even, windows, exposed, np.zeros(len(even), np.int64))
+    for one, other in itertools.product(range(len(even)), repeat=2):
+        after = even.copy()
+        after[one], after[other] = min(even[one] + step, ours.shape[1]), max(even[other] - step, step / 2)
+        changes = (one, after[one], other, after[other])
+        found = _change(ours.curves, ours.times, even, windows, exposed, *changes)
+        assert found == pytest.approx(plain.change(even, after), abs=1e-9)
+
+
+@pytest.mark.parametrize("time", [3, 5, 6])
+def test_less_than_rounding_of_what_takes_time_is_no_gain(time: int) -> None:
+    """Loads, the link's latencies or the host's alone take a second. The first layer gains a quarter of it by its third
+    expert, and a little; the second one loses a quarter."""
+    for little, moved in ((1e-13, 0), (1e-11, 1)):
+        hit = np.array([[0, 0.3, 0.6, 0.85 + little], [0, 0.35, 0.6, 0.6]])
+        times = [0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0]
+        times[time] = 1.0
+        ours = _Problem.of(times[0], times[1:], hit, np.zeros((2, 0)), np.zeros((2, 0, 4)))
+        for found in (ours.greedy(ours.even(4), 1.0), ours._solved("refine", ours.even(4), 1.0)):
+            assert found[0].tolist() == [2 + moved, 2 - moved]
+
+
+def test_where_nothing_takes_time_nothing_is_moved() -> None:
+    ours = _Problem.of(0.0, (0.0, 0.0, 0.0, 1, 0.0, 0.0), *problem(3, 4, 1, 0)[5:])
+    for found in (ours.greedy(ours.even(6), 0.5), ours._solved("refine", ours.even(6), 0.5)):
+        assert found[0].tolist() == [2, 2, 2]
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_the_table_of_budgets_and_windows_and_the_cells_chosen_from_it(seed: int) -> None:
     from artifacts.split_kernels import best_cells, tabulate
 
     plain, ours, budgets, _ = case(seed)
     num_experts = ours.shape[1]
-    values, windows = np.arange(1, 2 * num_experts + 1) / 2, np.append(np.linspace(0, 3, 7), 1e9)
+    values, windows = np.arange(1, 2 * num_experts + 1) / 2, np.append(np.linspace(seed % 3, 3, 7), 1e9)
     if seed % 4 == 0:  # nothing predicted is cached, so that loads end with windows
         ours.curves[2][:] = plain.prediction_hit[:] = 0
     table = tabulate(ours.curves, ours.times, values, windows)

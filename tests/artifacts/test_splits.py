@@ -247,6 +247,11 @@ def test_what_is_just_possible() -> None:
     exposed, theta, size = expert_split([4], 0.0, 0.0, 0.0, 0.0, 4, hit, *nothing)
     assert (exposed.tolist(), theta.tolist(), size.tolist()) == ([0], [1], [4])
     assert expert_split([1e-12], 0.0, 0.0, 0.0, 1.0, 1, hit, *nothing)[0] == pytest.approx(1), "as good as nothing"
+    crumbs, most = expert_split([1e-12], 0.0, 0.0, 0.0, 1.0, 1, 0.8 * hit, *nothing, latency_s=1.0)[0], 0.8
+    assert crumbs == pytest.approx(1 + 2 - most), "and every expert takes two transfers, a cached one one"
+    flat, whole = np.array([[0, 0.1, 0.2, 0.9, 0.9]]), (0.0, 0.5, 0.5, 1.0, 1)
+    for one, other in zip(*(expert_split([budget], *whole, flat, *nothing) for budget in (3, 3 + 1e-10)), strict=True):
+        assert one.tolist() == other.tolist(), "what rounding adds to a whole expert is nothing"
     assert expert_split([2], 0.0, 0.0, 0.0, 0.0, 1, hit, *nothing, latency_s=1.0)[0].tolist() == [0.5]
     assert allocate(9, 0.5, 0.0, 0.0, 0.0, 1.0, 1, hit, *nothing)[0].tolist() == [4], "more than there is"
     for budgets in ([4.01], [0], [1, 1], [[1]], 1):
