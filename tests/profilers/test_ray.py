@@ -157,13 +157,10 @@ def test_replays_are_those_of_one_process(
     said = capfd.readouterr()
     assert said.out == "" and "1 of 7 settings were tried 3 times and could not be replayed: near 25% auto" in said.err
     assert main([*bench, "--executor", "ray:auto"]) == 0
-    taken_up = json.loads(capfd.readouterr().out)
-    assert "6 settings were replayed by an earlier run" in json.dumps(taken_up)
-    assert main([*bench, "--again", "--executor", "ray:auto"]) == 0
     ours = json.loads(capfd.readouterr().out)
+    assert "6 settings were replayed by an earlier run" in json.dumps(ours)
     assert main([*bench, "--store", "here.duckdb"]) == 0
     theirs = json.loads(capfd.readouterr().out)
-    for said in (ours, theirs):
-        for row in said["rows"]:
-            del row["run"]
-    assert ours == theirs
+    for row in (*ours["rows"], *theirs["rows"]):
+        del row["run"]
+    assert ours["rows"] == theirs["rows"]
