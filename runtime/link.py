@@ -83,8 +83,9 @@ class ThreadLink:
     """A link whose transfers run on threads of its own. Subclasses say how many, and how one expert is moved.
 
     Demands go as they come, on all threads; a prefetch begins only when nothing else is under way, so that a demand
-    finds at most one before it. Subclasses also count: `copy_s` seconds of moving so far, in which `_copied_nbytes`
-    came. Where nothing at all moves for `patience_s`, who waits is told.
+    finds at most one before it. One that failed before anybody wanted it is moved once more for who does. Subclasses
+    also count: `copy_s` seconds of moving so far, in which `_copied_nbytes` came. Where nothing at all moves for
+    `patience_s`, who waits is told.
     """
 
     kind = "thread"
@@ -122,7 +123,10 @@ class ThreadLink:
             self._hurry(transfer)
             self._await(transfer)
             self._stall_s += time.perf_counter() - begin_s
-        if transfer.error is not None:
+        if transfer.error is not None and transfer.urgency == PREFETCH:
+            self._begin_again(transfer)
+            self.collect(transfer)
+        elif transfer.error is not None:
             raise transfer.error
 
     def cancel(self, transfer: ThreadTransfer) -> None:
@@ -185,6 +189,15 @@ class ThreadLink:
                 self._queue = [entry for entry in self._queue if entry[2] is not transfer]
                 heapq.heapify(self._queue)
                 transfer.urgency = DEMAND
+                heapq.heappush(self._queue, (DEMAND, next(self._order), transfer))
+                self._wake.notify()
+
+    def _begin_again(self, transfer: ThreadTransfer) -> None:
+        """As a demand, of which nothing is known yet; once the link is closed it stays as it is."""
+        with self._wake:
+            transfer.urgency = DEMAND
+            if not self._closed:
+                transfer.error, transfer.started, transfer.landed = None, False, threading.Event()
                 heapq.heappush(self._queue, (DEMAND, next(self._order), transfer))
                 self._wake.notify()
 

@@ -145,6 +145,18 @@ def test_an_error_reaches_whoever_collects_and_the_link_goes_on(any_link: Link, 
     assert (buffers[1] == 6).all()
 
 
+def test_what_failed_ahead_of_its_use_comes_for_who_wants_it(link: DiskLink, source: Numbered) -> None:
+    source.broken, buffers = {5, 6}, slots(2)
+    ahead = [link.issue(key, slot, urgency=PREFETCH) for key, slot in zip((5, 6), buffers, strict=True)]
+    wait_for(lambda: all(map(link.has_landed, ahead)))
+    source.broken = {6}
+    link.collect(ahead[0])
+    assert (buffers[0] == 5).all()
+    with pytest.raises(OSError, match="key 6"):
+        link.collect(ahead[1])
+    assert source.begun == [5, 6, 5, 6]
+
+
 def test_an_emulated_transfer_takes_at_least_its_time(source: Numbered) -> None:
     link = EmulatedLink(source, SHAPE, bandwidth=64 / 0.01, latency_s=0.005)
     begin_s = time.perf_counter()
