@@ -28,12 +28,12 @@ def also_held(store: Path) -> str:
         return ""
     try:
         with Store.open(store, read_only=True, patience_s=0) as held:
-            others = [model.name for model in held.models() if not _is_bundled(model.name)]
+            others = [model.name for model in held.models() if not is_bundled(model.name)]
     except Problem:
         return ""
     return f"no model is named, so it is the bundled one; {store} also holds {others[-1]}" if others else ""
 
 
-def _is_bundled(name: str) -> bool:
+def is_bundled(name: str) -> bool:
     """By its folder, of whichever installation."""
     return Path(name).parts[-2:] == demo_model().parts[-2:]

@@ -1,11 +1,15 @@
 """The page itself: head, sections, and what was in force when its numbers were made."""
 
-from collections.abc import Sequence
+import re
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from html import escape
 from importlib.resources import files
 
 from artifacts.provenance import versions
 from artifacts.store import Store
+from moectl.bundled import is_bundled
 from moectl.report import queries
 from moectl.report.benchparts import bench_sections
 from moectl.report.markup import Column, Section, code, data, nbytes, query_details, section, short, table, whole
@@ -13,6 +17,7 @@ from moectl.report.modelparts import model_sections
 from moectl.report.reading import Reading
 
 _TABLES = ("activations", "coactivations", "similarity", "quant_loss", "splits")
+_OF_A_MODEL = re.compile(r"<code>moectl (profile|quantize|bench|tune)\b")
 _RUNS = (
     Column("command", "command"),
     Column("runs", "runs", whole),
@@ -28,7 +33,8 @@ _RUNS = (
 def render(store: Store, *, job: str | None = None, model_id: str | None = None) -> str:
     """The page of one model of a store, else of that of its newest bench; `job`: of the bench that leads it."""
     reading = Reading(store, job=job, model_id=model_id)
-    sections = [*bench_sections(reading), *model_sections(reading), _receipt(reading)]
+    named = _named(reading)
+    sections = [named(part) for part in (*bench_sections(reading), *model_sections(reading), _receipt(reading))]
     title, head = _head(reading)
     style = files("moectl.report").joinpath("style.css").read_text(encoding="utf-8")
     links = "".join(f'<a href="#{part.key}">{escape(part.title)}</a>' for part in sections)
@@ -53,6 +59,13 @@ def _head(reading: Reading) -> tuple[str, str]:
         f"experts ({data(model['expert_bytes'], nbytes)} each), {data(model['top_k'], whole)} a token"
     )
     return f"{name}: moectl report", f'<h1>{escape(name)}</h1><p class="quiet">{told}</p>{query_details([asked])}'
+
+
+def _named(reading: Reading) -> Callable[[Section], Section]:
+    """Puts the model into the commands that make what is missing: without it they would be of the bundled one."""
+    found = [str(row["name"]) for row in reading.rows(queries.MODELS.format(model=reading.model_id))]
+    name = "" if not found or is_bundled(found[0]) else f" {escape(shlex.quote(found[0]))}"
+    return lambda part: replace(part, missing=_OF_A_MODEL.sub(lambda verb: verb[0] + name, part.missing))
 
 
 def _receipt(reading: Reading) -> Section:

@@ -226,7 +226,7 @@ def test_a_store_without_a_bench(tmp_path: Path) -> None:
     assert main(["report", str(out), "--store", str(store)]) == 0
     reader = taken_apart(out)
     assert reader.parts.keys() == SECTIONS | {"head"} and reader.parts["use"].values
-    assert reader.parts["layers"].missing == reader.parts["summary"].missing == "moectl bench --presets all"
+    assert reader.parts["layers"].missing == reader.parts["summary"].missing == "moectl bench toy --presets all"
 
 
 def test_an_older_store_is_brought_up_to_date(store: Path, tmp_path: Path) -> None:
