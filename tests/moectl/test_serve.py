@@ -93,7 +93,7 @@ def test_one_request_counts_as_a_run_does(client: OpenAI, web: httpx2.Client, op
         counted = session.controller.counters
         exposed_ms = answer.moectl["counters"].pop("exposed_ms")
         assert (answer.moectl["counters"], answer.moectl["by_layer"]) == (counted.totals(), counted.by_layer())
-    assert 0 < exposed_ms < answer.moectl["ttft_ms"] + 8 * answer.moectl["tpot_ms"]
+    assert 0 <= exposed_ms < answer.moectl["ttft_ms"] + 8 * answer.moectl["tpot_ms"]
     assert web.post("/preset", json={"preset": "on-demand"}).status_code == 200
 
 
