@@ -1,8 +1,10 @@
 """`moectl bench` as a user runs it: the rows, where they are kept, going on after Ctrl-C, and every bad input."""
 
+import io
 import json
+import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from tests.conftest import Checkpoint
 TRACE = str(Path(__file__).parents[1] / "data" / "demo-trace.parquet")
 LIVE = ["--data", "text.jsonl", "--tokens", "24", "--length", "12", "--rounds", "2", "--threads", "1"]
 FEW = ["--presets", "importance,promoe", "--budgets", "25%,50%", "--links", "5MB/s"]
+SAME = [*LIVE, *FEW, "--seed", "5"]
 REPLAY = ["--simulate", "--trace", TRACE, "--budgets", "25%", "--presets", "specmd"]
 MEASURED = ("ttft_ms", "tpot_ms", "tpot_quartiles", "misses", "exposed_ms", "kl", "run")
 
@@ -26,9 +29,24 @@ Benched = Callable[..., dict]
 def model(checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A small model; a folder with a text is where commands run."""
     monkeypatch.chdir(tmp_path)
+    write_text()
+    return str(checkpoint("olmoe"))
+
+
+def write_text() -> None:
     lines = [json.dumps({"text": f"{number} sheep and an old dog by the gate"}) for number in range(4)]
     Path("text.jsonl").write_text("\n".join(lines))
-    return str(checkpoint("olmoe"))
+
+
+@pytest.fixture(scope="module")
+def ran(checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict, Path]:
+    """What a whole bench said in JSON, and the folder in which it ran."""
+    folder, said = tmp_path_factory.mktemp("ran"), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(said):
+        patch.chdir(folder)
+        write_text()
+        assert main(["bench", str(checkpoint("olmoe")), *SAME, "--json"]) == 0
+    return json.loads(said.getvalue()), folder
 
 
 @pytest.fixture
@@ -66,13 +84,13 @@ def kept(row: dict) -> tuple:
     return tuple(row[name] for name in ("preset", "budget", "link", *MEASURED))
 
 
-def test_live_rows(model: str, benched: Benched) -> None:
-    said = benched(model, *LIVE, *FEW)
-    ran = {(row["budget"], row["preset"]): row for row in said["rows"] if not row["why"]}
-    assert ran.keys() == {("100%", "full")} | {
+def test_live_rows(ran: tuple[dict, Path]) -> None:
+    said, _ = ran
+    measured = {(row["budget"], row["preset"]): row for row in said["rows"] if not row["why"]}
+    assert measured.keys() == {("100%", "full")} | {
         (budget, preset) for budget in ("25%", "50%") for preset in ("on-demand", "near", "importance")
     }
-    for (budget, preset), row in ran.items():
+    for (budget, preset), row in measured.items():
         assert row["mode"] == "live" and row["link"] == "5MB/s" and row["tpot_ms"] > 0
         assert row["tpot_quartiles"][0] <= row["tpot_ms"] <= row["tpot_quartiles"][1]
         assert (row["kl"] > 0) == (preset == "importance"), budget
@@ -81,8 +99,8 @@ def test_live_rows(model: str, benched: Benched) -> None:
     assert "2 rounds in random order" in said["conditions"] and "oracle" in said["notes"][0]
 
 
-def test_rows_go_by_budget_then_time_and_the_best_are_marked(model: str, benched: Benched) -> None:
-    rows = [row for row in benched(model, *LIVE, *FEW)["rows"] if not row["why"]]
+def test_rows_go_by_budget_then_time_and_the_best_are_marked(ran: tuple[dict, Path]) -> None:
+    rows = [row for row in ran[0]["rows"] if not row["why"]]
     assert [row["budget"] for row in rows] == ["25%"] * 3 + ["50%"] * 3 + ["100%"]
     for budget in ("25%", "50%"):
         group = [row for row in rows if row["budget"] == budget]
@@ -92,10 +110,11 @@ def test_rows_go_by_budget_then_time_and_the_best_are_marked(model: str, benched
     assert rows[-1]["best"] == ""
 
 
-def test_what_is_stored(model: str, benched: Benched) -> None:
-    rows = [row for row in benched(model, *LIVE, *FEW, "--seed", "5")["rows"] if row["run"]]
-    assert not list(Path().glob("*.jsonl.*")) and not list(Path().glob("moe.duckdb.*"))
-    with Store.open("moe.duckdb", read_only=True) as store:
+def test_what_is_stored(ran: tuple[dict, Path]) -> None:
+    said, folder = ran
+    rows = [row for row in said["rows"] if row["run"]]
+    assert {path.name for path in folder.iterdir()} == {"text.jsonl", "moe.duckdb"}
+    with Store.open(folder / "moe.duckdb", read_only=True) as store:
         assert sorted(row["run"] for row in rows) == [run.run_id for run in store.runs()] == list(range(1, 8))
         for row in rows:
             info, [written] = store.run(row["run"]).info, store.read("bench", row["run"]).to_pylist()
@@ -248,8 +267,10 @@ def test_a_trace_is_recorded_where_there_is_none(model: str, benched: Benched) -
         assert store.run(1).info.command == "trace" and store.runs()[-1].run_id == 7
 
 
-def test_the_tables(model: str, capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", model, *LIVE, *FEW]) == 0
+def test_the_tables(ran: tuple[dict, Path], model: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """Of what is in the store."""
+    shutil.copyfile(ran[1] / "moe.duckdb", "moe.duckdb")
+    assert main(["bench", model, *SAME]) == 0
     out = capfd.readouterr().out
     assert all(word in out for word in ("perplexity ratio", "fastest", "Not run", "25%, 50%", "no oracle"))
     assert out.count("promoe") == 1 and "predictors" in out, "one line, and the reason in it"
