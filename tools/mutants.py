@@ -1,6 +1,6 @@
 """Mutants of a source file, one small change each, and whether the tests of that file notice.
 
-What is changed and how is cosmic-ray's (`pip install cosmic-ray`); of its operators those are left out whose mutants
+What is changed and how is cosmic-ray's (the extra `mutation`); of its operators those are left out whose mutants
 cannot but fail, such as a division that becomes a shift. A mutant is never written: a child process, forked when all
 that is not ours is imported, imports it in place of the file. Compiled loops run as plain Python, so that they are
 mutated like any other code.

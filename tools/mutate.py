@@ -1,6 +1,6 @@
 """Tries every mutant of the code that chooses experts, bits and memory: does a test notice that one thing changed?
 
-    pip install cosmic-ray
+    pip install -e '.[test,mutation]'
     python -m tools.mutate                                   all files of the table below: tens of minutes on a core
     python -m tools.mutate runtime/policies/miss/buddy.py    these
     python -m tools.mutate --write                           and put the tables into docs/mutation.md
