@@ -65,12 +65,12 @@ def few_questions(folder: Path) -> Path:
 
 
 def shorter(line: str) -> str:
-    """A profile and a price with an eighth of the tokens, or 128; half of them in shards. A bench with two texts of 32.
+    """A profile and a price with a 32nd of the tokens, or 128; half of them in shards. A bench with two texts of 32.
     The demo, whose line names no number, with the least it takes."""
     if line.startswith("moectl bench"):
         return re.sub(r"--tokens \d+", "--tokens 64 --length 32", line)
     if line.startswith(("moectl profile", "moectl inspect")):
-        share = 2 if "--shard" in line else 8
+        share = 2 if "--shard" in line else 32
         return re.sub(r"--tokens (\d+)", lambda found: f"--tokens {max(128, int(found[1]) // share)}", line)
     return line.replace("moectl demo", "moectl demo --tokens 1024")
 
