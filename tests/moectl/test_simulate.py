@@ -123,7 +123,7 @@ def test_a_model_gives_its_own_sizes(simulated: Simulated) -> None:
 
 def test_a_trace_of_the_store(simulated: Simulated, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     store = tmp_path / "moe.duckdb"
-    options = ("--tokens", "512", "--length", "64", "--prefill", "16", "--store", str(store))
+    options = ("--tokens", "512", "--length", "64", "--prefill", "16", "--no-similarity", "--store", str(store))
     assert main(["profile", *options]) == 0
     assert main(["simulate", "--store", str(store)]) == 5
     assert "holds no trace" in capfd.readouterr().err
