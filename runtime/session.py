@@ -174,8 +174,8 @@ class Session:
         store: str | Path | None = None,
         base: int = FULL_BITS,
     ) -> "Session":
-        """Open a checkpoint (folder or hub id) and run it by `settings`, with what `store` knows of it; on a `base` of so
-        many bits its replicas are the experts.
+        """Open a checkpoint (folder or hub id) and run it by `settings`, with what `store` knows of it; on a `base` of
+        so many bits its replicas are the experts.
 
         Raises BadUsage, BadInput for a model or a store that cannot be used, Incompatible for an artefact that the
         policies cannot do without, OutOfResources.

@@ -2,9 +2,9 @@
 
     python -m tools.bench_reads
 
-Reads top-k experts of every layer as the disk link's threads do, a layer's at a time, out of three checkpoints of the same
-shape: fused, published, and packed from the fused one. All take turns in one process: with the page cache of the files
-dropped before (cold), and again at once (warm). Past the page cache both are the same.
+Reads top-k experts of every layer as the disk link's threads do, a layer's at a time, out of three checkpoints of the
+same shape: fused, published, and packed from the fused one. All take turns in one process: with the page cache of the
+files dropped before (cold), and again at once (warm). Past the page cache both are the same.
 """
 
 import argparse
