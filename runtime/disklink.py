@@ -32,7 +32,6 @@ class DiskLink(ThreadLink):
     """
 
     kind = "disk"
-    side_by_side = True
 
     def __init__(
         self,
@@ -45,6 +44,7 @@ class DiskLink(ThreadLink):
         patience_s: float = PATIENCE_S,
     ) -> None:
         self.num_threads = num_threads or (READS_PAST_CACHE if is_direct else READS_IN_FLIGHT)
+        self.side_by_side = is_direct  # the page cache is copied out of, which takes cores: one after another lands
         self._kept = kept
         self._num_reading, self._since_s = 0, 0.0
         self._page_cache = "bypassed" if is_direct else "used"

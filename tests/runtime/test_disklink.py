@@ -145,7 +145,7 @@ def test_what_the_page_cache_lacks_or_nobody_has_checked_is_left_to_threads(tmp_
     assert not opened.store.read_kept(opened.shape.num_layers - 1, 0, out), "the file ends before it"
 
 
-def test_a_tokens_experts_are_computed_when_all_are_there(
+def test_past_the_page_cache_a_tokens_experts_are_computed_when_all_are_there(
     checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One call for all that a decoded token wants, though one lands well after another."""
@@ -164,7 +164,8 @@ def test_a_tokens_experts_are_computed_when_all_are_there(
     monkeypatch.setattr(DiskLink, "_read", read)
     monkeypatch.setattr(DiskStore, "read_kept", lambda *_: False)
     opened = open_model(str(checkpoint("olmoe")))
-    with Session(opened, Settings(budget=f"{opened.shape.top_k}x", scope="global", link="disk")) as session:
+    direct_or_skip(opened.store)
+    with Session(opened, Settings(budget=f"{opened.shape.top_k}x", scope="global", link="direct")) as session:
         begun = count()
         session.forward(PROMPT[:, :1])
     assert counts == [opened.shape.top_k] * opened.shape.num_layers
