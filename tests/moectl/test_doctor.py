@@ -91,7 +91,6 @@ def test_what_the_doctor_prints(model: str, capfd: pytest.CaptureFixture[str]) -
     for text in (
         "What stands in the way",
         "installation",
-        "extra serve",
         "disk space",
         "no GPU",
         "The prediction",
