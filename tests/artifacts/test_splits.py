@@ -249,7 +249,7 @@ def test_what_is_just_possible() -> None:
     assert expert_split([1e-12], 0.0, 0.0, 0.0, 1.0, 1, hit, *nothing)[0] == pytest.approx(1), "as good as nothing"
     crumbs, most = expert_split([1e-12], 0.0, 0.0, 0.0, 1.0, 1, 0.8 * hit, *nothing, latency_s=1.0)[0], 0.8
     assert crumbs == pytest.approx(1 + 2 - most), "and every expert takes two transfers, a cached one one"
-    flat, whole = np.array([[0, 0.1, 0.2, 0.9, 0.9]]), (0.0, 0.5, 0.5, 1.0, 1)
+    flat, whole = np.array([[0, 0.1, 0.2, 0.9, 0.9]]), (0.0, 0.0, 0.5, 1.0, 1)
     for one, other in zip(*(expert_split([budget], *whole, flat, *nothing) for budget in (3, 3 + 1e-10)), strict=True):
         assert one.tolist() == other.tolist(), "what rounding adds to a whole expert is nothing"
     assert expert_split([2], 0.0, 0.0, 0.0, 0.0, 1, hit, *nothing, latency_s=1.0)[0].tolist() == [0.5]
