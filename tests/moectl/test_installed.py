@@ -36,7 +36,7 @@ def test_everything_is_here() -> None:
 
 
 def test_every_extra_has_its_line_and_what_mends_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert installed.EXTRAS.keys() == PROJECT["optional-dependencies"].keys() - {"test", "docs"}
+    assert installed.EXTRAS.keys() == PROJECT["optional-dependencies"].keys() - {"test", "docs", "mutation"}
     _lacking(monkeypatch, "uvicorn", None)
     serve = next(found for found in findings.of_installation() if found.topic == "extra serve")
     assert serve.says.startswith("for moectl serve: fastapi ") and serve.says.endswith(", uvicorn is missing")

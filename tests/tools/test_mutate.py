@@ -26,8 +26,8 @@ for path, test, before, after in (
     (
         "artifacts/split_kernels.py",
         "tests/artifacts/test_splits.py::test_each_transfer_has_its_latency",
-        "return 2.0 if",
-        "return 1.0 if",
+        "), 2.0 if",
+        "), 1.0 if",
     ),
 ):
     source = (ROOT / path).read_text()
