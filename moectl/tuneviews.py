@@ -1,8 +1,10 @@
 """What a search for policies found, as tables, a plot of characters, and JSON."""
 
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
+from moectl.bundled import is_bundled
 from moectl.render import NumBytes, Sheet, console, show_json, show_sheet
 from moectl.tuned import Pick, Tuned, published_of_others
 from profilers.bench import Quartiles
@@ -54,10 +56,11 @@ def _answers(tuned: Tuned) -> Sheet:
     columns = ("preset", "policies", "scope", "predicted ms", "live ms", "x full", "x oracle", "predicted loss %")
     columns += ("measured loss %", "KL", "top-1", "stall ms", "fast tier")
     rows = [_answer(tuned, pick) for pick in tuned.picks]
-    asked = tuned.request
+    asked, model = tuned.request, str(tuned.receipt["model"])
+    named = "" if is_bundled(model) else f" {shlex.quote(model)}"
     note = (
         f"{asked.budget} on {asked.machine_name}, at most {100 * asked.max_loss:g} % of perplexity; experts "
-        f"{asked.experts}; kept in run {tuned.run}: moectl run --preset {asked.name}; x full is live, of the same "
+        f"{asked.experts}; kept in run {tuned.run}: moectl run{named} --preset {asked.name}; x full is live, of the same "
         f"rounds; x oracle predicted, of {tuned.oracle_ms:.3g} ms"
     )
     return Sheet("Tuned", columns, rows, ". ".join(filter(None, (note, tuned.why))))

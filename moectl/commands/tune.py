@@ -74,6 +74,7 @@ def tune(name: str | None, request: Request, *, store: Path, device: str, thread
     picks, live, why = verified(found, verifier, request)
     checks = checks_of(picks, found, search_on(traced, other, pace, similarity, request), search, request, other_name)
     receipt = {
+        "model": name,
         "trace": traced.name,
         "passes": f"{plan.rungs[-1]} of {search.num_passes}, in rounds of {', '.join(map(str, plan.rungs))}",
         "candidates": f"{found.num_tried} of {found.num_space} combinations, {found.num_replays} replays ({planned})",

@@ -80,6 +80,7 @@ def test_a_table_and_a_plot_and_no_other_model_runs_by_it(
     out = capfd.readouterr().out
     for part in ("Tuned", "Live, beside each other", "Pareto front", "ms a token", "other.jsonl", "link ", "Receipt"):
         assert part in out
+    assert f"moectl run {model} --preset tuned" in " ".join(out.split())
     with Store.open("moe.duckdb", read_only=True) as store:
         assert not any(run.info.data == "other.jsonl" for run in store.runs()), "the next search would be on it"
     assert main(["run", str(checkpoint("mixtral")), "--preset", "tuned", "--prompt", "a"]) == 5
