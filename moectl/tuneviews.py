@@ -60,8 +60,8 @@ def _answers(tuned: Tuned) -> Sheet:
     named = "" if is_bundled(model) else f" {shlex.quote(model)}"
     note = (
         f"{asked.budget} on {asked.machine_name}, at most {100 * asked.max_loss:g} % of perplexity; experts "
-        f"{asked.experts}; kept in run {tuned.run}: moectl run{named} --preset {asked.name}; x full is live, of the same "
-        f"rounds; x oracle predicted, of {tuned.oracle_ms:.3g} ms"
+        f"{asked.experts}; kept in run {tuned.run}: moectl run{named} --preset {asked.name}; x full is live, of the "
+        f"same rounds; x oracle predicted, of {tuned.oracle_ms:.3g} ms"
     )
     return Sheet("Tuned", columns, rows, ". ".join(filter(None, (note, tuned.why))))
 
