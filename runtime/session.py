@@ -20,6 +20,7 @@ from runtime.assembly import build_controller, fast_tier, lay_out, pools
 from runtime.cache import Scope
 from runtime.counters import totals
 from runtime.engine import Engine
+from runtime.fallbacks import fallbacks
 from runtime.fused import FUSED, Fused
 from runtime.fused_dense import FusedDense
 from runtime.fusing import fused_for
@@ -36,7 +37,7 @@ from runtime.policies.base import Artefacts, FastTier
 from runtime.predictors import Predictor
 from runtime.probe import link_bytes_per_second, prefetch_window, scaled_window
 from runtime.receipt import receipt
-from runtime.reconfigure import NOT_ANEW, Reconfiguration, tokens_between
+from runtime.reconfigure import Reconfiguration, tokens_between
 from runtime.recorder import Recorder
 from runtime.replicas import open_replicas, verify_files
 from runtime.settings import Settings
@@ -73,7 +74,6 @@ class Session:
         if settings.threads:
             torch.set_num_threads(settings.threads)
         self.opened, self.settings = opened, settings
-        self.fallbacks: list[str] = []
         chosen, shape = preset(settings.preset), opened.shape
         self.policies, artefacts = build(settings.texts()), artefacts or Artefacts()
         if settings.verify and artefacts.replicas:
@@ -82,21 +82,20 @@ class Session:
             artefacts = self._learning(artefacts)
         self.maps_run = artefacts.maps_run
         self.scope = Scope(settings.scope or chosen.scope)
-        self._budget = chosen.budget or settings.budget
+        self.budget = chosen.budget or settings.budget
         self.partitions = partitions = Partitions(shape.num_experts, settings.devices)
         self.devices = devices_for(opened, settings.devices)
         named = settings.machine or settings.scaled_to
         self.fast = fast = fast_tier(
             self.policies,
             shape,
-            self._budget,
+            self.budget,
             scope=self.scope,
             artefacts=artefacts,
             machine=named or HERE,
             link=None if named else link_name(opened, settings.link),
             num_devices=settings.devices,
         )
-        self.fallbacks += self.policies.fallbacks
         num_slots = fast.num_slots
         window = sizes.nbytes(settings.window) if settings.window else None
         self.fused = fused_for(opened, num_devices=settings.devices)
@@ -153,17 +152,7 @@ class Session:
         self._next_request = 0
         make_ready(self.computed_widths, opened.model.device)
         self.reconfiguration = self._reconfiguration()
-        if settings.experts == FUSED and not self.is_fused:
-            where = f"{settings.devices} devices" if settings.devices > 1 else opened.model.device.type
-            self.fallbacks.append(f"experts of {opened.family} on {where} are not fused: torch computes")
-        if settings.devices > 1 and len(set(self.devices)) == 1:
-            self.fallbacks.append(f"devices: {settings.devices} parts of {self.devices[0]} in the place of GPUs")
-        if settings.devices > 1 and tokens_between(None, fast.split, self.policies):
-            self.fallbacks.append(NOT_ANEW)
-        if fast.split and choice.kind == "disk":
-            self.fallbacks.append("link disk reads more than a segment for each: use a link from RAM")
-        if fast.holds(shape):
-            self.fallbacks.append(f"budget {self._budget} holds the whole model: every expert stays resident")
+        self.fallbacks = fallbacks(self, choice)
 
     @classmethod
     def open(
@@ -215,7 +204,7 @@ class Session:
         """Raise AssertionError where, between passes, something contradicts itself, or the budget."""
         self.engine.validate()
         nbytes = self.slots.nbytes + (self.shadows.nbytes if self.shadows else 0)
-        budget = sizes.budget_nbytes(self._budget, self.opened.shape)
+        budget = sizes.budget_nbytes(self.budget, self.opened.shape)
         borders = ALIGNMENT * (len(self.slots) + 1)
         assert nbytes <= budget + borders, f"{nbytes} bytes of fast tier, the budget is {budget}"
 
