@@ -111,6 +111,8 @@ class Counters:
             assert (table >= 0).all(), f"pass {number} counts less than nothing"
             assert (table[Counter.REQUESTS] == requests).all(), f"pass {number}: {requests} of {table[0]} requests"
             assert (table[Counter.MISSES] == misses).all(), f"pass {number}: {misses} of the misses"
+        num_spread = len(self.passes) if self.is_spread else 0
+        assert len(self.on_devices) == num_spread, f"{len(self.on_devices)} passes by device of {num_spread}"
         for number, (table, own) in enumerate(zip(self.passes, self.on_devices, strict=False)):
             chosen = list(_BY_DEVICE)
             assert (own[chosen].sum(axis=1) == table[chosen].sum(axis=1)).all(), f"pass {number}: devices do not add up"

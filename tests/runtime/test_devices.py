@@ -9,20 +9,15 @@ import pytest
 import torch
 
 from artifacts.errors import BadUsage
-from runtime.assembly import build_controller
 from runtime.disklink import DiskLink
-from runtime.generate import Sampling
 from runtime.manylinks import ManyLinks
 from runtime.model import open_model
 from runtime.plan import Place
-from runtime.policies import build
 from runtime.session import Session, Settings
-from runtime.simulate import replay
 from runtime.tiers import spread_over
 from tests.conftest import Checkpoint
-from tests.families import VOCABULARY
 from tests.replicas import made
-from tests.runtime.test_simulate import artefacts
+from tests.runtime.test_simulate import artefacts, live_and_replayed
 from tools.engine_checks import check
 from tools.lossless import Model, differs, said
 
@@ -107,27 +102,7 @@ def test_live_equals_replay(
     opened = open_model(str(checkpoint("olmoe")))
     known = artefacts(opened.shape, made(opened, tmp_path))
     settings = Settings(preset, policies, budget="80%", window="5KiB", link="1GB/s", devices=devices)
-    mask = torch.ones(3, 7, dtype=torch.int64)
-    mask[1, :3] = 0
-    with Session(opened, settings, artefacts=known) as session:
-        recorder = session.record()
-        list(session.generate(torch.arange(3, 10)[None], Sampling(8, ignore_eos=True)))
-        session.new_requests(3)
-        session.forward(torch.randint(3, VOCABULARY, mask.shape), mask=mask)
-        session.validate()
-        live = session.controller
-    again = build_controller(
-        build(settings.texts()),
-        opened.shape,
-        num_slots=session.fast.num_slots,
-        shadows=session.fast.shadows,
-        split=session.fast.split,
-        scope=session.scope,
-        window=5 * 1024,
-        artefacts=known,
-        num_devices=devices,
-    )
-    replay(recorder.trace(), again)
+    live, again = live_and_replayed(opened, settings, known, tmp_path / "trace.parquet")
     assert np.array_equal(live.counters.passes, again.counters.passes)
     assert np.array_equal(live.cache.state, again.cache.state)
     assert live.by_device() == again.by_device()

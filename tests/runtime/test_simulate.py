@@ -15,8 +15,9 @@ from artifacts.replicas import Replicas
 from artifacts.shape import Shape
 from artifacts.tracefile import read_parquet, write_parquet
 from runtime.assembly import build_controller
+from runtime.controller import Controller
 from runtime.generate import Sampling
-from runtime.model import open_model
+from runtime.model import MoeModel, open_model
 from runtime.policies import build, presets
 from runtime.policies.base import Artefacts
 from runtime.policies.matching import Match, Matching
@@ -60,6 +61,35 @@ def random_predictors(shape: Shape, distance: int = 2) -> Predictors:
     return Predictors(scale, weights.astype(np.float32), num_features=4, seed=0)
 
 
+def live_and_replayed(
+    opened: MoeModel, settings: Settings, known: Artefacts, path: Path
+) -> tuple[Controller, Controller]:
+    """A prompt, tokens after it, then a padded batch; and the same by its trace, through Parquet at `path` and back."""
+    mask = torch.ones(3, 7, dtype=torch.int64)
+    mask[1, :3] = 0
+    with Session(opened, settings, artefacts=known) as session:
+        recorder = session.record()
+        list(session.generate(torch.arange(3, 10)[None], Sampling(8, ignore_eos=True)))
+        session.new_requests(3)
+        session.forward(torch.randint(3, VOCABULARY, mask.shape), mask=mask)
+        session.validate()
+        live = session.controller
+    write_parquet(recorder.trace(), path)
+    again = build_controller(
+        build(settings.texts()),
+        opened.shape,
+        num_slots=session.fast.num_slots,
+        shadows=session.fast.shadows,
+        split=session.fast.split,
+        scope=session.scope,
+        window=session.window,
+        artefacts=known,
+        num_devices=settings.devices,
+    )
+    replay(read_parquet(path, num_experts=opened.shape.num_experts), again)
+    return live, again
+
+
 RUNNING = [name for name, preset in presets().items() if not preset.waits_for]
 LIVE = [name for name in RUNNING if not build(presets()[name].texts()).requires & {"next_use"}]
 
@@ -75,32 +105,12 @@ LIVE = [name for name in RUNNING if not build(presets()[name].texts()).requires 
     ],
 )
 def test_live_equals_replay(checkpoint: Checkpoint, tmp_path: Path, preset: str, policies: dict[str, str]) -> None:
-    """A prompt, tokens after it, then a padded batch: through Parquet and back."""
     opened = open_model(str(checkpoint("olmoe")))
     known = artefacts(opened.shape, made(opened, tmp_path))
     if preset in ("shadow", "uniform-bits"):
         policies = {axis: text for axis, text in policies.items() if axis != "miss"}
     settings = Settings(preset=preset, policies=policies, budget="50%", window="5KiB", link="1GB/s")
-    mask = torch.ones(3, 7, dtype=torch.int64)
-    mask[1, :3] = 0
-    with Session(opened, settings, artefacts=known) as session:
-        recorder = session.record()
-        list(session.generate(torch.arange(3, 10)[None], Sampling(8, ignore_eos=True)))
-        session.new_requests(3)
-        session.forward(torch.randint(3, VOCABULARY, mask.shape), mask=mask)
-        live = session.controller
-    write_parquet(recorder.trace(), tmp_path / "trace.parquet")
-    again = build_controller(
-        build(settings.texts()),
-        opened.shape,
-        num_slots=session.fast.num_slots,
-        shadows=session.fast.shadows,
-        split=session.fast.split,
-        scope=session.scope,
-        window=5 * 1024,
-        artefacts=known,
-    )
-    replay(read_parquet(tmp_path / "trace.parquet", num_experts=opened.shape.num_experts), again)
+    live, again = live_and_replayed(opened, settings, known, tmp_path / "trace.parquet")
     assert len(live.counters.passes) == 9
     assert np.array_equal(live.counters.passes, again.counters.passes)
     assert np.array_equal(live.cache.state, again.cache.state)
