@@ -27,7 +27,8 @@ class Cache:
 
     `shares` by key, of an expert; `shadows` [L * E]: bits of the replica of each expert that stays beside the slots, if
     any does; `near_bits` [L * E]: those at which it is computed near. `state` and `pinned` are views for whoever wants
-    many keys at once. One key at a time is read and written in the bytes below them, which takes a tenth of the time.
+    many keys at once. One key at a time is read and written in the bytes below them, `states` and `pins`, which takes
+    a tenth of the time.
     """
 
     def __init__(
@@ -44,8 +45,8 @@ class Cache:
         self.near_bits = np.full(shape.num_keys, FULL_BITS)
         self.num_keys = pools[-1].stop
         self._shares = shares or [1.0] * self.num_keys
-        self.states, self._pins = bytearray(self.num_keys), bytearray(self.num_keys)
-        self.state, self.pinned = np.frombuffer(self.states, np.uint8), np.frombuffer(self._pins, bool)
+        self.states, self.pins = bytearray(self.num_keys), bytearray(self.num_keys)
+        self.state, self.pinned = np.frombuffer(self.states, np.uint8), np.frombuffer(self.pins, bool)
         self.places: list[Place | None] = [None] * self.num_keys  # of what is not absent
         keys = [self.partitions.keys(pool) for pool in pools]
         self.pool_of = [0] * self.num_keys  # by key
@@ -84,6 +85,8 @@ class Cache:
     def num_free(self, layer: int) -> tuple[int, ...]:
         """Empty slots of a layer's scope on each device."""
         first = layer * self.shape.num_experts
+        if self.partitions.count == 1:
+            return (self.room(first),)
         return tuple([self.room(first + device) for device in range(self.partitions.count)])
 
     def room(self, key: int) -> int:
@@ -107,18 +110,20 @@ class Cache:
 
     def oldest(self, pool_key: int, count: int) -> list[int]:
         """Up to `count` of what passes in a key's pool and may leave, the longest untouched first."""
-        states, pins, pool_of = self.states, self._pins, self.pool_of
+        states, pins, pool_of = self.states, self.pins, self.pool_of
         pool = pool_of[pool_key]
         leaving = (k for k in self._passing if states[k] == RESIDENT and not pins[k] and pool_of[k] == pool)
         return list(islice(leaving, count))
 
     def pin(self, keys: Iterable[int]) -> None:
+        pins = self.pins
         for key in keys:
-            self._pins[key] = True
+            pins[key] = True
 
     def unpin(self, keys: Iterable[int]) -> None:
+        pins = self.pins
         for key in keys:
-            self._pins[key] = False
+            pins[key] = False
 
     def admit(self, key: int, state: int, bits: int = FULL_BITS) -> Place:
         """Give `key`, a replica of so many bits, an empty slot of its pool; it takes a whole one at any precision."""
@@ -132,7 +137,7 @@ class Cache:
 
     def evict(self, keys: Iterable[int]) -> None:
         for key in keys:
-            assert self.states[key] and not self._pins[key], f"key {key} cannot leave"
+            assert self.states[key] and not self.pins[key], f"key {key} cannot leave"
             self._free_slots[self.pool_of[key]].append(self.places[key].slot)
             self.states[key], self.places[key] = ABSENT, None
             if key >= self._first_passing:

@@ -35,6 +35,26 @@ _NO_KEYS = np.zeros(0, np.int64)
 _AT_BITS = {bits: Counter[name.upper()] for bits, name in AT_BITS.items()}
 
 
+class _Here(Residents):
+    """Those of a step, compared when a policy asks for them; what the step misses is known."""
+
+    __slots__ = ("_missing", "_selected", "_states")
+
+    def __init__(self, states: np.ndarray, num_free: Sequence[int], selected: np.ndarray, missing: list[int]) -> None:
+        self._states, self.num_free, self._selected, self._missing = states, num_free, selected, missing
+
+    @property
+    def resident(self) -> np.ndarray:
+        return self._states == RESIDENT
+
+    @property
+    def absent(self) -> np.ndarray:
+        return self._states == ABSENT
+
+    def missing(self, step: Step) -> list[int]:
+        return self._missing if step.selected is self._selected else super().missing(step)
+
+
 class Controller:
     """`window`: bytes that prefetching may move per step, besides what a miss policy lends; a prefetch is resident once
     its own have gone by.
@@ -106,7 +126,8 @@ class Controller:
         if self._routing.reroutes:
             step = self._reroute(step)
             weights = step.weights
-        num_experts, states = self.shape.num_experts, mover.cache.states
+        cache = mover.cache
+        num_experts, states = self.shape.num_experts, cache.states
         first = layer * num_experts
         experts = [first + expert for expert in distinct(step.selected)]
         used = pieces.of(experts)
@@ -129,15 +150,18 @@ class Controller:
             elsewhere = choice.near | choice.low if choice.low else choice.near
             if elsewhere:
                 missing = [key for key in absent if key % num_experts not in elsewhere]
-            behind = [first + expert for expert in choice.behind]
-            bits = {first + expert: precision for expert, precision in choice.bits.items()}
-            weights = weights if choice.weights is None else choice.weights
+            if choice.behind:
+                behind = [first + expert for expert in choice.behind]
+            if choice.bits:
+                bits = {first + expert: precision for expert, precision in choice.bits.items()}
+            if choice.weights is not None:
+                weights = choice.weights
             mover.arrivals.lent = int(choice.lent * self.nbytes[FULL_BITS])
         if missing and self._picks_bits:
             self._eviction.fetched({key: bits.get(key, FULL_BITS) for key in missing}, now)
         self._eviction.used(experts, step, now)
         if pieces.is_cut:
-            mover.cache.touch(used)
+            cache.touch(used)
         here = [key for key in used if states[key]] if absent else used
         if near or low:
             here = [key for key in here if key % num_experts not in elsewhere]
@@ -227,11 +251,13 @@ class Controller:
 
     def _choose(self, step: Step, absent: list[int]) -> Choice:
         """What the miss policy makes of the step, counted."""
-        num_experts, cache = self.shape.num_experts, self._mover.cache
-        states = self._pieces.layer_states(cache.state, step.layer)
-        choice = self._miss.choose(step, Residents(states == RESIDENT, states == ABSENT, cache.num_free(step.layer)))
+        num_experts, cache, pieces = self.shape.num_experts, self._mover.cache, self._pieces
         experts = [key % num_experts for key in absent]
-        near, low = sum(map(choice.near.__contains__, experts)), sum(map(choice.low.__contains__, experts))
+        missing = list(dict.fromkeys(experts)) if pieces.is_cut else experts
+        states = pieces.layer_states(cache.state, step.layer)
+        choice = self._miss.choose(step, _Here(states, cache.num_free(step.layer), step.selected, missing))
+        near = sum(map(choice.near.__contains__, experts)) if choice.near else 0
+        low = sum(map(choice.low.__contains__, experts)) if choice.low else 0
         add, spared = self.counters.add, 0
         if choice.selected is not step.selected:
             served = set(choice.selected.ravel().tolist())

@@ -40,6 +40,9 @@ class Counter(IntEnum):
     AT_1_BIT = auto()
 
 
+# Looked up once, as numbers: an enum takes a while to tell.
+_REQUESTS, _HITS, _LATE = int(Counter.REQUESTS), int(Counter.HITS), int(Counter.LATE)
+_MISSES, _FETCHED = int(Counter.MISSES), int(Counter.FETCHED)
 _OF_REQUESTS = (Counter.HITS, Counter.LATE, Counter.MISSES)
 _OF_MISSES = (Counter.FETCHED, Counter.NEAR, Counter.LOW, Counter.SPARED)
 _BY_DEVICE = (*(Counter.REQUESTS, *_OF_REQUESTS), Counter.EVICTIONS, Counter.PREFETCHES)
@@ -123,11 +126,13 @@ class Counters:
     def add_requests(self, layer: int, num: int, *, num_late: int, num_absent: int) -> None:
         """So many requests of a layer; what is absent is taken to be fetched."""
         cells, stride = self._cells, self._num_layers
-        cells[Counter.REQUESTS * stride + layer] += num
-        cells[Counter.HITS * stride + layer] += num - num_late - num_absent
-        cells[Counter.LATE * stride + layer] += num_late
-        cells[Counter.MISSES * stride + layer] += num_absent
-        cells[Counter.FETCHED * stride + layer] += num_absent
+        cells[_REQUESTS * stride + layer] += num
+        cells[_HITS * stride + layer] += num - num_late - num_absent
+        if num_late:
+            cells[_LATE * stride + layer] += num_late
+        if num_absent:
+            cells[_MISSES * stride + layer] += num_absent
+            cells[_FETCHED * stride + layer] += num_absent
 
     def by_layer(self, *, first_pass: int = 0) -> list[dict[str, int]]:
         """One dictionary a layer, summed over the passes from `first_pass` on."""

@@ -15,6 +15,9 @@ from runtime.policies.base import Eviction, Now, Split
 from runtime.pools import Pool
 from runtime.segments import Segments, Whole
 
+# Looked up once: an enum takes a while to tell.
+_EVICTIONS, _PREFETCHES, _DEMAND_BYTES = Counter.EVICTIONS, Counter.PREFETCHES, Counter.DEMAND_BYTES
+_PREFETCH_BYTES, _WASTED_BYTES = Counter.PREFETCH_BYTES, Counter.WASTED_BYTES
 
 class Mover:
     """Does for the controller what a step needs, by an eviction policy and within `window` bytes a step for what comes
@@ -111,7 +114,7 @@ class Mover:
         loads = [load for keys in self.cache.by_pool(missing) for load in self._load_some(keys, bits)]
         if len(loads) == len(missing):
             return loads, []
-        return loads, [key for key in missing if not self.cache.pinned[key]]
+        return loads, [key for key in missing if not self.cache.pins[key]]
 
     def _load_some(self, missing: list[int], bits: Mapping[int, int]) -> list[Place]:
         """Demand loads for as many of `missing`, all of one pool, as there is room for; each is pinned."""
@@ -128,8 +131,8 @@ class Mover:
         else:
             loads, nbytes = [cache.admit(key, RESIDENT) for key in missing], self._pieces.num_bytes(missing)
         cache.pin(missing)
-        self._counters.add(Counter.DEMAND_BYTES, self._now.layer, nbytes)
-        self._counters.spread(Counter.DEMAND_BYTES, missing[:1], nbytes)
+        self._counters.add(_DEMAND_BYTES, self._now.layer, nbytes)
+        self._counters.spread(_DEMAND_BYTES, missing[:1], nbytes)
         return loads
 
     # Who leaves
@@ -157,8 +160,8 @@ class Mover:
 
     def _cancel(self, pool_key: int, count: int) -> list[int]:
         """Take up to `count` prefetches of a pool off the queue."""
-        pool_of, pinned = self.cache.pool_of, self.cache.pinned
-        latest = [key for key in self.arrivals.latest() if pool_of[key] == pool_of[pool_key] and not pinned[key]]
+        pool_of, pins = self.cache.pool_of, self.cache.pins
+        latest = [key for key in self.arrivals.latest() if pool_of[key] == pool_of[pool_key] and not pins[key]]
         if keys := latest[:count]:
             self.arrivals.remove(keys)
         return keys
@@ -168,15 +171,15 @@ class Mover:
         pass_index = self._now.pass_index
         for key in keys:
             self._evicted_in_pass[key] = pass_index
-        self._counters.add(Counter.EVICTIONS, self._now.layer, len(keys))
-        self._counters.spread(Counter.EVICTIONS, keys)
+        self._counters.add(_EVICTIONS, self._now.layer, len(keys))
+        self._counters.spread(_EVICTIONS, keys)
         if self._unused and (wasted := self._unused.intersection(keys)):
             self._waste(wasted)
 
     def _waste(self, keys: set[int]) -> None:
         if keys:
-            self._unused = self._unused - keys
-            self._counters.add(Counter.WASTED_BYTES, self._now.layer, self._pieces.num_bytes(keys))
+            self._counters.add(_WASTED_BYTES, self._now.layer, self._pieces.num_bytes(keys))
+            self._unused.difference_update(keys)
 
     # What comes ahead
 
@@ -188,40 +191,45 @@ class Mover:
         keys = proposed.tolist()
         if self._pieces.is_cut:
             keys = self._pieces.of(keys)
-        loads = self._send_within(keys, room)
+        states = self.cache.states
+        coming = [key for key in keys if not states[key]]
+        loads = self._send_within(coming, keys, room) if coming else ()
+        if not loads:
+            return ()
         self._note_prefetched(loads)
         return tuple(loads)
 
-    def _send_within(self, keys: list[int], room: int) -> list[Place]:
-        """Put those of `keys` that are absent on their way while `room` bytes last and slots can be had."""
-        cache, loads = self.cache, []
+    def _send_within(self, coming: list[int], keys: list[int], room: int) -> list[Place]:
+        """Put those of `keys` that are absent, `coming`, on their way while `room` bytes last and slots can be had."""
+        cache, pieces, loads = self.cache, self._pieces, []
         leaving: dict[int, Iterator[int]] = {}  # by pool, chosen once for all that may come
-        for key in keys:
-            if cache.states[key]:
-                continue
+        for key in coming:
             if room <= 0:
                 break
+            if cache.states[key]:  # named twice
+                continue
             if not cache.room(key):
                 pool = cache.pool_of[key]
                 if pool not in leaving:
-                    leaving[pool] = iter(self._make_way(keys, key, room))
+                    leaving[pool] = iter(self._make_way(coming, keys, key, room))
                 if (victim := next(leaving[pool], None)) is None:
                     continue
                 self._leave([victim])
-            nbytes = self._pieces.num_bytes([key])
+            nbytes = pieces.num_bytes((key,))
             loads.append(self._send(key, nbytes))
             room -= nbytes
         return loads
 
-    def _make_way(self, keys: list[int], key: int, room: int) -> list[int]:
-        """Who may leave a key's pool for those of `keys` that are to come into it, but none of `keys`."""
+    def _make_way(self, coming: list[int], keys: list[int], key: int, room: int) -> list[int]:
+        """Who may leave a key's pool for those that are `coming` into it, but none of `keys`."""
         cache, most = self.cache, len(keys)
+        states, pins = cache.states, cache.pins
         if not self._pieces.is_cut:  # all are as large
-            most = -(-room // self._pieces.num_bytes([key]))
+            most = -(-room // self._pieces.num_bytes((key,)))
         if most > 1:
-            pool_of, states = cache.pool_of, cache.states
-            most = min(most, sum([not states[own] and pool_of[own] == pool_of[key] for own in keys]))
-        kept = [own for own in keys if cache.states[own] and not cache.pinned[own]]
+            pool_of = cache.pool_of
+            most = min(most, sum([not states[own] and pool_of[own] == pool_of[key] for own in coming]))
+        kept = [own for own in keys if states[own] and not pins[own]]
         cache.pin(kept)
         victims = self._victims(key, most)
         cache.unpin(kept)
@@ -233,16 +241,16 @@ class Mover:
         return self.cache.admit(key, LOADING)
 
     def _note_prefetched(self, loads: list[Place]) -> None:
-        if not loads:
-            return
         keys = [load.key for load in loads]
         self._unused.update(keys)
         self._eviction.prefetched(self._pieces.tops(keys), self._now)
-        self._counters.add(Counter.PREFETCHES, self._now.layer, len(keys))
-        self._counters.add(Counter.PREFETCH_BYTES, self._now.layer, self._pieces.num_bytes(keys))
-        self._counters.spread(Counter.PREFETCHES, keys)
-        for key in keys if self._counters.is_spread else ():
-            self._counters.spread(Counter.PREFETCH_BYTES, [key], self._pieces.num_bytes([key]))
+        counters, layer = self._counters, self._now.layer
+        counters.add(_PREFETCHES, layer, len(keys))
+        counters.add(_PREFETCH_BYTES, layer, self._pieces.num_bytes(keys))
+        if counters.is_spread:
+            counters.spread(_PREFETCHES, keys)
+            for key in keys:
+                counters.spread(_PREFETCH_BYTES, [key], self._pieces.num_bytes([key]))
 
     def end_step(self, pinned: list[int]) -> None:
         """What the step used may leave again, and its share of bytes has gone by."""
@@ -264,10 +272,11 @@ class Mover:
         cache, wanted = self.cache, self._to_place[layer]
         states, num_experts = cache.states, cache.shape.num_experts
         others = set(range(layer * num_experts, (layer + 1) * num_experts)).difference(wanted)
-        self._leave([key for key in sorted(others) if states[key] == RESIDENT and not cache.pinned[key]])
+        self._leave([key for key in sorted(others) if states[key] == RESIDENT and not cache.pins[key]])
         coming = [key for key in wanted if states[key] == ABSENT]
         placed = [self._send(key, self._pieces.num_bytes([key])) for key in coming if cache.room(key)]
         if len(placed) == len(coming):
             del self._to_place[layer]
-        self._note_prefetched(placed)
+        if placed:
+            self._note_prefetched(placed)
         return tuple(placed)

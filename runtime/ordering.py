@@ -8,7 +8,7 @@ _MOST = {np.dtype(float): np.inf, np.dtype(np.int64): np.iinfo(np.int64).max}
 
 def distinct(selected: np.ndarray) -> list[int]:
     """Experts in order of first appearance, scanning tokens, then ranks; dropped ranks (-1) left out."""
-    experts = dict.fromkeys(selected.ravel().tolist())
+    experts = dict.fromkeys(selected[0].tolist() if len(selected) == 1 else selected.ravel().tolist())
     experts.pop(-1, None)
     return list(experts)
 

@@ -5,7 +5,7 @@ Shapes: T tokens, K selected per token, E experts a layer, L MoE layers, D prefe
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 import numpy as np
@@ -50,13 +50,17 @@ class Artefacts:
     matching: Matching | None = None  # of those maps: made when policies are prepared, and shared by them
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Residents:
     """The states of one layer's experts at one step."""
 
     resident: np.ndarray  # [E] bool
     absent: np.ndarray  # [E] bool; what is neither is on its way
     num_free: Sequence[int]  # slots of this layer's scope that hold nothing, on each device
+
+    def missing(self, step: Step) -> list[int]:
+        """Distinct absent experts that a step of this layer wants, in order of first appearance."""
+        return list(dict.fromkeys(step.selected[self.absent[step.selected]].tolist()))
 
 
 def fitting(experts: Sequence[int], room: Sequence[int]) -> list[int]:
@@ -73,7 +77,7 @@ def fitting(experts: Sequence[int], room: Sequence[int]) -> list[int]:
     return found
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Choice:
     """What a miss policy makes of a step: absent experts that `selected` still names are fetched, unless they are
     computed near their memory or on the low replica that stays in the fast tier."""
@@ -83,7 +87,7 @@ class Choice:
     low: frozenset[int] = frozenset()
     behind: tuple[int, ...] = ()  # absent experts to bring while others compute, best first
     weights: np.ndarray | None = None  # [T, K] new routing weights; None keeps the router's own
-    bits: Mapping[int, int] = field(default_factory=dict)  # precision of what is fetched; 16 for those not named
+    bits: Mapping[int, int] | None = None  # precision of what is fetched; 16 for those not named
     lent: float = 0.0  # experts that the link has time to bring, beside what is fetched, while near ones are computed
 
     def is_elsewhere(self, expert: int) -> bool:

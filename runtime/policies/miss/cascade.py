@@ -8,7 +8,6 @@ import numpy as np
 from artifacts.errors import BadUsage
 from artifacts.shape import Shape
 from runtime.policies.base import Artefacts, Choice, Residents, Simple, Step
-from runtime.policies.miss.missing import missing_experts
 from runtime.policies.miss.precision import check_replicas
 
 LOW, LOWEST = 4, 2
@@ -40,6 +39,6 @@ class Cascade(Simple):
         shares = step.shares
         unimportance = np.full(self._num_experts, np.inf)
         np.minimum.at(unimportance, step.selected, shares.cumsum(axis=1) - shares)
-        missing = missing_experts(step, residents)
+        missing = residents.missing(step)
         below = {expert: LOW if unimportance[expert] <= self.low else LOWEST for expert in missing}
         return Choice(step.selected, bits={e: bits for e, bits in below.items() if unimportance[e] > self.high})

@@ -5,7 +5,6 @@ from typing import ClassVar
 
 from artifacts.shape import Shape
 from runtime.policies.base import Artefacts, Choice, Residents, Simple, Step
-from runtime.policies.miss.missing import missing_experts
 
 
 @dataclass
@@ -17,4 +16,4 @@ class FetchLowest(Simple):
         self.widths = (self._bits,)
 
     def choose(self, step: Step, residents: Residents) -> Choice:
-        return Choice(step.selected, bits=dict.fromkeys(missing_experts(step, residents), self._bits))
+        return Choice(step.selected, bits=dict.fromkeys(residents.missing(step), self._bits))

@@ -8,7 +8,6 @@ import numpy as np
 from artifacts.errors import BadUsage
 from artifacts.shape import Shape
 from runtime.policies.base import Artefacts, Choice, Residents, Simple, Step
-from runtime.policies.miss.missing import missing_experts
 from runtime.policies.miss.precision import check_replicas
 from runtime.policies.percentile import percentile
 
@@ -38,5 +37,5 @@ class FetchPriority(Simple):
         shares = np.zeros(self._num_experts)
         np.maximum.at(shares, step.selected, step.shares)
         bar = percentile(shares[shares > 0], self.percentile)
-        low = [expert for expert in missing_experts(step, residents) if shares[expert] < bar]
+        low = [expert for expert in residents.missing(step) if shares[expert] < bar]
         return Choice(step.selected, bits=dict.fromkeys(low, self.bits))

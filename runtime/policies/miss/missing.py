@@ -5,16 +5,11 @@ import numpy as np
 from runtime.policies.base import Residents, Step, fitting
 
 
-def missing_experts(step: Step, residents: Residents) -> list[int]:
-    """Distinct absent experts in order of first appearance."""
-    return list(dict.fromkeys(step.selected[residents.absent[step.selected]].tolist()))
-
-
 def beyond_free(step: Step, residents: Residents, *, fill: bool) -> np.ndarray:
     """[T, K] ranks whose expert is absent; with `fill` less those that the empty slots of the scope take, first come
     first served."""
     missing = residents.absent[step.selected]
     if not fill or not any(residents.num_free):
         return missing
-    filled = fitting(missing_experts(step, residents), residents.num_free)
+    filled = fitting(residents.missing(step), residents.num_free)
     return missing & ~np.isin(step.selected, filled)

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 from artifacts.errors import BadUsage
 from runtime.policies.base import Choice, Residents, Simple, Step, fitting
-from runtime.policies.miss.missing import missing_experts
 
 
 @dataclass
@@ -23,7 +22,7 @@ class Near(Simple):
             raise BadUsage(f"near needs a ratio of link to near bandwidth of at least 0, not {self.ratio}")
 
     def choose(self, step: Step, residents: Residents) -> Choice:
-        missing = missing_experts(step, residents)
+        missing = residents.missing(step)
         fetched = fitting(missing, residents.num_free) if self.fill else []
         near = frozenset(missing).difference(fetched)
         return Choice(step.selected, near=near, lent=max(0.0, len(near) * self.ratio - len(fetched)))

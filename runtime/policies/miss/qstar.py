@@ -6,7 +6,6 @@ import numpy as np
 
 from artifacts.errors import BadUsage
 from runtime.policies.base import Choice, Residents, Simple, Step
-from runtime.policies.miss.missing import missing_experts
 
 
 @dataclass
@@ -25,7 +24,7 @@ class QStar(Simple):
             raise BadUsage(f"qstar needs a ratio of link to near bandwidth above 0, not {self.ratio}")
 
     def choose(self, step: Step, residents: Residents) -> Choice:
-        missing = missing_experts(step, residents)
+        missing = residents.missing(step)
         fetched = self.num_fetched(len(missing))
         near = frozenset(missing[fetched:])
         return Choice(step.selected, near=near, lent=max(0.0, len(near) * self.ratio - fetched))
