@@ -19,6 +19,7 @@ from runtime.segments import Segments, Whole
 _EVICTIONS, _PREFETCHES, _DEMAND_BYTES = Counter.EVICTIONS, Counter.PREFETCHES, Counter.DEMAND_BYTES
 _PREFETCH_BYTES, _WASTED_BYTES = Counter.PREFETCH_BYTES, Counter.WASTED_BYTES
 
+
 class Mover:
     """Does for the controller what a step needs, by an eviction policy and within `window` bytes a step for what comes
     ahead, besides those that are `lent`. `now` and `counters` are the controller's."""

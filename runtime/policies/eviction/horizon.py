@@ -46,7 +46,8 @@ class Horizon(SimpleEviction):
         known = (recall.experts, recall.common, recall.like, self._known)
         self._state = (self._used, self._gains, weights, *known, self._rates, self._nearness)  # as the kernel takes it
         self._ahead = _Ahead(shape, 0)
-        self._nothing = np.zeros((0, 0, num_experts)), np.zeros(0, np.int64)
+        self._all = (*self._state, *self._ahead.state)
+        self._nothing = np.zeros((0, 0, num_experts), np.float32), np.zeros(0, np.int64)
         self._num_tokens = self._pass_index = 0
 
     def used(self, keys: list[int], step: Step, now: Now) -> None:
@@ -64,10 +65,10 @@ class Horizon(SimpleEviction):
             recall.num_tokens,
             not self._is_prompt,
             share,
-            *self._state,
+            self._shape.top_k,
+            *self._foreseen(step),
+            *self._all,
         )
-        if step.foreseen is not None or self._ahead.distance:
-            self._look_ahead(step, now)
 
     def order(self, keys: np.ndarray, now: Now) -> tuple[np.ndarray, ...]:
         return (self.ranks[0][keys],)
@@ -97,29 +98,15 @@ class Horizon(SimpleEviction):
 
     # Predictions
 
-    def _look_ahead(self, step: Step, now: Now) -> None:
-        """Sharpen the next visit of the layers that the step predicts."""
-        foreseen, last = self._nothing
-        if step.foreseen is not None:
-            foreseen = np.array(step.foreseen, np.float64)
-            last = np.arange(len(foreseen)) if step.last is None else step.last
+    def _foreseen(self, step: Step) -> tuple[np.ndarray, np.ndarray]:
+        """[T, D, E] what the step predicts, and of which tokens past the last layer."""
+        foreseen = step.foreseen
+        if foreseen is None:
+            return self._nothing
+        if foreseen.shape[1] > self._ahead.distance:
             self._ahead.reach(foreseen.shape[1])
-        ahead = self._ahead
-        self._kernels.look_ahead(
-            step.layer,
-            now.step,
-            self._shape.top_k,
-            foreseen,
-            last,
-            self._used,
-            self._rates,
-            self._nearness,
-            ahead.is_pending,
-            ahead.known,
-            ahead.weights,
-            ahead.moments,
-            ahead.products,
-        )
+            self._all = (*self._state, *self._ahead.state)
+        return np.ascontiguousarray(foreseen, np.float32), np.arange(len(foreseen)) if step.last is None else step.last
 
 
 class _Regression:
@@ -137,7 +124,7 @@ class _Regression:
 
 class _Ahead:
     """The chance of use at a layer's next visit, given what a router some layers before said and the learned rate, of
-    `distance` layers ahead: a regression each, as the kernel takes them."""
+    `distance` layers ahead: a regression each."""
 
     def __init__(self, shape: Shape, distance: int) -> None:
         guess = np.array([0.5, 0.5, 0.0])
@@ -150,11 +137,15 @@ class _Ahead:
 
     def reach(self, distance: int) -> None:
         """So far at least."""
-        if distance > self.distance:
-            farther = _Ahead(self._shape, distance - self.distance)
-            for name in ("weights", "moments", "products", "known", "is_pending"):
-                setattr(self, name, np.concatenate((getattr(self, name), getattr(farther, name))))
-            self.distance = distance
+        farther = _Ahead(self._shape, distance - self.distance)
+        for name in ("weights", "moments", "products", "known", "is_pending"):
+            setattr(self, name, np.concatenate((getattr(self, name), getattr(farther, name))))
+        self.distance = distance
+
+    @property
+    def state(self) -> tuple[np.ndarray, ...]:
+        """As the kernel takes it."""
+        return self.is_pending, self.known, self.weights, self.moments, self.products
 
     def solve(self) -> None:
         if self.distance:

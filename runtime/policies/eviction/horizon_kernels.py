@@ -89,61 +89,6 @@ def _follow(newest, weights, remembered, mean, followers):
         followers[expert] = (found + 0.5 * mean[expert]) / (total + 0.5)
 
 
-@kernel(
-    "void(int64[::1], int64, int64, int64, int64, boolean, float64[::1], float64[:, ::1], float64[::1], float64[::1],"
-    "uint8[:, :, ::1], int16[:, ::1], float32[::1], float64[:, :, ::1], float64[:, ::1], float64[:, ::1])"
-)
-def on_use(
-    keys,
-    layer,
-    step,
-    newest,
-    num_tokens,
-    is_one,
-    share,
-    used,
-    gains,
-    weights,
-    remembered,
-    common,
-    like,
-    known,
-    rates,
-    nearness,
-):
-    """A step uses `keys` of a layer. If it `is_one` token, or is taken for one, the token is remembered here, else its
-    tokens have been. `share` [E] of the tokens used each expert; it may be the layer's row of `used`.
-
-    `gains` [F - 1] and `weights` [F]: of the running frequencies, and of what is known. Brought up to date: `used`
-    [L, E], `remembered` [L, E, N], `common` [L + 1, N] by layer and in all, `known` [L, F, E], `rates` [L, E] of use
-    per pass, and `nearness` [L, E], minus the step in which a key is expected.
-    """
-    num_layers, num_experts = rates.shape
-    frequencies, rate, common_here, in_common = known[layer], rates[layer], common[layer], common[num_layers]
-    for expert in range(num_experts):
-        used[layer, expert] = 0
-    for place in range(len(keys)):
-        used[layer, keys[place] - layer * num_experts] = 1
-    if is_one:
-        for expert in range(num_experts):
-            remembered[layer, expert, newest] = np.uint8(used[layer, expert])
-    for kind in range(len(gains)):
-        for expert in range(num_experts):
-            frequencies[kind, expert] += gains[kind] * (share[expert] - frequencies[kind, expert])
-    _compare(newest, remembered[layer], common_here[:num_tokens], in_common[:num_tokens])
-    alike = _weigh(common_here[:num_tokens], in_common[:num_tokens], like, common.shape[1])
-    _follow(newest, alike, remembered[layer], frequencies[len(gains) - 1], frequencies[len(gains)])
-    for expert in range(num_experts):
-        rate[expert] = 0
-    for kind in range(len(weights)):
-        for expert in range(num_experts):
-            rate[expert] += weights[kind] * frequencies[kind, expert]
-    for expert in range(num_experts):
-        rate[expert] = min(max(rate[expert], LEAST_RATE), 1)
-        # Whole steps: what differs by rounding alone is a tie.
-        nearness[layer, expert] = -np.rint(step + num_layers / rate[expert])
-
-
 @part
 def _observe(known, used, moments, products):
     """`known` [3, E] came with `used` [E]: added to `moments` [3, 3] and `products` [3] (least squares)."""
@@ -227,6 +172,74 @@ def look_ahead(
             for request in range(len(last)):
                 _hear(predicted[last[request], ahead], top_k, best, own)
         _expect(step + 1 + ahead, num_layers, weights[ahead], own, rates[target], nearness[target])
+
+
+@kernel(
+    "void(int64[::1], int64, int64, int64, int64, boolean, float64[::1], int64, float32[:, :, ::1], int64[::1],"
+    "float64[:, ::1], float64[::1], float64[::1], uint8[:, :, ::1], int16[:, ::1], float32[::1], float64[:, :, ::1],"
+    "float64[:, ::1], float64[:, ::1], boolean[:, ::1], float64[:, :, :, ::1], float64[:, ::1], float64[:, :, ::1],"
+    "float64[:, ::1])"
+)
+def on_use(
+    keys,
+    layer,
+    step,
+    newest,
+    num_tokens,
+    is_one,
+    share,
+    top_k,
+    predicted,
+    last,
+    used,
+    gains,
+    weights,
+    remembered,
+    common,
+    like,
+    known,
+    rates,
+    nearness,
+    is_pending,
+    known_ahead,
+    weights_ahead,
+    moments,
+    products,
+):
+    """A step uses `keys` of a layer. If it `is_one` token, or is taken for one, the token is remembered here, else its
+    tokens have been. `share` [E] of the tokens used each expert; it may be the layer's row of `used`.
+
+    `gains` [F - 1] and `weights` [F]: of the running frequencies, and of what is known. Brought up to date: `used`
+    [L, E], `remembered` [L, E, N], `common` [L + 1, N] by layer and in all, `known` [L, F, E], `rates` [L, E] of use
+    per pass, and `nearness` [L, E], minus the step in which a key is expected. What else there is `look_ahead` takes.
+    """
+    num_layers, num_experts = rates.shape
+    frequencies, rate, common_here, in_common = known[layer], rates[layer], common[layer], common[num_layers]
+    for expert in range(num_experts):
+        used[layer, expert] = 0
+    for place in range(len(keys)):
+        used[layer, keys[place] - layer * num_experts] = 1
+    if is_one:
+        for expert in range(num_experts):
+            remembered[layer, expert, newest] = np.uint8(used[layer, expert])
+    for kind in range(len(gains)):
+        for expert in range(num_experts):
+            frequencies[kind, expert] += gains[kind] * (share[expert] - frequencies[kind, expert])
+    _compare(newest, remembered[layer], common_here[:num_tokens], in_common[:num_tokens])
+    alike = _weigh(common_here[:num_tokens], in_common[:num_tokens], like, common.shape[1])
+    _follow(newest, alike, remembered[layer], frequencies[len(gains) - 1], frequencies[len(gains)])
+    for expert in range(num_experts):
+        rate[expert] = 0
+    for kind in range(len(weights)):
+        for expert in range(num_experts):
+            rate[expert] += weights[kind] * frequencies[kind, expert]
+    for expert in range(num_experts):
+        rate[expert] = min(max(rate[expert], LEAST_RATE), 1)
+        # Whole steps: what differs by rounding alone is a tie.
+        nearness[layer, expert] = -np.rint(step + num_layers / rate[expert])
+    if len(known_ahead):
+        said, fitted = predicted.astype(np.float64), (weights_ahead, moments, products)
+        look_ahead(layer, step, top_k, said, last, used, rates, nearness, is_pending, known_ahead, *fitted)
 
 
 @kernel("void(float64[::1], float64[:, :, ::1], float64[:, :, ::1], float64[:, ::1], float64[:, ::1], float64[::1])")

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from artifacts.expertmaps import priorities, selected
+from artifacts.expertmaps import priorities
 from artifacts.shape import Shape
 from runtime.policies.base import Artefacts, Now, Simple, Step
 from runtime.policies.matching import Guide, Match, check_ahead
@@ -36,32 +36,38 @@ class MapPrefetch(Simple):
         check_ahead("map", self.distance, self.lag)
 
     def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
+        # Compiled code takes a while to load, and seconds where it was never compiled: only for who uses it.
+        from runtime.policies import map_kernels
+
+        self._kernels = map_kernels
         self._shape, self.matching = shape, artefacts.matching
         self._guide = Guide(self.matching, self.distance, self.lag, self.semantic)
-        self._guided: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # by layer ahead, experts and their probabilities
+        # By layer ahead, experts, and [E] the probabilities of the layer's
+        self._guided: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
     def propose(self, step: Step, now: Now) -> np.ndarray:
-        self._guided = {layer: found for layer, found in self._guided.items() if step.layer and layer > step.layer}
+        guided = self._guided
+        for layer in [layer for layer in guided if not step.layer or layer <= step.layer]:
+            del guided[layer]
         match = self._guide.match(step)
         if match is not None:
-            self._guided |= {layer: self._choose(match, layer) for layer in self._guide.layers(step, match)}
-        if not self._guided:
+            for layer in self._guide.layers(step, match):
+                guided[layer] = self._choose(match, layer)
+        if not guided:
             return _NONE
-        keys = [layer * self._shape.num_experts + experts for layer, (experts, _) in self._guided.items()]
+        keys = [layer * self._shape.num_experts + experts for layer, (experts, _) in guided.items()]
         if len(keys) == 1:
             return keys[0]
-        urgency = [priorities(p, layer - step.layer) for layer, (_, p) in self._guided.items()]
+        urgency = [priorities(p[experts], layer - step.layer) for layer, (experts, p) in guided.items()]
         return np.concatenate(keys)[np.argsort(-np.concatenate(urgency), kind="stable")]
 
     def _choose(self, match: Match, layer: int) -> tuple[np.ndarray, np.ndarray]:
-        """Experts of a layer that some request is to need, with their probabilities summed over all, the largest
-        first."""
-        says = match.probabilities[:, layer]
+        """Experts of a layer that some request is to need, the largest first of [E] the probabilities of the layer's
+        summed over all, and those."""
+        says, top_k, likeliest = match.probabilities[:, layer], self._shape.top_k, self._kernels.likeliest
         scores = match.scores.tolist() if self.threshold else [1.0] * len(says)
-        chosen = [selected(p, score, self._shape.top_k) for p, score in zip(says, scores, strict=True)]
-        if len(chosen) == 1:
-            return chosen[0], says[0, chosen[0]]
-        experts = np.unique(np.concatenate(chosen))
-        summed = says.sum(axis=0)[experts]
-        order = np.argsort(-summed, kind="stable")
-        return experts[order], summed[order]
+        if len(scores) == 1:
+            return likeliest(says[0], scores[0], top_k), says[0]
+        chosen = [likeliest(p, score, top_k) for p, score in zip(says, scores, strict=True)]
+        experts, summed = np.unique(np.concatenate(chosen)), says.sum(axis=0)
+        return experts[np.argsort(-summed[experts], kind="stable")], summed
