@@ -17,10 +17,15 @@ def _leaves_before(key, other, ranks, older):
 def first_leaving(ranks, older, state, pinned, start, stop, found):
     """Of keys from `start` up to `stop` that are resident and not pinned as many as `found` has room for, the smallest
     of `ranks` first, equals by `older`, then by the lower key; returns how many there are."""
-    num_found = 0
-    for key in range(start, stop):
-        if state[key] != _RESIDENT or pinned[key]:
+    rank, states, is_pinned = ranks[start:stop], state[start:stop], pinned[start:stop]
+    # Who stays is ranked last, without a branch: a processor would guess wrong for every fourth key.
+    rank_of, num_found, most = np.empty(len(rank)), 0, np.inf
+    for place in range(len(rank)):
+        rank_of[place] = rank[place] if (states[place] == _RESIDENT) & (not is_pinned[place]) else np.inf
+    for place in range(len(rank)):
+        if rank_of[place] > most or states[place] != _RESIDENT or is_pinned[place]:
             continue
+        key = start + place
         if num_found == len(found) and not _leaves_before(key, found[num_found - 1], ranks, older):
             continue
         at = min(num_found, len(found) - 1)
@@ -29,4 +34,6 @@ def first_leaving(ranks, older, state, pinned, start, stop, found):
             at -= 1
         found[at] = key
         num_found = min(num_found + 1, len(found))
+        if num_found == len(found):
+            most = ranks[found[num_found - 1]]
     return num_found

@@ -58,56 +58,38 @@ class Blend(Simple):
         self._uses = np.full((shape.num_layers, len(_TOKENS), shape.num_experts), even)
         self._odds = np.full(self._uses.shape, _log_odds(np.float64(even), blend_kernels.LEAST))
         self._gain = 1 / _TOKENS
+        self._unheard = np.zeros((0, 0, shape.num_experts), np.float32)
+        self._unmapped = np.zeros((0, shape.num_experts))
+        chances = self._chances  # as the kernels take them
+        self._state = self._uses, self._odds, chances.known, chances.predicted, chances.weights, chances.moments
 
     def propose(self, step: Step, now: Now) -> np.ndarray:
         if self.matching:
             self.matching.see(step)
-        chances, num_tokens = self._chances, len(step.selected)
-        self._kernels.visit(
-            np.array(step.selected, np.int64),
-            step.layer,
-            step.phase != PREFILL,
-            self._gain if num_tokens == 1 else 1 - (1 - self._gain) ** num_tokens,
-            self._uses,
-            self._odds,
-            chances.known,
-            chances.predicted,
-            chances.weights,
-            chances.moments,
-        )
-        if step.phase == PREFILL and step.layer + 1 < self._shape.num_layers:
+        num_tokens, top_k, learns = len(step.selected), self._shape.top_k, step.phase != PREFILL
+        gain = self._gain if num_tokens == 1 else 1 - (1 - self._gain) ** num_tokens
+        visit = np.ascontiguousarray(step.selected, np.int64), step.layer, learns, gain
+        if not learns and step.layer + 1 < self._shape.num_layers:
+            self._kernels.visit(*visit, *self._state)
             foreseen = of_interest(step, step.foreseen, 1, self._shape)
-            return keys_ahead(step, 1, self._shape, named(foreseen, self._shape.top_k))
-        return self._likely(step)
-
-    def _likely(self, step: Step) -> np.ndarray:
-        chances = self._chances
+            return keys_ahead(step, 1, self._shape, named(foreseen, top_k))
+        assert step.predicted is not None, "a policy that reads predictions runs without them"
+        assert step.learned is not None or not self.learned, "a policy that reads predictors runs without them"
         return self._kernels.likely(
-            step.layer,
-            self._shape.top_k,
-            self._said(step),
-            np.arange(len(step.selected)) if step.last is None else step.last,
-            self._mapped(step),
+            *visit,
+            top_k,
+            np.ascontiguousarray(step.predicted, np.float32),
+            np.ascontiguousarray(step.learned, np.float32) if self.learned else self._unheard,
+            np.arange(num_tokens) if step.last is None else step.last,
+            self._mapped(step) if self._guides else self._unmapped,
             self.floor,
             self.far,
-            self._odds,
-            chances.known,
-            chances.predicted,
-            chances.weights,
+            *self._state,
         )
 
-    def _said(self, step: Step) -> np.ndarray:
-        """[S, T, D, E] what each source says of the layers ahead."""
-        sources = (step.predicted, step.learned) if self.learned else (step.predicted,)
-        said = np.empty((len(sources), len(step.selected), self._reach, self._shape.num_experts), np.float32)
-        for own, source in zip(said, sources, strict=True):
-            assert source is not None, "a policy that reads predictions runs without them"
-            own[:] = source[:, : self._reach]
-        return said
-
     def _mapped(self, step: Step) -> np.ndarray:
-        """[D, E] log odds by the matched map of the requests, 0 where nothing is matched; [0, E] without maps."""
-        known = np.zeros((len(self._guides), self._shape.num_experts))
+        """[D, E] log odds by the matched map of the requests, 0 where nothing is matched."""
+        known = np.zeros((self._reach, self._shape.num_experts))
         for ahead, guide in enumerate(self._guides):
             if (said := guide.predict(step)) is not None:
                 known[ahead] = _log_odds(said[0].max(axis=0) * self._shape.top_k, self._kernels.LEAST)

@@ -1,7 +1,7 @@
 """What blend computes at every step, compiled; `tests/runtime/policies/blend_reference.py` says the same in plain
 numpy.
 
-Shapes: T tokens, K selected, L layers, D distances, E experts, S sources that name experts, F things known of an
+Shapes: T tokens, K selected, L layers, D distances, E experts, F things known of an
 expert: 1, of each source its margin and what of that is above 0, of each running frequency its log odds, and with maps
 theirs.
 """
@@ -143,19 +143,39 @@ def _sorted_in(expert, at, num_found, chances, found):
 
 
 @kernel(
-    "int64[::1](int64, int64, float32[:, :, :, ::1], int64[::1], float64[:, ::1], float64, float64,"
-    "float64[:, :, ::1], float64[:, :, :, ::1], float64[:, :, ::1], float64[:, :, ::1])"
+    "int64[::1](int64[:, ::1], int64, boolean, float64[::1], int64, float32[:, :, ::1], float32[:, :, ::1], int64[::1],"
+    "float64[:, ::1], float64, float64, float64[:, :, ::1], float64[:, :, ::1], float64[:, :, :, ::1],"
+    "float64[:, :, ::1], float64[:, :, ::1], float64[:, :, :, ::1])"
 )
-def likely(layer, top_k, said, last, mapped, floor, far, odds, known, predicted, weights):
-    """Keys of the next D layers whose chance of use is at least `floor` in the next and `far` beyond, sooner layers
-    first, likelier experts first. What is known of each, [L, D, F, E], and `predicted` [L, D, E] of it are kept for the
-    visit.
+def likely(
+    selected,
+    layer,
+    learns,
+    gains,
+    top_k,
+    routers,
+    fitted,
+    last,
+    mapped,
+    floor,
+    far,
+    uses,
+    odds,
+    known,
+    predicted,
+    weights,
+    moments,
+):
+    """A `visit`, and keys of the next D layers whose chance of use is at least `floor` in the next and `far` beyond,
+    sooner layers first, likelier experts first. What is known of each, [L, D, F, E], and `predicted` [L, D, E] of it
+    are kept for the visit.
 
-    `said` [S, T, D, E]: of each source; past the last layer the tokens `last` count alone. `mapped` [D, E]: log odds by
-    the matched maps, [0, E] without.
+    `routers` and `fitted` [T, D or more, E]: what each source says, [0, 0, E] where one is not heard; past the last
+    layer the tokens `last` count alone. `mapped` [D, E]: log odds by the matched maps, [0, E] without.
     """
-    num_sources, num_tokens, reach, num_experts = said.shape
-    num_layers, num_kinds = odds.shape[0], known.shape[2]
+    visit(selected, layer, learns, gains, uses, odds, known, predicted, weights, moments)
+    num_tokens, num_sources = len(selected), 2 if len(fitted) else 1
+    num_layers, reach, num_kinds, num_experts = known.shape
     token_odds, best = np.empty(num_experts, np.float32), np.empty(top_k + 1, np.float32)
     margin, chances = np.empty(num_experts, np.float32), np.empty(num_experts)
     proposed, num_proposed = np.empty(reach * num_experts, np.int64), 0
@@ -165,14 +185,15 @@ def likely(layer, top_k, said, last, mapped, floor, far, odds, known, predicted,
         for expert in range(num_experts):
             own[0, expert] = 1
         for source in range(num_sources):
+            said = fitted if source else routers
             for expert in range(num_experts):
                 margin[expert] = np.float32(-MOST)
             if layer + 1 + ahead < num_layers:
                 for token in range(num_tokens):
-                    _margin(said[source, token, ahead], top_k, token_odds, best, margin)
+                    _margin(said[token, ahead], top_k, token_odds, best, margin)
             else:
                 for request in range(len(last)):
-                    _margin(said[source, last[request], ahead], top_k, token_odds, best, margin)
+                    _margin(said[last[request], ahead], top_k, token_odds, best, margin)
             for expert in range(num_experts):
                 own[kind, expert] = margin[expert]
                 own[kind + 1, expert] = max(margin[expert], np.float32(0))
