@@ -33,6 +33,7 @@ from runtime.segments import Segments, Whole
 _NO_BITS: Mapping[int, int] = {}
 _NO_KEYS = np.zeros(0, np.int64)
 _AT_BITS = {bits: Counter[name.upper()] for bits, name in AT_BITS.items()}
+_FETCHED, _NEAR, _LOW = Counter.FETCHED, Counter.NEAR, Counter.LOW  # looked up once: an enum takes a while to tell
 
 
 class _Here(Residents):
@@ -267,9 +268,10 @@ class Controller:
             add(Counter.DROPPED_RANKS, step.layer, dropped)
             add(Counter.REPLACED_RANKS, step.layer, int((choice.selected != step.selected).sum()) - dropped)
         if elsewhere := near + low + spared:
-            add(Counter.FETCHED, step.layer, -elsewhere)  # `_count` took all that is absent for fetched
-            add(Counter.NEAR, step.layer, near)
-            add(Counter.LOW, step.layer, low)
+            add(_FETCHED, step.layer, -elsewhere)  # `_count` took all that is absent for fetched
+            add(_NEAR, step.layer, near)
+            if low:
+                add(_LOW, step.layer, low)
         return choice
 
     def _near_place(self, key: int) -> Place:

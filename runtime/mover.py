@@ -1,7 +1,7 @@
 """Moves experts through the fast tier, on the books: who leaves, in which waves the missing come, what is sent for
 ahead of its use, and when that is there."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -174,8 +174,8 @@ class Mover:
             self._evicted_in_pass[key] = pass_index
         self._counters.add(_EVICTIONS, self._now.layer, len(keys))
         self._counters.spread(_EVICTIONS, keys)
-        if self._unused and (wasted := self._unused.intersection(keys)):
-            self._waste(wasted)
+        if self._unused and not self._unused.isdisjoint(keys):
+            self._waste(self._unused.intersection(keys))
 
     def _waste(self, keys: set[int]) -> None:
         if keys:
@@ -202,12 +202,12 @@ class Mover:
 
     def _send_within(self, coming: list[int], keys: list[int], room: int) -> list[Place]:
         """Put those of `keys` that are absent, `coming`, on their way while `room` bytes last and slots can be had."""
-        cache, pieces, loads = self.cache, self._pieces, []
-        leaving: dict[int, Iterator[int]] = {}  # by pool, chosen once for all that may come
+        cache, num_bytes, loads = self.cache, self._pieces.num_bytes, []
+        states, leaving = cache.states, {}  # by pool, an iterator: chosen once for all that may come
         for key in coming:
             if room <= 0:
                 break
-            if cache.states[key]:  # named twice
+            if states[key]:  # named twice
                 continue
             if not cache.room(key):
                 pool = cache.pool_of[key]
@@ -216,7 +216,7 @@ class Mover:
                 if (victim := next(leaving[pool], None)) is None:
                     continue
                 self._leave([victim])
-            nbytes = pieces.num_bytes((key,))
+            nbytes = num_bytes((key,))
             loads.append(self._send(key, nbytes))
             room -= nbytes
         return loads

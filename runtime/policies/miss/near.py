@@ -23,6 +23,6 @@ class Near(Simple):
 
     def choose(self, step: Step, residents: Residents) -> Choice:
         missing = residents.missing(step)
-        fetched = fitting(missing, residents.num_free) if self.fill else []
+        fetched = fitting(missing, residents.num_free) if self.fill and any(residents.num_free) else ()
         near = frozenset(missing).difference(fetched)
         return Choice(step.selected, near=near, lent=max(0.0, len(near) * self.ratio - len(fetched)))
