@@ -172,8 +172,10 @@ class Mover:
         pass_index = self._now.pass_index
         for key in keys:
             self._evicted_in_pass[key] = pass_index
-        self._counters.add(_EVICTIONS, self._now.layer, len(keys))
-        self._counters.spread(_EVICTIONS, keys)
+        counters = self._counters
+        counters.add(_EVICTIONS, self._now.layer, len(keys))
+        if counters.is_spread:
+            counters.spread(_EVICTIONS, keys)
         if self._unused and not self._unused.isdisjoint(keys):
             self._waste(self._unused.intersection(keys))
 
@@ -231,9 +233,11 @@ class Mover:
             pool_of = cache.pool_of
             most = min(most, sum([not states[own] and pool_of[own] == pool_of[key] for own in coming]))
         kept = [own for own in keys if states[own] and not pins[own]]
-        cache.pin(kept)
+        for own in kept:
+            pins[own] = True
         victims = self._victims(key, most)
-        cache.unpin(kept)
+        for own in kept:
+            pins[own] = False
         return victims
 
     def _send(self, key: int, nbytes: int) -> Place:
