@@ -1,6 +1,7 @@
 """The output of one layer step as torch adds it up: bit for bit the sum that the model's own code makes."""
 
 from collections.abc import Sequence
+from operator import attrgetter
 
 import torch
 from torch import nn
@@ -11,6 +12,8 @@ from runtime.fused import OneToken
 from runtime.plan import Place
 from runtime.resident import Resident, is_full
 from runtime.together import OneByOne, Together
+
+_slot = attrgetter("slot")
 
 
 class StepSum:
@@ -47,8 +50,9 @@ class StepSum:
             self._add_packed(low, self._packed.starts(low))
         full = [place for place in places if not self.computes(place)]
         if self._together and len(self._hidden) == 1 and len(full) > 1 and all(map(is_full, full)):
-            weights = [self._resident.weights(place) for place in full]
-            self._add_outputs(full, self._together.forward(self._module, weights, self._hidden))
+            full.sort(key=_slot)
+            weights, beside = [self._resident.weights(place) for place in full], self._resident.beside(full)
+            self._add_outputs(full, self._together.forward(self._module, weights, self._hidden, beside=beside))
             return
         for place in full:
             expert = self._expert(place)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from moectl.bundled import demo_model
 from runtime import together
 from runtime.experts import expert_forward
 from runtime.model import MoeModel, open_model
@@ -37,6 +38,24 @@ def test_what_is_chosen_gives_the_same_bits(opened: MoeModel) -> None:
             assert torch.equal(chosen.forward(module, some, x), alone)
 
 
+def test_a_tier_for_one_token_copies_nothing_to_compute_it() -> None:
+    """Its slots lie as a batch wants them; the logits are those of the tier that holds all."""
+    opened = open_model(str(demo_model()))
+    ids = torch.randint(3, opened.config.vocab_size, (1, 12), generator=torch.manual_seed(3))
+    logits = {}
+    for budget in ("100%", f"{opened.shape.top_k}x"):
+        with Session(opened, Settings(budget=budget, scope="global", device="cpu")) as session:
+            past, found = None, []
+            for token in ids.split(1, dim=1):
+                out = session.forward(token, past=past)
+                past = out.past_key_values
+                found.append(out.logits)
+            logits[budget] = torch.cat(found)
+            copies = "_into" in vars(session.engine._together)
+            assert copies == (budget == "100%"), "what is copied, and only that, has room to be copied to"
+    assert torch.equal(*logits.values())
+
+
 def test_another_order_of_additions_is_noticed(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     """Even in bfloat16, where the last bits of a sum hardly ever show in what it is rounded to."""
 
@@ -53,7 +72,7 @@ def test_experts_that_would_leave_the_cache_are_left_alone(
     checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened = open_model(str(checkpoint("mixtral")))
-    monkeypatch.setattr(together, "_LIMIT", opened.shape.top_k * opened.store.layout.nbytes - 1)
+    monkeypatch.setattr(together, "IN_CACHE", opened.shape.top_k * opened.store.layout.nbytes - 1)
     assert together_for(opened) is None
 
 
