@@ -11,7 +11,7 @@ from runtime.experts import Assigned, accumulate, gather, weigh
 from runtime.fused import OneToken
 from runtime.plan import Place
 from runtime.resident import Resident, is_full
-from runtime.together import OneByOne, Together
+from runtime.together import OneByOne, Together, Views
 
 _slot = attrgetter("slot")
 
@@ -51,8 +51,8 @@ class StepSum:
         full = [place for place in places if not self.computes(place)]
         if self._together and len(self._hidden) == 1 and len(full) > 1 and all(map(is_full, full)):
             full.sort(key=_slot)
-            weights, beside = [self._resident.weights(place) for place in full], self._resident.beside(full)
-            self._add_outputs(full, self._together.forward(self._module, weights, self._hidden, beside=beside))
+            weights = [self._resident.weights(place) for place in full]
+            self.add_together(full, weights, beside=self._resident.beside(full))
             return
         for place in full:
             expert = self._expert(place)
@@ -61,6 +61,10 @@ class StepSum:
                 continue
             x = gather(self._hidden, self._assigned[expert])
             self.add_output(expert, self._resident.forward(self._module, place, x))
+
+    def add_together(self, places: Sequence[Place], weights: Sequence[Views], *, beside: Views | None = None) -> None:
+        """One token's whole experts, wherever they lie, as `Together` takes them."""
+        self._add_outputs(places, self._together.forward(self._module, weights, self._hidden, beside=beside))
 
     def computes(self, place: Place) -> bool:
         """Whether it computes such an expert itself, here and by `add_elsewhere`."""

@@ -56,6 +56,28 @@ def test_a_tier_for_one_token_copies_nothing_to_compute_it() -> None:
     assert torch.equal(*logits.values())
 
 
+@pytest.mark.parametrize("slots", [1, 3], ids=["all near", "some near"])
+def test_near_experts_are_computed_in_one_go_with_those_that_are_there(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, slots: int
+) -> None:
+    """Each layer of a decoded token is one batch of all its experts."""
+    opened, batches = open_model(str(checkpoint("olmoe"))), []
+    forward = Together.forward
+
+    def counted(self: Together, module: object, experts: list, x: torch.Tensor, **known: object) -> torch.Tensor:
+        batches.append(len(experts))
+        return forward(self, module, experts, x, **known)
+
+    near = Settings("near", budget=f"{slots * opened.shape.num_layers}x", link="1GB/s", near="1GB/s", device="cpu")
+    with Session(opened, near) as session:
+        past = session.forward(torch.arange(8)[None]).past_key_values
+        monkeypatch.setattr(Together, "forward", counted)
+        session.forward(torch.tensor([[9]]), past=past)
+        last = session.controller.counters.by_layer(first_pass=-1)
+    assert sum(layer["misses"] for layer in last) > 0
+    assert batches == [opened.shape.top_k] * opened.shape.num_layers
+
+
 def test_another_order_of_additions_is_noticed(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     """Even in bfloat16, where the last bits of a sum hardly ever show in what it is rounded to."""
 
