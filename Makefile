@@ -4,6 +4,9 @@ PYTHON ?= python3
 VENV := .venv
 INSTALLED := $(VENV)/.installed
 
+# Only what is imported gets compiled, once; where a container sets this, every process would do so anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test
 
 demo: $(INSTALLED)
@@ -15,5 +18,5 @@ test: $(INSTALLED)
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,report]'
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[test,report]'
 	@touch $@

@@ -3,7 +3,7 @@
 Everything is measured by what runs it: the model's own layers, the engine, the links, the near tier's arithmetic.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -13,22 +13,21 @@ import torch
 from artifacts.measured import Compute, HardwareProfile, Near, Spread
 from artifacts.replicas import FULL_BITS, Replicas
 from profilers.deciding import deciding, places_a_layer
-from profilers.loads import THOROUGH, Effort, loads
+from profilers.loads import THOROUGH, Effort, loads, num_few
 from profilers.machine import Here
 from runtime.engine import NAME
 from runtime.experts import accumulate, assign, expert_forward, gather, weigh
 from runtime.fused import EXACT
 from runtime.lowbit import make_ready
 from runtime.model import MoeModel
-from runtime.probe import seconds_of, some_experts, without_experts
-from runtime.replicas import open_replicas
+from runtime.probe import seconds_of, without_experts
+from runtime.replicas import ReplicaStore, open_replicas
 from runtime.session import Session, Settings
 from runtime.tiers import link_name
-from runtime.weights import aligned
+from runtime.weights import DiskStore, aligned
 
 _CONTEXT = 64  # tokens that a decoded token looks back on, at least
 _NEAR_TOKENS = (1, 16)
-_FEW = 8  # experts that take turns
 _CPU = torch.device("cpu")
 
 
@@ -109,7 +108,7 @@ def head_seconds(opened: MoeModel, num_tokens: int, effort: Effort) -> Spread:
 
 
 def expert_spread(opened: MoeModel, num_tokens: int, effort: Effort) -> Spread:
-    module, views, x = opened.layers[0].experts, some_experts(opened), _hidden(opened, num_tokens)
+    module, views, x = opened.layers[0].experts, _few(opened), _hidden(opened, num_tokens)
     project = opened.store.layout.project
 
     def compute(turn: int) -> torch.Tensor:
@@ -124,23 +123,28 @@ def decode_experts(
     """Seconds of a layer's experts in a pass of one token when all are there, and what each adds that is not, as
     `miss` and, without the waiting for the link, as `host`; nothing where all are always there.
 
-    A token comes twice into a fast tier that holds no more than two tokens' experts: the first time some are brought,
-    the second time all are there. Then it comes without experts, so that all three see the same machine.
+    Two tokens come one after the other into a fast tier that holds both tokens' experts and no more, which brings
+    some; then both come again, and all are there, though no longer in the caches of the processor. Where experts are
+    few, it is one. Last comes one without experts, so that all see the same machine.
     """
     shape, random = opened.shape, np.random.default_rng(0)
     there, added, worked = [], [], []
-    settings = Settings(budget=f"{shape.num_layers * places_a_layer(opened)}x", link=link, experts=experts)
+    places = places_a_layer(opened)
+    settings = Settings(budget=f"{shape.num_layers * places}x", link=link, experts=experts)
     with Session(opened, settings) as session, torch.inference_mode():
         session.watcher.on_step = _nothing  # which keeps the controller deciding, as it must below the whole model
         for turn in range(effort.warm_up + effort.turns):
-            token = torch.from_numpy(random.integers(0, opened.config.vocab_size, (1, 1))).to(opened.model.device)
-            brought_s, stall_s = pass_seconds(session, token), session.engine.stall_s[-1]
-            there_s = pass_seconds(session, token)
-            num_misses = sum(layer["misses"] for layer in session.controller.counters.by_layer(first_pass=-2))
+            drawn = random.integers(0, opened.config.vocab_size, (places // shape.top_k, 1, 1))
+            tokens = [token.to(opened.model.device) for token in torch.from_numpy(drawn)]
+            brought_s = sum(pass_seconds(session, token) for token in tokens)
+            stall_s = sum(session.engine.stall_s[-len(tokens) :])
+            there_s = sum(pass_seconds(session, token) for token in tokens)
+            by_layer = session.controller.counters.by_layer(first_pass=-2 * len(tokens))
+            num_misses = sum(layer["misses"] for layer in by_layer)
             with without_experts(opened, after=NAME):
-                bare_s = min(pass_seconds(session, token) for _ in range(2))  # the first finds colder caches
+                bare_s = min(pass_seconds(session, tokens[0]) for _ in range(2))  # the first finds colder caches
             if turn >= effort.warm_up:
-                there.append((there_s - bare_s) / shape.num_layers)
+                there.append((there_s / len(tokens) - bare_s) / shape.num_layers)
                 added += [(brought_s - there_s) / num_misses] if num_misses else []
                 worked += [(brought_s - stall_s - there_s) / num_misses] if num_misses else []
     return Spread.of(there), {"miss": Spread.of(added), "host": Spread.of(worked)} if len(added) > 1 else {}
@@ -158,7 +162,7 @@ def _prompt_experts(opened: MoeModel, num_tokens: int, effort: Effort) -> Spread
     """A layer's experts on tokens that choose alike among all, as those of a prompt nearly do; weights of a few take
     turns in the place of all."""
     shape, device, module = opened.shape, opened.model.device, opened.layers[0].experts
-    views, hidden = some_experts(opened), _hidden(opened, num_tokens)
+    views, hidden = _few(opened), _hidden(opened, num_tokens)
     scores = np.random.default_rng(0).random((num_tokens, shape.num_experts))
     selected = np.argsort(scores, axis=1)[:, : shape.top_k]
     weights = torch.full((num_tokens, shape.top_k), 1 / shape.top_k, dtype=hidden.dtype, device=device)
@@ -173,6 +177,18 @@ def _prompt_experts(opened: MoeModel, num_tokens: int, effort: Effort) -> Spread
         return out
 
     return Spread.of(_seconds(opened, layer, effort))
+
+
+def _few(
+    opened: MoeModel, store: DiskStore | ReplicaStore | None = None, device: torch.device | None = None
+) -> list[Mapping[str, object]]:
+    """Experts that take turns, as `expert_forward` takes them: more than a cache would hold, as in a run."""
+    store, device, shape = store or opened.store, device or opened.model.device, opened.shape
+    found, nbytes = [], store.layout.nbytes
+    for key in range(num_few(nbytes, shape.num_keys)):
+        store.read(*divmod(key, shape.num_experts), buffer := aligned(nbytes))
+        found.append(store.layout.views(buffer.to(device)))
+    return found
 
 
 def _hidden(opened: MoeModel, num_tokens: int, device: torch.device | None = None) -> torch.Tensor:
@@ -191,11 +207,7 @@ def _seconds(opened: MoeModel, work: Callable[[int], object], effort: Effort) ->
 def _near(opened: MoeModel, bits: int, replicas: Replicas | None, effort: Effort) -> Iterator[Near]:
     """One expert on the CPU, in RAM, at one width; a few take turns."""
     store = opened.store if bits == FULL_BITS else open_replicas(opened, replicas, [bits])[bits]
-    module, shape = opened.layers[0].experts, opened.shape
-    views = []
-    for expert in range(min(_FEW, shape.num_experts)):
-        store.read(0, expert, buffer := aligned(store.layout.nbytes))
-        views.append(store.layout.views(buffer))
+    module, views = opened.layers[0].experts, _few(opened, store, _CPU)
     make_ready({bits} - {FULL_BITS}, _CPU)
     for num_tokens in _NEAR_TOKENS:
         x = _hidden(opened, num_tokens, _CPU)

@@ -45,7 +45,7 @@ THOROUGH, QUICK = Effort(deciding=6), Effort(lengths=(16,), turns=20)
 def loads(opened: MoeModel, folder: Path, of_run: str, effort: Effort) -> Iterator[Load]:
     """The disk as the operating system has it and, where it can be told to forget, cold; RAM; the rate emulated."""
     device, shape, nbytes = opened.model.device, opened.shape, opened.store.layout.nbytes
-    slots = torch.empty(_num_few(opened), nbytes, dtype=torch.uint8, device=device)
+    slots = torch.empty(num_few(nbytes, shape.num_keys), nbytes, dtype=torch.uint8, device=device)
     pin = device.type == "cuda"
     held = _Held(opened, pin=False)
     with _closing(_disk_link(opened)) as link:
@@ -81,7 +81,8 @@ class _Held:
     """A source of a few experts that are held in RAM, page-locked if `pin`."""
 
     def __init__(self, opened: MoeModel, *, pin: bool) -> None:
-        self.experts = [aligned(opened.store.layout.nbytes, pin=pin) for _ in range(_num_few(opened))]
+        nbytes = opened.store.layout.nbytes
+        self.experts = [aligned(nbytes, pin=pin) for _ in range(num_few(nbytes, opened.shape.num_keys))]
         for key, buffer in enumerate(self.experts):
             opened.store.read(*divmod(key, opened.shape.num_experts), buffer)
         self._num_experts = opened.shape.num_experts
@@ -103,9 +104,10 @@ class _Held:
         return True
 
 
-def _num_few(opened: MoeModel) -> int:
-    """As many as are read from memory when they come again."""
-    return min(max(_FEW, _MANY_NBYTES // opened.store.layout.nbytes), opened.shape.num_keys)
+def num_few(nbytes: int, num_keys: int) -> int:
+    """So many of the experts, each of so many bytes, that one is read from memory when it comes again: fewer would stay
+    in a cache."""
+    return min(max(_FEW, _MANY_NBYTES // nbytes), num_keys)
 
 
 def _part(nbytes: int) -> int:

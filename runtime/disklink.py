@@ -51,7 +51,7 @@ class DiskLink(ThreadLink):
         super().__init__(source, shape, patience_s=patience_s)
 
     def issue(self, key: int, slot: torch.Tensor, *, urgency: int, bits: int = FULL_BITS) -> ThreadTransfer:
-        if self._kept and urgency == DEMAND and len(slot) <= _AT_ONCE_NBYTES and not self._closed:
+        if self._kept and urgency == DEMAND and slot.nbytes <= _AT_ONCE_NBYTES and not self._closed:
             begin_s = time.perf_counter()
             if self._kept.read_kept(*divmod(key, self._shape.num_experts), slot, bits=bits):
                 with self._wake:

@@ -24,7 +24,7 @@ from runtime.link import DEMAND, PREFETCH, Transfer
 from runtime.model import MoeLayer, MoeModel
 from runtime.plan import NO_SLOT, Place, Plan
 from runtime.policies.base import Step
-from runtime.resident import Resident
+from runtime.resident import Resident, is_full
 from runtime.shadows import Shadows
 from runtime.slots import Slots
 from runtime.stepsum import StepSum
@@ -266,12 +266,13 @@ class Engine:
             coming = [place for place in (*wave.resident, *wave.loads) if place.slot in self._pending]
             ready = [place for place in wave.resident if place.slot not in self._pending]
             if plan.near and wave is plan.waves[0]:
-                self._add(ready, output, following)
-                self._compute_near(layer, plan.near, hidden, output)
+                if following or not self._add_together(plan.near, ready, hidden, output):
+                    self._add(ready, output, following)
+                    self._compute_near(layer, plan.near, hidden, output)
                 ready = []
             self._add_arrivals(hidden, coming, ready, output, following)
             self._issue(tuple(following.values()), DEMAND)
-        if not plan.waves:
+        if not plan.waves and not self._add_together(plan.near, [], hidden, output):
             self._compute_near(layer, plan.near, hidden, output)
         self.near.finish()
 
@@ -312,6 +313,15 @@ class Engine:
             return Place(place.key, NO_SLOT, int(self.controller.cache.shadows[place.key]))
         self.link.collect(self._pending.pop(place.slot))
         return place
+
+    def _add_together(self, near: tuple[Place, ...], ready: list[Place], hidden: torch.Tensor, output: Output) -> bool:
+        """A token's near experts in one go with those that are `ready`, where whoever computes them is the same and
+        that gives the same bits."""
+        if not near or not self._together or len(hidden) > 1 or not all(map(is_full, (*near, *ready))):
+            return False
+        if weights := self.near.lying(near):
+            output.add_together([*near, *ready], [*weights, *map(self._resident.weights, ready)])
+        return bool(weights)
 
     def _compute_near(self, layer: MoeLayer, places: tuple[Place, ...], hidden: torch.Tensor, output: Output) -> None:
         """Add what is computed near."""

@@ -40,6 +40,12 @@ class NearTier:
         """One expert on its tokens, x [t, H] on the CPU -> [t, H]."""
         return expert_forward(module, self._weights(place), x, project=self._slow.projecting(place.bits))
 
+    def lying(self, places: Sequence[Place]) -> list[Mapping[str, object]] | None:
+        """What each of some experts at one precision is multiplied by, where it lies; None if that is the disk."""
+        if self._lying(places[0]) is None:
+            return None
+        return [self._weights(place) for place in places]
+
     def _weights(self, place: Place) -> Mapping[str, object]:
         """Views take longer to make than small experts to compute: those of what stays where it is are kept."""
         content = self.content(place)
@@ -59,11 +65,15 @@ class NearTier:
 
     def content(self, place: Place) -> torch.Tensor:
         """Its bytes, uint8 on the CPU, good until the next are asked for."""
-        at = divmod(place.key, self._slow.stores[FULL_BITS].shape.num_experts)
-        lying = self._slow.view(*at, bits=place.bits)
-        if lying is not None:
+        if (lying := self._lying(place)) is not None:
             return lying
         if self._buffer is None:
             self._buffer = aligned(max(self._slow.nbytes(bits) for bits in self._slow.stores))
-        self._slow.read(*at, self._buffer, bits=place.bits)
+        self._slow.read(*self._at(place), self._buffer, bits=place.bits)
         return self._buffer
+
+    def _lying(self, place: Place) -> torch.Tensor | None:
+        return self._slow.view(*self._at(place), bits=place.bits)
+
+    def _at(self, place: Place) -> tuple[int, int]:
+        return divmod(place.key, self._slow.stores[FULL_BITS].shape.num_experts)

@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -97,13 +97,8 @@ def expert_seconds(opened: MoeModel, *, is_fused: bool = False) -> float:
     )
 
 
-def some_experts(opened: MoeModel) -> list[Mapping[str, object]]:
-    """A few experts of the first layer in the fast tier, by the names of their parts."""
-    return [opened.store.layout.views(content) for content in some_contents(opened)]
-
-
 def some_contents(opened: MoeModel) -> list[torch.Tensor]:
-    """The same as bytes, uint8."""
+    """A few experts of the first layer in the fast tier, as bytes, uint8."""
     num_experts = min(_NUM_EXPERTS, opened.shape.num_experts)
     return [_on(opened.model.device, opened, expert) for expert in range(num_experts)]
 

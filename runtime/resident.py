@@ -1,5 +1,7 @@
 """What lies in the fast tier, and how torch computes on it."""
 
+from collections.abc import Mapping, Sequence
+
 import torch
 from torch import nn
 
@@ -25,6 +27,8 @@ class Resident:
         self._is_split = isinstance(slow, SegmentTier)
         self._views = [] if self._is_split else [opened.store.layout.views(slot) for slot in slots]
         self._segments: dict[tuple[int, int], Views] = {}  # by slot and row of the slow tier
+        self._beside = _typed(slots.beside, opened) if slots.beside else {}
+        self._rows: dict[tuple[int, int], dict[str, torch.Tensor]] = {}  # of those, by first slot and how many
 
     def forward(self, module: nn.Module, place: Place, x: torch.Tensor) -> torch.Tensor:
         """One expert, or a segment of one, on its tokens, x [t, H] -> [t, H]."""
@@ -44,10 +48,25 @@ class Resident:
         """An expert at full precision that is not cut."""
         return self._views[slot]
 
+    def beside(self, places: Sequence[Place]) -> dict[str, torch.Tensor] | None:
+        """The parts of n whole experts [n, *shape], where they lie side by side in this order."""
+        first, count = places[0].slot, len(places)
+        if not self._beside or any(place.slot != first + row for row, place in enumerate(places)):
+            return None
+        if (first, count) not in self._rows:
+            self._rows[first, count] = {name: part[first : first + count] for name, part in self._beside.items()}
+        return self._rows[first, count]
+
     def room(self, place: Place) -> torch.Tensor:
         """As many bytes of its slot as it takes."""
         slot, nbytes = self.slots[place.slot], self.slow.num_bytes(place)
-        return slot if len(slot) == nbytes else slot[:nbytes]
+        return slot if slot.nbytes == nbytes else slot[:nbytes]
+
+
+def _typed(beside: Mapping[str, torch.Tensor], opened: MoeModel) -> dict[str, torch.Tensor]:
+    """Parts of all slots, [slots, *shape]."""
+    layout = opened.store.layout
+    return {part.name: beside[part.name].view(layout.dtype).view(-1, *part.shape) for part in layout.parts}
 
 
 def is_full(place: Place) -> bool:

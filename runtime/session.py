@@ -110,7 +110,8 @@ class Session:
         shared = pools(
             self.policies, shape, num_slots=num_slots, scope=self.scope, split=fast.split, partitions=partitions
         )
-        self.slots = Slots(shared, self.devices)
+        is_plain = opened.base == FULL_BITS and not self.is_fused
+        self.slots = Slots(shared, self.devices, parts=opened.store.layout.parts if is_plain else ())
         self.shadows = self._shadows(fast, artefacts)
         replicas = open_replicas(opened, artefacts.replicas, self.policies.widths)
         self.tiers = open_tiers(opened, choice, replicas, split=fast.split, devices=self.devices)

@@ -6,7 +6,9 @@ import torch
 
 from artifacts.errors import OutOfResources
 from runtime.pools import Pool
-from runtime.weights import aligned, round_up
+from runtime.together import IN_CACHE
+from runtime.twofold import twofold
+from runtime.weights import Part, aligned, round_up
 
 
 class Slots:
@@ -14,10 +16,11 @@ class Slots:
     OutOfResources.
 
     `arenas` are the buffers by device, which may be parts of one; `starts[i]` is where slot i begins in its own:
-    kernels find an expert by the number of its slot, where there is one arena.
+    kernels find an expert by the number of its slot, where there is one arena. Of a few alike on a CPU `beside` has the
+    `parts` as well, by name, uint8 [slots, nbytes of the part], where they lie side by side: it is the same memory.
     """
 
-    def __init__(self, pools: Sequence[Pool], devices: Sequence[torch.device]) -> None:
+    def __init__(self, pools: Sequence[Pool], devices: Sequence[torch.device], *, parts: Sequence[Part] = ()) -> None:
         self.device_of = [pool.device for pool in pools for _ in range(pool.num_slots)]  # by slot
         self.are_apart = len(set(devices)) > 1  # on devices that share no memory
         sizes = [pool.slot_nbytes for pool in pools for _ in range(pool.num_slots)]
@@ -26,7 +29,12 @@ class Slots:
             self.starts.append(ends[device])
             ends[device] += round_up(size)
         self.nbytes, self.device = sum(ends), devices[0]
-        self.arenas = [_arena(nbytes, device) for nbytes, device in zip(ends, devices, strict=True)]
+        self.beside: dict[str, torch.Tensor] = {}
+        if found := twofold(len(sizes), parts) if self._are_few_alike(sizes, parts) else None:
+            only, self.beside = found
+            self.arenas = [only]
+        else:
+            self.arenas = [_arena(nbytes, device) for nbytes, device in zip(ends, devices, strict=True)]
         places = zip(self.device_of, self.starts, sizes, strict=True)
         self._slots = [self.arenas[device][start : start + size] for device, start, size in places]
 
@@ -35,6 +43,12 @@ class Slots:
 
     def __getitem__(self, slot: int) -> torch.Tensor:
         return self._slots[slot]
+
+    def _are_few_alike(self, sizes: Sequence[int], parts: Sequence[Part]) -> bool:
+        """Whether each holds these parts and nothing else, and together they stay in the cache of a CPU."""
+        nbytes = sum(part.nbytes for part in parts)
+        fit = bool(parts) and self.nbytes <= IN_CACHE and self.device.type == "cpu"
+        return fit and len(self.starts) > 1 and set(sizes) == {nbytes} and not any(self.device_of)
 
     @property
     def arena(self) -> torch.Tensor:

@@ -1,6 +1,7 @@
 """The output of one layer step as torch adds it up: bit for bit the sum that the model's own code makes."""
 
 from collections.abc import Sequence
+from operator import attrgetter
 
 import torch
 from torch import nn
@@ -10,7 +11,9 @@ from runtime.experts import Assigned, accumulate, gather, weigh
 from runtime.fused import OneToken
 from runtime.plan import Place
 from runtime.resident import Resident, is_full
-from runtime.together import OneByOne, Together
+from runtime.together import OneByOne, Together, Views
+
+_slot = attrgetter("slot")
 
 
 class StepSum:
@@ -47,8 +50,9 @@ class StepSum:
             self._add_packed(low, self._packed.starts(low))
         full = [place for place in places if not self.computes(place)]
         if self._together and len(self._hidden) == 1 and len(full) > 1 and all(map(is_full, full)):
+            full.sort(key=_slot)
             weights = [self._resident.weights(place) for place in full]
-            self._add_outputs(full, self._together.forward(self._module, weights, self._hidden))
+            self.add_together(full, weights, beside=self._resident.beside(full))
             return
         for place in full:
             expert = self._expert(place)
@@ -57,6 +61,10 @@ class StepSum:
                 continue
             x = gather(self._hidden, self._assigned[expert])
             self.add_output(expert, self._resident.forward(self._module, place, x))
+
+    def add_together(self, places: Sequence[Place], weights: Sequence[Views], *, beside: Views | None = None) -> None:
+        """One token's whole experts, wherever they lie, as `Together` takes them."""
+        self._add_outputs(places, self._together.forward(self._module, weights, self._hidden, beside=beside))
 
     def computes(self, place: Place) -> bool:
         """Whether it computes such an expert itself, here and by `add_elsewhere`."""

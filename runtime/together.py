@@ -5,7 +5,10 @@ speed of a plain copy. Both are saved by copying the experts of a token side by 
 cache, and multiplying them as a batch.
 """
 
+import mmap
 from collections.abc import Callable, Collection, Sequence
+from functools import cached_property, partial
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -15,12 +18,19 @@ from transformers.integrations.moe import _default_apply_gate
 from artifacts.replicas import FULL_BITS
 from runtime.experts import expert_forward, project
 from runtime.model import MoeModel
-from runtime.weights import ExpertLayout, aligned
+from runtime.weights import ExpertLayout
 
-_LIMIT = 8 << 20  # bytes of a token's experts: what is larger leaves the cache before it is used
+IN_CACHE = 8 << 20  # bytes: what is larger leaves the cache before it is used again
 _DRAWS = 8
 
 Views = dict[str, torch.Tensor]
+
+
+class Several(NamedTuple):
+    """n experts by themselves and, where they lie side by side, each part of all of them [n, *shape]."""
+
+    alone: Sequence[Views]
+    beside: Views | None
 
 
 class OneByOne:
@@ -29,7 +39,9 @@ class OneByOne:
     def __init__(self, project: Callable[..., torch.Tensor]) -> None:
         self._project = project
 
-    def forward(self, module: nn.Module, experts: Sequence[Views], x: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, module: nn.Module, experts: Sequence[Views], x: torch.Tensor, *, beside: Views | None = None
+    ) -> torch.Tensor:
         """n experts on one token: x [1, H] -> [n, 1, H]."""
         return torch.stack([expert_forward(module, views, x, project=self._project) for views in experts])
 
@@ -39,26 +51,37 @@ class Together:
 
     def __init__(self, module: nn.Module, layout: ExpertLayout, num_experts: int, *, batched: Collection[str]) -> None:
         self._batched = {name: [part for part in layout.parts if part.name.startswith(name)] for name in batched}
-        parts = [part for own in self._batched.values() for part in own]
-        buffers = {part.name: torch.empty(num_experts, *part.shape, dtype=layout.dtype) for part in parts}
-        self._into = [{name: buffer[:n] for name, buffer in buffers.items()} for n in range(num_experts + 1)]
-        self._operands = [
-            {name: _as_operand(module, buffer) for name, buffer in into.items()} for into in self._into
-        ]  # the same buffers, as products and sums take them
+        self._dtype, self._num_experts = layout.dtype, num_experts
 
-    def forward(self, module: nn.Module, experts: Sequence[Views], x: torch.Tensor) -> torch.Tensor:
-        """n experts, as views of their slots, on one token: x [1, H] -> [n, 1, H]."""
-        return expert_forward(module, experts, x.expand(len(experts), 1, -1), project=self.project)
+    def forward(
+        self, module: nn.Module, experts: Sequence[Views], x: torch.Tensor, *, beside: Views | None = None
+    ) -> torch.Tensor:
+        """n experts, as views of their slots, on one token: x [1, H] -> [n, 1, H]. Nothing is copied of what is given
+        `beside`: each part of all of them, [n, *shape]."""
+        return expert_forward(module, Several(experts, beside), x.expand(len(experts), 1, -1), project=self.project)
 
-    def project(self, module: nn.Module, experts: Sequence[Views], name: str, x: torch.Tensor) -> torch.Tensor:
+    def project(self, module: nn.Module, experts: Several, name: str, x: torch.Tensor) -> torch.Tensor:
         """One projection of each: x [n, 1, in] -> [n, 1, out]."""
         if name not in self._batched:
-            return one_by_one(module, experts, name, x)
-        n = len(experts)
+            return one_by_one(module, experts.alone, name, x)
+        parts = self._copied(name, experts.alone) if experts.beside is None else experts.beside
+        y = torch.bmm(x, _as_operand(module, parts[name]))
+        return y + _as_operand(module, parts[f"{name}_bias"]) if module.has_bias else y
+
+    @cached_property
+    def _into(self) -> list[Views]:
+        """Where so many experts are copied to. No memory is taken where they never are."""
+        n = self._num_experts
+        parts = [part for own in self._batched.values() for part in own]
+        buffers = {part.name: _memory(n * part.nbytes).view(self._dtype).view(n, *part.shape) for part in parts}
+        return [{name: buffer[:count] for name, buffer in buffers.items()} for count in range(n + 1)]
+
+    def _copied(self, name: str, experts: Sequence[Views]) -> Views:
+        """What a projection takes, side by side."""
+        into = self._into[len(experts)]
         for part in self._batched[name]:
-            torch.stack([views[part.name] for views in experts], out=self._into[n][part.name])
-        y = torch.bmm(x, self._operands[n][name])
-        return y + self._operands[n][f"{name}_bias"] if module.has_bias else y
+            torch.stack([views[part.name] for views in experts], out=into[part.name])
+        return into
 
 
 def one_by_one(module: nn.Module, experts: Sequence[Views], name: str, x: torch.Tensor) -> torch.Tensor:
@@ -77,13 +100,13 @@ def together_for(opened: MoeModel) -> Together | OneByOne | None:
     if not pays_together(opened) or not gates_by_row(opened.layers[0].experts):
         return None
     trial = _Trial(opened)
-    together = Together(trial.module, trial.layout, trial.num_experts, batched=trial.exact_projections())
-    return together if trial.is_exact(together) else None
+    found = partial(Together, trial.module, trial.layout, trial.num_experts, batched=trial.exact_projections())
+    return found() if trial.is_exact(found()) else None
 
 
 def pays_together(opened: MoeModel) -> bool:
     """Whether a token's experts are small enough, and on a CPU."""
-    return opened.model.device.type == "cpu" and opened.shape.top_k * opened.store.layout.nbytes <= _LIMIT
+    return opened.model.device.type == "cpu" and opened.shape.top_k * opened.store.layout.nbytes <= IN_CACHE
 
 
 class _Trial:
@@ -97,7 +120,7 @@ class _Trial:
         self.module, self.layout = opened.layers[0].experts, opened.store.layout
         self.num_experts, self._hidden_size = opened.shape.top_k, opened.config.hidden_size
         self._random = torch.Generator().manual_seed(0)
-        self._experts = [self.layout.views(aligned(self.layout.nbytes)) for _ in range(self.num_experts)]
+        self._experts = [self.layout.views(_memory(self.layout.nbytes)) for _ in range(self.num_experts)]
 
     def exact_projections(self) -> list[str]:
         names = [part.name for part in self.layout.parts if len(part.shape) == 2 and not any(n % 2 for n in part.shape)]
@@ -120,9 +143,9 @@ class _Trial:
     def _adds_alike(self, every: Together, name: str) -> bool:
         x = self._fill_cancelling(name)
         return all(
-            torch.equal(every.project(self.module, experts, name, own), one_by_one(self.module, experts, name, own))
-            for experts in (self._experts[:n] for n in range(1, self.num_experts + 1))
-            for own in (x.expand(len(experts), 1, -1), x.repeat(len(experts), 1, 1))
+            torch.equal(every.project(self.module, some, name, own), one_by_one(self.module, some.alone, name, own))
+            for some in (Several(self._experts[:n], None) for n in range(1, self.num_experts + 1))
+            for own in (x.expand(len(some.alone), 1, -1), x.repeat(len(some.alone), 1, 1))
         )
 
     def _fill_cancelling(self, name: str) -> torch.Tensor:
@@ -154,6 +177,11 @@ def gates_by_row(module: nn.Module) -> bool:
     is_plain = module.has_gate and type(module)._apply_gate is _default_apply_gate
     has_norm = getattr(module, "has_post_expert_norm", False)
     return is_plain and not has_norm and isinstance(module.act_fn, SiLUActivation | nn.SiLU)
+
+
+def _memory(nbytes: int) -> torch.Tensor:
+    """uint8 [nbytes] on a border of pages. Dropped, it is the system's again: a heap would keep what a trial took."""
+    return torch.frombuffer(mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), dtype=torch.uint8)
 
 
 def _as_operand(module: nn.Module, buffer: torch.Tensor) -> torch.Tensor:

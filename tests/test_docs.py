@@ -21,6 +21,7 @@ import pytest
 from moectl.bundled import demo_model
 from moectl.cli import main
 from moectl.commands import demo, doctor, hardware
+from moectl.commands.reproduce import REPRODUCTIONS
 from profilers import prediction, tasks
 from profilers.loads import Effort
 
@@ -28,6 +29,7 @@ ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
 PAGES = sorted(path for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")] if BLOCK.search(path.read_text()))
 SET_UP = ("git clone", "cd ", "make ")  # what a test cannot do from inside itself; CI does it before
+REPRODUCTION = "moectl simulate --reproduce "  # each runs once, in tests/moectl/test_reproduce.py
 
 
 def commands(page: Path) -> list[str]:
@@ -66,12 +68,14 @@ def few_questions(folder: Path) -> Path:
 
 def shorter(line: str) -> str:
     """A profile and a price with a 32nd of the tokens, or 128; half of them in shards. A bench with two texts of 32.
-    The demo, whose line names no number, with the least it takes."""
+    Replicas in this process: another takes longer to begin than it has to do. The demo, whose line names no number,
+    with the least it takes."""
     if line.startswith("moectl bench"):
         return re.sub(r"--tokens \d+", "--tokens 64 --length 32", line)
     if line.startswith(("moectl profile", "moectl inspect")):
         share = 2 if "--shard" in line else 32
         return re.sub(r"--tokens (\d+)", lambda found: f"--tokens {max(128, int(found[1]) // share)}", line)
+    line = line.replace("moectl quantize", "moectl quantize --jobs 1")
     return line.replace("moectl demo", "moectl demo --tokens 1024")
 
 
@@ -102,7 +106,7 @@ def test_every_command_of_a_page_runs(
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MOECTL_STORE", raising=False)
     for line in commands(page):
-        if line.startswith(SET_UP):
+        if line.startswith((*SET_UP, REPRODUCTION)):
             continue
         program, *arguments = shlex.split(shorter(line))
         if program == "moectl" and "|" not in arguments:  # a process of its own would spend most of its time importing
@@ -122,6 +126,11 @@ def in_a_shell(line: str) -> tuple[int, str, str]:
     line = re.sub(r"(^|\| )moectl ", rf"\1{shlex.quote(sys.executable)} -m moectl ", line)
     done = subprocess.run(line, shell=True, env=environment, capture_output=True, text=True, timeout=300, check=False)
     return done.returncode, done.stdout, done.stderr
+
+
+def test_reproductions_of_pages_are_known() -> None:
+    lines = [line for page in PAGES for line in commands(page) if line.startswith(REPRODUCTION)]
+    assert lines and {line.removeprefix(REPRODUCTION) for line in lines} <= REPRODUCTIONS.keys()
 
 
 def test_the_documents_are_found() -> None:

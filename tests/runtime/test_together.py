@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from moectl.bundled import demo_model
 from runtime import together
 from runtime.experts import expert_forward
 from runtime.model import MoeModel, open_model
@@ -37,6 +38,46 @@ def test_what_is_chosen_gives_the_same_bits(opened: MoeModel) -> None:
             assert torch.equal(chosen.forward(module, some, x), alone)
 
 
+def test_a_tier_for_one_token_copies_nothing_to_compute_it() -> None:
+    """Its slots lie as a batch wants them; the logits are those of the tier that holds all."""
+    opened = open_model(str(demo_model()))
+    ids = torch.randint(3, opened.config.vocab_size, (1, 12), generator=torch.manual_seed(3))
+    logits = {}
+    for budget in ("100%", f"{opened.shape.top_k}x"):
+        with Session(opened, Settings(budget=budget, scope="global", device="cpu")) as session:
+            past, found = None, []
+            for token in ids.split(1, dim=1):
+                out = session.forward(token, past=past)
+                past = out.past_key_values
+                found.append(out.logits)
+            logits[budget] = torch.cat(found)
+            copies = "_into" in vars(session.engine._together)
+            assert copies == (budget == "100%"), "what is copied, and only that, has room to be copied to"
+    assert torch.equal(*logits.values())
+
+
+@pytest.mark.parametrize("slots", [1, 3], ids=["all near", "some near"])
+def test_near_experts_are_computed_in_one_go_with_those_that_are_there(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, slots: int
+) -> None:
+    """Each layer of a decoded token is one batch of all its experts."""
+    opened, batches = open_model(str(checkpoint("olmoe"))), []
+    forward = Together.forward
+
+    def counted(self: Together, module: object, experts: list, x: torch.Tensor, **known: object) -> torch.Tensor:
+        batches.append(len(experts))
+        return forward(self, module, experts, x, **known)
+
+    near = Settings("near", budget=f"{slots * opened.shape.num_layers}x", link="1GB/s", near="1GB/s", device="cpu")
+    with Session(opened, near) as session:
+        past = session.forward(torch.arange(8)[None]).past_key_values
+        monkeypatch.setattr(Together, "forward", counted)
+        session.forward(torch.tensor([[9]]), past=past)
+        last = session.controller.counters.by_layer(first_pass=-1)
+    assert sum(layer["misses"] for layer in last) > 0
+    assert batches == [opened.shape.top_k] * opened.shape.num_layers
+
+
 def test_another_order_of_additions_is_noticed(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     """Even in bfloat16, where the last bits of a sum hardly ever show in what it is rounded to."""
 
@@ -53,7 +94,7 @@ def test_experts_that_would_leave_the_cache_are_left_alone(
     checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened = open_model(str(checkpoint("mixtral")))
-    monkeypatch.setattr(together, "_LIMIT", opened.shape.top_k * opened.store.layout.nbytes - 1)
+    monkeypatch.setattr(together, "IN_CACHE", opened.shape.top_k * opened.store.layout.nbytes - 1)
     assert together_for(opened) is None
 
 
