@@ -106,7 +106,8 @@ class Horizon(SimpleEviction):
         if foreseen.shape[1] > self._ahead.distance:
             self._ahead.reach(foreseen.shape[1])
             self._all = (*self._state, *self._ahead.state)
-        return np.ascontiguousarray(foreseen, np.float32), np.arange(len(foreseen)) if step.last is None else step.last
+        last = np.arange(len(foreseen)) if step.last is None else step.last
+        return np.array(foreseen, np.float32, order="C"), last
 
 
 class _Regression:

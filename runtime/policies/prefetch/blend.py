@@ -68,24 +68,27 @@ class Blend(Simple):
             self.matching.see(step)
         num_tokens, top_k, learns = len(step.selected), self._shape.top_k, step.phase != PREFILL
         gain = self._gain if num_tokens == 1 else 1 - (1 - self._gain) ** num_tokens
-        visit = np.ascontiguousarray(step.selected, np.int64), step.layer, learns, gain
+        visit = np.array(step.selected, np.int64), step.layer, learns, gain
         if not learns and step.layer + 1 < self._shape.num_layers:
             self._kernels.visit(*visit, *self._state)
             foreseen = of_interest(step, step.foreseen, 1, self._shape)
             return keys_ahead(step, 1, self._shape, named(foreseen, top_k))
-        assert step.predicted is not None, "a policy that reads predictions runs without them"
-        assert step.learned is not None or not self.learned, "a policy that reads predictors runs without them"
         return self._kernels.likely(
             *visit,
             top_k,
-            np.ascontiguousarray(step.predicted, np.float32),
-            np.ascontiguousarray(step.learned, np.float32) if self.learned else self._unheard,
+            self._heard(step.predicted),
+            self._heard(step.learned) if self.learned else self._unheard,
             np.arange(num_tokens) if step.last is None else step.last,
             self._mapped(step) if self._guides else self._unmapped,
             self.floor,
             self.far,
             *self._state,
         )
+
+    def _heard(self, said: np.ndarray | None) -> np.ndarray:
+        """[T, D or more, E] what a source says of the layers ahead, as the kernel takes it."""
+        assert said is not None and said.shape[1] >= self._reach, "a policy that reads predictions runs without them"
+        return np.array(said, np.float32, order="C")
 
     def _mapped(self, step: Step) -> np.ndarray:
         """[D, E] log odds by the matched map of the requests, 0 where nothing is matched."""

@@ -1,9 +1,8 @@
 """What blend computes at every step, compiled; `tests/runtime/policies/blend_reference.py` says the same in plain
 numpy.
 
-Shapes: T tokens, K selected, L layers, D distances, E experts, F things known of an
-expert: 1, of each source its margin and what of that is above 0, of each running frequency its log odds, and with maps
-theirs.
+Shapes: T tokens, K selected, L layers, D distances, E experts, F things known of an expert: 1, of each source its
+margin and what of that is above 0, of each running frequency its log odds, and with maps theirs.
 """
 
 import math
