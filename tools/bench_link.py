@@ -8,7 +8,6 @@ with that profile.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import fmean, median
 
 import numpy as np
 
@@ -34,9 +33,10 @@ EFFORT = Effort(lengths=(PROMPT,), turns=20)
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One setting in one round: milliseconds of a decoded token, live and simulated, and the hit rate of both."""
+    """One setting in one round: milliseconds of every decoded token, live, and what is simulated for each of them on
+    average; the hit rate of both."""
 
-    live_ms: float
+    live_ms: Sequence[float]
     simulated_ms: float
     hit_rate: float
 
@@ -97,17 +97,22 @@ def _run(
     outcome = workload.run(Setting(settings.preset, settings.preset, budget=settings.budget))
     assert outcome.counters == counters, "a live run and its replay decide alike"
     rate = counters["hits"] / counters["requests"]
-    return Run(fmean(reading.decode_s) * 1e3, outcome.times["tpot_ms"], rate)
+    return Run([1e3 * seconds for seconds in reading.decode_s], outcome.times["tpot_ms"], rate)
 
 
 def _table(name: str, link: str, found: dict[tuple[str, str], list[Run]], told: str) -> Table:
     rows, off = [], {}
     for (preset, budget), runs in found.items():
-        live, simulated = ([getattr(run, key) for run in runs] for key in ("live_ms", "simulated_ms"))
-        ratio = Ratio.of(live, simulated)
-        ms = (f"{median(own):.2f}" for own in (live, simulated))
+        live, simulated = np.array([run.live_ms for run in runs]), np.array([[run.simulated_ms] for run in runs])
+        ratio = Ratio(*np.percentile(live / simulated, [50, 25, 75], axis=0).mean(axis=1).tolist())
+        ms = (f"{np.median(own, axis=0).mean():.2f}" for own in (live, simulated))
         rows.append((preset, budget, f"{runs[0].hit_rate:.2f}", *ms, *ratio.cells()))
-        most, least = ([f(pair) for pair in zip(live, simulated, strict=True)] for f in (max, min))
-        off[f"{name}, {preset}, {budget}"] = Ratio.of(most, least)
+        off[f"{name}, {preset}, {budget}"] = _off(ratio)
     columns = ("preset", "budget", "hit rate", "live, ms/token", "simulated", "live / simulated", "quartiles")
-    return Table(f"{name}, {link}", columns, rows, f"medians over {told} after prompts of {PROMPT}", off)
+    note = f"means over tokens, of each the median over {told}, after prompts of {PROMPT}"
+    return Table(f"{name}, {link}", columns, rows, note, off)
+
+
+def _off(ratio: Ratio) -> Ratio:
+    """How far apart both are, whichever is more."""
+    return ratio if ratio.median >= 1 else Ratio(1 / ratio.median, 1 / ratio.upper, 1 / ratio.lower)

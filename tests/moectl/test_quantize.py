@@ -130,7 +130,7 @@ def test_a_store_without_replicas_says_so(model: str, capfd: pytest.CaptureFixtu
 
 def test_killed_in_the_middle_and_run_again(model: str, capfd: pytest.CaptureFixture[str]) -> None:
     said_by(capfd, "quantize", model, *OPTIONS, "--store", "whole.duckdb")
-    process = start(model, "--jobs", "2")
+    process = start(model)
     wait_until(lambda: len(files("moe.duckdb")) >= 3, process)
     process.kill()
     process.communicate()
