@@ -2,12 +2,14 @@
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from artifacts.errors import BadUsage, Incompatible
-from artifacts.expertmaps import ExpertMaps, select_experts
+from artifacts.expertmaps import ExpertMaps, select_experts, selected
 from artifacts.shape import Shape
 from artifacts.trace import DECODE, PREFILL
-from runtime.policies import parse
+from runtime.policies import map_kernels, parse
 from runtime.policies.base import Artefacts, Now, Step
 from runtime.policies.matching import Guide, Matching
 
@@ -159,3 +161,17 @@ def test_what_cannot_be_is_refused() -> None:
             parse("prefetch", text)
     with pytest.raises(Incompatible, match="4 layers of 6 experts, the model 3 of 6"):
         Matching(some_maps(), Shape(3, 6, 2, 1))
+
+
+@given(st.integers(0, 2**32 - 1), st.sampled_from([-0.5, 0.0, 0.3, 0.7, 0.95, 1.0, 2.0]), st.integers(1, 6))
+def test_compiled_choice_is_the_plain_one(seed: int, score: float, top_k: int) -> None:
+    probabilities = distributions(seed, 1)[0, 0].round(1)  # some are equal
+    chosen = map_kernels.likeliest(probabilities, score, top_k)
+    assert chosen.tolist() == selected(probabilities, score, top_k).tolist()
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 4))
+def test_compiled_weights_are_means_of_requests_times_uses(seed: int, num_requests: int) -> None:
+    said, uses, worth = distributions(seed, num_requests)[:, 0], np.arange(6.0), np.empty(6)
+    map_kernels.weigh(said, uses, worth)
+    assert worth.tolist() == (np.add.reduce(said, axis=0, dtype=np.float64) / num_requests * uses).tolist()
