@@ -172,6 +172,6 @@ def test_compiled_choice_is_the_plain_one(seed: int, score: float, top_k: int) -
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 4))
 def test_compiled_weights_are_means_of_requests_times_uses(seed: int, num_requests: int) -> None:
-    said, uses, worth = distributions(seed, num_requests)[:, 0], np.arange(6.0), np.empty(6)
+    said, uses, worth = distributions(seed, num_requests)[:, 0].copy(), np.arange(6.0), np.empty(6)
     map_kernels.weigh(said, uses, worth)
     assert worth.tolist() == (np.add.reduce(said, axis=0, dtype=np.float64) / num_requests * uses).tolist()
