@@ -317,7 +317,9 @@ class Engine:
     def _add_together(self, near: tuple[Place, ...], ready: list[Place], hidden: torch.Tensor, output: Output) -> bool:
         """A token's near experts in one go with those that are `ready`, where whoever computes them is the same and
         that gives the same bits."""
-        if not near or not self._together or len(hidden) > 1 or not all(map(is_full, (*near, *ready))):
+        if not near or not self._together or len(hidden) > 1:
+            return False
+        if any(output.computes(place) or not is_full(place) for place in (*near, *ready)):
             return False
         if weights := self.near.lying(near):
             output.add_together([*near, *ready], [*weights, *map(self._resident.weights, ready)])

@@ -1,6 +1,6 @@
 """What lies in the fast tier, and how torch computes on it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import nn
@@ -27,7 +27,8 @@ class Resident:
         self._is_split = isinstance(slow, SegmentTier)
         self._views = [] if self._is_split else [opened.store.layout.views(slot) for slot in slots]
         self._segments: dict[tuple[int, int], Views] = {}  # by slot and row of the slow tier
-        self._beside = _typed(slots.beside, opened) if slots.beside else {}
+        layout, beside = opened.store.layout, slots.beside
+        self._beside = {part.name: layout.several(part, beside[part.name]) for part in layout.parts} if beside else {}
         self._rows: dict[tuple[int, int], dict[str, torch.Tensor]] = {}  # of those, by first slot and how many
 
     def forward(self, module: nn.Module, place: Place, x: torch.Tensor) -> torch.Tensor:
@@ -61,12 +62,6 @@ class Resident:
         """As many bytes of its slot as it takes."""
         slot, nbytes = self.slots[place.slot], self.slow.num_bytes(place)
         return slot if slot.nbytes == nbytes else slot[:nbytes]
-
-
-def _typed(beside: Mapping[str, torch.Tensor], opened: MoeModel) -> dict[str, torch.Tensor]:
-    """Parts of all slots, [slots, *shape]."""
-    layout = opened.store.layout
-    return {part.name: beside[part.name].view(layout.dtype).view(-1, *part.shape) for part in layout.parts}
 
 
 def is_full(place: Place) -> bool:

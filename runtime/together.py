@@ -7,7 +7,7 @@ cache, and multiplying them as a batch.
 
 import mmap
 from collections.abc import Callable, Collection, Sequence
-from functools import cached_property, partial
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -51,7 +51,10 @@ class Together:
 
     def __init__(self, module: nn.Module, layout: ExpertLayout, num_experts: int, *, batched: Collection[str]) -> None:
         self._batched = {name: [part for part in layout.parts if part.name.startswith(name)] for name in batched}
-        self._dtype, self._num_experts = layout.dtype, num_experts
+        parts = [part for own in self._batched.values() for part in own]
+        buffers = {part.name: layout.several(part, _memory(num_experts * part.nbytes)) for part in parts}
+        # Where so many experts are copied to; it takes no memory as long as none ever are.
+        self._into = [{name: buffer[:n] for name, buffer in buffers.items()} for n in range(num_experts + 1)]
 
     def forward(
         self, module: nn.Module, experts: Sequence[Views], x: torch.Tensor, *, beside: Views | None = None
@@ -67,14 +70,6 @@ class Together:
         parts = self._copied(name, experts.alone) if experts.beside is None else experts.beside
         y = torch.bmm(x, _as_operand(module, parts[name]))
         return y + _as_operand(module, parts[f"{name}_bias"]) if module.has_bias else y
-
-    @cached_property
-    def _into(self) -> list[Views]:
-        """Where so many experts are copied to. No memory is taken where they never are."""
-        n = self._num_experts
-        parts = [part for own in self._batched.values() for part in own]
-        buffers = {part.name: _memory(n * part.nbytes).view(self._dtype).view(n, *part.shape) for part in parts}
-        return [{name: buffer[:count] for name, buffer in buffers.items()} for count in range(n + 1)]
 
     def _copied(self, name: str, experts: Sequence[Views]) -> Views:
         """What a projection takes, side by side."""

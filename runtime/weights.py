@@ -61,6 +61,10 @@ class ExpertLayout:
             for part in self.parts
         }
 
+    def several(self, part: Part, memory: torch.Tensor) -> torch.Tensor:
+        """One part of several experts that follow each other in `memory`, uint8: [n, *shape]; nothing is copied."""
+        return memory.view(self.dtype).view(-1, *part.shape)
+
 
 @dataclass(frozen=True, slots=True)
 class Piece:

@@ -67,14 +67,15 @@ def few_questions(folder: Path) -> Path:
 
 
 def shorter(line: str) -> str:
-    """A profile and a price with a 32nd of the tokens, or 128; half of them in shards. A bench with two texts of 32.
-    Replicas in this process: another takes longer to begin than it has to do. The demo, whose line names no number,
-    with the least it takes."""
+    """A profile with a 32nd of the tokens, or 128; half of them in shards. A price with 32, a bench with two texts of
+    as many. Replicas in this process: another takes longer to begin than it has to do. The demo, whose line names no
+    number, with the least it takes."""
     if line.startswith("moectl bench"):
         return re.sub(r"--tokens \d+", "--tokens 64 --length 32", line)
     if line.startswith(("moectl profile", "moectl inspect")):
         share = 2 if "--shard" in line else 32
-        return re.sub(r"--tokens (\d+)", lambda found: f"--tokens {max(128, int(found[1]) // share)}", line)
+        least = 128 if line.startswith("moectl profile") else 32
+        return re.sub(r"--tokens (\d+)", lambda found: f"--tokens {max(least, int(found[1]) // share)}", line)
     line = line.replace("moectl quantize", "moectl quantize --jobs 1")
     return line.replace("moectl demo", "moectl demo --tokens 1024")
 
