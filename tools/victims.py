@@ -87,6 +87,7 @@ class Victims:
 
     def known(self, command: str, *, has_runs: bool, times: int = 1) -> tuple[Runs, Ended]:
         """All runs once the command was done so many times undisturbed, and how the last time went."""
+        times = times if command == "learn" else 1  # what was learned is where the next begins; all else is the same
         key = (command, has_runs, times)
         if key not in self._known:
             folder = self.fresh("known", has_runs=has_runs)
@@ -102,23 +103,25 @@ class Victims:
         shutil.copytree(self.with_runs if has_runs else self.without, folder)
         return folder
 
-    def check(self, command: str, folder: Path, *, has_runs: bool) -> bool:
-        """Nothing is lost, half a run or wrong; whether a run of the command is among what there is."""
+    def check(self, command: str, folder: Path, *, has_runs: bool, times: int = 0) -> int:
+        """Nothing is lost, half a run or wrong; how often the command came to its end, which was `times` before."""
         before = found(self.with_runs if has_runs else self.without)
         if not (folder / "moe.duckdb").exists():
             if before:
                 raise Lost(f"{command}: the store is gone")
-            return False
-        now, wanted = found(folder), self.known(command, has_runs=has_runs)[0]
-        if not before <= now or not now <= wanted | before:
-            raise Lost(f"{command}: runs are {_told(now)}, not {_told(before)} and some of {_told(wanted - before)}")
-        return bool(now - before)
+            return 0
+        now = found(folder)
+        wanted = {n: self.known(command, has_runs=has_runs, times=n)[0] if n else before for n in (times, times + 1)}
+        may = [n for n, whole in wanted.items() if before <= now <= whole | before]
+        if not may:
+            raise Lost(f"{command}: runs are {_told(now)}, not {_told(before)} and some of {_told(wanted[times + 1])}")
+        return may[0]
 
-    def finish(self, command: str, folder: Path, *, has_runs: bool, was_written: bool) -> tuple[Finding, ...]:
-        """The command once more comes to what it does undisturbed; what is left beside the store."""
-        times = 2 if was_written and command == "learn" else 1  # what was learned is where the next begins
+    def finish(self, command: str, folder: Path, *, has_runs: bool, times: int) -> tuple[Finding, ...]:
+        """The command once more comes to what it does undisturbed; what is left beside the store. It came to its end
+        `times` before."""
         self._whole(command, folder)
-        now, wanted = found(folder), self.known(command, has_runs=has_runs, times=times)[0]
+        now, wanted = found(folder), self.known(command, has_runs=has_runs, times=times + 1)[0]
         if now != wanted:
             raise Lost(f"{command} again: runs are {_told(now)}, not {_told(wanted)}")
         return findings(folder)

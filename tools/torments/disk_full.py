@@ -34,12 +34,12 @@ class DiskFull:
         folder = self._victims.fresh("full", has_runs=has_runs, under=self._disk)
         room = int(self._most(command, has_runs=has_runs) * rng.random())
         ended = self._starved(command, folder, room)
-        was_written = self._victims.check(command, folder, has_runs=has_runs)
+        times = self._victims.check(command, folder, has_runs=has_runs)
         _check_end(command, ended, folder)
-        self._victims.finish(command, folder, has_runs=has_runs, was_written=was_written)
+        self._victims.finish(command, folder, has_runs=has_runs, times=times)
         if ended.code == DONE:
             return f"2: room for {command}"
-        return f"3: full when the run of {command} was in the log" if was_written else f"2: full in {command}"
+        return f"3: full when the run of {command} was in the log" if times else f"2: full in {command}"
 
     def _starved(self, command: str, folder: Path, room: int) -> Ended:
         self._victims.known(command, has_runs=(folder / "moe.duckdb").exists())
@@ -59,7 +59,7 @@ class DiskFull:
         if key not in self._needed:
             folder = self._victims.fresh("whole", has_runs=has_runs)
             before = _nbytes(folder)
-            self._victims.finish(command, folder, has_runs=has_runs, was_written=False)
+            self._victims.finish(command, folder, has_runs=has_runs, times=0)
             self._needed[key] = int(1.5 * (_nbytes(folder) - before)) + 500_000
         return self._needed[key]
 

@@ -25,19 +25,19 @@ class Killed:
     def one(self, rng: random.Random) -> str:
         command, has_runs = rng.choice(list(COMMANDS)), rng.random() < 0.5
         times = 1 + (rng.random() < 0.25)  # whoever is killed while it goes on from where it was killed
-        folder, was_written = self._victims.fresh("killed", has_runs=has_runs), False
-        num_killed = 0
+        folder = self._victims.fresh("killed", has_runs=has_runs)
+        num_killed = num_whole = 0
         for _ in range(times):
             ended = self._victims.start(command, folder, self._death(rng, command, has_runs=has_runs)).end()
             if ended.code not in (DONE, -signal.SIGKILL):
                 raise Lost(f"{command} ended with {ended.code}: {ended.said[-400:]}")
             num_killed += ended.code != DONE
-            was_written = self._victims.check(command, folder, has_runs=has_runs)
-        left = self._victims.finish(command, folder, has_runs=has_runs, was_written=was_written)
+            num_whole = self._victims.check(command, folder, has_runs=has_runs, times=num_whole)
+        left = self._victims.finish(command, folder, has_runs=has_runs, times=num_whole)
         if stuck := [finding for finding in left if not _is_of_the_dead(finding)]:
             raise Lost(f"{command} again left {stuck[0]}")
         how = ("done before it was killed", "killed", "killed, and again")[num_killed]
-        return f"{command}: {how}" + ", its run complete" * was_written
+        return f"{command}: {how}" + ", its run complete" * bool(num_whole)
 
     def _death(self, rng: random.Random, command: str, *, has_runs: bool) -> Death:
         _, undisturbed = self._victims.known(command, has_runs=has_runs)
