@@ -18,5 +18,6 @@ test: $(INSTALLED)
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt --upgrade pip
 	$(VENV)/bin/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[test,report]'
 	@touch $@

@@ -23,6 +23,14 @@ COUNTS = ("requests", "hits", "late", "misses", "collisions", "evictions")
 Simulated = Callable[..., dict]
 
 
+@pytest.fixture(scope="module")
+def some(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A third of the trace's requests."""
+    whole, path = read_parquet(TRACE), tmp_path_factory.mktemp("some") / "trace.parquet"
+    write_parquet(whole.take(np.flatnonzero(whole.request < 2)), path)
+    return path
+
+
 @pytest.fixture
 def simulated(capfd: pytest.CaptureFixture[str]) -> Simulated:
     """`simulated(*options)`: what the command says in JSON."""
@@ -39,11 +47,11 @@ def simulated(capfd: pytest.CaptureFixture[str]) -> Simulated:
 
 @pytest.mark.parametrize("scope", ["layer", "global"])
 @pytest.mark.parametrize("eviction", REFERRED)
-def test_counters_equal_the_slow_reference(simulated: Simulated, eviction: str, scope: str) -> None:
+def test_counters_equal_the_slow_reference(simulated: Simulated, some: Path, eviction: str, scope: str) -> None:
     options = ("--num-experts", 32, "--eviction", eviction, "--scope", scope, "--budget", "48x")
-    said = simulated("--trace", TRACE, *options)
+    said = simulated("--trace", some, *options)
     slow = SlowCache(SHAPE, 48, scope == "global", eviction)
-    for _, steps in groupby(read_parquet(TRACE).steps(), key=lambda step: step.pass_index):
+    for _, steps in groupby(read_parquet(some).steps(), key=lambda step: step.pass_index):
         for number, step in enumerate(steps):
             if not number:
                 slow.begin_pass(len(step.experts))
@@ -55,8 +63,8 @@ def test_counters_equal_the_slow_reference(simulated: Simulated, eviction: str, 
         assert sum(layer[name] for layer in said["by_layer"]) == said["counters"][name]
 
 
-def test_what_json_says(simulated: Simulated) -> None:
-    said = simulated("--trace", TRACE, "--eviction", "lcp", "--budget", "25%")
+def test_what_json_says(simulated: Simulated, some: Path) -> None:
+    said = simulated("--trace", some, "--eviction", "lcp", "--budget", "25%")
     assert [row["policies"] for row in said["rows"]] == ["on-demand + lcp", "on-demand", "belady", "oracle"]
     asked, plain, belady, oracle = said["rows"]
     assert asked["misses"] == said["counters"]["misses"]
@@ -70,13 +78,13 @@ def test_what_json_says(simulated: Simulated) -> None:
     assert any("experts of 12 MiB" in line for line in receipt["assumed"])
 
 
-def test_the_same_twice(simulated: Simulated) -> None:
-    options = ("--trace", TRACE, "--preset", "specmd", "--budget", "96x")
+def test_the_same_twice(simulated: Simulated, some: Path) -> None:
+    options = ("--trace", some, "--preset", "specmd", "--budget", "96x")
     assert simulated(*options) == simulated(*options)
 
 
-def test_several_are_compared(simulated: Simulated, capfd: pytest.CaptureFixture[str]) -> None:
-    options = ("--trace", TRACE, "--compare", "lru,lcp:rho=0.5,omega=64,near,buddymoe")
+def test_several_are_compared(simulated: Simulated, some: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    options = ("--trace", some, "--compare", "lru,lcp:rho=0.5,omega=64,near,buddymoe")
     said = simulated(*options)
     assert [row["policies"] for row in said["rows"][:4]] == ["lru", "lcp:rho=0.5,omega=64", "near", "buddymoe"]
     assert said["rows"][0]["misses"] == said["rows"][4]["misses"]
@@ -95,27 +103,27 @@ def test_several_are_compared(simulated: Simulated, capfd: pytest.CaptureFixture
     ],
 )
 def test_what_always_stands_there_stands_there_once(
-    simulated: Simulated, options: tuple[str, ...], rows: list[str]
+    simulated: Simulated, some: Path, options: tuple[str, ...], rows: list[str]
 ) -> None:
-    assert [row["policies"] for row in simulated("--trace", TRACE, *options)["rows"]] == rows
+    assert [row["policies"] for row in simulated("--trace", some, *options)["rows"]] == rows
 
 
-def test_a_faster_link_stalls_less_and_decides_the_same(simulated: Simulated) -> None:
-    slow, fast = (simulated("--trace", TRACE, "--machine", name) for name in ("5gbps", "a6000-pcie4"))
+def test_a_faster_link_stalls_less_and_decides_the_same(simulated: Simulated, some: Path) -> None:
+    slow, fast = (simulated("--trace", some, "--machine", name) for name in ("5gbps", "a6000-pcie4"))
     assert slow["by_layer"] == fast["by_layer"]
     assert slow["exposed_ms"] > 4 * fast["exposed_ms"]
 
 
-def test_a_wider_window_brings_more(simulated: Simulated) -> None:
-    options = ("--trace", TRACE, "--prefetch", "next_gate", "--model", "bundled")
+def test_a_wider_window_brings_more(simulated: Simulated, some: Path) -> None:
+    options = ("--trace", some, "--prefetch", "next_gate", "--model", "bundled")
     narrow, wide = (simulated(*options, "--window", window) for window in ("1B", "1GiB"))
     assert narrow["counters"]["prefetches"] < wide["counters"]["prefetches"]
     assert narrow["counters"]["late"] > wide["counters"]["late"]
     assert simulated(*options)["receipt"]["prefetch_window_bytes"] > 0
 
 
-def test_a_model_gives_its_own_sizes(simulated: Simulated) -> None:
-    said = simulated("--trace", TRACE, "--model", "bundled", "--budget", "2MiB")
+def test_a_model_gives_its_own_sizes(simulated: Simulated, some: Path) -> None:
+    said = simulated("--trace", some, "--model", "bundled", "--budget", "2MiB")
     receipt = said["receipt"]
     assert receipt["assumed"] == []
     assert receipt["slots"] == 2 * 2**20 // receipt["expert_bytes"]
