@@ -3,6 +3,8 @@
 Shapes: R requests, N keys, E experts.
 """
 
+import numpy as np
+
 from artifacts.kernels import kernel
 
 
@@ -27,7 +29,7 @@ def likeliest(probabilities, score, top_k):
     order = (-probabilities).argsort(kind="mergesort")
     delta, total = min(max(1.0 - score, 0.0), 1.0), 0.0
     for place in range(len(order)):
-        total += probabilities[order[place]]
+        total += np.float64(probabilities[order[place]])
         if total >= delta and place + 1 >= top_k:
             return order[: place + 1]
     return order
