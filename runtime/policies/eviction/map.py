@@ -32,9 +32,9 @@ class MapEviction(SimpleEviction):
 
         self._kernels = map_kernels
         self.matching = artefacts.matching
-        self._counts = array("d", bytes(8 * shape.num_keys))
+        self._counts = array("d", [0.0] * shape.num_keys)
         self._uses = np.frombuffer(self._counts)  # a view; one key at a time is written below it in a tenth of the time
-        self._said = np.ones((1, shape.num_keys), np.float32)
+        self._said = np.ones(shape.num_keys, np.float32)[None]
         self._worth, self._alike = np.empty(shape.num_keys), np.zeros(shape.num_keys, np.int64)
         self._match: Match | None = None
 
@@ -42,7 +42,7 @@ class MapEviction(SimpleEviction):
     def ranks(self) -> tuple[np.ndarray, np.ndarray]:
         match = self.matching.latest(self.lag)
         if match is not None and match is not self._match:
-            self._match, self._said = match, match.probabilities.reshape(len(match.scores), -1)
+            self._match, self._said = match, match.probabilities.reshape(len(match.scores), len(self._worth))
         self._kernels.weigh(self._said, self._uses, self._worth)
         return self._worth, self._alike
 
