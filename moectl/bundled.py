@@ -22,7 +22,7 @@ def also_held(store: Path) -> str:
     A store that cannot be read is left to the command, which says so.
     """
     from artifacts.errors import Problem
-    from artifacts.store import Store
+    from artifacts.store.store import Store
 
     if not store.is_file():
         return ""

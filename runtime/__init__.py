@@ -5,12 +5,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from runtime.answers import Answer, Effort, Stream
-    from runtime.generate import Sampling, Token
-    from runtime.recorder import Recorder
-    from runtime.session import Session
-    from runtime.settings import Settings
-    from runtime.sweep import Outcome, Setting, Workload
+    from runtime.control.recorder import Recorder
+    from runtime.replay.workload import Outcome, Setting, Workload
+    from runtime.session.answers import Answer, Effort, Stream
+    from runtime.session.generate import Sampling, Token
+    from runtime.session.session import Session
+    from runtime.session.settings import Settings
 
 __all__ = [
     "Answer",
@@ -27,12 +27,12 @@ __all__ = [
 ]
 
 _HOMES = {
-    "answers": ("Answer", "Effort", "Stream"),
-    "generate": ("Sampling", "Token"),
-    "recorder": ("Recorder",),
-    "session": ("Session",),
-    "settings": ("Settings",),
-    "sweep": ("Outcome", "Setting", "Workload"),
+    "session.answers": ("Answer", "Effort", "Stream"),
+    "session.generate": ("Sampling", "Token"),
+    "control.recorder": ("Recorder",),
+    "session.session": ("Session",),
+    "session.settings": ("Settings",),
+    "replay.workload": ("Outcome", "Setting", "Workload"),
 }
 
 

@@ -27,7 +27,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     def make(family: str, layout: str = "hub", dtype: str = "float32") -> Path:
         import torch
 
-        from tests import families
+        from tests.helpers import families
 
         key = (family, layout, dtype)
         if key not in made:

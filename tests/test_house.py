@@ -3,8 +3,9 @@
 import ast
 from pathlib import Path
 
+from tests import ROOT
+
 ORDER = ("artifacts", "runtime", "profilers", "moectl")
-ROOT = Path(__file__).parent.parent
 
 
 def test_imports_run_one_way() -> None:

@@ -9,7 +9,8 @@ from zipfile import ZipFile
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+from tests import ROOT
+
 PACKAGES = ("artifacts", "runtime", "profilers", "moectl")
 BUILD = "import sys, setuptools.build_meta as build; print(build.build_wheel(sys.argv[1]))"
 
@@ -36,7 +37,7 @@ def test_it_is_small(wheel: ZipFile) -> None:
 def test_it_has_every_file_of_the_packages_and_no_other(wheel: ZipFile) -> None:
     sources = (path for name in PACKAGES for path in (ROOT / name).rglob("*") if path.is_file())
     expected = {path.relative_to(ROOT).as_posix() for path in sources if "__pycache__" not in path.parts}
-    assert {"moectl/demo/model.safetensors", "runtime/presets.toml", "profilers/py.typed"} <= expected
+    assert {"moectl/demo/model.safetensors", "runtime/policies/presets.toml", "profilers/py.typed"} <= expected
     assert {name for name in wheel.namelist() if ".dist-info/" not in name} == expected
 
 

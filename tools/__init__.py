@@ -1,1 +1,7 @@
-"""Scripts of the house: run them from the repository's root as `python -m tools.NAME`."""
+"""Scripts of the house: run them from the repository's root as `python -m tools.ROOM.NAME`."""
+
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+DATA = ROOT / "tests" / "data"
+TRACE = DATA / "demo-trace.parquet"

@@ -4,16 +4,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from moectl.benchlive import live
-from moectl.benchreplay import simulated
-from moectl.benchrequest import Request, names_in
-from moectl.benchviews import Benched, sheets
+from moectl.bench.live import live
+from moectl.bench.other_tools import keep, read_results
+from moectl.bench.request import Request, names_in
+from moectl.bench.simulated import simulated
+from moectl.bench.table import Benched, sheets
 from moectl.bundled import demo_model
 from moectl.commands.report import check_report, report
-from moectl.imported import keep, read_results
-from moectl.render import show_json, show_sheet
-from runtime.named import find_presets
+from moectl.show.render import show_json, show_sheet
 from runtime.policies import Preset
+from runtime.session.presets import find_presets
 
 
 def stored_among(listed: str, store: Path) -> dict[str, Preset]:

@@ -8,17 +8,17 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from artifacts.buddies import buddy_lists
-from artifacts.coactivation import conditional
+from artifacts.common.suggestions import unknown
 from artifacts.errors import BadUsage, Incompatible
-from artifacts.names import unknown
-from artifacts.provenance import RunInfo, StoredRun, utc_now
-from artifacts.rows import buddy_matrices, buddy_rows, coactivation_matrices, similarity_matrices
+from artifacts.routing.buddies import buddy_lists
+from artifacts.routing.coactivation import conditional
+from artifacts.routing.similarity import loss_scores, output_scores
 from artifacts.shape import Shape
-from artifacts.similarity import loss_scores, output_scores
-from artifacts.store import Store
-from moectl.render import Sheet, show_json, show_sheet
-from moectl.views import buddy_sizes
+from artifacts.store.rows import buddy_matrices, buddy_rows, coactivation_matrices, similarity_matrices
+from artifacts.store.runs import RunInfo, StoredRun, utc_now
+from artifacts.store.store import Store
+from moectl.show.render import Sheet, show_json, show_sheet
+from moectl.show.store import buddy_sizes
 
 METRICS = ("loss", "output", "weighted", "coactivation")
 DEFAULT_ALPHA = 0.95

@@ -6,14 +6,14 @@ from pathlib import Path
 from moectl.bundled import demo_model
 from moectl.commands.profile import Request as Text
 from moectl.commands.profile import check_store, model_info, read_data
-from moectl.opening import open_quietly
-from moectl.progress import progress_bar
-from moectl.render import NumBytes, Sheet, show_json, show_sheet
-from profilers.corpus import documents
-from profilers.maps import BuiltMaps, Plan, build_maps
-from profilers.profiling import Data
-from profilers.routing import Batching
-from runtime.session import Session, Settings
+from moectl.shared.opening import open_quietly
+from moectl.shared.progress import progress_bar
+from moectl.show.render import NumBytes, Sheet, show_json, show_sheet
+from profilers.routing.maps import BuiltMaps, Plan, build_maps
+from profilers.routing.observe import Batching
+from profilers.routing.profile import Data
+from profilers.text.corpus import documents
+from runtime.session.session import Session, Settings
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,17 +3,17 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from moectl import predictorviews
 from moectl.bundled import demo_model
 from moectl.commands.profile import Request as Text
 from moectl.commands.profile import check_store, model_info, read_data
-from moectl.opening import open_quietly
-from moectl.progress import progress_bar
-from moectl.render import Sheet, human_bytes, show_json, show_sheet
-from profilers.corpus import documents
-from profilers.predictors import Fitted, Plan, build_predictors
-from profilers.routing import Batching
-from runtime.session import Session, Settings
+from moectl.shared.opening import open_quietly
+from moectl.shared.progress import progress_bar
+from moectl.show import predictors as predictorviews
+from moectl.show.render import Sheet, human_bytes, show_json, show_sheet
+from profilers.routing.observe import Batching
+from profilers.routing.predictors import Fitted, Plan, build_predictors
+from profilers.text.corpus import documents
+from runtime.session.session import Session, Settings
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,10 +4,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from artifacts.errors import BadUsage
-from artifacts.store import Store
-from artifacts.storecheck import Checked, check_store
-from moectl.errors import DONE, INPUT, PARTLY
-from moectl.render import Sheet, console, show_json, show_sheet
+from artifacts.store.check import Checked, check_store
+from artifacts.store.store import Store
+from moectl.shared.exit_codes import DONE, INPUT, PARTLY
+from moectl.show.render import Sheet, console, show_json, show_sheet
 
 
 @dataclass(frozen=True, slots=True)

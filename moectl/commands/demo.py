@@ -9,23 +9,23 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from artifacts.hardware import machine
-from artifacts.store import Store
+from artifacts.hardware.machines import machine
+from artifacts.store.store import Store
 from moectl.bundled import demo_model
 from moectl.commands.build_buddies import build_buddies
 from moectl.commands.profile import Request, check_store, model_info, profile_opened
-from moectl.opening import open_quietly
-from moectl.progress import progress_bar
-from moectl.render import Sheet, human_bytes, show_json, show_sheet
-from profilers.corpus import documents, token_sequences
-from profilers.quality import Reading, compare, read
-from profilers.routing import Batching
-from runtime.counters import hit_rate
-from runtime.model import MoeModel
+from moectl.shared.opening import open_quietly
+from moectl.shared.progress import progress_bar
+from moectl.show.render import Sheet, human_bytes, show_json, show_sheet
+from profilers.compare.quality import Reading, compare, read
+from profilers.routing.observe import Batching
+from profilers.text.corpus import documents, token_sequences
+from runtime.control.counters import hit_rate
+from runtime.model.open import MoeModel
 from runtime.policies.base import Artefacts
-from runtime.probe import Rates, scaled_rates, scaled_window
-from runtime.session import Session, Settings
-from runtime.stored import load_artefacts
+from runtime.session.artefacts import load_artefacts
+from runtime.session.probe import Rates, scaled_rates, scaled_window
+from runtime.session.session import Session, Settings
 
 PRESETS = ("full", "on-demand", "near", "buddymoe")
 _NUM_SEQUENCES, _PREFILL, _DECODE = 6, 64, 64

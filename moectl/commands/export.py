@@ -5,22 +5,22 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from artifacts.common.files import replacing
+from artifacts.common.suggestions import unknown
+from artifacts.common.untrusted import inside
 from artifacts.errors import BadInput, BadUsage, Incompatible
-from artifacts.files import replacing
-from artifacts.foreign import inside
-from artifacts.gptqfile import WIDTHS
-from artifacts.names import unknown
-from artifacts.provenance import StoredRun
-from artifacts.replicafile import Parts, read_replica, replica_root, verify
-from artifacts.store import Store
+from artifacts.quantisation.gptq_checkpoint import WIDTHS
+from artifacts.quantisation.replica_file import Parts, read_replica, replica_root, verify
+from artifacts.store.runs import StoredRun
+from artifacts.store.store import Store
 from moectl.bundled import demo_model
-from moectl.exports import FORMS, JSON_FORMS, OVERRIDE_TENSOR, Exportable, find, override_tensor, routing
-from moectl.opening import open_quietly
-from moectl.progress import progress_bar
-from moectl.render import console, human_bytes, show_json
-from profilers.exporting import export_gptq
-from runtime.checkpoint import open_checkpoint
-from runtime.locate import locate
+from moectl.commands.export_forms import FORMS, JSON_FORMS, OVERRIDE_TENSOR, Exportable, find, override_tensor, routing
+from moectl.shared.opening import open_quietly
+from moectl.shared.progress import progress_bar
+from moectl.show.render import console, human_bytes, show_json
+from profilers.quantise.export_gptq import export_gptq
+from runtime.model.checkpoint import open_checkpoint
+from runtime.model.locate import locate
 
 GPTQ = "gptq"
 _BLOCK = re.compile(r"\.(\d+)\.")

@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
 from artifacts.errors import BadUsage
-from artifacts.modelshapes import ModelShape, model_shape
-from artifacts.synthetic import Dials, generate
-from artifacts.trace import PREFILL, Trace
-from artifacts.tracestats import measure
-from moectl.progress import progress_bar
-from moectl.render import Sheet, show_json, show_sheet
-from moectl.tracesource import Source, open_source
-from runtime.fitting import fit_hit_rates, fit_statistics, hit_rates, misfit, parse_hit_rates
+from artifacts.modelshapes.known import ModelShape, model_shape
+from artifacts.traces.statistics import measure
+from artifacts.traces.synthetic import Dials, generate
+from artifacts.traces.trace import PREFILL, Trace
+from moectl.shared.progress import progress_bar
+from moectl.shared.trace_source import Source, open_source
+from moectl.show.render import Sheet, show_json, show_sheet
+from runtime.replay.fit_synthetic import fit_hit_rates, fit_statistics, hit_rates, misfit, parse_hit_rates
 
 _DIALS = {"concentration": "skew", "reuse": "locality", "similarity": "similarity", "prediction": "predictability"}
 # Decoding alone, as hit rates are published; requests differ among themselves as the dial `similarity` says.

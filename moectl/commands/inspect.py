@@ -8,20 +8,34 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from artifacts import replicafile
-from artifacts import rows as matrices
+from artifacts.common.suggestions import unknown
+from artifacts.common.untrusted import inside
 from artifacts.errors import BadInput, BadUsage, Incompatible
-from artifacts.foreign import inside
-from artifacts.hardware import MACHINES
-from artifacts.names import unknown
-from artifacts.provenance import StoredRun
+from artifacts.hardware.machines import MACHINES
+from artifacts.quantisation import replica_file as replicafile
 from artifacts.shape import Shape
-from artifacts.store import Store
-from artifacts.storedmaps import map_arrays
-from moectl import mapviews, predictorviews, replicaviews, splitviews, views
-from moectl.render import Heatmap, Sheet, console, human_bytes, show_heatmap, show_json, show_sheet
-from runtime.named import tuned_presets
+from artifacts.store import rows as matrices
+from artifacts.store.expert_maps import map_arrays
+from artifacts.store.runs import StoredRun
+from artifacts.store.store import Store
+from moectl.show import (
+    maps as mapviews,
+)
+from moectl.show import (
+    predictors as predictorviews,
+)
+from moectl.show import (
+    replicas as replicaviews,
+)
+from moectl.show import (
+    splits as splitviews,
+)
+from moectl.show import (
+    store as views,
+)
+from moectl.show.render import Heatmap, Sheet, console, human_bytes, show_heatmap, show_json, show_sheet
 from runtime.policies import POLICIES, build, presets
+from runtime.session.presets import tuned_presets
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +101,7 @@ def refuse_picture(name: str) -> None:
 
 def picture(view: View, path: Path) -> None:
     """Write the view's heatmap as a picture and say so."""
-    from moectl.pictures import draw_heatmap
+    from moectl.show.pictures import draw_heatmap
 
     draw_heatmap(view.heatmap, path)
     console().print(f"{path}: {view.heatmap.title}", markup=False)

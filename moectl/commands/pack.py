@@ -3,13 +3,13 @@
 from dataclasses import asdict
 from pathlib import Path
 
-from moectl.opening import open_quietly
-from moectl.progress import progress_bar
-from moectl.render import console, human_bytes, show_json
-from runtime.checkpoint import open_checkpoint
-from runtime.locate import locate
-from runtime.repack import Repacked
-from runtime.repack import pack as rewrite
+from moectl.shared.opening import open_quietly
+from moectl.shared.progress import progress_bar
+from moectl.show.render import console, human_bytes, show_json
+from runtime.model.checkpoint import open_checkpoint
+from runtime.model.locate import locate
+from runtime.model.pack import Repacked
+from runtime.model.pack import pack as rewrite
 
 
 def pack(name: str, out: Path) -> Repacked:

@@ -3,10 +3,10 @@
 from dataclasses import asdict
 
 from moectl.bundled import as_named, demo_model
-from moectl.planning import Plan, Request
-from moectl.planning import plan as planned
-from moectl.progress import progress_bar
-from moectl.render import NumBytes, Sheet, console, human_bytes, show_json, show_sheet
+from moectl.commands.plan_rows import Plan, Request
+from moectl.commands.plan_rows import plan as planned
+from moectl.shared.progress import progress_bar
+from moectl.show.render import NumBytes, Sheet, console, human_bytes, show_json, show_sheet
 
 
 def plan(model: str, *, vram: str, machine: str, context: int) -> Plan:

@@ -11,17 +11,17 @@ import pyarrow as pa
 import torch
 
 from artifacts.errors import BadInput, BadUsage
-from artifacts.provenance import RunInfo, utc_now, versions
-from artifacts.store import Store, add_run
+from artifacts.store.runs import RunInfo, utc_now, versions
+from artifacts.store.store import Store, add_run
 from moectl.bundled import demo_model
-from moectl.opening import open_quietly
-from moectl.progress import progress_bar
-from moectl.render import NumBytes, Sheet, show_json, show_sheet
-from profilers.corpus import data_digest, documents, token_sequences
-from profilers.precision import PRESET, Assignment, Precision, Price, assignments, check_widths
-from runtime.model import MoeModel
+from moectl.shared.opening import open_quietly
+from moectl.shared.progress import progress_bar
+from moectl.show.render import NumBytes, Sheet, show_json, show_sheet
+from profilers.compare.price_precision import PRESET, Assignment, Precision, Price, assignments, check_widths
+from profilers.text.corpus import data_digest, documents, token_sequences
+from runtime.model.open import MoeModel
 from runtime.policies.base import Artefacts
-from runtime.stored import load_artefacts
+from runtime.session.artefacts import load_artefacts
 
 COMMAND = "precision"
 LENGTH = 256

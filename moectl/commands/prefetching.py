@@ -4,15 +4,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from artifacts.errors import BadUsage
-from artifacts.nextuse import NextUse
-from artifacts.predictors import RECORDED
-from artifacts.trace import Trace
-from moectl.progress import progress_bar
-from moectl.render import NumBytes, Sheet, show_json, show_sheet
-from moectl.tracesource import Opened, Source, open_source
-from profilers.foresight import Foresight, Tier, foresight
-from runtime import budget as sizes
-from runtime.cache import Scope
+from artifacts.routing.predictors import RECORDED
+from artifacts.traces.next_use import NextUse
+from artifacts.traces.trace import Trace
+from moectl.shared.progress import progress_bar
+from moectl.shared.trace_source import Opened, Source, open_source
+from moectl.show.render import NumBytes, Sheet, show_json, show_sheet
+from profilers.compare.price_prefetch import Foresight, Tier, foresight
+from runtime.control import sizes
+from runtime.control.cache import Scope
 from runtime.policies import parse
 from runtime.policies.base import Artefacts
 

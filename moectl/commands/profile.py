@@ -7,20 +7,20 @@ from pathlib import Path
 import numpy as np
 
 from artifacts.errors import BadInput, BadUsage
-from artifacts.predictors import load_predictors
-from artifacts.provenance import ModelInfo
-from artifacts.store import Store
+from artifacts.routing.predictors import load_predictors
+from artifacts.store.runs import ModelInfo
+from artifacts.store.store import Store
 from moectl.bundled import demo_model
-from moectl.opening import open_quietly
-from moectl.progress import progress_bar
-from moectl.render import Sheet, show_json, show_sheet
-from profilers.corpus import documents, token_sequences
-from profilers.executors import LOCAL, check_device, check_executor, executing
-from profilers.profiling import Data, Profiled, merge_shards, profile_routing
-from profilers.routing import Batching, Foresight
-from runtime.model import MoeModel
-from runtime.predictors import Predictor
-from runtime.session import Session, Settings
+from moectl.shared.opening import open_quietly
+from moectl.shared.progress import progress_bar
+from moectl.show.render import Sheet, show_json, show_sheet
+from profilers.routing.observe import Batching, Foresight
+from profilers.routing.profile import Data, Profiled, merge_shards, profile_routing
+from profilers.text.corpus import documents, token_sequences
+from profilers.workers.choose import LOCAL, check_device, check_executor, executing
+from runtime.engine.predictors import Predictor
+from runtime.model.open import MoeModel
+from runtime.session.session import Session, Settings
 
 
 @dataclass(frozen=True, slots=True)

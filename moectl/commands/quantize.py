@@ -8,18 +8,18 @@ from pathlib import Path
 import numpy as np
 
 from artifacts.errors import BadInput, BadUsage
-from artifacts.provenance import ModelInfo
-from artifacts.store import Store
+from artifacts.store.runs import ModelInfo
+from artifacts.store.store import Store
 from moectl.bundled import demo_model
-from moectl.opening import open_quietly
-from moectl.progress import progress_bar
-from moectl.render import Sheet, human_bytes, show_json, show_sheet
-from profilers.corpus import documents, token_sequences
-from profilers.executors import LOCAL, check_device, check_executor, executing
-from profilers.method import Method, check_method, projections
-from profilers.profiling import Data
-from profilers.replicas import Built, build_replicas
-from runtime.model import MoeModel
+from moectl.shared.opening import open_quietly
+from moectl.shared.progress import progress_bar
+from moectl.show.render import Sheet, human_bytes, show_json, show_sheet
+from profilers.quantise.method import Method, check_method, projections
+from profilers.quantise.replicas import Built, build_replicas
+from profilers.routing.profile import Data
+from profilers.text.corpus import documents, token_sequences
+from profilers.workers.choose import LOCAL, check_device, check_executor, executing
+from runtime.model.open import MoeModel
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from artifacts.common.files import check_writable, replacing
 from artifacts.errors import BadUsage
-from artifacts.files import check_writable, replacing
-from artifacts.schema import ARTEFACT_TABLES
-from artifacts.store import Store
-from moectl.render import console, human_bytes, show_json
+from artifacts.store.schema import ARTEFACT_TABLES
+from artifacts.store.store import Store
 from moectl.report.page import render
+from moectl.show.render import console, human_bytes, show_json
 
 _SUFFIXES = (".html", ".htm")
 

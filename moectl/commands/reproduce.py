@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from pathlib import Path
 
+from artifacts.common.suggestions import unknown
 from artifacts.errors import BadUsage
-from artifacts.names import unknown
-from moectl.render import show_json, show_sheet
 from moectl.reproductions import buddymoe, contextaware, fmoe, moepic, moepicsystem, specmd
 from moectl.reproductions.report import Reproduction
+from moectl.show.render import show_json, show_sheet
 
 REPRODUCTIONS: dict[str, Callable[[], Reproduction]] = {
     "moepic-table1": moepic.reproduce,

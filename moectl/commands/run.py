@@ -6,20 +6,20 @@ from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
+from artifacts.common.files import check_writable
 from artifacts.errors import BadInput, BadUsage
-from artifacts.files import check_writable
-from artifacts.provenance import utc_now
-from artifacts.tracefile import write_parquet
+from artifacts.store.runs import utc_now
+from artifacts.traces.parquet import write_parquet
 from moectl.bundled import demo_model
 from moectl.commands.profile import check_store, model_info
-from moectl.deviceviews import devices_sheet
-from moectl.opening import quieten, there
-from moectl.render import Sheet, human_bytes, show_json, show_sheet
-from runtime.answers import Answer, Effort, Stream
-from runtime.counters import AT_BITS, hit_rate
-from runtime.generate import Sampling
-from runtime.learning import keep
-from runtime.session import Session, Settings
+from moectl.shared.opening import quieten, there
+from moectl.show.devices import devices_sheet
+from moectl.show.render import Sheet, human_bytes, show_json, show_sheet
+from runtime.control.counters import AT_BITS, hit_rate
+from runtime.session.answers import Answer, Effort, Stream
+from runtime.session.generate import Sampling
+from runtime.session.learn_maps import keep
+from runtime.session.session import Session, Settings
 
 _COUNTED = ("late", "misses", "fetched", "near", "low", "spared", "collisions", "evictions")
 

@@ -10,14 +10,14 @@ from pathlib import Path
 from types import FrameType
 
 from artifacts.errors import BadInput, BadUsage
-from artifacts.replicas import check_base
+from artifacts.quantisation.replicas import check_base
 from moectl.bundled import demo_model
-from moectl.opening import open_quietly, there
 from moectl.serving.limits import Limits
-from runtime.model import MoeModel
-from runtime.named import tuned_presets
+from moectl.shared.opening import open_quietly, there
+from runtime.model.open import MoeModel
 from runtime.policies import Preset, build, preset, presets
-from runtime.session import Session, Settings
+from runtime.session.presets import tuned_presets
+from runtime.session.session import Session, Settings
 
 try:
     import uvicorn

@@ -5,23 +5,23 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from artifacts.errors import BadUsage, Incompatible
-from artifacts.hardware import Machine, machine
-from artifacts.measured import REMEDY, profile_for
-from artifacts.modelshapes import ModelShape
-from artifacts.replicas import FULL_BITS, check_base
-from artifacts.store import Store
-from artifacts.trace import Trace
-from moectl.deviceviews import devices_sheet
-from moectl.render import NumBytes, Sheet, human_bytes, show_json, show_sheet
-from moectl.tracesource import Opened, Source, on_base, open_source
-from runtime import budget as sizes
-from runtime.cache import Scope
-from runtime.counters import hit_rate
-from runtime.measured import HERE, costs_of, machine_of
-from runtime.named import find_presets
+from artifacts.hardware.machines import Machine, machine
+from artifacts.hardware.profile import REMEDY, profile_for
+from artifacts.modelshapes.known import ModelShape
+from artifacts.quantisation.replicas import FULL_BITS, check_base
+from artifacts.store.store import Store
+from artifacts.traces.trace import Trace
+from moectl.shared.trace_source import Opened, Source, on_base, open_source
+from moectl.show.devices import devices_sheet
+from moectl.show.render import NumBytes, Sheet, human_bytes, show_json, show_sheet
+from runtime.control import sizes
+from runtime.control.cache import Scope
+from runtime.control.counters import hit_rate
 from runtime.policies import POLICIES, Preset, parse, preset, presets
-from runtime.sweep import Outcome, Setting, Workload, oracles
-from runtime.timing import Costs
+from runtime.replay.measured_machine import HERE, costs_of, machine_of
+from runtime.replay.virtual_time import Costs
+from runtime.replay.workload import Outcome, Setting, Workload, oracles
+from runtime.session.presets import find_presets
 
 PLAIN = "on-demand"
 

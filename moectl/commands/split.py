@@ -6,27 +6,27 @@ from pathlib import Path
 
 import numpy as np
 
-from artifacts import measured
-from artifacts.curves import Curves
+from artifacts.common.suggestions import unknown
 from artifacts.errors import BadUsage, Incompatible
-from artifacts.hardware import Machine, machine
-from artifacts.modelshapes import ModelShape
-from artifacts.names import unknown
-from artifacts.provenance import ModelInfo, RunInfo, utc_now
-from artifacts.rows import curve_rows, split_rows
-from artifacts.splits import EVEN, SOLVERS, Answer, Latencies, SolvedSplit, expert_split
-from artifacts.store import Store, add_run
-from artifacts.trace import PHASES
-from moectl import splitviews
+from artifacts.hardware import profile as measured
+from artifacts.hardware.machines import Machine, machine
+from artifacts.modelshapes.known import ModelShape
+from artifacts.splits.solve import EVEN, SOLVERS, Answer, Latencies, SolvedSplit, expert_split
+from artifacts.store.rows import curve_rows, split_rows
+from artifacts.store.runs import ModelInfo, RunInfo, utc_now
+from artifacts.store.store import Store, add_run
+from artifacts.traces.curves import Curves
+from artifacts.traces.trace import PHASES
 from moectl.bundled import demo_model
-from moectl.render import Sheet, show_json, show_sheet
-from moectl.tracesource import Opened, Source, open_source
-from runtime import budget as sizes
-from runtime.measured import HERE, costs_of, machine_of
-from runtime.solving import answer_of, as_prefetched, counted_phases, curves_of, latencies_of, solve
-from runtime.sweep import Setting as Tried
-from runtime.sweep import Workload
-from runtime.timing import Costs
+from moectl.shared.trace_source import Opened, Source, open_source
+from moectl.show import splits as splitviews
+from moectl.show.render import Sheet, show_json, show_sheet
+from runtime.control import sizes
+from runtime.control.split_solver import answer_of, as_prefetched, counted_phases, curves_of, latencies_of, solve
+from runtime.replay.measured_machine import HERE, costs_of, machine_of
+from runtime.replay.virtual_time import Costs
+from runtime.replay.workload import Setting as Tried
+from runtime.replay.workload import Workload
 
 COMMAND = "split"
 REPLAY = "replay"
@@ -145,7 +145,7 @@ def _named_model(source: Source, opened: Opened) -> ModelInfo | None:
     name = str(demo_model()) if source.model == "bundled" else source.model
     if not Path(name).is_dir():
         return None
-    from moectl.opening import open_quietly
+    from moectl.shared.opening import open_quietly
 
     model = open_quietly(name, device="cpu")
     return ModelInfo(name, model.fingerprint, model.family, model.shape)

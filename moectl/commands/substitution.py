@@ -8,16 +8,16 @@ import numpy as np
 import torch
 
 from artifacts.errors import BadInput, BadUsage
-from artifacts.rows import buddy_matrices, entropy_percentiles
-from artifacts.store import Store
+from artifacts.store.rows import buddy_matrices, entropy_percentiles
+from artifacts.store.store import Store
 from moectl.bundled import demo_model
 from moectl.commands.build_buddies import DEFAULT_ALPHA, METRICS, cut, find_profile, metric_scores
-from moectl.opening import open_quietly
-from moectl.progress import progress_bar
-from moectl.render import Sheet, show_json, show_sheet
-from profilers.corpus import documents, token_sequences
-from profilers.substitution import Limits, Price, Substitution, buddy_policy, random_residents
-from runtime.model import MoeModel
+from moectl.shared.opening import open_quietly
+from moectl.shared.progress import progress_bar
+from moectl.show.render import Sheet, show_json, show_sheet
+from profilers.compare.price_substitution import Limits, Price, Substitution, buddy_policy, random_residents
+from profilers.text.corpus import documents, token_sequences
+from runtime.model.open import MoeModel
 from runtime.policies import parse
 from runtime.policies.base import Artefacts, Miss
 

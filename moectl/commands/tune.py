@@ -9,30 +9,30 @@ from time import perf_counter
 
 import torch
 
-from artifacts import storedpresets
 from artifacts.errors import BadUsage
-from artifacts.modelshapes import MODELS
-from artifacts.provenance import RunInfo, utc_now
-from artifacts.replicas import FULL_BITS
-from artifacts.store import add_run
-from moectl.benchlive import loss_of_base
+from artifacts.modelshapes.known import MODELS
+from artifacts.quantisation.replicas import FULL_BITS
+from artifacts.store import presets as storedpresets
+from artifacts.store.runs import RunInfo, utc_now
+from artifacts.store.store import add_run
+from moectl.bench.live import loss_of_base
 from moectl.bundled import demo_model
 from moectl.commands.profile import check_store, model_info
-from moectl.opening import open_quietly
-from moectl.progress import progress_bar
-from moectl.tracesource import on_base as traced_on_base
-from moectl.tuneanswers import checks_of, verified
-from moectl.tuned import Pick, Tuned
-from moectl.tunerequest import Request
-from moectl.tunesetup import known_of, parts_of, plan_for, scale_of, search_on, text_for, trace_for
-from moectl.tunespread import spread
-from profilers.corpus import documents
-from profilers.executors import executing
-from profilers.pace import pace_of
-from profilers.verifying import Verifier
-from runtime.base import on_base
-from runtime.locate import locate
-from runtime.model import MoeModel
+from moectl.shared.opening import open_quietly
+from moectl.shared.progress import progress_bar
+from moectl.shared.trace_source import on_base as traced_on_base
+from moectl.tune.distribute import spread
+from moectl.tune.prepare import known_of, parts_of, plan_for, scale_of, search_on, text_for, trace_for
+from moectl.tune.request import Request
+from moectl.tune.result import Pick, Tuned
+from moectl.tune.verify import checks_of, verified
+from profilers.compare.verify_search import Verifier
+from profilers.hardware.live_costs import pace_of
+from profilers.text.corpus import documents
+from profilers.workers.choose import executing
+from runtime.model.locate import locate
+from runtime.model.open import MoeModel
+from runtime.session.on_base import on_base
 
 COMMAND = "tune"
 

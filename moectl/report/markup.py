@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from moectl.render import human_bytes
+from moectl.show.render import human_bytes
 
 Record = Mapping[str, object]
 Format = Callable[[object], str]

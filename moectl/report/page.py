@@ -7,8 +7,8 @@ from dataclasses import replace
 from html import escape
 from importlib.resources import files
 
-from artifacts.provenance import versions
-from artifacts.store import Store
+from artifacts.store.runs import versions
+from artifacts.store.store import Store
 from moectl.bundled import is_bundled
 from moectl.report import queries
 from moectl.report.benchparts import bench_sections

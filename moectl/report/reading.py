@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from artifacts.store import Store
+from artifacts.store.store import Store
 from moectl.report import queries
 
 Record = dict[str, object]

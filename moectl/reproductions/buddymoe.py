@@ -1,11 +1,11 @@
 """BuddyMoE, Tables 2 to 4: throughput with stand-ins over throughput without, by share of experts on the GPU."""
 
-from artifacts.hardware import machine
-from artifacts.modelshapes import MODELS
-from artifacts.synthetic import Dials, generate
-from moectl.render import Sheet
+from artifacts.hardware.machines import machine
+from artifacts.modelshapes.known import MODELS
+from artifacts.traces.synthetic import Dials, generate
 from moectl.reproductions.report import Claim, Reproduction, known
-from runtime.sweep import Outcome, Setting, Workload
+from moectl.show.render import Sheet
+from runtime.replay.workload import Outcome, Setting, Workload
 
 MODEL, MACHINE = "deepseek-v2-lite", "a100-pcie4"
 SHARES = (0.75, 0.5, 0.375)

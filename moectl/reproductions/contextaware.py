@@ -6,15 +6,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from artifacts.hardware import Machine, machine
-from artifacts.modelshapes import MODELS, ModelShape
-from artifacts.replicas import FULL_BITS, typical
-from artifacts.synthetic import Dials, generate
-from moectl.render import Sheet
+from artifacts.hardware.machines import Machine, machine
+from artifacts.modelshapes.known import MODELS, ModelShape
+from artifacts.quantisation.replicas import FULL_BITS, typical
+from artifacts.traces.synthetic import Dials, generate
 from moectl.reproductions.report import UNKNOWN, Claim, Reproduction
-from runtime.cache import Scope
-from runtime.sweep import Outcome, Setting, Workload
-from runtime.timing import Costs
+from moectl.show.render import Sheet
+from runtime.control.cache import Scope
+from runtime.replay.virtual_time import Costs
+from runtime.replay.workload import Outcome, Setting, Workload
 
 NAMES, MACHINE = ("mixtral-8x7b", "mixtral-8x22b"), "h100-cxl-ndp"
 SHARES, BITS, BATCHES = (0.125, 0.25, 0.5), (3, 2), (4, 16)

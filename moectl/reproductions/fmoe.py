@@ -6,17 +6,17 @@ from pathlib import Path
 import numpy as np
 
 from artifacts.errors import BadInput
-from artifacts.expertmaps import ExpertMaps
-from artifacts.hardware import machine
-from artifacts.modelshapes import ModelShape, unsized
-from artifacts.trace import Trace
-from artifacts.tracefile import read_parquet
-from moectl.render import Sheet
+from artifacts.hardware.machines import machine
+from artifacts.modelshapes.known import ModelShape, unsized
+from artifacts.routing.expert_maps import ExpertMaps
+from artifacts.traces.parquet import read_parquet
+from artifacts.traces.trace import Trace
 from moectl.reproductions.report import UNKNOWN, Claim, Reproduction
-from runtime import derived
-from runtime.counters import hit_rate
+from moectl.show.render import Sheet
+from runtime.control.counters import hit_rate
 from runtime.policies.base import Artefacts
-from runtime.sweep import Outcome, Setting, Workload
+from runtime.replay import from_trace as derived
+from runtime.replay.workload import Outcome, Setting, Workload
 
 BUDGET, SCOPES, CAPACITY, EVERYTHING = "25%", ("layer", "global"), 1000, 32_768
 LEAD = 2  # layers ahead; matches are a layer old, so that it is the paper's d = 3

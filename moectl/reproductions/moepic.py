@@ -1,10 +1,10 @@
 """MoEpic, Table 1: hit rates of eviction policies with 10 to 50 of 60 experts cached a layer."""
 
-from artifacts.modelshapes import MODELS
-from artifacts.synthetic import Dials
-from moectl.render import Sheet
+from artifacts.modelshapes.known import MODELS
+from artifacts.traces.synthetic import Dials
 from moectl.reproductions.report import Claim, Reproduction, known
-from runtime.fitting import HitRates, hit_rates
+from moectl.show.render import Sheet
+from runtime.replay.fit_synthetic import HitRates, hit_rates
 
 HELD = (10, 20, 30, 40, 50)
 MODEL = "qwen1.5-moe-a2.7b"

@@ -3,14 +3,14 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from artifacts.hardware import machine
-from artifacts.modelshapes import MODELS
-from artifacts.synthetic import generate
-from moectl.render import Sheet
+from artifacts.hardware.machines import machine
+from artifacts.modelshapes.known import MODELS
+from artifacts.traces.synthetic import generate
 from moectl.reproductions import moepic
 from moectl.reproductions.report import UNKNOWN, Claim, Reproduction
+from moectl.show.render import Sheet
 from runtime.policies.base import Artefacts
-from runtime.sweep import Setting, Workload
+from runtime.replay.workload import Setting, Workload
 
 SHAPES = ("qwen1.5-moe-a2.7b", "mixtral-8x7b")
 MACHINE = "a6000-pcie4"

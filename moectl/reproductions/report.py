@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from moectl.render import Sheet
+from moectl.show.render import Sheet
 
 UNKNOWN = "not available here"
 

@@ -5,14 +5,14 @@ from itertools import islice
 
 import numpy as np
 
-from artifacts.modelshapes import ModelShape, model_shape
-from artifacts.trace import Trace, concatenate
+from artifacts.modelshapes.known import ModelShape, model_shape
+from artifacts.traces.trace import Trace, concatenate
 from moectl.bundled import demo_model
-from moectl.opening import open_quietly
-from profilers.corpus import documents, token_sequences
-from profilers.routing import Batching, Foresight, RoutingProfile, observe
-from runtime.model import MoeModel
-from runtime.session import Session, Settings
+from moectl.shared.opening import open_quietly
+from profilers.routing.observe import Batching, Foresight, RoutingProfile, observe
+from profilers.text.corpus import documents, token_sequences
+from runtime.model.open import MoeModel
+from runtime.session.session import Session, Settings
 
 _REQUESTS, _LENGTH, _PREFILL = 32, 80, 32
 

@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping
 
-from artifacts.hardware import machine
-from artifacts.modelshapes import MODELS
-from artifacts.synthetic import Dials, generate
-from moectl.render import Sheet
+from artifacts.hardware.machines import machine
+from artifacts.modelshapes.known import MODELS
+from artifacts.traces.synthetic import Dials, generate
 from moectl.reproductions.report import UNKNOWN, Claim, Reproduction
-from runtime.counters import hit_rate
-from runtime.sweep import Outcome, Setting, Workload
+from moectl.show.render import Sheet
+from runtime.control.counters import hit_rate
+from runtime.replay.workload import Outcome, Setting, Workload
 
 SHAPES = ("olmoe-1b-7b", "mixtral-8x7b", "deepseek-v2-lite", "qwen1.5-moe-a2.7b")
 BUDGETS = ("1%", "5%", "25%")

@@ -23,7 +23,7 @@ from moectl.serving.asked import Asked, AskedChat, AskedCompletion, AskedPreset
 from moectl.serving.guard import Guard
 from moectl.serving.jobs import Done, Event, Failed, Job, Piece
 from moectl.serving.scheduler import Closing, Full, Scheduler
-from runtime.generate import check_prompt
+from runtime.session.generate import check_prompt
 
 T = TypeVar("T")
 

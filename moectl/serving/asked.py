@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, model_validator
 
-from runtime.generate import Sampling
+from runtime.session.generate import Sampling
 
 # Accepted where they say what happens anyway, refused where they ask for more. None always says so.
 _ONLY: dict[str, object] = {

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from runtime.generate import Sampling
+from runtime.session.generate import Sampling
 
 
 @dataclass(frozen=True, slots=True)

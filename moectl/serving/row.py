@@ -6,10 +6,10 @@ import numpy as np
 
 from moectl.serving.jobs import Done, Job, Piece
 from moectl.serving.tally import Tally
-from runtime.counters import by_layer, totals
-from runtime.generate import Timing, Token
-from runtime.interleave import Interleave
-from runtime.text import Stops, Text
+from runtime.control.counters import by_layer, totals
+from runtime.session.detokenise import Stops, Text
+from runtime.session.generate import Timing, Token
+from runtime.session.interleave import Interleave
 
 
 class Row:

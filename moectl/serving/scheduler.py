@@ -11,8 +11,8 @@ from moectl.serving.jobs import Failed, Job, Switch
 from moectl.serving.limits import Limits
 from moectl.serving.row import Row
 from moectl.serving.tally import Tally
-from runtime.interleave import Interleave
-from runtime.session import Session
+from runtime.session.interleave import Interleave
+from runtime.session.session import Session
 
 # Passes of a request before the next one's turn: more cost others time, fewer cost hits, since at each change another's
 # experts push out some of its own (docs/decisions.md has the figures).

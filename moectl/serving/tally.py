@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from runtime.counters import Counter, by_layer, totals
-from runtime.interleave import Turn
+from runtime.control.counters import Counter, by_layer, totals
+from runtime.session.interleave import Turn
 
 OUTCOMES = ("answered", "left", "failed", "refused")  # left: the client went away
 

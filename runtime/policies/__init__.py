@@ -9,9 +9,9 @@ from math import inf
 from types import UnionType
 from typing import Any, get_args, get_type_hints
 
+from artifacts.common.suggestions import unknown
 from artifacts.errors import BadUsage, Incompatible
-from artifacts.names import unknown
-from artifacts.replicas import FULL_BITS
+from artifacts.quantisation.replicas import FULL_BITS
 from runtime.policies.base import Eviction, Miss, Prefetch, Residency, Routing
 from runtime.policies.eviction.activation import ActivationEviction
 from runtime.policies.eviction.belady import Belady
@@ -25,7 +25,6 @@ from runtime.policies.eviction.lru import Lru
 from runtime.policies.eviction.map import MapEviction
 from runtime.policies.eviction.random import Random
 from runtime.policies.eviction.score import Score
-from runtime.policies.matching import Matching
 from runtime.policies.miss.best_resident import BestResident
 from runtime.policies.miss.buddy import Buddy
 from runtime.policies.miss.cascade import Cascade
@@ -59,6 +58,7 @@ from runtime.policies.residency.uniform import Uniform
 from runtime.policies.routing.cache_aware import CacheAware
 from runtime.policies.routing.pre_gated import PreGated
 from runtime.policies.routing.standard import Standard
+from runtime.policies.shared.maps import Matching
 
 POLICIES: dict[str, dict[str, type]] = {
     "routing": {"standard": Standard, "cache_aware": CacheAware, "pre_gated": PreGated},
@@ -184,7 +184,7 @@ class Preset:
 @cache
 def presets() -> dict[str, Preset]:
     """Every preset by name, as `presets.toml` lists them, those that wait included."""
-    rows = tomllib.loads(files("runtime").joinpath("presets.toml").read_text(encoding="utf-8"))
+    rows = tomllib.loads(files("runtime.policies").joinpath("presets.toml").read_text(encoding="utf-8"))
     return {name: Preset(name, **row) for name, row in rows.items()}
 
 

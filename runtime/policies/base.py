@@ -10,13 +10,13 @@ from typing import ClassVar, Protocol
 
 import numpy as np
 
-from artifacts.expertmaps import ExpertMaps
-from artifacts.nextuse import NextUse
-from artifacts.predictors import Predictors
-from artifacts.replicas import Replicas
+from artifacts.quantisation.replicas import Replicas
+from artifacts.routing.expert_maps import ExpertMaps
+from artifacts.routing.predictors import Predictors
 from artifacts.shape import Shape
-from artifacts.splits import SolvedSplit
-from runtime.policies.matching import Matching
+from artifacts.splits.solve import SolvedSplit
+from artifacts.traces.next_use import NextUse
+from runtime.policies.shared.maps import Matching
 from runtime.policies.step import Step
 
 

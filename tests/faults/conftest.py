@@ -7,7 +7,7 @@ import pytest
 
 from tests.conftest import Checkpoint
 from tests.faults.models import Copy
-from tests.stores import write
+from tests.helpers.stores import write
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from artifacts.errors import BadInput
-from runtime.model import open_model
+from runtime.model.open import open_model
 
 GATE = "model.layers.1.mlp.gate.weight"
 UP = "model.layers.1.mlp.experts.3.up_proj.weight"

@@ -1,6 +1,6 @@
 """SIGKILL at any moment of anything that writes.
 
-Of a quantize that is taken up again, byte for byte: tests/profilers/test_replicas.py.
+Of a quantize that is taken up again, byte for byte: tests/profilers/quantise/test_replicas.py.
 """
 
 import signal
@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from artifacts.content import content_hash
-from artifacts.store import Store
-from artifacts.storecheck import check_store
-from tests.stores import said_by, spawn, verified, write
+from artifacts.store.check import check_store
+from artifacts.store.content_hash import content_hash
+from artifacts.store.store import Store
+from tests.helpers.stores import said_by, spawn, verified, write
 
 WRITE_FOREVER = """
 while True:
@@ -37,7 +37,7 @@ def test_only_whole_runs_are_left(path: Path, delay_s: float) -> None:
 
 
 KILLED_AT = """
-import artifacts.storefile as inner
+import artifacts.store.file as inner
 def die():
     os.kill(os.getpid(), 9)
 for step in ("_execute", "sync", "_named"):

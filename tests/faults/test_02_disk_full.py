@@ -1,6 +1,6 @@
 """A write that fails for lack of room, whichever it is.
 
-Of the files of replicas: tests/profilers/test_replicas.py.
+Of the files of replicas: tests/profilers/quantise/test_replicas.py.
 """
 
 import shutil
@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from artifacts.common.files import FULL, replacing
 from artifacts.errors import BadInput, OutOfResources
-from artifacts.files import FULL, replacing
-from artifacts.store import Store
-from artifacts.storecheck import check_store
-from profilers.bench import Setting
-from profilers.samples import KeptSamples
-from tests.stores import said_by, verified, write
+from artifacts.store.check import check_store
+from artifacts.store.store import Store
+from profilers.compare.bench import Setting
+from profilers.compare.samples import KeptSamples
+from tests.helpers.stores import said_by, verified, write
 
 LIMITED = """
 import resource, signal
@@ -60,7 +60,7 @@ def test_the_exit_code_tells_also_where_stderr_cannot(path: Path) -> None:
     """As of `2> log` on the disk that is full."""
     said = """
 from artifacts.errors import OutOfResources
-from moectl.errors import exit_code_of
+from moectl.shared.exit_codes import exit_code_of
 def full():
     raise OutOfResources("full")
 sys.stderr = open("/dev/full", "w")

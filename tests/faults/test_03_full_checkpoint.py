@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tests.stores import said_by, verified, write
+from tests.helpers.stores import said_by, verified, write
 
 AT_CHECKPOINT = """
 import resource, signal

@@ -1,6 +1,6 @@
 """A store that another process holds.
 
-As a user meets it, at the command line: tests/moectl/test_bad_input.py.
+As a user meets it, at the command line: tests/moectl/commands/test_bad_input.py.
 """
 
 import time
@@ -8,8 +8,8 @@ import time
 import pytest
 
 from artifacts.errors import OutOfResources
-from artifacts.store import Store, add_run
-from tests.stores import activations, run_info, spawn, verified
+from artifacts.store.store import Store, add_run
+from tests.helpers.stores import activations, run_info, spawn, verified
 
 HOLD = """
 import sys, time, duckdb

@@ -10,10 +10,10 @@ import duckdb
 import pytest
 
 from artifacts.errors import BadInput
-from artifacts.store import Store
-from artifacts.storecheck import check_store
+from artifacts.store.check import check_store
+from artifacts.store.store import Store
 from moectl.cli import main
-from tests.stores import activations, write
+from tests.helpers.stores import activations, write
 
 
 def sqlite_file(path):

@@ -7,12 +7,12 @@ import duckdb
 import pytest
 
 from artifacts.errors import BadInput
-from artifacts.store import Store
-from artifacts.storecheck import check_store
-from artifacts.storefile import wal_of
+from artifacts.store.check import check_store
+from artifacts.store.file import wal_of
+from artifacts.store.store import Store
 from moectl.cli import main
-from moectl.errors import INPUT, PARTLY
-from tests.stores import said_by, verified, write
+from moectl.shared.exit_codes import INPUT, PARTLY
+from tests.helpers.stores import said_by, verified, write
 
 KILLED_BEFORE_CHECKPOINT = """
 class Dying:

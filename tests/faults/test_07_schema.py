@@ -12,16 +12,16 @@ import duckdb
 import pytest
 
 from artifacts.errors import Incompatible
-from artifacts.measured import from_rows, to_rows
-from artifacts.schema import SCHEMA_VERSION
-from artifacts.store import Store
-from artifacts.storecheck import check_store
+from artifacts.hardware.profile import from_rows, to_rows
+from artifacts.store.check import check_store
+from artifacts.store.schema import SCHEMA_VERSION
+from artifacts.store.store import Store
 from moectl.cli import main
-from moectl.errors import INCOMPATIBLE
-from tests.measured import made
-from tests.stores import activations, run_info, said_by, verified, write
+from moectl.shared.exit_codes import INCOMPATIBLE
+from tests import DATA
+from tests.helpers.measured import made
+from tests.helpers.stores import activations, run_info, said_by, verified, write
 
-DATA = Path(__file__).parents[1] / "data"
 OLDER = sorted(int(path.stem.partition("-")[2]) for path in DATA.glob("schema-*.sql"))
 
 Older = Callable[[int], Path]
@@ -162,7 +162,8 @@ def test_a_table_that_is_gone_is_told(filled: Path) -> None:
 
 def test_a_migration_that_fails_changes_nothing(older: Older, monkeypatch: pytest.MonkeyPatch) -> None:
     store = older(1)
-    monkeypatch.setattr("artifacts.storefile.migration", lambda have: ["CREATE TABLE a (i INTEGER)", "CREATE nonsense"])
+    steps = ["CREATE TABLE a (i INTEGER)", "CREATE nonsense"]
+    monkeypatch.setattr("artifacts.store.file.migration", lambda have: steps)
     with pytest.raises(duckdb.ProgrammingError):
         Store.open(store)
     with duckdb.connect(str(store)) as connection:
@@ -171,7 +172,7 @@ def test_a_migration_that_fails_changes_nothing(older: Older, monkeypatch: pytes
 
 
 KILLED_AT = """
-import artifacts.storefile as inner
+import artifacts.store.file as inner
 def die():
     os.kill(os.getpid(), 9)
 for name in ("_keep_copy", "_bring_up_to_date", "_execute"):

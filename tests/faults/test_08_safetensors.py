@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from artifacts.errors import BadInput
-from runtime.checkpoint import open_checkpoint
-from tests.families import save
+from runtime.model.checkpoint import open_checkpoint
 from tests.faults.models import Copy, refusal
-from tests.safetensors import Tensors, joined, parsed
+from tests.helpers.families import save
+from tests.helpers.safetensors import Tensors, joined, parsed
 
 
 def test_missing_shard(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """A byte of a replica that is not what was written.
 
 What is not hashed is loaded: `run --verify` and `inspect replicas --verify` say so, and the receipt says which it was.
-Damage of the file's form: tests/artifacts/test_replicafile.py, and the torment `hostile_artefacts`.
+Damage of the file's form: tests/artifacts/quantisation/test_replica_file.py, and the torment `hostile_artefacts`.
 """
 
 from collections.abc import Callable
@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 
 from artifacts.errors import BadInput, Incompatible
-from artifacts.replicafile import file_hash, is_intact, read_replica, verify
-from runtime.model import MoeModel, open_model
+from artifacts.quantisation.replica_file import file_hash, is_intact, read_replica, verify
+from runtime.model.open import MoeModel, open_model
 from runtime.policies.base import Artefacts
-from runtime.replicas import ReplicaStore, open_replicas
-from runtime.session import Session, Settings
-from tests import artefacts
+from runtime.session.session import Session, Settings
+from runtime.tiers.replicas import ReplicaStore, open_replicas
 from tests.conftest import Checkpoint
-from tests.replicas import made
-from tests.safetensors import Tensors, joined, parsed
+from tests.helpers import artefacts
+from tests.helpers.replicas import made
+from tests.helpers.safetensors import Tensors, joined, parsed
 
 SETTINGS = Settings(policies={"miss": "fetch_lowest"}, link="disk", window="0B")
 

@@ -8,12 +8,12 @@ import torch
 
 from artifacts.errors import BadInput
 from artifacts.shape import Shape
-from artifacts.store import Store, add_run
-from artifacts.storefile import wal_of
-from runtime.checkpoint import Shard
-from runtime.replicas import ReplicaStore
-from tests.replicafiles import NUM_INPUTS, written
-from tests.stores import MODEL, activations, run_info, verified, write
+from artifacts.store.file import wal_of
+from artifacts.store.store import Store, add_run
+from runtime.model.checkpoint import Shard
+from runtime.tiers.replicas import ReplicaStore
+from tests.helpers.replica_files import NUM_INPUTS, written
+from tests.helpers.stores import MODEL, activations, run_info, verified, write
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """A checkpoint that lacks a router or an expert, has one of another shape or with NaN in it, or another model's config.
 
-As a user meets it: tests/moectl/test_bad_input.py. Nothing is guessed or filled with random numbers.
+As a user meets it: tests/moectl/commands/test_bad_input.py. Nothing is guessed or filled with random numbers.
 """
 
 import time
@@ -11,8 +11,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from artifacts.errors import BadInput
-from runtime.model import open_model
-from runtime.weights import aligned
+from runtime.model.expert_store import aligned
+from runtime.model.open import open_model
 from tests.faults.models import GATE, UP, Copy, refusal, with_config, with_tensors
 
 

@@ -1,6 +1,6 @@
 """A prompt that is none, is too long or has a token that the model does not know; a tokenizer that is another model's.
 
-As a user meets them: tests/moectl/test_bad_input.py.
+As a user meets them: tests/moectl/commands/test_bad_input.py.
 """
 
 import json
@@ -9,9 +9,9 @@ from math import inf, nan
 import pytest
 
 from artifacts.errors import BadUsage
-from runtime.generate import Sampling
-from tests.families import VOCABULARY
+from runtime.session.generate import Sampling
 from tests.faults.models import Copy, refusal
+from tests.helpers.families import VOCABULARY
 
 
 def test_tokenizer_that_cannot_be_loaded(copy: Copy) -> None:

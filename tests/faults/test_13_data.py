@@ -1,7 +1,7 @@
 """Text that is missing, empty, of no fields, not UTF-8, cut off or without end; and tasks that are no tasks.
 
 Damaged and altered files by the thousand: the torment `hostile_inputs`. As a user meets them:
-tests/moectl/test_bad_input.py.
+tests/moectl/commands/test_bad_input.py.
 """
 
 import gzip
@@ -13,10 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from artifacts.errors import BadInput
-from moectl.imported import read_results
-from profilers import textfiles
-from profilers.corpus import documents
-from tests.corpora import refusal, texts, write
+from moectl.bench.other_tools import read_results
+from profilers.text import files as textfiles
+from profilers.text.corpus import documents
+from tests.helpers.corpora import refusal, texts, write
 
 
 @pytest.mark.parametrize(

@@ -1,20 +1,21 @@
 """A budget or a size of nothing, of less than an expert, of more than the model, or that is no number.
 
-What is a budget, and what is none: tests/runtime/test_budget.py. As a user meets them: tests/moectl/test_bad_input.py.
+What is a budget, and what is none: tests/runtime/control/test_sizes.py. As a user meets them:
+tests/moectl/commands/test_bad_input.py.
 """
 
 import pytest
 
 from artifacts.errors import BadUsage, Problem
-from artifacts.hardware import MACHINES
-from artifacts.modelshapes import unsized
+from artifacts.hardware.machines import MACHINES
+from artifacts.modelshapes.known import unsized
 from artifacts.shape import Shape
-from artifacts.synthetic import parse_dials
-from runtime import budget
+from artifacts.traces.synthetic import parse_dials
+from runtime.control import sizes as budget
 from runtime.policies import parse
 from runtime.policies.base import Artefacts
-from runtime.sweep import Setting, Workload
-from tests import artefacts
+from runtime.replay.workload import Setting, Workload
+from tests.helpers import artefacts
 
 SHAPE = Shape(num_layers=8, num_experts=32, top_k=4, expert_nbytes=1 << 20)
 

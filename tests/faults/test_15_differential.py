@@ -1,6 +1,7 @@
 """A budget, a policy, a link, a batch or an optimisation changes a token.
 
-`tests/runtime/test_session.py` has every family beside it, `tools/torments/differential.py` everything at random.
+`tests/runtime/session/test_session.py` has every family beside it, `tools/torments/cases/differential.py` everything
+at random.
 """
 
 from collections.abc import Iterator
@@ -8,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from runtime.model import open_model
-from runtime.session import Session, Settings
+from runtime.model.open import open_model
+from runtime.session.session import Session, Settings
 from tests.conftest import Checkpoint
-from tools.engine_checks import check
-from tools.lossless import Model, Request, differs, said
+from tools.torments.engine_checks import check
+from tools.torments.lossless import Model, Request, differs, said
 
 AHEAD = "next_gate:distance=2,overfetch=0.5,through=yes"
 CHOSEN = {

@@ -1,6 +1,6 @@
 """Padding, or the way in which sequences are shared out, changes what is counted.
 
-`tests/profilers/test_routing.py` counts padded batches as the plain model routes each sequence alone.
+`tests/profilers/routing/test_observe.py` counts padded batches as the plain model routes each sequence alone.
 """
 
 from collections.abc import Iterator
@@ -10,12 +10,18 @@ import numpy as np
 import pytest
 import torch
 
-from artifacts.trace import Trace, concatenate
-from profilers.routing import RoutingProfile
-from runtime.model import MoeModel, open_model
-from runtime.session import Session, Settings
+from artifacts.traces.trace import Trace, concatenate
+from profilers.routing.observe import RoutingProfile
+from runtime.model.open import MoeModel, open_model
+from runtime.session.session import Session, Settings
 from tests.conftest import Checkpoint
-from tests.profilers.test_routing import BATCHING, SEQUENCES, assert_equal, assert_equal_traces, profile_and_trace
+from tests.profilers.routing.test_observe import (
+    BATCHING,
+    SEQUENCES,
+    assert_equal,
+    assert_equal_traces,
+    profile_and_trace,
+)
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,6 @@
 """A link fails, stalls or reorders, or memory runs out: the request ends with a reason, and the next one is exact.
 
-`tools/torments/engine_faults.py` does the same over every preset, at any transfer and allocation.
+`tools/torments/cases/engine_faults.py` does the same over every preset, at any transfer and allocation.
 """
 
 import errno
@@ -12,15 +12,15 @@ import pytest
 import torch
 
 from artifacts.errors import BadInput, BadUsage, OutOfResources
-from moectl.errors import exit_code_of
-from runtime.link import DEMAND, PREFETCH
-from runtime.session import Session, Settings
+from moectl.shared.exit_codes import exit_code_of
+from runtime.links.link import DEMAND, PREFETCH
+from runtime.session.session import Session, Settings
 from tests.conftest import Checkpoint
-from tools.engine_checks import Held, check
-from tools.faulty_links import Faults, failing, failing_from, held, installed, sleeping
-from tools.interrupting import OutOfMemory, allocations
-from tools.lossless import Model, differs, said
-from tools.torments import Lost
+from tools.torments.cases import Lost
+from tools.torments.engine_checks import Held, check
+from tools.torments.faulty_links import Faults, failing, failing_from, held, installed, sleeping
+from tools.torments.interrupting import OutOfMemory, allocations
+from tools.torments.lossless import Model, differs, said
 
 LINKS = ("disk", "2GB/s")
 

@@ -1,6 +1,6 @@
 """A request is cancelled, interrupted or shut out: it ends, the others are whole, and the next one is exact.
 
-`tests/moectl/test_cli.py` has exit code 130; `tools/torments/engine_faults.py` interrupts at any instruction.
+`tests/moectl/test_cli.py` has exit code 130; `tools/torments/cases/engine_faults.py` interrupts at any instruction.
 """
 
 import threading
@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from artifacts.errors import BadInput, BadUsage
-from runtime.generate import Sampling
-from runtime.policies.jobs import Jobs
-from runtime.session import Session, Settings
+from runtime.policies.shared.background import Jobs
+from runtime.session.generate import Sampling
+from runtime.session.session import Session, Settings
 from tests.conftest import Checkpoint
-from tools.engine_checks import check
-from tools.interrupting import Instructions
-from tools.lossless import Model, differs, said
+from tools.torments.engine_checks import check
+from tools.torments.interrupting import Instructions
+from tools.torments.lossless import Model, differs, said
 
 SHORT = Sampling(8, ignore_eos=True)
 LONG = Sampling(200, ignore_eos=True)

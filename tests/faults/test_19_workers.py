@@ -1,7 +1,7 @@
 """A worker process that is killed, a task that fails now and then, and one that always does: the others are done.
 
 Processes are forked here, which spares each a second of imports; that real ones are spawned: tests/profilers. On a
-Ray cluster: tests/profilers/test_ray.py; batches of a profile: test_profiling.py there; replays: tests/moectl.
+Ray cluster: tests/profilers/workers/test_ray.py; batches of a profile: test_profiling.py there; replays: tests/moectl.
 """
 
 import multiprocessing
@@ -13,15 +13,15 @@ import pytest
 
 from artifacts.errors import OutOfResources
 from moectl.cli import main
-from profilers import replicas
-from profilers.quantising import Record, Unit, quantise
-from profilers.workers import Processes, Workers
+from profilers.quantise import replicas
+from profilers.quantise.one_expert import Record, Unit, quantise
+from profilers.workers.workers import Processes, Workers
 from tests.conftest import Checkpoint
 
 
 @pytest.fixture(autouse=True)
 def forked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("profilers.workers.get_context", lambda _: multiprocessing.get_context("fork"))
+    monkeypatch.setattr("profilers.workers.workers.get_context", lambda _: multiprocessing.get_context("fork"))
 
 
 def work(task: object) -> object:

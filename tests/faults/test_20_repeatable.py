@@ -1,6 +1,6 @@
 """The same command again, on other threads, in another time zone, language, folder or home: the same content.
 
-Of replicas made by one process and by several, byte for byte: tests/profilers/test_replicas.py.
+Of replicas made by one process and by several, byte for byte: tests/profilers/quantise/test_replicas.py.
 """
 
 import os
@@ -13,13 +13,13 @@ import pyarrow as pa
 import pytest
 import torch
 
-from artifacts.content import content_hash
-from artifacts.replicafile import replica_root
-from artifacts.store import Store
+from artifacts.quantisation.replica_file import replica_root
+from artifacts.store.content_hash import content_hash
+from artifacts.store.store import Store
 from moectl.cli import main
+from tests import ROOT
 from tests.conftest import Checkpoint
 
-ROOT = Path(__file__).resolve().parents[2]
 TEXT = ["--data", "text.txt"]
 COMMANDS = [
     ["profile", "the model", *TEXT, "--tokens", "192", "--length", "32", "--trace"],

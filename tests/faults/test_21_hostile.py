@@ -1,7 +1,7 @@
 """Files made to run code, to be read outside their folder, or to take all memory and time.
 
 By the thousand: the torments `hostile_models`, `hostile_artefacts` and `hostile_inputs`. Nothing is looked for on the
-network: tests/profilers/test_corpus.py, and models by name in tests/faults/test_11_checkpoint.py.
+network: tests/profilers/text/test_corpus.py, and models by name in tests/faults/test_11_checkpoint.py.
 """
 
 import json
@@ -16,23 +16,24 @@ import pyarrow.parquet as pq
 import pytest
 from jinja2.exceptions import SecurityError
 
-from artifacts import tracefile
 from artifacts.errors import BadInput, OutOfResources, Problem
-from artifacts.measured import stored_profile
-from artifacts.modelshapes import model_shape
-from artifacts.store import Store
-from artifacts.tracefile import from_table, read_parquet, to_table, write_parquet
+from artifacts.hardware.profile import stored_profile
+from artifacts.modelshapes.known import model_shape
+from artifacts.store.store import Store
+from artifacts.traces import parquet as tracefile
+from artifacts.traces.parquet import from_table, read_parquet, to_table, write_parquet
 from moectl.cli import main
-from profilers.taskfiles import keep_templates_in
-from profilers.tasks import load_tasks
-from runtime.checkpoint import open_checkpoint
-from runtime.model import config_digest, open_model
-from runtime.named import find_presets
-from runtime.session import Session, Settings
-from runtime.stored import load_artefacts
-from tests import artefacts
+from profilers.compare.task_files import keep_templates_in
+from profilers.compare.tasks import load_tasks
+from runtime.model.checkpoint import open_checkpoint
+from runtime.model.open import config_digest, open_model
+from runtime.session.artefacts import load_artefacts
+from runtime.session.presets import find_presets
+from runtime.session.session import Session, Settings
+from tests import ROOT
 from tests.faults.models import Copy, refusal, with_config
-from tests.safetensors import Tensors, joined, parsed
+from tests.helpers import artefacts
+from tests.helpers.safetensors import Tensors, joined, parsed
 
 
 def test_code_that_comes_with_a_model_is_not_run(copy: Copy) -> None:
@@ -57,11 +58,10 @@ def test_index_that_leaves_its_folder(copy: Copy) -> None:
 
 def test_pickle_is_read_from_nowhere_but_our_own_processes() -> None:
     """A task and its result travel between the command and its workers, here or in its Ray cluster; no file does."""
-    root = Path(__file__).parents[2]
     loading = re.compile(r"pickle\.loads?\(|torch\.load\(|allow_pickle=True|marshal\.loads?\(")
-    sources = (path for part in ("artifacts", "runtime", "profilers", "moectl") for path in (root / part).rglob("*.py"))
-    found = {path.relative_to(root).as_posix() for path in sources if loading.search(path.read_text())}
-    assert found == {"profilers/quantising.py", "profilers/raycluster.py", "profilers/spreading.py"}
+    sources = (path for part in ("artifacts", "runtime", "profilers", "moectl") for path in (ROOT / part).rglob("*.py"))
+    found = {path.relative_to(ROOT).as_posix() for path in sources if loading.search(path.read_text())}
+    assert found == {"profilers/quantise/one_expert.py", "profilers/workers/ray.py", "profilers/routing/distribute.py"}
 
 
 @pytest.mark.parametrize("name", ["..", "", "a\0b", 5, None, ["model.safetensors"], "./model.safetensors"])

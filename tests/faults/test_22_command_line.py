@@ -10,15 +10,14 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
 from artifacts.errors import BadInput, BadUsage, Incompatible, OutOfResources, Partly, Problem
 from moectl.cli import app, main
-from moectl.errors import exit_code_of
+from moectl.shared.exit_codes import exit_code_of
+from tests import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 HEAVY = ("torch", "transformers", "duckdb", "numpy", "numba", "pyarrow", "datasets")
 COMMANDS = [command.name for command in app.registered_commands]
 

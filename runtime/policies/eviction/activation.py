@@ -7,7 +7,7 @@ import numpy as np
 from artifacts.shape import Shape
 from runtime.policies.base import Artefacts, Now, SimpleEviction, Step
 from runtime.policies.eviction.packed import never
-from runtime.policies.matrices import EPSILON, Activations
+from runtime.policies.shared.activations import EPSILON, Activations
 
 
 @dataclass

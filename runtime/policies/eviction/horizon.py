@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from artifacts.shape import Shape
-from artifacts.trace import PREFILL
+from artifacts.traces.trace import PREFILL
 from runtime.policies.base import Artefacts, Now, SimpleEviction, Step
 
 _TOKENS = np.array([1.0, 4.0, 16.0, 64.0, np.inf])  # time constants of the running frequencies; the mean has none

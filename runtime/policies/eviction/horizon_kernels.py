@@ -7,7 +7,7 @@ the newest, and by its slot in a ring in which newer ones stand before older one
 
 import numpy as np
 
-from artifacts.kernels import kernel, part
+from artifacts.common.numba_loops import kernel, part
 
 DISCOUNT = 0.45  # weight of the pass after next against the next: a cache looks a little beyond the next pass
 LAGS = 4  # how many tokens behind another it still follows it

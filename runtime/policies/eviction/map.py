@@ -8,7 +8,7 @@ import numpy as np
 
 from artifacts.shape import Shape
 from runtime.policies.base import Artefacts, Now, SimpleEviction, Step
-from runtime.policies.matching import Match, check_ahead
+from runtime.policies.shared.maps import Match, check_ahead
 
 
 @dataclass
@@ -28,7 +28,7 @@ class MapEviction(SimpleEviction):
 
     def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
         # Compiled code takes a while to load, and seconds where it was never compiled: only for who uses it.
-        from runtime.policies import map_kernels
+        from runtime.policies.shared import map_kernels
 
         self._kernels = map_kernels
         self.matching = artefacts.matching

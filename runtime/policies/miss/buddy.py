@@ -5,9 +5,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from artifacts.entropy import token_entropy
+from artifacts.common.suggestions import unknown
 from artifacts.errors import BadUsage
-from artifacts.names import unknown
+from artifacts.routing.entropy import token_entropy
 from artifacts.shape import Shape
 from runtime.policies.base import Artefacts, Choice, Residents, Simple, Step
 from runtime.policies.miss.standins import by_probability, drawn, stand_in

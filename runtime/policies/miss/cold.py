@@ -4,7 +4,7 @@ MoNDE)."""
 from dataclasses import dataclass
 from typing import ClassVar
 
-from artifacts.trace import PREFILL
+from artifacts.traces.trace import PREFILL
 from runtime.policies.base import Choice, Residents, Simple, Step
 
 

@@ -9,7 +9,7 @@ from artifacts.errors import BadUsage
 from artifacts.shape import Shape
 from runtime.policies.base import Artefacts, Choice, Residents, Simple, Step
 from runtime.policies.miss.precision import check_replicas
-from runtime.policies.percentile import percentile
+from runtime.policies.shared.percentile import percentile
 
 
 @dataclass

@@ -8,8 +8,8 @@ import numpy as np
 from artifacts.errors import BadUsage
 from artifacts.shape import Shape
 from runtime.policies.base import Artefacts, Now, Simple, Step
-from runtime.policies.matrices import EPSILON, Activations, Collection
 from runtime.policies.prefetch.ahead import width
+from runtime.policies.shared.activations import EPSILON, Activations, Collection
 
 
 @dataclass

@@ -8,10 +8,10 @@ import numpy as np
 
 from artifacts.errors import BadUsage
 from artifacts.shape import Shape
-from artifacts.trace import PREFILL
+from artifacts.traces.trace import PREFILL
 from runtime.policies.base import Artefacts, Now, Simple, Step
-from runtime.policies.matching import Guide
 from runtime.policies.prefetch.ahead import keys_ahead, named, of_interest
+from runtime.policies.shared.maps import Guide
 
 _TOKENS = np.array([4.0, 16.0, 64.0])  # time constants of the running frequencies
 _RIDGE = 20.0  # observations that the first guess of the regression is worth

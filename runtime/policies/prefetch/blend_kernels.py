@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from artifacts.kernels import kernel, part
+from artifacts.common.numba_loops import kernel, part
 
 MOST = 4.0  # log odds beyond which a margin says no more
 LEAST = 1e-3  # a frequency of nothing

@@ -7,7 +7,7 @@ import numpy as np
 
 from artifacts.errors import BadUsage
 from artifacts.shape import Shape
-from artifacts.trace import PREFILL
+from artifacts.traces.trace import PREFILL
 from runtime.policies.base import Artefacts, Now, Simple, Step
 from runtime.policies.prefetch.ahead import width
 

@@ -5,10 +5,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from artifacts.expertmaps import priorities
+from artifacts.routing.expert_maps import priorities
 from artifacts.shape import Shape
 from runtime.policies.base import Artefacts, Now, Simple, Step
-from runtime.policies.matching import Guide, Match, check_ahead
+from runtime.policies.shared.maps import Guide, Match, check_ahead
 
 _NONE = np.empty(0, np.int64)
 
@@ -37,7 +37,7 @@ class MapPrefetch(Simple):
 
     def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
         # Compiled code takes a while to load, and seconds where it was never compiled: only for who uses it.
-        from runtime.policies import map_kernels
+        from runtime.policies.shared import map_kernels
 
         self._kernels = map_kernels
         self._shape, self.matching = shape, artefacts.matching

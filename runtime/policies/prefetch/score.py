@@ -8,8 +8,8 @@ import numpy as np
 from artifacts.errors import BadUsage
 from artifacts.shape import Shape
 from runtime.policies.base import Artefacts, Now, Simple, Step
-from runtime.policies.percentile import percentile
 from runtime.policies.prefetch.ahead import keys_ahead, most_probable_first, predicted_ahead
+from runtime.policies.shared.percentile import percentile
 
 
 @dataclass

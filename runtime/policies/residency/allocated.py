@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from artifacts.shape import Shape
-from artifacts.slots import fewest_loads
+from artifacts.splits.slots_by_layer import fewest_loads
 from runtime.policies.base import Artefacts, SimpleResidency
 
 _NO_CURVES = "no curves are stored: every layer has the same number of slots; `moectl split` measures them"

@@ -6,11 +6,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from artifacts.bitwidths import WIDTHS, prefix_split
 from artifacts.errors import BadUsage
-from artifacts.replicas import FULL_BITS
+from artifacts.quantisation.bit_allocation import WIDTHS, prefix_split
+from artifacts.quantisation.replicas import FULL_BITS
 from artifacts.shape import Shape
-from artifacts.trace import PREFILL
+from artifacts.traces.trace import PREFILL
 from runtime.policies.base import Artefacts, Placement, SimpleResidency, Step, fitting
 from runtime.policies.miss.precision import check_replicas
 

@@ -6,9 +6,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from artifacts.bitwidths import WIDTHS, greedy_bits, prefix_split
 from artifacts.errors import BadUsage
-from artifacts.replicas import FULL_BITS, Replicas
+from artifacts.quantisation.bit_allocation import WIDTHS, greedy_bits, prefix_split
+from artifacts.quantisation.replicas import FULL_BITS, Replicas
 from artifacts.shape import Shape
 from runtime.policies.base import Artefacts, FastTier, SimpleResidency
 from runtime.policies.miss.precision import check_replicas

@@ -6,9 +6,9 @@ from typing import ClassVar
 import numpy as np
 
 from artifacts.errors import BadUsage, Incompatible
-from artifacts.replicas import FULL_BITS
+from artifacts.quantisation.replicas import FULL_BITS
 from artifacts.shape import Shape
-from artifacts.splits import SolvedSplit
+from artifacts.splits.solve import SolvedSplit
 from runtime.policies.base import Artefacts, FastTier, SimpleResidency, Split
 
 _MOST_PASSING = 0.25  # of the budget, for bottoms, as long as tops are wanting

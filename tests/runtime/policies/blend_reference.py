@@ -3,7 +3,7 @@
 import numpy as np
 
 from artifacts.shape import Shape
-from artifacts.trace import PREFILL
+from artifacts.traces.trace import PREFILL
 from runtime.policies.base import Step
 from runtime.policies.prefetch.ahead import keys_ahead, named, of_interest
 from runtime.policies.prefetch.blend import Blend

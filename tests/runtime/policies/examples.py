@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from artifacts.nextuse import NextUse
-from artifacts.replicas import Replicas
+from artifacts.quantisation.replicas import Replicas
 from artifacts.shape import Shape
-from artifacts.trace import DECODE
+from artifacts.traces.next_use import NextUse
+from artifacts.traces.trace import DECODE
 from runtime.policies import parse
 from runtime.policies.base import Artefacts, Residents, Step
 

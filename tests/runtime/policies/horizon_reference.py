@@ -3,7 +3,7 @@
 import numpy as np
 
 from artifacts.shape import Shape
-from artifacts.trace import PREFILL
+from artifacts.traces.trace import PREFILL
 from runtime.policies.base import Now, Step
 
 DISCOUNT, LAGS, LEAST_RATE, SHARPNESS, PRIOR_TOKENS = 0.45, 4, 1e-3, 15.0, 4

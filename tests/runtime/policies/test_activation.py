@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from artifacts.errors import BadUsage
-from artifacts.trace import PREFILL
+from artifacts.traces.trace import PREFILL
 from runtime.policies import parse
 from runtime.policies.base import Now
-from runtime.policies.matrices import Activations, Collection, shares
+from runtime.policies.shared.activations import Activations, Collection, shares
 from tests.runtime.policies.examples import SHAPE, prepared, step
 
 SWEET = np.array([[4, 4, 0, 0, 0, 0], [0, 0, 4, 4, 0, 0], [0, 0, 0, 0, 4, 4]])

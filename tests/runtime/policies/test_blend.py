@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from artifacts.errors import BadUsage
-from artifacts.predictors import RECORDED
+from artifacts.routing.predictors import RECORDED
 from artifacts.shape import Shape
-from artifacts.trace import DECODE, PREFILL
+from artifacts.traces.trace import DECODE, PREFILL
 from runtime.policies import parse
 from runtime.policies.base import Artefacts, Now, Step
 from runtime.policies.prefetch.blend import Blend

@@ -6,7 +6,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from artifacts.errors import BadUsage
-from artifacts.nextuse import NEVER, NextUse
+from artifacts.traces.next_use import NEVER, NextUse
 from runtime.policies import POLICIES, parse
 from runtime.policies.base import Eviction, Now
 from runtime.policies.eviction.packed import then_older

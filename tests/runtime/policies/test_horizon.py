@@ -1,19 +1,19 @@
 """What must hold of horizon, and that no online policy has more hits than it on the checked-in trace."""
 
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from artifacts.shape import Shape
-from artifacts.trace import DECODE, PREFILL, Trace
-from artifacts.tracefile import read_parquet
-from runtime.cache import Scope
+from artifacts.traces.parquet import read_parquet
+from artifacts.traces.trace import DECODE, PREFILL, Trace
+from runtime.control.cache import Scope
 from runtime.policies.base import Artefacts, Now, Step
 from runtime.policies.eviction import horizon
 from runtime.policies.eviction.horizon import _MEMORY, Horizon
-from tests.runtime.contract import Case, run
+from tests import TRACE
+from tests.runtime.policies.contract import Case, run
 from tests.runtime.policies.horizon_reference import Reference
 
 DEMO = Shape(num_layers=8, num_experts=32, top_k=4, expert_nbytes=160)
@@ -183,8 +183,7 @@ def test_compiled_and_plain_agree(seed: int, monkeypatch: pytest.MonkeyPatch) ->
 
 @cache
 def demo_trace() -> Trace:
-    path = Path(__file__).parents[2] / "data" / "demo-trace.parquet"
-    return read_parquet(path, num_experts=DEMO.num_experts)
+    return read_parquet(TRACE, num_experts=DEMO.num_experts)
 
 
 @pytest.mark.parametrize("scope", list(Scope))

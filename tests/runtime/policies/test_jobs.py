@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from runtime.policies.jobs import Jobs
+from runtime.policies.shared.background import Jobs
 
 
 @pytest.mark.parametrize("in_background", [False, True])

@@ -6,12 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from artifacts.errors import BadUsage, Incompatible
-from artifacts.expertmaps import ExpertMaps, select_experts, selected
+from artifacts.routing.expert_maps import ExpertMaps, select_experts, selected
 from artifacts.shape import Shape
-from artifacts.trace import DECODE, PREFILL
-from runtime.policies import map_kernels, parse
+from artifacts.traces.trace import DECODE, PREFILL
+from runtime.policies import parse
 from runtime.policies.base import Artefacts, Now, Step
-from runtime.policies.matching import Guide, Matching
+from runtime.policies.shared import map_kernels
+from runtime.policies.shared.maps import Guide, Matching
 
 SHAPE = Shape(num_layers=4, num_experts=6, top_k=2, expert_nbytes=160)
 NUM_MAPS, HIDDEN = 5, 3

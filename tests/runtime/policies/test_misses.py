@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from artifacts.errors import BadUsage, Incompatible
-from artifacts.trace import PREFILL
+from artifacts.traces.trace import PREFILL
 from runtime.policies import parse
 from runtime.policies.base import Artefacts
 from runtime.policies.miss.qstar import QStar

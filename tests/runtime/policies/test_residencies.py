@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from artifacts.bitwidths import prefix_split
 from artifacts.errors import BadUsage, Incompatible
-from artifacts.replicas import Replicas
+from artifacts.quantisation.bit_allocation import prefix_split
+from artifacts.quantisation.replicas import Replicas
 from artifacts.shape import Shape
-from artifacts.trace import PREFILL
+from artifacts.traces.trace import PREFILL
 from runtime.policies import parse
 from runtime.policies.base import Artefacts
 from tests.runtime.policies.examples import SHAPE, prepared, step

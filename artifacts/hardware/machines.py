@@ -1,0 +1,62 @@
+"""Named machines: the bandwidths that decide whether an expert is better loaded or computed near its memory."""
+
+import math
+from dataclasses import dataclass
+
+from artifacts.common.suggestions import unknown
+from artifacts.errors import BadUsage
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Bandwidths in GB/s (1e9 bytes): of the fast tier's memory, of the link, of the near tier's memory.
+
+    `fast_tflops` is the fast tier's peak in 16 bits without sparsity, `link_latency_s` what one transfer costs before
+    its first byte. `source` says where the figures come from.
+    """
+
+    name: str
+    fast_gbps: float
+    fast_tflops: float
+    link_gbps: float
+    link_latency_s: float
+    near_gbps: float
+    source: str
+    near_tflops: float = math.inf  # of the near tier; not given: it is bound by its memory
+
+
+_PCIE4 = "PCIe 4.0 x16: 32 GB/s nominal, about 25 in practice"
+_PCIE5 = "PCIe 5.0 x16: 63 GB/s nominal, about 50 in practice"
+_HOST4 = "near: 8 channels DDR4-3200, 205 GB/s nominal"
+_HOST5 = "near: 8 channels DDR5-4800, 307 GB/s nominal, about 200 in practice"
+_DESKTOP = "near: 4 channels DDR4-3200, 102 GB/s nominal"
+
+MACHINES = {
+    machine.name: machine
+    for machine in (
+        Machine(
+            "a100-pcie4", 1935.0, 312.0, 25.0, 10e-6, 150.0, f"A100 80GB PCIe data sheet, HBM2e; {_PCIE4}; {_HOST4}"
+        ),
+        Machine("h100-pcie5", 2000.0, 756.0, 50.0, 10e-6, 200.0, f"H100 PCIe data sheet, HBM2e; {_PCIE5}; {_HOST5}"),
+        Machine(
+            "h100-cxl-ndp",
+            2000.0,
+            756.0,
+            25.0,
+            10e-6,
+            512.0,
+            f"H100 PCIe data sheet; {_PCIE4}; near: CXL device of the paper, 512 GB/s, 64 units of 4 x 4 at 1 GHz",
+            near_tflops=2.048,
+        ),
+        Machine("rtx3090-pcie4", 936.0, 71.0, 25.0, 10e-6, 80.0, f"RTX 3090 data sheet, GDDR6X; {_PCIE4}; {_DESKTOP}"),
+        Machine("a6000-pcie4", 768.0, 154.8, 25.0, 10e-6, 150.0, f"RTX A6000 data sheet, GDDR6; {_PCIE4}; {_HOST4}"),
+        Machine("5gbps", 768.0, 154.8, 5.0, 10e-6, 80.0, f"a link of 5 GB/s to a GPU as the RTX A6000; {_DESKTOP}"),
+    )
+}
+
+
+def machine(name: str) -> Machine:
+    """The machine of that name. Raises BadUsage with the known names."""
+    if name not in MACHINES:
+        raise BadUsage(unknown("machine", name, MACHINES))
+    return MACHINES[name]

@@ -1,0 +1,170 @@
+"""Shapes of full-size models, by name or from a config.json: enough to simulate them without their weights.
+
+Figures are those of the configs published with the checkpoints; MoE layers are counted, dense ones are not.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from artifacts.common.suggestions import unknown
+from artifacts.common.untrusted import existing, read_json
+from artifacts.errors import BadInput, BadUsage
+from artifacts.shape import MOST_LAYERS, Shape
+
+_PROJECTIONS = 3  # gate, up, down
+_DTYPE_NBYTES = {"float32": 4.0, "float16": 2.0, "bfloat16": 2.0}
+_LIMIT = 1 << 40  # of what a config may count
+_MXFP4_NBYTES = 4.25 / 8  # 4 bits, and 8 for each 32
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """What a model costs: `shape` of its MoE layers, hidden size H, bytes of the experts of a layer that every token
+    uses, words in its vocabulary, bytes of a weight of an expert. `assumed` says what was not known and put in place.
+    """
+
+    name: str
+    shape: Shape
+    hidden: int
+    shared_nbytes: int = 0
+    vocabulary: int = 0
+    weight_nbytes: float = 2.0
+    assumed: tuple[str, ...] = ()
+
+
+def _published(
+    name: str,
+    layers: int,
+    experts: int,
+    top_k: int,
+    hidden: int,
+    intermediate: int,
+    vocabulary: int,
+    *,
+    shared: int = 0,
+    weight_nbytes: float = 2.0,
+) -> ModelShape:
+    """`shared`: intermediate size of the experts that every token uses, together."""
+    per_neuron = _PROJECTIONS * hidden * weight_nbytes
+    shape = Shape(layers, experts, top_k, round(per_neuron * intermediate), intermediate, int(per_neuron))
+    return ModelShape(name, shape, hidden, round(per_neuron * shared), vocabulary, weight_nbytes)
+
+
+MODELS = {
+    model.name: model
+    for model in (
+        _published("mixtral-8x7b", 32, 8, 2, 4096, 14336, 32000),
+        _published("mixtral-8x22b", 56, 8, 2, 6144, 16384, 32768),
+        _published("olmoe-1b-7b", 16, 64, 8, 2048, 1024, 50304),
+        _published("qwen1.5-moe-a2.7b", 24, 60, 4, 2048, 1408, 151936, shared=5632),
+        _published("qwen2-57b-a14b", 28, 64, 8, 3584, 2560, 151936, shared=20480),
+        _published("deepseek-v2-lite", 26, 64, 6, 2048, 1408, 102400, shared=2816),
+        _published("deepseek-v2", 59, 160, 6, 5120, 1536, 102400, shared=3072),
+        _published("deepseek-v3", 58, 256, 8, 7168, 2048, 129280, shared=2048, weight_nbytes=1.0),
+        _published("qwen3-30b-a3b", 48, 128, 8, 2048, 768, 151936),
+        _published("qwen3-235b-a22b", 94, 128, 8, 4096, 1536, 151936),
+        _published("phi-3.5-moe", 32, 16, 2, 4096, 6400, 32064),
+        _published("gpt-oss-20b", 24, 32, 4, 2880, 2880, 201088, weight_nbytes=_MXFP4_NBYTES),
+        _published("gpt-oss-120b", 36, 128, 4, 2880, 2880, 201088, weight_nbytes=_MXFP4_NBYTES),
+    )
+}
+_GUESSED_NBYTES = MODELS["olmoe-1b-7b"].shape.expert_nbytes
+
+
+def model_shape(name: str) -> ModelShape:
+    """The shape of a model of the table, or of a config.json or the folder that holds it; a path that exists wins.
+
+    Raises BadUsage for a name that is neither, BadInput for a config that is not one of a MoE model.
+    """
+    path = existing(name)
+    if path is not None:
+        return from_config(path / "config.json" if path.is_dir() else path)
+    if name.startswith(("/", ".", "~")):
+        raise BadUsage(f"there is no {name}: give a folder with a config.json, or a name as olmoe-1b-7b")
+    if name not in MODELS:
+        raise BadUsage(f"{unknown('model', name, MODELS)}; a folder with a config.json will do too")
+    return MODELS[name]
+
+
+def guessed(shape: Shape) -> ModelShape:
+    """What a shape alone lets one assume: hidden size as if the intermediate size were half of it, no shared
+    experts."""
+    hidden = round(math.sqrt(shape.expert_nbytes / (_PROJECTIONS * _DTYPE_NBYTES["bfloat16"] / 2)))
+    note = f"hidden size {hidden:,}, for which such an expert is half as wide; no shared experts, no head"
+    return ModelShape("unknown", shape, hidden, assumed=(note,))
+
+
+def unsized(num_layers: int, num_experts: int, top_k: int) -> ModelShape:
+    """A model of which only the routing is known: its experts are taken to be as large as those of OLMoE-1B-7B."""
+    sized = guessed(Shape(num_layers, num_experts, top_k, _GUESSED_NBYTES))
+    note = f"experts of {_GUESSED_NBYTES / 2**20:.0f} MiB, as those of OLMoE-1B-7B; --model gives another size"
+    return ModelShape(sized.name, sized.shape, sized.hidden, assumed=(note, *sized.assumed))
+
+
+def from_config(path: Path) -> ModelShape:
+    """The shape that a transformers config.json tells; experts have three projections. Raises BadInput."""
+    config = read_config(path)
+    hidden = _number(config, path, "hidden_size")
+    intermediate = _number(config, path, "moe_intermediate_size", "intermediate_size")
+    weight_nbytes = _weight_nbytes(config)
+    per_neuron = _PROJECTIONS * hidden * weight_nbytes
+    shape = Shape(
+        num_layers=_num_moe_layers(config, path),
+        num_experts=_number(config, path, "num_local_experts", "num_experts", "n_routed_experts"),
+        top_k=_number(config, path, "num_experts_per_tok"),
+        expert_nbytes=round(per_neuron * intermediate),
+        num_neurons=intermediate,
+        neuron_nbytes=int(per_neuron),
+    )
+    num_shared = _given(config, path, "n_shared_experts")
+    shared = _given(config, path, "shared_expert_intermediate_size") or intermediate * num_shared
+    name, vocabulary = path.parent.name or path.name, _number(config, path, "vocab_size")
+    return ModelShape(name, shape, hidden, round(per_neuron * shared), vocabulary, weight_nbytes)
+
+
+def read_config(path: Path) -> Mapping:
+    """The fields of a config.json, of its text model where it has several. Raises BadInput."""
+    try:
+        config = read_json(path)
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{path} cannot be read as a model's config.json: {error}") from error
+    text = config.get("text_config", config) if isinstance(config, Mapping) else None
+    return text if isinstance(text, Mapping) else {}
+
+
+def _weight_nbytes(config: Mapping) -> float:
+    """Of an expert's weight as published: quantised, or in the dtype of all others."""
+    quantised = config.get("quantization_config")
+    method = quantised.get("quant_method") if isinstance(quantised, Mapping) else None
+    stored = {"mxfp4": _MXFP4_NBYTES, "fp8": 1.0}.get(str(method))
+    return stored or _DTYPE_NBYTES.get(str(config.get("dtype") or config.get("torch_dtype")), 2.0)
+
+
+def _num_moe_layers(config: Mapping, path: Path) -> int:
+    first, num_layers = _given(config, path, "first_k_dense_replace"), _number(config, path, "num_hidden_layers")
+    if num_layers > MOST_LAYERS:
+        raise BadInput(f"{path} says {num_layers:,} layers: no model has more than {MOST_LAYERS:,}")
+    period = _given(config, path, "decoder_sparse_step") or _given(config, path, "moe_layer_freq") or 1
+    dense = config.get("mlp_only_layers") or []
+    if not isinstance(dense, list):
+        raise BadInput(f"{path} has mlp_only_layers that are no list: download it again")
+    offset = 1 if "decoder_sparse_step" in config else 0
+    return sum((layer + offset) % period == 0 and layer not in dense for layer in range(first, num_layers))
+
+
+def _number(config: Mapping, path: Path, *names: str) -> int:
+    """The first of these fields that is there."""
+    for name in names:
+        if number := _given(config, path, name):
+            return number
+    raise BadInput(f"{path} has no {' or '.join(names)}: it is no config of a Mixture-of-Experts model")
+
+
+def _given(config: Mapping, path: Path, name: str) -> int:
+    """A count; 0 where there is none."""
+    value = config.get(name) or 0
+    if not isinstance(value, int) or not 0 <= value < _LIMIT:
+        raise BadInput(f"{path} has {name} {str(value)[:40]}, which counts nothing: download it again")
+    return int(value)

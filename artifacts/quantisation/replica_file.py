@@ -1,0 +1,275 @@
+"""One expert at several precisions in one safetensors file: written whole or not at all, the same bytes every time.
+
+Tensors are called `{bits}.{part}.qweight`, `.qzeros`, `.scales` and `{bits}.{part}_bias`; those of one width lie side
+by side, so that a width is one read. The metadata says all that a stopped run needs to go on, with a digest of it all.
+"""
+
+import hashlib
+import json
+import math
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from artifacts.common.files import replacing
+from artifacts.common.untrusted import parse_json
+from artifacts.errors import BadInput
+from artifacts.quantisation.packing import PARTS, Packed, packed_shapes
+
+FORMAT = "moectl-replica-1"
+_DIGEST = "digest"
+_HEADER_LIMIT = 100 << 20  # bytes, the format's own
+_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I32": torch.int32}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_GROUP_SIZE = re.compile("[1-9][0-9]{0,8}")
+_CHUNK = 1 << 20
+
+Parts = dict[str, Packed | torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Header:
+    """What a file says of itself; entries count bytes from `data_start`."""
+
+    metadata: dict[str, str]
+    entries: dict[str, _Entry]
+    data_start: int
+
+
+def replica_root(store_path: Path) -> Path:
+    """The folder beside a store in which its replicas lie; the column `file` of `replicas` counts from here."""
+    return store_path.with_name(f"{store_path.name}.replicas")
+
+
+def write_replicas(path: Path, replicas: Mapping[int, Parts], metadata: Mapping[str, str]) -> None:
+    """Write one expert's replicas by width, each a Packed per projection and its biases as they are.
+
+    Raises OutOfResources when the disk is full and BadInput when the file cannot be written; then nothing is left.
+    """
+    tensors = [(name, tensor.contiguous().cpu()) for name, tensor in _named(replicas)]
+    meta = {"format": FORMAT, **metadata, **_group_sizes(replicas)}
+    meta[_DIGEST] = _digest(meta, tensors)
+    entries, offset = {}, 0
+    for name, tensor in tensors:
+        stop = offset + tensor.nbytes
+        entries[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, stop]}
+        offset = stop
+    header = json.dumps({"__metadata__": dict(sorted(meta.items())), **entries}, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        for _, tensor in tensors:
+            file.write(_raw(tensor))
+
+
+def read_replica(path: Path, bits: int, *, model: str | None = None, key: tuple[int, int] | None = None) -> Parts:
+    """One width of an expert: a Packed per projection, biases as tensors; views of one buffer in memory.
+
+    `model` is the fingerprint and `key` the layer and expert that it has to be of. Raises BadInput for a file that is
+    missing, truncated, foreign or of another expert, and for a width that is not in it.
+    """
+    header = _read_header(path)
+    _check_identity(path, header.metadata, model, key)
+    own = {name: entry for name, entry in header.entries.items() if name.startswith(f"{bits}.")}
+    if not own:
+        raise BadInput(f"{path} has no {bits}-bit replica, only {', '.join(map(str, widths(header.metadata)))}")
+    start, stop = min(entry.start for entry in own.values()), max(entry.stop for entry in own.values())
+    if any((entry.start - start) % entry.dtype.itemsize for entry in own.values()):
+        raise _foreign(path, "its tensors lie across the borders of their types")
+    buffer = torch.from_numpy(_read(path, header.data_start + start, stop - start))
+    tensors = {
+        name.partition(".")[2]: buffer[entry.start - start : entry.stop - start].view(entry.dtype).view(entry.shape)
+        for name, entry in own.items()
+    }
+    return _parts(path, bits, tensors, header.metadata)
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    """The metadata of a whole file. Raises BadInput as `read_replica`."""
+    return _read_header(path).metadata
+
+
+def widths(metadata: Mapping[str, str]) -> list[int]:
+    """The widths that a file holds, by its metadata."""
+    return [int(bits) for bits in metadata["bits"].split(",")]
+
+
+def replica_nbytes(path: Path) -> dict[int, int]:
+    """Bytes of the tensors of each width."""
+    header = _read_header(path)
+    totals = dict.fromkeys(widths(header.metadata), 0)
+    for name, entry in header.entries.items():
+        totals[int(name.partition(".")[0])] += entry.stop - entry.start
+    return totals
+
+
+def is_intact(path: Path) -> bool:
+    """Whether every byte of tensors and metadata is what was written, by the digest that the file carries."""
+    header = _read_header(path)
+    data = _read(path, header.data_start, max((entry.stop for entry in header.entries.values()), default=0))
+    tensors = [
+        (name, torch.from_numpy(data[entry.start : entry.stop]).view(entry.dtype).view(entry.shape))
+        for name, entry in header.entries.items()
+    ]
+    metadata = {name: text for name, text in header.metadata.items() if name != _DIGEST}
+    return header.metadata.get(_DIGEST) == _digest(metadata, tensors)
+
+
+def file_hash(path: Path) -> str:
+    """sha256 of the file, in hexadecimal. Raises BadInput when it cannot be read."""
+    digest = hashlib.sha256()
+    try:
+        with path.open("rb") as file:
+            while chunk := file.read(_CHUNK):
+                digest.update(chunk)
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    return digest.hexdigest()
+
+
+def verify(path: Path, hash: str) -> None:
+    """Raise BadInput unless the file is byte for byte the one that had this hash when it was written."""
+    if file_hash(path) != hash:
+        raise BadInput(f"{path} is not what moectl quantize wrote (damaged or replaced): run it again")
+
+
+def _named(replicas: Mapping[int, Parts]) -> list[tuple[str, torch.Tensor]]:
+    """All tensors in the order of the file: by width, wide types first so that none lies across its border."""
+    found = []
+    for bits, parts in sorted(replicas.items()):
+        own = []
+        for name, part in parts.items():
+            if isinstance(part, Packed):
+                tensors = {field: getattr(part, field) for field in PARTS}
+                own += [(f"{bits}.{name}.{field}", tensor) for field, tensor in tensors.items() if tensor is not None]
+            else:
+                own.append((f"{bits}.{name}", part))
+        found += sorted(own, key=lambda named: (-named[1].itemsize, named[0]))
+    return found
+
+
+def _group_sizes(replicas: Mapping[int, Parts]) -> dict[str, str]:
+    """What the tensors alone do not say, and the widths."""
+    parts = next(iter(replicas.values()))
+    sizes = {f"{name}.group_size": str(part.group_size) for name, part in parts.items() if isinstance(part, Packed)}
+    return {"bits": ",".join(map(str, sorted(replicas))), **sizes}
+
+
+def _parts(path: Path, bits: int, tensors: dict[str, torch.Tensor], metadata: Mapping[str, str]) -> Parts:
+    """Put matrices together, and check what a reader would trip over."""
+    parts: Parts = {name: tensor for name, tensor in tensors.items() if "." not in name}
+    for name in sorted({name.partition(".")[0] for name in tensors if "." in name}):
+        fields = {field: tensors.get(f"{name}.{field}") for field in PARTS}
+        group_size = metadata.get(f"{name}.group_size", "")
+        if fields["scales"] is None or not _GROUP_SIZE.fullmatch(group_size) or fields["scales"].dim() != 2:
+            raise _foreign(path, f"{name} is not described")
+        num_groups, num_outputs = fields["scales"].shape
+        num_inputs = num_groups * int(group_size)
+        expected = packed_shapes(num_outputs, num_inputs, bits, int(group_size))
+        found = {field: (tensor.dtype, tuple(tensor.shape)) for field, tensor in fields.items() if tensor is not None}
+        if found != expected:
+            raise _foreign(path, f"{name} at {bits} bits has tensors {found} where {expected} belong")
+        parts[name] = Packed(bits, int(group_size), num_inputs, **fields)
+    return parts
+
+
+def _check_identity(path: Path, metadata: Mapping[str, str], model: str | None, key: tuple[int, int] | None) -> None:
+    if model is not None and metadata.get("model") != model:
+        raise BadInput(f"{path} holds replicas of another model: run moectl quantize again")
+    if key is not None and (metadata.get("layer"), metadata.get("expert")) != tuple(map(str, key)):
+        raise BadInput(f"{path} holds another expert than layer {key[0]}, expert {key[1]}: run moectl quantize again")
+
+
+def _read_header(path: Path) -> _Header:
+    """Parse and check: offsets in order without holes, and the file exactly as long as they say."""
+    length = int.from_bytes(_read(path, 0, 8).tobytes(), "little")
+    nbytes = path.stat().st_size
+    if length > min(_HEADER_LIMIT, nbytes):
+        raise _foreign(path, "its header is too long")
+    try:
+        entries = parse_json(_read(path, 8, length).tobytes())
+        metadata = _metadata(entries.pop("__metadata__", {}))
+    except (ValueError, TypeError, AttributeError) as error:
+        raise _foreign(path, "its header cannot be read") from error
+    if metadata.get("format") != FORMAT:
+        raise _foreign(path, f"its format is {metadata.get('format', 'None')[:40]}, not {FORMAT}")
+    try:
+        known = widths(metadata)
+        found = {name: _entry(name, entry, known) for name, entry in entries.items()}
+    except (ValueError, KeyError, TypeError) as error:
+        raise _foreign(path, "its header does not describe replicas") from error
+    ends = [0, *(entry.stop for entry in found.values())]
+    if any(entry.start != before for entry, before in zip(found.values(), ends, strict=False)):
+        raise _foreign(path, "its tensors do not follow each other")
+    if nbytes != 8 + length + ends[-1]:
+        raise _foreign(path, "its length is not what its header says")
+    return _Header(metadata, found, 8 + length)
+
+
+def _metadata(texts: object) -> dict[str, str]:
+    if not isinstance(texts, dict) or not all(isinstance(text, str) for text in texts.values()):
+        raise TypeError("metadata are texts by name")
+    return texts
+
+
+def _entry(name: str, entry: dict, known: list[int]) -> _Entry:
+    if int(name.partition(".")[0]) not in known:
+        raise ValueError(f"{name} is of none of the widths")
+    start, stop = entry["data_offsets"]
+    dtype, shape = _DTYPES[entry["dtype"]], tuple(entry["shape"])
+    if not all(type(size) is int and size > 0 for size in (*shape, stop)) or type(start) is not int:
+        raise ValueError(f"{shape} is no shape")
+    if stop - start != dtype.itemsize * math.prod(shape):
+        raise ValueError(f"{stop - start} bytes for {shape}")
+    return _Entry(dtype, shape, start, stop)
+
+
+def _read(path: Path, offset: int, nbytes: int) -> np.ndarray:
+    """uint8 [nbytes], a copy; BadInput when there are not as many."""
+    target = np.empty(nbytes, np.uint8)
+    try:
+        with path.open("rb", buffering=0) as file:
+            file.seek(offset)
+            done = 0
+            while done < nbytes and (count := file.readinto(memoryview(target)[done:])):
+                done += count
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    if done < nbytes:
+        raise _foreign(path, f"it ends after {offset + done} bytes")
+    return target
+
+
+def _digest(metadata: Mapping[str, str], tensors: list[tuple[str, torch.Tensor]]) -> str:
+    digest = hashlib.sha256(json.dumps(dict(metadata), sort_keys=True).encode())
+    for name, tensor in tensors:
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+        digest.update(_raw(tensor))
+    return digest.hexdigest()
+
+
+def _raw(tensor: torch.Tensor) -> memoryview:
+    return memoryview(tensor.contiguous().view(-1).view(torch.uint8).numpy())
+
+
+def _foreign(path: Path, why: str) -> BadInput:
+    return BadInput(f"{path} is damaged or no replica file ({why}): run moectl quantize again")
+
+
+def _unreadable(path: Path, error: OSError) -> BadInput:
+    return BadInput(
+        f"cannot read {path} ({os.strerror(error.errno) if error.errno else error}): run moectl quantize again"
+    )

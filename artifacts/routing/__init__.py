@@ -1,0 +1,1 @@
+"""What is known of experts from routing: use together, entropy, buddies, expert maps, predictors."""

@@ -1,0 +1,281 @@
+"""The loops of MoEpic's solver, compiled; `artifacts.splits.solve` says what they solve.
+
+Shapes: L layers, E experts, G cells of a budget grid, N budgets that a layer may have, B windows. `curves` are hit
+[L, E + 1], prediction [L, Y] and cached [L, E + 1, Y], the hit rate of what is predicted at each size; `times` the
+seconds of a layer's experts, of its attention, of an expert's bytes, k, and of each transfer besides: of the link, and
+of whoever computes. `windows` [L + 1] are seconds too.
+"""
+
+import numpy as np
+
+from artifacts.common.numba_loops import exact_part, kernel
+
+_CURVES = "Tuple((float64[:, ::1], float64[:, ::1], float64[:, :, ::1]))"
+_TIMES = "UniTuple(float64, 6)"
+_CLOSE = 1e-9  # experts: budgets are sums of steps
+_FALLS = 1e-12  # loads
+_NOBODY = -1  # no layer
+_CANDIDATES = 3
+_TINY = 1e-30
+
+
+@exact_part
+def _sizes(budget, hit):
+    """Cache sizes at which no expert is more than whole; none where the budget is more than all experts."""
+    return range(max(1, int(np.ceil(budget - _CLOSE))), len(hit))
+
+
+@exact_part
+def _cut(budget, size):
+    """Theta; and transfers of an absent expert: one where all of it is kept, two where it is cut. A cached one takes
+    one less."""
+    return min(1.0, budget / size), 2.0 if budget < size - _CLOSE else 1.0
+
+
+@exact_part
+def _worth(times, covered, beside_s):
+    """In experts covered: as many are taken off as would hide and spare as much as transfers cost besides."""
+    moe_s, load_s, k = times[0], times[2], times[3]
+    return covered - beside_s / max(load_s + moe_s / k, _TINY) if beside_s > 0 else covered
+
+
+@exact_part
+def _least_change(times):
+    """Of summed exposed seconds: less is rounding."""
+    return _FALLS * (times[2] + times[4] + times[5])
+
+
+@exact_part
+def _paid(times, transfers, prefetched):
+    """Seconds of the link, for transfers on demand, and of whoever computes, for all."""
+    return max(0.0, transfers) * times[4], (max(0.0, transfers) + prefetched) * times[5]
+
+
+@exact_part
+def _covered(curves, times, layer, budget, window):
+    """The experts of a token that are in the fast tier in time; what the others' transfers take of the link besides
+    their bytes, and all transfers of whoever computes; the cache size at which this is best, the smallest. NaN for more
+    than all experts, which so are never best."""
+    hit, prediction, cached = curves[0][layer], curves[1][layer], curves[2][layer]
+    load_s, k, latency_s = times[2], times[3], times[4]
+    most, best = -np.inf, 0
+    best_covered = best_link_s = best_host_s = np.nan
+    for size in _sizes(budget, hit):
+        theta, of_absent = _cut(budget, size)
+        covered, spent_s, prefetched = k * hit[size] * theta, 0.0, 0.0
+        transfers = k * (of_absent - hit[size])
+        for rank in range(len(prediction)):
+            absent = 1 - cached[size, rank] * theta
+            coming = of_absent - cached[size, rank]
+            spent_s += absent * load_s + coming * latency_s
+            if spent_s > window:
+                break
+            covered += absent * prediction[rank]
+            transfers -= coming * prediction[rank]
+            prefetched += coming
+        covered = min(k, covered)
+        link_s, host_s = _paid(times, transfers, prefetched)
+        worth = _worth(times, covered, link_s + host_s)
+        if worth > most:
+            most, best, best_covered, best_link_s, best_host_s = worth, size, covered, link_s, host_s
+        if most >= k:
+            break
+    return best_covered, best_link_s, best_host_s, best
+
+
+@exact_part
+def _after(times, covered, link_s, host_s):
+    """Exposed seconds, and the next layer's window, when so many experts of a token are there in time."""
+    moe_s, attention_s, load_s, k = times[:4]
+    hide_s, miss_s = covered * moe_s / k, (k - covered) * load_s + link_s
+    return max(0.0, miss_s - hide_s) + host_s, moe_s - min(hide_s, miss_s) + attention_s
+
+
+@exact_part
+def _walk(curves, times, budgets, first, last, windows, exposed, sizes):
+    """Every layer from the `first`, whose window is known, to the `last`, and on until a window is what it was."""
+    for layer in range(first, len(budgets)):
+        covered, link_s, host_s, sizes[layer] = _covered(curves, times, layer, budgets[layer], windows[layer])
+        exposed[layer], window = _after(times, covered, link_s, host_s)
+        if layer >= last and window == windows[layer + 1]:
+            return
+        windows[layer + 1] = window
+
+
+@exact_part
+def _change(curves, times, budgets, windows, exposed, one, of_one, other, of_other):
+    """By how much the summed exposed time changes when two layers have other budgets."""
+    change, window = 0.0, windows[min(one, other)]
+    for layer in range(min(one, other), len(budgets)):
+        budget = of_one if layer == one else of_other if layer == other else budgets[layer]
+        if window == windows[layer] and budget == budgets[layer]:
+            if layer > max(one, other):
+                return change
+            window = windows[layer + 1]
+            continue
+        covered, link_s, host_s, _ = _covered(curves, times, layer, budget, window)
+        after, window = _after(times, covered, link_s, host_s)
+        change += after - exposed[layer]
+    return change
+
+
+@kernel(f"void({_CURVES}, {_TIMES}, float64[::1], float64[::1], float64[::1], int64[::1])", exact=True)
+def split(curves, times, budgets, windows, exposed, sizes):
+    """Fill `windows` but the first, `exposed` [L] and `sizes` [L]."""
+    _walk(curves, times, budgets, 0, len(budgets), windows, exposed, sizes)
+
+
+@exact_part
+def _exposed(curves, times, layer, budget, window):
+    covered, link_s, host_s, _ = _covered(curves, times, layer, budget, window)
+    return _after(times, covered, link_s, host_s)[0]
+
+
+@exact_part
+def _own(curves, times, budget, step, layer, window, exposed):
+    """What this layer by itself gains by a step more and loses by a step less; nothing that counts where it cannot."""
+    gain = exposed - _exposed(curves, times, layer, budget + step, window)
+    loss = _exposed(curves, times, layer, budget - step, window) - exposed if budget - step > _CLOSE else np.inf
+    return gain, loss
+
+
+@exact_part
+def _best_pair(gains, losses):
+    """Who gains most and who loses least, two different layers; of equals the lowest; or nobody."""
+    best, receiver, giver = -np.inf, _NOBODY, _NOBODY
+    for one in range(len(gains)):
+        for other in range(len(losses)):
+            if one != other and gains[one] - losses[other] > best:
+                best, receiver, giver = gains[one] - losses[other], one, other
+    return receiver, giver
+
+
+@kernel(f"void({_CURVES}, {_TIMES}, float64[::1], float64, float64[::1], float64[::1], int64[::1])", exact=True)
+def greedy(curves, times, budgets, step, windows, exposed, sizes):
+    """While the sum falls, move a step to the layer that by itself gains most from the one that loses least."""
+    _walk(curves, times, budgets, 0, len(budgets), windows, exposed, sizes)
+    start, moved = budgets.copy(), np.zeros(len(budgets))
+    gains, losses = np.empty(len(budgets)), np.empty(len(budgets))
+    is_known = np.zeros(len(budgets), np.bool_)
+    while True:
+        for layer in range(len(budgets)):
+            if not is_known[layer]:
+                own = _own(curves, times, budgets[layer], step, layer, windows[layer], exposed[layer])
+                gains[layer], losses[layer] = own
+        receiver, giver = _best_pair(gains, losses)
+        if receiver == _NOBODY:
+            return
+        more, less = start[receiver] + (moved[receiver] + 1) * step, start[giver] + (moved[giver] - 1) * step
+        change = _change(curves, times, budgets, windows, exposed, receiver, more, giver, less)
+        if change >= -_least_change(times):
+            return
+        moved[receiver] += 1
+        moved[giver] -= 1
+        budgets[receiver], budgets[giver] = more, less
+        before = windows.copy()
+        _walk(curves, times, budgets, min(receiver, giver), max(receiver, giver), windows, exposed, sizes)
+        for layer in range(len(budgets)):
+            is_known[layer] = before[layer] == windows[layer]
+        is_known[receiver] = is_known[giver] = False
+
+
+@kernel(f"void({_CURVES}, {_TIMES}, float64[::1], float64, float64[::1], float64[::1], int64[::1])", exact=True)
+def refine(curves, times, budgets, step, windows, exposed, sizes):
+    """Move a step at a time between any two layers, judged by what becomes of the whole sum, while it falls."""
+    _walk(curves, times, budgets, 0, len(budgets), windows, exposed, sizes)
+    more, less = np.empty(len(budgets)), np.empty(len(budgets))
+    while True:
+        for layer in range(len(budgets)):
+            up, down = budgets[layer] + step, budgets[layer] - step
+            at = (curves, times, budgets, windows, exposed, layer)
+            more[layer] = _change(*at, up, layer, up)
+            less[layer] = _change(*at, down, layer, down) if down > _CLOSE else np.inf
+        best, receiver, giver = -_least_change(times), _NOBODY, _NOBODY
+        for one in np.argsort(more)[:_CANDIDATES]:
+            for other in np.argsort(less)[:_CANDIDATES]:
+                if one != other and less[other] < np.inf:
+                    pair = (one, budgets[one] + step, other, budgets[other] - step)
+                    change = _change(curves, times, budgets, windows, exposed, *pair)
+                    if change < best:
+                        best, receiver, giver = change, one, other
+        if receiver == _NOBODY:
+            return
+        budgets[receiver] += step
+        budgets[giver] -= step
+        _walk(curves, times, budgets, min(receiver, giver), max(receiver, giver), windows, exposed, sizes)
+
+
+@exact_part
+def _note(times, covered, transfers, prefetched, found):
+    """Keep what is covered, and the seconds beside it, where it is worth more than what was `found`."""
+    covered = min(times[3], covered)
+    link_s, host_s = _paid(times, transfers, prefetched)
+    if _worth(times, covered, link_s + host_s) > _worth(times, found[0], found[1] + found[2]):
+        found[0], found[1], found[2] = covered, link_s, host_s
+
+
+@exact_part
+def _covered_in(curves, times, layer, budget, windows, found):
+    """`_covered` [B, 3] in each of these windows, ascending."""
+    hit, prediction, cached = curves[0][layer], curves[1][layer], curves[2][layer]
+    load_s, k, latency_s = times[2], times[3], times[4]
+    found[:] = -np.inf
+    for size in _sizes(budget, hit):
+        theta, of_absent = _cut(budget, size)
+        covered, spent_s, prefetched, at = k * hit[size] * theta, 0.0, 0.0, 0
+        transfers = k * (of_absent - hit[size])
+        for rank in range(len(prediction)):
+            absent = 1 - cached[size, rank] * theta
+            coming = of_absent - cached[size, rank]
+            spent_s += absent * load_s + coming * latency_s
+            while at < len(windows) and spent_s > windows[at]:
+                _note(times, covered, transfers, prefetched, found[at])
+                at += 1
+            if at == len(windows):
+                break
+            covered += absent * prediction[rank]
+            transfers -= coming * prediction[rank]
+            prefetched += coming
+        for wide in range(at, len(windows)):
+            _note(times, covered, transfers, prefetched, found[wide])
+
+
+@kernel(f"float64[:, :, :, ::1]({_CURVES}, {_TIMES}, float64[::1], float64[::1])", exact=True)
+def tabulate(curves, times, budgets, windows):
+    """[L, N, B, 3] experts covered, and seconds of transfers besides, with each of these budgets in each of these
+    windows, both ascending."""
+    table = np.empty((len(curves[0]), len(budgets), len(windows), 3))
+    for layer in range(len(table)):
+        for place, budget in enumerate(budgets):
+            _covered_in(curves, times, layer, budget, windows, table[layer, place])
+    return table
+
+
+@kernel(f"int64[::1]({_TIMES}, float64[:, :, :, ::1], float64[::1], float64, int64)", exact=True)
+def best_cells(times, table, windows, first_window, num_cells):
+    """Cells [L] of each layer, 0 to N - 1, `num_cells` in all, by dynamic programming over the cells spent so far.
+
+    Of all ways to spend them the cheapest goes on, with its window: a dearer one with a better window is lost.
+    """
+    num_layers, num_budgets = table.shape[:2]
+    chosen = np.zeros((num_layers, num_cells + 1), np.int64)
+    cost, window = np.full(num_cells + 1, np.inf), np.zeros(num_cells + 1)
+    cost[0], window[0] = 0.0, first_window
+    for layer in range(num_layers):
+        new_cost, new_window = np.full(num_cells + 1, np.inf), np.zeros(num_cells + 1)
+        for spent in range(num_cells + 1):
+            if cost[spent] == np.inf:
+                continue
+            at = max(0, np.searchsorted(windows, window[spent], side="right") - 1)
+            for more in range(min(num_budgets, num_cells - spent + 1)):
+                covered, link_s, host_s = table[layer, more, at]
+                exposed, after = _after(times, covered, link_s, host_s)
+                if cost[spent] + exposed < new_cost[spent + more]:
+                    new_cost[spent + more], new_window[spent + more] = cost[spent] + exposed, after
+                    chosen[layer, spent + more] = more
+        cost, window = new_cost, new_window
+    cells = np.empty(num_layers, np.int64)
+    for layer in range(num_layers - 1, -1, -1):
+        cells[layer] = chosen[layer, num_cells]
+        num_cells -= cells[layer]
+    return cells

@@ -1,0 +1,17 @@
+"""One DuckDB file: schema, runs, rows to arrays and back, checks. The one room that imports duckdb."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from artifacts.store.store import Store
+
+__all__ = ["Store"]
+
+
+def __getattr__(name: str) -> object:
+    """Import `Store` when it is asked for: the rest of the room is wanted without duckdb too."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from artifacts.store.store import Store
+
+    return Store

@@ -1,0 +1,181 @@
+"""The file of a store: made whole, brought up to date after a copy, or refused with what to do."""
+
+import os
+import shutil
+from pathlib import Path
+
+import duckdb
+
+from artifacts.common.files import replacing, sync
+from artifacts.errors import BadInput, Incompatible
+from artifacts.store.database import check_place, connect, connection_to, transaction, translated
+from artifacts.store.runs import utc_now, versions
+from artifacts.store.schema import SCHEMA_VERSION, columns, migration, statements, unmendable
+
+_TRIES = 5
+
+
+Identity = tuple[int, int]  # of a file, whatever its name
+
+
+def open_file(
+    path: Path, *, read_only: bool, patience_s: float | None = None
+) -> tuple[duckdb.DuckDBPyConnection, Identity | None]:
+    """Open a store, and which file was made for it just now, if any; see `Store.open`, which raises the same."""
+    connection, made = _connect(path, read_only=read_only, patience_s=patience_s)
+    try:
+        with translated(path):
+            if not read_only and _lacks(connection, path):
+                connection.execute("CHECKPOINT")  # or the copy would lack what is still in the write-ahead log
+                version = _version(connection)
+                connection.close()
+                _keep_copy(path, version)
+                connection = connect(path, read_only=False, patience_s=patience_s)
+                _bring_up_to_date(connection, path, version)
+            elif read_only:
+                _check(connection, path)
+    except BaseException:
+        connection.close()
+        raise
+    return connection, made
+
+
+def remove_made(path: Path, made: Identity) -> None:
+    """Remove a store that was made for nothing, unless another file has its name by now.
+
+    Its connection is still open: another process that took it up meanwhile would write into nothing.
+    """
+    if _identity(path) == made:
+        _remove(path)
+
+
+def wal_of(path: Path) -> Path:
+    """DuckDB's write-ahead log of a store."""
+    return path.with_name(f"{path.name}.wal")
+
+
+def stored_columns(connection: duckdb.DuckDBPyConnection) -> dict[str, set[str]]:
+    """Names of the columns that are there, by table."""
+    select = "SELECT table_name, list(column_name) FROM duckdb_columns() WHERE NOT internal GROUP BY table_name"
+    return {table: set(names) for table, names in connection.execute(select).fetchall()}
+
+
+def _connect(
+    path: Path, *, read_only: bool, patience_s: float | None
+) -> tuple[duckdb.DuckDBPyConnection, Identity | None]:
+    """To the file that is at `path` once it is open: one that went away in between is not written into."""
+    for _ in range(_TRIES):
+        is_new = not read_only and not path.exists() and _make(path)
+        before = _identity(path)
+        connection = connect(path, read_only=read_only, patience_s=patience_s)
+        if read_only or _identity(path) == before:
+            return connection, before if is_new else None
+        connection.close()
+    raise BadInput(f"{path} was replaced each time it was opened: name a store that nothing else moves")
+
+
+def _identity(path: Path) -> Identity | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _make(path: Path) -> bool:
+    """A store without a run, whole or not at all; False when another process was faster."""
+    check_place(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with translated(path):
+            connection = connection_to(temporary, read_only=False)
+            try:
+                with transaction(connection):
+                    _execute(connection, statements())
+                connection.execute("CHECKPOINT")
+            finally:
+                connection.close()
+        sync(temporary)
+        return _named(temporary, path)
+    finally:
+        _remove(temporary)
+
+
+def _remove(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    wal_of(path).unlink(missing_ok=True)
+
+
+def _named(temporary: Path, path: Path) -> bool:
+    """Give a file its name unless another has it by now."""
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        return False
+    except OSError:  # a file system without hard links
+        if path.exists():
+            return False
+        temporary.rename(path)
+    return True
+
+
+def _lacks(connection: duckdb.DuckDBPyConnection, path: Path) -> bool:
+    """Whether a writer has to bring it up to date. A file without any table, as another DuckDB left it, is filled."""
+    if _check(connection, path, is_filled=False) is None:
+        with transaction(connection):
+            _execute(connection, statements())
+        return False
+    counts = dict(connection.execute("SELECT table_name, column_count FROM duckdb_tables()").fetchall())
+    wanted = {table: len(own) for table, own in columns().items()}
+    return _version(connection) < SCHEMA_VERSION or any(counts.get(name) != count for name, count in wanted.items())
+
+
+def _check(connection: duckdb.DuckDBPyConnection, path: Path, *, is_filled: bool = True) -> int | None:
+    """The version of a store that we can read; None of an empty file, unless it must be filled."""
+    tables = {name for (name,) in connection.execute("SELECT table_name FROM duckdb_tables()").fetchall()}
+    if not tables and not is_filled:
+        return None
+    if not tables:
+        raise BadInput(f"{path} is empty; moectl profile fills it")
+    if "schema_version" not in tables:
+        raise BadInput(f"{path} is a DuckDB file but not a store of moectl; name another file")
+    version = _version(connection)
+    if version is None or version < 1:
+        raise BadInput(f"{path} is damaged: it has no version of its tables; restore it from a copy or make it anew")
+    if version > SCHEMA_VERSION:
+        raise Incompatible(
+            f"{path} was made by a newer moectl (schema {version}, this one knows {SCHEMA_VERSION}); upgrade moectl"
+        )
+    return version
+
+
+def _version(connection: duckdb.DuckDBPyConnection) -> int | None:
+    [(version,)] = connection.execute("SELECT max(version) FROM schema_version").fetchall()
+    return version
+
+
+def _keep_copy(path: Path, version: int) -> None:
+    """`moe.duckdb.v1` beside `moe.duckdb`. The store must be closed: whoever closes a file of his loses its lock."""
+    with replacing(path.with_name(f"{path.name}.v{version}")) as temporary:
+        shutil.copyfile(path, temporary)
+
+
+def _bring_up_to_date(connection: duckdb.DuckDBPyConnection, path: Path, version: int) -> None:
+    """To the present schema, whole or not at all; what is there already stays."""
+    have = stored_columns(connection)
+    filled = {name for name in have if connection.execute(f'SELECT 1 FROM "{name}" LIMIT 1').fetchall()}
+    if lost := unmendable(have, filled):
+        raise Incompatible(
+            f"{path} was written by a moectl between two releases (schema {version}): {lost}. Nothing was changed; "
+            "name another store and make its artefacts anew"
+        )
+    with transaction(connection):
+        _execute(connection, migration(have))
+
+
+def _execute(connection: duckdb.DuckDBPyConnection, ddl: list[str]) -> None:
+    """Run the statements and enter the version that they lead to."""
+    for statement in ddl:
+        connection.execute(statement)
+    made_with = versions().get("moectl", "not installed")
+    connection.execute("INSERT INTO schema_version VALUES (?, ?, ?)", [SCHEMA_VERSION, utc_now(), made_with])

@@ -1,0 +1,83 @@
+"""What stopped commands leave beside a store, and how to go on from it or be rid of it."""
+
+import fcntl
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from artifacts.store.file import wal_of
+
+_TEMPORARY = re.compile(r"\.(.+)\.(\d+)\.tmp(\.wal)?")
+_GO_ON = "the same command goes on from there; or remove it"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is wrong: about what, what, and what to do. `is_loss`: not merely left over."""
+
+    about: str
+    says: str
+    remedy: str
+    is_loss: bool = True
+
+
+def beside(store: Path) -> Iterator[Finding]:
+    """What lies next to the store's file and begins with its name."""
+    if (wal := wal_of(store)).exists():
+        says = f"{wal.stat().st_size} bytes that a stopped command had not yet put into the store"
+        remedy = "the next command that writes takes them up; do not copy the store without it"
+        yield _left(wal, says, remedy)
+    for path in sorted(store.parent.iterdir()):
+        if path.name.startswith(f".{store.name}") and (pid := _writer(path)):
+            yield _left(path, f"half written by process {pid}, which is gone", "remove it")
+        elif path.name.startswith(f"{store.name}.profile-"):
+            yield _left(path, "a profile under way or stopped", _GO_ON)
+        elif path.name.startswith(f"{store.name}.bench-"):
+            yield _left(path, "a bench under way or stopped", _GO_ON)
+        elif path.name == f"{store.name}.tmp":
+            yield _left(path, "DuckDB's own, of a command that was stopped", "remove it")
+
+
+def unnamed(root: Path, named: set[Path]) -> Iterator[Finding]:
+    """What lies among a store's replicas and no run names; what a quantize under way holds is not looked at."""
+    folders = sorted(path for path in root.iterdir() if not _is_held(path)) if root.is_dir() else []
+    for folder in folders:
+        own = [path for path in sorted(folder.iterdir()) if path.name != ".lock"] if folder.is_dir() else [folder]
+        if folder not in {path.parent for path in named}:
+            says = f"{sum(path.suffix == '.safetensors' for path in own)} replica files that no run names: a quantize "
+            yield _left(folder, says + "that was stopped", _GO_ON)
+            continue
+        for path in own:
+            if path not in named:
+                yield _left(path, "no run names it" if path.suffix == ".safetensors" else "half written", "remove it")
+
+
+def _left(path: Path, says: str, remedy: str) -> Finding:
+    return Finding(path.name, says, remedy, is_loss=False)
+
+
+def _writer(path: Path) -> int | None:
+    """The process whose temporary file this is, if there is no such process any more."""
+    match = _TEMPORARY.fullmatch(path.name)
+    if match is None:
+        return None
+    try:
+        os.kill(int(match[2]), 0)
+    except ProcessLookupError:
+        return int(match[2])
+    except PermissionError:
+        pass
+    return None
+
+
+def _is_held(folder: Path) -> bool:
+    try:
+        with (folder / ".lock").open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        pass
+    return False

@@ -1,0 +1,186 @@
+"""Rows of the store's tables as arrays, and buddy lists as rows. L layers, E experts a layer, R ranks."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from artifacts.errors import BadInput
+from artifacts.routing.similarity import Similarity
+
+
+def activation_matrices(rows: pa.Table, num_layers: int, num_experts: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Counts [L, E] int64 and weights [L, E] float64 by phase."""
+    phases = np.array(rows["phase"].to_pylist())
+    shape = (num_layers, num_experts)
+    layer, expert = _at(rows, ("layer", "expert"), shape)
+    found = {}
+    for phase in dict.fromkeys(phases.tolist()):
+        counts, weights = np.zeros(shape, np.int64), np.zeros(shape)
+        at = phases == phase
+        counts[layer[at], expert[at]] = _column(rows, "count")[at]
+        weights[layer[at], expert[at]] = _column(rows, "weight")[at]
+        found[phase] = counts, weights
+    return found
+
+
+def coactivation_matrices(rows: pa.Table, num_layers: int, num_experts: int) -> tuple[np.ndarray, np.ndarray]:
+    """Pair counts [L, E, E] int64 and weights [L, E, E] float64."""
+    pairs = np.zeros((num_layers, num_experts, num_experts), np.int64)
+    weighted = np.zeros(pairs.shape)
+    at = _at(rows, ("layer", "i", "j"), pairs.shape)
+    pairs[at], weighted[at] = _column(rows, "count"), _column(rows, "weight")
+    return pairs, weighted
+
+
+def similarity_rows(similarity: Similarity) -> pa.Table:
+    """Rows of `similarity`, one per ordered pair; what belongs to i alone is repeated for each j."""
+    layer, i, j = np.nonzero(np.broadcast_to(~np.eye(similarity.loss.shape[1], dtype=bool), similarity.loss.shape))
+    return pa.table(
+        {
+            **_indices(("layer", "i", "j"), (layer, i, j)),
+            "cosine": similarity.cosine[layer, i, j],
+            "loss": similarity.loss[layer, i, j],
+            "left_out": similarity.left_out[layer, i],
+            "samples": similarity.samples[layer, i],
+        }
+    )
+
+
+def similarity_matrices(rows: pa.Table, num_layers: int, num_experts: int) -> Similarity:
+    """The similarity of every layer; diagonals are 1 and 0."""
+    cosine = np.tile(np.eye(num_experts), (num_layers, 1, 1))
+    loss = np.zeros(cosine.shape)
+    left_out, samples = np.zeros(cosine.shape[:2]), np.zeros(cosine.shape[:2], np.int64)
+    layer, i, j = _at(rows, ("layer", "i", "j"), cosine.shape)
+    cosine[layer, i, j], loss[layer, i, j] = _column(rows, "cosine"), _column(rows, "loss")
+    left_out[layer, i], samples[layer, i] = _column(rows, "left_out"), _column(rows, "samples")
+    return Similarity(cosine, loss, left_out, samples)
+
+
+def quant_loss_matrices(rows: pa.Table, num_layers: int, num_experts: int) -> dict[str, np.ndarray]:
+    """`mse`, `relative` and `gated`, each [L, E, 4] in the order of 1, 2, 3 and 4 bits; NaN where there is no row."""
+    layer, expert, bits = _at(rows, ("layer", "expert", "bits"), (num_layers, num_experts, 5), least=(0, 0, 1))
+    found = {name: np.full((num_layers, num_experts, 4), np.nan) for name in ("mse", "relative", "gated")}
+    for name, values in found.items():
+        values[layer, expert, bits - 1] = _column(rows, name)
+    return found
+
+
+def entropy_percentiles(rows: pa.Table) -> np.ndarray:
+    """[L, 101] float32, layers in order."""
+    flat = rows["percentiles"].combine_chunks().flatten()
+    values = flat.to_numpy(zero_copy_only=False).reshape(rows.num_rows, -1)
+    if not np.isfinite(values).all():
+        raise _damaged("percentiles that are not finite")
+    return values[np.argsort(_column(rows, "layer"))]
+
+
+def buddy_rows(layers: Sequence[list[list[int]]], q: np.ndarray) -> pa.Table:
+    """Rows of `buddies` from the buddy lists of each layer and the q [L, E, E] they were cut from."""
+    entries = [
+        (layer, pivot, rank, buddy)
+        for layer, lists in enumerate(layers)
+        for pivot, buddies in enumerate(lists)
+        for rank, buddy in enumerate(buddies)
+    ]
+    layer, pivot, rank, buddy = np.array(entries, dtype=np.int64).reshape(-1, 4).T
+    share = q[layer, pivot, buddy]
+    cumulative = [part for layer, lists in enumerate(layers) for part in _cumulative(lists, q[layer])]
+    return pa.table(
+        {
+            **_indices(("layer", "pivot", "rank", "buddy"), (layer, pivot, rank, buddy)),
+            "q": share,
+            "cumulative": np.concatenate([np.zeros(0), *cumulative]),
+        }
+    )
+
+
+def buddy_matrices(rows: pa.Table, num_layers: int, num_experts: int) -> tuple[np.ndarray, np.ndarray]:
+    """Buddies [L, E, R] int64 padded with -1, and their q [L, E, R] float64 padded with 0."""
+    names = ("layer", "pivot", "rank", "buddy")
+    layer, pivot, rank, buddy = _at(rows, names, (num_layers, *[num_experts] * 3))
+    shape = (num_layers, num_experts, int(rank.max(initial=0)) + 1)
+    buddies, q = np.full(shape, -1, dtype=np.int64), np.zeros(shape)
+    buddies[layer, pivot, rank], q[layer, pivot, rank] = buddy, _column(rows, "q")
+    return buddies, q
+
+
+def curve_rows(hit: np.ndarray, prediction: np.ndarray, prediction_hit: np.ndarray) -> pa.Table:
+    """Rows of `curves` from hit [L, E + 1], prediction [L, E] and prediction_hit [L, E, E + 1]; what a kind has no
+    index for is empty."""
+    parts = []
+    for kind, names, values in (
+        ("hit", ("layer", "size"), hit),
+        ("prediction", ("layer", "y"), prediction),
+        ("prediction_hit", ("layer", "y", "size"), prediction_hit),
+    ):
+        at = _indices(names, [index.ravel() for index in np.indices(values.shape)])
+        nothing = pa.nulls(values.size, pa.uint16())
+        columns = {name: pa.array(at[name]) if name in at else nothing for name in ("layer", "y", "size")}
+        parts.append(pa.table({"kind": [kind] * values.size, **columns, "value": values.ravel()}))
+    return pa.concat_tables(parts)
+
+
+def curve_matrices(rows: pa.Table, num_layers: int, num_experts: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """What `curve_rows` took."""
+    kinds = rows["kind"].combine_chunks()
+    size = (num_layers, num_experts)
+    shapes = {"hit": (num_layers, num_experts + 1), "prediction": size, "prediction_hit": (*size, num_experts + 1)}
+    found = []
+    for kind, shape in shapes.items():
+        mine = rows.filter(pc.equal(kinds, kind))
+        names = [name for name in ("layer", "y", "size") if mine[name].null_count < mine.num_rows]
+        if len(names) != len(shape):
+            raise _damaged(f"curves of {kind} without a place")
+        found.append(np.zeros(shape))
+        found[-1][_at(mine, names, shape)] = _column(mine, "value")
+    return tuple(found)
+
+
+def split_rows(budgets: np.ndarray, exposed: np.ndarray, theta: np.ndarray, cache_size: np.ndarray) -> pa.Table:
+    """Rows of `splits`, one per layer."""
+    whole = _indices(("layer", "cache_size"), (np.arange(len(budgets)), cache_size))
+    return pa.table({**whole, "budget": budgets, "theta": theta, "exposed_s": exposed})
+
+
+def split_columns(rows: pa.Table) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """What `split_rows` took, layers in order."""
+    order = np.argsort(_column(rows, "layer"))
+    return tuple(_column(rows, name)[order] for name in ("budget", "exposed_s", "theta", "cache_size"))
+
+
+def _cumulative(lists: list[list[int]], q: np.ndarray) -> list[np.ndarray]:
+    return [np.cumsum(q[pivot, buddies]) for pivot, buddies in enumerate(lists)]
+
+
+def _indices(names: Sequence[str], columns: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
+    return {name: column.astype(np.uint16) for name, column in zip(names, columns, strict=True)}
+
+
+def _column(rows: pa.Table, name: str) -> np.ndarray:
+    """A column as numpy; whole numbers as int64, since uint16 would overflow in arithmetic."""
+    if rows[name].null_count:
+        raise _damaged(f"a {name} that is empty")
+    values = rows[name].to_numpy()
+    if values.dtype.kind != "f":
+        return values.astype(np.int64)
+    if not np.isfinite(values).all():
+        raise _damaged(f"a {name} that is not finite")
+    return values
+
+
+def _at(
+    rows: pa.Table, names: Sequence[str], sizes: Sequence[int], *, least: Sequence[int] | None = None
+) -> tuple[np.ndarray, ...]:
+    """Columns that say where in an array of these sizes a row belongs."""
+    columns = tuple(_column(rows, name) for name in names)
+    for name, column, size, first in zip(names, columns, sizes, least or [0] * len(names), strict=True):
+        if len(column) and not (first <= column.min() and column.max() < size):
+            raise _damaged(f"{name} {column.max()}, and the model has {size}" if column.max() >= size else f"{name} 0")
+    return columns
+
+
+def _damaged(what: str) -> BadInput:
+    return BadInput(f"rows of the store are damaged or of another model ({what}): make them again")

@@ -1,0 +1,242 @@
+"""The store: one DuckDB file in which every artefact hangs on the run that wrote it, whole or absent (DESIGN 4)."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+
+import duckdb
+import pyarrow as pa
+
+from artifacts.common.untrusted import parse_json
+from artifacts.errors import BadInput, Incompatible
+from artifacts.shape import Shape
+from artifacts.store.database import PATIENCE_S, transaction, translated
+from artifacts.store.file import Identity, open_file, remove_made, stored_columns
+from artifacts.store.runs import ModelInfo, RunInfo, StoredRun, TableSize
+from artifacts.store.schema import ARTEFACT_TABLES, lacking
+
+
+class Store:
+    """An open store; a context manager. One process at a time may write, and then nobody else may read.
+
+    So open it late, write, and close it. A store that was made by opening it and into which nothing was written goes
+    away again on closing. Every method raises BadInput when the file turns out damaged and OutOfResources when the disk
+    or memory is full.
+    """
+
+    def __init__(self, path: Path, connection: duckdb.DuckDBPyConnection, *, made: Identity | None) -> None:
+        self.path = path
+        self._connection = connection
+        self._unwritten = made
+
+    @classmethod
+    def open(cls, path: str | Path, *, read_only: bool = False, patience_s: float | None = None) -> "Store":
+        """Open a store, or make one unless `read_only`. A writer brings an older one up to date, after a copy. Where
+        another process has it, `patience_s` is how long to wait.
+
+        Raises BadInput (no store, no folder, damaged, some other kind of file), OutOfResources (another process has it)
+        and Incompatible (made by a newer moectl).
+        """
+        path = Path(path)
+        connection, made = open_file(path, read_only=read_only, patience_s=patience_s)
+        return cls(path, connection, made=made)
+
+    def __enter__(self) -> "Store":
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file. Closing twice is harmless."""
+        if self._unwritten:
+            remove_made(self.path, self._unwritten)
+            self._unwritten = None
+        self._connection.close()
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the file on disk."""
+        return self.path.stat().st_size
+
+    def models(self) -> list[ModelInfo]:
+        """The models of this store, in the order in which they came."""
+        rows = self._rows("SELECT name, fingerprint, family, num_layers, num_experts, top_k, expert_bytes FROM models")
+        return [ModelInfo(*row[:3], Shape(*row[3:])) for row in rows]
+
+    def add_model(self, model: ModelInfo) -> str:
+        """Enter the model unless it is there already; return its `model_id`."""
+        if all(known.fingerprint != model.fingerprint for known in self.models()):
+            shape = model.shape
+            row = [model.model_id, model.name, model.fingerprint, model.family]
+            row += [shape.num_layers, shape.num_experts, shape.top_k, shape.expert_nbytes]
+            with translated(self.path):
+                self._connection.execute("INSERT INTO models VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
+            self._unwritten = None
+        return model.model_id
+
+    def require_model(self, fingerprint: str, *, name: str) -> ModelInfo:
+        """The entry of the model with this fingerprint; `name` is how to speak of it.
+
+        Raises Incompatible, naming both sides, when the store holds artefacts of other models only.
+        """
+        models = self.models()
+        for model in models:
+            if model.fingerprint == fingerprint:
+                return model
+        others = ", ".join(f"{model.name} ({model.model_id})" for model in models) or "no model yet"
+        raise Incompatible(
+            f"{self.path} holds {others}, not {name} ({fingerprint[:16]}); "
+            "name another store or run moectl profile on this model first"
+        )
+
+    def write_run(self, run: RunInfo, tables: Mapping[str, pa.Table], *, instead_of: int | None = None) -> int:
+        """Write a run and its artefacts, whole or not at all; return the `run_id`.
+
+        `tables` are Arrow tables with the columns of DESIGN 4 less `run_id`, by table name. The run `instead_of`, whose
+        contents are all in the new one, goes in the same moment.
+        """
+        assert tables.keys() <= ARTEFACT_TABLES.keys(), (
+            f"not tables of the store: {tables.keys() - ARTEFACT_TABLES.keys()}"
+        )
+        contents = {name: {"num_rows": table.num_rows, "nbytes": table.nbytes} for name, table in tables.items()}
+        with translated(self.path):
+            with transaction(self._connection):
+                [(run_id,)] = self._connection.execute("SELECT coalesce(max(run_id), 0) + 1 FROM runs").fetchall()
+                if instead_of is not None:
+                    self._remove(instead_of)
+                self._insert_run(run_id, run, contents)
+                for name, table in tables.items():
+                    self._insert_rows(name, run_id, table)
+            self._unwritten = None
+            # A copy of the file without its write-ahead log would silently lack this run.
+            self._connection.execute("CHECKPOINT")
+        return run_id
+
+    def runs(self) -> list[StoredRun]:
+        """All complete runs, oldest first."""
+        return [_stored_run(row, self.path) for row in self._rows(f"{_SELECT_RUNS} ORDER BY run_id")]
+
+    def run(self, run_id: int) -> StoredRun:
+        """The complete run with this number. Raises BadInput if there is none."""
+        for run in self.runs():
+            if run.run_id == run_id:
+                return run
+        known = ", ".join(str(run.run_id) for run in self.runs()) or "none"
+        raise BadInput(f"{self.path} has no run {run_id}; it has {known}")
+
+    def latest_run(self, command: str, model_id: str | None = None) -> StoredRun | None:
+        """The newest complete run of a command, of one model if given; None if there is none."""
+        found = [run for run in self.runs() if run.info.command == command]
+        return next((run for run in reversed(found) if model_id is None or run.info.model_id == model_id), None)
+
+    def read(self, table: str, run_id: int) -> pa.Table:
+        """What a run wrote to a table, in the order written, less `run_id`.
+
+        Raises BadInput when the run wrote no such table, or the file has lost rows of it.
+        """
+        assert table in ARTEFACT_TABLES, table
+        size = self.run(run_id).contents.get(table)
+        if size is None:
+            raise BadInput(f"run {run_id} in {self.path} wrote no {table}")
+        found = self.query(f"SELECT * EXCLUDE (run_id) FROM {table} WHERE run_id = {int(run_id)}")
+        if found.num_rows != size.num_rows:
+            raise BadInput(
+                f"{self.path} is damaged: run {run_id} wrote {size.num_rows} rows of {table} and {found.num_rows} are "
+                "left; was it copied without its .wal file? Restore it or run the command again"
+            )
+        return found
+
+    def query(self, select: str) -> pa.Table:
+        """The rows of any query: what a report shows, and how its reader finds it again.
+
+        Raises Incompatible when the file lacks a table or a column that this moectl knows.
+        """
+        try:
+            with translated(self.path):
+                return self._connection.sql(select).to_arrow_table(batch_size=1_000_000)
+        except (duckdb.CatalogException, duckdb.BinderException) as error:
+            if missing := lacking(self.columns()):
+                raise Incompatible(
+                    f"{self.path} lacks {missing}, which this moectl knows: the next command that writes into it adds "
+                    "what may be empty; what a run wrote there is lost"
+                ) from error
+            raise
+
+    def columns(self) -> dict[str, set[str]]:
+        """Names of the columns that the file has, by table; an older store lacks some."""
+        with translated(self.path):
+            return stored_columns(self._connection)
+
+    def sizes(self) -> dict[str, TableSize]:
+        """Rows and bytes of all complete runs together, by table; tables without rows are left out."""
+        written = [(name, size) for run in self.runs() for name, size in run.contents.items()]
+        return {
+            name: TableSize(
+                num_rows=sum(size.num_rows for other, size in written if other == name),
+                nbytes=sum(size.nbytes for other, size in written if other == name),
+            )
+            for name in ARTEFACT_TABLES
+            if any(other == name for other, _ in written)
+        }
+
+    def _rows(self, query: str) -> list[tuple]:
+        with translated(self.path):
+            return self._connection.execute(query).fetchall()
+
+    def _insert_run(self, run_id: int, run: RunInfo, contents: Mapping[str, Mapping[str, int]]) -> None:
+        row = {
+            "run_id": run_id,
+            "command": run.command,
+            "status": "complete",
+            "model_id": run.model_id,
+            "data": run.data,
+            "data_digest": run.data_digest,
+            "tokens": run.tokens,
+            "seed": run.seed,
+            "parameters": json.dumps(dict(run.parameters)),
+            "started_at": run.started_at,
+            "seconds": run.seconds,
+            "versions": json.dumps(dict(run.versions)),
+            "contents": json.dumps(contents),
+        }
+        places = ", ".join("?" * len(row))
+        self._connection.execute(f"INSERT INTO runs ({', '.join(row)}) VALUES ({places})", list(row.values()))
+
+    def _remove(self, run_id: int) -> None:
+        for name in (*self.run(run_id).contents, "runs"):
+            self._connection.execute(f"DELETE FROM {name} WHERE run_id = {int(run_id)}")
+
+    def _insert_rows(self, name: str, run_id: int, table: pa.Table) -> None:
+        # Nothing to unregister when this fails: the view belongs to the transaction that is then rolled back.
+        self._connection.register("incoming", table)
+        self._connection.execute(f"INSERT INTO {name} BY NAME SELECT {run_id} AS run_id, * FROM incoming")
+        self._connection.unregister("incoming")
+
+
+def add_run(path: str | Path, run: RunInfo, tables: Mapping[str, pa.Table], *, model: ModelInfo | None = None) -> int:
+    """Open a store, write one run and its model, and close it; return the `run_id`.
+
+    This is how long work ends: whoever has the store at that moment is waited for. Raises as `Store.open`.
+    """
+    with Store.open(path, patience_s=PATIENCE_S) as store:
+        if model:
+            store.add_model(model)
+        return store.write_run(run, tables)
+
+
+_SELECT_RUNS = """
+    SELECT run_id, contents, command, model_id, started_at, seconds, data, data_digest, tokens, seed, parameters,
+        versions FROM runs WHERE status = 'complete'"""
+
+
+def _stored_run(row: tuple, path: Path) -> StoredRun:
+    run_id, contents, *texts, parameters, made_with = row
+    try:
+        parameters, made_with, contents = (dict(parse_json(text)) for text in (parameters, made_with, contents))
+        info = RunInfo(*texts, parameters=parameters, versions=made_with)
+        sizes = {name: TableSize(**size) for name, size in contents.items()}
+    except (TypeError, ValueError) as error:
+        raise BadInput(f"{path} is damaged: what it says of run {run_id} cannot be read; restore it") from error
+    return StoredRun(run_id=run_id, info=info, contents=sizes)

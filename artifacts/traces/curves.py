@@ -1,0 +1,218 @@
+"""Hit and prediction curves (MoEpic): what a cache of every size would have held, in one pass over a trace.
+
+The priority of an expert under lcp counts its uses whether it is cached or not, so at each step one order serves caches
+of every size, and all are followed side by side, each exactly. As long as no step wants more than fits, a larger cache
+holds all that a smaller one does, and one number an expert would tell of all sizes; a step that runs in waves, as those
+of prompts do, breaks that law for good, so nothing here rests on it.
+
+Shapes: N rows of a trace, S steps of a layer, R predictions, E experts, L layers.
+"""
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from artifacts.errors import BadInput
+from artifacts.shape import Shape
+from artifacts.traces.trace import DECODE, PREFILL, Trace
+
+_AT_A_TIME = 1 << 19  # priorities
+_NONE = -1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Curves:
+    """`hit[l, C]`: hit rate with C cached experts, C from 0 to E. `prediction[l, y]`: how often the expert predicted as
+    the y-th most probable, y from 0, is selected. `prediction_hit[l, y, C]`: how often it is cached.
+
+    `requests` [L] and `predictions` [L]: how many each is the mean of; the mean of none is 0.
+    """
+
+    hit: np.ndarray
+    prediction: np.ndarray
+    prediction_hit: np.ndarray
+    requests: np.ndarray
+    predictions: np.ndarray
+
+
+def measure(
+    trace: Trace,
+    shape: Shape,
+    *,
+    phases: Collection[int] = (PREFILL, DECODE),
+    rho: float = 0.25,
+    omega: float = 128.0,
+) -> Curves:
+    """The curves of every layer, of steps in `phases`. The others pass through the caches too, which begin empty.
+
+    A token's experts are predicted from its own row one layer before; in layer 0 from the last layer's row of the last
+    token in the pass before, of the same request, if there was one. A trace without predictions has none. Raises
+    BadInput when the trace cannot be one of this shape.
+    """
+    _check(trace, shape)
+    counts = [_Counts(shape.num_experts) for _ in range(shape.num_layers)]
+    for layer, steps in _layers(trace, shape, phases):
+        priorities = _Priorities(shape.num_experts, rho, omega)
+        for some in steps.pieces(max(1, _AT_A_TIME // shape.num_experts)):
+            counts[layer].add(some, priorities.order(some))
+    requests, predictions = (np.array([getattr(one, name) for one in counts]) for name in ("requests", "predictions"))
+    return Curves(
+        hit=np.stack([one.hits / max(one.requests, 1) for one in counts]),
+        prediction=np.stack([one.right / max(one.predictions, 1) for one in counts]),
+        prediction_hit=np.stack([one.cached / max(one.predictions, 1) for one in counts]),
+        requests=requests,
+        predictions=predictions,
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Steps:
+    """Steps of one layer in order. Step s wants `wanted[starts[s] : starts[s + 1]]`, in order of first appearance;
+    `num_tokens` [S] have been seen by then. `predicted` [R, E] speaks of tokens whose experts are `selected` [R, K], in
+    step s from row `predicted_starts[s]` on."""
+
+    wanted: np.ndarray
+    starts: np.ndarray
+    num_tokens: np.ndarray
+    is_counted: np.ndarray
+    predicted: np.ndarray
+    selected: np.ndarray
+    predicted_starts: np.ndarray
+
+    def pieces(self, size: int) -> Iterator["_Steps"]:
+        """So many steps at a time."""
+        for first in range(0, len(self.num_tokens), size):
+            steps = slice(first, first + size)
+            starts, predicted_starts = (
+                column[first : first + size + 1] for column in (self.starts, self.predicted_starts)
+            )
+            rows = slice(predicted_starts[0], predicted_starts[-1])
+            yield _Steps(
+                self.wanted[starts[0] : starts[-1]],
+                starts - starts[0],
+                self.num_tokens[steps],
+                self.is_counted[steps],
+                self.predicted[rows],
+                self.selected[rows],
+                predicted_starts - predicted_starts[0],
+            )
+
+
+class _Priorities:
+    """Uses of each expert of a layer and the tokens since the last, as the eviction policy lcp counts them."""
+
+    def __init__(self, num_experts: int, rho: float, omega: float) -> None:
+        self._rho, self._omega = rho, omega
+        self._uses, self._last = np.zeros(num_experts, np.int64), np.zeros(num_experts, np.int64)
+
+    def order(self, steps: _Steps) -> np.ndarray:
+        """[S, E]: at each step, its own uses counted, experts by rising priority; equals by the lower expert."""
+        num_tokens = steps.num_tokens[:, None]
+        is_wanted = np.zeros((len(num_tokens), len(self._uses)), bool)
+        is_wanted[np.repeat(np.arange(len(num_tokens)), np.diff(steps.starts)), steps.wanted] = True
+        uses = self._uses + np.cumsum(is_wanted, axis=0)
+        last = np.maximum(self._last, np.maximum.accumulate(np.where(is_wanted, num_tokens, 0), axis=0))
+        self._uses, self._last = uses[-1], last[-1]
+        return np.argsort(uses * self._rho ** ((num_tokens - last) / self._omega), axis=1, kind="stable")
+
+
+class _Counts:
+    """What one layer's caches of all sizes, the first of them empty for ever, had of what was wanted and predicted."""
+
+    def __init__(self, num_experts: int) -> None:
+        self._resident = np.zeros((num_experts, num_experts + 1), np.uint8)
+        self._held = np.zeros(num_experts + 1, np.int64)
+        self.hits, self.cached = self._held.copy(), np.zeros(self._resident.shape, np.int64)
+        self.right = np.zeros(num_experts, np.int64)
+        self.requests = self.predictions = 0
+
+    def add(self, steps: _Steps, order: np.ndarray) -> None:
+        # Compiled code takes a while to load: only for who follows a trace.
+        from artifacts.traces.curve_kernels import follow
+
+        ranked = np.argsort(-steps.predicted, axis=1, kind="stable")
+        taken = (steps.wanted, steps.starts, steps.is_counted, order, ranked, steps.predicted_starts)
+        follow(self._resident, self._held, *taken, self.hits, self.cached)
+        is_counted = np.repeat(steps.is_counted, np.diff(steps.predicted_starts))
+        is_selected = np.zeros(ranked.shape, bool)
+        np.put_along_axis(is_selected, steps.selected, True, axis=1)
+        self.right += np.take_along_axis(is_selected, ranked, axis=1)[is_counted].sum(axis=0)
+        self.predictions += int(is_counted.sum())
+        self.requests += int(np.diff(steps.starts)[steps.is_counted].sum())
+
+
+def _layers(trace: Trace, shape: Shape, phases: Collection[int]) -> Iterator[tuple[int, _Steps]]:
+    """The steps of each layer that occurs."""
+    ordered, spans = trace.scheduled()
+    pass_index, phase, layer, rows = zip(*spans, strict=True)
+    starts = np.array([span.start for span in rows])
+    lengths = np.diff([*starts, len(trace)])
+    is_first = np.diff(pass_index, prepend=_NONE) != 0
+    num_tokens = np.cumsum(np.where(is_first, lengths, 0))  # by the first step of each pass, as the controller counts
+    sources = _sources(ordered, np.repeat(pass_index, lengths), shape.num_layers)
+    is_counted = np.isin(phase, list(phases))
+    for one in range(shape.num_layers):
+        mine = np.flatnonzero(np.array(layer) == one)
+        if len(mine):
+            yield one, _steps(ordered, sources, [rows[step] for step in mine], num_tokens[mine], is_counted[mine])
+
+
+def _steps(
+    trace: Trace, sources: np.ndarray, rows: list[slice], num_tokens: np.ndarray, is_counted: np.ndarray
+) -> _Steps:
+    experts = trace.experts.astype(np.int64)
+    wanted = [list(dict.fromkeys(experts[step].ravel().tolist())) for step in rows]
+    found = [np.arange(step.start, step.stop)[sources[step] != _NONE] for step in rows]
+    every = np.concatenate(found)
+    predicted = np.zeros((0, 1), np.float32) if trace.predicted is None else trace.predicted[sources[every], 0]
+    return _Steps(
+        wanted=np.concatenate(wanted),
+        starts=_starts(wanted),
+        num_tokens=num_tokens,
+        is_counted=is_counted,
+        predicted=predicted,
+        selected=experts[every],
+        predicted_starts=_starts(found),
+    )
+
+
+def _sources(trace: Trace, passes: np.ndarray, num_layers: int) -> np.ndarray:
+    """[N] the row whose prediction is of each row's layer, or none. Rows are in execution order."""
+    sources = np.full(len(trace), _NONE)
+    if trace.predicted is None:
+        return sources
+    order = np.lexsort((trace.layer, trace.token, trace.request, passes))
+    same = [np.diff(column[order]) == 0 for column in (trace.token, trace.request, passes)]
+    follows = np.flatnonzero(np.logical_and.reduce(same) & (np.diff(trace.layer[order]) == 1))
+    sources[order[follows + 1]] = order[follows]
+    # The last layer's last row of each request and pass; the next pass of the request is predicted by it.
+    ends, starts = (np.flatnonzero(trace.layer == layer) for layer in (num_layers - 1, 0))
+    ends = ends[np.lexsort((trace.token[ends], passes[ends], trace.request[ends]))]
+    keys = _pair(trace.request[ends], passes[ends])
+    before = np.searchsorted(keys, _pair(trace.request[starts], passes[starts])) - 1
+    starts, before = starts[before >= 0], ends[before[before >= 0]]
+    has_one = trace.request[before] == trace.request[starts]
+    sources[starts[has_one]] = before[has_one]
+    return sources
+
+
+def _pair(high: np.ndarray, low: np.ndarray) -> np.ndarray:
+    return (high.astype(np.int64) << 32) | low
+
+
+def _starts(parts: list) -> np.ndarray:
+    return np.cumsum([0, *map(len, parts)])
+
+
+def _check(trace: Trace, shape: Shape) -> None:
+    highest = int(trace.experts.max())
+    if highest >= shape.num_experts or trace.num_layers > shape.num_layers or trace.top_k != shape.top_k:
+        raise BadInput(
+            f"the trace has {trace.num_layers} layers, experts up to {highest} and {trace.top_k} a token, the model "
+            f"{shape.num_layers}, {shape.num_experts - 1} and {shape.top_k}: it is another model's"
+        )
+    if trace.predicted is not None and trace.predicted.shape[2] != shape.num_experts:
+        raise BadInput(
+            f"the trace predicts {trace.predicted.shape[2]} experts a layer, the model has {shape.num_experts}"
+        )

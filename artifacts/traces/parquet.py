@@ -1,0 +1,230 @@
+"""Traces to and from Arrow tables and Parquet files."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from artifacts.common.files import replacing
+from artifacts.errors import BadInput, OutOfResources, first_line
+from artifacts.shape import MOST_LAYERS
+from artifacts.traces.trace import PHASES, Trace, guessed_phase
+
+MOST_NBYTES = 8 << 30
+_ROWS_AT_A_TIME = 8192
+_REQUIRED = ("pass", "layer", "token", "experts")
+_PREDICTED_LAYERS = {"predicted": b"moectl.predicted_layers", "learned": b"moectl.learned_layers"}
+
+
+def write_parquet(trace: Trace, path: str | Path) -> None:
+    """Write the trace whole or not at all. Raises BadInput (no such folder) or OutOfResources (disk full)."""
+    with replacing(path) as temporary:
+        pq.write_table(to_table(trace), temporary, compression="zstd")
+
+
+def read_parquet(path: str | Path, *, num_experts: int | None = None) -> Trace:
+    """Read a trace with the columns of DESIGN 4 from any Parquet file.
+
+    `request`, `phase`, `weights`, `probabilities`, `predicted`, `learned` and `embedding` may be missing;
+    `Trace.assumed` then says what was put in place of the first three. With `num_experts` every expert id must be below
+    it. Raises BadInput, and OutOfResources for one that unpacks to more than `MOST_NBYTES`.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise BadInput(f"there is no trace file {path}")
+    try:
+        with pq.ParquetFile(path) as file:
+            table = _unpacked(file, path)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise BadInput(f"{path} cannot be read as Parquet: {first_line(error)}") from error
+    try:
+        return from_table(table, num_experts=num_experts)
+    except BadInput as error:
+        raise BadInput(f"{path} is no usable trace: {error}") from error
+
+
+def _unpacked(file: pq.ParquetFile, path: Path) -> pa.Table:
+    """All rows, read piece by piece: what repeats itself packs a thousandfold, and a small file shall not take all
+    memory."""
+    pieces, nbytes = [], 0
+    for piece in file.iter_batches(batch_size=_ROWS_AT_A_TIME):
+        nbytes += piece.nbytes
+        if nbytes > MOST_NBYTES:
+            raise OutOfResources(f"{path} unpacks to more than {MOST_NBYTES / 2**30:.0f} GiB: cut it into several")
+        pieces.append(piece)
+    return pa.Table.from_batches(pieces, schema=file.schema_arrow)
+
+
+def to_table(trace: Trace) -> pa.Table:
+    """The trace as an Arrow table with the columns of DESIGN 4, and the optional ones it has."""
+    columns = {
+        "request": pa.array(trace.request),
+        "pass": pa.array(trace.pass_),
+        "phase": pa.DictionaryArray.from_arrays(pa.array(trace.phase.astype(np.int8)), list(PHASES)),
+        "layer": pa.array(trace.layer),
+        "token": pa.array(trace.token),
+        "experts": _lists(trace.experts),
+        "weights": _lists(trace.weights),
+    }
+    metadata = {}
+    if trace.probabilities is not None:
+        columns["probabilities"] = _lists(trace.probabilities)
+    for name, key in _PREDICTED_LAYERS.items():
+        if (values := getattr(trace, name)) is not None:
+            columns[name] = _lists(values.reshape(len(trace), -1))
+            metadata[key] = str(values.shape[1]).encode()
+    if trace.iteration is not None:
+        columns["embedding"] = _told_once(trace)
+    return pa.table(columns, metadata=metadata)
+
+
+def from_table(table: pa.Table, *, num_experts: int | None = None) -> Trace:
+    """The trace in an Arrow table; see `read_parquet`. Raises BadInput."""
+    if not table.num_rows:
+        raise BadInput("it holds no rows")
+    # The store's table has every column: one that a trace came without is empty there.
+    table = table.select([name for name in table.column_names if table[name].null_count < table.num_rows])
+    missing = [name for name in _REQUIRED if name not in table.column_names]
+    if missing:
+        raise BadInput(f"it has no column {', '.join(missing)} (needed: {', '.join(_REQUIRED)})")
+    experts = _matrix(table, "experts", pa.uint16())
+    _check_ids(experts, num_experts)
+    layer = _numbers(table, "layer")
+    if layer.max() >= MOST_LAYERS:
+        raise BadInput(f"it has a layer {layer.max()}; no model has more than {MOST_LAYERS:,}")
+    trace = Trace(
+        request=_numbers(table, "request") if "request" in table.column_names else _zeros(table, np.int32),
+        pass_=_numbers(table, "pass"),
+        phase=_zeros(table, np.uint8),
+        layer=layer,
+        token=_numbers(table, "token"),
+        experts=experts,
+        weights=_weights(table, experts),
+        probabilities=_matrix(table, "probabilities", pa.float32()) if "probabilities" in table.column_names else None,
+        **{name: _predicted(table, name, num_experts) for name in _PREDICTED_LAYERS if name in table.column_names},
+        assumed=_assumed(table),
+    )
+    if "embedding" in table.column_names:
+        trace = replace(trace, **_embeddings(table, trace))
+    return replace(trace, phase=_phase(table) if "phase" in table.column_names else guessed_phase(trace))
+
+
+def _assumed(table: pa.Table) -> tuple[str, ...]:
+    stand_ins = {
+        "request": "all rows belong to one request",
+        "phase": "a pass with several tokens of one request is prefill, any other decode",
+        "weights": "selected experts weigh the same",
+    }
+    return tuple(f"no column {name}: {text}" for name, text in stand_ins.items() if name not in table.column_names)
+
+
+def _zeros(table: pa.Table, dtype: type) -> np.ndarray:
+    return np.zeros(table.num_rows, dtype=dtype)
+
+
+def _numbers(table: pa.Table, name: str) -> np.ndarray:
+    """A column of counting numbers as [N] int32."""
+    values = _cast(table[name].combine_chunks(), pa.int32(), name)
+    if values.min() < 0:
+        raise BadInput(f"column {name} holds {values.min()}; it counts from 0")
+    return values
+
+
+def _matrix(table: pa.Table, name: str, kind: pa.DataType, *, least: float = 0) -> np.ndarray:
+    """A column of lists of one length as [N, length]."""
+    column = table[name].combine_chunks()
+    if not (pa.types.is_list(column.type) or pa.types.is_large_list(column.type) or _is_fixed(column.type)):
+        raise BadInput(f"column {name} holds {column.type}, not lists")
+    lengths = column.value_lengths() if not _is_fixed(column.type) else pa.array([column.type.list_size])
+    shortest, longest = pc.min_max(lengths).values() if len(lengths) else (0, 0)
+    if column.null_count or shortest != longest or not longest.as_py():
+        raise BadInput(f"column {name} needs lists of one length in every row, not of {shortest} to {longest}")
+    values = _cast(column.flatten(), kind, name).reshape(table.num_rows, -1)
+    if not np.isfinite(values).all() or values.min() < least:
+        raise BadInput(f"column {name} holds numbers that are negative or not finite")
+    return values
+
+
+def _is_fixed(kind: pa.DataType) -> bool:
+    return pa.types.is_fixed_size_list(kind)
+
+
+def _cast(values: pa.Array, kind: pa.DataType, name: str) -> np.ndarray:
+    if values.null_count:
+        raise BadInput(f"column {name} has empty places")
+    try:
+        # Float rounding is wanted (float64 files are common); whole numbers must not lose anything.
+        return values.cast(kind, safe=not pa.types.is_floating(kind)).to_numpy(zero_copy_only=False)
+    except pa.ArrowException as error:
+        raise BadInput(f"column {name}: {first_line(error)}") from error
+
+
+def _check_ids(experts: np.ndarray, num_experts: int | None) -> None:
+    highest = int(experts.max())
+    if num_experts is not None and highest >= num_experts:
+        raise BadInput(
+            f"it selects expert {highest}, but a layer has only {num_experts} experts (0 to {num_experts - 1})"
+        )
+
+
+def _weights(table: pa.Table, experts: np.ndarray) -> np.ndarray:
+    if "weights" not in table.column_names:
+        return np.full(experts.shape, 1 / experts.shape[1], dtype=np.float32)
+    weights = _matrix(table, "weights", pa.float32())
+    if weights.shape != experts.shape:
+        raise BadInput(f"a row has {experts.shape[1]} experts but {weights.shape[1]} weights")
+    return weights
+
+
+def _phase(table: pa.Table) -> np.ndarray:
+    texts = table["phase"].combine_chunks()
+    if pa.types.is_dictionary(texts.type):
+        texts = texts.dictionary_decode()
+    codes = pc.index_in(texts, value_set=pa.array(PHASES).cast(texts.type)) if _is_text(texts.type) else None
+    if codes is None or codes.null_count:
+        raise BadInput(f"column phase must say {' or '.join(PHASES)} in every row")
+    return codes.to_numpy().astype(np.uint8)
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+
+
+def _predicted(table: pa.Table, name: str, num_experts: int | None) -> np.ndarray:
+    """A store keeps no metadata, but it knows how many experts a layer has."""
+    flat, key = _matrix(table, name, pa.float32()), _PREDICTED_LAYERS[name]
+    told = flat.shape[1] // num_experts if num_experts and flat.shape[1] % num_experts == 0 else 0
+    said = (table.schema.metadata or {}).get(key, str(told).encode())
+    num_layers = int(said) if said.isdigit() and len(said) < 10 else 0
+    if num_layers < 1 or flat.shape[1] % num_layers:
+        raise BadInput(f"column {name} needs the file's metadata {key.decode()} to divide its lists")
+    return flat.reshape(len(flat), num_layers, -1)
+
+
+def _told_once(trace: Trace) -> pa.ListArray:
+    """Lists in the first row of every request in a pass, nothing in the others."""
+    numbers, first = np.unique(trace.iteration, return_index=True)
+    order = first.argsort()
+    is_first = np.zeros(len(trace), bool)
+    is_first[first] = True
+    offsets = np.append(0, is_first.cumsum()) * trace.embeddings.shape[1]
+    values = pa.array(trace.embeddings[numbers[order]].ravel())
+    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), values, mask=pa.array(~is_first))
+
+
+def _embeddings(table: pa.Table, trace: Trace) -> dict[str, np.ndarray]:
+    told = np.flatnonzero(table["embedding"].combine_chunks().is_valid())
+    embeddings = _matrix(table.select(["embedding"]).take(told), "embedding", pa.float32(), least=-np.inf)
+    rows, known = trace.iteration_numbers(), trace.iteration_numbers()[told]
+    numbers, at = np.unique(known, return_index=True)
+    iteration = numbers.searchsorted(rows).clip(max=len(numbers) - 1)
+    if len(numbers) < len(known) or (numbers[iteration] != rows).any():
+        raise BadInput("column embedding needs a list in one row of every request in every pass, and in no other")
+    return {"iteration": at[iteration].astype(np.int32), "embeddings": embeddings}
+
+
+def _lists(matrix: np.ndarray) -> pa.FixedSizeListArray:
+    return pa.FixedSizeListArray.from_arrays(pa.array(matrix.reshape(-1)), matrix.shape[1])

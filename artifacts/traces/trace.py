@@ -1,0 +1,172 @@
+"""Routing traces: what the routers said, per pass, layer and token, and the order in which it was computed.
+
+Files and tables of them: `artifacts.traces.parquet`.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+
+PREFILL = 0
+DECODE = 1
+PHASES = ("prefill", "decode")  # by code
+_NO_COLUMNS = ("embeddings", "assumed")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TraceStep:
+    """One MoE layer in one pass, its T tokens in the order in which they were computed.
+
+    `pass_index` counts passes from 0 in the order in which they ran, whatever number the trace gave them.
+    `phase` is PREFILL when any of the tokens is prefilled, else DECODE.
+    """
+
+    pass_index: int
+    phase: int
+    layer: int
+    request: np.ndarray  # [T] int32
+    token: np.ndarray  # [T] int32, position in its request
+    experts: np.ndarray  # [T, K] uint16, strongest first
+    weights: np.ndarray  # [T, K] float32
+    probabilities: np.ndarray | None  # [T, E] float32
+    predicted: np.ndarray | None  # [T, D, E] float32
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trace:
+    """N rows, one per (pass, layer, token); K experts selected of E.
+
+    `predicted[n, d]` is the distribution that the router `d + 1` layers ahead gave for the router input of row n; the
+    layers wrap, so that past the last layer it speaks of the next pass. `learned` is the same of fitted predictors, and
+    need not reach as far. `embeddings[iteration[n]]` is what row n's request gave the model in its pass, the mean over
+    its tokens. `assumed` says, for a reader, what columns were missing from the file and what was put in their place.
+    """
+
+    request: np.ndarray  # [N] int32
+    pass_: np.ndarray  # [N] int32
+    phase: np.ndarray  # [N] uint8, PREFILL or DECODE
+    layer: np.ndarray  # [N] int32
+    token: np.ndarray  # [N] int32
+    experts: np.ndarray  # [N, K] uint16, strongest first
+    weights: np.ndarray  # [N, K] float32
+    probabilities: np.ndarray | None = None  # [N, E] float32
+    predicted: np.ndarray | None = None  # [N, D, E] float32
+    learned: np.ndarray | None = None  # [N, D, E] float32
+    iteration: np.ndarray | None = None  # [N] int32, a row of `embeddings`
+    embeddings: np.ndarray | None = None  # [I, H] float32
+    assumed: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        lengths = {name: len(column) for name, column in self.columns().items()}
+        assert len(set(lengths.values())) == 1, f"columns of one trace differ in length: {lengths}"
+        assert self.experts.shape == self.weights.shape, (self.experts.shape, self.weights.shape)
+
+    def __len__(self) -> int:
+        return len(self.layer)
+
+    @property
+    def num_layers(self) -> int:
+        """Layers up to the highest that occurs."""
+        return int(self.layer.max()) + 1
+
+    @property
+    def top_k(self) -> int:
+        return self.experts.shape[1]
+
+    def columns(self) -> dict[str, np.ndarray]:
+        """The columns that are there, by field name."""
+        named = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in _NO_COLUMNS}
+        return {name: column for name, column in named.items() if column is not None}
+
+    def take(self, rows: np.ndarray) -> "Trace":
+        """The rows with these numbers, in this order."""
+        return replace(self, **{name: column[rows] for name, column in self.columns().items()})
+
+    def pass_indices(self) -> np.ndarray:
+        """[N] int64: which pass computed each row, counted from 0 in order of first appearance.
+
+        Rows that share a pass number were computed together, so a batch is several requests in one pass. Unless passes
+        are numbered anew for each request: then a pass is a (request, pass) pair.
+        """
+        number = self.pass_.astype(np.int64)
+        if _is_numbered_anew(self.pass_, self.request):
+            number = self.iteration_numbers()
+        _, first, inverse = np.unique(number, return_index=True, return_inverse=True)
+        return np.argsort(np.argsort(first))[inverse]
+
+    def iteration_numbers(self) -> np.ndarray:
+        """[N] int64: the same number for the rows of one request in one pass, and for no others."""
+        return _pair(self.request, self.pass_)
+
+    def steps(self) -> Iterator[TraceStep]:
+        """Every step in execution order: passes as `pass_indices` counts them, in a pass layers from the lowest up.
+
+        Tokens of a step keep the order of their rows.
+        """
+        ordered, spans = self.scheduled()
+        for pass_index, phase, layer, rows in spans:
+            yield TraceStep(
+                pass_index=pass_index,
+                phase=phase,
+                layer=layer,
+                request=ordered.request[rows],
+                token=ordered.token[rows],
+                experts=ordered.experts[rows],
+                weights=ordered.weights[rows],
+                probabilities=None if ordered.probabilities is None else ordered.probabilities[rows],
+                predicted=None if ordered.predicted is None else ordered.predicted[rows],
+            )
+
+    def scheduled(self) -> "tuple[Trace, Iterator[tuple[int, int, int, slice]]]":
+        """The rows in execution order, and per step pass index, phase, layer and its rows of those."""
+        passes = self.pass_indices()
+        order = np.lexsort((self.layer, passes))
+        is_ordered = bool((order[1:] > order[:-1]).all())
+        ordered, passes = (self, passes) if is_ordered else (self.take(order), passes[order])
+        is_new = (np.diff(passes) != 0) | (np.diff(ordered.layer) != 0)
+        starts = np.append(0, np.flatnonzero(is_new) + 1)
+        spans = zip(
+            passes[starts].tolist(),
+            np.minimum.reduceat(ordered.phase, starts).tolist(),
+            ordered.layer[starts].tolist(),
+            map(slice, starts.tolist(), [*starts[1:].tolist(), len(self)]),
+            strict=True,
+        )
+        return ordered, spans
+
+
+def concatenate(parts: Sequence[Trace]) -> Trace:
+    """One trace of all rows of `parts`, which have the same columns, in order."""
+    assert parts, "nothing to concatenate"
+    columns = [part.columns() for part in parts]
+    joined = {name: np.concatenate([part[name] for part in columns]) for name in columns[0]}
+    if "iteration" in joined:
+        counts = [len(part.embeddings) for part in parts]
+        joined["iteration"] += np.repeat(np.cumsum([0, *counts[:-1]]), list(map(len, parts))).astype(np.int32)
+        joined["embeddings"] = np.concatenate([part.embeddings for part in parts])
+    return replace(parts[0], **joined)
+
+
+def guessed_phase(trace: Trace) -> np.ndarray:
+    """[N] uint8: PREFILL for every pass in which some request has several tokens, else DECODE."""
+    passes = trace.pass_indices()
+    order = np.lexsort((trace.request, trace.layer, passes))
+    same = [np.diff(column[order]) == 0 for column in (trace.request, trace.layer, passes)]
+    is_repeated = np.logical_and.reduce(same)
+    is_prefill = np.zeros(int(passes.max()) + 1, dtype=bool)
+    is_prefill[passes[order][1:][is_repeated]] = True
+    return np.where(is_prefill[passes], PREFILL, DECODE).astype(np.uint8)
+
+
+def _is_numbered_anew(pass_: np.ndarray, request: np.ndarray) -> bool:
+    """Whether some pass number comes back, in a later block of rows, for a request not in its first block."""
+    block = np.cumsum(np.diff(pass_, prepend=pass_[:1]) != 0)
+    _, first, inverse = np.unique(pass_, return_index=True, return_inverse=True)
+    is_first_block = block == block[first][inverse]
+    pairs = _pair(pass_, request)
+    return len(np.unique(pairs)) > len(np.unique(pairs[is_first_block]))
+
+
+def _pair(high: np.ndarray, low: np.ndarray) -> np.ndarray:
+    return (high.astype(np.int64) << 32) | low.astype(np.int64)

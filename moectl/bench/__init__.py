@@ -1,0 +1,1 @@
+"""The bench of many settings, live and simulated, which resumes."""

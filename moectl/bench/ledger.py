@@ -1,0 +1,216 @@
+"""What a bench leaves in the store, setting by setting, and takes up again: rows, and by what they are the same."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
+from pathlib import Path
+
+import pyarrow as pa
+
+from artifacts.store.runs import ModelInfo, RunInfo, StoredRun, versions
+from artifacts.store.store import Store, add_run
+from profilers.compare.bench import Measured, Setting
+from profilers.compare.tasks import Score
+from runtime.control.counters import AT_BITS, hit_rate
+from runtime.replay.workload import Outcome
+
+COMMAND, BY_LAYER = "bench", "bench_layers"
+LIVE, SIMULATED, PEER = "live", "simulated", "peer"
+_COUNTS = ("late", "misses", "collisions", "demand_bytes", "prefetch_bytes", "wasted_bytes")
+_LAYER_COUNTS = ("requests", "hits", "late", "misses", "collisions", "evictions")
+_ARTEFACTS = ("profile", "build-buddies", "quantize", "build-maps", "learn", "build-predictor", "split")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One setting; columns as in the store's `bench` (DESIGN 9), None for what was not measured. Quartiles are those
+    of times, `tasks` its scores, `run` the store's, `best` what it is the best at, `why` the reason where it could not
+    run."""
+
+    preset: str
+    budget: str
+    link: str
+    mode: str
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+    tokens_per_s: float | None = None
+    hit_rate: float | None = None
+    late: int | None = None
+    misses: int | None = None
+    collisions: int | None = None
+    demand_bytes: int | None = None
+    prefetch_bytes: int | None = None
+    wasted_bytes: int | None = None
+    exposed_ms: float | None = None
+    peak_fast_bytes: int | None = None
+    perplexity_ratio: float | None = None
+    kl: float | None = None
+    top1_agreement: float | None = None
+    ttft_quartiles: tuple[float, float] | None = None
+    tpot_quartiles: tuple[float, float] | None = None
+    tasks: tuple[Score, ...] = ()
+    run: int | None = None
+    best: str = ""
+    why: str = ""
+
+    @property
+    def setting(self) -> Setting:
+        return Setting(self.preset, self.budget, self.link)
+
+
+_BESIDE = ("ttft_quartiles", "tpot_quartiles", "tasks", "run", "best", "why")  # not columns of the table
+
+
+def measured_row(setting: Setting, measured: Measured) -> Row:
+    """Of a live setting; of a peer, which counts nothing, times and quality."""
+    ttft, tpot, counters = measured.ttft_ms, measured.tpot_ms, measured.counters
+    return Row(
+        **asdict(setting),
+        mode=LIVE if counters else PEER,
+        ttft_ms=ttft.median,
+        tpot_ms=tpot.median,
+        tokens_per_s=1e3 / tpot.median,
+        hit_rate=hit_rate(counters) if counters else None,
+        **{name: counters.get(name) for name in _COUNTS},
+        exposed_ms=measured.exposed_ms if counters else None,
+        peak_fast_bytes=measured.fast_nbytes,
+        perplexity_ratio=measured.perplexity_ratio,
+        kl=measured.kl,
+        top1_agreement=measured.top1_agreement,
+        ttft_quartiles=(ttft.lower, ttft.upper),
+        tpot_quartiles=(tpot.lower, tpot.upper),
+    )
+
+
+def simulated_row(setting: Setting, outcome: Outcome) -> Row:
+    """Of a replay, which says nothing of quality and is the same each time."""
+    times = ("ttft_ms", "tpot_ms", "tokens_per_s", "exposed_ms")
+    return Row(
+        **asdict(setting),
+        mode=SIMULATED,
+        hit_rate=hit_rate(outcome.counters),
+        **{name: outcome.times[name] for name in times},
+        **{name: outcome.counters[name] for name in _COUNTS},
+        peak_fast_bytes=outcome.fast_nbytes,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One bench: the text or trace, and in `conditions` (JSON values) all else that decides its numbers."""
+
+    data: str
+    data_digest: str
+    tokens: int
+    seed: int
+    conditions: Mapping[str, object]
+
+    @property
+    def digest(self) -> str:
+        told = asdict(self) | {"versions": versions()}
+        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
+
+
+class Ledger:
+    """The rows of one bench in a store: read at the beginning, written one by one."""
+
+    def __init__(self, path: Path, job: Job, *, model: ModelInfo | None = None, model_id: str | None = None) -> None:
+        """`model` is entered into the store unless it is there; of one that is, or of none, `model_id` will do."""
+        self.path, self._job, self._model = path, job, model
+        self._model_id = model.model_id if model else model_id
+
+    def finished(self) -> dict[Setting, Row]:
+        """What earlier runs of the same bench left; the newest of each setting."""
+        if not self.path.exists():
+            return {}
+        with Store.open(self.path, read_only=True) as store:
+            runs = [run for run in store.runs() if self._is_ours(run)]
+            rows = [_row(store, run) for run in runs]
+        return {row.setting: row for row in rows}
+
+    def write(
+        self,
+        row: Row,
+        *,
+        by_layer: Sequence[Mapping[str, int]],
+        started_at: datetime,
+        seconds: float,
+        beside: Mapping[str, object],
+    ) -> Row:
+        """The row with its run; `by_layer` its counters, `beside` what else is worth keeping, JSON values."""
+        info = RunInfo(
+            command=COMMAND,
+            model_id=self._model_id,
+            started_at=started_at,
+            seconds=seconds,
+            data=self._job.data,
+            data_digest=self._job.data_digest,
+            tokens=self._job.tokens,
+            seed=self._job.seed,
+            parameters={
+                "job": self._job.digest,
+                "spread": {"ttft_ms": row.ttft_quartiles, "tpot_ms": row.tpot_quartiles},
+                "tasks": [asdict(score) for score in row.tasks],
+                **beside,
+                **self._job.conditions,
+            },
+        )
+        tables = {COMMAND: bench_table([row])} | ({BY_LAYER: layers_table(by_layer)} if by_layer else {})
+        return replace(row, run=add_run(self.path, info, tables, model=self._model))
+
+    def _is_ours(self, run: StoredRun) -> bool:
+        return run.info.command == COMMAND and run.info.parameters.get("job") == self._job.digest
+
+
+def bench_table(rows: Sequence[Row]) -> pa.Table:
+    """Rows of the store's `bench`."""
+    return pa.Table.from_pylist([{name: getattr(row, name) for name in _SCHEMA.names} for row in rows], schema=_SCHEMA)
+
+
+def layers_table(by_layer: Sequence[Mapping[str, int]]) -> pa.Table:
+    """Rows of the store's `bench_layers`: `few_bits` experts computed below full precision, `replaced` ranks that a
+    stand-in served or nobody; both 0 where the output is that of the full model."""
+    rows = [
+        {
+            "layer": layer,
+            **{name: counters[name] for name in _LAYER_COUNTS},
+            "few_bits": sum(counters[name] for name in AT_BITS.values()),
+            "replaced": counters["replaced_ranks"] + counters["dropped_ranks"],
+        }
+        for layer, counters in enumerate(by_layer)
+    ]
+    return pa.Table.from_pylist(rows, schema=pa.schema([(name, pa.int64()) for name in rows[0]]))
+
+
+def artefact_runs(path: Path, model_id: str) -> dict[str, int]:
+    """The newest run of each kind of artefact that policies use: others may give other numbers."""
+    if not path.exists():
+        return {}
+    with Store.open(path, read_only=True) as store:
+        runs = {name: store.latest_run(name, model_id) for name in _ARTEFACTS}
+    return {name: run.run_id for name, run in runs.items() if run}
+
+
+def _row(store: Store, run: StoredRun) -> Row:
+    [columns] = store.read(COMMAND, run.run_id).to_pylist()
+    spread = {name: values and tuple(values) for name, values in run.info.parameters["spread"].items()}
+    return Row(
+        **columns,
+        ttft_quartiles=spread["ttft_ms"],
+        tpot_quartiles=spread["tpot_ms"],
+        tasks=tuple(Score(**score) for score in run.info.parameters["tasks"]),
+        run=run.run_id,
+    )
+
+
+_TEXTS = ("preset", "budget", "link", "mode")
+_WHOLE = (*_COUNTS, "peak_fast_bytes")
+_SCHEMA = pa.schema(
+    [
+        (name, pa.string() if name in _TEXTS else pa.int64() if name in _WHOLE else pa.float64())
+        for name in Row.__dataclass_fields__
+        if name not in _BESIDE
+    ]
+)

@@ -1,0 +1,207 @@
+"""A live bench: rounds of samples on real text, each kept at once, each setting written when its last round is done."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import torch
+
+from artifacts.errors import BadInput, Problem
+from artifacts.hardware.machines import MACHINES
+from artifacts.quantisation.replicas import FULL_BITS
+from artifacts.store.runs import utc_now
+from artifacts.store.store import Store
+from moectl.bench.ledger import LIVE, PEER, Job, Ledger, Row, artefact_runs, measured_row
+from moectl.bench.request import Request
+from moectl.bench.table import Benched
+from moectl.commands.profile import check_store, model_info
+from moectl.shared.opening import open_quietly
+from moectl.shared.progress import progress_bar
+from profilers.compare.bench import Bench, Paces, Sample, Setting, Text, schedule, summary, text_of
+from profilers.compare.peers import PEERS, PeerBench
+from profilers.compare.quality import Quality
+from profilers.compare.samples import KeptSamples
+from profilers.compare.tasks import Score, Tasks, load_tasks
+from profilers.hardware.this_machine import Here
+from profilers.text.corpus import data_digest, documents
+from runtime.engine.output_cpu import FUSED
+from runtime.model.locate import locate
+from runtime.model.open import MoeModel
+from runtime.policies.base import Artefacts
+from runtime.session.artefacts import load_artefacts
+from runtime.session.on_base import on_base
+from runtime.tiers.open import resolve_link
+
+PEERS_AS_THEY_ARE = (
+    "peers: other programs in processes of their own, on this machine as it is, whatever link is emulated for presets"
+)
+NO_ORACLE = "no oracle: nobody knows the future of a live run; --simulate has one"
+
+
+def live(name: str, request: Request, *, store: Path, device: str, threads: int) -> Benched:
+    """Measure every setting, or take it up where the same bench was stopped."""
+    torch.set_num_threads(threads)
+    check_store(store)
+    documents(request.data)  # what leads nowhere is told before a model is opened
+    checkpoint = open_quietly(name, device=device)
+    opened, artefacts = on_base(checkpoint, _artefacts(store, checkpoint), request.base)
+    for link in set(request.link_names) - MACHINES.keys():
+        resolve_link(opened, link=link, near=None, scaled_to=None)
+    info = model_info(name, opened)
+    request = request.of_model(store, info.model_id)
+    text, settings = read_text(opened, request), request.settings()
+    here = Here.look(opened.model.device)
+    tasks = load_tasks(request.task_names) if request.task_names else None
+    job = _job(request, text, settings, tasks, here=here, artefacts=artefact_runs(store, info.model_id), opened=opened)
+    ledger, kept = Ledger(store, job, model=info), KeptSamples(store, job.digest)
+    if request.again:
+        kept.remove()
+    samples, known = kept.load()
+    paces = Paces(opened, known, experts=request.experts)
+    bench = Bench(opened, artefacts, text, paces, request.stored, devices=request.devices)
+    peers = PeerBench(opened, locate(name), text, threads=threads)
+    finished = {} if request.again else ledger.finished()
+    under_way = _UnderWay(bench, peers, ledger, kept, samples, finished, {}, tasks)
+    taken_up = len(under_way.rows)
+    _measure(under_way, settings, request, num_decoded=text.num_decoded)
+    kept.remove()
+    rows = [under_way.rows.get(setting) or _refused(setting, under_way.refused[setting]) for setting in settings]
+    notes = [NO_ORACLE] + [PEERS_AS_THEY_ARE] * bool(request.peer_names)
+    if request.base != FULL_BITS:
+        notes.append(loss_of_base(bench.loss_of_base(checkpoint), request.base))
+    return Benched(rows, opened.shape, _conditions(request, text, here, taken_up), tuple(notes), job.digest)
+
+
+def loss_of_base(quality: Quality, base: int) -> str:
+    """One line: what other losses come on top of."""
+    return (
+        f"the base: every expert is a replica of {base} bits, budgets are of these bytes and quality is against it; it "
+        f"loses {100 * (quality.perplexity_ratio - 1):.2f} % of perplexity to the checkpoint itself (KL "
+        f"{quality.kl:.4f}, top-1 {quality.top1_agreement:.4f})"
+    )
+
+
+def read_text(opened: MoeModel, request: Request) -> Text:
+    if opened.tokenizer is None:
+        raise BadInput("the checkpoint has no tokenizer: put tokenizer.json beside it")
+    texts = documents(request.data, seed=request.seed)
+    return text_of(texts, opened.tokenizer, length=request.length, num_tokens=request.tokens)
+
+
+@dataclass(slots=True)
+class _UnderWay:
+    """What is known so far: samples by round and setting, rows of finished settings, why others cannot run."""
+
+    bench: Bench
+    peers: PeerBench
+    ledger: Ledger
+    kept: KeptSamples
+    samples: dict[tuple[int, Setting], Sample]
+    rows: dict[Setting, Row]
+    refused: dict[Setting, str]
+    tasks: Tasks | None
+
+    def sample(self, turn: int, setting: Setting, progress: Callable[[int], None]) -> None:
+        """Measure once and keep it; what cannot run is told instead."""
+        try:
+            is_peer = setting.preset in PEERS
+            sample = self.peers.measure(setting, self.bench.full) if is_peer else self.bench.measure(setting, progress)
+        except Problem as problem:
+            self.refused[setting] = str(problem)
+            return
+        self.samples[turn, setting] = sample
+        self.kept.add(turn, setting, sample, pace=self.bench.paces.of(setting.link))
+
+    def finish(self, setting: Setting, rounds: int) -> None:
+        """Write a setting once it has all its rounds."""
+        own = [self.samples[turn, setting] for turn in range(rounds) if (turn, setting) in self.samples]
+        if len(own) == rounds:
+            load, found = Here.look(torch.device("cpu")).load, summary(own)
+            self.rows[setting] = self.ledger.write(
+                replace(measured_row(setting, found), tasks=self._scores(setting)),
+                by_layer=found.by_layer,
+                started_at=utc_now(),
+                seconds=sum(sample.seconds for sample in own),
+                beside={
+                    "pace": self.bench.paces.of(setting.link),
+                    "load": load,
+                    "by_text": {"kl": own[0].kl_by_text, "loss": own[0].loss_by_text},
+                },
+            )
+
+    def _scores(self, setting: Setting) -> tuple[Score, ...]:
+        """Of presets: peers are other programs."""
+        return () if self.tasks is None or setting.preset in PEERS else self.bench.scores(setting, self.tasks)
+
+
+def _measure(under_way: _UnderWay, settings: Sequence[Setting], request: Request, *, num_decoded: int) -> None:
+    order = [
+        one for one in schedule(settings, rounds=request.rounds, seed=request.seed) if one[1] not in under_way.rows
+    ]
+    if order:
+        under_way.bench.read_full()
+    with progress_bar("measuring", unit="tokens") as advance:
+        for number, (turn, setting) in enumerate(order):
+            if setting in under_way.refused:
+                continue
+            if (turn, setting) not in under_way.samples:
+                before, total = number * num_decoded, len(order) * num_decoded
+                under_way.sample(turn, setting, lambda done, before=before, total=total: advance(before + done, total))
+            under_way.finish(setting, request.rounds)
+
+
+def _refused(setting: Setting, why: str) -> Row:
+    return Row(**asdict(setting), mode=PEER if setting.preset in PEERS else LIVE, why=why)
+
+
+def _artefacts(store: Path, opened: MoeModel) -> Artefacts:
+    """What the store knows of this model; nothing where there is no store."""
+    if not store.exists():
+        return Artefacts()
+    with Store.open(store, read_only=True) as held:
+        return load_artefacts(held, opened.fingerprint[:16], opened.shape)
+
+
+def _job(
+    request: Request,
+    text: Text,
+    settings: Sequence[Setting],
+    tasks: Tasks | None,
+    *,
+    here: Here,
+    artefacts: dict[str, int],
+    opened: MoeModel,
+) -> Job:
+    """All settings are part of it: they are measured side by side or not at all."""
+    conditions = {
+        "mode": LIVE,
+        "model": opened.fingerprint,
+        "settings": [[one.preset, one.budget, one.link] for one in settings],
+        "length": request.length,
+        "rounds": request.rounds,
+        "device": str(opened.model.device),
+        "machine": {"processor": here.processor, "cores": here.cores, "gpu": here.gpu},
+        "threads": here.threads,
+        "artefacts": artefacts,
+        "tuned": request.tuned,
+        "experts": request.experts,
+        "base": request.base,
+        "devices": request.devices,
+        "evaluated": tasks and tasks.digest,
+    }
+    num_tokens = sum(map(len, text.sequences))
+    return Job(request.data, data_digest(text.sequences), num_tokens, request.seed, conditions)
+
+
+def _conditions(request: Request, text: Text, here: Here, taken_up: int) -> str:
+    cores = f"{here.cores} cores of {here.processor}" + (f", {here.gpu}" if here.gpu else "")
+    load = "" if here.load is None else f" (load {here.load:.1f} at the start)"
+    fused = ", a token's experts fused" if request.experts == FUSED else ""
+    spread = f", experts on {request.devices} devices" * (request.devices > 1)
+    resumed = f"; {taken_up} settings were measured by an earlier run of this command" if taken_up else ""
+    return (
+        f"{len(text.sequences)} texts of {request.data}, {text.prefill} tokens of prompt and "
+        f"{request.length - text.prefill} decoded each, {request.rounds} rounds in random order from seed "
+        f"{request.seed}; medians over texts and rounds (quartiles); {cores}{load}, "
+        f"{here.threads} threads{fused}{spread}{resumed}"
+    )

@@ -1,0 +1,151 @@
+"""What a bench is asked to try: presets, budgets and links as the command line has them, checked before it runs."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from itertools import product
+from pathlib import Path
+
+from artifacts.common.suggestions import unknown
+from artifacts.errors import BadUsage
+from artifacts.hardware.machines import machine
+from artifacts.quantisation.replicas import FULL_BITS, check_base
+from artifacts.shape import Shape
+from profilers.compare.bench import Setting
+from profilers.compare.peers import EVERYTHING, PEERS
+from profilers.compare.tasks import check_tasks
+from profilers.workers.choose import LOCAL, check_executor
+from runtime.control import sizes
+from runtime.engine.output_cpu import EXACT, check_experts
+from runtime.policies import Preset, presets
+from runtime.replay.measured_machine import HERE
+from runtime.session.presets import find_presets
+
+ALL, AUTO, ORACLE = "all", "auto", "oracle"
+FIXED = ("full", "uniform-bits", "on-demand", "near")
+DEFAULT_MACHINE = "a100-pcie4"
+_ANY = Shape(1, 1, 1, 1)
+_LIVE_LINKS = (AUTO, "disk", "direct", "cuda")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Lists are separated by commas. `machine` and `trace` are of a simulation, `scaled_to` of a live bench. Raises
+    BadUsage for what is not understood. `peers`: other programs, a live bench alone has them. `stored`: presets of the
+    store, by name."""
+
+    presets: str = "on-demand,near,shadow"
+    budgets: str = "12.5%,25%,50%"
+    links: str = AUTO
+    scaled_to: str | None = None
+    simulate: bool = False
+    trace: Path | None = None
+    machine: str | None = None
+    data: str = "builtin:held-out"
+    tokens: int = 768
+    length: int = 128
+    rounds: int = 3
+    seed: int = 0
+    again: bool = False
+    peers: str = ""
+    experts: str = EXACT
+    base: int = FULL_BITS
+    tasks: str = ""
+    devices: int = 1
+    jobs: int | None = None
+    executor: str = LOCAL
+    stored: Mapping[str, Preset] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in self.preset_names:
+            if name not in presets() and name not in self.stored:
+                raise BadUsage(f"{unknown('preset', name, presets())}; {ALL} is every one")
+        for budget in names_in(self.budgets, "--budgets"):
+            sizes.budget_nbytes(budget, _ANY)
+        for link in names_in(self.links, "--links"):
+            if link not in (_LIVE_LINKS if not self.simulate else (AUTO,)):
+                sizes.rate(link)
+        for name in self.peer_names:
+            if name not in PEERS:
+                raise BadUsage(f"{unknown('peer', name, PEERS)}; {ALL} is every one")
+        check_experts(self.experts)
+        check_base(self.base)
+        check_executor(self.executor)
+        self._check_mode()
+        if self.task_names:
+            check_tasks(self.task_names)
+
+    def _check_mode(self) -> None:
+        if not self.simulate and (self.jobs or self.executor != LOCAL):
+            raise BadUsage("a live bench measures one setting after another: --jobs and --executor are of --simulate")
+        if self.simulate and self.peers:
+            raise BadUsage("--peers are measured live: leave out --simulate")
+        if self.peers and self.base != FULL_BITS:
+            raise BadUsage("--peers run the checkpoint as it is: leave out --base")
+        if self.simulate and self.tasks:
+            raise BadUsage("--tasks are evaluated live: leave out --simulate")
+        if self.simulate and self.experts != EXACT:
+            raise BadUsage("--experts is of a live bench: leave out --simulate")
+        if self.simulate and self.scaled_to:
+            raise BadUsage("--scaled-to is of a live bench: with --simulate give --machine")
+        if not self.simulate and (self.trace or self.machine):
+            raise BadUsage("--trace and --machine are of a simulated bench: give --simulate, or live --scaled-to")
+        if self.scaled_to and self.links != AUTO:
+            raise BadUsage("--scaled-to sets the link itself: leave out --links")
+        for name in (self.scaled_to, self.machine):
+            if name not in (None, HERE if self.simulate else None):
+                machine(name)
+
+    @property
+    def workers(self) -> int | None:
+        """Settings that are replayed at a time: one, unless more are asked for."""
+        return self.jobs or (1 if self.executor == LOCAL else None)
+
+    @property
+    def preset_names(self) -> list[str]:
+        """The fixed rows first, then what is asked for."""
+        asked = list(presets()) if self.presets.strip() == ALL else names_in(self.presets, "--presets")
+        return list(dict.fromkeys((*FIXED, *asked)))
+
+    def of_model(self, store: Path, model_id: str) -> "Request":
+        """With those that the store has of this model. Raises Incompatible for one that was tuned for another."""
+        return replace(self, stored=find_presets(self.stored, store, model_id=model_id))
+
+    @property
+    def tuned(self) -> dict[str, dict[str, object]]:
+        """What stored presets stand for: with others under the same name it is another bench."""
+        return {name: asdict(one) for name, one in self.stored.items()}
+
+    @property
+    def peer_names(self) -> list[str]:
+        if self.peers.strip() == ALL:
+            return list(PEERS)
+        return names_in(self.peers, "--peers") if self.peers else []
+
+    @property
+    def task_names(self) -> list[str]:
+        return names_in(self.tasks, "--tasks") if self.tasks else []
+
+    @property
+    def link_names(self) -> list[str]:
+        return [self.scaled_to] if self.scaled_to else names_in(self.links, "--links")
+
+    def settings(self) -> list[Setting]:
+        """Every preset at every budget over every link; one that fixes its budget once a link; the oracle where the
+        future is known. Peers over links of their own, at every budget where they offload."""
+        names = [*self.preset_names, ORACLE] if self.simulate else self.preset_names
+        tried = product(self.link_names, names_in(self.budgets, "--budgets"), names)
+        ours = [Setting(name, _budget(name, budget), link) for link, budget, name in tried]
+        peers = product((PEERS[name] for name in self.peer_names), names_in(self.budgets, "--budgets"))
+        theirs = [Setting(one.name, budget if one.offload else EVERYTHING, one.link) for one, budget in peers]
+        return list(dict.fromkeys(ours + theirs))
+
+
+def _budget(name: str, budget: str) -> str:
+    return (presets()[name].budget if name in presets() else None) or budget
+
+
+def names_in(text: str, option: str) -> list[str]:
+    names = [name.strip() for name in text.split(",")]
+    if not all(names):
+        raise BadUsage(f"{option} {text!r} has an empty name in it: separate names by one comma")
+    return list(dict.fromkeys(names))

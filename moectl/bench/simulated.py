@@ -1,0 +1,239 @@
+"""A simulated bench: the same settings, and the oracle, on a trace and virtual time."""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from time import perf_counter
+
+import torch
+
+from artifacts.errors import BadUsage, Partly, Problem
+from artifacts.hardware.machines import Machine
+from artifacts.modelshapes.known import MODELS
+from artifacts.store.runs import RunInfo, utc_now
+from artifacts.store.store import Store, add_run
+from artifacts.traces.parquet import to_table
+from artifacts.traces.trace import Trace
+from moectl.bench.ledger import SIMULATED, Job, Ledger, Row, artefact_runs, simulated_row
+from moectl.bench.live import read_text
+from moectl.bench.request import AUTO, DEFAULT_MACHINE, ORACLE, Request
+from moectl.bench.table import Benched
+from moectl.commands.profile import check_store, foresight, model_info
+from moectl.commands.simulate import of_base, placed
+from moectl.shared.opening import open_quietly
+from moectl.shared.progress import progress_bar
+from moectl.shared.trace_source import Opened, Source, open_source
+from profilers.compare.bench import Setting, Text
+from profilers.compare.quality import read
+from profilers.text.corpus import data_digest
+from profilers.workers.choose import executing
+from profilers.workers.workers import ATTEMPTS, Executor, Lost, Workers
+from runtime.control import sizes
+from runtime.control.cache import Scope
+from runtime.model.open import MoeModel
+from runtime.policies import Preset
+from runtime.replay.virtual_time import Costs
+from runtime.replay.workload import Outcome, Workload, oracles
+from runtime.replay.workload import Setting as Tried
+from runtime.session.session import Session, Settings
+
+NOT_MEASURED = "quality: not of a simulation; a live bench measures it"
+_DISTANCE = 3  # layers ahead of which a recorded trace tells
+BOUND = "oracle: Belady with prefetching of what is really wanted, in the scope where that is faster"
+
+
+def simulated(name: str, request: Request, *, store: Path, device: str, threads: int) -> Benched:
+    """Replay every setting, or take it up where the same bench was stopped."""
+    torch.set_num_threads(threads)
+    check_store(store)
+    opened = open_source(_source(name, request, store=store, device=device))
+    if opened.model_id:
+        request = request.of_model(store, opened.model_id)
+    opened, found, costs = placed(opened, request.machine or DEFAULT_MACHINE, store, base=request.base)
+    workloads = {link: _workload(opened, found, costs, link=link) for link in request.link_names}
+    artefacts = artefact_runs(store, opened.model_id) if opened.model_id else {}
+    job = _job(opened, found, costs, request, artefacts)
+    ledger = Ledger(store, job, model_id=opened.model_id)
+    settings = request.settings()
+    rows = {} if request.again else ledger.finished()
+    taken_up = len(rows.keys() & set(settings))
+    missing = [setting for setting in settings if setting not in rows]
+    known = [note for workload in workloads.values() for note in workload.assumed]
+    assumed: dict[Setting, list[str]] = {}
+    with executing(request.executor, request.workers) as executor, progress_bar("simulating", unit="settings") as bar:
+        bar(len(rows), len(settings))
+
+        def heard(done: Replayed) -> None:
+            rows[done.setting], assumed[done.setting] = _row(done, ledger), done.assumed
+            bar(len(rows), len(settings))
+
+        work = Replays(workloads, request.stored, devices=request.devices)
+        lost = _replay(work, missing, executor, heard)
+    if lost:
+        raise Partly(_what_is_lost(lost, len(settings)))
+    told = dict.fromkeys([*known, *(note for setting in missing for note in assumed[setting])])
+    notes = (BOUND, NOT_MEASURED, *(f"assumed: {note}" for note in told))
+    conditions = _conditions(opened, found, request, taken_up)
+    return Benched([rows[setting] for setting in settings], opened.model.shape, conditions, notes, job.digest)
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What became of a setting: an outcome, or `why` there is none."""
+
+    setting: Setting
+    outcome: Outcome | None
+    why: str
+    assumed: list[str]
+    started_at: datetime
+    seconds: float
+
+
+class Replays:
+    """The work of a worker: one setting after another, on workloads by link."""
+
+    def __init__(self, workloads: Mapping[str, Workload], stored: Mapping[str, Preset], *, devices: int) -> None:
+        self._workloads, self._stored, self._devices = workloads, stored, devices
+        self._of_trace = {link: list(workload.assumed) for link, workload in workloads.items()}
+
+    def __call__(self, setting: Setting) -> Replayed:
+        workload, started_at, begin_s = self._workloads[setting.link], utc_now(), perf_counter()
+        workload.assumed = list(self._of_trace[setting.link])  # or it would tell of settings that came before
+        outcome, why = None, ""
+        try:
+            outcome = _outcome(workload, setting, self._stored, devices=self._devices)
+        except Problem as problem:
+            why = str(problem)
+        return Replayed(setting, outcome, why, workload.assumed, started_at, perf_counter() - begin_s)
+
+
+def _replay(work: Replays, settings: list[Setting], executor: Executor, heard: Callable[[Replayed], None]) -> Lost:
+    """Every setting; what could not be done, by setting."""
+    with Workers(work, executor, heard) as workers:
+        for setting in settings:
+            workers.submit(setting, setting)
+        return workers.persist(lambda setting: workers.submit(setting, setting))
+
+
+def _what_is_lost(lost: Lost, total: int) -> str:
+    listed = ", ".join(" ".join((setting.preset, setting.budget, setting.link)) for setting in lost)
+    reason = str(next(iter(lost.values()))).strip().splitlines()[-1]
+    return (
+        f"{len(lost)} of {total} settings were tried {ATTEMPTS} times and could not be replayed: {listed}; all others "
+        f"are kept, and the same command tries these again. Of the first: {reason}"
+    )
+
+
+def _row(done: Replayed, ledger: Ledger) -> Row:
+    if done.outcome is None:
+        return Row(**asdict(done.setting), mode=SIMULATED, why=done.why)
+    row, by_layer = simulated_row(done.setting, done.outcome), done.outcome.by_layer
+    return ledger.write(row, by_layer=by_layer, started_at=done.started_at, seconds=done.seconds, beside={})
+
+
+def _outcome(workload: Workload, setting: Setting, stored: Mapping[str, Preset], *, devices: int) -> Outcome:
+    """Of the oracles in both scopes the faster one."""
+    room = {"budget": setting.budget, "devices": devices}
+    if setting.preset != ORACLE:
+        preset = stored.get(setting.preset, setting.preset)
+        return workload.run(Tried(setting.preset, preset, **room))
+    bounds = [oracles(Tried(ORACLE, scope=str(scope), **room))[1] for scope in Scope]
+    return min(map(workload.run, bounds), key=lambda outcome: outcome.times["tpot_ms"] or 0.0)
+
+
+def _workload(opened: Opened, found: Machine, costs: Costs | None, *, link: str) -> Workload:
+    """On the machine with its own link, or with one of another rate."""
+    if link != AUTO:
+        bandwidth, latency_s = sizes.rate(link)
+        found = replace(found, link_gbps=bandwidth / 1e9, link_latency_s=latency_s)
+        costs = costs and replace(
+            costs,
+            load_s=opened.model.shape.expert_nbytes / bandwidth,
+            load_latency_s=costs.load_latency_s + latency_s,
+        )
+    return Workload(opened.trace, opened.model, found, artefacts=opened.artefacts, costs=costs)
+
+
+def _source(name: str, request: Request, *, store: Path, device: str) -> Source:
+    """The file that was named, the newest trace of this model in the store, or one recorded now."""
+    if request.trace is not None:
+        return Source(request.trace, model=name, store=store)
+    if name in MODELS and not Path(name).exists():
+        raise BadUsage(f"{name} is a shape without weights, and a trace of it cannot be recorded: give --trace FILE")
+    opened = open_quietly(name, device=device)
+    run = _stored_trace(store, opened)
+    if run is None:
+        run = record_trace(name, opened, read_text(opened, request), store, data=request.data, seed=request.seed)
+    return Source(run=run, store=store)
+
+
+def _stored_trace(path: Path, opened: MoeModel) -> int | None:
+    if not path.exists():
+        return None
+    with Store.open(path, read_only=True) as store:
+        runs = [run for run in store.runs() if "traces" in run.contents]
+    model_id = opened.fingerprint[:16]
+    return next((run.run_id for run in reversed(runs) if run.info.model_id == model_id), None)
+
+
+def record_trace(name: str, opened: MoeModel, text: Text, path: Path, *, data: str, seed: int) -> int:
+    """What the routers say of a text, with predictions, into the store: the run that holds it."""
+    started_at, begin_s = utc_now(), perf_counter()
+    info = model_info(name, opened)
+    trace = _traced(opened, text, path)
+    run = RunInfo(
+        command="trace",
+        model_id=info.model_id,
+        started_at=started_at,
+        seconds=perf_counter() - begin_s,
+        data=data,
+        data_digest=data_digest(text.sequences),
+        tokens=sum(map(len, text.sequences)),
+        seed=seed,
+        parameters={"length": len(text.sequences[0]), "prefill": text.prefill},
+    )
+    return add_run(path, run, {"traces": to_table(trace)}, model=info)
+
+
+def _traced(opened: MoeModel, text: Text, store: Path) -> Trace:
+    with Session(opened, Settings()) as session, progress_bar("recording", unit="tokens") as advance:
+        recorder = session.record()
+        ahead = foresight(opened, min(_DISTANCE, opened.shape.num_layers), store=store)
+        session.watcher.see_predictions(ahead.distance, ahead.predictor)
+        read(session, text.sequences, prefill=text.prefill, progress=lambda done: advance(done, text.num_decoded))
+        return recorder.trace()
+
+
+def _job(opened: Opened, found: Machine, costs: Costs | None, request: Request, artefacts: dict[str, int]) -> Job:
+    conditions = {
+        "mode": SIMULATED,
+        "model": {name: value for name, value in asdict(opened.model).items() if name != "assumed"},
+        "machine": {name: str(value) for name, value in asdict(found).items()},
+        "costs": asdict(costs) if costs else None,
+        "artefacts": artefacts,
+        "tuned": request.tuned,
+        "base": request.base,
+        "devices": request.devices,
+    }
+    num_tokens = len(opened.trace) // opened.trace.num_layers
+    return Job(opened.name, _digest(opened.trace), num_tokens, request.seed, conditions)
+
+
+def _digest(trace: Trace) -> str:
+    digest = hashlib.sha256()
+    for name, column in trace.columns().items():
+        digest.update(name.encode())
+        digest.update(column.tobytes())
+    return digest.hexdigest()
+
+
+def _conditions(opened: Opened, found: Machine, request: Request, taken_up: int) -> str:
+    spread = f", experts on {request.devices} devices" * (request.devices > 1)
+    resumed = f"; {taken_up} settings were replayed by an earlier run" if taken_up else ""
+    num_tokens = len(opened.trace) // opened.trace.num_layers
+    return (
+        f"{opened.name}: {num_tokens:,} tokens of {opened.model.name}{of_base(request.base)} on {found.name}, on "
+        f"virtual time, each setting from an empty cache{spread}{resumed}"
+    )

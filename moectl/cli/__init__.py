@@ -1,0 +1,18 @@
+"""The command line, whole."""
+
+import io
+import sys
+from collections.abc import Sequence
+
+from moectl.cli import building, comparing, running, serving, showing
+from moectl.cli.app import app
+from moectl.shared.exit_codes import exit_code_of
+
+__all__ = ["app", "building", "comparing", "main", "running", "serving", "showing"]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command (by default that of the command line) and return its exit code."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal of another encoding than UTF-8 is no reason to fail
+    return exit_code_of(lambda: app(args=arguments, prog_name="moectl"))

@@ -1,0 +1,158 @@
+"""What an export holds: buddies, splits, a placement and a profile out of a store, for other programs to read."""
+
+import csv
+import io
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from artifacts.common.suggestions import unknown
+from artifacts.errors import BadUsage, Incompatible
+from artifacts.store.rows import activation_matrices, buddy_matrices, entropy_percentiles, split_columns
+from artifacts.store.runs import ModelInfo, StoredRun
+from artifacts.store.store import Store
+from runtime.control import sizes
+
+_TENSORS = "ffn_(up|down|gate|gate_up)_(ch|)exps"  # llama.cpp's own names, one tensor for all experts of a layer
+
+
+@dataclass(frozen=True, slots=True)
+class Exportable:
+    """A run of an open store that wrote what is asked for, the model that it is of, and the budget of a placement."""
+
+    store: Store
+    run: StoredRun
+    model: ModelInfo
+    budget: str
+
+    @property
+    def size(self) -> tuple[int, int]:
+        return self.model.shape.num_layers, self.model.shape.num_experts
+
+    def counts(self) -> np.ndarray:
+        """Tokens that selected each expert [L, E], over all phases."""
+        by_phase = activation_matrices(self.store.read("activations", self.run.run_id), *self.size)
+        return sum(count for count, _ in by_phase.values())
+
+
+def find(store: Store, what: str, *, run_id: int | None, model: ModelInfo | None, budget: str) -> Exportable:
+    """The run asked for, or the newest that fits; of `model` if one is named. Raises BadUsage and Incompatible."""
+    if what not in FORMS:
+        raise BadUsage(unknown("export", what, FORMS))
+    table, command = _SOURCES[what]
+    candidates = store.runs() if run_id is None else [store.run(run_id)]
+    found = [run for run in candidates if table in run.contents and run.info.model_id]
+    if model is not None:
+        found = [run for run in found if run.info.model_id == model.model_id]
+    if not found:
+        of = f" of {model.name}" if model else ""
+        where = store.path if run_id is None else f"run {run_id} of {store.path}"
+        raise Incompatible(f"{where} holds no {table}{of}: run {command} first")
+    known = {one.model_id: one for one in store.models()}
+    return Exportable(store, found[-1], known[found[-1].info.model_id], budget)
+
+
+def buddies(source: Exportable) -> dict[str, object]:
+    """Lists by layer and pivot, strongest first, with their q."""
+    table, q = buddy_matrices(source.store.read("buddies", source.run.run_id), *source.size)
+    lists = [[row[row >= 0].tolist() for row in layer] for layer in table]
+    shares = [
+        [share[row >= 0].tolist() for row, share in zip(*layer, strict=True)] for layer in zip(table, q, strict=True)
+    ]
+    return _head(source) | {"parameters": source.run.info.parameters, "buddies": lists, "q": shares}
+
+
+def splits(source: Exportable) -> dict[str, object]:
+    """By layer: budget in experts, cached experts, theta, expected wait."""
+    budgets, exposed_s, theta, cached = split_columns(source.store.read("splits", source.run.run_id))
+    names = ("layer", "budget", "cache_size", "theta", "exposed_s")
+    columns = (range(len(budgets)), budgets.tolist(), cached.tolist(), theta.tolist(), exposed_s.tolist())
+    layers = [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+    return _head(source) | {"parameters": source.run.info.parameters, "layers": layers}
+
+
+def placement(source: Exportable) -> dict[str, object]:
+    """The experts most used that fit the budget, by layer, and the share of requests that they serve."""
+    counts = source.counts()
+    hot = hottest(counts, source)
+    layers = [np.flatnonzero(row).tolist() for row in hot]
+    covers = float(counts[hot].sum() / max(int(counts.sum()), 1))
+    return _head(source) | {"budget": source.budget, "experts": int(hot.sum()), "covers": covers, "layers": layers}
+
+
+def profile(source: Exportable) -> dict[str, object]:
+    """Counts and weights by phase, layer and expert; percentiles of token activating entropy by layer."""
+    by_phase = activation_matrices(source.store.read("activations", source.run.run_id), *source.size)
+    phases = {name: {"count": count.tolist(), "weight": weight.tolist()} for name, (count, weight) in by_phase.items()}
+    told = _head(source) | {"data": source.run.info.data, "tokens": source.run.info.tokens, "phases": phases}
+    if "entropy" in source.run.contents:
+        told["entropy"] = entropy_percentiles(source.store.read("entropy", source.run.run_id)).tolist()
+    return told
+
+
+def routing(source: Exportable) -> str:
+    """The routing profile as CSV: one line a phase, layer and expert."""
+    rows = source.store.read("activations", source.run.run_id)
+    out = io.StringIO()
+    names = ["phase", "layer", "expert", "count", "weight"]
+    writer = csv.DictWriter(out, names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows.select(names).sort_by([(name, "ascending") for name in names[:3]]).to_pylist())
+    return out.getvalue()
+
+
+def override_tensor(source: Exportable, blocks: list[int]) -> str:
+    """The option of llama.cpp that keeps all layers but those of the hottest experts in host memory.
+
+    `blocks` are the numbers of the MoE layers among all layers. llama.cpp holds all experts of a layer in one tensor:
+    whole layers stay or go: as many as the budget holds, those first that have most of the hottest experts.
+    """
+    hot = hottest(source.counts(), source).sum(axis=1)
+    fitting = int(sizes.budget_nbytes(source.budget, source.model.shape) // _layer_nbytes(source))
+    kept = sorted(np.argsort(-hot, kind="stable")[:fitting].tolist())
+    away = [str(block) for layer, block in enumerate(blocks) if layer not in kept]
+    if not away:
+        return "--n-gpu-layers 999\n"
+    return f'--n-gpu-layers 999 --override-tensor "blk\\.({"|".join(away)})\\.{_TENSORS}=CPU"\n'
+
+
+def hottest(counts: np.ndarray, source: Exportable) -> np.ndarray:
+    """[L, E] whether an expert is among the most used that fit the budget; ties to the lower key."""
+    fitting = sizes.num_slots(source.budget, source.model.shape, per_layer=False)
+    order = np.argsort(-counts, axis=None, kind="stable")[:fitting]
+    found = np.zeros(counts.size, bool)
+    found[order] = True
+    return found.reshape(counts.shape)
+
+
+def _layer_nbytes(source: Exportable) -> int:
+    shape = source.model.shape
+    return shape.num_experts * shape.expert_nbytes
+
+
+def _head(source: Exportable) -> dict[str, object]:
+    model, shape = source.model, source.model.shape
+    return {
+        "model": model.name,
+        "fingerprint": model.fingerprint,
+        "num_layers": shape.num_layers,
+        "num_experts": shape.num_experts,
+        "top_k": shape.top_k,
+        "run": source.run.run_id,
+    }
+
+
+OVERRIDE_TENSOR = "override-tensor"
+JSON_FORMS: Mapping[str, Callable[[Exportable], dict[str, object]]] = {
+    "buddies": buddies,
+    "splits": splits,
+    "placement": placement,
+    "profile": profile,
+}
+_SOURCES = {
+    "buddies": ("buddies", "moectl build-buddies"),
+    "splits": ("splits", "moectl split"),
+    **dict.fromkeys(("placement", "profile", "routing", OVERRIDE_TENSOR), ("activations", "moectl profile")),
+}
+FORMS = tuple(_SOURCES)

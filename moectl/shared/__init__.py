@@ -1,0 +1,1 @@
+"""What commands share: opening models and traces, progress, exit codes."""

@@ -1,0 +1,1 @@
+"""Arrays in, tables and heatmaps out."""

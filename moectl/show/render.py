@@ -1,0 +1,168 @@
+"""Results on stdout: tables, JSON, and heatmaps of characters."""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from moectl.show.columns import groups
+
+_SHADES = " ░▒▓█"
+_HALF_BLOCK = "▀"
+# Dark to bright, evenly spaced; between them colours are mixed.
+_SCALE = np.array([(0, 0, 4), (87, 16, 110), (188, 55, 84), (249, 142, 9), (252, 255, 164)], dtype=float)
+_UNLIMITED = 100_000  # columns: what is piped or written to a file is never cut or wrapped
+
+
+class NumBytes(int):
+    """A number of bytes: in binary units in a table, plain in JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sheet:
+    """A table: names of columns, and rows of numbers and texts; None is shown as a dash. A note goes below it."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: Sequence[tuple]
+    note: str = ""
+
+    def records(self) -> list[dict[str, object]]:
+        """The rows as dictionaries, for JSON: `fast GB/s` becomes `fast_gb_s`."""
+        names = [re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_") for name in self.columns]
+        return [dict(zip(names, row, strict=True)) for row in self.rows]
+
+
+@dataclass(frozen=True, slots=True)
+class Heatmap:
+    """A matrix [rows, columns] of numbers that are not negative, to be shown from 0 to its largest."""
+
+    title: str
+    values: np.ndarray
+    row_name: str
+    column_name: str
+
+
+def console() -> Console:
+    """Stdout as it is now; unlimited in width unless a person sits before it."""
+    shown = Console(highlight=False)
+    return shown if shown.is_terminal else Console(highlight=False, width=_UNLIMITED)
+
+
+def show_json(value: object) -> None:
+    """Print exactly one JSON object."""
+    print(json.dumps(value, ensure_ascii=False, default=_plain))
+
+
+def show_sheet(sheet: Sheet) -> None:
+    """Print a table; columns of numbers are aligned to the right. One wider than the terminal goes below itself."""
+    out = console()
+    cells = [[cell_text(value) for value in row] for row in sheet.rows]
+    for number, group in enumerate(groups(sheet.columns, cells, room=out.width)):
+        table = Table(title=None if number else sheet.title or None, title_justify="left", title_style="bold")
+        for index, heading in group:
+            is_text = any(isinstance(row[index], str) for row in sheet.rows)
+            table.add_column(heading, justify="left" if is_text else "right", overflow="fold")
+        for row in cells:
+            table.add_row(*(Text(row[index]) for index, _ in group))
+        out.print(table)
+    if sheet.note:
+        out.print(sheet.note, markup=False)
+
+
+def show_heatmap(heatmap: Heatmap) -> None:
+    """Print a heatmap: two rows a line in colour on a terminal, one row a line in shades of grey elsewhere."""
+    out = console()
+    is_coloured = out.is_terminal and out.color_system is not None
+    room = out.width - _label_width(heatmap) if out.is_terminal else _UNLIMITED
+    values, per_character = _narrowed(heatmap.values.astype(float), max(room, 1))
+    out.print(heatmap.title, style="bold", markup=False)
+    for line in (_coloured if is_coloured else _shaded)(values, _label_width(heatmap)):
+        out.print(line, no_wrap=True)
+    grain = f", {per_character} to a character (their mean)" if per_character > 1 else ""
+    legend = f"rows: {heatmap.row_name}; columns: {heatmap.column_name} 0 to {heatmap.values.shape[1] - 1}{grain}; "
+    out.print(f"{legend}darkest 0, brightest {cell_text(float(values.max(initial=0)))}", markup=False)
+
+
+def human_bytes(nbytes: float) -> str:
+    """Bytes in binary units: 1536 -> `1.5 KiB`."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(nbytes) < 1024:
+            return f"{nbytes:.0f} B" if unit == "B" else f"{nbytes:.1f} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:.1f} TiB"
+
+
+def cell_text(value: object) -> str:
+    """A value as tables show it."""
+    if value is None:
+        return "-"
+    if isinstance(value, NumBytes):
+        return human_bytes(value)
+    if isinstance(value, bool | np.bool_):
+        return "yes" if value else "no"
+    if isinstance(value, int | np.integer):
+        return f"{value:,}"
+    if isinstance(value, float | np.floating):
+        return f"{value:,.1f}" if abs(value) >= 1000 else f"{value:.4g}"
+    return str(value)
+
+
+def _plain(value: object) -> object:
+    """What json cannot write by itself."""
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, np.generic):
+        return value.item()
+    return str(value)
+
+
+def _label_width(heatmap: Heatmap) -> int:
+    return len(str(len(heatmap.values) - 1)) + 1
+
+
+def _narrowed(values: np.ndarray, width: int) -> tuple[np.ndarray, int]:
+    """The matrix with neighbouring columns averaged until it fits, and how many went into one."""
+    per_character = -(-values.shape[1] // width)
+    starts = np.arange(0, values.shape[1], per_character)
+    sizes = np.diff([*starts, values.shape[1]])
+    return np.add.reduceat(values, starts, axis=1) / sizes, per_character
+
+
+def _shaded(values: np.ndarray, label_width: int) -> list[Text]:
+    levels = np.ceil(_shares(values) * (len(_SHADES) - 1)).astype(int)
+    return [
+        Text(f"{row:>{label_width - 1}} " + "".join(_SHADES[level] for level in line))
+        for row, line in enumerate(levels.tolist())
+    ]
+
+
+def _coloured(values: np.ndarray, label_width: int) -> list[Text]:
+    colours = _colours(_shares(values))
+    lines = []
+    for row in range(0, len(values), 2):
+        line = Text(f"{row:>{label_width - 1}} ")
+        lower = colours[row + 1] if row + 1 < len(values) else [""] * values.shape[1]
+        for above, below in zip(colours[row], lower, strict=True):
+            line.append(_HALF_BLOCK, style=f"{above} on {below}" if below else above)
+        lines.append(line)
+    return lines
+
+
+def _shares(values: np.ndarray) -> np.ndarray:
+    highest = values.max(initial=0)
+    return values / highest if highest > 0 else np.zeros_like(values)
+
+
+def _colours(shares: np.ndarray) -> list[list[str]]:
+    stops = np.linspace(0, 1, len(_SCALE))
+    red, green, blue = (np.interp(shares, stops, channel).astype(int) for channel in _SCALE.T)
+    return [
+        [f"#{r:02x}{g:02x}{b:02x}" for r, g, b in zip(*rows, strict=True)]
+        for rows in zip(red, green, blue, strict=True)
+    ]

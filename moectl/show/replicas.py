@@ -1,0 +1,80 @@
+"""Replicas and what they cost, as sheets and heatmaps: rows of the store in, tables out."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from artifacts.store.rows import quant_loss_matrices
+from moectl.show.render import Heatmap, NumBytes, Sheet
+
+
+def quant_loss(rows: pa.Table, size: tuple[int, int], layer: int | None) -> Sheet:
+    """Relative error of experts' outputs by width: means of every layer, or every expert of one."""
+    widths = _widths(rows)
+    relative = quant_loss_matrices(rows, *size)["relative"][:, :, [bits - 1 for bits in widths]]
+    samples, is_own = _by_expert(rows, "samples", size), _by_expert(rows, "is_own", size)
+    names = tuple(f"{bits} bits" for bits in widths)
+    if layer is None:
+        cells = [
+            (index, *map(float, relative[index].mean(axis=0)), *map(float, relative[index].max(axis=0)), borrowing)
+            for index, borrowing in enumerate((is_own == 0).sum(axis=1).tolist())
+        ]
+        columns = ("layer", *names, *(f"worst, {name}" for name in names), "borrowing")
+        note = "mean square of the error over that of the output; borrowing: experts judged on their layer's tokens"
+        return Sheet("Relative error of experts' outputs", columns, cells, note)
+    cells = [
+        (expert, int(samples[layer, expert]), bool(is_own[layer, expert]), *map(float, relative[layer, expert]))
+        for expert in range(size[1])
+    ]
+    return Sheet(f"Relative error in layer {layer}", ("expert", "tokens", "judged on own", *names), cells)
+
+
+def quant_loss_heatmap(rows: pa.Table, size: tuple[int, int]) -> Heatmap:
+    """Relative error at the fewest bits, by layer and expert."""
+    bits = _widths(rows)[0]
+    values = quant_loss_matrices(rows, *size)["relative"][:, :, bits - 1]
+    return Heatmap(f"Relative error at {bits} bits", values, "layers", "experts")
+
+
+def replicas(rows: pa.Table, layer: int | None, *, verified: bool) -> Sheet:
+    """Bytes by width, or every file of one layer."""
+    checked = f"all {len(set(rows['file'].to_pylist())):,} files are what was written" if verified else ""
+    found = rows.to_pylist()
+    if layer is not None:
+        cells = [
+            (row["expert"], row["bits"], NumBytes(row["nbytes"]), row["file"], row["hash"][:16])
+            for row in found
+            if row["layer"] == layer
+        ]
+        return Sheet(f"Replicas in layer {layer}", ("expert", "bits", "bytes", "file", "sha256"), cells, checked)
+    cells = [(bits, len(own), NumBytes(own[0]), NumBytes(sum(own))) for bits, own in _by_width(found)]
+    return Sheet("Replicas", ("bits", "experts", "an expert", "all"), cells, checked)
+
+
+def replicas_heatmap(rows: pa.Table, size: tuple[int, int]) -> Heatmap:
+    """Bytes of all widths, by layer and expert."""
+    totals = np.zeros(size)
+    np.add.at(totals, (_column(rows, "layer"), _column(rows, "expert")), _column(rows, "nbytes"))
+    return Heatmap("Bytes of replicas", totals, "layers", "experts")
+
+
+def _by_width(found: Sequence[dict]) -> list[tuple[int, list[int]]]:
+    widths = sorted({row["bits"] for row in found})
+    return [(bits, [row["nbytes"] for row in found if row["bits"] == bits]) for bits in widths]
+
+
+def _by_expert(rows: pa.Table, name: str, size: tuple[int, int]) -> np.ndarray:
+    """[L, E] of what is the same at every width."""
+    values = np.zeros(size, np.int64)
+    own = np.array(rows["basis"].to_pylist()) == "own" if name == "is_own" else _column(rows, name)
+    values[_column(rows, "layer"), _column(rows, "expert")] = own
+    return values
+
+
+def _widths(rows: pa.Table) -> list[int]:
+    return sorted(set(rows["bits"].to_pylist()))
+
+
+def _column(rows: pa.Table, name: str) -> np.ndarray:
+    return rows[name].to_numpy().astype(np.int64)

@@ -1,0 +1,64 @@
+"""Curves and splits, as sheets and heatmaps: arrays in, tables out."""
+
+import numpy as np
+
+from artifacts.splits.solve import Answer
+from moectl.show.render import Heatmap, Sheet
+
+Curves = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""hit [L, E + 1], prediction [L, E], prediction_hit [L, E, E + 1]."""
+
+_SHARES = (0.125, 0.25, 0.5, 0.75)
+_RANKS = 4
+_BAR = 32  # characters
+
+
+def curves(found: Curves, layer: int | None) -> Sheet:
+    """One row a layer, or one row for each number of cached experts in a layer."""
+    hit, prediction, cached = found
+    num_experts = prediction.shape[1]
+    if layer is not None:
+        columns = ("cached experts", "hit rate", "first predicted is cached")
+        rows = list(zip(range(num_experts + 1), hit[layer], cached[layer, 0], strict=True))
+        return Sheet(f"Curves, layer {layer}", columns, rows)
+    sizes = [round(share * num_experts) for share in _SHARES]
+    ranks = range(min(_RANKS, num_experts))
+    columns = ("layer", *(f"hits with {size}" for size in sizes), *(f"prediction {rank} right" for rank in ranks))
+    rows = [(number, *hit[number, sizes], *prediction[number, ranks]) for number in range(len(hit))]
+    return Sheet("Curves", columns, rows, "hits: rate with so many experts cached under lcp")
+
+
+def curves_heatmap(found: Curves, layer: int | None) -> Heatmap:
+    """Hit rate by layer and cached experts; or in one layer how often each predicted expert is cached."""
+    if layer is None:
+        return Heatmap("Hit rate", found[0], "layer", "cached experts")
+    return Heatmap(
+        f"Predicted experts cached, layer {layer}", found[2][layer], "rank of the prediction", "cached experts"
+    )
+
+
+def splits(answer: Answer, found: Curves, *, title: str, note: str = "") -> Sheet:
+    """One row a layer."""
+    budgets, exposed, theta, cache_size = answer
+    hit, first = found[0][np.arange(len(budgets)), cache_size], found[1][:, 0]
+    columns = ("layer", "budget", "cached experts", "theta", "hit rate", "first prediction", "exposed ms")
+    rows = list(zip(range(len(budgets)), budgets, cache_size, theta, hit, first, exposed * 1e3, strict=True))
+    return Sheet(title, columns, rows, note)
+
+
+def with_bars(sheet: Sheet, num_experts: int) -> Sheet:
+    """A sheet of splits, with a bar of each layer's experts: what its budget holds, what is cut off the cached ones,
+    what is not cached at all."""
+    scale = _BAR / num_experts
+    drawn = []
+    for row in sheet.rows:
+        held, cached = round(row[1] * scale), round(row[2] * scale)
+        drawn.append((*row, "█" * held + "░" * (cached - held) + "·" * (_BAR - cached)))
+    return Sheet(sheet.title, (*sheet.columns, "resident, split off, absent"), drawn, sheet.note)
+
+
+def splits_heatmap(answer: Answer, num_experts: int) -> Heatmap:
+    """Theta of as many places as a layer caches."""
+    _, _, theta, cache_size = answer
+    values = np.where(np.arange(num_experts) < cache_size[:, None], theta[:, None], 0.0)
+    return Heatmap("Theta of cached experts", values, "layer", "place")

@@ -1,0 +1,1 @@
+"""The search as a command: prepare, distribute, verify, tell."""

@@ -1,0 +1,80 @@
+"""What a search for policies is asked for, as the command line has it, checked before anything runs."""
+
+import re
+from dataclasses import dataclass
+
+from artifacts.errors import BadUsage
+from artifacts.hardware.machines import machine
+from artifacts.quantisation.replicas import FULL_BITS, check_base
+from artifacts.shape import Shape
+from profilers.workers.choose import LOCAL, check_executor
+from runtime.control import sizes
+from runtime.engine.output_cpu import check_experts
+from runtime.policies import presets
+
+_ANY = Shape(1, 1, 1, 1)
+_NAME = re.compile(r"[a-z][a-z0-9-]*")
+LOSSLESS = "-lossless"  # the end of the name of the answer that loses nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """`minutes` say how many candidates are tried, unless `candidates` does. `data`: what a trace is recorded on if the
+    store has none; `held_out`: what picks are verified on; `check_data`: text of another kind, to see what the picks
+    are worth there. `max_loss`: share of perplexity. Raises BadUsage for what is not understood."""
+
+    budget: str = "25%"
+    scaled_to: str | None = None
+    link: str = "auto"
+    max_loss: float = 0.005
+    minutes: float = 3.0
+    candidates: int | None = None
+    data: str = "builtin"
+    held_out: str = "builtin:held-out"
+    check_data: str | None = None
+    tokens: int = 2048
+    length: int = 128
+    rounds: int = 5
+    base: int = FULL_BITS
+    experts: str = "exact"
+    name: str = "tuned"
+    jobs: int | None = None
+    executor: str = LOCAL
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        sizes.budget_nbytes(self.budget, _ANY)
+        if self.scaled_to:
+            machine(self.scaled_to)
+            if self.link != "auto":
+                raise BadUsage("--scaled-to sets the link itself: leave out --link")
+        check_base(self.base)
+        check_experts(self.experts)
+        check_executor(self.executor)
+        if self.minutes <= 0:
+            raise BadUsage(f"--minutes is a time above 0, not {self.minutes:g}")
+        if not _NAME.fullmatch(self.name):
+            raise BadUsage(f"--name {self.name!r} is no name: small letters, digits and -, a letter first")
+        if self.name in presets() or f"{self.name}{LOSSLESS}" in presets():
+            raise BadUsage(f"--name {self.name} is a preset of moectl: give another name")
+
+    @property
+    def workers(self) -> int | None:
+        """Candidates that are replayed at a time: one, unless more are asked for."""
+        return self.jobs or (1 if self.executor == LOCAL else None)
+
+    @property
+    def machine_name(self) -> str:
+        where = self.scaled_to or ("here" if self.link == "auto" else f"here, {self.link}")
+        return where if self.base == FULL_BITS else f"{where}, experts of {self.base} bits"
+
+
+def share(text: str) -> float:
+    """`0.5%` or `0.005`. Raises BadUsage for what is no share of 0 or more."""
+    try:
+        value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 1:
+        raise BadUsage(f"--max-loss {text!r} is no share of perplexity: give 0.5%, 1.5% or 0 for none")
+    return value

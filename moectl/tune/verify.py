@@ -1,0 +1,100 @@
+"""The answers of a search for policies: chosen by live runs beside what else there is, and tried on other text."""
+
+from artifacts.errors import Incompatible, Problem
+from moectl.shared.progress import progress_bar
+from moectl.tune.request import LOSSLESS, Request
+from moectl.tune.result import Check, Pick, published_of_others
+from profilers.compare.verify_search import Beside, Quality, Verifier, fastest, first_within
+from runtime.search import search as searching
+from runtime.search.search import Found, Search, Tried
+from runtime.search.space import Combination
+
+_MOST_TRIED = 6  # lossy candidates verified live
+_SHOWN = 2  # lossless candidates, and published presets, measured live beside each other
+_ROUNDING = 1e-3  # nats; whole experts make none, cut ones in bfloat16 some 2e-4
+_BESIDE = ("on-demand", "near", "uniform-bits")
+
+
+def verified(found: Found, verifier: Verifier, request: Request) -> tuple[list[Pick], dict[str, Beside], str]:
+    """The answers: of the fastest lossless ones the one that is fastest live; of the others the first that is good
+    enough live. Both beside the best published ones."""
+    if not found.lossless:
+        raise Incompatible(f"nothing lossless runs at --budget {request.budget}: give more")
+    exact = {f"{request.name}{LOSSLESS} ({n})": one for n, one in enumerate(found.lossless[: _SHOWN + 1], 1)}
+    candidates = found.lossy if request.max_loss else []
+    lossy, _ = first_within(verifier, candidates, request.max_loss, most=_MOST_TRIED)
+    named = {name: one.combination for name, one in exact.items()}
+    if lossy:
+        named[request.name] = lossy.combination
+    rivals = _rivals(found, request.max_loss)
+    with progress_bar("measuring", unit="readings") as advance:
+        live = verifier.beside(
+            named | {name: name for name in (*_BESIDE, *rivals)},
+            rounds=request.rounds,
+            seed=request.seed,
+            progress=advance,
+        )
+    chosen = fastest(live, exact)
+    if chosen is None:
+        raise Incompatible("none of the lossless candidates ran live")
+    best = exact[chosen]
+    kept = {name: one for name, one in live.items() if name not in exact or name == chosen}
+    lossless = Pick(f"{request.name}{LOSSLESS}", best, _unmoved(verifier, best.combination), kept.pop(chosen))
+    kept[lossless.name] = lossless.live
+    if lossy is None:
+        why = "" if not request.max_loss else _why(found, request)
+        return [lossless, Pick(request.name, best, lossless.quality, lossless.live)], kept, why
+    pick = Pick(request.name, lossy, verifier.quality(lossy.combination), kept.get(request.name))
+    if pick.live and pick.live.to_full > lossless.live.to_full:
+        why = "the best that loses something is no faster live than the best that loses nothing"
+        return [lossless, Pick(request.name, best, lossless.quality, lossless.live)], kept, why
+    return [lossless, pick], kept, ""
+
+
+def _unmoved(verifier: Verifier, combination: Combination) -> Quality | None:
+    """The quality of what loses nothing: were it otherwise moectl would be wrong, and its answer with it."""
+    try:
+        quality = verifier.quality(combination)
+    except Problem:
+        return None
+    assert quality.kl <= _ROUNDING, f"lossless, and yet it moves the logits (KL {quality.kl:.2g}): {combination}"
+    return quality
+
+
+def _why(found: Found, request: Request) -> str:
+    if not any(one.loss is not None for one in found.lossy):
+        return "no candidate that loses something has a measured loss: run `moectl profile` and `moectl quantize`"
+    return f"none of the {_MOST_TRIED} most promising kept within {100 * request.max_loss:g} % of perplexity live"
+
+
+def _rivals(found: Found, max_loss: float) -> list[str]:
+    """Published presets that are measured too: the fastest lossless ones, and the fastest that are predicted to lose no
+    more than is allowed, or a little more."""
+    published = published_of_others(found)
+    by_time = sorted(published, key=lambda name: published[name].ms)
+    exact = [name for name in by_time if published[name].is_lossless][:_SHOWN]
+    near = [name for name in by_time if _within(published[name], 2 * max_loss)][:_SHOWN]
+    return list(dict.fromkeys((*exact, *near)))
+
+
+def _within(one: Tried, max_loss: float) -> bool:
+    return one.loss is not None and 0 < one.loss <= max_loss
+
+
+def checks_of(
+    picks: list[Pick], found: Found, other: Search, search: Search, request: Request, other_name: str
+) -> list[Check]:
+    """On the other trace, replayed as far as the search's: each pick beside the published presets it stood beside."""
+    amount = min(other.num_passes, search.num_passes, searching.MOST_PASSES)
+    other.scale = search.scale
+    checks = []
+    for pick in picks:
+        rivals = [one for one in published_of_others(found).values() if one.loss is not None]
+        rivals = [one for one in rivals if one.loss <= (0 if pick.tried.is_lossless else request.max_loss)]
+        if not rivals:
+            continue
+        here = 1 - pick.tried.ms / min(one.ms for one in rivals)
+        theirs = min(other.replay(one.combination, amount).ms for one in rivals)
+        there = 1 - other.replay(pick.tried.combination, amount).ms / theirs
+        checks.append(Check(pick.name, other_name, here, there))
+    return checks

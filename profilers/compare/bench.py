@@ -1,0 +1,249 @@
+"""Measures settings beside each other on the same text: round after round in random order, quality against the full
+model's."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from statistics import median, median_low
+from time import perf_counter
+from types import MappingProxyType
+
+import numpy as np
+
+from artifacts.errors import BadInput, BadUsage
+from artifacts.hardware.machines import MACHINES, machine
+from profilers.compare.quality import Quality, Reading, compare, losses_by_text, read
+from profilers.compare.tasks import Score, Tasks, evaluate
+from profilers.routing.observe import check_sequences
+from profilers.text.corpus import pieces
+from profilers.text.document import Document
+from runtime.engine.choose_output import fused_for
+from runtime.engine.output_cpu import EXACT, FUSED
+from runtime.model.open import MoeModel
+from runtime.policies import Preset
+from runtime.policies.base import Artefacts
+from runtime.session.probe import scaled_rates, scaled_window
+from runtime.session.session import Session, Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What is measured: a preset at a budget over a link, as a user writes them. `link` may name a machine: then link
+    and near tier are emulated in its proportions. A preset that fixes its budget has that one."""
+
+    preset: str
+    budget: str
+    link: str = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Sequences of one length, of which the first `prefill` tokens are the prompt."""
+
+    sequences: tuple[np.ndarray, ...]
+    prefill: int
+
+    @property
+    def num_decoded(self) -> int:
+        return sum(len(sequence) - self.prefill for sequence in self.sequences)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One setting in one round. `ttft_ms` and `tpot_ms` of each sequence: its prompt's, and the mean of its decoded
+    tokens'. Counters, `exposed_ms` of stall and quality are over all sequences, the warm-up left out; `kl_by_text` and
+    `loss_by_text` (of log-likelihood, nats per token) are of each; `seconds` that all of it took."""
+
+    ttft_ms: tuple[float, ...]
+    tpot_ms: tuple[float, ...]
+    by_layer: tuple[dict[str, int], ...]
+    exposed_ms: float
+    fast_nbytes: int
+    perplexity_ratio: float
+    kl: float
+    top1_agreement: float
+    kl_by_text: tuple[float, ...]
+    loss_by_text: tuple[float, ...]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Quartiles:
+    """Of all sequences in all rounds."""
+
+    lower: float
+    median: float
+    upper: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Quartiles":
+        return cls(*map(float, np.percentile(values, (25, 50, 75))))
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One setting over all rounds: medians, and how far apart the quartiles of times are."""
+
+    ttft_ms: Quartiles
+    tpot_ms: Quartiles
+    by_layer: tuple[dict[str, int], ...]
+    exposed_ms: float
+    fast_nbytes: int
+    perplexity_ratio: float
+    kl: float
+    top1_agreement: float
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """Over all layers; nothing of a program that counts nothing."""
+        names = self.by_layer[0] if self.by_layer else ()
+        return {name: sum(layer[name] for layer in self.by_layer) for name in names}
+
+
+def text_of(documents: Iterator[Document], tokenizer, *, length: int, num_tokens: int) -> Text:
+    """The beginnings of the first documents of at least `length` tokens, `num_tokens` in all; half of each is prompt.
+
+    Raises BadUsage when that is no sequence, BadInput when no document is that long.
+    """
+    if length < 2 or num_tokens < length:
+        raise BadUsage(f"--tokens {num_tokens} are no sequence of --length {length}: one has two tokens or more")
+    texts = (next(pieces(document.text)) for document in documents)
+    encoded = (tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"] for text in texts)
+    long = (np.array(ids[:length], np.int64) for ids in encoded if len(ids) >= length)
+    found = tuple(islice(long, num_tokens // length))
+    if not found:
+        raise BadInput(f"the data has no document of {length} tokens: give longer text, or a smaller --length")
+    return Text(found, length // 2)
+
+
+def schedule(settings: Sequence[Setting], *, rounds: int, seed: int) -> list[tuple[int, Setting]]:
+    """Every setting once a round, in an order drawn anew each round: what else the machine does falls on all alike."""
+    rng = np.random.default_rng(seed)
+    return [(turn, settings[index]) for turn in range(rounds) for index in rng.permutation(len(settings))]
+
+
+def summary(samples: Sequence[Sample]) -> Measured:
+    """Of one setting."""
+    layers = zip(*(sample.by_layer for sample in samples), strict=True)
+    return Measured(
+        ttft_ms=Quartiles.of([value for sample in samples for value in sample.ttft_ms]),
+        tpot_ms=Quartiles.of([value for sample in samples for value in sample.tpot_ms]),
+        by_layer=tuple({name: median_low(one[name] for one in same) for name in same[0]} for same in layers),
+        exposed_ms=median(sample.exposed_ms for sample in samples),
+        fast_nbytes=max(sample.fast_nbytes for sample in samples),
+        perplexity_ratio=median(sample.perplexity_ratio for sample in samples),
+        kl=median(sample.kl for sample in samples),
+        top1_agreement=median(sample.top1_agreement for sample in samples),
+    )
+
+
+class Paces:
+    """How each link is emulated and what may be prefetched over it: measured once, so that every setting in every round
+    has the same. `known` are those of an interrupted bench; `experts` as in `Settings`."""
+
+    def __init__(self, opened: MoeModel, known: dict[str, dict[str, str]], *, experts: str = EXACT) -> None:
+        self._opened, self.known, self._experts = opened, dict(known), experts
+
+    def of(self, link: str) -> dict[str, str]:
+        """Options of `Settings`, by name."""
+        if link not in self.known:
+            pace = self._scaled(link) if link in MACHINES else {"link": link}
+            self.known[link] = pace | {"experts": self._experts}
+        return self.known[link]
+
+    def _scaled(self, name: str) -> dict[str, str]:
+        is_fused = self._experts == FUSED and fused_for(self._opened) is not None
+        rates = scaled_rates(self._opened, machine(name), is_fused=is_fused)
+        window = scaled_window(self._opened.shape, machine(name))
+        emulated = {"link": f"{rates.link:.0f}B/s", "near": f"{rates.near:.0f}B/s", "window": f"{window}B"}
+        return emulated | {"machine": name}
+
+
+class Bench:
+    """Measures settings of one model on one text, presets by name, `stored` ones among them. Raises BadInput for text
+    that the model cannot read."""
+
+    def __init__(
+        self,
+        opened: MoeModel,
+        artefacts: Artefacts,
+        text: Text,
+        paces: Paces,
+        stored: Mapping[str, Preset] = MappingProxyType({}),
+        *,
+        devices: int = 1,
+    ) -> None:
+        check_sequences(opened.model, text.sequences)
+        self._stored, self._devices = stored, devices
+        self._opened, self._artefacts, self._text, self.paces = opened, artefacts, text, paces
+        self._full: Reading | None = None
+
+    def read_full(self) -> None:
+        """What the full model makes of the text: quality is against this."""
+        with Session(self._opened, Settings("full")) as session:
+            self._full = read(session, self._text.sequences, prefill=self._text.prefill)
+
+    def loss_of_base(self, checkpoint: MoeModel) -> Quality:
+        """Of the full model on this base against the checkpoint as it is, on the same text. No session is open."""
+        if self._full is None:
+            self.read_full()
+        with Session(checkpoint, Settings("full")) as session:
+            return compare(self.full, read(session, self._text.sequences, prefill=self._text.prefill))
+
+    @property
+    def full(self) -> Reading:
+        assert self._full is not None, "read_full comes first"
+        return self._full
+
+    def measure(self, setting: Setting, progress: Callable[[int], None] = lambda decoded: None) -> Sample:
+        """Read the text, after its first sequence has warmed the cache. Raises a Problem for what cannot run."""
+        begin_s = perf_counter()
+        with Session(self._opened, self._settings(setting), artefacts=self._artefacts) as session:
+            self._keep_window(setting.link, session)
+            read(session, self._text.sequences[:1], prefill=self._text.prefill)
+            first_pass = len(session.controller.counters.passes)
+            reading = read(session, self._text.sequences, prefill=self._text.prefill, progress=progress)
+            return self._sample(session, reading, first_pass, begin_s)
+
+    def scores(self, setting: Setting, tasks: Tasks) -> tuple[Score, ...]:
+        """What a setting, from an empty cache, makes of tasks. Nothing is timed."""
+        with Session(self._opened, self._settings(setting), artefacts=self._artefacts) as session:
+            return evaluate(session, tasks)
+
+    def _settings(self, setting: Setting) -> Settings:
+        preset = self._stored.get(setting.preset, setting.preset)
+        return Settings(preset, budget=setting.budget, devices=self._devices, **self.paces.of(setting.link))
+
+    def _keep_window(self, link: str, session: Session) -> None:
+        if session.policies.brings_ahead and len(session.slots):
+            self.paces.of(link).setdefault("window", f"{session.window}B")
+
+    def _sample(self, session: Session, reading: Reading, first_pass: int, begin_s: float) -> Sample:
+        sample = sample_of(
+            reading, self.full, self._text, fast_nbytes=int(session.receipt()["fast_bytes"]), begin_s=begin_s
+        )
+        return replace(
+            sample,
+            by_layer=tuple(session.controller.counters.by_layer(first_pass=first_pass)),
+            exposed_ms=1e3 * sum(session.engine.stall_s[first_pass:]),
+        )
+
+
+def sample_of(reading: Reading, full: Reading, text: Text, *, fast_nbytes: int, begin_s: float) -> Sample:
+    """Times, and quality against the full model; nothing is counted and nothing stalled. `begin_s` on the clock."""
+    quality = compare(reading, full)
+    kl, loss = losses_by_text(reading, full, num_texts=len(text.sequences))
+    decode_s = np.reshape(reading.decode_s, (len(text.sequences), -1))
+    return Sample(
+        ttft_ms=tuple(1e3 * seconds for seconds in reading.prefill_s),
+        tpot_ms=tuple((1e3 * decode_s.mean(axis=1)).tolist()),
+        by_layer=(),
+        exposed_ms=0.0,
+        fast_nbytes=fast_nbytes,
+        perplexity_ratio=quality.perplexity_ratio,
+        kl=quality.kl,
+        top1_agreement=quality.top1_agreement,
+        kl_by_text=tuple(kl.tolist()),
+        loss_by_text=tuple(loss.tolist()),
+        seconds=perf_counter() - begin_s,
+    )

@@ -1,0 +1,123 @@
+"""Checks a hardware profile: a short real run beside what the simulator makes of its trace with the measured costs."""
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from artifacts.hardware.profile import HardwareProfile
+from artifacts.modelshapes.known import guessed
+from artifacts.traces.trace import Trace
+from profilers.compare.quality import Reading, read
+from profilers.hardware.load_times import Effort
+from profilers.hardware.profile import layer_seconds
+from runtime.control.counters import hit_rate
+from runtime.engine.engine import NAME
+from runtime.model.open import MoeModel
+from runtime.replay.measured_machine import costs_of, machine_of
+from runtime.replay.workload import Outcome, Setting, Workload
+from runtime.session.session import Session, Settings
+
+PRESET = "on-demand"
+_TIMES = 3
+_BETWEEN = Effort(turns=4)
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Milliseconds per decoded token, and of them waiting for the link: predicted, measured, and predicted over
+    measured. `hit_rate` is of both: live and simulated runs agree on every counter.
+
+    `pace`: how many times as long a layer without its experts took between the runs as when it was profiled; that much
+    is other work on the machine, and `ratio_at_pace` is what the ratio would be without it.
+    """
+
+    preset: str
+    budget: str
+    link: str
+    tokens: int
+    hit_rate: float
+    predicted_ms: float
+    measured_ms: float
+    ratio: float
+    pace: float
+    ratio_at_pace: float
+    predicted_stall_ms: float
+    measured_stall_ms: float
+
+
+def check(
+    opened: MoeModel,
+    profile: HardwareProfile,
+    sequences: Sequence[np.ndarray],
+    *,
+    prefill: int,
+    budget: str = "25%",
+    link: str = "auto",
+) -> Prediction:
+    """Decode the end of each sequence on demand at a budget, from an empty cache, and predict that run from its trace.
+
+    `link` as for a run; what the profile calls it must be among its loads (BadInput). A token counts with its median
+    over three runs, since other work falls on one of them.
+    """
+    settings = Settings(PRESET, budget=budget, link=link)
+    runs, bare_s = [], []
+    for _ in range(_TIMES):
+        with Session(opened, settings) as session:
+            run = []
+            for sequence in sequences:
+                run.append(read(session, [sequence], prefill=prefill))
+                bare_s.append(layer_seconds(opened, 1, _BETWEEN, after=NAME).median)
+        runs.append(run)
+    trace, counters = _traced(opened, settings, sequences, prefill)
+    outcome = _simulated(opened, profile, trace, budget)
+    assert {name: outcome.counters[name] for name in ("hits", "misses")} == {
+        name: counters[name] for name in ("hits", "misses")
+    }, (outcome.counters, counters)
+    pace = statistics.median(bare_s) / profile.decode.attention.median
+    return _prediction(profile, outcome, budget, runs, pace)
+
+
+def _traced(
+    opened: MoeModel, settings: Settings, sequences: Sequence[np.ndarray], prefill: int
+) -> tuple[Trace, dict[str, int]]:
+    """The same run once more, written down, which takes time of its own."""
+    with Session(opened, settings) as session:
+        recorder = session.record()
+        read(session, sequences, prefill=prefill)
+        return recorder.trace(), session.controller.counters.totals()
+
+
+def _simulated(opened: MoeModel, profile: HardwareProfile, trace: Trace, budget: str) -> Outcome:
+    shape = opened.shape
+    model = replace(guessed(shape), name="measured", assumed=())  # its costs are measured, only its shape counts
+    machine = machine_of(profile, shape)
+    return Workload(trace, model, machine, costs=costs_of(profile, shape)).run(Setting(PRESET, PRESET, budget=budget))
+
+
+def _prediction(
+    profile: HardwareProfile, outcome: Outcome, budget: str, runs: Sequence[Sequence[Reading]], pace: float
+) -> Prediction:
+    seconds = [[one for reading in run for one in reading.decode_s] for run in runs]
+    stalls = [[one for reading in run for one in reading.stall_s] for run in runs]
+    measured_ms, predicted_ms, num_tokens = _mean_ms(seconds), outcome.times["tpot_ms"], len(seconds[0])
+    return Prediction(
+        preset=PRESET,
+        budget=budget,
+        link=str(profile.conditions["link"]),
+        tokens=num_tokens,
+        hit_rate=hit_rate(outcome.counters),
+        predicted_ms=predicted_ms,
+        measured_ms=measured_ms,
+        ratio=predicted_ms / measured_ms,
+        pace=pace,
+        ratio_at_pace=predicted_ms * pace / measured_ms,
+        predicted_stall_ms=outcome.times["exposed_ms"] / num_tokens,
+        measured_stall_ms=_mean_ms(stalls),
+    )
+
+
+def _mean_ms(runs: Sequence[Sequence[float]]) -> float:
+    """Over the tokens, each with its median over the runs."""
+    return statistics.fmean(map(statistics.median, zip(*runs, strict=True))) * 1e3

@@ -1,0 +1,179 @@
+"""Other programs on the same checkpoint and text: plain transformers, and Accelerate that offloads experts.
+
+Each measurement is a process of its own, so that nothing of ours is in it: no registered experts, no cache of weights.
+"""
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from logging import ERROR, getLogger
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+import torch
+
+from artifacts.errors import BadInput, OutOfResources
+from profilers.compare.bench import Sample, Setting, Text, sample_of
+from profilers.compare.quality import Reading, read_by
+from profilers.workers.workers import Processes, Workers
+from runtime.control import sizes
+from runtime.model.open import MoeModel
+from runtime.tiers.open import resolve_device
+
+EVERYTHING = "100%"  # the budget of a peer that offloads nothing
+_EXPERTS = ".experts."
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A way to run the checkpoint: which of transformers' experts implementations, and what Accelerate offloads to:
+    `disk`, `cpu`, or nothing."""
+
+    name: str
+    experts: str = "grouped_mm"
+    offload: str = ""
+
+    @property
+    def link(self) -> str:
+        """What its weights come over, as a bench names it."""
+        return {"disk": "disk", "cpu": "cuda"}.get(self.offload, "none")
+
+
+PEERS = {
+    peer.name: peer
+    for peer in (
+        Peer("transformers-eager", "eager"),
+        Peer("transformers-batched", "batched_mm"),
+        Peer("transformers-grouped", "grouped_mm"),
+        Peer("accelerate-disk", offload="disk"),
+        Peer("accelerate-cpu", offload="cpu"),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What a process measures. `memory_nbytes`: what weights may take on the device that computes, where a peer
+    offloads."""
+
+    peer: Peer
+    folder: Path
+    device: str
+    threads: int
+    sequences: tuple[np.ndarray, ...]
+    prefill: int
+    memory_nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class PeerReading:
+    """`expert_nbytes`: bytes of experts that stayed on the device; `memory_nbytes`: of all weights there."""
+
+    reading: Reading
+    expert_nbytes: int
+    memory_nbytes: int
+
+
+def check(peer: Peer, device: str) -> None:
+    """Raise BadInput for a peer that cannot run here."""
+    if peer.offload == "cpu" and resolve_device(device).type == "cpu":
+        raise BadInput(f"{peer.name} needs a GPU: without one the CPU's memory is what computes, and is no slow tier")
+    if peer.offload and find_spec("accelerate") is None:
+        raise BadInput(f"{peer.name} needs Accelerate: pip install 'moectl[peers]'")
+
+
+class PeerBench:
+    """Measures peers on the text of a bench. `full`: what the full model made of it."""
+
+    def __init__(self, opened: MoeModel, folder: Path, text: Text, *, threads: int) -> None:
+        self._opened, self._folder, self._text, self._threads = opened, folder, text, threads
+        self._others = sum(one.nbytes for one in opened.model.parameters() if one.device.type != "meta")
+
+    def measure(self, setting: Setting, full: Reading) -> Sample:
+        """In a process of its own; the budget is of experts, all other weights come on top. Raises a Problem for what
+        cannot run here."""
+        begin_s = perf_counter()
+        task = Task(
+            PEERS[setting.preset],
+            self._folder,
+            str(self._opened.model.device),
+            self._threads,
+            self._text.sequences,
+            self._text.prefill,
+            self._others + sizes.budget_nbytes(setting.budget, self._opened.shape),
+        )
+        found = read_apart(task)
+        return sample_of(found.reading, full, self._text, fast_nbytes=found.expert_nbytes, begin_s=begin_s)
+
+
+def read_apart(task: Task) -> PeerReading:
+    """Measure in a process of its own. Raises OutOfResources when the model does not fit, BadInput as `check`."""
+    check(task.peer, task.device)
+    found: list[PeerReading] = []
+    apart = Processes(2)  # 1 would be this process
+    with Workers(_read_numpy, apart, lambda result: found.append(_as_torch(*result))) as workers:
+        workers.submit(task)
+        for error in workers.finish().values():
+            raise error
+    return found[0]
+
+
+def read_here(task: Task) -> PeerReading:
+    """Load the model and read the text, after its first sequence has warmed whatever there is to warm."""
+    torch.set_num_threads(task.threads)
+    with tempfile.TemporaryDirectory(prefix="moectl-peer-") as scratch:
+        model = _load(task, scratch)
+        device = resolve_device(task.device)
+
+        def forward(ids: torch.Tensor, past: object) -> object:
+            return model(ids, past_key_values=past, use_cache=True)
+
+        with torch.inference_mode():
+            read_by(forward, task.sequences[:1], prefill=task.prefill, device=device)
+            reading = read_by(forward, task.sequences, prefill=task.prefill, device=device)
+        held = {name: tensor.nbytes for name, tensor in model.named_parameters() if tensor.device.type == device.type}
+        experts = sum(nbytes for name, nbytes in held.items() if _EXPERTS in name)
+        return PeerReading(reading, experts, sum(held.values()))
+
+
+def _load(task: Task, scratch: str) -> torch.nn.Module:
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    getLogger("accelerate").setLevel(ERROR)
+    device = resolve_device(task.device)
+    options = {"experts_implementation": task.peer.experts, "dtype": "auto"}
+    if task.peer.offload:
+        near = 0 if device.type == "cuda" else "cpu"
+        beyond = {"cpu": torch.iinfo(torch.int64).max} if task.peer.offload == "cpu" else {}
+        options |= {"device_map": "auto", "max_memory": {near: task.memory_nbytes} | beyond, "offload_folder": scratch}
+    try:
+        model = AutoModelForCausalLM.from_pretrained(task.folder, **options).eval()
+        return model if task.peer.offload else model.to(device)
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        raise OutOfResources(f"{task.peer.name}: the whole model does not fit into memory") from error
+
+
+def _read_numpy(task: Task) -> tuple:
+    """As arrays: a tensor would travel in memory that the process takes with it when it ends."""
+    found = read_here(task)
+    reading = found.reading
+    arrays = (reading.logits.numpy(), reading.targets.numpy())
+    return (*arrays, reading.prefill_s, reading.decode_s, found.expert_nbytes, found.memory_nbytes)
+
+
+def _as_torch(
+    logits: np.ndarray,
+    targets: np.ndarray,
+    prefill_s: Sequence[float],
+    decode_s: Sequence[float],
+    expert_nbytes: int,
+    memory_nbytes: int,
+) -> PeerReading:
+    nothing = (0.0,) * len(decode_s)
+    reading = Reading(torch.from_numpy(logits), torch.from_numpy(targets), tuple(prefill_s), tuple(decode_s), nothing)
+    return PeerReading(reading, expert_nbytes, memory_nbytes)

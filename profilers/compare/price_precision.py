@@ -1,0 +1,130 @@
+"""Prices precisions: how much worse a model reads held-out text when all its experts are resident at few bits.
+
+Whole sequences are read at once, teacher-forced. Every expert is computed on its replica and none at full precision, so
+the ratio is the price of the replicas and of nothing else; token by token it is the same, but for rounding.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+from artifacts.quantisation.bit_allocation import WIDTHS
+from artifacts.quantisation.replicas import Replicas
+from profilers.routing.observe import check_sequences, padded
+from runtime.control.build import check_required
+from runtime.model.open import MoeModel
+from runtime.policies import build
+from runtime.policies.base import Artefacts
+from runtime.policies.miss.precision import check_replicas
+from runtime.policies.residency.shadow import prefix_bits
+from runtime.session.session import Session, Settings
+
+AVERAGES = (3.0, 2.5, 2.0, 1.75, 1.5)
+PRESET = "uniform-bits"
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """A way to give every expert its bits, `avg_bits` each: the policy `residency` does it within `budget_nbytes`."""
+
+    name: str
+    avg_bits: float
+    residency: str
+    budget_nbytes: int
+
+    @property
+    def settings(self) -> Settings:
+        return Settings(PRESET, {"residency": self.residency}, budget=f"{self.budget_nbytes}")
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """Of one assignment, against the full model on the same text: `kl` in nats, `nbytes` of the replicas in memory."""
+
+    nbytes: int
+    perplexity_ratio: float
+    kl: float
+    top1_agreement: float
+
+
+def check_widths(artefacts: Artefacts) -> None:
+    """Raise Incompatible when there are no replicas, or not all widths of them."""
+    check_required(build(Settings(PRESET).texts()), artefacts)
+    check_replicas("inspect precision", artefacts, *WIDTHS)
+
+
+def assignments(replicas: Replicas, *, draws: int, seed: int) -> list[Assignment]:
+    """Uniform widths, then at the bytes of the prefix split of every average the greedy, the split and `draws` random.
+
+    An average that is whole is in the first part too, at its own bytes: a split with experts at 1 bit, which have no
+    zero-points, takes a little less.
+    """
+    num_keys = replicas.use.size
+    made = [
+        Assignment("uniform", float(bits), f"shadow:bits={bits},slots=no", num_keys * replicas.nbytes[bits])
+        for bits in reversed(WIDTHS)
+    ]
+    for average in AVERAGES:
+        nbytes = sum(replicas.nbytes[bits] for bits in prefix_bits(replicas, average).tolist())
+        made += [Assignment(name, average, f"shadow:bits={name},slots=no", nbytes) for name in ("mixed", "prefix")] + [
+            Assignment("random", average, f"shadow:bits=random,slots=no,seed={seed + draw}", nbytes)
+            for draw in range(draws)
+        ]
+    return made
+
+
+class Precision:
+    """Prices assignments on `sequences`, a batch at a time. Raises BadInput for text that the model cannot read."""
+
+    def __init__(
+        self, opened: MoeModel, artefacts: Artefacts, sequences: Sequence[np.ndarray], *, batch: int = 8
+    ) -> None:
+        check_sequences(opened.model, sequences)
+        self._opened, self._artefacts, self._batch = opened, artefacts, batch
+        self._sequences = sorted(sequences, key=len)  # neighbours of about one length need little padding
+        self._num_scored = sum(len(sequence) - 1 for sequence in sequences)
+        with Session(opened, Settings("full")) as session:
+            # In the model's own precision: at 32 bits they would be the largest thing in memory.
+            self._full = [logits.clone() for logits, _ in self._read(session)]
+        nll = sum(
+            F.cross_entropy(logits.float(), _targets(sequence), reduction="sum").item()
+            for logits, sequence in zip(self._full, self._sequences, strict=True)
+        )
+        self._full_nll = nll / self._num_scored
+
+    @property
+    def perplexity(self) -> float:
+        """Of the full model, over every position but the first of each sequence."""
+        return math.exp(self._full_nll)
+
+    def price(self, assignment: Assignment) -> Price:
+        """Raises what opening replicas does: BadInput for a damaged file."""
+        nll = kl = 0.0
+        num_same = 0
+        with Session(self._opened, assignment.settings, artefacts=self._artefacts) as session:
+            nbytes = session.receipt()["fast_bytes"]
+            for full, (logits, targets) in zip(self._full, self._read(session), strict=True):
+                mine, theirs = logits.float().log_softmax(-1), full.float().log_softmax(-1)
+                nll += F.nll_loss(mine, targets, reduction="sum").item()
+                kl += F.kl_div(mine, theirs, log_target=True, reduction="sum").item()
+                num_same += int((mine.argmax(-1) == theirs.argmax(-1)).sum())
+        count = self._num_scored
+        return Price(nbytes, math.exp(nll / count - self._full_nll), kl / count, num_same / count)
+
+    def _read(self, session: Session) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Of each sequence of T tokens the logits [T - 1, V] of its next tokens [T - 1]."""
+        for start in range(0, len(self._sequences), self._batch):
+            rows = self._sequences[start : start + self._batch]
+            ids, mask = padded(rows)
+            session.new_requests(len(rows))
+            logits = session.forward(ids, mask=mask).logits.cpu()
+            for row, sequence in zip(logits, rows, strict=True):
+                yield row[: len(sequence) - 1], _targets(sequence)
+
+
+def _targets(sequence: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(sequence[1:])

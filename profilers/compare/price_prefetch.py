@@ -1,0 +1,110 @@
+"""How well prefetch policies foresee what comes, and what becomes of what they bring: on a trace, in the simulator."""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from artifacts.shape import Shape
+from artifacts.traces.trace import DECODE, Trace
+from runtime.control.build import build_controller
+from runtime.control.cache import Scope
+from runtime.control.counters import hit_rate
+from runtime.policies import build
+from runtime.policies.base import Artefacts, Now, Prefetch, Step
+from runtime.replay.replay import replay
+
+
+@dataclass(frozen=True, slots=True)
+class Tier:
+    """The fast tier that is prefetched into, and the bytes of link that a step leaves for it."""
+
+    num_slots: int
+    scope: Scope
+    eviction: str
+    window: int
+
+
+@dataclass(frozen=True, slots=True)
+class Foresight:
+    """What one policy foresaw, and what came of it.
+
+    `recall`: share of what decode steps wanted that had been named for them; `precision`: share of what was named for
+    them that they wanted; both whatever the cache held. `in_time`: share of prefetches that were there when they were
+    wanted, `late` of those still under way; the rest was wasted, or is still unused.
+    """
+
+    recall: float
+    precision: float
+    in_time: float
+    late: float
+    prefetch_bytes: int
+    wasted_bytes: int
+    demand_bytes: int
+    misses: int
+    hit_rate: float
+
+
+def foresight(trace: Trace, shape: Shape, prefetch: str, tier: Tier, artefacts: Artefacts) -> Foresight:
+    """Replay the trace by a prefetch policy from an empty cache. Raises BadUsage or Incompatible."""
+    texts = {"routing": "standard", "miss": "fetch", "residency": "uniform", "eviction": tier.eviction}
+    policies = build(texts | {"prefetch": prefetch})
+    watched = _Watched(policies.prefetch)
+    controller = build_controller(
+        replace(policies, prefetch=watched),
+        shape,
+        num_slots=tier.num_slots,
+        scope=tier.scope,
+        window=tier.window,
+        artefacts=artefacts,
+    )
+    replay(trace, controller)
+    return _found(watched, controller.counters.totals(), shape)
+
+
+def _found(watched: "_Watched", totals: Mapping[str, int], shape: Shape) -> Foresight:
+    brought = max(1, totals["prefetches"])
+    wasted = totals["wasted_bytes"] / shape.expert_nbytes
+    return Foresight(
+        recall=watched.num_right / max(1, watched.num_wanted),
+        precision=watched.num_right / max(1, watched.num_named),
+        in_time=max(0.0, (totals["prefetches"] - wasted - totals["late"]) / brought),
+        late=totals["late"] / brought,
+        prefetch_bytes=totals["prefetch_bytes"],
+        wasted_bytes=totals["wasted_bytes"],
+        demand_bytes=totals["demand_bytes"],
+        misses=totals["misses"],
+        hit_rate=hit_rate(totals),
+    )
+
+
+class _Watched:
+    """A prefetch policy, what it names for each step, and how much of it was wanted there."""
+
+    def __init__(self, policy: Prefetch) -> None:
+        self._policy = policy
+        self._named: defaultdict[int, set[int]] = defaultdict(set)  # keys, by the step they are for
+        self.num_named = self.num_right = self.num_wanted = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._policy, name)
+
+    def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
+        self._shape = shape
+        self._policy.prepare(shape, artefacts)
+
+    def propose(self, step: Step, now: Now) -> np.ndarray:
+        named = self._named.pop(now.step, set())
+        if step.phase == DECODE:
+            first = step.layer * self._shape.num_experts
+            wanted = {first + expert for expert in step.selected.ravel().tolist() if expert >= 0}
+            self.num_wanted += len(wanted)
+            self.num_named += len(named)
+            self.num_right += len(named & wanted)
+        proposed = self._policy.propose(step, now)
+        for key in proposed.tolist():
+            ahead = (key // self._shape.num_experts - step.layer) % self._shape.num_layers or self._shape.num_layers
+            self._named[now.step + ahead].add(key)
+        return proposed

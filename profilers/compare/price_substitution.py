@@ -1,0 +1,150 @@
+"""Prices substitution: how much worse a model reads held-out text when absent experts are replaced, policy by policy.
+
+Residents are drawn at random once and stay, every token is a decode step of its own, and what a policy leaves alone is
+computed exactly: so the perplexity ratio is the price of the replacements and of nothing else.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+from artifacts.errors import BadUsage
+from artifacts.shape import Shape
+from artifacts.traces.trace import DECODE
+from profilers.routing.observe import check_sequences, padded, real_rows
+from runtime.engine.one_expert import OneAtATime, Routed
+from runtime.model.open import MoeModel
+from runtime.policies.base import Artefacts, Miss, Residents, Step
+from runtime.policies.miss.buddy import Buddy
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """When and how often a token's absent experts may be replaced; those that may not are fetched.
+
+    The fields are those of the buddy policy. Without `percentile` there is no entropy gate; `beta` bounds the share of
+    a token's experts that are absent; `rho` the replacements of a token (None: any number).
+    """
+
+    name: str
+    percentile: float | None = None
+    margin: float = math.inf
+    beta: float = math.inf
+    rho: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """Of one policy under one draw of residents: `absent` and `replaced` shares of all ranks, and the perplexity over
+    that of the full model. A dropped rank counts as replaced."""
+
+    absent: float
+    replaced: float
+    ratio: float
+
+
+class Substitution:
+    """Prices policies on `sequences`. `entropy` [L, 101] are the profile's percentiles of token activating entropy."""
+
+    def __init__(
+        self, opened: MoeModel, sequences: Sequence[np.ndarray], entropy: np.ndarray, *, batch: int = 16
+    ) -> None:
+        self._opened, self._sequences, self._batch = opened, sequences, batch
+        self._entropy = entropy
+        check_sequences(opened.model, sequences)
+        self._full_nll = self._nll(lambda routed, real: routed.selected)
+
+    @property
+    def perplexity(self) -> float:
+        """Of the full model."""
+        return math.exp(self._full_nll)
+
+    def price(self, policy: Miss, limits: Limits, residents: np.ndarray) -> Price:
+        """The price of a prepared policy within limits; `residents` [L, E] bool."""
+        replacing = _Replacing(policy, _gate(limits, self._entropy, self._opened.shape), limits.beta, residents)
+        nll = self._nll(replacing.choose)
+        return Price(
+            replacing.num_absent / replacing.num_ranks,
+            replacing.num_replaced / replacing.num_ranks,
+            math.exp(nll - self._full_nll),
+        )
+
+    def _nll(self, choose: Callable[[Routed, np.ndarray], np.ndarray]) -> float:
+        """Mean negative log-likelihood over every position but the first of each sequence."""
+        total, count = 0.0, 0
+        real = np.ones(0, bool)
+        with OneAtATime(self._opened, lambda routed: choose(routed, real)) as runner:
+            for start in range(0, len(self._sequences), self._batch):
+                ids, mask = padded(self._sequences[start : start + self._batch])
+                real = real_rows(ids, mask)
+                logits = runner.forward(ids, mask)
+                for row, sequence in zip(logits, self._sequences[start : start + self._batch], strict=True):
+                    targets = torch.from_numpy(sequence[1:]).to(row.device)
+                    total += F.cross_entropy(row[: len(targets)].float(), targets, reduction="sum").item()
+                    count += len(targets)
+        return total / count
+
+
+def random_residents(shape: Shape, share: float, seed: int) -> np.ndarray:
+    """[L, E] bool: the same number of experts in every layer, drawn at random."""
+    count = round(share * shape.num_experts)
+    if not 0 < count <= shape.num_experts:
+        raise BadUsage(f"a resident share of {share:g} leaves {count} of {shape.num_experts} experts of a layer")
+    random = np.random.default_rng(seed)
+    return random.random((shape.num_layers, shape.num_experts)).argsort(axis=1) < count
+
+
+class _Replacing:
+    """Lets a policy choose for the tokens and ranks that the limits allow, and counts."""
+
+    def __init__(self, policy: Miss, gate: Buddy, beta: float, residents: np.ndarray) -> None:
+        self._policy, self._gate, self._beta = policy, gate, beta
+        self._residents = residents
+        self._sees_probabilities = policy.sees_probabilities
+        self.num_ranks = self.num_absent = self.num_replaced = 0
+
+    def choose(self, routed: Routed, real: np.ndarray) -> np.ndarray:
+        resident = self._residents[routed.layer]
+        absent = ~resident[routed.selected]
+        rows = np.flatnonzero(real & absent.any(axis=1) & (absent.mean(axis=1) < self._beta))
+        selected = routed.selected.copy()
+        if rows.size:
+            selected[rows] = self._replaced(routed, rows, Residents(resident, ~resident, (0,)))
+        self.num_ranks += int(real.sum()) * absent.shape[1]
+        self.num_absent += int(absent[real].sum())
+        self.num_replaced += int((selected != routed.selected)[real].sum())
+        return selected
+
+    def _replaced(self, routed: Routed, rows: np.ndarray, residents: Residents) -> np.ndarray:
+        at = torch.from_numpy(rows).to(routed.weights.device)
+        step = Step(
+            pass_index=0,
+            phase=DECODE,
+            layer=routed.layer,
+            selected=routed.selected[rows],
+            weights=routed.weights[at].float().cpu().numpy(),
+            probabilities=routed.logits[at].float().softmax(-1).cpu().numpy() if self._sees_probabilities else None,
+        )
+        allowed = self._gate.replaceable(step, residents)
+        return np.where(allowed, self._policy.choose(step, residents).selected, step.selected)
+
+
+def _gate(limits: Limits, entropy: np.ndarray, shape: Shape) -> Buddy:
+    """The gates of the buddy policy, whose share of absent experts is that of a token here and judged by itself."""
+    gate = Buddy(percentile=limits.percentile or 0, margin=limits.margin, beta=math.inf, rho=limits.rho)
+    if limits.percentile is None:
+        entropy = np.full_like(entropy, -1)  # any token's is above it
+    none = np.full((shape.num_layers, shape.num_experts, 1), -1)
+    gate.prepare(shape, Artefacts(buddies=none, buddy_q=np.zeros(none.shape), entropy=entropy))
+    return gate
+
+
+def buddy_policy(artefacts: Artefacts, shape: Shape) -> Buddy:
+    """The buddy policy without gates of its own: every absent expert goes to the first resident of its list."""
+    policy = Buddy(beta=math.inf)
+    policy.prepare(shape, replace(artefacts, entropy=np.full((shape.num_layers, 101), -1.0)))
+    return policy

@@ -1,0 +1,119 @@
+"""How good and how fast a session is on held-out text: teacher-forced decoding, compared with the full model."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+from runtime.session.session import Session
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a session made of held-out text: N scored positions over a vocabulary of V.
+
+    `logits` [N, V] float32 and the tokens `targets` [N] that really came next; `prefill_s`: seconds of each prompt,
+    `decode_s`: of each decoded token, `stall_s` of them waiting for the link.
+    """
+
+    logits: torch.Tensor
+    targets: torch.Tensor
+    prefill_s: tuple[float, ...]
+    decode_s: tuple[float, ...]
+    stall_s: tuple[float, ...]
+
+    @property
+    def nll(self) -> float:
+        """Mean negative log-likelihood, nats per token."""
+        return F.cross_entropy(self.logits, self.targets).item()
+
+
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """Against the full model on the same text: perplexity ratio, mean KL divergence in nats, equal first choices."""
+
+    perplexity_ratio: float
+    kl: float
+    top1_agreement: float
+
+
+def read(
+    session: Session,
+    sequences: Sequence[np.ndarray],
+    *,
+    prefill: int,
+    progress: Callable[[int], None] = lambda decoded: None,
+) -> Reading:
+    """Give the session the first `prefill` tokens of each sequence as a prompt, then the rest one by one.
+
+    Each decode step is scored; the prompt is not, so that what is compared is what a user would read.
+    """
+
+    def forward(ids: torch.Tensor, past: object) -> object:
+        return session.forward(ids, past=past)
+
+    device, stall_s = session.opened.model.device, []
+
+    def decoded(count: int) -> None:
+        stall_s.append(session.engine.stall_s[-1])
+        progress(count)
+
+    found = read_by(forward, sequences, prefill=prefill, device=device, begin=session.new_requests, decoded=decoded)
+    return replace(found, stall_s=tuple(stall_s))
+
+
+def read_by(
+    forward: Callable[[torch.Tensor, object], object],
+    sequences: Sequence[np.ndarray],
+    *,
+    prefill: int,
+    device: torch.device,
+    begin: Callable[[int], None] = lambda requests: None,
+    decoded: Callable[[int], None] = lambda count: None,
+) -> Reading:
+    """The same with any model: `forward(ids, past)` gives `logits` and `past_key_values`; `begin` is told of every new
+    request, `decoded` of every decoded token. Nothing stalls."""
+    logits, prefill_s, decode_s = [], [], []
+    for sequence in sequences:
+        ids = torch.from_numpy(sequence)[None].to(device)
+        begin(1)
+        output, seconds = _timed(forward, ids[:, :prefill], None)
+        prefill_s.append(seconds)
+        for position in range(prefill, ids.shape[1]):
+            logits.append(output.logits[0, -1].float().cpu())
+            output, seconds = _timed(forward, ids[:, position : position + 1], output.past_key_values)
+            decode_s.append(seconds)
+            decoded(len(decode_s))
+    targets = torch.from_numpy(np.concatenate([sequence[prefill:] for sequence in sequences]))
+    return Reading(torch.stack(logits), targets, tuple(prefill_s), tuple(decode_s), (0.0,) * len(decode_s))
+
+
+def compare(reading: Reading, full: Reading) -> Quality:
+    """`reading` against the full model's on the same text."""
+    mine, theirs = (F.log_softmax(r.logits, dim=-1) for r in (reading, full))
+    return Quality(
+        perplexity_ratio=float(np.exp(reading.nll - full.nll)),
+        kl=F.kl_div(mine, theirs, log_target=True, reduction="batchmean").item(),
+        top1_agreement=(mine.argmax(-1) == theirs.argmax(-1)).float().mean().item(),
+    )
+
+
+def losses_by_text(reading: Reading, full: Reading, *, num_texts: int) -> tuple[np.ndarray, np.ndarray]:
+    """KL divergence and loss of log-likelihood of each text [num_texts], nats per scored token, against the full
+    model's; texts are of one length."""
+    mine, theirs = (F.log_softmax(r.logits, dim=-1) for r in (reading, full))
+    kl = F.kl_div(mine, theirs, log_target=True, reduction="none").sum(-1)
+    lost = (theirs - mine).gather(1, full.targets[:, None])
+    kl_by_text, loss_by_text = (values.reshape(num_texts, -1).double().mean(1).numpy() for values in (kl, lost))
+    return kl_by_text, loss_by_text
+
+
+def _timed(forward: Callable[[torch.Tensor, object], object], ids: torch.Tensor, past: object) -> tuple[object, float]:
+    begin_s = time.perf_counter()
+    output = forward(ids, past)
+    if ids.device.type == "cuda":
+        torch.cuda.current_stream(ids.device).synchronize()
+    return output, time.perf_counter() - begin_s

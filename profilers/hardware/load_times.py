@@ -1,0 +1,188 @@
+"""Measures loading one expert over every link that a machine has, and from a disk that nothing was kept of."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from copy import copy
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from artifacts.hardware.profile import COLD, DISK, PAGEABLE, PINNED, RAM, Load, Spread
+from runtime.control import sizes
+from runtime.links.cuda import CudaLink
+from runtime.links.disk import DiskLink, KeptSource
+from runtime.links.emulated import EmulatedLink
+from runtime.links.link import DEMAND, Link, Source
+from runtime.model.expert_store import aligned
+from runtime.model.open import MoeModel
+from runtime.session.probe import seconds_of
+from runtime.tiers.slow import SlowTier
+
+LENGTHS = (16, 64, 256)
+_FEW, _MANY_NBYTES = 8, 64 << 20  # experts that take turns, and bytes that no cache holds
+_PARTS = 4  # of an expert, one of which is brought to see what bytes take
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """Tokens of the prompts to try, and how often everything is measured, after a third as often to warm up; tokens on
+    which policies' own work is measured, 0 to leave it out."""
+
+    lengths: tuple[int, ...] = LENGTHS
+    turns: int = 30
+    deciding: int = 0
+
+    @property
+    def warm_up(self) -> int:
+        return self.turns // 3
+
+
+THOROUGH, QUICK = Effort(deciding=6), Effort(lengths=(16,), turns=20)
+
+
+def loads(opened: MoeModel, folder: Path, of_run: str, effort: Effort) -> Iterator[Load]:
+    """The disk as the operating system has it and, where it can be told to forget, cold; RAM; the rate emulated."""
+    device, shape, nbytes = opened.model.device, opened.shape, opened.store.layout.nbytes
+    slots = torch.empty(num_few(nbytes, shape.num_keys), nbytes, dtype=torch.uint8, device=device)
+    pin = device.type == "cuda"
+    held = _Held(opened, pin=False)
+    with _closing(_disk_link(opened)) as link:
+        latency = _latency(lambda source: _disk_link(opened, source), held, slots, effort)
+        yield _load(DISK, _bring(link, slots, effort), nbytes, latency)
+        if cold := _bring_cold(link, slots, folder, effort):
+            yield _load(COLD, cold, nbytes)
+    if pin:
+
+        def pinned(source: Source) -> Link:
+            return CudaLink(source, shape, device=device, slot_nbytes=nbytes, is_pinned=True)
+
+        locked = _Held(opened, pin=True)
+        with _closing(pinned(locked)) as link:
+            yield _load(PINNED, _bring(link, slots, effort), nbytes, _latency(pinned, locked, slots, effort))
+
+    def bring(turn: int) -> None:
+        slots[turn % len(slots)].copy_(held.experts[turn % len(slots)])
+
+    copies = seconds_of(bring, device, warm_up=effort.warm_up, turns=effort.turns)
+    yield _load(PAGEABLE if pin else RAM, copies, nbytes)
+    if of_run not in (DISK, PINNED):
+        bandwidth, latency_s = sizes.rate(of_run)
+
+        def emulated(source: Source) -> Link:
+            return EmulatedLink(source, shape, bandwidth=bandwidth, latency_s=latency_s)
+
+        with _closing(emulated(held)) as link:
+            yield _load(of_run, _bring(link, slots, effort), nbytes, _latency(emulated, held, slots, effort))
+
+
+class _Held:
+    """A source of a few experts that are held in RAM, page-locked if `pin`."""
+
+    def __init__(self, opened: MoeModel, *, pin: bool) -> None:
+        nbytes = opened.store.layout.nbytes
+        self.experts = [aligned(nbytes, pin=pin) for _ in range(num_few(nbytes, opened.shape.num_keys))]
+        for key, buffer in enumerate(self.experts):
+            opened.store.read(*divmod(key, opened.shape.num_experts), buffer)
+        self._num_experts = opened.shape.num_experts
+
+    def part(self) -> "_Held":
+        """The same source of the first bytes of each."""
+        found = copy(self)
+        found.experts = [buffer[: _part(len(buffer))] for buffer in self.experts]
+        return found
+
+    def view(self, layer: int, expert: int, *, bits: int) -> torch.Tensor:
+        return self.experts[layer * self._num_experts + expert]
+
+    def read(self, layer: int, expert: int, out: torch.Tensor, *, bits: int) -> None:
+        out.copy_(self.view(layer, expert, bits=bits))
+
+    def read_kept(self, layer: int, expert: int, out: torch.Tensor, *, bits: int) -> bool:
+        self.read(layer, expert, out, bits=bits)
+        return True
+
+
+def num_few(nbytes: int, num_keys: int) -> int:
+    """So many of the experts, each of so many bytes, that one is read from memory when it comes again: fewer would stay
+    in a cache."""
+    return min(max(_FEW, _MANY_NBYTES // nbytes), num_keys)
+
+
+def _part(nbytes: int) -> int:
+    return -(-nbytes // _PARTS)
+
+
+def _disk_link(opened: MoeModel, source: KeptSource | None = None) -> Link:
+    """From the checkpoint, or from another source by the same way."""
+    device, nbytes, source = opened.model.device, opened.store.layout.nbytes, source or SlowTier.plain(opened.store)
+    if device.type == "cuda":
+        return CudaLink(source, opened.shape, device=device, slot_nbytes=nbytes, is_pinned=False)
+    return DiskLink(source, opened.shape, kept=source)
+
+
+def _latency(link_from: Callable[[Source], Link], held: _Held, slots: torch.Tensor, effort: Effort) -> Spread:
+    """Seconds of a load that its bytes do not explain: whole experts and parts of them are brought in turns."""
+    part = slots[:, : _part(slots.shape[1])]
+    share, once, found = part.shape[1] / slots.shape[1], Effort(turns=1), []
+    with _closing(link_from(held)) as whole_link, _closing(link_from(held.part())) as part_link:
+        for turn in range(effort.warm_up + effort.turns):
+            [whole_s] = _bring(whole_link, slots, once, first=turn)
+            [part_s] = _bring(part_link, part, once, first=turn)
+            found.append((part_s - share * whole_s) / (1 - share))
+    return Spread.of(found[effort.warm_up :])
+
+
+@contextmanager
+def _closing(link: Link) -> Iterator[Link]:
+    try:
+        yield link
+    finally:
+        link.drain_stalls()
+        link.close()
+
+
+def _bring(link: Link, slots: torch.Tensor, effort: Effort, *, first: int = 0) -> list[float]:
+    """Seconds of each turn's expert, from asking for it to having it."""
+
+    def bring(turn: int) -> None:
+        key = (first + turn) % len(slots)
+        link.collect(link.issue(key, slots[key], urgency=DEMAND))
+
+    return seconds_of(bring, slots.device, warm_up=effort.warm_up, turns=effort.turns)
+
+
+def _bring_cold(link: Link, slots: torch.Tensor, folder: Path, effort: Effort) -> list[float]:
+    """The same with the files dropped from memory before every turn; nothing where that has no effect."""
+    seconds, once, before = [], Effort(turns=1), _bytes_read()
+    if before is None or not hasattr(os, "posix_fadvise"):
+        return []
+    for turn in range(effort.turns):
+        _forget(folder)
+        seconds += _bring(link, slots, once, first=turn)
+    came = _bytes_read() - before
+    return seconds if came >= effort.turns * slots[0].nbytes / 2 else []
+
+
+def _forget(folder: Path) -> None:
+    for path in folder.glob("*.safetensors"):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(descriptor)
+
+
+def _bytes_read() -> int | None:
+    """That this process had from storage; None where nobody counts them."""
+    try:
+        lines = Path("/proc/self/io").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) for line in lines if line.startswith("read_bytes:")), None)
+
+
+def _load(link: str, seconds: list[float], nbytes: int, latency: Spread | None = None) -> Load:
+    spread = Spread.of(seconds)
+    return Load(link, spread, nbytes / spread.median / 1e9, latency=latency)

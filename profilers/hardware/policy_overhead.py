@@ -1,0 +1,94 @@
+"""What policies take themselves: seconds that a step of one token spends on seeing and deciding, policy by policy."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from statistics import median
+from time import perf_counter
+
+import numpy as np
+import torch
+
+from artifacts.errors import Problem
+from artifacts.hardware.profile import EACH_LOAD
+from runtime.engine.output_cpu import EXACT
+from runtime.model.expert_store import RamStore
+from runtime.model.open import MoeModel
+from runtime.policies import POLICIES, describe, parse
+from runtime.policies.base import Artefacts
+from runtime.search import space
+from runtime.session.session import Session, Settings
+from runtime.tiers.open import resolve_link
+
+_PLAIN = {"prefetch": "none", "eviction": "lru"}  # policies with which others are compared
+_SEARCHED = {"prefetch": space.PREFETCH, "eviction": space.EVICTION}
+
+
+def deciding(
+    opened: MoeModel, link: str, *, tokens: int, experts: str = EXACT, artefacts: Artefacts | None = None
+) -> dict[str, float]:
+    """Seconds a layer that each policy of prefetching and eviction takes beyond the plain one, by axis and text, where
+    a token's experts are there: by its name, and as a search may try it. Those that cannot run are left out. And
+    `EACH_LOAD`: what deciding on one that is not there adds. A few `tokens` are decoded, each twice."""
+    if resolve_link(opened, link=link, near=None, scaled_to=None).kind == "emulated":
+        opened = replace(opened, store=RamStore(opened.store))  # once, not for every session
+    settings = Settings(budget=f"{opened.shape.num_layers * places_a_layer(opened)}x", link=link, experts=experts)
+    settings = replace(settings, window=f"{opened.shape.top_k * opened.shape.expert_nbytes}B")
+    plain_s, load_s = _step_seconds(opened, settings, artefacts, tokens)
+    found = {EACH_LOAD: load_s}
+    for axis, plain in _PLAIN.items():
+        for text in dict.fromkeys(text for text in (*POLICIES[axis], *_SEARCHED[axis]) if text != plain):
+            try:
+                own_s, _ = _step_seconds(opened, replace(settings, policies={axis: text}), artefacts, tokens)
+            except Problem:
+                continue
+            found[f"{axis} {describe(parse(axis, text))}"] = max(0.0, own_s - plain_s)
+    return found
+
+
+def places_a_layer(opened: MoeModel) -> int:
+    """Slots of a layer in which a token finds some of its experts and not others."""
+    top_k = opened.shape.top_k
+    return 2 * top_k if opened.shape.num_experts >= 4 * top_k else top_k
+
+
+def _step_seconds(
+    opened: MoeModel, settings: Settings, artefacts: Artefacts | None, tokens: int
+) -> tuple[float, float]:
+    """Median over the layers of tokens that come a second time; and of what each miss added to the first."""
+    random, there, added = np.random.default_rng(0), [], []
+    with Session(opened, settings, artefacts=artefacts) as session, torch.inference_mode():
+        for _ in range(tokens):
+            token = torch.from_numpy(random.integers(0, opened.config.vocab_size, (1, 1)))
+            first, second = (_timed(session, token) for _ in range(2))
+            there += second
+            misses = sum(layer["misses"] for layer in session.controller.counters.by_layer(first_pass=-2))
+            added += [(sum(first) - sum(second)) / misses] if misses else []
+    return median(there), max(0.0, median(added)) if added else 0.0
+
+
+def _timed(session: Session, token: torch.Tensor) -> list[float]:
+    """Seconds in which each layer is seen and decided and its loads are asked for."""
+    owners = (session.watcher, "step"), (session.controller, "step"), (session.tiers.link, "issue")
+    seconds: list[float] = []
+    for owner, name in owners:
+        setattr(owner, name, _timing(getattr(owner, name), seconds, begins=owner is session.watcher))
+    try:
+        session.forward(token)
+    finally:
+        for owner, name in owners:
+            delattr(owner, name)
+    return seconds
+
+
+def _timing(work: Callable[..., object], seconds: list[float], *, begins: bool) -> Callable[..., object]:
+    """Its time is added to the last of `seconds`, or begins another."""
+
+    def timed(*arguments: object, **options: object) -> object:
+        begin_s = perf_counter()
+        answer = work(*arguments, **options)
+        if begins:
+            seconds.append(0.0)
+        seconds[-1] += perf_counter() - begin_s
+        return answer
+
+    return timed

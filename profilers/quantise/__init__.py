@@ -1,0 +1,1 @@
+"""Calibrates a model layer by layer and writes replicas of every expert."""

@@ -1,0 +1,184 @@
+"""What calibrates an expert: the inputs of its layer in one file, and from it the expert's own and a share of the rest.
+
+GPTQ weighs an error by the inputs it meets, X^T X. An expert that few tokens selected has too few of its own, so every
+expert also counts `k` tokens' worth of its layer's mean, k the inputs of the projection: where own tokens are many that
+vanishes, where there are none it stands alone. For the second projection the mean is over the expert's own activations
+on a sample of the layer's tokens.
+"""
+
+import os
+import pickle
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from artifacts.common.files import replacing
+from artifacts.errors import BadInput
+from artifacts.quantisation.gptq import gram
+from profilers.quantise.lockstep import Arrived
+from profilers.quantise.method import first_projection
+from runtime.model.arithmetic import assign, expert_forward, project
+from runtime.model.expert_store import is_finite
+
+SAMPLE = 1024  # tokens of a layer on which an expert's own activations stand for those it lacks
+_CHUNK = 2048  # tokens that are in float32 at a time
+_EXACT_UP_TO = 1024  # inputs; sums over tokens are in float64 up to here, beyond it memory decides
+_CPU = torch.device("cpu")
+
+Weights = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerInputs:
+    """The inputs of one layer's experts in a file: T tokens, padding left out, in the order of the batches.
+
+    `moments` is the file of the layer's mean X^T X / T.
+    """
+
+    path: Path
+    moments: Path
+    num_tokens: int
+    width: int
+    dtype: torch.dtype
+
+    def read(self, rows: np.ndarray, device: torch.device = _CPU) -> Iterator[torch.Tensor]:
+        """The inputs of these tokens in float32, in parts [n, H]."""
+        with self.path.open("rb", buffering=0) as file:
+            for start in range(0, len(rows), _CHUNK):
+                # Row by row and not mapped: mapped pages would count as ours, and for a busy expert they are the layer.
+                part = rows[start : start + _CHUNK].tolist()
+                found = torch.empty(len(part), self.width, dtype=self.dtype)
+                for target, row in zip(found.view(torch.uint8).numpy(), part, strict=True):
+                    count = os.preadv(file.fileno(), [target], row * target.nbytes)
+                    assert count == target.nbytes, f"{self.path} ends in row {row}"
+                yield found.to(device).float()
+
+    def mean_moments(self) -> torch.Tensor:
+        """[H, H], float64 up to 1024 inputs and else float32."""
+        flat = torch.from_numpy(np.fromfile(self.moments, np.uint8))
+        return flat.view(moments_dtype(self.width)).view(self.width, self.width)
+
+    def sample(self) -> np.ndarray:
+        """Rows that stand for the whole layer: at most `SAMPLE`, evenly spaced."""
+        return spaced(self.num_tokens, SAMPLE)
+
+
+def spaced(total: int, most: int) -> np.ndarray:
+    """At most `most` of `total` indices, evenly spaced: index i is `i * total // most`."""
+    return np.arange(total) if total <= most else np.arange(most) * total // most
+
+
+def moments_dtype(num_inputs: int) -> torch.dtype:
+    """Of X^T X of a projection with so many inputs."""
+    return torch.float64 if num_inputs <= _EXACT_UP_TO else torch.float32
+
+
+def keep_inputs(batches: Sequence[Arrived], folder: Path, layer: int) -> LayerInputs:
+    """Write a layer's inputs, and their mean X^T X, into `folder`. Raises OutOfResources when the disk is full, and
+    BadInput when the model's hidden states are not finite."""
+    hidden = batches[0].hidden
+    width, dtype = hidden.shape[1], hidden.dtype
+    inputs = LayerInputs(
+        path=folder / f"layer-{layer:03}.inputs",
+        moments=folder / f"layer-{layer:03}.moments",
+        num_tokens=sum(int(is_real(batch).sum()) for batch in batches),
+        width=width,
+        dtype=dtype,
+    )
+    total = torch.zeros(width, width, dtype=moments_dtype(width), device=hidden.device)
+    with replacing(inputs.path) as temporary, temporary.open("wb") as file:
+        for batch in batches:
+            real = batch.hidden[torch.from_numpy(is_real(batch)).to(hidden.device)]
+            file.write(real.cpu().contiguous().view(torch.uint8).numpy())
+            for part in real.split(_CHUNK):
+                add_moments(total, part.float())
+    if not is_finite(total):
+        raise BadInput(f"layer {layer}: hidden states on this text are NaN or infinite: calibrate on other text")
+    with replacing(inputs.moments) as temporary:
+        total.div_(inputs.num_tokens).cpu().numpy().tofile(temporary)
+    return inputs
+
+
+def add_moments(total: torch.Tensor, x: torch.Tensor) -> None:
+    """Add X^T X of x [n, in] to `total` [in, in]."""
+    total += gram(x)
+
+
+def is_real(batch: Arrived) -> np.ndarray:
+    """[T] bool: which rows are tokens and not padding."""
+    return batch.selected[:, 0] >= 0
+
+
+class LayerTokens:
+    """Which tokens of a layer selected which expert; `assigned` by batch and expert, for computing them."""
+
+    def __init__(self, batches: Sequence[Arrived]) -> None:
+        self.assigned = [assign(batch.selected, batch.hidden.device) for batch in batches]
+        self._weights = [batch.weights.double().cpu().numpy() for batch in batches]
+        real = [is_real(batch) for batch in batches]
+        before = np.cumsum([0, *(part.sum() for part in real)])
+        self._numbers = [np.cumsum(part) - 1 + start for part, start in zip(real, before, strict=False)]
+
+    def of(self, expert: int) -> tuple[np.ndarray, np.ndarray]:
+        """Rows of `LayerInputs` that selected this expert, rising, and its routing weights there, float64."""
+        rows, weights = [np.zeros(0, np.int64)], [np.zeros(0)]
+        for assigned, gates, numbers in zip(self.assigned, self._weights, self._numbers, strict=True):
+            if expert in assigned:
+                tokens, ranks = (place.cpu().numpy() for place in assigned[expert])
+                order = np.argsort(tokens)
+                rows.append(numbers[tokens[order]])
+                weights.append(gates[tokens[order], ranks[order]])
+        return np.concatenate(rows), np.concatenate(weights)
+
+
+# One expert
+
+
+def describing(module: nn.Module) -> bytes:
+    """The experts module without its parameters, pickled: what an expert's arithmetic asks of it."""
+    bare = module.__class__.__new__(module.__class__)
+    bare.__dict__ = {name: value for name, value in module.__dict__.items() if name != "moectl_forward"}
+    bare._parameters = {}
+    return pickle.dumps(bare)
+
+
+def activations(module: nn.Module, weights: Weights, x: torch.Tensor) -> torch.Tensor:
+    """What the expert's second projection reads: x [n, H] -> [n, I]."""
+    y = project(module, weights, first_projection(module), x)
+    return module._apply_gate(y) if module.has_gate else module.act_fn(y)
+
+
+def output(module: nn.Module, weights: Weights, x: torch.Tensor) -> torch.Tensor:
+    """The expert on x [n, H] -> [n, H], without a routing weight; in parts, since what lies between may be wide."""
+    return torch.cat([expert_forward(module, weights, part) for part in x.split(_CHUNK // 4)])
+
+
+def hessians(
+    module: nn.Module, weights: Weights, inputs: LayerInputs, rows: np.ndarray
+) -> dict[str, tuple[torch.Tensor, int]]:
+    """Per projection 2/n X^T X [in, in] over the tokens in `rows` and the layer's share, and n, own tokens alone."""
+    device = weights["down_proj"].device
+    first = inputs.mean_moments().to(device) * inputs.width
+    second = _mean_second(module, weights, inputs)
+    second *= len(second)
+    for x in inputs.read(rows, device):
+        add_moments(first, x)
+        add_moments(second, activations(module, weights, x))
+    found = {first_projection(module): first, "down_proj": second}
+    return {name: total.mul_(2 / (len(rows) + len(total))) for name, total in found.items()}
+
+
+def _mean_second(module: nn.Module, weights: Weights, inputs: LayerInputs) -> torch.Tensor:
+    """[I, I]: mean X^T X of the expert's activations on the layer's sample."""
+    rows, total = inputs.sample(), None
+    for x in inputs.read(rows, weights["down_proj"].device):
+        y = activations(module, weights, x)
+        width = y.shape[1]
+        total = torch.zeros(width, width, dtype=moments_dtype(width), device=y.device) if total is None else total
+        add_moments(total, y)
+    assert total is not None, "a layer without tokens"
+    return total / len(rows)

@@ -1,0 +1,168 @@
+"""Writes a whole checkpoint with its experts at 2, 3 or 4 bits, in the layout that GPTQ readers share (version 2)."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import save
+
+from artifacts.common.files import check_writable, replacing
+from artifacts.errors import BadInput
+from artifacts.quantisation.gptq import Quantized
+from artifacts.quantisation.gptq_checkpoint import gptq_tensors, quantize_config
+from artifacts.quantisation.packing import Packed
+from artifacts.quantisation.replica_file import Parts, read_metadata
+from artifacts.store.runs import versions
+from profilers.quantise.method import first_projection, projections
+from runtime.model.checkpoint import Checkpoint
+from runtime.model.expert_store import ExpertLayout, Piece
+from runtime.model.expert_tensors import locate_experts
+from runtime.model.layers import MoeLayer
+from runtime.model.locate import WANTED
+from runtime.model.open import MoeModel
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Slice:
+    """Outputs of a projection that are a module of their own in a published checkpoint."""
+
+    module: str
+    part: str
+    rows: slice
+
+
+def export_gptq(
+    opened: MoeModel,
+    checkpoint: Checkpoint,
+    read: Callable[[int, int], Parts],
+    out: Path,
+    *,
+    first_file: Path,
+    progress: Progress = lambda done, total: None,
+) -> None:
+    """Write `out`, a new folder, whole or not at all. `read(layer, expert)` gives replicas of one width.
+
+    `first_file` is any of their files, for how they were made. Raises BadInput when sizes do not suit GPTQ readers or
+    the folder is there already, OutOfResources when the disk is full.
+    """
+    shape, layout = opened.shape, opened.store.layout
+    located = locate_experts(opened.model, opened.layers, shape=shape, layout=layout, tensors=checkpoint.tensors)
+    names = {(tensor.shard.path, tensor.offset, tensor.nbytes): name for name, tensor in checkpoint.tensors.items()}
+    weight_map: dict[str, str] = {}
+    groups: dict[str, int] = {}
+    with _new_folder(out) as folder:
+        for layer in opened.layers:
+            tensors = {}
+            for expert in range(shape.num_experts):
+                pieces = located.pieces[layer.index * shape.num_experts + expert]
+                stored = [(piece, names.get((piece.shard.path, piece.offset, piece.nbytes), "")) for piece in pieces]
+                parts = read(layer.index, expert)
+                for each in _slices(layer, expert, stored, layout):
+                    tensors |= _module(each, parts)
+                    groups[each.module] = parts[each.part].group_size
+                bits = next(part.bits for part in parts.values() if isinstance(part, Packed))
+            weight_map |= _write(folder, f"model-experts-{layer.index:03}.safetensors", tensors)
+            progress(layer.index + 1, shape.num_layers)
+        others = {name: tensor.read() for name, tensor in located.others.items()}
+        weight_map |= _write(folder, "model-others.safetensors", others)
+        config = _config(bits, groups, others, read_metadata(first_file))
+        _write_texts(checkpoint.folder, folder, config, weight_map)
+
+
+def _slices(layer: MoeLayer, expert: int, stored: list[tuple[Piece, str]], layout: ExpertLayout) -> list[_Slice]:
+    """The modules of one expert: by their names in this checkpoint, or, where it is fused, by the usual ones."""
+    if all(name.endswith(".weight") for _, name in stored):
+        return _as_stored(layout, stored)
+    module, base = layer.experts, f"{layer.name}.{expert}"
+    first = first_projection(module)
+    whole, half = slice(None), projections(layer)[first][0] // 2
+    found = [_Slice(f"{base}.down_proj", "down_proj", whole)]
+    if not module.has_gate:
+        return [_Slice(f"{base}.up_proj", first, whole), *found]
+    gate, up = (slice(half), slice(half, None)) if module.is_concatenated else (slice(0, None, 2), slice(1, None, 2))
+    return [_Slice(f"{base}.gate_proj", first, gate), _Slice(f"{base}.up_proj", first, up), *found]
+
+
+def _as_stored(layout: ExpertLayout, stored: list[tuple[Piece, str]]) -> list[_Slice]:
+    """Each stored tensor fills some rows of a part: where they lie in the slot says which."""
+    found = []
+    for piece, name in stored:
+        part = next(part for part in layout.parts if part.offset <= piece.start < part.offset + part.nbytes)
+        row_nbytes = part.nbytes // part.shape[0]
+        start, stop = ((at - part.offset) // row_nbytes for at in (piece.start, piece.stop))
+        found.append(_Slice(name.removesuffix(".weight"), part.name, slice(start, stop)))
+    return found
+
+
+def _module(each: _Slice, parts: Parts) -> dict[str, torch.Tensor]:
+    whole = Quantized.from_packed(parts[each.part])
+    zeros = whole.zeros[each.rows]
+    own = Quantized(whole.bits, whole.group_size, whole.codes[each.rows], whole.scales[each.rows], zeros)
+    tensors = gptq_tensors(own.packed())
+    bias = parts.get(f"{each.part}_bias")
+    if bias is not None:
+        tensors["bias"] = bias[each.rows]
+    return {f"{each.module}.{name}": tensor for name, tensor in tensors.items()}
+
+
+def _config(bits: int, groups: Mapping[str, int], others: Mapping[str, torch.Tensor], made: Mapping) -> dict:
+    """Modules of the same kind, layers and experts apart, share an entry: every number in a name becomes a pattern."""
+    usual = max(groups.values())
+    dynamic = {f"+:{_pattern(name)}": {"group_size": size} for name, size in groups.items() if size != usual}
+    matrices = [name.removesuffix(".weight") for name, tensor in others.items() if name.endswith(".weight")]
+    dynamic |= {f"-:{_pattern(name)}": {} for name in matrices if others[f"{name}.weight"].dim() == 2}
+    meta = {"quantizer": [f"moectl:{versions().get('moectl', 'not installed')}"], "recipe": made["recipe"]}
+    return quantize_config(bits, usual, damp=float(made["damp"]), dynamic=dynamic, meta=meta)
+
+
+def _pattern(name: str) -> str:
+    """`layers.3.mlp` -> `layers\\.\\d+\\.mlp`."""
+    return r"\.".join(r"\d+" if word.isdecimal() else word for word in name.split("."))
+
+
+def _write(folder: Path, name: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
+    """One shard; returns its entries of the index."""
+    with replacing(folder / name) as temporary:
+        temporary.write_bytes(save({key: tensor.contiguous() for key, tensor in tensors.items()}, {"format": "pt"}))
+    return dict.fromkeys(tensors, name)
+
+
+def _write_texts(source: Path, folder: Path, config: dict, weight_map: Mapping[str, str]) -> None:
+    """Index, configs, and whatever else lies beside the checkpoint's weights."""
+    skipped = {"model.safetensors.index.json", "config.json"}
+    for pattern in WANTED:
+        for path in source.glob(pattern):
+            if path.suffix != ".safetensors" and path.name not in skipped:
+                shutil.copyfile(path, folder / path.name)
+    whole = json.loads((source / "config.json").read_bytes()) | {"quantization_config": config}
+    texts = {
+        "config.json": whole,
+        "quantize_config.json": config,
+        "model.safetensors.index.json": {"metadata": {}, "weight_map": dict(sorted(weight_map.items()))},
+    }
+    for name, value in texts.items():
+        with replacing(folder / name) as temporary:
+            temporary.write_text(json.dumps(value, indent=2) + "\n")
+
+
+@contextmanager
+def _new_folder(out: Path) -> Iterator[Path]:
+    """Lend a folder beside `out` that takes its name when all went well, and else goes away."""
+    if out.exists():
+        raise BadInput(f"{out} is there already: name a new folder")
+    check_writable(out)
+    folder = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    try:
+        yield folder
+        folder.rename(out)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

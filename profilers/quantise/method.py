@@ -1,0 +1,71 @@
+"""How experts are quantised, and what of it a model's shapes allow."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from torch import nn
+
+from artifacts.errors import BadUsage
+from artifacts.quantisation.bit_allocation import WIDTHS
+from artifacts.quantisation.gptq import RECIPES, group_size_for
+from artifacts.quantisation.packing import packed_shapes
+from runtime.model.layers import MoeLayer
+
+LOWERED = (128, 64, 32)  # group sizes that give way to a smaller one where they do not divide
+
+Shapes = dict[str, tuple[int, int]]  # of one expert's projections: outputs and inputs, by name
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """Widths, the group size wished for, damping, recipe; and below how many tokens of its own an expert is judged by
+    its layer's."""
+
+    bits: tuple[int, ...] = WIDTHS
+    group_size: int = 128
+    damp: float = 0.01
+    recipe: str = "refined"
+    min_samples: int = 64
+
+
+def first_projection(module: nn.Module) -> str:
+    """The name of the projection that reads the expert's input."""
+    return "gate_up_proj" if module.has_gate else "up_proj"
+
+
+def projections(layer: MoeLayer) -> Shapes:
+    """Outputs and inputs of an expert's projections, by name."""
+    module, shapes = layer.experts, layer.shapes
+    names = (first_projection(module), "down_proj")
+    return {name: shapes[name][::-1] if module.is_transposed else shapes[name] for name in names}
+
+
+def check_method(method: Method, shapes: Shapes) -> None:
+    """Raise BadUsage for widths, a recipe or a group size that cannot be had."""
+    if not method.bits or not set(method.bits) <= set(WIDTHS):
+        raise BadUsage(f"replicas have 1, 2, 3 or 4 bits, not {', '.join(map(str, method.bits)) or 'none'}")
+    if method.recipe not in RECIPES:
+        raise BadUsage(f"the recipe is {' or '.join(RECIPES)}, not {method.recipe!r}")
+    if not 0 < method.damp < 1:
+        raise BadUsage(f"damp is a share of the mean of the Hessian's diagonal, between 0 and 1, not {method.damp}")
+    misfits = [name for name, (_, num_inputs) in shapes.items() if num_inputs % method.group_size]
+    if misfits and method.group_size not in LOWERED:
+        sizes = " and ".join(f"{num_inputs} ({name})" for name, (_, num_inputs) in shapes.items())
+        common = np.gcd.reduce([num_inputs for _, num_inputs in shapes.values()])
+        usable = [size for size in range(8, int(common) + 1) if common % size == 0]
+        raise BadUsage(
+            f"groups of {method.group_size} do not divide the inputs of the experts' projections, {sizes}: give "
+            f"{', '.join(map(str, usable))}, or 32, 64 or 128, which give way to less where they do not divide"
+        )
+
+
+def expected_nbytes(method: Method, shapes: Shapes) -> int:
+    """Bytes of one expert's replicas, without biases."""
+    return sum(
+        dtype.itemsize * int(np.prod(shape))
+        for bits in method.bits
+        for num_outputs, num_inputs in shapes.values()
+        for dtype, shape in packed_shapes(
+            num_outputs, num_inputs, bits, group_size_for(num_inputs, method.group_size)
+        ).values()
+    )

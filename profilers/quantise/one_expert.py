@@ -1,0 +1,168 @@
+"""One expert: its weights and its calibration in, all its replicas in one file out, with what each of them costs.
+
+This is the unit of work of `moectl quantize`. It needs nothing but its arguments and two files of its layer's inputs:
+any process can do it, and its file is the same bytes wherever it is done.
+"""
+
+import pickle
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torch import nn
+
+from artifacts.errors import BadInput, OutOfResources
+from artifacts.quantisation.gptq import Quantized, group_size_for, quantize
+from artifacts.quantisation.replica_file import file_hash, read_metadata, replica_nbytes, write_replicas
+from profilers.quantise.calibration import LayerInputs, Weights, hessians, output, spaced
+from profilers.quantise.method import Method
+from runtime.model.expert_store import ExpertLayout
+
+LOSS_TOKENS = 2048  # of an expert, at most, on which its replicas are compared with it
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """One expert's task. `weights` are its bytes as `layout` describes them, `module` is `calibration.describing`'s;
+    `rows` of `inputs` are its own tokens and `gates` its routing weights there; `device` is where to compute."""
+
+    path: Path
+    model: str
+    layer: int
+    expert: int
+    method: Method
+    module: bytes
+    layout: ExpertLayout
+    weights: np.ndarray
+    inputs: LayerInputs
+    rows: np.ndarray
+    gates: np.ndarray
+    device: str = "cpu"
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What a replica file says of itself: rows of `quant_loss` and `replicas`, by width."""
+
+    path: Path
+    metadata: Mapping[str, str]
+    nbytes: Mapping[int, int]
+    hash: str
+
+
+def quantise(unit: Unit) -> Record:
+    """Quantise one expert and write its file. Raises OutOfResources when the disk is full, or is another machine's."""
+    if not unit.inputs.path.exists():
+        raise OutOfResources(
+            f"{socket.gethostname()} sees no {unit.inputs.path}: workers on other machines need the store in a folder "
+            "that all of them share, under the same name"
+        )
+    module = pickle.loads(unit.module)
+    with torch.inference_mode():
+        parts = unit.layout.views(torch.from_numpy(unit.weights))
+        weights = {name: part.to(unit.device).float() for name, part in parts.items()}
+        found = hessians(module, weights, unit.inputs, unit.rows)
+        replicas = {name: _quantised(unit, module, name, weights[name], hessian) for name, hessian in found.items()}
+        losses = _losses(module, weights, replicas, unit)
+    biases = {name: part for name, part in parts.items() if name.endswith("_bias")}
+    files = {
+        bits: {name: by_bits[bits].packed() for name, by_bits in replicas.items()} | biases for bits in unit.method.bits
+    }
+    write_replicas(unit.path, files, _metadata(unit) | losses)
+    return record(unit.path)
+
+
+def record(path: Path) -> Record:
+    """What to enter in the store of a file that is there."""
+    return Record(path, read_metadata(path), replica_nbytes(path), file_hash(path))
+
+
+def tables(records: Sequence[Record]) -> dict[str, pa.Table]:
+    """Rows of `quant_loss` and `replicas`, by layer, expert and width."""
+    entries = [(each, bits) for each in records for bits in sorted(each.nbytes)]
+    keys = {
+        name: np.array([int(each.metadata[name]) for each, _ in entries], np.uint16) for name in ("layer", "expert")
+    }
+    keys["bits"] = np.array([bits for _, bits in entries], np.uint16)
+    of_width = {
+        name: [float(each.metadata[f"{bits}.{name}"]) for each, bits in entries]
+        for name in ("mse", "relative", "gated")
+    }
+    of_expert = {
+        "samples": [int(each.metadata["samples"]) for each, _ in entries],
+        "basis": [each.metadata["basis"] for each, _ in entries],
+        "energy": [float(each.metadata["energy"]) for each, _ in entries],
+    }
+    files = {
+        "file": [f"{each.path.parent.name}/{each.path.name}" for each, _ in entries],
+        "nbytes": [each.nbytes[bits] for each, bits in entries],
+        "hash": [each.hash for each, _ in entries],
+    }
+    return {"quant_loss": pa.table(keys | of_width | of_expert), "replicas": pa.table(keys | files)}
+
+
+def _quantised(
+    unit: Unit, module: nn.Module, name: str, weight: torch.Tensor, hessian: torch.Tensor
+) -> dict[int, Quantized]:
+    method = unit.method
+    weight = weight.T.contiguous() if module.is_transposed else weight
+    group_size = group_size_for(weight.shape[1], method.group_size)
+    try:
+        return quantize(weight, hessian, method.bits, group_size, damp=method.damp, recipe=method.recipe)
+    except BadInput as problem:
+        raise BadInput(f"layer {unit.layer}, expert {unit.expert}, {name}: {problem}") from problem
+
+
+def _losses(
+    module: nn.Module, weights: Weights, replicas: Mapping[str, dict[int, Quantized]], unit: Unit
+) -> dict[str, str]:
+    """Per width: mse and relative of the expert's output without routing weight, gated with it; all as texts."""
+    own = spaced(len(unit.rows), LOSS_TOKENS)
+    rows, is_own = unit.rows[own], len(unit.rows) >= unit.method.min_samples
+    judged = rows if is_own else np.concatenate([rows, unit.inputs.sample()])
+    x = torch.cat(list(unit.inputs.read(judged, torch.device(unit.device))))
+    exact = output(module, weights, x)
+    # Sums over the own tokens; where they are too many to look at all, as many times those that are looked at.
+    gates = torch.from_numpy(unit.gates[own] ** 2 * (len(unit.rows) / max(1, len(own)))).to(x.device)
+    texts = {"samples": str(len(unit.rows)), "basis": "own" if is_own else "layer"}
+    texts["energy"] = _text(gates @ _squares(exact[: len(own)]))
+    mean_square = float(_squares(exact).mean() / exact.shape[1])
+    for bits in unit.method.bits:
+        squares = _squares(output(module, weights | _dequantised(module, replicas, bits), x) - exact)
+        mse = float(squares.mean() / exact.shape[1])
+        texts[f"{bits}.mse"] = _text(mse)
+        texts[f"{bits}.relative"] = _text(mse / mean_square if mean_square else 0.0)
+        texts[f"{bits}.gated"] = _text(gates @ squares[: len(own)])
+    return texts
+
+
+def _dequantised(module: nn.Module, replicas: Mapping[str, dict[int, Quantized]], bits: int) -> Weights:
+    """As the file will hold them, in the module's own orientation."""
+    found = {name: by_bits[bits].dequantised() for name, by_bits in replicas.items()}
+    return {name: weight.T if module.is_transposed else weight for name, weight in found.items()}
+
+
+def _squares(x: torch.Tensor) -> torch.Tensor:
+    """[n, H] -> [n]: each token's sum of squares, float64."""
+    return torch.linalg.vector_norm(x, dim=1, dtype=torch.float64).square()
+
+
+def _metadata(unit: Unit) -> dict[str, str]:
+    method = unit.method
+    return {
+        "model": unit.model,
+        "layer": str(unit.layer),
+        "expert": str(unit.expert),
+        "recipe": method.recipe,
+        "damp": repr(method.damp),
+        "min_samples": str(method.min_samples),
+    }
+
+
+def _text(value: float | torch.Tensor) -> str:
+    """Exact to the last bit."""
+    return repr(float(value))

@@ -1,0 +1,298 @@
+"""Replicas of every expert of a model: calibrated layer by layer, one file an expert, then all rows at once.
+
+Stopped at any moment, the same call goes on with the experts whose files are missing, to the same bytes. Memory is
+bounded: one layer's inputs (hidden states of the calibration text), and one expert a job.
+"""
+
+import fcntl
+import hashlib
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from artifacts.errors import BadInput, OutOfResources, Partly
+from artifacts.quantisation.gptq import VERSION
+from artifacts.quantisation.replica_file import FORMAT, is_intact, read_metadata, replica_root
+from artifacts.store.runs import ModelInfo, RunInfo, utc_now
+from artifacts.store.store import add_run
+from profilers.quantise.calibration import LayerInputs, LayerTokens, describing, keep_inputs
+from profilers.quantise.lockstep import Arrived, Lockstep, batches
+from profilers.quantise.method import Method, check_method, expected_nbytes, projections
+from profilers.quantise.one_expert import LOSS_TOKENS, Record, Unit, quantise, record, tables
+from profilers.routing.profile import Data
+from profilers.text.corpus import data_digest
+from profilers.workers.memory import return_large_buffers
+from profilers.workers.workers import ATTEMPTS, Executor, Processes, Workers
+from runtime.model.arithmetic import accumulate, expert_forward, gather, weigh
+from runtime.model.expert_store import aligned
+from runtime.model.layers import MoeLayer
+from runtime.model.open import MoeModel
+
+QUANTIZE = "quantize"
+BATCH_TOKENS = 4096  # rows of a batch, padding included
+_HERE = Processes(1)
+_HOPELESS = 4  # experts lost and none done: it is not the experts
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """What a run left in the store; `resumed` experts were done by an earlier, stopped one."""
+
+    run_id: int
+    folder: Path
+    records: tuple[Record, ...]
+    num_tokens: int
+    seconds: float
+    resumed: int
+
+
+def build_replicas(
+    opened: MoeModel,
+    data: Data,
+    method: Method,
+    *,
+    model: ModelInfo,
+    store_path: Path,
+    executor: Executor = _HERE,
+    progress: Progress = lambda done, total: None,
+) -> Built:
+    """Quantise every expert and write the run; workers write its files. `progress` hears of experts done and experts
+    in all.
+
+    Raises BadUsage for a method that this model does not allow, OutOfResources for a full disk, workers that are all
+    killed and a folder that another process is filling, Partly when some experts could not be done.
+    """
+    started_at, start_s = utc_now(), time.monotonic()
+    shapes = projections(opened.layers[0])
+    check_method(method, shapes)
+    digest = data_digest(data.sequences)
+    folder = replica_root(store_path) / f"{model.model_id}-{_identity(method, digest)}"
+    with _owning(folder):
+        job = _Job(opened, method, folder, model.fingerprint, progress)
+        job.take_up()
+        resumed = len(job.records)
+        job.check_space(expected_nbytes(method, shapes))
+        job.run(data.sequences, executor)
+        info = RunInfo(
+            command=QUANTIZE,
+            model_id=model.model_id,
+            started_at=started_at,
+            seconds=time.monotonic() - start_s,
+            data=data.spec,
+            data_digest=digest,
+            tokens=sum(map(len, data.sequences)),
+            seed=data.seed,
+            parameters=asdict(method) | {"folder": folder.name, "sequences": len(data.sequences)},
+        )
+        records = tuple(job.records[key] for key in range(opened.shape.num_keys))
+        run_id = add_run(store_path, info, tables(records), model=model)
+    return Built(run_id, folder, records, info.tokens, info.seconds, resumed)
+
+
+class _Job:
+    """One model under way; `records` by key fill up."""
+
+    def __init__(self, opened: MoeModel, method: Method, folder: Path, model: str, progress: Progress) -> None:
+        self._opened, self._method, self._folder, self._model = opened, method, folder, model
+        self._progress = progress
+        self._host = aligned(opened.store.layout.nbytes)
+        self.records: dict[int, Record] = {}
+        self._lost: dict[int, Exception] = {}
+        self._num_done = 0
+
+    def take_up(self) -> None:
+        """Count what an earlier run left whole; remove what is not, and what it had under way."""
+        for path in self._folder.glob(".*.tmp"):
+            path.unlink()
+        for key in range(self._opened.shape.num_keys):
+            path = self._path(key)
+            if path.is_file() and self._is_whole(path, key):
+                self.records[key] = record(path)
+
+    def check_space(self, nbytes: int) -> None:
+        """Raise OutOfResources now, not after hours, if the disk cannot take what is missing, `nbytes` an expert."""
+        needed = nbytes * (self._opened.shape.num_keys - len(self.records))
+        free = shutil.disk_usage(self._folder).free
+        if needed > free:
+            raise OutOfResources(
+                f"the replicas take {needed / 2**20:,.1f} MiB and the disk of {self._folder} has "
+                f"{free / 2**20:,.1f} MiB left: free some, name a store on another disk, or give fewer --bits"
+            )
+
+    def run(self, sequences: Sequence[np.ndarray], executor: Executor) -> None:
+        """Do every expert that has no record yet."""
+        num_experts, num_keys = self._opened.shape.num_experts, self._opened.shape.num_keys
+        self._progress(len(self.records), num_keys)
+        missing = [key for key in range(num_keys) if key not in self.records]
+        if not missing:
+            return
+        return_large_buffers()
+        last = missing[-1] // num_experts
+        parts = batches(sequences, num_tokens=BATCH_TOKENS)
+        if self._opened.model.device.type != "cpu":
+            executor = _HERE  # a GPU is one place to compute
+        with (
+            _one_thread(),
+            torch.inference_mode(),
+            _scratch(self._folder.absolute() / ".scratch") as scratch,
+            Lockstep(self._opened, parts) as lockstep,
+            Workers(quantise, executor, self._done) as workers,
+        ):
+            for layer, arrived in lockstep.layers():
+                outputs = self._layer(layer, arrived, workers, scratch, is_last=layer.index == last)
+                if layer.index == last:
+                    break
+                lockstep.put(outputs)
+        if self._lost:
+            raise Partly(self._what_is_lost())
+
+    def _layer(
+        self, layer: MoeLayer, arrived: list[Arrived], workers: Workers, scratch: Path, *, is_last: bool
+    ) -> list[torch.Tensor]:
+        """Each expert is read once: for its replicas, and for what the layers above it will see."""
+        tokens = LayerTokens(arrived)
+        outputs = [torch.zeros_like(batch.hidden) for batch in arrived]
+        missing = [e for e in range(self._opened.shape.num_experts) if self._key(layer, e) not in self.records]
+        inputs = keep_inputs(arrived, scratch, layer.index) if missing else None
+        for expert in range(self._opened.shape.num_experts):
+            is_wanted = any(expert in assigned for assigned in tokens.assigned)
+            if expert not in missing and (is_last or not is_wanted):
+                continue
+            self._opened.store.read(layer.index, expert, self._host)
+            if expert in missing:
+                workers.submit(self._unit(layer, expert, inputs, tokens), expert)
+            weights = self._opened.store.layout.views(self._host.to(arrived[0].hidden.device))
+            for batch, assigned, out in zip(arrived, tokens.assigned, outputs, strict=True):
+                if expert in assigned and not is_last:
+                    y = expert_forward(layer.experts, weights, gather(batch.hidden, assigned[expert]))
+                    accumulate(out, weigh(y, batch.weights, assigned[expert]), assigned[expert])
+        self._finish(layer, inputs, tokens, workers)
+        return outputs
+
+    def _finish(self, layer: MoeLayer, inputs: LayerInputs | None, tokens: LayerTokens, workers: Workers) -> None:
+        """Wait for the layer's experts, and note those that are lost for good."""
+
+        def again(expert: int) -> None:
+            self._opened.store.read(layer.index, expert, self._host)
+            workers.submit(self._unit(layer, expert, inputs, tokens), expert)
+
+        lost = workers.persist(again)
+        self._lost |= {self._key(layer, expert): error for expert, error in lost.items()}
+        if len(self._lost) >= _HOPELESS and not self._num_done:
+            raise next(iter(lost.values()))
+
+    def _what_is_lost(self) -> str:
+        of_layer = [divmod(key, self._opened.shape.num_experts) for key in self._lost]
+        listed = ", ".join(f"layer {layer} expert {expert}" for layer, expert in of_layer)
+        reason = str(next(iter(self._lost.values()))).strip().splitlines()[-1]
+        return (
+            f"{len(self._lost)} of {self._opened.shape.num_keys} experts were tried {ATTEMPTS} times and could not be "
+            f"done: {listed}; all others are kept, and the same command tries these again. Of the first: {reason}"
+        )
+
+    def _unit(self, layer: MoeLayer, expert: int, inputs: LayerInputs, tokens: LayerTokens) -> Unit:
+        rows, gates = tokens.of(expert)
+        return Unit(
+            path=self._path(self._key(layer, expert)).absolute(),  # a worker may be in another folder
+            model=self._model,
+            layer=layer.index,
+            expert=expert,
+            method=self._method,
+            module=describing(layer.experts),
+            layout=self._opened.store.layout,
+            weights=self._host.numpy(),
+            inputs=inputs,
+            rows=rows,
+            gates=gates,
+            device=str(self._opened.model.device),
+        )
+
+    def _done(self, found: Record) -> None:
+        layer, expert = int(found.metadata["layer"]), int(found.metadata["expert"])
+        self.records[layer * self._opened.shape.num_experts + expert] = found
+        self._num_done += 1
+        self._progress(len(self.records), self._opened.shape.num_keys)
+
+    def _is_whole(self, path: Path, key: int) -> bool:
+        layer, expert = divmod(key, self._opened.shape.num_experts)
+        try:
+            metadata = read_metadata(path)
+            own = (metadata.get("model"), metadata.get("layer"), metadata.get("expert"))
+            return own == (self._model, str(layer), str(expert)) and is_intact(path)
+        except BadInput:
+            return False
+
+    def _key(self, layer: MoeLayer, expert: int) -> int:
+        return layer.index * self._opened.shape.num_experts + expert
+
+    def _path(self, key: int) -> Path:
+        layer, expert = divmod(key, self._opened.shape.num_experts)
+        return self._folder / f"L{layer:03}-E{expert:03}.safetensors"
+
+
+def _identity(method: Method, digest: str) -> str:
+    """8 hexadecimal digits of all that decides the files' bytes, the model apart."""
+    settings = asdict(method) | {
+        "data": digest,
+        "batch": BATCH_TOKENS,
+        "loss": LOSS_TOKENS,
+        "format": FORMAT,
+        "solver": VERSION,
+    }
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
+
+
+@contextmanager
+def _owning(folder: Path) -> Iterator[None]:
+    """Make the folder and keep other processes out of it; a folder that is left empty goes away again."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / ".lock"
+    with path.open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise OutOfResources(f"another moectl quantize is filling {folder}: wait until it ends") from error
+        try:
+            yield
+        finally:
+            _leave(folder, path)
+
+
+def _leave(folder: Path, lock: Path) -> None:
+    """Only who holds the lock may: to anybody else a folder that was just begun looks empty."""
+    with suppress(OSError):  # somebody moved it, or begins in it: it is no longer ours to tidy
+        if [*folder.iterdir()] == [lock]:
+            lock.unlink()
+            folder.rmdir()
+        if not [*folder.parent.iterdir()]:
+            folder.parent.rmdir()
+
+
+@contextmanager
+def _scratch(folder: Path) -> Iterator[Path]:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Another number of threads rounds differently: files would depend on the machine's load."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

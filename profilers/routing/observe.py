@@ -1,0 +1,231 @@
+"""Observes a model's routers over text: use by phase, co-activation, entropy; whole traces if wished.
+
+Everything counted is additive, so that batches and shards merge to the same numbers in any order.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from artifacts.errors import BadUsage
+from artifacts.routing.coactivation import Coactivation, additive_shares
+from artifacts.routing.entropy import EntropyHistogram, token_entropy
+from artifacts.routing.expert_maps import mean_rows
+from artifacts.traces.trace import PHASES, Trace
+from runtime.engine.predictors import Predictor
+from runtime.policies.base import Step
+from runtime.session.limits import check_tokens
+from runtime.session.session import Session
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Token sequences that go through the model together; the first of them is request `first` of the whole data."""
+
+    first: int
+    sequences: tuple[np.ndarray, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(map(len, self.sequences))
+
+
+@dataclass(frozen=True, slots=True)
+class Batching:
+    """How text goes through the model: `batch` sequences of at most `length` tokens, each beginning with a
+    prompt of `prefill`.
+
+    Shard `index` of `count` takes every `count`-th batch, so that batches, and with them every rounding, are the same
+    however the work is divided.
+    """
+
+    batch: int = 16
+    length: int = 256
+    prefill: int = 64
+    index: int = 0
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        if self.batch < 1 or self.length < 2 or self.prefill < 0:
+            raise BadUsage("profiling needs batch >= 1, length >= 2 and prefill >= 0")
+        if not 0 <= self.index < self.count:
+            raise BadUsage(f"shard {self.index + 1}/{self.count} does not exist: write i/N with 1 <= i <= N")
+
+    def batches(self, sequences: Sequence[np.ndarray]) -> list[Batch]:
+        """This shard's batches, in order."""
+        starts = range(0, len(sequences), self.batch)[self.index :: self.count]
+        return [Batch(start, tuple(sequences[start : start + self.batch])) for start in starts]
+
+
+class RoutingProfile:
+    """What was counted, per layer: L layers of E experts.
+
+    `use` [L, 2, E] int64: tokens that selected each expert, by phase; `share` [L, 2, E] float64: their routing weights
+    renormalised over the selected. `coactivation` and `entropy`: one a layer, over both phases.
+    """
+
+    def __init__(self, num_layers: int, num_experts: int) -> None:
+        self.use = np.zeros((num_layers, len(PHASES), num_experts), np.int64)
+        self.share = np.zeros(self.use.shape, np.float64)
+        self.coactivation = [Coactivation(num_experts) for _ in range(num_layers)]
+        self.entropy = [EntropyHistogram() for _ in range(num_layers)]
+
+    def update(self, step: Step, is_decode: np.ndarray) -> None:
+        """Add one step; `is_decode` [T] bool."""
+        phase = np.repeat(is_decode.astype(np.int64), step.selected.shape[1])
+        cell = phase * self.use.shape[2] + step.selected.ravel()
+        share = additive_shares(step.weights).ravel()
+        shape, num_cells = self.use.shape[1:], self.use[0].size
+        self.use[step.layer] += np.bincount(cell, minlength=num_cells).reshape(shape)
+        self.share[step.layer] += np.bincount(cell, weights=share, minlength=num_cells).reshape(shape)
+        self.coactivation[step.layer].update(step.selected, step.weights)
+        self.entropy[step.layer].update(token_entropy(step.weights))
+
+    def merge(self, other: "RoutingProfile") -> None:
+        """Add another shard's counts."""
+        self.use += other.use
+        self.share += other.share
+        for mine, theirs in zip(self.coactivation + self.entropy, other.coactivation + other.entropy, strict=True):
+            mine.merge(theirs)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Everything by name, for the file of a half-done profile."""
+        return {
+            "use": self.use,
+            "share": self.share,
+            "pairs": np.stack([layer.pairs for layer in self.coactivation]),
+            "weighted": np.stack([layer.weighted for layer in self.coactivation]),
+            "entropy": np.stack([layer.counts for layer in self.entropy]),
+        }
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> "RoutingProfile":
+        num_layers, _, num_experts = arrays["use"].shape
+        profile = cls(num_layers, num_experts)
+        profile.use, profile.share = arrays["use"].copy(), arrays["share"].copy()
+        for layer, counts in enumerate(profile.coactivation):
+            counts.activations, counts.weights = profile.use[layer].sum(axis=0), profile.share[layer].sum(axis=0)
+            counts.pairs, counts.weighted = arrays["pairs"][layer].copy(), arrays["weighted"][layer].copy()
+            profile.entropy[layer].counts = arrays["entropy"][layer].copy()
+        return profile
+
+
+@dataclass(frozen=True, slots=True)
+class Foresight:
+    """What a kept trace says of the layers ahead: what the routers of the next `distance` layers say, and as far as it
+    reaches, what the predictor does."""
+
+    distance: int = 1
+    predictor: Predictor | None = None
+
+
+def observe(
+    session: Session,
+    batches: Iterable[Batch],
+    *,
+    prefill: int,
+    profile: RoutingProfile,
+    keep_trace: Foresight | None = None,
+) -> Iterator[tuple[Batch, Trace | None]]:
+    """Run batches through the session's engine, add what its routers say to `profile`, and yield each batch when done.
+
+    Positions below `prefill` count as prefill, the others as decode: a causal model routes a token alike whether its
+    successors are there or not. With `keep_trace` the batch comes with its trace: prefills and decode passes, the
+    routers' probabilities, what each pass was given, and what each layer's input says of the layers ahead.
+    """
+    if keep_trace:
+        session.watcher.see_predictions(keep_trace.distance, keep_trace.predictor)
+        session.watcher.see_probabilities()
+    collector = _Collector(profile, prefill, keep_trace is not None)
+    session.watcher.on_pass, session.watcher.on_step = collector.begin_pass, collector.add
+    embedding = session.opened.model.get_input_embeddings()
+    handles = [embedding.register_forward_hook(collector.embed)] if keep_trace else []
+    try:
+        for batch in batches:
+            check_sequences(session.opened.model, batch.sequences)
+            ids, mask = padded(batch.sequences)
+            collector.rows = real_rows(ids, mask)
+            session.new_requests(len(batch.sequences))
+            session.forward(ids, mask=mask)
+            yield batch, collector.trace(batch.first) if keep_trace else None
+    finally:
+        for handle in handles:
+            handle.remove()
+        session.watcher.on_pass = session.watcher.on_step = None
+
+
+def padded(sequences: Sequence[np.ndarray]) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """ids and mask [B, S] of sequences of unequal length, padded on the right; no mask when nothing is padded."""
+    longest = max(map(len, sequences))
+    ids = np.zeros((len(sequences), longest), np.int64)
+    mask = np.zeros_like(ids)
+    for row, sequence in enumerate(sequences):
+        ids[row, : len(sequence)] = sequence
+        mask[row, : len(sequence)] = 1
+    return torch.from_numpy(ids), None if mask.all() else torch.from_numpy(mask)
+
+
+def real_rows(ids: torch.Tensor, mask: torch.Tensor | None) -> np.ndarray:
+    """[B * S] bool: which rows of a flattened batch are tokens and not padding."""
+    return np.ones(ids.numel(), bool) if mask is None else mask.numpy().astype(bool).ravel()
+
+
+def check_sequences(model: PreTrainedModel, sequences: Sequence[np.ndarray]) -> None:
+    """Raise BadInput when the model cannot read these sequences: ids it does not know, too many tokens."""
+    longest = max(map(len, sequences))
+    highest = max(int(sequence.max()) for sequence in sequences)
+    check_tokens(model, highest=highest, length=longest, what=f"sequences of {longest} tokens")
+
+
+def _joined(parts: list[np.ndarray | None]) -> np.ndarray | None:
+    return None if parts[0] is None else np.concatenate(parts)
+
+
+class _Collector:
+    """Hears the engine's passes and steps."""
+
+    def __init__(self, profile: RoutingProfile, prefill: int, keep_trace: bool) -> None:
+        self._profile, self._prefill, self._keep_trace = profile, prefill, keep_trace
+        self.rows = np.zeros(0, bool)
+
+    def begin_pass(self, requests: np.ndarray) -> None:
+        starts = np.flatnonzero(np.diff(requests, prepend=requests[0] - 1))
+        lengths = np.diff([*starts, len(requests)])
+        self._requests = np.repeat(np.arange(len(starts)), lengths)
+        self._positions = np.arange(len(requests)) - np.repeat(starts, lengths)
+        self._is_decode = self._positions >= self._prefill
+        self._steps: list[Step] = []
+
+    def embed(self, module: nn.Module, args: tuple, output: torch.Tensor) -> None:
+        """Every token's input of the pass under way; `rows` say which are tokens."""
+        self._embedded = output.flatten(0, -2).float().cpu().numpy()[self.rows]
+
+    def add(self, step: Step) -> None:
+        self._profile.update(step, self._is_decode)
+        if self._keep_trace:
+            self._steps.append(step)
+
+    def trace(self, first_request: int) -> Trace:
+        """The last batch as requests one after another: pass 0 is the prefill, each later token a pass of its own."""
+        num_layers = len(self._steps)
+        pass_ = np.maximum(self._positions - self._prefill + 1, 0) if self._prefill else self._positions
+        is_last = np.diff(self._requests, append=-1).astype(bool) | np.diff(pass_, append=-1).astype(bool)
+        trace = Trace(
+            request=np.tile(self._requests + first_request, num_layers).astype(np.int32),
+            pass_=np.tile(pass_, num_layers).astype(np.int32),
+            phase=np.tile(self._is_decode, num_layers).astype(np.uint8),
+            layer=np.repeat([step.layer for step in self._steps], len(pass_)).astype(np.int32),
+            token=np.tile(self._positions, num_layers).astype(np.int32),
+            experts=np.concatenate([step.selected for step in self._steps]).astype(np.uint16),
+            weights=np.concatenate([step.weights for step in self._steps]).astype(np.float32),
+            probabilities=np.concatenate([step.probabilities for step in self._steps]),
+            predicted=np.concatenate([step.predicted for step in self._steps]),
+            learned=_joined([step.learned for step in self._steps]),
+            iteration=np.tile(np.append(0, is_last[:-1].cumsum()), num_layers).astype(np.int32),
+            embeddings=mean_rows(self._embedded, np.flatnonzero(is_last)),
+        )
+        return trace.take(np.lexsort((trace.token, trace.layer, trace.pass_, trace.request)))

@@ -1,0 +1,1 @@
+"""Documents, token sequences and padded batches from wherever text comes."""

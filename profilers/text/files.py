@@ -1,0 +1,160 @@
+"""Documents from files on disk: text, jsonl, parquet, any of them gzipped, and folders of these.
+
+They are read here and not through `datasets`, whose cache is keyed on path and time and can serve an edited file's old
+rows.
+"""
+
+import contextlib
+import gzip
+import io
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+from artifacts.common.untrusted import parse_json
+from artifacts.errors import BadInput, first_line
+from profilers.text.document import Document
+
+if TYPE_CHECKING:
+    import pyarrow
+
+LONGEST = 1 << 26  # characters of a line, and of a plain text at a time
+MOST_UNPACKED = 1 << 30  # bytes
+
+
+def read(path: Path) -> Iterator[Document]:
+    """The documents of a file, or of all files of a folder in sorted order, hidden ones left out."""
+    for file in files(path):
+        yield from read_file(file)
+
+
+def files(path: Path) -> list[Path]:
+    if path.is_file():
+        return [path]
+    if not path.is_dir():
+        raise BadInput(f"{path} is neither a file nor a folder: write its text to a file first")
+    return sorted(file for file in path.rglob("*") if file.is_file() and not is_hidden(file.relative_to(path)))
+
+
+def is_hidden(relative: Path) -> bool:
+    return any(part.startswith(".") for part in relative.parts)
+
+
+def read_file(path: Path) -> Iterator[Document]:
+    """A text file is one document; a row of jsonl or parquet is one."""
+    reader = READERS.get(kind(path), text_document)
+    with plain_errors(path), opened(path) as file:
+        yield from reader(path, file)
+
+
+def kind(path: Path) -> str:
+    suffixes = [suffix.lower() for suffix in path.suffixes if suffix.lower() != ".gz"]
+    return suffixes[-1] if suffixes else ""
+
+
+def opened(path: Path) -> IO[bytes]:
+    return gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb")
+
+
+@contextlib.contextmanager
+def plain_errors(path: Path) -> Iterator[None]:
+    """What a damaged or foreign file raises, as one line."""
+    try:
+        yield
+    except UnicodeDecodeError as error:
+        raise BadInput(
+            f"{path} is not UTF-8 text (byte {error.start}): convert it, or give a text, jsonl or parquet file"
+        ) from error
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise BadInput(f"{path} is not a whole gzip file ({error}): fetch or compress it again") from error
+    except OSError as error:
+        raise BadInput(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def text_document(path: Path, file: IO[bytes]) -> Iterator[Document]:
+    """One, or of a very long file one after the other."""
+    text = io.TextIOWrapper(file, encoding="utf-8-sig")
+    while part := text.read(LONGEST):
+        yield Document(str(path), part + text.readline(LONGEST))
+
+
+def jsonl_documents(path: Path, file: IO[bytes]) -> Iterator[Document]:
+    text = io.TextIOWrapper(file, encoding="utf-8-sig")
+    for number, line in enumerate(iter(lambda: text.readline(LONGEST + 1), ""), start=1):
+        where = f"{path}:{number}"
+        if len(line) > LONGEST:
+            raise BadInput(f"{where}: longer than {LONGEST:,} characters: give one JSON object a line")
+        if line.strip():
+            yield Document(where, row_text(json_row(line, where), where))
+
+
+def json_row(line: str, where: str) -> object:
+    try:
+        return parse_json(line)
+    except ValueError as error:
+        raise BadInput(f"{where}: not JSON ({error}): give one JSON object a line") from error
+
+
+def parquet_documents(path: Path, file: IO[bytes]) -> Iterator[Document]:
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        source = unpacked(path, file) if path.suffix.lower() == ".gz" else file
+        table = pyarrow.parquet.ParquetFile(source)
+        nothing = dict.fromkeys(table.schema_arrow.names)
+        batches = table.iter_batches(batch_size=256, columns=text_columns(table.schema_arrow))
+        rows = (row for batch in batches for row in batch.to_pylist() or [{}] * batch.num_rows)
+        for number, row in enumerate(rows, start=1):
+            where = f"{path}:{number}"
+            yield Document(where, row_text(nothing | row, where))
+    except (pyarrow.ArrowException, OverflowError) as error:
+        raise BadInput(f"{path} is not a whole parquet file ({first_line(error)}): fetch or write it again") from error
+
+
+def unpacked(path: Path, file: IO[bytes]) -> IO[bytes]:
+    """In memory, since Parquet is read from its end."""
+    whole = file.read(MOST_UNPACKED + 1)
+    if len(whole) > MOST_UNPACKED:
+        raise BadInput(f"{path} unpacks to more than {MOST_UNPACKED / 2**30:.0f} GiB: give it unpacked")
+    return io.BytesIO(whole)
+
+
+def text_columns(schema: "pyarrow.Schema") -> list[str]:
+    """What is read of a file: `text`, else every column of strings. Others may hold what Python has no value for."""
+    import pyarrow.types as kinds
+
+    def is_text(kind: "pyarrow.DataType") -> bool:
+        kind = kind.value_type if kinds.is_dictionary(kind) else kind
+        return kinds.is_string(kind) or kinds.is_large_string(kind) or kinds.is_string_view(kind)
+
+    strings = [field.name for field in schema if is_text(field.type)]
+    return [name for name in strings if name == "text"] if "text" in schema.names else strings
+
+
+def row_text(row: object, where: str) -> str:
+    """The text of a row. Raises BadInput where there is none, or one that is not Unicode."""
+    text = fields_text(row, where)
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise BadInput(f"{where}: half a character (a lone surrogate) in the text: write it anew as UTF-8") from error
+    return text
+
+
+def fields_text(row: object, where: str) -> str:
+    """The field `text`, or else all string fields, one a line (a question and its answer, say)."""
+    if not isinstance(row, Mapping):
+        raise BadInput(f"{where}: a row must be an object with a field 'text', not {type(row).__name__}")
+    if isinstance(row.get("text"), str):
+        return row["text"]
+    strings = [value for value in row.values() if isinstance(value, str)]
+    if "text" in row or not strings:
+        raise BadInput(
+            f"{where}: no text in the fields {', '.join(map(repr, row)) or '(none)'}: name a field of strings 'text'"
+        )
+    return "\n".join(strings)
+
+
+READERS = {".jsonl": jsonl_documents, ".ndjson": jsonl_documents, ".parquet": parquet_documents}

@@ -1,0 +1,131 @@
+"""Text that every CPython ships: docstrings and source of its standard library, its reference prose, its C headers.
+
+Nothing is imported or executed to get it: sources are parsed. The held-out part is fixed by name (`is_held_out`), so it
+is the same on every machine and in every version that has the document at all; a module is held out with its docstrings
+and its code.
+"""
+
+import ast
+import os
+import random
+import sysconfig
+import zlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from profilers.text.document import Document
+
+# Tests and bundled third parties are no library; encodings and pydoc_data are tables; the rest is not
+# in every version.
+SKIPPED = frozenset(
+    {
+        *(
+            "test",
+            "tests",
+            "idlelib",
+            "idle_test",
+            "site-packages",
+            "dist-packages",
+            "lib2to3",
+            "ensurepip",
+            "turtledemo",
+        ),
+        *("encodings", "pydoc_data", "distutils", "__phello__", "__pycache__"),
+    }
+)
+SCOPES = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def is_held_out(name: str) -> bool:
+    """One document in ten is never trained on: those whose crc32(name) is a multiple of ten."""
+    return zlib.crc32(name.encode()) % 10 == 0
+
+
+def docstrings(*, held_out: bool, seed: int = 0) -> Iterator[Document]:
+    """One document a module: its docstrings, outer ones first. The seed sets the order of modules."""
+    for name, tree in modules(held_out=held_out, seed=seed):
+        texts = (ast.get_docstring(node) for node in ast.walk(tree) if isinstance(node, SCOPES))
+        yield from document(name, "\n\n".join(text for text in texts if text))
+
+
+def source_code(*, held_out: bool, seed: int = 0) -> Iterator[Document]:
+    """One document a module: its source without docstrings and comments."""
+    for name, tree in modules(held_out=held_out, seed=seed):
+        yield from document(name, ast.unparse(without_docstrings(tree)))
+
+
+def reference(*, held_out: bool, seed: int = 0) -> Iterator[Document]:
+    """One document a topic of `help()`: chapters of the language reference, in English."""
+    path = stdlib() / "pydoc_data" / "topics.py"
+    topics = literal_dict(parse(path)) if path.is_file() else {}
+    for name in chosen(topics, held_out=held_out, seed=seed):
+        yield from document(name, topics[name])
+
+
+def headers(*, held_out: bool, seed: int = 0) -> Iterator[Document]:
+    """One document a C header of the interpreter; none where its development files are not installed."""
+    root = Path(sysconfig.get_paths()["include"])
+    paths = {path.relative_to(root).as_posix(): path for path in root.rglob("*.h")}
+    for name in chosen(paths, held_out=held_out, seed=seed):
+        yield from document(name, paths[name].read_text(encoding="utf-8", errors="replace"))
+
+
+def document(name: str, text: str) -> Iterator[Document]:
+    if text.strip():
+        yield Document(name, text.strip() + "\n")
+
+
+def stdlib() -> Path:
+    return Path(sysconfig.get_paths()["stdlib"])
+
+
+def chosen(names: Iterable[str], *, held_out: bool, seed: int) -> list[str]:
+    """The names that are held out, or all others, in an order given by the seed."""
+    ordered = sorted(names)
+    random.Random(seed).shuffle(ordered)
+    return [name for name in ordered if is_held_out(name) == held_out]
+
+
+def modules(*, held_out: bool, seed: int) -> Iterator[tuple[str, ast.Module]]:
+    """Dotted name and syntax tree of each module of the standard library that has one."""
+    root = stdlib()
+    paths = {dotted(path.relative_to(root)): path for path in module_files(root)}
+    for name in chosen(paths, held_out=held_out, seed=seed):
+        tree = parse(paths[name])
+        if tree.body:
+            yield name, tree
+
+
+def module_files(root: Path) -> Iterator[Path]:
+    for folder, subfolders, files in os.walk(root):
+        subfolders[:] = [name for name in subfolders if is_library(name)]  # not even listed: site-packages can be huge
+        yield from (Path(folder, name) for name in files if name.endswith(".py") and is_library(name))
+
+
+def is_library(name: str) -> bool:
+    return name not in SKIPPED and not name.startswith(("config-", "_sysconfigdata"))
+
+
+def dotted(relative: Path) -> str:
+    parts = relative.with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
+
+
+def parse(path: Path) -> ast.Module:
+    """An empty module where this Python cannot read the file: distributions drop odd ones beside the library."""
+    try:
+        return ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError):
+        return ast.Module(body=[], type_ignores=[])
+
+
+def without_docstrings(tree: ast.Module) -> ast.Module:
+    for node in ast.walk(tree):
+        if isinstance(node, SCOPES) and ast.get_docstring(node, clean=False) is not None:
+            node.body = node.body[1:] or [ast.Pass()]
+    return tree
+
+
+def literal_dict(tree: ast.Module) -> dict[str, str]:
+    values = (node.value for node in tree.body if isinstance(node, ast.Assign))
+    return next((ast.literal_eval(value) for value in values if isinstance(value, ast.Dict)), {})

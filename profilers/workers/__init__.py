@@ -1,0 +1,1 @@
+"""Processes of this machine, or a Ray cluster, that do tasks: start, retry, report."""

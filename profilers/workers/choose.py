@@ -1,0 +1,41 @@
+"""Where the workers of a command are, as the command line has it."""
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from artifacts.errors import BadUsage
+from profilers.workers.workers import Executor, Processes
+from runtime.model.open import MoeModel
+
+LOCAL = "local"
+_RAY = re.compile(r"ray(:auto|:.+:\d+)?")
+
+
+def check_executor(text: str) -> None:
+    """Raise BadUsage for what is no executor."""
+    if text != LOCAL and not _RAY.fullmatch(text):
+        raise BadUsage(f"--executor {text!r} is not understood: give local, ray, ray:auto or ray:HOST:PORT")
+
+
+def check_device(opened: MoeModel) -> None:
+    """Raise BadUsage for a model on a GPU: workers compute on CPUs."""
+    if opened.model.device.type != "cpu":
+        raise BadUsage("workers compute on CPUs: give --device cpu, or neither --executor nor --jobs")
+
+
+@contextmanager
+def executing(text: str, jobs: int | None) -> Iterator[Executor]:
+    """`local`: `jobs` processes of this machine; `ray[:address]`: so many tasks at a time on a cluster. Without
+    `jobs` one a core. Raises BadUsage, and OutOfResources when there is no such cluster."""
+    check_executor(text)
+    if text == LOCAL:
+        yield Processes(jobs or os.cpu_count() or 1)
+        return
+    try:
+        from profilers.workers.ray import ray_cluster
+    except ModuleNotFoundError as missing:
+        raise BadUsage(f"--executor ray needs {missing.name}: pip install 'moectl[ray]'") from None
+    with ray_cluster(text.partition(":")[2] or None, jobs) as cluster:
+        yield cluster

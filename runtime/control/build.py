@@ -1,0 +1,164 @@
+"""Puts a controller together from policies, the same for a live run and for a replay."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from artifacts.errors import BadUsage, Incompatible
+from artifacts.quantisation.replicas import FULL_BITS
+from artifacts.shape import Shape
+from runtime.control import sizes
+from runtime.control.cache import Cache, Scope
+from runtime.control.controller import Controller
+from runtime.control.devices import Partitions, check_each_has_a_slot
+from runtime.control.pools import Pool, whole_experts
+from runtime.control.segments import Segments, Whole, segment_pools
+from runtime.policies import POLICIES, Policies, describe
+from runtime.policies.base import Artefacts, FastTier, Split
+from runtime.policies.shared.maps import Matching
+from runtime.replay.measured_machine import HERE
+
+_STORED = "which the store does not hold: "
+_REMEDY = {
+    "buddies": _STORED + "run `moectl profile` on this model, then `moectl build-buddies`",
+    "entropy": _STORED + "run `moectl profile` on this model",
+    "next_use": "the future of a trace: it runs in the simulator only, with `moectl simulate`",
+    "splits": _STORED + "run `moectl split`",
+    "replicas": _STORED + "run `moectl quantize` on this model",
+    "predictors": _STORED + "run `moectl build-predictor` on this model",
+    "maps": _STORED + "run `moectl build-maps` on this model, or begin with none by --learn",
+}
+
+
+def check_required(policies: Policies, artefacts: Artefacts) -> None:
+    """Raise Incompatible, with the command that mends it, when a policy lacks an artefact."""
+    for axis in POLICIES:
+        for need in sorted(getattr(policies, axis).requires):
+            if getattr(artefacts, need) is None:
+                raise Incompatible(f"the {axis} policy needs {need}, {_REMEDY[need]}")
+            if need == "replicas" and not artefacts.replicas.widths:
+                base = artefacts.replicas.base
+                raise Incompatible(f"the {axis} policy needs replicas below a base of {base} bits, {_REMEDY[need]}")
+
+
+def prepare(policies: Policies, shape: Shape, artefacts: Artefacts) -> None:
+    """Ready for a first step. Raises Incompatible when a policy lacks an artefact."""
+    check_required(policies, artefacts)
+    if "maps" in policies.requires:
+        matching = Matching(artefacts.maps, shape, learns=artefacts.learns_maps)
+        artefacts = replace(artefacts, matching=matching)
+    for axis in POLICIES:
+        getattr(policies, axis).prepare(shape, artefacts)
+
+
+def fast_tier(
+    policies: Policies,
+    shape: Shape,
+    budget: str,
+    *,
+    scope: Scope,
+    artefacts: Artefacts,
+    machine: str = HERE,
+    link: str | None = None,
+    num_devices: int = 1,
+) -> FastTier:
+    """What a budget holds: slots, and beside them the replicas that the residency policy keeps there, if any.
+
+    Raises BadUsage for a budget that is not understood or too small, Incompatible when a policy lacks an artefact, or
+    it was made for another machine or budget.
+    """
+    prepare(policies, shape, _made_for(machine, link, artefacts, policies))
+    if shared := policies.residency.share(sizes.budget_nbytes(budget, shape)):
+        return shared
+    is_per_layer = scope is Scope.LAYER
+    return FastTier(sizes.num_slots(budget, shape, per_layer=is_per_layer, num_devices=num_devices))
+
+
+def _made_for(machine: str, link: str | None, artefacts: Artefacts, policies: Policies) -> Artefacts:
+    """With the splits for this machine, and for this link where one is given, only. Raises Incompatible where one is
+    required and there are others."""
+    if not artefacts.splits:
+        return artefacts
+    own = tuple(split for split in artefacts.splits if split.fits(machine, link))
+    if not own and "splits" in policies.requires:
+        others = ", ".join(sorted({split.made_for for split in artefacts.splits}))
+        named = "" if machine == HERE else f" --machine {machine}"
+        wanted = f"{machine} over {link}" if link else machine
+        raise Incompatible(
+            f"the store's splits were made for another machine ({others}, not {wanted}): run `moectl split{named}`"
+        )
+    return replace(artefacts, splits=own)
+
+
+def pools(
+    policies: Policies,
+    shape: Shape,
+    *,
+    num_slots: int,
+    scope: Scope,
+    split: Split | None = None,
+    partitions: Partitions,
+) -> tuple[Pool, ...]:
+    """How the slots of a fast tier are shared. Raises BadUsage for a split that does not go with the scope, and for too
+    few slots for the devices."""
+    is_global = scope is Scope.GLOBAL
+    if split is not None:
+        found = segment_pools(shape, split, is_global=is_global, partitions=partitions)
+    else:
+        capacities = partitions.evened(policies.residency.capacities(num_slots, shape))
+        found = whole_experts(shape, partitions.dealt(capacities), is_global=is_global)
+    if not policies.miss.reads_shadows:
+        check_each_has_a_slot(found)
+    return found
+
+
+def lay_out(controller: Controller, policies: Policies, fast: FastTier, scope: Scope) -> tuple[Pool, ...]:
+    """Let a controller of split experts go on in another fast tier, which is empty. Its pools."""
+    known = {"scope": scope, "split": fast.split, "partitions": controller.cache.partitions}
+    shared = pools(policies, controller.shape, num_slots=fast.num_slots, **known)
+    controller.lay_out(fast.split, shared)
+    return shared
+
+
+def build_controller(
+    policies: Policies,
+    shape: Shape,
+    *,
+    num_slots: int,
+    scope: Scope,
+    window: int,
+    artefacts: Artefacts,
+    shadows: np.ndarray | None = None,
+    split: Split | None = None,
+    num_devices: int = 1,
+) -> Controller:
+    """`num_slots` experts, or segments by `split`, fit the fast tier, beside the replicas `shadows` [L * E] bits if
+    given; `window` bytes may be prefetched per step. Slots and experts are spread over `num_devices`."""
+    partitions = Partitions(shape.num_experts, num_devices)
+    prepare(policies, shape, replace(artefacts, hops=partitions.hops))
+    if policies.routing.follows_predictions and not policies.prefetch.reads_predictions:
+        raise BadUsage(f"--routing {describe(policies.routing)} follows predictions: give --prefetch next_gate too")
+    if policies.miss.reads_shadows and shadows is None:
+        raise BadUsage(f"--miss {describe(policies.miss)} computes on replicas that stay: give --residency shadow too")
+    assert policies.residency.cuts == (split is not None), f"{describe(policies.residency)} with split {split}"
+    if split is not None and "replicas" in policies.requires:
+        raise BadUsage(f"--residency {describe(policies.residency)} cuts experts at full precision: leave out replicas")
+    replicas = artefacts.replicas if "replicas" in policies.requires else None
+    pieces = Whole(shape) if split is None else Segments(shape, split)
+    shared = pools(policies, shape, num_slots=num_slots, scope=scope, split=split, partitions=partitions)
+    if shadows is not None and not policies.miss.reads_shadows and not all(pool.num_slots for pool in shared):
+        raise BadUsage(
+            f"--residency {describe(policies.residency)} leaves no slot to what --miss {describe(policies.miss)} loads"
+            ": give --miss shadow too, or a larger budget"
+        )
+    return Controller(
+        Cache(shape, shared, shares=pieces.shares, shadows=shadows, partitions=partitions),
+        routing=policies.routing,
+        eviction=policies.eviction,
+        miss=policies.miss,
+        prefetch=policies.prefetch,
+        residency=policies.residency,
+        window=window,
+        nbytes=replicas.nbytes if replicas else {FULL_BITS: shape.expert_nbytes},
+        pieces=pieces,
+    )

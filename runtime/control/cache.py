@@ -1,0 +1,174 @@
+"""States, slots and pins of all keys. It keeps the books; what to do with them is the controller's business."""
+
+from collections.abc import Callable, Iterable, Sequence
+from enum import StrEnum
+from itertools import islice
+
+import numpy as np
+
+from artifacts.quantisation.replicas import FULL_BITS
+from artifacts.shape import Shape
+from runtime.control.devices import Partitions
+from runtime.control.plan import Place
+from runtime.control.pools import Pool
+
+ABSENT, LOADING, RESIDENT = 0, 1, 2
+
+
+class Scope(StrEnum):
+    """Where a newcomer may take its slot: from its own layer's share, or from anywhere."""
+
+    LAYER = "layer"
+    GLOBAL = "global"
+
+
+class Cache:
+    """Every key belongs to one of `pools`, which come in the order of their keys, then of devices, and cover them.
+
+    `shares` by key, of an expert; `shadows` [L * E]: bits of the replica of each expert that stays beside the slots, if
+    any does; `near_bits` [L * E]: those at which it is computed near. `state` and `pinned` are views for whoever wants
+    many keys at once. One key at a time is read and written in the bytes below them, `states` and `pins`, which takes
+    a tenth of the time.
+    """
+
+    def __init__(
+        self,
+        shape: Shape,
+        pools: Sequence[Pool],
+        *,
+        shares: Sequence[float] | None = None,
+        shadows: np.ndarray | None = None,
+        partitions: Partitions | None = None,
+    ) -> None:
+        self.shape, self.pools, self.shadows = shape, pools, shadows
+        self.partitions = partitions or Partitions(shape.num_experts)
+        self.near_bits = np.full(shape.num_keys, FULL_BITS)
+        self.num_keys = pools[-1].stop
+        self._shares = shares or [1.0] * self.num_keys
+        self.states, self.pins = bytearray(self.num_keys), bytearray(self.num_keys)
+        self.state, self.pinned = np.frombuffer(self.states, np.uint8), np.frombuffer(self.pins, bool)
+        self.places: list[Place | None] = [None] * self.num_keys  # of what is not absent
+        keys = [self.partitions.keys(pool) for pool in pools]
+        self.pool_of = [0] * self.num_keys  # by key
+        for number, own in enumerate(keys):
+            for key in own.tolist():
+                self.pool_of[key] = number
+        self._views = [
+            (*map(self._view_of(pool), (self.state, self.pinned)), own) for pool, own in zip(pools, keys, strict=True)
+        ]
+        self._is_one_pool = self.partitions.count == 1 and self.num_keys == shape.num_keys  # all of a layer
+        self._free_slots = self._all_slots()
+        self.num_slots = int(sum(pool.num_slots for pool in pools))
+        self._first_passing = next((pool.first for pool in pools if pool.is_passing), self.num_keys)
+        self._passing: dict[int, None] = {}  # what is in such a pool, the longest untouched first
+
+    def layer_states(self, layer: int) -> np.ndarray:
+        """[E] states of one layer, a view."""
+        first = layer * self.shape.num_experts
+        return self.state[first : first + self.shape.num_experts]
+
+    def _view_of(self, pool: Pool) -> Callable[[np.ndarray], np.ndarray]:
+        """What finds a pool's keys, ascending, among values [L * E], nothing copied."""
+        num_experts, count = self.shape.num_experts, self.partitions.count
+        layers = slice(pool.first // num_experts, pool.stop // num_experts)
+        return lambda values: values.reshape(-1, num_experts)[layers, pool.device :: count]
+
+    def by_pool(self, keys: list[int]) -> list[list[int]]:
+        """Keys of one layer, apart where their slots are."""
+        if self._is_one_pool:
+            return [keys]
+        found: dict[int, list[int]] = {}
+        for key in keys:
+            found.setdefault(self.pool_of[key], []).append(key)
+        return [found[number] for number in sorted(found)]
+
+    def num_free(self, layer: int) -> tuple[int, ...]:
+        """Empty slots of a layer's scope on each device."""
+        first = layer * self.shape.num_experts
+        if self.partitions.count == 1:
+            return (self.room(first),)
+        return tuple([self.room(first + device) for device in range(self.partitions.count)])
+
+    def room(self, key: int) -> int:
+        """Empty slots in the pool of `key`."""
+        return len(self._free_slots[self.pool_of[key]])
+
+    def candidates(self, key: int) -> np.ndarray:
+        """What may leave the pool of `key`: resident and not pinned, ascending."""
+        state, pinned, keys = self._views[self.pool_of[key]]
+        return keys[((state == RESIDENT) > pinned).ravel().nonzero()[0]]
+
+    def is_passing(self, key: int) -> bool:
+        return key >= self._first_passing
+
+    def touch(self, keys: Iterable[int]) -> None:
+        """These are in use: of what passes, they leave last."""
+        if self._passing:
+            for key in keys:
+                if key in self._passing:
+                    self._passing[key] = self._passing.pop(key)
+
+    def oldest(self, pool_key: int, count: int) -> list[int]:
+        """Up to `count` of what passes in a key's pool and may leave, the longest untouched first."""
+        states, pins, pool_of = self.states, self.pins, self.pool_of
+        pool = pool_of[pool_key]
+        leaving = (k for k in self._passing if states[k] == RESIDENT and not pins[k] and pool_of[k] == pool)
+        return list(islice(leaving, count))
+
+    def pin(self, keys: Iterable[int]) -> None:
+        pins = self.pins
+        for key in keys:
+            pins[key] = True
+
+    def unpin(self, keys: Iterable[int]) -> None:
+        pins = self.pins
+        for key in keys:
+            pins[key] = False
+
+    def admit(self, key: int, state: int, bits: int = FULL_BITS) -> Place:
+        """Give `key`, a replica of so many bits, an empty slot of its pool; it takes a whole one at any precision."""
+        free = self._free_slots[self.pool_of[key]]
+        assert not self.states[key] and free, f"no room for key {key} in state {self.states[key]}"
+        self.states[key] = state
+        if key >= self._first_passing:
+            self._passing[key] = None
+        self.places[key] = place = Place(key, free.pop(), bits, self._shares[key])
+        return place
+
+    def evict(self, keys: Iterable[int]) -> None:
+        for key in keys:
+            assert self.states[key] and not self.pins[key], f"key {key} cannot leave"
+            self._free_slots[self.pool_of[key]].append(self.places[key].slot)
+            self.states[key], self.places[key] = ABSENT, None
+            if key >= self._first_passing:
+                del self._passing[key]
+
+    def clear(self) -> None:
+        """Everything absent, nothing pinned: whatever had been begun when a step failed is undone with it."""
+        self.pinned[:] = False
+        self.state[:] = ABSENT
+        self.places[:] = [None] * self.num_keys
+        self._free_slots = self._all_slots()
+        self._passing.clear()
+
+    def _all_slots(self) -> list[list[int]]:
+        """By pool, the first one last, which is taken first."""
+        ends = np.cumsum([pool.num_slots for pool in self.pools]).tolist()
+        return [list(range(end - 1, end - pool.num_slots - 1, -1)) for pool, end in zip(self.pools, ends, strict=True)]
+
+    def validate(self) -> None:
+        """Raise AssertionError unless every slot is held once or free, in the pool of its key, and nothing is pinned,
+        as it is between steps."""
+        places, start = [place for place in self.places if place], 0
+        for number, (pool, free) in enumerate(zip(self.pools, self._free_slots, strict=True)):
+            held = [place.slot for place in places if self.pool_of[place.key] == number]
+            assert sorted(held + free) == list(range(start, start + pool.num_slots)), "a slot is lost or held twice"
+            strangers = [place.key for place in places if start <= place.slot < start + pool.num_slots]
+            strangers = [key for key in strangers if self.partitions.of(key) != pool.device]
+            assert not strangers, f"{strangers} are not of device {pool.device}"
+            start += pool.num_slots
+        held = np.flatnonzero(self.state != ABSENT).tolist()
+        assert [place.key for place in places] == held, "a key has a place and is absent, or has none and is not"
+        assert not self.pinned.any(), f"{np.flatnonzero(self.pinned).tolist()} are pinned and nobody computes on them"
+        passing = [key for key in held if self.is_passing(key)]
+        assert sorted(self._passing) == passing, f"{passing} pass, and {list(self._passing)} are known to"

@@ -1,0 +1,303 @@
+"""Asks policies in one fixed order and turns a step into a plan; it never touches a weight.
+
+The order: residency, which may place experts anew; routing policy; states of the wanted; miss policy; victims for what
+must come; waves; prefetches within their bytes. Victims, waves and
+what is on its way are those of `runtime/control/transfers.py`.
+Everything here follows from ids, scores and step numbers, so that a live run and a replay of its trace decide alike.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from artifacts.quantisation.replicas import FULL_BITS
+from runtime.control.cache import ABSENT, RESIDENT, Cache
+from runtime.control.counters import AT_BITS, Counter, Counters
+from runtime.control.ordering import distinct
+from runtime.control.plan import NO_SLOT, Place, Plan
+from runtime.control.pools import Pool
+from runtime.control.segments import Segments, Whole
+from runtime.control.transfers import Mover
+from runtime.policies.base import (
+    Choice,
+    Eviction,
+    Miss,
+    Now,
+    Prefetch,
+    Residency,
+    Residents,
+    Routing,
+    Split,
+    Step,
+)
+
+_NO_BITS: Mapping[int, int] = {}
+_NO_KEYS = np.zeros(0, np.int64)
+_AT_BITS = {bits: Counter[name.upper()] for bits, name in AT_BITS.items()}
+_FETCHED, _NEAR, _LOW = Counter.FETCHED, Counter.NEAR, Counter.LOW  # looked up once: an enum takes a while to tell
+
+
+class _Here(Residents):
+    """Those of a step, compared when a policy asks for them; what the step misses is known."""
+
+    __slots__ = ("_missing", "_selected", "_states")
+
+    def __init__(self, states: np.ndarray, num_free: Sequence[int], selected: np.ndarray, missing: list[int]) -> None:
+        self._states, self.num_free, self._selected, self._missing = states, num_free, selected, missing
+
+    @property
+    def resident(self) -> np.ndarray:
+        return self._states == RESIDENT
+
+    @property
+    def absent(self) -> np.ndarray:
+        return self._states == ABSENT
+
+    def missing(self, step: Step) -> list[int]:
+        return self._missing if step.selected is self._selected else super().missing(step)
+
+
+class Controller:
+    """`window`: bytes that prefetching may move per step, besides what a miss policy lends; a prefetch is resident once
+    its own have gone by.
+
+    `nbytes`: what one expert weighs, by bits. `pieces` says what of an expert lies by itself: states, slots, pins and
+    counters are those of the pieces, while policies speak of experts all the same.
+    """
+
+    def __init__(
+        self,
+        cache: Cache,
+        *,
+        routing: Routing,
+        eviction: Eviction,
+        miss: Miss,
+        prefetch: Prefetch,
+        residency: Residency,
+        window: int,
+        nbytes: Mapping[int, int],
+        pieces: Whole | Segments,
+    ) -> None:
+        self.shape, self.nbytes = cache.shape, nbytes
+        self._routing, self._eviction, self._miss, self._prefetch = routing, eviction, miss, prefetch
+        self._residency, self._pieces = residency, pieces
+        if residency.places:
+            self._capacities = cache.partitions.dealt(residency.capacities(cache.num_slots, self.shape))  # [L, N]
+        self._picks_bits = "replicas" in miss.requires
+        self.now = Now()
+        self.counters = Counters(self.shape.num_layers, cache.partitions)
+        self._mover = Mover(
+            cache,
+            eviction=eviction,
+            window=window,
+            nbytes=nbytes,
+            pieces=pieces,
+            now=self.now,
+            counters=self.counters,
+        )
+        self._near_places: dict[int, Place] = {}  # by key, made once
+        self.num_predicted = prefetch.distance if prefetch.reads_predictions else 0  # layers ahead, per step
+        self.num_learned = prefetch.distance if prefetch.reads_learned else 0
+        self.sees_embeddings = any(axis.sees_embeddings for axis in (routing, eviction, miss, prefetch, residency))
+        has_more = residency.cuts or residency.places or routing.reroutes
+        has_more |= self.sees_embeddings or bool(prefetch.distance)  # who learns maps sees every step
+        chooses = miss.every_step or self._picks_bits
+        self.holds_all = cache.num_slots == self.shape.num_keys and not (has_more or chooses)
+        self.holds_low = not cache.num_slots and miss.reads_shadows and not has_more
+        self._low = [self._low_place(key) for key in range(self.shape.num_keys)] if self.holds_low else []
+
+    def begin_pass(self, num_tokens: int) -> None:
+        """A pass over so many tokens comes next."""
+        self.now.pass_index += 1
+        self.now.num_tokens += num_tokens
+        self.counters.begin_pass()
+
+    @property
+    def cache(self) -> Cache:
+        """What is where."""
+        return self._mover.cache
+
+    def step(self, step: Step) -> Plan:
+        """Decide one layer of the current pass."""
+        now, mover, pieces = self.now, self._mover, self._pieces
+        now.step += 1
+        now.layer = layer = step.layer
+        weights = None
+        if self._residency.places:
+            self._observe(step)
+        if self._routing.reroutes:
+            step = self._reroute(step)
+            weights = step.weights
+        cache = mover.cache
+        num_experts, states = self.shape.num_experts, cache.states
+        first = layer * num_experts
+        experts = [first + expert for expert in distinct(step.selected)]
+        used = pieces.of(experts)
+        missing = absent = [key for key in used if not states[key]]
+        self._count(layer, used, absent)
+        selected, near, low, behind, bits = step.selected, (), (), (), _NO_BITS
+        mover.arrivals.lent = 0
+        if self._miss.every_step or absent and self._miss.chooses:
+            choice = self._choose(step, absent)
+            if choice.selected is not selected:
+                selected = choice.selected
+                experts = [first + expert for expert in distinct(selected)]
+                used = pieces.of(experts)
+                missing = absent = [key for key in used if not states[key]]
+            if choice.near:
+                known, own = self._near_places, [key for key in used if key % num_experts in choice.near]
+                near = tuple([known.get(key) or self._near_place(key) for key in own])
+            if choice.low:
+                low = tuple([self._low_place(key) for key in used if key % num_experts in choice.low])
+            elsewhere = choice.near | choice.low if choice.low else choice.near
+            if elsewhere:
+                missing = [key for key in absent if key % num_experts not in elsewhere]
+            if choice.behind:
+                behind = [first + expert for expert in choice.behind]
+            if choice.bits:
+                bits = {first + expert: precision for expert, precision in choice.bits.items()}
+            if choice.weights is not None:
+                weights = choice.weights
+            mover.arrivals.lent = int(choice.lent * self.nbytes[FULL_BITS])
+        if missing and self._picks_bits:
+            self._eviction.fetched({key: bits.get(key, FULL_BITS) for key in missing}, now)
+        self._eviction.used(experts, step, now)
+        if pieces.is_cut:
+            cache.touch(used)
+        here = [key for key in used if states[key]] if absent else used
+        if near or low:
+            here = [key for key in here if key % num_experts not in elsewhere]
+        waves, pinned = mover.waves(here, missing, bits)
+        prefetches = mover.place(layer) if self._residency.places else ()
+        if self._prefetch.distance or behind:
+            prefetches += self._prefetches(step, behind)
+        mover.end_step(pinned)
+        if len(self.nbytes) > 1:
+            self._count_bits(layer, [*near, *low, *(place for w in waves for place in (*w.resident, *w.loads))])
+        return Plan(layer, selected, weights, waves, near, low, prefetches)
+
+    def settled(self, layer: int, experts: list[int]) -> list[Place]:
+        """Where one token's experts are where nothing is left to decide: the tier holds all, these among them, or none
+        but the replicas that stay.
+
+        Empty if one is still absent. A short cut: `step` would count the same, and nothing ever leaves.
+        """
+        assert self.holds_all or self.holds_low, "only where nothing is left to decide"
+        first, there = layer * self.shape.num_experts, self._low or self.cache.places
+        places = [place for expert in experts if (place := there[first + expert])]
+        if len(places) < len(experts):
+            return []
+        self.count_settled(layer)
+        if self.counters.is_spread:
+            self.counters.spread_requests(experts, (), experts if self.holds_low else ())
+        if self.holds_low:
+            self._count_bits(layer, places)
+        return places
+
+    def count_settled(self, layer: int) -> None:
+        """One token's requests of a layer, all of them hits, or all computed on what stays."""
+        self.now.step += 1
+        self.now.layer = layer
+        for counter in (Counter.REQUESTS, *((Counter.MISSES, Counter.LOW) if self.holds_low else (Counter.HITS,))):
+            self.counters.table[counter, layer] += self.shape.top_k
+
+    def is_whole(self, layer: int) -> bool:
+        """Whether every expert of a layer is there."""
+        first, num_experts = layer * self.shape.num_experts, self.shape.num_experts
+        return self.cache.states.count(RESIDENT, first, first + num_experts) == num_experts
+
+    def forget(self) -> None:
+        """Start again with an empty cache, as after a step that failed; counters and history stay."""
+        self._mover.clear()
+
+    def lay_out(self, split: Split, pools: Sequence[Pool]) -> None:
+        """Cut experts by another split, into slots that are empty; counters and history stay. Between passes."""
+        self._mover.lay_out(split, pools)
+        self._near_places.clear()
+
+    def by_device(self) -> list[dict[str, int]]:
+        """What each of several devices has and did: slots and bytes of them, what is resident there, and counters; none
+        where there is only one."""
+        counted, cache, resident = self.counters.by_device(), self.cache, self.cache.state == RESIDENT
+        return [
+            {
+                "hops": int(device > 0),
+                "slots": sum(pool.num_slots for pool in cache.pools if pool.device == device),
+                "slot_bytes": sum(pool.num_slots * pool.slot_nbytes for pool in cache.pools if pool.device == device),
+                "resident": int(np.count_nonzero(cache.partitions.of(np.flatnonzero(resident)) == device)),
+                **own,
+            }
+            for device, own in enumerate(counted)
+        ]
+
+    def validate(self) -> None:
+        """Raise AssertionError where, between steps, the books contradict each other."""
+        self._mover.validate()
+        self.counters.validate()
+
+    def _observe(self, step: Step) -> None:
+        """Show the residency policy the step; where it places a layer anew, note what is to be there."""
+        self._residency.observe(step)
+        placement = self._residency.place(step, self._capacities[step.layer].tolist())
+        if placement is not None:
+            first = step.layer * self.shape.num_experts
+            self.cache.near_bits[first : first + self.shape.num_experts] = placement.near_bits
+            self._near_places.clear()
+            self._mover.want(step.layer, (first + placement.resident).tolist())
+
+    def _reroute(self, step: Step) -> Step:
+        routed = self._routing.route(step, self._pieces.layer_states(self.cache.state, step.layer) == RESIDENT)
+        is_own = (routed.selected[:, :, None] == step.selected[:, None, :]).any(axis=2)
+        self.counters.add(Counter.REPLACED_RANKS, step.layer, int((~is_own).sum()))
+        return routed
+
+    def _choose(self, step: Step, absent: list[int]) -> Choice:
+        """What the miss policy makes of the step, counted."""
+        num_experts, cache, pieces = self.shape.num_experts, self._mover.cache, self._pieces
+        experts = [key % num_experts for key in absent]
+        missing = list(dict.fromkeys(experts)) if pieces.is_cut else experts
+        states = pieces.layer_states(cache.state, step.layer)
+        choice = self._miss.choose(step, _Here(states, cache.num_free(step.layer), step.selected, missing))
+        near = sum(map(choice.near.__contains__, experts)) if choice.near else 0
+        low = sum(map(choice.low.__contains__, experts)) if choice.low else 0
+        add, spared = self.counters.add, 0
+        if choice.selected is not step.selected:
+            served = set(choice.selected.ravel().tolist())
+            spared = sum(expert not in served and not choice.is_elsewhere(expert) for expert in experts)
+            dropped = int((choice.selected < 0).sum())
+            add(Counter.SPARED, step.layer, spared)
+            add(Counter.DROPPED_RANKS, step.layer, dropped)
+            add(Counter.REPLACED_RANKS, step.layer, int((choice.selected != step.selected).sum()) - dropped)
+        if elsewhere := near + low + spared:
+            add(_FETCHED, step.layer, -elsewhere)  # `_count` took all that is absent for fetched
+            add(_NEAR, step.layer, near)
+            if low:
+                add(_LOW, step.layer, low)
+        return choice
+
+    def _near_place(self, key: int) -> Place:
+        bits = int(self.cache.near_bits[key % self.shape.num_keys])
+        self._near_places[key] = place = Place(key, NO_SLOT, bits, self._pieces.shares[key])
+        return place
+
+    def _low_place(self, key: int) -> Place:
+        return Place(key, NO_SLOT, int(self.cache.shadows[key]))
+
+    def _count_bits(self, layer: int, places: list[Place]) -> None:
+        for place in places:
+            if place.bits != FULL_BITS:
+                self.counters.add(_AT_BITS[place.bits], layer, 1)
+
+    def _count(self, layer: int, wanted: list[int], absent: list[int]) -> None:
+        arrivals = self._mover.arrivals
+        late = arrivals.under_way(wanted) if arrivals.queue else ()
+        self.counters.add_requests(layer, len(wanted), num_late=len(late), num_absent=len(absent))
+        if self.counters.is_spread:
+            self.counters.spread_requests(wanted, late, absent)
+        if absent and (collisions := self._mover.num_evicted_in_pass(absent)):
+            self.counters.add(Counter.COLLISIONS, layer, collisions)
+
+    def _prefetches(self, step: Step, behind: Sequence[int]) -> tuple[Place, ...]:
+        """What the policies want ahead of its use, as far as it can be sent for."""
+        proposed = self._prefetch.propose(step, self.now) if self._prefetch.distance else _NO_KEYS
+        return self._mover.prefetch(np.concatenate((behind, proposed)) if behind else proposed)

@@ -1,0 +1,157 @@
+"""What happened to the requests: integer counters per layer and pass, decided by logical state alone."""
+
+from array import array
+from collections.abc import Sequence
+from enum import IntEnum, auto
+
+import numpy as np
+
+from runtime.control.devices import Partitions
+
+
+class Counter(IntEnum):
+    """`requests = hits + late + misses`; `misses = fetched + near + low + spared`, spared by stand-ins or dropping.
+
+    `at_b_bits` are the experts computed at that precision, wherever; the others were computed in full.
+    """
+
+    def _generate_next_value_(name, start, count, last_values):
+        return count
+
+    REQUESTS = auto()
+    HITS = auto()
+    LATE = auto()
+    MISSES = auto()
+    FETCHED = auto()
+    NEAR = auto()
+    LOW = auto()
+    SPARED = auto()
+    REPLACED_RANKS = auto()
+    DROPPED_RANKS = auto()
+    COLLISIONS = auto()
+    EVICTIONS = auto()
+    PREFETCHES = auto()
+    DEMAND_BYTES = auto()
+    PREFETCH_BYTES = auto()
+    WASTED_BYTES = auto()
+    AT_4_BITS = auto()
+    AT_3_BITS = auto()
+    AT_2_BITS = auto()
+    AT_1_BIT = auto()
+
+
+# Looked up once, as numbers: an enum takes a while to tell.
+_REQUESTS, _HITS, _LATE = int(Counter.REQUESTS), int(Counter.HITS), int(Counter.LATE)
+_MISSES, _FETCHED = int(Counter.MISSES), int(Counter.FETCHED)
+_OF_REQUESTS = (Counter.HITS, Counter.LATE, Counter.MISSES)
+_OF_MISSES = (Counter.FETCHED, Counter.NEAR, Counter.LOW, Counter.SPARED)
+_BY_DEVICE = (*(Counter.REQUESTS, *_OF_REQUESTS), Counter.EVICTIONS, Counter.PREFETCHES)
+_BY_DEVICE += (Counter.DEMAND_BYTES, Counter.PREFETCH_BYTES)
+AT_BITS = {4: "at_4_bits", 3: "at_3_bits", 2: "at_2_bits", 1: "at_1_bit"}
+
+
+class Counters:
+    """`passes`: one [F, L] int64 table a pass, F in the order of `Counter`; the last one is being written. Where
+    experts are spread over devices each has [F, N] of `on_devices` beside it: what is counted by device."""
+
+    def __init__(self, num_layers: int, partitions: Partitions | None = None) -> None:
+        self._num_layers, self._partitions = num_layers, partitions
+        self.is_spread = partitions is not None and partitions.count > 1
+        self.passes: list[np.ndarray] = []
+        self.on_devices: list[np.ndarray] = []
+
+    def begin_pass(self) -> None:
+        # `add` writes single cells of the array below the table, in a third of the time that the table takes.
+        self._cells = array("q", bytes(8 * len(Counter) * self._num_layers))
+        self.table = np.frombuffer(self._cells, np.int64).reshape(len(Counter), self._num_layers)
+        self.passes.append(self.table)
+        if self.is_spread:
+            self.on_devices.append(np.zeros((len(Counter), self._partitions.count), np.int64))
+
+    def fold(self) -> None:
+        """From here on all passes so far count as one."""
+        if len(self.passes) > 1:
+            self.passes[:] = [sum(self.passes)]
+            self.on_devices[:] = [sum(self.on_devices)] if self.is_spread else []
+
+    def forget(self, num_passes: int) -> None:
+        """All but the first so many passes."""
+        del self.passes[num_passes:], self.on_devices[num_passes:]
+
+    def add(self, counter: Counter, layer: int, amount: int) -> None:
+        self._cells[counter * self._num_layers + layer] += amount
+
+    def spread(self, counter: Counter, keys: Sequence[int], amount: int = 1) -> None:
+        """So much for each of these keys on its device, beside what `add` counts of the layer."""
+        if self.is_spread:
+            own = self.on_devices[-1][counter]
+            for key in keys:
+                own[self._partitions.of(key)] += amount
+
+    def spread_requests(self, wanted: Sequence[int], late: Sequence[int], absent: Sequence[int]) -> None:
+        """As `spread`, with what `add_requests` counts."""
+        self.spread(Counter.REQUESTS, wanted)
+        self.spread(Counter.LATE, late)
+        self.spread(Counter.MISSES, absent)
+        self.spread(Counter.HITS, wanted)
+        self.spread(Counter.HITS, (*late, *absent), -1)
+
+    def by_device(self) -> list[dict[str, int]]:
+        """One dictionary a device, over all passes; none where there is only one."""
+        if not self.is_spread:
+            return []
+        total = sum(self.on_devices, np.zeros((len(Counter), self._partitions.count), np.int64))
+        return [{c.name.lower(): int(column[c]) for c in _BY_DEVICE} for column in total.T]
+
+    def sum(self, *, first_pass: int = 0) -> np.ndarray:
+        """The table [F, L] of the passes from `first_pass` on together."""
+        return sum(self.passes[first_pass:], np.zeros((len(Counter), self._num_layers), np.int64))
+
+    def validate(self) -> None:
+        """Raise AssertionError unless requests, misses and wasted bytes add up, in every pass and layer."""
+        for number, table in enumerate(self.passes):
+            requests, misses = table[list(_OF_REQUESTS)].sum(axis=0), table[list(_OF_MISSES)].sum(axis=0)
+            assert (table >= 0).all(), f"pass {number} counts less than nothing"
+            assert (table[Counter.REQUESTS] == requests).all(), f"pass {number}: {requests} of {table[0]} requests"
+            assert (table[Counter.MISSES] == misses).all(), f"pass {number}: {misses} of the misses"
+        num_spread = len(self.passes) if self.is_spread else 0
+        assert len(self.on_devices) == num_spread, f"{len(self.on_devices)} passes by device of {num_spread}"
+        for number, (table, own) in enumerate(zip(self.passes, self.on_devices, strict=False)):
+            chosen = list(_BY_DEVICE)
+            assert (own[chosen].sum(axis=1) == table[chosen].sum(axis=1)).all(), f"pass {number}: devices do not add up"
+        total = self.sum()
+        wasted, prefetched = (int(total[counter].sum()) for counter in (Counter.WASTED_BYTES, Counter.PREFETCH_BYTES))
+        assert wasted <= prefetched, f"{wasted} bytes wasted of {prefetched} prefetched"
+
+    def add_requests(self, layer: int, num: int, *, num_late: int, num_absent: int) -> None:
+        """So many requests of a layer; what is absent is taken to be fetched."""
+        cells, stride = self._cells, self._num_layers
+        cells[_REQUESTS * stride + layer] += num
+        cells[_HITS * stride + layer] += num - num_late - num_absent
+        if num_late:
+            cells[_LATE * stride + layer] += num_late
+        if num_absent:
+            cells[_MISSES * stride + layer] += num_absent
+            cells[_FETCHED * stride + layer] += num_absent
+
+    def by_layer(self, *, first_pass: int = 0) -> list[dict[str, int]]:
+        """One dictionary a layer, summed over the passes from `first_pass` on."""
+        return by_layer(self.sum(first_pass=first_pass))
+
+    def totals(self, *, first_pass: int = 0) -> dict[str, int]:
+        return totals(self.by_layer(first_pass=first_pass))
+
+
+def by_layer(table: np.ndarray) -> list[dict[str, int]]:
+    """One dictionary a layer of a table [F, L]."""
+    return [{c.name.lower(): int(column[c]) for c in Counter} for column in table.T]
+
+
+def totals(layers: list[dict[str, int]]) -> dict[str, int]:
+    """The sum over layers."""
+    return {name: sum(layer[name] for layer in layers) for name in layers[0]}
+
+
+def hit_rate(totals: dict[str, int]) -> float:
+    """Hits over requests; 0 when nothing was requested."""
+    return totals["hits"] / totals["requests"] if totals["requests"] else 0.0

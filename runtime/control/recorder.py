@@ -1,0 +1,66 @@
+"""Writes down what the routers said, so that the same run can be replayed."""
+
+import numpy as np
+
+from artifacts.errors import BadInput
+from artifacts.traces.trace import Trace
+from runtime.policies.base import Step
+
+
+class Recorder:
+    """Collects steps; `trace()` gives them as one `Trace`. Positions count each request's tokens from 0."""
+
+    def __init__(self) -> None:
+        self._rows: list[dict[str, np.ndarray]] = []
+        self._lengths: dict[int, int] = {}
+        self._positions = np.empty(0, np.int32)
+        self._embeddings: list[np.ndarray] = []
+        self._num_iterations = 0
+
+    def begin_pass(self, requests: np.ndarray) -> None:
+        """`requests` [T]: whose token each row of the coming pass is."""
+        self._requests = requests
+        self._is_new = True
+        self._positions = np.empty(len(requests), np.int32)
+        for request in np.unique(requests).tolist():
+            rows = np.flatnonzero(requests == request)
+            start = self._lengths.get(request, 0)
+            self._positions[rows] = start + np.arange(len(rows))
+            self._lengths[request] = start + len(rows)
+
+    def add(self, step: Step) -> None:
+        num_tokens = len(step.selected)
+        if self._is_new and step.embedding is not None:
+            self._embed(step)
+        self._rows.append(
+            {
+                "request": self._requests.astype(np.int32),
+                "pass_": np.full(num_tokens, step.pass_index, np.int32),
+                "phase": np.full(num_tokens, step.phase, np.uint8),
+                "layer": np.full(num_tokens, step.layer, np.int32),
+                "token": self._positions,
+                "experts": step.selected.astype(np.uint16),
+                "weights": step.weights.astype(np.float32),
+                "probabilities": step.probabilities,
+                "predicted": step.predicted,
+                "learned": step.learned,
+                "iteration": None if step.embedding is None else self._iteration,
+            }
+        )
+
+    def trace(self) -> Trace:
+        """Raises BadInput where no step was seen, as when every pass was broken off before its first router."""
+        if not self._rows:
+            raise BadInput("nothing was recorded: no pass got to its first router")
+        columns = [name for name, column in self._rows[0].items() if column is not None]
+        embeddings = np.concatenate(self._embeddings) if self._embeddings else None
+        joined = {name: np.concatenate([row[name] for row in self._rows]) for name in columns}
+        return Trace(**joined, embeddings=embeddings)
+
+    def _embed(self, step: Step) -> None:
+        """Keep what the requests of this pass gave the model, once a pass."""
+        self._is_new = False
+        counts = np.diff(step.last, prepend=-1)
+        self._iteration = self._num_iterations + np.repeat(np.arange(len(counts), dtype=np.int32), counts)
+        self._embeddings.append(step.embedding)
+        self._num_iterations += len(counts)

@@ -1,0 +1,103 @@
+"""A split solved from a trace: curves of what it selects, latencies of a machine, and MoEpic's solver."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from artifacts.errors import BadInput
+from artifacts.shape import Shape
+from artifacts.splits.solve import EVEN, SOLVERS, Answer, Latencies, SolvedSplit, allocate, exposed_with
+from artifacts.traces.curves import Curves, measure
+from artifacts.traces.trace import DECODE, Trace
+from runtime.policies.base import Split
+from runtime.replay.virtual_time import Costs
+
+_EVEN = (1.0, 0.9, 0.8, 0.65, 0.5)
+
+
+def latencies_of(costs: Costs, top_k: int) -> Latencies:
+    """Those of one token. Where a segment takes as long as its expert, all of a load is latency."""
+    per_byte_s = 0.0 if costs.reads_whole else costs.load_s
+    return Latencies(
+        attention_s=costs.rest.seconds(1),
+        moe_s=top_k * costs.expert.seconds(1),
+        head_s=costs.head.seconds(1),
+        load_s=per_byte_s,
+        latency_s=costs.load_latency_s + costs.load_s - per_byte_s,
+        host_s=costs.host_s,
+    )
+
+
+def counted_phases(trace: Trace) -> list[int]:
+    """Decoding, where there is any."""
+    return [DECODE] if (trace.phase == DECODE).any() else sorted(set(trace.phase.tolist()))
+
+
+def curves_of(trace: Trace, shape: Shape) -> Curves:
+    """Of the counted phases. Raises BadInput where the trace cannot tell."""
+    if trace.predicted is None:
+        raise BadInput(
+            "the trace does not hold what routers predict: record one with `moectl profile --trace`, or with "
+            "`moectl run --prefetch next_gate --trace FILE`"
+        )
+    curves = measure(trace, shape, phases=counted_phases(trace))
+    unused = np.flatnonzero(curves.requests == 0).tolist()
+    if unused:
+        raise BadInput(f"layers {', '.join(map(str, unused))} never occur in the trace: it cannot tell what they need")
+    return curves
+
+
+def solve(
+    curves: Curves, shape: Shape, budget_nbytes: int, latencies: Latencies, *, solver: str, zeta: float
+) -> Answer:
+    """Raises BadUsage."""
+    total = budget_nbytes / shape.expert_nbytes
+    given = (*latencies.arguments(), shape.top_k, *as_prefetched(curves, shape.top_k))
+    return allocate(total, zeta, *given, solver=solver, **latencies.besides)
+
+
+def as_prefetched(curves: Curves, top_k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The curves as solvers take them, predictions as far as `next_gate` takes them: as many as a token selects."""
+    return curves.hit, curves.prediction[:, :top_k], curves.prediction_hit[:, :top_k]
+
+
+def answer_of(curves: Curves, shape: Shape, split: SolvedSplit) -> Answer:
+    """A split with what the solver's model says that it exposes, and what it caches."""
+    seconds = split.latencies
+    sizes = np.clip(np.rint(split.budgets / split.theta).astype(np.int64), 1, shape.num_experts)
+    given = (*seconds.arguments(), shape.top_k, *as_prefetched(curves, shape.top_k))
+    exposed = exposed_with(split.budgets, sizes, *given, **seconds.besides)
+    return split.budgets, exposed, split.theta, sizes
+
+
+def candidates(curves: Curves, shape: Shape, unsolved: SolvedSplit) -> list[SolvedSplit]:
+    """What is worth trying for a budget: what the solvers find, and all layers alike at some ratios."""
+    found = [solved_anew(curves, shape, replace(unsolved, solver=solver)) for solver in SOLVERS]
+    each = min(unsolved.budget_nbytes / shape.expert_nbytes / shape.num_layers, shape.num_experts)
+    for theta in _EVEN:
+        alike = {"budgets": np.full(shape.num_layers, each), "theta": np.full(shape.num_layers, theta)}
+        found.append(replace(unsolved, **alike, solver=EVEN))
+    return found
+
+
+def solved_anew(curves: Curves, shape: Shape, split: SolvedSplit) -> SolvedSplit:
+    """What `split` would be had it been solved from these curves; it must have latencies, and a solver."""
+    assert split.latencies is not None, f"a split of unknown latencies, {split.source}"
+    terms = {"solver": split.solver, "zeta": split.zeta}
+    budgets, _, theta, _ = solve(curves, shape, split.budget_nbytes, split.latencies, **terms)
+    return replace(split, budgets=budgets, theta=theta)
+
+
+def receipt(split: Split | None, shape: Shape) -> dict[str, object]:
+    """By layer the ratio at which experts are cut, to whole neurons, and tops in the fast tier; and by what."""
+    if split is None:
+        return {}
+    neurons_by_layer = split.top_neurons.tolist()
+    return {
+        "theta": " ".join(
+            f"{neurons / (shape.num_neurons or shape.expert_nbytes):.3g}" for neurons in neurons_by_layer
+        ),
+        "tops": " ".join(map(str, split.num_tops.tolist())),
+        "bottoms": split.num_bottoms,
+        "solved": split.solved.source if split.solved else "no",
+    }

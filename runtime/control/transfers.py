@@ -1,0 +1,287 @@
+"""Moves experts through the fast tier, on the books: who leaves, in which waves the missing come, what is sent for
+ahead of its use, and when that is there."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from artifacts.quantisation.replicas import FULL_BITS
+from runtime.control.cache import ABSENT, LOADING, RESIDENT, Cache
+from runtime.control.counters import Counter, Counters
+from runtime.control.in_flight import Arrivals
+from runtime.control.ordering import first_of
+from runtime.control.plan import Place, Wave
+from runtime.control.pools import Pool
+from runtime.control.segments import Segments, Whole
+from runtime.policies.base import Eviction, Now, Split
+
+# Looked up once: an enum takes a while to tell.
+_EVICTIONS, _PREFETCHES, _DEMAND_BYTES = Counter.EVICTIONS, Counter.PREFETCHES, Counter.DEMAND_BYTES
+_PREFETCH_BYTES, _WASTED_BYTES = Counter.PREFETCH_BYTES, Counter.WASTED_BYTES
+
+
+class Mover:
+    """Does for the controller what a step needs, by an eviction policy and within `window` bytes a step for what comes
+    ahead, besides those that are `lent`. `now` and `counters` are the controller's."""
+
+    def __init__(
+        self,
+        cache: Cache,
+        *,
+        eviction: Eviction,
+        window: int,
+        nbytes: Mapping[int, int],
+        pieces: Whole | Segments,
+        now: Now,
+        counters: Counters,
+    ) -> None:
+        self.cache = cache
+        self.arrivals = Arrivals(window)
+        self._eviction, self._nbytes, self._pieces, self._now, self._counters = eviction, nbytes, pieces, now, counters
+        self._first_leaving = None
+        # Only for a policy that is compiled anyhow: it takes a while to load. It goes through keys without a gap.
+        if eviction.ranks is not None and cache.partitions.count == 1:
+            from runtime.control.eviction_kernel import first_leaving
+
+            self._first_leaving = first_leaving
+        self._evicted_in_pass = [-1] * cache.num_keys
+        self._unused: set[int] = set()  # came ahead, and no step has used them yet
+        self._to_place: dict[int, list[int]] = {}  # by layer
+
+    def clear(self) -> None:
+        """An empty tier, nothing on its way; what was evicted when stays known."""
+        self.arrivals.clear()
+        self._unused.clear()
+        self._to_place.clear()
+        self.cache.clear()
+
+    def lay_out(self, split: Split, pools: Sequence[Pool]) -> None:
+        """Cut experts by another split, into empty slots; what came ahead and was not used is wasted."""
+        self._waste(self._unused)
+        self.clear()
+        self._pieces.cut(split)
+        self.cache = Cache(self.cache.shape, pools, shares=self._pieces.shares, partitions=self.cache.partitions)
+
+    def validate(self) -> None:
+        """Raise AssertionError where, between steps, the books contradict each other."""
+        self.cache.validate()
+        self.arrivals.validate()
+        loading = np.flatnonzero(self.cache.state == LOADING).tolist()
+        coming = sorted(arrival.key for arrival in self.arrivals.queue)
+        assert coming == loading, f"{loading} are loading, and {coming} are on their way"
+        absent = [key for key in self._unused if not self.cache.states[key]]
+        assert not absent, f"{absent} count as prefetched and not used yet, and are absent"
+
+    # What the step uses
+
+    def num_evicted_in_pass(self, keys: list[int]) -> int:
+        """How many of these have left in this very pass."""
+        pass_index, evicted = self._now.pass_index, self._evicted_in_pass
+        return sum([evicted[key] == pass_index for key in keys])
+
+    def waves(self, here: list[int], missing: list[int], bits: Mapping[int, int]) -> tuple[tuple[Wave, ...], list[int]]:
+        """Fit the missing in: in one wave if they can share the tier with what is here, else in as many as it takes.
+        With them the keys that are pinned until the step is over."""
+        self._arrive(here)
+        cache = self.cache
+        cache.pin(here)
+        places = cache.places
+        resident = tuple([places[key] for key in here])
+        if not missing:
+            return ((Wave(resident, ()),) if here else ()), here
+        pinned, waves = here, []
+        while True:
+            loads, missing = self._load_wave(missing, bits)
+            pinned = pinned + [load.key for load in loads]
+            if pinned:
+                waves.append(Wave(() if waves else resident, tuple(loads)))
+            if not missing:
+                return tuple(waves), pinned
+            assert pinned, f"layer {self._now.layer} has no slot at all"
+            cache.unpin(pinned)
+            pinned = []
+
+    def _arrive(self, keys: list[int]) -> None:
+        """The step waits for what is on its way, so it is there when the step computes."""
+        if self._unused:
+            self._unused.difference_update(keys)
+        if self.arrivals.queue and (late := self.arrivals.under_way(keys)):
+            for key in late:
+                self.cache.states[key] = RESIDENT
+            self.arrivals.remove(late)
+
+    def _load_wave(self, missing: list[int], bits: Mapping[int, int]) -> tuple[list[Place], list[int]]:
+        """Demand loads for what fits its pool, and what is still missing."""
+        loads = [load for keys in self.cache.by_pool(missing) for load in self._load_some(keys, bits)]
+        if len(loads) == len(missing):
+            return loads, []
+        return loads, [key for key in missing if not self.cache.pins[key]]
+
+    def _load_some(self, missing: list[int], bits: Mapping[int, int]) -> list[Place]:
+        """Demand loads for as many of `missing`, all of one pool, as there is room for; each is pinned."""
+        cache = self.cache
+        pool = cache.pools[cache.pool_of[missing[0]]]
+        missing = missing[: pool.num_slots]
+        room = cache.room(missing[0])
+        if len(missing) > room:
+            self._evict(missing[0], len(missing) - room)
+            missing = missing[: cache.room(missing[0])]
+        if bits:
+            loads = [cache.admit(key, RESIDENT, bits.get(key, FULL_BITS)) for key in missing]
+            nbytes = sum([self._nbytes[load.bits] for load in loads])
+        else:
+            loads, nbytes = [cache.admit(key, RESIDENT) for key in missing], self._pieces.num_bytes(missing)
+        cache.pin(missing)
+        self._counters.add(_DEMAND_BYTES, self._now.layer, nbytes)
+        self._counters.spread(_DEMAND_BYTES, missing[:1], nbytes)
+        return loads
+
+    # Who leaves
+
+    def _evict(self, pool_key: int, count: int) -> None:
+        """Make `count` slots in a key's pool: residents by the policy, then prefetches, the last issued first."""
+        victims = self._victims(pool_key, count)
+        if len(victims) < count:
+            victims = victims + self._cancel(pool_key, count - len(victims))
+        self._leave(victims)
+
+    def _victims(self, pool_key: int, count: int) -> list[int]:
+        """Up to `count` residents of a key's pool that may leave."""
+        cache = self.cache
+        if cache.is_passing(pool_key):
+            return cache.oldest(pool_key, count)
+        if self._first_leaving is not None:
+            pool, found = cache.pools[cache.pool_of[pool_key]], np.empty(count, np.int64)
+            num_found = self._first_leaving(
+                *self._eviction.ranks, cache.state, cache.pinned, pool.first, pool.stop, found
+            )
+            return found[:num_found].tolist()
+        candidates = cache.candidates(pool_key)
+        return first_of(candidates, self._eviction.order(candidates, self._now), count) if candidates.size else []
+
+    def _cancel(self, pool_key: int, count: int) -> list[int]:
+        """Take up to `count` prefetches of a pool off the queue."""
+        pool_of, pins = self.cache.pool_of, self.cache.pins
+        latest = [key for key in self.arrivals.latest() if pool_of[key] == pool_of[pool_key] and not pins[key]]
+        if keys := latest[:count]:
+            self.arrivals.remove(keys)
+        return keys
+
+    def _leave(self, keys: list[int]) -> None:
+        self.cache.evict(keys)
+        pass_index = self._now.pass_index
+        for key in keys:
+            self._evicted_in_pass[key] = pass_index
+        counters = self._counters
+        counters.add(_EVICTIONS, self._now.layer, len(keys))
+        if counters.is_spread:
+            counters.spread(_EVICTIONS, keys)
+        if self._unused and not self._unused.isdisjoint(keys):
+            self._waste(self._unused.intersection(keys))
+
+    def _waste(self, keys: set[int]) -> None:
+        if keys:
+            self._counters.add(_WASTED_BYTES, self._now.layer, self._pieces.num_bytes(keys))
+            self._unused.difference_update(keys)
+
+    # What comes ahead
+
+    def prefetch(self, proposed: np.ndarray) -> tuple[Place, ...]:
+        """Bring what policies propose, best first, while the link has bytes left; meanwhile none of it is evicted."""
+        room = self.arrivals.room
+        if room <= 0:
+            return ()
+        keys = proposed.tolist()
+        if self._pieces.is_cut:
+            keys = self._pieces.of(keys)
+        states = self.cache.states
+        coming = [key for key in keys if not states[key]]
+        loads = self._send_within(coming, keys, room) if coming else ()
+        if not loads:
+            return ()
+        self._note_prefetched(loads)
+        return tuple(loads)
+
+    def _send_within(self, coming: list[int], keys: list[int], room: int) -> list[Place]:
+        """Put those of `keys` that are absent, `coming`, on their way while `room` bytes last and slots can be had."""
+        cache, num_bytes, loads = self.cache, self._pieces.num_bytes, []
+        states, leaving = cache.states, {}  # by pool, an iterator: chosen once for all that may come
+        for key in coming:
+            if room <= 0:
+                break
+            if states[key]:  # named twice
+                continue
+            if not cache.room(key):
+                pool = cache.pool_of[key]
+                if pool not in leaving:
+                    leaving[pool] = iter(self._make_way(coming, keys, key, room))
+                if (victim := next(leaving[pool], None)) is None:
+                    continue
+                self._leave([victim])
+            nbytes = num_bytes((key,))
+            loads.append(self._send(key, nbytes))
+            room -= nbytes
+        return loads
+
+    def _make_way(self, coming: list[int], keys: list[int], key: int, room: int) -> list[int]:
+        """Who may leave a key's pool for those that are `coming` into it, but none of `keys`."""
+        cache, most = self.cache, len(keys)
+        states, pins = cache.states, cache.pins
+        if not self._pieces.is_cut:  # all are as large
+            most = -(-room // self._pieces.num_bytes((key,)))
+        if most > 1:
+            pool_of = cache.pool_of
+            most = min(most, sum([not states[own] and pool_of[own] == pool_of[key] for own in coming]))
+        kept = [own for own in keys if states[own] and not pins[own]]
+        for own in kept:
+            pins[own] = True
+        victims = self._victims(key, most)
+        for own in kept:
+            pins[own] = False
+        return victims
+
+    def _send(self, key: int, nbytes: int) -> Place:
+        """Put a key, for which there is room, on its way."""
+        self.arrivals.send(key, nbytes)
+        return self.cache.admit(key, LOADING)
+
+    def _note_prefetched(self, loads: list[Place]) -> None:
+        keys = [load.key for load in loads]
+        self._unused.update(keys)
+        self._eviction.prefetched(self._pieces.tops(keys), self._now)
+        counters, layer = self._counters, self._now.layer
+        counters.add(_PREFETCHES, layer, len(keys))
+        counters.add(_PREFETCH_BYTES, layer, self._pieces.num_bytes(keys))
+        if counters.is_spread:
+            counters.spread(_PREFETCHES, keys)
+            for key in keys:
+                counters.spread(_PREFETCH_BYTES, [key], self._pieces.num_bytes([key]))
+
+    def end_step(self, pinned: list[int]) -> None:
+        """What the step used may leave again, and its share of bytes has gone by."""
+        self.cache.unpin(pinned)
+        if self.arrivals.queue:
+            for key in self.arrivals.drain():
+                self.cache.states[key] = RESIDENT
+
+    # What is placed
+
+    def want(self, layer: int, keys: list[int]) -> None:
+        """These and no others are to be resident in a layer."""
+        self._to_place[layer] = keys
+
+    def place(self, layer: int) -> tuple[Place, ...]:
+        """Make room for what is to be in this layer and send for it, until it is all there or on its way."""
+        if layer not in self._to_place:
+            return ()
+        cache, wanted = self.cache, self._to_place[layer]
+        states, num_experts = cache.states, cache.shape.num_experts
+        others = set(range(layer * num_experts, (layer + 1) * num_experts)).difference(wanted)
+        self._leave([key for key in sorted(others) if states[key] == RESIDENT and not cache.pins[key]])
+        coming = [key for key in wanted if states[key] == ABSENT]
+        placed = [self._send(key, self._pieces.num_bytes([key])) for key in coming if cache.room(key)]
+        if len(placed) == len(coming):
+            del self._to_place[layer]
+        if placed:
+            self._note_prefetched(placed)
+        return tuple(placed)

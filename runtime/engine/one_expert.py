@@ -1,0 +1,101 @@
+"""Runs a model with a single expert in memory at a time: slow per token, cheap per batch; for measurements.
+
+Every expert that a batch uses is read once, so the experts of a model that fits nowhere still pass by.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+
+import numpy as np
+import torch
+from torch import nn
+
+from runtime.engine.engine import NAME
+from runtime.model.arithmetic import accumulate, assign, expert_forward, gather, weigh
+from runtime.model.expert_store import aligned
+from runtime.model.layers import MoeLayer
+from runtime.model.open import MoeModel
+
+
+@dataclass(frozen=True, slots=True)
+class Routed:
+    """What reaches the experts of one layer: T rows, padding included."""
+
+    layer: int
+    hidden: torch.Tensor  # [T, H]
+    selected: np.ndarray  # [T, K] int64, rank 0 the strongest
+    weights: torch.Tensor  # [T, K] as the model applies them
+    logits: torch.Tensor  # [T, E] of the router
+
+
+class OneExpert:
+    """Room for one expert on the model's device; reading the next overwrites it."""
+
+    def __init__(self, opened: MoeModel) -> None:
+        self._store = opened.store
+        self._host = aligned(self._store.layout.nbytes)
+        is_host = opened.model.device.type == "cpu"
+        self._device = self._host if is_host else torch.empty_like(self._host, device=opened.model.device)
+        self._views = self._store.layout.views(self._device)
+
+    def read(self, layer: int, expert: int) -> dict[str, torch.Tensor]:
+        """Its parameters by name, good until the next read."""
+        self._store.read(layer, expert, self._host)
+        if self._device is not self._host:
+            self._device.copy_(self._host)
+        return self._views
+
+
+class OneAtATime:
+    """A context manager in which `forward` runs whole batches and `decide` may change what each layer selected.
+
+    `decide` hears every layer's `Routed` and returns the experts to compute [T, K], -1 where a rank is left out.
+    """
+
+    def __init__(self, opened: MoeModel, decide: Callable[[Routed], np.ndarray]) -> None:
+        self._opened, self._decide = opened, decide
+        self._expert = OneExpert(opened)
+        self._logits: dict[int, torch.Tensor] = {}
+        self._handles: list = []
+
+    def __enter__(self) -> "OneAtATime":
+        self._opened.model.set_experts_implementation(NAME)
+        for layer in self._opened.layers:
+            layer.experts.moectl_forward = self._forward_of(layer)
+            self._handles.append(layer.gate.register_forward_hook(self._keep_logits(layer.index)))
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        for layer in self._opened.layers:
+            del layer.experts.moectl_forward
+        self._opened.model.set_experts_implementation("eager")
+
+    def forward(self, ids: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        """Logits [B, S, V] of ids [B, S]; padding is marked by zeros of the mask [B, S]."""
+        device = self._opened.model.device
+        with torch.inference_mode():
+            mask = None if mask is None else mask.to(device)
+            return self._opened.model(input_ids=ids.to(device), attention_mask=mask, use_cache=False).logits
+
+    def _keep_logits(self, index: int) -> Callable:
+        def hook(gate: nn.Module, args: tuple, output: tuple) -> None:
+            self._logits[index] = output[0]
+
+        return hook
+
+    def _forward_of(self, layer: MoeLayer) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]:
+        def forward(hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+            routed = Routed(layer.index, hidden, ids.cpu().numpy(), weights, self._logits.pop(layer.index))
+            assigned = assign(self._decide(routed), hidden.device)
+            out = torch.zeros_like(hidden)
+            for expert in sorted(assigned):  # the order in which the engine and the model's own code add
+                x = gather(hidden, assigned[expert])
+                y = expert_forward(layer.experts, self._expert.read(layer.index, expert), x)
+                accumulate(out, weigh(y, weights, assigned[expert]), assigned[expert])
+            return out
+
+        return forward

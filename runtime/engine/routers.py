@@ -1,0 +1,181 @@
+"""What a model's routers say, pass by pass, as policies are to see it: hooks, and the one copy from device to host."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import nn
+
+from artifacts.routing.expert_maps import mean_rows
+from artifacts.traces.trace import DECODE, PREFILL
+from runtime.engine.host_copy import HostCopy, real_rows
+from runtime.engine.predictors import Predictor
+from runtime.engine.router_logits import Gate
+from runtime.model.open import MoeModel
+from runtime.policies.step import Step, last_tokens
+
+
+@dataclass(slots=True)
+class _Routed:
+    """What a router was given and said, kept until its experts are called."""
+
+    x: torch.Tensor | None = None
+    extra: tuple = ()
+    logits: torch.Tensor | None = None
+
+
+@dataclass(slots=True)
+class _Pass:
+    """The pass under way: its phase, which rows are tokens (None: all), whose they are, and their means."""
+
+    phase: int
+    rows: np.ndarray | None
+    requests: np.ndarray
+    embedding: np.ndarray | None = None  # [R, H]
+
+
+class Watcher:
+    """Makes a `Step` of every layer. `on_pass` hears whose token each row of a pass is, `on_step` every step,
+    `on_embedding` what a pass was given; `first_request` numbers those of the coming passes."""
+
+    def __init__(self, opened: MoeModel) -> None:
+        self.on_step: Callable[[Step], None] | None = None
+        self.on_pass: Callable[[np.ndarray], None] | None = None
+        self.on_embedding: Callable[[int, int, np.ndarray], None] | None = None
+        self.first_request = 0
+        self._opened = opened
+        self._to_host = HostCopy(opened.model.device)
+        self._wants_probabilities = self._wants_embeddings = False
+        self._distance = 0
+        self.predictor: Predictor | None = None
+        self._routed = [_Routed() for _ in opened.layers]
+        self._gates = [Gate(layer.gate) for layer in opened.layers]
+        self._pass = _Pass(PREFILL, None, np.zeros(0, np.int32))
+        self._pass_index = -1
+        self._handles: list = []
+        self._is_watching = False
+
+    @property
+    def rows(self) -> np.ndarray | None:
+        """Of the pass under way the rows that are tokens; None: all."""
+        return self._pass.rows
+
+    def see_probabilities(self) -> None:
+        """Steps carry the routers' probabilities from here on."""
+        self._wants_probabilities = True
+        self._watch_routers()
+
+    def see_embeddings(self) -> None:
+        """Steps carry what their pass was given from here on."""
+        if not self._wants_embeddings:
+            self._wants_embeddings = True
+            self._watch_embedding()
+
+    def see_predictions(self, distance: int = 1, predictor: Predictor | None = None) -> None:
+        """Steps carry what the routers of the next `distance` layers say of this one's input from here on, and what
+        the fitted predictor says of it if there is one."""
+        self._distance = max(self._distance, distance)
+        self.predictor = predictor or self.predictor
+        self._watch_routers()
+
+    def stop(self) -> None:
+        """Take every hook off."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._is_watching = self._wants_embeddings = False
+
+    def begin_pass(self, args: tuple, kwargs: dict) -> int:
+        """Look at what the model is given: the number of tokens in it."""
+        ids = kwargs.get("input_ids", args[0] if args else None)
+        batch, length = (ids if ids is not None else kwargs["inputs_embeds"]).shape[:2]
+        requests = np.arange(self.first_request, self.first_request + batch, dtype=np.int32).repeat(length)
+        rows = real_rows(kwargs.get("attention_mask"), batch, length)
+        requests = requests if rows is None else requests[rows]
+        self._pass = _Pass(PREFILL if length > 1 else DECODE, rows, requests)
+        self._pass_index += 1
+        if self.on_pass is not None:
+            self.on_pass(requests)
+        if self._wants_embeddings and ids is None:
+            self._embed(kwargs["inputs_embeds"])
+        return len(requests)
+
+    def step(self, layer: int, ids: torch.Tensor, weights: torch.Tensor) -> Step:
+        """One layer as policies see it, ids and weights [T, K]. What they need crosses to the host here and nowhere
+        else."""
+        routed = self._routed[layer]
+        tensors = [ids, weights.float()]
+        if self._wants_probabilities:
+            tensors.append(routed.logits.float().softmax(-1))
+        tensors += self._predictions(layer, routed)
+        if self.predictor:
+            tensors += self.predictor.ahead(layer, routed.x)
+        arrays = self._to_host(tensors)
+        routed.x = routed.logits = None  # of a long prompt, and of every layer, these would fill a GPU
+        if self._pass.rows is not None:
+            arrays = [array[self._pass.rows] for array in arrays]
+        selected, weights_host, *rest = arrays
+        probabilities = rest.pop(0) if self._wants_probabilities else None
+        predicted, learned = (_stacked(part) for part in (rest[: self._distance], rest[self._distance :]))
+        step = Step(
+            pass_index=self._pass_index,
+            phase=self._pass.phase,
+            layer=layer,
+            selected=selected,
+            weights=weights_host,
+            probabilities=probabilities,
+            predicted=predicted,
+            last=last_tokens(self._pass.requests),
+            learned=learned,
+            embedding=self._pass.embedding,
+        )
+        if self.on_step is not None:
+            self.on_step(step)
+        return step
+
+    def _watch_routers(self) -> None:
+        """Only where somebody asks: a hook costs a layer of one token some five microseconds."""
+        if not self._is_watching:
+            self._is_watching = True
+            for layer in self._opened.layers:
+                self._handles.append(layer.gate.register_forward_hook(self._keep_routing(layer.index)))
+
+    def _watch_embedding(self) -> None:
+        def embed(embedding: nn.Module, args: tuple, output: torch.Tensor) -> None:
+            self._embed(output)
+
+        self._handles.append(self._opened.model.get_input_embeddings().register_forward_hook(embed))
+
+    def _embed(self, given: torch.Tensor) -> None:
+        """What the pass was given [B, S, H] crosses by itself, as soon as it is there: whoever searches by it does so
+        while the first layer attends."""
+        tokens = given.detach().flatten(0, -2).float().cpu().numpy()
+        tokens = tokens if self._pass.rows is None else tokens[self._pass.rows]
+        self._pass.embedding = np.array(mean_rows(tokens, last_tokens(self._pass.requests)))
+        if self.on_embedding is not None:
+            self.on_embedding(self._pass_index, self._pass.phase, self._pass.embedding)
+
+    def _keep_routing(self, index: int) -> Callable:
+        routed = self._routed[index]
+
+        def hook(gate: nn.Module, args: tuple, output: tuple) -> None:
+            routed.x, routed.extra, routed.logits = args[0], args[1:], output[0]
+
+        return hook
+
+    def _predictions(self, layer: int, routed: _Routed) -> list[torch.Tensor]:
+        """[T, E] of each of the next D routers on this router's input."""
+        predicted = []
+        for distance in range(1, self._distance + 1):
+            ahead = (layer + distance) % len(self._gates)
+            logits = self._gates[ahead].logits(routed.x, self._routed[ahead].extra)
+            predicted.append(logits.float().softmax(-1))
+        return predicted
+
+
+def _stacked(ahead: list[np.ndarray]) -> np.ndarray | None:
+    """[T, D, E]."""
+    if len(ahead) == 1:
+        return ahead[0][:, None]
+    return np.stack(ahead, axis=1) if ahead else None

@@ -1,0 +1,1 @@
+"""Products and gated experts in compiled code: numbers and addresses in, arrays out."""

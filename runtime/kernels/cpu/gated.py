@@ -1,0 +1,139 @@
+"""Gated experts of one token, compiled by numba: gate, up, activation and down in one reading of the weights.
+
+What a module computes in bfloat16 is rounded here where it rounds it; sums within a product are float32's, in an order
+of their own. Weights are read where they lie, by address; `like` is an array of their type, bfloat16 as uint16. Whoever
+imports this module imports numba.
+
+Shapes: H hidden, I neurons of an expert, n experts or segments, K top-k.
+"""
+
+import numpy as np
+from llvmlite import ir
+from numba import carray, njit, types
+from numba.extending import intrinsic
+
+from artifacts.common.numba_loops import kernel
+
+f32, u32 = np.float32, np.uint32
+LIKE = ("uint16[::1]", "float32[::1]")
+TOKEN = "float32[::1], int64[::1], float32[:, ::1]"  # x, rows, y
+
+part = njit(forceinline=True, fastmath={"reassoc", "contract"})
+
+
+@intrinsic
+def pointer(context, address, like):
+    """int64 to a pointer to elements of `like`."""
+
+    def generate(own, builder, signature, arguments):
+        return builder.inttoptr(arguments[0], own.get_value_type(signature.return_type))
+
+    return types.CPointer(like.dtype)(types.int64, like), generate
+
+
+@intrinsic
+def _is_narrow(context, like):
+    """Whether elements are bfloat16; a constant, so that the other branch is not compiled."""
+    is_narrow = like.dtype == types.uint16
+
+    def generate(_, __, ___, ____):
+        return ir.Constant(ir.IntType(1), int(is_narrow))
+
+    return types.boolean(like), generate
+
+
+@intrinsic
+def _weight(context, element):
+    """uint16, the bits of a bfloat16, or float32 to float32."""
+
+    def generate(_, builder, __, arguments):
+        if element == types.float32:
+            return arguments[0]
+        bits = builder.shl(builder.zext(arguments[0], ir.IntType(32)), ir.Constant(ir.IntType(32), 16))
+        return builder.bitcast(bits, ir.FloatType())
+
+    return types.float32(element), generate
+
+
+@intrinsic
+def _bits(context, value):
+    """float32 to its bits."""
+
+    def generate(_, builder, __, arguments):
+        return builder.bitcast(arguments[0], ir.IntType(32))
+
+    return types.uint32(types.float32), generate
+
+
+@part
+def _rounded(value, like):
+    """float32 to the nearest bfloat16, ties to even, where weights are; NaN stays NaN."""
+    if not _is_narrow(like) or value != value:
+        return value
+    bits = _bits(value)
+    return _weight(np.uint16(u32(bits + u32(0x7FFF) + u32(u32(bits >> u32(16)) & u32(1))) >> u32(16)))
+
+
+@part
+def _dot(row, x):
+    total = f32(0)
+    for i in range(len(x)):
+        total += _weight(row[i]) * x[i]
+    return total
+
+
+@part
+def gated(gate, up, like):
+    gate, up = _rounded(gate, like), _rounded(up, like)
+    return _rounded(_rounded(gate / (f32(1) + np.exp(-gate)), like) * up, like)
+
+
+@kernel([f"void(int64[:, ::1], int64, {TOKEN}, {own})" for own in LIKE], nogil=True)
+def add_whole(addresses, num_neurons, x, rows, y, like):
+    """y[rows[i]] += expert i on x [H]; its gate and up lie at addresses[i, 0] as [2 I, H], its down at addresses[i, 1]
+    as [H, I]. addresses [n, 2], rows [n], y [K, H]."""
+    hidden, acts = len(x), np.empty(num_neurons, np.float32)
+    for i in range(len(rows)):
+        inner = carray(pointer(addresses[i, 0], like), (2 * num_neurons, hidden))
+        down = carray(pointer(addresses[i, 1], like), (hidden, num_neurons))
+        for n in range(num_neurons):
+            acts[n] = gated(_dot(inner[n], x), _dot(inner[num_neurons + n], x), like)
+        own = y[rows[i]]
+        for h in range(hidden):
+            own[h] += _dot(down[h], acts)
+
+
+@kernel([f"void(int64[::1], int64[::1], {TOKEN}, {own})" for own in LIKE], nogil=True)
+def add_segments(addresses, neurons, x, rows, y, like):
+    """y[rows[i]] += segment i on x [H]; at addresses[i] lie its neurons[i] neurons, of each its row of gate, its row of
+    up, its column of down. addresses, neurons and rows [n], y [K, H]."""
+    hidden = len(x)
+    for i in range(len(rows)):
+        data = carray(pointer(addresses[i], like), (neurons[i], 3, hidden))
+        own = y[rows[i]]
+        for n in range(neurons[i]):
+            act, down = gated(_dot(data[n, 0], x), _dot(data[n, 1], x), like), data[n, 2]
+            for h in range(hidden):
+                own[h] += act * _weight(down[h])
+
+
+@kernel([f"void(float32[:, ::1], float32[::1], int64, {out})" for out in LIKE], nogil=True)
+def combine(y, weights, num_rows, out):
+    """out [H] = the first rows of y [K, H] times their weights [K], added up in order."""
+    for h in range(y.shape[1]):
+        total = f32(0)
+        for i in range(num_rows):
+            total = _rounded(total + _rounded(_rounded(y[i, h], out) * weights[i], out), out)
+        out[h] = np.uint16(_bits(total) >> u32(16)) if _is_narrow(out) else total
+
+
+@kernel([f"void(int64, {own}, {own}, {own})" for own in LIKE], nogil=True)
+def project(address, bias, x, out):
+    """out [O] = the matrix [O, I] at `address` times x [I], plus `bias` [O] unless that is empty."""
+    matrix, token = carray(pointer(address, x), (len(out), len(x))), np.empty(len(x), np.float32)
+    for i in range(len(x)):
+        token[i] = _weight(x[i])
+    for o in range(len(out)):
+        total = _dot(matrix[o], token)
+        total = _rounded(total + _weight(bias[o]) if len(bias) else total, out)
+        out[o] = np.uint16(_bits(total) >> u32(16)) if _is_narrow(out) else total

@@ -1,0 +1,52 @@
+"""Gated experts of one token on replicas of 1 to 4 bits, compiled by numba: the streams are read where they lie.
+
+Whoever imports this module imports numba. Shapes: H hidden, I neurons of an expert, n experts, K top-k.
+"""
+
+from collections.abc import Callable
+from functools import cache
+
+import numpy as np
+from numba import carray
+
+from artifacts.common.numba_loops import kernel
+from runtime.kernels.cpu.gated import LIKE, TOKEN, gated, part, pointer
+from runtime.kernels.cpu.low_bit import code_worth, product
+
+WORDS, SCALES, ZEROS = range(3)
+_INT32, _INT16 = np.zeros(1, np.int32), np.zeros(1, np.int16)
+
+
+@part
+def _multiplied(addresses, num_groups, bits, worth, x, y):
+    """y [T, O] += x [T, I] times the matrix whose arrays lie at `addresses` [3]. Not of the closure below: numba would
+    find no closure again that holds another compiled function, and compile it in every process."""
+    num_inputs, num_outputs = x.shape[1], y.shape[1]
+    words = carray(pointer(addresses[WORDS], _INT32), ((num_inputs * bits + 31) // 32, num_outputs))
+    scales = carray(pointer(addresses[SCALES], _INT16), (num_groups, num_outputs))
+    zeros = carray(pointer(addresses[ZEROS], _INT32), (num_groups, (num_outputs * bits + 31) // 32))
+    product(words, scales, zeros, bits, worth, x, y)
+
+
+@cache
+def packed_adder(bits: int, *, is_narrow: bool) -> Callable[..., None]:
+    """`add(addresses, groups, x, rows, y, like)` for one width and dtype: y[rows[i]] += expert i on x [H].
+
+    At addresses[i, 0] lie the words of gate and up [., 2 I], their scales and zero-points; at addresses[i, 1] those of
+    down [., H]. `groups`: of inputs, of either matrix, and I. addresses [n, 2, 3], groups [3], rows [n], y [K, H]. At 1
+    bit zero-points have no meaning, but an address.
+    """
+    worth, own = code_worth(bits), LIKE[0 if is_narrow else 1]
+
+    @kernel(f"void(int64[:, :, ::1], int64[::1], {TOKEN}, {own})", nogil=True)
+    def add(addresses, groups, x, rows, y, like):
+        num_neurons, token = groups[2], x.reshape(1, len(x))
+        inner, acts = np.empty((1, 2 * num_neurons), np.float32), np.empty((1, num_neurons), np.float32)
+        for i in range(len(rows)):
+            inner[:] = 0
+            _multiplied(addresses[i, 0], groups[0], bits, worth, token, inner)
+            for n in range(num_neurons):
+                acts[0, n] = gated(inner[0, n], inner[0, num_neurons + n], like)
+            _multiplied(addresses[i, 1], groups[1], bits, worth, acts, y[rows[i] : rows[i] + 1])
+
+    return add

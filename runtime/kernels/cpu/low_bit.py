@@ -1,0 +1,211 @@
+"""Products with packed weights on a CPU, compiled by numba: they read a stream of 1 to 4 bits where it lies.
+
+Outputs lie side by side, so that a vector of them is multiplied at once: code k of every output is masked out of its
+word and added to that output's sum times x[k]. It stays where it is in the word and so counts a power of two too much;
+x is divided by that, which is exact and spares the shift. Whoever imports this module imports numba.
+
+Shapes: T tokens, I inputs, O outputs, G groups, W = ceil(I * bits / 32) words, Z = ceil(O * bits / 32) words.
+"""
+
+from collections.abc import Callable
+from functools import cache
+
+import numpy as np
+import torch
+from numba import njit
+
+from artifacts.common.numba_loops import kernel
+from artifacts.quantisation.packing import Packed
+
+f32, i32, u32 = np.float32, np.int32, np.uint32  # numba widens what is not said to be narrow
+_SIGNATURE = "void(int32[:, ::1], int16[:, ::1], int32[:, ::1], {})"  # words, scales, zeros, and what follows them
+_BLOCK = 32  # codes that begin and end with a word, at every width
+_NO_ZEROS = np.zeros((1, 1), np.int32)
+_EXPONENTS = f32(2.0**112)  # between float16's and float32's
+
+part = njit(forceinline=True, fastmath={"reassoc", "contract"})  # inlined, a width is constant and its loops unroll
+
+
+def multiply(x: torch.Tensor, packed: Packed) -> torch.Tensor:
+    """x [T, I] times the packed matrix -> [T, O] in x's dtype; sums are float32's, each token's as if it were alone."""
+    y = np.zeros((len(x), packed.num_outputs), np.float32)
+    own = np.ascontiguousarray((x.detach() if x.requires_grad else x).float().numpy())
+    multiplier(packed.bits)(*_arrays(packed), own, y)
+    return torch.from_numpy(y).to(x.dtype)
+
+
+def dequantise(packed: Packed, dtype: torch.dtype) -> torch.Tensor:
+    """The matrix [O, I], outputs side by side in memory; as `kernels.low_bit.dequantise` bit for bit, much sooner."""
+    is_bfloat16 = dtype is torch.bfloat16
+    out = torch.empty(packed.num_inputs, packed.num_outputs, dtype=dtype if is_bfloat16 else torch.float32)
+    if is_bfloat16:
+        _unpack_bfloat16(*_arrays(packed), packed.bits, out.view(torch.int16).numpy())
+    else:
+        _unpack(*_arrays(packed), packed.bits, out.numpy())
+    return out.to(dtype).mT
+
+
+def _arrays(packed: Packed) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    zeros = _NO_ZEROS if packed.qzeros is None else packed.qzeros.numpy()
+    return packed.qweight.numpy(), packed.scales.numpy().view(np.int16), zeros
+
+
+@part
+def _code(word, following, shift, bits):
+    """The code that begins at bit `shift` of `word`; it may end in the word that follows. No branch, for vectors."""
+    low = u32(u32(word) >> u32(shift))
+    high = u32(u32(u32(following) << u32(1)) << u32(31 - shift))
+    return f32(i32(u32(low | high) & u32((1 << bits) - 1)))
+
+
+@part
+def _grid(scales, zeros, bits, scale, zero):
+    """One group's scales (float16, as bits) and zero-points as floats [O]; at 1 bit zero lies between the codes."""
+    patterns = scale.view(np.int32)
+    for o in range(len(scales)):
+        half = i32(scales[o])
+        sign = i32(i32(half & i32(0x8000)) << i32(16))
+        patterns[o] = i32(sign | i32(i32(half & i32(0x7FFF)) << i32(13)))
+    for o in range(len(scales)):
+        scale[o] *= _EXPONENTS
+    if bits == 1:
+        zero[:] = f32(0.5)
+        return
+    for o in range(u32(len(scales))):
+        place = u32(u32(o) * u32(bits))
+        i = u32(place >> u32(5))
+        following = min(u32(i + u32(1)), u32(len(zeros) - 1))
+        zero[o] = _code(zeros[i], zeros[following], u32(place & u32(31)), bits)
+
+
+@part
+def _add_code(words, bits, k, x, sums):
+    """One input: the same as a block, a code at a time."""
+    i = k * bits >> 5
+    following = min(i + 1, len(words) - 1)
+    for o in range(words.shape[1]):
+        sums[o] += x * _code(words[i, o], words[following, o], k * bits & 31, bits)
+
+
+@part
+def _add_block(words, first, bits, x, sums):
+    """32 codes of 1, 2 or 4 bits, which lie in both halves of each of their words."""
+    half, mask = 16 // bits, (1 << bits) - 1
+    for j in range(bits):
+        code = 2 * half * j
+        for o in range(words.shape[1]):
+            total, low = sums[o], words[first + j, o]
+            high = i32(low >> i32(16))
+            for i in range(half):
+                total += x[code + i] * f32(i32(low & i32(mask << bits * i)))
+            for i in range(half):
+                total += x[code + half + i] * f32(i32(high & i32(mask << bits * i)))
+            sums[o] = total
+
+
+@part
+def _add_three(words, first, x, sums):
+    """A block of 3 bits: 32 codes in 3 words, of which two lie across a border and one across the sign."""
+    for o in range(words.shape[1]):
+        total = sums[o]
+        a, b, c = words[first, o], words[first + 1, o], words[first + 2, o]
+        for i in range(10):
+            total += x[i] * f32(i32(a & i32(7 << 3 * i)))
+        for i in range(10):
+            total += x[11 + i] * f32(i32(b & i32(7 << 3 * i + 1)))
+        for i in range(9):
+            total += x[22 + i] * f32(i32(c & i32(7 << 3 * i + 2)))
+        total += x[10] * _code(a, b, 30, 3)
+        total += x[21] * _code(b, c, 31, 3)
+        total += x[31] * _code(c, c, 29, 3)
+        sums[o] = total
+
+
+def code_worth(bits: int) -> np.ndarray:
+    """[32] What x is multiplied by for each code of a block: one over the worth of the bit at which it is masked."""
+    places = np.arange(_BLOCK) * bits
+    shifts = np.where(places % 32 > 28, 0, places % 32) if bits == 3 else places % 16
+    return (2.0**-shifts).astype(np.float32)
+
+
+@part
+def product(words, scales, zeros, bits, worth, x, y):
+    """y [T, O] += x [T, I] times the weights; `worth` [32] as `code_worth` says. Arrays of `multiplier`."""
+    num_outputs, group_size = words.shape[1], x.shape[1] // len(scales)
+    scale, zero = np.empty(num_outputs, np.float32), np.empty(num_outputs, np.float32)
+    sums, scaled = np.empty(num_outputs, np.float32), np.empty(_BLOCK, np.float32)
+    for g in range(len(scales)):
+        _grid(scales[g], zeros[min(g, len(zeros) - 1)], bits, scale, zero)
+        begin, end = g * group_size, (g + 1) * group_size
+        first = min((begin + _BLOCK - 1) // _BLOCK * _BLOCK, end)
+        last = max(end // _BLOCK * _BLOCK, first)
+        for t in range(len(x)):
+            sums[:] = 0
+            for k in range(begin, first):
+                _add_code(words, bits, k, x[t, k], sums)
+            for start in range(first, last, _BLOCK):
+                for i in range(_BLOCK):
+                    scaled[i] = x[t, start + i] * worth[i]
+                if bits == 3:
+                    _add_three(words, start * 3 // 32, scaled, sums)
+                else:
+                    _add_block(words, start * bits // 32, bits, scaled, sums)
+            for k in range(last, end):
+                _add_code(words, bits, k, x[t, k], sums)
+            total_x = x[t, begin:end].sum()
+            for o in range(num_outputs):
+                y[t, o] += scale[o] * (sums[o] - zero[o] * total_x)
+
+
+@cache
+def multiplier(bits: int) -> Callable[..., None]:
+    """`multiply(words, scales, zeros, x, y)` for one width: y float32 [T, O] += x float32 [T, I] times the weights.
+
+    `words` int32 [W, O], `scales` float16 as int16 [G, O], `zeros` int32 [G, Z], or [1, 1] of no meaning at 1 bit.
+    """
+    worth = code_worth(bits)
+
+    @kernel(_SIGNATURE.format("float32[:, ::1], float32[:, ::1]"), nogil=True)
+    def multiply(words, scales, zeros, x, y):
+        product(words, scales, zeros, bits, worth, x, y)
+
+    return multiply
+
+
+@part
+def _unpack_row(words, bits, k, scale, zero, row):
+    """The weights of one input, [O]."""
+    i, shift = k * bits >> 5, k * bits & 31
+    following = min(i + 1, len(words) - 1)
+    if shift + bits > 32:
+        for o in range(len(row)):
+            row[o] = scale[o] * (_code(words[i, o], words[following, o], shift, bits) - zero[o])
+    else:
+        for o in range(len(row)):
+            row[o] = scale[o] * (_code(words[i, o], 0, shift, bits) - zero[o])
+
+
+@kernel(_SIGNATURE.format("int64, float32[:, ::1]"), nogil=True)
+def _unpack(words, scales, zeros, bits, out):
+    """Every weight, out [I, O]."""
+    scale, zero = np.empty(words.shape[1], np.float32), np.empty(words.shape[1], np.float32)
+    group_size = len(out) // len(scales)
+    for k in range(len(out)):
+        if k % group_size == 0:
+            _grid(scales[k // group_size], zeros[min(k // group_size, len(zeros) - 1)], bits, scale, zero)
+        _unpack_row(words, bits, k, scale, zero, out[k])
+
+
+@kernel(_SIGNATURE.format("int64, int16[:, ::1]"), nogil=True)
+def _unpack_bfloat16(words, scales, zeros, bits, out):
+    """The same as bits of bfloat16, rounded to nearest and to even: torch takes longer to round than this to unpack."""
+    scale, zero = np.empty(words.shape[1], np.float32), np.empty(words.shape[1], np.float32)
+    row = np.empty(words.shape[1], np.float32)
+    patterns, group_size = row.view(np.uint32), len(out) // len(scales)
+    for k in range(len(out)):
+        if k % group_size == 0:
+            _grid(scales[k // group_size], zeros[min(k // group_size, len(zeros) - 1)], bits, scale, zero)
+        _unpack_row(words, bits, k, scale, zero, row)
+        for o in range(len(row)):
+            is_odd = u32(u32(patterns[o] >> u32(16)) & u32(1))
+            out[k, o] = np.int16(u32(u32(patterns[o] + u32(0x7FFF) + is_odd) >> u32(16)))

@@ -1,0 +1,1 @@
+"""Kernels for a GPU, written in Triton."""

@@ -1,0 +1,1 @@
+"""How bytes come from the slow tier into a slot: from disk, over CUDA, emulated, one link per device."""

@@ -1,0 +1,196 @@
+"""The safetensors shards of a checkpoint: where each tensor lies, and positional reads that map no file into memory."""
+
+import hashlib
+import json
+import os
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from textwrap import shorten
+from types import EllipsisType
+from typing import Protocol
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from artifacts.common.untrusted import existing, read_json
+from artifacts.errors import BadInput
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+_NOWAIT = getattr(os, "RWF_NOWAIT", None)  # of Linux
+
+
+class File(Protocol):
+    """What bytes are read from."""
+
+    def read_into(self, offset: int, targets: Sequence[memoryview]) -> None: ...
+
+
+class Shard:
+    """One open safetensors file; reads are positional, so threads share it without a lock.
+
+    Raises BadInput if the file is missing, truncated or not safetensors; `header_digest` is the sha256 of its header,
+    `metadata` what its writer put there beside the tensors.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        _check_whole(path)
+        descriptor = os.open(path, os.O_RDONLY)
+        self._closer = weakref.finalize(self, os.close, descriptor)
+        self._descriptor = descriptor
+        if hasattr(os, "posix_fadvise"):  # readahead would fetch neighbours of an expert that nobody asked for
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
+        self.nbytes = os.fstat(descriptor).st_size
+        header = self._header()
+        self.header_digest = hashlib.sha256(header).digest()
+        entries = json.loads(header)
+        self.metadata: dict[str, str] = entries.pop("__metadata__", {})
+        self.tensors = {name: _stored_tensor(self, name, entry, 8 + len(header)) for name, entry in entries.items()}
+
+    def read_into(self, offset: int, targets: Sequence[memoryview]) -> None:
+        """Fill `targets` one after another with the bytes that follow `offset`; BadInput if the file ends before."""
+        assert self._closer.alive, f"{self.path} is closed: its descriptor may be another file's by now"
+        pending = [target for target in targets if target.nbytes]
+        while pending:
+            count = os.preadv(self._descriptor, pending, offset)
+            if count == 0:
+                raise BadInput(f"{self.path} ends before byte {offset}: it changed while in use, copy it again")
+            offset += count
+            pending = _rest(pending, count)
+
+    def read_kept(self, offset: int, targets: Sequence[memoryview]) -> bool:
+        """The same without waiting for the device, as a page cache allows it; False, and `targets` hold anything, where
+        not all of it is there. The device then begins to read it."""
+        assert self._closer.alive, f"{self.path} is closed: its descriptor may be another file's by now"
+        if _NOWAIT is None:
+            return False
+        try:
+            return os.preadv(self._descriptor, targets, offset, _NOWAIT) == sum(target.nbytes for target in targets)
+        except OSError:  # not there, or not on this file system; what is wrong with it `read_into` tells
+            return False
+
+    def close(self) -> None:
+        self._closer()
+
+    def _header(self) -> bytes:
+        length = bytearray(8)
+        self.read_into(0, [memoryview(length)])
+        header = bytearray(int.from_bytes(length, "little"))
+        self.read_into(8, [memoryview(header)])
+        return bytes(header)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor as its shard's header describes it; `offset` counts bytes from the start of the file."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    shard: Shard
+    offset: int
+    nbytes: int
+
+    def read(self) -> torch.Tensor:
+        """A copy in memory, in the stored dtype; torch allocates it on a 64-byte border, which a mapped file is not."""
+        return read_tensor(self.shard, self.offset, self.nbytes, self.dtype).view(self.shape)
+
+    def __getitem__(self, index: EllipsisType) -> torch.Tensor:
+        """`tensor[...]` is how transformers' loader asks a lazy tensor for its values."""
+        assert index is Ellipsis, f"only [...] is supported, not {index}"
+        return self.read()
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """All shards of one checkpoint, in the order of their names, and every tensor by name."""
+
+    folder: Path
+    shards: tuple[Shard, ...]
+    tensors: dict[str, StoredTensor]
+
+    def close(self) -> None:
+        for shard in self.shards:
+            shard.close()
+
+
+def open_checkpoint(folder: Path) -> Checkpoint:
+    """Open every shard of `folder` and read the headers only; BadInput names the file that cannot be used."""
+    shards = tuple(Shard(path) for path in _shard_paths(folder))
+    return Checkpoint(folder, shards, {name: tensor for shard in shards for name, tensor in shard.tensors.items()})
+
+
+def read_tensor(file: File, offset: int, nbytes: int, dtype: torch.dtype) -> torch.Tensor:
+    """`nbytes` bytes of `file` as a flat tensor of `dtype`."""
+    raw = torch.empty(nbytes, dtype=torch.uint8)
+    file.read_into(offset, [memoryview(raw.numpy())])
+    return raw.view(dtype)
+
+
+def _shard_paths(folder: Path) -> list[Path]:
+    if (folder / SINGLE).is_file():
+        return [folder / SINGLE]
+    if (folder / INDEX).is_file():
+        return [folder / name for name in _indexed_names(folder / INDEX)]
+    if any(folder.glob("*.bin")):
+        raise BadInput(
+            f"{folder} holds pickled weights (*.bin), which can run code when read: convert them to safetensors first"
+        )
+    raise BadInput(f"{folder} holds neither {SINGLE} nor {INDEX}: the weights are missing, download the model again")
+
+
+def _indexed_names(index: Path) -> list[str]:
+    try:
+        names = set(read_json(index)["weight_map"].values())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise BadInput(f"{index} is not an index of safetensors shards ({error}): download it again") from error
+    for name in names:
+        if not isinstance(name, str) or not name or Path(name).name != name or "\0" in name:
+            said = repr(name)[:80]
+            raise BadInput(f"{index} points to {said}, outside its own folder: such a checkpoint is not opened")
+    return sorted(names)
+
+
+def _check_whole(path: Path) -> None:
+    """Let safetensors judge the header: its rules (no hole, no overlap, every byte covered) are the format's."""
+    found = existing(str(path))
+    if found is None or not found.is_file():
+        raise BadInput(f"{path} is missing: the checkpoint's index names it, so download the model again")
+    try:
+        with safe_open(path, framework="pt"):
+            pass
+    except (SafetensorError, OSError) as error:
+        reason = shorten(str(error), 160)
+        raise BadInput(f"{path} is truncated or no safetensors file ({reason}): download it again") from error
+
+
+def _stored_tensor(shard: Shard, name: str, entry: dict, data_start: int) -> StoredTensor:
+    if entry["dtype"] not in DTYPES:
+        raise BadInput(f"{shard.path}: {name} has dtype {entry['dtype']}, which moectl cannot read")
+    start, stop = entry["data_offsets"]
+    return StoredTensor(name, DTYPES[entry["dtype"]], tuple(entry["shape"]), shard, data_start + start, stop - start)
+
+
+def _rest(targets: list[memoryview], count: int) -> list[memoryview]:
+    """What of `targets` is left to fill after `count` bytes."""
+    for index, target in enumerate(targets):
+        if count < target.nbytes:
+            return [target[count:], *targets[index + 1 :]]
+        count -= target.nbytes
+    return []

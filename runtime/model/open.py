@@ -1,0 +1,152 @@
+"""A Mixture-of-Experts model without its experts: everything else loaded and ready, the experts readable one by one."""
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass
+from math import inf
+from pathlib import Path
+
+import torch
+from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from artifacts.errors import BadInput, first_line
+from artifacts.quantisation.replicas import FULL_BITS
+from artifacts.shape import Shape
+from runtime.model.checkpoint import Checkpoint, open_checkpoint
+from runtime.model.expert_store import DiskStore, ExpertLayout, Reader
+from runtime.model.expert_tensors import locate_experts
+from runtime.model.layers import MoeLayer, moe_layers
+from runtime.model.locate import locate, read_config
+from runtime.model.skeleton import build_skeleton, load_generation_config, load_resident, parse_config
+
+VOLATILE = {"transformers_version", "_name_or_path"}  # who saved it and where, not what it is
+PACKED_FROM, PACKED_CONFIG = "moectl_packed_from", "moectl_packed_config"  # in headers that `moectl pack` wrote
+_MOST = torch.finfo(torch.float32).max  # torch computes with no larger number
+_FINGERPRINT = re.compile("[0-9a-f]{64}")  # files are named after it
+DEPTHS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")  # as families call it
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
+
+
+@dataclass(frozen=True, slots=True)
+class MoeModel:
+    """`model` in evaluation mode, experts on `meta`; `store` reads them from the checkpoint by layer and expert.
+
+    `tokenizer` is None when the folder has none; `fingerprint` tells models apart, wherever their folders lie. On a
+    `base` of few bits (runtime/session/on_base.py) `store` reads replicas and `shape` has their bytes; `dtype` and
+    `stored_shape`, by which stores know the model, stay the checkpoint's.
+    """
+
+    model: PreTrainedModel
+    config: PreTrainedConfig
+    tokenizer: PreTrainedTokenizerBase | None
+    layers: tuple[MoeLayer, ...]
+    shape: Shape
+    store: Reader
+    fingerprint: str
+    family: str
+    dtype: torch.dtype
+    stored_shape: Shape
+    base: int = FULL_BITS
+
+
+def open_model(name: str, *, dtype: torch.dtype | None = None, device: str | torch.device = "cpu") -> MoeModel:
+    """Open a local folder or a hub id without ever holding its experts in memory.
+
+    `dtype` defaults to the checkpoint's own. Raises BadInput, by name, for what is missing, damaged or not supported.
+    """
+    folder = locate(name)
+    stored_config = read_config(folder)
+    checkpoint = open_checkpoint(folder)
+    _check_numbers(stored_config, checkpoint)
+    config = parse_config(folder)
+    dtype = dtype or config.dtype or _stored_dtype(checkpoint)
+    model = build_skeleton(config, dtype)
+    layers = moe_layers(model)
+    layout = ExpertLayout.of(layers[0].shapes, dtype)
+    first = layers[0]
+    shape = Shape(
+        num_layers=len(layers),
+        num_experts=first.num_experts,
+        top_k=first.top_k,
+        expert_nbytes=layout.nbytes,
+        num_neurons=first.num_neurons,
+        neuron_nbytes=first.neuron_weights * dtype.itemsize,
+    )
+    located = locate_experts(model, layers, shape=shape, layout=layout, tensors=checkpoint.tensors)
+    experts = {f"{layer.name}.{part.name}" for layer in layers for part in layout.parts}
+    load_resident(model, located.others, experts=experts, dtype=dtype, device=torch.device(device), folder=folder)
+    load_generation_config(model, folder)
+    return MoeModel(
+        model=model,
+        config=model.config,
+        tokenizer=_tokenizer(folder, model.get_input_embeddings().num_embeddings),
+        layers=layers,
+        shape=shape,
+        store=DiskStore(checkpoint, layout, shape=shape, pieces=located.pieces),
+        fingerprint=_fingerprint(stored_config, checkpoint),
+        family=config.model_type,
+        dtype=dtype,
+        stored_shape=shape,
+    )
+
+
+def _check_numbers(config: object, checkpoint: Checkpoint) -> None:
+    """Raise BadInput for a number that nothing can have so many of, and for more layers than there are tensors:
+    building them would take for ever."""
+    parts = config.items() if isinstance(config, dict) else enumerate(config) if isinstance(config, list) else ()
+    for name, value in parts:
+        if isinstance(value, int) and abs(value) >= 1 << 63 or isinstance(value, float) and _MOST < abs(value) < inf:
+            raise BadInput(f"the config.json in {checkpoint.folder} says {name} {str(value)[:30]}: download it again")
+        if name in DEPTHS and isinstance(value, int | float) and value > len(checkpoint.tensors):
+            raise BadInput(
+                f"the config.json in {checkpoint.folder} says {name} {value}, and the checkpoint has "
+                f"{len(checkpoint.tensors):,} tensors: they are not of the same model"
+            )
+        _check_numbers(value, checkpoint)
+
+
+def _stored_dtype(checkpoint: Checkpoint) -> torch.dtype:
+    floating = (tensor.dtype for tensor in checkpoint.tensors.values() if tensor.dtype.is_floating_point)
+    return next(floating, torch.float32)
+
+
+def config_digest(folder: Path) -> str:
+    """sha256 over the canonical config."""
+    return _config_digest(read_config(folder)).hexdigest()
+
+
+def _fingerprint(config: dict, checkpoint: Checkpoint) -> str:
+    """sha256 over the canonical config, then each shard's header and size, in the order of their names. A packed
+    checkpoint has that of the one it was packed from: what is known of the weights holds for both."""
+    digest = _config_digest(config)
+    origins = {shard.metadata.get(PACKED_FROM) for shard in checkpoint.shards}
+    configs = {shard.metadata.get(PACKED_CONFIG) for shard in checkpoint.shards}
+    if configs == {digest.hexdigest()} and len(origins) == 1 and _FINGERPRINT.fullmatch(str(*origins)):
+        return str(*origins)
+    for shard in checkpoint.shards:
+        digest.update(shard.header_digest)
+        digest.update(shard.nbytes.to_bytes(8, "little"))
+    return digest.hexdigest()
+
+
+def _config_digest(config: dict) -> "hashlib._Hash":
+    lasting = {name: value for name, value in config.items() if name not in VOLATILE}
+    return hashlib.sha256(json.dumps(lasting, sort_keys=True, separators=(",", ":")).encode())
+
+
+def _tokenizer(folder: Path, vocabulary: int) -> PreTrainedTokenizerBase | None:
+    """None where the folder has none. Tokens added to those that it was made with are looked at when they are used."""
+    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
+        return None
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        tokenizer("a")  # some settings are looked at by their first use only
+    except Exception as error:  # the files are there but of no use: silence would look like a model without a tokenizer
+        raise BadInput(f"the tokenizer in {folder} cannot be loaded: {first_line(error)}") from error
+    if tokenizer.vocab_size > vocabulary:
+        raise BadInput(
+            f"the tokenizer in {folder} has {tokenizer.vocab_size:,} tokens, the model {vocabulary:,}: "
+            "it is another model's, download it again"
+        )
+    return tokenizer

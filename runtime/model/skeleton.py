@@ -1,0 +1,124 @@
+"""A transformers model without its routed experts: built on `meta`, the rest loaded the way transformers does."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedModel
+from transformers import initialization as init
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import convert_and_load_state_dict_in_model
+from transformers.modeling_utils import LoadStateDictConfig
+from transformers.utils import logging
+from transformers.utils.loading_report import LoadStateDictInfo
+
+from artifacts.errors import BadInput, first_line
+from runtime.model.checkpoint import StoredTensor
+from runtime.model.expert_store import is_finite
+
+
+def parse_config(folder: Path) -> PreTrainedConfig:
+    """The config as transformers understands it; code that comes with a model is never run."""
+    try:
+        return AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    except Exception as error:  # whatever a foreign config.json provokes in transformers, the file is what is wrong
+        raise BadInput(f"transformers cannot use the config.json of {folder}: {first_line(error)}") from error
+
+
+def build_skeleton(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+    """The model in evaluation mode, every tensor on `meta`, experts dispatched eagerly."""
+    try:
+        with torch.device("meta"), init.no_tie_weights():
+            model = AutoModelForCausalLM.from_config(
+                config, dtype=dtype, experts_implementation="eager", trust_remote_code=False
+            )
+    except Exception as error:  # as above: the sizes in the config are the user's
+        raise BadInput(f"transformers cannot build a language model from this config: {first_line(error)}") from error
+    return model.eval().requires_grad_(False)
+
+
+def load_resident(
+    model: PreTrainedModel,
+    tensors: dict[str, StoredTensor],
+    *,
+    experts: set[str],
+    dtype: torch.dtype,
+    device: torch.device,
+    folder: Path,
+) -> None:
+    """Load `tensors` into `model` on `device`, all but the parameters named in `experts`, which stay on `meta`.
+
+    Raises BadInput for the first parameter that is missing, of the wrong shape or not finite; nothing is initialised
+    at random.
+    """
+    for name in experts:
+        model.get_parameter(name)._is_hf_initialized = True  # or transformers would fill them with random numbers
+    loading = LoadStateDictConfig(
+        pretrained_model_name_or_path=str(folder),
+        device_map={"": device},
+        dtype=dtype,
+        dtype_plan=model._get_dtype_plan(dtype),
+        weight_mapping=get_model_conversion_mapping(model),
+    )
+    with _no_progress_bar():
+        info, _ = convert_and_load_state_dict_in_model(model, tensors, loading, None)
+    info.missing_keys -= experts
+    _check_loaded(model, info)
+    model._finalize_model_loading(model, loading, info)
+    model.requires_grad_(False)
+    _check_resident(model, experts)
+
+
+def load_generation_config(model: PreTrainedModel, folder: Path) -> None:
+    """As from_pretrained: generation_config.json, else what config.json says of generation."""
+    path = folder / "generation_config.json"
+    if not path.is_file():
+        model.generation_config = GenerationConfig.from_pretrained(folder, "config.json", _from_model_config=True)
+        return
+    try:
+        model.generation_config = GenerationConfig.from_pretrained(folder)
+    except Exception as error:  # as above
+        raise BadInput(f"transformers cannot use {path}: {first_line(error)}") from error
+
+
+def _check_loaded(model: PreTrainedModel, info: LoadStateDictInfo) -> None:
+    for name, got, expected in sorted(info.mismatched_keys):
+        raise BadInput(
+            f"{name} has shape {list(got)} where the config asks for {list(expected)}: "
+            "config and weights are not of the same model"
+        )
+    for name, error in info.conversion_errors.items():
+        raise BadInput(f"{name} cannot be made from the stored tensors: {error.strip().splitlines()[-1]}")
+    for name in sorted(_really_missing(model, info.missing_keys)):
+        raise BadInput(f"{name} is missing from the checkpoint: download it again")
+
+
+def _really_missing(model: PreTrainedModel, missing: set[str]) -> set[str]:
+    """Less what is tied to a tensor that is there, and what the family says may be absent."""
+    pairs = model.all_tied_weights_keys.items()
+    tied = {name for pair in pairs for name in pair if not missing.issuperset(pair)}
+    optional = "|".join(f"({pattern})" for pattern in model._keys_to_ignore_on_load_missing or ())
+    return {name for name in missing - tied if not (optional and re.search(optional, name))}
+
+
+def _check_resident(model: PreTrainedModel, experts: set[str]) -> None:
+    for name, parameter in model.named_parameters():
+        if name not in experts and not is_finite(parameter):
+            raise BadInput(f"{name} holds NaN or infinity, the checkpoint is damaged")
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        assert tensor.is_meta == (name in experts), f"{name} is on {tensor.device}"
+        assert tensor.device.type != "cpu" or tensor.data_ptr() % 64 == 0 or tensor.dim() == 0, f"{name} is not aligned"
+
+
+@contextmanager
+def _no_progress_bar() -> Iterator[None]:
+    """Loading takes a moment and is silent: bars are drawn by the command line, not by a library."""
+    enabled = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if enabled:
+            logging.enable_progress_bar()

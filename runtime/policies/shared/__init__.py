@@ -1,0 +1,1 @@
+"""What several policies share: matching of expert maps, activation matrices, background work."""

@@ -1,0 +1,120 @@
+"""Expert activation matrices (MoE-Infinity, Xue et al., 2024): how many tokens of a request used each expert, and which
+earlier request was most like the one under way.
+
+Shapes: L layers, E experts, C matrices kept.
+"""
+
+import numpy as np
+
+from artifacts.errors import BadUsage
+from artifacts.shape import Shape
+from artifacts.traces.trace import PREFILL
+from runtime.policies.base import Step
+
+EPSILON = 1e-3  # of a share: what was never used has a little of it
+
+
+class Activations:
+    """`current` [L, E]: tokens of the requests under way, since the last prefill began."""
+
+    def __init__(self, shape: Shape) -> None:
+        # Compiled code takes a while to load, and seconds where it was never compiled: only for who uses it.
+        from runtime.policies.shared import activation_kernels
+
+        self.kernels = activation_kernels
+        self.current = np.zeros((shape.num_layers, shape.num_experts), np.int64)
+        self._prefill = -1
+
+    def begins(self, step: Step) -> bool:
+        """Whether new requests begin with this step."""
+        return step.phase == PREFILL and step.pass_index != self._prefill
+
+    def begin(self, step: Step) -> None:
+        """Those under way are over."""
+        self._prefill = step.pass_index
+        self.current = np.zeros_like(self.current)
+
+    def count(self, step: Step) -> None:
+        self.kernels.count(np.array(step.selected, np.int64), self.current[step.layer])
+
+    def weigh(self, step: Step, early: float, worth: np.ndarray) -> None:
+        """Count, and set what the layer's experts are worth then, `worth` [E]: `(share + epsilon) * early`."""
+        self.kernels.weigh(np.array(step.selected, np.int64), self.current[step.layer], EPSILON, early, worth)
+
+
+class Collection:
+    """At most `capacity` matrices, each of its own kind: where one too many comes, of the two most alike the one that
+    stands for fewer requests goes, and the other stands for both.
+
+    Alike: the mean over layers of the cosine of two rows, of a request under way over the layers that it has been
+    through.
+    """
+
+    def __init__(self, capacity: int, shape: Shape) -> None:
+        if capacity < 1:
+            raise BadUsage(f"a collection of activation matrices needs a capacity of at least 1, not {capacity}")
+        self._capacity = capacity
+        size = (capacity + 1, shape.num_layers, shape.num_experts)
+        self._shares, self._unit = np.zeros(size), np.zeros(size)
+        self._stands_for = np.zeros(capacity + 1, np.int64)
+        self._followed = np.zeros(size[:2])  # cosines with the request to be matched, by layer
+        self._alike = np.full((capacity + 1, capacity + 1), -np.inf)
+        self._size = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def add(self, matrix: np.ndarray) -> None:
+        """Take in a request that is over, unless it used nothing; another is to be followed."""
+        self._followed[:] = 0
+        if not matrix.any():
+            return
+        at = self._size
+        similar = self._similar(matrix)
+        self._put(at, matrix, similar)
+        self._stands_for[at], self._size = 1, at + 1
+        if self._size > self._capacity:
+            self._join()
+
+    def follow(self, layer: int, counts: np.ndarray) -> None:
+        """The request to be matched has used the experts of a layer so often by now, [E]."""
+        if self._size:
+            used, held = counts.astype(np.float64), slice(self._size)
+            self._followed[held, layer] = self._unit[held, layer] @ (used / max(np.sqrt(used @ used), 1))
+
+    def nearest(self) -> np.ndarray:
+        """Shares [L, E] of the request most like the one followed, equals by the earlier; there must be one."""
+        return self._shares[self._followed[: self._size].sum(axis=1).argmax()]
+
+    def _similar(self, matrix: np.ndarray) -> np.ndarray:
+        known = matrix.any(axis=1)
+        return (self._unit[: self._size] * _unit(matrix)).sum(axis=(1, 2)) / known.sum()
+
+    def _put(self, at: int, matrix: np.ndarray, similar: np.ndarray) -> None:
+        self._shares[at] = shares(matrix)
+        self._unit[at] = _unit(matrix)
+        self._alike[at, :at] = similar
+
+    def _join(self) -> None:
+        newer, older = np.unravel_index(self._alike.argmax(), self._alike.shape)
+        stays, goes = (older, newer) if self._stands_for[older] >= self._stands_for[newer] else (newer, older)
+        self._stands_for[stays] += self._stands_for[goes]
+        last = self._size - 1
+        if goes != last:  # the last takes its place
+            similar = np.maximum(self._alike[last], self._alike[:, last])
+            self._shares[goes], self._unit[goes] = self._shares[last], self._unit[last]
+            self._stands_for[goes] = self._stands_for[last]
+            self._alike[goes, :goes], self._alike[goes + 1 :, goes] = similar[:goes], similar[goes + 1 :]
+        self._alike[last], self._alike[:, last] = -np.inf, -np.inf
+        self._size = last
+
+
+def shares(matrix: np.ndarray) -> np.ndarray:
+    """[..., E] of its layer's tokens."""
+    return matrix / np.maximum(matrix.sum(axis=-1, keepdims=True), 1)
+
+
+def _unit(counts: np.ndarray) -> np.ndarray:
+    """[..., E] of length 1, or 0."""
+    lengths = np.sqrt((counts.astype(np.float64) ** 2).sum(axis=-1, keepdims=True))
+    return counts / np.maximum(lengths, 1)

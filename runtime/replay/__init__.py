@@ -1,0 +1,1 @@
+"""A trace through the same controller on virtual time."""

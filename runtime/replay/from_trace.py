@@ -1,0 +1,78 @@
+"""What policies may want to know of a model, counted in a trace where no store has it."""
+
+import numpy as np
+
+from artifacts.errors import BadInput
+from artifacts.modelshapes.known import ModelShape
+from artifacts.quantisation.replicas import Replicas, typical
+from artifacts.routing.buddies import buddy_lists, buddy_table
+from artifacts.routing.coactivation import Coactivation, conditional
+from artifacts.routing.entropy import NUM_PERCENTILES, EntropyHistogram, token_entropy
+from artifacts.routing.expert_maps import ExpertMaps
+from artifacts.shape import Shape
+from artifacts.traces.trace import Trace
+
+_ALPHA, _LONGEST = 0.95, 16  # the defaults of `moectl build-buddies`
+
+
+def buddies(trace: Trace, shape: Shape) -> tuple[np.ndarray, np.ndarray]:
+    """Buddy lists [L, E, R] padded with -1, and their q [L, E, R], by co-activation. Raises BadInput for a trace in
+    which a token selects an expert twice."""
+    ordered = np.sort(trace.experts, axis=1)
+    if (ordered[:, 1:] == ordered[:, :-1]).any():
+        raise BadInput("the trace selects an expert twice for one token: who is selected with whom cannot be counted")
+    tables, shares = [], []
+    for layer in range(shape.num_layers):
+        at = trace.layer == layer
+        counts = Coactivation(shape.num_experts)
+        counts.update(trace.experts[at], trace.weights[at])
+        q = conditional(counts.pairs)
+        table = buddy_table(buddy_lists(q, _ALPHA, _LONGEST))
+        tables.append(np.pad(table, ((0, 0), (0, _LONGEST - table.shape[1])), constant_values=-1))
+        shares.append(np.where(tables[-1] >= 0, np.take_along_axis(q, tables[-1].clip(0), axis=1), 0.0))
+    return np.stack(tables), np.stack(shares)
+
+
+def entropy(trace: Trace, shape: Shape) -> np.ndarray:
+    """Percentiles [L, 101] of token activating entropy; zeros for a layer that does not occur."""
+    rows = np.zeros((shape.num_layers, NUM_PERCENTILES), np.float32)
+    for layer in np.unique(trace.layer):
+        histogram = EntropyHistogram()
+        histogram.update(token_entropy(trace.weights[trace.layer == layer]))
+        rows[layer] = histogram.percentiles()
+    return rows
+
+
+def iterations(trace: Trace, shape: Shape) -> tuple[np.ndarray, np.ndarray]:
+    """Embeddings [I, H] and distributions [I, L, E], means over tokens, of the trace's iterations in order. Raises
+    BadInput where it lacks embeddings, probabilities or layers."""
+    if trace.iteration is None or trace.probabilities is None:
+        raise BadInput("the trace holds no embeddings, or no probabilities: record one with `moectl run --trace FILE`")
+    numbers, iteration = np.unique(trace.iteration, return_inverse=True)
+    at = iteration * shape.num_layers + trace.layer
+    order = np.argsort(at, kind="stable")
+    cells, starts, counts = np.unique(at[order], return_index=True, return_counts=True)
+    if len(cells) != len(numbers) * shape.num_layers:
+        raise BadInput("the trace lacks layers of some pass: its iterations cannot be made into expert maps")
+    means = np.add.reduceat(trace.probabilities[order], starts, axis=0, dtype=np.float64) / counts[:, None]
+    return trace.embeddings[numbers], means.astype(np.float32).reshape(len(numbers), shape.num_layers, -1)
+
+
+def maps(trace: Trace, shape: Shape, *, capacity: int, distance: int = 3) -> ExpertMaps:
+    """Expert maps of the trace's iterations, as many as there is room for. Raises BadInput as `iterations`."""
+    embeddings, probabilities = iterations(trace, shape)
+    sizes = {"num_layers": shape.num_layers, "num_experts": shape.num_experts, "hidden": embeddings.shape[1]}
+    found = ExpertMaps(capacity, **sizes, distance=distance)
+    found.add(embeddings, probabilities)
+    return found
+
+
+def replicas(trace: Trace, model: ModelShape) -> Replicas:
+    """Replicas of typical size and loss; what is lost by them counts the trace's own uses, weighted as its routers
+    do."""
+    shape = model.shape
+    use = np.zeros((shape.num_layers, shape.num_experts))
+    shares = trace.weights / trace.weights.sum(axis=1, keepdims=True)
+    np.add.at(use, (trace.layer[:, None], trace.experts), shares**2)
+    use /= np.maximum(use.sum(axis=1, keepdims=True), 1e-12)
+    return typical(use, expert_nbytes=shape.expert_nbytes, weight_nbytes=model.weight_nbytes)

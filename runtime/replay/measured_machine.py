@@ -1,0 +1,89 @@
+"""A measured machine as the simulator takes machines: what was measured in place of what data sheets promise."""
+
+from dataclasses import replace
+
+from artifacts.hardware.machines import Machine
+from artifacts.hardware.profile import COLD, DISK, EACH_LOAD, NAMED_LINKS, PAGEABLE, RAM, HardwareProfile, Load
+from artifacts.shape import Shape
+from runtime.control import sizes
+from runtime.replay.virtual_time import Costs, Work
+
+HERE = "here"
+
+
+def costs_of(profile: HardwareProfile, shape: Shape, *, link: str | None = None) -> Costs:
+    """Costs of the model that was measured, with loads over `link`, by default the profile's own.
+
+    A step that finds its experts there takes what it took when measured: the engine's own work on a step counts with
+    the rest of the layer, that on an expert which is brought by itself. Raises BadInput for a link that was not
+    measured.
+    """
+    one, many = profile.decode, profile.compute[-1]
+    # A layer's experts are a difference between passes: other work on the machine can make nothing of it, or less.
+    expert_s = min(one.expert.median, one.moe.median / shape.top_k) if one.moe.median > 0 else one.expert.median
+    engine_s = max(0.0, one.moe.median - shape.top_k * expert_s)
+    near = profile.near_at()
+    near_work = Work(near[0].seconds.median, near[-1].seconds.median / near[-1].tokens)
+    computes_near = profile.device == "cpu"  # on the same thread: the engine does one after the other
+    costs = Costs(
+        expert=Work(expert_s, many.expert.median / many.tokens),
+        load_s=0.0,
+        load_latency_s=0.0,
+        near=Work(0.0) if computes_near else near_work,
+        rest=Work(one.attention.median + engine_s, (many.attention.median + engine_s) / many.tokens),
+        head=Work(one.head.median, many.head.median / many.tokens),
+        near_host=near_work if computes_near else Work(0.0),
+        deciding=profile.deciding,
+    )
+    load = profile.load(link)
+    if load.link not in NAMED_LINKS:
+        copy_s = next((one.seconds.median for one in profile.loads if one.link in (RAM, PAGEABLE)), 0.0)
+        return _over_rate(costs, load, shape, copy_s)
+    latency_s = min(max(0.0, load.latency.median), load.seconds.median) if load.latency else 0.0
+    return replace(
+        costs,
+        load_s=load.seconds.median - latency_s,
+        load_latency_s=latency_s,
+        host_s=_host_seconds(load),
+        reads_whole=load.link in (DISK, COLD),
+    )
+
+
+def _over_rate(costs: Costs, load: Load, shape: Shape, copy_s: float) -> Costs:
+    """With loads over an emulated link: it keeps its rate to the byte; what it takes besides is that compute copies
+    what comes, while the link is under way, and that its waits end late."""
+    bandwidth, latency_s = sizes.rate(load.link)
+    load_s, left_s = shape.expert_nbytes / bandwidth, _host_seconds(load)
+    host_s = min(left_s, costs.deciding.get(EACH_LOAD, 0.0))
+    copy_s = min(left_s - host_s, copy_s)
+    return replace(
+        costs,
+        load_s=load_s,
+        load_latency_s=latency_s,
+        host_s=host_s,
+        copy_s=copy_s,
+        demand_s=left_s - host_s - copy_s,
+        wake_s=max(0.0, load.seconds.median - max(load_s + latency_s, copy_s)),
+    )
+
+
+def _host_seconds(load: Load) -> float:
+    """Of each load; of profiles that did not tell it apart, what a miss took beyond the link."""
+    if load.host is not None:
+        return max(0.0, load.host.median)
+    return 0.0 if load.miss is None else max(0.0, load.miss.median - load.seconds.median)
+
+
+def machine_of(profile: HardwareProfile, shape: Shape, *, link: str | None = None) -> Machine:
+    """The same as bandwidths: what one expert's bytes came to in the seconds that it took. Arithmetic is not told apart
+    from memory, so that its peak stays open."""
+    costs, nbytes = costs_of(profile, shape, link=link), shape.expert_nbytes / 1e9
+    return Machine(
+        HERE,
+        fast_gbps=nbytes / costs.expert.memory_s,
+        fast_tflops=float("inf"),
+        link_gbps=nbytes / (costs.load_s + costs.load_latency_s),
+        link_latency_s=0.0,
+        near_gbps=nbytes / max(costs.near.memory_s, costs.near_host.memory_s),
+        source=f"measured: {profile.conditions['device_name']}",
+    )

@@ -1,0 +1,90 @@
+"""Replays a trace through the controller: the decisions of the live run, without the model, on virtual time."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from artifacts.errors import BadInput
+from artifacts.traces.trace import Trace
+from runtime.control.controller import Controller
+from runtime.control.plan import Plan
+from runtime.control.resplit import Reconfiguration
+from runtime.policies.step import Step, last_tokens
+from runtime.replay.virtual_time import Timing
+
+
+def replay(
+    trace: Trace,
+    controller: Controller,
+    timing: Timing | None = None,
+    *,
+    reconfiguration: Reconfiguration | None = None,
+    watch: Callable[[Step, Plan], None] | None = None,
+) -> None:
+    """Take every step of `trace` in order; `controller.counters` and `timing` then tell what happened. `watch` is told
+    of every step and what became of it."""
+    if trace.num_layers > controller.shape.num_layers:
+        raise BadInput(
+            f"the trace has {trace.num_layers} layers, the model {controller.shape.num_layers}: it is another model's"
+        )
+    current, idle = -1, _begin_idle(trace) if reconfiguration else frozenset()
+    ordered, spans = replace(trace, experts=trace.experts.astype(np.int64)).scheduled()
+    for pass_index, phase, layer, rows in spans:
+        step = _step(ordered, rows, pass_index, phase, layer, controller)
+        if pass_index != current:
+            current = pass_index
+            if pass_index in idle:
+                reconfiguration.between_requests()
+            if reconfiguration:
+                reconfiguration.begin_pass(ordered.request[rows])
+            controller.begin_pass(len(step.selected))
+            if timing:
+                timing.begin_pass(phase, len(step.selected))
+        if reconfiguration:
+            reconfiguration.add(step)
+        plan = controller.step(step)
+        if timing:
+            timing.step(plan)
+        if watch:
+            watch(step, plan)
+    if timing:
+        timing.end_pass()
+
+
+def _begin_idle(trace: Trace) -> frozenset[int]:
+    """The passes before which every request that was under way has ended."""
+    passes = trace.pass_indices()
+    first, last = np.full((2, int(trace.request.max()) + 1), -1)
+    order = np.argsort(passes, kind="stable")
+    last[trace.request[order]] = passes[order]
+    first[trace.request[order[::-1]]] = passes[order[::-1]]
+    ends = np.zeros(int(passes.max()) + 1, np.int64)
+    np.maximum.at(ends, first[first >= 0], last[first >= 0])
+    open_until = np.maximum.accumulate(ends)
+    begins = set(first[first >= 0].tolist())
+    return frozenset(one for one in begins if one and open_until[one - 1] < one)
+
+
+def _step(trace: Trace, rows: slice, pass_index: int, phase: int, layer: int, controller: Controller) -> Step:
+    """What the live run saw: predictions and embeddings only as far as policies asked for them."""
+    predicted = learned = last = embedding = None
+    if controller.num_predicted and trace.predicted is not None:
+        predicted, last = trace.predicted[rows, : controller.num_predicted], last_tokens(trace.request[rows])
+    if controller.num_learned and trace.learned is not None:
+        learned, last = trace.learned[rows, : controller.num_learned], last_tokens(trace.request[rows])
+    if controller.sees_embeddings and trace.iteration is not None:
+        last = last_tokens(trace.request[rows])
+        embedding = trace.embeddings[trace.iteration[rows][last]]
+    return Step(
+        pass_index=pass_index,
+        phase=phase,
+        layer=layer,
+        selected=trace.experts[rows],
+        weights=trace.weights[rows],
+        probabilities=None if trace.probabilities is None else trace.probabilities[rows],
+        predicted=predicted,
+        learned=learned,
+        last=last,
+        embedding=embedding,
+    )

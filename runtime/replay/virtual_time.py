@@ -1,0 +1,295 @@
+"""Virtual time: when the steps of a replay would begin and end on a machine that is only described (DESIGN 8)."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from statistics import fmean
+
+import numpy as np
+
+from artifacts.hardware.machines import Machine
+from artifacts.modelshapes.known import ModelShape
+from artifacts.quantisation.replicas import FULL_BITS
+from artifacts.traces.trace import DECODE, PREFILL
+from runtime.control.plan import NO_SLOT, Place, Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Something a tier computes: bytes it reads however many tokens there are, seconds of arithmetic a token."""
+
+    memory_s: float
+    token_s: float = 0.0
+
+    def scaled(self, share: float) -> "Work":
+        """The same on so many of the bytes."""
+        return Work(self.memory_s * share, self.token_s)
+
+    def seconds(self, num_tokens: int, *, share: float = 1.0) -> float:
+        """`share` of the bytes are read, as of a replica of fewer bits."""
+        return max(self.memory_s * share, num_tokens * self.token_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What one model costs on one machine. `rest`: of a layer, all but its routed experts; `head`: of a pass.
+
+    Loading an expert and computing it near its memory are given at full precision; a replica takes its share of bytes.
+    Each load takes `load_latency_s` of the link besides, and `host_s` of whoever computes: the engine's own work on it.
+    Where the link leaves it to compute to take what comes, that takes `copy_s`, and `demand_s` more for what the step
+    itself asked for; compute that has waited goes on `wake_s` late.
+    Where near experts are computed by whoever computes the others, as on a CPU, `near_host` is what each takes of that
+    time, and `near` what an emulated tier takes besides. `shares`: of an expert's seconds in the fast tier, by bits,
+    where few bits do not save as much time as bytes. `deciding`: of a
+    layer, what a policy takes itself beyond what the plain one does, by axis and text as in `prefetch next_gate`, or by
+    its name where the text is not there.
+    `reads_whole`: a segment takes the link as long as its expert.
+    """
+
+    expert: Work
+    load_s: float
+    load_latency_s: float
+    near: Work
+    rest: Work
+    head: Work
+    host_s: float = 0.0
+    copy_s: float = 0.0
+    demand_s: float = 0.0
+    wake_s: float = 0.0
+    near_host: Work = Work(0.0)
+    shares: Mapping[int, float] = field(default_factory=dict)
+    deciding: Mapping[str, float] = field(default_factory=dict)
+    reads_whole: bool = False
+
+    @classmethod
+    def of(cls, model: ModelShape, machine: Machine) -> "Costs":
+        """Estimates: attention is four matrices of H x H in 16 bits, its cache not counted; norms and routers are
+        free."""
+
+        def work(nbytes: float, weight_nbytes: float = 2.0) -> Work:
+            operations = 2 * nbytes / weight_nbytes  # a weight and token
+            return Work(nbytes / (machine.fast_gbps * 1e9), operations / (machine.fast_tflops * 1e12))
+
+        nbytes = model.shape.expert_nbytes
+        return cls(
+            expert=work(nbytes, model.weight_nbytes),
+            load_s=nbytes / (machine.link_gbps * 1e9),
+            load_latency_s=machine.link_latency_s,
+            near=Work(
+                nbytes / (machine.near_gbps * 1e9), 2 * nbytes / model.weight_nbytes / (machine.near_tflops * 1e12)
+            ),
+            rest=work(4 * model.hidden**2 * 2 + model.shared_nbytes),
+            head=work(model.vocabulary * model.hidden * 2),
+        )
+
+    def on_base(self, bits: int, share: float) -> "Costs":
+        """Where experts' own form is their replica of so many bits, `share` of their bytes."""
+        if bits == FULL_BITS:
+            return self
+        fast = self.shares.get(bits, share)
+        return replace(
+            self,
+            expert=self.expert.scaled(fast),
+            load_s=self.load_s * share,
+            copy_s=self.copy_s * share,
+            near=self.near.scaled(share),
+            near_host=self.near_host.scaled(fast),
+            shares={width: own / fast for width, own in self.shares.items() if width < bits},
+        )
+
+    def window_nbytes(self, expert_nbytes: int, top_k: int) -> int:
+        """Bytes that the link moves while one layer of one token is computed."""
+        layer_s = self.rest.seconds(1) + top_k * self.expert.seconds(1)
+        return rounded_window(layer_s / (self.load_latency_s + self.load_s), expert_nbytes)
+
+
+def rounded_window(num_experts: float, expert_nbytes: int) -> int:
+    """A window of so many experts in bytes, as a power of two of experts.
+
+    Rounded, so that the noise of a measurement does not change what a policy decides.
+    """
+    return max(1, round(2.0 ** round(math.log2(num_experts)) * expert_nbytes))
+
+
+@dataclass(slots=True)
+class PassTime:
+    """One pass: for `stall_s` of its `seconds` compute waited for the link, for `near_s` the near tier computed."""
+
+    phase: int
+    num_tokens: int
+    seconds: float = 0.0
+    stall_s: float = 0.0
+    near_s: float = 0.0
+
+
+class Timing:
+    """Follows the plans of a replay. Resident experts are computed one after another, each arrival when it is there,
+    near ones meanwhile; the step ends with its last expert."""
+
+    def __init__(self, costs: Costs, num_experts: int, nbytes: Mapping[int, int]) -> None:
+        """`nbytes` of an expert by bits."""
+        self.passes: list[PassTime] = []
+        self._costs, self._num_experts = costs, num_experts
+        self._share = {bits: size / nbytes[FULL_BITS] for bits, size in nbytes.items()}
+        self._fast_share = {**self._share, **costs.shares}
+        self._link = _Link()
+        self._pending: dict[int, _Transfer] = {}  # by slot
+        self._now_s = 0.0
+
+    def begin_pass(self, phase: int, num_tokens: int) -> None:
+        """The pass before, if there was one, has ended."""
+        if self.passes:
+            self.end_pass()
+        self.passes.append(PassTime(phase, num_tokens))
+        self._begin_s = self._now_s
+
+    def end_pass(self) -> None:
+        """The head is computed for the last tokens, of which there are few."""
+        self._now_s += self._costs.head.seconds(1)
+        self.passes[-1].seconds = self._now_s - self._begin_s
+
+    def step(self, plan: Plan) -> None:
+        """One layer: its other parts first, then its experts."""
+        self._now_s += self._costs.rest.seconds(len(plan.selected))
+        tokens = _tokens_by_expert(plan.selected, self._num_experts)
+        near_s = sum(self._seconds(self._costs.near, place, tokens, self._share) for place in plan.near)
+        host_s = sum(self._seconds(self._costs.near_host, place, tokens, self._fast_share) for place in plan.near)
+        near_ends_s = self._now_s + near_s
+        self.passes[-1].near_s += max(near_s, host_s)
+        if not plan.waves:
+            self._issue(plan.prefetches, is_demand=False)
+        else:
+            self._issue(plan.waves[0].loads, is_demand=True)
+        self._compute(plan.low, tokens, {})
+        for wave, following in plan.in_turn():
+            if wave is plan.waves[-1]:
+                self._issue(plan.prefetches, is_demand=False)
+            self._compute((*wave.resident, *wave.loads), tokens, following, near_s=host_s)
+            host_s = 0.0
+            self._issue(tuple(following.values()), is_demand=True)
+        self._now_s = max(self._now_s + host_s, near_ends_s)
+
+    def summary(self) -> dict[str, float | None]:
+        """Milliseconds to a first token and per token after it, means over passes; tokens decoded in a second; stall
+        in all; of the near tier's computing per decode pass. None where the trace has no such pass."""
+        prefill_s = [one.seconds for one in self.passes if one.phase == PREFILL]
+        decode = [one for one in self.passes if one.phase == DECODE]
+        decode_s = sum(one.seconds for one in decode)
+        return {
+            "ttft_ms": fmean(prefill_s) * 1e3 if prefill_s else None,
+            "tpot_ms": decode_s / len(decode) * 1e3 if decode else None,
+            "tokens_per_s": sum(one.num_tokens for one in decode) / decode_s if decode_s else None,
+            "exposed_ms": sum(one.stall_s for one in self.passes) * 1e3,
+            "near_ms": fmean(one.near_s for one in decode) * 1e3 if decode else None,
+        }
+
+    def _compute(
+        self,
+        places: tuple[Place, ...],
+        tokens: list[int] | None,
+        following: dict[int, Place],
+        *,
+        near_s: float = 0.0,
+    ) -> None:
+        """What is there first, then for `near_s` what is near, arrivals in the order in which they land; each slot is
+        free for what is `following`."""
+        self._link.advance(self._now_s)
+        coming = []
+        for place in places:
+            transfer = self._pending.pop(place.slot, None) if place.slot != NO_SLOT else None
+            if transfer is not None and transfer.lands_s > self._now_s:
+                coming.append((place, transfer))
+                continue
+            self._take(place, transfer)
+            self._compute_one(place, tokens, following)
+        self._now_s += near_s
+        for _, transfer in coming:
+            self._link.hurry(transfer)
+        for place, transfer in sorted(coming, key=lambda pair: pair[1].lands_s):
+            self._take(place, transfer)
+            self._compute_one(place, tokens, following)
+
+    def _take(self, place: Place, transfer: "_Transfer | None") -> None:
+        """Have what a transfer brings, if one does."""
+        if transfer is None:
+            return
+        self._now_s += self._costs.copy_s * place.share * self._share[place.bits]
+        if transfer.lands_s > self._now_s:
+            ends_s = transfer.lands_s + self._costs.wake_s
+            self.passes[-1].stall_s += ends_s - self._now_s
+            self._now_s = ends_s
+        self._now_s += self._costs.demand_s if transfer.is_demand else 0.0
+
+    def _compute_one(self, place: Place, tokens: list[int] | None, following: dict[int, Place]) -> None:
+        self._now_s += self._expert_seconds(place, tokens)
+        if load := following.pop(place.slot, None):
+            self._issue((load,), is_demand=True)
+
+    def _expert_seconds(self, place: Place, tokens: list[int] | None) -> float:
+        return self._seconds(self._costs.expert, place, tokens, self._fast_share)
+
+    def _seconds(self, work: Work, place: Place, tokens: list[int] | None, shares: Mapping[int, float]) -> float:
+        num_tokens = 1 if tokens is None else tokens[place.key % self._num_experts]
+        return place.share * work.seconds(num_tokens, share=shares[place.bits])
+
+    def _issue(self, loads: tuple[Place, ...], *, is_demand: bool) -> None:
+        for place in loads:
+            if place.slot in self._pending:
+                self._link.cancel(self._pending.pop(place.slot))
+            self._now_s += self._costs.host_s
+            share = self._share[place.bits] * (1.0 if self._costs.reads_whole else place.share)
+            seconds = self._costs.load_latency_s + self._costs.load_s * share
+            self._pending[place.slot] = self._link.issue(self._now_s, seconds, is_demand=is_demand)
+
+
+@dataclass(eq=False, slots=True)
+class _Transfer:
+    issued_s: float
+    seconds: float
+    is_demand: bool
+    is_started: bool = False
+    lands_s: float = math.inf  # until it has begun
+
+
+@dataclass(slots=True)
+class _Link:
+    """One transfer at a time; demand goes behind the one in flight and before every prefetch that has not begun."""
+
+    free_s: float = 0.0
+    prefetches: list[_Transfer] = field(default_factory=list)
+
+    def issue(self, now_s: float, seconds: float, *, is_demand: bool) -> _Transfer:
+        transfer = _Transfer(now_s, seconds, is_demand)
+        self.advance(now_s)
+        if is_demand:
+            self._start(transfer)
+        else:
+            self.prefetches.append(transfer)
+        return transfer
+
+    def advance(self, now_s: float) -> None:
+        """Start every prefetch that has begun before now."""
+        while self.prefetches and max(self.free_s, self.prefetches[0].issued_s) < now_s:
+            self._start(self.prefetches.pop(0))
+
+    def hurry(self, transfer: _Transfer) -> None:
+        """Compute waits for it: it goes before every other prefetch."""
+        if not transfer.is_started:
+            self.prefetches.remove(transfer)
+            self._start(transfer)
+
+    def cancel(self, transfer: _Transfer) -> None:
+        """Off the queue; what has begun is seen through."""
+        if not transfer.is_started:
+            self.prefetches.remove(transfer)
+
+    def _start(self, transfer: _Transfer) -> None:
+        self.free_s = max(self.free_s, transfer.issued_s) + transfer.seconds
+        transfer.is_started, transfer.lands_s = True, self.free_s
+
+
+def _tokens_by_expert(selected: np.ndarray, num_experts: int) -> list[int] | None:
+    """[E] tokens; None for one token, where all have one."""
+    if len(selected) == 1:
+        return None
+    return np.bincount(selected[selected >= 0], minlength=num_experts).tolist()

@@ -1,0 +1,1 @@
+"""Which combination of policies is fastest on a trace and a machine."""

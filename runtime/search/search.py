@@ -1,0 +1,315 @@
+"""The search for the fastest policies of a model, a trace and a machine: lossless, and within a loss (DESIGN 9)."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from math import expm1
+from time import perf_counter
+
+import numpy as np
+
+from artifacts.errors import BadInput, Problem
+from artifacts.hardware.machines import Machine
+from artifacts.modelshapes.known import ModelShape
+from artifacts.routing.similarity import Similarity
+from artifacts.traces.trace import DECODE, Trace
+from runtime.control.build import check_required
+from runtime.control.counters import AT_BITS
+from runtime.policies import build, presets
+from runtime.policies.base import Artefacts
+from runtime.replay.virtual_time import Costs
+from runtime.replay.workload import Outcome, Setting, Workload, oracles
+from runtime.search import space
+from runtime.search.halving import ETA, Trials, climb, halve, one_by_one, rungs
+from runtime.search.predicted_loss import Damage
+from runtime.search.space import Combination
+
+LEAST_PASSES, MOST_PASSES = 96, 864  # of the shortest replay, and of the longest
+_ALTERED = ("replaced_ranks", "dropped_ranks", *AT_BITS.values())
+_PUBLISHED = 5  # of a space, tried on all of the trace whatever else is found
+_SLACK = 1.5  # times the loss that is allowed: predictions are rough, and what is measured decides
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Nats that a token loses for each unit of squared error that `Damage` counts. None: nothing was measured, and no
+    candidate of that kind has a prediction."""
+
+    few_bits: float | None = None
+    replaced: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """A combination as replayed. `loss`: the share by which perplexity is predicted to rise, None where no table
+    says."""
+
+    combination: Combination
+    ms: float
+    loss: float | None
+    exposed_ms: float
+    near_ms: float
+    fast_nbytes: int
+    hit_rate: float
+    damage: tuple[float, float]
+
+    @property
+    def is_lossless(self) -> bool:
+        return self.loss == 0.0
+
+
+ReplayAll = Callable[[Sequence[Combination], int], Iterable[Tried | Problem]]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How much is searched: `candidates` of each of the two spaces, up to `passes` of the trace, `climbing` more beside
+    the best."""
+
+    candidates: int
+    passes: int
+    climbing: int
+    seed: int
+    max_loss: float
+
+    @property
+    def rungs(self) -> list[int]:
+        return rungs(self.passes, least=LEAST_PASSES)
+
+    @property
+    def num_replays(self) -> int:
+        """About, of both spaces."""
+        each = sum(-(-self.candidates // ETA**turn) for turn in range(len(self.rungs)))
+        return 2 * (each + self.climbing)
+
+
+@dataclass(slots=True)
+class Found:
+    """The finalists of both spaces, best first, published presets among them; and what was left out, by reason."""
+
+    lossless: list[Tried]
+    lossy: list[Tried]
+    published: dict[str, Tried]
+    num_tried: int
+    num_space: int
+    num_replays: int
+    refused: dict[str, int] = field(default_factory=dict)
+
+    def front(self) -> list[Tried]:
+        """What nothing beats in time, loss and memory together, by time."""
+        known = [one for one in (*self.lossless, *self.lossy) if one.loss is not None]
+        best = [one for one in known if not any(_beats(other, one) for other in known)]
+        return sorted({one.combination: one for one in best}.values(), key=lambda one: one.ms)
+
+
+def _beats(one: Tried, other: Tried) -> bool:
+    mine, theirs = ((t.ms, t.loss, t.fast_nbytes) for t in (one, other))
+    return mine != theirs and all(a <= b for a, b in zip(mine, theirs, strict=True))
+
+
+class Search:
+    """Replays combinations at one budget. `scale` turns squared errors into losses, `similarity` prices stand-ins."""
+
+    def __init__(
+        self,
+        trace: Trace,
+        model: ModelShape,
+        machine: Machine,
+        *,
+        artefacts: Artefacts,
+        budget: str,
+        costs: Costs | None = None,
+        window: int | None = None,
+        similarity: Similarity | None = None,
+    ) -> None:
+        self.machine, self.budget, self.scale = machine, budget, Scale()
+        self._trace, self._model = trace, model
+        self._known = {"artefacts": artefacts, "costs": costs, "window": window}
+        self._similarity = similarity
+        self._passes = trace.pass_indices()
+        self._workloads: dict[int, Workload] = {}
+        self._assumed: set[str] = set()  # by others who replay for it
+        self.num_replays = 0
+        self._progress: Callable[[], None] | None = None
+
+    def apart(self) -> "Search":
+        """One like it, to replay the same elsewhere."""
+        other = Search(
+            self._trace, self._model, self.machine, budget=self.budget, similarity=self._similarity, **self._known
+        )
+        other.scale = self.scale
+        return other
+
+    @property
+    def num_passes(self) -> int:
+        """Of the trace."""
+        return int(self._passes.max()) + 1
+
+    @property
+    def ratio(self) -> float:
+        """The link's bandwidth over the near tier's."""
+        return self.machine.link_gbps / self.machine.near_gbps
+
+    @property
+    def assumed(self) -> list[str]:
+        ours = (note for workload in self._workloads.values() for note in workload.assumed)
+        return list(dict.fromkeys([*ours, *sorted(self._assumed)]))
+
+    def replay(self, combination: Combination, passes: int) -> Tried:
+        """The beginning of the trace under it. Raises a Problem for what cannot be replayed or whose loss nobody
+        knows."""
+        check_required(build(combination.policies), self._known["artefacts"])  # which a live run has to have
+        damage = Damage(self._known["artefacts"].replicas, self._similarity, self._model.shape.num_layers)
+        setting = Setting("tried", policies=combination.policies, scope=combination.scope, budget=self.budget)
+        outcome = self._workload(passes).run(setting, damage)
+        self.count()
+        return self._tried(combination, outcome, damage.per_token)
+
+    def count(self, assumed: Iterable[str] = ()) -> None:
+        """One replay more; `assumed` by whoever made it."""
+        self._assumed.update(assumed)
+        self.num_replays += 1
+        if self._progress:
+            self._progress()
+
+    def oracle(self, passes: int) -> float:
+        """Milliseconds a token of Belady with prefetching of what is really wanted, in the scope where that is
+        faster."""
+        bounds = [oracles(Setting("bound", scope=scope, budget=self.budget))[1] for scope in ("layer", "global")]
+        return min(_ms(self._workload(passes).run(bound)) for bound in bounds)
+
+    def full(self, passes: int) -> float:
+        """The same with every expert there, as far as the trace has brought them."""
+        return _ms(self._workload(passes).run(Setting("full", "full")))
+
+    def seconds_a_pass(self) -> float:
+        """Of a replay, by two that differ in effort."""
+        amount = rungs(self.num_passes, least=LEAST_PASSES)[0]
+        seconds = []
+        for one in (Combination(), Combination(prefetch="frequency", eviction="lcp", miss="near")):
+            self.replay(one, amount)  # what is compiled or counted once is not the replay's
+            begin_s = perf_counter()
+            self.replay(one, amount)
+            seconds.append((perf_counter() - begin_s) / amount)
+        return sum(seconds) / len(seconds)
+
+    def run(
+        self,
+        plan: Plan,
+        progress: Callable[[int, int], None] = lambda done, total: None,
+        *,
+        spaces: tuple[list[Combination], list[Combination]] | None = None,
+        replay_all: ReplayAll | None = None,
+    ) -> Found:
+        """Both searches, of `spaces` if given: what is lossless, and what need not be. Deterministic for a plan,
+        whoever replays: `replay_all`, or this one after another."""
+        amounts, before = plan.rungs, self.num_replays
+        self._progress = lambda: progress(self.num_replays - before, plan.num_replays)
+        exact, other = spaces or (space.lossless(self.ratio), space.lossy(self.ratio))
+        replay_all = replay_all or one_by_one(self.replay)
+        fast: Trials[Combination, Tried] = Trials(replay_all, lambda one: (one.ms,))
+        near: Trials[Combination, Tried] = Trials(replay_all, lambda one: self._lossy_rank(one, plan.max_loss))
+        published = _published()
+        lossless = self._best(fast, exact, [one for one in published.values() if one in set(exact)], plan)
+        lossy = self._best(near, other, [one for one in published.values() if one not in set(exact)], plan)
+        everything = [*fast.best(lossless, amounts[-1]), *near.best(lossy, amounts[-1])]
+        tried = {
+            one: result for trials in (fast, near) for (one, amount), result in trials.results.items()
+            if amount == amounts[-1]
+        }  # fmt: skip
+        known = {name: tried[one] for name, one in published.items() if one in tried}
+        finalists = [tried[one] for one in dict.fromkeys(everything)]
+        refused = [*fast.refused.values(), *near.refused.values()]
+        return Found(
+            lossless=sorted((one for one in finalists if one.is_lossless), key=lambda one: one.ms),
+            lossy=[one for one in finalists if not one.is_lossless],
+            published=known,
+            num_tried=len({one for trials in (fast, near) for one, _ in trials.results}),
+            num_space=len(exact) + len(other),
+            num_replays=self.num_replays - before,
+            refused={why: refused.count(why) for why in dict.fromkeys(refused)},
+        )
+
+    def _best(
+        self,
+        trials: Trials[Combination, Tried],
+        candidates: list[Combination],
+        published: list[Combination],
+        plan: Plan,
+    ) -> list[Combination]:
+        """Finalists of one space, with those beside the best of them, and the best of the published ones."""
+        amounts = plan.rungs
+        chosen = list(dict.fromkeys([*published, *space.drawn(candidates, plan.candidates, seed=plan.seed)]))
+        finalists = halve(trials, chosen, amounts, keep=4)
+        if finalists and plan.climbing:
+            climb(trials, finalists[0], lambda one: self._around(one, candidates, plan), amounts, most=plan.climbing)
+        in_full = [one for one, amount in trials.results if amount == amounts[-1]]
+        promising = trials.best(published, amounts[max(0, len(amounts) - 2)])[:_PUBLISHED]
+        return trials.best([*in_full, *promising], amounts[-1])
+
+    def _around(self, one: Combination, candidates: list[Combination], plan: Plan) -> list[Combination]:
+        """In an order drawn at random: there may be more than are looked at."""
+        found = space.neighbours(one, candidates)
+        return [found[index] for index in np.random.default_rng(plan.seed).permutation(len(found)).tolist()]
+
+    def _lossy_rank(self, one: Tried, max_loss: float) -> tuple:
+        """What may be good enough by time, then the others by loss."""
+        is_near = one.loss is not None and one.loss <= _SLACK * max_loss
+        return (0, one.ms) if is_near else (1, np.inf if one.loss is None else one.loss)
+
+    def _tried(self, combination: Combination, outcome: Outcome, damage: tuple[float, float]) -> Tried:
+        counters = outcome.counters
+        is_exact = not any(counters[name] for name in _ALTERED)
+        return Tried(
+            combination,
+            ms=_ms(outcome),
+            loss=0.0 if is_exact else self.loss_of(damage),
+            exposed_ms=outcome.times["exposed_ms"],
+            near_ms=outcome.times["near_ms"],
+            fast_nbytes=outcome.fast_nbytes,
+            hit_rate=counters["hits"] / max(1, counters["requests"]),
+            damage=damage,
+        )
+
+    def loss_of(self, damage: tuple[float, float]) -> float | None:
+        """Of perplexity, as a share; None where nothing was measured for one of the parts."""
+        nats = 0.0
+        for part, slope in zip(damage, (self.scale.few_bits, self.scale.replaced), strict=True):
+            if part and slope is None:
+                return None
+            nats += part * (slope or 0.0)
+        return expm1(nats)
+
+    def _workload(self, passes: int) -> Workload:
+        if passes not in self._workloads:
+            part = self._trace if passes >= self.num_passes else self._trace.take(np.flatnonzero(self._passes < passes))
+            self._workloads[passes] = Workload(part, self._model, self.machine, **self._known)
+        return self._workloads[passes]
+
+
+def _ms(outcome: Outcome) -> float:
+    if outcome.times["tpot_ms"] is None:
+        raise BadInput("the trace decodes nothing: tuning is for decoding; record one with `moectl run --trace FILE`")
+    return outcome.times["tpot_ms"]
+
+
+def _published() -> dict[str, Combination]:
+    """Presets that may be chosen at any budget, by name."""
+    ours = [one for one in presets().values() if not one.waits_for and one.budget is None]
+    return {one.name: Combination(**one.texts(), scope=one.scope) for one in ours}
+
+
+def is_one_by_one(trace: Trace) -> bool:
+    """Whether something is decoded, and never two requests together."""
+    decoded = trace.phase == DECODE
+    steps = trace.pass_indices()[decoded] * trace.num_layers + trace.layer[decoded]
+    return bool(decoded.any()) and len(np.unique(steps)) == len(steps)
+
+
+def cut_by_request(trace: Trace, share: float) -> tuple[Trace, Trace]:
+    """The first of the requests, and the last `share` of them, one at least on either side. Raises BadInput for a trace
+    of one request."""
+    requests: Sequence[int] = np.unique(trace.request).tolist()
+    if len(requests) < 2:
+        raise BadInput("the trace has one request: nothing is left to check what is tuned on it; record a longer one")
+    border = requests[min(len(requests) - 1, max(1, round(len(requests) * (1 - share))))]
+    return trace.take(np.flatnonzero(trace.request < border)), trace.take(np.flatnonzero(trace.request >= border))

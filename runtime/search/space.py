@@ -1,0 +1,129 @@
+"""Which combinations of policies a search may try: values by axis, and what of their product makes sense."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import product
+from typing import NamedTuple
+
+import numpy as np
+
+from runtime.control.cache import Scope
+from runtime.policies import POLICIES
+
+PREFETCH = (
+    "none",
+    "next_gate",
+    "next_gate:overfetch=1.5",
+    "next_gate:distance=2",
+    "next_gate:distance=2,overfetch=0.5,through=yes",
+    "score",
+    "frequency",
+    "learned",
+    "map:distance=2",
+    "blend",
+)
+EVICTION = ("lru", "lfu", "lfu:decay=0.95", "lcp", "least_stale", "fld", "score", "score:decay=0.95", "horizon", "map")
+_PLAIN = ("uniform", "allocated", "split", "split:theta=0.25", "split:prefer_solved=yes")
+_REPLICAS = (
+    "shadow",
+    "shadow:slots=no",
+    *(f"shadow:bits={bits}" for bits in (1, 2, 3, 4)),
+    *(f"shadow:bits={bits},slots=no" for bits in ("uniform", 1, 2, 3, 4)),
+)
+_LOSSY_ROUTING = tuple(f"cache_aware:strength={strength},keep={keep}" for strength in (0.1, 0.2) for keep in (1, 2))
+_LOSSY_MISS = (
+    "drop:rank=3",
+    "drop:rank=2",
+    "drop:rank=1,renormalise=yes,tolerance=0.005",
+    "drop:rank=1,renormalise=yes,tolerance=0.02",
+    "substitute",
+    "substitute:tolerance=0.25",
+    "substitute:rank=2",
+    "substitute:rank=3",
+    "buddy",
+    "buddy:rho=1",
+    "fetch_priority",
+    "fetch_lowest",
+    "cascade",
+)
+_SHADOW = ("shadow", "shadow:margin=1", "shadow:margin=8", "shadow:half_life=16")
+_HOT_BITS = ("hot:avg_bits=4", "hot:avg_bits=3", "hot:avg_bits=2")
+
+
+class Combination(NamedTuple):
+    """One policy of each axis as texts, and the scope."""
+
+    routing: str = "standard"
+    prefetch: str = "none"
+    eviction: str = "lru"
+    miss: str = "fetch"
+    residency: str = "uniform"
+    scope: str = str(Scope.LAYER)
+
+    @property
+    def policies(self) -> dict[str, str]:
+        return {axis: getattr(self, axis) for axis in POLICIES}
+
+    @property
+    def family(self) -> tuple[str, str, str]:
+        """What decides on quality most: who routes, what becomes of a miss, who resides where."""
+        return self.routing, self.miss, self.residency
+
+
+def lossless(ratio: float) -> list[Combination]:
+    """All that give what the full model gives; `ratio` of the link's bandwidth to the near tier's."""
+    lending = (f"near:ratio={ratio:.3g}", f"qstar:ratio={ratio:.3g}", f"qstar:ratio={2 * ratio:.3g}")
+    miss = ("fetch", "near", *lending, "cold")
+    return list(_sensible(("standard",), miss, (*_PLAIN, "hot")))
+
+
+def lossy(ratio: float) -> list[Combination]:
+    """All that need not."""
+    exact = ("fetch", "near", f"qstar:ratio={ratio:.3g}")
+    return [
+        *_sensible(_LOSSY_ROUTING, exact, ("uniform",)),
+        *_sensible(("standard",), _LOSSY_MISS, ("uniform", "allocated")),
+        *_sensible(("standard",), _SHADOW, _REPLICAS),
+        *_sensible(("standard",), ("cold",), _HOT_BITS),
+    ]
+
+
+def drawn(space: Sequence[Combination], count: int, *, seed: int) -> list[Combination]:
+    """`count` of a space, all if there are no more: every family gets its turn, in an order drawn at random."""
+    rng = np.random.default_rng(seed)
+    families: dict[tuple, list[Combination]] = {}
+    for index in rng.permutation(len(space)).tolist():
+        families.setdefault(space[index].family, []).append(space[index])
+    turns = max(map(len, families.values()), default=0)
+    in_turn = (own[turn] for turn in range(turns) for own in families.values() if turn < len(own))
+    return [found for found, _ in zip(in_turn, range(count), strict=False)]
+
+
+def neighbours(one: Combination, space: Iterable[Combination]) -> list[Combination]:
+    """Those of a space that differ from it on one axis; what becomes of a miss and who resides go together."""
+    return [other for other in space if _distance(one, other) == 1]
+
+
+def _distance(one: Combination, other: Combination) -> int:
+    changed = {axis for axis in Combination._fields if getattr(one, axis) != getattr(other, axis)}
+    return len(changed) - ({"miss", "residency"} <= changed)
+
+
+def _sensible(routing: Iterable[str], miss: Iterable[str], residency: Iterable[str]) -> Iterator[Combination]:
+    every = map(Combination._make, product(routing, PREFETCH, EVICTION, miss, residency, map(str, Scope)))
+    return (one for one in every if _is_sensible(one))
+
+
+def _is_sensible(one: Combination) -> bool:
+    """Whether its parts go together and none of them is another by a longer name."""
+    miss, residency, eviction = (text.partition(":")[0] for text in (one.miss, one.residency, one.eviction))
+    is_global = one.scope == Scope.GLOBAL
+    if (miss == "shadow") != (residency == "shadow") or (miss == "cold") != (residency == "hot"):
+        return False
+    if residency in ("allocated", "hot") and is_global:  # they say what each layer has
+        return False
+    if residency == "split" and (miss != "fetch" or is_global):
+        return False
+    if eviction in ("fld", "least_stale") and not is_global:  # there they are lru
+        return False
+    nothing_moves = "slots=no" in one.residency
+    return not nothing_moves or (one.prefetch, one.eviction, is_global, miss) == ("none", "lru", False, one.miss)

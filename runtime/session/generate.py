@@ -1,0 +1,164 @@
+"""Tokens as a stream: transformers' own generate() on a thread, each token handed over as it is made, with its
+statistics."""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+
+import torch
+from transformers import PreTrainedModel, StoppingCriteria, StoppingCriteriaList
+from transformers.generation.streamers import BaseStreamer
+
+from artifacts.errors import BadInput, BadUsage
+from runtime.session.limits import check_tokens
+
+Turn = Callable[[threading.Event], AbstractContextManager[bool]]  # whether it may go on, until it is told to stop
+
+_END = object()
+_LEAST, _MOST = 1e-4, 1e4  # of what logits are divided by: beyond, they are no numbers any more
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the next token is drawn; `temperature` 0 takes the most probable one."""
+
+    max_new_tokens: int = 128
+    temperature: float = 0.0
+    top_k: int = 50
+    top_p: float = 1.0
+    repetition_penalty: float = 1.0
+    seed: int = 0
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens < 1:
+            raise BadUsage(f"max-new-tokens must be at least 1, not {self.max_new_tokens}")
+        is_sound = 0 < self.top_p <= 1 and self.top_k >= 0 and self.repetition_penalty > 0
+        is_sound &= self.temperature == 0 or _LEAST <= self.temperature <= _MOST
+        if not (is_sound and _LEAST <= self.repetition_penalty <= _MOST):
+            raise BadUsage(
+                "sampling needs temperature >= 0, 0 < top-p <= 1, top-k >= 0 and repetition-penalty > 0, "
+                f"neither beyond {_LEAST:g} and {_MOST:g}"
+            )
+
+    def options(self) -> dict[str, object]:
+        """As generate() takes them."""
+        common = {"max_new_tokens": self.max_new_tokens, "repetition_penalty": self.repetition_penalty}
+        if self.ignore_eos:
+            common["min_new_tokens"] = self.max_new_tokens
+        if not self.temperature:
+            return common | {"do_sample": False, "temperature": None, "top_k": None, "top_p": None}
+        return common | {"do_sample": True, "temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p}
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One generated token; `seconds` since the prompt was handed over."""
+
+    token_id: int
+    index: int
+    seconds: float
+
+
+@dataclass(slots=True)
+class Timing:
+    """Time to first token and mean time per token after it, in milliseconds."""
+
+    seconds: list[float] = field(default_factory=list)
+
+    @property
+    def ttft_ms(self) -> float:
+        return self.seconds[0] * 1e3 if self.seconds else 0.0
+
+    @property
+    def tpot_ms(self) -> float:
+        later = len(self.seconds) - 1
+        return (self.seconds[-1] - self.seconds[0]) * 1e3 / later if later > 0 else 0.0
+
+
+def stream(
+    model: PreTrainedModel, prompt: torch.Tensor, sampling: Sampling, *, turn: Turn = lambda stop: nullcontext(True)
+) -> Iterator[Token]:
+    """Generate from `prompt` [1, S] int64 when the turn comes. Closing the iterator stops the generation; an error in
+    it is raised here."""
+    check_prompt(model, prompt, sampling.max_new_tokens)
+    tokens: queue.SimpleQueue = queue.SimpleQueue()
+    stop = threading.Event()
+    start_s = time.perf_counter()
+    arguments = (model, prompt, sampling, tokens, stop, turn, start_s, torch.get_num_threads())
+    worker = threading.Thread(target=_generate, args=arguments, name="moectl-generate", daemon=True)
+    try:
+        worker.start()
+        while (item := tokens.get()) is not _END:
+            if isinstance(item, BaseException):
+                raise item
+            yield item
+    finally:
+        stop.set()
+        if worker.ident is not None:
+            worker.join()
+
+
+def check_prompt(model: PreTrainedModel, prompt: torch.Tensor, num_new: int) -> None:
+    """Raise BadInput for a prompt that the model cannot take."""
+    if prompt.numel() == 0:
+        raise BadInput("the prompt is empty: give at least one token of text")
+    what = f"{prompt.shape[1]} prompt tokens and {num_new} new ones"
+    check_tokens(model, highest=int(prompt.max()), length=prompt.shape[1] + num_new, what=what)
+
+
+def _generate(
+    model: PreTrainedModel,
+    prompt: torch.Tensor,
+    sampling: Sampling,
+    tokens: queue.SimpleQueue,
+    stop: threading.Event,
+    turn: Turn,
+    start_s: float,
+    num_threads: int,
+) -> None:
+    torch.set_num_threads(num_threads)  # a new thread has torch's default, and another number rounds differently
+    try:
+        with turn(stop) as has_come, torch.random.fork_rng(devices=_cuda_devices(prompt)):
+            if not has_come:
+                return
+            torch.manual_seed(sampling.seed)
+            model.generate(
+                prompt,
+                attention_mask=torch.ones_like(prompt),
+                streamer=_Streamer(tokens, start_s),
+                stopping_criteria=StoppingCriteriaList([_Stopped(stop)]),
+                **sampling.options(),
+            )
+    except BaseException as error:  # raised again where the tokens are read
+        tokens.put(error)
+    finally:
+        tokens.put(_END)
+
+
+def _cuda_devices(tensor: torch.Tensor) -> list[torch.device]:
+    return [tensor.device] if tensor.device.type == "cuda" else []
+
+
+class _Streamer(BaseStreamer):
+    def __init__(self, tokens: queue.SimpleQueue, start_s: float) -> None:
+        self._tokens, self._start_s, self._index = tokens, start_s, -1
+
+    def put(self, value: torch.Tensor) -> None:
+        if self._index >= 0:  # the prompt comes first
+            self._tokens.put(Token(int(value.reshape(-1)[0]), self._index, time.perf_counter() - self._start_s))
+        self._index += 1
+
+    def end(self) -> None:
+        """The queue is closed by the thread."""
+
+
+class _Stopped(StoppingCriteria):
+    def __init__(self, stop: threading.Event) -> None:
+        self._stop = stop
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **_: object) -> torch.Tensor:
+        return torch.full((input_ids.shape[0],), self._stop.is_set(), dtype=torch.bool, device=input_ids.device)

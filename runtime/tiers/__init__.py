@@ -1,0 +1,1 @@
+"""Where experts lie: the slow tier (disk or RAM), the near tier, and the slots and replicas of the fast tier."""

@@ -1,0 +1,53 @@
+"""Slots whose parts also lie side by side: the same pages of memory, mapped twice.
+
+Whoever fills a slot wants an expert in one piece; whoever multiplies several experts as a batch wants each of their
+matrices next to the same matrix of the others, and would have to copy them. Where every part is whole pages, both can
+have it.
+"""
+
+import mmap
+import os
+from collections.abc import Sequence
+from ctypes import CDLL, addressof, c_char, c_int, c_long, c_size_t, c_void_p
+
+import torch
+
+from runtime.model.direct_io import PAGE
+from runtime.model.expert_store import Part
+
+_AT_THIS_ADDRESS = 0x10  # MAP_FIXED of Linux, which Python's mmap does not name
+
+
+def twofold(num_slots: int, parts: Sequence[Part]) -> tuple[torch.Tensor, dict[str, torch.Tensor]] | None:
+    """Slot after slot, uint8 [num_slots * nbytes], and the same memory part after part: each by name, uint8
+    [num_slots, nbytes of the part]. None where a part is not whole pages, and on a system that cannot.
+    """
+    sizes = [part.nbytes for part in parts]
+    nbytes = num_slots * sum(sizes)
+    if not nbytes or any(size % PAGE or size % mmap.PAGESIZE for size in sizes) or not hasattr(os, "memfd_create"):
+        return None
+    try:
+        with os.fdopen(os.memfd_create("moectl-slots"), "r+b", buffering=0) as file:
+            file.truncate(nbytes)
+            by_part, by_slot = mmap.mmap(file.fileno(), nbytes), mmap.mmap(-1, nbytes)
+            _map_by_slot(by_slot, num_slots, sizes, file.fileno())
+    except OSError:
+        return None
+    of_parts = torch.frombuffer(by_part, dtype=torch.uint8).split([num_slots * size for size in sizes])
+    named = {part.name: own.view(num_slots, part.nbytes) for part, own in zip(parts, of_parts, strict=True)}
+    return torch.frombuffer(by_slot, dtype=torch.uint8), named
+
+
+def _map_by_slot(by_slot: mmap.mmap, num_slots: int, sizes: Sequence[int], descriptor: int) -> None:
+    """Put the pages of a file that has part after part where a slot has them, in the place of those that are there."""
+    at_address = CDLL(None, use_errno=True).mmap
+    at_address.argtypes, at_address.restype = [c_void_p, c_size_t, c_int, c_int, c_int, c_long], c_void_p
+    address, access = addressof(c_char.from_buffer(by_slot)), mmap.PROT_READ | mmap.PROT_WRITE
+    for slot in range(num_slots):
+        before = 0
+        for size in sizes:
+            offset = num_slots * before + slot * size
+            found = at_address(address, size, access, mmap.MAP_SHARED | _AT_THIS_ADDRESS, descriptor, offset)
+            if found != address:
+                raise OSError("no room in the address space")
+            address, before = address + size, before + size

@@ -1,0 +1,150 @@
+"""Experts laid out neuron by neuron, so that a segment is one contiguous copy; and the arithmetic of segments.
+
+An expert is a sum over its neurons: the outputs of its segments add up to its own.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from artifacts.errors import Incompatible
+from runtime.model.expert_store import ExpertLayout, Part, Spans
+from runtime.model.layers import MoeLayer
+
+Views = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Neurons `first` to `last` of an expert, and what belongs to none if it has the head."""
+
+    first: int
+    last: int
+    has_head: bool
+
+
+@dataclass(frozen=True, slots=True)
+class NeuronLayout:
+    """One expert of `nbytes`: a head with what belongs to no neuron, the bias of down; then neuron after neuron its
+    rows of gate and up, its column of down, its biases.
+
+    Any first n neurons with the head, and the others without, lie in one piece each. As many bytes as in a slot: what
+    borders of 64 bytes cost there is left empty in the head.
+    """
+
+    hidden: int
+    num_neurons: int
+    num_inner: int  # 2: gate and up; 1: up alone
+    has_bias: bool
+    is_concatenated: bool
+    is_transposed: bool
+    dtype: torch.dtype
+    nbytes: int
+
+    @classmethod
+    def of(cls, layer: MoeLayer, dtype: torch.dtype, nbytes: int) -> "NeuronLayout":
+        """As the module of a layer says. Raises Incompatible for experts that are no sum over their neurons."""
+        module = layer.experts
+        if getattr(module, "has_post_expert_norm", False):
+            raise Incompatible("experts that end in a norm are no sum of their segments: they cannot be split")
+        return cls(
+            hidden=layer.shapes["down_proj"][1 if module.is_transposed else 0],
+            num_neurons=layer.num_neurons,
+            num_inner=2 if module.has_gate else 1,
+            has_bias=module.has_bias,
+            is_concatenated=module.is_concatenated,
+            is_transposed=module.is_transposed,
+            dtype=dtype,
+            nbytes=nbytes,
+        )
+
+    @property
+    def width(self) -> int:
+        """Weights and biases of one neuron."""
+        return (self.num_inner + 1) * self.hidden + (self.num_inner if self.has_bias else 0)
+
+    @property
+    def head(self) -> int:
+        """Elements before the first neuron."""
+        return self.nbytes // self.dtype.itemsize - self.num_neurons * self.width
+
+    def segment(self, nbytes: int, *, is_bottom: bool) -> "Segment":
+        """The neurons of a top, or of a bottom, of so many bytes."""
+        size = self.width * self.dtype.itemsize
+        if is_bottom:
+            return Segment(self.num_neurons - nbytes // size, self.num_neurons, has_head=False)
+        return Segment(0, (nbytes - self.head * self.dtype.itemsize) // size, has_head=True)
+
+    def pack(self, expert: Mapping[str, torch.Tensor], out: torch.Tensor, segment: "Segment | None" = None) -> None:
+        """Write an expert, or a segment of it, to `out`, uint8 on the CPU and as long; `expert` has its parts by name,
+        as the module does."""
+        own = segment or Segment(0, self.num_neurons, has_head=True)
+        views, neurons = self.views(out, has_head=own.has_head), slice(own.first, own.last)
+        weight = expert[self._inner_name] if self.is_transposed else expert[self._inner_name].T  # [H, num_inner * I]
+        views["inner"].copy_(self._by_part(weight)[..., neurons])
+        views["down"].copy_((expert["down_proj"] if self.is_transposed else expert["down_proj"].T)[neurons])
+        if self.has_bias:
+            views["inner_bias"].copy_(self._by_part(expert[f"{self._inner_name}_bias"][None])[..., neurons])
+        if self.has_bias and own.has_head:
+            views["down_bias"].copy_(expert["down_proj_bias"])
+
+    def spans(self, stored: ExpertLayout, segment: "Segment") -> Spans:
+        """What of an expert as it is stored a segment takes: rows of its own neurons where a row is one, all of a part
+        where a neuron is a column."""
+        return tuple(span for part in stored.parts for span in self._spans(part, segment))
+
+    def _spans(self, part: Part, segment: "Segment") -> Spans:
+        begin = part.offset
+        if part.name.endswith("_bias"):
+            is_taken = segment.has_head or part.name != "down_proj_bias"
+            return ((begin, begin + part.nbytes),) if is_taken else ()
+        is_down = part.name == "down_proj"
+        if is_down != self.is_transposed:
+            return ((begin, begin + part.nbytes),)
+        row = part.nbytes // part.shape[0]
+        if is_down or not self.is_concatenated:  # gate and up of a neuron in turn
+            rows = part.shape[0] // self.num_neurons
+            return ((begin + segment.first * rows * row, begin + segment.last * rows * row),)
+        blocks = (begin + block * self.num_neurons * row for block in range(self.num_inner))
+        return tuple((block + segment.first * row, block + segment.last * row) for block in blocks)
+
+    @property
+    def _inner_name(self) -> str:
+        return "gate_up_proj" if self.num_inner == 2 else "up_proj"
+
+    def views(self, buffer: torch.Tensor, *, has_head: bool) -> Views:
+        """The segment of n neurons that fills `buffer`, uint8: parts of them and of the head, as `project_segment`
+        takes them."""
+        data = buffer.view(self.dtype)
+        rows = data[self.head if has_head else 0 :].view(-1, self.width)
+        views = {"down": self._down(rows), **self._inner(rows)}
+        return views | ({"down_bias": data[: self.hidden]} if self.has_bias and has_head else {})
+
+    def _down(self, rows: torch.Tensor) -> torch.Tensor:
+        """[n, H]"""
+        return rows[:, self.num_inner * self.hidden : (self.num_inner + 1) * self.hidden]
+
+    def _inner(self, rows: torch.Tensor) -> Views:
+        """Gate and up of `rows` [n, width]: [num_inner, H, n], biases [num_inner, 1, n]."""
+        end = self.num_inner * self.hidden
+        inner = {"inner": rows[:, :end].unflatten(1, (self.num_inner, self.hidden)).permute(1, 2, 0)}
+        return inner | ({"inner_bias": rows[:, end + self.hidden :].T.unsqueeze(1)} if self.has_bias else {})
+
+    def _by_part(self, columns: torch.Tensor) -> torch.Tensor:
+        """[m, num_inner * I], gate and up side by side or in turn -> [num_inner, m, I]."""
+        if self.is_concatenated:
+            return columns.unflatten(1, (self.num_inner, -1)).permute(1, 0, 2)
+        return columns.unflatten(1, (-1, self.num_inner)).permute(2, 0, 1)
+
+
+def project_segment(module: nn.Module, weights: Views, name: str, x: torch.Tensor) -> torch.Tensor:
+    """One projection of one segment, x [t, in] -> [t, out]; gate and up lie as the module's own gate wants them."""
+    if name == "down_proj":
+        y = x @ weights["down"]
+        return y + weights["down_bias"] if "down_bias" in weights else y
+    y = x @ weights["inner"]  # [num_inner, t, n]
+    if "inner_bias" in weights:
+        y = y + weights["inner_bias"]
+    return (y.transpose(0, 1) if module.is_concatenated else y.permute(1, 2, 0)).reshape(len(x), -1)

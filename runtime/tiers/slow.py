@@ -1,0 +1,69 @@
+"""Where every expert lives, at every precision: what links and the near tier read from."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from artifacts.errors import BadInput
+from artifacts.quantisation.replicas import FULL_BITS
+from runtime.control.plan import Place
+from runtime.kernels.batched import OneByOne, Together, together_for
+from runtime.kernels.low_bit import project_packed
+from runtime.model.expert_store import DiskStore, RamStore
+from runtime.model.open import MoeModel
+from runtime.tiers.replicas import ReplicaStore
+
+
+@dataclass(frozen=True, slots=True)
+class SlowTier:
+    """`stores` by bits, the full precision among them; each on disk or in RAM."""
+
+    stores: Mapping[int, DiskStore | ReplicaStore | RamStore]
+
+    @classmethod
+    def plain(cls, store: DiskStore | RamStore) -> "SlowTier":
+        """Of full precision only."""
+        return cls({FULL_BITS: store})
+
+    def read(self, layer: int, expert: int, out: torch.Tensor, *, bits: int = FULL_BITS) -> None:
+        """Copy one replica to the start of `out`, uint8 on the CPU. Raises BadInput for what cannot be read."""
+        try:
+            self.stores[bits].read(layer, expert, out)
+        except OSError as error:
+            raise unreadable(layer, expert, error) from error
+
+    def read_kept(self, layer: int, expert: int, out: torch.Tensor, *, bits: int = FULL_BITS) -> bool:
+        """The same at once, where the operating system has it in memory; False, and `out` holds anything, elsewhere."""
+        store = self.stores[bits]
+        return isinstance(store, DiskStore) and store.read_kept(layer, expert, out)
+
+    def view(self, layer: int, expert: int, *, bits: int = FULL_BITS) -> torch.Tensor | None:
+        """Its bytes where they lie, or None if that is the disk."""
+        store = self.stores[bits]
+        return store.view(layer, expert) if isinstance(store, RamStore) else None
+
+    def nbytes(self, bits: int) -> int:
+        """Bytes of one replica."""
+        return self.stores[bits].layout.nbytes
+
+    def num_bytes(self, place: Place) -> int:
+        """Bytes of what is to be at a place."""
+        return self.nbytes(place.bits)
+
+    def weights(self, place: Place, buffer: torch.Tensor) -> dict[str, object]:
+        """What lies at the start of `buffer`, as `expert_forward` takes it with `projecting`; nothing is copied."""
+        return self.stores[place.bits].layout.views(buffer)
+
+    def together(self, opened: MoeModel) -> Together | OneByOne | None:
+        """What computes several at once on one token, where that pays and gives the same bits."""
+        return together_for(opened)
+
+    def projecting(self, bits: int) -> Callable[..., torch.Tensor]:
+        """How an expert at so many bits is multiplied, here or where a replica stays."""
+        return self.stores[FULL_BITS].layout.project if bits == FULL_BITS else project_packed
+
+
+def unreadable(layer: int, expert: int, error: OSError) -> BadInput:
+    """What becomes of an error of the disk."""
+    return BadInput(f"layer {layer}, expert {expert} cannot be read ({error.strerror or error}): check the disk")

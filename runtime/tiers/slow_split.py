@@ -1,0 +1,95 @@
+"""The slow tier of split experts: neuron-major, a segment at a time."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from artifacts.quantisation.replicas import FULL_BITS
+from runtime.control.plan import Place
+from runtime.control.segments import Segments
+from runtime.model.expert_store import DiskStore, RamStore, aligned, fill
+from runtime.model.open import MoeModel
+from runtime.tiers.neuron_major import NeuronLayout, Views, project_segment
+from runtime.tiers.slow import SlowTier, unreadable
+
+
+class NeuronMajorStore:
+    """Reads experts from `disk`, one at a time, and turns each round. Thread-safe; keeps nothing."""
+
+    def __init__(self, disk: DiskStore, layout: NeuronLayout) -> None:
+        self.layout, self.shape, self._disk = layout, disk.shape, disk
+
+    def read(self, layer: int, expert: int, out: torch.Tensor) -> None:
+        """Fill `out`, a uint8 CPU tensor [layout.nbytes] or longer, with one expert."""
+        stored = aligned(self._disk.layout.nbytes)
+        self._disk.read(layer, expert, stored)
+        self.layout.pack(self._disk.layout.views(stored), out[: self.layout.nbytes])
+
+    def read_segment(self, layer: int, expert: int, out: torch.Tensor, *, is_bottom: bool) -> None:
+        """Fill `out`, as long as the segment, with a top or a bottom; nothing else is read but what lies between."""
+        stored, segment = aligned(self._disk.layout.nbytes), self.layout.segment(len(out), is_bottom=is_bottom)
+        self._disk.read(layer, expert, stored, spans=self.layout.spans(self._disk.layout, segment))
+        self.layout.pack(self._disk.layout.views(stored), out, segment)
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentTier(SlowTier):
+    """The slow tier of split experts. Bottoms count as further layers: row L + l holds those of layer l.
+
+    In RAM a segment is one copy. From disk its rows of gate and up are read and turned round, and all of down, where a
+    neuron is a column; the other way about where experts are stored transposed.
+    """
+
+    segments: Segments
+    lying: list[torch.Tensor]  # every segment in RAM, by key; none if they are on disk
+
+    @classmethod
+    def of(cls, opened: MoeModel, segments: Segments, *, in_ram: bool, pin: bool = False) -> "SegmentTier":
+        layout = NeuronLayout.of(opened.layers[0], opened.store.layout.dtype, opened.shape.expert_nbytes)
+        store = NeuronMajorStore(opened.store, layout)
+        if not in_ram:
+            return cls({FULL_BITS: store}, segments, [])
+        tier = cls({FULL_BITS: RamStore(store, pin=pin)}, segments, [])
+        tier.cut()
+        return tier
+
+    def cut(self) -> None:
+        """Find every segment in RAM, as `segments` has them now."""
+        store = self.stores[FULL_BITS]
+        if isinstance(store, RamStore):
+            keys, num_experts = range(store.shape.num_keys), store.shape.num_experts
+            whole = [store.view(*divmod(key, num_experts)) for key in keys]
+            sizes = self.segments.nbytes[: len(whole)]
+            tops = [expert[:size] for expert, size in zip(whole, sizes, strict=True)]
+            self.lying[:] = tops + [expert[size:] for expert, size in zip(whole, sizes, strict=True)]
+
+    @property
+    def layout(self) -> NeuronLayout:
+        return self.stores[FULL_BITS].layout
+
+    def read(self, layer: int, expert: int, out: torch.Tensor, *, bits: int = FULL_BITS) -> None:
+        if self.lying:
+            fill(out, self.view(layer, expert))
+            return
+        row, store = layer % self.stores[FULL_BITS].shape.num_layers, self.stores[FULL_BITS]
+        nbytes = self.segments.nbytes[layer * store.shape.num_experts + expert]
+        try:
+            store.read_segment(row, expert, out[:nbytes], is_bottom=row != layer)
+        except OSError as error:
+            raise unreadable(row, expert, error) from error
+
+    def view(self, layer: int, expert: int, *, bits: int = FULL_BITS) -> torch.Tensor | None:
+        return self.lying[layer * self.stores[FULL_BITS].shape.num_experts + expert] if self.lying else None
+
+    def num_bytes(self, place: Place) -> int:
+        return self.segments.nbytes[place.key]
+
+    def weights(self, place: Place, buffer: torch.Tensor) -> Views:
+        return self.layout.views(buffer[: self.num_bytes(place)], has_head=not self.segments.is_bottom(place.key))
+
+    def together(self, opened: MoeModel) -> None:
+        """Segments are computed one by one, where they are not fused."""
+
+    def projecting(self, bits: int) -> Callable[..., torch.Tensor]:
+        return project_segment

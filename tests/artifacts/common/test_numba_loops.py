@@ -1,0 +1,71 @@
+"""Compiled loops: kept where a folder can be written, and still there where none can."""
+
+import os
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from tests import ROOT
+
+LOOPS = """
+from artifacts.common.numba_loops import kernel, part
+
+@part
+def half(x):
+    return x / 2
+
+@kernel("float64(float64[::1])")
+def halved(x):
+    total = 0.0
+    for i in range(len(x)):
+        total += half(x[i])
+    return total
+"""
+
+
+def installed(tmp_path: Path) -> Path:
+    """A folder with a kernel, nothing compiled."""
+    (tmp_path / "loops.py").write_text(LOOPS)
+    return tmp_path
+
+
+def halved(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    cleared = {name: value for name, value in os.environ.items() if not name.startswith(("NUMBA_", "XDG_"))}
+    variables = cleared | {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": str(ROOT)} | environment
+    code = "import numpy, loops; print(loops.halved(numpy.ones(3)))"
+    return subprocess.run([sys.executable, "-c", code], cwd=folder, env=variables, capture_output=True, text=True)
+
+
+def test_compiled_once_and_kept(tmp_path: Path) -> None:
+    folder = installed(tmp_path)
+    assert halved(folder).stdout == "1.5\n"
+    kept = {path: path.stat().st_mtime_ns for path in folder.rglob("*.nbc")}
+    assert kept and all("__pycache__" in str(path) for path in kept)
+    assert halved(folder).stdout == "1.5\n"
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*.nbc")} == kept
+
+
+def test_where_no_folder_can_be_written_it_runs_and_says_so(tmp_path: Path) -> None:
+    """A file stands where each folder would be made: root may write anywhere else."""
+    folder = installed(tmp_path)
+    (folder / "__pycache__").touch()
+    (tmp_path / "home").touch()
+    done = halved(folder, HOME=str(tmp_path / "home"))
+    assert done.stdout == "1.5\n", done.stderr
+    assert "compiled code cannot be kept" in done.stderr
+    assert not list(tmp_path.rglob("*.nbc"))
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "options"),
+    [("low_bit", "multiplier", {}), ("gated_packed", "packed_adder", {"is_narrow": False})],
+)
+def test_what_is_made_for_a_width_is_found_again(module: str, name: str, options: dict) -> None:
+    """numba finds a closure by what it holds: had it another compiled function, every process would compile it anew."""
+    made = getattr(import_module(f"runtime.kernels.cpu.{module}"), name)
+    made(4, **options)
+    again = made.__wrapped__(4, **options)
+    assert sum(again.stats.cache_hits.values()) == 1 and not again.stats.cache_misses

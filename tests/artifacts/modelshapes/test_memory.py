@@ -1,0 +1,77 @@
+"""What a model needs besides its experts: against published totals, and against real modules."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from artifacts.errors import BadInput
+from artifacts.modelshapes.known import MODELS, model_shape
+from artifacts.modelshapes.memory import backbone, from_config, resident
+from tests.helpers import families
+
+# Parameters in thousand millions, as published with the checkpoints.
+TOTALS = {
+    "mixtral-8x7b": 46.7,
+    "mixtral-8x22b": 140.6,
+    "olmoe-1b-7b": 6.92,
+    "qwen1.5-moe-a2.7b": 14.3,
+    "qwen2-57b-a14b": 57.4,
+    "deepseek-v2-lite": 15.7,
+    "deepseek-v2": 235.7,
+    "deepseek-v3": 671.0,
+    "qwen3-30b-a3b": 30.5,
+    "qwen3-235b-a22b": 235.1,
+    "phi-3.5-moe": 41.9,
+}
+
+
+@pytest.mark.parametrize("name", TOTALS)
+def test_all_weights_together_are_the_published_total(name: str) -> None:
+    model = MODELS[name]
+    found = resident(model, backbone(name))
+    embedded = model.vocabulary * model.hidden * 2 * (2 - model.weight_nbytes)  # of 8 bits, these alone have 16
+    total = (model.shape.nbytes + found.weights_nbytes - embedded) / model.weight_nbytes
+    assert total / 1e9 == pytest.approx(TOTALS[name], rel=0.005)
+
+
+def test_every_model_of_the_table_has_a_backbone() -> None:
+    for name, model in MODELS.items():
+        found = resident(model, backbone(name))
+        assert 0 < found.cache_nbytes < found.weights_nbytes < 40e9, name
+    assert resident(MODELS["mixtral-8x7b"], backbone("mixtral-8x7b")).cache_nbytes == 32 * 2 * 8 * 128 * 2
+    assert resident(MODELS["deepseek-v3"], backbone("deepseek-v3")).cache_nbytes == 61 * (512 + 64) * 2
+
+
+@pytest.mark.parametrize("family", families.FAMILIES)
+def test_real_modules_and_caches(family: str, tmp_path: Path) -> None:
+    """Within what norms and biases are of so small a model; the cache to the byte."""
+    config, model = families.FAMILIES[family]()
+    config.save_pretrained(tmp_path)
+    said = model_shape(str(tmp_path))
+    found = resident(said, from_config(tmp_path / "config.json"))
+    wide = {name: tensor for name, tensor in model.state_dict().items() if tensor.dim() > 1 and "experts." not in name}
+    shared = {name: tensor for name, tensor in model.state_dict().items() if "shared_expert" in name}
+    distinct = {tensor.data_ptr(): tensor.nbytes for tensor in (wide | shared).values()}
+    per_weight = 4 / said.weight_nbytes  # modules are made in float32
+    assert found.weights_nbytes * per_weight == pytest.approx(sum(distinct.values()), rel=0.03)
+    cache = model(torch.ones(1, 5, dtype=torch.long), use_cache=True).past_key_values
+    held = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
+    assert found.cache_nbytes * 5 * 4 / max(2, said.weight_nbytes) == held
+
+
+def test_quantised_experts_are_as_small_as_published(tmp_path: Path) -> None:
+    config, _ = families.FAMILIES["gpt_oss"]()
+    fields = config.to_dict() | {"quantization_config": {"quant_method": "mxfp4"}, "dtype": "bfloat16"}
+    (tmp_path / "config.json").write_text(json.dumps(fields, default=str))
+    assert model_shape(str(tmp_path)).weight_nbytes == MODELS["gpt-oss-20b"].weight_nbytes
+
+
+def test_a_config_that_says_too_little(tmp_path: Path) -> None:
+    config, _ = families.FAMILIES["olmoe"]()
+    fields = config.to_dict()
+    del fields["num_attention_heads"]
+    (tmp_path / "config.json").write_text(json.dumps(fields, default=str))
+    with pytest.raises(BadInput, match="num_attention_heads"):
+        backbone(str(tmp_path))

@@ -1,0 +1,158 @@
+"""The stages of MoEpic's solver against slow ones: each by itself, since a later one mends what one before it did
+badly."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from artifacts.splits.solve import _Problem, allocate
+from tests.artifacts.splits.reference import Plain
+from tests.artifacts.splits.test_solve import named, problem
+
+
+def case(seed: int) -> tuple[Plain, _Problem, np.ndarray, float]:
+    """A problem for both, equal budgets, of whole steps half of the time, and a step."""
+    random = np.random.default_rng(seed)
+    layers, experts, k = (int(random.integers(*ends)) for ends in ((1, 5), (2, 5), (1, 3)))
+    besides = [(0.0, 0.0), (0.1, 0.0), (1.0, 0.0), (0.0, 0.3), (0.2, 0.1)][seed % 5]
+    compute, load_s, step = (
+        float(random.choice(some)) for some in ([0.1, 0.5, 1, 4], [0.5, 1, 2], [0.2, 0.25, 0.5, 1])
+    )
+    window, moe_s, attention_s, _, k, *curves = problem(layers, experts, k, seed, compute=compute)
+    plain = Plain(window, moe_s, attention_s, load_s, k, *curves, **named(besides))
+    ours = _Problem.of(window, (moe_s, attention_s, load_s, k, *besides), *curves)
+    budget = random.uniform(0.15, 1) * experts
+    return plain, ours, ours.even(layers * (max(1, round(budget / step)) * step if seed % 2 else budget)), step
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_greedy_and_refined_are_the_slow_ones(seed: int) -> None:
+    plain, ours, even, zeta = case(seed)
+    greedy, refined = ours.greedy(even, zeta), ours._solved("refine", even, zeta)
+    for found in (greedy, refined):  # what a layer exposes is kept from move to move where nothing changed before it
+        np.testing.assert_array_equal(found, ours.answer(found[0]))
+    np.testing.assert_allclose(greedy[0], plain.greedy(even, zeta), atol=1e-9)
+    once = refined[0]
+    assert once.sum() == pytest.approx(even.sum())
+    # Of moves that are worth the same either may be taken, as rounding has it.
+    assert plain.exposed_s(once) == pytest.approx(plain.exposed_s(plain.refined(even, zeta)), abs=1e-9)
+    budgets = even
+    for step in [zeta * 2**doublings for doublings in (2, 1, 0) if 2**doublings <= 1 / zeta]:
+        budgets = plain.refined(budgets, step)
+    assert plain.exposed_s(ours.refined(even, zeta)[0]) == pytest.approx(plain.exposed_s(budgets), abs=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_change_is_the_difference_of_the_sums(seed: int) -> None:
+    """Of any two layers, or of one."""
+    from artifacts.splits.kernels import _change, split
+
+    plain, ours, even, step = case(seed)
+    windows, exposed = np.full(len(even) + 1, ours.first_window), np.zeros(len(even))
+    split(ours.curves, ours.times, even, windows, exposed, np.zeros(len(even), np.int64))
+    for one, other in itertools.product(range(len(even)), repeat=2):
+        after = even.copy()
+        after[one], after[other] = min(even[one] + step, ours.shape[1]), max(even[other] - step, step / 2)
+        changes = (one, after[one], other, after[other])
+        found = _change(ours.curves, ours.times, even, windows, exposed, *changes)
+        assert found == pytest.approx(plain.change(even, after), abs=1e-9)
+
+
+@pytest.mark.parametrize("time", [3, 5, 6])
+def test_less_than_rounding_of_what_takes_time_is_no_gain(time: int) -> None:
+    """Loads, the link's latencies or the host's alone take a second. The first layer gains a quarter of it by its third
+    expert, and a little; the second one loses a quarter."""
+    for little, moved in ((1e-13, 0), (1e-11, 1)):
+        hit = np.array([[0, 0.3, 0.6, 0.85 + little], [0, 0.35, 0.6, 0.6]])
+        times = [0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0]
+        times[time] = 1.0
+        ours = _Problem.of(times[0], times[1:], hit, np.zeros((2, 0)), np.zeros((2, 0, 4)))
+        for found in (ours.greedy(ours.even(4), 1.0), ours._solved("refine", ours.even(4), 1.0)):
+            assert found[0].tolist() == [2 + moved, 2 - moved]
+
+
+def test_where_nothing_takes_time_nothing_is_moved() -> None:
+    ours = _Problem.of(0.0, (0.0, 0.0, 0.0, 1, 0.0, 0.0), *problem(3, 4, 1, 0)[5:])
+    for found in (ours.greedy(ours.even(6), 0.5), ours._solved("refine", ours.even(6), 0.5)):
+        assert found[0].tolist() == [2, 2, 2]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_table_of_budgets_and_windows_and_the_cells_chosen_from_it(seed: int) -> None:
+    from artifacts.splits.kernels import best_cells, tabulate
+
+    plain, ours, budgets, _ = case(seed)
+    num_experts = ours.shape[1]
+    values, windows = np.arange(1, 2 * num_experts + 1) / 2, np.append(np.linspace(seed % 3, 3, 7), 1e9)
+    if seed % 4 == 0:  # nothing predicted is cached, so that loads end with windows
+        ours.curves[2][:] = plain.prediction_hit[:] = 0
+    table = tabulate(ours.curves, ours.times, values, windows)
+    for layer, by_budget in enumerate(table):
+        expected = [[plain.covered(layer, budget, window)[1] for window in windows] for budget in values]
+        np.testing.assert_array_equal(by_budget, expected)
+    spare = int(budgets.sum() * 2) - len(budgets)
+    if spare >= 0:
+        cells = best_cells(ours.times, table, windows, ours.first_window, spare)
+        assert cells.tolist() == plain.cells(table, windows, spare)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_cells_are_the_best_where_windows_do_not_depend_on_them(seed: int) -> None:
+    """Experts take no time to compute: what a layer leaves is its attention. What is over goes where it is best."""
+    random = np.random.default_rng(seed)
+    window, _, attention_s, load_s, k, *curves = problem(3, 3, 1, seed)
+    ours = _Problem.of(window, (0.0, attention_s, load_s, k, 0.0, 0.0), *curves)
+    num_cells, rest = int(random.integers(3, 16)), float(random.choice([0.0, 0.3]))
+    even = ours.even((num_cells + rest) / 2)
+    found = ours.gridded(even, 0.5)
+    assert found.sum() == pytest.approx(even.sum())
+    ways = [np.array(way) / 2 for way in itertools.product(range(1, 7), repeat=3) if sum(way) == num_cells]
+    best = min(ways, key=lambda way: ours.answer(way)[1].sum())
+    whole = [best + one for one in np.eye(3) * rest / 2 if (best + one <= 3).all()]
+    assert ours.answer(found)[1].sum() == pytest.approx(min(ours.answer(one)[1].sum() for one in whole))
+
+
+def test_less_than_a_cell_each_is_shared_evenly() -> None:
+    ours = _Problem.of(0.5, (0.5, 0.5, 1.0, 1, 0.0, 0.0), *problem(3, 3, 1, 0)[5:])
+    for total, is_even in ((1.4, True), (1.5, True), (1.7, False), (2.0, False)):
+        found = ours.gridded(ours.even(total), 0.5)
+        assert (np.ptp(found) == 0) == is_even and found.sum() == pytest.approx(total)
+
+
+def test_cells_are_an_expert_or_parts_of_it_and_not_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No finer than a step, nor than the cells that are allowed; of a step beyond an expert they are whole."""
+    ours = _Problem.of(0.5, (0.5, 0.5, 1.0, 1, 0.0, 0.0), *problem(3, 4, 1, 4)[5:])
+    for step, most, share in ((0.5, 2048, 2), (1.0, 2048, 1), (3.0, 2048, 1), (0.5, 12, 2), (0.1, 6, 1), (0.1, 5, 1)):
+        monkeypatch.setattr("artifacts.splits.solve._NUM_CELLS", most)
+        found = ours.gridded(ours.even(6.0), step) * share
+        assert found.tolist() == found.round().tolist() and found.sum() == 6 * share
+        assert share == 1 or (found % 2).any()
+
+
+def test_windows_are_from_the_least_to_the_most_that_a_layer_leaves() -> None:
+    curves = problem(2, 3, 2, 0)[5:]
+    for times, first_window, least, most in (
+        # Of computing 2 s, while 1.5 s load 1 expert of 2: 1.5 x 2 / (1.5 + 2 / 2) are hidden, .8 are left.
+        ((2.0, 0.25, 1.5, 2), 0.3, 0.3, 2.25),
+        ((2.0, 0.25, 1.5, 2), 1.1, 1.05, 2.25),
+        ((2.0, 0.25, 1.5, 2, 0.1), 1.1, 0.25, 2.25),  # with a latency all of it may be hidden
+        ((2.0, 0.25, 1.5, 2, 0.0, 0.1), 2.5, 1.05, 2.5),
+        ((0.0, 0.25, 1.5, 2), 0.3, 0.25, 0.3),
+    ):
+        windows = _Problem.of(first_window, (*times, 0.0, 0.0)[:6], *curves)._windows()
+        assert (windows[0], windows[-1]) == pytest.approx((least, most)) and first_window in windows
+        assert (np.diff(windows) > 0).all() and len(windows) >= 256
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_answer_is_the_best_of_what_the_stages_find(seed: int) -> None:
+    plain, ours, even, zeta = case(seed)
+    arguments = (even.sum(), zeta, *plain.arguments)
+    besides = {"latency_s": plain.latency_s, "host_s": plain.host_s}
+    greedy = ours.greedy(even, zeta)
+    for one, other in zip(allocate(*arguments, **besides), greedy, strict=True):
+        np.testing.assert_array_equal(one, other)
+    refined = [ours.refined(start, zeta) for start in (ours.gridded(even, zeta), greedy[0])]
+    best = min(greedy[1].sum(), *(answer[1].sum() for answer in refined))
+    assert allocate(*arguments, solver="dynamic", **besides)[1].sum() == best

@@ -1,0 +1,43 @@
+"""Slots by layer: against every way to share them, and what is loaded by hand."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from artifacts.errors import BadUsage
+from artifacts.splits.slots_by_layer import fewest_loads, loads_on_demand
+
+
+@given(st.integers(1, 4), st.integers(1, 5), st.integers(0, 999), st.data())
+@settings(deadline=None, max_examples=60)
+def test_no_other_way_loads_fewer(layers: int, experts: int, seed: int, data: st.DataObject) -> None:
+    loads = np.random.default_rng(seed).random((layers, experts + 1))
+    total = data.draw(st.integers(layers, layers * experts))
+    found = fewest_loads(loads, total)
+    assert found.sum() == total and ((found >= 1) & (found <= experts)).all()
+    ways = (way for way in itertools.product(range(1, experts + 1), repeat=layers) if sum(way) == total)
+    least = min(loads[np.arange(layers), way].sum() for way in ways)
+    assert loads[np.arange(layers), found].sum() == pytest.approx(least)
+
+
+def test_a_layer_that_gains_nothing_gets_one() -> None:
+    flat, falling = np.ones(5), np.array([2.0, 1.5, 1.0, 0.5, 0.0])
+    assert fewest_loads(np.stack([flat, falling]), 5).tolist() == [1, 4]
+    assert fewest_loads(np.stack([flat, flat]), 8).tolist() == [4, 4]
+
+
+def test_what_is_held_or_foreseen_is_not_loaded() -> None:
+    """Of two experts a token one is foreseen with .5, the other with .25; one slot holds half of what is wanted."""
+    hit, prediction = np.array([[0.0, 0.5, 1.0]]), np.array([[0.5, 0.25, 0.1]])
+    cached = np.array([[[0.0, 0.4, 1.0], [0.0, 0.4, 1.0], [0.0, 0.4, 1.0]]])
+    found = loads_on_demand(hit, prediction, cached, 2)
+    np.testing.assert_allclose(found, [[2 - 0.75, 1 - 0.75 * 0.6, 0]])
+
+
+@pytest.mark.parametrize("total", [1, 9])
+def test_what_cannot_be_shared_is_refused(total: int) -> None:
+    with pytest.raises(BadUsage, match="from 1 to 4 in each of 2 layers"):
+        fewest_loads(np.ones((2, 5)), total)

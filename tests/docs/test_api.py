@@ -1,0 +1,107 @@
+"""docs/api.md holds: its blocks run as a notebook's cells, its signatures are the code's, and the names it promises are
+there for programs and for type checkers."""
+
+import ast
+import inspect
+import re
+import subprocess
+import sys
+from importlib import import_module
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+from numpy.typing import ArrayLike
+
+import runtime
+from moectl.cli import main
+from tests import ROOT
+from tests.docs.test_commands import shorter
+
+PAGE = ROOT / "docs" / "api.md"
+CELL = re.compile(r"^```(python|sh)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+SIGNATURE = re.compile(r"^((?:runtime|artifacts)\.[\w.]+)(\(.*?\)) -> (\S.*?)$", re.MULTILINE | re.DOTALL)
+PACKAGES = ("artifacts", "runtime", "profilers", "moectl")
+
+
+def cells(page: Path) -> list[tuple[str, str]]:
+    return CELL.findall(page.read_text(encoding="utf-8"))
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MOECTL_STORE", raising=False)
+
+
+@pytest.mark.usefixtures("elsewhere")
+@pytest.mark.parametrize("page", [PAGE, ROOT / "README.md"], ids=lambda page: page.stem)
+def test_the_cells_of_a_page_run_one_after_another(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names: dict[str, object] = {}
+    found = [cell for cell in cells(page) if page == PAGE or cell[0] == "python"]
+    assert any(language == "python" for language, _ in found)
+    for language, text in found:
+        if language == "python":
+            exec(compile(text, str(page), "exec"), names)
+            continue
+        for line in text.splitlines():
+            assert main(shorter(line).split()[1:]) == 0, line
+    assert "hit rate 0." in capsys.readouterr().out
+
+
+def signatures() -> dict[str, str]:
+    """As the page has them, each on one line."""
+    told = {name: f"{taken} -> {given}" for name, taken, given in SIGNATURE.findall(PAGE.read_text(encoding="utf-8"))}
+    return {name: " ".join(text.split()) for name, text in told.items()}
+
+
+def found(name: str) -> str:
+    """What the code says, as the page is to have it: without modules, of a class what makes it."""
+    parts = name.split(".")
+    depth = max(depth for depth in range(1, len(parts)) if _is_module(".".join(parts[:depth])))
+    thing: object = import_module(".".join(parts[:depth]))
+    for part in parts[depth:]:
+        thing = getattr(thing, part)
+    signature = inspect.signature(thing)
+    own = [one for one in signature.parameters.values() if one.name != "self"]
+    given = thing if inspect.isclass(thing) else signature.return_annotation
+    text = str(signature.replace(parameters=own, return_annotation=given))
+    text = text.replace(inspect.formatannotation(ArrayLike), "ArrayLike")
+    text = re.sub(r"(-> |: )'([\w.]+)'", r"\1\2", text).replace("<factory>", "{}").replace("'", '"')
+    return re.sub(r"\b(?:[A-Za-z_]\w*\.)+([A-Za-z_]\w*)", r"\1", text)
+
+
+def _is_module(name: str) -> bool:
+    try:
+        import_module(name)
+    except ModuleNotFoundError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("name", signatures())
+def test_a_signature_is_the_codes(name: str) -> None:
+    assert signatures()[name] == found(name)
+
+
+def test_every_public_name_is_on_the_page() -> None:
+    """And is had from the package, for a program and for a type checker alike."""
+    assert {name.split(".")[1] for name in signatures() if name.startswith("runtime.")} >= {*runtime.__all__}
+    assert {getattr(runtime, name).__name__ for name in runtime.__all__} == {*runtime.__all__} == {*dir(runtime)}
+    tree = ast.parse(Path(runtime.__file__).read_text(encoding="utf-8"))
+    [block] = [node for node in tree.body if isinstance(node, ast.If)]
+    typed = {alias.name: node.module for node in block.body for alias in node.names}
+    assert typed == {name: getattr(runtime, name).__module__ for name in runtime.__all__}
+    with pytest.raises(AttributeError, match="has no attribute 'Sesion'"):
+        runtime.Sesion  # noqa: B018
+
+
+def test_whoever_wants_policies_waits_for_no_torch() -> None:
+    code = "import sys, runtime.policies; print(sorted({'torch', 'transformers', 'duckdb'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_packages_say_that_they_are_typed(package: str) -> None:
+    assert files(package).joinpath("py.typed").is_file()

@@ -1,0 +1,37 @@
+"""Files of text as people give them, what comes of them, and the one line that they are refused with."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from artifacts.errors import BadInput
+from profilers.text.corpus import documents
+
+
+def texts(spec: object) -> list[str]:
+    return [document.text for document in documents(str(spec))]
+
+
+def write(path: Path, content: str | bytes | list[dict]) -> Path:
+    """Rows become jsonl or parquet as the name says, and .gz is compressed."""
+    if isinstance(content, list) and ".parquet" in path.suffixes:
+        sink = pyarrow.BufferOutputStream()
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(content), sink)
+        content = sink.getvalue().to_pybytes()
+    elif isinstance(content, list):
+        content = "".join(json.dumps(row) + "\n" for row in content)
+    raw = content.encode() if isinstance(content, str) else content
+    path.write_bytes(gzip.compress(raw, mtime=0) if path.suffix == ".gz" else raw)
+    return path
+
+
+def refusal(spec: object) -> str:
+    """The one line a user reads."""
+    with pytest.raises(BadInput) as caught:
+        texts(spec)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)

@@ -1,0 +1,65 @@
+"""A server as it runs, in this process: on a thread, on a free port."""
+
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from openai import OpenAI, Stream
+
+from moectl.commands import serve
+from moectl.serving.app import Serving
+from moectl.serving.limits import Limits
+from moectl.serving.scheduler import Scheduler
+from runtime.model.open import MoeModel
+from runtime.session.session import Settings
+
+SETTINGS = Settings(preset="on-demand", budget="25%", threads=1)
+EXACT = {"model": "tiny", "temperature": 0, "extra_body": {"ignore_eos": True, "counters": True}}
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    url: str
+    scheduler: Scheduler
+    server: serve.Server
+
+    def client(self, key: str = "secret") -> OpenAI:
+        return OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=30)
+
+    def stop(self) -> None:
+        """As SIGTERM does."""
+        self.server.handle_exit(signal.SIGTERM, None)
+
+
+@contextmanager
+def serving(opened: MoeModel, settings: Settings, limits: Limits, store: Path) -> Iterator[Running]:
+    """Serves `opened` as model `tiny`, for whoever has the key `secret`."""
+    scheduler = serve.scheduler_of(opened, "tiny", settings, limits, store=store, base=16)
+    scheduler.start()
+    presets = serve.offered(opened, settings, store)
+    server = serve.Server(Serving(scheduler, "tiny", presets, api_key="secret", hosts=serve.LOOPBACK))
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=server.run, args=([listening],))
+        thread.start()
+        while not server.started:
+            assert thread.is_alive()
+            time.sleep(0.01)
+        running = Running(f"http://127.0.0.1:{listening.getsockname()[1]}", scheduler, server)
+        try:
+            yield running
+        finally:
+            running.stop()
+            thread.join()
+            assert not scheduler.is_alive
+
+
+def rest(stream: Stream) -> tuple[str, dict]:
+    """The text that is still to come, and what it took."""
+    chunks = list(stream)
+    [took] = [chunk.moectl for chunk in chunks if hasattr(chunk, "moectl")]
+    return "".join(chunk.choices[0].text for chunk in chunks if chunk.choices), took

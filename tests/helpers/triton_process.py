@@ -1,0 +1,86 @@
+"""Triton in tests: its interpreter in a process of its own, as it decides as it is imported whether it interprets; and
+kernels compiled for a GPU, here."""
+
+import atexit
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests import ROOT
+
+needs_triton = pytest.mark.skipif(
+    find_spec("triton") is None, reason="triton is not installed here: kernels for GPUs stay untested"
+)
+# Imports once, which takes seconds, and forks for every question: what one sets in a module, no other sees.
+_SERVER = """
+import io, json, os, sys, traceback
+import torch
+import tools.gpu.checks.kernels, runtime.session.session
+import runtime.kernels.gpu.gated, runtime.kernels.gpu.gated_packed, runtime.kernels.gpu.gated_tiles
+torch.set_num_threads(1)
+for question in sys.stdin:
+    code, *arguments = json.loads(question)
+    reading, writing = os.pipe()
+    if not (child := os.fork()):
+        sys.argv[1:], sys.stdout, failed = arguments, io.StringIO(), None
+        try:
+            exec(compile(code, "<test>", "exec"), {"__name__": "__test__"})
+        except BaseException:
+            failed = traceback.format_exc()
+        with open(writing, "w") as answer:
+            json.dump([sys.stdout.getvalue().splitlines(), failed], answer)
+        os._exit(0)
+    os.close(writing)
+    with open(reading) as answer:
+        print(answer.read() or json.dumps([[], "the process died"]), flush=True)
+    os.waitpid(child, 0)
+"""
+
+
+def interpret(code: str, *arguments: str) -> list[str]:
+    """What `code` prints under triton's interpreter; `arguments` are its sys.argv[1:]."""
+    server = _server()
+    server.stdin.write(json.dumps([code, *arguments]) + "\n")
+    server.stdin.flush()
+    lines, failed = json.loads(server.stdout.readline())
+    assert failed is None, failed
+    return lines
+
+
+@cache
+def _server() -> subprocess.Popen:
+    """It ends with whoever asks."""
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    environment = os.environ | {"PYTHONPATH": path, "TRITON_INTERPRET": "1"}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    server = subprocess.Popen([sys.executable, "-c", _SERVER], env=environment, text=True, **pipes)
+    atexit.register(server.communicate)
+    return server
+
+
+@contextmanager
+def compiler(folder: Path) -> Iterator[None]:
+    """Compiles anew: nothing is taken from elsewhere than `folder`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_CACHE_DIR", str(folder))
+        yield
+
+
+def cubin_size(kernel, capability: int, tensors: dict[str, str], **constants: object) -> int:
+    """Bytes of a kernel compiled for a GPU of that capability, here; parameters that are no tensor are int32."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    names = kernel.arg_names
+    types = {name: "constexpr" if name in constants else tensors.get(name, "i32") for name in names}
+    source = ASTSource(kernel, types, {(names.index(name),): value for name, value in constants.items()})
+    return len(triton.compile(source, target=GPUTarget("cuda", capability, 32)).asm["cubin"])

@@ -1,0 +1,56 @@
+"""What the shell offers when Tab is pressed: the words there are, without torch."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from moectl.cli import main
+from runtime.policies import POLICIES
+from tests import ROOT
+
+
+def asked(line: str) -> dict[str, str]:
+    """As bash asks for what follows, where `line` ends."""
+    return {"_MOECTL_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("moectl ins", ["inspect"]),
+        ("moectl run --preset mix", ["mixtral-offloading", "mixture-cache"]),
+        ("moectl run --eviction l", [name for name in POLICIES["eviction"] if name.startswith("l")]),
+        ("moectl serve --residency ", list(POLICIES["residency"])),
+        ("moectl run --budget 2", ["25%"]),
+        ("moectl run --link d", ["disk", "direct"]),
+        ("moectl run --scope l", ["layer"]),
+        ("moectl run --experts f", ["fused"]),
+        ("moectl run --device cu", ["cuda"]),
+        ("moectl bench --presets near,on", ["near,on-demand"]),
+        ("moectl bench --presets near,nea", []),
+        ("moectl demo --scaled-to rtx", ["rtx3090-pcie4"]),
+        ("moectl simulate --machine 5", ["5gbps"]),
+        ("moectl plan mixtral-8x2", ["mixtral-8x22b"]),
+    ],
+)
+def test_words(
+    line: str, expected: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in asked(line).items():
+        monkeypatch.setenv(name, value)
+    assert main([]) == 0
+    assert capsys.readouterr().out.split() == expected
+
+
+def test_tab_imports_no_torch(tmp_path: Path) -> None:
+    lines = ["moectl run --preset ", "moectl run --miss ", "moectl plan ", "moectl simulate --machine "]
+    code = (
+        "import os, sys\nfrom moectl.cli import main\n"
+        f"for asked in {[asked(line) for line in lines]!r}:\n"
+        "    os.environ.update(asked)\n    assert main([]) == 0\n"
+        "print('heavy:', [name for name in ('torch', 'transformers', 'duckdb', 'numba') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.endswith("heavy: []\n") and "on-demand" in done.stdout

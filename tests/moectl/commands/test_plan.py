@@ -1,0 +1,100 @@
+"""`moectl plan`: what fits adds up, what is expected is a replay's, and a config is all that is read."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from artifacts.hardware.machines import machine
+from artifacts.modelshapes.known import MODELS, model_shape
+from artifacts.modelshapes.memory import backbone, resident
+from artifacts.traces.synthetic import generate
+from moectl.cli import main
+from moectl.commands.plan_rows import RESERVE_NBYTES, ROUTERS, Request, divided
+from runtime.policies import presets
+from runtime.replay.workload import Setting, Workload
+from tests.conftest import Checkpoint
+
+GIB = 1 << 30
+
+Planned = Callable[..., dict]
+
+
+@pytest.fixture
+def folder(checkpoint: Checkpoint, tmp_path: Path) -> Path:
+    """A config and nothing else."""
+    shutil.copy(checkpoint("qwen3_moe") / "config.json", tmp_path / "config.json")
+    return tmp_path
+
+
+@pytest.fixture
+def planned(capfd: pytest.CaptureFixture[str]) -> Planned:
+    def run(*options: str) -> dict:
+        assert main(["plan", *options, "--json"]) == 0
+        said = capfd.readouterr()
+        assert said.err == ""
+        return json.loads(said.out)
+
+    return run
+
+
+def held(folder: Path, experts: int) -> str:
+    """Memory for so many experts, with a context of 16 tokens."""
+    model = model_shape(str(folder))
+    needs = resident(model, backbone(str(folder)))
+    beside = needs.weights_nbytes + 16 * needs.cache_nbytes + RESERVE_NBYTES
+    return f"{beside + experts * model.shape.expert_nbytes}B"
+
+
+def test_what_is_expected_is_a_replay(folder: Path, planned: Planned) -> None:
+    said = planned(str(folder), "--vram", held(folder, 4), "--machine", "5gbps", "--context", "16")
+    memory, rows = said["memory"], {row["preset"]: row for row in said["rows"]}
+    assert memory["experts_nbytes"] * 4 == memory["all_experts_nbytes"] and memory["share"] == 0.25
+    assert rows.keys() == presets().keys() - {"full"}
+    model = model_shape(str(folder))
+    for name in ("on-demand", "near", "buddymoe"):
+        outcomes = [
+            Workload(generate(dials, model.shape), model, machine("5gbps")).run(Setting(name, name, budget="25%"))
+            for dials in ROUTERS.values()
+        ]
+        speeds = [1e3 / outcome.times["tpot_ms"] for outcome in outcomes]
+        assert rows[name]["least"] == pytest.approx(min(speeds)) and rows[name]["most"] == pytest.approx(max(speeds))
+        assert rows[name]["tokens_per_s"] == pytest.approx(speeds[list(ROUTERS).index("usual")])
+        assert (rows[name]["alters"] == "") == (name != "buddymoe")
+    tried = [row for row in said["rows"] if not row["why"]]
+    assert [row["tokens_per_s"] for row in tried] == sorted((row["tokens_per_s"] for row in tried), reverse=True)
+    assert said["fastest"] == tried[0]["preset"]
+    assert said["exact"] == next(row["preset"] for row in tried if not row["alters"])
+    assert any("--budgets 25%" in step for step in said["next"]) and len(said["assumed"]) >= 5
+
+
+def test_everything_fits(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", str(folder), "--vram", "24GB", "--context", "16"]) == 0
+    said = capfd.readouterr().out
+    assert "everything fits" in said and "full" in said and "near" not in said.split("everything fits")[0]
+
+
+def test_who_has_how_much() -> None:
+    """Mixtral 8x7B: 3.0 GiB besides experts, 0.5 GiB of cache for 4,096 tokens, 336 MiB an expert."""
+    name = "mixtral-8x7b"
+    memory = divided(Request(name, "24GiB", "a6000-pcie4"), MODELS[name], resident(MODELS[name], backbone(name)))
+    assert memory.weights_nbytes / GIB == pytest.approx(2.99, abs=0.02) and memory.cache_nbytes == GIB // 2
+    total = memory.weights_nbytes + memory.cache_nbytes + memory.reserve_nbytes + memory.experts_nbytes
+    assert total == memory.vram_nbytes == 24 * GIB
+    assert memory.share == pytest.approx((24 - 2.99 - 0.5 - 1) / (256 * 336 / 1024), abs=0.001)
+
+
+def test_what_cannot_be_planned_is_said(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    for options, code, told in (
+        ((str(folder), "--vram", "1GiB"), 4, "does not fit into 1GiB"),
+        (("mixtral-8x7c", "--vram", "24GB"), 2, "mixtral-8x7b"),
+        ((str(folder), "--vram", "24GB", "--machine", "rtx3090"), 2, "rtx3090-pcie4"),
+        ((str(folder), "--vram", "much"), 2, "size 'much'"),
+        ((str(folder), "--vram", "0B"), 2, "no memory"),
+        ((str(folder), "--vram", "24GB", "--context", "0"), 2, "one token or more"),
+        ((str(folder / "no"), "--vram", "24GB"), 2, "config.json"),
+    ):
+        assert main(["plan", *options]) == code
+        assert told in capfd.readouterr().err

@@ -1,0 +1,154 @@
+"""`moectl quantize` as a user runs it, interrupted, killed and with files damaged afterwards."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from artifacts.store.store import Store
+from moectl.cli import main
+from tests import ROOT
+from tests.conftest import Checkpoint
+
+OPTIONS = ("--data", "text.txt", "--samples", "24", "--length", "32", "--jobs", "1")
+
+
+@pytest.fixture
+def model(checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A checkpoint; the test's own folder, with a text in it, is where commands run."""
+    monkeypatch.chdir(tmp_path)
+    lines = [f"Line {line}: {line * line} sheep and a {'very ' * (line % 5)}old dog.\n" for line in range(40)]
+    Path("text.txt").write_text("".join(lines))
+    return str(checkpoint("olmoe"))
+
+
+def said_by(capfd: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
+    """What a command prints: on stdout, or in one line on stderr when it fails."""
+    capfd.readouterr()
+    assert main(list(arguments)) == code
+    said = capfd.readouterr()
+    assert (said.err == "") == (code == 0) and (said.out == "") == (code != 0)
+    assert code == 0 or said.err.count("\n") == 1
+    return said.out or said.err
+
+
+def files(store: str) -> dict[str, bytes]:
+    root = Path(f"{store}.replicas")
+    return {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("L*.safetensors"))}
+
+
+def start(model: str, *options: str) -> subprocess.Popen:
+    """The command in a process of its own; nothing is told to its workers but by itself."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "moectl", "quantize", model, *OPTIONS[:-2], *options]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
+
+
+def wait_until(is_there: Callable[[], bool], process: subprocess.Popen) -> None:
+    deadline_s = time.monotonic() + 300
+    while not is_there():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline_s
+        time.sleep(0.002)
+
+
+def test_what_is_said_of_replicas(model: str, capfd: pytest.CaptureFixture[str]) -> None:
+    said = json.loads(said_by(capfd, "quantize", model, *OPTIONS, "--bits", "4,2", "--json"))
+    assert (said["run"], said["experts"], said["resumed_experts"]) == (1, 16, 0)
+    assert said["bytes"].keys() == {"2", "4"} and said["borrowing"] >= 0
+    assert [layer["layer"] for layer in said["layers"]] == [0, 1]
+    assert all(0 < layer["4_bits"] < layer["2_bits"] < 1 for layer in said["layers"])
+    assert len(files("moe.duckdb")) == 16
+    again = said_by(capfd, "quantize", model, *OPTIONS, "--bits", "4,2")
+    assert "16 done before" in again and "Relative error" in again
+    with Store.open("moe.duckdb", read_only=True) as store:
+        [first, second] = [run.run_id for run in store.runs()]
+        assert store.read("quant_loss", first).equals(store.read("quant_loss", second))
+
+
+def test_what_was_written_is_shown_and_verified(model: str, capfd: pytest.CaptureFixture[str]) -> None:
+    said_by(capfd, "quantize", model, *OPTIONS)
+    losses = json.loads(said_by(capfd, "inspect", "quant-loss", "--layer", "1", "--json"))
+    assert len(losses["rows"]) == 8 and {"tokens", "judged_on_own", "1_bits"} <= losses["rows"][0].keys()
+    assert "borrowing" in said_by(capfd, "inspect", "quant-loss")
+    for name in ("quant-loss", "replicas"):
+        assert said_by(capfd, "inspect", name, "--heatmap").count("\n") >= 3
+    assert "all 16 files are what was written" in said_by(capfd, "inspect", "replicas", "--verify")
+    listed = json.loads(said_by(capfd, "inspect", "replicas", "--layer", "0", "--json"))["rows"]
+    assert len(listed) == 8 * 4 and listed[0]["bytes"] > 0
+    path = Path("moe.duckdb.replicas") / listed[0]["file"]
+    whole = path.read_bytes()
+    other = path.with_name("L001-E001.safetensors").read_bytes()
+    for damaged in (whole[:-1], whole[:-9] + bytes([whole[-9] ^ 4]) + whole[-8:], other):
+        path.write_bytes(damaged)
+        assert "1 of 16 replica files" in said_by(capfd, "inspect", "replicas", "--verify", code=3)
+    path.unlink()
+    assert "No such file" in said_by(capfd, "inspect", "replicas", "--verify", code=3)
+    said_by(capfd, "quantize", model, *OPTIONS)
+    assert path.read_bytes() == whole
+    assert "all 16 files" in said_by(capfd, "inspect", "replicas", "--verify")
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "says"),
+    [
+        (["--bits", "2,8"], 2, "replicas have 1, 2, 3 or 4 bits, not 2, 8"),
+        (["--bits", "two"], 2, "write widths with commas, as 2,4"),
+        (["--group-size", "12"], 2, "groups of 12 do not divide the inputs of the experts' projections"),
+        (["--recipe", "best"], 2, "the recipe is plain or refined"),
+        (["--samples", "0"], 2, "greater than or equal to 1"),
+        (["--data", "nowhere.txt"], 3, "no data at 'nowhere.txt'"),
+        (["--length", "400"], 3, "256"),
+        (["--store", "missing/moe.duckdb"], 3, "there is no folder missing"),
+        (["--store", "text.txt"], 3, "not a store"),
+    ],
+)
+def test_what_cannot_be_done_is_said(
+    options: list[str], code: int, says: str, model: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    Path("text.txt").write_text("A" * 3000)
+    capfd.readouterr()
+    assert main(["quantize", model, *OPTIONS, *options]) == code
+    said = capfd.readouterr()
+    assert says in said.err and said.out == ""
+    assert {path.name for path in Path.cwd().iterdir()} == {"text.txt"}
+
+
+def test_a_store_without_replicas_says_so(model: str, capfd: pytest.CaptureFixture[str]) -> None:
+    profile = ("--tokens", "64", "--length", "16", "--no-similarity", "--data", "text.txt")
+    said_by(capfd, "profile", model, *profile)
+    assert "holds no replicas" in said_by(capfd, "inspect", "replicas", code=5)
+    assert "--verify reads what is on the disk" in said_by(capfd, "inspect", "runs", "--verify", code=2)
+
+
+def test_killed_in_the_middle_and_run_again(model: str, capfd: pytest.CaptureFixture[str]) -> None:
+    said_by(capfd, "quantize", model, *OPTIONS, "--store", "whole.duckdb")
+    process = start(model)
+    wait_until(lambda: len(files("moe.duckdb")) >= 3, process)
+    process.kill()
+    process.communicate()
+    assert not Path("moe.duckdb").exists()
+    before = len(files("moe.duckdb"))
+    time.sleep(0.2)  # workers notice that they are alone after the expert they are at
+    said = json.loads(said_by(capfd, "quantize", model, *OPTIONS, "--json"))
+    assert said["resumed_experts"] >= before and said["experts"] == 16
+    assert files("moe.duckdb") == files("whole.duckdb")
+
+
+def test_ctrl_c_ends_it_and_the_same_command_completes(model: str, capfd: pytest.CaptureFixture[str]) -> None:
+    process = start(model, "--jobs", "2")
+    wait_until(lambda: len(files("moe.duckdb")) >= 2, process)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the workers too
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (130, "", "moectl: interrupted\n")
+    assert not list(Path("moe.duckdb.replicas").rglob(".*.tmp")) and not Path("moe.duckdb").exists()
+    assert not list(Path("moe.duckdb.replicas").rglob(".scratch"))
+    said = json.loads(said_by(capfd, "quantize", model, *OPTIONS, "--json"))
+    assert said["resumed_experts"] >= 2 and len(files("moe.duckdb")) == 16

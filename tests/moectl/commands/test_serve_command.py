@@ -1,0 +1,75 @@
+"""`moectl serve` as a command: what it refuses to begin, and how it ends."""
+
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import openai
+import pytest
+from openai import OpenAI
+
+import moectl.commands
+from moectl.cli import main
+from moectl.serving.limits import Limits
+from runtime.model.open import open_model
+from tests import ROOT
+from tests.conftest import Checkpoint
+from tests.helpers.serving import EXACT, SETTINGS, rest, serving
+
+
+def test_a_server_ends_well(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    """SIGTERM: what is under way is answered to its end, what comes later is not, and the exit code is 0."""
+    command = ["-m", "moectl", "serve", str(checkpoint("olmoe")), "--port", "0", "--threads", "1"]
+    process = subprocess.Popen(
+        [sys.executable, *command, "--store", str(tmp_path / "none.duckdb")],
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        line = process.stderr.readline()
+        url = re.search(r"http://[0-9.:]+", line)[0]
+        client = OpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0)
+        [model] = client.models.list()
+        asked = EXACT | {"model": model.id, "prompt": "sheep", "max_tokens": 200, "stream": True}
+        stream = client.completions.create(**asked)
+        next(iter(stream))
+        process.send_signal(signal.SIGTERM)
+        assert len(rest(stream)[1]["token_ids"]) == 200
+        assert process.wait(timeout=20) == 0
+        assert process.stderr.read() == ""
+        with pytest.raises(openai.APIConnectionError):
+            client.models.list()
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_what_takes_too_long_is_broken_off(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    """Whoever was promised an answer is told, under way or waiting, streamed or whole."""
+    limits = Limits(num_rows=1, closing_s=0.2)
+    asked = EXACT | {"prompt": "sheep", "max_tokens": 240, "stream": True}
+    with serving(open_model(str(checkpoint("olmoe"))), SETTINGS, limits, tmp_path / "none.duckdb") as running:
+        streams = [running.client().completions.create(**asked) for _ in range(2)]
+        next(iter(streams[0]))
+        running.stop()
+        for stream in streams:
+            with pytest.raises(openai.APIError, match="the server is stopping"):
+                list(stream)
+
+
+def test_it_is_said_what_cannot_be_served(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for arguments, code, told in (
+        (["--host", "0.0.0.0"], 2, "--host 0.0.0.0 lets anybody in: give --api-key"),
+        (["--host", "192.0.2.1", "--api-key", "secret"], 2, "--host 192.0.2.1 --port 8000: "),
+        (["--rows", "0"], 2, "--rows"),
+    ):
+        assert main(["serve", *arguments]) == code
+        assert told in capfd.readouterr().err
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    monkeypatch.delitem(sys.modules, "moectl.commands.serve")
+    monkeypatch.delattr(moectl.commands, "serve")
+    assert main(["serve"]) == 3
+    assert capfd.readouterr().err == "moectl: serving needs uvicorn: pip install 'moectl[serve]'\n"

@@ -1,0 +1,287 @@
+"""`moectl report`: every number on the page is found by a query that it shows; nothing is asked of a network."""
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from html import unescape
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import duckdb
+import numpy as np
+import pytest
+
+from artifacts.store.presets import StoredPreset, to_rows
+from artifacts.store.runs import RunInfo, utc_now
+from artifacts.store.store import Store
+from moectl.cli import main
+from tests import TRACE
+from tests.conftest import Checkpoint
+from tests.moectl.bench.test_other_tools import VLLM, written
+from tests.moectl.commands.test_build_buddies import write_profile
+
+VOID = {"meta", "link"}
+SECTIONS = {
+    *("summary", "front", "bench", "tuned", "layers", "prefetch", "controls"),
+    *("use", "together", "standins", "loss", "splits", "receipt"),
+}
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "google-chrome", "chrome", "chromium-browser"))), None)
+
+
+@dataclass
+class Part:
+    """What a section holds: its queries and all exact values of its marks and numbers."""
+
+    queries: list[str] = field(default_factory=list)
+    values: list[str] = field(default_factory=list)
+    missing: str = ""
+
+
+class Reader(HTMLParser):
+    """Takes a page apart, and fails where tags do not match."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.parts: dict[str, Part] = {}
+        self.links: list[str] = []
+        self.unnamed: list[str] = []
+        self.bare: list[str] = []
+        self._inside: str | None = "head"
+        self.parts["head"] = Part()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        self.links += [value for name, value in attrs if name in ("src", "href", "xlink:href", "action") and value]
+        assert tag != "script" and not any(name.startswith("on") for name in given)
+        if tag == "section":
+            self._inside = given["id"]
+            self.parts[self._inside] = Part()
+        if tag == "pre":
+            self.parts[self._inside].queries.append("")
+        self.parts[self._inside].values += [given["value"]] if tag == "data" else given.get("data-values", "").split()
+        if tag == "svg" and not (given.get("role") == "img" and given.get("aria-label")):
+            self.unnamed.append(self._inside)
+        self.is_empty_number = tag == "td" and given.get("class") == "n"
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open and self.open[-1] == tag, f"{tag} closes {self.open[-3:]} at {self.getpos()}"
+        self.open.pop()
+
+    def handle_data(self, text: str) -> None:
+        if "pre" in self.open:
+            self.parts[self._inside].queries[-1] += text
+        elif self.open and self.open[-1] == "td" and self.is_empty_number and text != "–":
+            self.bare.append(text)
+        elif self.open and self.open[-1] == "code" and not self.parts[self._inside].queries:
+            self.parts[self._inside].missing += text
+
+
+def taken_apart(page: Path) -> Reader:
+    reader = Reader()
+    reader.feed(page.read_text(encoding="utf-8"))
+    reader.close()
+    assert not reader.open
+    return reader
+
+
+@pytest.fixture(scope="module")
+def store(checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with everything that a report shows, of a small model."""
+    folder = tmp_path_factory.mktemp("report")
+    text, path, model = folder / "text.jsonl", folder / "moe.duckdb", str(checkpoint("olmoe"))
+    text.write_text(
+        "\n".join(json.dumps({"text": f"{number} sheep and an old dog by the gate"}) for number in range(8))
+    )
+    (folder / "one.yaml").write_text(
+        f"task: one\ndataset_path: json\ndataset_kwargs: {{data_files: {{test: {text.name}}}}}\ntest_split: test\n"
+        "output_type: multiple_choice\ndoc_to_text: '{{text}}'\ndoc_to_choice: [' by', ' gate']\ndoc_to_target: 0\n"
+    )
+    same = ["--data", str(text), "--store", str(path)]
+    elsewhere = str(written(folder / "vllm.json", VLLM))
+    bench = ["bench", model, *same, "--tokens", "24", "--length", "12", "--rounds", "1", "--threads", "1"]
+    for command in (
+        ["profile", model, *same, "--tokens", "120", "--length", "16", "--prefill", "8", "--samples", "20", "--trace"],
+        ["build-buddies", "--store", str(path)],
+        ["quantize", model, *same, "--jobs", "1", "--samples", "4", "--bits", "2,4"],
+        ["split", "--machine", "rtx3090-pcie4", "--store", str(path), "--budget", "50%", "--zeta", "0.1"],
+        [*bench, "--presets", "importance,specmd,buddymoe,buddymoe-zero,buddymoe-best", "--budgets", "50%"]
+        + ["--links", "5MB/s", "--tasks", str(folder / "one.yaml")],
+        ["bench", model, "--simulate", "--presets", "specmd", "--budgets", "25%,50%", "--store", str(path)]
+        + ["--import", elsewhere],
+    ):
+        assert main(command) == 0, command
+    axes = {"prefetch": "none", "eviction": "lfu", "miss": "near", "residency": "uniform"}
+    tuned = StoredPreset("tuned", "standard", **axes, scope="layer", budget="50%", machine="5gbps", max_loss=0.0125)
+    with Store.open(path) as held:
+        [model] = held.models()
+        held.write_run(RunInfo("tune", model.model_id, utc_now(), 1.5), {"presets": to_rows([tuned])})
+    return path
+
+
+@pytest.fixture(scope="module")
+def page(store: Path) -> Path:
+    out = store.with_name("report.html")
+    assert main(["report", str(out), "--store", str(store)]) == 0
+    return out
+
+
+def numbers(store: Path, queries: list[str]) -> Iterator[str]:
+    with duckdb.connect(str(store), read_only=True) as connection:
+        for query in queries:
+            for row in connection.execute(unescape(query)).fetchall():
+                yield from (repr(value) if isinstance(value, float) else str(value) for value in row)
+
+
+def test_every_number_is_found_by_a_query_of_its_section(page: Path, store: Path) -> None:
+    reader = taken_apart(page)
+    assert reader.parts.keys() == SECTIONS | {"head"} and not reader.bare
+    for name, part in reader.parts.items():
+        assert part.queries and part.values, name
+        found = set(numbers(store, part.queries))
+        assert set(part.values) <= found, name
+    assert sum(len(part.values) for part in reader.parts.values()) > 300
+
+
+def test_the_page_needs_nothing_else(page: Path) -> None:
+    reader = taken_apart(page)
+    assert all(link.startswith("#") or link == "data:," for link in reader.links)
+    assert {link.lstrip("#") for link in reader.links if link.startswith("#")} == SECTIONS
+    text = page.read_text(encoding="utf-8")
+    assert not re.search(r"https?://|@import|url\(", text) and not reader.unnamed
+    assert "vllm serve" in text and "another text" in text
+    assert "prefers-color-scheme: dark" in text and 'name="viewport"' in text
+
+
+def test_who_stands_in_best_is_said_in_words(page: Path, store: Path) -> None:
+    """The difference in KL for a rank, and its error, reckoned here from what each run kept of its texts."""
+    text = page.read_text(encoding="utf-8")
+    section = text[text.index('<section id="controls"') :]
+    with Store.open(store, read_only=True) as held:
+        prices = {}
+        for run in held.runs():
+            if run.info.command == "bench" and run.info.parameters["mode"] == "live":
+                [row] = held.read("bench", run.run_id).to_pylist()
+                replaced = sum(held.read("bench_layers", run.run_id)["replaced"].to_pylist())
+                if row["preset"].startswith("buddymoe"):
+                    prices[row["preset"]] = np.array(run.info.parameters["by_text"]["kl"]) * run.info.tokens / replaced
+    assert len(prices) == 3
+    best = min(prices, key=lambda preset: prices[preset].mean())
+    others = {preset: price for preset, price in prices.items() if preset != "buddymoe"}
+    rival = min(others, key=lambda preset: others[preset].mean())
+    difference = prices[rival] - prices["buddymoe"]
+    values = [float(value) for value in re.findall(r'<data value="([^"]+)"', section[: section.index("</p>", 900)])]
+    assert f"<code>{best}</code> " in section and f"<code>{rival}</code>" in section
+    told = [prices[rival].mean(), prices["buddymoe"].mean(), difference.mean(), difference.std(ddof=1) / 2**0.5]
+    assert values[:4] == pytest.approx(told, rel=1e-6)
+
+
+def test_what_leads(store: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The newest live bench; in a page of a bench that bench; its own numbers are in the words."""
+    live, simulated = tmp_path / "live.html", tmp_path / "simulated.html"
+    assert main(["report", str(live), "--store", str(store), "--json"]) == 0
+    assert json.loads(capfd.readouterr().out) == {"path": str(live), "nbytes": live.stat().st_size}
+    again = ["bench", "--simulate", "--presets", "specmd", "--budgets", "25%,50%", "--store", str(store)]
+    with duckdb.connect(str(store), read_only=True) as connection:
+        [(model,)] = connection.execute("SELECT name FROM models").fetchall()
+        [(exact_ms,)] = connection.execute(
+            "SELECT min(tpot_ms) FROM bench WHERE mode = 'live' AND preset IN ('on-demand', 'near', 'specmd')"
+        ).fetchall()
+    assert main([again[0], model, *again[1:], "--report", str(simulated)]) == 0
+    assert f"report: {simulated}" in capfd.readouterr().out
+    with Store.open(store, read_only=True) as held:
+        run = next(run.run_id for run in held.runs() if run.info.parameters.get("mode") == "simulated")
+    by_run = simulated.with_name("run.html")
+    assert main(["report", str(by_run), "--store", str(store), "--run", str(run)]) == 0
+    assert by_run.read_text() == simulated.read_text()
+    summaries = [taken_apart(path).parts["summary"] for path in (live, simulated)]
+    assert repr(exact_ms) in summaries[0].values and repr(exact_ms) not in summaries[1].values
+    assert "Simulated:" in simulated.read_text() and "Measured live:" in live.read_text()
+
+
+def test_what_is_not_there_names_its_command(tmp_path: Path, checkpoint: Checkpoint) -> None:
+    trace = str(TRACE)
+    out, store = tmp_path / "out.html", tmp_path / "moe.duckdb"
+    simulate = ["bench", "--simulate", "--trace", trace, "--presets", "near", "--budgets", "25%"]
+    assert main([*simulate, "--store", str(store), "--report", str(out)]) == 0
+    reader = taken_apart(out)
+    lacking = {name: part.missing for name, part in reader.parts.items() if not part.queries}
+    assert lacking["use"] == "moectl profile" and lacking["loss"] == "moectl quantize"
+    assert lacking.keys() >= {"together", "standins", "splits"} and reader.parts["layers"].values
+
+
+def test_a_store_without_a_bench(tmp_path: Path) -> None:
+    out, store = tmp_path / "out.html", tmp_path / "moe.duckdb"
+    write_profile(store)
+    assert main(["report", str(out), "--store", str(store)]) == 0
+    reader = taken_apart(out)
+    assert reader.parts.keys() == SECTIONS | {"head"} and reader.parts["use"].values
+    assert reader.parts["layers"].missing == reader.parts["summary"].missing == "moectl bench toy --presets all"
+
+
+def test_an_older_store_is_brought_up_to_date(store: Path, tmp_path: Path) -> None:
+    old = shutil.copy(store, tmp_path / "old.duckdb")
+    with duckdb.connect(str(old)) as connection:
+        for table in ("bench_layers", "predictors", "presets"):
+            connection.execute(f"DROP TABLE {table}")
+        connection.execute("UPDATE schema_version SET version = 2")
+    assert main(["report", str(tmp_path / "out.html"), "--store", str(old)]) == 0
+    reader = taken_apart(tmp_path / "out.html")
+    assert reader.parts["bench"].values and not reader.parts["layers"].values
+    assert old.with_name("old.duckdb.v2").exists()
+
+
+def test_what_cannot_be_written_is_said_first(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    for arguments, code, told in (
+        (["report", "out.pdf"], 2, "name it out.html"),
+        (["report", str(tmp_path / "no" / "out.html")], 3, "there is no folder"),
+        (["report", str(tmp_path / "out.html"), "--store", str(tmp_path / "no.duckdb")], 3, "there is no store"),
+        (["bench", "--simulate", "--report", "out.txt"], 2, "name it out.html"),
+    ):
+        assert main(arguments) == code
+        assert told in capfd.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def seen_by_a_browser(page: Path, scratch: Path) -> tuple[list[str], set[str]]:
+    """What the page wrote to the console, and the hosts that were asked for anything."""
+    log = scratch / f"{page.stem}.net.json"
+    quiet = ("--disable-background-networking", "--disable-component-update", "--disable-sync", "--no-first-run")
+    own = ("--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={scratch / 'profile'}")
+    logs = ("--enable-logging=stderr", f"--log-net-log={log}", "--dump-dom", page.as_uri())
+    done = subprocess.run([BROWSER, *own, *quiet, *logs], capture_output=True, text=True, timeout=60, check=True)
+    events = json.loads(log.read_text())["events"]
+    urls = (event["params"]["url"] for event in events if "url" in event.get("params", {}))
+    hosts = {urlsplit(url).hostname or "" for url in urls}
+    # The browser's own calls home, which it makes for an empty page too.
+    asked = {host for host in hosts if not (host.endswith((".google.com", ".googleapis.com")) or not host)}
+    return [line for line in done.stderr.splitlines() if ":CONSOLE" in line], asked
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no chromium or chrome is installed")
+def test_a_browser_has_nothing_to_say_and_asks_for_nothing(page: Path, tmp_path: Path) -> None:
+    bad = tmp_path / "bad.html"
+    bad.write_text('<!doctype html><img src="http://moectl.invalid/a.png"><script>console.error("boom")</script>')
+    said, asked = seen_by_a_browser(bad, tmp_path)
+    assert "boom" in said[0] and asked == {"moectl.invalid"}
+    assert seen_by_a_browser(page, tmp_path) == ([], set())
+
+
+def test_a_bench_of_prompts_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd) -> None:
+    """Its newest trace is a profile's, which decodes nothing: no time per token, no front."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["profile", "--tokens", "64", "--length", "32", "--trace", "--no-similarity"]) == 0
+    assert main(["bench", "--simulate", "--presets", "near", "--budgets", "25%", "--tokens", "64"]) == 0
+    assert main(["report", "page.html"]) == 0, capfd.readouterr().err
+    assert "is of prompts alone" in Path("page.html").read_text(encoding="utf-8")

@@ -1,0 +1,46 @@
+"""A search whose replays are done by workers finds what it finds alone; what takes its worker with it is left out."""
+
+import multiprocessing
+import os
+import signal
+
+import pytest
+
+from artifacts.errors import OutOfResources
+from moectl.tune import distribute as tunespread
+from moectl.tune.distribute import Trying, spread
+from profilers.workers.workers import Processes
+from runtime.search.search import Tried
+from runtime.search.space import Combination
+from tests.runtime.search.test_search import FAST, search
+
+
+@pytest.fixture(autouse=True)
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which spares each process a second of imports; that real ones are spawned: tests/profilers."""
+    monkeypatch.setattr("profilers.workers.workers.get_context", lambda _: multiprocessing.get_context("fork"))
+
+
+class Fragile(Trying):
+    def __call__(self, task: tunespread.Task) -> tuple:
+        if task[0].miss == "near":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__call__(task)
+
+
+def test_replays_of_workers_are_those_of_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone, divided = search(), search()
+    tried = [one for one in FAST if one.prefetch == "none"] + [Combination(prefetch="learned")]
+    with spread(divided, Processes(2)) as replay_all:
+        *found, refused = replay_all(tried, 30)
+    assert found == [alone.replay(one, 30) for one in tried[:-1]] and divided.num_replays == alone.num_replays
+    assert "moectl build-predictor" in str(refused)
+    with spread(divided, Processes(1)) as replay_all:
+        assert replay_all is None
+
+    monkeypatch.setattr(tunespread, "Trying", Fragile)
+    with spread(divided, Processes(2)) as replay_all:
+        found = dict(zip(tried[:-1], replay_all(tried[:-1], 30), strict=True))
+    lost = [result for one, result in found.items() if one.miss == "near"]
+    assert lost and all(isinstance(one, OutOfResources) and "tried 3 times" in str(one) for one in lost)
+    assert all(isinstance(result, Tried) for one, result in found.items() if one.miss != "near")

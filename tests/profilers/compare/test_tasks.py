@@ -1,0 +1,189 @@
+"""Tasks of lm-evaluation-harness through a session give what the harness's own model type gives on the plain model."""
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from artifacts.errors import BadInput, BadUsage
+from profilers.compare.tasks import BUILT_IN, Score, built_in, check_tasks, evaluate, load_tasks
+from runtime.model.open import MoeModel, open_model
+from runtime.session.session import Session, Settings
+from tests.conftest import Checkpoint
+from tools.make import questions as make_questions
+
+harness = pytest.importorskip(
+    "lm_eval.evaluator", reason="lm-evaluation-harness is not installed: pip install -e '.[eval]'"
+)
+
+COMMON = "dataset_path: json\ndataset_kwargs: {data_files: {test: documents.jsonl}}\ntest_split: test\n"
+TASKS = {
+    "choosing": "output_type: multiple_choice\ndoc_to_text: '{{a}}'\ndoc_to_choice: ['{{b}}', ' an old', ' gate by']\n"
+    "doc_to_target: 0\nmetric_list: [{metric: acc}]\n",
+    "reading": "output_type: loglikelihood_rolling\ndoc_to_text: ''\ndoc_to_target: '{{a}}{{b}}'\n"
+    "metric_list: [{metric: word_perplexity}]\n",
+    "writing": "output_type: generate_until\ndoc_to_text: '{{a}}'\ndoc_to_target: '{{b}}'\n"
+    "generation_kwargs: {until: ['gate'], max_gen_toks: 5}\nmetric_list: [{metric: exact_match}]\n",
+}
+LOSSLESS = [{"preset": "full"}, {"preset": "on-demand", "budget": "25%"}, {"preset": "near", "budget": "25%"}]
+
+
+@pytest.fixture(scope="module")
+def folder(checkpoint: Checkpoint) -> Path:
+    return checkpoint("olmoe")
+
+
+@pytest.fixture(scope="module")
+def opened(folder: Path) -> Iterator[MoeModel]:
+    model = open_model(str(folder))
+    yield model
+    model.store.close()
+
+
+@pytest.fixture(scope="module")
+def plain(folder: Path) -> PreTrainedModel:
+    return AutoModelForCausalLM.from_pretrained(folder, experts_implementation="eager").eval()
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of three tasks over the same documents, of different lengths."""
+    path = tmp_path_factory.mktemp("tasks")
+    lines = [json.dumps({"a": f"{'seven sheep and ' * n}an old dog", "b": " by the gate"}) for n in range(4)]
+    (path / "documents.jsonl").write_text("\n".join(lines))
+    for name, text in TASKS.items():
+        (path / f"{name}.yaml").write_text(f"task: {name}\n{COMMON}{text}")
+    return path
+
+
+def answers(model: object, tasks: Path) -> dict[str, object]:
+    """Everything that the harness asked for and got, and its metrics."""
+    given = {"tasks": {one.task_name: one for one in load_tasks([str(tasks)]).loaded}, "groups": {}, "group_map": {}}
+    found = harness.evaluate(model, given, bootstrap_iters=0)
+    samples = {
+        task: sorted((json.dumps(one["arguments"], default=str), str(one["resps"])) for one in of_task)
+        for task, of_task in found["samples"].items()
+    }
+    return {"samples": samples, "results": found["results"]}
+
+
+@pytest.fixture(scope="module")
+def expected(plain: PreTrainedModel, opened: MoeModel, tasks: Path) -> dict[str, object]:
+    from lm_eval.models.huggingface import HFLM
+
+    return answers(HFLM(plain, tokenizer=opened.tokenizer, batch_size=1), tasks)
+
+
+@pytest.mark.parametrize("settings", LOSSLESS, ids=lambda settings: settings["preset"])
+def test_every_answer_is_the_plain_models(
+    settings: dict[str, str], opened: MoeModel, tasks: Path, expected: dict[str, object]
+) -> None:
+    from profilers.compare.lm_eval_model import SessionLM
+
+    with Session(opened, Settings(**settings)) as session:
+        assert answers(SessionLM(session), tasks) == expected
+        found = evaluate(session, load_tasks([str(tasks)]))
+        assert session.controller.counters.totals()["requests"] > 0
+    values = {(score.task, score.metric): score.value for score in found}
+    results = expected["results"]
+    assert values["choosing", "acc"] == results["choosing"]["acc,none"]
+    assert values["reading", "word_perplexity"] == results["reading"]["word_perplexity,none"]
+    assert all(isinstance(score, Score) and score.count == 4 for score in found)
+
+
+def test_routers_see_the_tokens_that_are_asked_for_and_no_padding(
+    plain: PreTrainedModel, opened: MoeModel, tasks: Path
+) -> None:
+    from lm_eval.models.huggingface import HFLM
+
+    given = []
+    hook = plain.register_forward_pre_hook(
+        lambda module, args, kwargs: given.append(kwargs.get("input_ids", args[0] if args else None).numel()),
+        with_kwargs=True,
+    )
+    answers(HFLM(plain, tokenizer=opened.tokenizer, batch_size=1), tasks)
+    hook.remove()
+    with Session(opened, Settings(budget="50%")) as session:
+        recorder = session.record()
+        evaluate(session, load_tasks([str(tasks)]))
+        trace = recorder.trace()
+    assert len(trace) == sum(given) * opened.shape.num_layers
+
+
+def test_the_harness_knows_moectl_by_name(folder: Path, tasks: Path, expected: dict[str, object]) -> None:
+    from lm_eval.api.registry import get_model
+
+    import profilers.compare.lm_eval_model  # noqa: F401  registers it
+
+    named = get_model("moectl")
+    given = {"pretrained": str(folder), "preset": "near", "budget": "25%"}
+    model = named.create_from_arg_obj(given, {"batch_size": 1, "device": "cpu"})
+    with model.session:
+        assert answers(model, tasks) == expected
+    with pytest.raises(BadUsage, match="batches of 1, not of 8"):
+        named.create_from_arg_obj(given, {"batch_size": 8})
+
+
+def test_a_digest_is_of_what_is_asked_and_of_how(tasks: Path, tmp_path: Path) -> None:
+    of_all, again = (load_tasks([str(tasks)]).digest for _ in range(2))
+    assert of_all == again
+    (tmp_path / "documents.jsonl").write_text((tasks / "documents.jsonl").read_text().replace("old", "odd"))
+    (tmp_path / "reading.yaml").write_text((tasks / "reading.yaml").read_text())
+    digests = {load_tasks([str(folder / "reading.yaml")]).digest for folder in (tasks, tmp_path)}
+    assert len(digests | {of_all}) == 3
+
+
+def test_our_own_questions_are_as_the_tool_writes_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(make_questions, "TARGET", tmp_path / "word_problems.jsonl")
+    make_questions.main()
+    written = (tmp_path / "word_problems.jsonl").read_text()
+    assert written == (BUILT_IN / "word_problems.jsonl").read_text()
+    assert built_in() == ["word_problems"]
+    documents = [json.loads(line) for line in written.splitlines()]
+    assert all(len(set(one["choices"])) == 4 and 0 <= one["answer"] < 4 for one in documents)
+
+
+@pytest.mark.parametrize("name", ["word_problem", "hellaswag", "no/such.yaml"])
+def test_an_unknown_task_is_answered_with_the_known(name: str) -> None:
+    with pytest.raises(BadUsage, match=r"unknown task .* Known: word_problems; or give a YAML file .* lm-eval:NAME"):
+        check_tasks([name])
+
+
+def test_two_tasks_of_one_name_are_refused(tasks: Path) -> None:
+    with pytest.raises(BadUsage, match="names writing twice"):
+        load_tasks([str(tasks / "writing.yaml"), str(tasks / "writing.yaml")])
+
+
+def test_without_the_harness_a_line_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    with pytest.raises(BadUsage, match=r"pip install 'moectl\[eval\]'"):
+        check_tasks(["word_problems"])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("task: [", "cannot be loaded"),
+        ("task: one\noutput_type: multiple_choice\ndataset_path: json\ntest_split: test\n", "cannot be loaded"),
+        (f"task: one\noutput_type: loglikelihood_rolling\n{COMMON}", "documents.jsonl"),
+    ],
+)
+def test_a_task_that_makes_no_sense_is_one_line(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "one.yaml").write_text(text)
+    with pytest.raises(BadInput, match=message) as caught:
+        load_tasks([str(tmp_path / "one.yaml")])
+    assert "\n" not in str(caught.value)
+
+
+def test_a_model_without_a_tokenizer_is_refused(opened: MoeModel) -> None:
+    from profilers.compare.lm_eval_model import SessionLM
+
+    bare = replace(opened, tokenizer=None)
+    with Session(bare, Settings("full")) as session, pytest.raises(BadInput, match="no tokenizer"):
+        SessionLM(session)

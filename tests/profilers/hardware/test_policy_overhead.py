@@ -1,0 +1,29 @@
+"""What policies take themselves: each that can run has a figure, and what takes longer is told."""
+
+import time
+
+import pytest
+
+from artifacts.hardware.profile import EACH_LOAD
+from profilers.hardware.policy_overhead import deciding, places_a_layer
+from runtime.model.open import open_model
+from runtime.policies.prefetch.frequency import Frequency
+from tests.conftest import Checkpoint
+
+
+def test_a_policy_that_takes_its_time_is_found_out(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    slowly = Frequency.propose
+
+    def propose(self: Frequency, *arguments: object) -> object:
+        time.sleep(5e-3)
+        return slowly(self, *arguments)
+
+    monkeypatch.setattr(Frequency, "propose", propose)
+    opened = open_model(str(checkpoint("olmoe")))
+    assert places_a_layer(opened) < opened.shape.num_experts
+    found = deciding(opened, "50MB/s", tokens=2)
+    assert found["prefetch frequency"] > 4e-3 > found["eviction lfu"] >= 0
+    assert 0 < found[EACH_LOAD] < 4e-3
+    assert "prefetch next_gate" in found and "eviction lru" not in found
+    assert "prefetch learned" not in found, "which no store has fitted"
+    assert opened.model.config._experts_implementation == "eager"

@@ -1,0 +1,55 @@
+"""The loss table by hand: inputs from the plain model, weights from the files, ten lines of numpy in between."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.numpy import load_file
+from transformers import AutoModelForCausalLM
+
+from profilers.quantise.lockstep import batches
+from profilers.routing.observe import padded, real_rows
+
+
+def heard(folder: str, names: list[str], sequences: list[np.ndarray]) -> list[tuple[torch.Tensor, ...]]:
+    """Inputs [T, H], ids and weights [T, K] of each experts module, as transformers' own model calls it.
+
+    On all sequences at once, as calibration does: alone, bfloat16 would round them otherwise.
+    """
+    plain = AutoModelForCausalLM.from_pretrained(folder, experts_implementation="eager").eval()
+    [together] = batches(sequences, num_tokens=4096)
+    ids, mask = padded(together)
+    real = torch.from_numpy(real_rows(ids, mask))
+    calls: dict[str, tuple] = {}
+    for name in names:
+        keep = lambda module, args, name=name: calls.update({name: tuple(part[real] for part in args)})  # noqa: E731
+        plain.get_submodule(name).register_forward_pre_hook(keep)
+    with torch.inference_mode():
+        plain(input_ids=ids, attention_mask=mask)
+    return [calls[name] for name in names]
+
+
+def stored_weight(path: Path, part: str, bits: int) -> np.ndarray:
+    """One matrix [out, in] out of a replica file, code by code."""
+    tensors, group_size = load_file(path), int(header(path)[f"{part}.group_size"])
+    qweight, scales = (tensors[f"{bits}.{part}.{name}"] for name in ("qweight", "scales"))
+    num_groups, num_outputs = scales.shape
+    codes = codes_of(qweight, bits, num_groups * group_size)
+    zeros = np.full(scales.shape, 0.5)
+    if bits > 1:
+        zeros = codes_of(tensors[f"{bits}.{part}.qzeros"].T, bits, num_outputs).T
+    group = np.arange(len(codes)) // group_size
+    return (scales.astype(np.float64)[group] * (codes - zeros[group])).T
+
+
+def codes_of(words: np.ndarray, bits: int, count: int) -> np.ndarray:
+    """[count, m] from streams of 32-bit words [w, m], by way of single bits."""
+    single = np.unpackbits(np.ascontiguousarray(words.T).view(np.uint8), axis=1, bitorder="little")
+    fields = single[:, : count * bits].reshape(len(single), count, bits).astype(np.int64)
+    return (fields << np.arange(bits)).sum(axis=2).T
+
+
+def header(path: Path) -> dict[str, str]:
+    data = path.read_bytes()
+    return json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]

@@ -1,0 +1,167 @@
+"""Workers on a real Ray cluster of two: one that is killed, a task that always fails, and the numbers of one process.
+
+One cluster for all tests of this file, begun and ended as `--executor ray` does.
+"""
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from artifacts.errors import OutOfResources
+from artifacts.store.store import Store
+from moectl.bench import simulated as benchreplay
+from moectl.cli import main
+from profilers.compare.bench import Setting
+from profilers.quantise import replicas
+from profilers.quantise.one_expert import Record, Unit, quantise
+from profilers.routing import profile as profiling
+from profilers.routing.distribute import Counted, Counting
+from profilers.workers.choose import executing
+from profilers.workers.workers import Executor, Workers
+from tests import ROOT
+from tests.conftest import Checkpoint
+
+ray = pytest.importorskip("ray", reason="needs Ray: pip install 'moectl[ray]'")
+TRACE = ROOT / "tests" / "data" / "demo-trace.parquet"
+TEXT = ["--data", "text.txt"]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Executor]:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("PYTHONPATH", str(ROOT))  # what is done is found in this file
+        with executing("ray", 2) as cluster:
+            yield cluster
+    assert not ray.is_initialized()
+
+
+@pytest.fixture
+def model(cluster: Executor, checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A checkpoint; the test's own folder, with a text in it, is where commands run, and workers are elsewhere."""
+    monkeypatch.chdir(tmp_path)
+    lines = [f"Line {line}: {line * line} sheep and a {'very ' * (line % 5)}old dog.\n" for line in range(40)]
+    Path("text.txt").write_text("".join(lines))
+    return str(checkpoint("olmoe"))
+
+
+def work(task: object) -> object:
+    if task == "full":
+        raise OutOfResources("no space left")
+    if task == "bug":
+        raise ValueError("of ours")
+    return task, os.getpid()
+
+
+def test_every_task_once_elsewhere_and_what_is_lost_is_told(cluster: Executor) -> None:
+    heard = []
+    with Workers(work, cluster, heard.append) as workers:
+        for task in (0, 1, 2, "bug", 3, 4):
+            workers.submit(task, task)
+        lost = workers.finish()
+    processes = {process for _, process in heard}
+    assert sorted(task for task, _ in heard) == list(range(5)) and os.getpid() not in processes and len(processes) <= 2
+    assert lost.keys() == {"bug"} and isinstance(lost["bug"], RuntimeError)
+    assert str(lost["bug"]).endswith("ValueError: of ours\n")
+
+
+def test_what_another_attempt_would_not_mend_is_raised_at_once(cluster: Executor) -> None:
+    with pytest.raises(OutOfResources, match="^no space left$"), Workers(work, cluster, print) as workers:
+        workers.submit("full")
+        workers.finish()
+
+
+def poisoned(unit: Unit) -> Record:
+    """One expert always fails, and one of another layer takes its worker with it at first."""
+    if (unit.layer, unit.expert) == (0, 1):
+        raise ValueError("not finite")
+    if (unit.layer, unit.expert) == (1, 3) and not (begun := unit.path.with_suffix(".begun")).exists():
+        begun.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return quantise(unit)
+
+
+def test_replicas_are_the_bytes_of_one_process(
+    model: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    quantize = ["quantize", model, *TEXT, "--samples", "4", "--length", "32", "--bits", "2"]
+    with monkeypatch.context() as broken:
+        broken.setattr(replicas, "quantise", poisoned)
+        assert main([*quantize, "--executor", "ray:auto"]) == 6
+    said = capfd.readouterr()
+    assert said.out == "" and said.err.count("\n") == 1
+    assert "1 of 16 experts were tried 3 times and could not be done: layer 0 expert 1;" in said.err
+    assert len(files()) == 15 and not Path("moe.duckdb").exists()
+    assert main([*quantize, "--executor", "ray:auto"]) == 0
+    assert "15 done before" in capfd.readouterr().out
+    assert main([*quantize, "--jobs", "1", "--store", "here.duckdb"]) == 0
+    assert files() == files("here.duckdb")
+
+
+def files(store: str = "moe.duckdb") -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in Path(f"{store}.replicas").rglob("L*.safetensors")}
+
+
+class Poisoned(Counting):
+    """Batch 3 always fails, and batch 5 does where others come with it."""
+
+    def __call__(self, task: tuple) -> Counted:
+        if 3 in task[0] or 5 in task[0] and len(task[0]) > 1:
+            raise ValueError("not finite")
+        return super().__call__(task)
+
+
+def test_a_profile_has_the_rows_of_one_process(
+    model: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    profile = ["profile", model, *TEXT, "--tokens", "1200", "--length", "32", "--batch", "2", "--samples", "16"]
+    with monkeypatch.context() as broken:
+        broken.setattr(profiling, "Counting", Poisoned)
+        assert main([*profile, "--executor", "ray:auto"]) == 6
+    said = capfd.readouterr()
+    assert said.out == "" and said.err.count("\n") == 1
+    assert "1 of 19 batches were tried 3 times and could not be counted: 4; all others are kept" in said.err
+    assert not Path("moe.duckdb").exists()
+    assert main([*profile, "--executor", "ray:auto", "--json"]) == 0
+    assert json.loads(capfd.readouterr().out)["resumed_batches"] == 18
+    assert main([*profile, "--threads", "1", "--store", "here.duckdb"]) == 0
+    ours, theirs = (rows(store) for store in ("moe.duckdb", "here.duckdb"))
+    assert ours.keys() == theirs.keys() and all(ours[table].equals(theirs[table]) for table in ours)
+
+
+def rows(store: str) -> dict:
+    with Store.open(store, read_only=True) as opened:
+        run = opened.latest_run("profile")
+        return {table: opened.read(table, run.run_id) for table in run.contents}
+
+
+class Fragile(benchreplay.Replays):
+    """One setting always fails."""
+
+    def __call__(self, setting: Setting) -> benchreplay.Replayed:
+        if setting.preset == "near":
+            raise ValueError("of ours")
+        return super().__call__(setting)
+
+
+def test_replays_are_those_of_one_process(
+    cluster: Executor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    bench = ["bench", "--simulate", "--trace", str(TRACE), "--budgets", "25%", "--presets", "specmd,buddymoe", "--json"]
+    with monkeypatch.context() as broken:
+        broken.setattr(benchreplay, "Replays", Fragile)
+        assert main([*bench, "--executor", "ray:auto"]) == 6
+    said = capfd.readouterr()
+    assert said.out == "" and "1 of 7 settings were tried 3 times and could not be replayed: near 25% auto" in said.err
+    assert main([*bench, "--executor", "ray:auto"]) == 0
+    ours = json.loads(capfd.readouterr().out)
+    assert "6 settings were replayed by an earlier run" in json.dumps(ours)
+    assert main([*bench, "--store", "here.duckdb"]) == 0
+    theirs = json.loads(capfd.readouterr().out)
+    for row in (*ours["rows"], *theirs["rows"]):
+        del row["run"]
+    assert ours["rows"] == theirs["rows"]

@@ -1,0 +1,28 @@
+"""Workers: every task is done once, in processes that are deaf to Ctrl-C. What goes wrong in them: tests/faults."""
+
+import os
+import signal
+from multiprocessing import resource_tracker
+
+import pytest
+
+from profilers.workers.workers import Processes, Workers
+
+
+def work(task: object) -> object:
+    return task, os.getpid(), signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_every_task_once(count: int) -> None:
+    """Deaf is also the one with which multiprocessing's tracker starts, which lets interrupts in again."""
+    resource_tracker._resource_tracker._stop()
+    heard = []
+    with Workers(work, Processes(count), heard.append) as workers:
+        for task in range(7):
+            workers.submit(task)
+        assert workers.finish() == {}
+    assert sorted(task for task, _, _ in heard) == list(range(7))
+    assert {is_deaf for _, _, is_deaf in heard} == {count > 1} and not work(None)[2]
+    processes = {process for _, process, _ in heard}
+    assert processes == {os.getpid()} if count == 1 else os.getpid() not in processes and len(processes) <= 2

@@ -1,0 +1,152 @@
+"""One token's experts in compiled code say what torch says, wherever they lie and whatever comes late."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from artifacts.quantisation.bit_allocation import WIDTHS
+from artifacts.quantisation.packing import Packed
+from runtime.engine.forms_cpu import AS_NUMPY, fused_kernels
+from runtime.engine.output_cpu import FUSED, Fused
+from runtime.kernels.low_bit import linear
+from runtime.model.open import MoeModel, open_model
+from runtime.session.session import Session, Settings
+from tests.conftest import Checkpoint
+from tests.helpers.families import FAMILIES, VOCABULARY
+from tools.gpu.checks.low_bit import random_packed
+
+OTHERS = {"gpt_oss"}  # biased, transposed, with a gate of its own
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}  # of the largest logit
+LOSSY = "weakest dropped"
+SETTINGS = {
+    "all resident": Settings(preset="full"),
+    "loaded as wanted": Settings(budget="50%"),
+    "prefetched, some late": Settings(preset="specmd", budget="50%", link="100MB/s+20us"),
+    "near": Settings(preset="near", budget="25%"),
+    "cut in two": Settings(preset="moepic", budget="50%", link="200MB/s"),
+    LOSSY: Settings(budget="25%", policies={"miss": "drop:rank=1"}),
+}
+
+
+@pytest.fixture(scope="module", params=[(f, d) for f in FAMILIES if f not in OTHERS for d in ("float32", "bfloat16")])
+def opened(request: pytest.FixtureRequest, checkpoint: Checkpoint) -> Iterator[MoeModel]:
+    family, dtype = request.param
+    opened = open_model(str(checkpoint(family, "hub", dtype)))
+    yield opened
+    opened.store.close()
+
+
+def decoded(opened: MoeModel, settings: Settings, **own: str) -> torch.Tensor:
+    """Logits [n, V] of ten tokens, one at a time."""
+    ids = torch.randint(3, VOCABULARY, (1, 16), generator=torch.Generator().manual_seed(2))
+    least = f"{opened.shape.num_layers * opened.shape.top_k}x"
+    chosen = {"preset": settings.preset, "policies": settings.policies, "link": settings.link, "budget": least}
+    with Session(opened, Settings(**chosen, **own)) as session:
+        session.new_requests(1)
+        said, outputs = session.forward(ids[:, :6]), []
+        for position in range(6, 16):
+            said = session.forward(ids[:, position : position + 1], past=said.past_key_values)
+            outputs.append(said.logits[0, -1])
+        session.controller.cache.validate()
+    return torch.stack(outputs)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_decoding_gives_the_logits_of_torch(opened: MoeModel, name: str) -> None:
+    """Lossless policies all give the same, also where torch itself would round the halves of an expert apart."""
+    fused = decoded(opened, SETTINGS[name], experts=FUSED)
+    exact = decoded(opened, SETTINGS[name if name == LOSSY else "loaded as wanted"])
+    assert (fused - exact).abs().max() <= TOLERANCE[exact.dtype] * exact.abs().max()
+    assert (fused.argmax(dim=1) == exact.argmax(dim=1)).all()
+
+
+def test_a_family_of_another_kind_is_left_to_torch(checkpoint: Checkpoint) -> None:
+    opened = open_model(str(checkpoint("gpt_oss")))
+    assert not Fused.suits(opened)
+    with Session(opened, Settings(budget="50%", experts=FUSED)) as session:
+        assert session.receipt()["experts_of_a_token"] == "torch"
+        assert any("fused" in said for said in session.fallbacks)
+
+
+def test_the_receipt_names_what_computes(checkpoint: Checkpoint) -> None:
+    opened = open_model(str(checkpoint("olmoe")))
+    for experts, said in (("exact", "torch"), (FUSED, "fused")):
+        with Session(opened, Settings(budget="50%", experts=experts)) as session:
+            assert session.receipt()["experts_of_a_token"] == said
+
+
+@pytest.mark.parametrize("hidden", [1, 7, 64, 130])
+@pytest.mark.parametrize("neurons", [1, 5, 48])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_kernels_equal_the_module_at_odd_sizes(hidden: int, neurons: int, dtype: torch.dtype) -> None:
+    """Whole and cut: the top and the bottom of an expert add up to it."""
+    random = torch.Generator().manual_seed(hidden * neurons)
+    gate_up = (torch.randn(3, 2 * neurons, hidden, generator=random) / hidden**0.5).to(dtype)
+    down = (torch.randn(3, hidden, neurons, generator=random) / neurons**0.5).to(dtype)
+    x, weights = torch.randn(1, hidden, generator=random).to(dtype), torch.rand(3, generator=random).to(dtype)
+    expected = torch.zeros_like(x)
+    for expert in range(3):
+        gate, up = F.linear(x, gate_up[expert]).chunk(2, dim=-1)
+        expected += F.linear(F.silu(gate) * up, down[expert]) * weights[expert]
+    kind = torch.uint16 if dtype is torch.bfloat16 else torch.float32
+    like, own, rows = torch.empty(0, dtype=kind).numpy(), x.float().numpy()[0], np.arange(3)
+    whole = np.array([(gate_up[e].data_ptr(), down[e].data_ptr()) for e in range(3)])
+    cut = [torch.stack((gate_up[e, :neurons], gate_up[e, neurons:], down[e].T), dim=1).contiguous() for e in range(3)]
+    halves = [(start, size) for start, size in ((0, neurons // 2), (neurons // 2, neurons - neurons // 2)) if size]
+    starts = np.array([data[start].data_ptr() for data in cut for start, _ in halves])
+    counts, of = np.array([size for _ in cut for _, size in halves]), np.repeat(np.arange(3), len(halves))
+    for add, arguments in (
+        (fused_kernels().add_whole, (whole, neurons, own, rows)),
+        (fused_kernels().add_segments, (starts, counts, own, of)),
+    ):
+        y, out = np.zeros((3, hidden), np.float32), torch.empty_like(x)
+        add(*arguments, y, like)
+        fused_kernels().combine(y, weights.float().numpy(), 3, out.view(kind).numpy()[0])
+        difference = (out.float() - expected.float()).abs().max()
+        assert difference <= (1e-6 if dtype is torch.float32 else 1e-2) * expected.float().abs().max() + 1e-7
+
+
+@pytest.mark.parametrize("bits", WIDTHS)
+@pytest.mark.parametrize(("hidden", "neurons", "group"), [(64, 48, 16), (33, 11, 11), (128, 32, 32)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_packed_kernels_equal_the_oracle(bits: int, hidden: int, neurons: int, group: int, dtype: torch.dtype) -> None:
+    """One expert twice, of two."""
+    from runtime.kernels.cpu.gated_packed import packed_adder  # as this file is collected every worker would compile it
+
+    x = torch.randn(1, hidden, generator=torch.Generator().manual_seed(bits)).to(dtype)
+    experts = [
+        (
+            random_packed(2 * neurons, hidden, bits, group, seed=seed),
+            random_packed(hidden, neurons, bits, neurons, seed=seed),
+        )
+        for seed in (0, 1)
+    ]
+    order, rows = [1, 0, 1], np.array([0, 2, 1])
+    addresses = np.array([[_addresses(matrix) for matrix in experts[e]] for e in order])
+    groups = np.array([hidden // group, 1, neurons])
+    y = np.zeros((3, hidden), np.float32)
+    like = torch.empty(0, dtype=AS_NUMPY[dtype]).numpy()
+    packed_adder(bits, is_narrow=dtype is torch.bfloat16)(addresses, groups, x.float().numpy()[0], rows, y, like)
+    for row, expert in zip(rows, order, strict=True):
+        gate, up = linear(x, experts[expert][0]).chunk(2, dim=-1)
+        expected = linear(F.silu(gate) * up, experts[expert][1]).float().numpy()[0]
+        largest = np.abs(expected).max()
+        assert np.abs(y[row] - expected).max() <= (1e-5 if dtype is torch.float32 else 1e-2) * largest
+
+
+def _addresses(packed: Packed) -> list[int]:
+    """Of words, scales and zero-points."""
+    zeros = packed.qweight if packed.qzeros is None else packed.qzeros
+    return [packed.qweight.data_ptr(), packed.scales.data_ptr(), zeros.data_ptr()]
+
+
+def test_rounding_is_to_nearest_and_to_even_and_keeps_what_is_not_finite() -> None:
+    values = np.array([1.0, 1.00390625, 1.01171875, -1.0078125, 3e38, np.inf, -np.inf, np.nan, 1e-40], np.float32)
+    out = torch.empty(len(values), dtype=torch.bfloat16)
+    fused_kernels().combine(values[None], np.ones(1, np.float32), 1, out.view(torch.uint16).numpy())
+    assert torch.equal(out.isnan(), torch.from_numpy(values).isnan())
+    kept = ~out.isnan()
+    assert torch.equal(out[kept], torch.from_numpy(values).bfloat16()[kept])

@@ -1,0 +1,36 @@
+"""A router ahead says of an input what its own forward would, whatever its kind."""
+
+import pytest
+import torch
+
+from runtime.engine.router_logits import Gate
+from runtime.model.open import open_model
+from runtime.session.session import Session, Settings
+from tests.conftest import Checkpoint
+from tests.helpers.families import FAMILIES
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_are_those_of_the_whole_router(checkpoint: Checkpoint, family: str) -> None:
+    opened = open_model(str(checkpoint(family)))
+    router, seen = opened.layers[-1].gate, []
+    router.register_forward_hook(lambda gate, args, output: seen.append((args, output[0])))
+    with Session(opened, Settings("full")) as session:
+        for tokens in (5, 1, 1):
+            session.forward(torch.arange(3, 3 + tokens)[None])
+    gate = Gate(router)
+    assert len(seen) == 3
+    with torch.inference_mode():
+        for (x, *extra), logits in seen:
+            assert torch.equal(gate.logits(x, tuple(extra)), logits)
+
+
+def test_a_router_that_does_more_than_multiply_answers_whole() -> None:
+    class Doubled(torch.nn.Linear):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
+            return (2 * super().forward(x),)
+
+    router, x = Doubled(4, 3), torch.arange(8.0).view(2, 4)
+    gate = Gate(router)
+    for _ in range(2):
+        assert torch.equal(gate.logits(x, ()), router(x)[0])

@@ -1,0 +1,72 @@
+"""Linear layers in compiled code say what torch says, and are the model's own again afterwards."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from runtime.engine.output_cpu import FUSED
+from runtime.kernels.cpu.dense import FusedDense
+from runtime.model.open import open_model
+from runtime.session.session import Session, Settings
+from tests.conftest import Checkpoint
+
+
+class Holder:
+    """As much of an opened model as is asked for its linear layers."""
+
+    def __init__(self, layer: nn.Linear, *, is_router: bool = False) -> None:
+        self.model = nn.Sequential(layer)
+        self.layers = (SimpleNamespace(gate=layer),) if is_router else ()
+
+
+@pytest.mark.parametrize("bias", [False, True], ids=["plain", "biased"])
+@pytest.mark.parametrize(("inputs", "outputs"), [(1, 1), (7, 130), (64, 33), (512, 96)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_one_token_is_as_torch_has_it(inputs: int, outputs: int, bias: bool, dtype: torch.dtype) -> None:
+    torch.manual_seed(inputs)
+    layer = nn.Linear(inputs, outputs, bias=bias).to(dtype)
+    dense, x = FusedDense(Holder(layer)), torch.randn(1, 1, inputs).to(dtype)
+    with torch.inference_mode():
+        theirs = layer(x)
+        dense.install()
+        ours = layer(x)
+        assert layer(x.expand(2, 3, -1)).shape == (2, 3, outputs)
+        dense.uninstall()
+    assert ours.shape == theirs.shape and ours.dtype == dtype
+    assert (ours - theirs).abs().max() <= (1e-6 if dtype is torch.float32 else 1e-2) * (1 + theirs.abs().max())
+    assert "forward" not in vars(layer)
+
+
+def test_a_router_that_is_a_plain_linear_layer_is_left_alone() -> None:
+    layer = nn.Linear(3, 2)
+    for is_router in (True, False):
+        FusedDense(Holder(layer, is_router=is_router)).install()
+        assert ("forward" in vars(layer)) != is_router
+
+
+def test_only_plain_linear_layers_are_taken_and_routers_are_not(checkpoint: Checkpoint) -> None:
+    opened = open_model(str(checkpoint("qwen2_moe", "hub", "bfloat16")))
+    with Session(opened, Settings(budget="50%", experts=FUSED)):
+        taken = [module for module in opened.model.modules() if "forward" in vars(module)]
+        assert opened.model.lm_head in taken and all(type(module) is nn.Linear for module in taken)
+        assert not any(layer.gate in taken for layer in opened.layers)
+    assert not any("forward" in vars(module) for module in opened.model.modules())
+    with Session(opened, Settings(budget="50%")):
+        assert not any("forward" in vars(module) for module in opened.model.modules())
+
+
+def test_cut_experts_leave_linear_layers_to_torch_even_when_a_window_is_measured(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are fused unasked, which is no licence to give up the bits of what is beside them."""
+    taken = []
+    monkeypatch.setattr(FusedDense, "install", lambda dense: taken.append(dense))
+    opened = open_model(str(checkpoint("olmoe")))
+    cut = Settings(budget="50%", link="1GB/s", policies={"residency": "split", "prefetch": "next_gate"})
+    for settings, times in ((cut, 0), (replace(cut, experts=FUSED), 2)):
+        with Session(opened, settings) as session:
+            assert session.is_fused and session.window > 0
+        assert len(taken) == times

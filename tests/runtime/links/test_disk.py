@@ -1,0 +1,190 @@
+"""Experts from disk in a whole session: the plain model's bits, whatever is in flight; nothing is read in vain."""
+
+import os
+import threading
+import time
+from itertools import count
+from pathlib import Path
+
+import pytest
+import torch
+
+from artifacts.errors import BadInput, BadUsage
+from runtime.engine.output_torch import StepSum
+from runtime.links.disk import READS_IN_FLIGHT, READS_PAST_CACHE, DiskLink
+from runtime.links.link import DEMAND, PREFETCH, ThreadTransfer
+from runtime.model import direct_io as directio
+from runtime.model.direct_io import DirectFile
+from runtime.model.expert_store import DiskStore, aligned
+from runtime.model.open import MoeModel, open_model
+from runtime.session.session import Session, Settings
+from runtime.tiers.open import direct
+from runtime.tiers.slow import SlowTier
+from tests.conftest import Checkpoint
+from tests.helpers.families import VOCABULARY, save
+from tests.runtime.model.test_expert_store import direct_or_skip
+from tests.runtime.session.test_session import plain_model
+
+PROMPT = torch.randint(3, VOCABULARY, (1, 9), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("layout", ["hub", "fused"])
+@pytest.mark.parametrize("link", ["disk", "direct"])
+def test_logits_are_the_plain_models_with_prefetches_that_come_late_and_are_cancelled(
+    checkpoint: Checkpoint, layout: str, link: str
+) -> None:
+    folder = checkpoint("olmoe", layout)
+    plain, opened = plain_model(folder), open_model(str(folder))
+    direct_or_skip(opened.store)
+    policies = {"prefetch": "next_gate:overfetch=2"}
+    settings = Settings(budget="5x", scope="global", link=link, policies=policies, window="9KiB")
+    with Session(opened, settings) as session, torch.inference_mode():
+        ours, theirs = session.forward(PROMPT), plain(PROMPT, use_cache=True)
+        assert torch.equal(ours.logits, theirs.logits)
+        mine, past = ours.past_key_values, theirs.past_key_values
+        for token in range(3, 15):
+            one = torch.tensor([[token]])
+            step, right = session.forward(one, past=mine), plain(one, past_key_values=past)
+            assert torch.equal(step.logits, right.logits)
+            mine, past = step.past_key_values, right.past_key_values
+        told = session.receipt()["link"]
+        assert session.controller.counters.totals()["prefetches"] > 0
+    assert told["page_cache"] == {"disk": "used", "direct": "bypassed"}[link]
+    assert told["reads_in_flight"] == {"disk": READS_IN_FLIGHT, "direct": READS_PAST_CACHE}[link]
+
+
+def test_what_has_been_cancelled_is_never_read(checkpoint: Checkpoint) -> None:
+    """One read is held up while seven prefetches queue behind it and are cancelled."""
+    opened = open_model(str(checkpoint("olmoe")))
+    gate, read = threading.Event(), []
+
+    class Held:
+        def read(self, layer: int, expert: int, out: torch.Tensor, *, bits: int) -> None:
+            read.append((layer, expert))
+            gate.wait()
+            opened.store.read(layer, expert, out)
+
+    link = DiskLink(Held(), opened.shape)
+    slots = torch.zeros(8, opened.shape.expert_nbytes, dtype=torch.uint8)
+    first, *others = [link.issue(key, slots[key], urgency=PREFETCH) for key in range(8)]
+    for transfer in others:
+        link.cancel(transfer)
+    gate.set()
+    link.collect(first)
+    link.close()
+    assert read == [(0, 0)] and not slots[1:].any()
+
+
+def test_replicas_are_not_read_past_the_page_cache() -> None:
+    with pytest.raises(BadUsage, match="replicas come through it: use disk"):
+        direct(object())
+
+
+@pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="nobody counts bytes of the device here")
+def test_a_cold_expert_costs_the_device_its_own_bytes(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    """To the page; readahead would have brought its neighbours."""
+    from tools.bench.disk_way import drop, read_nbytes
+
+    folder = checkpoint("olmoe", "hub", "bfloat16")
+    store, out = open_model(str(folder)).store, torch.empty(1 << 20, dtype=torch.uint8)
+    os.sync()
+    drop(folder)
+    before = read_nbytes()
+    store.read(1, 4, out)
+    came = read_nbytes() - before
+    assert came <= store.layout.nbytes + 3 * 2 * 4096  # three tensors, each begun and ended inside a page
+
+
+def opened_and_seen(folder: Path) -> MoeModel:
+    """Every expert has been read, and lies in the page cache."""
+    opened = open_model(str(folder))
+    for key in range(opened.shape.num_keys):
+        opened.store.read(*divmod(key, opened.shape.num_experts), aligned(opened.shape.expert_nbytes))
+    if not opened.store.read_kept(0, 0, aligned(opened.shape.expert_nbytes)):
+        pytest.skip("nobody tells here what the page cache has")
+    return opened
+
+
+@pytest.mark.parametrize("layout", ["hub", "fused"])
+def test_what_the_page_cache_has_is_there_at_once_and_right(checkpoint: Checkpoint, layout: str) -> None:
+    """None of it is handed to a thread, whose reads would fail."""
+
+    class Refuses(SlowTier):
+        def read(self, *_: object, **__: object) -> None:
+            raise AssertionError("read by a thread")
+
+    opened = opened_and_seen(checkpoint("olmoe", layout))
+    source, shape = Refuses.plain(opened.store), opened.shape
+    link, slot, expected = (
+        DiskLink(source, shape, kept=source),
+        aligned(shape.expert_nbytes),
+        aligned(shape.expert_nbytes),
+    )
+    for key in range(shape.num_keys):
+        transfer = link.issue(key, slot.zero_(), urgency=DEMAND)
+        assert link.has_landed(transfer)
+        link.collect(transfer)
+        opened.store.read(*divmod(key, shape.num_experts), expected)
+        assert torch.equal(slot, expected)
+    assert link.drain_stalls() == 0 and link.conditions()["measured_gbps"] > 0
+    with pytest.raises(AssertionError, match="by a thread"):
+        link.collect(link.issue(0, slot, urgency=PREFETCH))  # nobody waits for it: compute goes on meanwhile
+    link.close()
+    with pytest.raises(RuntimeError, match="link is closed"):
+        link.issue(0, slot, urgency=DEMAND)
+
+
+def test_what_the_page_cache_lacks_or_nobody_has_checked_is_left_to_threads(tmp_path: Path) -> None:
+    folder = save("olmoe", "fused", tmp_path)
+    opened = opened_and_seen(folder)
+    out = aligned(opened.shape.expert_nbytes)
+    assert not open_model(str(folder)).store.read_kept(0, 0, out), "its numbers may be no numbers"
+    assert not open_model(str(folder), dtype=torch.bfloat16).store.read_kept(0, 0, out), "it is converted"
+    assert not direct_or_skip(opened.store).read_kept(0, 0, out)
+    os.truncate(folder / "model.safetensors", 30_000)
+    assert not opened.store.read_kept(opened.shape.num_layers - 1, 0, out), "the file ends before it"
+
+
+def test_past_the_page_cache_a_tokens_experts_are_computed_when_all_are_there(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One call for all that a decoded token wants, though one lands well after another."""
+    counts: list[int] = []
+    plain_add, plain_read = StepSum.add, DiskLink._read
+
+    def add(self: StepSum, places: list) -> None:
+        counts.append(len(places))
+        plain_add(self, places)
+
+    def read(self: DiskLink, transfer: ThreadTransfer, out: torch.Tensor) -> None:
+        time.sleep(5e-3 * (next(begun) % opened.shape.top_k))
+        plain_read(self, transfer, out)
+
+    monkeypatch.setattr(StepSum, "add", add)
+    monkeypatch.setattr(DiskLink, "_read", read)
+    monkeypatch.setattr(DiskStore, "read_kept", lambda *_: False)
+    opened = open_model(str(checkpoint("olmoe")))
+    direct_or_skip(opened.store)
+    with Session(opened, Settings(budget=f"{opened.shape.top_k}x", scope="global", link="direct")) as session:
+        begun = count()
+        session.forward(PROMPT[:, :1])
+    assert counts == [opened.shape.top_k] * opened.shape.num_layers
+
+
+def test_what_begins_on_borders_comes_straight_to_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole blocks; their tail, and all that begins elsewhere in the file or in memory, by way of a buffer."""
+    path, content = tmp_path / "some", torch.randint(256, (30_000,), dtype=torch.uint8)
+    path.write_bytes(content.numpy().tobytes())
+    try:
+        file = DirectFile(path)
+    except BadInput:
+        pytest.skip("this file system has no reads past the page cache")
+    buffered, own = [], directio._own_buffer
+    monkeypatch.setattr(directio, "_own_buffer", lambda nbytes: buffered.append(nbytes) or own(nbytes))
+    for offset, start, by_buffer in ((8192, 0, [4096]), (8192, 64, [12288]), (8200, 0, [12288])):
+        slot = aligned(4096 + 9000)[start : start + 9000].zero_()
+        buffered.clear()
+        file.read_into(offset, [memoryview(slot.numpy())])
+        assert torch.equal(slot, content[offset : offset + 9000]) and buffered == by_buffer
+    with pytest.raises(BadInput, match="ends before byte"):
+        file.read_into(24576, [memoryview(aligned(9000).numpy())])

@@ -1,0 +1,243 @@
+"""Links: what is issued arrives, demand overtakes, cancelled slots are free, and emulated time is kept."""
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from artifacts.shape import Shape
+from runtime.control.devices import Partitions
+from runtime.links.clock import Timeline, VirtualClock
+from runtime.links.disk import DiskLink
+from runtime.links.emulated import EmulatedLink, VirtualLink
+from runtime.links.link import DEMAND, PREFETCH, Link
+from runtime.links.per_device import ManyLinks
+
+SHAPE = Shape(num_layers=2, num_experts=4, top_k=1, expert_nbytes=64)
+
+
+class Numbered:
+    """Fills a slot with the key's number; can be held, to let a queue build up, or made to fail."""
+
+    def __init__(self) -> None:
+        self.begun: list[int] = []
+        self.gate = threading.Event()
+        self.gate.set()
+        self.broken: set[int] = set()
+
+    def read(self, layer: int, expert: int, out: torch.Tensor, *, bits: int) -> None:
+        key = layer * SHAPE.num_experts + expert
+        self.begun.append(key)
+        self.gate.wait()
+        if key in self.broken:
+            raise OSError(f"key {key} is gone")
+        out.fill_(key)
+
+
+def slots(count: int) -> list[torch.Tensor]:
+    return [torch.zeros(64, dtype=torch.uint8) for _ in range(count)]
+
+
+@pytest.fixture
+def source() -> Numbered:
+    return Numbered()
+
+
+@pytest.fixture
+def link(source: Numbered):
+    made = DiskLink(source, SHAPE)
+    yield made
+    source.gate.set()
+    made.close()
+
+
+@pytest.fixture(params=["disk", "emulated", "virtual", "several"])
+def any_link(request: pytest.FixtureRequest, source: Numbered):
+    made = {
+        "disk": lambda: DiskLink(source, SHAPE),
+        "emulated": lambda: EmulatedLink(source, SHAPE, bandwidth=1e9),
+        "virtual": lambda: VirtualLink(source, SHAPE, bandwidth=1e9, clock=VirtualClock()),
+        "several": lambda: ManyLinks(Partitions(SHAPE.num_experts, 2), [DiskLink(source, SHAPE) for _ in range(2)]),
+    }[request.param]()
+    yield made
+    made.close()
+
+
+def test_all_that_is_issued_arrives(any_link: Link) -> None:
+    buffers = slots(8)
+    transfers = [any_link.issue(key, buffers[key], urgency=DEMAND) for key in range(8)]
+    for key, transfer in enumerate(transfers):
+        any_link.collect(transfer)
+        assert (buffers[key] == key).all()
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline_s = time.perf_counter() + 10
+    while not condition():
+        assert time.perf_counter() < deadline_s
+        time.sleep(1e-3)
+
+
+def test_demands_are_read_beside_a_prefetch_and_a_late_prefetch_is_hurried(link: DiskLink, source: Numbered) -> None:
+    source.gate.clear()
+    buffers = slots(6)
+    prefetches = [link.issue(key, buffers[key], urgency=PREFETCH) for key in (0, 1, 2, 3)]
+    wait_for(lambda: source.begun == [0])  # one prefetch at a time
+    demands = [link.issue(key, buffers[key], urgency=DEMAND) for key in (4, 5)]
+    wait_for(lambda: set(source.begun) == {0, 4, 5})
+    waiting = threading.Thread(target=link.collect, args=(prefetches[3],))
+    waiting.start()
+    wait_for(lambda: source.begun[3:] == [3])  # waited for, so that it goes before the other prefetches
+    source.gate.set()
+    waiting.join()
+    for transfer in (*demands, *prefetches):
+        link.collect(transfer)
+    assert source.begun[4:] == [1, 2]
+
+
+def test_as_many_reads_are_under_way_as_it_says_and_no_more(link: DiskLink, source: Numbered) -> None:
+    source.gate.clear()
+    buffers = slots(8)
+    transfers = [link.issue(key, buffers[key], urgency=DEMAND) for key in range(8)]
+    wait_for(lambda: len(source.begun) == link.num_threads)
+    assert not any(transfer.started for transfer in transfers[link.num_threads :])
+    source.gate.set()
+    for transfer in transfers:
+        link.collect(transfer)
+    told = link.conditions()
+    assert told["reads_in_flight"] == link.num_threads and told["measured_gbps"] > 0
+
+
+def test_seconds_of_reads_side_by_side_count_once(link: DiskLink, source: Numbered) -> None:
+    source.gate.clear()
+    buffers, begin_s = slots(3), time.perf_counter()
+    transfers = [link.issue(key, buffers[key], urgency=DEMAND) for key in range(3)]
+    wait_for(lambda: len(source.begun) == 3)
+    time.sleep(0.02)
+    source.gate.set()
+    for transfer in transfers:
+        link.collect(transfer)
+    assert 0.02 <= link.copy_s <= time.perf_counter() - begin_s
+
+
+def test_a_cancelled_transfer_never_writes_its_slot(link: DiskLink, source: Numbered) -> None:
+    source.gate.clear()
+    buffers = slots(3)
+    running = link.issue(1, buffers[1], urgency=PREFETCH)
+    wait_for(lambda: running.started)
+    queued = link.issue(2, buffers[2], urgency=PREFETCH)
+    link.cancel(queued)
+    source.gate.set()
+    link.cancel(running)  # under way, so it is seen through
+    assert (buffers[1] == 1).all()
+    link.collect(link.issue(3, buffers[2], urgency=DEMAND))
+    assert (buffers[2] == 3).all() and source.begun == [1, 3]
+
+
+def test_an_error_reaches_whoever_collects_and_the_link_goes_on(any_link: Link, source: Numbered) -> None:
+    source.broken.add(5)
+    buffers = slots(2)
+    with pytest.raises(OSError, match="key 5"):
+        any_link.collect(any_link.issue(5, buffers[0], urgency=DEMAND))
+    any_link.collect(any_link.issue(6, buffers[1], urgency=DEMAND))
+    assert (buffers[1] == 6).all()
+
+
+def test_what_failed_ahead_of_its_use_comes_for_who_wants_it(link: DiskLink, source: Numbered) -> None:
+    source.broken, buffers = {5, 6}, slots(2)
+    ahead = [link.issue(key, slot, urgency=PREFETCH) for key, slot in zip((5, 6), buffers, strict=True)]
+    wait_for(lambda: all(map(link.has_landed, ahead)))
+    source.broken = {6}
+    link.collect(ahead[0])
+    assert (buffers[0] == 5).all()
+    with pytest.raises(OSError, match="key 6"):
+        link.collect(ahead[1])
+    assert source.begun == [5, 6, 5, 6]
+
+
+def test_an_emulated_transfer_takes_at_least_its_time(source: Numbered) -> None:
+    link = EmulatedLink(source, SHAPE, bandwidth=64 / 0.01, latency_s=0.005)
+    begin_s = time.perf_counter()
+    for transfer in [link.issue(key, slot, urgency=DEMAND) for key, slot in enumerate(slots(3))]:
+        link.collect(transfer)
+    took_s = time.perf_counter() - begin_s
+    assert took_s >= 3 * 0.015
+    assert 0 < link.drain_stalls() <= took_s
+    assert link.drain_stalls() == 0
+    link.close()
+
+
+def test_virtual_time_is_exact(source: Numbered) -> None:
+    clock = VirtualClock()
+    link = VirtualLink(source, SHAPE, bandwidth=64.0, latency_s=0.5, clock=clock)
+    first, second = (link.issue(key, slot, urgency=DEMAND) for key, slot in enumerate(slots(2)))
+    clock.time_s = 1.0
+    link.collect(first)
+    assert link.drain_stalls() == 0.5
+    clock.time_s = 5.0
+    link.collect(second)
+    assert link.drain_stalls() == 0.0
+
+
+def test_on_virtual_time_demand_overtakes_a_late_prefetch_is_hurried_and_a_cancelled_one_frees_the_line(
+    source: Numbered,
+) -> None:
+    """One second a transfer: 0 is under way when 1 to 4 queue up as prefetches and 5 is demanded."""
+    clock = VirtualClock()
+    link = VirtualLink(source, SHAPE, bandwidth=64.0, clock=clock)
+    buffers = slots(6)
+    first, cancelled, third, fourth, last = [link.issue(key, buffers[key], urgency=PREFETCH) for key in range(5)]
+    demand = link.issue(5, buffers[5], urgency=DEMAND)
+    link.cancel(cancelled)
+    lands_at_s = []
+    for transfer in (demand, last, fourth, third, first):  # the third begins as soon as the demanded one has landed
+        link.collect(transfer)
+        lands_at_s.append(clock.time_s)
+    assert lands_at_s == [2.0, 4.0, 5.0, 5.0, 5.0]
+    assert link.drain_stalls() == 5.0
+
+
+def test_a_timeline_is_idle_when_nobody_asks() -> None:
+    line = Timeline(bandwidth=10.0)
+    assert line.reserve(0.0, 20) == 2.0
+    assert line.reserve(1.0, 10) == 3.0
+    assert line.reserve(10.0, 10) == 11.0
+
+
+def test_who_waits_for_a_link_that_is_closed_is_told(source: Numbered) -> None:
+    link = DiskLink(source, SHAPE)
+    source.gate.clear()
+    buffers = slots(link.num_threads + 1)
+    *begun, last = [link.issue(key, buffer, urgency=DEMAND) for key, buffer in enumerate(buffers)]
+    wait_for(lambda: all(transfer.started for transfer in begun))
+    closing = threading.Thread(target=link.close)
+    closing.start()
+    wait_for(lambda: link._closed)
+    source.gate.set()
+    closing.join()
+    for transfer in begun:
+        link.collect(transfer)
+    with pytest.raises(RuntimeError, match="link is closed"):
+        link.collect(last)
+    with pytest.raises(RuntimeError, match="link is closed"):
+        link.issue(2, slots(1)[0], urgency=DEMAND)
+
+
+def test_each_device_has_a_link_of_its_own(source: Numbered) -> None:
+    """Two transfers of one device come one after another, one of the other meanwhile; what is dropped is dropped by
+    both."""
+    clock = VirtualClock()
+    own = [VirtualLink(source, SHAPE, bandwidth=64.0, clock=clock) for _ in range(2)]
+    link, there = ManyLinks(Partitions(SHAPE.num_experts, 2), own), slots(4)
+    first, second, other = (link.issue(key, there[key], urgency=PREFETCH) for key in (0, 2, 1))
+    clock.time_s = 1.0
+    assert [link.has_landed(one) for one in (first, second, other)] == [True, False, True]
+    link.collect(second)
+    assert clock.now_s() == 2.0 and link.drain_stalls() == 1.0
+    under_way = [link.issue(key, there[key], urgency=PREFETCH) for key in (0, 1, 2, 3)]
+    link.drop()
+    clock.time_s = 9.0
+    assert [link.has_landed(one) for one in under_way] == [True, True, False, False], "what had begun goes on"
+    assert link.conditions() == own[0].conditions()

@@ -1,0 +1,182 @@
+"""A live run and a replay of its recorded trace agree on every counter of every pass and layer."""
+
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from artifacts.errors import BadInput
+from artifacts.quantisation.replicas import Replicas
+from artifacts.routing.expert_maps import ExpertMaps
+from artifacts.routing.predictors import Predictors
+from artifacts.shape import Shape
+from artifacts.traces.parquet import read_parquet, write_parquet
+from runtime.control.build import build_controller
+from runtime.control.controller import Controller
+from runtime.model.open import MoeModel, open_model
+from runtime.policies import build, presets
+from runtime.policies.base import Artefacts
+from runtime.policies.shared.maps import Match, Matching
+from runtime.replay.replay import replay
+from runtime.session.generate import Sampling
+from runtime.session.session import Session, Settings
+from tests.conftest import Checkpoint
+from tests.helpers.families import VOCABULARY
+from tests.helpers.replicas import made
+
+
+def artefacts(shape: Shape, replicas: Replicas | None = None) -> Artefacts:
+    rng = np.random.default_rng(0)
+    size = (shape.num_layers, shape.num_experts)
+    buddies = np.stack([[rng.permutation(shape.num_experts)[:3] for _ in range(size[1])] for _ in range(size[0])])
+    return Artefacts(
+        buddies=buddies,
+        buddy_q=rng.random((*size, 3)),
+        entropy=np.zeros((size[0], 101)),
+        replicas=replicas,
+        predictors=random_predictors(shape),
+        maps=random_maps(shape),
+        learns_maps=True,
+    )
+
+
+HIDDEN = 32  # of the checkpoints
+
+
+def random_maps(shape: Shape) -> ExpertMaps:
+    """Room for ten, seven of them there: a run that learns fills it and goes on."""
+    rng = np.random.default_rng(1)
+    maps = ExpertMaps(10, num_layers=shape.num_layers, num_experts=shape.num_experts, hidden=HIDDEN, distance=1)
+    maps.add(rng.normal(size=(7, HIDDEN)), rng.dirichlet(np.ones(shape.num_experts), (7, shape.num_layers)))
+    return maps
+
+
+def random_predictors(shape: Shape, distance: int = 2) -> Predictors:
+    rng = np.random.default_rng(2)
+    scale = np.ones(shape.num_layers, np.float32)
+    weights = rng.normal(size=(shape.num_layers, distance, HIDDEN + 4 + 1, shape.num_experts))
+    return Predictors(scale, weights.astype(np.float32), num_features=4, seed=0)
+
+
+def live_and_replayed(
+    opened: MoeModel, settings: Settings, known: Artefacts, path: Path
+) -> tuple[Controller, Controller]:
+    """A prompt, tokens after it, then a padded batch; and the same by its trace, through Parquet at `path` and back."""
+    mask = torch.ones(3, 7, dtype=torch.int64)
+    mask[1, :3] = 0
+    with Session(opened, settings, artefacts=known) as session:
+        recorder = session.record()
+        list(session.generate(torch.arange(3, 10)[None], Sampling(8, ignore_eos=True)))
+        session.new_requests(3)
+        session.forward(torch.randint(3, VOCABULARY, mask.shape), mask=mask)
+        session.validate()
+        live = session.controller
+    write_parquet(recorder.trace(), path)
+    again = build_controller(
+        build(settings.texts()),
+        opened.shape,
+        num_slots=session.fast.num_slots,
+        shadows=session.fast.shadows,
+        split=session.fast.split,
+        scope=session.scope,
+        window=session.window,
+        artefacts=known,
+        num_devices=settings.devices,
+    )
+    replay(read_parquet(path, num_experts=opened.shape.num_experts), again)
+    return live, again
+
+
+RUNNING = [name for name, preset in presets().items() if not preset.waits_for]
+LIVE = [name for name in RUNNING if not build(presets()[name].texts()).requires & {"next_use"}]
+
+
+@pytest.mark.parametrize("preset", LIVE)
+@pytest.mark.parametrize(
+    "policies",
+    [
+        {},
+        {"prefetch": "next_gate:distance=2,overfetch=1.5,through=yes", "miss": "buddy:eta=1,quota=0.4"},
+        {"prefetch": "learned:distance=2", "routing": "standard", "miss": "near:ratio=0.5"},
+        {"prefetch": "frequency:distance=2", "routing": "cache_aware", "miss": "random_resident"},
+    ],
+)
+def test_live_equals_replay(checkpoint: Checkpoint, tmp_path: Path, preset: str, policies: dict[str, str]) -> None:
+    opened = open_model(str(checkpoint("olmoe")))
+    known = artefacts(opened.shape, made(opened, tmp_path))
+    if preset in ("shadow", "uniform-bits"):
+        policies = {axis: text for axis, text in policies.items() if axis != "miss"}
+    settings = Settings(preset=preset, policies=policies, budget="50%", window="5KiB", link="1GB/s")
+    live, again = live_and_replayed(opened, settings, known, tmp_path / "trace.parquet")
+    assert len(live.counters.passes) == 9
+    assert np.array_equal(live.counters.passes, again.counters.passes)
+    assert np.array_equal(live.cache.state, again.cache.state)
+    if preset != "full":
+        assert live.counters.totals()["misses"] > 0
+
+
+def test_a_trace_of_another_model_is_refused(checkpoint: Checkpoint) -> None:
+    opened = open_model(str(checkpoint("olmoe")))
+    with Session(opened, Settings(preset="full")) as session:
+        recorder = session.record()
+        session.forward(torch.arange(3, 9)[None])
+    shape = Shape(1, opened.shape.num_experts, opened.shape.top_k, 1)
+    policies = build(Settings().texts())
+    window = {"num_slots": 1, "scope": session.scope, "window": 1, "artefacts": Artefacts()}
+    with pytest.raises(BadInput, match="another model"):
+        replay(recorder.trace(), build_controller(policies, shape, **window))
+
+
+def test_what_a_pass_was_given_is_recorded(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    """Means over each request's own tokens, padding left out; a replay's steps carry them."""
+    opened = open_model(str(checkpoint("olmoe")))
+    ids, mask = torch.randint(3, VOCABULARY, (2, 5)), torch.ones(2, 5, dtype=torch.int64)
+    mask[0, :3] = 0
+    with Session(opened, Settings(budget="50%")) as session:
+        recorder = session.record()
+        session.new_requests(2)
+        session.forward(ids, mask=mask)
+        table = opened.model.get_input_embeddings().weight.detach()
+    write_parquet(recorder.trace(), tmp_path / "trace.parquet")
+    trace = read_parquet(tmp_path / "trace.parquet", num_experts=opened.shape.num_experts)
+    own = torch.stack([table[ids[0, 3:]].mean(dim=0), table[ids[1]].mean(dim=0)]).numpy()
+    assert trace.embeddings == pytest.approx(own, rel=1e-5, abs=1e-6)
+    assert trace.iteration.tolist() == [0, 0, 1, 1, 1, 1, 1] * opened.shape.num_layers
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_who_searches_maps_slowly_decides_the_same(
+    checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lag: int
+) -> None:
+    """Live on a thread that takes its time, learning; then at once, through Parquet."""
+    opened = open_model(str(checkpoint("olmoe")))
+    maps = {"prefetch": f"map:distance=1,lag={lag}", "eviction": f"map:lag={lag}"}
+    settings = Settings(preset="fmoe", policies=maps, budget="50%", window="5KiB", link="1GB/s", learn=True)
+    known = artefacts(opened.shape)
+    search, pauses, threads = Matching._best, np.random.default_rng(3), set()
+
+    def slowly(*arguments: object) -> Match:
+        threads.add(threading.current_thread().name)
+        time.sleep(pauses.uniform(0, 0.02))
+        return search(*arguments)
+
+    with monkeypatch.context() as patched, Session(opened, settings, artefacts=known) as session:
+        patched.setattr(Matching, "_best", slowly)
+        recorder = session.record()
+        list(session.generate(torch.arange(3, 10)[None], Sampling(6, ignore_eos=True)))
+        learned, live = session.matching.learned(), session.controller
+    assert "matching" in threads and learned.num_iterations == 6
+    write_parquet(recorder.trace(), tmp_path / "trace.parquet")
+    policies = build(settings.texts())
+    where = {"num_slots": session.fast.num_slots, "scope": session.scope, "window": 5 * 1024}
+    again = build_controller(policies, opened.shape, **where, artefacts=known)
+    replay(read_parquet(tmp_path / "trace.parquet", num_experts=opened.shape.num_experts), again)
+    assert np.array_equal(live.counters.passes, again.counters.passes)
+    assert np.array_equal(live.cache.state, again.cache.state)
+    assert np.array_equal(policies.matching.learned().maps.probabilities, learned.maps.probabilities)
+    assert lag or again.counters.totals()["prefetches"] > 0, (
+        "two layers: the second, by the embedding, if that is in time"
+    )

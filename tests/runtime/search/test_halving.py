@@ -1,0 +1,54 @@
+"""Successive halving on numbers of which the best is known."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from artifacts.errors import BadInput
+from runtime.search.halving import Trials, climb, halve, one_by_one, rungs
+
+
+def scores(seed: int, *, noise: float) -> Callable[[int, int], float]:
+    """Candidate n is worth n; what is looked at briefly is told with an error, of the last amount none."""
+    errors = np.random.default_rng(seed).normal(0, noise, (100, 4))
+    return lambda candidate, amount: candidate + (0 if amount == 27 else errors[candidate, amount % 4])
+
+
+def test_rungs_end_with_all_and_never_look_at_too_little() -> None:
+    assert rungs(900, least=100) == [100, 300, 900]
+    assert rungs(900, least=101) == [300, 900]
+    assert rungs(5, least=100) == [5]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_best_survives_errors_that_are_smaller_than_its_lead(seed: int) -> None:
+    trials = Trials(one_by_one(scores(seed, noise=8.0)), lambda score: (score,))
+    found = halve(trials, list(np.random.default_rng(seed).permutation(81).tolist()), [3, 9, 27], keep=4)
+    assert found[0] < 5 and found == sorted(found)
+    assert len(trials.results) == 81 + 27 + 9
+
+
+def test_with_one_round_it_is_exhaustive() -> None:
+    trials = Trials(one_by_one(lambda candidate, amount: (candidate * 7) % 13), lambda score: (score,))
+    assert halve(trials, range(13), [1], keep=1) == sorted(range(13), key=lambda one: one * 7 % 13)
+
+
+def test_what_cannot_be_tried_is_left_out_with_its_reason_and_not_tried_again() -> None:
+    asked = []
+
+    def evaluate(candidate: int, amount: int) -> float:
+        asked.append(candidate)
+        if candidate % 2:
+            raise BadInput(f"{candidate} is odd")
+        return candidate
+
+    trials = Trials(one_by_one(evaluate), lambda score: (score,))
+    assert halve(trials, [3, 2, 1, 0], [1, 3], keep=4) == [0, 2]
+    assert trials.refused == {3: "3 is odd", 1: "1 is odd"} and asked.count(3) == 1
+
+
+def test_climbing_reaches_the_best_by_steps_and_stops_there() -> None:
+    trials = Trials(one_by_one(lambda candidate, amount: abs(candidate - 40)), lambda score: (score,))
+    assert climb(trials, 37, lambda one: [one - 1, one + 1], [1, 3], most=100) == 40
+    assert climb(trials, 37, lambda one: [one - 1, one + 1], [1, 3], most=2) == 38

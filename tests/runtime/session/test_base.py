@@ -1,0 +1,201 @@
+"""A base of few bits: exact at any budget, counted live as replayed, refused in one line where it makes no sense."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from artifacts.errors import BadUsage, Incompatible, Problem
+from artifacts.hardware.machines import machine
+from artifacts.modelshapes.known import guessed
+from artifacts.quantisation.replicas import FULL_BITS, check_base
+from moectl.commands.profile import model_info
+from moectl.shared.trace_source import Opened
+from moectl.shared.trace_source import on_base as replayed_on_base
+from runtime.model.open import MoeModel, open_model
+from runtime.policies.base import Artefacts
+from runtime.replay.virtual_time import Costs, Work
+from runtime.replay.workload import Setting, Workload
+from runtime.session.generate import Sampling
+from runtime.session.on_base import on_base
+from runtime.session.session import Session, Settings
+from tests.conftest import Checkpoint
+from tests.helpers.families import VOCABULARY
+from tests.helpers.replicas import made, put
+from tests.runtime.session.test_session import plain_model
+
+PROMPT = torch.randint(3, VOCABULARY, (1, 14), generator=torch.Generator().manual_seed(1))
+NEXT = torch.tensor([[5]])
+LOSSLESS = {
+    "full": Settings("full"),
+    "on demand, from disk": Settings(budget="50%"),
+    "predicted, over a link": Settings("specmd", budget="75%", link="1GB/s+5us", window="1KiB"),
+    "near": Settings("near", budget="50%", near="1GB/s", link="1GB/s"),
+    "near, from disk": Settings("near", budget="50%", policies={"miss": "near:fill=no"}),
+    "the hot ones placed": Settings("monde", budget="50%", link="1GB/s", window="1KiB"),
+}
+REPLAYED = {
+    "fetched at fewer bits": Settings("specmd", policies={"miss": "fetch_priority:bits=2"}, budget="50%"),
+    "shadows of 1 bit": Settings("shadow", policies={"residency": "shadow:bits=1"}, budget="60%"),
+    "near": Settings("near", budget="25%"),
+    "near at fewer bits": Settings("context-aware", policies={"residency": "hot:avg_bits=2.5"}, budget="25%"),
+    "dropped": Settings("adapmoe", policies={"residency": "uniform", "miss": "drop:rank=1"}, budget="50%"),
+}
+
+
+@pytest.fixture(scope="module", params=["olmoe", "gpt_oss"])
+def known(
+    request: pytest.FixtureRequest, checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[PreTrainedModel, MoeModel, Artefacts]]:
+    """A plain model with every expert at 4 bits, the model, its replicas."""
+    folder = checkpoint(request.param)
+    plain, opened = plain_model(folder), open_model(str(folder))
+    replicas = made(opened, tmp_path_factory.mktemp("replicas"))
+    put(plain, opened, replicas, np.full(opened.shape.num_keys, 4))
+    yield plain, opened, Artefacts(replicas=replicas)
+    opened.store.close()
+
+
+def session_on(opened: MoeModel, artefacts: Artefacts, settings: Settings, *, bits: int = 4) -> Session:
+    based, own = on_base(opened, artefacts, bits)
+    return Session(based, settings, artefacts=own)
+
+
+def said(session: Session) -> list[torch.Tensor]:
+    """Logits of a prompt and of two tokens after it."""
+    with session:
+        prompt = session.forward(PROMPT)
+        first = session.forward(NEXT, past=prompt.past_key_values)
+        second = session.forward(NEXT, past=first.past_key_values)
+        session.controller.cache.validate()
+    return [output.logits for output in (prompt, first, second)]
+
+
+@pytest.mark.parametrize("name", LOSSLESS)
+def test_lossless_presets_say_what_the_replicas_say(known: tuple, name: str) -> None:
+    """Bit for bit what `uniform-bits` of the same width says, and what the plain model says with them unpacked."""
+    plain, opened, artefacts = known
+    uniform = Settings(budget="100%", policies={"miss": "shadow", "residency": "shadow:bits=4,slots=no"})
+    right = said(Session(opened, uniform, artefacts=artefacts))
+    session = session_on(opened, artefacts, LOSSLESS[name])
+    for mine, other in zip(said(session), right, strict=True):
+        assert torch.equal(mine, other)
+    with torch.inference_mode():
+        theirs = plain(PROMPT).logits
+    assert (right[0] - theirs).abs().max() <= 2e-4 * theirs.abs().max()
+    totals, receipt = session.controller.counters.totals(), session.receipt()
+    assert totals["at_4_bits"] == 0 < totals["misses"]
+    assert receipt["base_bits"] == 4
+    assert receipt["expert_bytes"] == artefacts.replicas.nbytes[4] < opened.shape.expert_nbytes
+    assert receipt["dtype"] == "float32"
+
+
+def test_fused_experts_take_the_base_where_it_lies(known: tuple) -> None:
+    _, opened, artefacts = known
+    settings = Settings("near", budget="50%")
+    right = said(session_on(opened, artefacts, settings))
+    session = session_on(opened, artefacts, replace(settings, experts="fused"))
+    assert (session.receipt()["experts_of_a_token"] == "fused") == (opened.family == "olmoe")
+    for mine, theirs in zip(said(session), right, strict=True):
+        assert (mine - theirs).abs().max() <= 1e-5 * theirs.abs().max()
+
+
+@pytest.mark.parametrize("name", REPLAYED)
+def test_a_replay_counts_what_the_run_counted(known: tuple, name: str) -> None:
+    _, opened, artefacts = known
+    settings = replace(REPLAYED[name], window="5KiB", link="1GB/s")
+    with session_on(opened, artefacts, settings) as session:
+        recorder = session.record()
+        list(session.generate(PROMPT, Sampling(8, ignore_eos=True)))
+        live = session.controller.counters.totals()
+    trace = recorder.trace()
+    based = replayed_on_base(Opened("live", trace, guessed(opened.stored_shape), artefacts), 4)
+    workload = Workload(trace, based.model, machine("a100-pcie4"), artefacts=based.artefacts, window=session.window)
+    setting = Setting("replayed", settings.preset, settings.policies, budget=settings.budget)
+    outcome = workload.run(setting)
+    assert outcome.counters == live
+    assert live["misses"] > 0
+    assert outcome.num_slots == len(session.slots)
+    moved = live["demand_bytes"] + live["prefetch_bytes"]
+    assert moved < live["fetched"] * opened.shape.expert_nbytes or not live["fetched"]
+
+
+def test_budgets_are_of_the_bytes_of_the_base(known: tuple) -> None:
+    _, opened, artefacts = known
+    with session_on(opened, artefacts, Settings(budget="50%")) as session:
+        assert len(session.slots) == opened.shape.num_keys // 2
+        assert session.slots[0].numel() == artefacts.replicas.nbytes[4]
+    nbytes = 3 * artefacts.replicas.nbytes[4]
+    with session_on(opened, artefacts, Settings(budget=f"{nbytes}", scope="global")) as session:
+        assert len(session.slots) == 3
+
+
+def test_what_is_lost_counts_from_the_base(known: tuple) -> None:
+    _, _, artefacts = known
+    replicas = artefacts.replicas.on_base(3)
+    assert replicas.widths == [1, 2] and replicas.base == 3
+    assert replicas.nbytes[FULL_BITS] == artefacts.replicas.nbytes[3]
+    assert replicas.loss[0, 0, 0] == pytest.approx(0.5 + 0.125)
+    assert np.isnan(replicas.loss[..., 3]).all() and not replicas.lost[..., 2].any()
+
+
+def test_stores_know_the_model_by_its_checkpoint(known: tuple) -> None:
+    _, opened, artefacts = known
+    based, _ = on_base(opened, artefacts, 2)
+    assert model_info("a", based) == model_info("a", opened)
+    assert on_base(opened, artefacts, FULL_BITS) == (opened, artefacts)
+
+
+@pytest.mark.parametrize(
+    ("settings", "bits", "message"),
+    [
+        (Settings("moepic"), 4, "split cuts experts of the checkpoint, and a base of 4 bits has them packed"),
+        (Settings("context-aware"), 3, "hot needs replicas of 4 bits; there are 1, 2 below a base of 3"),
+        (Settings("hobbit"), 4, "cascade needs replicas of 4 bits; there are 1, 2, 3 below a base of 4"),
+        (Settings("shadow", policies={"residency": "shadow:bits=3"}), 3, "there are 1, 2 below a base of 3"),
+        (Settings("shadow", budget="10%"), 4, "does not hold a replica of every expert at 1 bits"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_in_one_line(known: tuple, settings: Settings, bits: int, message: str) -> None:
+    _, opened, artefacts = known
+    with pytest.raises(Problem, match=message) as caught:
+        session_on(opened, artefacts, settings, bits=bits)
+    assert "\n" not in str(caught.value)
+
+
+def test_replicas_that_are_not_there(known: tuple) -> None:
+    _, opened, artefacts = known
+    with pytest.raises(Incompatible, match="--base 4 takes stored replicas, and there are none: run `moectl quantize`"):
+        on_base(opened, Artefacts(), 4)
+    only = replace(artefacts.replicas, nbytes={bits: artefacts.replicas.nbytes[bits] for bits in (FULL_BITS, 3)})
+    with pytest.raises(Incompatible, match="no replicas of 4 bits are stored: run `moectl quantize --bits 4`"):
+        on_base(opened, Artefacts(replicas=only), 4)
+    with pytest.raises(Incompatible, match="needs replicas below a base of 3 bits, .* run `moectl quantize`"):
+        session_on(opened, Artefacts(replicas=only), Settings("shadow", budget="90%"), bits=3)
+    with pytest.raises(BadUsage, match="--base 8 is none: 16 is the checkpoint as it is, 4, 3, 2 are stored"):
+        check_base(8)
+
+
+def test_costs_are_those_of_the_width() -> None:
+    """Measured where they were, else as much faster as smaller; narrower ones keep their own seconds."""
+    costs = Costs(
+        Work(8e-6, 1e-7),
+        4e-6,
+        1e-6,
+        Work(2e-6),
+        Work(5e-6),
+        Work(0.0),
+        near_host=Work(6e-6),
+        copy_s=8e-7,
+        shares={4: 0.5, 2: 0.4},
+    )
+    based = costs.on_base(4, 0.25)
+    assert based.expert == Work(4e-6, 1e-7)
+    assert (based.load_s, based.load_latency_s, based.near_host.memory_s, based.copy_s) == (1e-6, 1e-6, 3e-6, 2e-7)
+    assert based.expert.memory_s * based.shares[2] == pytest.approx(costs.expert.memory_s * costs.shares[2])
+    assert based.shares.keys() == {2}
+    assert replace(costs, shares={}).on_base(4, 0.25).expert == Work(2e-6, 1e-7)
+    assert costs.on_base(FULL_BITS, 1.0) == costs

@@ -1,0 +1,105 @@
+"""Generations that take turns on one session: each is what it would be alone, and counts what is its own."""
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from runtime.control.counters import by_layer, totals
+from runtime.model.open import MoeModel, open_model
+from runtime.session.generate import Sampling
+from runtime.session.interleave import Generation, Interleave
+from runtime.session.session import Session, Settings
+from tests.conftest import Checkpoint
+
+SETTINGS = Settings(budget="25%", threads=1, preset="specmd")
+PROMPTS = [torch.tensor([ids]) for ids in ([5, 9, 2, 14], [7, 7], [3, 1, 4, 1, 5, 9, 2, 6], [11])]
+GREEDY = Sampling(max_new_tokens=7, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def opened(checkpoint: Checkpoint) -> MoeModel:
+    return open_model(str(checkpoint("olmoe")))
+
+
+@pytest.fixture
+def session(opened: MoeModel) -> Iterator[Session]:
+    with Session(opened, SETTINGS) as session:
+        yield session
+
+
+@pytest.fixture
+def rows(session: Session) -> Iterator[Interleave]:
+    rows = Interleave(session)
+    yield rows
+    rows.close()
+
+
+def alone(session: Session, sampling: Sampling) -> list[list[int]]:
+    return [[token.token_id for token in session.generate(prompt, sampling)] for prompt in PROMPTS]
+
+
+def in_turns(generations: list[Generation]) -> list[list[int]]:
+    tokens: list[list[int]] = [[] for _ in generations]
+    while not all(generation.is_over for generation in generations):
+        for generation, own in zip(generations, tokens, strict=True):
+            if not generation.is_over:
+                own.append(generation.step().token.token_id)
+    return tokens
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.5])
+def test_company_changes_no_token(session: Session, rows: Interleave, temperature: float) -> None:
+    sampling = Sampling(max_new_tokens=7, temperature=temperature, seed=3, ignore_eos=True)
+    expected = alone(session, sampling)
+    assert in_turns([rows.begin(prompt, sampling) for prompt in PROMPTS]) == expected
+    assert len({tuple(tokens) for tokens in expected}) == len(PROMPTS)
+
+
+def test_every_count_is_somebodys(session: Session, rows: Interleave) -> None:
+    passes: list[set[int]] = []
+    session.watcher.on_pass = lambda requests: passes.append(set(requests.tolist()))
+    generations = [rows.begin(prompt, GREEDY) for prompt in PROMPTS]
+    taken = [generation.step().counters for _ in range(7) for generation in generations]
+    assert passes == [{0}, {1}, {2}, {3}] * 7
+    assert totals(by_layer(sum(taken))) == session.controller.counters.totals()
+    assert all(generation.is_over for generation in generations)
+
+
+def test_who_leaves_is_gone_at_once(session: Session, rows: Interleave) -> None:
+    expected = alone(session, GREEDY)
+    stays, leaves, never = (rows.begin(prompt, GREEDY) for prompt in PROMPTS[:3])
+    first = [stays.step().token.token_id]
+    leaves.step()
+    num_passes = len(session.controller.counters.passes)
+    for generation in (leaves, never):
+        generation.close()
+        assert generation.is_over
+    assert len(session.controller.counters.passes) == num_passes
+    assert first + in_turns([stays])[0] == expected[0]
+    stays.close()
+    assert not [thread for thread in threading.enumerate() if thread.name == "moectl-generate"]
+
+
+def test_who_fails_fails_alone(session: Session, rows: Interleave) -> None:
+    expected = alone(session, GREEDY)
+    stays, fails = rows.begin(PROMPTS[0], GREEDY), rows.begin(PROMPTS[2], GREEDY)
+    tokens = [stays.step().token.token_id]
+    session.watcher.on_step = lambda step: (_ for _ in ()).throw(RuntimeError("broken")) if step.layer == 1 else None
+    with pytest.raises(RuntimeError, match="broken"):
+        fails.step()
+    session.watcher.on_step = None
+    assert fails.is_over
+    assert tokens + in_turns([stays])[0] == expected[0]
+
+
+def test_passes_without_end_take_no_room(session: Session, rows: Interleave, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runtime.session.interleave._MANY_PASSES", 3)
+    taken = []
+    for prompt in PROMPTS:
+        generation = rows.begin(prompt, GREEDY)
+        while not generation.is_over:
+            taken.append(generation.step().counters)
+    assert len(session.controller.counters.passes) <= 4 and len(session.engine.stall_s) <= 4
+    assert totals(by_layer(sum(taken))) == session.controller.counters.totals()

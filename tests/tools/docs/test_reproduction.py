@@ -1,0 +1,51 @@
+"""docs/reproduction.md has every reproduction, and what it says is what they say."""
+
+import pytest
+
+from moectl.commands.reproduce import REPRODUCTIONS
+from moectl.reproductions.report import Claim, Reproduction
+from moectl.show.render import Sheet, cell_text
+from tools.docs import reproduction
+from tools.docs.reproduction import PAGE, page, part, written
+
+FOUND = Reproduction(
+    name="toy",
+    paper="A paper (2025), Table 1",
+    sheets={"rates": Sheet("Rates", ("policy", "paper", "ours"), [("a|b", 0.5, 0.25), ("c", None, 1e4)], "of 2")},
+    claims=(Claim("a is first", "yes", "no", False), Claim("c", "-", "1", None), Claim("d", "1", "1", True)),
+    assumed=("nothing",),
+)
+
+
+def test_a_part_has_all_that_was_found() -> None:
+    text = part(FOUND, "toy")
+    assert "**1 of 2 statements agree.**" in text and FOUND.available in text
+    assert "| a is first | yes | no | DISAGREES |" in text and "| c | - | 1 | cannot be said |" in text
+    assert "| a\\|b | 0.5 | 0.25 |" in text and "| c | - | 10,000.0 |" in text and "\nof 2\n" in text
+    assert "- nothing\n" in text
+    assert written(page({"toy": text, "other": text})) == {"toy": text, "other": text}
+
+
+def test_the_page_has_every_reproduction() -> None:
+    """A new one is added by `python -m tools.docs.reproduction NAME`."""
+    assert written(PAGE.read_text(encoding="utf-8")).keys() == REPRODUCTIONS.keys()
+
+
+def test_one_is_written_anew_and_the_others_stay(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reproduction, "PAGE", tmp_path / "page.md")
+    monkeypatch.setattr(reproduction, "REPRODUCTIONS", {"one": lambda: FOUND, "two": lambda: FOUND})
+    reproduction.main(())
+    before = written((tmp_path / "page.md").read_text())
+    assert list(before) == ["one", "two"] and before["one"] == part(FOUND, "one")
+    monkeypatch.setattr(reproduction, "REPRODUCTIONS", {"two": None, "one": lambda: FOUND})
+    reproduction.main(["one"])
+    assert written((tmp_path / "page.md").read_text()) == before
+
+
+def test_figures_are_those_of_the_command() -> None:
+    """The quickest of all, run anew: the page is not of other code."""
+    text = written(PAGE.read_text(encoding="utf-8"))["buddymoe"]
+    found = REPRODUCTIONS["buddymoe"]()
+    assert text == part(found, "buddymoe")
+    [sheet, *_] = found.sheets.values()
+    assert all(cell_text(value) in text for row in sheet.rows for value in row)

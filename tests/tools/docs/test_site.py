@@ -1,0 +1,40 @@
+"""The documents as a site: it builds with every link right, and its made pages and pictures are up to date."""
+
+from pathlib import Path
+
+import pytest
+from mkdocs.commands.build import build
+from mkdocs.config import load_config
+from typer.main import get_command
+
+from moectl.cli import app
+from tests import ROOT
+from tools.docs import concept_pictures, site
+
+
+def test_it_builds_and_every_link_leads_somewhere(tmp_path: Path) -> None:
+    config = load_config(str(ROOT / "mkdocs.yml"), site_dir=str(tmp_path), strict=True)
+    config.plugins.run_event("startup", command="build", dirty=False)
+    build(config)
+    made = {path.relative_to(tmp_path).with_suffix(".md").as_posix() for path in tmp_path.rglob("*.html")}
+    assert set(site.pages()) < made, "a page that nobody links is an error of a strict build"
+    assert "https://fonts" not in (tmp_path / "index.html").read_text(), "it works offline"
+    assert "assets/site.css" in (tmp_path / "index.html").read_text()
+
+
+def test_every_option_of_every_command_is_told() -> None:
+    pages = site.pages()
+    for name, command in get_command(app).commands.items():
+        page = pages[f"commands/{name}.md"]
+        assert all(
+            option in page for one in command.params for option in getattr(one, "opts", ()) if option[:2] == "--"
+        )
+    assert "leave one core to the link. | all cores but one |" in pages["commands/run.md"], "not of this machine"
+    assert "| `seconds` | `DOUBLE` |  |" in pages["schema.md"]
+
+
+def test_pictures_are_those_of_the_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["concept_pictures", str(tmp_path)])
+    concept_pictures.main()
+    for drawn in sorted(tmp_path.iterdir()):
+        assert drawn.read_bytes() == (ROOT / "docs" / "pictures" / drawn.name).read_bytes(), drawn.name

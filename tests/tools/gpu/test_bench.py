@@ -1,0 +1,157 @@
+"""The bench for a GPU, its whole road on a CPU: very small models, an emulated link, and what may be absent."""
+
+import json
+import os
+import subprocess
+import sys
+from argparse import Namespace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests import ROOT
+from tests.helpers.triton_process import interpret, needs_triton
+from tools.bench.resident import plain_model
+from tools.gpu import bench as gpu_bench
+from tools.gpu import models as gpu_models
+from tools.gpu.bench import NO_TIME, markdown
+from tools.gpu.rows import Row, attempt
+
+TINY = {"tiny": True, "layers": None, "prompt": 12, "tokens": 3, "sequences": 1, "threads": 1, "scratch": None}
+TINY |= {"long_prompt": 24}
+NUM_ROWS = 2 + 2 + 4 + 1  # of moectl with everything resident, with an aim, with long prompts; Accelerate's
+# In a process of its own: what is imported here already is there.
+WITHOUT = """
+import sys
+absent = {"duckdb", "datasets", "lm_eval", "numba"}
+sys.modules.update(dict.fromkeys(absent))
+import tools.gpu.check, tools.gpu.checks.sessions, tools.gpu.checks.kernels
+import tools.gpu.checks.low_bit, tools.gpu.checks.replicas
+assert "runtime" not in sys.modules, "a check that does not fit what is installed must fail by its own name"
+import tools.gpu.bench, tools.gpu.futures, tools.gpu.checks.packed, runtime.session.session
+import profilers.compare.peers, profilers.compare.quality
+del sys.modules["numba"]  # only experts and replicas on a CPU need it
+sys.argv[1:] = ["--tiny", "--device", "cpu", "--threads", "1", "--prompt", "8", "--tokens", "2", "--sequences", "1"]
+sys.argv += ["--models", "olmoe-1b-7b", "--budgets", "50%", "--long-prompt", "16"]
+tools.gpu.bench.main()
+"""
+KERNELS = """
+import torch
+from tools import gpu_kernels, gpu_packed
+gpu_kernels.ALLOWED[torch.bfloat16] = 6e-2  # the interpreter cuts where a GPU rounds
+gpu_packed.BITS = (1, 3)
+found = [gpu_kernels.experts("cpu", (16, 8, 2, 4), calls=1)]
+found.append(gpu_kernels.prompts("cpu", (16, 8, 2, 4), num_tokens=(6,), calls=1))
+found.append(gpu_packed.packed("cpu", (32, 16, 2, 4), turns=1, calls=1))
+found.append(gpu_kernels.buddies("cpu", num_tokens=(2,), calls=1))
+print(*[passed for passed, _, _ in found])
+"""
+
+
+def report(tmp_path: Path, **own: object) -> dict:
+    options = Namespace(**TINY | {"models": ["mixtral-8x7b"], "budgets": ["25%", "5%"], "limit": 1e9} | own)
+    options.out = tmp_path / "report.json"
+    found = gpu_bench.run("cpu", options)
+    assert json.loads(options.out.read_text()) == found
+    return found
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict:
+    return report(tmp_path_factory.mktemp("bench"))
+
+
+def test_every_row_is_measured_or_says_why_not(found: dict) -> None:
+    rows = {(row["name"], row["budget"]): row for row in found["models"]["mixtral-8x7b"]["rows"]}
+    assert len(rows) == 3 + NUM_ROWS + 2 * 2
+    for row in rows.values():
+        if row["why_not"]:
+            assert "needs a GPU" in row["why_not"] and row["name"] == "Accelerate, CPU offload"
+        else:
+            assert row["ttft_ms"] > 0 and row["over_floor"] > 0
+            assert (row["tpot_ms"] is None) == row["name"].startswith("prompt of 24")
+    on_demand = rows["moectl, on-demand", "25%"]
+    assert 0 < on_demand["hit_rate"] < 1 and on_demand["moved_nbytes"] > 0 and on_demand["stall_ms"] > 0
+    assert on_demand["experts"] == "fused"
+    assert rows["moectl, full", "100%"]["fast_nbytes"] > on_demand["fast_nbytes"]
+    assert ("moectl, on-demand", "5%, all layers together") in rows
+    prompt = rows["prompt of 24, moectl, on-demand", "25%"]
+    assert prompt["moved_nbytes"] > 0 and 0 < prompt["hit_rate"] < 1 and prompt["experts"] == "fused"
+
+
+def test_who_knows_the_future_prefetches_it_and_what_is_tuned_loses_nothing(found: dict) -> None:
+    model = found["models"]["mixtral-8x7b"]
+    rows = {row["name"]: row for row in model["rows"] if row["budget"].startswith("25%")}
+    knowing, on_demand = rows["moectl, perfect prefetching"], rows["moectl, on-demand"]
+    assert knowing["hit_rate"] > on_demand["hit_rate"] and knowing["moved_nbytes"] <= on_demand["moved_nbytes"]
+    assert knowing["experts"] == rows["moectl, tuned"]["experts"] == "fused"
+    tuned = model["tuned"]
+    assert (tuned["routing"], tuned["miss"]) == ("standard", "fetch")
+    assert f"Tuned: standard, {tuned['prefetch']}, {tuned['eviction']}" in markdown(found)
+
+
+def test_the_floor_is_that_of_the_slower_of_link_and_memory(found: dict) -> None:
+    model, rates = found["models"]["mixtral-8x7b"], found["rates"]
+    for row in model["rows"]:
+        if row["tpot_ms"]:
+            seconds = max(row["moved_nbytes"] / rates["link"], model["active_nbytes"] / rates["memory"])
+            assert row["floor_ms"] == pytest.approx(seconds * 1e3)
+
+
+def test_the_table_has_every_row(found: dict) -> None:
+    lines = markdown(found).splitlines()
+    rows = [line for line in lines if line.startswith("| ") and not line.startswith("| |")]
+    assert len(rows) == len(found["models"]["mixtral-8x7b"]["rows"])
+    assert {line.count("|") for line in lines if line.startswith("|")} == {12}
+    assert "of all choices" in lines[2] and "emulated" in lines[0]
+
+
+def test_what_there_is_no_time_for_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_bench, "_plain", lambda *_: [])
+    rows = report(tmp_path, limit=0.0)["models"]["mixtral-8x7b"]["rows"]
+    assert [row["why_not"] for row in rows] == [NO_TIME] * (NUM_ROWS + 2 * 2)
+
+
+def test_a_row_that_fails_hides_no_other() -> None:
+    def measure() -> Row:
+        raise RuntimeError("no kernel\nfor it")
+
+    assert attempt("x", "25%", measure) == Row("x", "25%", why_not="RuntimeError: no kernel")
+
+
+def test_a_model_that_cannot_be_made_is_one_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def save(*_: object, **__: object) -> None:
+        raise OSError("no room")
+
+    monkeypatch.setattr(gpu_models, "save", save)
+    found = report(tmp_path)
+    (row,) = found["models"]["mixtral-8x7b"]["rows"]
+    assert row["why_not"] == "OSError: no room" and "no room" in markdown(found)
+
+
+@pytest.mark.parametrize("name", gpu_models.SHAPES)
+def test_routing_is_skewed_and_alike_from_token_to_token(tmp_path: Path, name: str) -> None:
+    gpu_models.save(gpu_models.SHAPES[name], tmp_path, layers=3, device="cpu", tiny=True)
+    model = plain_model(tmp_path)
+    ids = gpu_models.texts(model.config.vocab_size, count=1, length=200)[0]
+    said = gpu_models.routing(model, ids)
+    mixed = gpu_models.routing(model, np.random.default_rng(0).permutation(ids))
+    assert said.repeated > mixed.repeated + 0.05 and mixed.repeated > said.by_chance
+    assert said.busiest_quarter > 0.4
+    assert model.dtype is torch.bfloat16
+
+
+def test_it_runs_without_what_machines_for_gpus_lack() -> None:
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", WITHOUT], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    measured = [line for line in done.stdout.splitlines() if line.startswith("| moectl") and "Error" not in line]
+    assert len(measured) == 2 + 2 + 2, done.stdout
+    assert done.stdout.count("| prompt of 16") == 4 and "Error" not in done.stdout
+
+
+@needs_triton
+def test_the_checks_of_kernels_pass_where_kernels_are_right() -> None:
+    assert interpret(KERNELS) == ["True True True True"]

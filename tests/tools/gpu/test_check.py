@@ -1,0 +1,114 @@
+"""The checks for a GPU, tried on a CPU: they pass where the model is right, fail where it is not, and never crash."""
+
+import contextlib
+import io
+import json
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+import torch
+
+from tools.gpu import check as gpu_check
+from tools.gpu.checks import low_bit as gpu_lowbit
+from tools.gpu.checks.replicas import FEW_BITS
+from tools.gpu.checks.sessions import RUNS, SMALL, Check, Said, attempt, bandwidth, compare, save_random
+
+TINY = SMALL | {"hidden_size": 64, "intermediate_size": 32, "num_hidden_layers": 2, "num_experts": 8, "vocab_size": 96}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_random(tmp_path_factory.mktemp("random"), **TINY)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_without_a_gpu_it_says_so_and_reports_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setattr("sys.argv", ["gpu_check", "--out", str(tmp_path / "report.json")])
+    with pytest.raises(SystemExit) as ended:
+        gpu_check.main()
+    assert ended.value.code == 0
+    assert "no GPU" in capsys.readouterr().out
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["gpu"] is None and report["checks"] == []
+    assert report["versions"]["torch"] == torch.__version__
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> tuple[dict[str, Check], list[str]]:
+    """A whole run on a CPU, by name, and what it told."""
+    told = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(told):
+        patch.setattr(gpu_check, "LARGE", TINY)
+        patch.setattr(gpu_check, "SMALL", TINY)
+        patch.setattr(gpu_check, "_bundled", lambda: folder)
+        patch.setattr(gpu_lowbit, "MEASURED", (64, 128))
+        patch.setattr(gpu_lowbit, "SHAPES", ((64, 96, 32),))
+        patch.setattr(gpu_lowbit, "COLD_NBYTES", 1 << 16)
+        options = Namespace(layers=2, tokens=3, threads=1)
+        checks = gpu_check.run(tmp_path_factory.mktemp("run"), "cpu", options)
+    assert len({check.name for check in checks}) == len(checks)
+    return {check.name: check for check in checks}, told.getvalue().splitlines()
+
+
+def test_a_whole_run_tells_every_check(ran: tuple) -> None:
+    checks, told = ran
+    assert len(told) == len(checks) == 4 * len(RUNS) + 2 * 4 + len(FEW_BITS) + 5 + 2
+    assert [line.startswith("passed") for line in told] == [check.passed for check in checks.values()]
+    assert sum(name.startswith("exact: bundled model, bfloat16") for name in checks) == len(RUNS)
+    assert json.dumps([check.figures for check in checks.values()])
+
+
+def test_every_run_is_exact(ran: tuple) -> None:
+    exact = [check for name, check in ran[0].items() if name.startswith("exact")]
+    assert all(check.passed for check in exact), exact
+    assert all(check.figures["bit_equal"] or "fused" in check.name for check in exact), exact
+
+
+def test_replicas_of_every_width_and_runs_on_them_pass(ran: tuple) -> None:
+    """By numba, whose products these are on a CPU."""
+    found = {name: check for name, check in ran[0].items() if name.startswith("replicas")}
+    assert all(check.passed for check in found.values()), found
+    for name in (*FEW_BITS, *(f"{bits} bits, exact" for bits in (1, 2, 3, 4))):
+        assert "numba" in found[f"replicas: {name}"].detail
+    assert found["replicas: 4 bits, speed"].figures["1 tokens"]["ratio"] > 0
+
+
+def test_speed_and_overlap_are_figures(ran: tuple) -> None:
+    checks = ran[0]
+    assert set(checks["speed, stock"].figures) == {"eager", "grouped_mm", "batched_mm"}
+    on_demand = checks["speed, 25%"].figures
+    assert on_demand["copy_ms_per_token"] > 0 and 0 <= on_demand["hidden_share"] <= 1
+    assert {"overlap", "speed"} <= set(checks)
+    assert set(checks["speed"].figures["ratios"]) == {"eager", "grouped_mm", "batched_mm"}
+    assert bandwidth("cpu", nbytes=1 << 20)[2]["pinned_gbps"] > 0
+
+
+def test_a_difference_fails_and_the_host_may_round_otherwise() -> None:
+    theirs = Said((torch.tensor([1.0, 2.0]),), [3, 4])
+    for difference, elsewhere, passes in ((0.0, False, True), (1e-4, False, False), (1e-4, True, True)):
+        ours = Said((torch.tensor([1.0, 2.0 + difference]),), [3, 4])
+        assert compare(ours, theirs, torch.float32, elsewhere=elsewhere)[0] == passes
+    other = Said(theirs.logits, [3, 5])
+    assert "DIFFER" in compare(other, theirs, torch.float32, elsewhere=True)[1]
+    assert not compare(other, theirs, torch.bfloat16, elsewhere=False)[0]
+    assert compare(other, theirs, torch.bfloat16, elsewhere=True)[0]
+
+
+def test_a_check_that_cannot_run_fails_in_one_line() -> None:
+    def check():
+        raise ImportError("cannot import name 'x'\nfrom somewhere")
+
+    assert attempt("x", check) == Check("x", False, "ImportError: cannot import name 'x'")
+
+
+def test_a_product_that_differs_is_no_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    from runtime.kernels import low_bit as lowbit
+
+    monkeypatch.setattr(gpu_lowbit, "SHAPES", ((64, 96, 32),))
+    assert attempt("exact", lambda: gpu_lowbit.agreement("cpu", 2)).passed
+    honest = lowbit.linear
+    monkeypatch.setattr(lowbit, "linear", lambda x, packed: honest(x, packed) * 1.01)
+    assert not attempt("exact", lambda: gpu_lowbit.agreement("cpu", 2)).passed

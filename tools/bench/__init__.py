@@ -1,0 +1,1 @@
+"""Speed and memory, measured in pairs: what docs/performance.md and its neighbours quote."""

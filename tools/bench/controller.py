@@ -1,0 +1,173 @@
+"""What one decision takes: microseconds of `Controller.step`, prefetches included, by preset.
+
+    python -m tools.bench.controller
+    python -m tools.bench.controller --preset near horizon --profile
+
+Decode steps of one token over 16 layers of 64 experts, 8 selected, at a budget of 25 %, with what routers ahead say of
+them. What policies want of a store is made from that trace, and maps begin empty. Times are the processor's, the first
+third of the steps left out. The search for maps, which a run has a thread do while a layer is computed, is done between
+the steps and told apart.
+"""
+
+import argparse
+import cProfile
+import pstats
+import time
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from artifacts.hardware.machines import machine
+from artifacts.modelshapes.known import MODELS, ModelShape
+from artifacts.routing.predictors import RECORDED
+from artifacts.traces.trace import Trace
+from moectl.show.render import Sheet, show_sheet
+from runtime.control.build import build_controller, fast_tier
+from runtime.control.cache import Scope
+from runtime.control.controller import Controller
+from runtime.control.plan import Plan
+from runtime.policies import preset
+from runtime.policies.base import Artefacts, Step
+from runtime.policies.shared.maps import Matching
+from runtime.replay.replay import replay
+from runtime.replay.workload import Setting, Workload
+from runtime.session.learn_maps import no_maps
+from tools.bench.simulator import synthetic
+
+LOSSLESS = (
+    "on-demand",
+    "near",
+    "mixtral-offloading",
+    "moe-infinity",
+    "promoe",
+    "specmd",
+    "monde",
+    "moepic",
+    "fmoe",
+    "horizon",
+    "foresight",
+)
+TUNED = "tuned"  # what `moectl tune` finds at 25 %
+_TUNED = {
+    "prefetch": "next_gate:distance=2,overfetch=0.5,through=yes",
+    "eviction": "horizon",
+    "miss": "near:ratio=0.312",
+}
+_MODEL: ModelShape = MODELS["olmoe-1b-7b"]
+_HIDDEN, _DISTANCE = 64, 3
+_MACHINE, _BUDGET, _WINDOW = "rtx3090-pcie4", "25%", 0.5  # of an expert a layer
+
+
+def main() -> None:
+    options = _options()
+    trace, rows = foreseeing(options.passes), []
+    for name in options.preset:
+        owner, matching = controller(name, trace)
+        if options.profile:
+            profile(name, trace, owner)
+            continue
+        found = timed(trace, owner, matching)
+        rows.append((name, *quartiles(found.steps_us)))
+        if found.searches_us:
+            rows.append((f"{name}: its search", *quartiles(found.searches_us)))
+    if rows:
+        shape = _MODEL.shape
+        title = f"{len(trace):,} steps of one token, {shape.top_k} of {shape.num_experts} experts, budget {_BUDGET}"
+        show_sheet(Sheet(title, ("preset", "us a step, 1st quartile", "median", "3rd quartile"), rows, ""))
+
+
+def foreseeing(num_passes: int, *, seed: int = 0) -> Trace:
+    """The synthetic trace of `bench_simulator` with predictions, which name what is selected but for noise, and an
+    embedding a pass."""
+    shape, rng = _MODEL.shape, np.random.default_rng(seed)
+    trace = synthetic(shape, num_passes, seed=seed)
+    logits = rng.normal(size=(len(trace), shape.num_experts))
+    np.put_along_axis(logits, trace.experts.astype(np.int64), 2.0, axis=1)
+    said = np.exp(logits).astype(np.float32)
+    said /= said.sum(axis=1, keepdims=True)
+    ahead = np.stack([np.roll(said, -distance, axis=0) for distance in range(1, _DISTANCE + 1)], axis=1)
+    return replace(
+        trace,
+        probabilities=said,
+        predicted=ahead,
+        learned=ahead,
+        iteration=np.repeat(np.arange(num_passes, dtype=np.int32), shape.num_layers),
+        embeddings=rng.normal(size=(num_passes, _HIDDEN)).astype(np.float32),
+    )
+
+
+def controller(name: str, trace: Trace) -> tuple[Controller, Matching | None]:
+    """That of a preset, and what matches maps for it."""
+    setting = Setting(name, policies=_TUNED, scope="global") if name == TUNED else Setting(name, name)
+    setting, policies, shape = replace(setting, budget=_BUDGET), setting.build(), _MODEL.shape
+    known = Artefacts(
+        predictors=RECORDED,
+        maps=no_maps(num_layers=shape.num_layers, num_experts=shape.num_experts, hidden=_HIDDEN),
+        learns_maps=True,
+    )
+    if "splits" in policies.wants:
+        known = replace(known, splits=(Workload(trace, _MODEL, machine(_MACHINE)).solved(setting),))
+    scope = Scope(setting.scope or preset(setting.preset).scope)
+    fast = fast_tier(policies, shape, _BUDGET, scope=scope, artefacts=known, machine=_MACHINE)
+    owner = build_controller(
+        policies,
+        shape,
+        num_slots=fast.num_slots,
+        split=fast.split,
+        scope=scope,
+        window=round(_WINDOW * shape.expert_nbytes),
+        artefacts=known,
+    )
+    return owner, policies.matching
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Microseconds of each step, and of what is searched between one and the next, if anything is."""
+
+    steps_us: list[float]
+    searches_us: list[float]
+
+
+def timed(trace: Trace, owner: Controller, matching: Matching | None) -> Times:
+    """A replay, step by step."""
+    decide, found = owner.step, Times([], [])
+
+    def step(one: Step) -> Plan:
+        begin_s = time.thread_time()
+        plan = decide(one)
+        decided_s = time.thread_time()
+        found.steps_us.append((decided_s - begin_s) * 1e6)
+        if matching:
+            matching.catch_up()
+            found.searches_us.append((time.thread_time() - decided_s) * 1e6)
+        return plan
+
+    owner.step = step
+    replay(trace, owner)
+    return found
+
+
+def quartiles(times_us: list[float]) -> list[str]:
+    """The first third left out: the tier fills, and code is loaded."""
+    return [f"{us:.1f}" for us in np.percentile(times_us[len(times_us) // 3 :], [25, 50, 75])]
+
+
+def profile(name: str, trace: Trace, owner: Controller) -> None:
+    """Where the time of a replay goes, function by function."""
+    profiler = cProfile.Profile()
+    profiler.runcall(replay, trace, owner)
+    print(name)
+    pstats.Stats(profiler).sort_stats("tottime").print_stats(25)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--preset", nargs="+", default=[*LOSSLESS, TUNED], choices=[*LOSSLESS, TUNED])
+    parser.add_argument("--passes", type=int, default=300, help="of the synthetic trace")
+    parser.add_argument("--profile", action="store_true", help="say where the time goes instead")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,183 @@
+"""How fast: every table of docs/performance.md, on any machine.
+
+    python -m tools.bench.decode                                  prints all of them
+    python -m tools.bench.decode --write docs/performance.md      puts them there, and their ratios beside it
+    python -m tools.bench.decode --check                          exits 1 where a ratio is worse than the committed one
+
+Sections: `resident`, every expert there, beside transformers' implementations; `controller`, microseconds of a
+decision; `link`, a token over an emulated link, live and simulated; `prefill`, a prompt at a quarter of the experts;
+`disk`, beside Accelerate. Rounds take turns and ratios are of one round, so that what else the machine does falls on
+all alike. Two models are measured, the bundled one and a random one of OLMoE's shape that is written to a temporary
+folder first (0.8 GB); `--model` names others.
+"""
+
+import argparse
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from artifacts.errors import BadInput
+from artifacts.traces.trace import Trace
+from moectl.bundled import demo_model
+from moectl.show.render import Sheet, show_sheet
+from tools import ROOT
+from tools.bench import (
+    controller as bench_controller,
+)
+from tools.bench import (
+    disk as bench_disk,
+)
+from tools.bench import (
+    link as bench_link,
+)
+from tools.bench import (
+    performance,
+)
+from tools.bench import (
+    prefill as bench_prefill,
+)
+from tools.bench import (
+    resident as bench_resident,
+)
+from tools.bench.performance import Ratio, Section, Table
+
+BUNDLED, RANDOM = "the bundled model", "random, OLMoE's shape"
+PAGE = ROOT / "docs" / "performance.md"
+LINKS = {BUNDLED: "300MB/s"}  # else the one below: where waiting and computing are of one size
+LINK = "3GB/s"
+
+log = logging.getLogger("bench_decode")
+
+
+def main() -> int:
+    options = _options()
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    torch.set_num_threads(1)
+    try:
+        committed = performance.read_ratios(options.page) if options.check else {}
+        sections = list(_measured(options))
+        if options.write:
+            performance.write(options.write, sections, performance.conditions(_command()))
+    except BadInput as problem:
+        print(problem, file=sys.stderr)
+        return 3
+    found = {name: ratio for section in sections for name, ratio in section.ratios.items()}
+    lines = performance.worse(found, committed)
+    for line in lines:
+        print(f"worse: {line}")
+    if options.check:
+        print(f"{len(found)} ratios, of which {len(lines)} are worse than the committed ones")
+    return 1 if lines else 0
+
+
+def _measured(options: argparse.Namespace) -> Iterator[Section]:
+    with _models(options) as models:
+        for name in options.only:
+            log.info("%s ...", name)
+            section = SECTIONS[name](models, options)
+            for table in section.tables:
+                show_sheet(Sheet(table.title, table.columns, table.rows, table.note))
+            yield section
+
+
+def _resident(models: dict[str, Path], options: argparse.Namespace) -> Section:
+    return bench_resident.measure(models, rounds=options.rounds, tokens=options.tokens)
+
+
+def _controller(models: dict[str, Path], options: argparse.Namespace) -> Section:
+    """Of presets, on a synthetic trace; ratios are to the plainest."""
+    trace, names = (
+        bench_controller.foreseeing(10 * options.rounds),
+        (*bench_controller.LOSSLESS, bench_controller.TUNED),
+    )
+    rounds = [[_steps_us(name, trace) for name in names] for _ in range(max(2, options.rounds // 2))]
+    middles = np.median(rounds, axis=2)  # [rounds, presets]
+    rows, ratios = [], {}
+    for name, own, times in zip(names, np.swapaxes(rounds, 0, 1), (middles / middles[:, :1]).T, strict=True):
+        lower, middle, upper = np.percentile(own, [25, 50, 75]).tolist()
+        rows.append((name, f"{middle:.1f}", f"{lower:.1f} to {upper:.1f}"))
+        least, usual, most = np.percentile(times, [25, 50, 75]).tolist()
+        ratios[name] = Ratio(usual, least, most)
+    columns = ("preset", "us a step", "quartiles")
+    note = f"{len(rounds)} rounds of {len(trace):,} steps of one token, budget 25 %"
+    return Section("controller", [Table("16 layers, 8 of 64 experts", columns, rows, note, ratios)])
+
+
+def _steps_us(name: str, trace: Trace) -> list[float]:
+    """The first third left out."""
+    steps_us = bench_controller.timed(trace, *bench_controller.controller(name, trace)).steps_us
+    return steps_us[len(steps_us) // 3 :]
+
+
+def _link(models: dict[str, Path], options: argparse.Namespace) -> Section:
+    links = {name: LINKS.get(name, LINK) for name in models}
+    known = {"rounds": max(2, options.rounds // 3), "tokens": options.tokens, "effort": bench_link.EFFORT}
+    return bench_link.measure(models, link=links, **known)
+
+
+def _prefill(models: dict[str, Path], options: argparse.Namespace) -> Section:
+    return bench_prefill.measure(models, rounds=max(2, options.rounds // 2), length=options.prompt)
+
+
+def _disk(models: dict[str, Path], options: argparse.Namespace) -> Section:
+    """A process for each way: of the model that is written in Accelerate's layout."""
+    rounds, tokens = max(1, options.rounds // 5), max(4, options.tokens // 2)
+    with bench_disk.checkpoint(None) as folder:
+        found = bench_disk.rows(folder, rounds=rounds, tokens=tokens)
+    sheet, ratios = bench_disk.sheet(found, rounds=rounds, tokens=tokens), {}
+    for row in found:
+        if row.way.startswith(bench_disk.OURS):
+            for which, times in (("cold", row.cold_times), ("warm", row.warm_times)):
+                middle, least, most = times
+                ratios[f"{row.way}, {which}"] = Ratio(1 / middle, 1 / most, 1 / least)
+    return Section("disk", [Table(sheet.title, sheet.columns, sheet.rows, sheet.note, ratios)])
+
+
+SECTIONS: dict[str, Callable[[dict[str, Path], argparse.Namespace], Section]] = {
+    "resident": _resident,
+    "controller": _controller,
+    "link": _link,
+    "prefill": _prefill,
+    "disk": _disk,
+}
+OF_MODELS = {"resident", "link", "prefill"}  # the others have their own
+
+
+@contextmanager
+def _models(options: argparse.Namespace) -> Iterator[dict[str, Path]]:
+    """Folders by name, of what the sections measure."""
+    if options.model or not OF_MODELS.intersection(options.only):
+        yield {folder.name: folder for folder in options.model}
+        return
+    with bench_resident.random_model(*bench_resident.OLMOE_SHAPED) as folder:
+        yield {BUNDLED: demo_model(), RANDOM: folder}
+
+
+def _command() -> str:
+    return " ".join(["python -m tools.bench.decode", *sys.argv[1:]])
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS), help="these sections")
+    parser.add_argument("--model", type=Path, action="append", default=[], help="a checkpoint; may be repeated")
+    parser.add_argument("--rounds", type=int, default=12, help="of `resident`; others take a share of it")
+    parser.add_argument("--tokens", type=int, default=24, help="decoded in each round")
+    parser.add_argument("--prompt", type=int, default=512, help="tokens of a prompt in `prefill`")
+    parser.add_argument("--write", type=Path, metavar="PAGE", help="put the tables into this page")
+    parser.add_argument("--check", action="store_true", help="compare with the ratios of a page")
+    parser.add_argument("--page", type=Path, default=PAGE, help="that page")
+    options = parser.parse_args()
+    for folder in options.model:
+        if not (folder / "config.json").is_file():
+            parser.error(f"{folder} is no checkpoint: it holds no config.json")
+    return options
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,167 @@
+"""One way to decode with experts on disk, in a process of its own that imports nothing the way has no need of.
+
+    python -m tools.bench.disk_way WAY MODEL TOKENS        WAY as JSON; tools.bench.disk compares them
+
+Every token is decoded with the page cache of the files dropped before it, then every token with all in the page cache.
+"""
+
+import gc
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+PROMPT, WARM_UP = 16, 2  # tokens; of those decoded, cold or warm, the first do not count
+DEVICE_MAP, WHOLE_MODEL, OURS = "accelerate, device_map disk", "accelerate, disk_offload", "moectl"
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way to decode: a name of above; of moectl also its budget, its link and how it computes experts."""
+
+    name: str
+    budget: str = ""
+    link: str = "disk"
+    experts: str = "eager"
+    is_packed: bool = False  # from a checkpoint that `moectl pack` has rewritten
+
+    @property
+    def label(self) -> str:
+        packed = ", packed" if self.is_packed else ""
+        return f"{self.name}, {self.budget}, link {self.link}, {self.experts}{packed}" if self.budget else self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One process: median seconds of a token and mean bytes of the device for it, cold and warm; `peak_nbytes`: the
+    most memory that was resident while it decoded."""
+
+    cold_s: float
+    warm_s: float
+    cold_nbytes: float
+    warm_nbytes: float
+    peak_nbytes: int
+
+
+def main() -> None:
+    way, folder, tokens = sys.argv[1:]
+    print(json.dumps(asdict(measure(Way(**json.loads(way)), Path(folder), tokens=int(tokens)))))
+
+
+def measure(way: Way, folder: Path, *, tokens: int) -> Reading:
+    """Decode, every token cold, then every token warm."""
+    import torch
+
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory(prefix="bench-disk-") as scratch, _opened(way, folder, Path(scratch)) as model:
+        gc.collect()
+        os.sync()  # what is still to be written cannot be dropped
+        _forget_peak()
+        cold_s, cold_nbytes = _decode(model, tokens, before=lambda: drop(folder, Path(scratch)))
+        _keep(folder, Path(scratch))
+        warm_s, warm_nbytes = _decode(model, tokens, before=lambda: None)
+        return Reading(cold_s, warm_s, cold_nbytes, warm_nbytes, _peak_nbytes())
+
+
+def _decode(model: object, tokens: int, *, before: Callable[[], None]) -> tuple[float, float]:
+    """Median seconds and mean bytes of the device of a token; `before` comes before each and is not measured."""
+    import torch
+
+    ids = torch.randint(3, model.config.vocab_size, (1, PROMPT + WARM_UP + tokens), generator=torch.manual_seed(0))
+    with torch.inference_mode():
+        past = model(input_ids=ids[:, :PROMPT], use_cache=True).past_key_values
+        seconds, nbytes = [], []
+        for position in range(PROMPT, ids.shape[1]):
+            before()
+            token, read, begin_s = ids[:, position : position + 1], read_nbytes(), time.perf_counter()
+            past = model(input_ids=token, past_key_values=past, use_cache=True).past_key_values
+            seconds.append(time.perf_counter() - begin_s)
+            nbytes.append(read_nbytes() - read)
+    return statistics.median(seconds[WARM_UP:]), statistics.mean(nbytes[WARM_UP:])
+
+
+@contextmanager
+def _opened(way: Way, folder: Path, scratch: Path) -> Iterator[object]:
+    """The model, ready to decode; `scratch` is where Accelerate may write."""
+    if way.name == OURS:
+        from runtime.session.session import Session, Settings
+
+        settings = Settings(budget=way.budget, scope="global", link=way.link, device="cpu", experts=way.experts)
+        with Session.open(str(folder), settings) as session:
+            yield session.opened.model
+        return
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging as theirs
+
+    theirs.set_verbosity_error()
+    theirs.disable_progress_bar()
+    options = {"experts_implementation": way.experts, "dtype": "auto"}
+    if way.name == DEVICE_MAP:
+        options |= {"device_map": _experts_on_disk(folder), "offload_folder": str(scratch)}
+    model = AutoModelForCausalLM.from_pretrained(folder, **options).eval()
+    if way.name == WHOLE_MODEL:
+        from accelerate import disk_offload
+
+        disk_offload(model, str(scratch), execution_device="cpu")
+    yield model
+
+
+def _experts_on_disk(folder: Path) -> dict[str, str]:
+    """A device map: the experts' modules on disk, all others in memory, each as large as it can be."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
+    names = [name for name, _ in model.named_modules()]
+    experts = {name for name in names if name.endswith(".experts")}
+    places: dict[str, str] = {}
+    for name in names:
+        is_placed = any(name.startswith(f"{placed}.") for placed in places)
+        holds_experts = not name or any(own.startswith(f"{name}.") for own in experts)
+        if not is_placed and not holds_experts:
+            places[name] = "disk" if name in experts else "cpu"
+    return places
+
+
+def drop(*folders: Path) -> None:
+    """Have the operating system forget the files of these folders, as long as nobody has them mapped."""
+    for path in _files(folders):
+        with path.open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def _keep(*folders: Path) -> None:
+    """Have them all in the page cache."""
+    for path in _files(folders):
+        with path.open("rb", buffering=0) as file:
+            while file.read(1 << 20):
+                pass
+
+
+def _files(folders: Sequence[Path]) -> list[Path]:
+    return [path for folder in folders for path in folder.iterdir() if path.is_file()]
+
+
+def read_nbytes() -> int:
+    """Bytes that this process had the device read so far."""
+    return int(Path("/proc/self/io").read_text().partition("\nread_bytes:")[2].split()[0])
+
+
+def _forget_peak() -> None:
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def _peak_nbytes() -> int:
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) * 1024
+
+
+if __name__ == "__main__":
+    main()

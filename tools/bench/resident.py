@@ -1,0 +1,125 @@
+"""Decoding at batch 1 with every expert resident: moectl beside the experts implementations of transformers.
+
+A section of tools.bench.decode. Every implementation decodes the same tokens with the same weights in one process, in
+rounds that take turns; a ratio is that of one round, so that what else the machine does meanwhile falls on all alike.
+"""
+
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from runtime.engine.output_cpu import FUSED
+from runtime.model.open import open_model
+from runtime.session.session import Session, Settings
+from tools.bench.performance import Ratio, Section, Table
+
+STOCK = ("eager", "grouped_mm", "batched_mm")
+OURS = {"moectl": Settings("full"), "moectl, experts fused": Settings("full", experts=FUSED)}
+PROMPT = 16  # tokens
+OLMOE_SHAPED = ("--layers", "16", "--experts", "64", "--top-k", "8", "--hidden", "512", "--intermediate", "256")
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """A model and what makes it run its experts in one way."""
+
+    name: str
+    model: PreTrainedModel
+    select: Callable[[], None]
+
+
+def measure(models: dict[str, Path], *, rounds: int, tokens: int) -> Section:
+    """Tables of every model, in bfloat16 and float32. Ratios are to the fastest of transformers' implementations."""
+    tables = [
+        table(name, folder, dtype, rounds=rounds, tokens=tokens)
+        for name, folder in models.items()
+        for dtype in (torch.bfloat16, torch.float32)
+    ]
+    return Section("resident", tables)
+
+
+def table(name: str, folder: Path, dtype: torch.dtype, *, rounds: int, tokens: int) -> Table:
+    """One model in one dtype, on the CPU."""
+    stock = plain_model(folder, dtype=dtype)
+    contenders = [Contender(each, stock, partial(stock.set_experts_implementation, each)) for each in STOCK]
+    ids = torch.from_numpy(np.random.default_rng(0).integers(3, stock.config.vocab_size, (1, PROMPT + tokens)))
+    with ExitStack() as stack:
+        for own, settings in OURS.items():
+            session = stack.enter_context(Session(open_model(str(folder), dtype=dtype), settings))
+            contenders.append(Contender(own, session.opened.model, lambda: None))
+        seconds = run_rounds(contenders, ids, rounds=rounds)
+    return _table(name, str(dtype).removeprefix("torch."), seconds, rounds=rounds, tokens=tokens)
+
+
+def _table(name: str, dtype: str, seconds: dict[str, list[float]], *, rounds: int, tokens: int) -> Table:
+    fastest = min(STOCK, key=lambda each: median(seconds[each]))
+    ratios = {each: Ratio.of(own, seconds[fastest]) for each, own in seconds.items()}
+    return Table(
+        f"{name}, {dtype}",
+        ("implementation", "ms/token", f"ratio to {fastest}", "quartiles of the ratio"),
+        [(each, f"{median(own) * 1e3:.2f}", *ratios[each].cells()) for each, own in seconds.items()],
+        f"medians over {rounds} rounds of {tokens} tokens; each round begins with another",
+        {f"{name}, {dtype}, {each}": ratios[each] for each in OURS},
+    )
+
+
+def plain_model(
+    folder: Path, *, dtype: torch.dtype | None = None, device: str | torch.device = "cpu"
+) -> PreTrainedModel:
+    """The model as transformers loads it, its weights copied: as views of a file they lie on borders that cost time."""
+    options = {"experts_implementation": "eager"} | ({"dtype": dtype} if dtype else {})
+    model = AutoModelForCausalLM.from_pretrained(folder, **options).eval().to(device)
+    for parameter in model.parameters():
+        parameter.data = parameter.data.clone()
+    return model
+
+
+def run_rounds(contenders: list[Contender], ids: torch.Tensor, *, rounds: int) -> dict[str, list[float]]:
+    """Median seconds of a token per contender and round; a round before the first warms up. Each round begins with
+    another contender."""
+    seconds: dict[str, list[float]] = {contender.name: [] for contender in contenders}
+    for turn in range(rounds + 1):
+        start = turn % len(contenders)
+        for contender in contenders[start:] + contenders[:start]:
+            contender.select()
+            steps = decode_seconds(contender.model, ids)
+            if turn:
+                seconds[contender.name].append(median(steps))
+    return seconds
+
+
+@torch.inference_mode()
+def decode_seconds(
+    model: PreTrainedModel, ids: torch.Tensor, *, after_prompt: Callable[[], None] = lambda: None
+) -> list[float]:
+    """Seconds of each decode step over `ids` [1, PROMPT + tokens], whatever the model would say itself."""
+    past = model(input_ids=ids[:, :PROMPT], use_cache=True).past_key_values
+    after_prompt()
+    seconds = []
+    for position in range(PROMPT, ids.shape[1]):
+        token = ids[:, position : position + 1]
+        begin_s = time.perf_counter()
+        past = model(input_ids=token, past_key_values=past, use_cache=True).past_key_values
+        if ids.is_cuda:
+            torch.cuda.current_stream(ids.device).synchronize()
+        seconds.append(time.perf_counter() - begin_s)
+    return seconds
+
+
+@contextmanager
+def random_model(*shape: str) -> Iterator[Path]:
+    """A checkpoint of random weights in a temporary folder; `shape` as tools.make.checkpoint takes it."""
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run([sys.executable, "-m", "tools.make.checkpoint", folder, *shape], check=True, capture_output=True)
+        yield Path(folder)

@@ -1,0 +1,89 @@
+"""Writes docs/reproduction.md: every figure of a paper that our inputs suffice for, beside ours.
+
+python -m tools.docs.reproduction            all of `moectl simulate --reproduce`, which takes minutes
+python -m tools.docs.reproduction NAME ...   those anew, the others as the page has them
+"""
+
+import re
+import sys
+import time
+from collections.abc import Sequence
+
+from artifacts.common.files import replacing
+from moectl.commands.reproduce import REPRODUCTIONS
+from moectl.reproductions.report import Reproduction
+from moectl.show.render import Sheet, cell_text
+from tools import ROOT
+
+PAGE = ROOT / "docs" / "reproduction.md"
+_PART = re.compile(r"^## `(.+?)`$", re.MULTILINE)
+_AGREED = re.compile(r"\*\*(\d+ of \d+) statements agree")
+_HEAD = """\
+# Reproduction: the papers' figures beside ours
+
+Written by `python -m tools.docs.reproduction` from all of `moectl simulate --reproduce`; nothing here is typed by hand.
+All is replayed on virtual time, of synthetic traces or of the bundled model's. Figures of a paper that could not be had
+are marked so and not guessed; where we disagree, the verdict says so, and what the differences come from is on the page
+on [simulating](simulate.md).
+
+"""
+
+
+def main(names: Sequence[str]) -> None:
+    """Run what is named, or everything, and write the page."""
+    parts = written(PAGE.read_text(encoding="utf-8")) if names and PAGE.exists() else {}
+    for name in names or REPRODUCTIONS:
+        begin_s = time.perf_counter()
+        parts[name] = part(REPRODUCTIONS[name](), name)
+        print(f"{name}: {time.perf_counter() - begin_s:.0f} s")
+    with replacing(PAGE) as temporary:
+        temporary.write_text(page({name: parts[name] for name in REPRODUCTIONS if name in parts}), encoding="utf-8")
+
+
+def page(parts: dict[str, str]) -> str:
+    agreed = [_line([f"[{name}](#{name})", _AGREED.search(text)[1]]) for name, text in parts.items()]
+    table = "\n".join([_line(["paper", "statements that agree"]), _line(["---"] * 2), *agreed])
+    return f"{_HEAD}{table}\n\n" + "\n".join(f"## `{name}`\n\n{text}" for name, text in parts.items())
+
+
+def written(text: str) -> dict[str, str]:
+    """What `page` was made of."""
+    _, *pieces = _PART.split(text)
+    return {name: f"{body.strip()}\n" for name, body in zip(pieces[::2], pieces[1::2], strict=True)}
+
+
+def part(found: Reproduction, name: str) -> str:
+    """One paper: statements and verdicts first, then tables, then what was assumed."""
+    agreed = [claim.holds for claim in found.claims if claim.holds is not None]
+    lines = [
+        f"{found.paper}. `moectl simulate --reproduce {name}`",
+        "",
+        f"**{sum(agreed)} of {len(agreed)} statements agree.** Of the paper are available here: {found.available}.",
+        "",
+        *markdown(found.claim_sheet(), heading=""),
+    ]
+    for sheet in found.sheets.values():
+        lines += ["", *markdown(sheet, heading=sheet.title)]
+    lines += ["", "Assumed:", "", *(f"- {line}" for line in found.assumed), ""]
+    return "\n".join(lines)
+
+
+def markdown(sheet: Sheet, *, heading: str) -> list[str]:
+    """A table, below its title."""
+    rows = [[_cell(value) for value in row] for row in sheet.rows]
+    above = [f"**{heading}**", ""] if heading else []
+    below = ["", sheet.note] if sheet.note else []
+    table = [_line([_cell(name) for name in sheet.columns]), _line(["---"] * len(sheet.columns)), *map(_line, rows)]
+    return [*above, *table, *below]
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _cell(value: object) -> str:
+    return cell_text(value).replace("|", "\\|").replace("\n", " ")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,136 @@
+"""Pages of the site that are made from the program: one a command from what `--help` says, and the store's tables.
+
+MkDocs calls `on_config` and `on_files` when it builds (mkdocs.yml names this file as a hook).
+"""
+
+import re
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from typer.core import TyperArgument, TyperCommand, TyperOption
+from typer.main import get_command
+
+from artifacts.store.schema import ARTEFACT_TABLES, CONTROL_TABLES, SCHEMA_VERSION
+from moectl.cli import app
+
+# Where a command is told of at length.
+TOLD = {
+    "profile": "profile",
+    "merge": "profile",
+    "build-buddies": "profile",
+    "build-maps": "maps",
+    "build-predictor": "prefetch",
+    "quantize": "quantisation",
+    "split": "splits",
+    "fit-trace": "simulate",
+    "pack": "disk",
+    "simulate": "simulate",
+    "bench": "bench",
+    "tune": "tune",
+    "plan": "plan",
+    "run": "running",
+    "demo": "first-steps",
+    "doctor": "hardware",
+    "inspect": "reliability",
+    "report": "report",
+    "export": "export",
+    "serve": "serve",
+}
+# What a row of a table stands for.
+ROW_OF = {
+    "schema_version": "version that the store has had",
+    "models": "model, known by its fingerprint",
+    "runs": "command that wrote: what, from what, with which versions; its rows exist once it is complete",
+    "activations": "layer, expert and phase: how often it was selected, and with what weight",
+    "coactivations": "layer and pair of experts: how often one token selected both",
+    "entropy": "layer: percentiles and histogram of how evenly routers spread a token",
+    "similarity": "layer and pair of experts: how alike their outputs are, and what one costs in the other's place",
+    "buddies": "layer, pivot and rank: a peer that may stand in",
+    "quant_loss": "layer, expert and width: what its output loses",
+    "replicas": "layer, expert and width: the file that holds its replica",
+    "hardware": "part of a machine: its seconds, with the range between quartiles",
+    "curves": "layer and point: hit rates and hits of predictions by cache size",
+    "splits": "layer: its budget, cached experts and ratio",
+    "expert_maps": "stored iteration: its embedding and what routers said",
+    "predictors": "layer and distance: a fitted predictor and how good it is",
+    "traces": "pass, layer and token: what the router said",
+    "bench": "preset and setting: speed next to quality",
+    "bench_layers": "preset, setting and layer: its counters",
+    "presets": "preset that `moectl tune` found",
+}
+_COMMAS = re.compile(r",\s*(?![^()]*\))")  # those between columns, not inside brackets
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Commands come last in the navigation."""
+    config.nav.append({"Commands": [path for path in pages() if path.startswith("commands/")]})
+    return config
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """The documents of the folder, and those that are made."""
+    for path, text in pages().items():
+        files.append(File.generated(config, path, content=text))
+    return files
+
+
+def pages() -> dict[str, str]:
+    """Markdown by path."""
+    commands = get_command(app).commands
+    rows = [(f"[moectl {name}]({name}.md)", _line(command.help)) for name, command in commands.items()]
+    index = f"# Commands\n\n{_table(('command', 'what it does'), rows)}\n"
+    made = {f"commands/{name}.md": _command(name, command) for name, command in commands.items()}
+    return {"commands/index.md": index, "schema.md": _schema(), **made}
+
+
+def _command(name: str, command: TyperCommand) -> str:
+    shown = [one for one in command.params if not one.hidden]
+    arguments = [one for one in shown if isinstance(one, TyperArgument)]
+    options = [one for one in shown if isinstance(one, TyperOption)]
+    usage = " ".join(["moectl", name, "[OPTIONS]", *map(_place, arguments)])
+    rows = [(f"`{_place(one)}`", _line(one.help), "") for one in arguments]
+    rows += [(f"`{', '.join((*one.opts, *one.secondary_opts))}`", _line(one.help), _default(one)) for one in options]
+    table = _table(("option", "what it does", "default"), rows)
+    told = f"More: [{TOLD[name]}](../{TOLD[name]}.md)."
+    return f"# moectl {name}\n\n{_line(command.help)}\n\n```text\n{usage}\n```\n\n{table}\n\n{told}\n"
+
+
+def _place(argument: TyperArgument) -> str:
+    name = argument.name.upper() + ("..." if argument.nargs != 1 else "")
+    return name if argument.required else f"[{name}]"
+
+
+def _default(option: TyperOption) -> str:
+    if isinstance(option.show_default, str):  # of the machine, not of the one on which the site is built
+        return option.show_default
+    value = option.default
+    return "" if value is None or isinstance(value, bool) or callable(value) or value == () else f"`{value}`"
+
+
+def _schema() -> str:
+    parts = [
+        f"# What the store holds\n\nThe tables of a store, schema version {SCHEMA_VERSION}: any DuckDB reads them."
+    ]
+    for name, columns in (CONTROL_TABLES | ARTEFACT_TABLES).items():
+        rows = [_column(text) for text in _COMMAS.split(" ".join(columns.split()))]
+        parts.append(f"## {name}\n\nOne row per {ROW_OF[name]}.\n\n{_table(('column', 'type', ''), rows)}")
+    return "\n\n".join(parts) + "\n"
+
+
+def _column(text: str) -> tuple[str, str, str]:
+    name, kind, *rest = text.split(" ", 2)
+    return f"`{name.strip(chr(34))}`", f"`{kind}`", _rule("".join(rest))
+
+
+def _rule(text: str) -> str:
+    rule = text.removeprefix("NOT NULL").strip()
+    return f"`{rule}`" if rule else ""
+
+
+def _line(text: str | None) -> str:
+    return " ".join((text or "").split()).replace("|", "\\|")
+
+
+def _table(columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    lines = [columns, ("---",) * len(columns), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)

@@ -1,0 +1,1 @@
+"""Checks and benches for a machine with a GPU."""

@@ -1,0 +1,290 @@
+"""Offloading measured on a GPU, beside the floor that bytes set, plain transformers and Accelerate: JSON and a table.
+
+    python -m tools.gpu.bench --out report.json --table table.md
+
+Random weights of two published shapes, routing skewed and alike from token to token (tools.gpu.models), budgets from 5
+to 100 %. It ends within `--limit` seconds: what is not measured by then says so. Every row is written as soon as it is
+there. `--tiny` takes the same road with very small models on any machine, over an emulated link without a GPU; its
+figures say nothing about one.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from runtime.model.open import MoeModel
+from tools.gpu import models as gpu_models
+from tools.gpu import rows as gpu_rows
+from tools.gpu.check import forget, gpu, versions
+from tools.gpu.models import SHAPES
+from tools.gpu.rows import Rates, Row, Text
+
+PRESETS, BUDGETS = ("on-demand", "mixtral-offloading"), ("50%", "25%", "12.5%", "5%")
+AIMED_AT = "25%"  # where perfect prefetching and tuned policies are held against the floor, and Accelerate runs
+EMULATED_GBPS = 0.05  # of the link where there is no GPU: its models are very small
+NO_TIME = "not measured: out of time"
+
+Run = tuple[str, str, Callable[[], Row]]
+
+
+def main() -> None:
+    options = _options()
+    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if device == "cpu" and not options.tiny:
+        sys.exit("no GPU is visible to torch: nothing to measure (--tiny tries the road itself)")
+    torch.set_num_threads(options.threads)
+    report = run(device, options)
+    if options.table:
+        options.table.write_text(markdown(report), encoding="utf-8")
+    print(markdown(report))
+
+
+def run(device: str, options: argparse.Namespace) -> dict:
+    """The report, every row told and written as it comes."""
+    begin_s, each_s = time.perf_counter(), options.limit / len(options.models)
+    on_gpu = device != "cpu"
+    link = gpu_rows.link_rate(device) if on_gpu else EMULATED_GBPS * 1e9
+    rates = Rates(link, gpu_rows.memory_rate(device))
+    report = {"gpu": gpu(device), "versions": versions(), "rates": asdict(rates), "models": {}}
+    for number, name in enumerate(options.models, 1):
+        report["models"][name] = model = {"rows": []}
+        deadline_s = begin_s + number * each_s  # what one model leaves of its time, the next has
+        with tempfile.TemporaryDirectory(dir=options.scratch) as folder:
+            work = _rows(name, Path(folder), device, rates, options, told=model, deadline_s=deadline_s)
+            for row in _survived(work):
+                model["rows"].append(asdict(row) | {"over_floor": row.over_floor})
+                print(f"{name}: {_told(row)}", file=sys.stderr, flush=True)
+                report["seconds"] = time.perf_counter() - begin_s
+                if options.out:
+                    options.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        forget()
+    return report
+
+
+def _survived(rows: Iterator[Row]) -> Iterator[Row]:
+    """The rows of one model; the last says why there are no more, if it cannot be made or opened."""
+    try:
+        yield from rows
+    except Exception as error:
+        yield gpu_rows.failed("the model itself", "", error)
+
+
+def _rows(
+    name: str,
+    folder: Path,
+    device: str,
+    rates: Rates,
+    options: argparse.Namespace,
+    *,
+    told: dict,
+    deadline_s: float,
+) -> Iterator[Row]:
+    """Plain transformers, then moectl and Accelerate; `told` hears of the model itself."""
+    from runtime.model.expert_store import RamStore
+    from runtime.model.open import open_model
+
+    shape = SHAPES[name]
+    layers = options.layers or shape.layers
+    gpu_models.save(shape, folder, layers=layers, device=device, tiny=options.tiny)
+    forget()
+    opened = open_model(str(folder), device=torch.device(device))
+    told |= _about(name, opened, options)
+    told["active_nbytes"] = active = gpu_rows.active_nbytes(opened)
+    length = options.prompt + options.tokens
+    sequences = gpu_models.texts(opened.config.vocab_size, count=options.sequences + 1, length=length)
+    text = Text(sequences, options.prompt)
+    yield from _plain(folder, device, text, active, rates, told)
+    in_ram = replace(opened, store=RamStore(opened.store, pin=device != "cpu"))  # once, not for every session
+    runs = Runs(in_ram, folder, text, rates, device, options, told)
+    for row_name, budget, work in runs.all():
+        if time.perf_counter() > deadline_s:
+            yield Row(row_name, budget, why_not=NO_TIME)
+        else:
+            yield replace(gpu_rows.attempt(row_name, budget, work), name=row_name)
+        forget()
+    opened.store.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """What is measured of one model beside transformers: the rows that have an aim first. `told`: of the model."""
+
+    opened: MoeModel
+    folder: Path
+    text: Text
+    rates: Rates
+    device: str
+    options: argparse.Namespace
+    told: dict
+
+    def all(self) -> list[Run]:
+        """Name, budget and work of every row."""
+        return [
+            ("moectl, full, the model's own bits", "100%", partial(self._row, "full", "100%", fused=False)),
+            ("moectl, full", "100%", partial(self._row, "full", "100%")),
+            ("moectl, perfect prefetching", AIMED_AT, self._oracle),
+            ("moectl, tuned", AIMED_AT, self._tuned),
+            *self._prompts(),
+            *(
+                (f"moectl, {preset}", budget, partial(self._row, preset, budget))
+                for budget in sorted(self.options.budgets, key=AIMED_AT.__ne__)
+                for preset in PRESETS
+            ),
+            ("Accelerate, CPU offload", AIMED_AT, self._accelerate),
+        ]
+
+    @property
+    def _link(self) -> str:
+        return "auto" if self.device != "cpu" else f"{EMULATED_GBPS}GB/s"
+
+    def _row(self, preset: str, budget: str, *, fused: bool = True) -> Row:
+        settings = gpu_rows.settings_of(self.opened, preset, budget, link=self._link, fused=fused)
+        return gpu_rows.session_row(self.opened, settings, self.text, self.rates)
+
+    def _oracle(self) -> Row:
+        from tools.gpu.futures import ORACLE, known_future
+
+        settings = gpu_rows.settings_of(self.opened, "on-demand", AIMED_AT, link=self._link, policies=ORACLE)
+        known = known_future(self.opened, self.text, link=self._link)
+        return gpu_rows.session_row(self.opened, settings, self.text, self.rates, artefacts=known)
+
+    def _tuned(self) -> Row:
+        from tools.gpu.futures import other_texts, tuned
+
+        others = other_texts(self.text, self.opened.config.vocab_size)
+        best = tuned(self.opened, others, self.rates, budget=AIMED_AT, link=self._link).combination
+        self.told["tuned"] = best._asdict()
+        own = {"policies": best.policies, "scope": best.scope}
+        settings = gpu_rows.settings_of(self.opened, "on-demand", AIMED_AT, link=self._link, **own)
+        return gpu_rows.session_row(self.opened, settings, self.text, self.rates)
+
+    def _prompts(self) -> Iterator[Run]:
+        length, count = self.options.long_prompt, self.options.sequences + 1
+        prompts = gpu_models.texts(self.opened.config.vocab_size, count=count, length=length, seed=2)
+        for name, preset, budget, fused in (
+            ("full, the model's own bits", "full", "100%", False),
+            ("full", "full", "100%", True),
+            ("on-demand, the model's own bits", "on-demand", AIMED_AT, False),
+            ("on-demand", "on-demand", AIMED_AT, True),
+        ):
+            settings = gpu_rows.settings_of(self.opened, preset, budget, link=self._link, fused=fused)
+            work = partial(gpu_rows.prompt_row, self.opened, settings, prompts, self.rates)
+            yield f"prompt of {length}, moectl, {name}", budget, work
+
+    def _accelerate(self) -> Row:
+        own = {"device": self.device, "threads": self.options.threads}
+        return gpu_rows.accelerate_row(self.opened, self.folder, AIMED_AT, self.text, **own)
+
+
+def _plain(folder: Path, device: str, text: Text, active: int, rates: Rates, told: dict) -> list[Row]:
+    """By every implementation of transformers; what its routers say of the first text is told as well."""
+    from tools.bench.resident import STOCK, plain_model
+
+    try:
+        model = plain_model(folder, device=device)
+        told["routing"] = asdict(gpu_models.routing(model, text.sequences[0]))
+    except Exception as error:  # too little memory, say: moectl may run all the same
+        return [gpu_rows.failed("transformers", "all resident", error)]
+    measure = partial(gpu_rows.plain_row, model, text=text, active=active, rates=rates)
+    found = [gpu_rows.attempt(f"transformers, {way}", "all resident", partial(measure, way)) for way in STOCK]
+    del model, measure
+    forget()
+    return found
+
+
+def _about(name: str, opened: object, options: argparse.Namespace) -> dict:
+    shape = opened.shape
+    return {
+        "layers": shape.num_layers,
+        "layers_published": SHAPES[name].published,
+        "experts": shape.num_experts,
+        "top_k": shape.top_k,
+        "expert_nbytes": shape.expert_nbytes,
+        "prompt": options.prompt,
+        "decoded": options.tokens * options.sequences,
+    }
+
+
+def markdown(report: dict) -> str:
+    """A table a model, with the conditions above it."""
+    about, rates, lines = report["gpu"] or {"name": "no GPU, emulated link"}, report["rates"], []
+    lines.append(
+        f"{about['name']}; link {rates['link'] / 1e9:.1f} GB/s, memory {rates['memory'] / 1e9:.0f} GB/s; "
+        + ", ".join(f"{package} {version}" for package, version in report["versions"].items() if version)
+    )
+    for name, model in report["models"].items():
+        lines += ["", _headline(name, model), ""]
+        lines += ["| | budget | experts by | TTFT ms | TPOT ms | floor ms | TPOT / floor | hit rate "]
+        lines[-1] += "| MB moved | link used | stall ms |"
+        lines.append("|---" * 11 + "|")
+        lines += [_line(row) for row in model["rows"]]
+    return "\n".join(lines) + "\n"
+
+
+def _headline(name: str, model: dict) -> str:
+    if "experts" not in model:
+        return f"**{name}**"
+    told = (
+        f"**{name}**, random weights, {model['layers']} of {model['layers_published']} layers, "
+        f"{model['experts']} experts of {model['expert_nbytes'] / 2**20:.1f} MiB, top-{model['top_k']}; "
+        f"prompt of {model['prompt']}, {model['decoded']} tokens decoded."
+    )
+    if best := model.get("tuned"):
+        told += f" Tuned: {', '.join(best.values())}."
+    if (said := model.get("routing")) is None:
+        return told
+    return told + (
+        f" Of a token's experts {said['repeated']:.2f} served the token before, {said['by_chance']:.2f} by chance; "
+        f"the busiest quarter takes {said['busiest_quarter']:.2f} of all choices."
+    )
+
+
+def _line(row: dict) -> str:
+    if row["why_not"]:
+        return f"| {row['name']} | {row['budget']} | {row['why_not']} |" + " |" * 8
+    cells = [row["name"], row["budget"], row["experts"]]
+    cells += [_cell(row[key], digits) for key, digits in (("ttft_ms", 1), ("tpot_ms", 2), ("floor_ms", 2))]
+    cells += [_cell(row["over_floor"], 2), _cell(row["hit_rate"], 2), _cell(row["moved_nbytes"] / 1e6, 1)]
+    cells += [_cell(row["link_utilisation"], 2), _cell(row["stall_ms"], 2)]
+    return f"| {' | '.join(cells)} |"
+
+
+def _cell(value: float | None, digits: int) -> str:
+    return "" if value is None else f"{value:.{digits}f}"
+
+
+def _told(row: Row) -> str:
+    times = (("TTFT", row.ttft_ms), ("TPOT", row.tpot_ms))
+    told = ", ".join(f"{name} {ms:.2f} ms" for name, ms in times if ms is not None)
+    return f"{row.name}, {row.budget}: {row.why_not or told}"
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, help="write the JSON report to this file")
+    parser.add_argument("--table", type=Path, help="write the Markdown table to this file")
+    parser.add_argument("--models", nargs="+", choices=SHAPES, default=list(SHAPES))
+    parser.add_argument("--layers", type=int, help="of every model, instead of its own number")
+    parser.add_argument("--budgets", nargs="+", default=list(BUDGETS), help="beside 100%%, the largest first")
+    parser.add_argument("--prompt", type=int, default=128, help="tokens of a prompt")
+    parser.add_argument("--long-prompt", type=int, default=512, help="tokens of the prompts that nothing follows")
+    parser.add_argument("--tokens", type=int, default=32, help="decoded after each prompt")
+    parser.add_argument("--sequences", type=int, default=2, help="that are measured, after one that warms up")
+    parser.add_argument("--limit", type=float, default=450.0, help="seconds after which no row is begun")
+    parser.add_argument("--threads", type=int, default=4, help="of torch on the CPU")
+    parser.add_argument("--scratch", type=Path, help="folder for the models, 14 GB each; a temporary one by default")
+    parser.add_argument("--tiny", action="store_true", help="very small models, to try the road itself")
+    parser.add_argument("--device", help="cuda:1, or cpu with --tiny")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

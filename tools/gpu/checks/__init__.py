@@ -1,0 +1,1 @@
+"""What `tools.gpu.check` checks, a file a part of the runtime."""

@@ -1,0 +1,161 @@
+"""What tools.gpu.check checks of the kernels for experts, of a token and of prompts, and for buddies: the same answer,
+and how soon."""
+
+import time
+from collections.abc import Callable
+from functools import partial
+from itertools import cycle, islice
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+from tools.gpu.checks.sessions import Finding, finish
+
+SIZES = {"olmoe-1b-7b": (2048, 1024, 8, 64), "mixtral-8x7b": (4096, 14336, 2, 8)}  # hidden, neurons, ranks, experts
+ALLOWED = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 2e-2}  # of the largest output
+BUDDY_TOKENS = (1, 8, 64, 512)
+PROMPTS = (128, 512)
+_CALLS = 100
+
+
+class Experts:
+    """An arena of random experts, and what torch makes of them, one after another."""
+
+    def __init__(self, sizes: tuple[int, int, int, int], *, dtype: torch.dtype, device: str) -> None:
+        from runtime.kernels.gpu.addressing import Strides
+        from runtime.model.expert_store import ExpertLayout
+
+        hidden, neurons, self.top_k, self.count = sizes
+        layout = ExpertLayout.of({"gate_up_proj": (2 * neurons, hidden), "down_proj": (hidden, neurons)}, dtype)
+        self.strides, size = Strides.whole(layout), layout.nbytes // dtype.itemsize
+        self.hidden, self.dtype, self.device = hidden, dtype, device
+        self.random = torch.Generator(device).manual_seed(0)
+        self.arena = self._normal(self.count * size, dtype).mul_(hidden**-0.5)
+        self.starts = torch.arange(self.count, device=device) * size
+        self._views = [layout.views(expert.view(torch.uint8)) for expert in self.arena.split(size)]
+
+    def step(self, num_tokens: int) -> "Tokens":
+        """Tokens that go to random experts."""
+        ids = torch.rand(num_tokens, self.count, generator=self.random, device=self.device).topk(self.top_k).indices
+        weights = torch.rand(num_tokens, self.top_k, generator=self.random, device=self.device)
+        return Tokens(self._normal(num_tokens * self.hidden, self.dtype).view(num_tokens, -1), ids, weights)
+
+    def few(self, step: "Tokens") -> torch.Tensor:
+        """By the kernels that read weights for each token."""
+        from runtime.kernels.gpu import gated as fused_triton
+
+        y, out = torch.empty(step.ids.numel(), self.hidden, device=self.device), torch.empty_like(step.x)
+        fused_triton.multiply(step.x, step.ids, self.starts, self.arena, strides=self.strides, y=y)
+        fused_triton.combine(y, step.ids, step.weights, out)
+        return out
+
+    def many(self, step: "Tokens") -> torch.Tensor:
+        """By those that sort tokens by expert first; that ids come to the host belongs to it."""
+        from runtime.kernels.gpu import gated as fused_triton
+        from runtime.kernels.gpu import gated_tiles as grouped_triton
+        from runtime.kernels.gpu.tiles import Groups
+
+        ids = step.ids.cpu().numpy()
+        groups, size = Groups(ids), grouped_triton.tile_tokens(ids.size, self.count)
+        tiles = groups.tiles({int(expert): int(expert) for expert in np.unique(ids)}, size)
+        order, tiles = (torch.from_numpy(one).to(self.device, non_blocking=True) for one in (groups.order, tiles))
+        y, out = torch.empty(ids.size, self.hidden, dtype=self.dtype, device=self.device), torch.empty_like(step.x)
+        own = {"top_k": self.top_k, "block_tokens": size, "strides": self.strides}
+        grouped_triton.multiply(step.x, order, tiles, self.starts, self.arena, **own, y=y)
+        fused_triton.combine(y, step.ids, step.weights, out)
+        return out
+
+    def one_by_one(self, step: "Tokens") -> torch.Tensor:
+        """One expert after another, as transformers' own loop does it."""
+        out = torch.zeros_like(step.x)
+        for expert in step.ids.unique().tolist():
+            tokens, ranks = (step.ids == expert).nonzero(as_tuple=True)
+            gate, up = F.linear(step.x[tokens], self._views[expert]["gate_up_proj"]).chunk(2, dim=-1)
+            y = F.linear(F.silu(gate) * up, self._views[expert]["down_proj"]) * step.weights[tokens, ranks, None]
+            out.index_add_(0, tokens, y.to(out.dtype))
+        return out
+
+    def _normal(self, count: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.randn(count, generator=self.random, device=self.device, dtype=dtype)
+
+
+class Tokens(NamedTuple):
+    """x [T, H], ids [T, K] and weights [T, K]."""
+
+    x: torch.Tensor
+    ids: torch.Tensor
+    weights: torch.Tensor
+
+
+def experts(device: str, sizes: tuple[int, int, int, int], *, calls: int = _CALLS) -> Finding:
+    """Passed if the kernels give what torch gives of a token in every dtype; microseconds in bfloat16, other experts
+    every time."""
+    return _compared(device, sizes, Experts.few, (1,), calls)
+
+
+def prompts(
+    device: str, sizes: tuple[int, int, int, int], *, num_tokens: tuple[int, ...] = PROMPTS, calls: int = 10
+) -> Finding:
+    """The same of prompts, and equal bits when asked twice."""
+    return _compared(device, sizes, Experts.many, num_tokens, calls)
+
+
+def _compared(
+    device: str,
+    sizes: tuple[int, int, int, int],
+    way: Callable[[Experts, Tokens], torch.Tensor],
+    num_tokens: tuple[int, ...],
+    calls: int,
+) -> Finding:
+    shares, figures, is_same = {}, {}, True
+    for dtype, allowed in ALLOWED.items():
+        case = Experts(sizes, dtype=dtype, device=device)
+        for count in num_tokens:
+            step = case.step(count)
+            ours, theirs = way(case, step), case.one_by_one(step).float()
+            is_same &= torch.equal(ours, way(case, step))
+            difference = ((ours.float() - theirs).abs().max() / theirs.abs().max()).item()
+            shares[f"{str(dtype).removeprefix('torch.')}, {count} tokens"] = difference / allowed
+    for count in num_tokens:
+        steps = [case.step(count) for _ in range(4)]
+        us = [microseconds(partial(_turn, case, own, steps), 4, calls, device) for own in (way, Experts.one_by_one)]
+        figures[f"{count} tokens"] = dict(zip(("us", "torch_us"), us, strict=True))
+    told = ", ".join(f"{name} {one['us']:.0f} us, torch {one['torch_us']:.0f} us" for name, one in figures.items())
+    detail = f"{max(shares.values()):.2f} of what is allowed, {'equal' if is_same else 'OTHER'} bits again; {told}"
+    return max(shares.values()) <= 1 and is_same, detail, {"of_allowed": shares, **figures}
+
+
+def _turn(case: Experts, way: Callable[[Experts, Tokens], torch.Tensor], steps: list[Tokens], turn: int) -> None:
+    way(case, steps[turn])
+
+
+def buddies(device: str, *, num_tokens: tuple[int, ...] = BUDDY_TOKENS, calls: int = _CALLS) -> Finding:
+    """Passed if the kernel says what the policy says; microseconds of 8 ranks of 64 experts with 16 buddies."""
+    from runtime.kernels.gpu.buddy_substitution import substitute
+    from runtime.policies.miss import buddy
+
+    random, figures, is_same = np.random.default_rng(0), {}, True
+    lists = np.stack([random.permutation(np.delete(np.arange(64), expert))[:16] for expert in range(64)])
+    resident = random.random(64) < 0.25
+    there = [torch.from_numpy(array).to(device) for array in (resident, lists)]
+    for count in num_tokens:
+        selected = np.stack([random.permutation(64)[:8] for _ in range(count)])
+        own = torch.from_numpy(selected).to(device)
+        said = substitute(own, *there, 16).cpu().numpy()
+        is_same &= np.array_equal(said, buddy.substitute(selected, resident, lists, 16))
+        figures[f"{count} tokens"] = microseconds(lambda turn, own=own: substitute(own, *there, 16), 1, calls, device)
+    told = ", ".join(f"{name} {us:.0f} us" for name, us in figures.items())
+    return is_same, f"{'the same' if is_same else 'DIFFERENT'} as the policy; {told}", figures
+
+
+def microseconds(work: Callable[[int], object], turns: int, calls: int, device: str) -> float:
+    """Of one call, launches and all, the next experts each time."""
+    work(0)
+    finish(device)
+    begin_s = time.perf_counter()
+    for turn in islice(cycle(range(turns)), calls):
+        work(turn)
+    finish(device)
+    return (time.perf_counter() - begin_s) / calls * 1e6

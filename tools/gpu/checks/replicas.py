@@ -1,0 +1,51 @@
+"""What tools.gpu.check checks of runs below full precision: they say what the plain model says with those weights."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from tools.gpu.checks.sessions import COMPUTED_ELSEWHERE, Finding, listen
+
+FEW_BITS = {
+    "3 bits, resident": {
+        "preset": "uniform-bits",
+        "policies": {"residency": "shadow:bits=3,slots=no"},
+        "budget": "60%",
+    },
+    "1 bit, over the link": {"policies": {"miss": "fetch_lowest"}, "budget": "{layers}x"},
+    "2 bits, resident, fused": {
+        "preset": "uniform-bits",
+        "policies": {"residency": "shadow:bits=2,slots=no"},
+        "budget": "60%",
+        "experts": "fused",
+    },
+}
+
+
+def few_bits(folder: Path, scratch: Path, device: str, run: str) -> Finding:
+    """Logits and greedy tokens in float32, the experts of the plain model unpacked from the same replicas."""
+    from runtime.model.open import open_model
+    from runtime.policies.base import Artefacts
+    from runtime.session.session import Session, Settings
+    from tests.helpers.replicas import made, put
+    from tools.bench.resident import plain_model
+
+    opened = open_model(str(folder), dtype=torch.float32, device=device)
+    scratch.mkdir(exist_ok=True)
+    replicas = made(opened, scratch)
+    chosen = FEW_BITS[run]
+    settings = Settings(**chosen | {"budget": chosen["budget"].format(layers=opened.shape.num_layers)})
+    with Session(opened, settings, artefacts=Artefacts(replicas=replicas)) as session:
+        ours, kernel = listen(opened.model, opened.config.vocab_size), session.receipt()["replicas"]["kernel"]
+    plain = plain_model(folder, dtype=torch.float32, device=device)
+    put(plain, opened, replicas, np.full(opened.shape.num_keys, int(run[0])))
+    theirs = listen(plain, plain.config.vocab_size)
+    opened.store.close()
+    pairs = zip(ours.logits, theirs.logits, strict=True)
+    relative = max(((one - other).abs().max() / other.abs().max()).item() for one, other in pairs)
+    is_same = ours.tokens == theirs.tokens
+    detail = (
+        f"largest difference {relative:.1e} of the largest logit; tokens {'equal' if is_same else 'DIFFER'}; {kernel}"
+    )
+    return relative <= COMPUTED_ELSEWHERE and is_same, detail, {"relative": relative, "tokens_equal": is_same}

@@ -1,0 +1,82 @@
+"""What tools.gpu.bench knows beforehand: the routing of its own texts, for perfect prefetching, and that of others, on
+which policies are tuned."""
+
+from dataclasses import replace
+from importlib.util import find_spec
+
+import numpy as np
+
+from artifacts.hardware.machines import Machine
+from artifacts.modelshapes.known import guessed
+from artifacts.traces.next_use import NextUse
+from artifacts.traces.trace import Trace
+from runtime.engine.output_cpu import FUSED
+from runtime.model.open import MoeModel
+from runtime.policies import build
+from runtime.policies.base import Artefacts
+from runtime.replay.measured_machine import HERE
+from runtime.replay.virtual_time import Costs, Work
+from runtime.search import space
+from runtime.search.search import Plan, Search, Tried
+from runtime.search.space import Combination
+from runtime.session.probe import expert_seconds, rest_seconds
+from runtime.session.session import Session, Settings
+from tools.gpu.rows import Rates, Text
+
+ORACLE = {"eviction": "belady", "prefetch": "oracle"}
+CANDIDATES, CLIMBING = 32, 16
+_COMPILED = {"horizon", "blend"}  # policies that need numba
+_SEEN_AHEAD = "next_gate:distance=2"  # the farthest that any candidate looks
+
+
+def recorded(opened: MoeModel, text: Text, *, link: str, prefetch: str = "none") -> Trace:
+    """The routing of every sequence, as any lossless run by our kernels sees it."""
+    from profilers.compare.quality import read
+
+    settings = Settings(policies={"prefetch": prefetch}, budget="100%", link=link, experts=FUSED)
+    with Session(opened, settings) as session:
+        recorder = session.record()
+        read(session, text.sequences, prefill=text.prompt)
+        return recorder.trace()
+
+
+def known_future(opened: MoeModel, text: Text, *, link: str) -> Artefacts:
+    """What Belady's rule and perfect prefetching want of these texts, in this order."""
+    return Artefacts(next_use=NextUse.of(recorded(opened, text, link=link), opened.shape))
+
+
+def tuned(opened: MoeModel, text: Text, rates: Rates, *, budget: str, link: str) -> Tried:
+    """The fastest of the lossless policies that fetch what is missing and need nothing from a store, by replays of
+    these texts, of which none should be measured."""
+    trace = recorded(opened, text, link=link, prefetch=_SEEN_AHEAD)
+    nbytes, shape = opened.shape.expert_nbytes, opened.shape
+    expert_s = expert_seconds(opened, is_fused=True)
+    costs = Costs(
+        expert=Work(expert_s),
+        load_s=nbytes / rates.link,
+        load_latency_s=0.0,
+        near=Work(float("inf")),
+        rest=Work(rest_seconds(opened) / shape.num_layers),
+        head=Work(0.0),
+    )
+    fast, gbps = nbytes / expert_s / 1e9, rates.link / 1e9
+    machine = Machine(HERE, fast, float("inf"), gbps, 0.0, gbps, "measured")
+    model = replace(guessed(shape), name="measured", assumed=())  # only its shape counts
+    search = Search(trace, model, machine, artefacts=Artefacts(), budget=budget, costs=costs)
+    plan = Plan(CANDIDATES, search.num_passes, CLIMBING, seed=0, max_loss=0.0)
+    return search.run(plan, spaces=(_candidates(), [])).lossless[0]
+
+
+def _candidates() -> list[Combination]:
+    plain = [one for one in space.lossless(1.0) if (one.miss, one.residency) == ("fetch", "uniform")]
+    left_out = set() if find_spec("numba") else _COMPILED
+    return [one for one in plain if left_out.isdisjoint(one) and not build(one.policies).requires]
+
+
+def other_texts(text: Text, vocabulary: int) -> Text:
+    """As many and as long, of the same kind."""
+    from tools.gpu.models import texts
+
+    count, length = len(text.sequences), len(text.sequences[0])
+    found: list[np.ndarray] = texts(vocabulary, count=count, length=length, seed=1)
+    return Text(found, text.prompt)

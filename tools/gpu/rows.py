@@ -1,0 +1,258 @@
+"""What tools.gpu.bench measures: one row for each way to run a model, beside the least time that its bytes take."""
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from runtime.control import sizes
+from runtime.control.cache import Scope
+from runtime.control.counters import Counter, hit_rate
+from runtime.engine.output_cpu import EXACT, FUSED
+from runtime.model.open import MoeModel
+from runtime.policies import Preset
+from runtime.policies.base import Artefacts
+from runtime.session.session import Session, Settings
+
+_COPIED = 256 << 20  # bytes, more than a GPU's cache holds
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Bytes per second: of the link, and of the memory of the fast tier as a copy within it reads and writes."""
+
+    link: float
+    memory: float
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Sequences of one length, of which the first `prompt` tokens are the prompt; the first sequence warms up."""
+
+    sequences: list[np.ndarray]
+    prompt: int
+
+    @property
+    def num_decoded(self) -> int:
+        """Tokens of the sequences that count."""
+        return sum(len(ids) - self.prompt for ids in self.sequences[1:])
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One way to run a model: milliseconds of a prompt and of a decoded token, bytes moved and stall of the latter, all
+    of them means. `floor_ms`: the longer of bytes moved over the link's rate and bytes read over memory's.
+
+    A row that decodes nothing is of its prompts, bytes and floor too.
+    """
+
+    name: str
+    budget: str
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+    moved_nbytes: float = 0.0
+    stall_ms: float = 0.0
+    link_utilisation: float = 0.0
+    hit_rate: float | None = None
+    floor_ms: float | None = None
+    fast_nbytes: int | None = None
+    experts: str = ""
+    why_not: str = ""
+
+    @property
+    def over_floor(self) -> float | None:
+        taken_ms = self.ttft_ms if self.tpot_ms is None else self.tpot_ms
+        return None if taken_ms is None or not self.floor_ms else taken_ms / self.floor_ms
+
+
+def attempt(name: str, budget: str, measure: Callable[[], Row]) -> Row:
+    """The row, or why there is none: what does not run here must not hide the others."""
+    try:
+        return measure()
+    except Exception as error:
+        return failed(name, budget, error)
+
+
+def failed(name: str, budget: str, error: Exception) -> Row:
+    """A row that says in one line what went wrong."""
+    first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    return Row(name, budget, why_not=f"{type(error).__name__}: {first}"[:200])
+
+
+def memory_rate(device: str) -> float:
+    """Bytes read and written per second by a copy within the device's memory."""
+    nbytes = _COPIED if device != "cpu" else _COPIED // 16
+    one, other = (torch.zeros(nbytes, dtype=torch.uint8, device=device) for _ in range(2))
+    return 2 * nbytes / _median_s(lambda: other.copy_(one), device)
+
+
+def link_rate(device: str) -> float:
+    """Bytes per second from page-locked memory to the GPU."""
+    host = torch.zeros(_COPIED, dtype=torch.uint8, pin_memory=True)
+    there = torch.empty(_COPIED, dtype=torch.uint8, device=device)
+    return _COPIED / _median_s(lambda: there.copy_(host, non_blocking=True), device)
+
+
+def active_nbytes(opened: MoeModel) -> int:
+    """Bytes that a decoded token reads: its experts, and everything else but the table of embeddings."""
+    model, shape = opened.model, opened.shape
+    table = model.get_input_embeddings().weight
+    head = model.get_output_embeddings().weight
+    others = sum(one.nbytes for one in model.parameters() if not one.is_meta and (one is not table or table is head))
+    return others + shape.num_layers * shape.top_k * shape.expert_nbytes
+
+
+def plain_row(model: torch.nn.Module, experts: str, text: Text, active: int, rates: Rates) -> Row:
+    """transformers, everything resident, by one of its experts implementations."""
+    from profilers.compare.quality import read_by
+
+    model.set_experts_implementation(experts)
+
+    def forward(ids: torch.Tensor, past: object) -> object:
+        return model(ids, past_key_values=past, use_cache=True)
+
+    with torch.inference_mode():
+        read_by(forward, text.sequences[:1], prefill=text.prompt, device=model.device)
+        reading = read_by(forward, text.sequences[1:], prefill=text.prompt, device=model.device)
+    return Row(
+        f"transformers, {experts}",
+        "all resident",
+        ttft_ms=_mean_ms(reading.prefill_s),
+        tpot_ms=_mean_ms(reading.decode_s),
+        floor_ms=active / rates.memory * 1e3,
+        fast_nbytes=sum(one.nbytes for one in model.parameters()),
+        experts=experts,
+    )
+
+
+def settings_of(
+    opened: MoeModel,
+    preset: str | Preset,
+    budget: str,
+    *,
+    link: str,
+    fused: bool = True,
+    policies: dict[str, str] | None = None,
+    scope: str | None = None,
+) -> Settings:
+    """A budget below one expert a layer is shared by all layers."""
+    has_few = sizes.budget_nbytes(budget, opened.shape) < opened.shape.num_layers * opened.shape.expert_nbytes
+    return Settings(
+        preset,
+        policies or {},
+        budget=budget,
+        scope=str(Scope.GLOBAL) if has_few else scope,
+        link=link,
+        experts=FUSED if fused else EXACT,
+    )
+
+
+def session_row(
+    opened: MoeModel, settings: Settings, text: Text, rates: Rates, *, artefacts: Artefacts | None = None
+) -> Row:
+    """moectl, experts over a link by the rates of the machine or those that are emulated."""
+    from profilers.compare.quality import read
+
+    with Session(opened, settings, artefacts=artefacts) as session:
+        read(session, text.sequences[:1], prefill=text.prompt)
+        reading = read(session, text.sequences[1:], prefill=text.prompt)
+        totals, receipt = _decoded(session, text), session.receipt()
+    moved = (totals["demand_bytes"] + totals["prefetch_bytes"]) / text.num_decoded
+    moving_s = moved / rates.link
+    return Row(
+        "moectl",
+        _budget(settings),
+        ttft_ms=_mean_ms(reading.prefill_s),
+        tpot_ms=_mean_ms(reading.decode_s),
+        moved_nbytes=moved,
+        stall_ms=sum(reading.stall_s) / text.num_decoded * 1e3,
+        link_utilisation=moving_s / statistics.fmean(reading.decode_s),
+        hit_rate=hit_rate(totals),
+        floor_ms=max(moving_s, active_nbytes(opened) / rates.memory) * 1e3,
+        fast_nbytes=receipt["fast_bytes"],
+        experts=receipt["experts_of_a_token"],
+    )
+
+
+def prompt_row(opened: MoeModel, settings: Settings, prompts: list[np.ndarray], rates: Rates) -> Row:
+    """moectl on prompts of which the first warms up; the floor counts every expert that is wanted once, and no
+    arithmetic."""
+    from tools.gpu.checks.sessions import finish
+
+    device, seconds, stall_s = opened.model.device, [], []
+    with Session(opened, settings) as session:
+        for ids in prompts:
+            begin_s = time.perf_counter()
+            session.new_requests(1)
+            session.forward(torch.from_numpy(ids)[None])
+            finish(str(device))
+            seconds.append(time.perf_counter() - begin_s)
+            stall_s.append(session.engine.stall_s[-1])
+        totals, receipt = session.controller.counters.totals(first_pass=1), session.receipt()
+    count, shape = len(prompts) - 1, opened.shape
+    moved = (totals["demand_bytes"] + totals["prefetch_bytes"]) / count
+    dense = active_nbytes(opened) - shape.num_layers * shape.top_k * shape.expert_nbytes
+    read_s = (totals["requests"] / count * shape.expert_nbytes + dense) / rates.memory
+    return Row(
+        "moectl",
+        _budget(settings),
+        ttft_ms=_mean_ms(tuple(seconds[1:])),
+        moved_nbytes=moved,
+        stall_ms=statistics.fmean(stall_s[1:]) * 1e3,
+        link_utilisation=moved / rates.link / statistics.fmean(seconds[1:]),
+        hit_rate=hit_rate(totals),
+        floor_ms=max(moved / rates.link, read_s) * 1e3,
+        fast_nbytes=receipt["fast_bytes"],
+        experts=receipt["experts_of_a_token"],
+    )
+
+
+def _budget(settings: Settings) -> str:
+    return f"{settings.budget}, all layers together" if settings.scope == Scope.GLOBAL else settings.budget
+
+
+def accelerate_row(opened: MoeModel, folder: Path, budget: str, text: Text, *, device: str, threads: int) -> Row:
+    """Accelerate with as many bytes for experts on the device, the rest in the host's memory, in its own process."""
+    from profilers.compare.peers import PEERS, Task, read_apart
+
+    others = sum(one.nbytes for one in opened.model.parameters() if not one.is_meta)
+    room = others + sizes.budget_nbytes(budget, opened.shape)
+    few = tuple(ids[: text.prompt + 4] for ids in text.sequences[:1])  # each token takes it as long as ours take ten
+    found = read_apart(Task(PEERS["accelerate-cpu"], folder, device, threads, few, text.prompt, room))
+    return Row(
+        "Accelerate, CPU offload",
+        budget,
+        ttft_ms=_mean_ms(found.reading.prefill_s),
+        tpot_ms=_mean_ms(found.reading.decode_s),
+        fast_nbytes=found.expert_nbytes,
+        experts=PEERS["accelerate-cpu"].experts,
+    )
+
+
+def _decoded(session: Session, text: Text) -> dict[str, int]:
+    """What was counted in the decode passes of all sequences but the first."""
+    counters, length = session.controller.counters, len(text.sequences[0]) - text.prompt + 1
+    decode = [one for number, one in enumerate(counters.passes[length:]) if number % length]
+    assert len(decode) == text.num_decoded, (len(decode), text.num_decoded)
+    table = sum(decode)
+    return {counter.name.lower(): int(table[counter].sum()) for counter in Counter}
+
+
+def _median_s(work: Callable[[], object], device: str, *, turns: int = 8) -> float:
+    from tools.gpu.checks.sessions import finish
+
+    seconds = []
+    for _ in range(turns):
+        begin_s = time.perf_counter()
+        work()
+        finish(device)
+        seconds.append(time.perf_counter() - begin_s)
+    return statistics.median(seconds)
+
+
+def _mean_ms(seconds: tuple[float, ...]) -> float:
+    return statistics.fmean(seconds) * 1e3

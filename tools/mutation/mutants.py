@@ -1,0 +1,198 @@
+"""Mutants of a source file, one small change each, and whether the tests of that file notice.
+
+What is changed and how is cosmic-ray's (the extra `mutation`); of its operators those are left out whose mutants
+cannot but fail, such as a division that becomes a shift. A mutant is never written: a child process, forked when all
+that is not ours is imported, imports it in place of the file. Compiled loops run as plain Python, so that they are
+mutated like any other code.
+"""
+
+import ast
+import gc
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import os
+import re
+import resource
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import hypothesis
+import pytest
+
+from tools import ROOT
+
+OURS = ("artifacts", "runtime", "profilers", "moectl", "tests", "tools")
+_THEIRS = ("numpy", "numba", "pyarrow.parquet", "hypothesis.strategies")
+_MOST_BYTES = 8 << 30
+
+_BINARY = (
+    "Add_Sub Sub_Add Mul_Div Div_Mul FloorDiv_Mul Mod_Add Pow_Mul BitOr_BitAnd BitAnd_BitOr LShift_RShift RShift_LShift"
+)
+_COMPARISON = (
+    "Lt_LtE Lt_GtE LtE_Lt LtE_Gt Gt_GtE Gt_LtE GtE_Gt GtE_Lt Eq_NotEq Eq_LtE Eq_GtE NotEq_Eq NotEq_Lt NotEq_Gt "
+    "Is_IsNot IsNot_Is"
+)
+_OTHERS = (
+    "ReplaceUnaryOperator_Delete_USub ReplaceUnaryOperator_Delete_Invert ReplaceUnaryOperator_Delete_Not AddNot "
+    "ReplaceTrueWithFalse ReplaceFalseWithTrue ReplaceAndWithOr ReplaceOrWithAnd ReplaceBreakWithContinue "
+    "ReplaceContinueWithBreak NumberReplacer RemoveDecorator ZeroIterationForLoop"
+)
+OPERATORS = (
+    *(f"ReplaceBinaryOperator_{pair}" for pair in _BINARY.split()),
+    *(f"ReplaceComparisonOperator_{pair}" for pair in _COMPARISON.split()),
+    *_OTHERS.split(),
+)
+_COMPILERS = ("part", "exact_part", "kernel")  # decorators that say nothing where nothing is compiled
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """A file, relative to the root, with one change in a line, `change` as one reads it, and all of its source."""
+
+    path: str
+    line: int
+    change: str
+    source: str
+
+
+def mutants(path: str) -> Iterator[Mutant]:
+    """Every change of the file but those of annotations, which nothing reads, in the order of the operators."""
+    from cosmic_ray.mutating import mutate_code
+    from cosmic_ray.plugins import get_operator
+
+    source = (ROOT / path).read_text(encoding="utf-8")
+    spans = list(_spans_left_out(source))
+    for name in OPERATORS:
+        operator = get_operator(f"core/{name}")()
+        for number, (start, _) in enumerate(_positions(operator, source)):
+            if not any(first <= start < last for first, last in spans):
+                changed = mutate_code(source, operator, number)
+                yield Mutant(path, start[0], _change(source, changed, name), changed)
+
+
+def seconds_of(name: str, tests: Sequence[str]) -> float:
+    """Seconds of compute that the tests take with nothing changed. RuntimeError if they fail."""
+    code, seconds = _in_a_child(None, name, tests, limit_s=3600)
+    if code:
+        raise RuntimeError(f"the tests of {name} fail, or find nothing, before anything is changed: {' '.join(tests)}")
+    return seconds
+
+
+def is_killed(mutant: Mutant, tests: Sequence[str], *, limit_s: int) -> bool:
+    """Whether a test fails, or its seconds of compute are used up."""
+    return _in_a_child(mutant, mutant.path, tests, limit_s=limit_s)[0] != 0
+
+
+def _prepare() -> None:
+    """Import what is not ours, once, in an environment for children."""
+    os.environ |= {
+        "NUMBA_DISABLE_JIT": "1",  # what was compiled before would be run again, and the change missed
+        "OMP_NUM_THREADS": "1",
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # looking for plugins takes longer than most tests here
+    }
+    for name in _THEIRS:
+        importlib.import_module(name)
+    assert importlib.import_module("numba").config.DISABLE_JIT, "numba was imported before, and compiles"
+    gc.freeze()
+
+
+def _in_a_child(mutant: Mutant | None, path: str, tests: Sequence[str], *, limit_s: int) -> tuple[int, float]:
+    """Exit status, and seconds of compute."""
+    _prepare()
+    child = os.fork()
+    if not child:
+        try:
+            status = _test(mutant, path, tests, limit_s)
+        except BaseException:
+            status = 1
+        os._exit(status)
+    _, status, used = os.wait4(child, 0)
+    return status, used.ru_utime + used.ru_stime
+
+
+def _test(mutant: Mutant | None, path: str, tests: Sequence[str], limit_s: int) -> int:
+    resource.setrlimit(resource.RLIMIT_CPU, (limit_s, limit_s))
+    resource.setrlimit(resource.RLIMIT_AS, (_MOST_BYTES, _MOST_BYTES))
+    for name in [name for name in sys.modules if name.partition(".")[0] in OURS]:
+        del sys.modules[name]
+    os.chdir(ROOT)
+    for stream in (1, 2):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
+    if mutant is not None:
+        sys.meta_path.insert(0, _Finder(path.removesuffix(".py").replace("/", "."), mutant))
+    # The same examples every time, and none made smaller: what counts is whether one fails.
+    phases = (hypothesis.Phase.explicit, hypothesis.Phase.generate)
+    hypothesis.settings.register_profile("mutants", derandomize=True, database=None, deadline=None, phases=phases)
+    hypothesis.settings.load_profile("mutants")
+    quick = ("--assert=plain", "-p", "no:cacheprovider", "-p", "no:unraisableexception", "--import-mode=importlib")
+    # One after another: what the first notices need not wait until the others are imported.
+    return int(any(pytest.main(["-x", "-q", *quick, test]) for test in tests))
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds the mutant where its module is asked for."""
+
+    def __init__(self, name: str, mutant: Mutant) -> None:
+        self._name, self._mutant = name, mutant
+
+    def find_spec(self, fullname: str, path: object, target: object = None) -> importlib.machinery.ModuleSpec | None:
+        if fullname != self._name:
+            return None
+        return importlib.util.spec_from_loader(fullname, _Loader(fullname, self._mutant))
+
+
+class _Loader(importlib.machinery.SourceFileLoader):
+    def __init__(self, name: str, mutant: Mutant) -> None:
+        super().__init__(name, str(ROOT / mutant.path))
+        self._source = mutant.source
+
+    def get_code(self, fullname: str) -> object:
+        return compile(self._source, self.path, "exec", dont_inherit=True)
+
+
+def _positions(operator: object, source: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+    """Where cosmic-ray's operator would change something, as it counts them."""
+    from cosmic_ray.ast import Visitor, get_ast
+
+    found = []
+
+    class Positions(Visitor):
+        def visit(self, node: object) -> object:
+            found.extend(operator.mutation_positions(node))
+            return node
+
+    Positions().walk(get_ast(source))
+    return found
+
+
+def _spans_left_out(source: str) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
+    """(line, column) from and to of what nothing runs: annotations, decorators that compile, and the star after which
+    arguments have names."""
+    for number, line in enumerate(source.splitlines(), start=1):
+        yield from (((number, star.start()), (number, star.end())) for star in re.finditer(r"\*(?=,)", line))
+    for node in ast.walk(ast.parse(source)):
+        parts = [getattr(node, "annotation", None), getattr(node, "returns", None)]
+        if isinstance(node, ast.FunctionDef):
+            parts += [each for each in node.decorator_list if _name_of(each) in _COMPILERS]
+        for part in filter(None, parts):
+            # A decorator is given from its @ on.
+            yield (part.lineno, part.col_offset - 1), (part.end_lineno, part.end_col_offset)
+
+
+def _name_of(decorator: ast.expr) -> str:
+    return ast.unparse(decorator).partition("(")[0]
+
+
+def _change(source: str, changed: str, operator: str) -> str:
+    """`before` -> `after`, as much of the line as makes it plain."""
+    before, after = source.splitlines(), changed.splitlines()
+    if len(before) != len(after):
+        return operator
+    old, new = next(pair for pair in zip(before, after, strict=True) if pair[0] != pair[1])
+    start = len(os.path.commonprefix([old, new]))
+    end = min(len(os.path.commonprefix([old[::-1], new[::-1]])), len(old) - start, len(new) - start)
+    first = max(0, start - 18)
+    return " -> ".join(" ".join(line[first : len(line) - max(0, end - 18)].split()) for line in (old, new))

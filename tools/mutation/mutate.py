@@ -1,0 +1,186 @@
+"""Tries every mutant of the code that chooses experts, bits and memory: does a test notice that one thing changed?
+
+    pip install -e '.[test,mutation]'
+    python -m tools.mutation.mutate                                  all files of the table below: tens of minutes
+    python -m tools.mutation.mutate runtime/policies/miss/buddy.py   these
+    python -m tools.mutation.mutate --write                          and put the tables into docs/mutation.md
+
+Prints tried, killed and what survived of every file. On the page each survivor has its reason, which is kept when the
+page is written again; one that is new says that it has none, and is to be looked at.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from tools import ROOT
+from tools.mutation.mutants import Mutant, is_killed, mutants, seconds_of
+
+PAGE = ROOT / "docs" / "mutation.md"
+WANTED = 0.85
+UNKNOWN = "**not looked at yet**"
+_HERE = "<!-- written by tools/mutation/mutate.py -->\n"
+
+_POLICIES, _MISSES = "tests/runtime/policies", "tests/runtime/policies/test_misses.py"
+_GOLDEN = "tests/runtime/control/test_golden.py::test_counts_are_the_golden_ones"
+_TEXTS = (
+    "tests/runtime/policies/test_table.py::test_a_policy_is_a_dataclass_whose_fields_have_defaults",
+    "tests/runtime/policies/test_table.py::test_every_policy_has_its_paragraph_and_every_parameter_its_default",
+)
+
+
+def _policy(axis: str, name: str, *tests: str, rows: Sequence[str] = ("",)) -> tuple[str, ...]:
+    """Tests by hand, then what its table says, then its golden counts."""
+    texts = [f"{text}[{axis}-{name}]" for text in _TEXTS]
+    return (*tests, *texts, *(f"{_GOLDEN}[{axis}/{name}{row}]" for row in rows))
+
+
+_EVICTIONS = f"{_POLICIES}/test_evictions.py"
+_HORIZON = tuple(
+    f"{_POLICIES}/test_horizon.py::{name}"
+    for name in (
+        "test_compiled_and_plain_agree[2]",
+        "test_compiled_and_plain_agree[0]",
+        "test_what_followed_a_token_before_is_expected_after_it",
+        "test_a_prompt_is_remembered_token_by_token",
+        "test_a_prediction_moves_the_next_visit",
+        "test_what_every_pass_uses_outlasts_what_none_does",
+        "test_tokens_count_by_what_they_have_in_common_with_the_newest",
+        "test_nothing_is_expected_later_than_in_a_thousand_passes",
+        "test_one_token_may_say_what_several_layers_ahead_use",
+        "test_a_visit_stays_the_earliest_and_the_rate_the_latest_whatever_was_fitted",
+        "test_what_was_said_of_a_visit_is_compared_with_it_once",
+        "test_a_rate_below_nothing_weighs_as_nothing_does",
+    )
+)
+_BUDDY_ROWS = ("", *(f":quota=0.2,stand_in={name}" for name in ("buddy", "random_resident", "best_resident", "zero")))
+_SPLITS, _STAGES = "tests/artifacts/splits/test_solve.py", "tests/artifacts/splits/test_kernels.py"
+TESTS = {
+    **{
+        f"runtime/policies/eviction/{name}.py": _policy("eviction", name, _EVICTIONS)
+        for name in ("belady", "fld", "lcp", "least_stale", "lfu", "lhu", "lru", "random", "score")
+    },
+    "runtime/policies/eviction/packed.py": _policy("eviction", "lhu", _EVICTIONS),
+    "runtime/policies/eviction/activation.py": _policy("eviction", "activation", f"{_POLICIES}/test_activation.py"),
+    "runtime/policies/eviction/map.py": _policy(
+        "eviction", "map", f"{_POLICIES}/test_maps.py", f"{_EVICTIONS}::test_who_needs_more_than_uses_says_so"
+    ),
+    "runtime/policies/eviction/horizon.py": _HORIZON,
+    "runtime/policies/eviction/horizon_kernels.py": _HORIZON,
+    "runtime/policies/miss/buddy.py": _policy("miss", "buddy", f"{_POLICIES}/test_buddy.py", rows=_BUDDY_ROWS),
+    **{
+        f"runtime/policies/miss/{name}.py": _policy("miss", name, _MISSES)
+        for name in ("best_resident", "random_resident", "substitute", "zero")
+    },
+    **{f"runtime/policies/miss/{name}.py": (_MISSES,) for name in ("missing", "standins", "weights")},
+    "artifacts/quantisation/bit_allocation.py": ("tests/artifacts/quantisation/test_bit_allocation.py",),
+    "artifacts/splits/solve.py": (
+        *(
+            f"{_SPLITS}::test_{name}"
+            for name in (
+                "what_makes_no_sense_is_refused",
+                "what_is_just_possible",
+                "latencies_as_the_solvers_take_them",
+                "whom_a_split_fits",
+                "transfers_take_nothing_besides_unless_said",
+                "expert_split_by_hand",
+                "each_transfer_has_its_latency",
+                "sizes_that_were_found_expose_what_was_said",
+            )
+        ),
+        _STAGES,
+    ),
+    "artifacts/splits/kernels.py": (
+        _STAGES,
+        *(
+            f"{_SPLITS}::test_{name}"
+            for name in (
+                "expert_split_by_hand",
+                "each_transfer_has_its_latency",
+                "what_is_just_possible",
+                "a_layer_may_end_with_all_of_its_experts",
+                "seconds_may_be_of_any_size",
+                "expert_split_is_the_plain_loops",
+            )
+        ),
+    ),
+}
+"""Which tests cover a file, the quickest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Of one file: how many mutants there were, and those that no test noticed."""
+
+    path: str
+    tried: int
+    survivors: tuple[Mutant, ...]
+
+    @property
+    def share_killed(self) -> float:
+        return 1 - len(self.survivors) / self.tried if self.tried else 1.0
+
+
+def outcome_of(path: str, tests: Sequence[str]) -> Outcome:
+    # Twice as long as usual, and some seconds for a busy machine: who takes longer loops for ever.
+    limit_s = int(2 * seconds_of(path, tests) + 5)
+    every = list(mutants(path))
+    return Outcome(path, len(every), tuple(each for each in every if not is_killed(each, tests, limit_s=limit_s)))
+
+
+def reasons_on(page: str) -> dict[tuple[str, str], str]:
+    """What the page says of each survivor, by file and change."""
+    rows = [[cell.strip() for cell in line.split(" | ")] for line in page.splitlines() if line.startswith("| `")]
+    return {(row[0].strip("|` "), row[2]): row[3].rstrip("| ") for row in rows if len(row) == 4}
+
+
+def page_of(outcomes: Iterable[Outcome], page: str) -> str:
+    """The page with the tables of these, and the reasons that it had."""
+    outcomes, reasons = list(outcomes), reasons_on(page)
+    lines = ["", "| file | mutants | killed | survived | killed, % |", "|---|---:|---:|---:|---:|"]
+    for each in outcomes:
+        left = len(each.survivors)
+        lines.append(f"| {each.path} | {each.tried} | {each.tried - left} | {left} | {100 * each.share_killed:.1f} |")
+    lines += ["", "| survivor in | line | change | why no test notices |", "|---|---:|---|---|"]
+    for each in outcomes:
+        for mutant in sorted(each.survivors, key=lambda mutant: mutant.line):
+            change = _cell(mutant.change)
+            reason = reasons.get((mutant.path, change), UNKNOWN)
+            lines.append(f"| `{mutant.path}` | {mutant.line} | {change} | {reason} |")
+    return page.partition(_HERE)[0] + _HERE + "\n".join(lines) + "\n"
+
+
+def _cell(change: str) -> str:
+    return " → ".join(f"`{side}`" for side in change.replace("|", "∣").split(" -> "))
+
+
+def _show(outcome: Outcome, seconds: float) -> None:
+    killed = outcome.tried - len(outcome.survivors)
+    print(f"{outcome.path}: {killed} of {outcome.tried} killed, {100 * outcome.share_killed:.1f} % ({seconds:.0f} s)")
+    for mutant in sorted(outcome.survivors, key=lambda mutant: mutant.line):
+        print(f"  {mutant.line}: {mutant.change}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("files", nargs="*", metavar="FILE", help="of the table; all of them where none is named")
+    parser.add_argument("--write", action="store_true", help="put the tables into docs/mutation.md; needs all files")
+    options = parser.parse_args()
+    if unknown := [path for path in options.files if path not in TESTS]:
+        parser.error(f"no tests are named for {', '.join(unknown)}: files are {', '.join(TESTS)}")
+    if options.write and options.files:
+        parser.error("--write puts all files on the page: name none")
+    outcomes = []
+    for path in options.files or TESTS:
+        started = time.monotonic()
+        outcomes.append(outcome_of(path, TESTS[path]))
+        _show(outcomes[-1], time.monotonic() - started)
+    if options.write:
+        PAGE.write_text(page_of(outcomes, PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    sys.exit(any(each.share_killed < WANTED for each in outcomes))
+
+
+if __name__ == "__main__":
+    main()

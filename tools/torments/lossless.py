@@ -1,0 +1,144 @@
+"""Random small models, presets, budgets and links that lose nothing, and what the plain model says: for torments."""
+
+import random
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel
+
+from artifacts.shape import Shape
+from runtime.model.open import MoeModel, open_model
+from runtime.session.session import Session, Settings
+from tests.helpers.families import FAMILIES, VOCABULARY, save
+from tests.runtime.session.test_session import plain_model
+
+PRESETS = ("on-demand", "near", "mixtral-offloading", "moe-infinity", "specmd", "horizon", "monde", "full", "fmoe")
+PRESETS += ("moepic",)
+EVICTIONS = ("lru", "lfu", "lcp", "least_stale", "fld", "score", "random", "horizon", "activation")
+PREFETCHES = ("none", "next_gate", "next_gate:distance=2,overfetch=0.5,through=yes", "score", "frequency", "popular")
+PREFETCHES += ("random", "activation")
+MISSES = ("fetch", "near", "near:fill=no", "near:ratio=0.3,fill=no", "qstar:ratio=0.5")
+LINKS = ("disk", "300MB/s+5us", "2GB/s")
+NUM_DECODED = 2
+_TOLERANCE = 1e-4  # of the largest logit
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A batch of prompts [B, S] and the tokens [B, n] that follow; what the plain model says of each pass."""
+
+    prompts: torch.Tensor
+    tokens: torch.Tensor
+    logits: list[torch.Tensor]
+
+
+@dataclass
+class Model:
+    """One checkpoint: as moectl opens it, and as it is."""
+
+    folder: Path
+    name: str
+    opened: MoeModel = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.opened = open_model(str(self.folder))
+
+    @cached_property
+    def plain(self) -> PreTrainedModel:
+        return plain_model(self.folder)
+
+    @cached_property
+    def requests(self) -> list[Request]:
+        """Of one to three prompts each."""
+        generator = torch.Generator().manual_seed(11)
+        return [self._request(batch, length, generator) for batch, length in ((1, 3), (1, 12), (3, 7), (2, 1), (1, 25))]
+
+    def generated(self, prompt: torch.Tensor, count: int) -> list[int]:
+        """Tokens of the plain model, the most probable ones."""
+        named = {"max_new_tokens": count, "min_new_tokens": count, "do_sample": False}
+        with torch.inference_mode():
+            return self.plain.generate(prompt, **named)[0, prompt.shape[1] :].tolist()
+
+    def _request(self, batch: int, length: int, generator: torch.Generator) -> Request:
+        prompts = torch.randint(3, VOCABULARY, (batch, length), generator=generator)
+        tokens = torch.randint(3, VOCABULARY, (batch, NUM_DECODED), generator=generator)
+        with torch.inference_mode():
+            output = self.plain(prompts, use_cache=True)
+            logits = [output.logits]
+            for step in range(NUM_DECODED):
+                output = self.plain(tokens[:, step : step + 1], past_key_values=output.past_key_values, use_cache=True)
+                logits.append(output.logits)
+        return Request(prompts, tokens, logits)
+
+
+class Models:
+    """Every family in float32, some in bfloat16, each made when it is first drawn."""
+
+    def __init__(self, ground: Path) -> None:
+        self._ground, self._made = ground, {}
+
+    def draw(self, rng: random.Random) -> Model:
+        family, dtype = rng.choice([*((family, "float32") for family in FAMILIES), ("olmoe", "bfloat16")])
+        name = f"{family}-{dtype}"
+        if name not in self._made:
+            folder = save(family, rng.choice(("hub", "fused")), self._ground / name, getattr(torch, dtype))
+            self._made[name] = Model(folder, name)
+        return self._made[name]
+
+
+def draw_settings(rng: random.Random, shape: Shape) -> Settings:
+    """Of policies that lose nothing; axes of a preset are drawn anew half of the time."""
+    name = rng.choice(PRESETS)
+    scope = rng.choice(("layer", "global"))
+    policies = {}
+    if rng.random() < 0.5 and name not in ("monde", "fmoe", "moepic", "full"):
+        policies = {"eviction": rng.choice(EVICTIONS), "prefetch": rng.choice(PREFETCHES), "miss": rng.choice(MISSES)}
+    if name == "moepic":
+        policies["residency"] = "split:theta=" + rng.choice(("0.25", "0.5", "0.75"))
+    least = 1 if scope == "global" and name not in ("monde", "moepic") else shape.num_layers
+    least = max(least, shape.num_keys // 2) if name == "moepic" else least
+    link, near, window = rng.choice(LINKS), rng.choice((None, "1GB/s")), rng.choice(("1B", "2KiB", "64KiB"))
+    devices = 1 if name == "moepic" else rng.choice((1, 1, 2, 3, shape.num_experts))
+    return Settings(
+        name,
+        policies,
+        budget=f"{rng.randint(min(least * devices, shape.num_keys), shape.num_keys)}x",
+        scope=scope,
+        link=link,
+        near=near,
+        window=window,
+        learn=name == "fmoe",
+        devices=devices,
+    )
+
+
+def said(session: Session, request: Request) -> list[torch.Tensor]:
+    """The logits of every pass of a request."""
+    session.new_requests(len(request.prompts))
+    output = session.forward(request.prompts)
+    logits = [output.logits]
+    for step in range(request.tokens.shape[1]):
+        output = session.forward(request.tokens[:, step : step + 1], past=output.past_key_values)
+        logits.append(output.logits)
+    return logits
+
+
+def is_exact(session: Session) -> bool:
+    """Whether it owes the plain model's bits: cut experts, and those of compiled kernels, add up in another order. In
+    bfloat16 that sends tokens to other experts."""
+    return session.fast.split is None and not session.is_fused
+
+
+def differs(ours: list[torch.Tensor], theirs: list[torch.Tensor], *, to_the_bit: bool = True) -> str:
+    """Where the logits are not those of the plain model; nothing if they are."""
+    for number, (own, plain) in enumerate(zip(ours, theirs, strict=True)):
+        off = float((own.float() - plain.float()).abs().max())
+        if not torch.equal(own, plain) and (to_the_bit or off > _TOLERANCE * float(plain.float().abs().max())):
+            return f"pass {number} is {off:.2e} off"
+    return ""
+
+
+def described(settings: Settings) -> str:
+    return str(replace(settings, policies=dict(settings.policies)))
