@@ -54,3 +54,6 @@ class Shape:
         """Bytes of the top, with what belongs to no neuron, and of the bottom."""
         bottom = ((self.num_neurons or self.expert_nbytes) - top_neurons) * self.neuron_nbytes
         return self.expert_nbytes - bottom, bottom
+
+
+FULL_BITS = 16  # the experts' own form: the checkpoint's, whatever its dtype, or that of the base in its place

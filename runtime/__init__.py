@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from runtime.control.recorder import Recorder
-    from runtime.replay.workload import Outcome, Setting, Workload
+    from runtime.replay.settings import Outcome, Setting
+    from runtime.replay.workload import Workload
     from runtime.session.answers import Answer, Effort, Stream
     from runtime.session.generate import Sampling, Token
     from runtime.session.session import Session

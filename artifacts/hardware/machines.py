@@ -60,3 +60,6 @@ def machine(name: str) -> Machine:
     if name not in MACHINES:
         raise BadUsage(unknown("machine", name, MACHINES))
     return MACHINES[name]
+
+
+HERE = "here"

@@ -9,15 +9,12 @@ from math import inf
 from statistics import quantiles
 from typing import TYPE_CHECKING
 
-from artifacts.errors import BadInput, Incompatible
-from artifacts.quantisation.replicas import FULL_BITS
-from artifacts.shape import Shape
-from artifacts.store.runs import StoredRun
+from artifacts.errors import BadInput
+from artifacts.shape import FULL_BITS
 
 if TYPE_CHECKING:  # as in artifacts/routing/predictors.py
     import pyarrow as pa
 
-    from artifacts.store.store import Store
 
 COMMAND = "profile-hardware"
 REMEDY = "run `moectl profile --hardware`"
@@ -165,28 +162,6 @@ def from_rows(rows: "pa.Table", conditions: Mapping[str, object]) -> HardwarePro
             parts = (_spread(row, name) for name in ("attention", "moe", "head", "expert"))
             compute.append(Compute(row["tokens"], *parts))
     return HardwareProfile(tuple(compute), tuple(loads), tuple(near), conditions)
-
-
-def stored_profile(store: "Store", model_id: str) -> HardwareProfile | None:
-    """The newest hardware profile of a model; None if there is none."""
-    run = store.latest_run(COMMAND, model_id)
-    return None if run is None else _read(store, run)
-
-
-def profile_for(store: "Store", shape: Shape, *, name: str) -> HardwareProfile:
-    """The newest hardware profile of a model of this shape. Raises Incompatible when there is none; `name` is how to
-    speak of the model."""
-    shapes = {model.model_id: model.shape for model in store.models()}
-    runs = [run for run in store.runs() if run.info.command == COMMAND]
-    for run in reversed(runs):
-        if shapes[run.info.model_id] == shape:
-            return _read(store, run)
-    what = "hardware profiles of models of other shapes only" if runs else "no hardware profile"
-    raise Incompatible(f"{store.path} holds {what}, and seconds are those of one model: {REMEDY} with {name}")
-
-
-def _read(store: "Store", run: StoredRun) -> HardwareProfile:
-    return from_rows(store.read("hardware", run.run_id), run.info.parameters)
 
 
 def _told(**known: Spread | None) -> dict[str, float | int]:

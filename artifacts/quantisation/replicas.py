@@ -8,8 +8,8 @@ import numpy as np
 
 from artifacts.errors import BadUsage, Incompatible
 from artifacts.quantisation.bit_allocation import WIDTHS
+from artifacts.shape import FULL_BITS
 
-FULL_BITS = 16  # the experts' own form: the checkpoint's, whatever its dtype, or that of the base in its place
 BASES = (FULL_BITS, 4, 3, 2)  # below 1 bit there would be nothing left to stand in
 _BORDER = 16  # bytes
 

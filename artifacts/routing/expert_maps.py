@@ -275,3 +275,12 @@ def _unit(vectors: np.ndarray) -> np.ndarray:
 def _inverse(squares: np.ndarray) -> np.ndarray:
     """1 / length, from its square; of nothing any number does, as it multiplies nothing."""
     return 1 / np.sqrt(np.maximum(squares, _LEAST))
+
+
+CAPACITY, DISTANCE = 1000, 3  # of maps that begin with none; as `moectl build-maps`
+
+
+def no_maps(*, num_layers: int, num_experts: int, hidden: int) -> ExpertMaps:
+    """Room for maps that are yet to be learned."""
+    sizes = {"num_layers": num_layers, "num_experts": num_experts, "hidden": hidden}
+    return ExpertMaps(CAPACITY, **sizes, distance=min(DISTANCE, num_layers))

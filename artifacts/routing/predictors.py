@@ -14,12 +14,10 @@ import numpy as np
 
 from artifacts.errors import BadInput, Incompatible
 from artifacts.shape import Shape
-from artifacts.store.runs import as_written
 
 if TYPE_CHECKING:  # a run without predictors has no need of what these take in memory
     import pyarrow as pa
 
-    from artifacts.store.store import Store  # duckdb, imported before transformers, complains at the end of the process
 
 COMMAND, TABLE = "build-predictor", "predictors"
 TARGETS = ("logits", "selected")
@@ -98,18 +96,6 @@ def predictors_of(rows: "pa.Table", shape: Shape, *, num_features: int, seed: in
         raise BadInput("these predictors hold numbers that are not finite: run moectl build-predictor again")
     shaped = weights.reshape(shape.num_layers, distance, *weights.shape[1:])
     return Predictors(scale[::distance].copy(), shaped, num_features, seed)
-
-
-def load_predictors(store: "Store", model_id: str, shape: Shape) -> Predictors | None:
-    """Those of the newest run of this model; None if there is none."""
-    run = store.latest_run(COMMAND, model_id)
-    if run is None:
-        return None
-    asked = run.info.parameters
-    rows = store.read(TABLE, run.run_id)
-    with as_written(run, store.path):
-        num_features = int(asked["features"])
-    return predictors_of(rows, shape, num_features=num_features, seed=run.info.seed)
 
 
 def check_reach(predictors: Predictors, distance: int) -> None:

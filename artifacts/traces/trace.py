@@ -8,6 +8,8 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
+from artifacts.errors import BadInput
+
 PREFILL = 0
 DECODE = 1
 PHASES = ("prefill", "decode")  # by code
@@ -170,3 +172,20 @@ def _is_numbered_anew(pass_: np.ndarray, request: np.ndarray) -> bool:
 
 def _pair(high: np.ndarray, low: np.ndarray) -> np.ndarray:
     return (high.astype(np.int64) << 32) | low.astype(np.int64)
+
+
+def is_one_by_one(trace: Trace) -> bool:
+    """Whether something is decoded, and never two requests together."""
+    decoded = trace.phase == DECODE
+    steps = trace.pass_indices()[decoded] * trace.num_layers + trace.layer[decoded]
+    return bool(decoded.any()) and len(np.unique(steps)) == len(steps)
+
+
+def cut_by_request(trace: Trace, share: float) -> tuple[Trace, Trace]:
+    """The first of the requests, and the last `share` of them, one at least on either side. Raises BadInput for a trace
+    of one request."""
+    requests: Sequence[int] = np.unique(trace.request).tolist()
+    if len(requests) < 2:
+        raise BadInput("the trace has one request: nothing is left to check what is tuned on it; record a longer one")
+    border = requests[min(len(requests) - 1, max(1, round(len(requests) * (1 - share))))]
+    return trace.take(np.flatnonzero(trace.request < border)), trace.take(np.flatnonzero(trace.request >= border))

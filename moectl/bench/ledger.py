@@ -14,7 +14,7 @@ from artifacts.store.store import Store, add_run
 from profilers.compare.bench import Measured, Setting
 from profilers.compare.tasks import Score
 from runtime.control.counters import AT_BITS, hit_rate
-from runtime.replay.workload import Outcome
+from runtime.replay.settings import Outcome
 
 COMMAND, BY_LAYER = "bench", "bench_layers"
 LIVE, SIMULATED, PEER = "live", "simulated", "peer"

@@ -8,29 +8,27 @@ import torch
 
 from artifacts.errors import BadInput, Problem
 from artifacts.hardware.machines import MACHINES
-from artifacts.quantisation.replicas import FULL_BITS
+from artifacts.shape import FULL_BITS
 from artifacts.store.runs import utc_now
 from artifacts.store.store import Store
 from moectl.bench.ledger import LIVE, PEER, Job, Ledger, Row, artefact_runs, measured_row
 from moectl.bench.request import Request
-from moectl.bench.table import Benched
-from moectl.commands.profile import check_store, model_info
-from moectl.shared.opening import open_quietly
+from moectl.bench.table import Benched, loss_of_base
+from moectl.shared.opening import check_store, model_info, open_quietly
 from moectl.shared.progress import progress_bar
 from profilers.compare.bench import Bench, Paces, Sample, Setting, Text, schedule, summary, text_of
 from profilers.compare.peers import PEERS, PeerBench
-from profilers.compare.quality import Quality
 from profilers.compare.samples import KeptSamples
 from profilers.compare.tasks import Score, Tasks, load_tasks
 from profilers.hardware.this_machine import Here
 from profilers.text.corpus import data_digest, documents
-from runtime.engine.output_cpu import FUSED
 from runtime.model.locate import locate
 from runtime.model.open import MoeModel
 from runtime.policies.base import Artefacts
 from runtime.session.artefacts import load_artefacts
+from runtime.session.link_choice import resolve_link
 from runtime.session.on_base import on_base
-from runtime.tiers.open import resolve_link
+from runtime.session.settings import FUSED
 
 PEERS_AS_THEY_ARE = (
     "peers: other programs in processes of their own, on this machine as it is, whatever link is emulated for presets"
@@ -70,15 +68,6 @@ def live(name: str, request: Request, *, store: Path, device: str, threads: int)
     if request.base != FULL_BITS:
         notes.append(loss_of_base(bench.loss_of_base(checkpoint), request.base))
     return Benched(rows, opened.shape, _conditions(request, text, here, taken_up), tuple(notes), job.digest)
-
-
-def loss_of_base(quality: Quality, base: int) -> str:
-    """One line: what other losses come on top of."""
-    return (
-        f"the base: every expert is a replica of {base} bits, budgets are of these bytes and quality is against it; it "
-        f"loses {100 * (quality.perplexity_ratio - 1):.2f} % of perplexity to the checkpoint itself (KL "
-        f"{quality.kl:.4f}, top-1 {quality.top1_agreement:.4f})"
-    )
 
 
 def read_text(opened: MoeModel, request: Request) -> Text:

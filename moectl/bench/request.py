@@ -7,18 +7,17 @@ from pathlib import Path
 
 from artifacts.common.suggestions import unknown
 from artifacts.errors import BadUsage
-from artifacts.hardware.machines import machine
-from artifacts.quantisation.replicas import FULL_BITS, check_base
-from artifacts.shape import Shape
+from artifacts.hardware.machines import HERE, machine
+from artifacts.quantisation.replicas import check_base
+from artifacts.shape import FULL_BITS, Shape
 from profilers.compare.bench import Setting
 from profilers.compare.peers import EVERYTHING, PEERS
 from profilers.compare.tasks import check_tasks
 from profilers.workers.choose import LOCAL, check_executor
 from runtime.control import sizes
-from runtime.engine.output_cpu import EXACT, check_experts
-from runtime.policies import Preset, presets
-from runtime.replay.measured_machine import HERE
+from runtime.policies.presets import Preset, presets
 from runtime.session.presets import find_presets
+from runtime.session.settings import EXACT, check_experts
 
 ALL, AUTO, ORACLE = "all", "auto", "oracle"
 FIXED = ("full", "uniform-bits", "on-demand", "near")

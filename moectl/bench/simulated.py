@@ -10,6 +10,7 @@ from time import perf_counter
 import torch
 
 from artifacts.errors import BadUsage, Partly, Problem
+from artifacts.hardware.costs import Costs
 from artifacts.hardware.machines import Machine
 from artifacts.modelshapes.known import MODELS
 from artifacts.store.runs import RunInfo, utc_now
@@ -20,23 +21,20 @@ from moectl.bench.ledger import SIMULATED, Job, Ledger, Row, artefact_runs, simu
 from moectl.bench.live import read_text
 from moectl.bench.request import AUTO, DEFAULT_MACHINE, ORACLE, Request
 from moectl.bench.table import Benched
-from moectl.commands.profile import check_store, foresight, model_info
-from moectl.commands.simulate import of_base, placed
-from moectl.shared.opening import open_quietly
+from moectl.shared.opening import check_store, model_info, open_quietly
 from moectl.shared.progress import progress_bar
-from moectl.shared.trace_source import Opened, Source, open_source
+from moectl.shared.trace_source import Opened, Source, foresight, of_base, open_source, placed
 from profilers.compare.bench import Setting, Text
 from profilers.compare.quality import read
 from profilers.text.corpus import data_digest
 from profilers.workers.choose import executing
 from profilers.workers.workers import ATTEMPTS, Executor, Lost, Workers
 from runtime.control import sizes
-from runtime.control.cache import Scope
 from runtime.model.open import MoeModel
-from runtime.policies import Preset
-from runtime.replay.virtual_time import Costs
-from runtime.replay.workload import Outcome, Workload, oracles
-from runtime.replay.workload import Setting as Tried
+from runtime.policies.presets import Preset, Scope
+from runtime.replay.settings import Outcome, oracles
+from runtime.replay.settings import Setting as Tried
+from runtime.replay.workload import Workload
 from runtime.session.session import Session, Settings
 
 NOT_MEASURED = "quality: not of a simulation; a live bench measures it"

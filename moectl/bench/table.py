@@ -9,6 +9,7 @@ from moectl.bench.ledger import PEER, Row
 from moectl.bench.other_tools import IMPORTED
 from moectl.bench.request import ORACLE
 from moectl.show.render import NumBytes, Sheet
+from profilers.compare.quality import Quality
 from profilers.compare.tasks import Score
 from runtime.control import sizes
 
@@ -124,3 +125,12 @@ def _reasons(refused: Iterable[Row]) -> list[tuple[str, str, str]]:
     for row in refused:
         budgets.setdefault((row.preset, row.why), {})[row.budget] = None
     return [(preset, ", ".join(found), why) for (preset, why), found in budgets.items()]
+
+
+def loss_of_base(quality: Quality, base: int) -> str:
+    """One line: what other losses come on top of."""
+    return (
+        f"the base: every expert is a replica of {base} bits, budgets are of these bytes and quality is against it; it "
+        f"loses {100 * (quality.perplexity_ratio - 1):.2f} % of perplexity to the checkpoint itself (KL "
+        f"{quality.kl:.4f}, top-1 {quality.top1_agreement:.4f})"
+    )

@@ -7,7 +7,6 @@ import typer
 
 from moectl.cli.app import app
 from moectl.cli.options import (
-    DEFAULT_STORE,
     DEFAULT_THREADS,
     Budget,
     Data,
@@ -21,6 +20,7 @@ from moectl.cli.options import (
     StorePath,
     Threads,
 )
+from moectl.shared.opening import DEFAULT_STORE
 
 
 @app.command("profile")
@@ -64,7 +64,7 @@ def _profile(
         machine.show(found, as_json=json)
         return
     from moectl.commands import profile as verb
-    from profilers.routing.observe import Batching
+    from profilers.text.batches import Batching
     from runtime.session.session import Settings
 
     index, count = verb.parse_shard(shard)
@@ -140,7 +140,7 @@ def _build_maps(
     """Keep maps of what routers say, iteration by iteration, to prefetch by when something like it comes (fMoE)."""
     from moectl.commands import build_maps as verb
     from profilers.routing.maps import Plan
-    from profilers.routing.observe import Batching
+    from profilers.text.batches import Batching
     from runtime.session.session import Settings
 
     batching = Batching(batch=batch, length=length, prefill=prefill)
@@ -168,8 +168,8 @@ def _build_predictor(
 ) -> None:
     """Learn from routers' inputs which experts the layers ahead will want, to prefetch by; tested on held-out text."""
     from moectl.commands import build_predictor as verb
-    from profilers.routing.observe import Batching
     from profilers.routing.predictors import Plan
+    from profilers.text.batches import Batching
     from runtime.session.session import Settings
 
     batching = Batching(batch=batch, length=length, prefill=0)

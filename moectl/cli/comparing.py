@@ -8,7 +8,6 @@ import typer
 from moectl.cli import completion
 from moectl.cli.app import app
 from moectl.cli.options import (
-    DEFAULT_STORE,
     DEFAULT_THREADS,
     AvgBits,
     Base,
@@ -36,6 +35,7 @@ from moectl.cli.options import (
     Window,
     hot_residency,
 )
+from moectl.shared.opening import DEFAULT_STORE
 
 
 @app.command("simulate")

@@ -11,7 +11,7 @@ DEVICES = ("auto", "cpu", "cuda")
 
 def presets() -> Words:
     """Those that come along and can run."""
-    from runtime.policies import presets as known
+    from runtime.policies.presets import presets as known
 
     return [(name, one.summary) for name, one in known().items() if not one.waits_for]
 

@@ -10,8 +10,6 @@ from artifacts.errors import BadUsage
 from moectl import bundled
 from moectl.cli import completion
 
-DEFAULT_STORE = Path("moe.duckdb")
-
 
 def _or_bundled(context: typer.Context, name: str | None) -> str | None:
     """None for the bundled model, and a word where the store (which is read first) suggests that another was meant."""

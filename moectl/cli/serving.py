@@ -6,7 +6,6 @@ import typer
 
 from moectl.cli.app import app
 from moectl.cli.options import (
-    DEFAULT_STORE,
     DEFAULT_THREADS,
     Base,
     Budget,
@@ -26,6 +25,7 @@ from moectl.cli.options import (
     Threads,
     Window,
 )
+from moectl.shared.opening import DEFAULT_STORE
 
 
 @app.command("serve")

@@ -6,19 +6,8 @@ from typing import Annotated
 import typer
 
 from moectl.cli.app import app
-from moectl.cli.options import (
-    DEFAULT_STORE,
-    DEFAULT_THREADS,
-    AnyModel,
-    Budget,
-    Device,
-    Json,
-    RunId,
-    Seed,
-    StorePath,
-    Threads,
-    Window,
-)
+from moectl.cli.options import DEFAULT_THREADS, AnyModel, Budget, Device, Json, RunId, Seed, StorePath, Threads, Window
+from moectl.shared.opening import DEFAULT_STORE
 
 
 @app.command("inspect")

@@ -12,7 +12,7 @@ from moectl.bench.table import Benched, sheets
 from moectl.bundled import demo_model
 from moectl.commands.report import check_report, report
 from moectl.show.render import show_json, show_sheet
-from runtime.policies import Preset
+from runtime.policies.presets import Preset
 from runtime.session.presets import find_presets
 
 

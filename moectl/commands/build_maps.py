@@ -5,13 +5,12 @@ from pathlib import Path
 
 from moectl.bundled import demo_model
 from moectl.commands.profile import Request as Text
-from moectl.commands.profile import check_store, model_info, read_data
-from moectl.shared.opening import open_quietly
+from moectl.commands.profile import read_data
+from moectl.shared.opening import check_store, model_info, open_quietly
 from moectl.shared.progress import progress_bar
 from moectl.show.render import NumBytes, Sheet, show_json, show_sheet
 from profilers.routing.maps import BuiltMaps, Plan, build_maps
-from profilers.routing.observe import Batching
-from profilers.routing.profile import Data
+from profilers.text.batches import Batching, Data
 from profilers.text.corpus import documents
 from runtime.session.session import Session, Settings
 

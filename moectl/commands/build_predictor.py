@@ -5,13 +5,13 @@ from pathlib import Path
 
 from moectl.bundled import demo_model
 from moectl.commands.profile import Request as Text
-from moectl.commands.profile import check_store, model_info, read_data
-from moectl.shared.opening import open_quietly
+from moectl.commands.profile import read_data
+from moectl.shared.opening import check_store, model_info, open_quietly
 from moectl.shared.progress import progress_bar
 from moectl.show import predictors as predictorviews
 from moectl.show.render import Sheet, human_bytes, show_json, show_sheet
-from profilers.routing.observe import Batching
 from profilers.routing.predictors import Fitted, Plan, build_predictors
+from profilers.text.batches import Batching
 from profilers.text.corpus import documents
 from runtime.session.session import Session, Settings
 

@@ -13,12 +13,13 @@ from artifacts.hardware.machines import machine
 from artifacts.store.store import Store
 from moectl.bundled import demo_model
 from moectl.commands.build_buddies import build_buddies
-from moectl.commands.profile import Request, check_store, model_info, profile_opened
-from moectl.shared.opening import open_quietly
+from moectl.commands.profile import Request, profile_opened
+from moectl.shared.opening import check_store, model_info, open_quietly
 from moectl.shared.progress import progress_bar
+from moectl.show.pictures import Demonstration, Row
 from moectl.show.render import Sheet, human_bytes, show_json, show_sheet
 from profilers.compare.quality import Reading, compare, read
-from profilers.routing.observe import Batching
+from profilers.text.batches import Batching
 from profilers.text.corpus import documents, token_sequences
 from runtime.control.counters import hit_rate
 from runtime.model.open import MoeModel
@@ -29,29 +30,6 @@ from runtime.session.session import Session, Settings
 
 PRESETS = ("full", "on-demand", "near", "buddymoe")
 _NUM_SEQUENCES, _PREFILL, _DECODE = 6, 64, 64
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One preset on the held-out text."""
-
-    preset: str
-    hit_rate: float
-    moved_bytes: int
-    exposed_ms: float
-    ms_per_token: float
-    perplexity_ratio: float
-    top1_agreement: float
-
-
-@dataclass(frozen=True, slots=True)
-class Demonstration:
-    """The table and the conditions it was measured under."""
-
-    rows: list[Row]
-    budget: str
-    conditions: str
-    receipts: dict[str, dict[str, object]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,24 +7,24 @@ import numpy as np
 import torch
 
 from artifacts.errors import OutOfResources
-from artifacts.hardware.profile import COMMAND, HardwareProfile, stored_profile
+from artifacts.hardware.profile import COMMAND, HardwareProfile
+from artifacts.store.hardware_profiles import stored_profile
 from artifacts.store.store import Store
 from moectl.bundled import demo_model
-from moectl.cli.options import DEFAULT_STORE
 from moectl.commands import doctor_findings as findings
 from moectl.commands import hardware
 from moectl.commands.doctor_findings import Finding
 from moectl.commands.hardware import Measured
-from moectl.shared.opening import open_quietly
+from moectl.shared.opening import DEFAULT_STORE, open_quietly
 from moectl.show.render import Sheet, human_bytes, show_json, show_sheet
 from profilers.compare.check_prediction import Prediction, check
 from profilers.hardware.load_times import QUICK
 from profilers.hardware.this_machine import Here
-from profilers.routing.observe import check_sequences
+from profilers.text.batches import check_sequences
 from profilers.text.corpus import documents, token_sequences
 from runtime.control import sizes
 from runtime.model.open import MoeModel
-from runtime.tiers.open import link_name
+from runtime.session.link_choice import link_name
 
 _NUM_SEQUENCES, _PREFILL, _DECODE = 4, 16, 24
 _MOST = 0.8  # of the memory that can be had

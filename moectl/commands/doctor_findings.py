@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from artifacts.hardware.profile import COLD, COMMAND, HardwareProfile
-from artifacts.quantisation.replicas import FULL_BITS, typical
-from artifacts.shape import Shape
+from artifacts.quantisation.replicas import typical
+from artifacts.shape import FULL_BITS, Shape
 from artifacts.store.store import Store
 from moectl.shared import installed
 from moectl.show.render import human_bytes

@@ -8,12 +8,12 @@ import torch
 
 from artifacts.errors import BadUsage
 from artifacts.hardware.profile import COMMAND, HardwareProfile, Spread, to_rows
-from artifacts.quantisation.replicas import FULL_BITS, Replicas
+from artifacts.quantisation.replicas import Replicas
+from artifacts.shape import FULL_BITS
 from artifacts.store.runs import ModelInfo, RunInfo, utc_now
 from artifacts.store.store import Store, add_run
 from moectl.bundled import demo_model
-from moectl.commands.profile import check_store, model_info
-from moectl.shared.opening import open_quietly
+from moectl.shared.opening import check_store, model_info, open_quietly
 from moectl.shared.progress import progress_bar
 from moectl.show.render import Sheet, human_bytes, show_json, show_sheet
 from profilers.hardware.load_times import THOROUGH, Effort
@@ -22,7 +22,7 @@ from profilers.hardware.this_machine import Here
 from runtime.model.locate import locate
 from runtime.model.open import MoeModel
 from runtime.session.artefacts import load_artefacts
-from runtime.tiers.open import link_name
+from runtime.session.link_choice import link_name
 
 _MOST_PINNED = 0.8  # of the RAM that can be had
 

@@ -34,7 +34,8 @@ from moectl.show import (
     store as views,
 )
 from moectl.show.render import Heatmap, Sheet, console, human_bytes, show_heatmap, show_json, show_sheet
-from runtime.policies import POLICIES, build, presets
+from runtime.policies import POLICIES, build
+from runtime.policies.presets import presets
 from runtime.session.presets import tuned_presets
 
 

@@ -12,8 +12,9 @@ from artifacts.traces.synthetic import Dials, generate
 from moectl.show.render import human_bytes
 from runtime.control import sizes
 from runtime.control.counters import AT_BITS, hit_rate
-from runtime.policies import presets
-from runtime.replay.workload import Outcome, Setting, Workload
+from runtime.policies.presets import presets
+from runtime.replay.settings import Outcome, Setting
+from runtime.replay.workload import Workload
 
 RESERVE_NBYTES = 1 << 30  # the driver's own, activations and buffers
 # What routers may be like: what a token selects is spread evenly and changes at once, as of trained models, or is

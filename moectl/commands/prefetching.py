@@ -12,9 +12,9 @@ from moectl.shared.trace_source import Opened, Source, open_source
 from moectl.show.render import NumBytes, Sheet, show_json, show_sheet
 from profilers.compare.price_prefetch import Foresight, Tier, foresight
 from runtime.control import sizes
-from runtime.control.cache import Scope
 from runtime.policies import parse
 from runtime.policies.base import Artefacts
+from runtime.policies.presets import Scope
 
 CONTROLS = ("random", "popular", "oracle")
 _COLUMNS = (

@@ -7,18 +7,15 @@ from pathlib import Path
 import numpy as np
 
 from artifacts.errors import BadInput, BadUsage
-from artifacts.routing.predictors import load_predictors
-from artifacts.store.runs import ModelInfo
-from artifacts.store.store import Store
 from moectl.bundled import demo_model
-from moectl.shared.opening import open_quietly
+from moectl.shared.opening import check_store, model_info, open_quietly
 from moectl.shared.progress import progress_bar
+from moectl.shared.trace_source import foresight
 from moectl.show.render import Sheet, show_json, show_sheet
-from profilers.routing.observe import Batching, Foresight
-from profilers.routing.profile import Data, Profiled, merge_shards, profile_routing
+from profilers.routing.profile import Profiled, merge_shards, profile_routing
+from profilers.text.batches import Batching, Data
 from profilers.text.corpus import documents, token_sequences
 from profilers.workers.choose import LOCAL, check_device, check_executor, executing
-from runtime.engine.predictors import Predictor
 from runtime.model.open import MoeModel
 from runtime.session.session import Session, Settings
 
@@ -53,10 +50,6 @@ def parse_shard(text: str) -> tuple[int, int]:
     return int(index) - 1, int(count)
 
 
-def model_info(name: str, opened: MoeModel) -> ModelInfo:
-    return ModelInfo(name, opened.fingerprint, opened.family, opened.stored_shape)
-
-
 def read_data(opened: MoeModel, request: Request) -> Data:
     """The text as the model's own tokens."""
     if opened.tokenizer is None:
@@ -79,12 +72,6 @@ def profile(name: str | None, settings: Settings, request: Request, *, store: Pa
         return profile_opened(name, session, request, store=store)
 
 
-def check_store(path: Path) -> None:
-    """Raise now what would keep a profile from being written at the end: no folder, no store, another writer."""
-    with Store.open(path):
-        pass
-
-
 def profile_opened(name: str, session: Session, request: Request, *, store: Path) -> Profiled:
     data = read_data(session.opened, request)
     info = model_info(name, session.opened)
@@ -101,16 +88,6 @@ def profile_opened(name: str, session: Session, request: Request, *, store: Path
             executor=executor,
             progress=advance,
         )
-
-
-def foresight(opened: MoeModel, distance: int, *, store: Path) -> Foresight:
-    """What a trace is to say of the layers ahead: the store's predictors too, if it has some for this model."""
-    if distance > opened.shape.num_layers:
-        raise BadUsage(f"the distance must be 1 to {opened.shape.num_layers}, the model's MoE layers, not {distance}")
-    with Store.open(store) as held:
-        known = load_predictors(held, opened.fingerprint[:16], opened.shape)
-    reach = min(distance, known.distance) if known else 0
-    return Foresight(distance, Predictor(known, reach, opened.model.device) if known else None)
 
 
 def merge(shards: list[Path], *, store: Path) -> Profiled:

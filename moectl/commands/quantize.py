@@ -16,7 +16,7 @@ from moectl.shared.progress import progress_bar
 from moectl.show.render import Sheet, human_bytes, show_json, show_sheet
 from profilers.quantise.method import Method, check_method, projections
 from profilers.quantise.replicas import Built, build_replicas
-from profilers.routing.profile import Data
+from profilers.text.batches import Data
 from profilers.text.corpus import documents, token_sequences
 from profilers.workers.choose import LOCAL, check_device, check_executor, executing
 from runtime.model.open import MoeModel

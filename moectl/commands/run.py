@@ -11,8 +11,7 @@ from artifacts.errors import BadInput, BadUsage
 from artifacts.store.runs import utc_now
 from artifacts.traces.parquet import write_parquet
 from moectl.bundled import demo_model
-from moectl.commands.profile import check_store, model_info
-from moectl.shared.opening import quieten, there
+from moectl.shared.opening import check_store, model_info, quieten, there
 from moectl.show.devices import devices_sheet
 from moectl.show.render import Sheet, human_bytes, show_json, show_sheet
 from runtime.control.counters import AT_BITS, hit_rate

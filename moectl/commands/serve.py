@@ -15,7 +15,8 @@ from moectl.bundled import demo_model
 from moectl.serving.limits import Limits
 from moectl.shared.opening import open_quietly, there
 from runtime.model.open import MoeModel
-from runtime.policies import Preset, build, preset, presets
+from runtime.policies import build
+from runtime.policies.presets import Preset, preset, presets
 from runtime.session.presets import tuned_presets
 from runtime.session.session import Session, Settings
 

@@ -2,25 +2,22 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
-from artifacts.errors import BadUsage, Incompatible
-from artifacts.hardware.machines import Machine, machine
-from artifacts.hardware.profile import REMEDY, profile_for
+from artifacts.errors import BadUsage
+from artifacts.hardware.machines import HERE, Machine, machine
 from artifacts.modelshapes.known import ModelShape
-from artifacts.quantisation.replicas import FULL_BITS, check_base
-from artifacts.store.store import Store
+from artifacts.quantisation.replicas import check_base
+from artifacts.shape import FULL_BITS
 from artifacts.traces.trace import Trace
-from moectl.shared.trace_source import Opened, Source, on_base, open_source
+from moectl.shared.trace_source import Source, of_base, open_source, placed
 from moectl.show.devices import devices_sheet
 from moectl.show.render import NumBytes, Sheet, human_bytes, show_json, show_sheet
 from runtime.control import sizes
-from runtime.control.cache import Scope
 from runtime.control.counters import hit_rate
-from runtime.policies import POLICIES, Preset, parse, preset, presets
-from runtime.replay.measured_machine import HERE, costs_of, machine_of
-from runtime.replay.virtual_time import Costs
-from runtime.replay.workload import Outcome, Setting, Workload, oracles
+from runtime.policies import POLICIES, parse
+from runtime.policies.presets import Preset, Scope, preset, presets
+from runtime.replay.settings import Outcome, Setting, oracles
+from runtime.replay.workload import Workload
 from runtime.session.presets import find_presets
 
 PLAIN = "on-demand"
@@ -123,20 +120,6 @@ def simulate(source: Source, request: Request) -> Simulated:
     )
 
 
-def placed(opened: Opened, name: str, path: Path, *, base: int) -> tuple[Opened, Machine, Costs | None]:
-    """What is replayed, on its base and on a named machine, or `here`: on this one, with what the store's hardware
-    profile says that the model costs on it."""
-    based, shape = on_base(opened, base), opened.model.shape
-    if name != HERE:
-        return based, machine(name), None
-    if not path.exists():
-        raise Incompatible(f"there is no store {path} with a hardware profile: {REMEDY}, or name a machine")
-    with Store.open(path, read_only=True) as store:
-        profile = profile_for(store, shape, name=opened.model.name)
-    costs = costs_of(profile, shape).on_base(base, based.model.shape.expert_nbytes / shape.expert_nbytes)
-    return based, machine_of(profile, shape), costs
-
-
 def show(simulated: Simulated, *, as_json: bool) -> None:
     """Print a table, or one JSON object: the first that was asked for by itself, all of them as rows."""
     sheet = comparison(simulated)
@@ -187,11 +170,6 @@ def comparison(simulated: Simulated) -> Sheet:
     )
     title = f"{simulated.source} on {simulated.machine.name}, on virtual time"
     return Sheet(title, columns, rows, note)
-
-
-def of_base(bits: int) -> str:
-    """What to add to a size where experts are not the checkpoint's."""
-    return "" if bits == FULL_BITS else f", replicas of {bits} bits"
 
 
 def receipt(simulated: Simulated) -> dict[str, object]:

@@ -9,9 +9,11 @@ import numpy as np
 from artifacts.common.suggestions import unknown
 from artifacts.errors import BadUsage, Incompatible
 from artifacts.hardware import profile as measured
-from artifacts.hardware.machines import Machine, machine
+from artifacts.hardware.costs import Costs
+from artifacts.hardware.machines import HERE, Machine, machine
 from artifacts.modelshapes.known import ModelShape
 from artifacts.splits.solve import EVEN, SOLVERS, Answer, Latencies, SolvedSplit, expert_split
+from artifacts.store.hardware_profiles import stored_profile
 from artifacts.store.rows import curve_rows, split_rows
 from artifacts.store.runs import ModelInfo, RunInfo, utc_now
 from artifacts.store.store import Store, add_run
@@ -23,9 +25,8 @@ from moectl.show import splits as splitviews
 from moectl.show.render import Sheet, show_json, show_sheet
 from runtime.control import sizes
 from runtime.control.split_solver import answer_of, as_prefetched, counted_phases, curves_of, latencies_of, solve
-from runtime.replay.measured_machine import HERE, costs_of, machine_of
-from runtime.replay.virtual_time import Costs
-from runtime.replay.workload import Setting as Tried
+from runtime.replay.measured_machine import costs_of, machine_of
+from runtime.replay.settings import Setting as Tried
 from runtime.replay.workload import Workload
 
 COMMAND = "split"
@@ -160,7 +161,7 @@ def _where(path: Path, request: Request, model: ModelShape, model_id: str | None
     if model_id is None or not path.exists():
         raise missing
     with Store.open(path, read_only=True) as store:
-        run, profile = store.latest_run(measured.COMMAND, model_id), measured.stored_profile(store, model_id)
+        run, profile = store.latest_run(measured.COMMAND, model_id), stored_profile(store, model_id)
     if profile is None:
         raise missing
     load, decode, costs = profile.load(request.link), profile.decode, costs_of(profile, model.shape, link=request.link)

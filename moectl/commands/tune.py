@@ -11,14 +11,13 @@ import torch
 
 from artifacts.errors import BadUsage
 from artifacts.modelshapes.known import MODELS
-from artifacts.quantisation.replicas import FULL_BITS
+from artifacts.shape import FULL_BITS
 from artifacts.store import presets as storedpresets
 from artifacts.store.runs import RunInfo, utc_now
 from artifacts.store.store import add_run
-from moectl.bench.live import loss_of_base
+from moectl.bench.table import loss_of_base
 from moectl.bundled import demo_model
-from moectl.commands.profile import check_store, model_info
-from moectl.shared.opening import open_quietly
+from moectl.shared.opening import check_store, model_info, open_quietly
 from moectl.shared.progress import progress_bar
 from moectl.shared.trace_source import on_base as traced_on_base
 from moectl.tune.distribute import spread

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from html import escape
 
-from artifacts.quantisation.replicas import FULL_BITS
+from artifacts.shape import FULL_BITS
 from moectl.report import charts, queries
 from moectl.report.charts import Point
 from moectl.report.controlparts import controls

@@ -5,7 +5,8 @@ from artifacts.modelshapes.known import MODELS
 from artifacts.traces.synthetic import Dials, generate
 from moectl.reproductions.report import Claim, Reproduction, known
 from moectl.show.render import Sheet
-from runtime.replay.workload import Outcome, Setting, Workload
+from runtime.replay.settings import Outcome, Setting
+from runtime.replay.workload import Workload
 
 MODEL, MACHINE = "deepseek-v2-lite", "a100-pcie4"
 SHARES = (0.75, 0.5, 0.375)

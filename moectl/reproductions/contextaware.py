@@ -6,15 +6,17 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from artifacts.hardware.costs import Costs
 from artifacts.hardware.machines import Machine, machine
 from artifacts.modelshapes.known import MODELS, ModelShape
-from artifacts.quantisation.replicas import FULL_BITS, typical
+from artifacts.quantisation.replicas import typical
+from artifacts.shape import FULL_BITS
 from artifacts.traces.synthetic import Dials, generate
 from moectl.reproductions.report import UNKNOWN, Claim, Reproduction
 from moectl.show.render import Sheet
-from runtime.control.cache import Scope
-from runtime.replay.virtual_time import Costs
-from runtime.replay.workload import Outcome, Setting, Workload
+from runtime.policies.presets import Scope
+from runtime.replay.settings import Outcome, Setting
+from runtime.replay.workload import Workload
 
 NAMES, MACHINE = ("mixtral-8x7b", "mixtral-8x22b"), "h100-cxl-ndp"
 SHARES, BITS, BATCHES = (0.125, 0.25, 0.5), (3, 2), (4, 16)

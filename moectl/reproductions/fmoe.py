@@ -16,7 +16,8 @@ from moectl.show.render import Sheet
 from runtime.control.counters import hit_rate
 from runtime.policies.base import Artefacts
 from runtime.replay import from_trace as derived
-from runtime.replay.workload import Outcome, Setting, Workload
+from runtime.replay.settings import Outcome, Setting
+from runtime.replay.workload import Workload
 
 BUDGET, SCOPES, CAPACITY, EVERYTHING = "25%", ("layer", "global"), 1000, 32_768
 LEAD = 2  # layers ahead; matches are a layer old, so that it is the paper's d = 3

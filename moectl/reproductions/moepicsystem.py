@@ -10,7 +10,8 @@ from moectl.reproductions import moepic
 from moectl.reproductions.report import UNKNOWN, Claim, Reproduction
 from moectl.show.render import Sheet
 from runtime.policies.base import Artefacts
-from runtime.replay.workload import Setting, Workload
+from runtime.replay.settings import Setting
+from runtime.replay.workload import Workload
 
 SHAPES = ("qwen1.5-moe-a2.7b", "mixtral-8x7b")
 MACHINE = "a6000-pcie4"

@@ -9,7 +9,8 @@ from artifacts.modelshapes.known import ModelShape, model_shape
 from artifacts.traces.trace import Trace, concatenate
 from moectl.bundled import demo_model
 from moectl.shared.opening import open_quietly
-from profilers.routing.observe import Batching, Foresight, RoutingProfile, observe
+from profilers.routing.observe import Foresight, RoutingProfile, observe
+from profilers.text.batches import Batching
 from profilers.text.corpus import documents, token_sequences
 from runtime.model.open import MoeModel
 from runtime.session.session import Session, Settings

@@ -8,7 +8,8 @@ from artifacts.traces.synthetic import Dials, generate
 from moectl.reproductions.report import UNKNOWN, Claim, Reproduction
 from moectl.show.render import Sheet
 from runtime.control.counters import hit_rate
-from runtime.replay.workload import Outcome, Setting, Workload
+from runtime.replay.settings import Outcome, Setting
+from runtime.replay.workload import Workload
 
 SHAPES = ("olmoe-1b-7b", "mixtral-8x7b", "deepseek-v2-lite", "qwen1.5-moe-a2.7b")
 BUDGETS = ("1%", "5%", "25%")

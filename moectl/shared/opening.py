@@ -4,8 +4,10 @@ from pathlib import Path
 
 from transformers.utils import logging
 
+from artifacts.store.runs import ModelInfo
+from artifacts.store.store import Store
 from runtime.model.open import MoeModel, open_model
-from runtime.tiers.open import resolve_device
+from runtime.session.devices import resolve_device
 
 
 def quieten() -> None:
@@ -23,3 +25,16 @@ def open_quietly(name: str, *, device: str = "auto") -> MoeModel:
     """Open a checkpoint, a folder or hub id, on a device as a user names it."""
     quieten()
     return open_model(name, device=resolve_device(device))
+
+
+DEFAULT_STORE = Path("moe.duckdb")
+
+
+def model_info(name: str, opened: MoeModel) -> ModelInfo:
+    return ModelInfo(name, opened.fingerprint, opened.family, opened.stored_shape)
+
+
+def check_store(path: Path) -> None:
+    """Raise now what would keep a profile from being written at the end: no folder, no store, another writer."""
+    with Store.open(path):
+        pass

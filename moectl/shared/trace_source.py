@@ -4,18 +4,26 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from artifacts.errors import BadUsage, Incompatible
+from artifacts.hardware.costs import Costs
+from artifacts.hardware.machines import HERE, Machine, machine
+from artifacts.hardware.profile import REMEDY
 from artifacts.modelshapes.known import ModelShape, guessed, model_shape, unsized
-from artifacts.quantisation.replicas import FULL_BITS
-from artifacts.shape import Shape
+from artifacts.shape import FULL_BITS, Shape
 from artifacts.store.expert_maps import latest_maps, stored_maps
+from artifacts.store.hardware_profiles import profile_for
+from artifacts.store.predictors import load_predictors
 from artifacts.store.runs import StoredRun
 from artifacts.store.store import Store
 from artifacts.traces.parquet import from_table, read_parquet
 from artifacts.traces.synthetic import generate, parse_dials
 from artifacts.traces.trace import Trace
 from moectl.bundled import demo_model
+from profilers.routing.observe import Foresight
+from runtime.engine.predictors import Predictor
+from runtime.model.open import MoeModel
 from runtime.policies.base import Artefacts
 from runtime.replay import from_trace as derived
+from runtime.replay.measured_machine import costs_of, machine_of
 from runtime.session.artefacts import load_artefacts
 
 _SYNTHETIC_MODEL = "olmoe-1b-7b"
@@ -162,3 +170,32 @@ def _told_by(trace: Trace) -> int:
     if trace.probabilities is None:
         raise BadUsage("the trace does not say how many experts a layer has: give --num-experts or --model")
     return trace.probabilities.shape[1]
+
+
+def foresight(opened: MoeModel, distance: int, *, store: Path) -> Foresight:
+    """What a trace is to say of the layers ahead: the store's predictors too, if it has some for this model."""
+    if distance > opened.shape.num_layers:
+        raise BadUsage(f"the distance must be 1 to {opened.shape.num_layers}, the model's MoE layers, not {distance}")
+    with Store.open(store) as held:
+        known = load_predictors(held, opened.fingerprint[:16], opened.shape)
+    reach = min(distance, known.distance) if known else 0
+    return Foresight(distance, Predictor(known, reach, opened.model.device) if known else None)
+
+
+def placed(opened: Opened, name: str, path: Path, *, base: int) -> tuple[Opened, Machine, Costs | None]:
+    """What is replayed, on its base and on a named machine, or `here`: on this one, with what the store's hardware
+    profile says that the model costs on it."""
+    based, shape = on_base(opened, base), opened.model.shape
+    if name != HERE:
+        return based, machine(name), None
+    if not path.exists():
+        raise Incompatible(f"there is no store {path} with a hardware profile: {REMEDY}, or name a machine")
+    with Store.open(path, read_only=True) as store:
+        profile = profile_for(store, shape, name=opened.model.name)
+    costs = costs_of(profile, shape).on_base(base, based.model.shape.expert_nbytes / shape.expert_nbytes)
+    return based, machine_of(profile, shape), costs
+
+
+def of_base(bits: int) -> str:
+    """What to add to a size where experts are not the checkpoint's."""
+    return "" if bits == FULL_BITS else f", replicas of {bits} bits"

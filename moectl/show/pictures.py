@@ -1,5 +1,6 @@
 """Pictures of results, as SVG or PNG (extra: report)."""
 
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -7,7 +8,6 @@ import numpy as np
 
 from artifacts.common.files import check_writable, replacing
 from artifacts.errors import BadInput, BadUsage
-from moectl.commands.demo import Demonstration
 from moectl.show.render import Heatmap
 
 _FORMATS = (".svg", ".png")
@@ -51,6 +51,29 @@ def draw_heatmap(heatmap: Heatmap, path: Path) -> None:
 def _undated(path: Path) -> dict[str, None] | None:
     """The same picture is the same bytes."""
     return {"Date": None} if path.suffix == ".svg" else None
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One preset on the held-out text."""
+
+    preset: str
+    hit_rate: float
+    moved_bytes: int
+    exposed_ms: float
+    ms_per_token: float
+    perplexity_ratio: float
+    top1_agreement: float
+
+
+@dataclass(frozen=True, slots=True)
+class Demonstration:
+    """The table and the conditions it was measured under."""
+
+    rows: list[Row]
+    budget: str
+    conditions: str
+    receipts: dict[str, dict[str, object]]
 
 
 def draw_demo(demonstration: Demonstration, path: Path) -> None:

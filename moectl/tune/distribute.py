@@ -5,7 +5,8 @@ from contextlib import contextmanager
 
 from artifacts.errors import OutOfResources, Problem
 from profilers.workers.workers import ATTEMPTS, Executor, Workers
-from runtime.search.search import ReplayAll, Search, Tried
+from runtime.search.results import ReplayAll, Tried
+from runtime.search.search import Search
 from runtime.search.space import Combination
 
 Task = tuple[Combination, int]

@@ -5,10 +5,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from artifacts.errors import BadInput, Problem
-from artifacts.hardware.profile import HardwareProfile, stored_profile
+from artifacts.hardware.profile import HardwareProfile
 from artifacts.routing.similarity import Similarity
+from artifacts.store.hardware_profiles import stored_profile
 from artifacts.store.store import Store
-from artifacts.traces.trace import Trace
+from artifacts.traces.trace import Trace, cut_by_request, is_one_by_one
 from moectl.bench.simulated import record_trace
 from moectl.shared.trace_source import Opened, Source, open_source
 from moectl.tune.request import Request
@@ -18,9 +19,9 @@ from profilers.hardware.live_costs import Pace
 from profilers.text.corpus import documents
 from runtime.model.open import MoeModel
 from runtime.policies.base import Artefacts
-from runtime.search import search as searching
 from runtime.search.halving import ETA
-from runtime.search.search import Plan, Scale, Search
+from runtime.search.results import LEAST_PASSES, MOST_PASSES, Plan, Scale
+from runtime.search.search import Search
 from runtime.search.space import Combination
 from runtime.session.artefacts import load_artefacts, load_similarity
 
@@ -59,7 +60,7 @@ def trace_for(name: str, opened: MoeModel, request: Request, path: Path) -> Open
         model_id = opened.fingerprint[:16]
         for run in (run for run in runs if run.info.model_id == model_id):
             found = open_source(Source(run=run.run_id, store=path))
-            if found.trace.predicted is not None and searching.is_one_by_one(found.trace):
+            if found.trace.predicted is not None and is_one_by_one(found.trace):
                 return found
     return _recorded(name, opened, request, path, request.data)
 
@@ -73,7 +74,7 @@ def _recorded(name: str, opened: MoeModel, request: Request, path: Path, data: s
 def parts_of(name: str, opened: MoeModel, traced: Opened, request: Request) -> tuple[Trace, Trace, str]:
     """The trace to tune on, the one to check on, and how to speak of that."""
     if request.check_data is None:
-        return *searching.cut_by_request(traced.trace, _CHECKED), "the last quarter of the requests"
+        return *cut_by_request(traced.trace, _CHECKED), "the last quarter of the requests"
     with TemporaryDirectory() as aside:  # or the next search would take it for what to tune on
         other = _recorded(name, opened, request, Path(aside) / "check.duckdb", request.check_data)
     return traced.trace, other.trace, request.check_data
@@ -99,7 +100,7 @@ def scale_of(search: Search, verifier: Verifier) -> Scale:
 
 
 def _slope(search: Search, verifier: Verifier, part: int, candidates: Sequence[Combination]) -> float | None:
-    amount = min(search.num_passes, 4 * searching.LEAST_PASSES)
+    amount = min(search.num_passes, 4 * LEAST_PASSES)
     for one in candidates:
         try:
             if damage := search.replay(one, amount).damage[part]:
@@ -112,7 +113,7 @@ def _slope(search: Search, verifier: Verifier, part: int, candidates: Sequence[C
 def plan_for(search: Search, request: Request, *, num_workers: int) -> tuple[Plan, str]:
     """As many candidates as the time allows, by how fast a replay is and how many replay; or as many as are asked
     for."""
-    passes = min(search.num_passes, searching.MOST_PASSES)
+    passes = min(search.num_passes, MOST_PASSES)
     if request.candidates is not None:
         count, told = request.candidates, "as many as were asked for"
     else:

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 
 from artifacts.errors import BadUsage
 from artifacts.hardware.machines import machine
-from artifacts.quantisation.replicas import FULL_BITS, check_base
-from artifacts.shape import Shape
+from artifacts.quantisation.replicas import check_base
+from artifacts.shape import FULL_BITS, Shape
 from profilers.workers.choose import LOCAL, check_executor
 from runtime.control import sizes
-from runtime.engine.output_cpu import check_experts
-from runtime.policies import presets
+from runtime.policies.presets import presets
+from runtime.session.settings import check_experts
 
 _ANY = Shape(1, 1, 1, 1)
 _NAME = re.compile(r"[a-z][a-z0-9-]*")

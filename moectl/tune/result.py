@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from artifacts.shape import Shape
 from moectl.tune.request import Request
 from profilers.compare.verify_search import Beside, Quality
-from runtime.policies import presets
-from runtime.search.search import Found, Tried
+from runtime.policies.presets import presets
+from runtime.search.results import Found, Tried
 from runtime.search.space import Combination
 
 

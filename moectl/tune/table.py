@@ -8,7 +8,7 @@ from moectl.bundled import is_bundled
 from moectl.show.render import NumBytes, Sheet, console, show_json, show_sheet
 from moectl.tune.result import Pick, Tuned, published_of_others
 from profilers.compare.bench import Quartiles
-from runtime.search.search import Tried
+from runtime.search.results import Tried
 from runtime.search.space import Combination
 
 _WIDTH, _HEIGHT = 64, 14

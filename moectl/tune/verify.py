@@ -5,8 +5,8 @@ from moectl.shared.progress import progress_bar
 from moectl.tune.request import LOSSLESS, Request
 from moectl.tune.result import Check, Pick, published_of_others
 from profilers.compare.verify_search import Beside, Quality, Verifier, fastest, first_within
-from runtime.search import search as searching
-from runtime.search.search import Found, Search, Tried
+from runtime.search.results import MOST_PASSES, Found, Tried
+from runtime.search.search import Search
 from runtime.search.space import Combination
 
 _MOST_TRIED = 6  # lossy candidates verified live
@@ -85,7 +85,7 @@ def checks_of(
     picks: list[Pick], found: Found, other: Search, search: Search, request: Request, other_name: str
 ) -> list[Check]:
     """On the other trace, replayed as far as the search's: each pick beside the published presets it stood beside."""
-    amount = min(other.num_passes, search.num_passes, searching.MOST_PASSES)
+    amount = min(other.num_passes, search.num_passes, MOST_PASSES)
     other.scale = search.scale
     checks = []
     for pick in picks:

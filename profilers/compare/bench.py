@@ -14,16 +14,16 @@ from artifacts.errors import BadInput, BadUsage
 from artifacts.hardware.machines import MACHINES, machine
 from profilers.compare.quality import Quality, Reading, compare, losses_by_text, read
 from profilers.compare.tasks import Score, Tasks, evaluate
-from profilers.routing.observe import check_sequences
+from profilers.text.batches import check_sequences
 from profilers.text.corpus import pieces
 from profilers.text.document import Document
 from runtime.engine.choose_output import fused_for
-from runtime.engine.output_cpu import EXACT, FUSED
 from runtime.model.open import MoeModel
-from runtime.policies import Preset
 from runtime.policies.base import Artefacts
+from runtime.policies.presets import Preset
 from runtime.session.probe import scaled_rates, scaled_window
 from runtime.session.session import Session, Settings
+from runtime.session.settings import EXACT, FUSED
 
 
 @dataclass(frozen=True, slots=True)

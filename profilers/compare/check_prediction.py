@@ -16,7 +16,8 @@ from runtime.control.counters import hit_rate
 from runtime.engine.engine import NAME
 from runtime.model.open import MoeModel
 from runtime.replay.measured_machine import costs_of, machine_of
-from runtime.replay.workload import Outcome, Setting, Workload
+from runtime.replay.settings import Outcome, Setting
+from runtime.replay.workload import Workload
 from runtime.session.session import Session, Settings
 
 PRESET = "on-demand"

@@ -20,7 +20,7 @@ from profilers.compare.quality import Reading, read_by
 from profilers.workers.workers import Processes, Workers
 from runtime.control import sizes
 from runtime.model.open import MoeModel
-from runtime.tiers.open import resolve_device
+from runtime.session.devices import resolve_device
 
 EVERYTHING = "100%"  # the budget of a peer that offloads nothing
 _EXPERTS = ".experts."

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from artifacts.quantisation.bit_allocation import WIDTHS
 from artifacts.quantisation.replicas import Replicas
-from profilers.routing.observe import check_sequences, padded
+from profilers.text.batches import check_sequences, padded
 from runtime.control.build import check_required
 from runtime.model.open import MoeModel
 from runtime.policies import build

@@ -10,10 +10,10 @@ import numpy as np
 from artifacts.shape import Shape
 from artifacts.traces.trace import DECODE, Trace
 from runtime.control.build import build_controller
-from runtime.control.cache import Scope
 from runtime.control.counters import hit_rate
 from runtime.policies import build
 from runtime.policies.base import Artefacts, Now, Prefetch, Step
+from runtime.policies.presets import Scope
 from runtime.replay.replay import replay
 
 

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from artifacts.errors import BadUsage
 from artifacts.shape import Shape
 from artifacts.traces.trace import DECODE
-from profilers.routing.observe import check_sequences, padded, real_rows
+from profilers.text.batches import check_sequences, padded, real_rows
 from runtime.engine.one_expert import OneAtATime, Routed
 from runtime.model.open import MoeModel
 from runtime.policies.base import Artefacts, Miss, Residents, Step

@@ -10,9 +10,9 @@ from profilers.compare.bench import Bench, Measured, Paces, Sample, Setting, Tex
 from profilers.compare.quality import Quality as Compared
 from profilers.hardware.live_costs import Pace
 from runtime.model.open import MoeModel
-from runtime.policies import Preset, presets
 from runtime.policies.base import Artefacts
-from runtime.search.search import Tried
+from runtime.policies.presets import Preset, presets
+from runtime.search.results import Tried
 from runtime.search.space import Combination
 
 FULL = "full"

@@ -10,22 +10,22 @@ from time import thread_time
 import numpy as np
 import torch
 
-from artifacts.hardware.machines import Machine, machine
+from artifacts.hardware.costs import Costs, Work
+from artifacts.hardware.machines import HERE, Machine, machine
 from artifacts.hardware.profile import HardwareProfile
-from artifacts.quantisation.replicas import FULL_BITS
+from artifacts.shape import FULL_BITS
 from profilers.hardware.load_times import QUICK, loads
 from profilers.hardware.policy_overhead import deciding
 from profilers.hardware.profile import expert_spread, head_seconds, layer_seconds, pass_seconds
 from runtime.control import sizes
 from runtime.engine.engine import NAME
-from runtime.engine.output_cpu import EXACT
 from runtime.model.open import MoeModel
 from runtime.policies.base import Artefacts
-from runtime.replay.measured_machine import HERE, costs_of
-from runtime.replay.virtual_time import Costs, Work
+from runtime.replay.measured_machine import costs_of
+from runtime.session.link_choice import link_name
 from runtime.session.probe import scaled_window, without_experts
 from runtime.session.session import Session, Settings
-from runtime.tiers.open import link_name
+from runtime.session.settings import EXACT
 
 _PROMPT = 16  # tokens, of which arithmetic is told
 _TURNS, _FEW = 24, 4  # tokens on which a part, and a policy's own work, is measured

@@ -15,7 +15,7 @@ from runtime.links.cuda import CudaLink
 from runtime.links.disk import DiskLink, KeptSource
 from runtime.links.emulated import EmulatedLink
 from runtime.links.link import DEMAND, Link, Source
-from runtime.model.expert_store import aligned
+from runtime.model.layout import aligned
 from runtime.model.open import MoeModel
 from runtime.session.probe import seconds_of
 from runtime.tiers.slow import SlowTier

@@ -10,14 +10,14 @@ import torch
 
 from artifacts.errors import Problem
 from artifacts.hardware.profile import EACH_LOAD
-from runtime.engine.output_cpu import EXACT
-from runtime.model.expert_store import RamStore
 from runtime.model.open import MoeModel
 from runtime.policies import POLICIES, describe, parse
 from runtime.policies.base import Artefacts
 from runtime.search import space
+from runtime.session.link_choice import resolve_link
 from runtime.session.session import Session, Settings
-from runtime.tiers.open import resolve_link
+from runtime.session.settings import EXACT
+from runtime.tiers.ram import RamStore
 
 _PLAIN = {"prefetch": "none", "eviction": "lru"}  # policies with which others are compared
 _SEARCHED = {"prefetch": space.PREFETCH, "eviction": space.EVICTION}

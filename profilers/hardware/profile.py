@@ -11,19 +11,21 @@ import numpy as np
 import torch
 
 from artifacts.hardware.profile import Compute, HardwareProfile, Near, Spread
-from artifacts.quantisation.replicas import FULL_BITS, Replicas
+from artifacts.quantisation.replicas import Replicas
+from artifacts.shape import FULL_BITS
 from profilers.hardware.load_times import THOROUGH, Effort, loads, num_few
 from profilers.hardware.policy_overhead import deciding, places_a_layer
 from profilers.hardware.this_machine import Here
 from runtime.engine.engine import NAME
-from runtime.engine.output_cpu import EXACT
 from runtime.kernels.low_bit import make_ready
 from runtime.model.arithmetic import accumulate, assign, expert_forward, gather, weigh
-from runtime.model.expert_store import DiskStore, aligned
+from runtime.model.expert_store import DiskStore
+from runtime.model.layout import aligned
 from runtime.model.open import MoeModel
+from runtime.session.link_choice import link_name
 from runtime.session.probe import seconds_of, without_experts
 from runtime.session.session import Session, Settings
-from runtime.tiers.open import link_name
+from runtime.session.settings import EXACT
 from runtime.tiers.replicas import ReplicaStore, open_replicas
 
 _CONTEXT = 64  # tokens that a decoded token looks back on, at least

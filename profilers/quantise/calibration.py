@@ -22,7 +22,7 @@ from artifacts.quantisation.gptq import gram
 from profilers.quantise.lockstep import Arrived
 from profilers.quantise.method import first_projection
 from runtime.model.arithmetic import assign, expert_forward, project
-from runtime.model.expert_store import is_finite
+from runtime.model.layout import is_finite
 
 SAMPLE = 1024  # tokens of a layer on which an expert's own activations stand for those it lacks
 _CHUNK = 2048  # tokens that are in float32 at a time

@@ -20,9 +20,10 @@ from artifacts.quantisation.replica_file import Parts, read_metadata
 from artifacts.store.runs import versions
 from profilers.quantise.method import first_projection, projections
 from runtime.model.checkpoint import Checkpoint
-from runtime.model.expert_store import ExpertLayout, Piece
+from runtime.model.expert_store import Piece
 from runtime.model.expert_tensors import locate_experts
 from runtime.model.layers import MoeLayer
+from runtime.model.layout import ExpertLayout
 from runtime.model.locate import WANTED
 from runtime.model.open import MoeModel
 

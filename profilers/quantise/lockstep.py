@@ -14,7 +14,7 @@ from types import TracebackType
 import numpy as np
 import torch
 
-from profilers.routing.observe import check_sequences, padded, real_rows
+from profilers.text.batches import check_sequences, padded, real_rows
 from runtime.engine.engine import NAME
 from runtime.model.layers import MoeLayer
 from runtime.model.open import MoeModel

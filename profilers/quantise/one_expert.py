@@ -20,7 +20,7 @@ from artifacts.quantisation.gptq import Quantized, group_size_for, quantize
 from artifacts.quantisation.replica_file import file_hash, read_metadata, replica_nbytes, write_replicas
 from profilers.quantise.calibration import LayerInputs, Weights, hessians, output, spaced
 from profilers.quantise.method import Method
-from runtime.model.expert_store import ExpertLayout
+from runtime.model.layout import ExpertLayout
 
 LOSS_TOKENS = 2048  # of an expert, at most, on which its replicas are compared with it
 

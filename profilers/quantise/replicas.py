@@ -26,13 +26,13 @@ from profilers.quantise.calibration import LayerInputs, LayerTokens, describing,
 from profilers.quantise.lockstep import Arrived, Lockstep, batches
 from profilers.quantise.method import Method, check_method, expected_nbytes, projections
 from profilers.quantise.one_expert import LOSS_TOKENS, Record, Unit, quantise, record, tables
-from profilers.routing.profile import Data
+from profilers.text.batches import Data
 from profilers.text.corpus import data_digest
 from profilers.workers.memory import return_large_buffers
 from profilers.workers.workers import ATTEMPTS, Executor, Processes, Workers
 from runtime.model.arithmetic import accumulate, expert_forward, gather, weigh
-from runtime.model.expert_store import aligned
 from runtime.model.layers import MoeLayer
+from runtime.model.layout import aligned
 from runtime.model.open import MoeModel
 
 QUANTIZE = "quantize"

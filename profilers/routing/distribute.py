@@ -10,7 +10,8 @@ import numpy as np
 
 from artifacts.errors import Incompatible
 from artifacts.traces.trace import Trace
-from profilers.routing.observe import Batch, Foresight, RoutingProfile, observe
+from profilers.routing.observe import Foresight, RoutingProfile, observe
+from profilers.text.batches import Batch
 from profilers.workers.workers import Executor
 from runtime.model.open import MoeModel, open_model
 from runtime.session.session import Session, Settings

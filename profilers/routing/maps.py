@@ -18,8 +18,7 @@ from artifacts.routing.expert_maps import DTYPES, ExpertMaps, mean_rows
 from artifacts.store.expert_maps import COMMAND, TABLE, map_rows
 from artifacts.store.runs import ModelInfo, RunInfo, utc_now
 from artifacts.store.store import add_run
-from profilers.routing.observe import Batch, Batching, check_sequences, padded, real_rows
-from profilers.routing.profile import Data
+from profilers.text.batches import Batch, Batching, Data, check_sequences, padded, real_rows
 from profilers.text.corpus import data_digest
 from runtime.policies.base import Step
 from runtime.session.session import Session

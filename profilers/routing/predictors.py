@@ -18,9 +18,8 @@ from artifacts.errors import BadInput, BadUsage
 from artifacts.routing.predictors import COMMAND, TABLE, TARGETS, Predictors, predictor_rows
 from artifacts.store.runs import ModelInfo, RunInfo, utc_now
 from artifacts.store.store import add_run
-from profilers.routing.observe import Batch, Batching, check_sequences, padded, real_rows
 from profilers.routing.predictor_fit import Fit, Seen, Tested, Tuning, choose
-from profilers.routing.profile import Data
+from profilers.text.batches import Batch, Batching, Data, check_sequences, padded, real_rows
 from profilers.text.corpus import data_digest
 from runtime.policies.base import Step
 from runtime.session.session import Session

@@ -16,25 +16,17 @@ from artifacts.store.store import Store, add_run
 from artifacts.traces.parquet import from_table, to_table
 from artifacts.traces.trace import Trace, concatenate
 from profilers.routing.distribute import Counted, Counting, Part, parts
-from profilers.routing.observe import Batch, Batching, Foresight, RoutingProfile, observe
+from profilers.routing.observe import Foresight, RoutingProfile, observe
 from profilers.routing.resume import HalfDone
 from profilers.routing.similarity import measure_similarity
 from profilers.routing.tables import stored, tables
+from profilers.text.batches import Batch, Batching, Data
 from profilers.text.corpus import data_digest
 from profilers.workers.workers import ATTEMPTS, Executor, Lost, Workers
 from runtime.session.session import Session
 
 PROFILE, SHARD = "profile", "profile-shard"
 _KEEP_EVERY_S = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class Data:
-    """Text as the profile saw it: what the user named, and the token sequences it became."""
-
-    spec: str
-    sequences: Sequence[np.ndarray]
-    seed: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,18 +5,18 @@ from dataclasses import replace
 import numpy as np
 
 from artifacts.errors import BadUsage, Incompatible
-from artifacts.quantisation.replicas import FULL_BITS
-from artifacts.shape import Shape
+from artifacts.hardware.machines import HERE
+from artifacts.shape import FULL_BITS, Shape
 from runtime.control import sizes
-from runtime.control.cache import Cache, Scope
+from runtime.control.cache import Cache
 from runtime.control.controller import Controller
 from runtime.control.devices import Partitions, check_each_has_a_slot
 from runtime.control.pools import Pool, whole_experts
 from runtime.control.segments import Segments, Whole, segment_pools
 from runtime.policies import POLICIES, Policies, describe
 from runtime.policies.base import Artefacts, FastTier, Split
+from runtime.policies.presets import Scope
 from runtime.policies.shared.maps import Matching
-from runtime.replay.measured_machine import HERE
 
 _STORED = "which the store does not hold: "
 _REMEDY = {

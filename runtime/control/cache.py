@@ -1,25 +1,16 @@
 """States, slots and pins of all keys. It keeps the books; what to do with them is the controller's business."""
 
 from collections.abc import Callable, Iterable, Sequence
-from enum import StrEnum
 from itertools import islice
 
 import numpy as np
 
-from artifacts.quantisation.replicas import FULL_BITS
-from artifacts.shape import Shape
+from artifacts.shape import FULL_BITS, Shape
 from runtime.control.devices import Partitions
 from runtime.control.plan import Place
 from runtime.control.pools import Pool
 
 ABSENT, LOADING, RESIDENT = 0, 1, 2
-
-
-class Scope(StrEnum):
-    """Where a newcomer may take its slot: from its own layer's share, or from anywhere."""
-
-    LAYER = "layer"
-    GLOBAL = "global"
 
 
 class Cache:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from artifacts.quantisation.replicas import FULL_BITS
+from artifacts.shape import FULL_BITS
 from runtime.control.cache import ABSENT, RESIDENT, Cache
 from runtime.control.counters import AT_BITS, Counter, Counters
 from runtime.control.ordering import distinct

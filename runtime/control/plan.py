@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from artifacts.quantisation.replicas import FULL_BITS
+from artifacts.shape import FULL_BITS
 
 NO_SLOT = -1
 

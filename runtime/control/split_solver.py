@@ -5,12 +5,12 @@ from dataclasses import replace
 import numpy as np
 
 from artifacts.errors import BadInput
+from artifacts.hardware.costs import Costs
 from artifacts.shape import Shape
 from artifacts.splits.solve import EVEN, SOLVERS, Answer, Latencies, SolvedSplit, allocate, exposed_with
 from artifacts.traces.curves import Curves, measure
 from artifacts.traces.trace import DECODE, Trace
 from runtime.policies.base import Split
-from runtime.replay.virtual_time import Costs
 
 _EVEN = (1.0, 0.9, 0.8, 0.65, 0.5)
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from artifacts.quantisation.replicas import FULL_BITS
+from artifacts.shape import FULL_BITS
 from runtime.control.cache import ABSENT, LOADING, RESIDENT, Cache
 from runtime.control.counters import Counter, Counters
 from runtime.control.in_flight import Arrivals

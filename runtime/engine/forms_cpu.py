@@ -1,9 +1,6 @@
 """How experts lie in memory, and the compiled code for each way: whole, cut in two, packed."""
 
 from collections.abc import Sequence
-from functools import cache
-from importlib import import_module
-from types import ModuleType
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -11,21 +8,12 @@ import torch
 
 from artifacts.quantisation.packing import PARTS, Packed
 from runtime.control.plan import Place
-from runtime.model.expert_store import ExpertLayout
+from runtime.kernels.cpu.load import DOWN, GATE_UP, fused_kernels, module
+from runtime.model.layout import ExpertLayout
 from runtime.tiers.replicas import ReplicaLayout
 from runtime.tiers.shadow_replicas import Shadows
 from runtime.tiers.slow import SlowTier
 from runtime.tiers.slow_split import SegmentTier
-
-AS_NUMPY = {torch.bfloat16: torch.uint16, torch.float32: torch.float32}  # what has kernels, and as what they see it
-GATE_UP, DOWN = "gate_up_proj", "down_proj"
-
-_module = cache(import_module)
-
-
-def fused_kernels() -> ModuleType:
-    """Compiled, or loaded, when they are first needed: numba alone takes half a second to import."""
-    return _module("runtime.kernels.cpu.gated")
 
 
 class Token(NamedTuple):
@@ -94,7 +82,7 @@ class PackedExperts:
         offsets = {part.name: part.offset for part in layout.parts}
         self._offsets = np.array([_offsets(offsets, name) for name in (GATE_UP, DOWN)])
         self._sizes = np.array([_num_groups(inner), _num_groups(down), down.num_inputs])
-        adder = _module("runtime.kernels.cpu.gated_packed").packed_adder
+        adder = module("runtime.kernels.cpu.gated_packed").packed_adder
         self._add = adder(layout.bits, is_narrow=dtype is torch.bfloat16)
 
     def multiply(self, places: Sequence[Place], starts: list[int], token: Token) -> None:

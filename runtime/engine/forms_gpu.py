@@ -8,12 +8,14 @@ from typing import Protocol
 
 import torch
 
-from artifacts.quantisation.replicas import FULL_BITS
+from artifacts.quantisation.packing import PARTS, Packed
+from artifacts.shape import FULL_BITS
 from runtime.control.plan import NO_SLOT, Place
-from runtime.engine.forms_cpu import DOWN, GATE_UP
+from runtime.kernels.cpu.load import DOWN, GATE_UP
 from runtime.kernels.gpu.addressing import WORD, Matrix, Strides
-from runtime.model.expert_store import ExpertLayout
+from runtime.model.layout import ExpertLayout
 from runtime.tiers.fast import Resident
+from runtime.tiers.neuron_major import NeuronLayout
 from runtime.tiers.replicas import ReplicaLayout
 from runtime.tiers.slow_split import SegmentTier
 
@@ -83,7 +85,7 @@ class PackedExperts:
     def __init__(self, layout: ReplicaLayout, buffer: torch.Tensor, starts: Sequence[int], *, is_by_key: bool) -> None:
         self._bits, self._buffer, self._is_by_key = layout.bits, buffer, is_by_key
         self._starts = torch.tensor([start // WORD for start in starts], device=buffer.device)
-        self._gate_up, self._down = (Matrix.of(layout, name) for name in (GATE_UP, DOWN))
+        self._gate_up, self._down = (packed_matrix(layout, name) for name in (GATE_UP, DOWN))
 
     def number(self, place: Place) -> int:
         return place.key if self._is_by_key else place.slot
@@ -132,7 +134,7 @@ def _segments(
     for first in range(0, len(sizes), num_experts):
         is_bottom = slow.segments.is_bottom(first)
         if sizes[first]:
-            strides = Strides.segment(slow.layout, sizes[first], is_bottom=is_bottom)
+            strides = segment_strides(slow.layout, sizes[first], is_bottom=is_bottom)
             found[first // num_experts] = FullPrecision(arena, starts, strides)
     return found
 
@@ -147,3 +149,29 @@ def alone(layout: ExpertLayout, content: torch.Tensor) -> FullPrecision:
 def _in_weights(starts: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Bytes from the beginning of the arena as weights."""
     return torch.tensor([start // dtype.itemsize for start in starts], dtype=torch.int64, device=device)
+
+
+def segment_strides(layout: NeuronLayout, nbytes: int, *, is_bottom: bool) -> Strides:
+    """Strides of a segment of so many bytes: each neuron has its row of gate, its row of up, its column of down."""
+    own, hidden = layout.segment(nbytes, is_bottom=is_bottom), layout.hidden
+    gate = layout.head if own.has_head else 0
+    num_neurons, row = own.last - own.first, 3 * hidden
+    return Strides(num_neurons, gate, gate + hidden, gate + 2 * hidden, row, 1, row, is_cut=True)
+
+
+def packed_matrix(layout: ReplicaLayout, name: str) -> Matrix:
+    """Where the projection of that name lies in a replica."""
+    packed: Packed = layout.views(torch.empty(layout.nbytes, dtype=torch.uint8))[name]
+    offsets = {part.name: part.offset for part in layout.parts}
+    words, zeros, scales = (offsets.get(f"{name}.{part}", 0) for part in PARTS)
+    return Matrix(
+        words // WORD,
+        zeros // WORD,
+        2 * scales // WORD,
+        packed.num_inputs,
+        packed.num_outputs,
+        len(packed.scales),
+        packed.group_size,
+        len(packed.qweight) - 1,
+        0 if packed.qzeros is None else packed.qzeros.shape[1],
+    )

@@ -13,8 +13,8 @@ from torch import nn
 
 from runtime.engine.engine import NAME
 from runtime.model.arithmetic import accumulate, assign, expert_forward, gather, weigh
-from runtime.model.expert_store import aligned
 from runtime.model.layers import MoeLayer
+from runtime.model.layout import aligned
 from runtime.model.open import MoeModel
 
 

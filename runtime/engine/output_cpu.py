@@ -10,21 +10,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from artifacts.common.suggestions import unknown
-from artifacts.errors import BadUsage
 from runtime.control.plan import NO_SLOT, Place
-from runtime.engine.forms_cpu import AS_NUMPY, PackedExperts, Token, form_of, forms_of, fused_kernels
+from runtime.engine.forms_cpu import PackedExperts, Token, form_of, forms_of
 from runtime.kernels.batched import is_plain
+from runtime.kernels.cpu.load import AS_NUMPY, fused_kernels
 from runtime.model.open import MoeModel
 from runtime.tiers.fast import Resident
-
-EXACT, FUSED = "exact", "fused"  # the model's own bits, or these kernels
-
-
-def check_experts(name: str) -> None:
-    """Raise BadUsage unless it is a way to compute a token's experts."""
-    if name not in (EXACT, FUSED):
-        raise BadUsage(unknown("way to compute experts", name, (EXACT, FUSED)))
 
 
 class OneToken:

@@ -17,7 +17,7 @@ from runtime.engine.forms_gpu import Form, Forms, FullPrecision, kernels
 from runtime.kernels.batched import is_plain
 from runtime.kernels.gpu.tiles import Groups
 from runtime.model.arithmetic import Assigned, assign, gather
-from runtime.model.expert_store import ExpertLayout
+from runtime.model.layout import ExpertLayout
 from runtime.model.open import MoeModel
 from runtime.tiers.fast import Resident
 

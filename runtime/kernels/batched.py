@@ -15,9 +15,9 @@ from torch import nn
 from transformers.activations import SiLUActivation
 from transformers.integrations.moe import _default_apply_gate
 
-from artifacts.quantisation.replicas import FULL_BITS
+from artifacts.shape import FULL_BITS
 from runtime.model.arithmetic import expert_forward, project
-from runtime.model.expert_store import ExpertLayout
+from runtime.model.layout import ExpertLayout
 from runtime.model.open import MoeModel
 
 IN_CACHE = 8 << 20  # bytes: what is larger leaves the cache before it is used again

@@ -5,10 +5,9 @@ from dataclasses import dataclass
 
 import torch
 
-from artifacts.quantisation.replicas import FULL_BITS
-from artifacts.shape import Shape
+from artifacts.shape import FULL_BITS, Shape
 from runtime.links.link import DEMAND, Source, ThreadLink, ThreadTransfer
-from runtime.model.expert_store import aligned
+from runtime.model.layout import aligned
 
 _IN_FLIGHT = 2  # copies that the thread hands over at a time: enough to keep a stream busy, few enough to overtake
 _FIRST = -1  # a stream's priority: lower goes before higher, and 0 is what streams have

@@ -6,8 +6,7 @@ from typing import Protocol
 
 import torch
 
-from artifacts.quantisation.replicas import FULL_BITS
-from artifacts.shape import Shape
+from artifacts.shape import FULL_BITS, Shape
 from runtime.links.link import DEMAND, PATIENCE_S, Source, ThreadLink, ThreadTransfer
 
 READS_IN_FLIGHT = 4  # docs/disk.md: one leaves the device idle while its bytes are copied, more bring little more

@@ -4,8 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from artifacts.quantisation.replicas import FULL_BITS
-from artifacts.shape import Shape
+from artifacts.shape import FULL_BITS, Shape
 from runtime.links.clock import Clock, Timeline, VirtualClock, WallClock
 from runtime.links.link import DEMAND, PREFETCH, Source, Transfer
 

@@ -11,8 +11,7 @@ from typing import Protocol
 import torch
 
 from artifacts.errors import OutOfResources
-from artifacts.quantisation.replicas import FULL_BITS
-from artifacts.shape import Shape
+from artifacts.shape import FULL_BITS, Shape
 
 DEMAND, PREFETCH = 0, 1
 PATIENCE_S = 120.0  # without a single byte: a network that was gone for a minute is no reason to end a long run

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from artifacts.quantisation.replicas import FULL_BITS
+from artifacts.shape import FULL_BITS
 from runtime.control.devices import Partitions
 from runtime.links.link import Link, Transfer
 

@@ -1,69 +1,17 @@
 """Experts outside the fast tier: how one lies in its slot, and the stores that fill a slot by layer and expert."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
-from typing import ClassVar, Protocol
 
 import torch
 
-from artifacts.errors import BadInput, OutOfResources
+from artifacts.errors import BadInput
 from artifacts.shape import Shape
-from runtime.model.arithmetic import project
 from runtime.model.checkpoint import Checkpoint, File, Shard, read_tensor
-from runtime.model.direct_io import PAGE, DirectFile
-
-ALIGNMENT = 64  # bytes; CPU kernels round differently on other borders, and results stop being bit-identical
-
-Spans = tuple[tuple[int, int], ...]  # of a slot: bytes from start to stop
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """One parameter of one expert, in its module's own orientation; `offset` counts bytes inside the slot."""
-
-    name: str
-    shape: tuple[int, ...]
-    offset: int
-    nbytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class ExpertLayout:
-    """How the parts of one expert lie in a slot: each on a 64-byte border, all of one dtype."""
-
-    project: ClassVar[Callable[..., torch.Tensor]] = staticmethod(project)
-
-    parts: tuple[Part, ...]
-    dtype: torch.dtype
-
-    @classmethod
-    def of(cls, shapes: dict[str, tuple[int, ...]], dtype: torch.dtype) -> "ExpertLayout":
-        """Lay out parameters of the given shapes (one expert's, without the expert dimension) in their order."""
-        parts, offset = [], 0
-        for name, shape in shapes.items():
-            part = Part(name, shape, offset, prod(shape) * dtype.itemsize)
-            parts.append(part)
-            offset = round_up(offset + part.nbytes)
-        return cls(tuple(parts), dtype)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of a slot, a multiple of 64."""
-        return round_up(self.parts[-1].offset + self.parts[-1].nbytes)
-
-    def views(self, buffer: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The parts by name as views of `buffer`, uint8 [nbytes] or longer, on any device; nothing is copied."""
-        return {
-            part.name: buffer[part.offset : part.offset + part.nbytes].view(self.dtype).view(part.shape)
-            for part in self.parts
-        }
-
-    def several(self, part: Part, memory: torch.Tensor) -> torch.Tensor:
-        """One part of several experts that follow each other in `memory`, uint8: [n, *shape]; nothing is copied."""
-        return memory.view(self.dtype).view(-1, *part.shape)
+from runtime.model.direct_io import DirectFile
+from runtime.model.layout import ExpertLayout, Spans, is_finite
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,27 +56,6 @@ class _Reads:
     def of(cls, pieces: Sequence[Piece], dtype: torch.dtype) -> "_Reads":
         plain = [piece for piece in pieces if piece.dtype == dtype]
         return cls(tuple(_runs(plain)), tuple(piece for piece in pieces if piece.dtype != dtype))
-
-
-class Layout(Protocol):
-    """How an expert of one precision lies in a slot."""
-
-    dtype: torch.dtype  # that most of it is stored in
-    project: Callable[..., torch.Tensor]  # what `expert_forward` multiplies by it with
-
-    @property
-    def nbytes(self) -> int: ...
-
-    def views(self, buffer: torch.Tensor) -> Mapping[str, object]: ...
-
-
-class Reader(Protocol):
-    """What reads experts of one precision, one at a time."""
-
-    layout: Layout
-    shape: Shape
-
-    def read(self, layer: int, expert: int, out: torch.Tensor) -> None: ...
 
 
 class DiskStore:
@@ -195,62 +122,6 @@ class DiskStore:
                     raise BadInput(
                         f"layer {layer}, expert {expert}: {part.name} holds NaN or infinity, the checkpoint is damaged"
                     )
-
-
-class RamStore:
-    """The slow tier in RAM: every expert of `disk`, copied once into one aligned slab [L*E, nbytes].
-
-    `pin` page-locks the slab for asynchronous copies to a GPU; `progress`, if given, hears how many experts are in.
-    Raises OutOfResources when there is no room for the slab.
-    """
-
-    def __init__(self, disk: Reader, *, pin: bool = False, progress: Callable[[int], None] | None = None) -> None:
-        self.layout, self.shape, self.is_pinned = disk.layout, disk.shape, pin
-        stride = round_up(self.layout.nbytes)
-        slab = aligned(self.shape.num_keys * stride, pin=pin).view(self.shape.num_keys, stride)
-        self._experts = list(slab[:, : self.layout.nbytes].unbind())
-        for key in range(self.shape.num_keys):
-            disk.read(*divmod(key, self.shape.num_experts), slab[key])
-            if progress is not None:
-                progress(key + 1)
-
-    def view(self, layer: int, expert: int) -> torch.Tensor:
-        """The expert's bytes, uint8 [nbytes], where they lie."""
-        return self._experts[layer * self.shape.num_experts + expert]
-
-    def read(self, layer: int, expert: int, out: torch.Tensor) -> None:
-        """Copy one expert into `out`, uint8 [nbytes] or longer."""
-        fill(out, self.view(layer, expert))
-
-
-def aligned(nbytes: int, *, pin: bool = False) -> torch.Tensor:
-    """A new uint8 CPU tensor [nbytes] that starts on a border of pages, to which a device can write past the page
-    cache, or page-locked on a 64-byte border if `pin`."""
-    spare = 0 if pin else PAGE - ALIGNMENT
-    try:
-        buffer = torch.empty(nbytes + spare, dtype=torch.uint8, pin_memory=pin)
-    except RuntimeError as error:
-        kind = "page-locked memory" if pin else "memory"
-        raise OutOfResources(f"no room for {nbytes / 2**30:.2f} GiB of {kind}: leave the experts on disk") from error
-    assert buffer.data_ptr() % ALIGNMENT == 0, f"torch allocated at {buffer.data_ptr()}, not on a 64-byte border"
-    first = -buffer.data_ptr() % PAGE if spare else 0
-    return buffer[first : first + nbytes]
-
-
-def fill(out: torch.Tensor, content: torch.Tensor) -> None:
-    """Copy `content`, uint8, to the start of `out`. Slicing takes as long as copying a small expert."""
-    (out if out.numel() == content.numel() else out[: content.numel()]).copy_(content)
-
-
-def is_finite(values: torch.Tensor) -> bool:
-    """Whether a floating tensor holds neither NaN nor infinity."""
-    # Both survive the extremes; isfinite of everything would take 20 times as long and a mask in memory.
-    return all(bool(extreme.isfinite()) for extreme in torch.aminmax(values))
-
-
-def round_up(nbytes: int) -> int:
-    """The next 64-byte border."""
-    return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
 def num_reads(pieces: Sequence[Piece], dtype: torch.dtype) -> int:

@@ -18,8 +18,9 @@ from transformers.core_model_loading import (
 from artifacts.errors import BadInput
 from artifacts.shape import Shape
 from runtime.model.checkpoint import StoredTensor
-from runtime.model.expert_store import ExpertLayout, Part, Piece
+from runtime.model.expert_store import Piece
 from runtime.model.layers import MoeLayer
+from runtime.model.layout import ExpertLayout, Part
 
 
 @dataclass(frozen=True, slots=True)

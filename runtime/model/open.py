@@ -11,12 +11,12 @@ import torch
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from artifacts.errors import BadInput, first_line
-from artifacts.quantisation.replicas import FULL_BITS
-from artifacts.shape import Shape
+from artifacts.shape import FULL_BITS, Shape
 from runtime.model.checkpoint import Checkpoint, open_checkpoint
-from runtime.model.expert_store import DiskStore, ExpertLayout, Reader
+from runtime.model.expert_store import DiskStore
 from runtime.model.expert_tensors import locate_experts
 from runtime.model.layers import MoeLayer, moe_layers
+from runtime.model.layout import ExpertLayout, Reader
 from runtime.model.locate import locate, read_config
 from runtime.model.skeleton import build_skeleton, load_generation_config, load_resident, parse_config
 

@@ -16,7 +16,7 @@ from transformers.utils.loading_report import LoadStateDictInfo
 
 from artifacts.errors import BadInput, first_line
 from runtime.model.checkpoint import StoredTensor
-from runtime.model.expert_store import is_finite
+from runtime.model.layout import is_finite
 
 
 def parse_config(folder: Path) -> PreTrainedConfig:

@@ -12,9 +12,10 @@ from artifacts.modelshapes.known import ModelShape
 from artifacts.shape import Shape
 from artifacts.traces.statistics import Statistics, measure
 from artifacts.traces.synthetic import MOST_SKEW, Dials, generate
-from runtime.control.cache import Scope
 from runtime.control.counters import hit_rate
-from runtime.replay.workload import Setting, Workload
+from runtime.policies.presets import Scope
+from runtime.replay.settings import Setting
+from runtime.replay.workload import Workload
 
 # Each dial, what it moves, and how far it can be turned.
 _MOVES: Mapping[str, tuple[str, float]] = {

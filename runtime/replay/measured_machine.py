@@ -2,13 +2,11 @@
 
 from dataclasses import replace
 
-from artifacts.hardware.machines import Machine
+from artifacts.hardware.costs import Costs, Work
+from artifacts.hardware.machines import HERE, Machine
 from artifacts.hardware.profile import COLD, DISK, EACH_LOAD, NAMED_LINKS, PAGEABLE, RAM, HardwareProfile, Load
 from artifacts.shape import Shape
 from runtime.control import sizes
-from runtime.replay.virtual_time import Costs, Work
-
-HERE = "here"
 
 
 def costs_of(profile: HardwareProfile, shape: Shape, *, link: str | None = None) -> Costs:

@@ -1,15 +1,17 @@
 """Policies tried on one trace and one machine: setting after setting, on virtual time."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
 
 from artifacts.errors import BadInput, Incompatible
+from artifacts.hardware.costs import Costs
 from artifacts.hardware.machines import Machine
 from artifacts.modelshapes.known import ModelShape
 from artifacts.quantisation.replicas import Replicas
+from artifacts.routing.expert_maps import no_maps
 from artifacts.routing.predictors import RECORDED
 from artifacts.splits.slots_by_layer import loads_on_demand
 from artifacts.splits.solve import EVEN, Latencies, SolvedSplit
@@ -19,69 +21,18 @@ from artifacts.traces.trace import Trace
 from runtime.control import sizes
 from runtime.control import split_solver as solving
 from runtime.control.build import build_controller, fast_tier, lay_out
-from runtime.control.cache import Scope
 from runtime.control.plan import Plan
 from runtime.control.resplit import NOT_ANEW, Reconfiguration, tokens_between
-from runtime.policies import POLICIES, Policies, Preset, build, describe, preset
+from runtime.policies import POLICIES, Policies, describe
 from runtime.policies.base import Artefacts, FastTier, Step
+from runtime.policies.presets import Scope, preset
 from runtime.replay import from_trace as derived
 from runtime.replay.replay import replay
-from runtime.replay.virtual_time import Costs, Timing
-from runtime.session.learn_maps import no_maps
+from runtime.replay.settings import Outcome, Setting
+from runtime.replay.virtual_time import Timing
 
 _ENOUGH, _LEAST = 3_000, 150  # steps, and at least passes, to tell which of some splits is the fastest
 _DERIVED = {"buddies": "buddy lists", "entropy": "percentiles of token entropy"}
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """What is tried. `policies` overrides the axes of a preset; scope and budget are the preset's where it has them."""
-
-    label: str
-    preset: str | Preset = "on-demand"
-    policies: Mapping[str, str] = field(default_factory=dict)
-    scope: str | None = None
-    budget: str = "25%"
-    reconfigure_every: int | None = None
-    devices: int = 1  # that experts are spread over
-
-    def texts(self) -> dict[str, str]:
-        """The text of every axis."""
-        return preset(self.preset).texts() | dict(self.policies)
-
-    def build(self) -> Policies:
-        """Raises BadUsage for a name or a parameter that is not known."""
-        return build(self.texts())
-
-
-def oracles(setting: Setting) -> tuple[Setting, Setting]:
-    """The bounds of a setting: Belady on demand, and with perfect prefetching."""
-    scope = setting.scope or preset(setting.preset).scope
-    plain = {"scope": scope, "budget": setting.budget, "devices": setting.devices}
-    return (
-        Setting("belady", policies={"eviction": "belady"}, **plain),
-        Setting("oracle", policies={"eviction": "belady", "prefetch": "oracle"}, **plain),
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What happened: counters over all passes and by layer, and times as `Timing.summary` gives them. `num_slots`: of
-    whole experts, as many as their bytes hold where experts are split. `fast_nbytes`: of the slots and of the replicas
-    that stay beside them. `split`: how experts are cut, and by what, where they are. `by_device`: what each of several
-    devices had and did."""
-
-    setting: Setting
-    policies: dict[str, str]
-    scope: Scope
-    num_slots: int
-    fast_nbytes: int
-    window: int
-    counters: dict[str, int]
-    by_layer: list[dict[str, int]]
-    times: dict[str, float | None]
-    split: dict[str, object]
-    by_device: list[dict[str, int]]
 
 
 class Workload:

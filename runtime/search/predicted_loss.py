@@ -3,8 +3,9 @@
 from dataclasses import dataclass, field
 
 from artifacts.errors import BadInput
-from artifacts.quantisation.replicas import FULL_BITS, Replicas, passed_on
+from artifacts.quantisation.replicas import Replicas, passed_on
 from artifacts.routing.similarity import Similarity
+from artifacts.shape import FULL_BITS
 from artifacts.traces.trace import DECODE
 from runtime.control.plan import Plan
 from runtime.policies.base import Step

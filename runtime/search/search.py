@@ -1,109 +1,33 @@
 """The search for the fastest policies of a model, a trace and a machine: lossless, and within a loss (DESIGN 9)."""
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
 from math import expm1
 from time import perf_counter
 
 import numpy as np
 
-from artifacts.errors import BadInput, Problem
+from artifacts.errors import BadInput
+from artifacts.hardware.costs import Costs
 from artifacts.hardware.machines import Machine
 from artifacts.modelshapes.known import ModelShape
 from artifacts.routing.similarity import Similarity
-from artifacts.traces.trace import DECODE, Trace
+from artifacts.traces.trace import Trace
 from runtime.control.build import check_required
 from runtime.control.counters import AT_BITS
-from runtime.policies import build, presets
+from runtime.policies import build
 from runtime.policies.base import Artefacts
-from runtime.replay.virtual_time import Costs
-from runtime.replay.workload import Outcome, Setting, Workload, oracles
+from runtime.policies.presets import presets
+from runtime.replay.settings import Outcome, Setting, oracles
+from runtime.replay.workload import Workload
 from runtime.search import space
-from runtime.search.halving import ETA, Trials, climb, halve, one_by_one, rungs
+from runtime.search.halving import Trials, climb, halve, one_by_one, rungs
 from runtime.search.predicted_loss import Damage
+from runtime.search.results import LEAST_PASSES, Found, Plan, ReplayAll, Scale, Tried
 from runtime.search.space import Combination
 
-LEAST_PASSES, MOST_PASSES = 96, 864  # of the shortest replay, and of the longest
 _ALTERED = ("replaced_ranks", "dropped_ranks", *AT_BITS.values())
 _PUBLISHED = 5  # of a space, tried on all of the trace whatever else is found
 _SLACK = 1.5  # times the loss that is allowed: predictions are rough, and what is measured decides
-
-
-@dataclass(frozen=True, slots=True)
-class Scale:
-    """Nats that a token loses for each unit of squared error that `Damage` counts. None: nothing was measured, and no
-    candidate of that kind has a prediction."""
-
-    few_bits: float | None = None
-    replaced: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Tried:
-    """A combination as replayed. `loss`: the share by which perplexity is predicted to rise, None where no table
-    says."""
-
-    combination: Combination
-    ms: float
-    loss: float | None
-    exposed_ms: float
-    near_ms: float
-    fast_nbytes: int
-    hit_rate: float
-    damage: tuple[float, float]
-
-    @property
-    def is_lossless(self) -> bool:
-        return self.loss == 0.0
-
-
-ReplayAll = Callable[[Sequence[Combination], int], Iterable[Tried | Problem]]
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """How much is searched: `candidates` of each of the two spaces, up to `passes` of the trace, `climbing` more beside
-    the best."""
-
-    candidates: int
-    passes: int
-    climbing: int
-    seed: int
-    max_loss: float
-
-    @property
-    def rungs(self) -> list[int]:
-        return rungs(self.passes, least=LEAST_PASSES)
-
-    @property
-    def num_replays(self) -> int:
-        """About, of both spaces."""
-        each = sum(-(-self.candidates // ETA**turn) for turn in range(len(self.rungs)))
-        return 2 * (each + self.climbing)
-
-
-@dataclass(slots=True)
-class Found:
-    """The finalists of both spaces, best first, published presets among them; and what was left out, by reason."""
-
-    lossless: list[Tried]
-    lossy: list[Tried]
-    published: dict[str, Tried]
-    num_tried: int
-    num_space: int
-    num_replays: int
-    refused: dict[str, int] = field(default_factory=dict)
-
-    def front(self) -> list[Tried]:
-        """What nothing beats in time, loss and memory together, by time."""
-        known = [one for one in (*self.lossless, *self.lossy) if one.loss is not None]
-        best = [one for one in known if not any(_beats(other, one) for other in known)]
-        return sorted({one.combination: one for one in best}.values(), key=lambda one: one.ms)
-
-
-def _beats(one: Tried, other: Tried) -> bool:
-    mine, theirs = ((t.ms, t.loss, t.fast_nbytes) for t in (one, other))
-    return mine != theirs and all(a <= b for a, b in zip(mine, theirs, strict=True))
 
 
 class Search:
@@ -296,20 +220,3 @@ def _published() -> dict[str, Combination]:
     """Presets that may be chosen at any budget, by name."""
     ours = [one for one in presets().values() if not one.waits_for and one.budget is None]
     return {one.name: Combination(**one.texts(), scope=one.scope) for one in ours}
-
-
-def is_one_by_one(trace: Trace) -> bool:
-    """Whether something is decoded, and never two requests together."""
-    decoded = trace.phase == DECODE
-    steps = trace.pass_indices()[decoded] * trace.num_layers + trace.layer[decoded]
-    return bool(decoded.any()) and len(np.unique(steps)) == len(steps)
-
-
-def cut_by_request(trace: Trace, share: float) -> tuple[Trace, Trace]:
-    """The first of the requests, and the last `share` of them, one at least on either side. Raises BadInput for a trace
-    of one request."""
-    requests: Sequence[int] = np.unique(trace.request).tolist()
-    if len(requests) < 2:
-        raise BadInput("the trace has one request: nothing is left to check what is tuned on it; record a longer one")
-    border = requests[min(len(requests) - 1, max(1, round(len(requests) * (1 - share))))]
-    return trace.take(np.flatnonzero(trace.request < border)), trace.take(np.flatnonzero(trace.request >= border))

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from runtime.control.cache import Scope
 from runtime.policies import POLICIES
+from runtime.policies.presets import Scope
 
 PREFETCH = (
     "none",

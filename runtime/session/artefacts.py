@@ -6,15 +6,16 @@ import numpy as np
 
 from artifacts.common.untrusted import inside
 from artifacts.errors import BadInput, Incompatible
+from artifacts.hardware.machines import HERE
 from artifacts.quantisation.bit_allocation import WIDTHS
 from artifacts.quantisation.replica_file import replica_root
-from artifacts.quantisation.replicas import FULL_BITS, Replicas, in_memory, passed_on
-from artifacts.routing.predictors import load_predictors
+from artifacts.quantisation.replicas import Replicas, in_memory, passed_on
 from artifacts.routing.similarity import Similarity
-from artifacts.shape import Shape
+from artifacts.shape import FULL_BITS, Shape
 from artifacts.splits.slots_by_layer import loads_on_demand
 from artifacts.splits.solve import Latencies, SolvedSplit
 from artifacts.store.expert_maps import latest_maps, stored_maps
+from artifacts.store.predictors import load_predictors
 from artifacts.store.rows import (
     buddy_matrices,
     curve_matrices,
@@ -26,7 +27,6 @@ from artifacts.store.rows import (
 from artifacts.store.runs import StoredRun, as_written
 from artifacts.store.store import Store
 from runtime.policies.base import Artefacts
-from runtime.replay.measured_machine import HERE
 
 _PRIOR_USE = 0.02  # of the layer's mean
 

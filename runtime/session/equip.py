@@ -4,10 +4,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from artifacts.errors import BadInput
-from artifacts.quantisation.replicas import FULL_BITS
+from artifacts.shape import FULL_BITS
 from runtime.model.open import MoeModel
-from runtime.policies import Preset
 from runtime.policies.base import Artefacts
+from runtime.policies.presets import Preset
 from runtime.session.on_base import on_base
 from runtime.session.settings import Settings
 

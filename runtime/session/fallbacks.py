@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from runtime.control.resplit import NOT_ANEW, tokens_between
-from runtime.engine.output_cpu import FUSED
+from runtime.session.settings import FUSED
 from runtime.tiers.open import LinkChoice
 
 if TYPE_CHECKING:

@@ -14,8 +14,6 @@ from runtime.policies.shared.maps import Learned
 if TYPE_CHECKING:  # a run that keeps nothing has no need of what a store takes in memory
     from artifacts.store.store import Store
 
-CAPACITY, DISTANCE = 1000, 3  # of maps that begin with none; as `moectl build-maps`
-
 
 @dataclass(frozen=True, slots=True)
 class Kept:
@@ -25,12 +23,6 @@ class Kept:
     num_maps: int
     num_iterations: int
     others: int | None
-
-
-def no_maps(*, num_layers: int, num_experts: int, hidden: int) -> ExpertMaps:
-    """Room for maps that are yet to be learned."""
-    sizes = {"num_layers": num_layers, "num_experts": num_experts, "hidden": hidden}
-    return ExpertMaps(CAPACITY, **sizes, distance=min(DISTANCE, num_layers))
 
 
 def keep(

@@ -6,8 +6,7 @@ from pathlib import Path
 from artifacts.errors import BadInput, Incompatible
 from artifacts.store.presets import Kept, stored_presets
 from artifacts.store.store import Store
-from runtime.control.cache import Scope
-from runtime.policies import Preset, presets
+from runtime.policies.presets import Preset, Scope, presets
 
 
 def find_presets(names: Iterable[str], store: Path, *, model_id: str | None = None) -> dict[str, Preset]:

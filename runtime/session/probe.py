@@ -10,15 +10,15 @@ import torch
 from torch import nn
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
+from artifacts.hardware.costs import rounded_window
 from artifacts.hardware.machines import Machine
 from artifacts.shape import Shape
 from runtime.engine.choose_output import alone
 from runtime.kernels.cpu.dense import FusedDense
 from runtime.links.link import DEMAND, Link
 from runtime.model.arithmetic import expert_forward
-from runtime.model.expert_store import aligned
+from runtime.model.layout import aligned
 from runtime.model.open import MoeModel
-from runtime.replay.virtual_time import rounded_window
 
 _NO_EXPERTS = "moectl-no-experts"
 _NUM_EXPERTS = 8

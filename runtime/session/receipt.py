@@ -8,7 +8,8 @@ import torch
 from runtime.control import split_solver as solving
 from runtime.engine.choose_output import NAMES
 from runtime.kernels.low_bit import kernel_name
-from runtime.policies import POLICIES, describe, preset
+from runtime.policies import POLICIES, describe
+from runtime.policies.presets import preset
 
 if TYPE_CHECKING:
     from runtime.session.session import Session

@@ -12,38 +12,40 @@ from typing import Any, Protocol
 import torch
 
 from artifacts.errors import BadUsage
-from artifacts.hardware.machines import machine
-from artifacts.quantisation.replicas import FULL_BITS, check_base
+from artifacts.hardware.machines import HERE, machine
+from artifacts.quantisation.replicas import check_base
+from artifacts.routing.expert_maps import no_maps
+from artifacts.shape import FULL_BITS
 from runtime.control import sizes
 from runtime.control.build import build_controller, fast_tier, lay_out, pools
-from runtime.control.cache import Scope
 from runtime.control.counters import totals
 from runtime.control.devices import Partitions
 from runtime.control.recorder import Recorder
 from runtime.control.resplit import Reconfiguration, tokens_between
 from runtime.engine.choose_output import fused_for
 from runtime.engine.engine import Engine
-from runtime.engine.output_cpu import FUSED, Fused
+from runtime.engine.output_cpu import Fused
 from runtime.engine.predictors import Predictor
 from runtime.engine.routers import Watcher
 from runtime.kernels.cpu.dense import FusedDense
 from runtime.kernels.low_bit import make_ready
-from runtime.model.expert_store import ALIGNMENT
+from runtime.model.layout import ALIGNMENT
 from runtime.model.open import MoeModel, open_model
-from runtime.policies import POLICIES, build, preset
+from runtime.policies import POLICIES, build
 from runtime.policies.base import Artefacts, FastTier
-from runtime.replay.measured_machine import HERE
+from runtime.policies.presets import Scope, preset
 from runtime.session.answers import Effort, Prompt, Stream, encode
+from runtime.session.devices import devices_for, resolve_device
 from runtime.session.equip import equipped
 from runtime.session.fallbacks import fallbacks
 from runtime.session.generate import Sampling, Token, stream
-from runtime.session.learn_maps import no_maps
 from runtime.session.limits import check_tokens
+from runtime.session.link_choice import link_name, resolve_link
 from runtime.session.probe import link_bytes_per_second, prefetch_window, scaled_window
 from runtime.session.receipt import receipt
-from runtime.session.settings import Settings
+from runtime.session.settings import FUSED, Settings
 from runtime.session.turns import Turns
-from runtime.tiers.open import devices_for, link_name, open_tiers, resolve_device, resolve_link
+from runtime.tiers.open import open_tiers
 from runtime.tiers.replicas import open_replicas, verify_files
 from runtime.tiers.shadow_replicas import Shadows
 from runtime.tiers.slots import Slots

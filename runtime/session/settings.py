@@ -2,10 +2,12 @@
 
 from dataclasses import dataclass, field
 
+from artifacts.common.suggestions import unknown
 from artifacts.errors import BadUsage
-from runtime.control.cache import Scope
-from runtime.engine.output_cpu import EXACT, check_experts
-from runtime.policies import Preset, build, preset
+from runtime.policies import build
+from runtime.policies.presets import Preset, Scope, preset
+
+EXACT, FUSED = "exact", "fused"  # experts: the model's own bits, or compiled kernels
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,3 +54,10 @@ class Settings:
     def wants(self) -> frozenset[str]:
         """Those, and what they take where it is there."""
         return build(self.texts()).wants
+
+
+
+def check_experts(name: str) -> None:
+    """Raise BadUsage unless it is a way to compute a token's experts."""
+    if name not in (EXACT, FUSED):
+        raise BadUsage(unknown("way to compute experts", name, (EXACT, FUSED)))

@@ -13,7 +13,7 @@ from ctypes import CDLL, addressof, c_char, c_int, c_long, c_size_t, c_void_p
 import torch
 
 from runtime.model.direct_io import PAGE
-from runtime.model.expert_store import Part
+from runtime.model.layout import Part
 
 _AT_THIS_ADDRESS = 0x10  # MAP_FIXED of Linux, which Python's mmap does not name
 

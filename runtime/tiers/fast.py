@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from artifacts.quantisation.replicas import FULL_BITS
+from artifacts.shape import FULL_BITS
 from runtime.control.plan import NO_SLOT, Place
 from runtime.model.arithmetic import expert_forward
 from runtime.model.open import MoeModel

@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import nn
 
-from artifacts.quantisation.replicas import FULL_BITS
+from artifacts.shape import FULL_BITS
 from runtime.control.plan import Place
 from runtime.links.clock import Timeline, WallClock
 from runtime.model.arithmetic import expert_forward
-from runtime.model.expert_store import aligned
+from runtime.model.layout import aligned
 from runtime.tiers.slow import SlowTier
 
 

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from artifacts.errors import Incompatible
-from runtime.model.expert_store import ExpertLayout, Part, Spans
 from runtime.model.layers import MoeLayer
+from runtime.model.layout import ExpertLayout, Part, Spans
 
 Views = dict[str, torch.Tensor]
 

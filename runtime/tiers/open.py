@@ -1,15 +1,12 @@
 """The tiers around the fast one: where experts live, the link they come over, the near tier beside them."""
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
 from artifacts.errors import BadUsage
-from artifacts.hardware.machines import machine
-from artifacts.quantisation.replicas import FULL_BITS
-from runtime.control import sizes
+from artifacts.shape import FULL_BITS
 from runtime.control.devices import Partitions
 from runtime.control.segments import Segments
 from runtime.links.cuda import CudaLink
@@ -17,11 +14,11 @@ from runtime.links.disk import DiskLink
 from runtime.links.emulated import EmulatedLink
 from runtime.links.link import Link
 from runtime.links.per_device import ManyLinks
-from runtime.model.expert_store import DiskStore, RamStore
+from runtime.model.expert_store import DiskStore
 from runtime.model.open import MoeModel
 from runtime.policies.base import Split
-from runtime.session.probe import scaled_rates
 from runtime.tiers.near import NearTier
+from runtime.tiers.ram import RamStore
 from runtime.tiers.replicas import ReplicaStore
 from runtime.tiers.slow import SlowTier
 from runtime.tiers.slow_split import SegmentTier
@@ -48,36 +45,6 @@ class LinkChoice:
     latency_s: float = 0.0
     near: float | None = None
     is_direct: bool = False
-
-
-def resolve_link(
-    opened: MoeModel, *, link: str, near: str | None, scaled_to: str | None, is_fused: bool = False
-) -> LinkChoice:
-    """`auto` is cuda on a GPU and disk elsewhere. Raises BadUsage for what is not understood or not there."""
-    on_cuda = opened.model.device.type == "cuda"
-    if scaled_to:
-        rates = scaled_rates(opened, machine(scaled_to), is_fused=is_fused)
-        return LinkChoice("emulated", rates.link, 0.0, rates.near)
-    near_rate = sizes.rate(near)[0] if near else None
-    if link == "cuda" and not on_cuda:
-        raise BadUsage("--link cuda needs the model on a CUDA device: use --link disk, or a rate such as 5GB/s")
-    if link == "auto":
-        link = "cuda" if on_cuda else "disk"
-    if link in ("disk", "cuda"):
-        return LinkChoice(link, near=near_rate)
-    if link == "direct":
-        return LinkChoice("disk", near=near_rate, is_direct=True)
-    return LinkChoice("emulated", *sizes.rate(link), near_rate)
-
-
-def link_name(opened: MoeModel, link: str) -> str:
-    """How a hardware profile calls what `--link` says: `pinned` for a GPU's own, `disk` with the page cache or past it,
-    or the rate as given.
-
-    Raises BadUsage for what is not understood or not there.
-    """
-    kind = resolve_link(opened, link=link, near=None, scaled_to=None).kind
-    return {"cuda": "pinned", "disk": "disk", "emulated": link}[kind]
 
 
 def open_tiers(
@@ -136,32 +103,3 @@ def direct(store: DiskStore | ReplicaStore) -> DiskStore:
     if not isinstance(store, DiskStore):
         raise BadUsage("--link direct reads a checkpoint past the page cache, and replicas come through it: use disk")
     return store.direct()
-
-
-def devices_for(opened: MoeModel, count: int) -> tuple[torch.device, ...]:
-    """What experts are spread over: the model's own device and other GPUs, or where there are fewer than `count`, parts
-    of its own. Raises BadUsage for experts that cannot be computed elsewhere."""
-    found = spread_over(opened.model.device, count)
-    if len(set(found)) > 1 and getattr(opened.layers[0].experts, "has_post_expert_norm", False):
-        raise BadUsage(f"experts of {opened.family} share a norm, which is on one GPU: leave out --devices")
-    return found
-
-
-def spread_over(first: torch.device, count: int) -> tuple[torch.device, ...]:
-    """The same, of any model whose own device is the first."""
-    if first.type != "cuda" or torch.cuda.device_count() < count:
-        return (first,) * count
-    others = (torch.device("cuda", number) for number in range(torch.cuda.device_count()))
-    return (first, *[other for other in others if other.index != (first.index or 0)][: count - 1])
-
-
-def resolve_device(name: str) -> torch.device:
-    """`auto` is CUDA where there is one. Raises BadUsage for a device that is not there."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
-        raise BadUsage(f"device {name!r} is not known: use auto, cpu, cuda or cuda:1")
-    device = torch.device(name)
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise BadUsage(f"{name} is not among the {torch.cuda.device_count()} visible CUDA devices: use --device cpu")
-    return device

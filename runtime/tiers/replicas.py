@@ -15,7 +15,7 @@ from artifacts.quantisation.replicas import Replicas, in_memory
 from artifacts.shape import Shape
 from runtime.kernels.low_bit import project_packed
 from runtime.model.checkpoint import Shard, StoredTensor
-from runtime.model.expert_store import Part
+from runtime.model.layout import Part
 from runtime.model.open import MoeModel
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from artifacts.quantisation.packing import Packed
-from runtime.model.expert_store import aligned
+from runtime.model.layout import aligned
 from runtime.tiers.replicas import ReplicaStore
 
 

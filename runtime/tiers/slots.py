@@ -7,7 +7,7 @@ import torch
 from artifacts.errors import OutOfResources
 from runtime.control.pools import Pool
 from runtime.kernels.batched import IN_CACHE
-from runtime.model.expert_store import Part, aligned, round_up
+from runtime.model.layout import Part, aligned, round_up
 from runtime.tiers.double_mapping import twofold
 
 

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 import torch
 
 from artifacts.errors import BadInput
-from artifacts.quantisation.replicas import FULL_BITS
+from artifacts.shape import FULL_BITS
 from runtime.control.plan import Place
 from runtime.kernels.batched import OneByOne, Together, together_for
 from runtime.kernels.low_bit import project_packed
-from runtime.model.expert_store import DiskStore, RamStore
+from runtime.model.expert_store import DiskStore
 from runtime.model.open import MoeModel
+from runtime.tiers.ram import RamStore
 from runtime.tiers.replicas import ReplicaStore
 
 

@@ -5,12 +5,14 @@ from dataclasses import dataclass
 
 import torch
 
-from artifacts.quantisation.replicas import FULL_BITS
+from artifacts.shape import FULL_BITS
 from runtime.control.plan import Place
 from runtime.control.segments import Segments
-from runtime.model.expert_store import DiskStore, RamStore, aligned, fill
+from runtime.model.expert_store import DiskStore
+from runtime.model.layout import aligned, fill
 from runtime.model.open import MoeModel
 from runtime.tiers.neuron_major import NeuronLayout, Views, project_segment
+from runtime.tiers.ram import RamStore
 from runtime.tiers.slow import SlowTier, unreadable
 
 

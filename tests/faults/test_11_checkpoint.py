@@ -11,7 +11,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from artifacts.errors import BadInput
-from runtime.model.expert_store import aligned
+from runtime.model.layout import aligned
 from runtime.model.open import open_model
 from tests.faults.models import GATE, UP, Copy, refusal, with_config, with_tensors
 

@@ -14,7 +14,8 @@ from artifacts.traces.synthetic import parse_dials
 from runtime.control import sizes as budget
 from runtime.policies import parse
 from runtime.policies.base import Artefacts
-from runtime.replay.workload import Setting, Workload
+from runtime.replay.settings import Setting
+from runtime.replay.workload import Workload
 from tests.helpers import artefacts
 
 SHAPE = Shape(num_layers=8, num_experts=32, top_k=4, expert_nbytes=1 << 20)

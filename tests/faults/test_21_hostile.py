@@ -17,8 +17,8 @@ import pytest
 from jinja2.exceptions import SecurityError
 
 from artifacts.errors import BadInput, OutOfResources, Problem
-from artifacts.hardware.profile import stored_profile
 from artifacts.modelshapes.known import model_shape
+from artifacts.store.hardware_profiles import stored_profile
 from artifacts.store.store import Store
 from artifacts.traces import parquet as tracefile
 from artifacts.traces.parquet import from_table, read_parquet, to_table, write_parquet

@@ -8,9 +8,10 @@ from transformers import PreTrainedModel
 from artifacts.quantisation.bit_allocation import WIDTHS
 from artifacts.quantisation.gptq import group_size_for, round_to_nearest
 from artifacts.quantisation.replica_file import read_replica, replica_nbytes, write_replicas
-from artifacts.quantisation.replicas import FULL_BITS, Replicas, in_memory
+from artifacts.quantisation.replicas import Replicas, in_memory
+from artifacts.shape import FULL_BITS
 from runtime.kernels.low_bit import dequantise
-from runtime.model.expert_store import aligned
+from runtime.model.layout import aligned
 from runtime.model.open import MoeModel
 
 

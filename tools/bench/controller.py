@@ -19,19 +19,19 @@ import numpy as np
 
 from artifacts.hardware.machines import machine
 from artifacts.modelshapes.known import MODELS, ModelShape
+from artifacts.routing.expert_maps import no_maps
 from artifacts.routing.predictors import RECORDED
 from artifacts.traces.trace import Trace
 from moectl.show.render import Sheet, show_sheet
 from runtime.control.build import build_controller, fast_tier
-from runtime.control.cache import Scope
 from runtime.control.controller import Controller
 from runtime.control.plan import Plan
-from runtime.policies import preset
 from runtime.policies.base import Artefacts, Step
+from runtime.policies.presets import Scope, preset
 from runtime.policies.shared.maps import Matching
 from runtime.replay.replay import replay
-from runtime.replay.workload import Setting, Workload
-from runtime.session.learn_maps import no_maps
+from runtime.replay.settings import Setting
+from runtime.replay.workload import Workload
 from tools.bench.simulator import synthetic
 
 LOSSLESS = (

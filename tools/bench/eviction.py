@@ -20,10 +20,10 @@ from artifacts.traces.parquet import read_parquet
 from artifacts.traces.trace import Trace
 from moectl.show.render import Sheet, show_sheet
 from runtime.control.build import build_controller
-from runtime.control.cache import Scope
 from runtime.control.counters import hit_rate
-from runtime.policies import build, preset
+from runtime.policies import build
 from runtime.policies.base import Artefacts
+from runtime.policies.presets import Scope, preset
 from runtime.replay.replay import replay
 
 RIVALS = ("lru", "lfu", "lcp", "least_stale", "least_stale:within=ahead", "fld", "score")

@@ -18,11 +18,12 @@ from profilers.compare.quality import read
 from profilers.hardware.load_times import Effort
 from profilers.hardware.policy_overhead import deciding
 from profilers.hardware.profile import measure as profile
-from runtime.model.expert_store import RamStore
 from runtime.model.open import MoeModel, open_model
 from runtime.replay.measured_machine import costs_of, machine_of
-from runtime.replay.workload import Setting, Workload
+from runtime.replay.settings import Setting
+from runtime.replay.workload import Workload
 from runtime.session.session import Session, Settings
+from runtime.tiers.ram import RamStore
 from tools.bench.performance import Ratio, Section, Table
 
 PRESETS = ("on-demand", "near", "mixtral-offloading", "specmd", "moe-infinity")

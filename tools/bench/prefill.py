@@ -13,9 +13,9 @@ from statistics import median
 import numpy as np
 import torch
 
-from runtime.model.expert_store import RamStore
 from runtime.model.open import MoeModel, open_model
 from runtime.session.session import Session, Settings
+from runtime.tiers.ram import RamStore
 from tools.bench.performance import Ratio, Section, Table
 
 PRESET, BUDGET = "on-demand", "25%"

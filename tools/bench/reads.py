@@ -24,7 +24,7 @@ from moectl.show.render import Sheet, show_sheet
 from runtime.links.disk import DiskLink
 from runtime.links.link import DEMAND
 from runtime.model.checkpoint import open_checkpoint
-from runtime.model.expert_store import aligned
+from runtime.model.layout import aligned
 from runtime.model.open import MoeModel, open_model
 from runtime.model.pack import pack
 from runtime.tiers.open import direct

@@ -19,9 +19,9 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from runtime.engine.output_cpu import FUSED
 from runtime.model.open import open_model
 from runtime.session.session import Session, Settings
+from runtime.session.settings import FUSED
 from tools.bench.performance import Ratio, Section, Table
 
 STOCK = ("eager", "grouped_mm", "batched_mm")

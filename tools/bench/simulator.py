@@ -26,11 +26,11 @@ from artifacts.traces.parquet import read_parquet
 from artifacts.traces.trace import DECODE, Trace
 from moectl.show.render import Sheet, show_sheet
 from runtime.control.build import build_controller
-from runtime.control.cache import Scope
 from runtime.control.controller import Controller
 from runtime.control.plan import Plan
-from runtime.policies import POLICIES, build, preset
+from runtime.policies import POLICIES, build
 from runtime.policies.base import Artefacts, Step
+from runtime.policies.presets import Scope, preset
 from runtime.replay.replay import replay
 
 SHAPE = Shape(num_layers=16, num_experts=64, top_k=8, expert_nbytes=1)

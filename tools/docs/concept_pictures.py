@@ -19,10 +19,10 @@ from artifacts.traces.next_use import NextUse
 from artifacts.traces.parquet import read_parquet
 from artifacts.traces.trace import DECODE, Trace
 from runtime.control.build import build_controller
-from runtime.control.cache import Scope
 from runtime.control.counters import hit_rate
-from runtime.policies import build, preset
+from runtime.policies import build
 from runtime.policies.base import Artefacts
+from runtime.policies.presets import Scope, preset
 from runtime.replay.replay import replay
 from tools import TRACE
 

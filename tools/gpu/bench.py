@@ -88,8 +88,8 @@ def _rows(
     deadline_s: float,
 ) -> Iterator[Row]:
     """Plain transformers, then moectl and Accelerate; `told` hears of the model itself."""
-    from runtime.model.expert_store import RamStore
     from runtime.model.open import open_model
+    from runtime.tiers.ram import RamStore
 
     shape = SHAPES[name]
     layers = options.layers or shape.layers

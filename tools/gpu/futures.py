@@ -6,21 +6,21 @@ from importlib.util import find_spec
 
 import numpy as np
 
-from artifacts.hardware.machines import Machine
+from artifacts.hardware.costs import Costs, Work
+from artifacts.hardware.machines import HERE, Machine
 from artifacts.modelshapes.known import guessed
 from artifacts.traces.next_use import NextUse
 from artifacts.traces.trace import Trace
-from runtime.engine.output_cpu import FUSED
 from runtime.model.open import MoeModel
 from runtime.policies import build
 from runtime.policies.base import Artefacts
-from runtime.replay.measured_machine import HERE
-from runtime.replay.virtual_time import Costs, Work
 from runtime.search import space
-from runtime.search.search import Plan, Search, Tried
+from runtime.search.results import Plan, Tried
+from runtime.search.search import Search
 from runtime.search.space import Combination
 from runtime.session.probe import expert_seconds, rest_seconds
 from runtime.session.session import Session, Settings
+from runtime.session.settings import FUSED
 from tools.gpu.rows import Rates, Text
 
 ORACLE = {"eviction": "belady", "prefetch": "oracle"}

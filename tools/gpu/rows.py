@@ -10,13 +10,12 @@ import numpy as np
 import torch
 
 from runtime.control import sizes
-from runtime.control.cache import Scope
 from runtime.control.counters import Counter, hit_rate
-from runtime.engine.output_cpu import EXACT, FUSED
 from runtime.model.open import MoeModel
-from runtime.policies import Preset
 from runtime.policies.base import Artefacts
+from runtime.policies.presets import Preset, Scope
 from runtime.session.session import Session, Settings
+from runtime.session.settings import EXACT, FUSED
 
 _COPIED = 256 << 20  # bytes, more than a GPU's cache holds
 

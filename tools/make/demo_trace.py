@@ -22,9 +22,8 @@ from artifacts.traces.parquet import to_table
 from artifacts.traces.trace import Trace
 from moectl.bundled import demo_model
 from profilers.compare.quality import read
-from profilers.routing.observe import Batching
 from profilers.routing.predictors import Plan, build_predictors
-from profilers.routing.profile import Data
+from profilers.text.batches import Batching, Data
 from profilers.text.corpus import documents, token_sequences
 from runtime.engine.predictors import Predictor
 from runtime.model.open import MoeModel, open_model

@@ -13,9 +13,9 @@ from artifacts.common.files import replacing
 from artifacts.shape import Shape
 from artifacts.traces.parquet import read_parquet
 from artifacts.traces.trace import Trace
-from runtime.control.cache import Scope
 from runtime.policies import POLICIES
 from runtime.policies.miss.buddy import STAND_INS
+from runtime.policies.presets import Scope
 from runtime.replay.from_trace import maps
 from tests.runtime.policies.contract import Case, run
 from tools import DATA, TRACE

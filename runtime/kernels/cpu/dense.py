@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from runtime.engine.forms_cpu import AS_NUMPY, fused_kernels
+from runtime.kernels.cpu.load import AS_NUMPY, fused_kernels
 from runtime.model.open import MoeModel
 
 

@@ -2,12 +2,7 @@
 
 from dataclasses import dataclass
 
-import torch
-
-from artifacts.quantisation.packing import PARTS, Packed
-from runtime.model.expert_store import ExpertLayout
-from runtime.tiers.neuron_major import NeuronLayout
-from runtime.tiers.replicas import ReplicaLayout
+from runtime.model.layout import ExpertLayout
 
 WORD = 4  # bytes
 
@@ -36,13 +31,6 @@ class Strides:
         gate, down = (part.offset // layout.dtype.itemsize for part in (into, out_of))
         return cls(neurons, gate, gate + neurons * hidden, down, hidden, neurons, 1, is_cut=False)
 
-    @classmethod
-    def segment(cls, layout: NeuronLayout, nbytes: int, *, is_bottom: bool) -> "Strides":
-        """Of so many bytes: of each neuron its row of gate, its row of up, its column of down."""
-        own, hidden = layout.segment(nbytes, is_bottom=is_bottom), layout.hidden
-        gate = layout.head if own.has_head else 0
-        return cls(own.last - own.first, gate, gate + hidden, gate + 2 * hidden, 3 * hidden, 1, 3 * hidden, is_cut=True)
-
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
@@ -58,24 +46,6 @@ class Matrix:
     group_size: int
     last_word: int
     zero_words: int
-
-    @classmethod
-    def of(cls, layout: ReplicaLayout, name: str) -> "Matrix":
-        """The projection of that name."""
-        packed: Packed = layout.views(torch.empty(layout.nbytes, dtype=torch.uint8))[name]
-        offsets = {part.name: part.offset for part in layout.parts}
-        words, zeros, scales = (offsets.get(f"{name}.{part}", 0) for part in PARTS)
-        return cls(
-            words // WORD,
-            zeros // WORD,
-            2 * scales // WORD,
-            packed.num_inputs,
-            packed.num_outputs,
-            len(packed.scales),
-            packed.group_size,
-            len(packed.qweight) - 1,
-            0 if packed.qzeros is None else packed.qzeros.shape[1],
-        )
 
     @property
     def sizes(self) -> tuple[int, ...]:

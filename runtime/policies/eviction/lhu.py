@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from artifacts.quantisation.replicas import FULL_BITS
-from artifacts.shape import Shape
+from artifacts.shape import FULL_BITS, Shape
 from runtime.policies.base import Artefacts, Now, SimpleEviction, Step
 from runtime.policies.eviction.packed import never, then_older
 

@@ -1,7 +1,7 @@
 """What miss policies that pick precisions ask of the replicas."""
 
 from artifacts.errors import Incompatible
-from artifacts.quantisation.replicas import FULL_BITS
+from artifacts.shape import FULL_BITS
 from runtime.policies.base import Artefacts
 
 

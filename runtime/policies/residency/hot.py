@@ -8,8 +8,7 @@ import numpy as np
 
 from artifacts.errors import BadUsage
 from artifacts.quantisation.bit_allocation import WIDTHS, prefix_split
-from artifacts.quantisation.replicas import FULL_BITS
-from artifacts.shape import Shape
+from artifacts.shape import FULL_BITS, Shape
 from artifacts.traces.trace import PREFILL
 from runtime.policies.base import Artefacts, Placement, SimpleResidency, Step, fitting
 from runtime.policies.miss.precision import check_replicas

@@ -8,8 +8,8 @@ import numpy as np
 
 from artifacts.errors import BadUsage
 from artifacts.quantisation.bit_allocation import WIDTHS, greedy_bits, prefix_split
-from artifacts.quantisation.replicas import FULL_BITS, Replicas
-from artifacts.shape import Shape
+from artifacts.quantisation.replicas import Replicas
+from artifacts.shape import FULL_BITS, Shape
 from runtime.policies.base import Artefacts, FastTier, SimpleResidency
 from runtime.policies.miss.precision import check_replicas
 

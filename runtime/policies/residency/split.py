@@ -6,8 +6,7 @@ from typing import ClassVar
 import numpy as np
 
 from artifacts.errors import BadUsage, Incompatible
-from artifacts.quantisation.replicas import FULL_BITS
-from artifacts.shape import Shape
+from artifacts.shape import FULL_BITS, Shape
 from artifacts.splits.solve import SolvedSplit
 from runtime.policies.base import Artefacts, FastTier, SimpleResidency, Split
 

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from artifacts.errors import BadInput, Incompatible
-from artifacts.hardware.profile import COMMAND, HardwareProfile, Spread, from_rows, profile_for, stored_profile, to_rows
+from artifacts.hardware.profile import COMMAND, HardwareProfile, Spread, from_rows, to_rows
 from artifacts.shape import Shape
+from artifacts.store.hardware_profiles import profile_for, stored_profile
 from artifacts.store.runs import ModelInfo, RunInfo, utc_now
 from artifacts.store.store import Store
 from tests.helpers.measured import made

@@ -7,16 +7,9 @@ import pyarrow as pa
 import pytest
 
 from artifacts.errors import BadInput, Incompatible
-from artifacts.routing.predictors import (
-    RECORDED,
-    Predictors,
-    check_reach,
-    load_predictors,
-    predictor_rows,
-    predictors_of,
-    projection,
-)
+from artifacts.routing.predictors import RECORDED, Predictors, check_reach, predictor_rows, predictors_of, projection
 from artifacts.shape import Shape
+from artifacts.store.predictors import load_predictors
 from artifacts.store.runs import ModelInfo, RunInfo, utc_now
 from artifacts.store.store import Store
 

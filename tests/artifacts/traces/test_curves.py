@@ -12,10 +12,11 @@ from artifacts.traces.curves import Curves, measure
 from artifacts.traces.parquet import read_parquet
 from artifacts.traces.trace import DECODE, PREFILL, Trace
 from runtime.control.build import build_controller
-from runtime.control.cache import RESIDENT, Scope
+from runtime.control.cache import RESIDENT
 from runtime.control.controller import Controller
-from runtime.policies import build, preset
+from runtime.policies import build
 from runtime.policies.base import Artefacts, Step
+from runtime.policies.presets import Scope, preset
 from tests import TRACE
 
 DEMO = Shape(num_layers=8, num_experts=32, top_k=4, expert_nbytes=1)

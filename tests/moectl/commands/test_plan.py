@@ -13,8 +13,9 @@ from artifacts.modelshapes.memory import backbone, resident
 from artifacts.traces.synthetic import generate
 from moectl.cli import main
 from moectl.commands.plan_rows import RESERVE_NBYTES, ROUTERS, Request, divided
-from runtime.policies import presets
-from runtime.replay.workload import Setting, Workload
+from runtime.policies.presets import presets
+from runtime.replay.settings import Setting
+from runtime.replay.workload import Workload
 from tests.conftest import Checkpoint
 
 GIB = 1 << 30

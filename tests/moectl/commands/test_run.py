@@ -15,11 +15,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from artifacts.traces.parquet import read_parquet
 from moectl.cli import main
 from runtime.control.build import build_controller
-from runtime.control.cache import Scope
 from runtime.control.counters import AT_BITS
 from runtime.model.open import open_model
 from runtime.policies import build
 from runtime.policies.base import Artefacts
+from runtime.policies.presets import Scope
 from runtime.replay.replay import replay
 from tests import ROOT
 from tests.conftest import Checkpoint

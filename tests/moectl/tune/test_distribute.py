@@ -10,7 +10,7 @@ from artifacts.errors import OutOfResources
 from moectl.tune import distribute as tunespread
 from moectl.tune.distribute import Trying, spread
 from profilers.workers.workers import Processes
-from runtime.search.search import Tried
+from runtime.search.results import Tried
 from runtime.search.space import Combination
 from tests.runtime.search.test_search import FAST, search
 

@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from artifacts.errors import BadInput, Incompatible
-from artifacts.quantisation.replicas import FULL_BITS
+from artifacts.shape import FULL_BITS
 from profilers.compare import quality
 from profilers.compare.price_precision import AVERAGES, Assignment, Precision, assignments, check_widths
 from runtime.model.open import MoeModel, open_model

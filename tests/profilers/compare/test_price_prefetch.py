@@ -10,8 +10,8 @@ from artifacts.traces.next_use import NextUse
 from artifacts.traces.parquet import read_parquet
 from artifacts.traces.trace import Trace
 from profilers.compare.price_prefetch import Foresight, Tier, foresight
-from runtime.control.cache import Scope
 from runtime.policies.base import Artefacts
+from runtime.policies.presets import Scope
 from tests import TRACE
 
 SHAPE = Shape(num_layers=8, num_experts=32, top_k=4, expert_nbytes=160)

@@ -8,7 +8,7 @@ from profilers.compare.verify_search import FULL, Verifier, fastest, first_withi
 from profilers.hardware.live_costs import Pace
 from runtime.model.open import open_model
 from runtime.policies.base import Artefacts
-from runtime.search.search import Tried
+from runtime.search.results import Tried
 from runtime.search.space import Combination
 from tests.conftest import Checkpoint
 

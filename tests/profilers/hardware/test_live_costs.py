@@ -7,11 +7,11 @@ import pytest
 from artifacts.hardware.machines import machine
 from artifacts.hardware.profile import Compute, HardwareProfile, Load, Near, Spread
 from profilers.hardware.live_costs import pace_of
-from runtime.engine.output_cpu import FUSED
 from runtime.model.open import open_model
 from runtime.policies.base import Artefacts
 from runtime.session.probe import scaled_window
 from runtime.session.session import Session, Settings
+from runtime.session.settings import FUSED
 from tests.conftest import Checkpoint
 
 

@@ -12,7 +12,7 @@ from profilers.hardware.load_times import Effort
 from profilers.hardware.profile import measure
 from profilers.hardware.this_machine import Here, num_cores
 from runtime.model.open import open_model
-from runtime.tiers.open import link_name
+from runtime.session.link_choice import link_name
 from tests.conftest import Checkpoint
 from tests.helpers.families import FAMILIES
 from tests.helpers.replicas import made

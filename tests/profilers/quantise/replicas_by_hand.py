@@ -9,7 +9,7 @@ from safetensors.numpy import load_file
 from transformers import AutoModelForCausalLM
 
 from profilers.quantise.lockstep import batches
-from profilers.routing.observe import padded, real_rows
+from profilers.text.batches import padded, real_rows
 
 
 def heard(folder: str, names: list[str], sequences: list[np.ndarray]) -> list[tuple[torch.Tensor, ...]]:

@@ -17,7 +17,7 @@ from artifacts.store.store import Store
 from profilers.quantise import replicas
 from profilers.quantise.method import Method
 from profilers.quantise.replicas import Built, build_replicas
-from profilers.routing.profile import Data
+from profilers.text.batches import Data
 from profilers.workers.workers import Processes
 from runtime.model.open import MoeModel, open_model
 from tests.conftest import Checkpoint

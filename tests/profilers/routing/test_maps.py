@@ -13,8 +13,7 @@ from artifacts.store.expert_maps import TABLE, stored_maps
 from artifacts.store.runs import ModelInfo
 from artifacts.store.store import Store
 from profilers.routing.maps import BuiltMaps, Iterations, Plan, build_maps, observe_iterations
-from profilers.routing.observe import Batching
-from profilers.routing.profile import Data
+from profilers.text.batches import Batching, Data
 from runtime.model.open import MoeModel, open_model
 from runtime.session.session import Session, Settings
 from tests.conftest import Checkpoint

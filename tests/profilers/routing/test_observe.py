@@ -14,12 +14,13 @@ from artifacts.routing.entropy import EntropyHistogram
 from artifacts.traces.trace import DECODE, PREFILL, Trace, concatenate
 from profilers.compare.quality import read
 from profilers.routing.maps import observe_iterations
-from profilers.routing.observe import Batching, Foresight, RoutingProfile, observe
+from profilers.routing.observe import Foresight, RoutingProfile, observe
+from profilers.text.batches import Batching
 from runtime.control.build import build_controller
-from runtime.control.cache import Scope
 from runtime.model.open import MoeModel, open_model
-from runtime.policies import build, preset
+from runtime.policies import build
 from runtime.policies.base import Artefacts
+from runtime.policies.presets import Scope, preset
 from runtime.replay.from_trace import iterations
 from runtime.replay.replay import replay
 from runtime.session.session import Session, Settings

@@ -7,15 +7,14 @@ import pytest
 import torch
 
 from artifacts.errors import BadInput, BadUsage
-from artifacts.routing.predictors import load_predictors
 from artifacts.shape import Shape
+from artifacts.store.predictors import load_predictors
 from artifacts.store.runs import ModelInfo
 from artifacts.store.store import Store
 from moectl.bundled import demo_model
-from profilers.routing.observe import Batching
 from profilers.routing.predictor_fit import Fit, Recall, Seen, Tuning, choose
 from profilers.routing.predictors import Plan, build_predictors, observe_inputs
-from profilers.routing.profile import Data
+from profilers.text.batches import Batching, Data
 from profilers.text.corpus import documents, token_sequences
 from runtime.model.open import open_model
 from runtime.session.session import Session, Settings

@@ -19,9 +19,10 @@ from artifacts.store.runs import ModelInfo
 from artifacts.store.store import Store
 from profilers.routing import profile as profiling
 from profilers.routing.distribute import Counted, Counting, parts
-from profilers.routing.observe import Batching, Foresight
-from profilers.routing.profile import Data, Profiled, merge_shards, profile_routing
+from profilers.routing.observe import Foresight
+from profilers.routing.profile import Profiled, merge_shards, profile_routing
 from profilers.routing.tables import stored
+from profilers.text.batches import Batching, Data
 from profilers.text.corpus import data_digest
 from profilers.workers.workers import Processes
 from runtime.model.open import MoeModel, open_model

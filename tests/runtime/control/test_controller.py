@@ -12,13 +12,14 @@ from artifacts.shape import Shape
 from artifacts.traces.next_use import NextUse
 from artifacts.traces.trace import Trace
 from runtime.control.build import build_controller
-from runtime.control.cache import LOADING, RESIDENT, Scope
+from runtime.control.cache import LOADING, RESIDENT
 from runtime.control.controller import Controller
 from runtime.control.counters import Counter
 from runtime.control.ordering import first_of
 from runtime.control.plan import Plan
 from runtime.policies import POLICIES, build
 from runtime.policies.base import Artefacts, Step
+from runtime.policies.presets import Scope
 from tests.runtime.control.reference import SlowCache
 from tests.runtime.policies.contract import Case, keep_the_contract, routed, run
 

@@ -7,22 +7,22 @@ import pytest
 import torch
 
 from artifacts.errors import BadUsage, OutOfResources
-from artifacts.hardware.machines import machine
+from artifacts.hardware.machines import HERE, machine
 from artifacts.modelshapes.known import ModelShape
 from artifacts.shape import Shape
 from artifacts.splits.solve import SOLVERS, Latencies, SolvedSplit
 from artifacts.traces.synthetic import Dials, generate
 from artifacts.traces.trace import Trace
 from runtime.control.build import build_controller, fast_tier, lay_out
-from runtime.control.cache import Scope
 from runtime.control.resplit import EVERY, NOT_ANEW, Reconfiguration, tokens_between
 from runtime.control.sizes import budget_nbytes
 from runtime.model.open import MoeModel, open_model
-from runtime.policies import build, preset
+from runtime.policies import build
 from runtime.policies.base import Artefacts, Split, Step
-from runtime.replay.measured_machine import HERE
+from runtime.policies.presets import Scope, preset
 from runtime.replay.replay import _begin_idle, replay
-from runtime.replay.workload import Setting, Workload
+from runtime.replay.settings import Setting
+from runtime.replay.workload import Workload
 from runtime.session.session import Session, Settings
 from tests.conftest import Checkpoint
 from tests.helpers.families import VOCABULARY

@@ -13,7 +13,8 @@ from artifacts.splits.solve import EVEN, SOLVERS, SolvedSplit
 from artifacts.traces.synthetic import Dials, generate
 from runtime.control import split_solver as solving
 from runtime.policies.base import Artefacts
-from runtime.replay.workload import Setting, Workload
+from runtime.replay.settings import Setting
+from runtime.replay.workload import Workload
 
 SHAPE = Shape(num_layers=3, num_experts=12, top_k=3, expert_nbytes=3 * 64 * 32 * 2)
 MODEL = ModelShape("small", SHAPE, hidden=64, vocabulary=100)

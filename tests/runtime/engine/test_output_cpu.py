@@ -9,11 +9,12 @@ from torch.nn import functional as F
 
 from artifacts.quantisation.bit_allocation import WIDTHS
 from artifacts.quantisation.packing import Packed
-from runtime.engine.forms_cpu import AS_NUMPY, fused_kernels
-from runtime.engine.output_cpu import FUSED, Fused
+from runtime.engine.output_cpu import Fused
+from runtime.kernels.cpu.load import AS_NUMPY, fused_kernels
 from runtime.kernels.low_bit import linear
 from runtime.model.open import MoeModel, open_model
 from runtime.session.session import Session, Settings
+from runtime.session.settings import FUSED
 from tests.conftest import Checkpoint
 from tests.helpers.families import FAMILIES, VOCABULARY
 from tools.gpu.checks.low_bit import random_packed

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import nn
 
-from runtime.engine.output_cpu import FUSED
 from runtime.kernels.cpu.dense import FusedDense
 from runtime.model.open import open_model
 from runtime.session.session import Session, Settings
+from runtime.session.settings import FUSED
 from tests.conftest import Checkpoint
 
 

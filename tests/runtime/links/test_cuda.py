@@ -17,9 +17,9 @@ from artifacts.shape import Shape
 from runtime.links import cuda as cudalink
 from runtime.links.cuda import CudaLink
 from runtime.links.link import DEMAND, PREFETCH, Transfer
-from runtime.model.expert_store import RamStore
 from runtime.model.open import open_model
 from runtime.tiers import open as tiers
+from runtime.tiers.ram import RamStore
 from tests.conftest import Checkpoint
 
 SHAPE = Shape(num_layers=2, num_experts=8, top_k=2, expert_nbytes=64)

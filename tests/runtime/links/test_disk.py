@@ -15,7 +15,8 @@ from runtime.links.disk import READS_IN_FLIGHT, READS_PAST_CACHE, DiskLink
 from runtime.links.link import DEMAND, PREFETCH, ThreadTransfer
 from runtime.model import direct_io as directio
 from runtime.model.direct_io import DirectFile
-from runtime.model.expert_store import DiskStore, aligned
+from runtime.model.expert_store import DiskStore
+from runtime.model.layout import aligned
 from runtime.model.open import MoeModel, open_model
 from runtime.session.session import Session, Settings
 from runtime.tiers.open import direct

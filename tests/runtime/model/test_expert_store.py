@@ -10,9 +10,11 @@ import torch
 
 from artifacts.errors import BadInput, OutOfResources
 from runtime.model import direct_io as directio
-from runtime.model.expert_store import DiskStore, ExpertLayout, RamStore, aligned
+from runtime.model.expert_store import DiskStore
+from runtime.model.layout import ExpertLayout, aligned
 from runtime.model.open import open_model
 from runtime.tiers.neuron_major import NeuronLayout
+from runtime.tiers.ram import RamStore
 from tests.conftest import Checkpoint
 from tests.helpers.families import LAYOUTS, save
 

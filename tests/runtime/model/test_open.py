@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from runtime.model.expert_store import aligned
+from runtime.model.layout import aligned
 from runtime.model.open import MoeModel, open_model
 from tests.conftest import Checkpoint
 from tests.helpers.families import FAMILIES, LAYOUTS, VOCABULARY, save

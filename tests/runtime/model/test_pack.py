@@ -12,10 +12,10 @@ import torch
 from artifacts.errors import BadInput, Incompatible, OutOfResources
 from runtime.model import pack as repack
 from runtime.model.checkpoint import open_checkpoint
-from runtime.model.expert_store import RamStore
 from runtime.model.open import open_model
 from runtime.model.pack import Repacked, pack
 from runtime.session.session import Session, Settings
+from runtime.tiers.ram import RamStore
 from tests.conftest import Checkpoint
 from tests.helpers.families import FAMILIES, LAYOUTS, VOCABULARY, save
 from tests.runtime.session.test_session import plain_model

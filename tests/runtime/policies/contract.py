@@ -15,12 +15,13 @@ from artifacts.shape import Shape
 from artifacts.traces.next_use import NextUse
 from artifacts.traces.trace import DECODE, PREFILL, Trace
 from runtime.control.build import build_controller, prepare
-from runtime.control.cache import ABSENT, RESIDENT, Scope
+from runtime.control.cache import ABSENT, RESIDENT
 from runtime.control.controller import Controller
 from runtime.control.ordering import distinct
 from runtime.control.plan import NO_SLOT, Plan
 from runtime.policies import build, parse
 from runtime.policies.base import Artefacts, FastTier, Step
+from runtime.policies.presets import Scope
 from runtime.replay.replay import replay
 
 NBYTES = {16: 160, 4: 40, 3: 30, 2: 20, 1: 10}

@@ -8,10 +8,10 @@ import pytest
 from artifacts.shape import Shape
 from artifacts.traces.parquet import read_parquet
 from artifacts.traces.trace import DECODE, PREFILL, Trace
-from runtime.control.cache import Scope
 from runtime.policies.base import Artefacts, Now, Step
 from runtime.policies.eviction import horizon
 from runtime.policies.eviction.horizon import _MEMORY, Horizon
+from runtime.policies.presets import Scope
 from tests import TRACE
 from tests.runtime.policies.contract import Case, run
 from tests.runtime.policies.horizon_reference import Reference

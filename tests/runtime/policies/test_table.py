@@ -11,8 +11,9 @@ import pytest
 
 import runtime.policies as policies
 from artifacts.errors import BadUsage, Incompatible
-from runtime.policies import POLICIES, describe, parse, preset, presets
+from runtime.policies import POLICIES, describe, parse
 from runtime.policies.base import Artefacts
+from runtime.policies.presets import preset, presets
 from tests import ROOT
 
 EVERY = [(axis, name) for axis, table in POLICIES.items() for name in table]

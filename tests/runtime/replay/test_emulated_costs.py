@@ -6,14 +6,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from artifacts.hardware.costs import Costs, Work
 from artifacts.hardware.machines import machine
 from artifacts.modelshapes.known import ModelShape
 from artifacts.quantisation.replicas import typical
 from artifacts.shape import Shape
 from artifacts.traces.synthetic import Dials, generate
 from runtime.policies.base import Artefacts
-from runtime.replay.virtual_time import Costs, Work
-from runtime.replay.workload import Setting, Workload
+from runtime.replay.settings import Setting
+from runtime.replay.workload import Workload
 
 SHAPE = Shape(num_layers=2, num_experts=8, top_k=2, expert_nbytes=6144)
 MODEL = ModelShape("small", SHAPE, hidden=32, vocabulary=100)

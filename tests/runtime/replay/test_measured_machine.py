@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 
 from artifacts.errors import BadInput
+from artifacts.hardware.costs import Work
 from artifacts.hardware.profile import EACH_LOAD
 from artifacts.shape import Shape
 from artifacts.traces.trace import DECODE
 from runtime.control.plan import Place, Plan, Wave
 from runtime.replay.measured_machine import costs_of, machine_of
-from runtime.replay.virtual_time import Timing, Work
+from runtime.replay.virtual_time import Timing
 from tests.helpers.measured import made
 
 SHAPE = Shape(num_layers=2, num_experts=4, top_k=2, expert_nbytes=100)

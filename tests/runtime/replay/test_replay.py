@@ -17,8 +17,9 @@ from artifacts.traces.parquet import read_parquet, write_parquet
 from runtime.control.build import build_controller
 from runtime.control.controller import Controller
 from runtime.model.open import MoeModel, open_model
-from runtime.policies import build, presets
+from runtime.policies import build
 from runtime.policies.base import Artefacts
+from runtime.policies.presets import presets
 from runtime.policies.shared.maps import Match, Matching
 from runtime.replay.replay import replay
 from runtime.session.generate import Sampling

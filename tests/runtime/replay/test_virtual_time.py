@@ -6,12 +6,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from artifacts.hardware.costs import Costs, Work, rounded_window
 from artifacts.hardware.machines import machine
 from artifacts.modelshapes.known import MODELS
 from artifacts.traces.trace import DECODE, PREFILL
 from runtime.control.plan import NO_SLOT, Place, Plan, Wave
 from runtime.control.split_solver import latencies_of
-from runtime.replay.virtual_time import Costs, Timing, Work, rounded_window
+from runtime.replay.virtual_time import Timing
 
 COSTS = Costs(expert=Work(2, 1), load_s=5, load_latency_s=0, near=Work(3), rest=Work(1), head=Work(0.5))
 NUM_EXPERTS = 8

@@ -14,7 +14,8 @@ from artifacts.shape import Shape
 from artifacts.traces.synthetic import Dials, generate
 from runtime.policies.base import Artefacts
 from runtime.replay import from_trace as derived
-from runtime.replay.workload import Setting, Workload, oracles
+from runtime.replay.settings import Setting, oracles
+from runtime.replay.workload import Workload
 
 SHAPE = Shape(num_layers=3, num_experts=12, top_k=3, expert_nbytes=3 * 64 * 32 * 2)
 MODEL = ModelShape("small", SHAPE, hidden=64, vocabulary=100)

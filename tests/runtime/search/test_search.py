@@ -13,10 +13,11 @@ from artifacts.quantisation.replicas import typical
 from artifacts.routing.similarity import Similarity
 from artifacts.shape import Shape
 from artifacts.traces.synthetic import Dials, generate
-from artifacts.traces.trace import PREFILL
+from artifacts.traces.trace import PREFILL, cut_by_request, is_one_by_one
 from runtime.policies.base import Artefacts
 from runtime.search.halving import one_by_one
-from runtime.search.search import Plan, Scale, Search, Tried, cut_by_request, is_one_by_one
+from runtime.search.results import Plan, Scale, Tried
+from runtime.search.search import Search
 from runtime.search.space import Combination
 
 SHAPE = Shape(num_layers=3, num_experts=12, top_k=3, expert_nbytes=3 * 64 * 32 * 2)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
+from artifacts.hardware.machines import HERE
 from artifacts.routing.similarity import Similarity
 from artifacts.shape import Shape
 from artifacts.splits.slots_by_layer import loads_on_demand
@@ -11,7 +12,6 @@ from artifacts.splits.solve import Latencies
 from artifacts.store.rows import curve_rows, similarity_rows, split_rows
 from artifacts.store.runs import ModelInfo, RunInfo, utc_now
 from artifacts.store.store import Store
-from runtime.replay.measured_machine import HERE
 from runtime.session.artefacts import load_artefacts
 
 SHAPE = Shape(num_layers=2, num_experts=3, top_k=2, expert_nbytes=100)

@@ -9,16 +9,18 @@ import torch
 from transformers import PreTrainedModel
 
 from artifacts.errors import BadUsage, Incompatible, Problem
+from artifacts.hardware.costs import Costs, Work
 from artifacts.hardware.machines import machine
 from artifacts.modelshapes.known import guessed
-from artifacts.quantisation.replicas import FULL_BITS, check_base
-from moectl.commands.profile import model_info
+from artifacts.quantisation.replicas import check_base
+from artifacts.shape import FULL_BITS
+from moectl.shared.opening import model_info
 from moectl.shared.trace_source import Opened
 from moectl.shared.trace_source import on_base as replayed_on_base
 from runtime.model.open import MoeModel, open_model
 from runtime.policies.base import Artefacts
-from runtime.replay.virtual_time import Costs, Work
-from runtime.replay.workload import Setting, Workload
+from runtime.replay.settings import Setting
+from runtime.replay.workload import Workload
 from runtime.session.generate import Sampling
 from runtime.session.on_base import on_base
 from runtime.session.session import Session, Settings

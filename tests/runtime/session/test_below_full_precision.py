@@ -11,13 +11,13 @@ import torch
 from transformers import PreTrainedModel
 
 from artifacts.errors import BadInput, Incompatible
-from artifacts.quantisation.replicas import FULL_BITS
+from artifacts.shape import FULL_BITS
 from runtime.control.counters import AT_BITS
-from runtime.engine.output_cpu import EXACT, FUSED
-from runtime.model.expert_store import aligned
+from runtime.model.layout import aligned
 from runtime.model.open import MoeModel, open_model
 from runtime.policies.base import Artefacts
 from runtime.session.session import Session, Settings
+from runtime.session.settings import EXACT, FUSED
 from runtime.tiers.replicas import open_replicas
 from tests.conftest import Checkpoint
 from tests.helpers.families import FAMILIES, VOCABULARY

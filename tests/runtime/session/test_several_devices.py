@@ -13,8 +13,8 @@ from runtime.control.plan import Place
 from runtime.links.disk import DiskLink
 from runtime.links.per_device import ManyLinks
 from runtime.model.open import open_model
+from runtime.session.devices import spread_over
 from runtime.session.session import Session, Settings
-from runtime.tiers.open import spread_over
 from tests.conftest import Checkpoint
 from tests.helpers.replicas import made
 from tests.runtime.replay.test_replay import artefacts, live_and_replayed

@@ -9,20 +9,21 @@ import torch
 from transformers import PreTrainedModel
 
 from artifacts.errors import BadUsage, Incompatible
+from artifacts.hardware.machines import HERE
 from artifacts.shape import Shape
 from artifacts.splits.solve import SolvedSplit
 from runtime.control.build import build_controller
-from runtime.control.cache import LOADING, RESIDENT, Cache, Scope
+from runtime.control.cache import LOADING, RESIDENT, Cache
 from runtime.control.devices import Partitions
 from runtime.control.plan import Plan
 from runtime.control.segments import Segments, segment_pools
 from runtime.control.sizes import budget_nbytes
 from runtime.model.arithmetic import expert_forward
-from runtime.model.expert_store import aligned
+from runtime.model.layout import aligned
 from runtime.model.open import MoeModel, open_model
 from runtime.policies import build
 from runtime.policies.base import Artefacts, Split, Step
-from runtime.replay.measured_machine import HERE
+from runtime.policies.presets import Scope
 from runtime.session.session import Session, Settings
 from runtime.tiers.neuron_major import NeuronLayout, project_segment
 from runtime.tiers.slow_split import SegmentTier

@@ -7,7 +7,7 @@ import torch
 
 from runtime.control.pools import Pool
 from runtime.model.direct_io import PAGE
-from runtime.model.expert_store import Part
+from runtime.model.layout import Part
 from runtime.tiers.double_mapping import twofold
 from runtime.tiers.slots import Slots
 

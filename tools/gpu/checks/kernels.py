@@ -25,7 +25,7 @@ class Experts:
 
     def __init__(self, sizes: tuple[int, int, int, int], *, dtype: torch.dtype, device: str) -> None:
         from runtime.kernels.gpu.addressing import Strides
-        from runtime.model.expert_store import ExpertLayout
+        from runtime.model.layout import ExpertLayout
 
         hidden, neurons, self.top_k, self.count = sizes
         layout = ExpertLayout.of({"gate_up_proj": (2 * neurons, hidden), "down_proj": (hidden, neurons)}, dtype)

@@ -5,8 +5,8 @@ import torch
 from torch.nn import functional as F
 
 from artifacts.quantisation.packing import PARTS
-from runtime.kernels.gpu.addressing import WORD, Matrix
-from runtime.model.expert_store import Part
+from runtime.kernels.gpu.addressing import WORD
+from runtime.model.layout import Part
 from runtime.tiers.replicas import ReplicaLayout
 from tools.gpu.checks.kernels import microseconds
 from tools.gpu.checks.low_bit import random_packed
@@ -31,7 +31,7 @@ class Replicas:
         self._views = [tuple(one.values()) for one in found]
         self._buffer = torch.cat([_lying(one, layout, device) for one in found])
         self._starts = torch.arange(len(found), device=device) * (layout.nbytes // WORD)
-        self._matrices = [Matrix.of(layout, name) for name in shapes]
+        self._matrices = [packed_matrix(layout, name) for name in shapes]
         self._ids = torch.arange(self.top_k, device=device, dtype=torch.int32)[None]
 
     def together(self, x: torch.Tensor, turn: int) -> torch.Tensor:

@@ -14,16 +14,17 @@ import pyarrow.parquet as pq
 import torch
 
 from artifacts.hardware.machines import MACHINES
-from artifacts.hardware.profile import stored_profile
 from artifacts.modelshapes.known import unsized
 from artifacts.quantisation.replica_file import file_hash, is_intact, read_replica, replica_nbytes, replica_root, verify
 from artifacts.store.check import check_store
+from artifacts.store.hardware_profiles import stored_profile
 from artifacts.store.presets import stored_presets
 from artifacts.store.store import Store
 from artifacts.traces.parquet import from_table, read_parquet, to_table
-from runtime.model.expert_store import aligned
+from runtime.model.layout import aligned
 from runtime.policies import build
-from runtime.replay.workload import Setting, Workload
+from runtime.replay.settings import Setting
+from runtime.replay.workload import Workload
 from runtime.session.artefacts import load_artefacts, load_similarity
 from runtime.session.presets import as_preset
 from runtime.tiers.replicas import ReplicaStore

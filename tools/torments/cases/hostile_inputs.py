@@ -30,9 +30,11 @@ from moectl.shared.trace_source import Source, open_source
 from profilers.compare.tasks import check_tasks, load_tasks
 from profilers.text.corpus import documents, token_sequences
 from runtime.control import sizes
-from runtime.policies import POLICIES, presets
+from runtime.policies import POLICIES
+from runtime.policies.presets import presets
 from runtime.replay.fit_synthetic import parse_hit_rates
-from runtime.replay.workload import Setting, Workload
+from runtime.replay.settings import Setting
+from runtime.replay.workload import Workload
 from runtime.session.generate import Sampling
 from runtime.session.session import Session, Settings
 from tests.helpers import artefacts, families

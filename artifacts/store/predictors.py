@@ -1,0 +1,22 @@
+"""Predictors out of a store."""
+
+from typing import TYPE_CHECKING
+
+from artifacts.routing.predictors import COMMAND, TABLE, Predictors, predictors_of
+from artifacts.shape import Shape
+from artifacts.store.runs import as_written
+
+if TYPE_CHECKING:
+    from artifacts.store.store import Store
+
+
+def load_predictors(store: "Store", model_id: str, shape: Shape) -> Predictors | None:
+    """Those of the newest run of this model; None if there is none."""
+    run = store.latest_run(COMMAND, model_id)
+    if run is None:
+        return None
+    asked = run.info.parameters
+    rows = store.read(TABLE, run.run_id)
+    with as_written(run, store.path):
+        num_features = int(asked["features"])
+    return predictors_of(rows, shape, num_features=num_features, seed=run.info.seed)

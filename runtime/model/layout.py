@@ -1,0 +1,113 @@
+"""How an expert's tensors lie in memory, and how they are read into it."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import ClassVar, Protocol
+
+import torch
+
+from artifacts.errors import OutOfResources
+from artifacts.shape import Shape
+from runtime.model.arithmetic import project
+from runtime.model.direct_io import PAGE
+
+ALIGNMENT = 64  # bytes; CPU kernels round differently on other borders, and results stop being bit-identical
+Spans = tuple[tuple[int, int], ...]  # of a slot: bytes from start to stop
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One parameter of one expert, in its module's own orientation; `offset` counts bytes inside the slot."""
+
+    name: str
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertLayout:
+    """How the parts of one expert lie in a slot: each on a 64-byte border, all of one dtype."""
+
+    project: ClassVar[Callable[..., torch.Tensor]] = staticmethod(project)
+
+    parts: tuple[Part, ...]
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, shapes: dict[str, tuple[int, ...]], dtype: torch.dtype) -> "ExpertLayout":
+        """Lay out parameters of the given shapes (one expert's, without the expert dimension) in their order."""
+        parts, offset = [], 0
+        for name, shape in shapes.items():
+            part = Part(name, shape, offset, prod(shape) * dtype.itemsize)
+            parts.append(part)
+            offset = round_up(offset + part.nbytes)
+        return cls(tuple(parts), dtype)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a slot, a multiple of 64."""
+        return round_up(self.parts[-1].offset + self.parts[-1].nbytes)
+
+    def views(self, buffer: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The parts by name as views of `buffer`, uint8 [nbytes] or longer, on any device; nothing is copied."""
+        return {
+            part.name: buffer[part.offset : part.offset + part.nbytes].view(self.dtype).view(part.shape)
+            for part in self.parts
+        }
+
+    def several(self, part: Part, memory: torch.Tensor) -> torch.Tensor:
+        """One part of several experts that follow each other in `memory`, uint8: [n, *shape]; nothing is copied."""
+        return memory.view(self.dtype).view(-1, *part.shape)
+
+
+class Layout(Protocol):
+    """How an expert of one precision lies in a slot."""
+
+    dtype: torch.dtype  # that most of it is stored in
+    project: Callable[..., torch.Tensor]  # what `expert_forward` multiplies by it with
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def views(self, buffer: torch.Tensor) -> Mapping[str, object]: ...
+
+
+class Reader(Protocol):
+    """What reads experts of one precision, one at a time."""
+
+    layout: Layout
+    shape: Shape
+
+    def read(self, layer: int, expert: int, out: torch.Tensor) -> None: ...
+
+
+def aligned(nbytes: int, *, pin: bool = False) -> torch.Tensor:
+    """A new uint8 CPU tensor [nbytes] that starts on a border of pages, to which a device can write past the page
+    cache, or page-locked on a 64-byte border if `pin`."""
+    spare = 0 if pin else PAGE - ALIGNMENT
+    try:
+        buffer = torch.empty(nbytes + spare, dtype=torch.uint8, pin_memory=pin)
+    except RuntimeError as error:
+        kind = "page-locked memory" if pin else "memory"
+        raise OutOfResources(f"no room for {nbytes / 2**30:.2f} GiB of {kind}: leave the experts on disk") from error
+    assert buffer.data_ptr() % ALIGNMENT == 0, f"torch allocated at {buffer.data_ptr()}, not on a 64-byte border"
+    first = -buffer.data_ptr() % PAGE if spare else 0
+    return buffer[first : first + nbytes]
+
+
+def fill(out: torch.Tensor, content: torch.Tensor) -> None:
+    """Copy `content`, uint8, to the start of `out`. Slicing takes as long as copying a small expert."""
+    (out if out.numel() == content.numel() else out[: content.numel()]).copy_(content)
+
+
+def is_finite(values: torch.Tensor) -> bool:
+    """Whether a floating tensor holds neither NaN nor infinity."""
+    # Both survive the extremes; isfinite of everything would take 20 times as long and a mask in memory.
+    return all(bool(extreme.isfinite()) for extreme in torch.aminmax(values))
+
+
+def round_up(nbytes: int) -> int:
+    """The next 64-byte border."""
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT

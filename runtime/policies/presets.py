@@ -1,0 +1,68 @@
+"""Named sets of policies, one per axis: `presets.toml` is the table."""
+
+import tomllib
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache
+from importlib.resources import files
+
+from artifacts.common.suggestions import unknown
+from artifacts.errors import BadUsage, Incompatible
+from runtime.policies import POLICIES
+
+
+class Scope(StrEnum):
+    """Where a newcomer may take its slot: from its own layer's share, or from anywhere."""
+
+    LAYER = "layer"
+    GLOBAL = "global"
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """A named set of policies, one per axis, with the paper it comes from, and what that does besides (`differs`).
+
+    `budget` is given only where the preset fixes it. One that `waits_for` something cannot run: its axes name only
+    what exists of it. One that was tuned is `tuned_for` a budget and a machine, of the model `model_id`.
+    """
+
+    name: str
+    summary: str
+    paper: str
+    routing: str = "standard"
+    prefetch: str = "none"
+    eviction: str = "lru"
+    miss: str = "fetch"
+    residency: str = "uniform"
+    scope: str = "layer"
+    budget: str | None = None
+    differs: str = ""
+    waits_for: str = ""
+    tuned_for: str = ""
+    model_id: str = ""
+
+    def texts(self) -> dict[str, str]:
+        return {axis: getattr(self, axis) for axis in POLICIES}
+
+
+@cache
+def presets() -> dict[str, Preset]:
+    """Every preset by name, as `presets.toml` lists them, those that wait included."""
+    rows = tomllib.loads(files("runtime.policies").joinpath("presets.toml").read_text(encoding="utf-8"))
+    return {name: Preset(name, **row) for name, row in rows.items()}
+
+
+def preset(name: str | Preset) -> Preset:
+    """The preset to run by, which may come from a store. Raises BadUsage when there is none, Incompatible when it waits
+    for something."""
+    if isinstance(name, Preset):
+        return name
+    if name not in presets():
+        raise BadUsage(unknown("preset", name, presets()))
+    found = presets()[name]
+    if found.waits_for:
+        raise Incompatible(
+            f"preset {name} cannot run yet: it waits for {found.waits_for}; "
+            "`moectl inspect presets` lists those that run"
+        )
+    return found

@@ -1,0 +1,58 @@
+"""What a replay runs by, and what came of it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from runtime.policies import Policies, build
+from runtime.policies.presets import Preset, Scope, preset
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What is tried. `policies` overrides the axes of a preset; scope and budget are the preset's where it has them."""
+
+    label: str
+    preset: str | Preset = "on-demand"
+    policies: Mapping[str, str] = field(default_factory=dict)
+    scope: str | None = None
+    budget: str = "25%"
+    reconfigure_every: int | None = None
+    devices: int = 1  # that experts are spread over
+
+    def texts(self) -> dict[str, str]:
+        """The text of every axis."""
+        return preset(self.preset).texts() | dict(self.policies)
+
+    def build(self) -> Policies:
+        """Raises BadUsage for a name or a parameter that is not known."""
+        return build(self.texts())
+
+
+def oracles(setting: Setting) -> tuple[Setting, Setting]:
+    """The bounds of a setting: Belady on demand, and with perfect prefetching."""
+    scope = setting.scope or preset(setting.preset).scope
+    plain = {"scope": scope, "budget": setting.budget, "devices": setting.devices}
+    return (
+        Setting("belady", policies={"eviction": "belady"}, **plain),
+        Setting("oracle", policies={"eviction": "belady", "prefetch": "oracle"}, **plain),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What happened: counters over all passes and by layer, and times as `Timing.summary` gives them. `num_slots`: of
+    whole experts, as many as their bytes hold where experts are split. `fast_nbytes`: of the slots and of the replicas
+    that stay beside them. `split`: how experts are cut, and by what, where they are. `by_device`: what each of several
+    devices had and did."""
+
+    setting: Setting
+    policies: dict[str, str]
+    scope: Scope
+    num_slots: int
+    fast_nbytes: int
+    window: int
+    counters: dict[str, int]
+    by_layer: list[dict[str, int]]
+    times: dict[str, float | None]
+    split: dict[str, object]
+    by_device: list[dict[str, int]]

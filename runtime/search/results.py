@@ -1,0 +1,87 @@
+"""What a search is asked, what it tried and what it found."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from artifacts.errors import Problem
+from runtime.search.halving import ETA, rungs
+from runtime.search.space import Combination
+
+LEAST_PASSES, MOST_PASSES = 96, 864  # of the shortest replay, and of the longest
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Nats that a token loses for each unit of squared error that `Damage` counts. None: nothing was measured, and no
+    candidate of that kind has a prediction."""
+
+    few_bits: float | None = None
+    replaced: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """A combination as replayed. `loss`: the share by which perplexity is predicted to rise, None where no table
+    says."""
+
+    combination: Combination
+    ms: float
+    loss: float | None
+    exposed_ms: float
+    near_ms: float
+    fast_nbytes: int
+    hit_rate: float
+    damage: tuple[float, float]
+
+    @property
+    def is_lossless(self) -> bool:
+        return self.loss == 0.0
+
+
+ReplayAll = Callable[[Sequence[Combination], int], Iterable[Tried | Problem]]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How much is searched: `candidates` of each of the two spaces, up to `passes` of the trace, `climbing` more beside
+    the best."""
+
+    candidates: int
+    passes: int
+    climbing: int
+    seed: int
+    max_loss: float
+
+    @property
+    def rungs(self) -> list[int]:
+        return rungs(self.passes, least=LEAST_PASSES)
+
+    @property
+    def num_replays(self) -> int:
+        """About, of both spaces."""
+        each = sum(-(-self.candidates // ETA**turn) for turn in range(len(self.rungs)))
+        return 2 * (each + self.climbing)
+
+
+@dataclass(slots=True)
+class Found:
+    """The finalists of both spaces, best first, published presets among them; and what was left out, by reason."""
+
+    lossless: list[Tried]
+    lossy: list[Tried]
+    published: dict[str, Tried]
+    num_tried: int
+    num_space: int
+    num_replays: int
+    refused: dict[str, int] = field(default_factory=dict)
+
+    def front(self) -> list[Tried]:
+        """What nothing beats in time, loss and memory together, by time."""
+        known = [one for one in (*self.lossless, *self.lossy) if one.loss is not None]
+        best = [one for one in known if not any(_beats(other, one) for other in known)]
+        return sorted({one.combination: one for one in best}.values(), key=lambda one: one.ms)
+
+
+def _beats(one: Tried, other: Tried) -> bool:
+    mine, theirs = ((t.ms, t.loss, t.fast_nbytes) for t in (one, other))
+    return mine != theirs and all(a <= b for a, b in zip(mine, theirs, strict=True))
