@@ -1,26 +1,46 @@
-"""Imports run one way: moectl -> profilers -> runtime -> artifacts."""
+"""The house stays as docs/architecture.md draws it: imports run one way between packages and between rooms."""
 
-import ast
-from pathlib import Path
+import subprocess
+import sys
+
+import pytest
 
 from tests import ROOT
+from tools.docs.rooms import DATA, PACKAGES, ROOMS, WITHOUT_TORCH, imports, is_allowed, modules, purpose, room_of
 
-ORDER = ("artifacts", "runtime", "profilers", "moectl")
+EVERY_IMPORT = [one for package in PACKAGES for name, path in modules(package) for one in imports(name, path)]
+
+
+def test_a_package_is_rooms_and_the_few_flat_modules_that_are_named() -> None:
+    for package in PACKAGES:
+        folders = {path.name for path in (ROOT / package).iterdir() if path.is_dir() and path.name != "__pycache__"}
+        flat = {path.stem for path in (ROOT / package).glob("*.py")} - {"__init__", "__main__"}
+        assert folders - DATA.get(package, set()) | flat == set(ROOMS[package])
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_room_says_what_it_is_for(package: str) -> None:
+    assert all(purpose(package, room).endswith(".") for room in ROOMS[package])
 
 
 def test_imports_run_one_way() -> None:
-    seen = set()
-    for floor, package in enumerate(ORDER):
-        for path in (ROOT / package).rglob("*.py"):
-            for name in _packages(path) & set(ORDER):
-                seen.add((package, name))
-                assert ORDER.index(name) <= floor, f"{path.relative_to(ROOT)} imports {name}"
-    # The check does see imports:
-    assert {("runtime", "artifacts"), ("profilers", "runtime"), ("moectl", "runtime")} <= seen
+    """Between packages and between rooms; imports in functions and for types count as well."""
+    forbidden = [f"{one.module}:{one.line} imports {one.target}" for one in EVERY_IMPORT if not is_allowed(one)]
+    assert not forbidden, "\n".join(forbidden)
 
 
-def _packages(path: Path) -> set[str]:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    plain = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
-    named = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module}
-    return {name.split(".")[0] for name in plain | named}
+@pytest.mark.parametrize("package", PACKAGES)
+def test_rooms_stand_in_an_order(package: str) -> None:
+    """What a room may import stands in the table before it, so that no circle can be allowed."""
+    rooms = list(ROOMS[package])
+    for place, room in enumerate(rooms):
+        assert set(ROOMS[package][room].split()) <= set(rooms[:place]), room
+
+
+@pytest.mark.parametrize("room", WITHOUT_TORCH)
+def test_what_decides_imports_no_torch(room: str) -> None:
+    """In a fresh process, all modules of the room: a replay decides as a live run does, and needs no tensors for it."""
+    names = [name for name, _ in modules("runtime") if room_of(name) == ("runtime", room)]
+    code = f"import sys, importlib\nfor name in {names!r}: importlib.import_module(name)\nprint('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert len(names) > 3 and done.stdout == "False\n"

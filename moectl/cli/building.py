@@ -20,7 +20,7 @@ from moectl.cli.options import (
     StorePath,
     Threads,
 )
-from moectl.shared.opening import DEFAULT_STORE
+from moectl.shared.defaults import DEFAULT_STORE
 
 
 @app.command("profile")

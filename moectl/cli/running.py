@@ -33,7 +33,7 @@ from moectl.cli.options import (
     Window,
     hot_residency,
 )
-from moectl.shared.opening import DEFAULT_STORE
+from moectl.shared.defaults import DEFAULT_STORE
 
 
 @app.command("run")

@@ -25,7 +25,7 @@ from moectl.cli.options import (
     Threads,
     Window,
 )
-from moectl.shared.opening import DEFAULT_STORE
+from moectl.shared.defaults import DEFAULT_STORE
 
 
 @app.command("serve")

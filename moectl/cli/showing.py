@@ -7,7 +7,7 @@ import typer
 
 from moectl.cli.app import app
 from moectl.cli.options import DEFAULT_THREADS, AnyModel, Budget, Device, Json, RunId, Seed, StorePath, Threads, Window
-from moectl.shared.opening import DEFAULT_STORE
+from moectl.shared.defaults import DEFAULT_STORE
 
 
 @app.command("inspect")

@@ -15,7 +15,8 @@ from moectl.commands import doctor_findings as findings
 from moectl.commands import hardware
 from moectl.commands.doctor_findings import Finding
 from moectl.commands.hardware import Measured
-from moectl.shared.opening import DEFAULT_STORE, open_quietly
+from moectl.shared.defaults import DEFAULT_STORE
+from moectl.shared.opening import open_quietly
 from moectl.show.render import Sheet, human_bytes, show_json, show_sheet
 from profilers.compare.check_prediction import Prediction, check
 from profilers.hardware.load_times import QUICK

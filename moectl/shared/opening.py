@@ -27,9 +27,6 @@ def open_quietly(name: str, *, device: str = "auto") -> MoeModel:
     return open_model(name, device=resolve_device(device))
 
 
-DEFAULT_STORE = Path("moe.duckdb")
-
-
 def model_info(name: str, opened: MoeModel) -> ModelInfo:
     return ModelInfo(name, opened.fingerprint, opened.family, opened.stored_shape)
 

@@ -66,10 +66,9 @@ def make_ready(widths: Iterable[int], device: torch.device) -> None:
 
 def kernel_name(device: torch.device) -> str:
     """What computes on replicas there, for a receipt."""
-    kernels = _kernels(device)
-    if kernels is None:
+    if _kernels(device) is None:
         return "torch, dequantised (no triton)"
-    return f"{kernels.__name__.rpartition('_')[2]}, unpacked from {MANY_TOKENS} tokens on"
+    return f"{'numba' if device.type == 'cpu' else 'triton'}, unpacked from {MANY_TOKENS} tokens on"
 
 
 def _codes(words: torch.Tensor, bits: int, first: int, count: int) -> torch.Tensor:

@@ -24,7 +24,8 @@ from openai import AsyncOpenAI
 from transformers import ContinuousBatchingConfig, GenerationConfig
 
 from moectl.bundled import demo_model
-from moectl.shared.opening import DEFAULT_STORE, there
+from moectl.shared.defaults import DEFAULT_STORE
+from moectl.shared.opening import there
 from moectl.show.render import Sheet, show_sheet
 from profilers.text.corpus import documents
 from runtime.control.counters import hit_rate

@@ -82,8 +82,8 @@ def test_merged_shards_are_the_profile(model: str, capfd: pytest.CaptureFixture[
 EAGER = (
     "import sys\n"
     "from moectl.cli import main\n"
-    "from profilers import profiling\n"
-    "profiling._KEEP_EVERY_S = 0\n"
+    "from profilers.routing import profile\n"
+    "profile._KEEP_EVERY_S = 0\n"
     "sys.exit(main(sys.argv[1:]))"
 )
 

@@ -23,7 +23,7 @@ KERNELS = """
 import json, sys
 import torch
 from torch.nn import functional as F
-from runtime import fused_triton, grouped_triton
+from runtime.kernels.gpu import gated as fused_triton, gated_tiles as grouped_triton
 from runtime.kernels.gpu.tiles import Groups
 from runtime.kernels.gpu.addressing import Strides
 fused_triton._ROWS, fused_triton._COLUMNS, fused_triton._OUTPUTS = 16, 32, 64
@@ -86,7 +86,8 @@ from pathlib import Path
 import torch
 from runtime.engine import output_gpu as fused_cuda
 from runtime.kernels.gpu import gated as fused_triton
-from runtime.engine.output_cpu import EXACT, FUSED, Fused
+from runtime.engine.output_cpu import Fused
+from runtime.session.settings import EXACT, FUSED
 from runtime.model.open import open_model
 from runtime.policies.base import Artefacts
 from runtime.session.session import Session, Settings
@@ -127,7 +128,8 @@ import torch
 from runtime.engine import output_gpu as fused_cuda
 from runtime.kernels.gpu import gated as fused_triton
 from runtime.model.arithmetic import accumulate, assign, gather, weigh
-from runtime.engine.output_cpu import FUSED, Fused
+from runtime.engine.output_cpu import Fused
+from runtime.session.settings import FUSED
 from runtime.model.open import open_model
 from runtime.session.session import Session, Settings
 fused_triton._ROWS, fused_triton._COLUMNS, fused_triton._OUTPUTS = 32, 64, 64

@@ -14,7 +14,7 @@ ALLOWED = {"float32": 1e-5, "bfloat16": 5e-3, "float16": 5e-3}
 INTERPRETED = """
 import json, sys
 import torch
-from runtime import lowbit_triton
+from runtime.kernels.gpu import low_bit as lowbit_triton
 from runtime.kernels.low_bit import dequantise
 from tools.gpu.checks.low_bit import random_packed
 shapes, runs = json.loads(sys.argv[1])

@@ -39,7 +39,7 @@ tools.gpu.bench.main()
 """
 KERNELS = """
 import torch
-from tools import gpu_kernels, gpu_packed
+from tools.gpu.checks import kernels as gpu_kernels, packed as gpu_packed
 gpu_kernels.ALLOWED[torch.bfloat16] = 6e-2  # the interpreter cuts where a GPU rounds
 gpu_packed.BITS = (1, 3)
 found = [gpu_kernels.experts("cpu", (16, 8, 2, 4), calls=1)]

@@ -5,6 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from artifacts.quantisation.packing import PARTS
+from runtime.engine.forms_gpu import packed_matrix
 from runtime.kernels.gpu.addressing import WORD
 from runtime.model.layout import Part
 from runtime.tiers.replicas import ReplicaLayout

@@ -1,0 +1,5 @@
+"""What commands take where the user names nothing."""
+
+from pathlib import Path
+
+DEFAULT_STORE = Path("moe.duckdb")
