@@ -4,9 +4,13 @@ import io
 import sys
 from collections.abc import Sequence
 
-from moectl.cli import building, comparing, running, serving, showing
-from moectl.cli.app import app
-from moectl.shared.exit_codes import exit_code_of
+from moectl.shared.neighbours import refuse_foreign
+
+refuse_foreign()  # before the imports below, which would fail somewhere inside another distribution's `artifacts`
+
+from moectl.cli import building, comparing, running, serving, showing  # noqa: E402
+from moectl.cli.app import app  # noqa: E402
+from moectl.shared.exit_codes import exit_code_of  # noqa: E402
 
 __all__ = ["app", "building", "comparing", "main", "running", "serving", "showing"]
 
