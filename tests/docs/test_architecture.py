@@ -1,0 +1,52 @@
+"""docs/architecture.md and docs/glossary.md say what the code has: rooms, paths, addresses."""
+
+import re
+from importlib import import_module
+
+import pytest
+
+from tests import ROOT
+from tools.docs import house
+from tools.docs.rooms import PACKAGES
+
+ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+GLOSSARY = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
+ADDRESSES = re.findall(r"\| `([\w.]+)` \|$", GLOSSARY, re.MULTILINE)
+
+
+def test_the_table_of_rooms_and_the_picture_are_those_of_the_code() -> None:
+    """Else: `python -m tools.docs.house --write docs/architecture.md`."""
+    assert house.written(ARCHITECTURE) == ARCHITECTURE
+    assert house.picture() == house.PICTURE.read_text(encoding="utf-8")
+
+
+def test_a_long_file_and_a_long_function_are_told() -> None:
+    functions = [*[(1, "runtime.a.f")] * 9, (41, "runtime.b.g")]
+    sizes = house.Sizes("runtime", [(10, "runtime.a"), (301, "runtime.b")], functions)
+    assert sizes.problems() == [
+        "runtime.b: 301 lines, more than 300",
+        "runtime.b.g: 41 lines, more than 40",
+        "runtime: nine functions in ten reach 41 lines, more than 18",
+    ]
+
+
+def test_paths_on_the_page_exist() -> None:
+    paths = re.findall(rf"`((?:{'|'.join((*PACKAGES, 'tests', 'tools', 'docs'))})/[\w/.-]*)`", ARCHITECTURE)
+    assert len(paths) > 30
+    assert not [path for path in paths if not (ROOT / path).exists()]
+
+
+@pytest.mark.parametrize("address", sorted(set(ADDRESSES)))
+def test_words_name_places_in_the_code(address: str) -> None:
+    try:
+        import_module(address)
+    except ModuleNotFoundError:
+        module, _, name = address.rpartition(".")
+        assert hasattr(import_module(module), name)
+
+
+def test_no_word_stands_twice() -> None:
+    rows = re.findall(r"^\| ([^|`-][^|]*) \|", GLOSSARY, re.MULTILINE)
+    words = [word.strip() for row in rows for word in row.split(",")]
+    words = [word for word in words if word != "word"]
+    assert len(words) > 50 and len(set(words)) == len(words)
