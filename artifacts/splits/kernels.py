@@ -103,7 +103,7 @@ def _walk(curves, times, budgets, first, last, windows, exposed, sizes):
 
 
 @exact_part
-def _change(curves, times, budgets, windows, exposed, one, of_one, other, of_other):
+def exposed_change(curves, times, budgets, windows, exposed, one, of_one, other, of_other):
     """By how much the summed exposed time changes when two layers have other budgets."""
     change, window = 0.0, windows[min(one, other)]
     for layer in range(min(one, other), len(budgets)):
@@ -166,7 +166,7 @@ def greedy(curves, times, budgets, step, windows, exposed, sizes):
         if receiver == _NOBODY:
             return
         more, less = start[receiver] + (moved[receiver] + 1) * step, start[giver] + (moved[giver] - 1) * step
-        change = _change(curves, times, budgets, windows, exposed, receiver, more, giver, less)
+        change = exposed_change(curves, times, budgets, windows, exposed, receiver, more, giver, less)
         if change >= -_least_change(times):
             return
         moved[receiver] += 1
@@ -188,14 +188,14 @@ def refine(curves, times, budgets, step, windows, exposed, sizes):
         for layer in range(len(budgets)):
             up, down = budgets[layer] + step, budgets[layer] - step
             at = (curves, times, budgets, windows, exposed, layer)
-            more[layer] = _change(*at, up, layer, up)
-            less[layer] = _change(*at, down, layer, down) if down > _CLOSE else np.inf
+            more[layer] = exposed_change(*at, up, layer, up)
+            less[layer] = exposed_change(*at, down, layer, down) if down > _CLOSE else np.inf
         best, receiver, giver = -_least_change(times), _NOBODY, _NOBODY
         for one in np.argsort(more)[:_CANDIDATES]:
             for other in np.argsort(less)[:_CANDIDATES]:
                 if one != other and less[other] < np.inf:
                     pair = (one, budgets[one] + step, other, budgets[other] - step)
-                    change = _change(curves, times, budgets, windows, exposed, *pair)
+                    change = exposed_change(curves, times, budgets, windows, exposed, *pair)
                     if change < best:
                         best, receiver, giver = change, one, other
         if receiver == _NOBODY:

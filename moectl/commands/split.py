@@ -12,7 +12,7 @@ from artifacts.hardware import profile as measured
 from artifacts.hardware.costs import Costs
 from artifacts.hardware.machines import HERE, Machine, machine
 from artifacts.modelshapes.known import ModelShape
-from artifacts.splits.solve import EVEN, SOLVERS, Answer, Latencies, SolvedSplit, expert_split
+from artifacts.splits.solve import EVEN, SOLVERS, Answer, Latencies, SolvedSplit
 from artifacts.store.hardware_profiles import stored_profile
 from artifacts.store.rows import curve_rows, split_rows
 from artifacts.store.runs import ModelInfo, RunInfo, utc_now
@@ -24,7 +24,7 @@ from moectl.shared.trace_source import Opened, Source, open_source
 from moectl.show import splits as splitviews
 from moectl.show.render import Sheet, show_json, show_sheet
 from runtime.control import sizes
-from runtime.control.split_solver import answer_of, as_prefetched, counted_phases, curves_of, latencies_of, solve
+from runtime.control.split_solver import answer_of, counted_phases, curves_of, latencies_of, solve, split_problem
 from runtime.replay.measured_machine import costs_of, machine_of
 from runtime.replay.settings import Setting as Tried
 from runtime.replay.workload import Workload
@@ -192,8 +192,7 @@ def _solve(request: Request, model: ModelShape, latencies: Latencies, curves: Cu
     nbytes = sizes.budget_nbytes(request.budget, shape)
     found = {solver: solve(curves, shape, nbytes, latencies, solver=solver, zeta=request.zeta) for solver in SOLVERS}
     even = np.full(shape.num_layers, nbytes / shape.expert_nbytes / shape.num_layers)
-    given = (*latencies.arguments(), shape.top_k, *as_prefetched(curves, shape.top_k))
-    return {EVEN: (even, *expert_split(even, *given, **latencies.besides)), **found}
+    return {EVEN: split_problem(curves, shape, latencies).split(even), **found}
 
 
 def _replayed(request: Request, opened: Opened, where: Where) -> SolvedSplit:

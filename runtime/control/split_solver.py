@@ -7,7 +7,7 @@ import numpy as np
 from artifacts.errors import BadInput
 from artifacts.hardware.costs import Costs
 from artifacts.shape import Shape
-from artifacts.splits.solve import EVEN, SOLVERS, Answer, Latencies, SolvedSplit, allocate, exposed_with
+from artifacts.splits.solve import EVEN, SOLVERS, Answer, Latencies, SolvedSplit, SplitProblem
 from artifacts.traces.curves import Curves, measure
 from artifacts.traces.trace import DECODE, Trace
 from runtime.policies.base import Split
@@ -51,22 +51,20 @@ def solve(
     curves: Curves, shape: Shape, budget_nbytes: int, latencies: Latencies, *, solver: str, zeta: float
 ) -> Answer:
     """Raises BadUsage."""
-    total = budget_nbytes / shape.expert_nbytes
-    given = (*latencies.arguments(), shape.top_k, *as_prefetched(curves, shape.top_k))
-    return allocate(total, zeta, *given, solver=solver, **latencies.besides)
+    return split_problem(curves, shape, latencies).allocate(budget_nbytes / shape.expert_nbytes, zeta, solver=solver)
 
 
-def as_prefetched(curves: Curves, top_k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The curves as solvers take them, predictions as far as `next_gate` takes them: as many as a token selects."""
-    return curves.hit, curves.prediction[:, :top_k], curves.prediction_hit[:, :top_k]
+def split_problem(curves: Curves, shape: Shape, latencies: Latencies) -> SplitProblem:
+    """What the solvers solve. `next_gate` uses as many predictions as a token selects, so they see no more."""
+    k = shape.top_k
+    used = (curves.hit, curves.prediction[:, :k], curves.prediction_hit[:, :k])
+    return SplitProblem.of(latencies.first_window, latencies.times(k), used)
 
 
 def answer_of(curves: Curves, shape: Shape, split: SolvedSplit) -> Answer:
     """A split with what the solver's model says that it exposes, and what it caches."""
-    seconds = split.latencies
     sizes = np.clip(np.rint(split.budgets / split.theta).astype(np.int64), 1, shape.num_experts)
-    given = (*seconds.arguments(), shape.top_k, *as_prefetched(curves, shape.top_k))
-    exposed = exposed_with(split.budgets, sizes, *given, **seconds.besides)
+    exposed = split_problem(curves, shape, split.latencies).exposed_with(split.budgets, sizes)
     return split.budgets, exposed, split.theta, sizes
 
 

@@ -6,12 +6,12 @@ import itertools
 import numpy as np
 import pytest
 
-from artifacts.splits.solve import _Problem, allocate
+from artifacts.splits.solve import SplitProblem, allocate
 from tests.artifacts.splits.reference import Plain
 from tests.artifacts.splits.test_solve import named, problem
 
 
-def case(seed: int) -> tuple[Plain, _Problem, np.ndarray, float]:
+def case(seed: int) -> tuple[Plain, SplitProblem, np.ndarray, float]:
     """A problem for both, equal budgets, of whole steps half of the time, and a step."""
     random = np.random.default_rng(seed)
     layers, experts, k = (int(random.integers(*ends)) for ends in ((1, 5), (2, 5), (1, 3)))
@@ -21,7 +21,7 @@ def case(seed: int) -> tuple[Plain, _Problem, np.ndarray, float]:
     )
     window, moe_s, attention_s, _, k, *curves = problem(layers, experts, k, seed, compute=compute)
     plain = Plain(window, moe_s, attention_s, load_s, k, *curves, **named(besides))
-    ours = _Problem.of(window, (moe_s, attention_s, load_s, k, *besides), *curves)
+    ours = SplitProblem.of(window, (moe_s, attention_s, load_s, k, *besides), curves)
     budget = random.uniform(0.15, 1) * experts
     return plain, ours, ours.even(layers * (max(1, round(budget / step)) * step if seed % 2 else budget)), step
 
@@ -29,7 +29,7 @@ def case(seed: int) -> tuple[Plain, _Problem, np.ndarray, float]:
 @pytest.mark.parametrize("seed", range(60))
 def test_greedy_and_refined_are_the_slow_ones(seed: int) -> None:
     plain, ours, even, zeta = case(seed)
-    greedy, refined = ours.greedy(even, zeta), ours._solved("refine", even, zeta)
+    greedy, refined = ours.greedy(even, zeta), ours.run_kernel("refine", even, zeta)
     for found in (greedy, refined):  # what a layer exposes is kept from move to move where nothing changed before it
         np.testing.assert_array_equal(found, ours.answer(found[0]))
     np.testing.assert_allclose(greedy[0], plain.greedy(even, zeta), atol=1e-9)
@@ -46,7 +46,7 @@ def test_greedy_and_refined_are_the_slow_ones(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(30))
 def test_a_change_is_the_difference_of_the_sums(seed: int) -> None:
     """Of any two layers, or of one."""
-    from artifacts.splits.kernels import _change, split
+    from artifacts.splits.kernels import exposed_change, split
 
     plain, ours, even, step = case(seed)
     windows, exposed = np.full(len(even) + 1, ours.first_window), np.zeros(len(even))
@@ -55,7 +55,7 @@ def test_a_change_is_the_difference_of_the_sums(seed: int) -> None:
         after = even.copy()
         after[one], after[other] = min(even[one] + step, ours.shape[1]), max(even[other] - step, step / 2)
         changes = (one, after[one], other, after[other])
-        found = _change(ours.curves, ours.times, even, windows, exposed, *changes)
+        found = exposed_change(ours.curves, ours.times, even, windows, exposed, *changes)
         assert found == pytest.approx(plain.change(even, after), abs=1e-9)
 
 
@@ -67,14 +67,14 @@ def test_less_than_rounding_of_what_takes_time_is_no_gain(time: int) -> None:
         hit = np.array([[0, 0.3, 0.6, 0.85 + little], [0, 0.35, 0.6, 0.6]])
         times = [0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0]
         times[time] = 1.0
-        ours = _Problem.of(times[0], times[1:], hit, np.zeros((2, 0)), np.zeros((2, 0, 4)))
-        for found in (ours.greedy(ours.even(4), 1.0), ours._solved("refine", ours.even(4), 1.0)):
+        ours = SplitProblem.of(times[0], times[1:], (hit, np.zeros((2, 0)), np.zeros((2, 0, 4))))
+        for found in (ours.greedy(ours.even(4), 1.0), ours.run_kernel("refine", ours.even(4), 1.0)):
             assert found[0].tolist() == [2 + moved, 2 - moved]
 
 
 def test_where_nothing_takes_time_nothing_is_moved() -> None:
-    ours = _Problem.of(0.0, (0.0, 0.0, 0.0, 1, 0.0, 0.0), *problem(3, 4, 1, 0)[5:])
-    for found in (ours.greedy(ours.even(6), 0.5), ours._solved("refine", ours.even(6), 0.5)):
+    ours = SplitProblem.of(0.0, (0.0, 0.0, 0.0, 1, 0.0, 0.0), problem(3, 4, 1, 0)[5:])
+    for found in (ours.greedy(ours.even(6), 0.5), ours.run_kernel("refine", ours.even(6), 0.5)):
         assert found[0].tolist() == [2, 2, 2]
 
 
@@ -102,7 +102,7 @@ def test_cells_are_the_best_where_windows_do_not_depend_on_them(seed: int) -> No
     """Experts take no time to compute: what a layer leaves is its attention. What is over goes where it is best."""
     random = np.random.default_rng(seed)
     window, _, attention_s, load_s, k, *curves = problem(3, 3, 1, seed)
-    ours = _Problem.of(window, (0.0, attention_s, load_s, k, 0.0, 0.0), *curves)
+    ours = SplitProblem.of(window, (0.0, attention_s, load_s, k, 0.0, 0.0), curves)
     num_cells, rest = int(random.integers(3, 16)), float(random.choice([0.0, 0.3]))
     even = ours.even((num_cells + rest) / 2)
     found = ours.gridded(even, 0.5)
@@ -114,7 +114,7 @@ def test_cells_are_the_best_where_windows_do_not_depend_on_them(seed: int) -> No
 
 
 def test_less_than_a_cell_each_is_shared_evenly() -> None:
-    ours = _Problem.of(0.5, (0.5, 0.5, 1.0, 1, 0.0, 0.0), *problem(3, 3, 1, 0)[5:])
+    ours = SplitProblem.of(0.5, (0.5, 0.5, 1.0, 1, 0.0, 0.0), problem(3, 3, 1, 0)[5:])
     for total, is_even in ((1.4, True), (1.5, True), (1.7, False), (2.0, False)):
         found = ours.gridded(ours.even(total), 0.5)
         assert (np.ptp(found) == 0) == is_even and found.sum() == pytest.approx(total)
@@ -122,7 +122,7 @@ def test_less_than_a_cell_each_is_shared_evenly() -> None:
 
 def test_cells_are_an_expert_or_parts_of_it_and_not_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
     """No finer than a step, nor than the cells that are allowed; of a step beyond an expert they are whole."""
-    ours = _Problem.of(0.5, (0.5, 0.5, 1.0, 1, 0.0, 0.0), *problem(3, 4, 1, 4)[5:])
+    ours = SplitProblem.of(0.5, (0.5, 0.5, 1.0, 1, 0.0, 0.0), problem(3, 4, 1, 4)[5:])
     for step, most, share in ((0.5, 2048, 2), (1.0, 2048, 1), (3.0, 2048, 1), (0.5, 12, 2), (0.1, 6, 1), (0.1, 5, 1)):
         monkeypatch.setattr("artifacts.splits.solve._NUM_CELLS", most)
         found = ours.gridded(ours.even(6.0), step) * share
@@ -140,7 +140,7 @@ def test_windows_are_from_the_least_to_the_most_that_a_layer_leaves() -> None:
         ((2.0, 0.25, 1.5, 2, 0.0, 0.1), 2.5, 1.05, 2.5),
         ((0.0, 0.25, 1.5, 2), 0.3, 0.25, 0.3),
     ):
-        windows = _Problem.of(first_window, (*times, 0.0, 0.0)[:6], *curves)._windows()
+        windows = SplitProblem.of(first_window, (*times, 0.0, 0.0)[:6], curves).window_grid()
         assert (windows[0], windows[-1]) == pytest.approx((least, most)) and first_window in windows
         assert (np.diff(windows) > 0).all() and len(windows) >= 256
 
