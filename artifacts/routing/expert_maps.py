@@ -13,6 +13,7 @@ from artifacts.common.suggestions import unknown
 from artifacts.errors import BadInput, BadUsage, OutOfResources
 
 DTYPES = ("float32", "float16")
+CAPACITY, DISTANCE = 1000, 3  # unless given; `moectl build-maps` has the same
 _LEAST = np.float32(1e-30)
 _CHUNK = 1024  # maps at a time where float16 is widened
 _BLOCK_NBYTES, _MOST_NEWCOMERS = 16 << 20, 512  # similarities between newcomers and maps computed at a time
@@ -74,7 +75,7 @@ class ExpertMaps:
         num_layers: int,
         num_experts: int,
         hidden: int,
-        distance: int = 3,
+        distance: int = DISTANCE,
         dtype: str = DTYPES[0],
     ) -> None:
         if dtype not in DTYPES:
@@ -96,8 +97,14 @@ class ExpertMaps:
             raise OutOfResources(f"{capacity} maps take {nbytes:,} bytes: give a smaller capacity") from error
 
     @classmethod
+    def empty(cls, *, num_layers: int, num_experts: int, hidden: int) -> "ExpertMaps":
+        """A store without a map yet, for maps that are learned during a run."""
+        sizes = {"num_layers": num_layers, "num_experts": num_experts, "hidden": hidden}
+        return cls(CAPACITY, **sizes, distance=min(DISTANCE, num_layers))
+
+    @classmethod
     def of(
-        cls, embeddings: np.ndarray, probabilities: np.ndarray, *, distance: int = 3, capacity: int | None = None
+        cls, embeddings: np.ndarray, probabilities: np.ndarray, *, distance: int = DISTANCE, capacity: int | None = None
     ) -> "ExpertMaps":
         """A store of these maps, arrays as `embeddings` and `probabilities` give them; full unless `capacity` is
         larger."""
@@ -275,12 +282,3 @@ def _unit(vectors: np.ndarray) -> np.ndarray:
 def _inverse(squares: np.ndarray) -> np.ndarray:
     """1 / length, from its square; of nothing any number does, as it multiplies nothing."""
     return 1 / np.sqrt(np.maximum(squares, _LEAST))
-
-
-CAPACITY, DISTANCE = 1000, 3  # of maps that begin with none; as `moectl build-maps`
-
-
-def no_maps(*, num_layers: int, num_experts: int, hidden: int) -> ExpertMaps:
-    """Room for maps that are yet to be learned."""
-    sizes = {"num_layers": num_layers, "num_experts": num_experts, "hidden": hidden}
-    return ExpertMaps(CAPACITY, **sizes, distance=min(DISTANCE, num_layers))

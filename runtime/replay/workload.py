@@ -11,7 +11,7 @@ from artifacts.hardware.costs import Costs
 from artifacts.hardware.machines import Machine
 from artifacts.modelshapes.known import ModelShape
 from artifacts.quantisation.replicas import Replicas
-from artifacts.routing.expert_maps import no_maps
+from artifacts.routing.expert_maps import ExpertMaps
 from artifacts.routing.predictors import RECORDED
 from artifacts.splits.slots_by_layer import loads_on_demand
 from artifacts.splits.solve import EVEN, Latencies, SolvedSplit
@@ -156,7 +156,7 @@ class Workload:
         hidden = self.trace.embeddings.shape[1]
         if found.maps is None:
             shape = self.model.shape
-            empty = no_maps(num_layers=shape.num_layers, num_experts=shape.num_experts, hidden=hidden)
+            empty = ExpertMaps.empty(num_layers=shape.num_layers, num_experts=shape.num_experts, hidden=hidden)
             self._assume("expert maps: none at first, each iteration joins them once it is over")
             return replace(found, maps=empty, learns_maps=True)
         if found.maps.hidden != hidden:

@@ -14,7 +14,7 @@ import torch
 from artifacts.errors import BadUsage
 from artifacts.hardware.machines import HERE, machine
 from artifacts.quantisation.replicas import check_base
-from artifacts.routing.expert_maps import no_maps
+from artifacts.routing.expert_maps import ExpertMaps
 from artifacts.shape import FULL_BITS
 from runtime.control import sizes
 from runtime.control.build import build_controller, fast_tier, lay_out, pools
@@ -360,7 +360,7 @@ class Session:
 
     def _learning(self, artefacts: Artefacts) -> Artefacts:
         shape, hidden = self.opened.shape, self.opened.model.get_input_embeddings().weight.shape[1]
-        empty = no_maps(num_layers=shape.num_layers, num_experts=shape.num_experts, hidden=hidden)
+        empty = ExpertMaps.empty(num_layers=shape.num_layers, num_experts=shape.num_experts, hidden=hidden)
         return replace(artefacts, maps=empty if artefacts.maps is None else artefacts.maps, learns_maps=True)
 
     def _measured_window(self) -> int:

@@ -19,7 +19,7 @@ import numpy as np
 
 from artifacts.hardware.machines import machine
 from artifacts.modelshapes.known import MODELS, ModelShape
-from artifacts.routing.expert_maps import no_maps
+from artifacts.routing.expert_maps import ExpertMaps
 from artifacts.routing.predictors import RECORDED
 from artifacts.traces.trace import Trace
 from moectl.show.render import Sheet, show_sheet
@@ -102,7 +102,7 @@ def controller(name: str, trace: Trace) -> tuple[Controller, Matching | None]:
     setting, policies, shape = replace(setting, budget=_BUDGET), setting.build(), _MODEL.shape
     known = Artefacts(
         predictors=RECORDED,
-        maps=no_maps(num_layers=shape.num_layers, num_experts=shape.num_experts, hidden=_HIDDEN),
+        maps=ExpertMaps.empty(num_layers=shape.num_layers, num_experts=shape.num_experts, hidden=_HIDDEN),
         learns_maps=True,
     )
     if "splits" in policies.wants:
