@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from artifacts.store.check import check_store
-from artifacts.store.content_hash import content_hash
 from artifacts.store.store import Store
 from tests.helpers.stores import said_by, spawn, verified, write
+from tools.torments.content_hash import content_hash
 
 WRITE_FOREVER = """
 while True:

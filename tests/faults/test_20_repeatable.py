@@ -14,11 +14,11 @@ import pytest
 import torch
 
 from artifacts.quantisation.replica_file import replica_root
-from artifacts.store.content_hash import content_hash
 from artifacts.store.store import Store
 from moectl.cli import main
 from tests import ROOT
 from tests.conftest import Checkpoint
+from tools.torments.content_hash import content_hash
 
 TEXT = ["--data", "text.txt"]
 COMMANDS = [

@@ -76,3 +76,18 @@ def spawn(code: str, *arguments: object) -> subprocess.Popen:
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", "from tests.helpers.stores import *\n" + code, *map(str, arguments)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+
+
+def traces(num_rows):
+    return pa.table(
+        {
+            "request": [0] * num_rows,
+            "pass": [0] * num_rows,
+            "phase": pa.array(["decode"] * num_rows).dictionary_encode(),
+            "layer": [1] * num_rows,
+            "token": [5] * num_rows,
+            "experts": pa.array([[3, 1]] * num_rows, pa.list_(pa.uint16(), 2)),
+            "weights": pa.array([[0.5, 0.25]] * num_rows, pa.list_(pa.float32(), 2)),
+            "predicted": pa.array([[0.5, 0.5, 0.0]] * num_rows, pa.list_(pa.float32(), 3)),
+        }
+    )

@@ -17,12 +17,12 @@ from artifacts.quantisation.gptq import round_to_nearest
 from artifacts.quantisation.replica_file import file_hash, replica_nbytes, replica_root, write_replicas
 from artifacts.shape import Shape
 from artifacts.store.check import check_store
-from artifacts.store.content_hash import content_hash
 from artifacts.store.file import wal_of
 from artifacts.store.runs import ModelInfo, RunInfo, utc_now
 from artifacts.store.schema import ARTEFACT_TABLES, SCHEMA_VERSION
 from artifacts.store.store import Store, add_run
 from tools.torments.cases import Lost
+from tools.torments.content_hash import content_hash
 
 _MODEL = ModelInfo("toy", "a" * 64, "olmoe", Shape(num_layers=2, num_experts=3, top_k=2, expert_nbytes=100))
 _NUM_ROWS = 3000
