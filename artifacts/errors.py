@@ -1,6 +1,6 @@
-"""What can go wrong that is not our own bug: each error carries its remedy in one line."""
+"""Errors that are not bugs of moectl: each carries its remedy in one line."""
 
-_LONGEST = 200  # characters of somebody else's words within a line of ours
+_LONGEST = 200  # characters of another program's message within one of our lines
 
 
 class Problem(Exception):
@@ -28,6 +28,6 @@ class Partly(Problem):
 
 
 def first_line(error: BaseException) -> str:
-    """What another program says went wrong, as far as it fits into a line; where it says nothing, the error's name."""
+    """The first line of another program's error message, shortened; the name of the error where it has no message."""
     line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
     return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 3]}..."

@@ -4,15 +4,18 @@ from dataclasses import dataclass, field
 
 from artifacts.errors import BadInput
 
-MOST_LAYERS, MOST_EXPERTS, MOST_KEYS = 4096, 1 << 16, 1 << 20  # of a model, of a layer (ids have 16 bits), of a model
+MOST_LAYERS, MOST_KEYS = 4096, 1 << 20  # of a model
+MOST_EXPERTS = 1 << 16  # of a layer: ids have 16 bits
+FULL_BITS = 16  # stands for full precision: the checkpoint's dtype, whatever it is, or the base replica in its place
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """L MoE layers of E experts each, K selected per token, `expert_nbytes` bytes an expert at full precision.
+    """L MoE layers of E experts each, K selected per token, `expert_nbytes` bytes per expert at full precision.
 
-    A key `(layer, expert)` is the integer `layer * E + expert`: integers are ordered as ties are broken. An expert is
-    `num_neurons` times `neuron_nbytes`, and what belongs to none of them; 0 where that is not known: bytes are neurons.
+    A key `(layer, expert)` is the integer `layer * E + expert`, and ties between keys are broken by the smaller
+    integer. An expert consists of `num_neurons` neurons of `neuron_nbytes` bytes, and of bytes that belong to no
+    neuron. Where the number of neurons is unknown it is 0, and each byte counts as a neuron.
     """
 
     num_layers: int
@@ -51,9 +54,6 @@ class Shape:
         return min(max(1, round(theta * neurons)), neurons)
 
     def segment_nbytes(self, top_neurons: int) -> tuple[int, int]:
-        """Bytes of the top, with what belongs to no neuron, and of the bottom."""
+        """Bytes of the top segment, with those that belong to no neuron, and of the bottom segment."""
         bottom = ((self.num_neurons or self.expert_nbytes) - top_neurons) * self.neuron_nbytes
         return self.expert_nbytes - bottom, bottom
-
-
-FULL_BITS = 16  # the experts' own form: the checkpoint's, whatever its dtype, or that of the base in its place

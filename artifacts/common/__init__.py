@@ -1,1 +1,1 @@
-"""What every room needs and no room owns: files that appear whole, text from strangers, did-you-mean, numba."""
+"""What every room needs and no room owns: atomic file writes, untrusted input, name suggestions, compiled loops."""

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all."""
+"""Files that are written whole or not at all."""
 
 import errno
 import os
@@ -8,15 +8,15 @@ from pathlib import Path
 
 from artifacts.errors import BadInput, OutOfResources
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # of the disk, of a quota, of what a file may hold
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # disk full, quota used up, file too large
 
 
 @contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
-    """Lend a temporary path beside `path`; when the block ends well, its file is synced and takes the name `path`.
+    """Yield a temporary path beside `path`; when the block succeeds, sync that file and give it the name `path`.
 
-    When the block fails, the temporary file is removed and what `path` held before stays. Raises BadInput when the
-    folder does not exist or may not be written, OutOfResources when the disk is full.
+    When the block fails, the temporary file is removed and the old file at `path` stays. Raises BadInput when the
+    folder does not exist or is not writable, OutOfResources when the disk is full.
     """
     path = Path(path)
     check_writable(path)
@@ -28,13 +28,13 @@ def replacing(path: str | Path) -> Iterator[Path]:
         temporary.replace(path)
         sync(path.parent)
     except OSError as error:
-        raise _explained(error, path) from error
+        raise _as_problem(error, path) from error
     finally:
         temporary.unlink(missing_ok=True)
 
 
 def check_writable(path: Path) -> None:
-    """Raise BadInput when a file of this name cannot be written: worth knowing before the work that fills it."""
+    """Raise BadInput when a file of this name cannot be written: call it before the work that fills the file."""
     if not path.parent.is_dir():
         raise BadInput(f"cannot write {path}: there is no folder {path.parent}; make it first")
     if path.is_dir():
@@ -44,7 +44,7 @@ def check_writable(path: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file, or a folder's names, are on the disk."""
+    """Wait until a file, or the names in a folder, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -52,8 +52,8 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _explained(error: OSError, path: Path) -> BadInput | OutOfResources:
-    # Arrow raises OSError without an errno, so its text has to tell.
+def _as_problem(error: OSError, path: Path) -> BadInput | OutOfResources:
+    # Arrow raises OSError without an errno, so the text of the message decides.
     if error.errno in FULL or any(sign in str(error) for sign in ("No space left", "File too large")):
         return OutOfResources(f"no space left to write {path}: free some and try again")
     return BadInput(f"cannot write {path}: {error.strerror or error}")

@@ -1,26 +1,27 @@
-"""Loops over numpy arrays, compiled by numba. Whoever imports this module imports numba: do so where it is needed."""
+"""Loops over numpy arrays, compiled by numba. Importing this module imports numba: import it where it is used."""
 
 import warnings
 from collections.abc import Callable
 
 from numba import njit
 
-# Sums may be taken in any order, or they would not use the vector unit.
+# Sums may be taken in any order: otherwise they would not use the vector unit.
 _FASTMATH = frozenset({"reassoc", "contract"})
 
 part = njit(fastmath=set(_FASTMATH))
-"""A function that kernels of the same file call: compiled as part of them."""
+"""Decorates a function that kernels of the same file call; it is compiled as part of them."""
 
 exact_part = njit
-"""The same for kernels that are `exact`."""
+"""As `part`, for kernels that are `exact`."""
 
 
 def kernel(signature: str | list[str], *, nogil: bool = False, exact: bool = False) -> Callable[[Callable], Callable]:
-    """Compile for this signature alone, or these, as the module is imported, and keep the result beside the source or
-    in the user's cache folder. `nogil` lets other threads run meanwhile, for what takes longer than they would wait.
-    `exact` rounds as plain Python does, in its order, for what others must be able to recompute.
+    """Compile for this signature, or these signatures, at import and cache the result beside the source or in the
+    user's cache folder.
 
-    Where neither can be written numba refuses; then it is compiled anew in every process, and a warning says so.
+    `nogil` releases the GIL for loops that run longer than other threads should wait. `exact` keeps the order of
+    operations and the rounding of plain Python, for results that others must be able to recompute. Where no cache can
+    be written, the function is compiled anew in every process, with a warning.
     """
     fastmath = False if exact else set(_FASTMATH)
 

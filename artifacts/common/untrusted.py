@@ -1,4 +1,5 @@
-"""What comes from anywhere: paths that may be none, JSON that may be too deep, rows that may be of nothing."""
+"""Input that may be malformed: paths that do not exist, JSON that is nested too deeply, manifests that point
+outside."""
 
 import json
 from pathlib import Path, PurePosixPath
@@ -7,16 +8,16 @@ from artifacts.errors import BadInput
 
 
 def existing(text: str) -> Path | None:
-    """The path that was typed, if something is there; a text that cannot be a path is none."""
+    """Return the path that was typed if it exists; None for a text that cannot be a path."""
     try:
         path = Path(text).expanduser()
         return path if text and path.exists() else None
-    except (OSError, RuntimeError, ValueError):  # longer than a name can be; the home of nobody; a NUL in it
+    except (OSError, RuntimeError, ValueError):  # name too long; unknown home directory; NUL in the text
         return None
 
 
 def parse_json(text: str | bytes) -> object:
-    """What JSON says. Raises ValueError, also where it is nested too deeply."""
+    """Return the parsed value. Raises ValueError, also where the text is nested too deeply."""
     try:
         return json.loads(text)
     except RecursionError as error:
@@ -24,12 +25,13 @@ def parse_json(text: str | bytes) -> object:
 
 
 def read_json(path: Path) -> object:
-    """What a JSON file says. Raises ValueError, and OSError where it cannot be read."""
+    """Return the value in a JSON file. Raises ValueError, and OSError where the file cannot be read."""
     return parse_json(path.read_bytes())
 
 
 def inside(folder: Path, name: str) -> Path:
-    """The file that a manifest calls `name`, in its folder. Raises BadInput for one that leads out of it."""
+    """Return the file in `folder` that a manifest calls `name`. Raises BadInput for a name that leads out of the
+    folder."""
     parts = PurePosixPath(name).parts
     if not parts or ".." in parts or name.startswith("/") or "\0" in name:
         raise BadInput(f"{name!r} is no file in {folder}: such a manifest is not followed, make it again")

@@ -70,7 +70,7 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Near:
+class NearCompute:
     """One expert on `tokens` by the CPU, where it lies in RAM, at so many bits."""
 
     bits: int
@@ -85,7 +85,7 @@ class HardwareProfile:
 
     compute: tuple[Compute, ...]
     loads: tuple[Load, ...]
-    near: tuple[Near, ...]
+    near: tuple[NearCompute, ...]
     conditions: Mapping[str, object]
 
     @property
@@ -117,7 +117,7 @@ class HardwareProfile:
         deciding on one load takes. Empty where that was not measured."""
         return self.conditions.get("deciding", {})
 
-    def near_at(self, bits: int = FULL_BITS) -> list[Near]:
+    def near_at(self, bits: int = FULL_BITS) -> list[NearCompute]:
         """At one width, ascending in tokens; none where it was not measured."""
         return sorted((near for near in self.near if near.bits == bits), key=lambda near: near.tokens)
 
@@ -157,7 +157,7 @@ def from_rows(rows: "pa.Table", conditions: Mapping[str, object]) -> HardwarePro
             beside = {name: _spread(row, name) for name in _BESIDE if row.get(f"{name}_s") is not None}
             loads.append(Load(row["link"], _spread(row, "expert_load"), row["bandwidth_gbps"], **beside))
         elif row["near_s"] is not None:
-            near.append(Near(row["bits"], row["tokens"], _spread(row, "near")))
+            near.append(NearCompute(row["bits"], row["tokens"], _spread(row, "near")))
         else:
             parts = (_spread(row, name) for name in ("attention", "moe", "head", "expert"))
             compute.append(Compute(row["tokens"], *parts))

@@ -1,6 +1,6 @@
 """Shapes of full-size models, by name or from a config.json: enough to simulate them without their weights.
 
-Figures are those of the configs published with the checkpoints; MoE layers are counted, dense ones are not.
+The figures are those of the configs published with the checkpoints. Only MoE layers are counted, dense layers are not.
 """
 
 import math
@@ -15,15 +15,15 @@ from artifacts.shape import MOST_LAYERS, Shape
 
 _PROJECTIONS = 3  # gate, up, down
 _DTYPE_NBYTES = {"float32": 4.0, "float16": 2.0, "bfloat16": 2.0}
-_LIMIT = 1 << 40  # of what a config may count
-_MXFP4_NBYTES = 4.25 / 8  # 4 bits, and 8 for each 32
+_LIMIT = 1 << 40  # the largest count that a config may hold
+_MXFP4_NBYTES = 4.25 / 8  # 4 bits a weight, and 8 bits for each 32 weights
 
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """What a model costs: `shape` of its MoE layers, hidden size H, bytes of the experts of a layer that every token
-    uses, words in its vocabulary, bytes of a weight of an expert. `assumed` says what was not known and put in place.
-    """
+    """What a model costs: `shape` of its MoE layers, hidden size H, bytes per layer of the experts that every token
+    uses, words in its vocabulary, bytes of one expert weight. `assumed` lists what was unknown and what was assumed
+    instead."""
 
     name: str
     shape: Shape
@@ -46,7 +46,7 @@ def _published(
     shared: int = 0,
     weight_nbytes: float = 2.0,
 ) -> ModelShape:
-    """`shared`: intermediate size of the experts that every token uses, together."""
+    """`shared`: intermediate size of all experts together that every token uses."""
     per_neuron = _PROJECTIONS * hidden * weight_nbytes
     shape = Shape(layers, experts, top_k, round(per_neuron * intermediate), intermediate, int(per_neuron))
     return ModelShape(name, shape, hidden, round(per_neuron * shared), vocabulary, weight_nbytes)
@@ -74,9 +74,9 @@ _GUESSED_NBYTES = MODELS["olmoe-1b-7b"].shape.expert_nbytes
 
 
 def model_shape(name: str) -> ModelShape:
-    """The shape of a model of the table, or of a config.json or the folder that holds it; a path that exists wins.
+    """Return the shape of a model from the table, a config.json or the folder that holds it; an existing path wins.
 
-    Raises BadUsage for a name that is neither, BadInput for a config that is not one of a MoE model.
+    Raises BadUsage for a name that is neither, BadInput for a config that does not describe an MoE model.
     """
     path = existing(name)
     if path is not None:
@@ -89,7 +89,7 @@ def model_shape(name: str) -> ModelShape:
 
 
 def guessed(shape: Shape) -> ModelShape:
-    """What a shape alone lets one assume: hidden size as if the intermediate size were half of it, no shared
+    """Assume the rest of a model from its shape alone: a hidden size of twice the intermediate size, no shared
     experts."""
     hidden = round(math.sqrt(shape.expert_nbytes / (_PROJECTIONS * _DTYPE_NBYTES["bfloat16"] / 2)))
     note = f"hidden size {hidden:,}, for which such an expert is half as wide; no shared experts, no head"
@@ -97,14 +97,14 @@ def guessed(shape: Shape) -> ModelShape:
 
 
 def unsized(num_layers: int, num_experts: int, top_k: int) -> ModelShape:
-    """A model of which only the routing is known: its experts are taken to be as large as those of OLMoE-1B-7B."""
+    """A model of which only the routing is known: its experts are assumed to be as large as those of OLMoE-1B-7B."""
     sized = guessed(Shape(num_layers, num_experts, top_k, _GUESSED_NBYTES))
     note = f"experts of {_GUESSED_NBYTES / 2**20:.0f} MiB, as those of OLMoE-1B-7B; --model gives another size"
     return ModelShape(sized.name, sized.shape, sized.hidden, assumed=(note, *sized.assumed))
 
 
 def from_config(path: Path) -> ModelShape:
-    """The shape that a transformers config.json tells; experts have three projections. Raises BadInput."""
+    """Read a shape from a transformers config.json; experts have three projections. Raises BadInput."""
     config = read_config(path)
     hidden = _number(config, path, "hidden_size")
     intermediate = _number(config, path, "moe_intermediate_size", "intermediate_size")
@@ -125,7 +125,7 @@ def from_config(path: Path) -> ModelShape:
 
 
 def read_config(path: Path) -> Mapping:
-    """The fields of a config.json, of its text model where it has several. Raises BadInput."""
+    """Return the fields of a config.json, or of its text model where it describes several. Raises BadInput."""
     try:
         config = read_json(path)
     except (OSError, ValueError) as error:
@@ -135,7 +135,7 @@ def read_config(path: Path) -> Mapping:
 
 
 def _weight_nbytes(config: Mapping) -> float:
-    """Of an expert's weight as published: quantised, or in the dtype of all others."""
+    """Bytes of one expert weight as published: quantised, or in the dtype of all other weights."""
     quantised = config.get("quantization_config")
     method = quantised.get("quant_method") if isinstance(quantised, Mapping) else None
     stored = {"mxfp4": _MXFP4_NBYTES, "fp8": 1.0}.get(str(method))
@@ -155,7 +155,7 @@ def _num_moe_layers(config: Mapping, path: Path) -> int:
 
 
 def _number(config: Mapping, path: Path, *names: str) -> int:
-    """The first of these fields that is there."""
+    """The first of these fields that is set. Raises BadInput when none is."""
     for name in names:
         if number := _given(config, path, name):
             return number
@@ -163,7 +163,7 @@ def _number(config: Mapping, path: Path, *names: str) -> int:
 
 
 def _given(config: Mapping, path: Path, name: str) -> int:
-    """A count; 0 where there is none."""
+    """The value of a field that counts something; 0 where it is missing. Raises BadInput."""
     value = config.get(name) or 0
     if not isinstance(value, int) or not 0 <= value < _LIMIT:
         raise BadInput(f"{path} has {name} {str(value)[:40]}, which counts nothing: download it again")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from artifacts.errors import BadInput
 from artifacts.quantisation.replica_file import replica_nbytes, replica_root, verify
-from artifacts.store.leftovers import Finding, beside, unnamed
+from artifacts.store.leftovers import StoreFinding, beside, unnamed
 from artifacts.store.runs import StoredRun
 from artifacts.store.schema import ARTEFACT_TABLES, SCHEMA_VERSION, columns
 from artifacts.store.store import Store
@@ -22,7 +22,7 @@ class Checked:
     num_runs: int
     num_rows: int
     num_files: int
-    findings: tuple[Finding, ...]
+    findings: tuple[StoreFinding, ...]
 
 
 def check_store(store: Store) -> Checked:
@@ -44,35 +44,35 @@ class _Scan:
 
     def __init__(self, store: Store) -> None:
         self.counts: dict[str, dict[int, int]] = {table: {} for table in ARTEFACT_TABLES}
-        self.findings: list[Finding] = []
+        self.findings: list[StoreFinding] = []
         for table in store.columns().keys() & ARTEFACT_TABLES.keys():
             try:
                 rows = store.query(f"SELECT run_id, count(*) AS n, bit_xor(hash({table})) FROM {table} GROUP BY run_id")
                 self.counts[table] = dict(zip(rows["run_id"].to_pylist(), rows["n"].to_pylist(), strict=True))
             except BadInput as problem:
                 del self.counts[table]
-                self.findings.append(Finding(table, str(problem), "restore the store from a copy or make it anew"))
+                self.findings.append(StoreFinding(table, str(problem), "restore the store from a copy or make it anew"))
 
 
-def _schema(store: Store) -> Iterator[Finding]:
+def _schema(store: Store) -> Iterator[StoreFinding]:
     """An older store lacks what came later: that is no fault of it."""
     [version] = store.query("SELECT max(version) AS version FROM schema_version")["version"].to_pylist()
     have = store.columns()
     for table, own in columns().items() if version == SCHEMA_VERSION else ():
         if missing := own.keys() - have.get(table, set()):
-            yield Finding(
+            yield StoreFinding(
                 table,
                 f"schema {version} has {', '.join(sorted(missing))}, which this store lacks",
                 "the next command that writes adds it, after a copy",
             )
 
 
-def _counts(runs: list[StoredRun], scan: _Scan) -> Iterator[Finding]:
+def _counts(runs: list[StoredRun], scan: _Scan) -> Iterator[StoreFinding]:
     for run in runs:
         for table, size in run.contents.items():
             found = scan.counts[table].get(run.run_id, 0) if table in scan.counts else size.num_rows
             if found != size.num_rows:
-                yield Finding(
+                yield StoreFinding(
                     f"run {run.run_id}",
                     f"it wrote {size.num_rows} rows of {table} and {found} are there",
                     f"restore the store from a copy or run moectl {run.info.command} again",
@@ -80,23 +80,25 @@ def _counts(runs: list[StoredRun], scan: _Scan) -> Iterator[Finding]:
     known = {run.run_id for run in runs}
     for table, counts in scan.counts.items():
         for run_id in sorted(counts.keys() - known):
-            yield Finding(table, f"{counts[run_id]} rows are of run {run_id}, which is not there", "nothing reads them")
+            yield StoreFinding(
+                table, f"{counts[run_id]} rows are of run {run_id}, which is not there", "nothing reads them"
+            )
 
 
-def _references(store: Store, runs: list[StoredRun]) -> Iterator[Finding]:
+def _references(store: Store, runs: list[StoredRun]) -> Iterator[StoreFinding]:
     models, known = {model.model_id for model in store.models()}, {run.run_id for run in runs}
     for run in runs:
         again = f"run moectl {run.info.command} again"
         if run.info.model_id is not None and run.info.model_id not in models:
-            yield Finding(f"run {run.run_id}", f"its model {run.info.model_id} is not in the store", again)
+            yield StoreFinding(f"run {run.run_id}", f"its model {run.info.model_id} is not in the store", again)
         if (other := run.info.parameters.get(_REFERENCE)) is not None and other not in known:
-            yield Finding(f"run {run.run_id}", f"it was made of run {other}, which is not there", again)
+            yield StoreFinding(f"run {run.run_id}", f"it was made of run {other}, which is not there", again)
     unfinished = store.query("SELECT run_id, status FROM runs WHERE status <> 'complete'")
     for run_id, status in zip(*(unfinished[name].to_pylist() for name in ("run_id", "status")), strict=True):
-        yield Finding(f"run {run_id}", f"its status is {status}", "nothing reads it: run its command again")
+        yield StoreFinding(f"run {run_id}", f"its status is {status}", "nothing reads it: run its command again")
 
 
-def _replicas(store: Store, runs: list[StoredRun]) -> tuple[set[Path], list[Finding]]:
+def _replicas(store: Store, runs: list[StoredRun]) -> tuple[set[Path], list[StoreFinding]]:
     """The files that runs name, and what is wrong with them, a line for each run and kind."""
     root, named, findings = replica_root(store.path), set(), []
     for run in (run for run in runs if "replicas" in run.contents):
@@ -107,7 +109,7 @@ def _replicas(store: Store, runs: list[StoredRun]) -> tuple[set[Path], list[Find
             if why := _wrong(root, file, hash, nbytes):
                 wrong[why].append(file)
         findings += [
-            Finding(
+            StoreFinding(
                 f"run {run.run_id}",
                 f"{len(bad)} of {len(files)} replica files {why}, {'as' if len(bad) > 1 else 'namely'} {bad[0]}",
                 f"put the folder {root.name} as it was beside the store, or run moectl quantize again",

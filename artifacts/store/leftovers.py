@@ -14,7 +14,7 @@ _GO_ON = "the same command goes on from there; or remove it"
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class StoreFinding:
     """One thing that is wrong: about what, what, and what to do. `is_loss`: not merely left over."""
 
     about: str
@@ -23,7 +23,7 @@ class Finding:
     is_loss: bool = True
 
 
-def beside(store: Path) -> Iterator[Finding]:
+def beside(store: Path) -> Iterator[StoreFinding]:
     """What lies next to the store's file and begins with its name."""
     if (wal := wal_of(store)).exists():
         says = f"{wal.stat().st_size} bytes that a stopped command had not yet put into the store"
@@ -40,7 +40,7 @@ def beside(store: Path) -> Iterator[Finding]:
             yield _left(path, "DuckDB's own, of a command that was stopped", "remove it")
 
 
-def unnamed(root: Path, named: set[Path]) -> Iterator[Finding]:
+def unnamed(root: Path, named: set[Path]) -> Iterator[StoreFinding]:
     """What lies among a store's replicas and no run names; what a quantize under way holds is not looked at."""
     folders = sorted(path for path in root.iterdir() if not _is_held(path)) if root.is_dir() else []
     for folder in folders:
@@ -54,8 +54,8 @@ def unnamed(root: Path, named: set[Path]) -> Iterator[Finding]:
                 yield _left(path, "no run names it" if path.suffix == ".safetensors" else "half written", "remove it")
 
 
-def _left(path: Path, says: str, remedy: str) -> Finding:
-    return Finding(path.name, says, remedy, is_loss=False)
+def _left(path: Path, says: str, remedy: str) -> StoreFinding:
+    return StoreFinding(path.name, says, remedy, is_loss=False)
 
 
 def _writer(path: Path) -> int | None:

@@ -30,7 +30,7 @@ class StoredPreset:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class PresetRecord:
     """One with the run that wrote it and the model that it is of."""
 
     preset: StoredPreset
@@ -49,11 +49,11 @@ def to_rows(presets: Sequence[StoredPreset]) -> pa.Table:
     return pa.Table.from_pylist([asdict(one) for one in presets], schema=_SCHEMA)
 
 
-def stored_presets(store: Store) -> list[Kept]:
+def stored_presets(store: Store) -> list[PresetRecord]:
     """All of them, the newest first."""
     runs = [run for run in reversed(store.runs()) if TABLE in run.contents]
     return [
-        Kept(StoredPreset(**row), run.run_id, run.info.model_id or "")
+        PresetRecord(StoredPreset(**row), run.run_id, run.info.model_id or "")
         for run in runs
         for row in store.read(TABLE, run.run_id).to_pylist()
     ]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from artifacts.errors import BadUsage, OutOfResources, Problem
 from artifacts.hardware.machines import Machine, machine
 from artifacts.modelshapes.known import ModelShape, model_shape
-from artifacts.modelshapes.memory import Resident, backbone, resident
+from artifacts.modelshapes.memory import BackboneMemory, backbone_memory, backbone_of
 from artifacts.traces.synthetic import Dials, generate
 from moectl.show.render import human_bytes
 from runtime.control import sizes
@@ -106,13 +106,13 @@ def plan(request: Request, progress: Callable[[int, int], None] = lambda done, t
     """Raises BadUsage or BadInput for a model that is not known, OutOfResources when not even one expert a layer
     fits."""
     model, found = model_shape(request.model), machine(request.machine)
-    memory = divided(request, model, resident(model, backbone(request.model)))
+    memory = divided(request, model, backbone_memory(model, backbone_of(request.model)))
     few = _few_layers(model)
     rows, assumed = _expected(few, found, memory, model.shape.num_layers / few.shape.num_layers, progress)
     return Plan(request, model, found, memory, rows, few.shape.num_layers, (*model.assumed, *assumed))
 
 
-def divided(request: Request, model: ModelShape, needs: Resident) -> Memory:
+def divided(request: Request, model: ModelShape, needs: BackboneMemory) -> Memory:
     """What is left for experts. Raises OutOfResources, saying how much would do."""
     vram, cache = sizes.nbytes(request.vram), needs.cache_nbytes * request.context
     taken = needs.weights_nbytes + cache + RESERVE_NBYTES

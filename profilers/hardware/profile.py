@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from artifacts.hardware.profile import Compute, HardwareProfile, Near, Spread
+from artifacts.hardware.profile import Compute, HardwareProfile, NearCompute, Spread
 from artifacts.quantisation.replicas import Replicas
 from artifacts.shape import FULL_BITS
 from profilers.hardware.load_times import THOROUGH, Effort, loads, num_few
@@ -206,7 +206,7 @@ def _seconds(opened: MoeModel, work: Callable[[int], object], effort: Effort) ->
 # Near memory
 
 
-def _near(opened: MoeModel, bits: int, replicas: Replicas | None, effort: Effort) -> Iterator[Near]:
+def _near(opened: MoeModel, bits: int, replicas: Replicas | None, effort: Effort) -> Iterator[NearCompute]:
     """One expert on the CPU, in RAM, at one width; a few take turns."""
     store = opened.store if bits == FULL_BITS else open_replicas(opened, replicas, [bits])[bits]
     module, views = opened.layers[0].experts, _few(opened, store, _CPU)
@@ -218,7 +218,7 @@ def _near(opened: MoeModel, bits: int, replicas: Replicas | None, effort: Effort
             return expert_forward(module, views[turn % len(views)], x, project=store.layout.project)
 
         seconds = seconds_of(compute, _CPU, warm_up=effort.warm_up, turns=effort.turns)
-        yield Near(bits, num_tokens, Spread.of(seconds))
+        yield NearCompute(bits, num_tokens, Spread.of(seconds))
 
 
 def _conditions(opened: MoeModel, here: Here, of_run: str, effort: Effort) -> dict[str, object]:

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from artifacts.errors import BadInput, Incompatible
-from artifacts.store.presets import Kept, stored_presets
+from artifacts.store.presets import PresetRecord, stored_presets
 from artifacts.store.store import Store
 from runtime.policies.presets import Preset, Scope, presets
 
@@ -42,7 +42,7 @@ def tuned_presets(store: Path) -> list[Preset]:
     return [as_preset(one) for one in {(one.preset.name, one.model_id): one for one in kept}.values()]
 
 
-def as_preset(kept: Kept) -> Preset:
+def as_preset(kept: PresetRecord) -> Preset:
     """What it was tuned for goes with it."""
     one = kept.preset
     if one.scope not in (*Scope,):

@@ -7,7 +7,7 @@ import pyarrow as pa
 import torch
 
 from artifacts.hardware.profile import COMMAND as PROFILE_HARDWARE
-from artifacts.hardware.profile import Compute, HardwareProfile, Load, Near, Spread
+from artifacts.hardware.profile import Compute, HardwareProfile, Load, NearCompute, Spread
 from artifacts.hardware.profile import to_rows as hardware_rows
 from artifacts.quantisation.bit_allocation import WIDTHS
 from artifacts.quantisation.gptq import round_to_nearest
@@ -79,7 +79,7 @@ def _runs(path: Path) -> list[tuple[str, dict, dict[str, pa.Table]]]:
     predictors = Predictors(np.ones(2, np.float32), rng.random((2, 1, 6, 4), np.float32), 2, 0)
     told = {name: np.zeros((2, 1)) for name in ("recall", "next_gate_recall", "frequent_recall")}
     told |= {"samples": np.ones((2, 1), np.int64), "target": np.full((2, 1), "logits", object)}
-    near, conditions = (Near(16, 1, _SPREAD),), {"device": "cpu", "link": "disk"}
+    near, conditions = (NearCompute(16, 1, _SPREAD),), {"device": "cpu", "link": "disk"}
     hardware = HardwareProfile((Compute(1, *[_SPREAD] * 4),), (Load("disk", _SPREAD, 1.0),), near, conditions)
     return [
         ("profile", {}, {"entropy": entropy, "similarity": similarity_rows(similarity), "traces": to_table(trace())}),

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from artifacts.errors import Problem
 from artifacts.store.check import check_store
-from artifacts.store.leftovers import Finding
+from artifacts.store.leftovers import StoreFinding
 from artifacts.store.store import Store
 from tools.torments.cases import Lost
 from tools.torments.content_hash import content_hash
@@ -117,7 +117,7 @@ class Victims:
             raise Lost(f"{command}: runs are {_told(now)}, not {_told(before)} and some of {_told(wanted[times + 1])}")
         return may[0]
 
-    def finish(self, command: str, folder: Path, *, has_runs: bool, times: int) -> tuple[Finding, ...]:
+    def finish(self, command: str, folder: Path, *, has_runs: bool, times: int) -> tuple[StoreFinding, ...]:
         """The command once more comes to what it does undisturbed; what is left beside the store. It came to its end
         `times` before."""
         self._whole(command, folder)
@@ -190,7 +190,7 @@ def found(folder: Path) -> Runs:
         raise Lost(f"the store does not open: {problem}") from problem
 
 
-def findings(folder: Path) -> tuple[Finding, ...]:
+def findings(folder: Path) -> tuple[StoreFinding, ...]:
     with Store.open(folder / "moe.duckdb", read_only=True) as store:
         return check_store(store).findings
 

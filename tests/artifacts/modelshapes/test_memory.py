@@ -8,7 +8,7 @@ import torch
 
 from artifacts.errors import BadInput
 from artifacts.modelshapes.known import MODELS, model_shape
-from artifacts.modelshapes.memory import backbone, from_config, resident
+from artifacts.modelshapes.memory import backbone_memory, backbone_of, from_config
 from tests.helpers import families
 
 # Parameters in thousand millions, as published with the checkpoints.
@@ -30,7 +30,7 @@ TOTALS = {
 @pytest.mark.parametrize("name", TOTALS)
 def test_all_weights_together_are_the_published_total(name: str) -> None:
     model = MODELS[name]
-    found = resident(model, backbone(name))
+    found = backbone_memory(model, backbone_of(name))
     embedded = model.vocabulary * model.hidden * 2 * (2 - model.weight_nbytes)  # of 8 bits, these alone have 16
     total = (model.shape.nbytes + found.weights_nbytes - embedded) / model.weight_nbytes
     assert total / 1e9 == pytest.approx(TOTALS[name], rel=0.005)
@@ -38,10 +38,10 @@ def test_all_weights_together_are_the_published_total(name: str) -> None:
 
 def test_every_model_of_the_table_has_a_backbone() -> None:
     for name, model in MODELS.items():
-        found = resident(model, backbone(name))
+        found = backbone_memory(model, backbone_of(name))
         assert 0 < found.cache_nbytes < found.weights_nbytes < 40e9, name
-    assert resident(MODELS["mixtral-8x7b"], backbone("mixtral-8x7b")).cache_nbytes == 32 * 2 * 8 * 128 * 2
-    assert resident(MODELS["deepseek-v3"], backbone("deepseek-v3")).cache_nbytes == 61 * (512 + 64) * 2
+    assert backbone_memory(MODELS["mixtral-8x7b"], backbone_of("mixtral-8x7b")).cache_nbytes == 32 * 2 * 8 * 128 * 2
+    assert backbone_memory(MODELS["deepseek-v3"], backbone_of("deepseek-v3")).cache_nbytes == 61 * (512 + 64) * 2
 
 
 @pytest.mark.parametrize("family", families.FAMILIES)
@@ -50,7 +50,7 @@ def test_real_modules_and_caches(family: str, tmp_path: Path) -> None:
     config, model = families.FAMILIES[family]()
     config.save_pretrained(tmp_path)
     said = model_shape(str(tmp_path))
-    found = resident(said, from_config(tmp_path / "config.json"))
+    found = backbone_memory(said, from_config(tmp_path / "config.json"))
     wide = {name: tensor for name, tensor in model.state_dict().items() if tensor.dim() > 1 and "experts." not in name}
     shared = {name: tensor for name, tensor in model.state_dict().items() if "shared_expert" in name}
     distinct = {tensor.data_ptr(): tensor.nbytes for tensor in (wide | shared).values()}
@@ -74,4 +74,4 @@ def test_a_config_that_says_too_little(tmp_path: Path) -> None:
     del fields["num_attention_heads"]
     (tmp_path / "config.json").write_text(json.dumps(fields, default=str))
     with pytest.raises(BadInput, match="num_attention_heads"):
-        backbone(str(tmp_path))
+        backbone_of(str(tmp_path))

@@ -1,6 +1,5 @@
 """Curves of one pass over a trace against as many real replays as there are cache sizes."""
 
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

@@ -1,6 +1,5 @@
 """The future of a trace: against a search through all of it, and on an example by hand."""
 
-
 import numpy as np
 
 from artifacts.shape import Shape

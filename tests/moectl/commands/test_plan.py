@@ -9,7 +9,7 @@ import pytest
 
 from artifacts.hardware.machines import machine
 from artifacts.modelshapes.known import MODELS, model_shape
-from artifacts.modelshapes.memory import backbone, resident
+from artifacts.modelshapes.memory import backbone_memory, backbone_of
 from artifacts.traces.synthetic import generate
 from moectl.cli import main
 from moectl.commands.plan_rows import RESERVE_NBYTES, ROUTERS, Request, divided
@@ -44,7 +44,7 @@ def planned(capfd: pytest.CaptureFixture[str]) -> Planned:
 def held(folder: Path, experts: int) -> str:
     """Memory for so many experts, with a context of 16 tokens."""
     model = model_shape(str(folder))
-    needs = resident(model, backbone(str(folder)))
+    needs = backbone_memory(model, backbone_of(str(folder)))
     beside = needs.weights_nbytes + 16 * needs.cache_nbytes + RESERVE_NBYTES
     return f"{beside + experts * model.shape.expert_nbytes}B"
 
@@ -80,7 +80,9 @@ def test_everything_fits(folder: Path, capfd: pytest.CaptureFixture[str]) -> Non
 def test_who_has_how_much() -> None:
     """Mixtral 8x7B: 3.0 GiB besides experts, 0.5 GiB of cache for 4,096 tokens, 336 MiB an expert."""
     name = "mixtral-8x7b"
-    memory = divided(Request(name, "24GiB", "a6000-pcie4"), MODELS[name], resident(MODELS[name], backbone(name)))
+    memory = divided(
+        Request(name, "24GiB", "a6000-pcie4"), MODELS[name], backbone_memory(MODELS[name], backbone_of(name))
+    )
     assert memory.weights_nbytes / GIB == pytest.approx(2.99, abs=0.02) and memory.cache_nbytes == GIB // 2
     total = memory.weights_nbytes + memory.cache_nbytes + memory.reserve_nbytes + memory.experts_nbytes
     assert total == memory.vram_nbytes == 24 * GIB

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from artifacts.hardware import profile as measured
-from artifacts.hardware.profile import Compute, HardwareProfile, Load, Near, Spread
+from artifacts.hardware.profile import Compute, HardwareProfile, Load, NearCompute, Spread
 from artifacts.shape import Shape
 from artifacts.splits.solve import allocate
 from artifacts.store.rows import curve_matrices, split_columns
@@ -68,7 +68,7 @@ def hardware() -> HardwareProfile:
     compute = Compute(1, spread(0.3e-3), spread(1.2e-3), spread(0.5e-3), spread(0.3e-3))
     own = Load("pinned", spread(0.9e-3), 1.0, spread(0.7e-3), spread(0.05e-3), spread(0.1e-3))
     conditions = {"device": "cuda", "device_name": "small card", "processor": "x", "cores": 2, "link": "pinned"}
-    near = (Near(16, 1, spread(1e-3)),)
+    near = (NearCompute(16, 1, spread(1e-3)),)
     return HardwareProfile((compute,), (own, Load("disk", spread(9e-3), 0.1)), near, conditions)
 
 

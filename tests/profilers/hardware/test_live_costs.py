@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from artifacts.hardware.machines import machine
-from artifacts.hardware.profile import Compute, HardwareProfile, Load, Near, Spread
+from artifacts.hardware.profile import Compute, HardwareProfile, Load, NearCompute, Spread
 from profilers.hardware.live_costs import pace_of
 from runtime.model.open import open_model
 from runtime.policies.base import Artefacts
@@ -22,7 +22,7 @@ def spread(seconds: float) -> Spread:
 PROFILE = HardwareProfile(
     compute=tuple(Compute(n, spread(1e-3), spread(9e-4), spread(1e-4), spread(2e-4)) for n in (1, 16)),
     loads=(Load("disk", spread(5e-4), 1.0, host=spread(3e-5)),),
-    near=(Near(16, 1, spread(2e-4)), Near(16, 16, spread(4e-4)), Near(4, 1, spread(5e-4))),
+    near=(NearCompute(16, 1, spread(2e-4)), NearCompute(16, 16, spread(4e-4)), NearCompute(4, 1, spread(5e-4))),
     conditions={"device": "cpu", "device_name": "a core", "link": "disk"},
 )
 

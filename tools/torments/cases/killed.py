@@ -4,7 +4,7 @@ import random
 import signal
 from pathlib import Path
 
-from artifacts.store.leftovers import Finding
+from artifacts.store.leftovers import StoreFinding
 from moectl.shared.exit_codes import DONE
 from tools.torments.cases import Lost
 from tools.torments.victims import COMMANDS, Death, Victims
@@ -47,6 +47,6 @@ class Killed:
         return Death(later_s, event=rng.randint(1, undisturbed.events))
 
 
-def _is_of_the_dead(finding: Finding) -> bool:
+def _is_of_the_dead(finding: StoreFinding) -> bool:
     """A temporary file that nobody but its writer could have removed; a check tells of it."""
     return "half written by process" in finding.says
