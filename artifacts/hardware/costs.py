@@ -1,4 +1,4 @@
-"""What one model costs on one machine: seconds of compute, loads and the near tier."""
+"""What one model costs on one machine: seconds of compute, of loads and of the near tier."""
 
 import math
 from collections.abc import Mapping
@@ -11,34 +11,37 @@ from artifacts.shape import FULL_BITS
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Something a tier computes: bytes it reads however many tokens there are, seconds of arithmetic a token."""
+    """Work of a tier: seconds to read its bytes, however many tokens there are, and seconds of arithmetic per token."""
 
     memory_s: float
     token_s: float = 0.0
 
     def scaled(self, share: float) -> "Work":
-        """The same on so many of the bytes."""
+        """The same work on this share of the bytes."""
         return Work(self.memory_s * share, self.token_s)
 
     def seconds(self, num_tokens: int, *, share: float = 1.0) -> float:
-        """`share` of the bytes are read, as of a replica of fewer bits."""
+        """Seconds for so many tokens when only `share` of the bytes are read, as for a replica of fewer bits."""
         return max(self.memory_s * share, num_tokens * self.token_s)
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What one model costs on one machine. `rest`: of a layer, all but its routed experts; `head`: of a pass.
+    """What one model costs on one machine.
 
-    Loading an expert and computing it near its memory are given at full precision; a replica takes its share of bytes.
-    Each load takes `load_latency_s` of the link besides, and `host_s` of whoever computes: the engine's own work on it.
-    Where the link leaves it to compute to take what comes, that takes `copy_s`, and `demand_s` more for what the step
-    itself asked for; compute that has waited goes on `wake_s` late.
-    Where near experts are computed by whoever computes the others, as on a CPU, `near_host` is what each takes of that
-    time, and `near` what an emulated tier takes besides. `shares`: of an expert's seconds in the fast tier, by bits,
-    where few bits do not save as much time as bytes. `deciding`: of a
-    layer, what a policy takes itself beyond what the plain one does, by axis and text as in `prefetch next_gate`, or by
-    its name where the text is not there.
-    `reads_whole`: a segment takes the link as long as its expert.
+    The expert, its load and its near-tier work are given at full precision; a replica takes its share of the bytes.
+    `rest` is one layer without its routed experts, `head` is once per pass.
+
+    Every load also takes `load_latency_s` of the link, and `host_s` of the device that computes, for the engine's own
+    work. Where compute has to take over what the link delivers, that takes `copy_s`, and `demand_s` more for a demand
+    load; compute that has waited resumes `wake_s` late. Where the device that computes all other experts computes near
+    experts too, as on a CPU, each takes `near_host` of its time, and `near` is what an emulated near tier takes in
+    addition.
+
+    `shares`: share of an expert's seconds in the fast tier by bits, where fewer bits do not save as much time as bytes.
+    `deciding`: seconds per layer that a policy itself takes beyond the plain policy, by axis and text as in `prefetch
+    next_gate`, or by its name where the text is missing. `reads_whole`: a segment takes the link as long as a whole
+    expert.
     """
 
     expert: Work
@@ -58,11 +61,11 @@ class Costs:
 
     @classmethod
     def of(cls, model: ModelShape, machine: Machine) -> "Costs":
-        """Estimates: attention is four matrices of H x H in 16 bits, its cache not counted; norms and routers are
-        free."""
+        """Estimate the costs from the data sheet. Attention counts as four matrices of H x H in 16 bits, without its
+        cache; norms and routers cost nothing."""
 
         def work(nbytes: float, weight_nbytes: float = 2.0) -> Work:
-            operations = 2 * nbytes / weight_nbytes  # a weight and token
+            operations = 2 * nbytes / weight_nbytes  # two per weight and token
             return Work(nbytes / (machine.fast_gbps * 1e9), operations / (machine.fast_tflops * 1e12))
 
         nbytes = model.shape.expert_nbytes
@@ -78,7 +81,7 @@ class Costs:
         )
 
     def on_base(self, bits: int, share: float) -> "Costs":
-        """Where experts' own form is their replica of so many bits, `share` of their bytes."""
+        """The costs where the replica of `bits` bits, `share` of the bytes, takes the place of full precision."""
         if bits == FULL_BITS:
             return self
         fast = self.shares.get(bits, share)
@@ -89,7 +92,7 @@ class Costs:
             copy_s=self.copy_s * share,
             near=self.near.scaled(share),
             near_host=self.near_host.scaled(fast),
-            shares={width: own / fast for width, own in self.shares.items() if width < bits},
+            shares={width: of_width / fast for width, of_width in self.shares.items() if width < bits},
         )
 
     def window_nbytes(self, expert_nbytes: int, top_k: int) -> int:
@@ -99,8 +102,8 @@ class Costs:
 
 
 def rounded_window(num_experts: float, expert_nbytes: int) -> int:
-    """A window of so many experts in bytes, as a power of two of experts.
+    """Bytes of a window of so many experts, rounded to a power of two of experts.
 
-    Rounded, so that the noise of a measurement does not change what a policy decides.
+    Without rounding, the noise of a measurement would change what a policy decides.
     """
     return max(1, round(2.0 ** round(math.log2(num_experts)) * expert_nbytes))

@@ -1,4 +1,4 @@
-"""Named machines: the bandwidths that decide whether an expert is better loaded or computed near its memory."""
+"""Named machines: the bandwidths that decide whether to load an expert or to compute it near its memory."""
 
 import math
 from dataclasses import dataclass
@@ -6,13 +6,15 @@ from dataclasses import dataclass
 from artifacts.common.suggestions import unknown
 from artifacts.errors import BadUsage
 
+HERE = "here"  # the name of the machine that measures itself
+
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Bandwidths in GB/s (1e9 bytes): of the fast tier's memory, of the link, of the near tier's memory.
+    """Bandwidths in GB/s (1e9 bytes) of the fast tier's memory, of the link and of the near tier's memory.
 
-    `fast_tflops` is the fast tier's peak in 16 bits without sparsity, `link_latency_s` what one transfer costs before
-    its first byte. `source` says where the figures come from.
+    `fast_tflops` is the fast tier's peak in 16 bits without sparsity, `link_latency_s` the time of one transfer before
+    its first byte arrives. `source` says where the figures come from.
     """
 
     name: str
@@ -22,7 +24,7 @@ class Machine:
     link_latency_s: float
     near_gbps: float
     source: str
-    near_tflops: float = math.inf  # of the near tier; not given: it is bound by its memory
+    near_tflops: float = math.inf  # unless given, the near tier is bound by its memory
 
 
 _PCIE4 = "PCIe 4.0 x16: 32 GB/s nominal, about 25 in practice"
@@ -56,10 +58,7 @@ MACHINES = {
 
 
 def machine(name: str) -> Machine:
-    """The machine of that name. Raises BadUsage with the known names."""
+    """Return the machine of that name. Raises BadUsage with the known names."""
     if name not in MACHINES:
         raise BadUsage(unknown("machine", name, MACHINES))
     return MACHINES[name]
-
-
-HERE = "here"

@@ -1,6 +1,6 @@
-"""What a machine takes for a model, as measured: seconds of the parts of a pass, of loads, of the near tier.
+"""What a model takes on a machine, as measured: seconds of the parts of a pass, of loads, of the near tier.
 
-One row of the table `hardware` is one number of tokens, one width near memory, or one link (DESIGN 4).
+One row of the table `hardware` holds one number of tokens, one width near memory, or one link.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,23 +12,25 @@ from typing import TYPE_CHECKING
 from artifacts.errors import BadInput
 from artifacts.shape import FULL_BITS
 
-if TYPE_CHECKING:  # as in artifacts/routing/predictors.py
+if TYPE_CHECKING:  # pyarrow takes memory that a run without a profile does not need
     import pyarrow as pa
 
 
 COMMAND = "profile-hardware"
 REMEDY = "run `moectl profile --hardware`"
 DISK = "disk"
-COLD = "disk, cold"  # the checkpoint's files, what the operating system had kept of them dropped before
+COLD = "disk, cold"  # the checkpoint's files, dropped from the page cache first
 RAM, PINNED, PAGEABLE = "ram", "pinned", "pageable"
-NAMED_LINKS = (DISK, COLD, RAM, PINNED, PAGEABLE)  # any other is a rate, and emulated
+NAMED_LINKS = (DISK, COLD, RAM, PINNED, PAGEABLE)  # any other name is a rate of an emulated link
 EACH_LOAD = "each load"
 _IDENTITY = ("device", "device_name", "processor", "cores")
+_OPTIONAL = ("miss", "host", "latency")  # of a load, where they were measured
+_SECONDS = ("attention", "moe", "head", "expert", "near", "expert_load", *_OPTIONAL)
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Seconds: the median of so many samples, and how far apart their quartiles are."""
+    """Seconds: the median of so many samples, and the distance between their quartiles."""
 
     median: float
     iqr: float
@@ -36,16 +38,17 @@ class Spread:
 
     @classmethod
     def of(cls, seconds: Sequence[float]) -> "Spread":
-        """Of at least two samples. Differences of two readings come out below nothing on a busy machine, which no time
-        is."""
+        """Summarise at least two samples. The median is never negative: on a busy machine, differences of two readings
+        can be."""
         lower, median, upper = quantiles(seconds, n=4, method="inclusive")
         return cls(max(0.0, median), upper - lower, len(seconds))
 
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """With `tokens` in a pass: a layer without its routed experts; its routed experts, top-k for each token; the head
-    on all of them. `expert`: one expert on as many tokens. One token is a decode step, more are a prompt."""
+    """Times of a pass of `tokens` tokens: one layer without its routed experts; its routed experts, top-k for each
+    token; the head on all tokens. `expert`: one expert on as many tokens. One token is a decode step, more are a
+    prompt."""
 
     tokens: int
     attention: Spread
@@ -56,10 +59,12 @@ class Compute:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """One expert at full precision over a link; GB/s by the median. `latency`: of it what fewer bytes would take too.
+    """One expert at full precision over a link; GB/s by the median. `latency`: the part of the time that fewer bytes
+    would take too.
 
-    Of the link that runs take, `miss`: what each expert that is not there adds to a decode step in which none is, and
-    `host`: of that, the engine's own work, for which nobody waits on the link."""
+    For the link that runs use, `miss` is what each missing expert adds to a decode step, and `host` is the part of it
+    that is the engine's own work, during which nothing waits for the link.
+    """
 
     link: str
     seconds: Spread
@@ -71,7 +76,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class NearCompute:
-    """One expert on `tokens` by the CPU, where it lies in RAM, at so many bits."""
+    """One expert on `tokens` tokens, computed by the CPU where the expert lies in RAM, at so many bits."""
 
     bits: int
     tokens: int
@@ -80,8 +85,8 @@ class NearCompute:
 
 @dataclass(frozen=True, slots=True)
 class HardwareProfile:
-    """Of one machine and model. `conditions`: device, processor, cores, threads, dtype, load and what else tells
-    figures apart; `link` in them is the one that a run takes by itself. Ascending in tokens."""
+    """Measurements of one machine and model, ascending in tokens. `conditions`: device, processor, cores, threads,
+    dtype, load and whatever else makes figures differ; their `link` is the one that a run uses by default."""
 
     compute: tuple[Compute, ...]
     loads: tuple[Load, ...]
@@ -94,16 +99,16 @@ class HardwareProfile:
 
     @property
     def machine(self) -> tuple[object, ...]:
-        """By this a machine is the same as another."""
+        """What identifies a machine: two profiles with equal values come from the same one."""
         return tuple(self.conditions.get(name) for name in _IDENTITY)
 
     @property
     def decode(self) -> Compute:
-        """A step of one token."""
+        """The times of a decode step of one token."""
         return self.compute[0]
 
     def load(self, link: str | None = None) -> Load:
-        """Over a link, by default the one of a run. Raises BadInput when it was not measured."""
+        """The load over a link, by default the one that runs use. Raises BadInput when it was not measured."""
         wanted = link or self.conditions["link"]
         for load in self.loads:
             if load.link == wanted:
@@ -113,21 +118,17 @@ class HardwareProfile:
 
     @property
     def deciding(self) -> Mapping[str, float]:
-        """Seconds a layer that policies take themselves beyond the plain ones, by axis and text; and `EACH_LOAD`, that
-        deciding on one load takes. Empty where that was not measured."""
+        """Seconds per layer that policies themselves take beyond the plain ones, by axis and text; under `EACH_LOAD`,
+        seconds to decide on one load. Empty where that was not measured."""
         return self.conditions.get("deciding", {})
 
     def near_at(self, bits: int = FULL_BITS) -> list[NearCompute]:
-        """At one width, ascending in tokens; none where it was not measured."""
+        """Near-tier times at one width, ascending in tokens; empty where they were not measured."""
         return sorted((near for near in self.near if near.bits == bits), key=lambda near: near.tokens)
 
 
-_BESIDE = ("miss", "host", "latency")  # of a load, where they were measured
-_SECONDS = ("attention", "moe", "head", "expert", "near", "expert_load", *_BESIDE)
-
-
 def to_rows(profile: HardwareProfile) -> "pa.Table":
-    """Rows of `hardware`; what a row does not measure is NULL."""
+    """Rows of `hardware`; columns that a row does not measure are NULL."""
     import pyarrow as pa
 
     schema = pa.schema(
@@ -136,26 +137,27 @@ def to_rows(profile: HardwareProfile) -> "pa.Table":
         + [("bandwidth_gbps", pa.float64()), ("samples", pa.int32())]
     )
     rows = [
-        {"tokens": one.tokens, **_told(attention=one.attention, moe=one.moe, head=one.head, expert=one.expert)}
-        for one in profile.compute
+        {"tokens": parts.tokens}
+        | _columns(attention=parts.attention, moe=parts.moe, head=parts.head, expert=parts.expert)
+        for parts in profile.compute
     ]
-    rows += [{"tokens": one.tokens, "bits": one.bits, **_told(near=one.seconds)} for one in profile.near]
+    rows += [{"tokens": near.tokens, "bits": near.bits, **_columns(near=near.seconds)} for near in profile.near]
     rows += [
-        {"link": one.link, "bandwidth_gbps": one.gbps}
-        | _told(expert_load=one.seconds, miss=one.miss, host=one.host, latency=one.latency)
-        for one in profile.loads
+        {"link": load.link, "bandwidth_gbps": load.gbps}
+        | _columns(expert_load=load.seconds, miss=load.miss, host=load.host, latency=load.latency)
+        for load in profile.loads
     ]
     always = {"device": profile.device, "bits": FULL_BITS}
     return pa.Table.from_pylist([dict.fromkeys(schema.names) | always | row for row in rows], schema=schema)
 
 
 def from_rows(rows: "pa.Table", conditions: Mapping[str, object]) -> HardwareProfile:
-    """What `to_rows` wrote."""
+    """Rebuild the profile from the rows that `to_rows` wrote. Raises BadInput."""
     compute, loads, near = [], [], []
     for row in rows.to_pylist():
         if row["link"] is not None:
-            beside = {name: _spread(row, name) for name in _BESIDE if row.get(f"{name}_s") is not None}
-            loads.append(Load(row["link"], _spread(row, "expert_load"), row["bandwidth_gbps"], **beside))
+            optional = {name: _spread(row, name) for name in _OPTIONAL if row.get(f"{name}_s") is not None}
+            loads.append(Load(row["link"], _spread(row, "expert_load"), row["bandwidth_gbps"], **optional))
         elif row["near_s"] is not None:
             near.append(NearCompute(row["bits"], row["tokens"], _spread(row, "near")))
         else:
@@ -164,15 +166,15 @@ def from_rows(rows: "pa.Table", conditions: Mapping[str, object]) -> HardwarePro
     return HardwareProfile(tuple(compute), tuple(loads), tuple(near), conditions)
 
 
-def _told(**known: Spread | None) -> dict[str, float | int]:
-    spreads = {name: spread for name, spread in known.items() if spread is not None}
+def _columns(**measured: Spread | None) -> dict[str, float | int]:
+    spreads = {name: spread for name, spread in measured.items() if spread is not None}
     medians = {f"{name}_s": spread.median for name, spread in spreads.items()}
     ranges = {f"{name}_iqr_s": spread.iqr for name, spread in spreads.items()}
     return medians | ranges | {"samples": min(spread.samples for spread in spreads.values())}
 
 
 def _spread(row: Mapping[str, object], name: str) -> Spread:
-    told = row[f"{name}_s"], row[f"{name}_iqr_s"]
-    if any(seconds is None or not 0 <= seconds < inf for seconds in told):
-        raise BadInput(f"the hardware profile has {name} of {told[0]} s: {REMEDY} again")
-    return Spread(*told, row["samples"])
+    median, iqr = row[f"{name}_s"], row[f"{name}_iqr_s"]
+    if any(seconds is None or not 0 <= seconds < inf for seconds in (median, iqr)):
+        raise BadInput(f"the hardware profile has {name} of {median} s: {REMEDY} again")
+    return Spread(median, iqr, row["samples"])

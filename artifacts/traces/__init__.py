@@ -1,1 +1,1 @@
-"""What routers said: recorded, drawn from dials or read from a file, and the curves counted in it."""
+"""Routing traces: recorded, synthetic or read from a file, and the curves and statistics measured on them."""

@@ -1,7 +1,7 @@
-"""One layer of a trace through caches of every size at once, compiled; `artifacts.traces.curves` says what comes of it.
+"""One layer of a trace run through caches of every size at once, compiled, for `artifacts.traces.curves`.
 
 Shapes: S steps, R predictions, E experts, E + 1 cache sizes from 0. `resident` [E, E + 1] is 1 where the cache of that
-size holds that expert, `held` [E + 1] how many it holds.
+size holds that expert, `held` [E + 1] counts the experts that each cache holds.
 """
 
 import numpy as np
@@ -11,54 +11,56 @@ from artifacts.common.numba_loops import exact_part, kernel
 
 @exact_part
 def _fit(resident, held, wanted, order):
-    """Caches that hold all that is wanted: of the others the least leave, as many as it takes."""
-    least = len(wanted)
+    """Load all wanted experts into the caches that can hold them all; where other experts must be evicted, those first
+    in `order` go."""
+    smallest = len(wanted)
     short = np.zeros(len(held), np.int64)
     for expert in wanted:
-        for size in range(least, len(held)):
+        for size in range(smallest, len(held)):
             held[size] += 1 - resident[expert, size]
             resident[expert, size] = 1
-    for size in range(least, len(held)):
+    for size in range(smallest, len(held)):
         short[size] = max(held[size] - size, 0)
         held[size] -= short[size]
     is_wanted = np.zeros(len(order), np.bool_)
     is_wanted[wanted] = True
-    most = short.max()
+    excess = short.max()
     for expert in order:
-        if not most:
+        if not excess:
             return
         if is_wanted[expert]:
             continue
-        most = 0
-        for size in range(least, len(held)):
-            leaves = np.int64(resident[expert, size]) if short[size] else 0
-            resident[expert, size] -= np.uint8(leaves)
-            short[size] -= leaves
-            most = max(most, short[size])
+        excess = 0
+        for size in range(smallest, len(held)):
+            evicted = np.int64(resident[expert, size]) if short[size] else 0
+            resident[expert, size] -= np.uint8(evicted)
+            short[size] -= evicted
+            excess = max(excess, short[size])
 
 
 @exact_part
 def _fit_in_waves(resident, held, wanted, order, size):
-    """One cache that does not: what is loaded is computed and may leave for the next, the least first."""
+    """Load into one cache that is smaller than what is wanted: an expert that was loaded and computed may be evicted
+    for the next, those first in `order` first."""
     is_wanted = np.zeros(len(order), np.bool_)
     is_wanted[wanted] = True
     missing = [expert for expert in wanted if not resident[expert, size]]
-    here, done = len(wanted) - len(missing), 0
+    num_held, done = len(wanted) - len(missing), 0
     for expert in range(len(order)):
         resident[expert, size] &= np.uint8(is_wanted[expert])
     while True:
-        coming = min(size - here, len(missing) - done)
-        for place in range(done, done + coming):
+        num_loads = min(size - num_held, len(missing) - done)
+        for place in range(done, done + num_loads):
             resident[missing[place], size] = 1
-        here, done = here + coming, done + coming
-        short = len(missing) - done - (size - here)
+        num_held, done = num_held + num_loads, done + num_loads
+        short = len(missing) - done - (size - num_held)
         if done == len(missing):
-            held[size] = here
+            held[size] = num_held
             return
         for expert in order:
             if short > 0 and resident[expert, size]:
                 resident[expert, size] = 0
-                here, short = here - 1, short - 1
+                num_held, short = num_held - 1, short - 1
 
 
 @kernel(
@@ -67,10 +69,10 @@ def _fit_in_waves(resident, held, wanted, order, size):
     exact=True,
 )
 def follow(resident, held, wanted, starts, is_counted, order, ranked, ranked_starts, hits, cached):
-    """Go on with these steps. Step s wants `wanted[starts[s] : starts[s + 1]]`, in order of first appearance, evicts by
-    `order[s]` [E], the least first, and was predicted in the rows of `ranked` [R, E] from `ranked_starts[s]` on, most
-    probable first. `hits` [E + 1] and `cached` [E, E + 1], how often the expert of each rank was there, count on.
-    """
+    """Continue with these steps. Step s wants `wanted[starts[s] : starts[s + 1]]`, in order of first appearance; it
+    evicts by `order[s]` [E], the first of it first; its predictions are the rows of `ranked` [R, E] from
+    `ranked_starts[s]` on, most probable first. Adds to `hits` [E + 1] and to `cached` [E, E + 1], how often the expert
+    at each rank was resident."""
     for step in range(len(starts) - 1):
         mine = wanted[starts[step] : starts[step + 1]]
         if is_counted[step]:

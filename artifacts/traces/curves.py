@@ -1,9 +1,9 @@
 """Hit and prediction curves (MoEpic): what a cache of every size would have held, in one pass over a trace.
 
-The priority of an expert under lcp counts its uses whether it is cached or not, so at each step one order serves caches
-of every size, and all are followed side by side, each exactly. As long as no step wants more than fits, a larger cache
-holds all that a smaller one does, and one number an expert would tell of all sizes; a step that runs in waves, as those
-of prompts do, breaks that law for good, so nothing here rests on it.
+Under lcp the priority of an expert counts its uses whether it is cached or not, so at each step one order serves caches
+of every size, and all caches are followed side by side, each exactly. As long as no step wants more than fits, a larger
+cache holds everything that a smaller one holds, and one number per expert would describe all sizes. A step that runs in
+waves, as those of prompts do, breaks that inclusion for good, so nothing here relies on it.
 
 Shapes: N rows of a trace, S steps of a layer, R predictions, E experts, L layers.
 """
@@ -17,16 +17,16 @@ from artifacts.errors import BadInput
 from artifacts.shape import Shape
 from artifacts.traces.trace import DECODE, PREFILL, Trace
 
-_AT_A_TIME = 1 << 19  # priorities
+_PRIORITIES_AT_A_TIME = 1 << 19
 _NONE = -1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Curves:
     """`hit[l, C]`: hit rate with C cached experts, C from 0 to E. `prediction[l, y]`: how often the expert predicted as
-    the y-th most probable, y from 0, is selected. `prediction_hit[l, y, C]`: how often it is cached.
+    the y-th most probable, y from 0, is selected. `prediction_hit[l, y, C]`: how often that expert is cached.
 
-    `requests` [L] and `predictions` [L]: how many each is the mean of; the mean of none is 0.
+    `requests` [L] and `predictions` [L] count what each value is the mean of; a mean of none is 0.
     """
 
     hit: np.ndarray
@@ -44,23 +44,26 @@ def measure(
     rho: float = 0.25,
     omega: float = 128.0,
 ) -> Curves:
-    """The curves of every layer, of steps in `phases`. The others pass through the caches too, which begin empty.
+    """Measure the curves of every layer over the steps in `phases`. Other steps pass through the caches too, which
+    begin empty.
 
     A token's experts are predicted from its own row one layer before; in layer 0 from the last layer's row of the last
-    token in the pass before, of the same request, if there was one. A trace without predictions has none. Raises
-    BadInput when the trace cannot be one of this shape.
+    token in the request's previous pass, if there was one. A trace without predictions has no prediction curves. Raises
+    BadInput when the trace cannot belong to this shape.
     """
     _check(trace, shape)
     counts = [_Counts(shape.num_experts) for _ in range(shape.num_layers)]
     for layer, steps in _layers(trace, shape, phases):
         priorities = _Priorities(shape.num_experts, rho, omega)
-        for some in steps.pieces(max(1, _AT_A_TIME // shape.num_experts)):
-            counts[layer].add(some, priorities.order(some))
-    requests, predictions = (np.array([getattr(one, name) for one in counts]) for name in ("requests", "predictions"))
+        for piece in steps.pieces(max(1, _PRIORITIES_AT_A_TIME // shape.num_experts)):
+            counts[layer].add(piece, priorities.order(piece))
+    requests, predictions = (
+        np.array([getattr(layer, name) for layer in counts]) for name in ("requests", "predictions")
+    )
     return Curves(
-        hit=np.stack([one.hits / max(one.requests, 1) for one in counts]),
-        prediction=np.stack([one.right / max(one.predictions, 1) for one in counts]),
-        prediction_hit=np.stack([one.cached / max(one.predictions, 1) for one in counts]),
+        hit=np.stack([layer.hits / max(layer.requests, 1) for layer in counts]),
+        prediction=np.stack([layer.right / max(layer.predictions, 1) for layer in counts]),
+        prediction_hit=np.stack([layer.cached / max(layer.predictions, 1) for layer in counts]),
         requests=requests,
         predictions=predictions,
     )
@@ -69,8 +72,8 @@ def measure(
 @dataclass(frozen=True, slots=True, eq=False)
 class _Steps:
     """Steps of one layer in order. Step s wants `wanted[starts[s] : starts[s + 1]]`, in order of first appearance;
-    `num_tokens` [S] have been seen by then. `predicted` [R, E] speaks of tokens whose experts are `selected` [R, K], in
-    step s from row `predicted_starts[s]` on."""
+    `num_tokens` [S] tokens have been seen by then. `predicted` [R, E] are predictions for tokens whose experts are
+    `selected` [R, K]; those of step s begin at row `predicted_starts[s]`."""
 
     wanted: np.ndarray
     starts: np.ndarray
@@ -81,7 +84,7 @@ class _Steps:
     predicted_starts: np.ndarray
 
     def pieces(self, size: int) -> Iterator["_Steps"]:
-        """So many steps at a time."""
+        """Yield so many steps at a time."""
         for first in range(0, len(self.num_tokens), size):
             steps = slice(first, first + size)
             starts, predicted_starts = (
@@ -100,14 +103,14 @@ class _Steps:
 
 
 class _Priorities:
-    """Uses of each expert of a layer and the tokens since the last, as the eviction policy lcp counts them."""
+    """Uses of each expert of a layer and the tokens since the last use, counted as the eviction policy lcp does."""
 
     def __init__(self, num_experts: int, rho: float, omega: float) -> None:
         self._rho, self._omega = rho, omega
         self._uses, self._last = np.zeros(num_experts, np.int64), np.zeros(num_experts, np.int64)
 
     def order(self, steps: _Steps) -> np.ndarray:
-        """[S, E]: at each step, its own uses counted, experts by rising priority; equals by the lower expert."""
+        """[S, E]: at each step, its own uses counted, the experts by rising priority; equals by the lower expert."""
         num_tokens = steps.num_tokens[:, None]
         is_wanted = np.zeros((len(num_tokens), len(self._uses)), bool)
         is_wanted[np.repeat(np.arange(len(num_tokens)), np.diff(steps.starts)), steps.wanted] = True
@@ -118,7 +121,7 @@ class _Priorities:
 
 
 class _Counts:
-    """What one layer's caches of all sizes, the first of them empty for ever, had of what was wanted and predicted."""
+    """Hits and cached predictions of one layer's caches of all sizes; the cache of size 0 is always empty."""
 
     def __init__(self, num_experts: int) -> None:
         self._resident = np.zeros((num_experts, num_experts + 1), np.uint8)
@@ -128,7 +131,7 @@ class _Counts:
         self.requests = self.predictions = 0
 
     def add(self, steps: _Steps, order: np.ndarray) -> None:
-        # Compiled code takes a while to load: only for who follows a trace.
+        # Compiled code takes a while to load: it is imported only where a trace is followed.
         from artifacts.traces.curve_kernels import follow
 
         ranked = np.argsort(-steps.predicted, axis=1, kind="stable")
@@ -149,13 +152,15 @@ def _layers(trace: Trace, shape: Shape, phases: Collection[int]) -> Iterator[tup
     starts = np.array([span.start for span in rows])
     lengths = np.diff([*starts, len(trace)])
     is_first = np.diff(pass_index, prepend=_NONE) != 0
-    num_tokens = np.cumsum(np.where(is_first, lengths, 0))  # by the first step of each pass, as the controller counts
+    # Tokens count in the first step of each pass, as in the controller.
+    num_tokens = np.cumsum(np.where(is_first, lengths, 0))
     sources = _sources(ordered, np.repeat(pass_index, lengths), shape.num_layers)
     is_counted = np.isin(phase, list(phases))
-    for one in range(shape.num_layers):
-        mine = np.flatnonzero(np.array(layer) == one)
-        if len(mine):
-            yield one, _steps(ordered, sources, [rows[step] for step in mine], num_tokens[mine], is_counted[mine])
+    for number in range(shape.num_layers):
+        own_steps = np.flatnonzero(np.array(layer) == number)
+        if len(own_steps):
+            own_rows = [rows[step] for step in own_steps]
+            yield number, _steps(ordered, sources, own_rows, num_tokens[own_steps], is_counted[own_steps])
 
 
 def _steps(
@@ -163,22 +168,22 @@ def _steps(
 ) -> _Steps:
     experts = trace.experts.astype(np.int64)
     wanted = [list(dict.fromkeys(experts[step].ravel().tolist())) for step in rows]
-    found = [np.arange(step.start, step.stop)[sources[step] != _NONE] for step in rows]
-    every = np.concatenate(found)
-    predicted = np.zeros((0, 1), np.float32) if trace.predicted is None else trace.predicted[sources[every], 0]
+    predicted_rows = [np.arange(step.start, step.stop)[sources[step] != _NONE] for step in rows]
+    of_rows = np.concatenate(predicted_rows)
+    predicted = np.zeros((0, 1), np.float32) if trace.predicted is None else trace.predicted[sources[of_rows], 0]
     return _Steps(
         wanted=np.concatenate(wanted),
         starts=_starts(wanted),
         num_tokens=num_tokens,
         is_counted=is_counted,
         predicted=predicted,
-        selected=experts[every],
-        predicted_starts=_starts(found),
+        selected=experts[of_rows],
+        predicted_starts=_starts(predicted_rows),
     )
 
 
 def _sources(trace: Trace, passes: np.ndarray, num_layers: int) -> np.ndarray:
-    """[N] the row whose prediction is of each row's layer, or none. Rows are in execution order."""
+    """[N] the row whose prediction is about each row's layer, or _NONE. Rows are in execution order."""
     sources = np.full(len(trace), _NONE)
     if trace.predicted is None:
         return sources
@@ -186,7 +191,7 @@ def _sources(trace: Trace, passes: np.ndarray, num_layers: int) -> np.ndarray:
     same = [np.diff(column[order]) == 0 for column in (trace.token, trace.request, passes)]
     follows = np.flatnonzero(np.logical_and.reduce(same) & (np.diff(trace.layer[order]) == 1))
     sources[order[follows + 1]] = order[follows]
-    # The last layer's last row of each request and pass; the next pass of the request is predicted by it.
+    # The last layer's last row of each request and pass predicts the request's next pass.
     ends, starts = (np.flatnonzero(trace.layer == layer) for layer in (num_layers - 1, 0))
     ends = ends[np.lexsort((trace.token[ends], passes[ends], trace.request[ends]))]
     keys = _pair(trace.request[ends], passes[ends])

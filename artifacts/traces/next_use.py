@@ -1,4 +1,4 @@
-"""When each key of a trace is wanted next: the future that Belady's rule and perfect prefetching look into."""
+"""When each key of a trace is wanted next: the future that Belady's rule and perfect prefetching use."""
 
 from dataclasses import dataclass
 
@@ -12,26 +12,26 @@ NEVER = 2**62
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NextUse:
-    """Steps are numbered from 0 over the whole trace, as they are executed; a key not wanted again has NEVER.
+    """Steps are numbered from 0 over the whole trace, in execution order. A key that is not wanted again has NEVER.
 
-    For step s, `step_keys[s]` are the distinct keys it wants, in order of first appearance, and `following[s]` the
+    For step s, `step_keys[s]` are the distinct keys that it wants, in order of first appearance, and `following[s]` the
     step in which each of them is wanted next.
     """
 
-    first: np.ndarray  # [num_keys] int64, the step in which a key is first wanted
+    first: np.ndarray  # [num_keys] int64: the step in which each key is wanted first
     step_keys: tuple[np.ndarray, ...]  # int64
     following: tuple[np.ndarray, ...]  # int64
 
     @classmethod
     def of(cls, trace: Trace, shape: Shape) -> "NextUse":
-        """Looks through a whole trace once, from its end."""
+        """Scan a whole trace once, from its end."""
         steps = [_keys(step.experts) + step.layer * shape.num_experts for step in trace.steps()]
-        coming = np.full(shape.num_keys, NEVER, np.int64)
+        upcoming = np.full(shape.num_keys, NEVER, np.int64)
         following = []
         for number in range(len(steps) - 1, -1, -1):
-            following.append(coming[steps[number]])
-            coming[steps[number]] = number
-        return cls(coming, tuple(steps), tuple(reversed(following)))
+            following.append(upcoming[steps[number]])
+            upcoming[steps[number]] = number
+        return cls(upcoming, tuple(steps), tuple(reversed(following)))
 
 
 def _keys(experts: np.ndarray) -> np.ndarray:

@@ -26,11 +26,11 @@ def write_parquet(trace: Trace, path: str | Path) -> None:
 
 
 def read_parquet(path: str | Path, *, num_experts: int | None = None) -> Trace:
-    """Read a trace with the columns of DESIGN 4 from any Parquet file.
+    """Read a trace from any Parquet file with the columns `pass`, `layer`, `token` and `experts`.
 
     `request`, `phase`, `weights`, `probabilities`, `predicted`, `learned` and `embedding` may be missing;
-    `Trace.assumed` then says what was put in place of the first three. With `num_experts` every expert id must be below
-    it. Raises BadInput, and OutOfResources for one that unpacks to more than `MOST_NBYTES`.
+    `Trace.assumed` says what was assumed in place of the first three. With `num_experts`, every expert id must be below
+    it. Raises BadInput, and OutOfResources for a file that unpacks to more than `MOST_NBYTES`.
     """
     path = Path(path)
     if not path.is_file():
@@ -47,8 +47,7 @@ def read_parquet(path: str | Path, *, num_experts: int | None = None) -> Trace:
 
 
 def _unpacked(file: pq.ParquetFile, path: Path) -> pa.Table:
-    """All rows, read piece by piece: what repeats itself packs a thousandfold, and a small file shall not take all
-    memory."""
+    """All rows, read in pieces: repeated values pack a thousandfold, and a small file must not fill the memory."""
     pieces, nbytes = [], 0
     for piece in file.iter_batches(batch_size=_ROWS_AT_A_TIME):
         nbytes += piece.nbytes
@@ -59,7 +58,7 @@ def _unpacked(file: pq.ParquetFile, path: Path) -> pa.Table:
 
 
 def to_table(trace: Trace) -> pa.Table:
-    """The trace as an Arrow table with the columns of DESIGN 4, and the optional ones it has."""
+    """The trace as an Arrow table: the columns that every trace has, and the optional ones that this one has."""
     columns = {
         "request": pa.array(trace.request),
         "pass": pa.array(trace.pass_),
@@ -77,15 +76,15 @@ def to_table(trace: Trace) -> pa.Table:
             columns[name] = _lists(values.reshape(len(trace), -1))
             metadata[key] = str(values.shape[1]).encode()
     if trace.iteration is not None:
-        columns["embedding"] = _told_once(trace)
+        columns["embedding"] = _first_rows_only(trace)
     return pa.table(columns, metadata=metadata)
 
 
 def from_table(table: pa.Table, *, num_experts: int | None = None) -> Trace:
-    """The trace in an Arrow table; see `read_parquet`. Raises BadInput."""
+    """Return the trace in an Arrow table; see `read_parquet`. Raises BadInput."""
     if not table.num_rows:
         raise BadInput("it holds no rows")
-    # The store's table has every column: one that a trace came without is empty there.
+    # The store's table has every column: those that a trace lacked are empty there.
     table = table.select([name for name in table.column_names if table[name].null_count < table.num_rows])
     missing = [name for name in _REQUIRED if name not in table.column_names]
     if missing:
@@ -126,7 +125,7 @@ def _zeros(table: pa.Table, dtype: type) -> np.ndarray:
 
 
 def _numbers(table: pa.Table, name: str) -> np.ndarray:
-    """A column of counting numbers as [N] int32."""
+    """A column of non-negative whole numbers as [N] int32."""
     values = _cast(table[name].combine_chunks(), pa.int32(), name)
     if values.min() < 0:
         raise BadInput(f"column {name} holds {values.min()}; it counts from 0")
@@ -156,7 +155,7 @@ def _cast(values: pa.Array, kind: pa.DataType, name: str) -> np.ndarray:
     if values.null_count:
         raise BadInput(f"column {name} has empty places")
     try:
-        # Float rounding is wanted (float64 files are common); whole numbers must not lose anything.
+        # Floats may be rounded (float64 files are common); whole numbers must not lose anything.
         return values.cast(kind, safe=not pa.types.is_floating(kind)).to_numpy(zero_copy_only=False)
     except pa.ArrowException as error:
         raise BadInput(f"column {name}: {first_line(error)}") from error
@@ -194,18 +193,18 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _predicted(table: pa.Table, name: str, num_experts: int | None) -> np.ndarray:
-    """A store keeps no metadata, but it knows how many experts a layer has."""
+    """The predictions as [N, D, E]. D is in the file's metadata; the store keeps none, but knows E from the model."""
     flat, key = _matrix(table, name, pa.float32()), _PREDICTED_LAYERS[name]
-    told = flat.shape[1] // num_experts if num_experts and flat.shape[1] % num_experts == 0 else 0
-    said = (table.schema.metadata or {}).get(key, str(told).encode())
-    num_layers = int(said) if said.isdigit() and len(said) < 10 else 0
+    assumed = flat.shape[1] // num_experts if num_experts and flat.shape[1] % num_experts == 0 else 0
+    text = (table.schema.metadata or {}).get(key, str(assumed).encode())
+    num_layers = int(text) if text.isdigit() and len(text) < 10 else 0
     if num_layers < 1 or flat.shape[1] % num_layers:
         raise BadInput(f"column {name} needs the file's metadata {key.decode()} to divide its lists")
     return flat.reshape(len(flat), num_layers, -1)
 
 
-def _told_once(trace: Trace) -> pa.ListArray:
-    """Lists in the first row of every request in a pass, nothing in the others."""
+def _first_rows_only(trace: Trace) -> pa.ListArray:
+    """Lists in the first row of every request in a pass, empty in its other rows."""
     numbers, first = np.unique(trace.iteration, return_index=True)
     order = first.argsort()
     is_first = np.zeros(len(trace), bool)
@@ -216,12 +215,12 @@ def _told_once(trace: Trace) -> pa.ListArray:
 
 
 def _embeddings(table: pa.Table, trace: Trace) -> dict[str, np.ndarray]:
-    told = np.flatnonzero(table["embedding"].combine_chunks().is_valid())
-    embeddings = _matrix(table.select(["embedding"]).take(told), "embedding", pa.float32(), least=-np.inf)
-    rows, known = trace.iteration_numbers(), trace.iteration_numbers()[told]
-    numbers, at = np.unique(known, return_index=True)
+    given = np.flatnonzero(table["embedding"].combine_chunks().is_valid())
+    embeddings = _matrix(table.select(["embedding"]).take(given), "embedding", pa.float32(), least=-np.inf)
+    rows, given_rows = trace.iteration_numbers(), trace.iteration_numbers()[given]
+    numbers, at = np.unique(given_rows, return_index=True)
     iteration = numbers.searchsorted(rows).clip(max=len(numbers) - 1)
-    if len(numbers) < len(known) or (numbers[iteration] != rows).any():
+    if len(numbers) < len(given_rows) or (numbers[iteration] != rows).any():
         raise BadInput("column embedding needs a list in one row of every request in every pass, and in no other")
     return {"iteration": at[iteration].astype(np.int32), "embeddings": embeddings}
 

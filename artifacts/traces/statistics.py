@@ -1,4 +1,4 @@
-"""What a trace's routing is like: the statistics that the dials of a synthetic trace move."""
+"""Statistics of a trace's routing: those that the dials of a synthetic trace move."""
 
 from dataclasses import dataclass
 
@@ -9,12 +9,12 @@ from artifacts.traces.trace import DECODE, PREFILL, Trace
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """What of a trace the dials move, each between 0 and 1; None where the trace cannot tell.
+    """What the dials move, each between 0 and 1; None where the trace does not contain it.
 
     `concentration` (skew): 1 less the entropy of use over its maximum, mean over layers. `reuse` (locality): share of a
-    token's experts that the next token of its request selects too. `similarity`: cosine of a request's uses in prefill
-    and in decoding, mean over requests and layers. `prediction` (predictability): share of a layer's experts that are
-    among the K most probable ones predicted one layer before.
+    token's experts that the request's next token selects too. `similarity`: cosine of a request's uses in prefill and
+    in decoding, mean over requests and layers. `prediction` (predictability): share of a layer's experts that are among
+    the K most probable ones predicted one layer before.
     """
 
     concentration: float
@@ -24,7 +24,7 @@ class Statistics:
 
 
 def measure(trace: Trace, num_experts: int) -> Statistics:
-    """The statistics of any trace."""
+    """Measure the statistics of any trace."""
     return Statistics(
         concentration=_concentration(trace, num_experts),
         reuse=_reuse(trace),

@@ -1,4 +1,4 @@
-"""Synthetic routing traces: four dials, any shape, the same trace for the same seed.
+"""Synthetic routing traces: four dials, any shape, and the same trace for the same seed.
 
 R requests of T tokens each, L layers, E experts, K selected.
 """
@@ -19,12 +19,11 @@ MOST_SKEW, MOST_TOKENS = 8.0, 10**8
 
 @dataclass(frozen=True, slots=True)
 class Dials:
-    """`skew`: exponent of Zipf's law by which a layer's experts are popular, 0 all alike. `locality`: the chance that
-    an expert of a token serves the next token too. `similarity`: the share of experts that are as popular with a
-    request's answer as with its prompt. `predictability`: the chance that an expert is among those predicted one layer
-    before. `tokens` over all requests, of each of which the first `prompt` are prefilled; `batch` requests run
-    together.
-    """
+    """`skew`: exponent of Zipf's law for the popularity of a layer's experts, 0 for equal popularity. `locality`:
+    probability that an expert of a token serves the next token too. `similarity`: share of experts that are as popular
+    in a request's answer as in its prompt. `predictability`: probability that an expert is among those predicted one
+    layer before. `tokens` counts all requests together; the first `prompt` tokens of each request are prefilled;
+    `batch` requests run together."""
 
     skew: float = 0.8
     locality: float = 0.4
@@ -62,7 +61,7 @@ class Dials:
 
 
 def parse_dials(text: str) -> Dials:
-    """`skew=0.8,locality=0.4,...`; what is left out keeps its default. Raises BadUsage."""
+    """Parse `skew=0.8,locality=0.4,...`; dials that are left out keep their defaults. Raises BadUsage."""
     kinds = {field.name: type(field.default) for field in fields(Dials)}
     given = {}
     for piece in filter(None, text.split(",")):
@@ -79,9 +78,9 @@ def parse_dials(text: str) -> Dials:
 
 
 def generate(dials: Dials, shape: Shape, *, detailed: bool = True) -> Trace:
-    """A trace by the dials. Unless `detailed` it has no probabilities and no predictions, and is made faster.
+    """Generate a trace by the dials. Unless `detailed` it has no probabilities and no predictions, and is made faster.
 
-    Every dial has random numbers of its own, so that turning one changes nothing that the others decide.
+    Every dial has its own random numbers, so turning one dial leaves unchanged what the others decide.
     """
     streams = [np.random.default_rng(seed) for seed in np.random.SeedSequence(dials.seed).spawn(4)]
     prompt, answer = _popularity(dials, shape, streams[0])
@@ -133,11 +132,11 @@ class _Rows:
 
 
 def _popularity(dials: Dials, shape: Shape, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Log popularity [R, L, E] with prompts, the same for all, and with each request's answer."""
+    """Log popularity [R, L, E] in prompts, equal for all requests, and in each request's answer."""
     size = (dials.requests, shape.num_layers, shape.num_experts)
     ranks = rng.permuted(np.tile(np.arange(1, shape.num_experts + 1), (shape.num_layers, 1)), axis=1)
     prompt = np.broadcast_to(-dials.skew * np.log(ranks), size)
-    # Those that differ change places among themselves: both orders name the others in the same places.
+    # Experts that differ swap places among themselves; both orders leave the others where they are.
     differs = rng.random(size) >= dials.similarity
     others = 2.0 + np.arange(shape.num_experts)
     origin = np.argsort(np.where(differs, np.linspace(0, 1, shape.num_experts), others), axis=-1)
@@ -148,38 +147,40 @@ def _popularity(dials: Dials, shape: Shape, rng: np.random.Generator) -> tuple[n
 
 
 def _predictions(dials: Dials, selected: np.ndarray, liked: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """[T, R, L, E] distributions over the experts of the next layer; after the last layer over the next token's."""
+    """[T, R, L, E] distributions over the experts of the next layer; after the last layer, over those of the next
+    token."""
     predicted = np.empty((*selected.shape[:3], liked.shape[-1]), np.float32)
     ahead = np.roll(liked, -1, axis=1)
-    for token, coming in enumerate(_coming(selected)):
+    for token, upcoming in enumerate(_upcoming(selected)):
         logits = ahead + rng.gumbel(size=ahead.shape)
-        right = rng.random(coming.shape) < dials.predictability
-        sunk = logits.min(axis=-1, keepdims=True) - 1 - rng.random(coming.shape)
-        np.put_along_axis(logits, coming, sunk, axis=-1)
-        predicted[token] = _softmax(_lifted(logits, coming, right, rng))
+        right = rng.random(upcoming.shape) < dials.predictability
+        sunk = logits.min(axis=-1, keepdims=True) - 1 - rng.random(upcoming.shape)
+        np.put_along_axis(logits, upcoming, sunk, axis=-1)
+        predicted[token] = _softmax(_lifted(logits, upcoming, right, rng))
     return predicted
 
 
-def _coming(selected: np.ndarray) -> Iterator[np.ndarray]:
-    """For each token [R, L, K]: what the next layer selects; nothing follows a request's end, so it repeats itself."""
+def _upcoming(selected: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield for each token [R, L, K]: what the next layer selects. After a request's last token nothing follows, so the
+    last token repeats."""
     for token in range(len(selected)):
         following = selected[min(token + 1, len(selected) - 1)]
         yield np.concatenate([selected[token][:, 1:], following[:, :1]], axis=1).astype(np.int64)
 
 
 def _lifted(logits: np.ndarray, ids: np.ndarray, chosen: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """The `chosen` of `ids` above all others, in random order."""
-    own = np.take_along_axis(logits, ids, axis=-1)
+    """Raise the `chosen` ones of `ids` above all others, in random order."""
+    unlifted = np.take_along_axis(logits, ids, axis=-1)
     above = logits.max(axis=-1, keepdims=True) + rng.random(ids.shape)
-    np.put_along_axis(logits, ids, np.where(chosen, above, own), axis=-1)
+    np.put_along_axis(logits, ids, np.where(chosen, above, unlifted), axis=-1)
     return logits
 
 
 def _strongest(logits: np.ndarray, count: int) -> np.ndarray:
-    """Ids of the largest, largest first."""
-    found = np.argpartition(-logits, count - 1, axis=-1)[..., :count]
-    order = np.argsort(-np.take_along_axis(logits, found, axis=-1), axis=-1)
-    return np.take_along_axis(found, order, axis=-1)
+    """Ids of the `count` largest logits, largest first."""
+    ids = np.argpartition(-logits, count - 1, axis=-1)[..., :count]
+    order = np.argsort(-np.take_along_axis(logits, ids, axis=-1), axis=-1)
+    return np.take_along_axis(ids, order, axis=-1)
 
 
 def _softmax(logits: np.ndarray) -> np.ndarray:

@@ -1,6 +1,6 @@
-"""Routing traces: what the routers said, per pass, layer and token, and the order in which it was computed.
+"""Routing traces: what the routers chose, per pass, layer and token, in the order in which it was computed.
 
-Files and tables of them: `artifacts.traces.parquet`.
+`artifacts.traces.parquet` reads and writes their files and tables.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,15 +13,15 @@ from artifacts.errors import BadInput
 PREFILL = 0
 DECODE = 1
 PHASES = ("prefill", "decode")  # by code
-_NO_COLUMNS = ("embeddings", "assumed")
+_NO_COLUMNS = ("embeddings", "assumed")  # fields without a value per row
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TraceStep:
     """One MoE layer in one pass, its T tokens in the order in which they were computed.
 
-    `pass_index` counts passes from 0 in the order in which they ran, whatever number the trace gave them.
-    `phase` is PREFILL when any of the tokens is prefilled, else DECODE.
+    `pass_index` counts passes from 0 in the order in which they ran, whatever numbers the trace gave them. `phase` is
+    PREFILL when any of the tokens is prefilled, else DECODE.
     """
 
     pass_index: int
@@ -39,10 +39,11 @@ class TraceStep:
 class Trace:
     """N rows, one per (pass, layer, token); K experts selected of E.
 
-    `predicted[n, d]` is the distribution that the router `d + 1` layers ahead gave for the router input of row n; the
-    layers wrap, so that past the last layer it speaks of the next pass. `learned` is the same of fitted predictors, and
-    need not reach as far. `embeddings[iteration[n]]` is what row n's request gave the model in its pass, the mean over
-    its tokens. `assumed` says, for a reader, what columns were missing from the file and what was put in their place.
+    `predicted[n, d]` is the distribution that the router `d + 1` layers ahead gave for the router input of row n. The
+    layers wrap: past the last layer the prediction is about the next pass. `learned` is the same from fitted
+    predictors, which may look fewer layers ahead. `embeddings[iteration[n]]` is the input embedding of row n's request
+    in its pass, averaged over its tokens. `assumed` tells a reader which columns were missing from the file and what
+    was assumed instead.
     """
 
     request: np.ndarray  # [N] int32
@@ -77,19 +78,19 @@ class Trace:
         return self.experts.shape[1]
 
     def columns(self) -> dict[str, np.ndarray]:
-        """The columns that are there, by field name."""
+        """The columns that this trace has, by field name."""
         named = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in _NO_COLUMNS}
         return {name: column for name, column in named.items() if column is not None}
 
     def take(self, rows: np.ndarray) -> "Trace":
-        """The rows with these numbers, in this order."""
+        """A trace of the rows with these numbers, in this order."""
         return replace(self, **{name: column[rows] for name, column in self.columns().items()})
 
     def pass_indices(self) -> np.ndarray:
         """[N] int64: which pass computed each row, counted from 0 in order of first appearance.
 
-        Rows that share a pass number were computed together, so a batch is several requests in one pass. Unless passes
-        are numbered anew for each request: then a pass is a (request, pass) pair.
+        Rows with one pass number were computed together, so a batch is several requests in one pass. Where passes are
+        numbered anew for each request, a pass is a (request, pass) pair.
         """
         number = self.pass_.astype(np.int64)
         if _is_numbered_anew(self.pass_, self.request):
@@ -98,11 +99,12 @@ class Trace:
         return np.argsort(np.argsort(first))[inverse]
 
     def iteration_numbers(self) -> np.ndarray:
-        """[N] int64: the same number for the rows of one request in one pass, and for no others."""
+        """[N] int64: equal for rows of the same request in the same pass, and only for those."""
         return _pair(self.request, self.pass_)
 
     def steps(self) -> Iterator[TraceStep]:
-        """Every step in execution order: passes as `pass_indices` counts them, in a pass layers from the lowest up.
+        """Yield every step in execution order: passes as `pass_indices` counts them, and within a pass the layers from
+        the lowest up.
 
         Tokens of a step keep the order of their rows.
         """
@@ -121,7 +123,7 @@ class Trace:
             )
 
     def scheduled(self) -> "tuple[Trace, Iterator[tuple[int, int, int, slice]]]":
-        """The rows in execution order, and per step pass index, phase, layer and its rows of those."""
+        """The rows in execution order; for each step its pass index, phase, layer and the slice of those rows."""
         passes = self.pass_indices()
         order = np.lexsort((self.layer, passes))
         is_ordered = bool((order[1:] > order[:-1]).all())
@@ -139,7 +141,7 @@ class Trace:
 
 
 def concatenate(parts: Sequence[Trace]) -> Trace:
-    """One trace of all rows of `parts`, which have the same columns, in order."""
+    """Join the rows of `parts`, which have the same columns, in order."""
     assert parts, "nothing to concatenate"
     columns = [part.columns() for part in parts]
     joined = {name: np.concatenate([part[name] for part in columns]) for name in columns[0]}
@@ -161,8 +163,25 @@ def guessed_phase(trace: Trace) -> np.ndarray:
     return np.where(is_prefill[passes], PREFILL, DECODE).astype(np.uint8)
 
 
+def is_one_by_one(trace: Trace) -> bool:
+    """Whether the trace decodes, and never two requests in one pass."""
+    decoded = trace.phase == DECODE
+    steps = trace.pass_indices()[decoded] * trace.num_layers + trace.layer[decoded]
+    return bool(decoded.any()) and len(np.unique(steps)) == len(steps)
+
+
+def cut_by_request(trace: Trace, share: float) -> tuple[Trace, Trace]:
+    """Split off the last `share` of the requests; either side keeps at least one. Raises BadInput for a trace of one
+    request."""
+    requests: Sequence[int] = np.unique(trace.request).tolist()
+    if len(requests) < 2:
+        raise BadInput("the trace has one request: nothing is left to check what is tuned on it; record a longer one")
+    border = requests[min(len(requests) - 1, max(1, round(len(requests) * (1 - share))))]
+    return trace.take(np.flatnonzero(trace.request < border)), trace.take(np.flatnonzero(trace.request >= border))
+
+
 def _is_numbered_anew(pass_: np.ndarray, request: np.ndarray) -> bool:
-    """Whether some pass number comes back, in a later block of rows, for a request not in its first block."""
+    """Whether a pass number returns, in a later block of rows, for a request that is not in its first block."""
     block = np.cumsum(np.diff(pass_, prepend=pass_[:1]) != 0)
     _, first, inverse = np.unique(pass_, return_index=True, return_inverse=True)
     is_first_block = block == block[first][inverse]
@@ -172,20 +191,3 @@ def _is_numbered_anew(pass_: np.ndarray, request: np.ndarray) -> bool:
 
 def _pair(high: np.ndarray, low: np.ndarray) -> np.ndarray:
     return (high.astype(np.int64) << 32) | low.astype(np.int64)
-
-
-def is_one_by_one(trace: Trace) -> bool:
-    """Whether something is decoded, and never two requests together."""
-    decoded = trace.phase == DECODE
-    steps = trace.pass_indices()[decoded] * trace.num_layers + trace.layer[decoded]
-    return bool(decoded.any()) and len(np.unique(steps)) == len(steps)
-
-
-def cut_by_request(trace: Trace, share: float) -> tuple[Trace, Trace]:
-    """The first of the requests, and the last `share` of them, one at least on either side. Raises BadInput for a trace
-    of one request."""
-    requests: Sequence[int] = np.unique(trace.request).tolist()
-    if len(requests) < 2:
-        raise BadInput("the trace has one request: nothing is left to check what is tuned on it; record a longer one")
-    border = requests[min(len(requests) - 1, max(1, round(len(requests) * (1 - share))))]
-    return trace.take(np.flatnonzero(trace.request < border)), trace.take(np.flatnonzero(trace.request >= border))
