@@ -1,1 +1,1 @@
-"""What is known of experts from routing: use together, entropy, buddies, expert maps, predictors."""
+"""What routing traces reveal about experts: coactivation, entropy, similarity, buddies, expert maps, predictors."""

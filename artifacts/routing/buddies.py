@@ -1,16 +1,17 @@
-"""Buddy lists (BuddyMoE): for each expert, its pivot, the peers that may stand in for it, best first."""
+"""Buddy lists (BuddyMoE): for each expert, the pivot, the peers that may replace it, best first."""
 
 import numpy as np
 
-# Far below any difference that counts can make, far above what adding some hundred shares can round off.
+# Far below any difference between counts, far above the rounding error of a sum of some hundred shares.
 _ROUND_OFF = 1e-12
 
 
 def buddy_lists(q: np.ndarray, alpha: float, k_max: int) -> list[list[int]]:
-    """E lists of expert ids from `q` [E, E], row i the shares of i's companions (DESIGN 5).
+    """E lists of expert ids from `q` [E, E], whose row i holds the shares of i's companions.
 
-    Peers by falling q, ties to the lower id; the shortest prefix whose q sums to at least `alpha`, cut at `k_max`. An
-    active pivot has at least one buddy, a pivot without companions none, and a peer with q = 0 is nobody's buddy.
+    Peers are sorted by falling q, ties by the lower id; a list is the shortest prefix whose q sums to at least `alpha`,
+    cut at `k_max`. An active pivot has at least one buddy, a pivot without companions has none, and a peer with q = 0
+    is no buddy.
     """
     assert k_max >= 1, k_max
     return [_buddies(row, pivot, alpha, k_max) for pivot, row in enumerate(np.asarray(q, dtype=np.float64))]

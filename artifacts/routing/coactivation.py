@@ -10,12 +10,12 @@ _GRAIN = 2.0**24
 
 
 class Coactivation:
-    """Additive statistics of one layer's routing; E experts, k selected per token, T tokens an update.
+    """Additive statistics of one layer's routing; E experts, k selected per token, T tokens per update.
 
-    `activations` [E] int64: tokens that selected i (DESIGN 5: A). `weights` [E] float64: their summed p~, the routing
-    weights renormalised over the selected. `pairs` [E, E] int64: tokens that selected both i and j, i != j (M).
-    `weighted` [E, E] float64: the sum of min(p~_i, p~_j) over those (W). Both matrices are symmetric and their
-    diagonals zero.
+    `activations` [E] int64 (A): tokens that selected i. `weights` [E] float64: their summed p~, the routing weights
+    renormalised over the selected experts. `pairs` [E, E] int64 (M): tokens that selected both i and j, i != j.
+    `weighted` [E, E] float64 (W): the sum of min(p~_i, p~_j) over those tokens. Both matrices are symmetric, with zero
+    diagonals.
     """
 
     def __init__(self, num_experts: int) -> None:
@@ -26,7 +26,7 @@ class Coactivation:
         self.weighted = np.zeros((num_experts, num_experts), dtype=np.float64)
 
     def update(self, selected: np.ndarray, weights: np.ndarray) -> None:
-        """Add tokens: `selected` [T, k] distinct expert ids, `weights` [T, k] their routing weights, not negative."""
+        """Add tokens: `selected` [T, k] distinct expert ids, `weights` [T, k] their non-negative routing weights."""
         selected = np.asarray(selected).astype(np.int64)
         assert selected.shape == np.shape(weights), (selected.shape, np.shape(weights))
         if not selected.size:
@@ -39,7 +39,7 @@ class Coactivation:
         self._add_pairs(selected, share)
 
     def merge(self, other: "Coactivation") -> None:
-        """Add everything that `other` has counted."""
+        """Add the counts of `other`."""
         assert other.num_experts == self.num_experts, (other.num_experts, self.num_experts)
         self.activations += other.activations
         self.weights += other.weights
@@ -59,7 +59,7 @@ class Coactivation:
 
 
 def additive_shares(weights: np.ndarray) -> np.ndarray:
-    """p~ [T, k] float64 rounded so that sums over up to 2^29 tokens are exact, whatever the order of adding."""
+    """p~ [T, k] float64, rounded so that sums over up to 2^29 tokens are exact in any order of adding."""
     return np.rint(renormalised(weights) * _GRAIN) / _GRAIN
 
 
@@ -67,16 +67,16 @@ def renormalised(weights: np.ndarray) -> np.ndarray:
     """p~ [T, k] float64: each row of `weights` [T, k] divided by its sum; a row of zeros becomes equal shares."""
     weights = np.asarray(weights, dtype=np.float64)
     assert np.isfinite(weights).all() and (weights >= 0).all(), "routing weights must be finite and not negative"
-    # Added rank by rank: numpy's own sum changes its order with the memory layout, and so its last bit.
+    # Summed rank by rank: the order of numpy's own sum, and so its last bit, depends on the memory layout.
     total = reduce(np.add, weights.T)[:, None]
     return np.divide(weights, total, out=np.full_like(weights, 1 / weights.shape[1]), where=total > 0)
 
 
 def conditional(pairs: np.ndarray, epsilon: float = 0.0) -> np.ndarray:
-    """q [E, E]: `q[i, j]` is the share of j among the companions of i (DESIGN 5).
+    """q [E, E]: `q[i, j]` is the share of j among the companions of i.
 
-    `pairs` [E, E] are counts or weights; their diagonal is ignored. `epsilon` is added to every companion. A row
-    without any companion (a pivot that was never active) stays zero.
+    `pairs` [E, E] are counts or weights; their diagonal is ignored. `epsilon` is added to every companion. The row of a
+    pivot that was never active stays zero.
     """
     counts = np.array(pairs, dtype=np.float64)
     np.fill_diagonal(counts, 0.0)

@@ -10,9 +10,9 @@ NUM_PERCENTILES = 101
 
 
 def token_entropy(weights: np.ndarray, *, temperature: float = 1.0) -> np.ndarray:
-    """TAE [T] float64 in [0, 1] of `weights` [T, k]: `-sum p~ ln p~ / ln k`; 0 for k = 1 (DESIGN 5).
+    """TAE [T] float64 in [0, 1] of `weights` [T, k]: `-sum p~ ln p~ / ln k`; 0 for k = 1.
 
-    A temperature divides the selected logits, which is p~ ** (1 / temperature) renormalised.
+    A temperature divides the selected logits, which equals renormalising p~ ** (1 / temperature).
     """
     assert temperature > 0, temperature
     share = renormalised(weights)
@@ -21,7 +21,7 @@ def token_entropy(weights: np.ndarray, *, temperature: float = 1.0) -> np.ndarra
         return np.zeros(len(share))
     if temperature != 1.0:
         share = renormalised(share ** (1 / temperature))
-    # The log of one stands in for the log of zero: the term p ln p is 0 there.
+    # Where p is 0, the term p ln p is 0: the log of 1 replaces the log of 0.
     terms = share * np.log(np.where(share > 0, share, 1.0))
     return np.clip(-terms.sum(axis=1) / math.log(num_selected), 0.0, 1.0)
 
@@ -40,16 +40,16 @@ class EntropyHistogram:
         self.counts += np.bincount(bins, minlength=self.NUM_BINS)
 
     def merge(self, other: "EntropyHistogram") -> None:
-        """Add everything that `other` has counted."""
+        """Add the counts of `other`."""
         self.counts += other.counts
 
     def percentiles(self) -> np.ndarray:
-        """[101] float32: the value below which 0, 1 .. 100 % of all values lie, interpolated inside a bin."""
+        """[101] float32: the value below which 0, 1 .. 100 % of all values lie, interpolated within a bin."""
         total = int(self.counts.sum())
         assert total > 0, "percentiles of no values"
         filled = np.flatnonzero(self.counts)
         upper = np.cumsum(self.counts[filled])
-        # Each filled bin is a piece of a line, from (what lies below, lower edge) to (that and itself, upper edge).
+        # Each filled bin is a line segment: from (count below, lower edge) to (count below plus its own, upper edge).
         below = np.stack([upper - self.counts[filled], upper], axis=1).ravel()
         edges = np.stack([filled, filled + 1], axis=1).ravel() / self.NUM_BINS
         wanted = np.linspace(0.0, 1.0, NUM_PERCENTILES) * total

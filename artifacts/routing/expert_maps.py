@@ -1,8 +1,8 @@
-"""Expert maps (fMoE, DESIGN 5): what all routers said in one iteration, kept to guess what they say in one like it.
+"""Expert maps (fMoE): the routers' distributions of earlier iterations, matched to guess those of a similar one.
 
-An iteration is one request's share of a pass: its prompt, or one token. Its map is the mean over its tokens of every
-router's distribution, [L, E], found again by the mean of its tokens' input embeddings, [H]: only the direction counts,
-so embeddings are kept at unit length.
+An iteration is one request's share of a pass: its prompt, or one token. Its map is the mean of every router's
+distribution over the iteration's tokens, [L, E]. A map is found by the mean of its tokens' input embeddings, [H]; only
+the direction of an embedding counts, so embeddings are kept at unit length.
 
 Shapes: N maps held of at most C, R requests, B newcomers, T tokens, L layers, E experts, H hidden.
 """
@@ -13,20 +13,20 @@ from artifacts.common.suggestions import unknown
 from artifacts.errors import BadInput, BadUsage, OutOfResources
 
 DTYPES = ("float32", "float16")
-CAPACITY, DISTANCE = 1000, 3  # unless given; `moectl build-maps` has the same
-_LEAST = np.float32(1e-30)
-_CHUNK = 1024  # maps at a time where float16 is widened
+CAPACITY, DISTANCE = 1000, 3  # the defaults of `moectl build-maps` too
+_TINY = np.float32(1e-30)
+_CHUNK = 1024  # maps widened from float16 at a time
 _BLOCK_NBYTES, _MOST_NEWCOMERS = 16 << 20, 512  # similarities between newcomers and maps computed at a time
 
 
 def select_experts(probabilities: np.ndarray, score: float, k: int) -> list[int]:
     """The most probable experts of `probabilities` [E] until their sum reaches delta = clip(1 - score, 0, 1), at least
-    k of them, most probable first, equals by the lower id. A match that is less alike brings more experts."""
+    k of them, most probable first, equals by the lower id. A worse match thus selects more experts."""
     return selected(probabilities, score, k).tolist()
 
 
 def selected(probabilities: np.ndarray, score: float, k: int) -> np.ndarray:
-    """The same as an array."""
+    """As `select_experts`, but returns an array."""
     probabilities = np.asarray(probabilities, np.float64)
     order = (-probabilities).argsort(kind="stable")
     delta = min(max(1.0 - float(score), 0.0), 1.0)
@@ -35,14 +35,15 @@ def selected(probabilities: np.ndarray, score: float, k: int) -> np.ndarray:
 
 
 def priorities(probabilities: np.ndarray, num_ahead: int) -> np.ndarray:
-    """p / (l - l_now): how urgent experts of a layer are that runs `num_ahead` layers from now; before the first layer
-    has run, layer l is l + 1 ahead."""
+    """p / (l - l_now): how urgent the experts of a layer are that runs `num_ahead` layers from now. Before the first
+    layer has run, layer l is l + 1 ahead."""
     assert num_ahead >= 1, num_ahead
     return probabilities / num_ahead
 
 
 def mean_rows(values: np.ndarray, last: np.ndarray) -> np.ndarray:
-    """[R, *] float32: the means of consecutive groups of the rows of `values` [T, *]; `last` [R] ends each group."""
+    """[R, *] float32: means of consecutive groups of rows of `values` [T, *]; `last` [R] holds the last row of each
+    group."""
     if len(last) == len(values):
         return values.astype(np.float32, copy=False)
     starts = np.append(0, last[:-1] + 1)
@@ -57,7 +58,7 @@ def best_matches(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def map_nbytes(num_layers: int, num_experts: int, hidden: int, dtype: str = "float32") -> int:
-    """What one map takes: embedding and distributions as `dtype`, and a float32 a layer for the prefixes' lengths."""
+    """Bytes of one map: embedding and distributions in `dtype`, and one float32 per layer for the prefix lengths."""
     return (hidden + num_layers * num_experts) * np.dtype(dtype).itemsize + num_layers * 4
 
 
@@ -65,7 +66,8 @@ class ExpertMaps:
     """At most C maps as two arrays. `distance` d is how many layers ahead a match guides: embeddings guide the first d
     layers, and after layer l the distributions of layers 0..l guide layer l + d.
 
-    `version` changes whenever maps do. float16 halves the memory and makes matching slower, as numpy has to widen it.
+    `version` changes whenever the maps do. float16 halves the memory but makes matching slower, as numpy has to widen
+    it.
     """
 
     def __init__(
@@ -89,7 +91,7 @@ class ExpertMaps:
         self.map_nbytes = map_nbytes(num_layers, num_experts, hidden, dtype)
         try:
             self._embeddings = np.empty((capacity, hidden), dtype)
-            # A layer of all maps is read at a time, by whom other work has emptied the caches.
+            # Matching reads one layer of all maps at a time, and other work has emptied the CPU caches since.
             self._by_layer = np.empty((num_layers, capacity, num_experts), dtype)
             self._inverse = np.empty((num_layers, capacity), np.float32)  # 1 / length of each prefix
         except (MemoryError, ValueError) as error:
@@ -98,7 +100,7 @@ class ExpertMaps:
 
     @classmethod
     def empty(cls, *, num_layers: int, num_experts: int, hidden: int) -> "ExpertMaps":
-        """A store without a map yet, for maps that are learned during a run."""
+        """A store without maps yet, for maps that are learned during a run."""
         sizes = {"num_layers": num_layers, "num_experts": num_experts, "hidden": hidden}
         return cls(CAPACITY, **sizes, distance=min(DISTANCE, num_layers))
 
@@ -106,8 +108,8 @@ class ExpertMaps:
     def of(
         cls, embeddings: np.ndarray, probabilities: np.ndarray, *, distance: int = DISTANCE, capacity: int | None = None
     ) -> "ExpertMaps":
-        """A store of these maps, arrays as `embeddings` and `probabilities` give them; full unless `capacity` is
-        larger."""
+        """A store of these maps, arrays as the properties `embeddings` and `probabilities` return them; it is full
+        unless `capacity` is larger."""
         maps = cls(
             max(capacity or 0, len(embeddings)),
             num_layers=probabilities.shape[1],
@@ -134,7 +136,7 @@ class ExpertMaps:
 
     @property
     def probabilities(self) -> np.ndarray:
-        """[N, L, E], a view of what is laid out by layers."""
+        """[N, L, E], a view of arrays that are stored layer by layer."""
         return self._by_layer[:, : self._size].transpose(1, 0, 2)
 
     @property
@@ -159,14 +161,12 @@ class ExpertMaps:
         return self._size * self.map_nbytes
 
     def layer(self, rows: np.ndarray, layer: int) -> np.ndarray:
-        """[R, E] float32: what the maps numbered `rows` [R] say of a layer."""
+        """[R, E] float32: the distributions of one layer in the maps numbered `rows` [R]."""
         return self._by_layer[layer, rows].astype(np.float32, copy=False)
 
     def rows(self, rows: np.ndarray) -> np.ndarray:
-        """[R, L, E] float32: a copy of all that the maps numbered `rows` [R] say."""
+        """[R, L, E] float32: a copy of all distributions in the maps numbered `rows` [R]."""
         return self._by_layer[:, rows].transpose(1, 0, 2).astype(np.float32)
-
-    # Matching
 
     def semantic_scores(self, embeddings: np.ndarray) -> np.ndarray:
         """[R, N] cosines of `embeddings` [R, H] with those of the maps; 0 for a vector of length 0."""
@@ -180,16 +180,14 @@ class ExpertMaps:
         return under_way.scores()
 
     def begin(self, num_requests: int) -> "Trajectories":
-        """The requests of a new pass, before its first layer."""
+        """The trajectories of a new pass's requests, before its first layer."""
         return Trajectories(self, num_requests)
 
-    # Learning
-
     def add(self, embeddings: np.ndarray, probabilities: np.ndarray) -> np.ndarray:
-        """Take in maps [B, H] and [B, L, E] one after another; return where each went, [B].
+        """Add maps [B, H] and [B, L, E] one after another; return the number that each got, [B].
 
         In a full store a newcomer replaces the map most similar to it: d/L semantic + (L-d)/L trajectory score, equals
-        by the lower number. Raises BadInput when something is not finite.
+        by the lower number. Raises BadInput for values that are not finite.
         """
         if not (np.isfinite(embeddings).all() and np.isfinite(probabilities).all()):
             raise BadInput("an embedding or a router's distribution is not finite: is the checkpoint damaged?")
@@ -207,15 +205,15 @@ class ExpertMaps:
         return np.concatenate(rows)
 
     def _replace(self, embeddings: np.ndarray, probabilities: np.ndarray) -> np.ndarray:
-        """As one after another, though the similarities are computed together: a replaced map's column becomes that of
-        the newcomer in its place."""
+        """Replace maps as if newcomers came one after another, with all similarities computed at once: the column of a
+        replaced map becomes that of the newcomer in its place."""
         similar = self._similarity(embeddings, probabilities, self)
         among = self._similarity(embeddings, probabilities, ExpertMaps.of(embeddings, probabilities, distance=1))
         rows = np.empty(len(embeddings), np.int64)
         for newcomer, scores in enumerate(similar):
             rows[newcomer] = row = scores.argmax()
             similar[newcomer + 1 :, row] = among[newcomer + 1 :, newcomer]
-        # Of several newcomers in one place the last stays.
+        # Where several newcomers share a place, the last one stays.
         places, at = np.unique(rows[::-1], return_index=True)
         kept = len(rows) - 1 - at
         self._write(places, embeddings[kept], probabilities[kept])
@@ -223,7 +221,7 @@ class ExpertMaps:
         return rows
 
     def _similarity(self, embeddings: np.ndarray, probabilities: np.ndarray, others: "ExpertMaps") -> np.ndarray:
-        """[B, N] d/L semantic + (L-d)/L trajectory, d being this store's."""
+        """[B, N] d/L semantic + (L-d)/L trajectory scores, with this store's d."""
         share = self.distance / self.num_layers
         semantic = others.semantic_scores(embeddings.astype(np.float32, copy=False))
         return share * semantic + (1 - share) * others.trajectory_scores(probabilities.astype(np.float32, copy=False))
@@ -236,9 +234,9 @@ class ExpertMaps:
 
 
 class Trajectories:
-    """R requests in one pass, matched layer by layer: each costs that layer's [N, E], however many went before.
+    """R requests in one pass, matched layer by layer: each layer costs its own [N, E], however many went before.
 
-    Maps must not change meanwhile: add between passes.
+    The maps must not change meanwhile: add maps between passes.
     """
 
     def __init__(self, maps: ExpertMaps, num_requests: int) -> None:
@@ -248,7 +246,7 @@ class Trajectories:
         self._squares = np.zeros(num_requests, np.float32)
 
     def update(self, probabilities: np.ndarray) -> None:
-        """The next layer has run: its distributions [R, E] float32, each the mean over the request's tokens."""
+        """Add the next layer's distributions [R, E] float32, each the mean over the request's tokens."""
         assert self._version == self._maps.version, "maps were added in the middle of a pass"
         self._dots += _dots(probabilities, self._maps._by_layer[self.num_layers, : len(self._maps)])
         self._squares += np.vecdot(probabilities, probabilities)
@@ -280,5 +278,5 @@ def _unit(vectors: np.ndarray) -> np.ndarray:
 
 
 def _inverse(squares: np.ndarray) -> np.ndarray:
-    """1 / length, from its square; of nothing any number does, as it multiplies nothing."""
-    return 1 / np.sqrt(np.maximum(squares, _LEAST))
+    """1 / length, from its square; any finite number for length 0, as it multiplies zeros."""
+    return 1 / np.sqrt(np.maximum(squares, _TINY))

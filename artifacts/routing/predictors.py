@@ -1,8 +1,8 @@
-"""Fitted predictors: what the routers of the layers ahead will say, from one router's input (ProMoE's place).
+"""Fitted predictors: the logits of the routers ahead, predicted from one router's input, as in ProMoE.
 
-Of a router input x the features are x itself, `num_features` fixed random ones, silu(scale x R + b), and a constant 1;
-a matrix for each layer and distance makes logits of them. Random features (Rahimi and Recht, 2007) keep the fit in
-closed form and see what a linear map cannot. R and b follow from the seed alone.
+The features of a router input x are x itself, `num_features` fixed random features silu(scale x R + b), and a constant
+1; one matrix per layer and distance turns them into logits. Random features (Rahimi and Recht, 2007) keep the fit in
+closed form and capture what a linear map cannot. R and b follow from the seed alone.
 
 Shapes: T tokens, L layers, D distances, E experts, H hidden, F random features, A = H + F + 1 features in all.
 """
@@ -15,18 +15,18 @@ import numpy as np
 from artifacts.errors import BadInput, Incompatible
 from artifacts.shape import Shape
 
-if TYPE_CHECKING:  # a run without predictors has no need of what these take in memory
+if TYPE_CHECKING:  # pyarrow takes memory that a run without predictors does not need
     import pyarrow as pa
 
 
 COMMAND, TABLE = "build-predictor", "predictors"
 TARGETS = ("logits", "selected")
-_SPREAD = 1.5  # of the random features' inputs
+_SPREAD = 1.5  # standard deviation of the random features' inputs
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Predictors:
-    """Of every layer and of distances 1..D; past the last layer the first layers of the next pass are meant."""
+    """Predictors of every layer at distances 1..D; past the last layer they predict the next pass's first layers."""
 
     scale: np.ndarray  # [L] float32: 1 over the root mean square of the layer's router inputs
     weights: np.ndarray  # [L, D, A, E] float32
@@ -35,7 +35,7 @@ class Predictors:
 
     @property
     def distance(self) -> int:
-        """Layers that it looks ahead."""
+        """Layers that they look ahead."""
         return self.weights.shape[1]
 
     @property
@@ -47,7 +47,7 @@ class Predictors:
         return self.weights.nbytes
 
 
-# For a replay: what predictors said is in the trace.
+# Stands for predictors in a replay: their predictions are in the trace.
 RECORDED = Predictors(np.zeros(0, np.float32), np.zeros((0, 0, 1, 0), np.float32), 0, 0)
 
 
@@ -59,7 +59,7 @@ def projection(hidden: int, num_features: int, seed: int) -> tuple[np.ndarray, n
 
 
 def predictor_rows(predictors: Predictors, columns: dict[str, np.ndarray]) -> "pa.Table":
-    """Rows of `predictors`; `columns` are what else is known of each layer and distance, [L, D]."""
+    """Rows of `predictors`; `columns` hold further values per layer and distance, each [L, D]."""
     import pyarrow as pa
 
     num_layers, distance = predictors.weights.shape[:2]
@@ -73,7 +73,7 @@ def predictor_rows(predictors: Predictors, columns: dict[str, np.ndarray]) -> "p
 
 
 def predictors_of(rows: "pa.Table", shape: Shape, *, num_features: int, seed: int) -> Predictors:
-    """Predictors out of their rows. Raises BadInput when they are damaged or another model's."""
+    """Rebuild predictors from their rows. Raises BadInput when they are damaged or belong to another model."""
     distance, rest = divmod(rows.num_rows, shape.num_layers)
     flat = rows["weights"].combine_chunks()
     lengths = set(np.asarray(flat.value_lengths()).tolist())
@@ -99,7 +99,7 @@ def predictors_of(rows: "pa.Table", shape: Shape, *, num_features: int, seed: in
 
 
 def check_reach(predictors: Predictors, distance: int) -> None:
-    """Raise Incompatible when they do not look so far ahead."""
+    """Raise Incompatible when the predictors do not look so far ahead."""
     if predictors is not RECORDED and predictors.distance < distance:
         raise Incompatible(
             f"the store's predictors look {predictors.distance} layers ahead, not {distance}: run "

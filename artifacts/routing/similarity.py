@@ -1,21 +1,21 @@
-"""What one expert is worth in place of another, as measured on a sample of tokens, and scores for buddy lists."""
+"""The loss when one expert replaces another, measured on a sample of tokens, and scores for buddy lists."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-# Twins would have an infinite score; below this share of the median loss all are as good.
+# Identical experts would have an infinite score; losses below this share of the median count as equal.
 _LEAST_LOSS = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
 class Similarity:
-    """Of every layer: `cosine` [L, E, E] mean over sampled tokens of the cosine of both experts' outputs.
+    """For every layer, `cosine` [L, E, E]: mean over the sampled tokens of the cosine of both experts' outputs.
 
-    `loss` [L, E, E]: mean squared change of the layer's output when j stands in for i, over the sampled tokens that
-    were routed to i, with their routing weights; `left_out` [L, E]: the same with nothing in i's place. `samples`
-    [L, E] counts those tokens; where there was none, all sampled tokens were borrowed. Diagonals are 1 and 0.
+    `loss` [L, E, E]: mean squared change of the layer's output when j replaces i, over the sampled tokens that were
+    routed to i, with their routing weights; `left_out` [L, E]: the same when i is left out. `samples` [L, E] counts
+    those tokens; an expert without any borrows all sampled tokens. Diagonals are 1 and 0.
     """
 
     cosine: np.ndarray
@@ -25,31 +25,31 @@ class Similarity:
 
     @classmethod
     def stack(cls, layers: Sequence["Similarity"]) -> "Similarity":
-        """One of all layers from one of each."""
+        """Join single layers to all layers."""
         return cls(*(np.concatenate([getattr(layer, name) for layer in layers]) for name in cls.__slots__))
 
     @classmethod
     def merge(cls, shards: Sequence["Similarity"]) -> "Similarity":
-        """One from several samples, each counting by its tokens. What borrowed counts only where all did."""
+        """Merge several samples, each weighted by its tokens. Borrowed tokens count only where all samples borrowed."""
         tokens = [shard.samples.sum(axis=1)[:, None] for shard in shards]
         served = [shard.samples for shard in shards]
-        is_alone = sum(served) == 0
-        served = [np.where(is_alone, total, own) for total, own in zip(tokens, served, strict=True)]
+        is_unrouted = sum(served) == 0
+        served = [np.where(is_unrouted, total, routed) for total, routed in zip(tokens, served, strict=True)]
         return cls(
             _mean([shard.cosine for shard in shards], [total[:, :, None] for total in tokens]),
-            _mean([shard.loss for shard in shards], [own[:, :, None] for own in served]),
+            _mean([shard.loss for shard in shards], [routed[:, :, None] for routed in served]),
             _mean([shard.left_out for shard in shards], served),
             sum(shard.samples for shard in shards),
         )
 
 
 def output_scores(cosine: np.ndarray) -> np.ndarray:
-    """q [E, E] from cosines [E, E]: `1 + cosine`, each row's share of its sum; the order is that of falling cosine."""
+    """q [E, E] from cosines [E, E]: `1 + cosine`, each row divided by its sum; highest for the highest cosine."""
     return _shares(1 + np.clip(cosine, -1, 1))
 
 
 def loss_scores(loss: np.ndarray) -> np.ndarray:
-    """q [E, E] from losses [E, E]: `1 / loss`, each row's share of its sum; the order is that of rising loss."""
+    """q [E, E] from losses [E, E]: `1 / loss`, each row divided by its sum; highest for the lowest loss."""
     if len(loss) == 1:
         return np.zeros(loss.shape)
     peers = loss[~np.eye(len(loss), dtype=bool)].reshape(len(loss), -1)

@@ -1,4 +1,4 @@
-"""MoEpic's budget, cache size and cut of every layer, solved."""
+"""Split experts (MoEpic): every layer's budget, cache size and split ratio, solved."""
 
 from artifacts.splits.solve import allocate, expert_split
 

@@ -1,9 +1,9 @@
-"""The loops of MoEpic's solver, compiled; `artifacts.splits.solve` says what they solve.
+"""The loops of MoEpic's solver, compiled; `artifacts.splits.solve` defines the problem.
 
-Shapes: L layers, E experts, G cells of a budget grid, N budgets that a layer may have, B windows. `curves` are hit
-[L, E + 1], prediction [L, Y] and cached [L, E + 1, Y], the hit rate of what is predicted at each size; `times` the
-seconds of a layer's experts, of its attention, of an expert's bytes, k, and of each transfer besides: of the link, and
-of whoever computes. `windows` [L + 1] are seconds too.
+Shapes: L layers, E experts, G cells of a budget grid, N budgets that a layer may have, B windows. `curves` are hit [L,
+E + 1], prediction [L, Y] and cached [L, E + 1, Y], the hit rate of predicted experts at each size. `times` are the
+seconds of a layer's experts, of its attention and of an expert's bytes, then k, then the seconds of each transfer
+besides: on the link, and of the engine's own work. `windows` [L + 1] are in seconds.
 """
 
 import numpy as np
@@ -12,50 +12,51 @@ from artifacts.common.numba_loops import exact_part, kernel
 
 _CURVES = "Tuple((float64[:, ::1], float64[:, ::1], float64[:, :, ::1]))"
 _TIMES = "UniTuple(float64, 6)"
-_CLOSE = 1e-9  # experts: budgets are sums of steps
-_FALLS = 1e-12  # loads
-_NOBODY = -1  # no layer
+_CLOSE = 1e-9  # experts; budgets are sums of steps, with rounding errors
+_LEAST_GAIN = 1e-12  # loads
+_NO_LAYER = -1
 _CANDIDATES = 3
 _TINY = 1e-30
 
 
 @exact_part
 def _sizes(budget, hit):
-    """Cache sizes at which no expert is more than whole; none where the budget is more than all experts."""
+    """Cache sizes at which no expert exceeds a whole one; none where the budget exceeds all experts."""
     return range(max(1, int(np.ceil(budget - _CLOSE))), len(hit))
 
 
 @exact_part
 def _cut(budget, size):
-    """Theta; and transfers of an absent expert: one where all of it is kept, two where it is cut. A cached one takes
+    """Theta, and the transfers of an absent expert: one for a whole expert, two for a cut one. A cached expert takes
     one less."""
     return min(1.0, budget / size), 2.0 if budget < size - _CLOSE else 1.0
 
 
 @exact_part
 def _worth(times, covered, beside_s):
-    """In experts covered: as many are taken off as would hide and spare as much as transfers cost besides."""
+    """Experts covered, less the number of them that would hide and save as much time as transfers cost besides
+    bytes."""
     moe_s, load_s, k = times[0], times[2], times[3]
     return covered - beside_s / max(load_s + moe_s / k, _TINY) if beside_s > 0 else covered
 
 
 @exact_part
 def _least_change(times):
-    """Of summed exposed seconds: less is rounding."""
-    return _FALLS * (times[2] + times[4] + times[5])
+    """The smallest change of summed exposed seconds that counts; smaller ones are rounding."""
+    return _LEAST_GAIN * (times[2] + times[4] + times[5])
 
 
 @exact_part
 def _paid(times, transfers, prefetched):
-    """Seconds of the link, for transfers on demand, and of whoever computes, for all."""
+    """Seconds of the link, for demand transfers, and of the engine's own work, for all transfers."""
     return max(0.0, transfers) * times[4], (max(0.0, transfers) + prefetched) * times[5]
 
 
 @exact_part
 def _covered(curves, times, layer, budget, window):
-    """The experts of a token that are in the fast tier in time; what the others' transfers take of the link besides
-    their bytes, and all transfers of whoever computes; the cache size at which this is best, the smallest. NaN for more
-    than all experts, which so are never best."""
+    """For the best cache size, the smallest of equals: the experts of a token that are in the fast tier in time, the
+    link's seconds besides bytes for the others' transfers, the engine's seconds for all transfers, and that size. NaN
+    where the budget exceeds all experts, which is therefore never best."""
     hit, prediction, cached = curves[0][layer], curves[1][layer], curves[2][layer]
     load_s, k, latency_s = times[2], times[3], times[4]
     most, best = -np.inf, 0
@@ -85,7 +86,7 @@ def _covered(curves, times, layer, budget, window):
 
 @exact_part
 def _after(times, covered, link_s, host_s):
-    """Exposed seconds, and the next layer's window, when so many experts of a token are there in time."""
+    """Exposed seconds, and the next layer's window, when so many experts of a token are in the fast tier in time."""
     moe_s, attention_s, load_s, k = times[:4]
     hide_s, miss_s = covered * moe_s / k, (k - covered) * load_s + link_s
     return max(0.0, miss_s - hide_s) + host_s, moe_s - min(hide_s, miss_s) + attention_s
@@ -93,7 +94,7 @@ def _after(times, covered, link_s, host_s):
 
 @exact_part
 def _walk(curves, times, budgets, first, last, windows, exposed, sizes):
-    """Every layer from the `first`, whose window is known, to the `last`, and on until a window is what it was."""
+    """Recompute the layers from `first`, whose window is known, to `last`, and on until a window is unchanged."""
     for layer in range(first, len(budgets)):
         covered, link_s, host_s, sizes[layer] = _covered(curves, times, layer, budgets[layer], windows[layer])
         exposed[layer], window = _after(times, covered, link_s, host_s)
@@ -104,7 +105,7 @@ def _walk(curves, times, budgets, first, last, windows, exposed, sizes):
 
 @exact_part
 def exposed_change(curves, times, budgets, windows, exposed, one, of_one, other, of_other):
-    """By how much the summed exposed time changes when two layers have other budgets."""
+    """The change of the summed exposed time when two layers get other budgets."""
     change, window = 0.0, windows[min(one, other)]
     for layer in range(min(one, other), len(budgets)):
         budget = of_one if layer == one else of_other if layer == other else budgets[layer]
@@ -132,8 +133,9 @@ def _exposed(curves, times, layer, budget, window):
 
 
 @exact_part
-def _own(curves, times, budget, step, layer, window, exposed):
-    """What this layer by itself gains by a step more and loses by a step less; nothing that counts where it cannot."""
+def _gain_and_loss(curves, times, budget, step, layer, window, exposed):
+    """What this layer by itself gains by a step more and loses by a step less; NaN or infinity where the step is
+    impossible."""
     gain = exposed - _exposed(curves, times, layer, budget + step, window)
     loss = _exposed(curves, times, layer, budget - step, window) - exposed if budget - step > _CLOSE else np.inf
     return gain, loss
@@ -141,8 +143,8 @@ def _own(curves, times, budget, step, layer, window, exposed):
 
 @exact_part
 def _best_pair(gains, losses):
-    """Who gains most and who loses least, two different layers; of equals the lowest; or nobody."""
-    best, receiver, giver = -np.inf, _NOBODY, _NOBODY
+    """The layer that gains most and the different layer that loses least, of equals the lowest; or _NO_LAYER twice."""
+    best, receiver, giver = -np.inf, _NO_LAYER, _NO_LAYER
     for one in range(len(gains)):
         for other in range(len(losses)):
             if one != other and gains[one] - losses[other] > best:
@@ -152,7 +154,7 @@ def _best_pair(gains, losses):
 
 @kernel(f"void({_CURVES}, {_TIMES}, float64[::1], float64, float64[::1], float64[::1], int64[::1])", exact=True)
 def greedy(curves, times, budgets, step, windows, exposed, sizes):
-    """While the sum falls, move a step to the layer that by itself gains most from the one that loses least."""
+    """While the sum falls, move a step to the layer that by itself gains most from the layer that loses least."""
     _walk(curves, times, budgets, 0, len(budgets), windows, exposed, sizes)
     start, moved = budgets.copy(), np.zeros(len(budgets))
     gains, losses = np.empty(len(budgets)), np.empty(len(budgets))
@@ -160,10 +162,10 @@ def greedy(curves, times, budgets, step, windows, exposed, sizes):
     while True:
         for layer in range(len(budgets)):
             if not is_known[layer]:
-                own = _own(curves, times, budgets[layer], step, layer, windows[layer], exposed[layer])
-                gains[layer], losses[layer] = own
+                pair = _gain_and_loss(curves, times, budgets[layer], step, layer, windows[layer], exposed[layer])
+                gains[layer], losses[layer] = pair
         receiver, giver = _best_pair(gains, losses)
-        if receiver == _NOBODY:
+        if receiver == _NO_LAYER:
             return
         more, less = start[receiver] + (moved[receiver] + 1) * step, start[giver] + (moved[giver] - 1) * step
         change = exposed_change(curves, times, budgets, windows, exposed, receiver, more, giver, less)
@@ -181,7 +183,7 @@ def greedy(curves, times, budgets, step, windows, exposed, sizes):
 
 @kernel(f"void({_CURVES}, {_TIMES}, float64[::1], float64, float64[::1], float64[::1], int64[::1])", exact=True)
 def refine(curves, times, budgets, step, windows, exposed, sizes):
-    """Move a step at a time between any two layers, judged by what becomes of the whole sum, while it falls."""
+    """Move one step at a time between any two layers, judged by the change of the whole sum, while it falls."""
     _walk(curves, times, budgets, 0, len(budgets), windows, exposed, sizes)
     more, less = np.empty(len(budgets)), np.empty(len(budgets))
     while True:
@@ -190,7 +192,7 @@ def refine(curves, times, budgets, step, windows, exposed, sizes):
             at = (curves, times, budgets, windows, exposed, layer)
             more[layer] = exposed_change(*at, up, layer, up)
             less[layer] = exposed_change(*at, down, layer, down) if down > _CLOSE else np.inf
-        best, receiver, giver = -_least_change(times), _NOBODY, _NOBODY
+        best, receiver, giver = -_least_change(times), _NO_LAYER, _NO_LAYER
         for one in np.argsort(more)[:_CANDIDATES]:
             for other in np.argsort(less)[:_CANDIDATES]:
                 if one != other and less[other] < np.inf:
@@ -198,7 +200,7 @@ def refine(curves, times, budgets, step, windows, exposed, sizes):
                     change = exposed_change(curves, times, budgets, windows, exposed, *pair)
                     if change < best:
                         best, receiver, giver = change, one, other
-        if receiver == _NOBODY:
+        if receiver == _NO_LAYER:
             return
         budgets[receiver] += step
         budgets[giver] -= step
@@ -206,20 +208,20 @@ def refine(curves, times, budgets, step, windows, exposed, sizes):
 
 
 @exact_part
-def _note(times, covered, transfers, prefetched, found):
-    """Keep what is covered, and the seconds beside it, where it is worth more than what was `found`."""
+def _note(times, covered, transfers, prefetched, best):
+    """Store what is covered, and the seconds besides, in `best` [3] where it is worth more than what is there."""
     covered = min(times[3], covered)
     link_s, host_s = _paid(times, transfers, prefetched)
-    if _worth(times, covered, link_s + host_s) > _worth(times, found[0], found[1] + found[2]):
-        found[0], found[1], found[2] = covered, link_s, host_s
+    if _worth(times, covered, link_s + host_s) > _worth(times, best[0], best[1] + best[2]):
+        best[0], best[1], best[2] = covered, link_s, host_s
 
 
 @exact_part
-def _covered_in(curves, times, layer, budget, windows, found):
-    """`_covered` [B, 3] in each of these windows, ascending."""
+def _covered_in(curves, times, layer, budget, windows, best):
+    """Fill `best` [B, 3] with what `_covered` returns for each of these windows, ascending."""
     hit, prediction, cached = curves[0][layer], curves[1][layer], curves[2][layer]
     load_s, k, latency_s = times[2], times[3], times[4]
-    found[:] = -np.inf
+    best[:] = -np.inf
     for size in _sizes(budget, hit):
         theta, of_absent = _cut(budget, size)
         covered, spent_s, prefetched, at = k * hit[size] * theta, 0.0, 0.0, 0
@@ -229,7 +231,7 @@ def _covered_in(curves, times, layer, budget, windows, found):
             coming = of_absent - cached[size, rank]
             spent_s += absent * load_s + coming * latency_s
             while at < len(windows) and spent_s > windows[at]:
-                _note(times, covered, transfers, prefetched, found[at])
+                _note(times, covered, transfers, prefetched, best[at])
                 at += 1
             if at == len(windows):
                 break
@@ -237,13 +239,13 @@ def _covered_in(curves, times, layer, budget, windows, found):
             transfers -= coming * prediction[rank]
             prefetched += coming
         for wide in range(at, len(windows)):
-            _note(times, covered, transfers, prefetched, found[wide])
+            _note(times, covered, transfers, prefetched, best[wide])
 
 
 @kernel(f"float64[:, :, :, ::1]({_CURVES}, {_TIMES}, float64[::1], float64[::1])", exact=True)
 def tabulate(curves, times, budgets, windows):
-    """[L, N, B, 3] experts covered, and seconds of transfers besides, with each of these budgets in each of these
-    windows, both ascending."""
+    """[L, N, B, 3] experts covered, and seconds of transfers besides bytes, for each budget in each window, both
+    ascending."""
     table = np.empty((len(curves[0]), len(budgets), len(windows), 3))
     for layer in range(len(table)):
         for place, budget in enumerate(budgets):
@@ -255,7 +257,8 @@ def tabulate(curves, times, budgets, windows):
 def best_cells(times, table, windows, first_window, num_cells):
     """Cells [L] of each layer, 0 to N - 1, `num_cells` in all, by dynamic programming over the cells spent so far.
 
-    Of all ways to spend them the cheapest goes on, with its window: a dearer one with a better window is lost.
+    Of all ways to spend as many cells only the cheapest is continued, with its window: a dearer one with a better
+    window is lost.
     """
     num_layers, num_budgets = table.shape[:2]
     chosen = np.zeros((num_layers, num_cells + 1), np.int64)

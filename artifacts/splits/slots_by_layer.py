@@ -1,4 +1,4 @@
-"""How many experts each layer had best hold: dynamic programming over what each number would leave to load.
+"""How many experts each layer should hold: dynamic programming over the demand loads that each number leaves.
 
 (AdapMoE: adaptive sensitivity-based expert gating and management, Zhong et al., ICCAD 2024.)
 """
@@ -9,28 +9,28 @@ from artifacts.errors import BadUsage
 
 
 def loads_on_demand(hit: np.ndarray, prediction: np.ndarray, prediction_hit: np.ndarray, k: int) -> np.ndarray:
-    """[L, E + 1] experts that a token loads in each layer after it has asked for them, by experts that the layer holds.
+    """[L, E + 1] demand loads per token in each layer, by the number of experts that the layer holds.
 
-    Those are its k less what is held, hit [L, E + 1], and less what is not but was among the k predicted and came in
-    time: prediction [L, Y], prediction_hit [L, Y, E + 1].
+    A token's k experts need a demand load unless they are held, hit [L, E + 1], or were not held but among the k
+    predicted and so prefetched in time: prediction [L, Y], prediction_hit [L, Y, E + 1].
     """
     foreseen = (prediction[:, :k, None] * (1 - prediction_hit[:, :k])).sum(axis=1)
     return np.maximum(0.0, k * (1 - hit) - foreseen)
 
 
 def fewest_loads(loads: np.ndarray, num_slots: int) -> np.ndarray:
-    """[L] experts that each layer holds, at least one, `num_slots` in all, so that the sum of loads [L, E + 1] is the
-    least; of equals what comes first gives the lower layers more. Raises BadUsage when there is no such choice."""
+    """[L] experts that each layer holds, at before one each and `num_slots` in all, such that the sum of loads [L, E +
+    1] is minimal; of equal sums the first found gives lower layers more. Raises BadUsage when no such choice exists."""
     num_layers, most = len(loads), loads.shape[1] - 1
     if not num_layers <= num_slots <= num_layers * most:
         raise BadUsage(f"{num_slots} slots cannot be from 1 to {most} in each of {num_layers} layers")
     best = np.full(num_slots + 1, np.inf)
     best[0] = 0.0
     chosen = np.zeros((num_layers, num_slots + 1), np.int64)
-    for layer, own in enumerate(loads):
-        least, best = best, np.full(num_slots + 1, np.inf)
+    for layer, layer_loads in enumerate(loads):
+        before, best = best, np.full(num_slots + 1, np.inf)
         for size in range(1, min(most, num_slots) + 1):
-            total = least[: num_slots + 1 - size] + own[size]
+            total = before[: num_slots + 1 - size] + layer_loads[size]
             is_better = total < best[size:]
             best[size:][is_better] = total[is_better]
             chosen[layer, size:][is_better] = size
