@@ -1,4 +1,4 @@
-"""How many bits each expert gets: by order of importance within a layer, or by gain per byte over all of them."""
+"""How many bits each expert gets: by order of importance within a layer, or by gain per byte over all experts."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -13,15 +13,15 @@ WIDTHS = (1, 2, 3, 4)  # of replicas, and the columns of every loss table
 def prefix_split(loss: np.ndarray, avg_bits: float) -> list[int]:
     """Bits of experts in falling importance, from their `loss` [E, 4] at 1, 2, 3 and 4 bits.
 
-    The first n4 get 4 bits, the next n3 three, the next n2 two, the rest one. Of all such splits that spend exactly
-    `floor(E (avg_bits - 1))` bits beyond the first, the one that lowers the summed loss most; of equals the one with
-    the fewest at 4 bits, then at 3. O(E^2). BadUsage where the average is not between 1 and 4, BadInput where a loss
-    is missing. (Context-aware MoE inference on CXL-NDP, its prefix allocation.)
+    The first n4 experts get 4 bits, the next n3 three, the next n2 two, the rest one. Of all such splits that spend
+    exactly `floor(E (avg_bits - 1))` bits beyond the first, this is the one that lowers the summed loss most; of equals
+    the one with the fewest experts at 4 bits, then at 3. O(E^2). Raises BadUsage where the average is not between 1 and
+    4, BadInput where a loss is missing. (Context-aware MoE inference on CXL-NDP, its prefix allocation.)
     """
     loss = _finite(loss)
     num_experts = len(loss)
     extra = _extra_bits(num_experts, avg_bits)
-    # What the first n experts gain by each width over the width below, as sums: the ends of the three runs choose.
+    # Summed gains of the first n experts from each width over the width below; a split is the ends of three runs.
     to_2, to_3, to_4 = (np.append(0, np.cumsum(loss[:, width] - loss[:, width + 1])) for width in range(3))
     end_4, end_3 = np.ogrid[: num_experts + 1, : num_experts + 1]
     end_2 = extra - end_4 - end_3
@@ -33,12 +33,12 @@ def prefix_split(loss: np.ndarray, avg_bits: float) -> list[int]:
 
 
 def greedy_bits(cost: np.ndarray, nbytes: np.ndarray | Sequence[int], budget_nbytes: int) -> np.ndarray:
-    """Bits [N] of N replicas whose bytes fit the budget, from what each width costs: `cost` [N, 4] at 1 to 4 bits.
+    """Bits [N] of N replicas whose bytes fit the budget, from the cost of each width: `cost` [N, 4] at 1 to 4 bits.
 
-    `nbytes` [4] or [N, 4] rise with the bits. Everything starts at 1 bit; then comes the step that saves most cost per
-    byte, again and again. The steps of a row are those of its lower convex hull, so that it may go from 1 bit to 3
-    where 2 is worse than a mix of both: until a step does not fit, no choice of so many bytes costs less. Rows whose
-    next step does not fit stay, others go on. Where all at one width costs less and fits, that is the answer.
+    `nbytes` [4] or [N, 4] rise with the bits. All replicas start at 1 bit; then the step that saves most cost per byte
+    is taken, again and again. The steps of a row follow its lower convex hull, so a row may go from 1 bit to 3 where 2
+    is worse than a mix of both: until a step does not fit, no choice of as many bytes costs less. Rows whose next step
+    does not fit stay, others go on. Where all replicas at one width cost less and fit, that is the answer. Raises
     BadUsage where not even 1 bit fits.
     """
     cost = _finite(cost)
@@ -67,24 +67,24 @@ def _finite(loss: np.ndarray) -> np.ndarray:
 
 
 def _steps(cost: np.ndarray, nbytes: np.ndarray) -> Iterator[tuple[int, int, int, int]]:
-    """(row, from, to, bytes) along the lower hull of every row, those that save most per byte first."""
-    rows, level, least = np.arange(len(cost)), np.zeros(len(cost), int), np.full(len(cost), np.inf)
-    found = []
+    """Yield (row, from, to, bytes) along the lower hull of every row, in falling order of savings per byte."""
+    rows, level, lowest = np.arange(len(cost)), np.zeros(len(cost), int), np.full(len(cost), np.inf)
+    parts = []
     for _ in range(len(WIDTHS) - 1):
-        spent = nbytes - nbytes[rows, level][:, None]
-        gains = np.divide(cost[rows, level][:, None] - cost, spent, out=np.full(cost.shape, -np.inf), where=spent > 0)
+        added = nbytes - nbytes[rows, level][:, None]
+        gains = np.divide(cost[rows, level][:, None] - cost, added, out=np.full(cost.shape, -np.inf), where=added > 0)
         target = gains.argmax(1)
-        # A hull bends one way; rounding errors must not put a row's second step before its first.
-        least = np.minimum(gains.max(1), least)
-        steps = np.stack([rows, level, target, spent[rows, target]])[:, least > 0]
-        found.append((least[least > 0], steps))
+        # Gains fall along a hull; rounding errors must not put a row's second step before its first.
+        lowest = np.minimum(gains.max(1), lowest)
+        steps = np.stack([rows, level, target, added[rows, target]])[:, lowest > 0]
+        parts.append((lowest[lowest > 0], steps))
         level = target
-    gains, steps = (np.concatenate(part, axis=-1) for part in zip(*found, strict=True))
+    gains, steps = (np.concatenate(part, axis=-1) for part in zip(*parts, strict=True))
     yield from zip(*steps[:, np.lexsort((steps[1], steps[0], -gains))].tolist(), strict=True)
 
 
 def _uniform(nbytes: np.ndarray, budget_nbytes: int) -> list[np.ndarray]:
-    """All at one width, for each width that fits."""
+    """One choice for each width at which all replicas fit."""
     return [np.full(len(nbytes), level) for level, total in enumerate(nbytes.sum(0)) if total <= budget_nbytes]
 
 

@@ -1,9 +1,9 @@
 """GPTQ (Frantar et al. 2023): matrices at 1 to 4 bits that keep their products with calibration inputs.
 
-Two recipes. `plain` is the published algorithm: inputs in their order, the grid of a group from the range of its
-weights; at 1 bit sign times mean size. `refined` costs no storage and adds three steps: grids chosen by what errors
-cost, groups and their inputs visited by falling activation (without an index in the file), and the scales of each row
-refitted to its codes in the metric of the Hessian.
+There are two recipes. `plain` is the published algorithm: inputs in their order, the grid of a group from the range of
+its weights, at 1 bit the sign times the mean size. `refined` costs no storage and adds three steps: grids are chosen by
+the cost of their errors; groups, and inputs within them, are visited by falling activation (without an index in the
+file); and the scales of each row are refitted to its codes in the metric of the Hessian.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,16 +18,16 @@ from artifacts.quantisation.grids import SIGN_ZERO, divisor, nearest, plain_grid
 from artifacts.quantisation.packing import Packed, pack, unpack
 
 RECIPES = ("plain", "refined")
-VERSION = 2  # of what they do: replicas of another version are not gone on with
+VERSION = 2  # of the recipes: replicas of another version are not resumed
 GROUP_SIZES = (128, 64, 32)
-# Matrices with more inputs are solved in single precision: there the time is in matrix products.
+# Matrices with more inputs are solved in single precision: matrix products take most of their time.
 _DOUBLE_INPUTS = 1024
-# Rows of all widths together in one run of the column loop, and numbers that its refit holds: they bound the memory.
+# Rows of all widths together in one run of the column loop, and numbers that its refit holds: both limit the memory.
 _CHUNK_ROWS = 2048
 _REFIT_SIZE = 2**25
-# Narrow enough that little of the other half is multiplied, wide enough for the products to be fast.
+# Narrow enough to multiply little of the other half, wide enough for the products to be fast.
 _GRAM_STRIP = 256
-# Weights up to which rows are compared with plain rounding: a few rows can be unlucky, many never are on the whole.
+# Matrices of at most so many weights are compared with plain rounding row by row: few rows can come out worse than it.
 _FEW_WEIGHTS = 4096
 
 
@@ -45,13 +45,13 @@ class Quantized:
     zeros: torch.Tensor | None
 
     def dequantised(self) -> torch.Tensor:
-        """Its weights, float32 [out, in]."""
+        """The weights, float32 [out, in]."""
         zeros = SIGN_ZERO if self.zeros is None else self.zeros.float()[:, :, None]
         levels = self.codes.float().unflatten(1, (-1, self.group_size)) - zeros
         return (levels * self.scales.float()[:, :, None]).flatten(1)
 
     def packed(self) -> Packed:
-        """The same as streams of words, in main memory."""
+        """The matrix as streams of words, in main memory."""
         words, scales = torch.from_numpy(pack(self.codes.T.cpu().numpy(), self.bits)), self.scales.T.cpu().contiguous()
         zeros = self.zeros
         if zeros is not None:
@@ -60,7 +60,7 @@ class Quantized:
 
     @classmethod
     def from_packed(cls, packed: Packed) -> "Quantized":
-        """The codes again."""
+        """Unpack the codes."""
         bits = packed.bits
         codes = torch.from_numpy(unpack(packed.qweight.cpu().numpy(), bits, packed.num_inputs)).T
         zeros = None
@@ -70,13 +70,13 @@ class Quantized:
 
 
 def hessian(inputs: torch.Tensor) -> torch.Tensor:
-    """`2/n X^T X` [in, in] of inputs X [n, in], in single precision at least."""
+    """`2/n X^T X` [in, in] of inputs X [n, in], in single precision or better."""
     inputs = inputs if inputs.dtype == torch.float64 else inputs.float()
     return gram(inputs).mul_(2 / max(1, len(inputs)))
 
 
 def gram(inputs: torch.Tensor) -> torch.Tensor:
-    """`X^T X` [in, in] of inputs X [n, in]; little more than one half is multiplied out."""
+    """`X^T X` [in, in] of inputs X [n, in]; computes little more than one half, as the result is symmetric."""
     size = inputs.shape[1]
     result = inputs.new_empty(size, size)
     for start in range(0, size, _GRAM_STRIP):
@@ -87,7 +87,7 @@ def gram(inputs: torch.Tensor) -> torch.Tensor:
 
 
 def group_size_for(num_inputs: int, wanted: int = 128) -> int:
-    """The largest of `wanted`, 64 and 32 that divides the inputs and is not above `wanted`; else the whole row."""
+    """The largest of `wanted`, 64 and 32 that divides the inputs and does not exceed `wanted`; else the whole row."""
     sizes = [size for size in (wanted, *GROUP_SIZES) if size <= wanted and num_inputs % size == 0]
     return sizes[0] if sizes else num_inputs
 
@@ -101,19 +101,20 @@ def quantize(
     damp: float = 0.01,
     recipe: str = "refined",
 ) -> dict[int, Quantized]:
-    """One matrix [out, in] at each of `bits`, from the Hessian [in, in] of its inputs, which is factorised once.
+    """Quantise one matrix [out, in] at each of `bits`, from the Hessian [in, in] of its inputs, which is factorised
+    once.
 
-    Runs where the weight and the Hessian are; `packed` brings the result to main memory. Rows do not depend on each
-    other: matrices that share their inputs are best stacked. Where the Hessian has no factor, in double precision and
-    with up to a hundred times the damping, it is BadInput, as are weights that are not finite or too large for 16-bit
-    scales; unknown widths, recipes and group sizes are BadUsage.
+    Runs on the device of the weight and the Hessian; `packed` brings the result to main memory. Rows are independent:
+    stack matrices that share their inputs. Raises BadInput where the Hessian has no factor, in double precision and
+    with up to a hundred times the damping, and for weights that are not finite or too large for 16-bit scales; BadUsage
+    for unknown widths, recipes and group sizes.
     """
     _check(weight, hessian, bits, group_size, damp, recipe)
     widths = sorted(bits)
     is_dead = hessian.diagonal() == 0
     weight = weight.detach()
     if recipe == "plain":
-        # The published code deletes them; `refined` rounds them by themselves, as later text may need them.
+        # The published code zeroes dead inputs; `refined` rounds them on their own, as later text may use them.
         weight = weight.masked_fill(is_dead, 0)
     elif not is_dead.all():
         is_dead = torch.zeros_like(is_dead)
@@ -121,21 +122,22 @@ def quantize(
     ordered = weight.T.to(metric.root.dtype)[metric.order].contiguous()
     chunks = _chunks(ordered, len(widths), group_size)
     parts = [_solve(metric, rows, widths, group_size, recipe) for rows in chunks]
-    found = {width: _gathered([part[widths.index(width)] for part in parts]) for width in bits}
+    replicas = {width: _gathered([part[widths.index(width)] for part in parts]) for width in bits}
     if recipe == "refined" and weight.numel() <= _FEW_WEIGHTS:
-        found = {width: _best_rows(weight, hessian, replica) for width, replica in found.items()}
-    return found
+        replicas = {width: _best_rows(weight, hessian, replica) for width, replica in replicas.items()}
+    return replicas
 
 
 def quantize_weight(
     weight: torch.Tensor, inputs: torch.Tensor, bits: int, group_size: int, damp: float = 0.01
 ) -> torch.Tensor:
-    """The weight [out, in] as its replica at `bits` has it, calibrated on inputs [n, in]; float32, recipe `refined`."""
+    """The weight [out, in] as its replica at `bits` holds it, calibrated on inputs [n, in]; float32, recipe
+    `refined`."""
     return quantize(weight, hessian(inputs), [bits], group_size, damp=damp)[bits].dequantised()
 
 
 def round_to_nearest(weight: torch.Tensor, bits: int, group_size: int) -> Quantized:
-    """Each weight [out, in] to the nearest of its group's plain grid: what needs no calibration."""
+    """Round each weight [out, in] to the nearest level of its group's plain grid, without calibration."""
     check_widths([bits])
     check_group_size(group_size, weight.shape[1])
     groups = weight.detach().float().unflatten(1, (-1, group_size)).permute(1, 2, 0)
@@ -147,13 +149,13 @@ def round_to_nearest(weight: torch.Tensor, bits: int, group_size: int) -> Quanti
 
 
 def check_widths(bits: Sequence[int]) -> None:
-    """BadUsage unless all are known and different."""
+    """Raise BadUsage unless all widths are known and distinct."""
     if not bits or len(set(bits)) < len(bits) or not set(bits) <= set(WIDTHS):
         raise BadUsage(f"bits {', '.join(map(str, bits)) or 'missing'}: choose one or more of 1, 2, 3, 4, each once")
 
 
 def check_group_size(group_size: int, num_inputs: int) -> None:
-    """BadUsage unless it divides the inputs."""
+    """Raise BadUsage unless the group size divides the inputs."""
     if group_size < 1 or num_inputs % group_size:
         raise BadUsage(
             f"groups of {group_size} do not divide {num_inputs} inputs: {group_size_for(num_inputs)} would do"
@@ -176,7 +178,8 @@ def _check(
 
 
 def _metric(hessian: torch.Tensor, is_dead: torch.Tensor, group_size: int, damp: float, recipe: str) -> Metric:
-    """Its inputs in the recipe's order; `is_dead` are those that need a price although they were never active."""
+    """The metric, with inputs in the recipe's order. `is_dead` marks inputs that were never active and need a price all
+    the same."""
     order = plain_order(hessian.diagonal())
     if recipe == "refined":
         order = activation_order(hessian.diagonal(), group_size)
@@ -195,14 +198,14 @@ def _precisions(num_inputs: int) -> tuple[torch.dtype, ...]:
 
 
 def _chunks(weights: torch.Tensor, num_widths: int, group_size: int) -> Iterator[torch.Tensor]:
-    """Of the rows of weights [in, rows], few enough for the memory of a run; a refit holds its groups squared."""
+    """Split the rows of weights [in, rows] so that a run fits the memory; a refit holds its groups squared."""
     num_groups = len(weights) // group_size
     size = max(1, min(_CHUNK_ROWS, _REFIT_SIZE // num_groups**2) // num_widths)
     return (part.contiguous() for part in weights.split(size, dim=1))
 
 
 def _solve(metric: Metric, weights: torch.Tensor, bits: Sequence[int], group_size: int, recipe: str) -> list[Quantized]:
-    """Weights [in, rows] in the metric's order at each width, in the order of storage."""
+    """Quantise weights [in, rows], in the metric's order, at each width; the results are in the order of storage."""
     is_refined = recipe == "refined"
     solution = ColumnLoop(metric, weights, bits, group_size=group_size, is_refined=is_refined).run()
     scales = refit(metric, weights, metric.hessian @ weights, solution) if is_refined else solution.scales
@@ -225,7 +228,7 @@ def _stored(solution: Solution, order: torch.Tensor, bits: Sequence[int]) -> lis
 
 
 def _quantized(bits: int, levels: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor) -> Quantized:
-    """From levels [in, rows] and grids [groups, rows]."""
+    """Build a matrix from levels [in, rows] and grids [groups, rows]."""
     stored = scales.half()
     if stored.isinf().any():
         raise BadInput(f"weights of {scales.max():.3g} and more are too large for 16-bit scales")
@@ -241,7 +244,7 @@ def _quantized(bits: int, levels: torch.Tensor, scales: torch.Tensor, zeros: tor
 
 
 def _best_rows(weight: torch.Tensor, hessian: torch.Tensor, replica: Quantized) -> Quantized:
-    """Its rows, or those of plain rounding where these cost less."""
+    """Take the replica's rows, or those of plain rounding where these cost less."""
     rounded = round_to_nearest(weight, replica.bits, replica.group_size)
     errors = [weight.double() - each.dequantised() for each in (replica, rounded)]
     price, price_rounded = ((error @ hessian.double() * error).sum(1) for error in errors)
@@ -254,7 +257,7 @@ def _best_rows(weight: torch.Tensor, hessian: torch.Tensor, replica: Quantized) 
 
 
 def _gathered(parts: Sequence[Quantized]) -> Quantized:
-    """One of the rows of several."""
+    """Join the rows of several matrices."""
     if len(parts) == 1:
         return parts[0]
     zeros = None if parts[0].zeros is None else torch.cat([part.zeros for part in parts])

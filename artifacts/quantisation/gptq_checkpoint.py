@@ -1,4 +1,4 @@
-"""GPTQ checkpoints, as gptqmodel and its fellows read them: one module's tensors, the config beside them, and back."""
+"""GPTQ checkpoints as gptqmodel and similar tools read them: the tensors of a module and the config, both ways."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,14 +12,14 @@ from artifacts.common.untrusted import read_json
 from artifacts.errors import BadInput
 from artifacts.quantisation.packing import Packed, pack, packed_shapes, unpack
 
-WIDTHS = (2, 3, 4)  # 1 bit has no public reader
-MULTIPLE = 32  # inputs and outputs: what kernels take at a time
+WIDTHS = (2, 3, 4)  # no public reader supports 1 bit
+MULTIPLE = 32  # of inputs and outputs: kernels process as many at a time
 V1, V2 = "gptq", "gptq_v2"
 _INDEX, _SINGLE, _CONFIG = "model.safetensors.index.json", "model.safetensors", "quantize_config.json"
 
 
 def gptq_tensors(packed: Packed) -> dict[str, torch.Tensor]:
-    """`qweight`, `qzeros`, `scales` and `g_idx` of one module. Raises BadInput for what nobody could read."""
+    """`qweight`, `qzeros`, `scales` and `g_idx` of one module. Raises BadInput where no reader supports it."""
     if packed.bits not in WIDTHS:
         raise BadInput(f"GPTQ checkpoints have 2, 3 or 4 bits, not {packed.bits}")
     if packed.num_inputs % MULTIPLE or packed.num_outputs % MULTIPLE:
@@ -32,7 +32,7 @@ def gptq_tensors(packed: Packed) -> dict[str, torch.Tensor]:
 def quantize_config(
     bits: int, group_size: int, *, damp: float, dynamic: Mapping[str, Mapping], meta: Mapping[str, object]
 ) -> dict[str, object]:
-    """What `quantize_config.json` says; `dynamic` has modules of other group sizes (`+:`) or left alone (`-:`)."""
+    """The content of `quantize_config.json`; `dynamic` has modules of other group sizes (`+:`) or left alone (`-:`)."""
     return {
         "bits": bits,
         "group_size": group_size,
@@ -51,7 +51,7 @@ def quantize_config(
 
 @dataclass(frozen=True, slots=True)
 class GptqCheckpoint:
-    """An open GPTQ checkpoint; `files` says where each tensor lies. Nothing is read before it is asked for."""
+    """An open GPTQ checkpoint; `files` maps each tensor to its file. Tensors are read only when they are asked for."""
 
     folder: Path
     config: Mapping[str, object]
@@ -59,7 +59,7 @@ class GptqCheckpoint:
 
     @classmethod
     def open(cls, folder: Path) -> "GptqCheckpoint":
-        """Raises BadInput for what is no GPTQ checkpoint, has other widths, or whose zero-points are lost."""
+        """Open a folder. Raises BadInput where it is no GPTQ checkpoint, has other widths, or lost its zero-points."""
         config = _read_config(folder)
         _check_config(config, folder)
         return cls(folder, config, _files(folder))
@@ -69,7 +69,7 @@ class GptqCheckpoint:
         return [name.removesuffix(".qweight") for name in self.files if name.endswith(".qweight")]
 
     def read(self, name: str) -> Packed:
-        """One module. Raises BadInput when tensors of it are missing or do not fit each other."""
+        """Read one module. Raises BadInput when its tensors are missing or do not fit each other."""
         parts = {part: self._tensor(f"{name}.{part}") for part in ("qweight", "qzeros", "scales", "g_idx")}
         dims = [parts[part].dim() for part in ("qweight", "qzeros", "scales", "g_idx")]
         if dims != [2, 2, 2, 1] or any(tensor.numel() == 0 for tensor in parts.values()):
@@ -103,9 +103,9 @@ def _read_config(folder: Path) -> dict[str, object]:
             config = read_json(path)
         except (OSError, ValueError) as error:
             raise BadInput(f"{path} is not JSON ({error}): download it again") from error
-        found = config.get(key) if key is not None and isinstance(config, dict) else config
-        if isinstance(found, dict):
-            return found
+        fields = config.get(key) if key is not None and isinstance(config, dict) else config
+        if isinstance(fields, dict):
+            return fields
     raise BadInput(f"{folder} has no {_CONFIG}: it is no GPTQ checkpoint")
 
 
@@ -130,14 +130,14 @@ def _files(folder: Path) -> dict[str, Path]:
     paths = [folder / _SINGLE]
     if (folder / _INDEX).is_file():
         paths = [folder / name for name in _indexed(folder / _INDEX)]
-    found = {}
+    files = {}
     for path in paths:
         try:
             with safe_open(path, framework="pt") as file:
-                found |= dict.fromkeys(file.keys(), path)
+                files |= dict.fromkeys(file.keys(), path)
         except (SafetensorError, OSError, ValueError) as error:
             raise BadInput(f"{path} is missing or no safetensors file ({error}): download it again") from error
-    return found
+    return files
 
 
 def _indexed(index: Path) -> list[str]:
@@ -151,6 +151,6 @@ def _indexed(index: Path) -> list[str]:
 
 
 def _plus_one(qzeros: torch.Tensor, bits: int, num_outputs: int) -> torch.Tensor:
-    """Zero-points of the first layout as they were; no field is at its top, or symmetric it would not be."""
+    """Restore the zero-points of the first layout. None is at its maximum: a symmetric checkpoint has none there."""
     zeros = unpack(qzeros.numpy().T, bits, num_outputs) + np.uint8(1)
     return torch.from_numpy(pack(zeros & np.uint8(2**bits - 1), bits)).T.contiguous()

@@ -1,9 +1,9 @@
 """The column loop of GPTQ: codes of one matrix at several widths, from one factor of its Hessian.
 
-Everything is transposed, [in, ...], with inputs in the order of a Metric and visited from the last to the first. With
-R the lower triangular factor of the damped Hessian, an error D [rows, in] costs |D R|^2, and column j of D R depends
-on the errors of inputs j and later only: each weight in turn is moved by what makes its column nought and then rounded
-(nearest plane). That is GPTQ's update, without the inverse of the Hessian and its second factor.
+Everything is transposed, [in, ...], with inputs in the order of a Metric and visited from the last to the first. With R
+the lower triangular factor of the damped Hessian, an error D [rows, in] costs |D R|^2, and column j of D R depends only
+on the errors of inputs j and later. So each weight in turn is moved by the amount that makes its column zero, and then
+rounded (nearest plane). That is GPTQ's update, without the inverse of the Hessian and its second factor.
 """
 
 from collections.abc import Sequence
@@ -13,13 +13,13 @@ import torch
 
 from artifacts.quantisation.grids import divisor, nearest, plain_grid, tie, top_code, weighted_grid
 
-# Columns that are corrected one by one; what lies beyond is corrected by matrix products.
+# Within so many columns errors are corrected one by one, beyond them by matrix products.
 _LEAF = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """What errors cost: `hessian` [in, in] damped, its inputs in `order` [in], and its lower factor `root`."""
+    """The cost of errors: `hessian` [in, in] damped, with its inputs in `order` [in], and its lower factor `root`."""
 
     order: torch.Tensor
     hessian: torch.Tensor
@@ -29,7 +29,7 @@ class Metric:
     def of(
         cls, hessian: torch.Tensor, order: torch.Tensor, *, ridge: torch.Tensor, dtype: torch.dtype
     ) -> "Metric | None":
-        """With `ridge` [in] added to the diagonal; None where even then there is no factor."""
+        """Add `ridge` [in] to the diagonal and factorise; None where even then there is no factor."""
         damped = hessian[order[:, None], order].to(dtype)
         damped.diagonal().add_(ridge[order])
         root, failed = torch.linalg.cholesky_ex(damped)
@@ -37,12 +37,12 @@ class Metric:
 
 
 def plain_order(diagonal: torch.Tensor) -> torch.Tensor:
-    """Visited as they are stored."""
+    """Visit inputs as they are stored."""
     return torch.arange(len(diagonal), device=diagonal.device).flip(0)
 
 
 def activation_order(diagonal: torch.Tensor, group_size: int) -> torch.Tensor:
-    """Visited by falling activation: groups by their sum, inputs within their group, so that no group is split."""
+    """Visit inputs by falling activation: groups by their sum, inputs within their group, so that no group is split."""
     groups = diagonal.view(-1, group_size)
     starts = torch.arange(0, len(diagonal), group_size, device=diagonal.device)
     inner = groups.argsort(dim=1, stable=True) + starts[:, None]
@@ -51,7 +51,8 @@ def activation_order(diagonal: torch.Tensor, group_size: int) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """In a Metric's order: `levels` [in, widths, rows]; `scales` and `zeros` [groups, widths, rows], unrounded."""
+    """Results in a Metric's order: `levels` [in, widths, rows]; `scales` and `zeros` [groups, widths, rows],
+    unrounded."""
 
     levels: torch.Tensor
     scales: torch.Tensor
@@ -59,7 +60,7 @@ class Solution:
 
 
 class ColumnLoop:
-    """One run over the columns of weights [in, rows], for all widths at once, which rise."""
+    """One run over the columns of weights [in, rows], for all widths at once; `bits` ascend."""
 
     def __init__(
         self, metric: Metric, weights: torch.Tensor, bits: Sequence[int], *, group_size: int, is_refined: bool
@@ -74,14 +75,14 @@ class ColumnLoop:
         self._tops = weights.new_tensor([top_code(width) for width in bits])[:, None]
         self._pivots = metric.root.diagonal().tolist()
         self._grid: tuple[torch.Tensor, ...] = ()
-        self._from_others = self._wanted[:0]  # of the group under way, errors of groups before it
+        self._from_others = self._wanted[:0]  # for the current group: corrections from the groups before it
 
     def run(self) -> Solution:
         self._visit(0, len(self._weights))
         return Solution(self._levels, self._scales, self._zeros)
 
     def _visit(self, first: int, end: int) -> None:
-        """Halves, the later one first; a group is never cut while more than one is left."""
+        """Visit the later half of the columns, then the earlier one; groups are split only within themselves."""
         size, group_size = end - first, self._group_size
         if size <= min(_LEAF, group_size):
             for column in range(end - 1, first - 1, -1):
@@ -105,10 +106,10 @@ class ColumnLoop:
         self._levels[column] = levels = nearest(moved, scale, low, high, self._ties)
         torch.addcmul(self._weights[column], levels, scale, value=-1, out=self._errors[column])
         if self._is_refined and column % self._group_size == 0:
-            self._settle_scale(column // self._group_size)
+            self._refit_scale(column // self._group_size)
 
     def _choose_grid(self, group: int) -> None:
-        """From the group's weights as they would be moved if none of them were rounded."""
+        """Choose the grid from the group's weights as they would be moved if none of them were rounded."""
         part = slice(group * self._group_size, (group + 1) * self._group_size)
         root, weights = self._metric.root[part, part], self._weights[part, None].expand_as(self._wanted[part])
         self._from_others = self._wanted[part].clone()
@@ -120,8 +121,8 @@ class ColumnLoop:
         scales, zeros = self._scales[group], self._zeros[group] = grid
         self._grid = (divisor(scales), -zeros, self._tops - zeros)
 
-    def _settle_scale(self, group: int) -> None:
-        """The scale at which the group's codes, now known, cost least, before what is left passes on."""
+    def _refit_scale(self, group: int) -> None:
+        """Set the scale at which the group's codes, now known, cost least, before its errors pass on."""
         part = slice(group * self._group_size, (group + 1) * self._group_size)
         root, levels = self._metric.root[part, part], self._levels[part]
         moved_by = (root.T @ levels.flatten(1)).view_as(levels)
@@ -135,8 +136,8 @@ class ColumnLoop:
 def refit(metric: Metric, weights: torch.Tensor, products: torch.Tensor, solution: Solution) -> torch.Tensor:
     """Scales [groups, widths, rows] at which the levels cost least: each row's least squares over its groups.
 
-    `weights` and `products` (the Hessian times the weights) are [in, rows]. A row where a scale would not stay
-    positive keeps all of its own.
+    `weights` and `products` (the Hessian times the weights) are [in, rows]. A row in which some scale would not stay
+    positive keeps all its scales.
     """
     scales = solution.scales
     num_groups, group_size = len(scales), len(weights) // len(scales)

@@ -1,8 +1,8 @@
 """Grids of 1 to 4 bits for a group of weights: scale and zero-point, and the levels nearest to given weights.
 
-A level is `code - zero`, a weight its scale times its level. Groups are transposed, several widths beside each other:
-[inputs of the group, widths, rows], the widths rising. At 1 bit the levels are -1/2 and 1/2 (sign times alpha, the
-scale is 2 alpha); above, `zero` codes lie below nought.
+A level is `code - zero`, a weight its scale times its level. Groups are transposed, with several widths beside each
+other: [inputs of the group, widths, rows], the widths ascending. At 1 bit the levels are -1/2 and 1/2 (sign times
+alpha; the scale is 2 alpha); above, `zero` codes lie below zero.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 
 SIGN_ZERO = 0.5
-# Shares of the lowest and of the highest weight that a weighted grid tries to reach, before its scale is refined.
+# Shares of the lowest and of the highest weight that a weighted grid tries to cover before its scale is refined.
 _REACHES = ((1.0, 1.0), (0.8, 0.8), (0.6, 0.6), (0.6, 1.0), (1.0, 0.6))
 
 
@@ -20,21 +20,21 @@ def top_code(bits: int) -> int:
 
 
 def tie(bits: int) -> float:
-    """What `nearest` needs so that 1 bit has halves for levels, and nought the sign plus."""
+    """The offset that `nearest` needs so that 1 bit has the levels -1/2 and 1/2, and zero gets the sign plus."""
     return SIGN_ZERO if bits == 1 else 0.0
 
 
 def nearest(
     weights: torch.Tensor, scale: torch.Tensor, low: torch.Tensor, high: torch.Tensor, tie: torch.Tensor | float
 ) -> torch.Tensor:
-    """Levels nearest to the weights, from `low` to `high`; ties go to the even one. Scales must not be nought."""
+    """Levels nearest to the weights, from `low` to `high`; ties go to the even level. Scales must not be zero."""
     return torch.clamp((weights / scale).sub_(tie).round_().add_(tie), low, high)
 
 
 def plain_grid(weights: torch.Tensor, bits: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scales and zero-points [widths, rows]: of the weights' range, nought included; at 1 bit of their mean size.
+    """Scales and zero-points [widths, rows] from the weights' range, zero included; at 1 bit from their mean size.
 
-    The grid of GPTQ's published code (asymmetric), and of Mixture Compressor's at 1 bit.
+    This is the grid of GPTQ's published code (asymmetric), and of Mixture Compressor's at 1 bit.
     """
     signs, ranged, tops = _split(weights, bits)
     return _joined(2 * signs.abs().mean(0), *_range_grid(*_range(ranged), tops))
@@ -44,13 +44,13 @@ def weighted_grid(weights: torch.Tensor, cost: torch.Tensor, bits: Sequence[int]
     """Scales and zero-points [widths, rows] at which the squared errors of the weights cost little.
 
     `cost` [inputs] is the price of a squared error of each input. Each range that is tried gives a zero-point; its
-    scale then moves to the best one for the levels it gave, twice, and the cheapest of all is taken.
+    scale then moves twice to the best one for the levels it gave, and the cheapest of all is taken.
     """
     signs, ranged, tops = _split(weights, bits)
     cost = cost / cost.max()
-    # Which grid is best does not hang on the last digits: single precision, at half the time.
-    found = (part.to(weights.dtype) for part in _searched(ranged.float(), cost.float(), tops.float()))
-    return _joined(2 * torch.tensordot(cost, signs.abs(), 1) / cost.sum(), *found)
+    # The last digits do not decide which grid is best: single precision takes half the time.
+    best = (part.to(weights.dtype) for part in _searched(ranged.float(), cost.float(), tops.float()))
+    return _joined(2 * torch.tensordot(cost, signs.abs(), 1) / cost.sum(), *best)
 
 
 def _searched(weights: torch.Tensor, cost: torch.Tensor, tops: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -73,12 +73,12 @@ def _searched(weights: torch.Tensor, cost: torch.Tensor, tops: torch.Tensor) -> 
 
 
 def divisor(scale: torch.Tensor) -> torch.Tensor:
-    """The scales, where a group of nothing but noughts has one that can be divided by."""
+    """The scales, made safe to divide by: a group of zeros has the scale 0."""
     return scale.clamp_min(torch.finfo(scale.dtype).tiny)
 
 
 def _split(weights: torch.Tensor, bits: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The weights of 1 bit, those of more, and the top codes [widths, 1] of these."""
+    """The weights of 1 bit, those of more bits, and the top codes [widths, 1] of the latter."""
     num_signs = sum(width == 1 for width in bits)
     tops = weights.new_tensor([top_code(width) for width in bits[num_signs:]])
     return weights[:, :num_signs], weights[:, num_signs:], tops[:, None]

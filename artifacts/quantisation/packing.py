@@ -1,7 +1,7 @@
 """Codes of 1 to 4 bits as one little-endian stream of 32-bit words: the layout of GPTQ checkpoints, version 2.
 
-A column of codes is one stream: code k owns its bits `k * bits` and up, lowest first, and word w holds the stream's
-bits 32w to 32w+31. Zero-points are stored as they are (version 1 of the layout stored them minus one).
+A column of codes is one stream: code k owns the bits from `k * bits` on, lowest first, and word w holds the stream's
+bits 32w to 32w+31. Zero-points are stored unchanged (version 1 of the layout stored them minus one).
 """
 
 from dataclasses import dataclass
@@ -17,9 +17,9 @@ _WORD_BITS = 32
 class Packed:
     """One matrix [out, in] at `bits` bits, in groups of `group_size` inputs; its tensors may be views of a buffer.
 
-    `qweight` int32 [ceil(in * bits / 32), out]; `scales` float16 [groups, out]; `qzeros` int32
-    [groups, ceil(out * bits / 32)], or None at 1 bit. With q the codes and g the group of input k:
-    `w[o, k] = scales[g, o] * (q[k, o] - zeros[g, o])`, where the zero of 1 bit is 1/2.
+    `qweight` int32 [ceil(in * bits / 32), out]; `scales` float16 [groups, out]; `qzeros` int32 [groups, ceil(out * bits
+    / 32)], or None at 1 bit. With q the codes and g the group of input k: `w[o, k] = scales[g, o] * (q[k, o] - zeros[g,
+    o])`, where the zero of 1 bit is 1/2.
     """
 
     bits: int
@@ -35,14 +35,14 @@ class Packed:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all its tensors."""
+        """Bytes of all tensors."""
         return sum(part.nbytes for part in (self.qweight, self.qzeros, self.scales) if part is not None)
 
 
 def packed_shapes(
     num_outputs: int, num_inputs: int, bits: int, group_size: int
 ) -> dict[str, tuple[torch.dtype, tuple[int, int]]]:
-    """Type and shape of each tensor of a Packed, by its name, known without any data."""
+    """Type and shape of each tensor of a Packed, by name; no data is needed."""
     num_groups = num_inputs // group_size
     shapes = {
         "qweight": (torch.int32, (num_words(num_inputs, bits), num_outputs)),

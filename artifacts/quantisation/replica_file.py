@@ -1,7 +1,8 @@
-"""One expert at several precisions in one safetensors file: written whole or not at all, the same bytes every time.
+"""One expert at several precisions in one safetensors file: written whole or not at all, always with the same bytes.
 
 Tensors are called `{bits}.{part}.qweight`, `.qzeros`, `.scales` and `{bits}.{part}_bias`; those of one width lie side
-by side, so that a width is one read. The metadata says all that a stopped run needs to go on, with a digest of it all.
+by side, so that one read fetches a width. The metadata holds all that a stopped run needs to resume, with a digest of
+the metadata and tensors.
 """
 
 import hashlib
@@ -23,7 +24,7 @@ from artifacts.quantisation.packing import PARTS, Packed, packed_shapes
 
 FORMAT = "moectl-replica-1"
 _DIGEST = "digest"
-_HEADER_LIMIT = 100 << 20  # bytes, the format's own
+_HEADER_LIMIT = 100 << 20  # bytes, as in the safetensors format
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I32": torch.int32}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _GROUP_SIZE = re.compile("[1-9][0-9]{0,8}")
@@ -42,7 +43,7 @@ class _Entry:
 
 @dataclass(frozen=True, slots=True)
 class _Header:
-    """What a file says of itself; entries count bytes from `data_start`."""
+    """Header of a file; entries count bytes from `data_start`."""
 
     metadata: dict[str, str]
     entries: dict[str, _Entry]
@@ -50,14 +51,14 @@ class _Header:
 
 
 def replica_root(store_path: Path) -> Path:
-    """The folder beside a store in which its replicas lie; the column `file` of `replicas` counts from here."""
+    """The folder beside a store that holds its replicas; the column `file` of `replicas` is relative to it."""
     return store_path.with_name(f"{store_path.name}.replicas")
 
 
 def write_replicas(path: Path, replicas: Mapping[int, Parts], metadata: Mapping[str, str]) -> None:
-    """Write one expert's replicas by width, each a Packed per projection and its biases as they are.
+    """Write one expert's replicas by width, each a Packed per projection and its biases unquantised.
 
-    Raises OutOfResources when the disk is full and BadInput when the file cannot be written; then nothing is left.
+    Raises OutOfResources when the disk is full and BadInput when the file cannot be written; then no file is left.
     """
     tensors = [(name, tensor.contiguous().cpu()) for name, tensor in _named(replicas)]
     meta = {"format": FORMAT, **metadata, **_group_sizes(replicas)}
@@ -76,29 +77,29 @@ def write_replicas(path: Path, replicas: Mapping[int, Parts], metadata: Mapping[
 
 
 def read_replica(path: Path, bits: int, *, model: str | None = None, key: tuple[int, int] | None = None) -> Parts:
-    """One width of an expert: a Packed per projection, biases as tensors; views of one buffer in memory.
+    """Read one width of an expert: a Packed per projection, biases as tensors; all are views of one buffer in memory.
 
-    `model` is the fingerprint and `key` the layer and expert that it has to be of. Raises BadInput for a file that is
-    missing, truncated, foreign or of another expert, and for a width that is not in it.
+    `model` is the fingerprint, and `key` the layer and expert, that the file must belong to. Raises BadInput for a file
+    that is missing, truncated, foreign or of another expert, and for a width that the file lacks.
     """
     header = _read_header(path)
     _check_identity(path, header.metadata, model, key)
-    own = {name: entry for name, entry in header.entries.items() if name.startswith(f"{bits}.")}
-    if not own:
+    of_width = {name: entry for name, entry in header.entries.items() if name.startswith(f"{bits}.")}
+    if not of_width:
         raise BadInput(f"{path} has no {bits}-bit replica, only {', '.join(map(str, widths(header.metadata)))}")
-    start, stop = min(entry.start for entry in own.values()), max(entry.stop for entry in own.values())
-    if any((entry.start - start) % entry.dtype.itemsize for entry in own.values()):
+    start, stop = min(entry.start for entry in of_width.values()), max(entry.stop for entry in of_width.values())
+    if any((entry.start - start) % entry.dtype.itemsize for entry in of_width.values()):
         raise _foreign(path, "its tensors lie across the borders of their types")
     buffer = torch.from_numpy(_read(path, header.data_start + start, stop - start))
     tensors = {
         name.partition(".")[2]: buffer[entry.start - start : entry.stop - start].view(entry.dtype).view(entry.shape)
-        for name, entry in own.items()
+        for name, entry in of_width.items()
     }
     return _parts(path, bits, tensors, header.metadata)
 
 
 def read_metadata(path: Path) -> dict[str, str]:
-    """The metadata of a whole file. Raises BadInput as `read_replica`."""
+    """Read the metadata of a whole file. Raises BadInput as `read_replica` does."""
     return _read_header(path).metadata
 
 
@@ -117,7 +118,7 @@ def replica_nbytes(path: Path) -> dict[int, int]:
 
 
 def is_intact(path: Path) -> bool:
-    """Whether every byte of tensors and metadata is what was written, by the digest that the file carries."""
+    """Whether all bytes of tensors and metadata are as written, by the digest in the file."""
     header = _read_header(path)
     data = _read(path, header.data_start, max((entry.stop for entry in header.entries.values()), default=0))
     tensors = [
@@ -141,35 +142,37 @@ def file_hash(path: Path) -> str:
 
 
 def verify(path: Path, hash: str) -> None:
-    """Raise BadInput unless the file is byte for byte the one that had this hash when it was written."""
+    """Raise BadInput unless the file has the hash that it had when it was written."""
     if file_hash(path) != hash:
         raise BadInput(f"{path} is not what moectl quantize wrote (damaged or replaced): run it again")
 
 
 def _named(replicas: Mapping[int, Parts]) -> list[tuple[str, torch.Tensor]]:
-    """All tensors in the order of the file: by width, wide types first so that none lies across its border."""
-    found = []
+    """All tensors in file order: by width, and wide types first so that every tensor is aligned to its type."""
+    tensors_by_name = []
     for bits, parts in sorted(replicas.items()):
-        own = []
+        of_width = []
         for name, part in parts.items():
             if isinstance(part, Packed):
                 tensors = {field: getattr(part, field) for field in PARTS}
-                own += [(f"{bits}.{name}.{field}", tensor) for field, tensor in tensors.items() if tensor is not None]
+                of_width += [
+                    (f"{bits}.{name}.{field}", tensor) for field, tensor in tensors.items() if tensor is not None
+                ]
             else:
-                own.append((f"{bits}.{name}", part))
-        found += sorted(own, key=lambda named: (-named[1].itemsize, named[0]))
-    return found
+                of_width.append((f"{bits}.{name}", part))
+        tensors_by_name += sorted(of_width, key=lambda named: (-named[1].itemsize, named[0]))
+    return tensors_by_name
 
 
 def _group_sizes(replicas: Mapping[int, Parts]) -> dict[str, str]:
-    """What the tensors alone do not say, and the widths."""
+    """The metadata that the tensors do not contain: group sizes and widths."""
     parts = next(iter(replicas.values()))
     sizes = {f"{name}.group_size": str(part.group_size) for name, part in parts.items() if isinstance(part, Packed)}
     return {"bits": ",".join(map(str, sorted(replicas))), **sizes}
 
 
 def _parts(path: Path, bits: int, tensors: dict[str, torch.Tensor], metadata: Mapping[str, str]) -> Parts:
-    """Put matrices together, and check what a reader would trip over."""
+    """Assemble the matrices of a width, and check what would make a reader fail."""
     parts: Parts = {name: tensor for name, tensor in tensors.items() if "." not in name}
     for name in sorted({name.partition(".")[0] for name in tensors if "." in name}):
         fields = {field: tensors.get(f"{name}.{field}") for field in PARTS}
@@ -194,7 +197,7 @@ def _check_identity(path: Path, metadata: Mapping[str, str], model: str | None, 
 
 
 def _read_header(path: Path) -> _Header:
-    """Parse and check: offsets in order without holes, and the file exactly as long as they say."""
+    """Parse and check: offsets in order without holes, and the file exactly as long as they require."""
     length = int.from_bytes(_read(path, 0, 8).tobytes(), "little")
     nbytes = path.stat().st_size
     if length > min(_HEADER_LIMIT, nbytes):
@@ -207,16 +210,16 @@ def _read_header(path: Path) -> _Header:
     if metadata.get("format") != FORMAT:
         raise _foreign(path, f"its format is {metadata.get('format', 'None')[:40]}, not {FORMAT}")
     try:
-        known = widths(metadata)
-        found = {name: _entry(name, entry, known) for name, entry in entries.items()}
+        known_widths = widths(metadata)
+        checked = {name: _entry(name, entry, known_widths) for name, entry in entries.items()}
     except (ValueError, KeyError, TypeError) as error:
         raise _foreign(path, "its header does not describe replicas") from error
-    ends = [0, *(entry.stop for entry in found.values())]
-    if any(entry.start != before for entry, before in zip(found.values(), ends, strict=False)):
+    ends = [0, *(entry.stop for entry in checked.values())]
+    if any(entry.start != before for entry, before in zip(checked.values(), ends, strict=False)):
         raise _foreign(path, "its tensors do not follow each other")
     if nbytes != 8 + length + ends[-1]:
         raise _foreign(path, "its length is not what its header says")
-    return _Header(metadata, found, 8 + length)
+    return _Header(metadata, checked, 8 + length)
 
 
 def _metadata(texts: object) -> dict[str, str]:
@@ -225,8 +228,8 @@ def _metadata(texts: object) -> dict[str, str]:
     return texts
 
 
-def _entry(name: str, entry: dict, known: list[int]) -> _Entry:
-    if int(name.partition(".")[0]) not in known:
+def _entry(name: str, entry: dict, known_widths: list[int]) -> _Entry:
+    if int(name.partition(".")[0]) not in known_widths:
         raise ValueError(f"{name} is of none of the widths")
     start, stop = entry["data_offsets"]
     dtype, shape = _DTYPES[entry["dtype"]], tuple(entry["shape"])
@@ -238,7 +241,7 @@ def _entry(name: str, entry: dict, known: list[int]) -> _Entry:
 
 
 def _read(path: Path, offset: int, nbytes: int) -> np.ndarray:
-    """uint8 [nbytes], a copy; BadInput when there are not as many."""
+    """uint8 [nbytes], a copy; raises BadInput when the file is shorter."""
     target = np.empty(nbytes, np.uint8)
     try:
         with path.open("rb", buffering=0) as file:
