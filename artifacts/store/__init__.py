@@ -1,4 +1,4 @@
-"""One DuckDB file: schema, runs, rows to arrays and back, checks. The one room that imports duckdb."""
+"""One DuckDB file: schema, runs, rows to arrays and back, checks. The only room that imports duckdb."""
 
 from typing import TYPE_CHECKING
 
@@ -9,7 +9,7 @@ __all__ = ["Store"]
 
 
 def __getattr__(name: str) -> object:
-    """Import `Store` when it is asked for: the rest of the room is wanted without duckdb too."""
+    """Import `Store` on first use: other modules of this room are used without duckdb."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from artifacts.store.store import Store

@@ -1,4 +1,4 @@
-"""What is wrong with a store: rows that are missing, files that changed, what a stopped command left beside it."""
+"""Check a store: missing rows, changed replica files, and files that a stopped command left beside it."""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -12,12 +12,12 @@ from artifacts.store.runs import StoredRun
 from artifacts.store.schema import ARTEFACT_TABLES, SCHEMA_VERSION, columns
 from artifacts.store.store import Store
 
-_REFERENCE = "profile_run"  # the parameter in which a run says of which other it was made
+_REFERENCE = "profile_run"  # the parameter that names the run from which another was made
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """How much was looked at, and what was found."""
+    """How much was checked, and the findings."""
 
     num_runs: int
     num_rows: int
@@ -26,21 +26,21 @@ class Checked:
 
 
 def check_store(store: Store) -> Checked:
-    """Read every row and every replica file, and compare them with what runs say they wrote.
+    """Read every row and every replica file, and compare them with what the runs recorded.
 
-    Raises BadInput and Incompatible only for a store of which not even the list of runs can be read.
+    Raises BadInput and Incompatible only for a store whose list of runs cannot be read.
     """
     runs = store.runs()
     schema, scan = list(_schema(store)), _Scan(store)
     files, replicas = _replicas(store, runs)
-    found = [*schema, *scan.findings, *_counts(runs, scan), *_references(store, runs), *replicas]
-    left = [*beside(store.path), *unnamed(replica_root(store.path), files)]
+    damage = [*schema, *scan.findings, *_counts(runs, scan), *_references(store, runs), *replicas]
+    leftovers = [*beside(store.path), *unnamed(replica_root(store.path), files)]
     num_rows = sum(count for counts in scan.counts.values() for count in counts.values())
-    return Checked(len(runs), num_rows, len(files), (*found, *left))
+    return Checked(len(runs), num_rows, len(files), (*damage, *leftovers))
 
 
 class _Scan:
-    """Rows by table and run. All columns are read: a damaged block is noticed when something reads it."""
+    """Counts of rows by table and run. All columns are read, since a damaged block is detected only when it is read."""
 
     def __init__(self, store: Store) -> None:
         self.counts: dict[str, dict[int, int]] = {table: {} for table in ARTEFACT_TABLES}
@@ -55,11 +55,11 @@ class _Scan:
 
 
 def _schema(store: Store) -> Iterator[StoreFinding]:
-    """An older store lacks what came later: that is no fault of it."""
+    """Report missing columns. A store of an older version rightly lacks what later versions added."""
     [version] = store.query("SELECT max(version) AS version FROM schema_version")["version"].to_pylist()
-    have = store.columns()
-    for table, own in columns().items() if version == SCHEMA_VERSION else ():
-        if missing := own.keys() - have.get(table, set()):
+    present = store.columns()
+    for table, expected in columns().items() if version == SCHEMA_VERSION else ():
+        if missing := expected.keys() - present.get(table, set()):
             yield StoreFinding(
                 table,
                 f"schema {version} has {', '.join(sorted(missing))}, which this store lacks",
@@ -70,28 +70,28 @@ def _schema(store: Store) -> Iterator[StoreFinding]:
 def _counts(runs: list[StoredRun], scan: _Scan) -> Iterator[StoreFinding]:
     for run in runs:
         for table, size in run.contents.items():
-            found = scan.counts[table].get(run.run_id, 0) if table in scan.counts else size.num_rows
-            if found != size.num_rows:
+            num_present = scan.counts[table].get(run.run_id, 0) if table in scan.counts else size.num_rows
+            if num_present != size.num_rows:
                 yield StoreFinding(
                     f"run {run.run_id}",
-                    f"it wrote {size.num_rows} rows of {table} and {found} are there",
+                    f"it wrote {size.num_rows} rows of {table} and {num_present} are there",
                     f"restore the store from a copy or run moectl {run.info.command} again",
                 )
-    known = {run.run_id for run in runs}
+    run_ids = {run.run_id for run in runs}
     for table, counts in scan.counts.items():
-        for run_id in sorted(counts.keys() - known):
+        for run_id in sorted(counts.keys() - run_ids):
             yield StoreFinding(
                 table, f"{counts[run_id]} rows are of run {run_id}, which is not there", "nothing reads them"
             )
 
 
 def _references(store: Store, runs: list[StoredRun]) -> Iterator[StoreFinding]:
-    models, known = {model.model_id for model in store.models()}, {run.run_id for run in runs}
+    models, run_ids = {model.model_id for model in store.models()}, {run.run_id for run in runs}
     for run in runs:
         again = f"run moectl {run.info.command} again"
         if run.info.model_id is not None and run.info.model_id not in models:
             yield StoreFinding(f"run {run.run_id}", f"its model {run.info.model_id} is not in the store", again)
-        if (other := run.info.parameters.get(_REFERENCE)) is not None and other not in known:
+        if (other := run.info.parameters.get(_REFERENCE)) is not None and other not in run_ids:
             yield StoreFinding(f"run {run.run_id}", f"it was made of run {other}, which is not there", again)
     unfinished = store.query("SELECT run_id, status FROM runs WHERE status <> 'complete'")
     for run_id, status in zip(*(unfinished[name].to_pylist() for name in ("run_id", "status")), strict=True):
@@ -99,39 +99,39 @@ def _references(store: Store, runs: list[StoredRun]) -> Iterator[StoreFinding]:
 
 
 def _replicas(store: Store, runs: list[StoredRun]) -> tuple[set[Path], list[StoreFinding]]:
-    """The files that runs name, and what is wrong with them, a line for each run and kind."""
+    """The files that runs name, and a finding for each run and kind of damage."""
     root, named, findings = replica_root(store.path), set(), []
     for run in (run for run in runs if "replicas" in run.contents):
         files = _files(store, run)
         named |= {root / file for file in files}
-        wrong = defaultdict(list)
+        files_by_damage = defaultdict(list)
         for file, (hash, nbytes) in files.items():
-            if why := _wrong(root, file, hash, nbytes):
-                wrong[why].append(file)
+            if damage := _damage_of(root, file, hash, nbytes):
+                files_by_damage[damage].append(file)
         findings += [
             StoreFinding(
                 f"run {run.run_id}",
-                f"{len(bad)} of {len(files)} replica files {why}, {'as' if len(bad) > 1 else 'namely'} {bad[0]}",
+                f"{len(bad)} of {len(files)} replica files {damage}, {'as' if len(bad) > 1 else 'namely'} {bad[0]}",
                 f"put the folder {root.name} as it was beside the store, or run moectl quantize again",
             )
-            for why, bad in wrong.items()
+            for damage, bad in files_by_damage.items()
         ]
     return named, findings
 
 
 def _files(store: Store, run: StoredRun) -> dict[str, tuple[str, dict[int, int]]]:
-    """By file its hash and the bytes of its widths."""
+    """By file, its hash and the bytes of its widths."""
     try:
         rows = store.read("replicas", run.run_id).to_pylist()
-    except BadInput:  # told by its count, or its table
+    except BadInput:  # already reported by the row counts or the scan
         return {}
-    found: dict[str, tuple[str, dict[int, int]]] = {}
+    files: dict[str, tuple[str, dict[int, int]]] = {}
     for row in rows:
-        found.setdefault(row["file"], (row["hash"], {}))[1][row["bits"]] = row["nbytes"]
-    return found
+        files.setdefault(row["file"], (row["hash"], {}))[1][row["bits"]] = row["nbytes"]
+    return files
 
 
-def _wrong(root: Path, file: str, hash: str, nbytes: dict[int, int]) -> str:
+def _damage_of(root: Path, file: str, hash: str, nbytes: dict[int, int]) -> str:
     path = root / file
     if not path.resolve().is_relative_to(root.resolve()):
         return "lie outside their folder"

@@ -1,4 +1,4 @@
-"""One DuckDB file, opened so that every way of failing is one line with its remedy."""
+"""Open one DuckDB file, and turn every way of failing into one line with its remedy."""
 
 import re
 import time
@@ -13,17 +13,17 @@ from artifacts.errors import BadInput, OutOfResources, Problem, first_line
 _MAGIC = slice(8, 12)
 _FULL = ("No space left", "Disk quota", "File too large")
 _WAL = ("replaying WAL", "Corrupt WAL", "This WAL was created", "WAL does not match")
-PATIENCE_S = 10.0  # for whoever has the store when hours of work are to be written: what they do takes less
+PATIENCE_S = 10.0  # how long a command waits to write hours of work; others hold the store for less
 _READER_RETRIES = 5
 _RETRY_S = 0.2
 
 
 def connect(path: Path, *, read_only: bool, patience_s: float | None = None) -> duckdb.DuckDBPyConnection:
-    """Open the file, which a writer makes if it is not there.
+    """Open the file; a writer creates it if it does not exist.
 
-    A reader waits a second for a writer to finish, a writer for nobody unless `patience_s` says so. Raises BadInput
-    (not a DuckDB file, damaged, no such folder or file), OutOfResources (in use by another process, named by its
-    number).
+    A reader waits one second for a writer to finish; a writer waits for `patience_s`, by default not at all. Raises
+    BadInput (not a DuckDB file, damaged, no such folder or file), OutOfResources (in use by another process, named by
+    its number).
     """
     _check_file(path, read_only=read_only)
     retries = int(patience_s / _RETRY_S) if patience_s is not None else _READER_RETRIES if read_only else 0
@@ -40,7 +40,7 @@ def connect(path: Path, *, read_only: bool, patience_s: float | None = None) -> 
 
 @contextmanager
 def translated(path: Path) -> Iterator[None]:
-    """Turn what DuckDB raises about the file, the disk or memory into a Problem; mistakes in our SQL pass through."""
+    """Turn DuckDB's errors about the file, the disk or memory into a Problem; errors in our SQL pass through."""
     try:
         yield
     except (duckdb.ProgrammingError, duckdb.IntegrityError, duckdb.DataError):
@@ -51,7 +51,7 @@ def translated(path: Path) -> Iterator[None]:
 
 @contextmanager
 def transaction(connection: duckdb.DuckDBPyConnection) -> Iterator[None]:
-    """Commit what the block did, or nothing of it."""
+    """Commit all changes of the block, or none."""
     connection.begin()
     try:
         yield
@@ -62,7 +62,7 @@ def transaction(connection: duckdb.DuckDBPyConnection) -> Iterator[None]:
 
 
 def check_place(path: Path) -> None:
-    """Raise BadInput where no store can be."""
+    """Raise BadInput where no store can be created."""
     if path.is_dir():
         raise BadInput(f"{path} is a folder, not a store; name a file")
     if not path.parent.is_dir():
@@ -70,8 +70,8 @@ def check_place(path: Path) -> None:
 
 
 def connection_to(path: Path, *, read_only: bool) -> duckdb.DuckDBPyConnection:
-    """What `connect` opens once it has looked at the file; errors are DuckDB's own."""
-    # Without these DuckDB may go to the network for an extension, and spills into the working directory.
+    """Open the file without checking it first, unlike `connect`; errors are DuckDB's own."""
+    # Without these options DuckDB may download extensions, and spills into the working directory.
     config = {
         "autoinstall_known_extensions": False,
         "autoload_known_extensions": False,
@@ -91,7 +91,7 @@ def _check_file(path: Path, *, read_only: bool) -> None:
             head = file.read(_MAGIC.stop)
     except OSError as error:
         raise BadInput(f"cannot read the store {path}: {error.strerror}") from error
-    # DuckDB would take an SQLite or a CSV file for something to convert.
+    # DuckDB would try to convert an SQLite or a CSV file.
     if head[_MAGIC] != b"DUCK":
         raise BadInput(f"{path} is not a store (no DuckDB file); name another file or remove it")
 
@@ -115,7 +115,7 @@ def _problem(error: duckdb.Error, path: Path) -> Problem:
 
 
 def _lock_holder(error: duckdb.Error) -> str:
-    """The number of the process that holds the file, or nothing if that is not what went wrong."""
+    """The number of the process that holds the file, or an empty text if the error has another cause."""
     if "Could not set lock" not in str(error):
         return ""
     match = re.search(r"PID (\d+)", str(error))
@@ -123,7 +123,7 @@ def _lock_holder(error: duckdb.Error) -> str:
 
 
 def _roll_back(connection: duckdb.DuckDBPyConnection) -> None:
-    # After a fatal error DuckDB refuses this too; the error on its way up is the one to report.
+    # After a fatal error DuckDB refuses to roll back too; the error that is already being raised is the one to report.
     try:
         connection.rollback()
     except duckdb.Error:

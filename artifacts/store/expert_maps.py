@@ -1,4 +1,4 @@
-"""Expert maps in the store: as rows of `expert_maps`, and read back as one array each, where Arrow put them."""
+"""Expert maps in the store: as rows of `expert_maps`, and read back as arrays without a copy."""
 
 import numpy as np
 import pyarrow as pa
@@ -25,8 +25,8 @@ def map_rows(maps: ExpertMaps, origins: np.ndarray) -> pa.Table:
 def map_arrays(rows: pa.Table, shape: Shape) -> tuple[np.ndarray, np.ndarray]:
     """Embeddings [N, H] and probabilities [N, L, E], float32 and read-only, of rows in the order of their maps.
 
-    Nothing is copied when Arrow holds them in one piece, as `Store.read` gives them. Raises BadInput when they do not
-    fit together.
+    Nothing is copied when Arrow holds each column in one piece, as `Store.read` returns them. Raises BadInput when they
+    do not fit together.
     """
     embeddings, flat = (_matrix(rows, name) for name in ("embedding", "probabilities"))
     size = (shape.num_layers, shape.num_experts)
@@ -38,7 +38,7 @@ def map_arrays(rows: pa.Table, shape: Shape) -> tuple[np.ndarray, np.ndarray]:
 def stored_maps(store: Store, *, model_id: str | None = None, run_id: int | None = None) -> ExpertMaps:
     """The maps of a run, by default the newest (of a model if given), with their capacity and distance.
 
-    Raises Incompatible when there are none, or the run is of another model.
+    Raises Incompatible when there are none, or the run belongs to another model.
     """
     run = latest_maps(store, model_id) if run_id is None else store.run(run_id)
     if run is None or TABLE not in run.contents:
@@ -50,8 +50,8 @@ def stored_maps(store: Store, *, model_id: str | None = None, run_id: int | None
 
 def latest_maps(store: Store, model_id: str | None = None) -> StoredRun | None:
     """The newest run with maps, built or learned, of one model if given; None if there is none."""
-    found = [run for run in store.runs() if TABLE in run.contents and model_id in (None, run.info.model_id)]
-    return found[-1] if found else None
+    runs = [run for run in store.runs() if TABLE in run.contents and model_id in (None, run.info.model_id)]
+    return runs[-1] if runs else None
 
 
 def stored_origins(store: Store, run_id: int) -> np.ndarray:
@@ -62,12 +62,12 @@ def stored_origins(store: Store, run_id: int) -> np.ndarray:
 
 def _read(store: Store, run: StoredRun) -> ExpertMaps:
     shape = next(model.shape for model in store.models() if model.model_id == run.info.model_id)
-    asked = run.info.parameters
+    parameters = run.info.parameters
     with as_written(run, store.path):
-        dtype, distance, capacity = str(asked["dtype"]), int(asked["distance"]), int(asked["capacity"])
+        dtype, distance, capacity = str(parameters["dtype"]), int(parameters["distance"]), int(parameters["capacity"])
     if dtype not in DTYPES:
         raise BadInput(f"{store.path} has expert maps of {dtype[:40]}: run moectl build-maps again")
-    # Arrow tables of DuckDB have no float16: what was rounded to it comes back exactly.
+    # DuckDB's Arrow tables have no float16; values that were rounded to float16 convert back exactly.
     arrays = [array.astype(dtype, copy=False) for array in map_arrays(store.read(TABLE, run.run_id), shape)]
     return ExpertMaps.of(*arrays, distance=distance, capacity=capacity)
 

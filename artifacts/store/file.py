@@ -1,4 +1,4 @@
-"""The file of a store: made whole, brought up to date after a copy, or refused with what to do."""
+"""The file of a store: created whole, upgraded after a copy, or refused with a remedy."""
 
 import os
 import shutil
@@ -14,24 +14,23 @@ from artifacts.store.schema import SCHEMA_VERSION, columns, migration, statement
 
 _TRIES = 5
 
-
-Identity = tuple[int, int]  # of a file, whatever its name
+Identity = tuple[int, int]  # device and inode: a file, whatever its name
 
 
 def open_file(
     path: Path, *, read_only: bool, patience_s: float | None = None
 ) -> tuple[duckdb.DuckDBPyConnection, Identity | None]:
-    """Open a store, and which file was made for it just now, if any; see `Store.open`, which raises the same."""
+    """Open a store; also return the identity of its file if it was created just now. Raises as `Store.open`."""
     connection, made = _connect(path, read_only=read_only, patience_s=patience_s)
     try:
         with translated(path):
             if not read_only and _lacks(connection, path):
-                connection.execute("CHECKPOINT")  # or the copy would lack what is still in the write-ahead log
+                connection.execute("CHECKPOINT")  # the copy would lack what is still in the write-ahead log
                 version = _version(connection)
                 connection.close()
                 _keep_copy(path, version)
                 connection = connect(path, read_only=False, patience_s=patience_s)
-                _bring_up_to_date(connection, path, version)
+                _upgrade(connection, path, version)
             elif read_only:
                 _check(connection, path)
     except BaseException:
@@ -41,21 +40,22 @@ def open_file(
 
 
 def remove_made(path: Path, made: Identity) -> None:
-    """Remove a store that was made for nothing, unless another file has its name by now.
+    """Remove a store that was created but not written to, unless another file has its name by now.
 
-    Its connection is still open: another process that took it up meanwhile would write into nothing.
+    Call it while the connection is still open: another process that opened the file meanwhile would write into a
+    removed one.
     """
     if _identity(path) == made:
         _remove(path)
 
 
 def wal_of(path: Path) -> Path:
-    """DuckDB's write-ahead log of a store."""
+    """The path of a store's write-ahead log."""
     return path.with_name(f"{path.name}.wal")
 
 
 def stored_columns(connection: duckdb.DuckDBPyConnection) -> dict[str, set[str]]:
-    """Names of the columns that are there, by table."""
+    """Names of the columns in the file, by table."""
     select = "SELECT table_name, list(column_name) FROM duckdb_columns() WHERE NOT internal GROUP BY table_name"
     return {table: set(names) for table, names in connection.execute(select).fetchall()}
 
@@ -63,7 +63,7 @@ def stored_columns(connection: duckdb.DuckDBPyConnection) -> dict[str, set[str]]
 def _connect(
     path: Path, *, read_only: bool, patience_s: float | None
 ) -> tuple[duckdb.DuckDBPyConnection, Identity | None]:
-    """To the file that is at `path` once it is open: one that went away in between is not written into."""
+    """Connect to the file that is at `path` once it is open: a file that was replaced in between is not written to."""
     for _ in range(_TRIES):
         is_new = not read_only and not path.exists() and _make(path)
         before = _identity(path)
@@ -76,14 +76,14 @@ def _connect(
 
 def _identity(path: Path) -> Identity | None:
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
 def _make(path: Path) -> bool:
-    """A store without a run, whole or not at all; False when another process was faster."""
+    """Create a store without runs, whole or not at all; False when another process was faster."""
     check_place(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -107,7 +107,7 @@ def _remove(path: Path) -> None:
 
 
 def _named(temporary: Path, path: Path) -> bool:
-    """Give a file its name unless another has it by now."""
+    """Give a file its name unless another file has it by now."""
     try:
         os.link(temporary, path)
     except FileExistsError:
@@ -120,18 +120,18 @@ def _named(temporary: Path, path: Path) -> bool:
 
 
 def _lacks(connection: duckdb.DuckDBPyConnection, path: Path) -> bool:
-    """Whether a writer has to bring it up to date. A file without any table, as another DuckDB left it, is filled."""
+    """Whether a writer has to upgrade the file. A file without tables, as another DuckDB left it, is filled."""
     if _check(connection, path, is_filled=False) is None:
         with transaction(connection):
             _execute(connection, statements())
         return False
     counts = dict(connection.execute("SELECT table_name, column_count FROM duckdb_tables()").fetchall())
-    wanted = {table: len(own) for table, own in columns().items()}
-    return _version(connection) < SCHEMA_VERSION or any(counts.get(name) != count for name, count in wanted.items())
+    expected = {table: len(definitions) for table, definitions in columns().items()}
+    return _version(connection) < SCHEMA_VERSION or any(counts.get(name) != count for name, count in expected.items())
 
 
 def _check(connection: duckdb.DuckDBPyConnection, path: Path, *, is_filled: bool = True) -> int | None:
-    """The version of a store that we can read; None of an empty file, unless it must be filled."""
+    """The version of a store that this moectl can read; None for an empty file, which is an error if `is_filled`."""
     tables = {name for (name,) in connection.execute("SELECT table_name FROM duckdb_tables()").fetchall()}
     if not tables and not is_filled:
         return None
@@ -155,26 +155,26 @@ def _version(connection: duckdb.DuckDBPyConnection) -> int | None:
 
 
 def _keep_copy(path: Path, version: int) -> None:
-    """`moe.duckdb.v1` beside `moe.duckdb`. The store must be closed: whoever closes a file of his loses its lock."""
+    """Copy `moe.duckdb` to `moe.duckdb.v1`. The store must be closed: closing any handle of the file drops its lock."""
     with replacing(path.with_name(f"{path.name}.v{version}")) as temporary:
         shutil.copyfile(path, temporary)
 
 
-def _bring_up_to_date(connection: duckdb.DuckDBPyConnection, path: Path, version: int) -> None:
-    """To the present schema, whole or not at all; what is there already stays."""
-    have = stored_columns(connection)
-    filled = {name for name in have if connection.execute(f'SELECT 1 FROM "{name}" LIMIT 1').fetchall()}
-    if lost := unmendable(have, filled):
+def _upgrade(connection: duckdb.DuckDBPyConnection, path: Path, version: int) -> None:
+    """Add what the present schema has and the file lacks, all of it or nothing; stored rows stay."""
+    present = stored_columns(connection)
+    filled = {name for name in present if connection.execute(f'SELECT 1 FROM "{name}" LIMIT 1').fetchall()}
+    if lost := unmendable(present, filled):
         raise Incompatible(
             f"{path} was written by a moectl between two releases (schema {version}): {lost}. Nothing was changed; "
             "name another store and make its artefacts anew"
         )
     with transaction(connection):
-        _execute(connection, migration(have))
+        _execute(connection, migration(present))
 
 
 def _execute(connection: duckdb.DuckDBPyConnection, ddl: list[str]) -> None:
-    """Run the statements and enter the version that they lead to."""
+    """Run the statements and record the version that they lead to."""
     for statement in ddl:
         connection.execute(statement)
     made_with = versions().get("moectl", "not installed")

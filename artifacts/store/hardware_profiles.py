@@ -1,4 +1,4 @@
-"""Hardware profiles out of a store."""
+"""Read hardware profiles from a store."""
 
 from typing import TYPE_CHECKING
 
@@ -18,8 +18,8 @@ def stored_profile(store: "Store", model_id: str) -> HardwareProfile | None:
 
 
 def profile_for(store: "Store", shape: Shape, *, name: str) -> HardwareProfile:
-    """The newest hardware profile of a model of this shape. Raises Incompatible when there is none; `name` is how to
-    speak of the model."""
+    """The newest hardware profile of a model of this shape; `name` is how a message calls the model. Raises
+    Incompatible when there is none."""
     shapes = {model.model_id: model.shape for model in store.models()}
     runs = [run for run in store.runs() if run.info.command == COMMAND]
     for run in reversed(runs):

@@ -1,4 +1,4 @@
-"""What stopped commands leave beside a store, and how to go on from it or be rid of it."""
+"""What stopped commands leave beside a store, and how to resume from it or remove it."""
 
 import fcntl
 import os
@@ -15,7 +15,7 @@ _GO_ON = "the same command goes on from there; or remove it"
 
 @dataclass(frozen=True, slots=True)
 class StoreFinding:
-    """One thing that is wrong: about what, what, and what to do. `is_loss`: not merely left over."""
+    """One defect: the object, what is wrong, and the remedy. `is_loss` is False for mere leftovers."""
 
     about: str
     says: str
@@ -24,7 +24,7 @@ class StoreFinding:
 
 
 def beside(store: Path) -> Iterator[StoreFinding]:
-    """What lies next to the store's file and begins with its name."""
+    """Leftovers next to the store's file: names that begin with the store's."""
     if (wal := wal_of(store)).exists():
         says = f"{wal.stat().st_size} bytes that a stopped command had not yet put into the store"
         remedy = "the next command that writes takes them up; do not copy the store without it"
@@ -41,15 +41,15 @@ def beside(store: Path) -> Iterator[StoreFinding]:
 
 
 def unnamed(root: Path, named: set[Path]) -> Iterator[StoreFinding]:
-    """What lies among a store's replicas and no run names; what a quantize under way holds is not looked at."""
+    """Files among a store's replicas that no run names; folders that a running quantize holds are skipped."""
     folders = sorted(path for path in root.iterdir() if not _is_held(path)) if root.is_dir() else []
     for folder in folders:
-        own = [path for path in sorted(folder.iterdir()) if path.name != ".lock"] if folder.is_dir() else [folder]
+        files = [path for path in sorted(folder.iterdir()) if path.name != ".lock"] if folder.is_dir() else [folder]
         if folder not in {path.parent for path in named}:
-            says = f"{sum(path.suffix == '.safetensors' for path in own)} replica files that no run names: a quantize "
-            yield _left(folder, says + "that was stopped", _GO_ON)
+            num_replicas = sum(path.suffix == ".safetensors" for path in files)
+            yield _left(folder, f"{num_replicas} replica files that no run names: a quantize that was stopped", _GO_ON)
             continue
-        for path in own:
+        for path in files:
             if path not in named:
                 yield _left(path, "no run names it" if path.suffix == ".safetensors" else "half written", "remove it")
 
@@ -59,7 +59,7 @@ def _left(path: Path, says: str, remedy: str) -> StoreFinding:
 
 
 def _writer(path: Path) -> int | None:
-    """The process whose temporary file this is, if there is no such process any more."""
+    """The process that wrote this temporary file, if it no longer runs."""
     match = _TEMPORARY.fullmatch(path.name)
     if match is None:
         return None

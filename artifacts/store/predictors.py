@@ -1,4 +1,4 @@
-"""Predictors out of a store."""
+"""Read fitted predictors from a store."""
 
 from typing import TYPE_CHECKING
 
@@ -11,12 +11,12 @@ if TYPE_CHECKING:
 
 
 def load_predictors(store: "Store", model_id: str, shape: Shape) -> Predictors | None:
-    """Those of the newest run of this model; None if there is none."""
+    """The predictors of the newest run of this model; None if there is none. Raises BadInput when they are damaged."""
     run = store.latest_run(COMMAND, model_id)
     if run is None:
         return None
-    asked = run.info.parameters
+    parameters = run.info.parameters
     rows = store.read(TABLE, run.run_id)
     with as_written(run, store.path):
-        num_features = int(asked["features"])
+        num_features = int(parameters["features"])
     return predictors_of(rows, shape, num_features=num_features, seed=run.info.seed)

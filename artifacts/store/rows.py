@@ -1,4 +1,4 @@
-"""Rows of the store's tables as arrays, and buddy lists as rows. L layers, E experts a layer, R ranks."""
+"""Rows of the store's tables to arrays, and arrays to rows. L layers, E experts per layer, R ranks."""
 
 from collections.abc import Sequence
 
@@ -15,14 +15,14 @@ def activation_matrices(rows: pa.Table, num_layers: int, num_experts: int) -> di
     phases = np.array(rows["phase"].to_pylist())
     shape = (num_layers, num_experts)
     layer, expert = _at(rows, ("layer", "expert"), shape)
-    found = {}
+    matrices = {}
     for phase in dict.fromkeys(phases.tolist()):
         counts, weights = np.zeros(shape, np.int64), np.zeros(shape)
         at = phases == phase
         counts[layer[at], expert[at]] = _column(rows, "count")[at]
         weights[layer[at], expert[at]] = _column(rows, "weight")[at]
-        found[phase] = counts, weights
-    return found
+        matrices[phase] = counts, weights
+    return matrices
 
 
 def coactivation_matrices(rows: pa.Table, num_layers: int, num_experts: int) -> tuple[np.ndarray, np.ndarray]:
@@ -35,7 +35,7 @@ def coactivation_matrices(rows: pa.Table, num_layers: int, num_experts: int) -> 
 
 
 def similarity_rows(similarity: Similarity) -> pa.Table:
-    """Rows of `similarity`, one per ordered pair; what belongs to i alone is repeated for each j."""
+    """Rows of `similarity`, one per ordered pair; values of i alone are repeated for each j."""
     layer, i, j = np.nonzero(np.broadcast_to(~np.eye(similarity.loss.shape[1], dtype=bool), similarity.loss.shape))
     return pa.table(
         {
@@ -60,12 +60,12 @@ def similarity_matrices(rows: pa.Table, num_layers: int, num_experts: int) -> Si
 
 
 def quant_loss_matrices(rows: pa.Table, num_layers: int, num_experts: int) -> dict[str, np.ndarray]:
-    """`mse`, `relative` and `gated`, each [L, E, 4] in the order of 1, 2, 3 and 4 bits; NaN where there is no row."""
+    """`mse`, `relative` and `gated`, each [L, E, 4] at 1, 2, 3 and 4 bits; NaN where there is no row."""
     layer, expert, bits = _at(rows, ("layer", "expert", "bits"), (num_layers, num_experts, 5), least=(0, 0, 1))
-    found = {name: np.full((num_layers, num_experts, 4), np.nan) for name in ("mse", "relative", "gated")}
-    for name, values in found.items():
+    tables = {name: np.full((num_layers, num_experts, 4), np.nan) for name in ("mse", "relative", "gated")}
+    for name, values in tables.items():
         values[layer, expert, bits - 1] = _column(rows, name)
-    return found
+    return tables
 
 
 def entropy_percentiles(rows: pa.Table) -> np.ndarray:
@@ -78,7 +78,7 @@ def entropy_percentiles(rows: pa.Table) -> np.ndarray:
 
 
 def buddy_rows(layers: Sequence[list[list[int]]], q: np.ndarray) -> pa.Table:
-    """Rows of `buddies` from the buddy lists of each layer and the q [L, E, E] they were cut from."""
+    """Rows of `buddies` from the buddy lists of each layer and the q [L, E, E] they were made from."""
     entries = [
         (layer, pivot, rank, buddy)
         for layer, lists in enumerate(layers)
@@ -108,8 +108,8 @@ def buddy_matrices(rows: pa.Table, num_layers: int, num_experts: int) -> tuple[n
 
 
 def curve_rows(hit: np.ndarray, prediction: np.ndarray, prediction_hit: np.ndarray) -> pa.Table:
-    """Rows of `curves` from hit [L, E + 1], prediction [L, E] and prediction_hit [L, E, E + 1]; what a kind has no
-    index for is empty."""
+    """Rows of `curves` from hit [L, E + 1], prediction [L, E] and prediction_hit [L, E, E + 1]; indices that a kind
+    does not have are NULL."""
     parts = []
     for kind, names, values in (
         ("hit", ("layer", "size"), hit),
@@ -124,19 +124,19 @@ def curve_rows(hit: np.ndarray, prediction: np.ndarray, prediction_hit: np.ndarr
 
 
 def curve_matrices(rows: pa.Table, num_layers: int, num_experts: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """What `curve_rows` took."""
+    """The arrays that `curve_rows` wrote."""
     kinds = rows["kind"].combine_chunks()
     size = (num_layers, num_experts)
     shapes = {"hit": (num_layers, num_experts + 1), "prediction": size, "prediction_hit": (*size, num_experts + 1)}
-    found = []
+    curves = []
     for kind, shape in shapes.items():
-        mine = rows.filter(pc.equal(kinds, kind))
-        names = [name for name in ("layer", "y", "size") if mine[name].null_count < mine.num_rows]
+        of_kind = rows.filter(pc.equal(kinds, kind))
+        names = [name for name in ("layer", "y", "size") if of_kind[name].null_count < of_kind.num_rows]
         if len(names) != len(shape):
             raise _damaged(f"curves of {kind} without a place")
-        found.append(np.zeros(shape))
-        found[-1][_at(mine, names, shape)] = _column(mine, "value")
-    return tuple(found)
+        curves.append(np.zeros(shape))
+        curves[-1][_at(of_kind, names, shape)] = _column(of_kind, "value")
+    return tuple(curves)
 
 
 def split_rows(budgets: np.ndarray, exposed: np.ndarray, theta: np.ndarray, cache_size: np.ndarray) -> pa.Table:
@@ -146,7 +146,7 @@ def split_rows(budgets: np.ndarray, exposed: np.ndarray, theta: np.ndarray, cach
 
 
 def split_columns(rows: pa.Table) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """What `split_rows` took, layers in order."""
+    """The arrays that `split_rows` wrote, layers in order."""
     order = np.argsort(_column(rows, "layer"))
     return tuple(_column(rows, name)[order] for name in ("budget", "exposed_s", "theta", "cache_size"))
 
@@ -174,7 +174,7 @@ def _column(rows: pa.Table, name: str) -> np.ndarray:
 def _at(
     rows: pa.Table, names: Sequence[str], sizes: Sequence[int], *, least: Sequence[int] | None = None
 ) -> tuple[np.ndarray, ...]:
-    """Columns that say where in an array of these sizes a row belongs."""
+    """The columns that index a row's place in an array of these sizes. Raises BadInput for an index out of range."""
     columns = tuple(_column(rows, name) for name in names)
     for name, column, size, first in zip(names, columns, sizes, least or [0] * len(names), strict=True):
         if len(column) and not (first <= column.min() and column.max() < size):

@@ -1,4 +1,4 @@
-"""Who made what: the model an artefact belongs to, and the run that wrote it."""
+"""Provenance: the model that an artefact belongs to, and the run that wrote it."""
 
 import platform
 from collections.abc import Iterator, Mapping
@@ -16,30 +16,30 @@ _PACKAGES = ("moectl", "torch", "transformers", "tokenizers", "datasets", "duckd
 
 
 def versions() -> dict[str, str]:
-    """Python's version and those of the packages that shape a result, as far as they are installed."""
+    """The versions of Python and of the packages that affect results, as far as they are installed."""
     return dict(_versions())
 
 
 @cache
 def _versions() -> dict[str, str]:
-    """Looked up once a process: it takes 20 ms, and every run that is written says it."""
-    found = {"python": platform.python_version()}
+    """Looked up once per process: it takes 20 ms, and every stored run records it."""
+    installed = {"python": platform.python_version()}
     for name in _PACKAGES:
         try:
-            found[name] = metadata.version(name)
+            installed[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return installed
 
 
 def utc_now() -> datetime:
-    """The time of day in UTC without a zone, as the store keeps it."""
+    """The current time in UTC without a zone, as the store keeps it."""
     return datetime.now(UTC).replace(tzinfo=None)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """A model as artefacts know it; `name` is what the user called it and may differ between machines."""
+    """A model as artefacts refer to it; `name` is what the user called it and may differ between machines."""
 
     name: str
     fingerprint: str
@@ -55,8 +55,8 @@ class ModelInfo:
 class RunInfo:
     """One command that wrote artefacts. `model_id` is None where no model was involved.
 
-    `data` is the specification the user gave and `data_digest` a hash of the token stream it became; `parameters` are
-    the options in force, JSON values only. `started_at` is in UTC without a zone.
+    `data` is the specification that the user gave and `data_digest` a hash of the token stream it became; `parameters`
+    are the options in force, JSON values only. `started_at` is in UTC without a zone.
     """
 
     command: str
@@ -81,7 +81,7 @@ class TableSize:
 
 @dataclass(frozen=True, slots=True)
 class StoredRun:
-    """A complete run as the store holds it, with what it wrote by table."""
+    """A complete run as the store holds it, with the size of each table that it wrote."""
 
     run_id: int
     info: RunInfo
@@ -90,7 +90,7 @@ class StoredRun:
 
 @contextmanager
 def as_written(run: StoredRun, where: Path) -> Iterator[None]:
-    """Around what makes something of a run's parameters: BadInput when they are not what its command writes."""
+    """Raise BadInput when the block finds that a run's parameters are not those that its command writes."""
     try:
         yield
     except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:

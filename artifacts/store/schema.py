@@ -1,11 +1,11 @@
-"""The tables of the store (DESIGN 4), as DDL, and what an older store lacks of them."""
+"""The tables of the store as DDL, and what an older store lacks of them."""
 
 import re
 from collections.abc import Mapping, Set
 
 SCHEMA_VERSION = 3
 
-# Big tables carry no key and no index: they are append-only, and a key would make writing four times slower and the
+# Big tables have no key and no index: they are append-only, and a key would make writing four times slower and the
 # file five times larger.
 CONTROL_TABLES = {
     "schema_version": "version INTEGER NOT NULL, applied_at TIMESTAMP NOT NULL, app_version VARCHAR NOT NULL",
@@ -88,51 +88,52 @@ ARTEFACT_TABLES = {
 
 
 def columns() -> dict[str, dict[str, str]]:
-    """By table the definition of each column, by name."""
+    """By table, the definition of each column by name."""
     return {table: _columns(ddl) for table, ddl in (CONTROL_TABLES | ARTEFACT_TABLES).items()}
 
 
-def lacking(have: Mapping[str, Set[str]]) -> str:
-    """What a store with these columns by table lacks, in words; nothing if it is up to date."""
-    missing = {table: own.keys() - have.get(table, set()) for table, own in columns().items()}
-    tables = [table for table in missing if table not in have]
-    own = [f"{table}.{name}" for table, names in missing.items() if table in have for name in sorted(names)]
-    return ", ".join([*tables, *own])
+def lacking(present: Mapping[str, Set[str]]) -> str:
+    """What a store with these columns by table lacks, in words; empty if it is up to date."""
+    missing = {table: definitions.keys() - present.get(table, set()) for table, definitions in columns().items()}
+    tables = [table for table in missing if table not in present]
+    names = [f"{table}.{name}" for table, names in missing.items() if table in present for name in sorted(names)]
+    return ", ".join([*tables, *names])
 
 
-def unmendable(have: Mapping[str, Set[str]], filled: Set[str]) -> str:
-    """What the `filled` tables of an older store lack that must have a value in every row; nothing if all is well.
+def unmendable(present: Mapping[str, Set[str]], filled: Set[str]) -> str:
+    """Required columns that the `filled` tables of an older store lack, in words; empty if there are none.
 
-    No release left such a store: what versions add to a table may be empty.
+    No release left such a store: columns that a version adds may be NULL.
     """
-    lost = {
-        table: [name for name, definition in own.items() if name not in have[table] and "NOT NULL" in definition]
-        for table, own in columns().items()
-        if table in have and table in filled
+    missing = {
+        table: [name for name, text in definitions.items() if name not in present[table] and "NOT NULL" in text]
+        for table, definitions in columns().items()
+        if table in present and table in filled
     }
-    return "; ".join(f"{table} lacks {', '.join(names)}" for table, names in lost.items() if names)
+    return "; ".join(f"{table} lacks {', '.join(names)}" for table, names in missing.items() if names)
 
 
-def migration(have: Mapping[str, Set[str]]) -> list[str]:
-    """The statements that bring a store with these columns by table up to this version: versions only ever add."""
-    found = []
-    for table, own in columns().items():
-        missing = {name: definition for name, definition in own.items() if name not in have.get(table, ())}
-        if table in have and any("NOT NULL" in definition for definition in missing.values()):  # no rows, or unmendable
-            found.append(f"DROP TABLE {table}")
-        elif table in have:
-            found += [f"ALTER TABLE {table} ADD COLUMN {definition}" for definition in missing.values()]
+def migration(present: Mapping[str, Set[str]]) -> list[str]:
+    """The statements that upgrade a store with these columns by table to this version; versions only add."""
+    changes = []
+    for table, definitions in columns().items():
+        missing = {name: definition for name, definition in definitions.items() if name not in present.get(table, ())}
+        is_required = any("NOT NULL" in definition for definition in missing.values())
+        if table in present and is_required:  # it has no rows, or `unmendable` refused it
+            changes.append(f"DROP TABLE {table}")
+        elif table in present:
+            changes += [f"ALTER TABLE {table} ADD COLUMN {definition}" for definition in missing.values()]
             continue
-        found.append(f"CREATE TABLE {table} ({(CONTROL_TABLES | ARTEFACT_TABLES)[table]})")
-    return found
+        changes.append(f"CREATE TABLE {table} ({(CONTROL_TABLES | ARTEFACT_TABLES)[table]})")
+    return changes
 
 
 def statements() -> list[str]:
-    """The statements that make an empty store."""
+    """The statements that create an empty store."""
     return migration({})
 
 
 def _columns(ddl: str) -> dict[str, str]:
-    """Definitions end at commas that no parenthesis encloses; a name may be quoted."""
+    """Split a definition at the commas that no parenthesis encloses; a name may be quoted."""
     definitions = [part.strip() for part in re.split(r",(?![^(]*\))", ddl)]
     return {definition.split()[0].strip('"'): definition for definition in definitions}

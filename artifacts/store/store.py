@@ -1,4 +1,4 @@
-"""The store: one DuckDB file in which every artefact hangs on the run that wrote it, whole or absent (DESIGN 4)."""
+"""The store: one DuckDB file in which every artefact belongs to the run that wrote it, whole or absent."""
 
 import json
 from collections.abc import Mapping
@@ -16,13 +16,17 @@ from artifacts.store.file import Identity, open_file, remove_made, stored_column
 from artifacts.store.runs import ModelInfo, RunInfo, StoredRun, TableSize
 from artifacts.store.schema import ARTEFACT_TABLES, lacking
 
+_SELECT_RUNS = """
+    SELECT run_id, contents, command, model_id, started_at, seconds, data, data_digest, tokens, seed, parameters,
+        versions FROM runs WHERE status = 'complete'"""
+
 
 class Store:
-    """An open store; a context manager. One process at a time may write, and then nobody else may read.
+    """An open store; a context manager. While one process writes, no other may read or write.
 
-    So open it late, write, and close it. A store that was made by opening it and into which nothing was written goes
-    away again on closing. Every method raises BadInput when the file turns out damaged and OutOfResources when the disk
-    or memory is full.
+    So open it late, write, and close it. A store that was created by opening it and never written to is removed on
+    closing. Every method raises BadInput when the file turns out damaged and OutOfResources when the disk or memory is
+    full.
     """
 
     def __init__(self, path: Path, connection: duckdb.DuckDBPyConnection, *, made: Identity | None) -> None:
@@ -32,11 +36,11 @@ class Store:
 
     @classmethod
     def open(cls, path: str | Path, *, read_only: bool = False, patience_s: float | None = None) -> "Store":
-        """Open a store, or make one unless `read_only`. A writer brings an older one up to date, after a copy. Where
-        another process has it, `patience_s` is how long to wait.
+        """Open a store, or create it unless `read_only`. A writer upgrades an older store, after a copy. `patience_s`
+        is how long to wait for another process that holds it.
 
-        Raises BadInput (no store, no folder, damaged, some other kind of file), OutOfResources (another process has it)
-        and Incompatible (made by a newer moectl).
+        Raises BadInput (no store, no folder, damaged, some other kind of file), OutOfResources (another process holds
+        it) and Incompatible (made by a newer moectl).
         """
         path = Path(path)
         connection, made = open_file(path, read_only=read_only, patience_s=patience_s)
@@ -61,13 +65,13 @@ class Store:
         return self.path.stat().st_size
 
     def models(self) -> list[ModelInfo]:
-        """The models of this store, in the order in which they came."""
+        """The models of this store, in the order in which they were added."""
         rows = self._rows("SELECT name, fingerprint, family, num_layers, num_experts, top_k, expert_bytes FROM models")
         return [ModelInfo(*row[:3], Shape(*row[3:])) for row in rows]
 
     def add_model(self, model: ModelInfo) -> str:
-        """Enter the model unless it is there already; return its `model_id`."""
-        if all(known.fingerprint != model.fingerprint for known in self.models()):
+        """Add the model unless the store has it; return its `model_id`."""
+        if all(other.fingerprint != model.fingerprint for other in self.models()):
             shape = model.shape
             row = [model.model_id, model.name, model.fingerprint, model.family]
             row += [shape.num_layers, shape.num_experts, shape.top_k, shape.expert_nbytes]
@@ -77,7 +81,7 @@ class Store:
         return model.model_id
 
     def require_model(self, fingerprint: str, *, name: str) -> ModelInfo:
-        """The entry of the model with this fingerprint; `name` is how to speak of it.
+        """Return the entry of the model with this fingerprint; `name` is how a message calls the model.
 
         Raises Incompatible, naming both sides, when the store holds artefacts of other models only.
         """
@@ -94,8 +98,8 @@ class Store:
     def write_run(self, run: RunInfo, tables: Mapping[str, pa.Table], *, instead_of: int | None = None) -> int:
         """Write a run and its artefacts, whole or not at all; return the `run_id`.
 
-        `tables` are Arrow tables with the columns of DESIGN 4 less `run_id`, by table name. The run `instead_of`, whose
-        contents are all in the new one, goes in the same moment.
+        `tables` are Arrow tables by table name, with the columns of the schema less `run_id`. The run `instead_of`,
+        whose contents are all in the new run, is removed in the same transaction.
         """
         assert tables.keys() <= ARTEFACT_TABLES.keys(), (
             f"not tables of the store: {tables.keys() - ARTEFACT_TABLES.keys()}"
@@ -128,11 +132,11 @@ class Store:
 
     def latest_run(self, command: str, model_id: str | None = None) -> StoredRun | None:
         """The newest complete run of a command, of one model if given; None if there is none."""
-        found = [run for run in self.runs() if run.info.command == command]
-        return next((run for run in reversed(found) if model_id is None or run.info.model_id == model_id), None)
+        runs = [run for run in self.runs() if run.info.command == command]
+        return next((run for run in reversed(runs) if model_id is None or run.info.model_id == model_id), None)
 
     def read(self, table: str, run_id: int) -> pa.Table:
-        """What a run wrote to a table, in the order written, less `run_id`.
+        """The rows that a run wrote to a table, in the order written, less `run_id`.
 
         Raises BadInput when the run wrote no such table, or the file has lost rows of it.
         """
@@ -140,18 +144,18 @@ class Store:
         size = self.run(run_id).contents.get(table)
         if size is None:
             raise BadInput(f"run {run_id} in {self.path} wrote no {table}")
-        found = self.query(f"SELECT * EXCLUDE (run_id) FROM {table} WHERE run_id = {int(run_id)}")
-        if found.num_rows != size.num_rows:
+        rows = self.query(f"SELECT * EXCLUDE (run_id) FROM {table} WHERE run_id = {int(run_id)}")
+        if rows.num_rows != size.num_rows:
             raise BadInput(
-                f"{self.path} is damaged: run {run_id} wrote {size.num_rows} rows of {table} and {found.num_rows} are "
+                f"{self.path} is damaged: run {run_id} wrote {size.num_rows} rows of {table} and {rows.num_rows} are "
                 "left; was it copied without its .wal file? Restore it or run the command again"
             )
-        return found
+        return rows
 
     def query(self, select: str) -> pa.Table:
-        """The rows of any query: what a report shows, and how its reader finds it again.
+        """The rows of any query.
 
-        Raises Incompatible when the file lacks a table or a column that this moectl knows.
+        Raises Incompatible when the file lacks a table or a column that this moectl expects.
         """
         try:
             with translated(self.path):
@@ -209,7 +213,7 @@ class Store:
             self._connection.execute(f"DELETE FROM {name} WHERE run_id = {int(run_id)}")
 
     def _insert_rows(self, name: str, run_id: int, table: pa.Table) -> None:
-        # Nothing to unregister when this fails: the view belongs to the transaction that is then rolled back.
+        # When this fails the view needs no unregistering: it belongs to the transaction, which is rolled back.
         self._connection.register("incoming", table)
         self._connection.execute(f"INSERT INTO {name} BY NAME SELECT {run_id} AS run_id, * FROM incoming")
         self._connection.unregister("incoming")
@@ -218,17 +222,13 @@ class Store:
 def add_run(path: str | Path, run: RunInfo, tables: Mapping[str, pa.Table], *, model: ModelInfo | None = None) -> int:
     """Open a store, write one run and its model, and close it; return the `run_id`.
 
-    This is how long work ends: whoever has the store at that moment is waited for. Raises as `Store.open`.
+    Long commands end this way: they wait for a process that holds the store at that moment. Raises as `Store.open`
+    does.
     """
     with Store.open(path, patience_s=PATIENCE_S) as store:
         if model:
             store.add_model(model)
         return store.write_run(run, tables)
-
-
-_SELECT_RUNS = """
-    SELECT run_id, contents, command, model_id, started_at, seconds, data, data_digest, tokens, seed, parameters,
-        versions FROM runs WHERE status = 'complete'"""
 
 
 def _stored_run(row: tuple, path: Path) -> StoredRun:
