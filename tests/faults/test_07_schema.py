@@ -175,7 +175,7 @@ KILLED_AT = """
 import artifacts.store.file as inner
 def die():
     os.kill(os.getpid(), 9)
-for name in ("_keep_copy", "_bring_up_to_date", "_execute"):
+for name in ("_keep_copy", "_upgrade", "_execute"):
     for when in ("before", "after"):
         path = Path(sys.argv[1]) / f"{name}-{when}.duckdb"
         path.write_bytes(Path(sys.argv[2]).read_bytes())

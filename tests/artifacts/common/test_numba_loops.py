@@ -1,4 +1,4 @@
-"""Compiled loops: kept where a folder can be written, and still there where none can."""
+"""Compiled loops: cached where a folder is writable, and usable where none is."""
 
 import os
 import subprocess
@@ -27,7 +27,7 @@ def halved(x):
 
 
 def installed(tmp_path: Path) -> Path:
-    """A folder with a kernel, nothing compiled."""
+    """A folder with a kernel that has not been compiled yet."""
     (tmp_path / "loops.py").write_text(LOOPS)
     return tmp_path
 
@@ -49,7 +49,7 @@ def test_compiled_once_and_kept(tmp_path: Path) -> None:
 
 
 def test_where_no_folder_can_be_written_it_runs_and_says_so(tmp_path: Path) -> None:
-    """A file stands where each folder would be made: root may write anywhere else."""
+    """A file stands in the place of each cache folder, since root may write to any folder."""
     folder = installed(tmp_path)
     (folder / "__pycache__").touch()
     (tmp_path / "home").touch()
@@ -64,7 +64,8 @@ def test_where_no_folder_can_be_written_it_runs_and_says_so(tmp_path: Path) -> N
     [("low_bit", "multiplier", {}), ("gated_packed", "packed_adder", {"is_narrow": False})],
 )
 def test_what_is_made_for_a_width_is_found_again(module: str, name: str, options: dict) -> None:
-    """numba finds a closure by what it holds: had it another compiled function, every process would compile it anew."""
+    """numba finds a closure by the values that it holds: if it held another compiled function, every process would
+    compile it anew."""
     made = getattr(import_module(f"runtime.kernels.cpu.{module}"), name)
     made(4, **options)
     again = made.__wrapped__(4, **options)

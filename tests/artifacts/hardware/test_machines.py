@@ -15,7 +15,7 @@ def test_every_machine_has_positive_figures_and_a_source():
 
 
 def test_the_near_data_device_of_table_2():
-    """64 units of 4 x 4 multiply-adds, one a cycle, at 1 GHz."""
+    """64 units of 4 x 4 multiply-adds, one per cycle, at 1 GHz."""
     device = machine("h100-cxl-ndp")
     assert (device.near_gbps, device.near_tflops) == (512.0, pytest.approx(64 * 4 * 4 * 2 * 1e9 / 1e12))
 

@@ -1,4 +1,4 @@
-"""Hardware profiles: their rows, and finding the one that a model wants."""
+"""Hardware profiles: their rows, and the choice of the profile that fits a model."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -79,6 +79,6 @@ def test_a_profile_of_another_shape_is_refused(tmp_path: Path) -> None:
 
 
 def test_no_time_is_below_nothing() -> None:
-    """Or a profile of a busy machine would be refused as it is read."""
+    """Otherwise a profile of a busy machine would be refused when it is read."""
     assert Spread.of([-3.0, -2.0, 1.0]) == Spread(0.0, 2.0, 3)
     assert Spread.of([1.0, 2.0, 3.0]).median == 2.0

@@ -1,4 +1,4 @@
-"""Shapes of named models against what their makers say of their size, and shapes out of configs."""
+"""Shapes of named models against their published sizes, and shapes read from configs."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ from artifacts.errors import BadInput, BadUsage
 from artifacts.modelshapes.known import MODELS, from_config, guessed, model_shape, unsized
 from artifacts.shape import Shape
 
-# Billions of parameters in all, as published.
+# Billions of parameters in total, as published.
 PUBLISHED = {
     "mixtral-8x7b": 46.7,
     "mixtral-8x22b": 141,

@@ -11,7 +11,7 @@ from artifacts.modelshapes.known import MODELS, model_shape
 from artifacts.modelshapes.memory import backbone_memory, backbone_of, from_config
 from tests.helpers import families
 
-# Parameters in thousand millions, as published with the checkpoints.
+# Billions of parameters, as published with the checkpoints.
 TOTALS = {
     "mixtral-8x7b": 46.7,
     "mixtral-8x22b": 140.6,
@@ -31,7 +31,9 @@ TOTALS = {
 def test_all_weights_together_are_the_published_total(name: str) -> None:
     model = MODELS[name]
     found = backbone_memory(model, backbone_of(name))
-    embedded = model.vocabulary * model.hidden * 2 * (2 - model.weight_nbytes)  # of 8 bits, these alone have 16
+    embedded = (
+        model.vocabulary * model.hidden * 2 * (2 - model.weight_nbytes)
+    )  # in models of 8 bits, only these have 16
     total = (model.shape.nbytes + found.weights_nbytes - embedded) / model.weight_nbytes
     assert total / 1e9 == pytest.approx(TOTALS[name], rel=0.005)
 
@@ -46,7 +48,7 @@ def test_every_model_of_the_table_has_a_backbone() -> None:
 
 @pytest.mark.parametrize("family", families.FAMILIES)
 def test_real_modules_and_caches(family: str, tmp_path: Path) -> None:
-    """Within what norms and biases are of so small a model; the cache to the byte."""
+    """Weights agree but for norms and biases, which count in so small a model; the cache agrees to the byte."""
     config, model = families.FAMILIES[family]()
     config.save_pretrained(tmp_path)
     said = model_shape(str(tmp_path))
@@ -54,7 +56,7 @@ def test_real_modules_and_caches(family: str, tmp_path: Path) -> None:
     wide = {name: tensor for name, tensor in model.state_dict().items() if tensor.dim() > 1 and "experts." not in name}
     shared = {name: tensor for name, tensor in model.state_dict().items() if "shared_expert" in name}
     distinct = {tensor.data_ptr(): tensor.nbytes for tensor in (wide | shared).values()}
-    per_weight = 4 / said.weight_nbytes  # modules are made in float32
+    per_weight = 4 / said.weight_nbytes  # the test's modules are float32
     assert found.weights_nbytes * per_weight == pytest.approx(sum(distinct.values()), rel=0.03)
     cache = model(torch.ones(1, 5, dtype=torch.long), use_cache=True).past_key_values
     held = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)

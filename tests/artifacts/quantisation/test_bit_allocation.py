@@ -1,4 +1,4 @@
-"""Bits per expert: the prefix split against every split there is, and what the greedy choice promises."""
+"""Bits per expert: the prefix split against all possible splits, and the guarantees of the greedy choice."""
 
 import itertools
 import math
@@ -18,7 +18,7 @@ def losses(seed: int, num_experts: int, *, is_falling: bool = True) -> np.ndarra
 
 
 def brute_force(loss: np.ndarray, avg_bits: float) -> tuple[float, list[int]]:
-    """The least summed loss of all prefix splits that spend the bits exactly, and its bits."""
+    """The minimal summed loss of all prefix splits that spend the bits exactly, and its bits."""
     num_experts, best = len(loss), (math.inf, [])
     budget = math.floor(num_experts * (avg_bits - 1))
     for bits in itertools.combinations_with_replacement((4, 3, 2, 1), num_experts):
@@ -44,7 +44,7 @@ def test_whole_averages_and_ties() -> None:
 
 
 def cheapest(cost: np.ndarray, nbytes: np.ndarray, budget: int) -> float:
-    """The least cost of any choice within the budget."""
+    """The minimal cost of any choice within the budget."""
     choices = itertools.product(range(4), repeat=len(cost))
     fitting = (choice for choice in choices if sum(nbytes[row, level] for row, level in enumerate(choice)) <= budget)
     return min(sum(cost[row, level] for row, level in enumerate(choice)) for choice in fitting)
@@ -53,7 +53,8 @@ def cheapest(cost: np.ndarray, nbytes: np.ndarray, budget: int) -> float:
 @given(st.integers(0, 10**6), st.integers(1, 5), st.booleans(), st.floats(0, 1))
 @settings(max_examples=200, deadline=None)
 def test_greedy_is_within_one_step_of_the_best_choice(seed: int, num_rows: int, is_falling: bool, share: float) -> None:
-    """It never leaves the budget, is never worse than one width for all, nor by more than a step than the optimum."""
+    """It keeps the budget, is never worse than one width for all replicas, and at most one step worse than the
+    optimum."""
     random = np.random.default_rng(seed)
     cost = losses(seed, num_rows, is_falling=is_falling)
     nbytes = np.cumsum(random.integers(1, 6, (num_rows, 4)), axis=1)
@@ -70,7 +71,7 @@ def test_greedy_is_within_one_step_of_the_best_choice(seed: int, num_rows: int, 
 @given(st.integers(0, 10**6), st.integers(1, 4))
 @settings(max_examples=50, deadline=None)
 def test_greedy_is_the_best_choice_wherever_it_spends_all(seed: int, num_rows: int) -> None:
-    """With every width a corner of the hull: at the bytes of any of its own answers nothing else costs less."""
+    """With every width on the hull, no other choice of as many bytes costs less."""
     gains = -np.sort(-np.random.default_rng(seed).random((num_rows, 3)), axis=1)
     cost = gains.sum(1, keepdims=True) - np.cumsum(np.pad(gains, ((0, 0), (1, 0))), axis=1)
     nbytes = np.tile([1, 2, 3, 4], (num_rows, 1))

@@ -1,4 +1,4 @@
-"""Replicas of one matrix: what both recipes promise, round trips, and what is refused."""
+"""Replicas of one matrix: the guarantees of both recipes, round trips, and refused inputs."""
 
 import pytest
 import torch
@@ -31,7 +31,7 @@ from tests.helpers.correlated import correlated, loss, weights
 def test_below_rounding_and_falling_with_bits(
     seed: int, recipe: str, num_samples: int, shape: tuple[int, int], is_special: bool
 ) -> None:
-    """Also with fewer samples than inputs, an input that is never active, a constant row and a row of noughts."""
+    """Also with fewer samples than inputs, an input that is never active, a constant row and a row of zeros."""
     num_inputs, group_size = shape
     inputs, weight = correlated(num_samples, num_inputs, seed=seed), weights(16, num_inputs, seed=seed)
     if is_special:
@@ -39,7 +39,7 @@ def test_below_rounding_and_falling_with_bits(
     losses = []
     for bits, replica in quantize(weight, hessian(inputs), WIDTHS, group_size, recipe=recipe).items():
         losses.append(loss(weight, replica.dequantised(), inputs))
-        # The published algorithm knows no 1 bit, and there promises nothing.
+        # The published algorithm has no 1 bit, so it guarantees nothing there.
         if recipe == "refined" or bits > 1:
             assert losses[-1] < loss(weight, round_to_nearest(weight, bits, group_size).dequantised(), inputs)
         assert int(replica.codes.max()) < 2**bits and replica.dequantised().isfinite().all()
@@ -50,7 +50,7 @@ def test_below_rounding_and_falling_with_bits(
 @given(st.integers(0, 10**6), st.integers(1, 8), st.sampled_from([8, 16, 32]), st.integers(1, 64))
 @settings(max_examples=25, deadline=None)
 def test_a_few_unlucky_rows_are_rounded_instead(seed: int, num_rows: int, num_inputs: int, num_samples: int) -> None:
-    """Inputs that do not lean on each other leave nothing to gain."""
+    """Uncorrelated inputs leave nothing to gain."""
     inputs = torch.randn(num_samples, num_inputs, generator=torch.Generator().manual_seed(seed)).double()
     weight = weights(num_rows, num_inputs, seed=seed)
     for bits, replica in quantize(weight, hessian(inputs), WIDTHS, num_inputs).items():
@@ -121,7 +121,7 @@ def test_without_any_activation_weights_are_rounded_or_deleted(recipe: str) -> N
 
 
 def test_a_hessian_without_a_factor_is_damped_more() -> None:
-    """One negative direction, as rounding errors make them; far from definite is refused."""
+    """One negative direction, as rounding errors cause it; a Hessian far from definite is refused."""
     metric = torch.eye(32)
     metric[0, 1] = metric[1, 0] = 1.05
     assert quantize(weights(4, 32), metric, [2], 32)[2].codes.shape == (4, 32)

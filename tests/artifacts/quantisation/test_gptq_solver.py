@@ -1,4 +1,4 @@
-"""The column loop against the published algorithm, written down slowly and in its own way."""
+"""The column loop against a slow, independent implementation of the published algorithm."""
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ def reference_grid(group: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.
 def reference(
     weight: torch.Tensor, hessian: torch.Tensor, bits: int, group_size: int, damp: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes and dequantised weights [out, in]: column by column, every error pushed to all the columns after it."""
+    """Codes and dequantised weights [out, in]: column by column, every error is added to all later columns."""
     work, hessian = weight.clone().double(), hessian.clone().double()
     dead = torch.diag(hessian) == 0
     hessian[dead, dead] = 1

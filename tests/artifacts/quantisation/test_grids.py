@@ -1,4 +1,4 @@
-"""Grids of groups: the plain ones exactly, the weighted ones never worse by their own price."""
+"""Grids of groups: plain grids exactly, weighted grids never worse by their own cost."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Replica files: what comes back is what went in, the bytes are always the same, and damage is told in one line."""
+"""Replica files: round trips, identical bytes every time, and damage reported in one line."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Buddy lists against exact fractions, and the cases at their edges."""
+"""Buddy lists against exact fractions, and edge cases."""
 
 from fractions import Fraction
 
@@ -11,7 +11,7 @@ from artifacts.routing.coactivation import conditional
 
 
 def by_hand(pairs, alpha, k_max):
-    """The definition, word by word, in fractions."""
+    """The definition, literally, in fractions."""
     lists = []
     for pivot, row in enumerate(pairs):
         peers = [(-count, peer) for peer, count in enumerate(row) if peer != pivot and count > 0]
@@ -41,7 +41,7 @@ def test_ties_go_to_the_lower_id():
 
 
 def test_a_full_alpha_takes_every_companion_and_no_stranger():
-    row = np.array([0.0] + [0.1] * 10 + [0.0])  # ten tenths add up to a little less than one
+    row = np.array([0.0] + [0.1] * 10 + [0.0])  # in floating point, ten tenths sum to slightly less than one
     assert np.cumsum(row)[-1] < 1
     assert buddy_lists(row[None], 1.0, 99) == [list(range(1, 11))]
 

@@ -1,4 +1,4 @@
-"""Co-activation against a plain count over tokens, and its exactness under any order of merging."""
+"""Coactivation against a plain count over tokens, and its exactness under any order of merging."""
 
 from collections import Counter
 from fractions import Fraction
@@ -13,7 +13,7 @@ from artifacts.routing.coactivation import Coactivation, conditional
 
 
 def routed(seed, num_tokens, num_experts=6, top_k=3):
-    """Random selections [T, k] without repeats and weights [T, k]."""
+    """Random selections [T, k] without repeats, and weights [T, k]."""
     random = np.random.default_rng(seed)
     selected = np.argsort(random.random((num_tokens, num_experts)), axis=1)[:, :top_k]
     return selected, random.random((num_tokens, top_k)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Expert maps: every score is that of brute force, a full store keeps its capacity, selection keeps its laws."""
+"""Expert maps: scores against brute force, the capacity of a full store, and the laws of selection."""
 
 import numpy as np
 import pytest
@@ -81,7 +81,7 @@ def test_a_full_store_replaces_the_map_most_similar_to_the_newcomer(
             + (1 - share) * cosine(probabilities[newcomer], probabilities[other])
             for other in held
         ]
-        # Rounding may decide between maps that are equally alike.
+        # Rounding may decide between equally similar maps.
         assert similar[rows[newcomer]] == pytest.approx(max(similar), abs=TOLERANCE[dtype])
         held[rows[newcomer]] = newcomer
     assert len(maps) == len(held) <= capacity
@@ -106,7 +106,7 @@ def test_a_store_of_given_maps_is_a_copy_with_room_for_more() -> None:
     random = np.random.default_rng(0)
     maps, *_ = filled(random, (5, 3, 4, 6))
     embeddings, probabilities = maps.embeddings.copy(), maps.probabilities.copy()
-    embeddings.flags.writeable = probabilities.flags.writeable = False  # as what is read from a database
+    embeddings.flags.writeable = probabilities.flags.writeable = False  # as arrays that are read from a database
     other = ExpertMaps.of(embeddings, probabilities, capacity=6, distance=2)
     queries = distributions(random, 2, 3, 4)
     assert np.array_equal(other.trajectory_scores(queries), maps.trajectory_scores(queries))
@@ -165,7 +165,7 @@ def test_selection(parts: list[int], score: float, k: int) -> None:
     assert chosen == by_hand[: len(chosen)]
     assert len(chosen) >= min(k, len(parts))
     assert len(chosen) == len(parts) or probabilities[chosen].cumsum()[-1] >= delta
-    if len(chosen) > k:  # none too many
+    if len(chosen) > k:  # no more than needed
         assert probabilities[chosen[:-1]].cumsum()[-1] < delta
     clipped = min(max(score, 0.0), 1.0)
     assert chosen == select_experts(probabilities, clipped, k)

@@ -1,4 +1,4 @@
-"""Fitted predictors come out of a store as they went in, or are refused."""
+"""Fitted predictors survive a round trip through a store, or are refused."""
 
 from pathlib import Path
 

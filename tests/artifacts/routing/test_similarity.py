@@ -1,4 +1,4 @@
-"""Scores for buddy lists, and samples put together."""
+"""Scores for buddy lists, and merged samples."""
 
 import numpy as np
 import pytest
@@ -38,7 +38,7 @@ def test_one_expert_and_opposite_experts_have_no_buddies() -> None:
 
 
 def test_samples_count_by_their_tokens() -> None:
-    """Expert 1 borrowed in the first sample only, expert 2 in both."""
+    """Expert 1 borrowed tokens in the first sample only, expert 2 in both."""
 
     def sample(cosine: float, loss: float, samples: list[int]) -> Similarity:
         size = (1, 3, 3)

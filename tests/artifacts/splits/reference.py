@@ -1,4 +1,4 @@
-"""MoEpic's solver once more, slowly and in plain Python: every sum anew, nothing kept."""
+"""MoEpic's solver in slow, plain Python: every sum is computed anew."""
 
 import itertools
 import math
@@ -8,11 +8,12 @@ import numpy as np
 
 CLOSE, FALLS = 1e-9, 1e-12
 
-Transfers = tuple[float, float, float]  # experts in time; seconds of the link and of whoever computes, besides
+Transfers = tuple[float, float, float]  # experts in time; seconds besides bytes: of the link, of the engine's own work
 
 
 class Plain:
-    """A problem in the order of `expert_split`'s arguments; `latency_s` and `host_s` come with every transfer."""
+    """A problem in the order of `expert_split`'s arguments; every transfer costs `latency_s` and `host_s` besides its
+    bytes."""
 
     def __init__(
         self, window, moe_s, attention_s, load_s, k, hit, prediction, prediction_hit, *, latency_s=0.0, host_s=0.0
@@ -24,7 +25,7 @@ class Plain:
         self.least_change = FALLS * (load_s + latency_s + host_s)
 
     def covered(self, layer: int, budget: float, window: float) -> tuple[int, Transfers]:
-        """The best cache size, the smallest, and what is in time with it: loops that read as the paper does."""
+        """The best cache size, the smallest of equals, and what is in time with it: loops in the order of the paper."""
         k, best, best_size, found = self.k, -math.inf, 0, (0.0, 0.0, 0.0)
         for size in range(math.ceil(budget - CLOSE), len(self.hit[layer])):
             theta, spent_s, prefetched = min(1.0, budget / size), 0.0, 0.0
@@ -67,15 +68,15 @@ class Plain:
         return exposed, [budget / size for budget, size in zip(budgets, sizes, strict=True)], sizes, windows
 
     def exposed_s(self, budgets: Sequence[float]) -> float:
-        """Of all layers."""
+        """Exposed seconds of all layers."""
         return float(sum(self.split(budgets)[0]))
 
     def greedy(self, budgets: Sequence[float], step: float) -> list[float]:
-        """As published: by what each layer itself gains and loses."""
+        """As published: by what each layer by itself gains and loses."""
         start, moved = list(budgets), [0] * len(budgets)
         while True:
             budgets = [one + count * step for one, count in zip(start, moved, strict=True)]
-            gains, losses = self._own(budgets, step)
+            gains, losses = self._gains_and_losses(budgets, step)
             pairs = [(gains[one] - losses[other], -one, -other) for one in gains for other in losses if one != other]
             if not pairs:
                 return budgets
@@ -86,8 +87,8 @@ class Plain:
             if self.change(budgets, after) >= -self.least_change:
                 return budgets
 
-    def _own(self, budgets: list[float], step: float) -> tuple[dict[int, float], dict[int, float]]:
-        """What each layer by itself gains by a step more and loses by one less, where it can."""
+    def _gains_and_losses(self, budgets: list[float], step: float) -> tuple[dict[int, float], dict[int, float]]:
+        """What each layer by itself gains by a step more and loses by a step less, where the step is possible."""
         exposed, _, _, windows = self.split(budgets)
         gains, losses = {}, {}
         for layer, (budget, window) in enumerate(zip(budgets, windows, strict=False)):
@@ -98,12 +99,12 @@ class Plain:
         return gains, losses
 
     def change(self, budgets: Sequence[float], after: Sequence[float]) -> float:
-        """Of the summed exposed seconds."""
+        """The change of the summed exposed seconds."""
         pairs = zip(self.split(after)[0], self.split(budgets)[0], strict=True)
         return sum(new - old for new, old in pairs)
 
     def refined(self, budgets: Sequence[float], step: float) -> list[float]:
-        """Moves to one of the three layers to which more is worth most, from one of three to which less costs least."""
+        """Steps from one of the three layers that lose least to one of the three that gain most."""
         budgets, num_experts = list(budgets), len(self.hit[0]) - 1
         while True:
             more, less = {}, {}
@@ -120,7 +121,7 @@ class Plain:
             budgets = best
 
     def cells(self, table: np.ndarray, windows: np.ndarray, num_cells: int) -> list[int]:
-        """The cheapest way to every number of cells spent so far, and its window, layer after layer."""
+        """The cheapest way to spend every number of cells so far, with its window, layer after layer."""
         ways = {0: (0.0, self.first_window, [])}
         for layer in range(len(table)):
             new: dict[int, tuple[float, float, list[int]]] = {}

@@ -1,5 +1,5 @@
-"""The stages of MoEpic's solver against slow ones: each by itself, since a later one mends what one before it did
-badly."""
+"""The stages of MoEpic's solver against slow ones, each by itself, since a later stage hides the errors of an earlier
+one."""
 
 import itertools
 
@@ -12,7 +12,7 @@ from tests.artifacts.splits.test_solve import named, problem
 
 
 def case(seed: int) -> tuple[Plain, SplitProblem, np.ndarray, float]:
-    """A problem for both, equal budgets, of whole steps half of the time, and a step."""
+    """A problem for both solvers, equal budgets (whole steps half of the time), and a step."""
     random = np.random.default_rng(seed)
     layers, experts, k = (int(random.integers(*ends)) for ends in ((1, 5), (2, 5), (1, 3)))
     besides = [(0.0, 0.0), (0.1, 0.0), (1.0, 0.0), (0.0, 0.3), (0.2, 0.1)][seed % 5]
@@ -30,12 +30,12 @@ def case(seed: int) -> tuple[Plain, SplitProblem, np.ndarray, float]:
 def test_greedy_and_refined_are_the_slow_ones(seed: int) -> None:
     plain, ours, even, zeta = case(seed)
     greedy, refined = ours.greedy(even, zeta), ours.run_kernel("refine", even, zeta)
-    for found in (greedy, refined):  # what a layer exposes is kept from move to move where nothing changed before it
+    for found in (greedy, refined):  # a layer's exposed time is reused where nothing before it changed
         np.testing.assert_array_equal(found, ours.answer(found[0]))
     np.testing.assert_allclose(greedy[0], plain.greedy(even, zeta), atol=1e-9)
     once = refined[0]
     assert once.sum() == pytest.approx(even.sum())
-    # Of moves that are worth the same either may be taken, as rounding has it.
+    # Between equal moves rounding decides.
     assert plain.exposed_s(once) == pytest.approx(plain.exposed_s(plain.refined(even, zeta)), abs=1e-9)
     budgets = even
     for step in [zeta * 2**doublings for doublings in (2, 1, 0) if 2**doublings <= 1 / zeta]:
@@ -45,7 +45,7 @@ def test_greedy_and_refined_are_the_slow_ones(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_a_change_is_the_difference_of_the_sums(seed: int) -> None:
-    """Of any two layers, or of one."""
+    """For any two layers, or for one."""
     from artifacts.splits.kernels import exposed_change, split
 
     plain, ours, even, step = case(seed)
@@ -61,8 +61,8 @@ def test_a_change_is_the_difference_of_the_sums(seed: int) -> None:
 
 @pytest.mark.parametrize("time", [3, 5, 6])
 def test_less_than_rounding_of_what_takes_time_is_no_gain(time: int) -> None:
-    """Loads, the link's latencies or the host's alone take a second. The first layer gains a quarter of it by its third
-    expert, and a little; the second one loses a quarter."""
+    """Only loads, only the link's latencies or only the host's work take a second. The third expert of the first layer
+    gains a quarter of it and a little more; the second layer loses a quarter."""
     for little, moved in ((1e-13, 0), (1e-11, 1)):
         hit = np.array([[0, 0.3, 0.6, 0.85 + little], [0, 0.35, 0.6, 0.6]])
         times = [0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0]
@@ -85,7 +85,7 @@ def test_the_table_of_budgets_and_windows_and_the_cells_chosen_from_it(seed: int
     plain, ours, budgets, _ = case(seed)
     num_experts = ours.shape[1]
     values, windows = np.arange(1, 2 * num_experts + 1) / 2, np.append(np.linspace(seed % 3, 3, 7), 1e9)
-    if seed % 4 == 0:  # nothing predicted is cached, so that loads end with windows
+    if seed % 4 == 0:  # no predicted expert is cached, so loads end exactly with windows
         ours.curves[2][:] = plain.prediction_hit[:] = 0
     table = tabulate(ours.curves, ours.times, values, windows)
     for layer, by_budget in enumerate(table):
@@ -99,7 +99,8 @@ def test_the_table_of_budgets_and_windows_and_the_cells_chosen_from_it(seed: int
 
 @pytest.mark.parametrize("seed", range(12))
 def test_cells_are_the_best_where_windows_do_not_depend_on_them(seed: int) -> None:
-    """Experts take no time to compute: what a layer leaves is its attention. What is over goes where it is best."""
+    """Experts take no time to compute, so a layer's window is its attention. What is left over goes where it is
+    best."""
     random = np.random.default_rng(seed)
     window, _, attention_s, load_s, k, *curves = problem(3, 3, 1, seed)
     ours = SplitProblem.of(window, (0.0, attention_s, load_s, k, 0.0, 0.0), curves)
@@ -121,7 +122,7 @@ def test_less_than_a_cell_each_is_shared_evenly() -> None:
 
 
 def test_cells_are_an_expert_or_parts_of_it_and_not_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No finer than a step, nor than the cells that are allowed; of a step beyond an expert they are whole."""
+    """Cells are no finer than a step or the permitted number; for a step beyond an expert they are whole experts."""
     ours = SplitProblem.of(0.5, (0.5, 0.5, 1.0, 1, 0.0, 0.0), problem(3, 4, 1, 4)[5:])
     for step, most, share in ((0.5, 2048, 2), (1.0, 2048, 1), (3.0, 2048, 1), (0.5, 12, 2), (0.1, 6, 1), (0.1, 5, 1)):
         monkeypatch.setattr("artifacts.splits.solve._NUM_CELLS", most)
@@ -133,10 +134,10 @@ def test_cells_are_an_expert_or_parts_of_it_and_not_too_many(monkeypatch: pytest
 def test_windows_are_from_the_least_to_the_most_that_a_layer_leaves() -> None:
     curves = problem(2, 3, 2, 0)[5:]
     for times, first_window, least, most in (
-        # Of computing 2 s, while 1.5 s load 1 expert of 2: 1.5 x 2 / (1.5 + 2 / 2) are hidden, .8 are left.
+        # Experts compute for 2 s, and one of 2 loads in 1.5 s: 1.5 x 2 / (1.5 + 2 / 2) s are hidden, .8 s are left.
         ((2.0, 0.25, 1.5, 2), 0.3, 0.3, 2.25),
         ((2.0, 0.25, 1.5, 2), 1.1, 1.05, 2.25),
-        ((2.0, 0.25, 1.5, 2, 0.1), 1.1, 0.25, 2.25),  # with a latency all of it may be hidden
+        ((2.0, 0.25, 1.5, 2, 0.1), 1.1, 0.25, 2.25),  # with a latency all computing may be hidden
         ((2.0, 0.25, 1.5, 2, 0.0, 0.1), 2.5, 1.05, 2.5),
         ((0.0, 0.25, 1.5, 2), 0.3, 0.25, 0.3),
     ):

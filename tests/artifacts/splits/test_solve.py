@@ -1,4 +1,4 @@
-"""MoEpic's solver: against plain loops and brute force, and what must hold whatever the curves."""
+"""MoEpic's solver: against plain loops and brute force, and invariants for any curves."""
 
 import itertools
 from dataclasses import FrozenInstanceError, replace
@@ -14,7 +14,7 @@ from tests.artifacts.splits.reference import Plain
 
 
 def problem(num_layers: int, num_experts: int, k: int, seed: int, *, compute: float = 1.0) -> tuple:
-    """Made-up curves and latencies, in the order of the arguments."""
+    """Random curves and latencies, in the order of the arguments."""
     random = np.random.default_rng(seed)
     rising = np.sort(random.random((num_layers, num_experts - 1)), axis=1)
     hit = np.concatenate([np.zeros((num_layers, 1)), rising, np.ones((num_layers, 1))], axis=1)
@@ -25,7 +25,7 @@ def problem(num_layers: int, num_experts: int, k: int, seed: int, *, compute: fl
 
 
 def best_of_all(total: int, num_parts: int, arguments: tuple, besides: tuple[float, float]) -> float:
-    """The least summed exposed time over all budgets that are whole parts of an expert."""
+    """The minimal summed exposed time over all budgets that are whole parts of an expert."""
     num_layers, num_experts = arguments[6].shape
     sums = []
     for head in itertools.product(range(1, num_experts * num_parts + 1), repeat=num_layers - 1):
@@ -44,7 +44,7 @@ def named(besides: tuple[float, float]) -> dict[str, float]:
 
 
 def as_problem(arguments: tuple, besides: tuple[float, float] = (0.0, 0.0)) -> SplitProblem:
-    """What `expert_split` makes of its arguments, and of what each transfer costs besides its bytes."""
+    """The problem that `expert_split` makes of its arguments, with the costs of each transfer besides its bytes."""
     first_window, *times = arguments[:5]
     return SplitProblem.of(first_window, (*times, *besides), arguments[5:])
 
@@ -76,7 +76,7 @@ def test_predictions_may_stop_early(num_ranks: int, seed: int) -> None:
 def test_expert_split_by_hand() -> None:
     """One layer, two experts, k = 1, half an expert of budget: theta is .5 for one cached expert, .25 for two."""
     curves = [[0.0, 0.5, 1.0]], [[0.6, 0.4]], [[[0.0, 0.5, 0.8], [0.0, 0.5, 1.0]]]
-    # A load takes 4 and nothing fits .8: both sizes have .25 in time, and the smaller is taken.
+    # A load takes 4 and none fits the window of .8: both sizes have .25 in time, and the smaller is taken.
     exposed, theta, size = expert_split([0.5], 0.8, 0.1, 0.2, 4.0, 1, *curves)
     assert (theta.tolist(), size.tolist()) == ([0.5], [1])
     np.testing.assert_allclose(exposed, 0.75 * 4 - 0.25 * 0.1)
@@ -84,7 +84,7 @@ def test_expert_split_by_hand() -> None:
     exposed, theta, size = expert_split([0.5], 0.8, 0.1, 0.2, 1.0, 1, *curves)
     assert (theta.tolist(), size.tolist()) == ([0.25], [2])
     np.testing.assert_allclose(exposed, 0.27 - 0.73 * 0.1)
-    # What takes the window to its end is in time: nothing is cached, one of two comes.
+    # A load that ends exactly with the window is in time: nothing is cached, one of two is loaded.
     arguments = (1.0, 0.1, 0.2, 1.0, 1, [[0.0, 0.0, 0.0]], [[0.75, 0.25]], np.zeros((1, 2, 3)))
     for exposed in (expert_split([2], *arguments)[0], as_problem(arguments).exposed_with([2], [2])):
         np.testing.assert_allclose(exposed, 0.25 - 0.75 * 0.1)
@@ -111,12 +111,12 @@ def test_sizes_that_were_found_expose_what_was_said(
 
 
 def test_each_transfer_has_its_latency() -> None:
-    """One layer, two experts, k = 1, one expert of budget: whole, or both of them cut in half. Bytes of one take 4,
-    nothing fits the window."""
+    """One layer, two experts, k = 1, one expert of budget: one whole expert, or both cut in half. The bytes of one take
+    4, nothing fits the window."""
     curves = [[0.0, 0.5, 1.0]], np.zeros((1, 0)), np.zeros((1, 0, 3))
     for latency_s, size, exposed_s in (
         (0.0, 1, 0.5 * 4),  # both have half of it in time, and the smaller is taken
-        (0.5, 1, 0.5 * (4 + 0.5)),  # half the time one whole expert; cut, a bottom always
+        (0.5, 1, 0.5 * (4 + 0.5)),  # whole, an expert is loaded half of the time; cut, a bottom always
         (4.0, 1, 0.5 * (4 + 4)),
     ):
         exposed, theta, sizes = expert_split([1], 0.0, 0.0, 0.0, 4.0, 1, *curves, latency_s=latency_s)
@@ -129,7 +129,9 @@ def test_each_transfer_has_its_latency() -> None:
     assert sizes.tolist() == [2] and exposed[0] == pytest.approx(0.5 * 4 + 1 + 2)
     flat = [[0.0, 0.5, 0.5]], *curves[1:]
     exposed, _, _ = expert_split([0.5], 0.0, 0.0, 0.0, 4.0, 1, *flat, latency_s=1.0)
-    assert exposed[0] == pytest.approx(0.75 * 4 + 0.5 * 2 + 0.5 * 1)  # two of an absent one, one of the bottom
+    assert exposed[0] == pytest.approx(
+        0.75 * 4 + 0.5 * 2 + 0.5 * 1
+    )  # two transfers of an absent expert, one of a bottom
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
@@ -175,7 +177,7 @@ def test_dynamic_is_never_worse_than_greedy(layers: int, experts: int, seed: int
 def test_dynamic_is_as_good_as_brute_force(
     layers: int, experts: int, num_parts: int, besides: tuple[float, float], seed: int
 ) -> None:
-    """Over budgets that are whole parts of an expert, every one tried."""
+    """Over all budgets that are whole parts of an expert."""
     arguments = problem(layers, experts, 2, seed, compute=2)
     total = max(1, layers * experts // 3)
     dynamic = allocate(total, 1 / num_parts, *arguments, solver="dynamic", **named(besides))[1].sum()
@@ -183,8 +185,8 @@ def test_dynamic_is_as_good_as_brute_force(
 
 
 def test_greedy_moves_to_the_layer_that_gains() -> None:
-    """Layer 0 hits nothing whatever it holds, layer 1 what it holds: it ends with nearly all of the budget. From 1.5
-    experts each, since at whole ones a step more already needs a split."""
+    """Layer 0 never hits, layer 1 hits what it holds: it ends with nearly all of the budget. Budgets start at 1.5
+    experts each, since at whole experts one step more would already need a split."""
     hit = np.array([np.zeros(5), np.linspace(0, 1, 5)])
     arguments = (0.0, 0.0, 0.0, 1.0, 1, hit, np.zeros((2, 4)), np.zeros((2, 4, 5)))
     budgets, exposed, _, _ = allocate(3, 0.01, *arguments)
@@ -232,7 +234,7 @@ def test_a_layer_may_end_with_all_of_its_experts(solver: str) -> None:
 
 
 def test_seconds_may_be_of_any_size() -> None:
-    """A power of two scales every number exactly, and so nothing changes but exposed seconds."""
+    """A power of two scales every number exactly, so only the exposed seconds change."""
     window, moe_s, attention_s, load_s, *others = problem(3, 3, 1, 1)
     found = []
     for scale in (1.0, 2.0**-40, 2.0**40):
@@ -247,7 +249,7 @@ def test_seconds_may_be_of_any_size() -> None:
 
 
 def test_what_is_just_possible() -> None:
-    """All of every layer, as many experts a token as there are, nothing that takes time, shares that rounding made."""
+    """All experts of every layer, as many per token as there are, times of zero, and shares with rounding errors."""
     hit = np.array([[0, 0.25, 0.5, 0.75, 1 + 1e-10]])
     nothing = np.zeros((1, 0)), np.zeros((1, 0, 5))
     exposed, theta, size = expert_split([4], 0.0, 0.0, 0.0, 0.0, 4, hit, *nothing)

@@ -1,4 +1,4 @@
-"""The check of a store with replicas: what is told, and with which exit code."""
+"""The check of a store with replicas: its findings, and their exit codes."""
 
 import json
 import shutil
@@ -19,7 +19,7 @@ Verified = Callable[..., dict]
 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
-    """With a file of replicas for each of two experts."""
+    """A store with a file of replicas for each of two experts."""
     path = tmp_path / "moe.duckdb"
     (folder := replica_root(path) / "aaaa").mkdir(parents=True)
     rows = []
@@ -34,7 +34,7 @@ def store(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def told(store: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., list[str]]:
-    """What a check finds, and that it ends with this code."""
+    """The findings of a check that ends with this exit code."""
 
     def run(*, code: int) -> list[str]:
         assert main(["inspect", "store", "--verify", "--store", str(store), "--json"]) == code

@@ -1,4 +1,4 @@
-"""Expert maps in a store come back as one array each, where Arrow put them."""
+"""Expert maps in a store come back as one array each, without a copy."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Presets through the store and back."""
+"""Presets survive a round trip through the store."""
 
 from dataclasses import replace
 from pathlib import Path

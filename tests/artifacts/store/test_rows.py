@@ -1,4 +1,4 @@
-"""Artefacts through the tables of a store and back."""
+"""Artefacts survive a round trip through the tables of a store."""
 
 import numpy as np
 import pyarrow as pa

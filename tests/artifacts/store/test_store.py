@@ -1,4 +1,4 @@
-"""The store: what was written comes back, whole runs or none. What can be wrong with a file: tests/faults."""
+"""The store: what was written comes back, whole runs or none. tests/faults has what can be wrong with a file."""
 
 import duckdb
 import numpy as np

@@ -1,4 +1,4 @@
-"""Curves of one pass over a trace against as many real replays as there are cache sizes."""
+"""Curves of one pass over a trace against one real replay per cache size."""
 
 import numpy as np
 import pytest
@@ -46,7 +46,7 @@ def replayed(trace: Trace, shape: Shape, size: int, phases: tuple[int, ...]) -> 
 
 
 def predicted(trace: Trace, shape: Shape, phases: tuple[int, ...]) -> list[list[list[tuple[list[int], set[int]]]]]:
-    """By layer and counted step, for each token that was predicted: experts by falling probability, and its own."""
+    """By layer and counted step, for each predicted token: experts by falling probability, and the selected ones."""
     found = [[] for _ in range(shape.num_layers)]
     rows: dict[tuple, np.ndarray] = {}
     last: dict[int, tuple[int, np.ndarray]] = {}  # by request, pass and prediction of its last token
@@ -98,7 +98,7 @@ def assert_same(one: Curves, other: Curves) -> None:
 
 @pytest.mark.parametrize("phases", [(PREFILL, DECODE), (DECODE,)])
 def test_as_so_many_replays_say(phases: tuple[int, ...]) -> None:
-    """Bit for bit, prompts that run in waves among them."""
+    """Bit for bit, with prompts that run in waves among them."""
     trace = read_parquet(TRACE)
     trace = trace.take(np.flatnonzero(trace.request < 1))
     assert_same(measure(trace, DEMO, phases=phases), slow(trace, DEMO, phases))
@@ -138,8 +138,8 @@ def test_a_larger_cache_holds_what_a_smaller_one_does_where_all_that_is_wanted_f
 
 
 def test_where_it_does_not_fit_a_larger_cache_may_lack_what_a_smaller_one_holds() -> None:
-    """Why every size is followed. The prompt wants 4 3 2 0 1: three slots take 4 3 2, then 0 1 for 2 3; four take
-    4 3 2 0, then 1 for 0."""
+    """The reason why every size is followed. The prompt wants 4 3 2 0 1: three slots take 4 3 2, then 0 1 for 2 3; four
+    take 4 3 2 0, then 1 for 0."""
     places = {"pass_": [0, 0, 0, 1], "layer": [0] * 4, "token": [0, 1, 2, 3], "request": [0] * 4}
     columns = {name: np.array(column, np.int32) for name, column in places.items()}
     experts = np.array([[4, 3], [2, 0], [1, 4], [0, 1]], np.uint16)
@@ -153,7 +153,7 @@ def test_where_it_does_not_fit_a_larger_cache_may_lack_what_a_smaller_one_holds(
 
 
 def test_the_first_layer_is_predicted_by_the_last_of_the_pass_before() -> None:
-    """Two requests take turns; the prediction of request 0 is that of request 0."""
+    """Two requests take turns; request 0 is predicted by its own last pass."""
     places = {"pass_": [0, 0, 1, 1, 2, 2], "layer": [0, 1] * 3, "token": [0, 0, 0, 0, 1, 1]}
     places["request"] = [0, 0, 1, 1, 0, 0]
     columns = {name: np.array(column, np.int32) for name, column in places.items()}

@@ -1,4 +1,4 @@
-"""The future of a trace: against a search through all of it, and on an example by hand."""
+"""The next uses in a trace: against a search through all of it, and on an example by hand."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Synthetic traces: of the shape asked for, the same for the same seed, each dial moving its own statistic."""
+"""Synthetic traces: the requested shape, the same trace for the same seed, each dial moving its own statistic."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -57,7 +57,7 @@ def test_any_shape_gives_a_sound_trace(case: tuple[Dials, Shape]) -> None:
 @given(cases())
 @settings(max_examples=30, deadline=None)
 def test_passes_are_those_of_batches(case: tuple[Dials, Shape]) -> None:
-    """Every pass takes each layer once; prompts come whole, then one token of each request of the batch."""
+    """Every pass runs each layer once; prompts come whole, then one token of each request of the batch."""
     dials, shape = case
     steps = list(generate(dials, shape, detailed=False).steps())
     assert [step.layer for step in steps] == list(range(shape.num_layers)) * (len(steps) // shape.num_layers)

@@ -1,4 +1,4 @@
-"""Traces: the order of their steps, and their way through Parquet."""
+"""Traces: the order of their steps, and their round trip through Parquet."""
 
 from dataclasses import replace
 
@@ -122,7 +122,7 @@ def test_missing_columns_are_filled_in_and_said(tmp_path):
 
 
 def test_without_metadata_the_number_of_experts_divides_predictions():
-    """As in a store, which keeps none."""
+    """As in a store, which keeps no metadata."""
     trace = trace_of([(0, 0, 0, 0), (0, 0, 1, 0)], depth=2)
     table = to_table(trace).replace_schema_metadata()
     np.testing.assert_array_equal(from_table(table, num_experts=8).predicted, trace.predicted)
