@@ -113,8 +113,8 @@ class HardwareProfile:
         for load in self.loads:
             if load.link == wanted:
                 return load
-        known = ", ".join(load.link for load in self.loads)
-        raise BadInput(f"the hardware profile has no link {wanted}, only {known}: {REMEDY} --link {wanted}")
+        measured = ", ".join(load.link for load in self.loads)
+        raise BadInput(f"the hardware profile has no link {wanted}, only {measured}: {REMEDY} --link {wanted}")
 
     @property
     def deciding(self) -> Mapping[str, float]:

@@ -246,11 +246,12 @@ def _quantized(bits: int, levels: torch.Tensor, scales: torch.Tensor, zeros: tor
 def _best_rows(weight: torch.Tensor, hessian: torch.Tensor, replica: Quantized) -> Quantized:
     """Take the replica's rows, or those of plain rounding where these cost less."""
     rounded = round_to_nearest(weight, replica.bits, replica.group_size)
-    errors = [weight.double() - each.dequantised() for each in (replica, rounded)]
+    errors = [weight.double() - version.dequantised() for version in (replica, rounded)]
     price, price_rounded = ((error @ hessian.double() * error).sum(1) for error in errors)
     is_kept = (price <= price_rounded)[:, None]
     codes, scales = (
-        torch.where(is_kept, *(getattr(each, name) for each in (replica, rounded))) for name in ("codes", "scales")
+        torch.where(is_kept, *(getattr(version, name) for version in (replica, rounded)))
+        for name in ("codes", "scales")
     )
     zeros = None if replica.zeros is None else torch.where(is_kept, replica.zeros, rounded.zeros)
     return Quantized(replica.bits, replica.group_size, codes, scales, zeros)

@@ -77,9 +77,9 @@ class GptqCheckpoint:
         bits, num_inputs = int(self.config["bits"]), len(parts["g_idx"])
         num_groups, num_outputs = parts["scales"].shape
         group_size = num_inputs // num_groups or 1
-        found = {part: (parts[part].dtype, tuple(parts[part].shape)) for part in ("qweight", "qzeros", "scales")}
-        if found != packed_shapes(num_outputs, num_inputs, bits, group_size):
-            raise BadInput(f"{self.folder}: {name} has tensors {found}, which do not fit {bits} bits")
+        shapes = {part: (parts[part].dtype, tuple(parts[part].shape)) for part in ("qweight", "qzeros", "scales")}
+        if shapes != packed_shapes(num_outputs, num_inputs, bits, group_size):
+            raise BadInput(f"{self.folder}: {name} has tensors {shapes}, which do not fit {bits} bits")
         if not torch.equal(parts["g_idx"].long(), torch.arange(num_inputs) // group_size):
             raise BadInput(
                 f"{self.folder}: {name} has its inputs in another order (desc_act), which moectl does not read"

@@ -182,9 +182,9 @@ def _parts(path: Path, bits: int, tensors: dict[str, torch.Tensor], metadata: Ma
         num_groups, num_outputs = fields["scales"].shape
         num_inputs = num_groups * int(group_size)
         expected = packed_shapes(num_outputs, num_inputs, bits, int(group_size))
-        found = {field: (tensor.dtype, tuple(tensor.shape)) for field, tensor in fields.items() if tensor is not None}
-        if found != expected:
-            raise _foreign(path, f"{name} at {bits} bits has tensors {found} where {expected} belong")
+        shapes = {field: (tensor.dtype, tuple(tensor.shape)) for field, tensor in fields.items() if tensor is not None}
+        if shapes != expected:
+            raise _foreign(path, f"{name} at {bits} bits has tensors {shapes} where {expected} belong")
         parts[name] = Packed(bits, int(group_size), num_inputs, **fields)
     return parts
 

@@ -236,7 +236,7 @@ class ExpertMaps:
 class Trajectories:
     """R requests in one pass, matched layer by layer: each layer costs its own [N, E], however many went before.
 
-    The maps must not change meanwhile: add maps between passes.
+    The maps must not change during the pass: add maps between passes.
     """
 
     def __init__(self, maps: ExpertMaps, num_requests: int) -> None:

@@ -2,8 +2,8 @@
 
 Shapes: L layers, E experts, G cells of a budget grid, N budgets that a layer may have, B windows. `curves` are hit [L,
 E + 1], prediction [L, Y] and cached [L, E + 1, Y], the hit rate of predicted experts at each size. `times` are the
-seconds of a layer's experts, of its attention and of an expert's bytes, then k, then the seconds of each transfer
-besides: on the link, and of the engine's own work. `windows` [L + 1] are in seconds.
+seconds of a layer's experts, of its attention and of loading an expert's bytes, then k, then the overhead of each
+transfer in seconds: on the link, and of the engine's own work. `windows` [L + 1] are in seconds.
 """
 
 import numpy as np
@@ -33,11 +33,10 @@ def _cut(budget, size):
 
 
 @exact_part
-def _worth(times, covered, beside_s):
-    """Experts covered, less the number of them that would hide and save as much time as transfers cost besides
-    bytes."""
+def _worth(times, covered, overhead_s):
+    """Experts covered, less as many as would hide and save the transfers' overhead."""
     moe_s, load_s, k = times[0], times[2], times[3]
-    return covered - beside_s / max(load_s + moe_s / k, _TINY) if beside_s > 0 else covered
+    return covered - overhead_s / max(load_s + moe_s / k, _TINY) if overhead_s > 0 else covered
 
 
 @exact_part
@@ -48,15 +47,15 @@ def _least_change(times):
 
 @exact_part
 def _paid(times, transfers, prefetched):
-    """Seconds of the link, for demand transfers, and of the engine's own work, for all transfers."""
+    """Seconds of overhead: of the link, for demand transfers, and of the engine, for all transfers."""
     return max(0.0, transfers) * times[4], (max(0.0, transfers) + prefetched) * times[5]
 
 
 @exact_part
 def _covered(curves, times, layer, budget, window):
     """For the best cache size, the smallest of equals: the experts of a token that are in the fast tier in time, the
-    link's seconds besides bytes for the others' transfers, the engine's seconds for all transfers, and that size. NaN
-    where the budget exceeds all experts, which is therefore never best."""
+    link's overhead for transfers of the others, the engine's overhead for all transfers, and that size. NaN where the
+    budget exceeds all experts, which is therefore never best."""
     hit, prediction, cached = curves[0][layer], curves[1][layer], curves[2][layer]
     load_s, k, latency_s = times[2], times[3], times[4]
     most, best = -np.inf, 0
@@ -94,7 +93,7 @@ def _after(times, covered, link_s, host_s):
 
 @exact_part
 def _walk(curves, times, budgets, first, last, windows, exposed, sizes):
-    """Recompute the layers from `first`, whose window is known, to `last`, and on until a window is unchanged."""
+    """Recompute the layers from `first`, whose window is known, to `last`, and further until a window is unchanged."""
     for layer in range(first, len(budgets)):
         covered, link_s, host_s, sizes[layer] = _covered(curves, times, layer, budgets[layer], windows[layer])
         exposed[layer], window = _after(times, covered, link_s, host_s)
@@ -104,13 +103,13 @@ def _walk(curves, times, budgets, first, last, windows, exposed, sizes):
 
 
 @exact_part
-def exposed_change(curves, times, budgets, windows, exposed, one, of_one, other, of_other):
-    """The change of the summed exposed time when two layers get other budgets."""
-    change, window = 0.0, windows[min(one, other)]
-    for layer in range(min(one, other), len(budgets)):
-        budget = of_one if layer == one else of_other if layer == other else budgets[layer]
+def exposed_change(curves, times, budgets, windows, exposed, first, of_first, second, of_second):
+    """The change of the summed exposed time when two layers, or one given twice, get other budgets."""
+    change, window = 0.0, windows[min(first, second)]
+    for layer in range(min(first, second), len(budgets)):
+        budget = of_first if layer == first else of_second if layer == second else budgets[layer]
         if window == windows[layer] and budget == budgets[layer]:
-            if layer > max(one, other):
+            if layer > max(first, second):
                 return change
             window = windows[layer + 1]
             continue
@@ -134,7 +133,7 @@ def _exposed(curves, times, layer, budget, window):
 
 @exact_part
 def _gain_and_loss(curves, times, budget, step, layer, window, exposed):
-    """What this layer by itself gains by a step more and loses by a step less; NaN or infinity where the step is
+    """What this layer alone gains by a step more and loses by a step less; NaN or infinity where the step is
     impossible."""
     gain = exposed - _exposed(curves, times, layer, budget + step, window)
     loss = _exposed(curves, times, layer, budget - step, window) - exposed if budget - step > _CLOSE else np.inf
@@ -145,16 +144,16 @@ def _gain_and_loss(curves, times, budget, step, layer, window, exposed):
 def _best_pair(gains, losses):
     """The layer that gains most and the different layer that loses least, of equals the lowest; or _NO_LAYER twice."""
     best, receiver, giver = -np.inf, _NO_LAYER, _NO_LAYER
-    for one in range(len(gains)):
-        for other in range(len(losses)):
-            if one != other and gains[one] - losses[other] > best:
-                best, receiver, giver = gains[one] - losses[other], one, other
+    for gaining in range(len(gains)):
+        for losing in range(len(losses)):
+            if gaining != losing and gains[gaining] - losses[losing] > best:
+                best, receiver, giver = gains[gaining] - losses[losing], gaining, losing
     return receiver, giver
 
 
 @kernel(f"void({_CURVES}, {_TIMES}, float64[::1], float64, float64[::1], float64[::1], int64[::1])", exact=True)
 def greedy(curves, times, budgets, step, windows, exposed, sizes):
-    """While the sum falls, move a step to the layer that by itself gains most from the layer that loses least."""
+    """While the sum falls, move a step to the layer that alone gains most, from the layer that alone loses least."""
     _walk(curves, times, budgets, 0, len(budgets), windows, exposed, sizes)
     start, moved = budgets.copy(), np.zeros(len(budgets))
     gains, losses = np.empty(len(budgets)), np.empty(len(budgets))
@@ -183,7 +182,7 @@ def greedy(curves, times, budgets, step, windows, exposed, sizes):
 
 @kernel(f"void({_CURVES}, {_TIMES}, float64[::1], float64, float64[::1], float64[::1], int64[::1])", exact=True)
 def refine(curves, times, budgets, step, windows, exposed, sizes):
-    """Move one step at a time between any two layers, judged by the change of the whole sum, while it falls."""
+    """Move gaining step at a time between any two layers, judged by the change of the whole sum, while it falls."""
     _walk(curves, times, budgets, 0, len(budgets), windows, exposed, sizes)
     more, less = np.empty(len(budgets)), np.empty(len(budgets))
     while True:
@@ -193,13 +192,13 @@ def refine(curves, times, budgets, step, windows, exposed, sizes):
             more[layer] = exposed_change(*at, up, layer, up)
             less[layer] = exposed_change(*at, down, layer, down) if down > _CLOSE else np.inf
         best, receiver, giver = -_least_change(times), _NO_LAYER, _NO_LAYER
-        for one in np.argsort(more)[:_CANDIDATES]:
-            for other in np.argsort(less)[:_CANDIDATES]:
-                if one != other and less[other] < np.inf:
-                    pair = (one, budgets[one] + step, other, budgets[other] - step)
+        for gaining in np.argsort(more)[:_CANDIDATES]:
+            for losing in np.argsort(less)[:_CANDIDATES]:
+                if gaining != losing and less[losing] < np.inf:
+                    pair = (gaining, budgets[gaining] + step, losing, budgets[losing] - step)
                     change = exposed_change(curves, times, budgets, windows, exposed, *pair)
                     if change < best:
-                        best, receiver, giver = change, one, other
+                        best, receiver, giver = change, gaining, losing
         if receiver == _NO_LAYER:
             return
         budgets[receiver] += step
@@ -209,7 +208,7 @@ def refine(curves, times, budgets, step, windows, exposed, sizes):
 
 @exact_part
 def _note(times, covered, transfers, prefetched, best):
-    """Store what is covered, and the seconds besides, in `best` [3] where it is worth more than what is there."""
+    """Store what is covered, and the overhead, in `best` [3] where it is worth more than the stored values."""
     covered = min(times[3], covered)
     link_s, host_s = _paid(times, transfers, prefetched)
     if _worth(times, covered, link_s + host_s) > _worth(times, best[0], best[1] + best[2]):
@@ -244,8 +243,7 @@ def _covered_in(curves, times, layer, budget, windows, best):
 
 @kernel(f"float64[:, :, :, ::1]({_CURVES}, {_TIMES}, float64[::1], float64[::1])", exact=True)
 def tabulate(curves, times, budgets, windows):
-    """[L, N, B, 3] experts covered, and seconds of transfers besides bytes, for each budget in each window, both
-    ascending."""
+    """[L, N, B, 3] experts covered, and the two overheads, for each budget in each window, both ascending."""
     table = np.empty((len(curves[0]), len(budgets), len(windows), 3))
     for layer in range(len(table)):
         for place, budget in enumerate(budgets):

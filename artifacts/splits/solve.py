@@ -21,8 +21,8 @@ _NUM_CELLS, _NUM_WINDOWS = 2048, 256
 _CLOSE = 1e-9
 
 Times = tuple[float, float, float, float, float, float]
-"""What the kernels take: seconds of a layer's k experts, of its attention, of loading an expert's bytes; k; seconds of
-each transfer besides its bytes, on the link and of the engine's own work."""
+"""What the kernels take: seconds of a layer's k experts, of its attention and of loading an expert's bytes; k; the
+overhead of each transfer in seconds, on the link and of the engine's own work."""
 
 Answer = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 """Budgets, exposed seconds, theta and cache size of each layer."""
@@ -31,7 +31,8 @@ Answer = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 @dataclass(frozen=True, slots=True)
 class Latencies:
     """Seconds for one token of a layer without its routed experts, of its k experts, and of the head; of loading the
-    bytes of an expert, and of each transfer besides its bytes: on the link, and of the engine's own work."""
+    bytes of an expert, and of the overhead of each transfer: `latency_s` on the link, `host_s` of the engine's own
+    work."""
 
     attention_s: float
     moe_s: float
@@ -69,7 +70,7 @@ class SolvedSplit:
     source: str = ""
 
     def fits(self, machine: str, link: str | None) -> bool:
-        """Whether it was solved for this machine, and for this link of it where a link is given."""
+        """Whether it was solved for this machine, and for this link where one is given."""
         return self.machine == machine and (None in (link, self.link) or self.link == link)
 
     @property
@@ -224,10 +225,10 @@ def expert_split(
     [L] of each in experts.
 
     Each layer takes the cache size at which most of a token's k experts are in the fast tier in time: cached, or
-    prefetched within the window that the layer before leaves; of equal sizes the smallest. Every transfer has two costs
-    that the paper does not have: `latency_s` on the link, and `host_s` of the engine's own work, which nothing hides
-    and which prefetches cost too. Where experts are cut, an absent expert takes two transfers and a cached one takes
-    one, for its bottom. Raises BadUsage.
+    prefetched within the window that the layer before leaves; of equal sizes the smallest. Every transfer has two
+    overheads that the paper does not have: `latency_s` on the link, and `host_s` of the engine's own work, which
+    nothing hides and which prefetches cost too. Where experts are cut, an absent expert takes two transfers and a
+    cached one takes one, for its bottom. Raises BadUsage.
     """
     times = (moe_s, attention_s, load_s, k, latency_s, host_s)
     return SplitProblem.of(first_window, times, (hit, prediction, prediction_hit)).split(budgets)[1:]
@@ -251,8 +252,8 @@ def allocate(
 ) -> Answer:
     """Budgets [L] that add up to `total_budget` experts, at most all, and what `expert_split` makes of them.
 
-    `greedy`, as published: from equal budgets, `zeta` of an expert goes from the layer that by itself loses least to
-    the one that gains most, as long as the summed exposed time falls. `dynamic`: dynamic programming over a grid of
+    `greedy`, as published: from equal budgets, `zeta` of an expert goes from the layer that alone loses least to the
+    one that alone gains most, as long as the summed exposed time falls. `dynamic`: dynamic programming over a grid of
     budgets, carrying the window from layer to layer, then moves judged by the whole sum; never worse than greedy.
     Raises BadUsage.
     """

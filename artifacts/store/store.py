@@ -127,8 +127,8 @@ class Store:
         for run in self.runs():
             if run.run_id == run_id:
                 return run
-        known = ", ".join(str(run.run_id) for run in self.runs()) or "none"
-        raise BadInput(f"{self.path} has no run {run_id}; it has {known}")
+        run_ids = ", ".join(str(run.run_id) for run in self.runs()) or "none"
+        raise BadInput(f"{self.path} has no run {run_id}; it has {run_ids}")
 
     def latest_run(self, command: str, model_id: str | None = None) -> StoredRun | None:
         """The newest complete run of a command, of one model if given; None if there is none."""

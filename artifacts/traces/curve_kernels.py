@@ -11,8 +11,8 @@ from artifacts.common.numba_loops import exact_part, kernel
 
 @exact_part
 def _fit(resident, held, wanted, order):
-    """Load all wanted experts into the caches that can hold them all; where other experts must be evicted, those first
-    in `order` go."""
+    """Load all wanted experts into the caches that can hold them all; evict other experts in `order` where they are too
+    many."""
     smallest = len(wanted)
     short = np.zeros(len(held), np.int64)
     for expert in wanted:
@@ -40,8 +40,8 @@ def _fit(resident, held, wanted, order):
 
 @exact_part
 def _fit_in_waves(resident, held, wanted, order, size):
-    """Load into one cache that is smaller than what is wanted: an expert that was loaded and computed may be evicted
-    for the next, those first in `order` first."""
+    """Load into one cache that is smaller than what is wanted: an expert that was computed may be evicted for the next,
+    in `order`."""
     is_wanted = np.zeros(len(order), np.bool_)
     is_wanted[wanted] = True
     missing = [expert for expert in wanted if not resident[expert, size]]
@@ -69,14 +69,14 @@ def _fit_in_waves(resident, held, wanted, order, size):
     exact=True,
 )
 def follow(resident, held, wanted, starts, is_counted, order, ranked, ranked_starts, hits, cached):
-    """Continue with these steps. Step s wants `wanted[starts[s] : starts[s + 1]]`, in order of first appearance; it
-    evicts by `order[s]` [E], the first of it first; its predictions are the rows of `ranked` [R, E] from
-    `ranked_starts[s]` on, most probable first. Adds to `hits` [E + 1] and to `cached` [E, E + 1], how often the expert
-    at each rank was resident."""
+    """Continue with these steps. Step s wants `wanted[starts[s] : starts[s + 1]]`, in order of first appearance, and
+    evicts in the order `order[s]` [E]. Its predictions are the rows of `ranked` [R, E] from `ranked_starts[s]` on, most
+    probable first. Adds to `hits` [E + 1] and to `cached` [E, E + 1], how often the expert at each rank was
+    resident."""
     for step in range(len(starts) - 1):
-        mine = wanted[starts[step] : starts[step + 1]]
+        step_wanted = wanted[starts[step] : starts[step + 1]]
         if is_counted[step]:
-            for expert in mine:
+            for expert in step_wanted:
                 for size in range(len(held)):
                     hits[size] += resident[expert, size]
             for row in range(ranked_starts[step], ranked_starts[step + 1]):
@@ -84,6 +84,6 @@ def follow(resident, held, wanted, starts, is_counted, order, ranked, ranked_sta
                     expert = ranked[row, rank]
                     for size in range(len(held)):
                         cached[rank, size] += resident[expert, size]
-        for size in range(1, min(len(mine), len(held))):
-            _fit_in_waves(resident, held, mine, order[step], size)
-        _fit(resident, held, mine, order[step])
+        for size in range(1, min(len(step_wanted), len(held))):
+            _fit_in_waves(resident, held, step_wanted, order[step], size)
+        _fit(resident, held, step_wanted, order[step])

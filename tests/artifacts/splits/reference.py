@@ -8,12 +8,12 @@ import numpy as np
 
 CLOSE, FALLS = 1e-9, 1e-12
 
-Transfers = tuple[float, float, float]  # experts in time; seconds besides bytes: of the link, of the engine's own work
+Transfers = tuple[float, float, float]  # experts in time; overhead in seconds: of the link, of the engine's own work
 
 
 class Plain:
-    """A problem in the order of `expert_split`'s arguments; every transfer costs `latency_s` and `host_s` besides its
-    bytes."""
+    """A problem in the order of `expert_split`'s arguments; `latency_s` and `host_s` are the overhead of each
+    transfer."""
 
     def __init__(
         self, window, moe_s, attention_s, load_s, k, hit, prediction, prediction_hit, *, latency_s=0.0, host_s=0.0

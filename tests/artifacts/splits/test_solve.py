@@ -44,7 +44,7 @@ def named(besides: tuple[float, float]) -> dict[str, float]:
 
 
 def as_problem(arguments: tuple, besides: tuple[float, float] = (0.0, 0.0)) -> SplitProblem:
-    """The problem that `expert_split` makes of its arguments, with the costs of each transfer besides its bytes."""
+    """The problem that `expert_split` makes of its arguments and of the overheads of each transfer."""
     first_window, *times = arguments[:5]
     return SplitProblem.of(first_window, (*times, *besides), arguments[5:])
 
