@@ -6,12 +6,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.functional import linear
 
 from artifacts.routing.expert_maps import mean_rows
 from artifacts.traces.trace import DECODE, PREFILL
 from runtime.engine.host_copy import HostCopy, real_rows
 from runtime.engine.predictors import Predictor
-from runtime.engine.router_logits import Gate
 from runtime.model.open import MoeModel
 from runtime.policies.step import Step, last_tokens
 
@@ -50,7 +50,7 @@ class Watcher:
         self._distance = 0
         self.predictor: Predictor | None = None
         self._routed = [_Routed() for _ in opened.layers]
-        self._gates = [Gate(layer.gate) for layer in opened.layers]
+        self._gates = [RouterLogits(layer.gate) for layer in opened.layers]
         self._pass = _Pass(PREFILL, None, np.zeros(0, np.int32))
         self._pass_index = -1
         self._handles: list = []
@@ -179,3 +179,31 @@ def _stacked(ahead: list[np.ndarray]) -> np.ndarray | None:
     if len(ahead) == 1:
         return ahead[0][:, None]
     return np.stack(ahead, axis=1) if ahead else None
+
+
+class RouterLogits:
+    """A router's logits [T, E] for an input that is not its own, without the router's choice of experts: that takes ten
+    times as long as its matrix.
+
+    The first call tests whether the logits are that matrix times the input; a router of another kind always runs whole.
+    """
+
+    def __init__(self, gate: nn.Module) -> None:
+        self._gate = gate
+        self._is_linear: bool | None = None  # None: not tested yet
+
+    def logits(self, x: torch.Tensor, extra: tuple) -> torch.Tensor:
+        """The logits for x [..., H]; `extra` are the other arguments of the router."""
+        if self._is_linear:
+            return self._linear(x)
+        whole = type(self._gate).forward(self._gate, x, *extra)[0]  # without hooks, which would keep the result
+        if self._is_linear is None:
+            self._is_linear = self._multiplies(x) and torch.equal(self._linear(x), whole)
+        return whole
+
+    def _linear(self, x: torch.Tensor) -> torch.Tensor:
+        return linear(x.flatten(0, -2), self._gate.weight, getattr(self._gate, "bias", None))
+
+    def _multiplies(self, x: torch.Tensor) -> bool:
+        weight = getattr(self._gate, "weight", None)
+        return weight is not None and weight.dim() == 2 and (weight.dtype, weight.shape[1]) == (x.dtype, x.shape[-1])

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from artifacts.quantisation.bit_allocation import WIDTHS
 from artifacts.quantisation.packing import Packed
-from runtime.engine.output_cpu import Fused
+from runtime.engine.output_cpu import CpuOutput
 from runtime.kernels.cpu.load import AS_NUMPY, fused_kernels
 from runtime.kernels.low_bit import linear
 from runtime.model.open import MoeModel, open_model
@@ -66,7 +66,7 @@ def test_decoding_gives_the_logits_of_torch(opened: MoeModel, name: str) -> None
 
 def test_a_family_of_another_kind_is_left_to_torch(checkpoint: Checkpoint) -> None:
     opened = open_model(str(checkpoint("gpt_oss")))
-    assert not Fused.suits(opened)
+    assert not CpuOutput.suits(opened)
     with Session(opened, Settings(budget="50%", experts=FUSED)) as session:
         assert session.receipt()["experts_of_a_token"] == "torch"
         assert any("fused" in said for said in session.fallbacks)

@@ -321,7 +321,7 @@ def test_experts_in_page_locked_memory_are_not_copied_again(checkpoint: Checkpoi
     opened = open_model(str(checkpoint("olmoe")))
     plain, pinned = RamStore(opened.store), RamStore(opened.store)
     pinned.is_pinned = True
-    assert tiers.in_ram(plain, pin=False) is plain
-    assert tiers.in_ram(pinned, pin=True) is pinned and tiers.in_ram(pinned, pin=False) is pinned
-    assert tiers.in_ram(opened.store, pin=False) is not opened.store
+    assert tiers.copied_to_ram(plain, pin=False) is plain
+    assert tiers.copied_to_ram(pinned, pin=True) is pinned and tiers.copied_to_ram(pinned, pin=False) is pinned
+    assert tiers.copied_to_ram(opened.store, pin=False) is not opened.store
     opened.store.close()

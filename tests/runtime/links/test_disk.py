@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from artifacts.errors import BadInput, BadUsage
-from runtime.engine.output_torch import StepSum
+from runtime.engine.output_torch import TorchOutput
 from runtime.links.disk import READS_IN_FLIGHT, READS_PAST_CACHE, DiskLink
 from runtime.links.link import DEMAND, PREFETCH, ThreadTransfer
 from runtime.model import direct_io as directio
@@ -151,9 +151,9 @@ def test_past_the_page_cache_a_tokens_experts_are_computed_when_all_are_there(
 ) -> None:
     """One call for all that a decoded token wants, though one lands well after another."""
     counts: list[int] = []
-    plain_add, plain_read = StepSum.add, DiskLink._read
+    plain_add, plain_read = TorchOutput.add, DiskLink._read
 
-    def add(self: StepSum, places: list) -> None:
+    def add(self: TorchOutput, places: list) -> None:
         counts.append(len(places))
         plain_add(self, places)
 
@@ -161,7 +161,7 @@ def test_past_the_page_cache_a_tokens_experts_are_computed_when_all_are_there(
         time.sleep(5e-3 * (next(begun) % opened.shape.top_k))
         plain_read(self, transfer, out)
 
-    monkeypatch.setattr(StepSum, "add", add)
+    monkeypatch.setattr(TorchOutput, "add", add)
     monkeypatch.setattr(DiskLink, "_read", read)
     monkeypatch.setattr(DiskStore, "read_kept", lambda *_: False)
     opened = open_model(str(checkpoint("olmoe")))

@@ -11,9 +11,9 @@ from artifacts.shape import Shape
 from runtime.control.devices import Partitions
 from runtime.links.clock import Timeline, VirtualClock
 from runtime.links.disk import DiskLink
-from runtime.links.emulated import EmulatedLink, VirtualLink
+from runtime.links.emulated import EmulatedLink
 from runtime.links.link import DEMAND, PREFETCH, Link
-from runtime.links.per_device import ManyLinks
+from runtime.links.per_device import LinkPerDevice
 
 SHAPE = Shape(num_layers=2, num_experts=4, top_k=1, expert_nbytes=64)
 
@@ -58,8 +58,8 @@ def any_link(request: pytest.FixtureRequest, source: Numbered):
     made = {
         "disk": lambda: DiskLink(source, SHAPE),
         "emulated": lambda: EmulatedLink(source, SHAPE, bandwidth=1e9),
-        "virtual": lambda: VirtualLink(source, SHAPE, bandwidth=1e9, clock=VirtualClock()),
-        "several": lambda: ManyLinks(Partitions(SHAPE.num_experts, 2), [DiskLink(source, SHAPE) for _ in range(2)]),
+        "virtual": lambda: EmulatedLink(source, SHAPE, bandwidth=1e9, clock=VirtualClock()),
+        "several": lambda: LinkPerDevice(Partitions(SHAPE.num_experts, 2), [DiskLink(source, SHAPE) for _ in range(2)]),
     }[request.param]()
     yield made
     made.close()
@@ -171,7 +171,7 @@ def test_an_emulated_transfer_takes_at_least_its_time(source: Numbered) -> None:
 
 def test_virtual_time_is_exact(source: Numbered) -> None:
     clock = VirtualClock()
-    link = VirtualLink(source, SHAPE, bandwidth=64.0, latency_s=0.5, clock=clock)
+    link = EmulatedLink(source, SHAPE, bandwidth=64.0, latency_s=0.5, clock=clock)
     first, second = (link.issue(key, slot, urgency=DEMAND) for key, slot in enumerate(slots(2)))
     clock.time_s = 1.0
     link.collect(first)
@@ -186,7 +186,7 @@ def test_on_virtual_time_demand_overtakes_a_late_prefetch_is_hurried_and_a_cance
 ) -> None:
     """One second a transfer: 0 is under way when 1 to 4 queue up as prefetches and 5 is demanded."""
     clock = VirtualClock()
-    link = VirtualLink(source, SHAPE, bandwidth=64.0, clock=clock)
+    link = EmulatedLink(source, SHAPE, bandwidth=64.0, clock=clock)
     buffers = slots(6)
     first, cancelled, third, fourth, last = [link.issue(key, buffers[key], urgency=PREFETCH) for key in range(5)]
     demand = link.issue(5, buffers[5], urgency=DEMAND)
@@ -229,15 +229,15 @@ def test_each_device_has_a_link_of_its_own(source: Numbered) -> None:
     """Two transfers of one device come one after another, one of the other meanwhile; what is dropped is dropped by
     both."""
     clock = VirtualClock()
-    own = [VirtualLink(source, SHAPE, bandwidth=64.0, clock=clock) for _ in range(2)]
-    link, there = ManyLinks(Partitions(SHAPE.num_experts, 2), own), slots(4)
+    own = [EmulatedLink(source, SHAPE, bandwidth=64.0, clock=clock) for _ in range(2)]
+    link, there = LinkPerDevice(Partitions(SHAPE.num_experts, 2), own), slots(4)
     first, second, other = (link.issue(key, there[key], urgency=PREFETCH) for key in (0, 2, 1))
     clock.time_s = 1.0
     assert [link.has_landed(one) for one in (first, second, other)] == [True, False, True]
     link.collect(second)
     assert clock.now_s() == 2.0 and link.drain_stalls() == 1.0
     under_way = [link.issue(key, there[key], urgency=PREFETCH) for key in (0, 1, 2, 3)]
-    link.drop()
+    link.clear()
     clock.time_s = 9.0
     assert [link.has_landed(one) for one in under_way] == [True, True, False, False], "what had begun goes on"
     assert link.conditions() == own[0].conditions()

@@ -8,7 +8,7 @@ import torch
 from runtime.control.pools import Pool
 from runtime.model.direct_io import PAGE
 from runtime.model.layout import Part
-from runtime.tiers.double_mapping import twofold
+from runtime.tiers.double_mapping import map_twice
 from runtime.tiers.slots import Slots
 
 PARTS = (Part("gate_up_proj", (2, PAGE), 0, 2 * PAGE), Part("down_proj", (1, PAGE), 2 * PAGE, PAGE))
@@ -16,7 +16,7 @@ NBYTES, CPU = 3 * PAGE, torch.device("cpu")
 
 
 def test_what_is_written_by_slot_is_read_by_part_and_back() -> None:
-    by_slot, by_part = twofold(5, PARTS)
+    by_slot, by_part = map_twice(5, PARTS)
     slots = by_slot.view(5, NBYTES)
     slots.copy_(torch.randint(256, (5, NBYTES), dtype=torch.uint8, generator=torch.manual_seed(0)))
     assert torch.equal(by_part["gate_up_proj"], slots[:, : 2 * PAGE])
@@ -27,12 +27,12 @@ def test_what_is_written_by_slot_is_read_by_part_and_back() -> None:
 
 
 def test_either_arrangement_outlives_the_other() -> None:
-    by_slot, by_part = twofold(2, PARTS)
+    by_slot, by_part = map_twice(2, PARTS)
     by_slot.fill_(5)
     del by_slot
     gc.collect()
     assert set(by_part["down_proj"].unique().tolist()) == {5}
-    by_slot, by_part = twofold(2, PARTS)
+    by_slot, by_part = map_twice(2, PARTS)
     by_part["down_proj"].fill_(6)
     del by_part
     gc.collect()
@@ -40,7 +40,7 @@ def test_either_arrangement_outlives_the_other() -> None:
 
 
 def test_parts_that_share_a_page_cannot_be_apart() -> None:
-    assert twofold(2, (Part("down_proj", (64,), 0, 64),)) is None
+    assert map_twice(2, (Part("down_proj", (64,), 0, 64),)) is None
 
 
 def test_without_memory_that_can_be_mapped_twice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,9 +48,9 @@ def test_without_memory_that_can_be_mapped_twice(monkeypatch: pytest.MonkeyPatch
         raise OSError("no file descriptors are left")
 
     monkeypatch.setattr("os.memfd_create", refused)
-    assert twofold(2, PARTS) is None
+    assert map_twice(2, PARTS) is None
     slots = Slots([Pool(0, 8, 2, NBYTES)], [CPU], parts=PARTS)
-    assert not slots.beside and len(slots[1]) == NBYTES
+    assert not slots.by_part and len(slots[1]) == NBYTES
 
 
 def test_slots_that_are_few_and_alike_lie_beside_each_other() -> None:
@@ -58,7 +58,7 @@ def test_slots_that_are_few_and_alike_lie_beside_each_other() -> None:
     for number in range(3):
         slots[number].fill_(number)
     assert slots.nbytes == 3 * NBYTES and slots.starts == [0, NBYTES, 2 * NBYTES]
-    assert [row.unique().tolist() for row in slots.beside["gate_up_proj"]] == [[0], [1], [2]]
+    assert [row.unique().tolist() for row in slots.by_part["gate_up_proj"]] == [[0], [1], [2]]
 
 
 @pytest.mark.parametrize(
@@ -73,4 +73,4 @@ def test_slots_that_are_few_and_alike_lie_beside_each_other() -> None:
 )
 def test_other_slots_lie_as_ever(pools: list[Pool]) -> None:
     slots = Slots(pools, [CPU, CPU], parts=PARTS)
-    assert not slots.beside and len(slots) == sum(pool.num_slots for pool in pools)
+    assert not slots.by_part and len(slots) == sum(pool.num_slots for pool in pools)
