@@ -1,7 +1,7 @@
-"""What an output is, and which compiled one suits a model.
+"""The interface of a step's output, and the choice of the compiled output that suits a model.
 
-An output computes the experts of one layer step and adds up what they give. There are three: `TorchOutput`, which is
-exact to the bit, and in compiled code `CpuOutput` and `GpuOutput`.
+An output computes the experts of one layer step and adds up their results. There are three: `TorchOutput` gives the
+model's own bits; `CpuOutput` and `GpuOutput` are compiled code.
 """
 
 from collections.abc import Sequence
@@ -18,8 +18,8 @@ from runtime.model.open import MoeModel
 from runtime.tiers.near import NearTier
 
 
-class Output(Protocol):
-    """Is begun, takes experts by `add` and `add_near` in any order, and is finished, once a step."""
+class StepOutput(Protocol):
+    """Computes and adds up the experts of a step: begin it, `add` and `add_near` experts in any order, `finish` it."""
 
     name: str  # for a receipt
 
@@ -43,14 +43,14 @@ class Output(Protocol):
         """A whole step of one token [1, H] whose `experts` are all there, with `weights` [1, K]: [1, H]."""
 
 
-class TokenOutput(Output, Protocol):
-    """An output that begins with the weights of one token on the host."""
+class TokenOutput(StepOutput, Protocol):
+    """An output that begins with one token, whose weights are on the host."""
 
     def begin_token(self, module: nn.Module, hidden: torch.Tensor, experts: Sequence[int], weights: np.ndarray) -> None:
         """A token [1, H] that goes to `experts` [K], -1 for none, with `weights` [K] float32."""
 
 
-class BatchOutput(Output, Protocol):
+class BatchOutput(StepOutput, Protocol):
     """An output that begins with any number of tokens."""
 
     def begin(self, module: nn.Module, hidden: torch.Tensor, experts: np.ndarray, weights: torch.Tensor) -> None:

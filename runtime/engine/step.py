@@ -8,7 +8,7 @@ import torch
 from runtime.control.controller import Controller
 from runtime.control.plan import NO_SLOT, Place, Plan
 from runtime.engine.forms_cpu import TokenKernels
-from runtime.engine.output import BatchOutput, Output, choose_output
+from runtime.engine.output import BatchOutput, StepOutput, TokenOutput, choose_output
 from runtime.engine.output_cpu import CpuOutput
 from runtime.engine.output_gpu import GpuOutput
 from runtime.engine.output_torch import TorchOutput
@@ -58,8 +58,10 @@ class StepExecutor:
         has_kernels = not self._is_fused and CpuOutput.suits(opened)  # a fused output has kernels of its own
         kernels = TokenKernels(opened, self.resident) if has_kernels else None
         self.torch_output = TorchOutput(self.resident, self._batched, kernels)
-        self._token_output = choose_output(opened)(opened, self.resident) if self._is_fused else self.torch_output
-        self.gpu_output = self._token_output if isinstance(self._token_output, GpuOutput) else None
+        fused = choose_output(opened)(opened, self.resident) if self._is_fused else None
+        self.gpu_output = fused if isinstance(fused, GpuOutput) else None
+        self._fused_output: TokenOutput | None = fused
+        self._token_output: StepOutput = fused or self.torch_output
         self._batch_output: BatchOutput = self.gpu_output or self.torch_output
 
     def release_slots(self) -> None:
@@ -70,7 +72,8 @@ class StepExecutor:
         for arena in self.resident.slots.arenas:
             if arena.device.type == "cuda":
                 torch.cuda.synchronize(arena.device)  # a copy that has begun may still write to the arena
-        del self.resident, self.torch_output, self.gpu_output, self._token_output, self._batch_output
+        del self.resident, self.torch_output, self.gpu_output
+        del self._fused_output, self._token_output, self._batch_output
 
     def clear(self) -> None:
         """Cancel every transfer and drop what outputs remember of slots and of an unfinished step."""
@@ -108,17 +111,17 @@ class StepExecutor:
 
     def _begin_output(
         self, layer: MoeLayer, hidden: torch.Tensor, plan: Plan, step: Step, weights: torch.Tensor
-    ) -> Output:
-        if self._is_fused and len(hidden) == 1:
+    ) -> StepOutput:
+        if self._fused_output and len(hidden) == 1:
             applied = step.weights if plan.weights is None else plan.weights
-            self._token_output.begin_token(layer.experts, hidden, plan.selected[0].tolist(), applied[0])
-            return self._token_output
+            self._fused_output.begin_token(layer.experts, hidden, plan.selected[0].tolist(), applied[0])
+            return self._fused_output
         if plan.weights is not None:
             weights = self._reweighted(plan.weights, weights)
         self._batch_output.begin(layer.experts, hidden, self._all_rows(plan.selected, len(hidden)), weights)
         return self._batch_output
 
-    def _compute(self, plan: Plan, num_tokens: int, output: Output) -> None:
+    def _compute(self, plan: Plan, num_tokens: int, output: StepOutput) -> None:
         """Every used expert: residents first, near ones while loads are under way, arrivals last."""
         self.near.begin(plan.near)
         if not plan.waves:
@@ -145,7 +148,7 @@ class StepExecutor:
         self.near.finish()
 
     def _add_arrivals(
-        self, coming: list[Place], ready: list[Place], num_tokens: int, output: Output, following: dict[int, Place]
+        self, coming: list[Place], ready: list[Place], num_tokens: int, output: StepOutput, following: dict[int, Place]
     ) -> None:
         """Compute the experts that are `ready`, then those `coming` as they land, all that have landed in one call."""
         if self._waits_for_all and num_tokens == 1:  # one call for all takes less than one each beside reading threads
@@ -159,7 +162,7 @@ class StepExecutor:
         if ready:
             self._add(ready, output, following)
 
-    def _add(self, places: Sequence[Place], output: Output, following: dict[int, Place]) -> None:
+    def _add(self, places: Sequence[Place], output: StepOutput, following: dict[int, Place]) -> None:
         """Compute experts that are there; issue each load that is `following` into a slot as soon as that is free."""
         if not following:
             output.add(places)

@@ -1,4 +1,4 @@
-"""What crosses from the device to the host arrives as it was, and stays when the next step overwrites the buffer."""
+"""Copies from the device to the host arrive unchanged, and outlive the buffer of the copy."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""A router ahead says of an input what its own forward would, whatever its kind."""
+"""The logits of a router ahead equal those of its own forward, whatever its kind."""
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ def test_logits_are_those_of_the_whole_router(checkpoint: Checkpoint, family: st
             assert torch.equal(gate.logits(x, tuple(extra)), logits)
 
 
-def test_a_router_that_does_more_than_multiply_answers_whole() -> None:
+def test_a_router_that_does_more_than_multiply_runs_whole() -> None:
     class Doubled(torch.nn.Linear):
         def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
             return (2 * super().forward(x),)

@@ -1,4 +1,4 @@
-"""The same memory in two arrangements, and which slots have both."""
+"""The same memory mapped slot after slot and part after part, and which slots have both mappings."""
 
 import gc
 
@@ -15,7 +15,7 @@ PARTS = (Part("gate_up_proj", (2, PAGE), 0, 2 * PAGE), Part("down_proj", (1, PAG
 NBYTES, CPU = 3 * PAGE, torch.device("cpu")
 
 
-def test_what_is_written_by_slot_is_read_by_part_and_back() -> None:
+def test_either_mapping_reads_what_the_other_wrote() -> None:
     by_slot, by_part = map_twice(5, PARTS)
     slots = by_slot.view(5, NBYTES)
     slots.copy_(torch.randint(256, (5, NBYTES), dtype=torch.uint8, generator=torch.manual_seed(0)))
@@ -26,7 +26,7 @@ def test_what_is_written_by_slot_is_read_by_part_and_back() -> None:
     assert all(part.is_contiguous() and part.data_ptr() % PAGE == 0 for part in by_part.values())
 
 
-def test_either_arrangement_outlives_the_other() -> None:
+def test_either_mapping_outlives_the_other() -> None:
     by_slot, by_part = map_twice(2, PARTS)
     by_slot.fill_(5)
     del by_slot
@@ -39,11 +39,11 @@ def test_either_arrangement_outlives_the_other() -> None:
     assert set(by_slot[2 * PAGE : NBYTES].tolist()) == {6}
 
 
-def test_parts_that_share_a_page_cannot_be_apart() -> None:
+def test_parts_that_share_a_page_are_not_mapped_twice() -> None:
     assert map_twice(2, (Part("down_proj", (64,), 0, 64),)) is None
 
 
-def test_without_memory_that_can_be_mapped_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_systems_without_such_mappings_have_slots_only(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(name: str) -> int:
         raise OSError("no file descriptors are left")
 
@@ -53,7 +53,7 @@ def test_without_memory_that_can_be_mapped_twice(monkeypatch: pytest.MonkeyPatch
     assert not slots.by_part and len(slots[1]) == NBYTES
 
 
-def test_slots_that_are_few_and_alike_lie_beside_each_other() -> None:
+def test_a_few_slots_of_one_size_are_mapped_by_part() -> None:
     slots = Slots([Pool(0, 4, 2, NBYTES), Pool(4, 8, 1, NBYTES)], [CPU], parts=PARTS)
     for number in range(3):
         slots[number].fill_(number)
@@ -71,6 +71,6 @@ def test_slots_that_are_few_and_alike_lie_beside_each_other() -> None:
         pytest.param([Pool(0, 8, 1, NBYTES), Pool(0, 8, 1, NBYTES, device=1)], id="on several devices"),
     ],
 )
-def test_other_slots_lie_as_ever(pools: list[Pool]) -> None:
+def test_other_slots_are_not_mapped_by_part(pools: list[Pool]) -> None:
     slots = Slots(pools, [CPU, CPU], parts=PARTS)
     assert not slots.by_part and len(slots) == sum(pool.num_slots for pool in pools)
