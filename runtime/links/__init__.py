@@ -1,1 +1,1 @@
-"""Links bring bytes from the slow tier into slots: from disk, over CUDA, emulated, or one link per device."""
+"""How bytes come from the slow tier into a slot: from disk, over CUDA, emulated, one link per device."""
