@@ -17,7 +17,7 @@ from profilers.compare.tasks import Score, Tasks, evaluate
 from profilers.text.batches import check_sequences
 from profilers.text.corpus import pieces
 from profilers.text.document import Document
-from runtime.engine.choose_output import fused_for
+from runtime.engine.output import choose_output
 from runtime.model.open import MoeModel
 from runtime.policies.base import Artefacts
 from runtime.policies.presets import Preset
@@ -152,7 +152,7 @@ class Paces:
         return self.known[link]
 
     def _scaled(self, name: str) -> dict[str, str]:
-        is_fused = self._experts == FUSED and fused_for(self._opened) is not None
+        is_fused = self._experts == FUSED and choose_output(self._opened) is not None
         rates = scaled_rates(self._opened, machine(name), is_fused=is_fused)
         window = scaled_window(self._opened.shape, machine(name))
         emulated = {"link": f"{rates.link:.0f}B/s", "near": f"{rates.near:.0f}B/s", "window": f"{window}B"}

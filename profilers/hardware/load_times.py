@@ -12,9 +12,9 @@ import torch
 from artifacts.hardware.profile import COLD, DISK, PAGEABLE, PINNED, RAM, Load, Spread
 from runtime.control import sizes
 from runtime.links.cuda import CudaLink
-from runtime.links.disk import DiskLink, KeptSource
+from runtime.links.disk import CachedSource, DiskLink
 from runtime.links.emulated import EmulatedLink
-from runtime.links.link import DEMAND, Link, Source
+from runtime.links.link import DEMAND, ExpertSource, Link
 from runtime.model.layout import aligned
 from runtime.model.open import MoeModel
 from runtime.session.probe import seconds_of
@@ -55,7 +55,7 @@ def loads(opened: MoeModel, folder: Path, of_run: str, effort: Effort) -> Iterat
             yield _load(COLD, cold, nbytes)
     if pin:
 
-        def pinned(source: Source) -> Link:
+        def pinned(source: ExpertSource) -> Link:
             return CudaLink(source, shape, device=device, slot_nbytes=nbytes, is_pinned=True)
 
         locked = _Held(opened, pin=True)
@@ -70,7 +70,7 @@ def loads(opened: MoeModel, folder: Path, of_run: str, effort: Effort) -> Iterat
     if of_run not in (DISK, PINNED):
         bandwidth, latency_s = sizes.rate(of_run)
 
-        def emulated(source: Source) -> Link:
+        def emulated(source: ExpertSource) -> Link:
             return EmulatedLink(source, shape, bandwidth=bandwidth, latency_s=latency_s)
 
         with _closing(emulated(held)) as link:
@@ -114,7 +114,7 @@ def _part(nbytes: int) -> int:
     return -(-nbytes // _PARTS)
 
 
-def _disk_link(opened: MoeModel, source: KeptSource | None = None) -> Link:
+def _disk_link(opened: MoeModel, source: CachedSource | None = None) -> Link:
     """From the checkpoint, or from another source by the same way."""
     device, nbytes, source = opened.model.device, opened.store.layout.nbytes, source or SlowTier.plain(opened.store)
     if device.type == "cuda":
@@ -122,7 +122,7 @@ def _disk_link(opened: MoeModel, source: KeptSource | None = None) -> Link:
     return DiskLink(source, opened.shape, kept=source)
 
 
-def _latency(link_from: Callable[[Source], Link], held: _Held, slots: torch.Tensor, effort: Effort) -> Spread:
+def _latency(link_from: Callable[[ExpertSource], Link], held: _Held, slots: torch.Tensor, effort: Effort) -> Spread:
     """Seconds of a load that its bytes do not explain: whole experts and parts of them are brought in turns."""
     part = slots[:, : _part(slots.shape[1])]
     share, once, found = part.shape[1] / slots.shape[1], Effort(turns=1), []

@@ -1,4 +1,4 @@
-"""How experts lie in memory, and the compiled code for each way: whole, cut in two, packed."""
+"""The forms in which experts lie in RAM (whole, cut in two, packed), with compiled code for one token for each."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
@@ -7,17 +7,63 @@ import numpy as np
 import torch
 
 from artifacts.quantisation.packing import PARTS, Packed
-from runtime.control.plan import Place
-from runtime.kernels.cpu.load import DOWN, GATE_UP, fused_kernels, module
+from runtime.control.plan import NO_SLOT, Place
+from runtime.kernels.cpu.load import AS_NUMPY, DOWN, GATE_UP, fused_kernels, module
 from runtime.model.layout import ExpertLayout
+from runtime.model.open import MoeModel
+from runtime.tiers.fast import ResidentExperts
 from runtime.tiers.replicas import ReplicaLayout
 from runtime.tiers.shadow_replicas import Shadows
 from runtime.tiers.slow import SlowTier
 from runtime.tiers.slow_split import SegmentTier
 
 
-class Token(NamedTuple):
-    """What kernels take last: the token [H], for each expert its row of `y` [K, H], an array of the weights' type."""
+class TokenKernels:
+    """Multiplies one token by experts in RAM, each found by its address."""
+
+    def __init__(self, opened: MoeModel, resident: ResidentExperts) -> None:
+        self._shadows, self._forms = resident.shadows, forms_of(resident.slow, resident.shadows, opened.dtype)
+        self._starts = [slot.data_ptr() for slot in resident.slots]
+        self._like = torch.empty(0, dtype=AS_NUMPY[opened.dtype]).numpy()
+        self._token = torch.empty(opened.config.hidden_size)
+        self._x = self._token.numpy()
+
+    def is_packed(self, bits: int) -> bool:
+        """Whether experts of so many bits are packed."""
+        return isinstance(self._forms[bits], CpuPacked)
+
+    def take(self, hidden: torch.Tensor) -> None:
+        """Multiply the token [1, H] from here on."""
+        self._token.copy_(hidden[0])
+
+    def starts(self, places: Sequence[Place]) -> list[int]:
+        """Addresses of the experts in slots, or of the replicas that stay beside them."""
+        return [
+            self._shadows.address(place.key) if place.slot == NO_SLOT else self._starts[place.slot] for place in places
+        ]
+
+    def add(self, places: Sequence[Place], starts: Sequence[int], rows: Sequence[int], y: np.ndarray) -> None:
+        """Add to y[rows[i]], y [K, H] float32, the output of places[i] at starts[i]; those of one width in one call."""
+        widths = {place.bits for place in places}
+        if len(widths) == 1:
+            self._forms[widths.pop()].multiply(places, starts, TokenOperands(self._x, np.array(rows), y, self._like))
+            return
+        for bits in widths:
+            chosen = [i for i, place in enumerate(places) if place.bits == bits]
+            operands = TokenOperands(self._x, np.array([rows[i] for i in chosen]), y, self._like)
+            self._forms[bits].multiply([places[i] for i in chosen], [starts[i] for i in chosen], operands)
+
+    def outputs(self, hidden: torch.Tensor, places: Sequence[Place], starts: Sequence[int]) -> torch.Tensor:
+        """The output of each of `places`, at its address, for a token [1, H]: [n, 1, H]."""
+        y = np.zeros((len(places), hidden.shape[1]), np.float32)
+        self.take(hidden)
+        self.add(places, starts, range(len(places)), y)
+        return torch.from_numpy(y).to(hidden.dtype)[:, None]
+
+
+class TokenOperands(NamedTuple):
+    """The last arguments of every kernel: the token [H], the row of `y` [K, H] for each expert, and an empty array of
+    the weights' type."""
 
     x: np.ndarray
     rows: np.ndarray
@@ -25,41 +71,41 @@ class Token(NamedTuple):
     like: np.ndarray
 
 
-class Form(Protocol):
+class CpuForm(Protocol):
     """Multiplies a token by experts of one form."""
 
-    def multiply(self, places: Sequence[Place], starts: list[int], token: Token) -> None:
-        """Add the output of what lies at each of `starts`, addresses, to its row. Only segments look at `places`."""
+    def multiply(self, places: Sequence[Place], starts: list[int], operands: TokenOperands) -> None:
+        """Add the output of the expert at each address of `starts` to its row. Only segments look at `places`."""
 
 
-def forms_of(slow: SlowTier | SegmentTier, shadows: Shadows | None, dtype: torch.dtype) -> dict[int, Form]:
-    """By bits, the form of whatever comes from the slow tier or stays in the fast one."""
+def forms_of(slow: SlowTier | SegmentTier, shadows: Shadows | None, dtype: torch.dtype) -> dict[int, CpuForm]:
+    """By bits, the form of experts that come from the slow tier or stay in the fast one."""
     if isinstance(slow, SegmentTier):
-        return dict.fromkeys(slow.stores, CutExperts(slow))
+        return dict.fromkeys(slow.stores, CpuSegments(slow))
     layouts = {bits: store.layout for bits, store in slow.stores.items()} | (shadows.layouts if shadows else {})
     return {bits: form_of(layout, dtype) for bits, layout in layouts.items()}
 
 
-def form_of(layout: ExpertLayout | ReplicaLayout, dtype: torch.dtype) -> Form:
-    """For a model of this dtype."""
-    return PackedExperts(layout, dtype) if isinstance(layout, ReplicaLayout) else WholeExperts(layout)
+def form_of(layout: ExpertLayout | ReplicaLayout, dtype: torch.dtype) -> CpuForm:
+    """The form of experts with this layout, for a model of this dtype."""
+    return CpuPacked(layout, dtype) if isinstance(layout, ReplicaLayout) else CpuWhole(layout)
 
 
-class WholeExperts:
+class CpuWhole:
     """Experts as the module has them."""
 
     def __init__(self, layout: ExpertLayout) -> None:
         inner, down = layout.parts
         self._offsets, self._num_neurons = (inner.offset, down.offset), down.shape[1]
 
-    def multiply(self, places: Sequence[Place], starts: list[int], token: Token) -> None:
+    def multiply(self, places: Sequence[Place], starts: list[int], operands: TokenOperands) -> None:
         inner, down = self._offsets
         addresses = np.array([(start + inner, start + down) for start in starts])
-        fused_kernels().add_whole(addresses, self._num_neurons, *token)
+        fused_kernels().add_whole(addresses, self._num_neurons, *operands)
 
 
-class CutExperts:
-    """Segments, a top behind its head."""
+class CpuSegments:
+    """Segments of experts; a top lies behind its head."""
 
     def __init__(self, slow: SegmentTier) -> None:
         itemsize, layout, nbytes = slow.layout.dtype.itemsize, slow.layout, slow.segments.nbytes
@@ -67,13 +113,13 @@ class CutExperts:
         self._heads = heads
         self._neurons = [(size - head) // (layout.width * itemsize) for size, head in zip(nbytes, heads, strict=True)]
 
-    def multiply(self, places: Sequence[Place], starts: list[int], token: Token) -> None:
+    def multiply(self, places: Sequence[Place], starts: list[int], operands: TokenOperands) -> None:
         addresses = np.array([start + self._heads[place.key] for place, start in zip(places, starts, strict=True)])
         neurons = np.array([self._neurons[place.key] for place in places])
-        fused_kernels().add_segments(addresses, neurons, *token)
+        fused_kernels().add_segments(addresses, neurons, *operands)
 
 
-class PackedExperts:
+class CpuPacked:
     """Replicas of one width."""
 
     def __init__(self, layout: ReplicaLayout, dtype: torch.dtype) -> None:
@@ -85,12 +131,12 @@ class PackedExperts:
         adder = module("runtime.kernels.cpu.gated_packed").packed_adder
         self._add = adder(layout.bits, is_narrow=dtype is torch.bfloat16)
 
-    def multiply(self, places: Sequence[Place], starts: list[int], token: Token) -> None:
-        self._add(np.array(starts)[:, None, None] + self._offsets, self._sizes, *token)
+    def multiply(self, places: Sequence[Place], starts: list[int], operands: TokenOperands) -> None:
+        self._add(np.array(starts)[:, None, None] + self._offsets, self._sizes, *operands)
 
 
 def _offsets(offsets: dict[str, int], name: str) -> list[int]:
-    """Of words, scales and zero-points; the words' own where there are no zero-points."""
+    """Of words, scales and zero-points; that of the words again where there are no zero-points."""
     words, zeros, scales = (offsets.get(f"{name}.{part}") for part in PARTS)
     return [words, scales, words if zeros is None else zeros]
 

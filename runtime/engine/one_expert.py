@@ -1,6 +1,6 @@
-"""Runs a model with a single expert in memory at a time: slow per token, cheap per batch; for measurements.
+"""Runs a model with a single expert in memory at a time, for measurements: slow for a token, fast enough for a batch.
 
-Every expert that a batch uses is read once, so the experts of a model that fits nowhere still pass by.
+Every expert that a batch uses is read once, so that models run whose experts fit in no memory.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from runtime.model.open import MoeModel
 
 @dataclass(frozen=True, slots=True)
 class Routed:
-    """What reaches the experts of one layer: T rows, padding included."""
+    """The inputs of one layer's experts: T rows, padding included."""
 
     layer: int
     hidden: torch.Tensor  # [T, H]
@@ -30,7 +30,7 @@ class Routed:
 
 
 class OneExpert:
-    """Room for one expert on the model's device; reading the next overwrites it."""
+    """A buffer for one expert on the model's device; the next read overwrites it."""
 
     def __init__(self, opened: MoeModel) -> None:
         self._store = opened.store
@@ -40,7 +40,7 @@ class OneExpert:
         self._views = self._store.layout.views(self._device)
 
     def read(self, layer: int, expert: int) -> dict[str, torch.Tensor]:
-        """Its parameters by name, good until the next read."""
+        """The expert's parameters by name, valid until the next read."""
         self._store.read(layer, expert, self._host)
         if self._device is not self._host:
             self._device.copy_(self._host)
@@ -48,9 +48,10 @@ class OneExpert:
 
 
 class OneAtATime:
-    """A context manager in which `forward` runs whole batches and `decide` may change what each layer selected.
+    """A context manager in which `forward` runs whole batches and `decide` may change each layer's selection.
 
-    `decide` hears every layer's `Routed` and returns the experts to compute [T, K], -1 where a rank is left out.
+    `decide` is called with every layer's `Routed` and returns the experts to compute [T, K], -1 for a rank that is left
+    out.
     """
 
     def __init__(self, opened: MoeModel, decide: Callable[[Routed], np.ndarray]) -> None:
@@ -75,7 +76,7 @@ class OneAtATime:
         self._opened.model.set_experts_implementation("eager")
 
     def forward(self, ids: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
-        """Logits [B, S, V] of ids [B, S]; padding is marked by zeros of the mask [B, S]."""
+        """Logits [B, S, V] of ids [B, S]; zeros of the mask [B, S] mark padding."""
         device = self._opened.model.device
         with torch.inference_mode():
             mask = None if mask is None else mask.to(device)

@@ -1,98 +1,146 @@
-"""The output of one layer step as torch adds it up: bit for bit the sum that the model's own code makes."""
+"""The output of a layer step as torch computes it: bit for bit the sum that the model's own code makes."""
 
 from collections.abc import Sequence
 from operator import attrgetter
+from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import nn
 
 from runtime.control.plan import Place
-from runtime.engine.across_devices import Apart
-from runtime.engine.output_cpu import OneToken
+from runtime.engine.across_devices import AcrossDevices
+from runtime.engine.forms_cpu import TokenKernels
+from runtime.engine.host_copy import near_forward
 from runtime.kernels.batched import OneByOne, Together, Views
-from runtime.model.arithmetic import Assigned, accumulate, gather, weigh
-from runtime.tiers.fast import Resident, is_full
+from runtime.model.arithmetic import Assigned, accumulate, assign, gather, weigh
+from runtime.tiers.fast import ResidentExperts, is_full
+from runtime.tiers.near import NearTier
 
 _slot = attrgetter("slot")
 
 
-class StepSum:
-    """Takes experts as they are computed, in any order. `assigned` by expert; `weights` [T, K] of the router.
+class TorchOutput:
+    """Takes experts as they are computed, in any order, and adds them up in the model's order.
 
-    `packed`: what computes one token's replicas of few bits, which have no bits of the model to keep; `apart`: what
-    computes where slots are on several devices.
+    `batched` computes several experts of one token in one call, if anything does so to the bit. `kernels` computes one
+    token's replicas of few bits, which have no bits of the model to keep.
     """
 
-    def __init__(
-        self,
-        module: nn.Module,
-        resident: Resident,
-        together: Together | OneByOne | None,
-        packed: OneToken | None,
-        *,
-        hidden: torch.Tensor,
-        assigned: dict[int, Assigned],
-        weights: torch.Tensor,
-        apart: Apart | None = None,
-    ) -> None:
-        self._module, self._resident, self._together, self._apart = module, resident, together, apart
-        self._packed = packed if len(hidden) == 1 else None
-        self._hidden, self._assigned, self._weights = hidden, assigned, weights
-        self._outputs: dict[int, torch.Tensor] = {}
+    name: ClassVar[str] = "torch"
 
-    def assigned(self, expert: int) -> Assigned:
-        """The tokens it serves."""
-        return self._assigned[expert]
+    def __init__(
+        self, resident: ResidentExperts, batched: Together | OneByOne | None, kernels: TokenKernels | None
+    ) -> None:
+        self._resident, self._batched, self._kernels = resident, batched, kernels
+        self._num_experts = resident.num_experts
+        self.clear()
+
+    def begin(self, module: nn.Module, hidden: torch.Tensor, experts: np.ndarray, weights: torch.Tensor) -> None:
+        """Tokens [T, H] that go to `experts` [T, K], -1 for none, with `weights` [T, K]."""
+        self._module, self._hidden, self._weights = module, hidden, weights
+        self._assigned = assign(experts, hidden.device)
+        self._packed = self._kernels if len(hidden) == 1 else None  # the kernels take one token
+        if self._resident.slots.are_apart:
+            self._across = AcrossDevices(self._resident, hidden, experts)
 
     def add(self, places: Sequence[Place]) -> None:
-        """Compute what lies at `places`, all there."""
-        if low := [place for place in places if self.computes(place)]:
-            self._add_packed(low, self._packed.starts(low))
-        full = [place for place in places if not self.computes(place)]
-        if self._together and len(self._hidden) == 1 and len(full) > 1 and all(map(is_full, full)):
-            full.sort(key=_slot)
-            weights = [self._resident.weights(place) for place in full]
-            self.add_together(full, weights, beside=self._resident.beside(full))
+        """Compute the experts in these slots, or on the replicas that stay beside them; all must be there."""
+        if packed := [place for place in places if self._is_packed(place)]:
+            self._add_packed(packed, self._packed.starts(packed))
+        others = [place for place in places if not self._is_packed(place)]
+        if self._batched and len(self._hidden) == 1 and len(others) > 1 and all(map(is_full, others)):
+            others.sort(key=_slot)
+            views = [self._resident.weights(place) for place in others]
+            self._add_batch(others, views, beside=self._resident.beside(others))
             return
-        for place in full:
-            expert = self._expert(place)
-            if self._apart:
-                self.add_output(expert, self._apart.forward(self._module, place, expert))
+        for place in others:
+            expert = place.key % self._num_experts
+            if self._across:
+                self.add_output(expert, self._across.forward(self._module, place, expert))
                 continue
             x = gather(self._hidden, self._assigned[expert])
             self.add_output(expert, self._resident.forward(self._module, place, x))
 
-    def add_together(self, places: Sequence[Place], weights: Sequence[Views], *, beside: Views | None = None) -> None:
-        """One token's whole experts, wherever they lie, as `Together` takes them."""
-        self._add_outputs(places, self._together.forward(self._module, weights, self._hidden, beside=beside))
-
-    def computes(self, place: Place) -> bool:
-        """Whether it computes such an expert itself, here and by `add_elsewhere`."""
-        return self._packed is not None and self._packed.is_packed(place.bits)
-
-    def add_elsewhere(self, place: Place, content: torch.Tensor) -> None:
-        """Compute one token's replica that lies outside the fast tier: `content`, uint8 on the CPU."""
-        self._add_packed([place], [content.data_ptr()])
+    def add_near(self, places: Sequence[Place], near: NearTier, ready: Sequence[Place]) -> None:
+        """Compute `places` in the near tier, and before them or together with them what is `ready` for `add`."""
+        if self._can_batch(places) and self._can_batch(ready) and (views := near.views_in_ram(places)):
+            self._add_batch([*places, *ready], [*views, *map(self._resident.weights, ready)])
+            return
+        self.add(ready)
+        host = self._hidden.cpu()
+        for place in places:
+            if self._is_packed(place):
+                self._add_packed([place], [near.content(place).data_ptr()])
+                continue
+            expert = place.key % self._num_experts
+            assigned, device = self._assigned[expert], self._hidden.device
+            self.add_output(expert, near_forward(near, self._module, place, host, assigned, device))
 
     def add_output(self, expert: int, y: torch.Tensor) -> None:
-        """An expert's output on its tokens [t, H], or that of a segment: they add up to it."""
+        """Take an expert's output on its tokens [t, H], or that of one of its segments, which add up to it."""
         self._outputs[expert] = self._outputs[expert] + y if expert in self._outputs else y
 
     def finish(self) -> torch.Tensor:
-        """[T, H]. Experts add up in ascending order, or the sum would round differently."""
+        """The layer's output [T, H]. Experts add up in ascending order, or the sum would round differently."""
         out = torch.zeros_like(self._hidden)
         for expert in sorted(self._outputs):
-            own = self._assigned[expert]
-            accumulate(out, weigh(self._outputs[expert], self._weights, own), own)
+            assigned = self._assigned[expert]
+            accumulate(out, weigh(self._outputs[expert], self._weights, assigned), assigned)
+        self.clear()
         return out
 
+    def forward(
+        self,
+        module: nn.Module,
+        hidden: torch.Tensor,
+        experts: Sequence[int],
+        places: Sequence[Place],
+        weights: torch.Tensor,
+    ) -> torch.Tensor:
+        """A whole step of one token [1, H] whose `experts` are all there, with `weights` [1, K]: [1, H].
+
+        It makes few calls: one more takes as long as a small expert.
+        """
+        shares = (self._forward_all(module, hidden, places) * weights.reshape(-1, 1, 1)).to(hidden.dtype).unbind()
+        first, *others = sorted(range(len(experts)), key=experts.__getitem__)
+        out = shares[first]  # eager's sum starts from zeros, which would change the sign of a zero and nothing else
+        for rank in others:
+            out += shares[rank]
+        return out
+
+    def clear(self) -> None:
+        """Drop an unfinished step: the tensors of a prompt would stay in memory otherwise."""
+        self._module = self._hidden = self._weights = self._packed = self._across = None
+        self._assigned: dict[int, Assigned] = {}
+        self._outputs: dict[int, torch.Tensor] = {}
+
+    def _forward_all(self, module: nn.Module, hidden: torch.Tensor, places: Sequence[Place]) -> torch.Tensor:
+        """The output of each expert, all of them packed or none, for a token [1, H]: [n, 1, H]."""
+        if self._kernels and self._kernels.is_packed(places[0].bits):
+            return self._kernels.outputs(hidden, places, self._kernels.starts(places))
+        if self._batched and is_full(places[0]):
+            return self._batched.forward(module, [self._resident.whole(place.slot) for place in places], hidden)
+        return torch.stack([self._resident.forward(module, place, hidden) for place in places])
+
+    def _is_packed(self, place: Place) -> bool:
+        return self._packed is not None and self._packed.is_packed(place.bits)
+
+    def _can_batch(self, places: Sequence[Place]) -> bool:
+        """Whether these experts of the step can be computed in one call with others."""
+        if not self._batched or len(self._hidden) > 1:
+            return False
+        return all(is_full(place) and not self._is_packed(place) for place in places)
+
+    def _add_batch(self, places: Sequence[Place], views: Sequence[Views], *, beside: Views | None = None) -> None:
+        """Compute one token's whole experts in one call, wherever they lie."""
+        self._add_outputs(places, self._batched.forward(self._module, views, self._hidden, beside=beside))
+
     def _add_packed(self, places: Sequence[Place], starts: Sequence[int]) -> None:
+        """Compute one token's replicas at these addresses."""
         self._add_outputs(places, self._packed.outputs(self._hidden, places, starts))
 
     def _add_outputs(self, places: Sequence[Place], outputs: torch.Tensor) -> None:
-        """[n, 1, H] of one token."""
+        """Take [n, 1, H] of one token."""
         for place, y in zip(places, outputs.unbind(), strict=True):
-            self.add_output(self._expert(place), y)
-
-    def _expert(self, place: Place) -> int:
-        return place.key % self._resident.num_experts
+            self.add_output(place.key % self._num_experts, y)

@@ -1,4 +1,4 @@
-"""Fitted predictors on the device, and what all kinds of predictor say of one router's input."""
+"""Fitted predictors of the next layers' experts, on the device."""
 
 import numpy as np
 import torch
@@ -8,7 +8,7 @@ from artifacts.routing.predictors import Predictors, check_reach, projection
 
 
 class Features:
-    """Of a router's input x [T, H] the features [T, H + F + 1] that predictors are linear in."""
+    """The features [T, H + F + 1] of a router's input x [T, H], in which predictors are linear."""
 
     def __init__(self, hidden: int, num_features: int, seed: int, device: torch.device) -> None:
         matrix, shift = projection(hidden, num_features, seed)
@@ -23,22 +23,22 @@ class Features:
 
 
 class Predictor:
-    """Predictors of all layers, for the next `distance` layers. Raises Incompatible when they do not reach as far."""
+    """Predictors of all layers, for the next `distance` layers. Raises Incompatible where they do not reach so far."""
 
     def __init__(self, predictors: Predictors, distance: int, device: torch.device) -> None:
         check_reach(predictors, distance)
         self.distance = distance
         self._features = Features(predictors.hidden, predictors.num_features, predictors.seed, device)
         self._scale = predictors.scale.tolist()
-        # One matrix a layer for all distances: a call costs more than the multiplication of one token.
+        # One matrix a layer for all distances: a call costs more than multiplying one token.
         side_by_side = predictors.weights[:, :distance].transpose(0, 2, 1, 3)
         self._weights = torch.from_numpy(np.ascontiguousarray(side_by_side)).flatten(2).to(device)
 
     def receipt(self) -> dict[str, int]:
-        """How far they look, and what they take beside the experts."""
+        """The distance, and the bytes that the predictors take beside the experts."""
         return {"distance": self.distance, "bytes": self._weights.nbytes}
 
     def ahead(self, layer: int, x: torch.Tensor) -> list[torch.Tensor]:
-        """[T, E] distributions of each of the next layers."""
+        """The predicted distribution [T, E] of each of the next layers."""
         logits = self._features.of(x, self._scale[layer]) @ self._weights[layer]
         return list(logits.unflatten(1, (self.distance, -1)).softmax(-1).unbind(1))

@@ -1,4 +1,4 @@
-"""What a model's routers say, pass by pass, as policies are to see it: hooks, and the one copy from device to host."""
+"""Observes a model's routers by hooks and makes the steps that policies see, with one copy from device to host each."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,19 +6,19 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.functional import linear
 
 from artifacts.routing.expert_maps import mean_rows
 from artifacts.traces.trace import DECODE, PREFILL
 from runtime.engine.host_copy import HostCopy, real_rows
 from runtime.engine.predictors import Predictor
-from runtime.engine.router_logits import Gate
 from runtime.model.open import MoeModel
 from runtime.policies.step import Step, last_tokens
 
 
 @dataclass(slots=True)
 class _Routed:
-    """What a router was given and said, kept until its experts are called."""
+    """A router's input and logits, kept until its experts are called."""
 
     x: torch.Tensor | None = None
     extra: tuple = ()
@@ -27,7 +27,7 @@ class _Routed:
 
 @dataclass(slots=True)
 class _Pass:
-    """The pass under way: its phase, which rows are tokens (None: all), whose they are, and their means."""
+    """The pass under way: its phase, the rows that are tokens (None: all), their requests, and each request's mean."""
 
     phase: int
     rows: np.ndarray | None
@@ -36,8 +36,11 @@ class _Pass:
 
 
 class Watcher:
-    """Makes a `Step` of every layer. `on_pass` hears whose token each row of a pass is, `on_step` every step,
-    `on_embedding` what a pass was given; `first_request` numbers those of the coming passes."""
+    """Makes a `Step` of every layer.
+
+    `on_pass` is called with the request of each row of a pass, `on_step` with every step, `on_embedding` with the mean
+    input embedding of each request. `first_request` is the number of the first request of the coming passes.
+    """
 
     def __init__(self, opened: MoeModel) -> None:
         self.on_step: Callable[[Step], None] | None = None
@@ -50,7 +53,7 @@ class Watcher:
         self._distance = 0
         self.predictor: Predictor | None = None
         self._routed = [_Routed() for _ in opened.layers]
-        self._gates = [Gate(layer.gate) for layer in opened.layers]
+        self._gates = [RouterLogits(layer.gate) for layer in opened.layers]
         self._pass = _Pass(PREFILL, None, np.zeros(0, np.int32))
         self._pass_index = -1
         self._handles: list = []
@@ -58,36 +61,36 @@ class Watcher:
 
     @property
     def rows(self) -> np.ndarray | None:
-        """Of the pass under way the rows that are tokens; None: all."""
+        """The rows of the pass under way that are tokens; None: all."""
         return self._pass.rows
 
     def see_probabilities(self) -> None:
-        """Steps carry the routers' probabilities from here on."""
+        """Make steps carry the routers' probabilities from here on."""
         self._wants_probabilities = True
         self._watch_routers()
 
     def see_embeddings(self) -> None:
-        """Steps carry what their pass was given from here on."""
+        """Make steps carry the mean input embeddings of their pass from here on."""
         if not self._wants_embeddings:
             self._wants_embeddings = True
             self._watch_embedding()
 
     def see_predictions(self, distance: int = 1, predictor: Predictor | None = None) -> None:
-        """Steps carry what the routers of the next `distance` layers say of this one's input from here on, and what
-        the fitted predictor says of it if there is one."""
+        """Make steps carry predictions from here on: what the routers of the next `distance` layers give for this
+        router's input, and what the fitted predictor, if there is one, gives for it."""
         self._distance = max(self._distance, distance)
         self.predictor = predictor or self.predictor
         self._watch_routers()
 
     def stop(self) -> None:
-        """Take every hook off."""
+        """Remove every hook."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
         self._is_watching = self._wants_embeddings = False
 
     def begin_pass(self, args: tuple, kwargs: dict) -> int:
-        """Look at what the model is given: the number of tokens in it."""
+        """Note whose tokens the model is given. Returns the number of tokens."""
         ids = kwargs.get("input_ids", args[0] if args else None)
         batch, length = (ids if ids is not None else kwargs["inputs_embeds"]).shape[:2]
         requests = np.arange(self.first_request, self.first_request + batch, dtype=np.int32).repeat(length)
@@ -102,8 +105,7 @@ class Watcher:
         return len(requests)
 
     def step(self, layer: int, ids: torch.Tensor, weights: torch.Tensor) -> Step:
-        """One layer as policies see it, ids and weights [T, K]. What they need crosses to the host here and nowhere
-        else."""
+        """One layer as policies see it, with ids and weights [T, K]. This is the only copy of a step to the host."""
         routed = self._routed[layer]
         tensors = [ids, weights.float()]
         if self._wants_probabilities:
@@ -112,7 +114,7 @@ class Watcher:
         if self.predictor:
             tensors += self.predictor.ahead(layer, routed.x)
         arrays = self._to_host(tensors)
-        routed.x = routed.logits = None  # of a long prompt, and of every layer, these would fill a GPU
+        routed.x = routed.logits = None  # those of all layers of a long prompt would fill a GPU
         if self._pass.rows is not None:
             arrays = [array[self._pass.rows] for array in arrays]
         selected, weights_host, *rest = arrays
@@ -135,7 +137,7 @@ class Watcher:
         return step
 
     def _watch_routers(self) -> None:
-        """Only where somebody asks: a hook costs a layer of one token some five microseconds."""
+        """Hook the routers, once. Only when asked: a hook costs a layer of one token some five microseconds."""
         if not self._is_watching:
             self._is_watching = True
             for layer in self._opened.layers:
@@ -148,8 +150,8 @@ class Watcher:
         self._handles.append(self._opened.model.get_input_embeddings().register_forward_hook(embed))
 
     def _embed(self, given: torch.Tensor) -> None:
-        """What the pass was given [B, S, H] crosses by itself, as soon as it is there: whoever searches by it does so
-        while the first layer attends."""
+        """Copy the input of the pass [B, S, H] to the host at once, apart from the steps: a search by it runs while the
+        first layer attends."""
         tokens = given.detach().flatten(0, -2).float().cpu().numpy()
         tokens = tokens if self._pass.rows is None else tokens[self._pass.rows]
         self._pass.embedding = np.array(mean_rows(tokens, last_tokens(self._pass.requests)))
@@ -165,7 +167,7 @@ class Watcher:
         return hook
 
     def _predictions(self, layer: int, routed: _Routed) -> list[torch.Tensor]:
-        """[T, E] of each of the next D routers on this router's input."""
+        """The distributions [T, E] of each of the next D routers on this router's input."""
         predicted = []
         for distance in range(1, self._distance + 1):
             ahead = (layer + distance) % len(self._gates)
@@ -175,7 +177,35 @@ class Watcher:
 
 
 def _stacked(ahead: list[np.ndarray]) -> np.ndarray | None:
-    """[T, D, E]."""
+    """The distributions of D layers, each [T, E], as one array [T, D, E]; None for no layer."""
     if len(ahead) == 1:
         return ahead[0][:, None]
     return np.stack(ahead, axis=1) if ahead else None
+
+
+class RouterLogits:
+    """A router's logits [T, E] for an input that is not its own, without the router's choice of experts: that takes ten
+    times as long as its matrix.
+
+    The first call tests whether the logits are that matrix times the input; a router of another kind always runs whole.
+    """
+
+    def __init__(self, gate: nn.Module) -> None:
+        self._gate = gate
+        self._is_linear: bool | None = None  # None: not tested yet
+
+    def logits(self, x: torch.Tensor, extra: tuple) -> torch.Tensor:
+        """The logits for x [..., H]; `extra` are the other arguments of the router."""
+        if self._is_linear:
+            return self._linear(x)
+        whole = type(self._gate).forward(self._gate, x, *extra)[0]  # without hooks, which would keep the result
+        if self._is_linear is None:
+            self._is_linear = self._multiplies(x) and torch.equal(self._linear(x), whole)
+        return whole
+
+    def _linear(self, x: torch.Tensor) -> torch.Tensor:
+        return linear(x.flatten(0, -2), self._gate.weight, getattr(self._gate, "bias", None))
+
+    def _multiplies(self, x: torch.Tensor) -> bool:
+        weight = getattr(self._gate, "weight", None)
+        return weight is not None and weight.dim() == 2 and (weight.dtype, weight.shape[1]) == (x.dtype, x.shape[-1])

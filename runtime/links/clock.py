@@ -1,4 +1,4 @@
-"""Clocks and timelines: when things would happen, on wall time or on virtual time."""
+"""Clocks, and the timeline of an emulated link: on wall time or on virtual time."""
 
 import time
 from dataclasses import dataclass
@@ -17,8 +17,11 @@ class Clock(Protocol):
 
 
 class WallClock:
-    """Real time. A sleep ends up to 0.1 ms late, so the last of a wait is spent asking, the interpreter let go each
-    time: other threads are not starved."""
+    """Real time.
+
+    A sleep ends up to 0.1 ms late, so the end of a wait is a loop that asks for the time. Each turn releases the
+    interpreter, so that other threads can run.
+    """
 
     def now_s(self) -> float:
         return time.perf_counter()
@@ -30,7 +33,7 @@ class WallClock:
 
 @dataclass(slots=True)
 class VirtualClock:
-    """Time that passes only when somebody waits, or sets it."""
+    """Time that passes only when a caller waits, or sets it."""
 
     time_s: float = 0.0
 
@@ -43,14 +46,14 @@ class VirtualClock:
 
 @dataclass(slots=True)
 class Timeline:
-    """One thing at a time at `bandwidth` bytes per second, each after `latency_s` seconds of set-up."""
+    """Transfers one at a time at `bandwidth` bytes per second, each after `latency_s` seconds of set-up."""
 
     bandwidth: float
     latency_s: float = 0.0
     free_at_s: float = 0.0
 
     def reserve(self, now_s: float, nbytes: int) -> float:
-        """Queue `nbytes` behind what is under way; returns the time at which they are through."""
+        """Queue a transfer of `nbytes` behind the others. Returns the time at which it ends."""
         start_s = max(now_s, self.free_at_s)
         self.free_at_s = start_s + self.latency_s + nbytes / self.bandwidth
         return self.free_at_s

@@ -1,4 +1,4 @@
-"""The link of a GPU: pinned host memory to preallocated slots on two copy streams, ordered by events alone."""
+"""The link of a GPU: copies from pinned host memory to slots on two streams, ordered by events alone."""
 
 from collections import deque
 from dataclasses import dataclass
@@ -6,11 +6,11 @@ from dataclasses import dataclass
 import torch
 
 from artifacts.shape import FULL_BITS, Shape
-from runtime.links.link import DEMAND, Source, ThreadLink, ThreadTransfer
+from runtime.links.link import DEMAND, ExpertSource, ThreadLink, ThreadTransfer
 from runtime.model.layout import aligned
 
-_IN_FLIGHT = 2  # copies that the thread hands over at a time: enough to keep a stream busy, few enough to overtake
-_FIRST = -1  # a stream's priority: lower goes before higher, and 0 is what streams have
+_IN_FLIGHT = 2  # copies that the thread queues at a time: enough to keep a stream busy, few enough to overtake
+_FIRST = -1  # a stream's priority: lower values go first, and the default is 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,37 +21,39 @@ class _Copy:
 
 
 class CudaLink(ThreadLink):
-    """A demand from pinned memory is queued at once, on a stream of its own that goes before that of prefetches; a
-    thread feeds the latter, and both from memory that is not pinned. So a demand waits for the copies that are under
-    way at most.
+    """Has two copy streams: one for demands, which goes first, and one for prefetches.
 
-    A slot is written only after all compute queued when its transfer was issued, which is all that may still read it,
-    and after the copy into it before, which may be under way on the other stream; it is read only after its copy, for
-    which compute waits on collection. An expert is one copy. Slots are one tensor that outlives the link: the allocator
-    never hears of the streams. A source that is not pinned is read through pinned buffers of `slot_nbytes`.
+    A demand from pinned memory is queued on its stream at once, so that it waits for at most the copies under way. A
+    thread feeds the prefetches, and all transfers from memory that is not pinned: it reads them through pinned buffers
+    of `slot_nbytes`.
+
+    Events order each slot's accesses. A slot is written after all compute that was queued when its transfer was issued,
+    as no other compute may still read it, and after the previous copy into it, which may be under way on the other
+    stream. It is read after its copy: the compute stream waits on collection. An expert is one copy. The slots are one
+    tensor that outlives the link, so that the allocator need not know of the streams.
     """
 
     kind = "cuda"
 
     def __init__(
-        self, source: Source, shape: Shape, *, device: torch.device, slot_nbytes: int, is_pinned: bool
+        self, source: ExpertSource, shape: Shape, *, device: torch.device, slot_nbytes: int, is_pinned: bool
     ) -> None:
         self._device = device
         self._demands, self._prefetches = torch.cuda.Stream(device, priority=_FIRST), torch.cuda.Stream(device)
         for stream in (self._demands, self._prefetches):
-            stream.wait_stream(torch.cuda.current_stream(device))  # which may still use what was there before slots
-        self._unread: dict[int, torch.cuda.Event] = {}  # by slot: after it, nobody reads what was there
+            stream.wait_stream(torch.cuda.current_stream(device))  # it may still use the memory that slots have now
+        self._unread: dict[int, torch.cuda.Event] = {}  # by slot: after it, compute no longer reads the old content
         self._written: dict[int, torch.cuda.Event] = {}  # by slot: the end of the last copy into it
         self._copied: dict[ThreadTransfer, torch.cuda.Event] = {}
         self._in_flight: deque[_Copy] = deque()
         self._unmeasured: deque[_Copy] = deque()
-        self._measured: torch.cuda.Event | None = None  # the latest end of those that are measured
+        self._measured: torch.cuda.Event | None = None  # the latest end among measured copies
         self._waits: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
         self._is_pinned = is_pinned
         self._staging = deque(aligned(slot_nbytes, pin=True) for _ in range(0 if is_pinned else _IN_FLIGHT))
         super().__init__(source, shape)
 
-    # On the thread that computes
+    # Called on the computing thread
 
     def issue(self, key: int, slot: torch.Tensor, *, urgency: int, bits: int = FULL_BITS) -> ThreadTransfer:
         unread = torch.cuda.Event()
@@ -75,7 +77,7 @@ class CudaLink(ThreadLink):
             return
         stream = torch.cuda.current_stream(self._device)
         asked, resumed = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        asked.record(stream)  # before the host waits, or the time in which nothing is queued would not be counted
+        asked.record(stream)  # before the host waits, so that the time in which nothing is queued counts
         super().collect(transfer)
         stream.wait_event(self._copied.pop(transfer))
         resumed.record(stream)
@@ -85,13 +87,13 @@ class CudaLink(ThreadLink):
         super().cancel(transfer)
         self._copied.pop(transfer, None)
 
-    def settle(self) -> None:
-        """Copies that are queued go before all that is issued from here on."""
-        super().settle()
+    def wait_for_copies(self) -> None:
+        """Wait until every copy is queued: it then goes before all transfers that are issued from here on."""
+        super().wait_for_copies()
         self._copied.clear()
 
     def drain_stalls(self) -> float:
-        """Seconds for which the compute stream stood still, by its own events; waits for the last of them."""
+        """Seconds for which the compute stream waited, by its own events. Waits for the last of them."""
         super().drain_stalls()
         self._measure()
         if self._waits:
@@ -101,17 +103,17 @@ class CudaLink(ThreadLink):
         return stall_s
 
     def conditions(self) -> dict[str, float | str]:
-        """With what copies really moved, by the copy stream's own events."""
+        """The conditions with the measured rate of copies, by the copy streams' own events."""
         self._measure()
         return super().conditions() | {"host_memory": "pinned" if self._is_pinned else "staged"}
 
     def close(self) -> None:
         super().close()
         for stream in (self._demands, self._prefetches):
-            stream.synchronize()  # the slots' memory goes to others next, and a prefetch may still be under way
+            stream.synchronize()  # a prefetch may be under way to a slot whose memory is used again next
 
     def _hurry(self, transfer: ThreadTransfer) -> None:
-        """A prefetch that compute waits for goes as a demand does, unless it has begun."""
+        """Copy a prefetch that compute waits for as a demand, unless it has begun."""
         if not self._is_pinned:
             super()._hurry(transfer)
             return
@@ -124,28 +126,28 @@ class CudaLink(ThreadLink):
         transfer.landed.set()
 
     def _measure(self) -> None:
-        """Add up the seconds in which something was copied, over the copies that have ended."""
+        """Add up bytes, and the seconds in which at least one copy was under way, over copies that have ended."""
         while self._unmeasured and self._unmeasured[0].done.query():
             copy = self._unmeasured.popleft()
             self.copy_s += self._added_ms(copy) / 1e3
             self._copied_nbytes += copy.nbytes
 
     def _added_ms(self, copy: _Copy) -> float:
-        """A copy's time, less what it shares with those before it: one stream waits while the other copies."""
-        own = copy.begun.elapsed_time(copy.done)
-        later = own if self._measured is None else self._measured.elapsed_time(copy.done)
+        """A copy's time without the part it shares with earlier copies: one stream waits while the other copies."""
+        duration = copy.begun.elapsed_time(copy.done)
+        later = duration if self._measured is None else self._measured.elapsed_time(copy.done)
         if later > 0:
             self._measured = copy.done
-        return max(0.0, min(own, later))
+        return max(0.0, min(duration, later))
 
-    # On the link's own thread, and `_copy` and `_view` on both
+    # Called on the link's own thread; `_copy` and `_view` on both threads
 
     def _move(self, transfer: ThreadTransfer) -> None:
         while len(self._in_flight) >= _IN_FLIGHT:
             self._in_flight.popleft().done.synchronize()
         stream = self._demands if transfer.urgency == DEMAND else self._prefetches
         copy = self._copy(transfer, self._view(transfer) if self._is_pinned else self._staged(transfer), stream)
-        self._staging.rotate(1)  # only now: a read that failed leaves its buffer for the next one
+        self._staging.rotate(1)  # not before: a failed read leaves its buffer for the next one
         self._in_flight.append(copy)
 
     def _copy(self, transfer: ThreadTransfer, host: torch.Tensor, stream: torch.cuda.Stream) -> _Copy:
@@ -166,6 +168,7 @@ class CudaLink(ThreadLink):
         return self._source.view(*divmod(transfer.key, self._shape.num_experts), bits=transfer.bits)
 
     def _staged(self, transfer: ThreadTransfer) -> torch.Tensor:
+        # The buffer is free: there are as many as copies in flight, and the oldest copy has ended.
         buffer = self._staging[0][: transfer.slot.nbytes]
-        self._read(transfer, buffer)  # there are as many buffers as copies in flight, and the oldest has ended
+        self._read(transfer, buffer)
         return buffer

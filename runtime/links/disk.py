@@ -1,4 +1,4 @@
-"""The link of experts that stay on disk: several reads under way, so that the device always has a next one to serve."""
+"""The link of experts that stay on disk: several reads are under way, so that the device always has a next one."""
 
 import threading
 import time
@@ -7,43 +7,43 @@ from typing import Protocol
 import torch
 
 from artifacts.shape import FULL_BITS, Shape
-from runtime.links.link import DEMAND, PATIENCE_S, Source, ThreadLink, ThreadTransfer
+from runtime.links.link import DEMAND, PATIENCE_S, ExpertSource, ThreadLink, ThreadTransfer
 
-READS_IN_FLIGHT = 4  # docs/disk.md: one leaves the device idle while its bytes are copied, more bring little more
-READS_PAST_CACHE = 8  # a thread waits for all of what it reads there, and has next to nothing to copy
-_AT_ONCE_NBYTES = 1 << 20  # what takes longer to hand to a thread and back than to copy out of the page cache
+READS_IN_FLIGHT = 4  # docs/disk.md: with one the device idles while bytes are copied; more than four gain little
+READS_PAST_CACHE = 8  # past the page cache a thread only waits, and copies next to nothing
+_AT_ONCE_NBYTES = 1 << 20  # up to here a copy from the page cache takes less time than a thread switch and back
 
-_THERE = threading.Event()
-_THERE.set()
+_LANDED = threading.Event()
+_LANDED.set()
 
 
-class KeptSource(Source, Protocol):
-    """A source of which a part may be in memory."""
+class CachedSource(ExpertSource, Protocol):
+    """A source some of whose experts may be in the page cache."""
 
     def read_kept(self, layer: int, expert: int, out: torch.Tensor, *, bits: int) -> bool: ...
 
 
 class DiskLink(ThreadLink):
-    """Reads experts from the checkpoint as they are wanted; what the process holds is its slots. `is_direct`: its
-    source bypasses the page cache. What `kept` has in memory it gives at once, to whoever asks, if it is small.
+    """Reads experts from the checkpoint when they are wanted. `is_direct` says that its source bypasses the page cache.
 
-    The bandwidth it tells is that while it was reading: bytes over the seconds in which any read was under way.
+    Small demands that `kept` has in the page cache are copied at once, on the caller's thread. The measured bandwidth
+    is bytes over the seconds in which at least one read was under way.
     """
 
     kind = "disk"
 
     def __init__(
         self,
-        source: Source,
+        source: ExpertSource,
         shape: Shape,
         *,
-        kept: KeptSource | None = None,
+        kept: CachedSource | None = None,
         is_direct: bool = False,
         num_threads: int | None = None,
         patience_s: float = PATIENCE_S,
     ) -> None:
         self.num_threads = num_threads or (READS_PAST_CACHE if is_direct else READS_IN_FLIGHT)
-        self.side_by_side = is_direct  # the page cache is copied out of, which takes cores: one after another lands
+        self.is_concurrent = is_direct  # copies from the page cache take cores, so that they land one after another
         self._kept = kept
         self._num_reading, self._since_s = 0, 0.0
         self._page_cache = "bypassed" if is_direct else "used"
@@ -56,7 +56,7 @@ class DiskLink(ThreadLink):
                 with self._wake:
                     self.copy_s += time.perf_counter() - begin_s
                     self._copied_nbytes += slot.nbytes
-                return ThreadTransfer(key, slot, urgency, bits, started=True, landed=_THERE)
+                return ThreadTransfer(key, slot, urgency, bits, started=True, landed=_LANDED)
         return super().issue(key, slot, urgency=urgency, bits=bits)
 
     def conditions(self) -> dict[str, float | str]:
@@ -73,7 +73,7 @@ class DiskLink(ThreadLink):
                 self._count(transfer.slot.nbytes)
 
     def _count(self, nbytes: int) -> None:
-        """Time goes by once, however many read meanwhile."""
+        """Count a read that has ended. Seconds in which several reads were under way count once."""
         now_s = time.perf_counter()
         self.copy_s += now_s - self._since_s
         self._since_s = now_s

@@ -1,4 +1,4 @@
-"""What joins the slow tier and the fast tier: transfers are issued, then collected; demand overtakes queued
+"""The link between the slow tier and the fast tier: transfers are issued, then collected; demands overtake queued
 prefetches."""
 
 import heapq
@@ -14,13 +14,13 @@ from artifacts.errors import OutOfResources
 from artifacts.shape import FULL_BITS, Shape
 
 DEMAND, PREFETCH = 0, 1
-PATIENCE_S = 120.0  # without a single byte: a network that was gone for a minute is no reason to end a long run
+PATIENCE_S = 120.0  # without a single byte: a network failure of a minute should not end a long run
 _CLOSING_S = 10.0
 _CLOSED = "the link is closed"
 
 
-class Source(Protocol):
-    """Where experts are read from, by any thread, at any of their precisions."""
+class ExpertSource(Protocol):
+    """Reads experts on any thread, at any of their precisions."""
 
     def read(self, layer: int, expert: int, out: torch.Tensor, *, bits: int) -> None: ...
 
@@ -30,7 +30,7 @@ class Transfer:
     """One expert on its way into one slot."""
 
     key: int
-    slot: torch.Tensor  # [nbytes] uint8, in the fast tier, as long as the replica that comes
+    slot: torch.Tensor  # [nbytes] uint8 in the fast tier, the size of the replica
     urgency: int
     bits: int = FULL_BITS
     started: bool = False
@@ -38,40 +38,41 @@ class Transfer:
 
 @dataclass(eq=False, slots=True)
 class ThreadTransfer(Transfer):
-    """One that a thread moves, and says when it is there or what went wrong."""
+    """A transfer that a thread moves. The thread sets `landed` at its end, and `error` if it failed."""
 
     landed: threading.Event = field(default_factory=threading.Event)
     error: BaseException | None = None
 
 
 class Link(Protocol):
-    """`kind` and `conditions` go into the receipt; `side_by_side`: transfers share the way, so that those of a step are
-    there at about the same time."""
+    """`kind` and `conditions` go into the receipt. `is_concurrent`: transfers share the bandwidth, so that those of one
+    step land at about the same time."""
 
     kind: str
-    side_by_side: bool
+    is_concurrent: bool
 
     def issue(self, key: int, slot: torch.Tensor, *, urgency: int, bits: int = FULL_BITS) -> Transfer:
-        """Queue a transfer of as many bytes as `slot` has. Returns at once; the slot is written after what compute has
-        queued so far."""
+        """Queue a transfer of as many bytes as `slot` has. Returns at once. The slot is written after all compute that
+        has been queued so far."""
 
     def has_landed(self, transfer: Transfer) -> bool:
         """Whether `collect` would return at once."""
 
     def collect(self, transfer: Transfer) -> None:
-        """Let compute have what `transfer` brings. Raises what the transfer raised, OutOfResources if nothing comes."""
+        """Wait until compute may read the slot. Raises the error of the transfer, OutOfResources if nothing arrives."""
 
     def cancel(self, transfer: Transfer) -> None:
-        """Take a transfer off the queue, or see it through if begun; then its slot may be written again."""
+        """Remove a transfer from the queue, or wait for its end if it has begun. Its slot may then be written again."""
 
-    def drop(self) -> None:
-        """Take every transfer off the queue, at once: nobody is going to collect any. What has begun goes on."""
+    def clear(self) -> None:
+        """Remove every transfer from the queue without waiting, so that none may be collected. Those that have begun
+        continue."""
 
-    def settle(self) -> None:
-        """Return when nothing that had begun is still written to a slot. Raises OutOfResources if that does not end."""
+    def wait_for_copies(self) -> None:
+        """Return when no transfer that had begun still writes to a slot. Raises OutOfResources if one does not end."""
 
     def drain_stalls(self) -> float:
-        """Seconds for which compute stood still for this link since the last call."""
+        """Seconds for which compute waited for this link since the last call."""
 
     def conditions(self) -> dict[str, float | str]: ...
 
@@ -79,19 +80,19 @@ class Link(Protocol):
 
 
 class ThreadLink:
-    """A link whose transfers run on threads of its own. Subclasses say how many, and how one expert is moved.
+    """A link whose transfers run on its own threads. Subclasses set the number of threads and move an expert.
 
-    Demands go as they come, on all threads; a prefetch begins only when nothing else is under way, so that a demand
-    finds at most one before it. One that failed before anybody wanted it is moved once more for who does. Subclasses
-    also count: `copy_s` seconds of moving so far, in which `_copied_nbytes` came. Where nothing at all moves for
-    `patience_s`, who waits is told.
+    Demands begin in order of issue, on all threads. A prefetch begins only when no other transfer is under way, so that
+    at most one delays a demand. A prefetch that failed is moved once more when it is collected. Subclasses also count
+    the seconds of moving so far, `copy_s`, and the bytes moved in them, `_copied_nbytes`. A caller that waits gets
+    OutOfResources when nothing at all has moved for `patience_s`.
     """
 
     kind = "thread"
-    side_by_side = False
+    is_concurrent = False
     num_threads = 1
 
-    def __init__(self, source: Source, shape: Shape, *, patience_s: float = PATIENCE_S) -> None:
+    def __init__(self, source: ExpertSource, shape: Shape, *, patience_s: float = PATIENCE_S) -> None:
         self._source, self._shape, self._patience_s = source, shape, patience_s
         self._queue: list[tuple[int, int, ThreadTransfer]] = []
         self._order = count()
@@ -136,12 +137,14 @@ class ThreadLink:
                 return
         self._await(transfer)
 
-    def drop(self) -> None:
+    def clear(self) -> None:
         with self._wake:
             self._queue.clear()
 
-    def settle(self) -> None:
-        for transfer in self._begun_so_far():
+    def wait_for_copies(self) -> None:
+        with self._wake:
+            running = list(self._running)
+        for transfer in running:
             self._await(transfer)
 
     def drain_stalls(self) -> float:
@@ -155,22 +158,18 @@ class ThreadLink:
     def close(self) -> None:
         with self._wake:
             self._closed = True
-            left = [entry[2] for entry in self._queue]
+            unfinished = [entry[2] for entry in self._queue]
             self._queue.clear()
             self._wake.notify_all()
-        for transfer in left:  # a generation that was broken off may still wait for it, and would for ever
+        for transfer in unfinished:  # an interrupted generation may still wait for one, and would wait for ever
             transfer.error = RuntimeError(_CLOSED)
             transfer.landed.set()
         deadline_s = time.perf_counter() + _CLOSING_S
-        for thread in self._threads:  # one that is stuck in a read keeps what it writes to alive, and ends by itself
+        for thread in self._threads:  # a thread that is stuck in a read keeps its slot in memory until the read ends
             thread.join(max(0.0, deadline_s - time.perf_counter()))
 
-    def _begun_so_far(self) -> list[ThreadTransfer]:
-        with self._wake:
-            return list(self._running)
-
     def _await(self, transfer: ThreadTransfer) -> None:
-        """Return when it has landed; others that land meanwhile are a sign of life."""
+        """Return when the transfer has landed. The patience begins anew whenever another one lands."""
         num_landed = self._num_landed
         while not transfer.landed.wait(self._patience_s):
             if self._num_landed == num_landed:
@@ -182,7 +181,7 @@ class ThreadLink:
             num_landed = self._num_landed
 
     def _hurry(self, transfer: ThreadTransfer) -> None:
-        """A prefetch that compute waits for goes before every other prefetch."""
+        """Turn a queued prefetch that compute waits for into a demand."""
         with self._wake:
             if transfer.urgency == PREFETCH and not transfer.started and not self._closed:
                 self._queue = [entry for entry in self._queue if entry[2] is not transfer]
@@ -192,7 +191,7 @@ class ThreadLink:
                 self._wake.notify()
 
     def _begin_again(self, transfer: ThreadTransfer) -> None:
-        """As a demand, of which nothing is known yet; once the link is closed it stays as it is."""
+        """Queue a failed transfer again as a demand, unless the link is closed."""
         with self._wake:
             transfer.urgency = DEMAND
             if not self._closed:
@@ -202,15 +201,15 @@ class ThreadLink:
 
     def _serve(self) -> None:
         while self._serve_one():
-            """A thread that waits holds no transfer: slots that are given up would stay in memory with it."""
+            """A waiting thread holds no transfer, which would keep a released slot in memory."""
 
     def _serve_one(self) -> bool:
-        transfer = self._begun()
+        transfer = self._next_begun()
         if transfer is None:
             return False
         try:
             self._move(transfer)
-        except BaseException as error:  # handed to whoever collects the transfer
+        except BaseException as error:  # raised again by `collect`
             transfer.error = error
         with self._wake:
             self._running.remove(transfer)
@@ -218,8 +217,8 @@ class ThreadLink:
         transfer.landed.set()
         return True
 
-    def _begun(self) -> ThreadTransfer | None:
-        """The next transfer, begun; None once the link is closed."""
+    def _next_begun(self) -> ThreadTransfer | None:
+        """Wait for the next transfer and begin it; None once the link is closed."""
         with self._wake:
             while not self._closed and not self._may_begin():
                 self._wake.wait()

@@ -1,4 +1,4 @@
-"""A link for each of several devices that share no memory: an expert comes over that of the device it belongs to."""
+"""One link for each of several devices that share no memory: an expert comes over the link of its own device."""
 
 from collections.abc import Sequence
 
@@ -9,46 +9,47 @@ from runtime.control.devices import Partitions
 from runtime.links.link import Link, Transfer
 
 
-class ManyLinks:
-    """`links` by device. What waits, waits for its own link; to drop, settle or close is done to all."""
+class LinkPerDevice:
+    """`links` by device. A transfer concerns the link of its key alone; `clear`, `wait_for_copies` and `close` concern
+    all links."""
 
     def __init__(self, partitions: Partitions, links: Sequence[Link]) -> None:
         self._partitions, self._links = partitions, links
-        self.kind, self.side_by_side = links[0].kind, links[0].side_by_side
+        self.kind, self.is_concurrent = links[0].kind, links[0].is_concurrent
 
     def issue(self, key: int, slot: torch.Tensor, *, urgency: int, bits: int = FULL_BITS) -> Transfer:
-        return self._of(key).issue(key, slot, urgency=urgency, bits=bits)
+        return self._link_of(key).issue(key, slot, urgency=urgency, bits=bits)
 
     def has_landed(self, transfer: Transfer) -> bool:
-        return self._of(transfer.key).has_landed(transfer)
+        return self._link_of(transfer.key).has_landed(transfer)
 
     def collect(self, transfer: Transfer) -> None:
-        self._of(transfer.key).collect(transfer)
+        self._link_of(transfer.key).collect(transfer)
 
     def cancel(self, transfer: Transfer) -> None:
-        self._of(transfer.key).cancel(transfer)
+        self._link_of(transfer.key).cancel(transfer)
 
-    def drop(self) -> None:
+    def clear(self) -> None:
         for link in self._links:
-            link.drop()
+            link.clear()
 
-    def settle(self) -> None:
+    def wait_for_copies(self) -> None:
         for link in self._links:
-            link.settle()
+            link.wait_for_copies()
 
     def drain_stalls(self) -> float:
-        """Of all together: where two wait at once, both are counted."""
+        """The sum over all links, which counts a wait for two links at once twice."""
         return sum([link.drain_stalls() for link in self._links])
 
     def conditions(self) -> dict[str, float | str]:
-        """The first one's, and what the others moved."""
+        """The conditions of the first link, and the measured rates of the others."""
         others = [link.conditions().get("measured_gbps") for link in self._links[1:]]
-        moved = {f"measured_gbps_{number}": rate for number, rate in enumerate(others, start=1) if rate}
-        return self._links[0].conditions() | moved
+        rates = {f"measured_gbps_{number}": rate for number, rate in enumerate(others, start=1) if rate}
+        return self._links[0].conditions() | rates
 
     def close(self) -> None:
         for link in self._links:
             link.close()
 
-    def _of(self, key: int) -> Link:
+    def _link_of(self, key: int) -> Link:
         return self._links[self._partitions.of(key)]

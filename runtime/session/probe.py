@@ -13,7 +13,7 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from artifacts.hardware.costs import rounded_window
 from artifacts.hardware.machines import Machine
 from artifacts.shape import Shape
-from runtime.engine.choose_output import alone
+from runtime.engine.output import choose_output
 from runtime.kernels.cpu.dense import FusedDense
 from runtime.links.link import DEMAND, Link
 from runtime.model.arithmetic import expert_forward
@@ -89,7 +89,7 @@ def expert_seconds(opened: MoeModel, *, is_fused: bool = False) -> float:
     turns."""
     device, module, contents = opened.model.device, opened.layers[0].experts, some_contents(opened)
     if is_fused:
-        return _median_seconds(alone(opened, contents), device, turns=200)
+        return _median_seconds(choose_output(opened).timed_expert(opened, contents), device, turns=200)
     views, project = [opened.store.layout.views(content) for content in contents], opened.store.layout.project
     x = torch.zeros(1, opened.config.hidden_size, dtype=opened.dtype, device=device)
     return _median_seconds(

@@ -6,7 +6,6 @@ import numpy as np
 import torch
 
 from runtime.control import split_solver as solving
-from runtime.engine.choose_output import NAMES
 from runtime.kernels.low_bit import kernel_name
 from runtime.policies import POLICIES, describe
 from runtime.policies.presets import preset
@@ -29,7 +28,7 @@ def receipt(session: "Session") -> dict[str, object]:
         "preset": preset(session.settings.preset).name,
         "tuned_for": preset(session.settings.preset).tuned_for,
         "policies": {axis: describe(getattr(session.policies, axis)) for axis in POLICIES},
-        "experts_of_a_token": NAMES[session.fused] if session.is_fused else "torch",
+        "experts_of_a_token": session.fused.name if session.is_fused else "torch",
         "scope": str(session.scope),
         "slots": cache.num_slots,
         "experts": cache.shape.num_keys,
@@ -68,7 +67,7 @@ def _replicas(session: "Session") -> dict[str, object]:
         "slow_tier_bits": [f"{width}" for width in session.policies.widths],
         "resident": {f"{width}_bits": int(count) for width, count in zip(bits, counts, strict=True)},
         "resident_bytes": session.shadows.nbytes if session.shadows else 0,
-        "not_landed": session.engine.num_not_landed,
+        "not_landed": session.engine.steps.num_not_landed,
         "verified": session.settings.verify,
         "kernel": kernel_name(session.opened.model.device),
     }

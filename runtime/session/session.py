@@ -22,9 +22,9 @@ from runtime.control.counters import totals
 from runtime.control.devices import Partitions
 from runtime.control.recorder import Recorder
 from runtime.control.resplit import Reconfiguration, tokens_between
-from runtime.engine.choose_output import fused_for
 from runtime.engine.engine import Engine
-from runtime.engine.output_cpu import Fused
+from runtime.engine.output import choose_output
+from runtime.engine.output_cpu import CpuOutput
 from runtime.engine.predictors import Predictor
 from runtime.engine.routers import Watcher
 from runtime.kernels.cpu.dense import FusedDense
@@ -100,11 +100,11 @@ class Session:
         )
         num_slots = fast.num_slots
         window = sizes.nbytes(settings.window) if settings.window else None
-        self.fused = fused_for(opened, num_devices=settings.devices)
+        self.fused = choose_output(opened, num_devices=settings.devices)
         is_asked = settings.experts == FUSED and self.fused is not None
         # The sum over the halves of an expert is not the module's to the bit in torch either, but farther from it.
         # On a GPU nobody has seen the kernels run, and they are taken when they are asked for.
-        self.is_fused = is_asked or fast.split is not None and self.fused is Fused
+        self.is_fused = is_asked or fast.split is not None and self.fused is CpuOutput
         self._dense = FusedDense(opened) if is_asked else None
         choice = resolve_link(
             opened, link=settings.link, near=settings.near, scaled_to=settings.scaled_to, is_fused=is_asked
@@ -325,7 +325,7 @@ class Session:
 
     def _lay_out(self, fast: FastTier) -> None:
         """Begin anew with an empty fast tier, another split of the same budget."""
-        self.engine.let_go()
+        self.engine.release_slots()
         try:
             self.fast = fast
             shared = lay_out(self.controller, self.policies, fast, self.scope)

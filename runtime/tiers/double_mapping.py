@@ -1,8 +1,7 @@
-"""Slots whose parts also lie side by side: the same pages of memory, mapped twice.
+"""The memory of slots mapped twice: once slot after slot, once part after part.
 
-Whoever fills a slot wants an expert in one piece; whoever multiplies several experts as a batch wants each of their
-matrices next to the same matrix of the others, and would have to copy them. Where every part is whole pages, both can
-have it.
+A link fills a slot with an expert in one piece. A product over a batch of experts needs each matrix next to the same
+matrix of the others, and would otherwise copy them. Where every part takes whole pages, both find what they need.
 """
 
 import mmap
@@ -15,12 +14,12 @@ import torch
 from runtime.model.direct_io import PAGE
 from runtime.model.layout import Part
 
-_AT_THIS_ADDRESS = 0x10  # MAP_FIXED of Linux, which Python's mmap does not name
+_AT_THIS_ADDRESS = 0x10  # MAP_FIXED of Linux, which Python's mmap lacks
 
 
-def twofold(num_slots: int, parts: Sequence[Part]) -> tuple[torch.Tensor, dict[str, torch.Tensor]] | None:
-    """Slot after slot, uint8 [num_slots * nbytes], and the same memory part after part: each by name, uint8
-    [num_slots, nbytes of the part]. None where a part is not whole pages, and on a system that cannot.
+def map_twice(num_slots: int, parts: Sequence[Part]) -> tuple[torch.Tensor, dict[str, torch.Tensor]] | None:
+    """New memory slot after slot, uint8 [num_slots * nbytes], and the same memory by the name of a part, uint8
+    [num_slots, nbytes of the part]. None where a part is not whole pages, and on systems without such mappings.
     """
     sizes = [part.nbytes for part in parts]
     nbytes = num_slots * sum(sizes)
@@ -33,13 +32,13 @@ def twofold(num_slots: int, parts: Sequence[Part]) -> tuple[torch.Tensor, dict[s
             _map_by_slot(by_slot, num_slots, sizes, file.fileno())
     except OSError:
         return None
-    of_parts = torch.frombuffer(by_part, dtype=torch.uint8).split([num_slots * size for size in sizes])
-    named = {part.name: own.view(num_slots, part.nbytes) for part, own in zip(parts, of_parts, strict=True)}
-    return torch.frombuffer(by_slot, dtype=torch.uint8), named
+    buffers = torch.frombuffer(by_part, dtype=torch.uint8).split([num_slots * size for size in sizes])
+    by_name = {part.name: buffer.view(num_slots, part.nbytes) for part, buffer in zip(parts, buffers, strict=True)}
+    return torch.frombuffer(by_slot, dtype=torch.uint8), by_name
 
 
 def _map_by_slot(by_slot: mmap.mmap, num_slots: int, sizes: Sequence[int], descriptor: int) -> None:
-    """Put the pages of a file that has part after part where a slot has them, in the place of those that are there."""
+    """Replace the pages of `by_slot` by those of a file that has part after part."""
     at_address = CDLL(None, use_errno=True).mmap
     at_address.argtypes, at_address.restype = [c_void_p, c_size_t, c_int, c_int, c_int, c_long], c_void_p
     address, access = addressof(c_char.from_buffer(by_slot)), mmap.PROT_READ | mmap.PROT_WRITE
@@ -47,7 +46,7 @@ def _map_by_slot(by_slot: mmap.mmap, num_slots: int, sizes: Sequence[int], descr
         before = 0
         for size in sizes:
             offset = num_slots * before + slot * size
-            found = at_address(address, size, access, mmap.MAP_SHARED | _AT_THIS_ADDRESS, descriptor, offset)
-            if found != address:
+            mapped = at_address(address, size, access, mmap.MAP_SHARED | _AT_THIS_ADDRESS, descriptor, offset)
+            if mapped != address:
                 raise OSError("no room in the address space")
             address, before = address + size, before + size

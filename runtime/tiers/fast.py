@@ -1,4 +1,4 @@
-"""What lies in the fast tier, and how torch computes on it."""
+"""The experts in the fast tier, and how torch computes them."""
 
 from collections.abc import Sequence
 
@@ -17,9 +17,11 @@ from runtime.tiers.slow_split import SegmentTier
 Views = dict[str, object]
 
 
-class Resident:
-    """The slots, and beside them the replicas `shadows` if any stay. Views take longer to make than small experts to
-    compute: they are kept."""
+class ResidentExperts:
+    """The contents of the slots, and the replicas `shadows` beside them if there are any.
+
+    Views are kept: making them takes longer than computing a small expert.
+    """
 
     def __init__(self, opened: MoeModel, slots: Slots, slow: SlowTier, shadows: Shadows | None) -> None:
         self.slots, self.slow, self.shadows = slots, slow, shadows
@@ -27,17 +29,18 @@ class Resident:
         self._is_split = isinstance(slow, SegmentTier)
         self._views = [] if self._is_split else [opened.store.layout.views(slot) for slot in slots]
         self._segments: dict[tuple[int, int], Views] = {}  # by slot and row of the slow tier
-        layout, beside = opened.store.layout, slots.beside
-        self._beside = {part.name: layout.several(part, beside[part.name]) for part in layout.parts} if beside else {}
-        self._rows: dict[tuple[int, int], dict[str, torch.Tensor]] = {}  # of those, by first slot and how many
+        layout, by_part = opened.store.layout, slots.by_part
+        parts = layout.parts if by_part else ()
+        self._by_part = {part.name: layout.several(part, by_part[part.name]) for part in parts}
+        self._rows: dict[tuple[int, int], dict[str, torch.Tensor]] = {}  # rows of _by_part, by first slot and count
 
     def forward(self, module: nn.Module, place: Place, x: torch.Tensor) -> torch.Tensor:
-        """One expert, or a segment of one, on its tokens, x [t, H] -> [t, H]."""
+        """Compute one expert, or a segment of one, on its tokens, x [t, H] -> [t, H]."""
         weights = self.shadows.views(place.key) if place.slot == NO_SLOT else self.weights(place)
-        return expert_forward(module, weights, x, project=self.slow.projecting(place.bits))
+        return expert_forward(module, weights, x, project=self.slow.projection(place.bits))
 
     def weights(self, place: Place) -> Views:
-        """What lies in a slot."""
+        """Views of the expert or segment in a slot."""
         if self._is_split:
             at = place.slot, place.key // self.num_experts
             if at not in self._segments:
@@ -46,20 +49,20 @@ class Resident:
         return self._views[place.slot] if is_full(place) else self.slow.weights(place, self.slots[place.slot])
 
     def whole(self, slot: int) -> Views:
-        """An expert at full precision that is not cut."""
+        """Views of an expert at full precision that is not cut."""
         return self._views[slot]
 
     def beside(self, places: Sequence[Place]) -> dict[str, torch.Tensor] | None:
-        """The parts of n whole experts [n, *shape], where they lie side by side in this order."""
+        """Each part of n whole experts together, [n, *shape] by name; None where they do not lie in this order."""
         first, count = places[0].slot, len(places)
-        if not self._beside or any(place.slot != first + row for row, place in enumerate(places)):
+        if not self._by_part or any(place.slot != first + row for row, place in enumerate(places)):
             return None
         if (first, count) not in self._rows:
-            self._rows[first, count] = {name: part[first : first + count] for name, part in self._beside.items()}
+            self._rows[first, count] = {name: part[first : first + count] for name, part in self._by_part.items()}
         return self._rows[first, count]
 
     def room(self, place: Place) -> torch.Tensor:
-        """As many bytes of its slot as it takes."""
+        """The part of its slot that the expert, replica or segment takes."""
         slot, nbytes = self.slots[place.slot], self.slow.num_bytes(place)
         return slot if slot.nbytes == nbytes else slot[:nbytes]
 

@@ -1,6 +1,6 @@
-"""Experts laid out neuron by neuron, so that a segment is one contiguous copy; and the arithmetic of segments.
+"""Experts laid out neuron by neuron, so that a segment is one contiguous copy, and the arithmetic of segments.
 
-An expert is a sum over its neurons: the outputs of its segments add up to its own.
+An expert is a sum over its neurons: the outputs of its segments add up to its own output.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ Views = dict[str, torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Neurons `first` to `last` of an expert, and what belongs to none if it has the head."""
+    """Neurons `first` to `last` of an expert; with the head, also the parameters that belong to no neuron."""
 
     first: int
     last: int
@@ -27,11 +27,11 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class NeuronLayout:
-    """One expert of `nbytes`: a head with what belongs to no neuron, the bias of down; then neuron after neuron its
-    rows of gate and up, its column of down, its biases.
+    """How an expert of `nbytes` lies neuron by neuron.
 
-    Any first n neurons with the head, and the others without, lie in one piece each. As many bytes as in a slot: what
-    borders of 64 bytes cost there is left empty in the head.
+    A head comes first, with the bias of down, which belongs to no neuron. Each neuron follows with its rows of gate and
+    up, its column of down and its biases. So the head with the first n neurons is one piece, and the other neurons are
+    another. An expert takes as many bytes as in a slot; bytes that pad 64-byte borders there lie unused in the head.
     """
 
     hidden: int
@@ -45,7 +45,7 @@ class NeuronLayout:
 
     @classmethod
     def of(cls, layer: MoeLayer, dtype: torch.dtype, nbytes: int) -> "NeuronLayout":
-        """As the module of a layer says. Raises Incompatible for experts that are no sum over their neurons."""
+        """The layout for a layer's experts. Raises Incompatible where they are not sums over their neurons."""
         module = layer.experts
         if getattr(module, "has_post_expert_norm", False):
             raise Incompatible("experts that end in a norm are no sum of their segments: they cannot be split")
@@ -62,37 +62,37 @@ class NeuronLayout:
 
     @property
     def width(self) -> int:
-        """Weights and biases of one neuron."""
+        """The number of weights and biases of one neuron."""
         return (self.num_inner + 1) * self.hidden + (self.num_inner if self.has_bias else 0)
 
     @property
     def head(self) -> int:
-        """Elements before the first neuron."""
+        """The number of elements before the first neuron."""
         return self.nbytes // self.dtype.itemsize - self.num_neurons * self.width
 
     def segment(self, nbytes: int, *, is_bottom: bool) -> "Segment":
-        """The neurons of a top, or of a bottom, of so many bytes."""
+        """The neurons of a top, or of a bottom, of `nbytes`."""
         size = self.width * self.dtype.itemsize
         if is_bottom:
             return Segment(self.num_neurons - nbytes // size, self.num_neurons, has_head=False)
         return Segment(0, (nbytes - self.head * self.dtype.itemsize) // size, has_head=True)
 
     def pack(self, expert: Mapping[str, torch.Tensor], out: torch.Tensor, segment: "Segment | None" = None) -> None:
-        """Write an expert, or a segment of it, to `out`, uint8 on the CPU and as long; `expert` has its parts by name,
-        as the module does."""
-        own = segment or Segment(0, self.num_neurons, has_head=True)
-        views, neurons = self.views(out, has_head=own.has_head), slice(own.first, own.last)
+        """Write an expert, or a segment of it, to `out`, uint8 on the CPU and of that size. `expert` has the module's
+        parameters by name."""
+        written = segment or Segment(0, self.num_neurons, has_head=True)
+        views, neurons = self.views(out, has_head=written.has_head), slice(written.first, written.last)
         weight = expert[self._inner_name] if self.is_transposed else expert[self._inner_name].T  # [H, num_inner * I]
         views["inner"].copy_(self._by_part(weight)[..., neurons])
         views["down"].copy_((expert["down_proj"] if self.is_transposed else expert["down_proj"].T)[neurons])
         if self.has_bias:
             views["inner_bias"].copy_(self._by_part(expert[f"{self._inner_name}_bias"][None])[..., neurons])
-        if self.has_bias and own.has_head:
+        if self.has_bias and written.has_head:
             views["down_bias"].copy_(expert["down_proj_bias"])
 
     def spans(self, stored: ExpertLayout, segment: "Segment") -> Spans:
-        """What of an expert as it is stored a segment takes: rows of its own neurons where a row is one, all of a part
-        where a neuron is a column."""
+        """The spans of a stored expert that a segment is made of: rows of its neurons where a neuron is a row, all of a
+        part where a neuron is a column."""
         return tuple(span for part in stored.parts for span in self._spans(part, segment))
 
     def _spans(self, part: Part, segment: "Segment") -> Spans:
@@ -115,15 +115,15 @@ class NeuronLayout:
         return "gate_up_proj" if self.num_inner == 2 else "up_proj"
 
     def views(self, buffer: torch.Tensor, *, has_head: bool) -> Views:
-        """The segment of n neurons that fills `buffer`, uint8: parts of them and of the head, as `project_segment`
-        takes them."""
+        """Views of the segment that fills `buffer`, uint8, as `project_segment` takes them: of its neurons, and of the
+        head if it has one."""
         data = buffer.view(self.dtype)
         rows = data[self.head if has_head else 0 :].view(-1, self.width)
         views = {"down": self._down(rows), **self._inner(rows)}
         return views | ({"down_bias": data[: self.hidden]} if self.has_bias and has_head else {})
 
     def _down(self, rows: torch.Tensor) -> torch.Tensor:
-        """[n, H]"""
+        """Columns of down of `rows` [n, width]: [n, H]."""
         return rows[:, self.num_inner * self.hidden : (self.num_inner + 1) * self.hidden]
 
     def _inner(self, rows: torch.Tensor) -> Views:
@@ -133,14 +133,14 @@ class NeuronLayout:
         return inner | ({"inner_bias": rows[:, end + self.hidden :].T.unsqueeze(1)} if self.has_bias else {})
 
     def _by_part(self, columns: torch.Tensor) -> torch.Tensor:
-        """[m, num_inner * I], gate and up side by side or in turn -> [num_inner, m, I]."""
+        """Separate gate and up, side by side or in turn: [m, num_inner * I] -> [num_inner, m, I]."""
         if self.is_concatenated:
             return columns.unflatten(1, (self.num_inner, -1)).permute(1, 0, 2)
         return columns.unflatten(1, (-1, self.num_inner)).permute(2, 0, 1)
 
 
 def project_segment(module: nn.Module, weights: Views, name: str, x: torch.Tensor) -> torch.Tensor:
-    """One projection of one segment, x [t, in] -> [t, out]; gate and up lie as the module's own gate wants them."""
+    """One projection of one segment, x [t, in] -> [t, out], with gate and up in the order of the module's own gate."""
     if name == "down_proj":
         y = x @ weights["down"]
         return y + weights["down_bias"] if "down_bias" in weights else y

@@ -1,4 +1,4 @@
-"""The tiers around the fast one: where experts live, the link they come over, the near tier beside them."""
+"""Opens the tiers around the fast one: the slow tier, the link it is read over, and the near tier beside it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +13,7 @@ from runtime.links.cuda import CudaLink
 from runtime.links.disk import DiskLink
 from runtime.links.emulated import EmulatedLink
 from runtime.links.link import Link
-from runtime.links.per_device import ManyLinks
+from runtime.links.per_device import LinkPerDevice
 from runtime.model.expert_store import DiskStore
 from runtime.model.open import MoeModel
 from runtime.policies.base import Split
@@ -25,26 +25,29 @@ from runtime.tiers.slow_split import SegmentTier
 
 
 @dataclass(frozen=True, slots=True)
-class Tiers:
-    """`pinned_nbytes` of page-locked host memory; `bandwidth`: bytes per second of an emulated link, else None."""
-
-    slow: SlowTier
-    link: Link
-    near: NearTier
-    pinned_nbytes: int
-    bandwidth: float | None
-
-
-@dataclass(frozen=True, slots=True)
 class LinkChoice:
-    """What a user said of link and near tier: kind `disk`, `cuda` or `emulated`, and the rates of emulation;
-    `is_direct`: from disk past the page cache."""
+    """The link and the near tier that a user asked for.
+
+    `kind` is `disk`, `cuda` or `emulated`. `bandwidth` and `near` are emulated rates in bytes per second. `is_direct`
+    reads from disk past the page cache.
+    """
 
     kind: str
     bandwidth: float = 0.0
     latency_s: float = 0.0
     near: float | None = None
     is_direct: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Tiers:
+    """`pinned_nbytes` is page-locked host memory; `bandwidth` is bytes per second of an emulated link, else None."""
+
+    slow: SlowTier
+    link: Link
+    near: NearTier
+    pinned_nbytes: int
+    bandwidth: float | None
 
 
 def open_tiers(
@@ -55,18 +58,17 @@ def open_tiers(
     split: Split | None = None,
     devices: Sequence[torch.device],
 ) -> Tiers:
-    """Open what was chosen, with `replicas` by bits, or with experts cut in two by `split`. All are read into RAM,
-    page-locked for a GPU, unless they stay on disk. Each of `devices` that shares no memory with the others has a link
-    of its own."""
-    on_disk, pin = choice.kind == "disk", choice.kind == "cuda"
+    """Open the tiers of a choice, with `replicas` by bits, or with experts cut in two by `split`.
+
+    Experts stay on disk with link `disk`; otherwise all are read into RAM, page-locked for a GPU. Each of
+    `devices` that shares no memory with the others has a link of its own.
+    """
+    pin = choice.kind == "cuda"
     stores: dict[int, DiskStore | ReplicaStore] = {FULL_BITS: opened.store, **replicas}
     if choice.is_direct:
         stores = {bits: direct(store) for bits, store in stores.items()}
         opened = replace(opened, store=stores[FULL_BITS])
-    if split is not None:
-        slow = SegmentTier.of(opened, Segments(opened.shape, split), in_ram=not on_disk, pin=pin)
-    else:
-        slow = SlowTier(stores if on_disk else {bits: in_ram(store, pin=pin) for bits, store in stores.items()})
+    slow = _open_slow(opened, stores, split, in_ram=choice.kind != "disk", pin=pin)
     return Tiers(
         slow=slow,
         link=_open_links(opened, choice, slow, devices),
@@ -76,16 +78,34 @@ def open_tiers(
     )
 
 
-def in_ram(store: DiskStore | ReplicaStore | RamStore, *, pin: bool) -> RamStore:
-    """Copied, unless it is there already."""
+def direct(store: DiskStore | ReplicaStore) -> DiskStore:
+    """A store of the same experts that reads past the page cache.
+
+    Raises BadUsage for replicas, BadInput where the file system has no such reads.
+    """
+    if not isinstance(store, DiskStore):
+        raise BadUsage("--link direct reads a checkpoint past the page cache, and replicas come through it: use disk")
+    return store.direct()
+
+
+def copied_to_ram(store: DiskStore | ReplicaStore | RamStore, *, pin: bool) -> RamStore:
+    """A copy of the store in RAM, or the store itself where it is in RAM already and page-locked if `pin` asks so."""
     return store if isinstance(store, RamStore) and (store.is_pinned or not pin) else RamStore(store, pin=pin)
+
+
+def _open_slow(
+    opened: MoeModel, stores: Mapping[int, DiskStore | ReplicaStore], split: Split | None, *, in_ram: bool, pin: bool
+) -> SlowTier:
+    if split is not None:
+        return SegmentTier.of(opened, Segments(opened.shape, split), in_ram=in_ram, pin=pin)
+    return SlowTier({bits: copied_to_ram(store, pin=pin) for bits, store in stores.items()} if in_ram else stores)
 
 
 def _open_links(opened: MoeModel, choice: LinkChoice, slow: SlowTier, devices: Sequence[torch.device]) -> Link:
     if len(set(devices)) == 1 or choice.kind == "emulated":
         return _open_link(opened, choice, slow, devices[0])
     partitions = Partitions(opened.shape.num_experts, len(devices))
-    return ManyLinks(partitions, [_open_link(opened, choice, slow, device) for device in devices])
+    return LinkPerDevice(partitions, [_open_link(opened, choice, slow, device) for device in devices])
 
 
 def _open_link(opened: MoeModel, choice: LinkChoice, slow: SlowTier, device: torch.device) -> Link:
@@ -96,10 +116,3 @@ def _open_link(opened: MoeModel, choice: LinkChoice, slow: SlowTier, device: tor
         is_pinned, nbytes = choice.kind == "cuda", opened.store.layout.nbytes
         return CudaLink(slow, shape, device=device, slot_nbytes=nbytes, is_pinned=is_pinned)
     return DiskLink(slow, shape, kept=slow, is_direct=choice.is_direct)
-
-
-def direct(store: DiskStore | ReplicaStore) -> DiskStore:
-    """The same, past the page cache. Raises BadUsage for replicas, BadInput where the file system cannot."""
-    if not isinstance(store, DiskStore):
-        raise BadUsage("--link direct reads a checkpoint past the page cache, and replicas come through it: use disk")
-    return store.direct()

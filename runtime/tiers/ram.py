@@ -1,4 +1,4 @@
-"""The slow tier in RAM: every expert, read once."""
+"""Experts in RAM."""
 
 from collections.abc import Callable
 
@@ -8,26 +8,26 @@ from runtime.model.layout import Reader, aligned, fill, round_up
 
 
 class RamStore:
-    """The slow tier in RAM: every expert of `disk`, copied once into one aligned slab [L*E, nbytes].
+    """All experts that `disk` reads, copied once into one aligned buffer [L*E, nbytes].
 
-    `pin` page-locks the slab for asynchronous copies to a GPU; `progress`, if given, hears how many experts are in.
-    Raises OutOfResources when there is no room for the slab.
+    `pin` page-locks the buffer for asynchronous copies to a GPU; `progress`, if given, is called with the number of
+    experts copied so far. Raises OutOfResources when there is no room for the buffer.
     """
 
     def __init__(self, disk: Reader, *, pin: bool = False, progress: Callable[[int], None] | None = None) -> None:
         self.layout, self.shape, self.is_pinned = disk.layout, disk.shape, pin
-        stride = round_up(self.layout.nbytes)
-        slab = aligned(self.shape.num_keys * stride, pin=pin).view(self.shape.num_keys, stride)
-        self._experts = list(slab[:, : self.layout.nbytes].unbind())
-        for key in range(self.shape.num_keys):
-            disk.read(*divmod(key, self.shape.num_experts), slab[key])
+        num_keys, stride = self.shape.num_keys, round_up(self.layout.nbytes)
+        buffer = aligned(num_keys * stride, pin=pin).view(num_keys, stride)
+        for key in range(num_keys):
+            disk.read(*divmod(key, self.shape.num_experts), buffer[key])
             if progress is not None:
                 progress(key + 1)
+        self._experts = list(buffer[:, : self.layout.nbytes].unbind())
 
     def view(self, layer: int, expert: int) -> torch.Tensor:
-        """The expert's bytes, uint8 [nbytes], where they lie."""
+        """One expert's bytes where they lie, uint8 [nbytes]."""
         return self._experts[layer * self.shape.num_experts + expert]
 
     def read(self, layer: int, expert: int, out: torch.Tensor) -> None:
-        """Copy one expert into `out`, uint8 [nbytes] or longer."""
+        """Copy one expert to the start of `out`, uint8 [nbytes] or longer."""
         fill(out, self.view(layer, expert))

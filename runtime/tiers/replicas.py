@@ -1,4 +1,4 @@
-"""Replicas below full precision as the runtime holds them: how one lies in its slot, and reading it from its file."""
+"""Replicas below full precision: how one lies in its slot, and how it is read from its file."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -21,9 +21,9 @@ from runtime.model.open import MoeModel
 
 @dataclass(frozen=True, slots=True)
 class ReplicaLayout:
-    """A replica lies in its slot as in its file, so that it is one read; wide types come first.
+    """How a replica lies in its slot: as in its file, wide types first, so that one read fetches it.
 
-    `num_inputs`: of each projection. Parts are named `gate_up_proj.qweight` or `gate_up_proj_bias`.
+    `num_inputs` has the input size of each projection. Parts are named `gate_up_proj.qweight` or `gate_up_proj_bias`.
     """
 
     project: ClassVar[Callable[..., torch.Tensor]] = staticmethod(project_packed)
@@ -36,25 +36,28 @@ class ReplicaLayout:
 
     @classmethod
     def of(cls, bits: int, tensors: Sequence[StoredTensor], num_inputs: dict[str, int]) -> "ReplicaLayout":
-        """Of the tensors of one width in the order of the file. Raises Incompatible where they make no projections of
-        so many inputs: what computes on them looks at no border."""
+        """The layout of the tensors of one width, in the order of the file.
+
+        Raises Incompatible where they are not projections of so many inputs: kernels check no bounds.
+        """
         first = tensors[0].offset
         parts = [
             Part(tensor.name.partition(".")[2], tensor.shape, tensor.offset - first, tensor.nbytes)
             for tensor in tensors
         ]
-        found = cls(bits, tuple(parts), tuple(tensor.dtype for tensor in tensors), num_inputs)
-        if any(not found._is_whole(name) for name in num_inputs):
+        layout = cls(bits, tuple(parts), tuple(tensor.dtype for tensor in tensors), num_inputs)
+        if any(not layout._is_whole(name) for name in num_inputs):
             raise Incompatible(f"{tensors[0].shard.path} holds a replica of another shape: run moectl quantize again")
-        return found
+        return layout
 
     @property
     def stored_nbytes(self) -> int:
+        """Bytes of a replica in its file."""
         return self.parts[-1].offset + self.parts[-1].nbytes
 
     @property
     def nbytes(self) -> int:
-        """The room that it takes in memory."""
+        """Bytes of a replica in memory."""
         return in_memory(self.stored_nbytes)
 
     def views(self, buffer: torch.Tensor) -> dict[str, Packed | torch.Tensor]:
@@ -67,19 +70,20 @@ class ReplicaLayout:
         return biases | {name: self._packed(name, tensors) for name in self.num_inputs}
 
     def num_outputs(self, name: str) -> int:
-        """Of a projection or a bias; 0 where there is none."""
+        """The output size of a projection or a bias; 0 where there is none of that name."""
         shapes = {part.name: part.shape for part in self.parts}
         return (shapes.get(name) or shapes.get(f"{name}.scales") or (0,))[-1]
 
     def _is_whole(self, name: str) -> bool:
+        """Whether a projection has all its parts, of the right types and shapes, each aligned to its type."""
         parts = {part.name: (dtype, part) for part, dtype in zip(self.parts, self.dtypes, strict=True)}
-        own = {field: parts[f"{name}.{field}"] for field in PARTS if f"{name}.{field}" in parts}
-        scales, num_inputs = own["scales"][1].shape if "scales" in own else (), self.num_inputs[name]
+        fields = {field: parts[f"{name}.{field}"] for field in PARTS if f"{name}.{field}" in parts}
+        scales, num_inputs = fields["scales"][1].shape if "scales" in fields else (), self.num_inputs[name]
         if len(scales) != 2 or not scales[0] or num_inputs % scales[0]:
             return False
-        found = {field: (dtype, part.shape) for field, (dtype, part) in own.items()}
-        is_aligned = not any(part.offset % dtype.itemsize for dtype, part in own.values())
-        return is_aligned and found == packed_shapes(scales[1], num_inputs, self.bits, num_inputs // scales[0])
+        shapes = {field: (dtype, part.shape) for field, (dtype, part) in fields.items()}
+        is_aligned = not any(part.offset % dtype.itemsize for dtype, part in fields.values())
+        return is_aligned and shapes == packed_shapes(scales[1], num_inputs, self.bits, num_inputs // scales[0])
 
     def _packed(self, name: str, tensors: dict[str, torch.Tensor]) -> Packed:
         parts = {part: tensors.get(f"{name}.{part}") for part in PARTS}
@@ -88,7 +92,7 @@ class ReplicaLayout:
 
 
 class ReplicaStore:
-    """The replicas of one precision on disk, one file an expert; reads one at a time and keeps no file open.
+    """The replicas of one precision on disk, one file an expert. Reads one at a time and keeps no file open.
 
     Raises BadInput for a file that is missing or damaged, Incompatible for one of another shape. Thread-safe.
     """
@@ -98,17 +102,17 @@ class ReplicaStore:
         self.shape, self._files = shape, files
         tensors = [_tensors(path, bits) for path in files]
         self.layout = ReplicaLayout.of(bits, tensors[0], num_inputs)
-        for path, own in zip(files, tensors, strict=True):
-            if ReplicaLayout.of(bits, own, num_inputs) != self.layout:
+        for path, of_file in zip(files, tensors, strict=True):
+            if ReplicaLayout.of(bits, of_file, num_inputs) != self.layout:
                 raise Incompatible(f"{path} holds a replica of another shape: run moectl quantize again")
-        self._offsets = [own[0].offset for own in tensors]
-        self._headers = [own[0].shard.header_digest for own in tensors]
+        self._offsets = [of_file[0].offset for of_file in tensors]
+        self._headers = [of_file[0].shard.header_digest for of_file in tensors]
         self._seen = [_stamp(path.stat()) for path in files]
 
     def read(self, layer: int, expert: int, out: torch.Tensor) -> None:
         """Fill `out`, a uint8 CPU tensor [layout.nbytes] or longer.
 
-        Raises BadInput if the file has shrunk or gone, or is another; the same written again is as good.
+        Raises BadInput if the file has shrunk, is missing or has other content; the same content written again passes.
         """
         key = layer * self.shape.num_experts + expert
         path, target = self._files[key], memoryview(out.numpy())[: self.layout.stored_nbytes]
@@ -124,6 +128,7 @@ class ReplicaStore:
             raise BadInput(f"{path} is {target.nbytes} bytes short: it changed while in use, run moectl quantize again")
 
     def _recognise(self, key: int, stamp: tuple[int, ...]) -> None:
+        """Raise BadInput where a file whose `stamp` is new has other tensors than before."""
         if stamp == self._seen[key]:
             return
         path = self._files[key]
@@ -138,37 +143,37 @@ class ReplicaStore:
 
 
 def open_replicas(opened: MoeModel, replicas: Replicas | None, widths: Sequence[int]) -> dict[int, ReplicaStore]:
-    """The stores of these widths, by bits. Raises BadInput or Incompatible for files that are not what they should."""
+    """The stores of these widths, by bits. Raises BadInput for damaged files, Incompatible for another model's."""
     first = opened.layers[0]
     axis = 0 if first.experts.is_transposed else 1
     matrices = {name: shape for name, shape in first.shapes.items() if not name.endswith("_bias")}
     num_inputs = {name: shape[axis] for name, shape in matrices.items()}
-    found = {
+    stores = {
         bits: ReplicaStore(replicas.files, bits=bits, shape=opened.shape, num_inputs=num_inputs) for bits in widths
     }
-    for store in found.values():
+    for store in stores.values():
         for name, shape in first.shapes.items():
             if store.layout.num_outputs(name) != (shape[1 - axis] if name in matrices else shape[0]):
                 raise Incompatible(f"{replicas.files[0]} has a {name} of another model: run moectl quantize again")
-    return found
+    return stores
 
 
 def verify_files(replicas: Replicas) -> None:
-    """Raise BadInput, with the first, for a file that is not byte for byte what was written."""
+    """Raise BadInput that names the first file whose bytes are not those that were written."""
     for path, hash in zip(replicas.files, replicas.hashes, strict=True):
         verify(path, hash)
 
 
-def _stamp(found: os.stat_result) -> tuple[int, ...]:
-    """What changes when a file is replaced or written into."""
-    return found.st_ino, found.st_size, found.st_mtime_ns
+def _stamp(status: os.stat_result) -> tuple[int, ...]:
+    """Numbers that change when a file is replaced or written into."""
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _tensors(path: Path, bits: int) -> list[StoredTensor]:
-    """The tensors of one width, as they follow each other in the file."""
+    """The tensors of one width, in the order of the file."""
     shard = Shard(path)
     shard.close()
-    own = [tensor for name, tensor in shard.tensors.items() if name.startswith(f"{bits}.")]
-    if not own:
+    tensors = [tensor for name, tensor in shard.tensors.items() if name.startswith(f"{bits}.")]
+    if not tensors:
         raise BadInput(f"{path} holds no replica of {bits} bits: run moectl quantize --bits {bits}")
-    return sorted(own, key=lambda tensor: tensor.offset)
+    return sorted(tensors, key=lambda tensor: tensor.offset)

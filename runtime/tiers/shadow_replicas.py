@@ -1,4 +1,4 @@
-"""The replicas that stay in the fast tier: one of every expert, each at bits of its own."""
+"""The replicas that stay in the fast tier: one of every expert, each at its own number of bits."""
 
 from collections.abc import Mapping
 
@@ -11,10 +11,10 @@ from runtime.tiers.replicas import ReplicaStore
 
 
 class Shadows:
-    """Reads replica `bits[key]` of every expert into one buffer on `device`, one after another.
+    """Reads the replica of `bits[key]` of every expert into one buffer on `device`, one after another.
 
-    `layouts` by bits, of those there are; `starts` by key, in `buffer`, uint8. Raises BadInput for a damaged file,
-    OutOfResources when there is no room.
+    `layouts` has the layout of each number of bits in use; `starts` the offset of each key in `buffer`, uint8. Raises
+    BadInput for a damaged file, OutOfResources when there is no room.
     """
 
     def __init__(self, stores: Mapping[int, ReplicaStore], bits: np.ndarray, device: torch.device) -> None:
@@ -39,5 +39,5 @@ class Shadows:
         return self._views[key]
 
     def address(self, key: int) -> int:
-        """Where one expert begins in memory."""
+        """The address of one expert."""
         return self._start + self.starts[key]

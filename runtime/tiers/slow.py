@@ -1,4 +1,4 @@
-"""Where every expert lives, at every precision: what links and the near tier read from."""
+"""The slow tier: every expert at every precision, as links and the near tier read it."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,29 +18,30 @@ from runtime.tiers.replicas import ReplicaStore
 
 @dataclass(frozen=True, slots=True)
 class SlowTier:
-    """`stores` by bits, the full precision among them; each on disk or in RAM."""
+    """`stores` by bits, full precision among them; each on disk or in RAM."""
 
     stores: Mapping[int, DiskStore | ReplicaStore | RamStore]
 
     @classmethod
     def plain(cls, store: DiskStore | RamStore) -> "SlowTier":
-        """Of full precision only."""
+        """A slow tier of full precision only."""
         return cls({FULL_BITS: store})
 
     def read(self, layer: int, expert: int, out: torch.Tensor, *, bits: int = FULL_BITS) -> None:
-        """Copy one replica to the start of `out`, uint8 on the CPU. Raises BadInput for what cannot be read."""
+        """Copy one replica to the start of `out`, uint8 on the CPU. Raises BadInput where it cannot be read."""
         try:
             self.stores[bits].read(layer, expert, out)
         except OSError as error:
             raise unreadable(layer, expert, error) from error
 
     def read_kept(self, layer: int, expert: int, out: torch.Tensor, *, bits: int = FULL_BITS) -> bool:
-        """The same at once, where the operating system has it in memory; False, and `out` holds anything, elsewhere."""
+        """As `read`, but only from the operating system's page cache. Returns False, with anything in `out`, where the
+        cache lacks a part of it."""
         store = self.stores[bits]
         return isinstance(store, DiskStore) and store.read_kept(layer, expert, out)
 
     def view(self, layer: int, expert: int, *, bits: int = FULL_BITS) -> torch.Tensor | None:
-        """Its bytes where they lie, or None if that is the disk."""
+        """The replica's bytes where they lie in RAM; None where it is on disk."""
         store = self.stores[bits]
         return store.view(layer, expert) if isinstance(store, RamStore) else None
 
@@ -49,22 +50,22 @@ class SlowTier:
         return self.stores[bits].layout.nbytes
 
     def num_bytes(self, place: Place) -> int:
-        """Bytes of what is to be at a place."""
+        """Bytes of the replica that a place names."""
         return self.nbytes(place.bits)
 
     def weights(self, place: Place, buffer: torch.Tensor) -> dict[str, object]:
-        """What lies at the start of `buffer`, as `expert_forward` takes it with `projecting`; nothing is copied."""
+        """Views of the replica at the start of `buffer`, as `expert_forward` takes them with `projection`."""
         return self.stores[place.bits].layout.views(buffer)
 
     def together(self, opened: MoeModel) -> Together | OneByOne | None:
-        """What computes several at once on one token, where that pays and gives the same bits."""
+        """A way to compute several experts of one token in one call, where that is faster and gives the same bits."""
         return together_for(opened)
 
-    def projecting(self, bits: int) -> Callable[..., torch.Tensor]:
-        """How an expert at so many bits is multiplied, here or where a replica stays."""
+    def projection(self, bits: int) -> Callable[..., torch.Tensor]:
+        """The function that multiplies by an expert at so many bits, from here or from a replica in the fast tier."""
         return self.stores[FULL_BITS].layout.project if bits == FULL_BITS else project_packed
 
 
 def unreadable(layer: int, expert: int, error: OSError) -> BadInput:
-    """What becomes of an error of the disk."""
+    """The error that a user sees for an error of the disk."""
     return BadInput(f"layer {layer}, expert {expert} cannot be read ({error.strerror or error}): check the disk")

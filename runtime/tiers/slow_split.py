@@ -1,4 +1,4 @@
-"""The slow tier of split experts: neuron-major, a segment at a time."""
+"""The slow tier of split experts: neuron-major, read a segment at a time."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from runtime.tiers.slow import SlowTier, unreadable
 
 
 class NeuronMajorStore:
-    """Reads experts from `disk`, one at a time, and turns each round. Thread-safe; keeps nothing."""
+    """Reads experts from `disk`, one at a time, and rearranges each neuron by neuron. Thread-safe; keeps nothing."""
 
     def __init__(self, disk: DiskStore, layout: NeuronLayout) -> None:
         self.layout, self.shape, self._disk = layout, disk.shape, disk
@@ -29,7 +29,7 @@ class NeuronMajorStore:
         self.layout.pack(self._disk.layout.views(stored), out[: self.layout.nbytes])
 
     def read_segment(self, layer: int, expert: int, out: torch.Tensor, *, is_bottom: bool) -> None:
-        """Fill `out`, as long as the segment, with a top or a bottom; nothing else is read but what lies between."""
+        """Fill `out`, as long as the segment, with a top or a bottom. Reads only the spans that hold the segment."""
         stored, segment = aligned(self._disk.layout.nbytes), self.layout.segment(len(out), is_bottom=is_bottom)
         self._disk.read(layer, expert, stored, spans=self.layout.spans(self._disk.layout, segment))
         self.layout.pack(self._disk.layout.views(stored), out, segment)
@@ -39,15 +39,18 @@ class NeuronMajorStore:
 class SegmentTier(SlowTier):
     """The slow tier of split experts. Bottoms count as further layers: row L + l holds those of layer l.
 
-    In RAM a segment is one copy. From disk its rows of gate and up are read and turned round, and all of down, where a
-    neuron is a column; the other way about where experts are stored transposed.
+    From RAM a segment is one copy. From disk its rows of gate and up are read and rearranged, and all of down, where a
+    neuron is a column; for experts that are stored transposed it is the other way round.
+
+    `views_in_ram` has every segment by key where experts are in RAM, and nothing where they are on disk.
     """
 
     segments: Segments
-    lying: list[torch.Tensor]  # every segment in RAM, by key; none if they are on disk
+    views_in_ram: list[torch.Tensor]
 
     @classmethod
     def of(cls, opened: MoeModel, segments: Segments, *, in_ram: bool, pin: bool = False) -> "SegmentTier":
+        """The slow tier of a model, read into RAM (page-locked if `pin`) or left on disk."""
         layout = NeuronLayout.of(opened.layers[0], opened.store.layout.dtype, opened.shape.expert_nbytes)
         store = NeuronMajorStore(opened.store, layout)
         if not in_ram:
@@ -57,21 +60,22 @@ class SegmentTier(SlowTier):
         return tier
 
     def cut(self) -> None:
-        """Find every segment in RAM, as `segments` has them now."""
+        """Make the views of all segments in RAM anew, after `segments` has changed."""
         store = self.stores[FULL_BITS]
         if isinstance(store, RamStore):
             keys, num_experts = range(store.shape.num_keys), store.shape.num_experts
             whole = [store.view(*divmod(key, num_experts)) for key in keys]
             sizes = self.segments.nbytes[: len(whole)]
             tops = [expert[:size] for expert, size in zip(whole, sizes, strict=True)]
-            self.lying[:] = tops + [expert[size:] for expert, size in zip(whole, sizes, strict=True)]
+            self.views_in_ram[:] = tops + [expert[size:] for expert, size in zip(whole, sizes, strict=True)]
 
     @property
     def layout(self) -> NeuronLayout:
         return self.stores[FULL_BITS].layout
 
     def read(self, layer: int, expert: int, out: torch.Tensor, *, bits: int = FULL_BITS) -> None:
-        if self.lying:
+        """Copy one segment to the start of `out`. Raises BadInput where it cannot be read."""
+        if self.views_in_ram:
             fill(out, self.view(layer, expert))
             return
         row, store = layer % self.stores[FULL_BITS].shape.num_layers, self.stores[FULL_BITS]
@@ -82,16 +86,22 @@ class SegmentTier(SlowTier):
             raise unreadable(row, expert, error) from error
 
     def view(self, layer: int, expert: int, *, bits: int = FULL_BITS) -> torch.Tensor | None:
-        return self.lying[layer * self.stores[FULL_BITS].shape.num_experts + expert] if self.lying else None
+        """The segment's bytes where they lie in RAM; None where it is on disk."""
+        if not self.views_in_ram:
+            return None
+        return self.views_in_ram[layer * self.stores[FULL_BITS].shape.num_experts + expert]
 
     def num_bytes(self, place: Place) -> int:
+        """Bytes of the segment that a place names."""
         return self.segments.nbytes[place.key]
 
     def weights(self, place: Place, buffer: torch.Tensor) -> Views:
+        """Views of the segment at the start of `buffer`."""
         return self.layout.views(buffer[: self.num_bytes(place)], has_head=not self.segments.is_bottom(place.key))
 
     def together(self, opened: MoeModel) -> None:
-        """Segments are computed one by one, where they are not fused."""
+        """None: torch computes segments one by one."""
 
-    def projecting(self, bits: int) -> Callable[..., torch.Tensor]:
+    def projection(self, bits: int) -> Callable[..., torch.Tensor]:
+        """The function that multiplies by a segment."""
         return project_segment

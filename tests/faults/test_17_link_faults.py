@@ -135,7 +135,7 @@ def test_a_thread_that_waits_keeps_no_slot(model: Model) -> None:
         for transfer in [link.issue(key, slot, urgency=key % 2 and PREFETCH) for key, slot in enumerate(slots)]:
             link.collect(transfer)
         del slots, transfer
-        link.settle()
+        link.wait_for_copies()
         Held.now().check(before, "a link")
 
 
@@ -232,7 +232,7 @@ def _set_loading(session: Session) -> None:
 
 def _misdirect(session: Session) -> None:
     slot = _some_slot(session)
-    session.engine._pending[slot] = session.tiers.link.issue(15, session.slots[slot], urgency=PREFETCH)
+    session.engine.steps.pending[slot] = session.tiers.link.issue(15, session.slots[slot], urgency=PREFETCH)
 
 
 @pytest.mark.parametrize("name", BROKEN)

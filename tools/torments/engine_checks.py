@@ -17,11 +17,11 @@ def check(session: Session, after: str) -> None:
         session.validate()
     except AssertionError as problem:
         raise Lost(f"17: after {after}: {problem}") from problem
-    engine, slow = session.engine, session.tiers.slow
+    steps, slow = session.engine.steps, session.tiers.slow
     for place in filter(None, session.controller.cache.places):
-        if place.slot in engine._pending:
+        if place.slot in steps.pending:
             continue
-        lies = engine._resident.room(place)
+        lies = steps.resident.room(place)
         should = torch.empty(lies.numel() + 64, dtype=torch.uint8)[: lies.numel()]
         slow.read(*divmod(place.key, session.opened.shape.num_experts), should, bits=place.bits)
         layout = slow.stores[place.bits].layout

@@ -62,9 +62,9 @@ class FaultyDiskLink(DiskLink):
         self._faults.issue()
         return super().issue(*arguments, **named)
 
-    def settle(self) -> None:
+    def wait_for_copies(self) -> None:
         self._patience_s = self._faults.patience_s
-        super().settle()
+        super().wait_for_copies()
 
     def has_landed(self, transfer: ThreadTransfer) -> bool:
         return self._faults.may_tell() and super().has_landed(transfer)

@@ -1,10 +1,10 @@
-"""What crosses from the device to the host arrives as it was, and stays when the next step overwrites the buffer."""
+"""Copies from the device to the host arrive unchanged, and outlive the buffer of the copy."""
 
 import numpy as np
 import pytest
 import torch
 
-from runtime.engine.host_copy import HostCopy, packed, unpacked
+from runtime.engine.host_copy import HostCopy, joined, separated
 
 
 @pytest.mark.parametrize("num_tokens", [1, 5])
@@ -13,8 +13,8 @@ def test_ids_and_numbers_survive_one_buffer(num_tokens: int) -> None:
     ids = torch.randint(0, 60000, (num_tokens, 3), generator=random)
     ids[0, 0] = 2_143_289_344  # the bits of a NaN
     others = [torch.rand(num_tokens, width, generator=random) for width in (3, 8)]
-    buffer = packed([ids, *others]).numpy()
-    arrays = unpacked(buffer, [3, 3, 8])
+    buffer = joined([ids, *others]).numpy()
+    arrays = separated(buffer, [3, 3, 8])
     buffer[:] = 0
     assert arrays[0].dtype == np.int64 and np.array_equal(arrays[0], ids.numpy())
     for array, other in zip(arrays[1:], others, strict=True):

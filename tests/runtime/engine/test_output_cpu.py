@@ -1,4 +1,4 @@
-"""One token's experts in compiled code say what torch says, wherever they lie and whatever comes late."""
+"""Compiled code gives torch's outputs for one token's experts, wherever they lie and whenever they arrive."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from artifacts.quantisation.bit_allocation import WIDTHS
 from artifacts.quantisation.packing import Packed
-from runtime.engine.output_cpu import Fused
+from runtime.engine.output_cpu import CpuOutput
 from runtime.kernels.cpu.load import AS_NUMPY, fused_kernels
 from runtime.kernels.low_bit import linear
 from runtime.model.open import MoeModel, open_model
@@ -19,7 +19,7 @@ from tests.conftest import Checkpoint
 from tests.helpers.families import FAMILIES, VOCABULARY
 from tools.gpu.checks.low_bit import random_packed
 
-OTHERS = {"gpt_oss"}  # biased, transposed, with a gate of its own
+OTHERS = {"gpt_oss"}  # biased, transposed, with its own kind of gate
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}  # of the largest logit
 LOSSY = "weakest dropped"
 SETTINGS = {
@@ -47,17 +47,17 @@ def decoded(opened: MoeModel, settings: Settings, **own: str) -> torch.Tensor:
     chosen = {"preset": settings.preset, "policies": settings.policies, "link": settings.link, "budget": least}
     with Session(opened, Settings(**chosen, **own)) as session:
         session.new_requests(1)
-        said, outputs = session.forward(ids[:, :6]), []
+        output, logits = session.forward(ids[:, :6]), []
         for position in range(6, 16):
-            said = session.forward(ids[:, position : position + 1], past=said.past_key_values)
-            outputs.append(said.logits[0, -1])
+            output = session.forward(ids[:, position : position + 1], past=output.past_key_values)
+            logits.append(output.logits[0, -1])
         session.controller.cache.validate()
-    return torch.stack(outputs)
+    return torch.stack(logits)
 
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_decoding_gives_the_logits_of_torch(opened: MoeModel, name: str) -> None:
-    """Lossless policies all give the same, also where torch itself would round the halves of an expert apart."""
+    """All lossless policies give the same logits, also where torch would round the halves of an expert separately."""
     fused = decoded(opened, SETTINGS[name], experts=FUSED)
     exact = decoded(opened, SETTINGS[name if name == LOSSY else "loaded as wanted"])
     assert (fused - exact).abs().max() <= TOLERANCE[exact.dtype] * exact.abs().max()
@@ -66,17 +66,17 @@ def test_decoding_gives_the_logits_of_torch(opened: MoeModel, name: str) -> None
 
 def test_a_family_of_another_kind_is_left_to_torch(checkpoint: Checkpoint) -> None:
     opened = open_model(str(checkpoint("gpt_oss")))
-    assert not Fused.suits(opened)
+    assert not CpuOutput.suits(opened)
     with Session(opened, Settings(budget="50%", experts=FUSED)) as session:
         assert session.receipt()["experts_of_a_token"] == "torch"
-        assert any("fused" in said for said in session.fallbacks)
+        assert any("fused" in line for line in session.fallbacks)
 
 
 def test_the_receipt_names_what_computes(checkpoint: Checkpoint) -> None:
     opened = open_model(str(checkpoint("olmoe")))
-    for experts, said in (("exact", "torch"), (FUSED, "fused")):
+    for experts, name in (("exact", "torch"), (FUSED, "fused")):
         with Session(opened, Settings(budget="50%", experts=experts)) as session:
-            assert session.receipt()["experts_of_a_token"] == said
+            assert session.receipt()["experts_of_a_token"] == name
 
 
 @pytest.mark.parametrize("hidden", [1, 7, 64, 130])
@@ -114,8 +114,10 @@ def test_kernels_equal_the_module_at_odd_sizes(hidden: int, neurons: int, dtype:
 @pytest.mark.parametrize(("hidden", "neurons", "group"), [(64, 48, 16), (33, 11, 11), (128, 32, 32)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_packed_kernels_equal_the_oracle(bits: int, hidden: int, neurons: int, group: int, dtype: torch.dtype) -> None:
-    """One expert twice, of two."""
-    from runtime.kernels.cpu.gated_packed import packed_adder  # as this file is collected every worker would compile it
+    """Three ranks over two experts, one of them twice."""
+    from runtime.kernels.cpu.gated_packed import (
+        packed_adder,  # imported here: otherwise every test worker would compile it on collection
+    )
 
     x = torch.randn(1, hidden, generator=torch.Generator().manual_seed(bits)).to(dtype)
     experts = [
@@ -144,7 +146,7 @@ def _addresses(packed: Packed) -> list[int]:
     return [packed.qweight.data_ptr(), packed.scales.data_ptr(), zeros.data_ptr()]
 
 
-def test_rounding_is_to_nearest_and_to_even_and_keeps_what_is_not_finite() -> None:
+def test_rounding_is_to_nearest_even_and_keeps_values_that_are_not_finite() -> None:
     values = np.array([1.0, 1.00390625, 1.01171875, -1.0078125, 3e38, np.inf, -np.inf, np.nan, 1e-40], np.float32)
     out = torch.empty(len(values), dtype=torch.bfloat16)
     fused_kernels().combine(values[None], np.ones(1, np.float32), 1, out.view(torch.uint16).numpy())

@@ -86,14 +86,14 @@ from pathlib import Path
 import torch
 from runtime.engine import output_gpu as fused_cuda
 from runtime.kernels.gpu import gated as fused_triton
-from runtime.engine.output_cpu import Fused
+from runtime.engine.output_cpu import CpuOutput
 from runtime.session.settings import EXACT, FUSED
 from runtime.model.open import open_model
 from runtime.policies.base import Artefacts
 from runtime.session.session import Session, Settings
 from tests.helpers.replicas import made
 fused_triton._ROWS, fused_triton._COLUMNS, fused_triton._OUTPUTS = 32, 64, 64
-Fused.suits = staticmethod(lambda opened: False)
+CpuOutput.suits = staticmethod(lambda opened: False)
 fused_cuda._runs_on = lambda device: True  # as far as the interpreter goes, the CPU is a GPU
 ids = torch.randint(3, 96, (2, 38), generator=torch.Generator().manual_seed(2))
 mask = torch.ones_like(ids)
@@ -116,7 +116,7 @@ for folder, name, chosen, scratch, is_brief in json.loads(sys.argv[1]):
         with Session(opened, Settings(**chosen, experts=experts), artefacts=artefacts) as session:
             told[experts] = (said(session, is_brief), session.controller.counters.totals(), session.receipt())
             if experts == FUSED and session.is_fused:
-                on_device = len(session.engine._fused.whole)
+                on_device = len(session.engine.steps.gpu_output.whole)
     (exact, counted, _), (fused, also, receipt) = told[EXACT], told[FUSED]
     error = ((fused - exact).abs().max() / exact.abs().max()).item()
     print(json.dumps([opened.family, name, error, counted == also, receipt["experts_of_a_token"], on_device]))
@@ -128,17 +128,17 @@ import torch
 from runtime.engine import output_gpu as fused_cuda
 from runtime.kernels.gpu import gated as fused_triton
 from runtime.model.arithmetic import accumulate, assign, gather, weigh
-from runtime.engine.output_cpu import Fused
+from runtime.engine.output_cpu import CpuOutput
 from runtime.session.settings import FUSED
 from runtime.model.open import open_model
 from runtime.session.session import Session, Settings
 fused_triton._ROWS, fused_triton._COLUMNS, fused_triton._OUTPUTS = 32, 64, 64
-Fused.suits = staticmethod(lambda opened: False)
+CpuOutput.suits = staticmethod(lambda opened: False)
 fused_cuda._runs_on = lambda device: True
 opened = open_model(sys.argv[1])
 with Session(opened, Settings(preset="full", experts=FUSED)) as session:
     session.forward(torch.arange(3, 90)[None])
-    resident, fused, module = session.engine._resident, session.engine._fused, opened.layers[0].experts
+    resident, fused, module = session.engine.steps.resident, session.engine.steps.gpu_output, opened.layers[0].experts
     random = torch.Generator().manual_seed(0)
     hidden, weights = torch.randn(3, opened.config.hidden_size, generator=random), torch.rand(3, 2, generator=random)
     selected = np.array([[2, 0], [1, -1], [0, 3]])
@@ -147,7 +147,7 @@ with Session(opened, Settings(preset="full", experts=FUSED)) as session:
     outputs = [resident.forward(module, places[expert], gather(hidden, own[expert])) for expert in range(4)]
     for expert, y in enumerate(outputs):
         accumulate(expected, weigh(y, weights, own[expert]), own[expert])
-    fused.begin_many(module, hidden, selected, weights)
+    fused.begin(module, hidden, selected, weights)
     fused.add([places[3], places[1]])
     fused.add_output(0, outputs[0])  # as one that was computed near
     fused.add([places[2]])
@@ -157,7 +157,7 @@ with Session(opened, Settings(preset="full", experts=FUSED)) as session:
         return module.moectl_forward(hidden[:1], torch.tensor([[2, 0]]), weights[:1]), fused.whole[0].tolist()
 
     before, starts = at_once()
-    session.engine.forget()
+    session.engine.clear()
     session.forward(torch.arange(20, 90)[None])  # in another order, into other slots
     after, others = at_once()
     print(int(starts != others), int(torch.equal(before, after)))

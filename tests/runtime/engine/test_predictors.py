@@ -1,4 +1,4 @@
-"""What a predictor says on the device is what its weights say by hand."""
+"""Predictions on the device equal those computed by hand from the weights."""
 
 import numpy as np
 import pytest
@@ -34,25 +34,25 @@ def test_distributions_of_the_layers_ahead(distance: int) -> None:
     predictors, x = random_predictors(), np.random.default_rng(1).normal(size=(7, HIDDEN)).astype(np.float32)
     predictor = Predictor(predictors, distance, CPU)
     for layer in range(3):
-        said = predictor.ahead(layer, torch.from_numpy(x)[None])
-        assert len(said) == distance
-        for ahead, p in enumerate(said, start=1):
+        distributions = predictor.ahead(layer, torch.from_numpy(x)[None])
+        assert len(distributions) == distance
+        for ahead, p in enumerate(distributions, start=1):
             np.testing.assert_allclose(p.numpy(), by_hand(predictors, layer, ahead, x), atol=1e-5)
 
 
-def test_one_that_does_not_look_so_far_is_refused() -> None:
+def test_a_predictor_of_shorter_distance_is_refused() -> None:
     with pytest.raises(Incompatible, match="moectl build-predictor --distance 3"):
         Predictor(random_predictors(), 3, CPU)
 
 
 @pytest.mark.parametrize("family", ["olmoe", "deepseek_v2"])
-def test_steps_carry_what_is_foreseen_of_the_routers_own_inputs(family: str, checkpoint: Checkpoint) -> None:
+def test_steps_carry_predictions_from_the_routers_own_inputs(family: str, checkpoint: Checkpoint) -> None:
     opened = open_model(str(checkpoint(family)))
     shape, inputs, steps = opened.shape, [], []
     hidden = opened.model.get_input_embeddings().weight.shape[1]
-    known = random_predictors(hidden, shape.num_layers, shape.num_experts)
+    predictors = random_predictors(hidden, shape.num_layers, shape.num_experts)
     with Session(opened, Settings(budget="50%")) as session:
-        session.watcher.see_predictions(2, Predictor(known, 2, CPU))
+        session.watcher.see_predictions(2, Predictor(predictors, 2, CPU))
         session.watcher.on_step = steps.append
         handles = [
             gate.register_forward_hook(lambda m, a, o: inputs.append(a[0].flatten(0, -2).numpy()))
@@ -66,6 +66,6 @@ def test_steps_carry_what_is_foreseen_of_the_routers_own_inputs(family: str, che
         assert step.learned.shape == step.predicted.shape == (6, 2, shape.num_experts)
         for distance in (1, 2):
             np.testing.assert_allclose(
-                step.learned[:, distance - 1], by_hand(known, step.layer, distance, x), atol=1e-5
+                step.learned[:, distance - 1], by_hand(predictors, step.layer, distance, x), atol=1e-5
             )
         assert step.foreseen is step.learned

@@ -1,9 +1,9 @@
-"""A router ahead says of an input what its own forward would, whatever its kind."""
+"""The logits of a router ahead equal those of its own forward, whatever its kind."""
 
 import pytest
 import torch
 
-from runtime.engine.router_logits import Gate
+from runtime.engine.routers import RouterLogits
 from runtime.model.open import open_model
 from runtime.session.session import Session, Settings
 from tests.conftest import Checkpoint
@@ -18,19 +18,19 @@ def test_logits_are_those_of_the_whole_router(checkpoint: Checkpoint, family: st
     with Session(opened, Settings("full")) as session:
         for tokens in (5, 1, 1):
             session.forward(torch.arange(3, 3 + tokens)[None])
-    gate = Gate(router)
+    gate = RouterLogits(router)
     assert len(seen) == 3
     with torch.inference_mode():
         for (x, *extra), logits in seen:
             assert torch.equal(gate.logits(x, tuple(extra)), logits)
 
 
-def test_a_router_that_does_more_than_multiply_answers_whole() -> None:
+def test_a_router_that_does_more_than_multiply_runs_whole() -> None:
     class Doubled(torch.nn.Linear):
         def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
             return (2 * super().forward(x),)
 
     router, x = Doubled(4, 3), torch.arange(8.0).view(2, 4)
-    gate = Gate(router)
+    gate = RouterLogits(router)
     for _ in range(2):
         assert torch.equal(gate.logits(x, ()), router(x)[0])

@@ -1,4 +1,4 @@
-"""Experts from disk in a whole session: the plain model's bits, whatever is in flight; nothing is read in vain."""
+"""Experts from disk in a whole session: logits equal the plain model's to the bit, and no cancelled expert is read."""
 
 import os
 import threading
@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from artifacts.errors import BadInput, BadUsage
-from runtime.engine.output_torch import StepSum
+from runtime.engine.output_torch import TorchOutput
 from runtime.links.disk import READS_IN_FLIGHT, READS_PAST_CACHE, DiskLink
 from runtime.links.link import DEMAND, PREFETCH, ThreadTransfer
-from runtime.model import direct_io as directio
+from runtime.model import direct_io
 from runtime.model.direct_io import DirectFile
 from runtime.model.expert_store import DiskStore
 from runtime.model.layout import aligned
@@ -48,14 +48,14 @@ def test_logits_are_the_plain_models_with_prefetches_that_come_late_and_are_canc
             step, right = session.forward(one, past=mine), plain(one, past_key_values=past)
             assert torch.equal(step.logits, right.logits)
             mine, past = step.past_key_values, right.past_key_values
-        told = session.receipt()["link"]
+        receipt = session.receipt()["link"]
         assert session.controller.counters.totals()["prefetches"] > 0
-    assert told["page_cache"] == {"disk": "used", "direct": "bypassed"}[link]
-    assert told["reads_in_flight"] == {"disk": READS_IN_FLIGHT, "direct": READS_PAST_CACHE}[link]
+    assert receipt["page_cache"] == {"disk": "used", "direct": "bypassed"}[link]
+    assert receipt["reads_in_flight"] == {"disk": READS_IN_FLIGHT, "direct": READS_PAST_CACHE}[link]
 
 
-def test_what_has_been_cancelled_is_never_read(checkpoint: Checkpoint) -> None:
-    """One read is held up while seven prefetches queue behind it and are cancelled."""
+def test_a_cancelled_transfer_is_never_read(checkpoint: Checkpoint) -> None:
+    """One read is held while seven prefetches queue behind it and are cancelled."""
     opened = open_model(str(checkpoint("olmoe")))
     gate, read = threading.Event(), []
 
@@ -81,9 +81,9 @@ def test_replicas_are_not_read_past_the_page_cache() -> None:
         direct(object())
 
 
-@pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="nobody counts bytes of the device here")
+@pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="this system counts no bytes of the device")
 def test_a_cold_expert_costs_the_device_its_own_bytes(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    """To the page; readahead would have brought its neighbours."""
+    """Up to whole pages: readahead would have read neighbours as well."""
     from tools.bench.disk_way import drop, read_nbytes
 
     folder = checkpoint("olmoe", "hub", "bfloat16")
@@ -92,29 +92,29 @@ def test_a_cold_expert_costs_the_device_its_own_bytes(checkpoint: Checkpoint, tm
     drop(folder)
     before = read_nbytes()
     store.read(1, 4, out)
-    came = read_nbytes() - before
-    assert came <= store.layout.nbytes + 3 * 2 * 4096  # three tensors, each begun and ended inside a page
+    num_read = read_nbytes() - before
+    assert num_read <= store.layout.nbytes + 3 * 2 * 4096  # three tensors, each begun and ended inside a page
 
 
-def opened_and_seen(folder: Path) -> MoeModel:
-    """Every expert has been read, and lies in the page cache."""
+def opened_with_warm_cache(folder: Path) -> MoeModel:
+    """Open a model and read every expert, so that the page cache has them all."""
     opened = open_model(str(folder))
     for key in range(opened.shape.num_keys):
         opened.store.read(*divmod(key, opened.shape.num_experts), aligned(opened.shape.expert_nbytes))
     if not opened.store.read_kept(0, 0, aligned(opened.shape.expert_nbytes)):
-        pytest.skip("nobody tells here what the page cache has")
+        pytest.skip("this system does not tell what the page cache has")
     return opened
 
 
 @pytest.mark.parametrize("layout", ["hub", "fused"])
-def test_what_the_page_cache_has_is_there_at_once_and_right(checkpoint: Checkpoint, layout: str) -> None:
-    """None of it is handed to a thread, whose reads would fail."""
+def test_experts_in_the_page_cache_are_copied_at_once(checkpoint: Checkpoint, layout: str) -> None:
+    """No transfer is handed to a thread, whose reads would fail."""
 
     class Refuses(SlowTier):
         def read(self, *_: object, **__: object) -> None:
             raise AssertionError("read by a thread")
 
-    opened = opened_and_seen(checkpoint("olmoe", layout))
+    opened = opened_with_warm_cache(checkpoint("olmoe", layout))
     source, shape = Refuses.plain(opened.store), opened.shape
     link, slot, expected = (
         DiskLink(source, shape, kept=source),
@@ -129,31 +129,31 @@ def test_what_the_page_cache_has_is_there_at_once_and_right(checkpoint: Checkpoi
         assert torch.equal(slot, expected)
     assert link.drain_stalls() == 0 and link.conditions()["measured_gbps"] > 0
     with pytest.raises(AssertionError, match="by a thread"):
-        link.collect(link.issue(0, slot, urgency=PREFETCH))  # nobody waits for it: compute goes on meanwhile
+        link.collect(link.issue(0, slot, urgency=PREFETCH))  # a prefetch goes to a thread: compute continues meanwhile
     link.close()
     with pytest.raises(RuntimeError, match="link is closed"):
         link.issue(0, slot, urgency=DEMAND)
 
 
-def test_what_the_page_cache_lacks_or_nobody_has_checked_is_left_to_threads(tmp_path: Path) -> None:
+def test_uncached_and_unchecked_experts_are_left_to_threads(tmp_path: Path) -> None:
     folder = save("olmoe", "fused", tmp_path)
-    opened = opened_and_seen(folder)
+    opened = opened_with_warm_cache(folder)
     out = aligned(opened.shape.expert_nbytes)
-    assert not open_model(str(folder)).store.read_kept(0, 0, out), "its numbers may be no numbers"
+    assert not open_model(str(folder)).store.read_kept(0, 0, out), "its numbers may be NaN"
     assert not open_model(str(folder), dtype=torch.bfloat16).store.read_kept(0, 0, out), "it is converted"
     assert not direct_or_skip(opened.store).read_kept(0, 0, out)
     os.truncate(folder / "model.safetensors", 30_000)
     assert not opened.store.read_kept(opened.shape.num_layers - 1, 0, out), "the file ends before it"
 
 
-def test_past_the_page_cache_a_tokens_experts_are_computed_when_all_are_there(
+def test_past_the_page_cache_a_tokens_experts_are_computed_in_one_call(
     checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One call for all that a decoded token wants, though one lands well after another."""
+    """One call computes all experts of a decoded token, although they land at different times."""
     counts: list[int] = []
-    plain_add, plain_read = StepSum.add, DiskLink._read
+    plain_add, plain_read = TorchOutput.add, DiskLink._read
 
-    def add(self: StepSum, places: list) -> None:
+    def add(self: TorchOutput, places: list) -> None:
         counts.append(len(places))
         plain_add(self, places)
 
@@ -161,7 +161,7 @@ def test_past_the_page_cache_a_tokens_experts_are_computed_when_all_are_there(
         time.sleep(5e-3 * (next(begun) % opened.shape.top_k))
         plain_read(self, transfer, out)
 
-    monkeypatch.setattr(StepSum, "add", add)
+    monkeypatch.setattr(TorchOutput, "add", add)
     monkeypatch.setattr(DiskLink, "_read", read)
     monkeypatch.setattr(DiskStore, "read_kept", lambda *_: False)
     opened = open_model(str(checkpoint("olmoe")))
@@ -172,16 +172,16 @@ def test_past_the_page_cache_a_tokens_experts_are_computed_when_all_are_there(
     assert counts == [opened.shape.top_k] * opened.shape.num_layers
 
 
-def test_what_begins_on_borders_comes_straight_to_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whole blocks; their tail, and all that begins elsewhere in the file or in memory, by way of a buffer."""
+def test_reads_that_begin_on_borders_need_no_buffer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole blocks are read in place. Their tail, and reads that begin elsewhere in file or memory, use a buffer."""
     path, content = tmp_path / "some", torch.randint(256, (30_000,), dtype=torch.uint8)
     path.write_bytes(content.numpy().tobytes())
     try:
         file = DirectFile(path)
     except BadInput:
         pytest.skip("this file system has no reads past the page cache")
-    buffered, own = [], directio._own_buffer
-    monkeypatch.setattr(directio, "_own_buffer", lambda nbytes: buffered.append(nbytes) or own(nbytes))
+    buffered, plain = [], direct_io._own_buffer
+    monkeypatch.setattr(direct_io, "_own_buffer", lambda nbytes: buffered.append(nbytes) or plain(nbytes))
     for offset, start, by_buffer in ((8192, 0, [4096]), (8192, 64, [12288]), (8200, 0, [12288])):
         slot = aligned(4096 + 9000)[start : start + 9000].zero_()
         buffered.clear()

@@ -1,4 +1,4 @@
-"""Links: what is issued arrives, demand overtakes, cancelled slots are free, and emulated time is kept."""
+"""Links: issued transfers arrive, demands overtake, cancelled slots are free, and emulated time is exact."""
 
 import threading
 import time
@@ -11,15 +11,15 @@ from artifacts.shape import Shape
 from runtime.control.devices import Partitions
 from runtime.links.clock import Timeline, VirtualClock
 from runtime.links.disk import DiskLink
-from runtime.links.emulated import EmulatedLink, VirtualLink
+from runtime.links.emulated import EmulatedLink
 from runtime.links.link import DEMAND, PREFETCH, Link
-from runtime.links.per_device import ManyLinks
+from runtime.links.per_device import LinkPerDevice
 
 SHAPE = Shape(num_layers=2, num_experts=4, top_k=1, expert_nbytes=64)
 
 
 class Numbered:
-    """Fills a slot with the key's number; can be held, to let a queue build up, or made to fail."""
+    """Fills a slot with the key's number. It can be held, so that a queue builds up, or made to fail."""
 
     def __init__(self) -> None:
         self.begun: list[int] = []
@@ -47,25 +47,25 @@ def source() -> Numbered:
 
 @pytest.fixture
 def link(source: Numbered):
-    made = DiskLink(source, SHAPE)
-    yield made
+    link = DiskLink(source, SHAPE)
+    yield link
     source.gate.set()
-    made.close()
+    link.close()
 
 
 @pytest.fixture(params=["disk", "emulated", "virtual", "several"])
 def any_link(request: pytest.FixtureRequest, source: Numbered):
-    made = {
+    link = {
         "disk": lambda: DiskLink(source, SHAPE),
         "emulated": lambda: EmulatedLink(source, SHAPE, bandwidth=1e9),
-        "virtual": lambda: VirtualLink(source, SHAPE, bandwidth=1e9, clock=VirtualClock()),
-        "several": lambda: ManyLinks(Partitions(SHAPE.num_experts, 2), [DiskLink(source, SHAPE) for _ in range(2)]),
+        "virtual": lambda: EmulatedLink(source, SHAPE, bandwidth=1e9, clock=VirtualClock()),
+        "several": lambda: LinkPerDevice(Partitions(SHAPE.num_experts, 2), [DiskLink(source, SHAPE) for _ in range(2)]),
     }[request.param]()
-    yield made
-    made.close()
+    yield link
+    link.close()
 
 
-def test_all_that_is_issued_arrives(any_link: Link) -> None:
+def test_every_issued_transfer_arrives(any_link: Link) -> None:
     buffers = slots(8)
     transfers = [any_link.issue(key, buffers[key], urgency=DEMAND) for key in range(8)]
     for key, transfer in enumerate(transfers):
@@ -89,7 +89,7 @@ def test_demands_are_read_beside_a_prefetch_and_a_late_prefetch_is_hurried(link:
     wait_for(lambda: set(source.begun) == {0, 4, 5})
     waiting = threading.Thread(target=link.collect, args=(prefetches[3],))
     waiting.start()
-    wait_for(lambda: source.begun[3:] == [3])  # waited for, so that it goes before the other prefetches
+    wait_for(lambda: source.begun[3:] == [3])  # compute waits for it, so that it overtakes the other prefetches
     source.gate.set()
     waiting.join()
     for transfer in (*demands, *prefetches):
@@ -97,7 +97,7 @@ def test_demands_are_read_beside_a_prefetch_and_a_late_prefetch_is_hurried(link:
     assert source.begun[4:] == [1, 2]
 
 
-def test_as_many_reads_are_under_way_as_it_says_and_no_more(link: DiskLink, source: Numbered) -> None:
+def test_no_more_reads_are_under_way_than_the_conditions_say(link: DiskLink, source: Numbered) -> None:
     source.gate.clear()
     buffers = slots(8)
     transfers = [link.issue(key, buffers[key], urgency=DEMAND) for key in range(8)]
@@ -106,11 +106,11 @@ def test_as_many_reads_are_under_way_as_it_says_and_no_more(link: DiskLink, sour
     source.gate.set()
     for transfer in transfers:
         link.collect(transfer)
-    told = link.conditions()
-    assert told["reads_in_flight"] == link.num_threads and told["measured_gbps"] > 0
+    conditions = link.conditions()
+    assert conditions["reads_in_flight"] == link.num_threads and conditions["measured_gbps"] > 0
 
 
-def test_seconds_of_reads_side_by_side_count_once(link: DiskLink, source: Numbered) -> None:
+def test_seconds_of_concurrent_reads_count_once(link: DiskLink, source: Numbered) -> None:
     source.gate.clear()
     buffers, begin_s = slots(3), time.perf_counter()
     transfers = [link.issue(key, buffers[key], urgency=DEMAND) for key in range(3)]
@@ -130,13 +130,13 @@ def test_a_cancelled_transfer_never_writes_its_slot(link: DiskLink, source: Numb
     queued = link.issue(2, buffers[2], urgency=PREFETCH)
     link.cancel(queued)
     source.gate.set()
-    link.cancel(running)  # under way, so it is seen through
+    link.cancel(running)  # it has begun, so it is finished
     assert (buffers[1] == 1).all()
     link.collect(link.issue(3, buffers[2], urgency=DEMAND))
     assert (buffers[2] == 3).all() and source.begun == [1, 3]
 
 
-def test_an_error_reaches_whoever_collects_and_the_link_goes_on(any_link: Link, source: Numbered) -> None:
+def test_collect_raises_the_error_and_the_link_goes_on(any_link: Link, source: Numbered) -> None:
     source.broken.add(5)
     buffers = slots(2)
     with pytest.raises(OSError, match="key 5"):
@@ -145,7 +145,7 @@ def test_an_error_reaches_whoever_collects_and_the_link_goes_on(any_link: Link, 
     assert (buffers[1] == 6).all()
 
 
-def test_what_failed_ahead_of_its_use_comes_for_who_wants_it(link: DiskLink, source: Numbered) -> None:
+def test_a_failed_prefetch_is_read_again_when_it_is_collected(link: DiskLink, source: Numbered) -> None:
     source.broken, buffers = {5, 6}, slots(2)
     ahead = [link.issue(key, slot, urgency=PREFETCH) for key, slot in zip((5, 6), buffers, strict=True)]
     wait_for(lambda: all(map(link.has_landed, ahead)))
@@ -171,7 +171,7 @@ def test_an_emulated_transfer_takes_at_least_its_time(source: Numbered) -> None:
 
 def test_virtual_time_is_exact(source: Numbered) -> None:
     clock = VirtualClock()
-    link = VirtualLink(source, SHAPE, bandwidth=64.0, latency_s=0.5, clock=clock)
+    link = EmulatedLink(source, SHAPE, bandwidth=64.0, latency_s=0.5, clock=clock)
     first, second = (link.issue(key, slot, urgency=DEMAND) for key, slot in enumerate(slots(2)))
     clock.time_s = 1.0
     link.collect(first)
@@ -181,32 +181,32 @@ def test_virtual_time_is_exact(source: Numbered) -> None:
     assert link.drain_stalls() == 0.0
 
 
-def test_on_virtual_time_demand_overtakes_a_late_prefetch_is_hurried_and_a_cancelled_one_frees_the_line(
+def test_on_virtual_time_demands_overtake_late_prefetches_are_hurried_and_cancelled_ones_free_the_line(
     source: Numbered,
 ) -> None:
     """One second a transfer: 0 is under way when 1 to 4 queue up as prefetches and 5 is demanded."""
     clock = VirtualClock()
-    link = VirtualLink(source, SHAPE, bandwidth=64.0, clock=clock)
+    link = EmulatedLink(source, SHAPE, bandwidth=64.0, clock=clock)
     buffers = slots(6)
     first, cancelled, third, fourth, last = [link.issue(key, buffers[key], urgency=PREFETCH) for key in range(5)]
     demand = link.issue(5, buffers[5], urgency=DEMAND)
     link.cancel(cancelled)
     lands_at_s = []
-    for transfer in (demand, last, fourth, third, first):  # the third begins as soon as the demanded one has landed
+    for transfer in (demand, last, fourth, third, first):  # the third begins as soon as the demand has landed
         link.collect(transfer)
         lands_at_s.append(clock.time_s)
     assert lands_at_s == [2.0, 4.0, 5.0, 5.0, 5.0]
     assert link.drain_stalls() == 5.0
 
 
-def test_a_timeline_is_idle_when_nobody_asks() -> None:
+def test_a_timeline_is_idle_between_transfers() -> None:
     line = Timeline(bandwidth=10.0)
     assert line.reserve(0.0, 20) == 2.0
     assert line.reserve(1.0, 10) == 3.0
     assert line.reserve(10.0, 10) == 11.0
 
 
-def test_who_waits_for_a_link_that_is_closed_is_told(source: Numbered) -> None:
+def test_collecting_from_a_closed_link_raises(source: Numbered) -> None:
     link = DiskLink(source, SHAPE)
     source.gate.clear()
     buffers = slots(link.num_threads + 1)
@@ -226,18 +226,18 @@ def test_who_waits_for_a_link_that_is_closed_is_told(source: Numbered) -> None:
 
 
 def test_each_device_has_a_link_of_its_own(source: Numbered) -> None:
-    """Two transfers of one device come one after another, one of the other meanwhile; what is dropped is dropped by
-    both."""
+    """Two transfers of one device land one after another, and one of the other device meanwhile. `clear` clears both
+    links."""
     clock = VirtualClock()
-    own = [VirtualLink(source, SHAPE, bandwidth=64.0, clock=clock) for _ in range(2)]
-    link, there = ManyLinks(Partitions(SHAPE.num_experts, 2), own), slots(4)
-    first, second, other = (link.issue(key, there[key], urgency=PREFETCH) for key in (0, 2, 1))
+    links = [EmulatedLink(source, SHAPE, bandwidth=64.0, clock=clock) for _ in range(2)]
+    link, buffers = LinkPerDevice(Partitions(SHAPE.num_experts, 2), links), slots(4)
+    first, second, other = (link.issue(key, buffers[key], urgency=PREFETCH) for key in (0, 2, 1))
     clock.time_s = 1.0
-    assert [link.has_landed(one) for one in (first, second, other)] == [True, False, True]
+    assert [link.has_landed(transfer) for transfer in (first, second, other)] == [True, False, True]
     link.collect(second)
     assert clock.now_s() == 2.0 and link.drain_stalls() == 1.0
-    under_way = [link.issue(key, there[key], urgency=PREFETCH) for key in (0, 1, 2, 3)]
-    link.drop()
+    under_way = [link.issue(key, buffers[key], urgency=PREFETCH) for key in (0, 1, 2, 3)]
+    link.clear()
     clock.time_s = 9.0
-    assert [link.has_landed(one) for one in under_way] == [True, True, False, False], "what had begun goes on"
-    assert link.conditions() == own[0].conditions()
+    assert [link.has_landed(transfer) for transfer in under_way] == [True, True, False, False], "begun ones go on"
+    assert link.conditions() == links[0].conditions()

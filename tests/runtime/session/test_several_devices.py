@@ -11,7 +11,7 @@ import torch
 from artifacts.errors import BadUsage
 from runtime.control.plan import Place
 from runtime.links.disk import DiskLink
-from runtime.links.per_device import ManyLinks
+from runtime.links.per_device import LinkPerDevice
 from runtime.model.open import open_model
 from runtime.session.devices import spread_over
 from runtime.session.session import Session, Settings
@@ -62,13 +62,14 @@ def test_devices_that_share_no_memory_have_links_and_copies_of_their_own(model: 
         model.opened, Settings(preset="specmd", budget="60%", devices=2, link="disk", window="2KiB")
     ) as session:
         first, other = session.tiers.link, DiskLink(session.tiers.slow, model.opened.shape)
-        session.slots.are_apart, session.engine._together, session.engine._may_be_settled = True, None, False
-        session.engine.link = both = ManyLinks(session.partitions, [first, other])
+        session.slots.are_apart, steps = True, session.engine.steps
+        steps.torch_output._batched, steps._can_skip_planning = None, False
+        steps.link = both = LinkPerDevice(session.partitions, [first, other])
         is_plain(session, model)
         counts = session.receipt()["devices"]["cpu part 1"]
         moved = counts["demand_bytes"] + counts["prefetch_bytes"]
         assert 0 < other._copied_nbytes <= moved, "what was cancelled did not come"
-        session.engine.forget()
+        session.engine.clear()
         assert not said_otherwise(session, model), "a pass that is broken off is forgotten by both"
         both.close()
         with pytest.raises(RuntimeError, match="closed"):

@@ -1,4 +1,4 @@
-"""The same memory in two arrangements, and which slots have both."""
+"""The same memory mapped slot after slot and part after part, and which slots have both mappings."""
 
 import gc
 
@@ -8,15 +8,15 @@ import torch
 from runtime.control.pools import Pool
 from runtime.model.direct_io import PAGE
 from runtime.model.layout import Part
-from runtime.tiers.double_mapping import twofold
+from runtime.tiers.double_mapping import map_twice
 from runtime.tiers.slots import Slots
 
 PARTS = (Part("gate_up_proj", (2, PAGE), 0, 2 * PAGE), Part("down_proj", (1, PAGE), 2 * PAGE, PAGE))
 NBYTES, CPU = 3 * PAGE, torch.device("cpu")
 
 
-def test_what_is_written_by_slot_is_read_by_part_and_back() -> None:
-    by_slot, by_part = twofold(5, PARTS)
+def test_either_mapping_reads_what_the_other_wrote() -> None:
+    by_slot, by_part = map_twice(5, PARTS)
     slots = by_slot.view(5, NBYTES)
     slots.copy_(torch.randint(256, (5, NBYTES), dtype=torch.uint8, generator=torch.manual_seed(0)))
     assert torch.equal(by_part["gate_up_proj"], slots[:, : 2 * PAGE])
@@ -26,39 +26,39 @@ def test_what_is_written_by_slot_is_read_by_part_and_back() -> None:
     assert all(part.is_contiguous() and part.data_ptr() % PAGE == 0 for part in by_part.values())
 
 
-def test_either_arrangement_outlives_the_other() -> None:
-    by_slot, by_part = twofold(2, PARTS)
+def test_either_mapping_outlives_the_other() -> None:
+    by_slot, by_part = map_twice(2, PARTS)
     by_slot.fill_(5)
     del by_slot
     gc.collect()
     assert set(by_part["down_proj"].unique().tolist()) == {5}
-    by_slot, by_part = twofold(2, PARTS)
+    by_slot, by_part = map_twice(2, PARTS)
     by_part["down_proj"].fill_(6)
     del by_part
     gc.collect()
     assert set(by_slot[2 * PAGE : NBYTES].tolist()) == {6}
 
 
-def test_parts_that_share_a_page_cannot_be_apart() -> None:
-    assert twofold(2, (Part("down_proj", (64,), 0, 64),)) is None
+def test_parts_that_share_a_page_are_not_mapped_twice() -> None:
+    assert map_twice(2, (Part("down_proj", (64,), 0, 64),)) is None
 
 
-def test_without_memory_that_can_be_mapped_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_systems_without_such_mappings_have_slots_only(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(name: str) -> int:
         raise OSError("no file descriptors are left")
 
     monkeypatch.setattr("os.memfd_create", refused)
-    assert twofold(2, PARTS) is None
+    assert map_twice(2, PARTS) is None
     slots = Slots([Pool(0, 8, 2, NBYTES)], [CPU], parts=PARTS)
-    assert not slots.beside and len(slots[1]) == NBYTES
+    assert not slots.by_part and len(slots[1]) == NBYTES
 
 
-def test_slots_that_are_few_and_alike_lie_beside_each_other() -> None:
+def test_a_few_slots_of_one_size_are_mapped_by_part() -> None:
     slots = Slots([Pool(0, 4, 2, NBYTES), Pool(4, 8, 1, NBYTES)], [CPU], parts=PARTS)
     for number in range(3):
         slots[number].fill_(number)
     assert slots.nbytes == 3 * NBYTES and slots.starts == [0, NBYTES, 2 * NBYTES]
-    assert [row.unique().tolist() for row in slots.beside["gate_up_proj"]] == [[0], [1], [2]]
+    assert [row.unique().tolist() for row in slots.by_part["gate_up_proj"]] == [[0], [1], [2]]
 
 
 @pytest.mark.parametrize(
@@ -71,6 +71,6 @@ def test_slots_that_are_few_and_alike_lie_beside_each_other() -> None:
         pytest.param([Pool(0, 8, 1, NBYTES), Pool(0, 8, 1, NBYTES, device=1)], id="on several devices"),
     ],
 )
-def test_other_slots_lie_as_ever(pools: list[Pool]) -> None:
+def test_other_slots_are_not_mapped_by_part(pools: list[Pool]) -> None:
     slots = Slots(pools, [CPU, CPU], parts=PARTS)
-    assert not slots.beside and len(slots) == sum(pool.num_slots for pool in pools)
+    assert not slots.by_part and len(slots) == sum(pool.num_slots for pool in pools)

@@ -62,7 +62,8 @@ def _nothing(session: Session) -> None:
 
 def _without_short_cuts(session: Session) -> None:
     """Every step is decided and computed the long way."""
-    session.engine._may_be_settled, session.engine._together = False, None
+    steps = session.engine.steps
+    steps._can_skip_planning, steps.torch_output._batched = False, None
 
 
 def _with(policies: dict[str, str], **settings: object) -> Callable[[Settings], tuple[Settings, Callable]]:

@@ -1,0 +1,204 @@
+"""One step: asks the controller for the plan of a layer, issues its loads, and computes its experts as they arrive."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from runtime.control.controller import Controller
+from runtime.control.plan import NO_SLOT, Place, Plan
+from runtime.engine.forms_cpu import TokenKernels
+from runtime.engine.output import BatchOutput, StepOutput, TokenOutput, choose_output
+from runtime.engine.output_cpu import CpuOutput
+from runtime.engine.output_gpu import GpuOutput
+from runtime.engine.output_torch import TorchOutput
+from runtime.engine.routers import Watcher
+from runtime.kernels.batched import pays_together
+from runtime.links.link import DEMAND, PREFETCH, Transfer
+from runtime.model.open import MoeLayer, MoeModel
+from runtime.policies.base import Step
+from runtime.tiers.fast import ResidentExperts
+from runtime.tiers.open import Tiers
+from runtime.tiers.shadow_replicas import Shadows
+from runtime.tiers.slots import Slots
+
+
+class StepExecutor:
+    """Executes the controller's plans, one MoE layer of one pass at a time.
+
+    `pending` has the transfers that were issued and not collected, by slot. `num_not_landed` counts experts that the
+    controller took for resident, that had not landed, and that were therefore computed on the replica beside the slots.
+    """
+
+    def __init__(
+        self,
+        opened: MoeModel,
+        controller: Controller,
+        watcher: Watcher,
+        *,
+        tiers: Tiers,
+        slots: Slots,
+        shadows: Shadows | None,
+        is_fused: bool,
+    ) -> None:
+        self.controller, self.watcher = controller, watcher
+        self.link, self.near = tiers.link, tiers.near
+        self.pending: dict[int, Transfer] = {}
+        self.num_not_landed = 0
+        self._opened, self._slow, self._shadows, self._is_fused = opened, tiers.slow, shadows, is_fused
+        self._batched = None if is_fused or slots.are_apart else tiers.slow.together(opened)
+        self._waits_for_all = tiers.link.is_concurrent and shadows is None and pays_together(opened)
+        self._can_skip_planning = (controller.holds_all or controller.holds_low) and not slots.are_apart
+        self.lay_out(slots)
+
+    def lay_out(self, slots: Slots) -> None:
+        """Use these slots, all empty, as the fast tier from here on."""
+        opened = self._opened
+        self.resident = ResidentExperts(opened, slots, self._slow, self._shadows)
+        has_kernels = not self._is_fused and CpuOutput.suits(opened)  # a fused output has kernels of its own
+        kernels = TokenKernels(opened, self.resident) if has_kernels else None
+        self.torch_output = TorchOutput(self.resident, self._batched, kernels)
+        fused = choose_output(opened)(opened, self.resident) if self._is_fused else None
+        self.gpu_output = fused if isinstance(fused, GpuOutput) else None
+        self._fused_output: TokenOutput | None = fused
+        self._token_output: StepOutput = fused or self.torch_output
+        self._batch_output: BatchOutput = self.gpu_output or self.torch_output
+
+    def release_slots(self) -> None:
+        """Drop every reference to the slots. Raises OutOfResources where a copy into one does not end."""
+        self.pending.clear()
+        self.link.clear()
+        self.link.wait_for_copies()
+        for arena in self.resident.slots.arenas:
+            if arena.device.type == "cuda":
+                torch.cuda.synchronize(arena.device)  # a copy that has begun may still write to the arena
+        del self.resident, self.torch_output, self.gpu_output
+        del self._fused_output, self._token_output, self._batch_output
+
+    def clear(self) -> None:
+        """Cancel every transfer and drop what outputs remember of slots and of an unfinished step."""
+        self.pending.clear()
+        self.link.clear()  # also transfers that were issued and not yet noted as pending
+        self._batch_output.clear()
+
+    def run(self, layer: MoeLayer, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """The routed experts of one layer: hidden [T, H], ids and weights [T, K] -> [T, H]."""
+        if len(hidden) == 1 and self.watcher.on_step is None:
+            if self.gpu_output is not None and self._can_stay_on_device(layer.index):
+                return self.gpu_output.forward_on_device(layer.index, hidden, ids, weights)
+            if self._can_skip_planning:
+                experts = ids.tolist()[0]
+                if places := self.controller.settled(layer.index, experts):
+                    return self._token_output.forward(layer.experts, hidden, experts, places, weights)
+        step = self.watcher.step(layer.index, ids, weights)
+        plan = self.controller.step(step)
+        output = self._begin_output(layer, hidden, plan, step, weights)
+        self._compute(plan, len(hidden), output)
+        return output.finish()
+
+    def _can_stay_on_device(self, layer: int) -> bool:
+        """Whether every expert of the layer is resident for good: the host then need not know the router's choice."""
+        if self.pending or not self.controller.holds_all:
+            return False
+        if layer not in self.gpu_output.whole:
+            if not self.controller.is_whole(layer):
+                return False
+            first, num_experts = layer * self.controller.shape.num_experts, self.controller.shape.num_experts
+            places = self.controller.cache.places[first : first + num_experts]
+            self.gpu_output.note_whole_layer(layer, [place.slot for place in places])
+        self.controller.count_settled(layer)
+        return True
+
+    def _begin_output(
+        self, layer: MoeLayer, hidden: torch.Tensor, plan: Plan, step: Step, weights: torch.Tensor
+    ) -> StepOutput:
+        if self._fused_output and len(hidden) == 1:
+            applied = step.weights if plan.weights is None else plan.weights
+            self._fused_output.begin_token(layer.experts, hidden, plan.selected[0].tolist(), applied[0])
+            return self._fused_output
+        if plan.weights is not None:
+            weights = self._reweighted(plan.weights, weights)
+        self._batch_output.begin(layer.experts, hidden, self._all_rows(plan.selected, len(hidden)), weights)
+        return self._batch_output
+
+    def _compute(self, plan: Plan, num_tokens: int, output: StepOutput) -> None:
+        """Every used expert: residents first, near ones while loads are under way, arrivals last."""
+        self.near.begin(plan.near)
+        if not plan.waves:
+            self._issue(plan.prefetches, PREFETCH)
+        else:
+            self._issue(plan.waves[0].loads, DEMAND)
+        if plan.low:
+            output.add(plan.low)
+        for wave, following in plan.in_turn():
+            if wave is plan.waves[-1]:
+                self._issue(plan.prefetches, PREFETCH)
+            coming = [place for place in (*wave.resident, *wave.loads) if place.slot in self.pending]
+            ready = [place for place in wave.resident if place.slot not in self.pending]
+            if plan.near and wave is plan.waves[0]:
+                if following:
+                    self._add(ready, output, following)
+                    ready = []
+                output.add_near(plan.near, self.near, ready)
+                ready = []
+            self._add_arrivals(coming, ready, num_tokens, output, following)
+            self._issue(tuple(following.values()), DEMAND)
+        if plan.near and not plan.waves:
+            output.add_near(plan.near, self.near, [])
+        self.near.finish()
+
+    def _add_arrivals(
+        self, coming: list[Place], ready: list[Place], num_tokens: int, output: StepOutput, following: dict[int, Place]
+    ) -> None:
+        """Compute the experts that are `ready`, then those `coming` as they land, all that have landed in one call."""
+        if self._waits_for_all and num_tokens == 1:  # one call for all takes less than one each beside reading threads
+            for place in reversed(coming):  # the last lands when hardly another is under way: one wait, not one each
+                self.link.collect(self.pending[place.slot])
+        for place in coming:
+            if ready and not self.link.has_landed(self.pending[place.slot]):
+                self._add(ready, output, following)
+                ready = []
+            ready.append(self._arrived(place))
+        if ready:
+            self._add(ready, output, following)
+
+    def _add(self, places: Sequence[Place], output: StepOutput, following: dict[int, Place]) -> None:
+        """Compute experts that are there; issue each load that is `following` into a slot as soon as that is free."""
+        if not following:
+            output.add(places)
+            return
+        for place in places:
+            output.add([place])
+            if load := following.pop(place.slot, None):
+                self._issue((load,), DEMAND)
+
+    def _arrived(self, place: Place) -> Place:
+        """Where to compute an expert: in its slot once it has landed, or without waiting on the replica that stays."""
+        if self._shadows and not self.link.has_landed(self.pending[place.slot]):
+            self.num_not_landed += 1
+            return Place(place.key, NO_SLOT, int(self.controller.cache.shadows[place.key]))
+        self.link.collect(self.pending.pop(place.slot))
+        return place
+
+    def _issue(self, loads: Sequence[Place], urgency: int) -> None:
+        for place in loads:
+            if place.slot in self.pending:
+                self.link.cancel(self.pending.pop(place.slot))
+            slot = self.resident.room(place)
+            self.pending[place.slot] = self.link.issue(place.key, slot, urgency=urgency, bits=place.bits)
+
+    def _all_rows(self, selected: np.ndarray, num_rows: int) -> np.ndarray:
+        """The plan's experts with rows for padding: [rows, K], -1 there."""
+        if self.watcher.rows is None:
+            return selected
+        full = np.full((num_rows, selected.shape[1]), -1, np.int64)
+        full[self.watcher.rows] = selected
+        return full
+
+    def _reweighted(self, planned: np.ndarray, weights: torch.Tensor) -> torch.Tensor:
+        """The plan's weights with rows for padding, on the device and in the type of the router's `weights`."""
+        full = torch.from_numpy(np.ascontiguousarray(planned)).to(weights)
+        if self.watcher.rows is None:
+            return full
+        rows = torch.from_numpy(self.watcher.rows).to(weights.device)
+        return torch.zeros_like(weights).index_copy_(0, rows, full)
