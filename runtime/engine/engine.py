@@ -22,7 +22,7 @@ from runtime.engine.output_cpu import Fused, OneToken
 from runtime.engine.output_gpu import FusedCuda
 from runtime.engine.output_torch import StepSum
 from runtime.engine.routers import Watcher
-from runtime.kernels.batched import pays_together
+from runtime.kernels.batched import is_worth_batching
 from runtime.links.link import DEMAND, PREFETCH, Transfer
 from runtime.model.arithmetic import assign, gather
 from runtime.model.open import MoeLayer, MoeModel
@@ -67,7 +67,7 @@ class Engine:
         self.num_not_landed = 0
         self._opened, self._slow, self._shadows, self._is_fused = opened, tiers.slow, shadows, is_fused
         self._together = None if is_fused or slots.are_apart else tiers.slow.together(opened)
-        self._awaits_all = tiers.link.side_by_side and shadows is None and pays_together(opened)
+        self._awaits_all = tiers.link.side_by_side and shadows is None and is_worth_batching(opened)
         self.lay_out(slots)
         self._may_be_settled = (controller.holds_all or controller.holds_low) and not slots.are_apart
         self._pending: dict[int, Transfer] = {}

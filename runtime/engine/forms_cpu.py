@@ -8,7 +8,8 @@ import torch
 
 from artifacts.quantisation.packing import PARTS, Packed
 from runtime.control.plan import Place
-from runtime.kernels.cpu.load import DOWN, GATE_UP, fused_kernels, module
+from runtime.kernels.load import kernels
+from runtime.model.arithmetic import DOWN, GATE_UP
 from runtime.model.layout import ExpertLayout
 from runtime.tiers.replicas import ReplicaLayout
 from runtime.tiers.shadow_replicas import Shadows
@@ -55,7 +56,7 @@ class WholeExperts:
     def multiply(self, places: Sequence[Place], starts: list[int], token: Token) -> None:
         inner, down = self._offsets
         addresses = np.array([(start + inner, start + down) for start in starts])
-        fused_kernels().add_whole(addresses, self._num_neurons, *token)
+        kernels("cpu.gated").add_whole(addresses, self._num_neurons, *token)
 
 
 class CutExperts:
@@ -70,7 +71,7 @@ class CutExperts:
     def multiply(self, places: Sequence[Place], starts: list[int], token: Token) -> None:
         addresses = np.array([start + self._heads[place.key] for place, start in zip(places, starts, strict=True)])
         neurons = np.array([self._neurons[place.key] for place in places])
-        fused_kernels().add_segments(addresses, neurons, *token)
+        kernels("cpu.gated").add_segments(addresses, neurons, *token)
 
 
 class PackedExperts:
@@ -82,7 +83,7 @@ class PackedExperts:
         offsets = {part.name: part.offset for part in layout.parts}
         self._offsets = np.array([_offsets(offsets, name) for name in (GATE_UP, DOWN)])
         self._sizes = np.array([_num_groups(inner), _num_groups(down), down.num_inputs])
-        adder = module("runtime.kernels.cpu.gated_packed").packed_adder
+        adder = kernels("cpu.gated_packed").packed_adder
         self._add = adder(layout.bits, is_narrow=dtype is torch.bfloat16)
 
     def multiply(self, places: Sequence[Place], starts: list[int], token: Token) -> None:

@@ -1,9 +1,6 @@
 """How experts lie on a GPU, and the kernels for each way: whole, cut in two, packed."""
 
 from collections.abc import Sequence
-from functools import cache
-from importlib import import_module
-from types import ModuleType
 from typing import Protocol
 
 import torch
@@ -11,19 +8,14 @@ import torch
 from artifacts.quantisation.packing import PARTS, Packed
 from artifacts.shape import FULL_BITS
 from runtime.control.plan import NO_SLOT, Place
-from runtime.kernels.cpu.load import DOWN, GATE_UP
 from runtime.kernels.gpu.addressing import WORD, Matrix, Strides
+from runtime.kernels.load import kernels
+from runtime.model.arithmetic import DOWN, GATE_UP
 from runtime.model.layout import ExpertLayout
 from runtime.tiers.fast import Resident
 from runtime.tiers.neuron_major import NeuronLayout
 from runtime.tiers.replicas import ReplicaLayout
 from runtime.tiers.slow_split import SegmentTier
-
-
-@cache
-def kernels(name: str) -> ModuleType:
-    """Imported when they are first needed: triton is not everywhere, and decides as it is imported how it runs."""
-    return import_module(f"runtime.kernels.gpu.{name}")
 
 
 class Form(Protocol):
@@ -53,7 +45,7 @@ class FullPrecision:
     ) -> None:
         """`starts`: of experts, where `numbers` are not those of slots."""
         starts = self._starts if starts is None else starts
-        kernels("gated").multiply(x, numbers, starts, self._arena, strides=self._strides, y=y)
+        kernels("gpu.gated").multiply(x, numbers, starts, self._arena, strides=self._strides, y=y)
 
     def multiply_tiles(
         self,
@@ -66,7 +58,7 @@ class FullPrecision:
         block_tokens: int,
     ) -> None:
         """Many tokens, sorted by expert: see `runtime.kernels.gpu.gated_tiles`."""
-        kernels("gated_tiles").multiply(
+        kernels("gpu.gated_tiles").multiply(
             x,
             order,
             tiles,
@@ -92,7 +84,7 @@ class PackedExperts:
 
     def multiply(self, x: torch.Tensor, numbers: torch.Tensor, y: torch.Tensor) -> None:
         own = {"bits": self._bits, "gate_up": self._gate_up, "down": self._down}
-        kernels("gated_packed").multiply(x, numbers, self._starts, self._buffer, **own, y=y)
+        kernels("gpu.gated_packed").multiply(x, numbers, self._starts, self._buffer, **own, y=y)
 
 
 class Forms:

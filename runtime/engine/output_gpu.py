@@ -13,9 +13,10 @@ from torch import nn
 
 from runtime.control.plan import Place
 from runtime.engine import forms_gpu as cudaforms
-from runtime.engine.forms_gpu import Form, Forms, FullPrecision, kernels
+from runtime.engine.forms_gpu import Form, Forms, FullPrecision
 from runtime.kernels.batched import is_plain
-from runtime.kernels.gpu.tiles import Groups
+from runtime.kernels.gpu.tiles import SortedPairs
+from runtime.kernels.load import kernels
 from runtime.model.arithmetic import Assigned, assign, gather
 from runtime.model.layout import ExpertLayout
 from runtime.model.open import MoeModel
@@ -53,11 +54,11 @@ class FusedCuda:
 
     def begin_many(self, module: nn.Module, hidden: torch.Tensor, experts: np.ndarray, weights: torch.Tensor) -> None:
         """Tokens [T, H] that go to `experts` [T, K], -1 for none, with `weights` [T, K]."""
-        self._groups = groups = Groups(experts)
+        self._groups = groups = SortedPairs(experts)
         sent = self._to_device(np.stack((experts.astype(np.int32).ravel(), groups.order)))
         self._start(module, hidden, experts, sent[0].view(experts.shape), weights)
         self._order = sent[1]
-        self._block_tokens = kernels("gated_tiles").tile_tokens(experts.size, self._num_experts)
+        self._block_tokens = kernels("gpu.gated_tiles").tile_tokens(experts.size, self._num_experts)
 
     def forward(
         self, hidden: torch.Tensor, experts: Sequence[int], places: Sequence[Place], weights: torch.Tensor
@@ -169,7 +170,7 @@ def alone(opened: MoeModel, contents: Sequence[torch.Tensor]) -> Callable[[int],
 def _combined(y: torch.Tensor, keys: torch.Tensor, weights: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """[T, H] of `like`'s type."""
     out = torch.empty_like(like)
-    kernels("gated").combine(y, keys, weights.contiguous(), out)
+    kernels("gpu.gated").combine(y, keys, weights.contiguous(), out)
     return out
 
 

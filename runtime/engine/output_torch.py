@@ -9,7 +9,7 @@ from torch import nn
 from runtime.control.plan import Place
 from runtime.engine.across_devices import Apart
 from runtime.engine.output_cpu import OneToken
-from runtime.kernels.batched import OneByOne, Together, Views
+from runtime.kernels.batched import BatchedExperts, SequentialExperts, Views
 from runtime.model.arithmetic import Assigned, accumulate, gather, weigh
 from runtime.tiers.fast import Resident, is_full
 
@@ -27,7 +27,7 @@ class StepSum:
         self,
         module: nn.Module,
         resident: Resident,
-        together: Together | OneByOne | None,
+        together: BatchedExperts | SequentialExperts | None,
         packed: OneToken | None,
         *,
         hidden: torch.Tensor,
@@ -63,7 +63,7 @@ class StepSum:
             self.add_output(expert, self._resident.forward(self._module, place, x))
 
     def add_together(self, places: Sequence[Place], weights: Sequence[Views], *, beside: Views | None = None) -> None:
-        """One token's whole experts, wherever they lie, as `Together` takes them."""
+        """One token's whole experts, wherever they lie, as `BatchedExperts` takes them."""
         self._add_outputs(places, self._together.forward(self._module, weights, self._hidden, beside=beside))
 
     def computes(self, place: Place) -> bool:

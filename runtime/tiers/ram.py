@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import torch
 
-from runtime.model.layout import Reader, aligned, fill, round_up
+from runtime.model.layout import ExpertStore, aligned, fill, round_up
 
 
 class RamStore:
@@ -14,7 +14,7 @@ class RamStore:
     Raises OutOfResources when there is no room for the slab.
     """
 
-    def __init__(self, disk: Reader, *, pin: bool = False, progress: Callable[[int], None] | None = None) -> None:
+    def __init__(self, disk: ExpertStore, *, pin: bool = False, progress: Callable[[int], None] | None = None) -> None:
         self.layout, self.shape, self.is_pinned = disk.layout, disk.shape, pin
         stride = round_up(self.layout.nbytes)
         slab = aligned(self.shape.num_keys * stride, pin=pin).view(self.shape.num_keys, stride)

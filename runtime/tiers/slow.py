@@ -8,7 +8,7 @@ import torch
 from artifacts.errors import BadInput
 from artifacts.shape import FULL_BITS
 from runtime.control.plan import Place
-from runtime.kernels.batched import OneByOne, Together, together_for
+from runtime.kernels.batched import BatchedExperts, SequentialExperts, choose_batched
 from runtime.kernels.low_bit import project_packed
 from runtime.model.expert_store import DiskStore
 from runtime.model.open import MoeModel
@@ -56,9 +56,9 @@ class SlowTier:
         """What lies at the start of `buffer`, as `expert_forward` takes it with `projecting`; nothing is copied."""
         return self.stores[place.bits].layout.views(buffer)
 
-    def together(self, opened: MoeModel) -> Together | OneByOne | None:
+    def together(self, opened: MoeModel) -> BatchedExperts | SequentialExperts | None:
         """What computes several at once on one token, where that pays and gives the same bits."""
-        return together_for(opened)
+        return choose_batched(opened)
 
     def projecting(self, bits: int) -> Callable[..., torch.Tensor]:
         """How an expert at so many bits is multiplied, here or where a replica stays."""

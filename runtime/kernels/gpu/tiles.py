@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 
 
-class Groups:
+class SortedPairs:
     """The pairs of a step by expert. A pair is a token and a rank, numbered T * K; `order` int32 [T * K] sorts pairs by
     expert, pairs without one first."""
 

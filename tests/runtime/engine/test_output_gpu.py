@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from runtime.kernels.gpu.tiles import Groups
+from runtime.kernels.gpu.tiles import SortedPairs
 from tests.helpers.families import FAMILIES
 from tests.helpers.triton_process import compiler, cubin_size, interpret, needs_triton
 
@@ -24,7 +24,7 @@ import json, sys
 import torch
 from torch.nn import functional as F
 from runtime.kernels.gpu import gated, gated_tiles
-from runtime.kernels.gpu.tiles import Groups
+from runtime.kernels.gpu.tiles import SortedPairs
 from runtime.kernels.gpu.addressing import Strides
 gated._ROWS, gated._COLUMNS, gated._OUTPUTS = 16, 32, 64
 gated_tiles._OUTPUTS = 32
@@ -67,7 +67,7 @@ for dtype in [getattr(torch, name) for name in dtypes]:
         for turn in range(2):  # experts of even number first, the others later
             for begin, strides in parts:
                 if is_many:
-                    groups, size = Groups(keys.numpy()), gated_tiles.tile_tokens(T * K, E)
+                    groups, size = SortedPairs(keys.numpy()), gated_tiles.tile_tokens(T * K, E)
                     numbers = {key: key for key in keys.unique().tolist() if key >= 0 and key % 2 == turn}
                     if numbers:
                         order, tiles = (torch.from_numpy(one) for one in (groups.order, groups.tiles(numbers, size)))
@@ -206,7 +206,7 @@ def check(lines: list[str]) -> None:
 
 def test_tiles_have_every_pair_once() -> None:
     experts = np.array([[2, 0], [1, -1], [0, 2], [2, -1], [2, 5]])
-    groups = Groups(experts)
+    groups = SortedPairs(experts)
     tiles = groups.tiles({2: 7, 0: 3}, 2)
     assert tiles.tolist() == [[7, 5, 2], [7, 7, 2], [3, 2, 2]]
     served = [experts.ravel()[groups.order[first : first + count]].tolist() for _, first, count in tiles.tolist()]

@@ -53,10 +53,10 @@ class Experts:
         """By those that sort tokens by expert first; that ids come to the host belongs to it."""
         from runtime.kernels.gpu import gated as fused_triton
         from runtime.kernels.gpu import gated_tiles as grouped_triton
-        from runtime.kernels.gpu.tiles import Groups
+        from runtime.kernels.gpu.tiles import SortedPairs
 
         ids = step.ids.cpu().numpy()
-        groups, size = Groups(ids), grouped_triton.tile_tokens(ids.size, self.count)
+        groups, size = SortedPairs(ids), grouped_triton.tile_tokens(ids.size, self.count)
         tiles = groups.tiles({int(expert): int(expert) for expert in np.unique(ids)}, size)
         order, tiles = (torch.from_numpy(one).to(self.device, non_blocking=True) for one in (groups.order, tiles))
         y, out = torch.empty(ids.size, self.hidden, dtype=self.dtype, device=self.device), torch.empty_like(step.x)
