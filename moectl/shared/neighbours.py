@@ -8,8 +8,6 @@ from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
-import moectl
-
 PACKAGES = ("artifacts", "runtime", "profilers")
 _INCOMPATIBLE = 5  # the exit code of artifacts.errors.Incompatible, which may not be importable here
 _REMEDY = "install moectl in a virtual environment of its own"
@@ -25,7 +23,7 @@ def refuse_foreign() -> None:
 
 def foreign() -> str | None:
     """Which of the three packages is not the one that came with moectl, whose it is and where; None if all are ours."""
-    home = Path(moectl.__file__).parents[1]
+    home = Path(__file__).parents[2]
     for name in PACKAGES:
         spec = find_spec(name)
         origin = spec.origin if spec else None

@@ -20,7 +20,7 @@ from artifacts.quantisation.replica_file import Parts, read_metadata
 from artifacts.store.runs import versions
 from profilers.quantise.method import first_projection, projections
 from runtime.model.checkpoint import Checkpoint
-from runtime.model.expert_store import Piece
+from runtime.model.expert_store import Extent
 from runtime.model.expert_tensors import locate_experts
 from runtime.model.layers import MoeLayer
 from runtime.model.layout import ExpertLayout
@@ -62,7 +62,7 @@ def export_gptq(
         for layer in opened.layers:
             tensors = {}
             for expert in range(shape.num_experts):
-                pieces = located.pieces[layer.index * shape.num_experts + expert]
+                pieces = located.extents[layer.index * shape.num_experts + expert]
                 stored = [(piece, names.get((piece.shard.path, piece.offset, piece.nbytes), "")) for piece in pieces]
                 parts = read(layer.index, expert)
                 for each in _slices(layer, expert, stored, layout):
@@ -77,7 +77,7 @@ def export_gptq(
         _write_texts(checkpoint.folder, folder, config, weight_map)
 
 
-def _slices(layer: MoeLayer, expert: int, stored: list[tuple[Piece, str]], layout: ExpertLayout) -> list[_Slice]:
+def _slices(layer: MoeLayer, expert: int, stored: list[tuple[Extent, str]], layout: ExpertLayout) -> list[_Slice]:
     """The modules of one expert: by their names in this checkpoint, or, where it is fused, by the usual ones."""
     if all(name.endswith(".weight") for _, name in stored):
         return _as_stored(layout, stored)
@@ -91,7 +91,7 @@ def _slices(layer: MoeLayer, expert: int, stored: list[tuple[Piece, str]], layou
     return [_Slice(f"{base}.gate_proj", first, gate), _Slice(f"{base}.up_proj", first, up), *found]
 
 
-def _as_stored(layout: ExpertLayout, stored: list[tuple[Piece, str]]) -> list[_Slice]:
+def _as_stored(layout: ExpertLayout, stored: list[tuple[Extent, str]]) -> list[_Slice]:
     """Each stored tensor fills some rows of a part: where they lie in the slot says which."""
     found = []
     for piece, name in stored:

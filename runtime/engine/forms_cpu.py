@@ -8,7 +8,8 @@ import torch
 
 from artifacts.quantisation.packing import PARTS, Packed
 from runtime.control.plan import NO_SLOT, Place
-from runtime.kernels.cpu.load import AS_NUMPY, DOWN, GATE_UP, fused_kernels, module
+from runtime.kernels.load import AS_NUMPY, kernels
+from runtime.model.arithmetic import DOWN, GATE_UP
 from runtime.model.layout import ExpertLayout
 from runtime.model.open import MoeModel
 from runtime.tiers.fast import ResidentExperts
@@ -101,7 +102,7 @@ class CpuWhole:
     def multiply(self, places: Sequence[Place], starts: list[int], operands: TokenOperands) -> None:
         inner, down = self._offsets
         addresses = np.array([(start + inner, start + down) for start in starts])
-        fused_kernels().add_whole(addresses, self._num_neurons, *operands)
+        kernels("cpu.gated").add_whole(addresses, self._num_neurons, *operands)
 
 
 class CpuSegments:
@@ -116,7 +117,7 @@ class CpuSegments:
     def multiply(self, places: Sequence[Place], starts: list[int], operands: TokenOperands) -> None:
         addresses = np.array([start + self._heads[place.key] for place, start in zip(places, starts, strict=True)])
         neurons = np.array([self._neurons[place.key] for place in places])
-        fused_kernels().add_segments(addresses, neurons, *operands)
+        kernels("cpu.gated").add_segments(addresses, neurons, *operands)
 
 
 class CpuPacked:
@@ -128,7 +129,7 @@ class CpuPacked:
         offsets = {part.name: part.offset for part in layout.parts}
         self._offsets = np.array([_offsets(offsets, name) for name in (GATE_UP, DOWN)])
         self._sizes = np.array([_num_groups(inner), _num_groups(down), down.num_inputs])
-        adder = module("runtime.kernels.cpu.gated_packed").packed_adder
+        adder = kernels("cpu.gated_packed").packed_adder
         self._add = adder(layout.bits, is_narrow=dtype is torch.bfloat16)
 
     def multiply(self, places: Sequence[Place], starts: list[int], operands: TokenOperands) -> None:

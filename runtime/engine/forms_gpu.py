@@ -1,9 +1,6 @@
 """The forms in which experts lie on a GPU (at full precision, cut in two, packed), with the kernels of each."""
 
 from collections.abc import Sequence
-from functools import cache
-from importlib import import_module
-from types import ModuleType
 from typing import Protocol
 
 import torch
@@ -11,19 +8,14 @@ import torch
 from artifacts.quantisation.packing import PARTS, Packed
 from artifacts.shape import FULL_BITS
 from runtime.control.plan import NO_SLOT, Place
-from runtime.kernels.cpu.load import DOWN, GATE_UP
 from runtime.kernels.gpu.addressing import WORD, Matrix, Strides
+from runtime.kernels.load import kernels
+from runtime.model.arithmetic import DOWN, GATE_UP
 from runtime.model.layout import ExpertLayout
 from runtime.tiers.fast import ResidentExperts
 from runtime.tiers.neuron_major import NeuronLayout
 from runtime.tiers.replicas import ReplicaLayout
 from runtime.tiers.slow_split import SegmentTier
-
-
-@cache
-def kernels(name: str) -> ModuleType:
-    """Import kernels when they are first needed: Triton is not everywhere, and decides on import how it runs."""
-    return import_module(f"runtime.kernels.gpu.{name}")
 
 
 class GpuForm(Protocol):
@@ -92,7 +84,7 @@ class GpuFullPrecision:
     ) -> None:
         """As `GpuForm.multiply`; `numbers` index `starts` if given, and slots otherwise."""
         starts = self._starts if starts is None else starts
-        kernels("gated").multiply(x, numbers, starts, self._arena, strides=self._strides, y=y)
+        kernels("gpu.gated").multiply(x, numbers, starts, self._arena, strides=self._strides, y=y)
 
     def multiply_tiles(
         self,
@@ -105,7 +97,7 @@ class GpuFullPrecision:
         block_tokens: int,
     ) -> None:
         """Multiply many tokens, sorted by expert: see `runtime.kernels.gpu.gated_tiles`."""
-        kernels("gated_tiles").multiply(
+        kernels("gpu.gated_tiles").multiply(
             x,
             order,
             tiles,
@@ -131,7 +123,7 @@ class GpuPacked:
 
     def multiply(self, x: torch.Tensor, numbers: torch.Tensor, y: torch.Tensor) -> None:
         matrices = {"bits": self._bits, "gate_up": self._gate_up, "down": self._down}
-        kernels("gated_packed").multiply(x, numbers, self._starts, self._buffer, **matrices, y=y)
+        kernels("gpu.gated_packed").multiply(x, numbers, self._starts, self._buffer, **matrices, y=y)
 
 
 def segment_strides(layout: NeuronLayout, nbytes: int, *, is_bottom: bool) -> Strides:

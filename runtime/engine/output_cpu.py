@@ -14,7 +14,7 @@ from torch import nn
 from runtime.control.plan import Place
 from runtime.engine.forms_cpu import TokenKernels, TokenOperands, form_of
 from runtime.kernels.batched import is_plain
-from runtime.kernels.cpu.load import AS_NUMPY, fused_kernels
+from runtime.kernels.load import AS_NUMPY, kernels
 from runtime.model.open import MoeModel
 from runtime.tiers.fast import ResidentExperts
 from runtime.tiers.near import NearTier
@@ -65,7 +65,7 @@ class CpuOutput:
     def finish(self) -> torch.Tensor:
         """The layer's output [1, H]."""
         out = torch.empty_like(self._hidden)
-        fused_kernels().combine(self._y, self._weights, len(self._weights), out.view(self._as_numpy).numpy()[0])
+        kernels("cpu.gated").combine(self._y, self._weights, len(self._weights), out.view(self._as_numpy).numpy()[0])
         return out
 
     def forward(

@@ -13,10 +13,11 @@ import torch
 from torch import nn
 
 from runtime.control.plan import Place
-from runtime.engine.forms_gpu import GpuForm, GpuForms, GpuFullPrecision, kernels
+from runtime.engine.forms_gpu import GpuForm, GpuForms, GpuFullPrecision
 from runtime.engine.host_copy import near_forward
 from runtime.kernels.batched import is_plain
-from runtime.kernels.gpu.tiles import Groups
+from runtime.kernels.gpu.tiles import SortedPairs
+from runtime.kernels.load import kernels
 from runtime.model.arithmetic import Assigned, assign, gather
 from runtime.model.layout import ExpertLayout
 from runtime.model.open import MoeModel
@@ -69,11 +70,11 @@ class GpuOutput:
 
     def begin(self, module: nn.Module, hidden: torch.Tensor, experts: np.ndarray, weights: torch.Tensor) -> None:
         """Tokens [T, H] that go to `experts` [T, K], -1 for none, with `weights` [T, K]."""
-        self._groups = groups = Groups(experts)
+        self._groups = groups = SortedPairs(experts)
         sent = self._to_device(np.stack((experts.astype(np.int32).ravel(), groups.order)))
         self._start(module, hidden, experts, sent[0].view(experts.shape), weights)
         self._order = sent[1]
-        self._block_tokens = kernels("gated_tiles").tile_tokens(experts.size, self._num_experts)
+        self._block_tokens = kernels("gpu.gated_tiles").tile_tokens(experts.size, self._num_experts)
 
     def add(self, places: Sequence[Place]) -> None:
         """Compute the experts in these slots, or on the replicas that stay beside them; all must be there."""
@@ -185,7 +186,7 @@ class GpuOutput:
 def _combined(y: torch.Tensor, keys: torch.Tensor, weights: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """The weighted sum of every token's outputs, [T, H] of `like`'s type."""
     out = torch.empty_like(like)
-    kernels("gated").combine(y, keys, weights.contiguous(), out)
+    kernels("gpu.gated").combine(y, keys, weights.contiguous(), out)
     return out
 
 

@@ -12,7 +12,7 @@ from runtime.control.plan import Place
 from runtime.engine.across_devices import AcrossDevices
 from runtime.engine.forms_cpu import TokenKernels
 from runtime.engine.host_copy import near_forward
-from runtime.kernels.batched import OneByOne, Together, Views
+from runtime.kernels.batched import BatchedExperts, SequentialExperts, Views
 from runtime.model.arithmetic import Assigned, accumulate, assign, gather, weigh
 from runtime.tiers.fast import ResidentExperts, is_full
 from runtime.tiers.near import NearTier
@@ -30,7 +30,10 @@ class TorchOutput:
     name: ClassVar[str] = "torch"
 
     def __init__(
-        self, resident: ResidentExperts, batched: Together | OneByOne | None, kernels: TokenKernels | None
+        self,
+        resident: ResidentExperts,
+        batched: BatchedExperts | SequentialExperts | None,
+        kernels: TokenKernels | None,
     ) -> None:
         self._resident, self._batched, self._kernels = resident, batched, kernels
         self._num_experts = resident.num_experts

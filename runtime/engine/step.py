@@ -13,7 +13,7 @@ from runtime.engine.output_cpu import CpuOutput
 from runtime.engine.output_gpu import GpuOutput
 from runtime.engine.output_torch import TorchOutput
 from runtime.engine.routers import Watcher
-from runtime.kernels.batched import pays_together
+from runtime.kernels.batched import is_worth_batching
 from runtime.links.link import DEMAND, PREFETCH, Transfer
 from runtime.model.open import MoeLayer, MoeModel
 from runtime.policies.base import Step
@@ -47,7 +47,7 @@ class StepExecutor:
         self.num_not_landed = 0
         self._opened, self._slow, self._shadows, self._is_fused = opened, tiers.slow, shadows, is_fused
         self._batched = None if is_fused or slots.are_apart else tiers.slow.together(opened)
-        self._waits_for_all = tiers.link.is_concurrent and shadows is None and pays_together(opened)
+        self._waits_for_all = tiers.link.is_concurrent and shadows is None and is_worth_batching(opened)
         self._can_skip_planning = (controller.holds_all or controller.holds_low) and not slots.are_apart
         self.lay_out(slots)
 

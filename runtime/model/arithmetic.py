@@ -1,6 +1,7 @@
-"""The arithmetic of experts, as the module describes itself: one expert on its tokens, and the sum over experts.
+"""The arithmetic of experts, following the flags of the model's own module: one expert on its tokens, and the sum over
+experts.
 
-Done in this order and in these dtypes the result is bit-identical to the model's own eager code.
+In this order and in these dtypes the result is bit-identical to the model's own eager code.
 """
 
 from collections.abc import Callable
@@ -11,16 +12,18 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+GATE_UP, DOWN = "gate_up_proj", "down_proj"  # the parameters of a gated expert
+
 
 class Assigned(NamedTuple):
-    """The tokens one expert serves and the ranks at which they selected it; `tokens` None means all T = 1 of them."""
+    """The tokens that selected one expert, and at which ranks. For a step of one token, `tokens` is None."""
 
     tokens: torch.Tensor | None  # [t] int64, ranks ascending, then tokens
     ranks: torch.Tensor | int  # [t] int64
 
 
 def project(module: nn.Module, weights: dict[str, torch.Tensor], name: str, x: torch.Tensor) -> torch.Tensor:
-    """One projection of one expert, x [t, in] -> [t, out]."""
+    """Compute one projection of one expert, x [t, in] -> [t, out]."""
     y = x @ weights[name] if module.is_transposed else F.linear(x, weights[name])
     return y + weights[f"{name}_bias"] if module.has_bias else y
 
@@ -32,9 +35,9 @@ def expert_forward(
     *,
     project: Callable[..., torch.Tensor] = project,
 ) -> torch.Tensor:
-    """One expert on its tokens, x [t, H] -> [t, H]; `module` says whether it is gated, biased or transposed.
+    """Compute one expert on its tokens, x [t, H] -> [t, H]; flags of `module` say if it is gated, biased or transposed.
 
-    `weights` is what `project` takes: one expert's parts by name, or several experts' if it can.
+    `weights` goes to `project`: one expert's parts by name, or several experts' if that `project` takes them.
     """
     up = "gate_up_proj" if module.has_gate else "up_proj"
     y = project(module, weights, up, x)
@@ -45,7 +48,7 @@ def expert_forward(
 
 
 def assign(selected: np.ndarray, device: torch.device) -> dict[int, Assigned]:
-    """Group a step's [T, K] expert ids by expert, -1 left out. The device hears of it once."""
+    """Group a step's [T, K] expert ids by expert, without -1, in one copy to the device."""
     num_tokens, top_k = selected.shape
     if num_tokens == 1:
         return {expert: Assigned(None, rank) for rank, expert in enumerate(selected[0].tolist()) if expert >= 0}
@@ -62,19 +65,19 @@ def assign(selected: np.ndarray, device: torch.device) -> dict[int, Assigned]:
 
 
 def gather(hidden: torch.Tensor, assigned: Assigned) -> torch.Tensor:
-    """[t, H] the hidden states of an expert's tokens."""
+    """Return the hidden states [t, H] of an expert's tokens."""
     return hidden if assigned.tokens is None else hidden[assigned.tokens]
 
 
 def weigh(y: torch.Tensor, weights: torch.Tensor, assigned: Assigned) -> torch.Tensor:
-    """[t, H] an expert's output times its routing weights; `weights` [T, K]."""
+    """Return an expert's output times its routing weights, [t, H]; `weights` [T, K]."""
     if assigned.tokens is None:
         return y * weights[:, assigned.ranks : assigned.ranks + 1]
     return y * weights[assigned.tokens, assigned.ranks, None]
 
 
 def accumulate(out: torch.Tensor, y: torch.Tensor, assigned: Assigned) -> None:
-    """Add an expert's share to `out` [T, H]; experts must come in ascending order, or the sum rounds differently."""
+    """Add an expert's share to `out` [T, H]. In another than ascending order, sums round differently."""
     if assigned.tokens is None:
         out.add_(y.to(out.dtype))
     else:

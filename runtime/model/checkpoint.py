@@ -1,4 +1,4 @@
-"""The safetensors shards of a checkpoint: where each tensor lies, and positional reads that map no file into memory."""
+"""The safetensors shards of a checkpoint: where each tensor lies, and positional reads without memory-mapping."""
 
 import hashlib
 import json
@@ -32,11 +32,11 @@ DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-_NOWAIT = getattr(os, "RWF_NOWAIT", None)  # of Linux
+_NOWAIT = getattr(os, "RWF_NOWAIT", None)  # only on Linux
 
 
 class File(Protocol):
-    """What bytes are read from."""
+    """A file whose bytes are read by position."""
 
     def read_into(self, offset: int, targets: Sequence[memoryview]) -> None: ...
 
@@ -44,8 +44,8 @@ class File(Protocol):
 class Shard:
     """One open safetensors file; reads are positional, so threads share it without a lock.
 
-    Raises BadInput if the file is missing, truncated or not safetensors; `header_digest` is the sha256 of its header,
-    `metadata` what its writer put there beside the tensors.
+    Raises BadInput if the file is missing, truncated or not safetensors. `header_digest` is the sha256 of its header,
+    `metadata` the strings that its writer stored beside the tensors.
     """
 
     def __init__(self, path: Path) -> None:
@@ -54,7 +54,7 @@ class Shard:
         descriptor = os.open(path, os.O_RDONLY)
         self._closer = weakref.finalize(self, os.close, descriptor)
         self._descriptor = descriptor
-        if hasattr(os, "posix_fadvise"):  # readahead would fetch neighbours of an expert that nobody asked for
+        if hasattr(os, "posix_fadvise"):  # readahead would fetch an expert's neighbours too
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
         self.nbytes = os.fstat(descriptor).st_size
         header = self._header()
@@ -75,14 +75,16 @@ class Shard:
             pending = _rest(pending, count)
 
     def read_kept(self, offset: int, targets: Sequence[memoryview]) -> bool:
-        """The same without waiting for the device, as a page cache allows it; False, and `targets` hold anything, where
-        not all of it is there. The device then begins to read it."""
+        """Fill `targets` from the page cache, without waiting for the device.
+
+        Return False, with `targets` undefined, if the cache lacks part of it; the kernel then begins to read it.
+        """
         assert self._closer.alive, f"{self.path} is closed: its descriptor may be another file's by now"
         if _NOWAIT is None:
             return False
         try:
             return os.preadv(self._descriptor, targets, offset, _NOWAIT) == sum(target.nbytes for target in targets)
-        except OSError:  # not there, or not on this file system; what is wrong with it `read_into` tells
+        except OSError:  # not cached, or not supported by this file system; `read_into` reports real errors
             return False
 
     def close(self) -> None:
@@ -98,7 +100,7 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A tensor as its shard's header describes it; `offset` counts bytes from the start of the file."""
+    """A tensor as its shard's header describes it; `offset` is in bytes from the start of the file."""
 
     name: str
     dtype: torch.dtype
@@ -108,11 +110,11 @@ class StoredTensor:
     nbytes: int
 
     def read(self) -> torch.Tensor:
-        """A copy in memory, in the stored dtype; torch allocates it on a 64-byte border, which a mapped file is not."""
+        """Return a copy in memory, in the stored dtype; torch aligns it to 64 bytes, unlike a mapped file."""
         return read_tensor(self.shard, self.offset, self.nbytes, self.dtype).view(self.shape)
 
     def __getitem__(self, index: EllipsisType) -> torch.Tensor:
-        """`tensor[...]` is how transformers' loader asks a lazy tensor for its values."""
+        """Return the values for `tensor[...]`, by which transformers' loader reads a lazy tensor."""
         assert index is Ellipsis, f"only [...] is supported, not {index}"
         return self.read()
 
@@ -131,13 +133,13 @@ class Checkpoint:
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:
-    """Open every shard of `folder` and read the headers only; BadInput names the file that cannot be used."""
+    """Open every shard of `folder` and read only the headers; BadInput names the file that cannot be used."""
     shards = tuple(Shard(path) for path in _shard_paths(folder))
     return Checkpoint(folder, shards, {name: tensor for shard in shards for name, tensor in shard.tensors.items()})
 
 
 def read_tensor(file: File, offset: int, nbytes: int, dtype: torch.dtype) -> torch.Tensor:
-    """`nbytes` bytes of `file` as a flat tensor of `dtype`."""
+    """Read `nbytes` bytes of `file` as a flat tensor of `dtype`."""
     raw = torch.empty(nbytes, dtype=torch.uint8)
     file.read_into(offset, [memoryview(raw.numpy())])
     return raw.view(dtype)
@@ -162,15 +164,15 @@ def _indexed_names(index: Path) -> list[str]:
         raise BadInput(f"{index} is not an index of safetensors shards ({error}): download it again") from error
     for name in names:
         if not isinstance(name, str) or not name or Path(name).name != name or "\0" in name:
-            said = repr(name)[:80]
-            raise BadInput(f"{index} points to {said}, outside its own folder: such a checkpoint is not opened")
+            shown = repr(name)[:80]
+            raise BadInput(f"{index} points to {shown}, outside its own folder: such a checkpoint is not opened")
     return sorted(names)
 
 
 def _check_whole(path: Path) -> None:
-    """Let safetensors judge the header: its rules (no hole, no overlap, every byte covered) are the format's."""
-    found = existing(str(path))
-    if found is None or not found.is_file():
+    """Let safetensors validate the header, by the rules of its format: no hole, no overlap, every byte covered."""
+    file = existing(str(path))
+    if file is None or not file.is_file():
         raise BadInput(f"{path} is missing: the checkpoint's index names it, so download the model again")
     try:
         with safe_open(path, framework="pt"):
@@ -188,7 +190,7 @@ def _stored_tensor(shard: Shard, name: str, entry: dict, data_start: int) -> Sto
 
 
 def _rest(targets: list[memoryview], count: int) -> list[memoryview]:
-    """What of `targets` is left to fill after `count` bytes."""
+    """Return what remains of `targets` after `count` bytes."""
     for index, target in enumerate(targets):
         if count < target.nbytes:
             return [target[count:], *targets[index + 1 :]]

@@ -1,4 +1,4 @@
-"""Reads that bypass the page cache, for experts that are more than memory will hold."""
+"""Reads that bypass the page cache, for experts that do not all fit into memory."""
 
 import mmap
 import os
@@ -10,18 +10,17 @@ from pathlib import Path
 
 from artifacts.errors import BadInput
 
-PAGE = 4096  # bytes: offsets, lengths and addresses that every device accepts
-_CHUNK = 1 << 20  # bytes of a read at most, by way of a buffer: a thread waits for every one of them
+PAGE = 4096  # bytes: the alignment of offsets, lengths and addresses that every device accepts
+_CHUNK = 1 << 20  # bytes of a read through a buffer, at most
 
 _bounce = threading.local()
 
 
 class DirectFile:
-    """One file open past the page cache, for as long as this object is there. Reads are positional and aligned: what
-    begins on a border in the file and in memory comes straight to its place, all else through a buffer of each thread's
-    own.
+    """One file opened with O_DIRECT, for the lifetime of this object; reads are positional.
 
-    Raises BadInput where the file system or the platform has no such thing.
+    Bytes that are page-aligned both in the file and in memory are read in place; all others go through a buffer of the
+    calling thread. Raises BadInput where the file system or the platform has no direct reads.
     """
 
     def __init__(self, path: Path) -> None:
@@ -39,7 +38,7 @@ class DirectFile:
             while done < target.nbytes:
                 begin = (offset + done) // PAGE * PAGE
                 skipped = offset + done - begin
-                buffer = _own_buffer(min(_CHUNK, _rounded(skipped + target.nbytes - done)))
+                buffer = _thread_buffer(min(_CHUNK, _rounded(skipped + target.nbytes - done)))
                 count = min(os.preadv(self._descriptor, [buffer], begin) - skipped, target.nbytes - done)
                 if count <= 0:
                     raise BadInput(f"{self.path} ends before byte {offset}: it changed while in use, copy it again")
@@ -48,15 +47,15 @@ class DirectFile:
             offset += target.nbytes
 
     def _read_straight(self, offset: int, target: memoryview) -> int:
-        """Bytes of `target` that the device has filled itself, whole blocks; none where it would not."""
+        """Read the whole pages of `target` in place and return their bytes; 0 if it or the offset is not aligned."""
         whole = target.nbytes // PAGE * PAGE
         if not whole or offset % PAGE or addressof(c_char.from_buffer(target)) % PAGE:
             return 0
         return os.preadv(self._descriptor, [target[:whole]], offset)
 
 
-def _own_buffer(nbytes: int) -> memoryview:
-    """So many bytes on a border of pages, this thread's."""
+def _thread_buffer(nbytes: int) -> memoryview:
+    """Return this thread's page-aligned buffer, [nbytes]."""
     if not hasattr(_bounce, "buffer") or len(_bounce.buffer) < nbytes:
         _bounce.buffer = memoryview(mmap.mmap(-1, nbytes))
     return _bounce.buffer[:nbytes]

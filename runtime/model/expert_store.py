@@ -1,4 +1,4 @@
-"""Experts outside the fast tier: how one lies in its slot, and the stores that fill a slot by layer and expert."""
+"""The slow tier on disk: reads one expert at a time from a checkpoint's own files."""
 
 from collections.abc import Iterator, Sequence
 from copy import copy
@@ -15,8 +15,8 @@ from runtime.model.layout import ExpertLayout, Spans, is_finite
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """Stored bytes of one expert and the place in its slot, `start` to `stop`, where they belong."""
+class Extent:
+    """Contiguous stored bytes of one expert, and where they belong in its slot: from `start` to `stop`."""
 
     shard: Shard
     dtype: torch.dtype
@@ -25,81 +25,61 @@ class Piece:
     start: int
     stop: int
 
-    def within(self, start: int, stop: int) -> "Piece | None":
-        """What of it lies in so much of the slot, borders of elements; None if nothing does."""
+    def within(self, start: int, stop: int) -> "Extent | None":
+        """Return the part that belongs between `start` and `stop` of the slot, multiples of an element; None if none
+        does."""
         first, last = max(start, self.start), min(stop, self.stop)
         if first >= last:
             return None
         scale, size = self.nbytes, self.stop - self.start  # stored bytes for bytes of the slot
         offset = self.offset + (first - self.start) * scale // size
-        return Piece(self.shard, self.dtype, offset, (last - first) * scale // size, first, last)
-
-
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """Pieces that follow each other in one file, read by one call into the spans of the slot."""
-
-    shard: Shard
-    offset: int
-    nbytes: int
-    spans: Spans
-
-
-@dataclass(frozen=True, slots=True)
-class _Reads:
-    """What brings an expert: bytes as they are, and pieces of another dtype."""
-
-    runs: tuple[_Run, ...]
-    conversions: tuple[Piece, ...]
-
-    @classmethod
-    def of(cls, pieces: Sequence[Piece], dtype: torch.dtype) -> "_Reads":
-        plain = [piece for piece in pieces if piece.dtype == dtype]
-        return cls(tuple(_runs(plain)), tuple(piece for piece in pieces if piece.dtype != dtype))
+        return Extent(self.shard, self.dtype, offset, (last - first) * scale // size, first, last)
 
 
 class DiskStore:
-    """The slow tier on disk: reads one expert at a time out of the checkpoint's own files and keeps nothing.
+    """Reads one expert at a time out of the checkpoint's own files and keeps nothing.
 
-    `pieces[key]` says where the bytes of `key = layer * E + expert` lie. Thread-safe.
+    `extents[key]` are the stored bytes of the expert `key = layer * E + expert`. Thread-safe.
     """
 
     def __init__(
-        self, checkpoint: Checkpoint, layout: ExpertLayout, *, shape: Shape, pieces: Sequence[Sequence[Piece]]
+        self, checkpoint: Checkpoint, layout: ExpertLayout, *, shape: Shape, extents: Sequence[Sequence[Extent]]
     ) -> None:
-        assert len(pieces) == shape.num_keys, (len(pieces), shape)
+        assert len(extents) == shape.num_keys, (len(extents), shape)
         self.layout, self.shape = layout, shape
-        self._checkpoint, self._pieces = checkpoint, pieces
-        self._reads = [_Reads.of(own, layout.dtype) for own in pieces]
+        self._checkpoint, self._extents = checkpoint, extents
+        self._reads = [_Reads.of(expert, layout.dtype) for expert in extents]
         self._checked: set[tuple[int, Spans]] = set()
         self._direct: dict[Path, DirectFile] = {}
 
     def direct(self) -> "DiskStore":
-        """The same, past the page cache. Raises BadInput where the file system cannot."""
-        found = copy(self)
-        found._direct = {shard.path: DirectFile(shard.path) for shard in self._checkpoint.shards}
-        return found
+        """Return a store that bypasses the page cache. Raises BadInput where the file system cannot."""
+        store = copy(self)
+        store._direct = {shard.path: DirectFile(shard.path) for shard in self._checkpoint.shards}
+        return store
 
     def read(self, layer: int, expert: int, out: torch.Tensor, *, spans: Spans = ()) -> None:
         """Fill `out`, a uint8 CPU tensor [layout.nbytes] or longer, with one expert, or only these spans of it.
 
-        Raises BadInput if the file has shrunk, or if what is read for the first time is not finite.
+        Raises BadInput if the file has shrunk, or if bytes that are read for the first time are not finite.
         """
         key = layer * self.shape.num_experts + expert
-        reads = _Reads.of(_within(self._pieces[key], spans), self.layout.dtype) if spans else self._reads[key]
+        reads = _Reads.of(_within(self._extents[key], spans), self.layout.dtype) if spans else self._reads[key]
         target = memoryview(out.numpy())
         for run in reads.runs:
             self._file(run.shard).read_into(run.offset, [target[start:stop] for start, stop in run.spans])
-        for piece in reads.conversions:
-            values = read_tensor(self._file(piece.shard), piece.offset, piece.nbytes, piece.dtype)
-            out[piece.start : piece.stop].view(self.layout.dtype).copy_(values)
+        for extent in reads.conversions:
+            values = read_tensor(self._file(extent.shard), extent.offset, extent.nbytes, extent.dtype)
+            out[extent.start : extent.stop].view(self.layout.dtype).copy_(values)
         if (key, spans) not in self._checked:
             self._check_finite(layer, expert, out, spans or ((0, self.layout.nbytes),))
             self._checked.add((key, spans))
 
     def read_kept(self, layer: int, expert: int, out: torch.Tensor) -> bool:
-        """The same for a whole expert without waiting for the device; False, and `out` holds anything, where the page
-        cache lacks some of it, or it has never been read before."""
+        """Fill `out` with a whole expert from the page cache, without waiting for the device.
+
+        Return False, with `out` undefined, if the page cache lacks part of it or the expert was never read before.
+        """
         key = layer * self.shape.num_experts + expert
         reads, target = self._reads[key], memoryview(out.numpy())
         if self._direct or reads.conversions or (key, ()) not in self._checked:
@@ -124,34 +104,57 @@ class DiskStore:
                     )
 
 
-def num_reads(pieces: Sequence[Piece], dtype: torch.dtype) -> int:
-    """Reads that bring an expert as `dtype`: places of the files where its bytes lie."""
-    reads = _Reads.of(pieces, dtype)
+def num_reads(extents: Sequence[Extent], dtype: torch.dtype) -> int:
+    """Return the number of reads that load an expert as `dtype`."""
+    reads = _Reads.of(extents, dtype)
     return len(reads.runs) + len(reads.conversions)
 
 
-def _runs(pieces: Sequence[Piece]) -> list[_Run]:
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Extents that follow each other in one file, read by one call into the spans of the slot."""
+
+    shard: Shard
+    offset: int
+    nbytes: int
+    spans: Spans
+
+
+@dataclass(frozen=True, slots=True)
+class _Reads:
+    """The reads that load an expert: runs of bytes in the slot's dtype, and extents that must be converted to it."""
+
+    runs: tuple[_Run, ...]
+    conversions: tuple[Extent, ...]
+
+    @classmethod
+    def of(cls, extents: Sequence[Extent], dtype: torch.dtype) -> "_Reads":
+        plain = [extent for extent in extents if extent.dtype == dtype]
+        return cls(tuple(_runs(plain)), tuple(extent for extent in extents if extent.dtype != dtype))
+
+
+def _runs(extents: Sequence[Extent]) -> list[_Run]:
     runs: list[_Run] = []
-    for piece in sorted(pieces, key=lambda piece: (piece.shard.path, piece.offset)):
+    for extent in sorted(extents, key=lambda extent: (extent.shard.path, extent.offset)):
         last = runs[-1] if runs else None
-        if last and last.shard is piece.shard and last.offset + last.nbytes == piece.offset:
-            spans = _joined(last.spans, piece)
-            runs[-1] = _Run(last.shard, last.offset, last.nbytes + piece.nbytes, spans)
+        if last and last.shard is extent.shard and last.offset + last.nbytes == extent.offset:
+            spans = _joined(last.spans, extent)
+            runs[-1] = _Run(last.shard, last.offset, last.nbytes + extent.nbytes, spans)
         else:
-            runs.append(_Run(piece.shard, piece.offset, piece.nbytes, ((piece.start, piece.stop),)))
+            runs.append(_Run(extent.shard, extent.offset, extent.nbytes, ((extent.start, extent.stop),)))
     return runs
 
 
-def _joined(spans: Spans, piece: Piece) -> Spans:
+def _joined(spans: Spans, extent: Extent) -> Spans:
     start, stop = spans[-1]
-    if stop == piece.start:
-        return (*spans[:-1], (start, piece.stop))
-    return (*spans, (piece.start, piece.stop))
+    if stop == extent.start:
+        return (*spans[:-1], (start, extent.stop))
+    return (*spans, (extent.start, extent.stop))
 
 
-def _within(pieces: Sequence[Piece], spans: Spans) -> list[Piece]:
-    """What of the pieces lies in these spans of the slot."""
-    parts = (piece.within(start, stop) for piece in pieces for start, stop in spans)
+def _within(extents: Sequence[Extent], spans: Spans) -> list[Extent]:
+    """Return the parts of the extents that belong to these spans of the slot."""
+    parts = (extent.within(start, stop) for extent in extents for start, stop in spans)
     return [part for part in parts if part is not None]
 
 

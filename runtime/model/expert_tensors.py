@@ -1,4 +1,4 @@
-"""Which stored bytes belong to which expert: both checkpoint layouts, mapped by transformers' own conversion rules."""
+"""Which stored bytes belong to which expert, in both checkpoint layouts, by transformers' own conversion rules."""
 
 import re
 from collections.abc import Iterable
@@ -18,16 +18,16 @@ from transformers.core_model_loading import (
 from artifacts.errors import BadInput
 from artifacts.shape import Shape
 from runtime.model.checkpoint import StoredTensor
-from runtime.model.expert_store import Piece
+from runtime.model.expert_store import Extent
 from runtime.model.layers import MoeLayer
 from runtime.model.layout import ExpertLayout, Part
 
 
 @dataclass(frozen=True, slots=True)
-class Located:
-    """`pieces[key]` for every expert, and the stored tensors that belong to the rest of the model."""
+class LocatedExperts:
+    """The stored bytes of every expert, `extents[key]`, and the stored tensors of the rest of the model."""
 
-    pieces: tuple[tuple[Piece, ...], ...]
+    extents: tuple[tuple[Extent, ...], ...]
     others: dict[str, StoredTensor]
 
 
@@ -38,15 +38,16 @@ def locate_experts(
     shape: Shape,
     layout: ExpertLayout,
     tensors: dict[str, StoredTensor],
-) -> Located:
-    """Find every expert's bytes among `tensors`, whole [E, ...] or one tensor per expert and projection.
+) -> LocatedExperts:
+    """Find every expert's bytes among `tensors`, stored as fused [E, ...] or as one tensor per expert and projection.
 
-    Raises BadInput, by name, for a missing or surplus expert, a wrong shape, and a layout that needs computing.
+    Raises BadInput, which names the tensor, for a missing or surplus expert, a wrong shape, and a layout whose
+    conversion is more than copying.
     """
     names = _Names(model)
     search = _Search(shape, layout, layers)
     others = {}
-    for name in sorted(tensors, key=dot_natural_key):  # the loader's order: some renamings depend on it
+    for name in sorted(tensors, key=dot_natural_key):  # in the loader's order: some renamings depend on it
         target, converter, source = names.target(name)
         place = search.places.get(target)
         if place is None:
@@ -55,11 +56,11 @@ def locate_experts(
             search.add_fused(*place, tensors[name])
         else:
             search.add_one(*place, tensors[name], converter, source, names.renamed(name))
-    return Located(search.complete(), others)
+    return LocatedExperts(search.complete(), others)
 
 
 class _Names:
-    """From a stored name to the model's: private functions of transformers, hence its pinned version."""
+    """Maps stored names to the model's parameters, by private functions of transformers: hence its pinned version."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         mapping = get_model_conversion_mapping(model)
@@ -69,7 +70,7 @@ class _Names:
         self._by_source = {source: rule for rule in self._converters for source in rule.source_patterns}
 
     def target(self, name: str) -> tuple[str, WeightConverter | None, str]:
-        """The parameter it becomes, the converter that makes it and the pattern of the converter's that it matched."""
+        """Return the parameter that the tensor becomes, its converter, and the converter's pattern that it matched."""
         target, source = rename_source_key(name, self._renamings, self._converters, self._prefix, self._state)
         if target not in self._state and name in self._state:
             return name, None, ""
@@ -82,20 +83,20 @@ class _Names:
 
 
 class _Search:
-    """Pieces found so far: `_found[key][part, i]` is source i of the n that make up that part."""
+    """The extents found so far: `_extents[key][part, i]` is source i of the n that make up that part."""
 
     def __init__(self, shape: Shape, layout: ExpertLayout, layers: tuple[MoeLayer, ...]) -> None:
         self._shape, self._layers, self._layout = shape, layers, layout
-        self._found: list[dict[tuple[str, int], Piece]] = [{} for _ in range(shape.num_keys)]
+        self._extents: list[dict[tuple[str, int], Extent]] = [{} for _ in range(shape.num_keys)]
         self._sources = {(layer.index, part.name): (part.name,) for layer in layers for part in layout.parts}
         self.places = {f"{layer.name}.{part.name}": (layer, part) for layer in layers for part in layout.parts}
 
     def add_fused(self, layer: MoeLayer, part: Part, tensor: StoredTensor) -> None:
-        """A tensor [E, ...]: expert e is its e-th slice."""
+        """Add a tensor [E, ...], whose e-th slice is expert e."""
         _check_shape(tensor, (self._shape.num_experts, *part.shape))
         stride = tensor.nbytes // self._shape.num_experts
         for expert in range(self._shape.num_experts):
-            piece = Piece(
+            extent = Extent(
                 tensor.shard,
                 tensor.dtype,
                 tensor.offset + expert * stride,
@@ -103,12 +104,12 @@ class _Search:
                 part.offset,
                 part.offset + part.nbytes,
             )
-            self._found[self._key(layer, expert)][part.name, 0] = piece
+            self._extents[self._key(layer, expert)][part.name, 0] = extent
 
     def add_one(
         self, layer: MoeLayer, part: Part, tensor: StoredTensor, converter: WeightConverter, source: str, renamed: str
     ) -> None:
-        """A tensor of one expert: source i of n fills the i-th n-th of the part's rows."""
+        """Add a tensor of one expert: source i of n fills the i-th of n equal blocks of the part's rows."""
         _check_plain(converter, tensor.name)
         sources = tuple(converter.source_patterns)
         self._sources[layer.index, part.name] = sources
@@ -117,21 +118,21 @@ class _Search:
         expert = self._expert(layer, tensor.name, source, renamed)
         nbytes = part.nbytes // len(sources)
         start = part.offset + index * nbytes
-        piece = Piece(tensor.shard, tensor.dtype, tensor.offset, tensor.nbytes, start, start + nbytes)
-        self._found[self._key(layer, expert)][part.name, index] = piece
+        extent = Extent(tensor.shard, tensor.dtype, tensor.offset, tensor.nbytes, start, start + nbytes)
+        self._extents[self._key(layer, expert)][part.name, index] = extent
 
-    def complete(self) -> tuple[tuple[Piece, ...], ...]:
-        """The pieces by key; BadInput for the first expert that lacks one."""
+    def complete(self) -> tuple[tuple[Extent, ...], ...]:
+        """Return the extents by key; BadInput for the first expert that lacks one."""
         for layer in self._layers:
             for expert in range(self._shape.num_experts):
                 self._check_complete(layer, expert)
-        return tuple(tuple(pieces.values()) for pieces in self._found)
+        return tuple(tuple(extents.values()) for extents in self._extents)
 
     def _check_complete(self, layer: MoeLayer, expert: int) -> None:
-        found = self._found[self._key(layer, expert)]
+        extents = self._extents[self._key(layer, expert)]
         for part in self._layout.parts:
             for index, source in enumerate(self._sources[layer.index, part.name]):
-                if (part.name, index) not in found:
+                if (part.name, index) not in extents:
                     raise BadInput(
                         f"layer {layer.index}, expert {expert}: {_projection(source)} is missing from the checkpoint "
                         f"({layer.name}): download it again"
@@ -159,7 +160,7 @@ def _check_shape(tensor: StoredTensor, expected: Iterable[int]) -> None:
 
 
 def _check_plain(converter: WeightConverter, name: str) -> None:
-    """One expert's bytes must be a plain copy of the stored ones: stacking, then at most joining rows."""
+    """Raise BadInput unless the conversion copies bytes unchanged: it stacks experts, then at most joins rows."""
     kinds = [(type(step), step.dim) for step in converter.operations if isinstance(step, MergeModulelist | Concatenate)]
     plain = [(MergeModulelist, 0), (Concatenate, 1)][: len(converter.operations)]
     if kinds != plain or len(kinds) != len(converter.operations):

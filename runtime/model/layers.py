@@ -1,4 +1,4 @@
-"""Finding the MoE layers of a transformers model by what its modules say of themselves, not by family."""
+"""Finds the MoE layers of a transformers model by flags of its modules, not by family."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,19 +25,19 @@ class MoeLayer:
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shape of ONE expert's parameters by name: what the module stacks along dimension 0, less that dimension."""
+        """Shapes of ONE expert's parameters by name: those of the module without their first dimension."""
         return {name: tuple(parameter.shape[1:]) for name, parameter in self.experts.named_parameters(recurse=False)}
 
     @property
     def num_neurons(self) -> int:
-        """I of one expert."""
+        """Neurons of one expert, I."""
         return self.shapes["down_proj"][0 if self.experts.is_transposed else 1]
 
     @property
     def neuron_weights(self) -> int:
-        """Weights and biases that belong to one neuron."""
-        own = (prod(shape) for name, shape in self.shapes.items() if name != "down_proj_bias")
-        return sum(own) // self.num_neurons
+        """Number of weights and biases that belong to one neuron."""
+        sizes = (prod(shape) for name, shape in self.shapes.items() if name != "down_proj_bias")
+        return sum(sizes) // self.num_neurons
 
     @property
     def num_experts(self) -> int:
@@ -45,7 +45,7 @@ class MoeLayer:
 
 
 def moe_layers(model: PreTrainedModel) -> tuple[MoeLayer, ...]:
-    """The MoE layers in order of depth.
+    """Return the MoE layers in order of depth.
 
     Raises BadInput if there are none, if a router cannot be found, or if layers differ in experts, shapes or top-k.
     """
@@ -64,12 +64,12 @@ def moe_layers(model: PreTrainedModel) -> tuple[MoeLayer, ...]:
 
 
 def _is_experts(module: nn.Module) -> bool:
-    """The flags that transformers' `use_experts_implementation` sets on a module whose experts it dispatches."""
+    """Return whether transformers' `use_experts_implementation` set its flags on this module."""
     return hasattr(module, "is_transposed") and hasattr(module, "has_gate")
 
 
 def _recorded_routers(model: PreTrainedModel) -> Iterator[type[nn.Module]]:
-    """The classes whose output transformers records as `router_logits`."""
+    """Yield the classes whose output transformers records as `router_logits`."""
     for module in model.modules():
         recorded = getattr(module, "_can_record_outputs", None) or {}
         for recorder in _as_list(recorded.get("router_logits", [])):

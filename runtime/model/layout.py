@@ -1,4 +1,4 @@
-"""How an expert's tensors lie in memory, and how they are read into it."""
+"""How an expert's tensors lie in a slot, and buffers that hold slots."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,13 +12,34 @@ from artifacts.shape import Shape
 from runtime.model.arithmetic import project
 from runtime.model.direct_io import PAGE
 
-ALIGNMENT = 64  # bytes; CPU kernels round differently on other borders, and results stop being bit-identical
+ALIGNMENT = 64  # bytes; CPU kernels round differently at other alignments, and results stop being bit-identical
 Spans = tuple[tuple[int, int], ...]  # of a slot: bytes from start to stop
+
+
+class Layout(Protocol):
+    """How an expert of one precision lies in a slot."""
+
+    dtype: torch.dtype  # of most of its parts
+    project: Callable[..., torch.Tensor]  # the product that `expert_forward` computes with its views
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def views(self, buffer: torch.Tensor) -> Mapping[str, object]: ...
+
+
+class ExpertStore(Protocol):
+    """Reads experts of one precision, one at a time."""
+
+    layout: Layout
+    shape: Shape
+
+    def read(self, layer: int, expert: int, out: torch.Tensor) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One parameter of one expert, in its module's own orientation; `offset` counts bytes inside the slot."""
+    """One parameter of one expert, in its module's own orientation; `offset` is in bytes from the start of the slot."""
 
     name: str
     shape: tuple[int, ...]
@@ -28,7 +49,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class ExpertLayout:
-    """How the parts of one expert lie in a slot: each on a 64-byte border, all of one dtype."""
+    """The parts of one expert at full precision in a slot: each 64-byte aligned, all of one dtype."""
 
     project: ClassVar[Callable[..., torch.Tensor]] = staticmethod(project)
 
@@ -51,41 +72,20 @@ class ExpertLayout:
         return round_up(self.parts[-1].offset + self.parts[-1].nbytes)
 
     def views(self, buffer: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The parts by name as views of `buffer`, uint8 [nbytes] or longer, on any device; nothing is copied."""
+        """Return the parts by name as views of `buffer`, uint8 [nbytes] or longer, on any device; nothing is copied."""
         return {
             part.name: buffer[part.offset : part.offset + part.nbytes].view(self.dtype).view(part.shape)
             for part in self.parts
         }
 
     def several(self, part: Part, memory: torch.Tensor) -> torch.Tensor:
-        """One part of several experts that follow each other in `memory`, uint8: [n, *shape]; nothing is copied."""
+        """View one part of several experts that are adjacent in `memory`, uint8, as [n, *shape]; nothing is copied."""
         return memory.view(self.dtype).view(-1, *part.shape)
 
 
-class Layout(Protocol):
-    """How an expert of one precision lies in a slot."""
-
-    dtype: torch.dtype  # that most of it is stored in
-    project: Callable[..., torch.Tensor]  # what `expert_forward` multiplies by it with
-
-    @property
-    def nbytes(self) -> int: ...
-
-    def views(self, buffer: torch.Tensor) -> Mapping[str, object]: ...
-
-
-class Reader(Protocol):
-    """What reads experts of one precision, one at a time."""
-
-    layout: Layout
-    shape: Shape
-
-    def read(self, layer: int, expert: int, out: torch.Tensor) -> None: ...
-
-
 def aligned(nbytes: int, *, pin: bool = False) -> torch.Tensor:
-    """A new uint8 CPU tensor [nbytes] that starts on a border of pages, to which a device can write past the page
-    cache, or page-locked on a 64-byte border if `pin`."""
+    """Allocate a uint8 CPU tensor [nbytes]: page-aligned, so that a device can write to it past the page cache, or
+    page-locked and 64-byte aligned if `pin`. Raises OutOfResources."""
     spare = 0 if pin else PAGE - ALIGNMENT
     try:
         buffer = torch.empty(nbytes + spare, dtype=torch.uint8, pin_memory=pin)
@@ -98,16 +98,17 @@ def aligned(nbytes: int, *, pin: bool = False) -> torch.Tensor:
 
 
 def fill(out: torch.Tensor, content: torch.Tensor) -> None:
-    """Copy `content`, uint8, to the start of `out`. Slicing takes as long as copying a small expert."""
+    """Copy `content`, uint8, to the start of `out`; without a slice where sizes are equal, which would cost as much as
+    copying a small expert."""
     (out if out.numel() == content.numel() else out[: content.numel()]).copy_(content)
 
 
 def is_finite(values: torch.Tensor) -> bool:
-    """Whether a floating tensor holds neither NaN nor infinity."""
-    # Both survive the extremes; isfinite of everything would take 20 times as long and a mask in memory.
+    """Return whether a floating-point tensor holds neither NaN nor infinity."""
+    # The extremes show both; isfinite of every element would take 20 times as long and a mask in memory.
     return all(bool(extreme.isfinite()) for extreme in torch.aminmax(values))
 
 
 def round_up(nbytes: int) -> int:
-    """The next 64-byte border."""
+    """Round up to a multiple of 64 bytes."""
     return -(-nbytes // ALIGNMENT) * ALIGNMENT

@@ -1,21 +1,16 @@
-"""From what the user typed to a folder with a usable config: a local path if there is one, otherwise the hub."""
+"""Finds the folder of a model by the name that the user typed: a local path if it exists, otherwise the hub."""
 
 from pathlib import Path
 
 from artifacts.common.untrusted import existing, read_json
 from artifacts.errors import BadInput, first_line
 
-WANTED = [
-    "*.json",
-    "*.safetensors",
-    "*.model",
-    "*.txt",
-    "*.jinja",
-]  # weights, config and tokenizer; no pickles, no code
+# Weights, config and tokenizer; no pickles, no code.
+WANTED = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 
 
 def locate(name: str) -> Path:
-    """The folder of the model `name`, a local folder or a hub id; downloads only when no such path exists."""
+    """Return the folder of the model `name`, a local folder or a hub id; download only if no such path exists."""
     path = existing(name)
     if path is not None and path.is_dir():
         return path
@@ -25,7 +20,7 @@ def locate(name: str) -> Path:
 
 
 def read_config(folder: Path) -> dict:
-    """`config.json` as stored; BadInput when it is missing, not JSON, or of a quantised checkpoint."""
+    """Return `config.json` as stored; BadInput if it is missing, not JSON, or of a quantised checkpoint."""
     path = folder / "config.json"
     if not path.is_file():
         raise BadInput(f"{folder} has no config.json: it is not a transformers model folder")
@@ -54,7 +49,7 @@ def _download(name: str) -> Path:
 
 
 def _reason(error: Exception) -> str:
-    """The hub's own words, without its advice on later lines."""
+    """Return the first line of the hub's error, without the advice that follows."""
     cause = error.__cause__ if isinstance(error.__cause__, OSError) else error
     return first_line(cause).rstrip(".")
 

@@ -1,4 +1,4 @@
-"""A Mixture-of-Experts model without its experts: everything else loaded and ready, the experts readable one by one."""
+"""Opens a Mixture-of-Experts model without its experts: all else is loaded, and the experts can be read one by one."""
 
 import hashlib
 import json
@@ -16,15 +16,15 @@ from runtime.model.checkpoint import Checkpoint, open_checkpoint
 from runtime.model.expert_store import DiskStore
 from runtime.model.expert_tensors import locate_experts
 from runtime.model.layers import MoeLayer, moe_layers
-from runtime.model.layout import ExpertLayout, Reader
+from runtime.model.layout import ExpertLayout, ExpertStore
 from runtime.model.locate import locate, read_config
 from runtime.model.skeleton import build_skeleton, load_generation_config, load_resident, parse_config
 
-VOLATILE = {"transformers_version", "_name_or_path"}  # who saved it and where, not what it is
-PACKED_FROM, PACKED_CONFIG = "moectl_packed_from", "moectl_packed_config"  # in headers that `moectl pack` wrote
-_MOST = torch.finfo(torch.float32).max  # torch computes with no larger number
-_FINGERPRINT = re.compile("[0-9a-f]{64}")  # files are named after it
-DEPTHS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")  # as families call it
+VOLATILE = {"transformers_version", "_name_or_path"}  # config entries that do not change the model
+REPACKED_FROM, REPACKED_CONFIG = "moectl_packed_from", "moectl_packed_config"  # in headers that `moectl pack` writes
+_MOST = torch.finfo(torch.float32).max  # the largest number that torch computes with in float32
+_FINGERPRINT = re.compile("[0-9a-f]{64}")  # safe in the names of files
+DEPTHS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")  # config entries for the number of layers
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 
 
@@ -32,9 +32,9 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model",
 class MoeModel:
     """`model` in evaluation mode, experts on `meta`; `store` reads them from the checkpoint by layer and expert.
 
-    `tokenizer` is None when the folder has none; `fingerprint` tells models apart, wherever their folders lie. On a
-    `base` of few bits (runtime/session/on_base.py) `store` reads replicas and `shape` has their bytes; `dtype` and
-    `stored_shape`, by which stores know the model, stay the checkpoint's.
+    `tokenizer` is None if the folder has none; `fingerprint` identifies the model, wherever its folder lies. On a
+    low-bit `base` (runtime/session/on_base.py), `store` reads replicas and `shape` has their bytes; `dtype` and
+    `stored_shape`, by which the artefact store identifies the model, stay the checkpoint's.
     """
 
     model: PreTrainedModel
@@ -42,7 +42,7 @@ class MoeModel:
     tokenizer: PreTrainedTokenizerBase | None
     layers: tuple[MoeLayer, ...]
     shape: Shape
-    store: Reader
+    store: ExpertStore
     fingerprint: str
     family: str
     dtype: torch.dtype
@@ -53,7 +53,8 @@ class MoeModel:
 def open_model(name: str, *, dtype: torch.dtype | None = None, device: str | torch.device = "cpu") -> MoeModel:
     """Open a local folder or a hub id without ever holding its experts in memory.
 
-    `dtype` defaults to the checkpoint's own. Raises BadInput, by name, for what is missing, damaged or not supported.
+    `dtype` defaults to the checkpoint's own. Raises BadInput, which names the cause, for a model that is incomplete,
+    damaged or not supported.
     """
     folder = locate(name)
     stored_config = read_config(folder)
@@ -83,7 +84,7 @@ def open_model(name: str, *, dtype: torch.dtype | None = None, device: str | tor
         tokenizer=_tokenizer(folder, model.get_input_embeddings().num_embeddings),
         layers=layers,
         shape=shape,
-        store=DiskStore(checkpoint, layout, shape=shape, pieces=located.pieces),
+        store=DiskStore(checkpoint, layout, shape=shape, extents=located.extents),
         fingerprint=_fingerprint(stored_config, checkpoint),
         family=config.model_type,
         dtype=dtype,
@@ -92,8 +93,8 @@ def open_model(name: str, *, dtype: torch.dtype | None = None, device: str | tor
 
 
 def _check_numbers(config: object, checkpoint: Checkpoint) -> None:
-    """Raise BadInput for a number that nothing can have so many of, and for more layers than there are tensors:
-    building them would take for ever."""
+    """Raise BadInput for a number beyond every dtype, and for more layers than tensors, which would take forever to
+    build."""
     parts = config.items() if isinstance(config, dict) else enumerate(config) if isinstance(config, list) else ()
     for name, value in parts:
         if isinstance(value, int) and abs(value) >= 1 << 63 or isinstance(value, float) and _MOST < abs(value) < inf:
@@ -112,16 +113,18 @@ def _stored_dtype(checkpoint: Checkpoint) -> torch.dtype:
 
 
 def config_digest(folder: Path) -> str:
-    """sha256 over the canonical config."""
+    """Return the sha256 of the canonical config."""
     return _config_digest(read_config(folder)).hexdigest()
 
 
 def _fingerprint(config: dict, checkpoint: Checkpoint) -> str:
-    """sha256 over the canonical config, then each shard's header and size, in the order of their names. A packed
-    checkpoint has that of the one it was packed from: what is known of the weights holds for both."""
+    """Return the sha256 of the canonical config and each shard's header and size, shards in the order of their names.
+
+    A repacked checkpoint has the fingerprint of its origin: artefacts of the weights hold for both.
+    """
     digest = _config_digest(config)
-    origins = {shard.metadata.get(PACKED_FROM) for shard in checkpoint.shards}
-    configs = {shard.metadata.get(PACKED_CONFIG) for shard in checkpoint.shards}
+    origins = {shard.metadata.get(REPACKED_FROM) for shard in checkpoint.shards}
+    configs = {shard.metadata.get(REPACKED_CONFIG) for shard in checkpoint.shards}
     if configs == {digest.hexdigest()} and len(origins) == 1 and _FINGERPRINT.fullmatch(str(*origins)):
         return str(*origins)
     for shard in checkpoint.shards:
@@ -136,13 +139,13 @@ def _config_digest(config: dict) -> "hashlib._Hash":
 
 
 def _tokenizer(folder: Path, vocabulary: int) -> PreTrainedTokenizerBase | None:
-    """None where the folder has none. Tokens added to those that it was made with are looked at when they are used."""
+    """Load the tokenizer, None if the folder has none. Tokens that were added to it are checked when they are used."""
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         return None
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-        tokenizer("a")  # some settings are looked at by their first use only
-    except Exception as error:  # the files are there but of no use: silence would look like a model without a tokenizer
+        tokenizer("a")  # some bad settings raise only at the first use
+    except Exception as error:  # None would look like a model without a tokenizer
         raise BadInput(f"the tokenizer in {folder} cannot be loaded: {first_line(error)}") from error
     if tokenizer.vocab_size > vocabulary:
         raise BadInput(

@@ -1,7 +1,7 @@
-"""Rewrites a checkpoint so that the bytes of each expert follow one another, and each is one read.
+"""Repacks a checkpoint so that the bytes of each expert are contiguous, and an expert is one read.
 
-What comes out is an ordinary safetensors checkpoint of the published layout (a tensor per expert and projection): plain
-transformers opens it too. Only the order of tensors is new, and headers that end on a border of 4096 bytes.
+The result is an ordinary safetensors checkpoint of the published layout (one tensor per expert and projection), which
+plain transformers opens too. Only the order of tensors differs, and headers are padded to a multiple of 4096 bytes.
 """
 
 import fcntl
@@ -18,13 +18,13 @@ from transformers.core_model_loading import revert_weight_conversion
 from artifacts.common.files import check_writable, replacing
 from artifacts.errors import BadInput, Incompatible, OutOfResources
 from runtime.model.checkpoint import DTYPES, INDEX, Checkpoint, StoredTensor, open_checkpoint
-from runtime.model.expert_store import Piece, num_reads
-from runtime.model.expert_tensors import Located, locate_experts
+from runtime.model.expert_store import Extent, num_reads
+from runtime.model.expert_tensors import LocatedExperts, locate_experts
 from runtime.model.locate import WANTED
-from runtime.model.open import PACKED_CONFIG, PACKED_FROM, MoeModel, config_digest
+from runtime.model.open import REPACKED_CONFIG, REPACKED_FROM, MoeModel, config_digest
 from runtime.model.skeleton import build_skeleton
 
-_BORDER = 4096  # bytes: where a read past the page cache must begin
+_ALIGNMENT = 4096  # bytes: of the start of a read that bypasses the page cache
 _CHUNK = 4 << 20  # bytes copied at a time
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
@@ -33,7 +33,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Repacked:
-    """A folder written: its bytes, and in how many reads an expert comes, at most, from the old files and the new."""
+    """A folder that was written: its bytes, and the most reads that an expert takes from the old and the new files."""
 
     folder: Path
     nbytes: int
@@ -44,43 +44,45 @@ class Repacked:
 def pack(
     opened: MoeModel, checkpoint: Checkpoint, out: Path, *, progress: Progress = lambda done, total: None
 ) -> Repacked:
-    """Write `out`, a new folder, whole or not at all; what a broken run has finished is not written again.
+    """Write `out`, a new folder, completely or not at all; files that an interrupted run completed are kept.
 
-    Raises BadInput when the folder is there already or cannot be, Incompatible for a family whose experts transformers
-    stores by the layer only, OutOfResources when the disk has no room or another process packs to the same place.
+    Raises BadInput if the folder exists or cannot be made, Incompatible for a family whose experts transformers stores
+    only by layer, OutOfResources if the disk has no room or another process packs to the same folder.
     """
     located = _located(opened, checkpoint)
     shards = _shards(opened, located)
-    with _folder(out, sum(tensor.nbytes for own in shards.values() for tensor in own)) as folder:
-        metadata = {"format": "pt", PACKED_FROM: opened.fingerprint, PACKED_CONFIG: config_digest(checkpoint.folder)}
+    with _folder(out, sum(tensor.nbytes for tensors in shards.values() for tensor in tensors)) as folder:
+        origin = {REPACKED_FROM: opened.fingerprint, REPACKED_CONFIG: config_digest(checkpoint.folder)}
+        metadata = {"format": "pt"} | origin
         for done, (name, tensors) in enumerate(shards.items()):
             _write(folder / name, tensors, metadata)
             progress(done + 1, len(shards))
-        _write_texts(checkpoint.folder, folder, {one.name: name for name, own in shards.items() for one in own})
+        weight_map = {tensor.name: name for name, tensors in shards.items() for tensor in tensors}
+        _write_texts(checkpoint.folder, folder, weight_map)
         nbytes, reads_now = _checked(opened, folder)
     return Repacked(out, nbytes, _most_reads(opened, located), reads_now)
 
 
-def _located(opened: MoeModel, checkpoint: Checkpoint) -> Located:
+def _located(opened: MoeModel, checkpoint: Checkpoint) -> LocatedExperts:
     layout, shape = opened.store.layout, opened.shape
     return locate_experts(opened.model, opened.layers, shape=shape, layout=layout, tensors=checkpoint.tensors)
 
 
-def _shards(opened: MoeModel, located: Located) -> dict[str, list[StoredTensor]]:
-    """By file name: tensors as they shall be called, in their order, and where their bytes lie now."""
+def _shards(opened: MoeModel, located: LocatedExperts) -> dict[str, list[StoredTensor]]:
+    """Return by file name the tensors to write, in order, under their new names and at their present places."""
     places, num_experts = _published(opened), opened.shape.num_experts
     shards = {}
     for layer in range(opened.shape.num_layers):
         keys = range(layer * num_experts, (layer + 1) * num_experts)
-        tensors = [_stored(target, located.pieces[key]) for key in keys for target in places[key]]
+        tensors = [_stored(target, located.extents[key]) for key in keys for target in places[key]]
         shards[f"model-experts-{layer:03}.safetensors"] = tensors
     return shards | {"model-others.safetensors": list(located.others.values())}
 
 
-def _published(opened: MoeModel) -> list[list[tuple[StoredTensor, Piece]]]:
-    """By key, in the order of a slot: the tensors of the published layout, and what each fills of the slot.
+def _published(opened: MoeModel) -> list[list[tuple[StoredTensor, Extent]]]:
+    """Return by key, in the order of a slot, the tensors of the published layout and the extents that they fill.
 
-    `offset` of these tensors is their number, by which the search for an expert's bytes gives them back.
+    `offset` of these tensors is their index, by which they are found again in the extents.
     """
     skeleton = build_skeleton(opened.config, opened.store.layout.dtype)
     whole = {
@@ -95,25 +97,26 @@ def _published(opened: MoeModel) -> list[list[tuple[StoredTensor, Piece]]]:
             "there is nothing to pack"
         )
     tensors = [
-        StoredTensor(name, one.dtype, tuple(one.shape), None, number, one.nbytes)
-        for number, (name, one) in enumerate(single.items())
+        StoredTensor(name, parameter.dtype, tuple(parameter.shape), None, index, parameter.nbytes)
+        for index, (name, parameter) in enumerate(single.items())
     ]
     by_name = {tensor.name: tensor for tensor in tensors}
-    found = locate_experts(opened.model, opened.layers, shape=opened.shape, layout=opened.store.layout, tensors=by_name)
-    ordered = (sorted(pieces, key=lambda piece: piece.start) for pieces in found.pieces)
-    return [[(tensors[piece.offset], piece) for piece in pieces] for pieces in ordered]
+    layout = opened.store.layout
+    located = locate_experts(opened.model, opened.layers, shape=opened.shape, layout=layout, tensors=by_name)
+    ordered = (sorted(extents, key=lambda extent: extent.start) for extents in located.extents)
+    return [[(tensors[extent.offset], extent) for extent in extents] for extents in ordered]
 
 
-def _stored(target: tuple[StoredTensor, Piece], pieces: Sequence[Piece]) -> StoredTensor:
-    """A tensor of the published layout where its bytes lie now, in the dtype that they have there."""
+def _stored(target: tuple[StoredTensor, Extent], extents: Sequence[Extent]) -> StoredTensor:
+    """Return a tensor of the published layout at the present place of its bytes, in their present dtype."""
     tensor, place = target
-    parts = [part for piece in pieces if (part := piece.within(place.start, place.stop))]
+    parts = [part for extent in extents if (part := extent.within(place.start, place.stop))]
     assert len(parts) == 1, f"{tensor.name} is spread over {len(parts)} stored tensors"
     return replace(tensor, dtype=parts[0].dtype, shard=parts[0].shard, offset=parts[0].offset, nbytes=parts[0].nbytes)
 
 
 def _write(path: Path, tensors: Sequence[StoredTensor], metadata: dict[str, str]) -> None:
-    """One safetensors file with the tensors in this order; nothing if it is there already."""
+    """Write one safetensors file with the tensors in this order, unless it is complete already."""
     header, nbytes = _header(tensors, metadata), sum(tensor.nbytes for tensor in tensors)
     if path.is_file() and path.stat().st_size == len(header) + nbytes and _begins_with(path, header):
         return
@@ -127,15 +130,15 @@ def _write(path: Path, tensors: Sequence[StoredTensor], metadata: dict[str, str]
 
 
 def _header(tensors: Sequence[StoredTensor], metadata: dict[str, str]) -> bytes:
-    """As the format has it, filled up with blanks to a border, so that the first tensor begins there."""
+    """Return the header, padded with blanks so that the first tensor is aligned."""
     entries: dict[str, object] = {"__metadata__": metadata}
     offset = 0
     for tensor in tensors:
-        where = [offset, offset + tensor.nbytes]
-        entries[tensor.name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": where}
+        offsets = [offset, offset + tensor.nbytes]
+        entries[tensor.name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": offsets}
         offset += tensor.nbytes
     text = json.dumps(entries, separators=(",", ":")).encode()
-    text += b" " * (-(8 + len(text)) % _BORDER)
+    text += b" " * (-(8 + len(text)) % _ALIGNMENT)
     return len(text).to_bytes(8, "little") + text
 
 
@@ -145,7 +148,7 @@ def _begins_with(path: Path, header: bytes) -> bool:
 
 
 def _write_texts(source: Path, folder: Path, weight_map: dict[str, str]) -> None:
-    """The index, and whatever else lies beside the checkpoint's weights."""
+    """Copy the other files of the checkpoint and write the index."""
     for path in (path for pattern in WANTED for path in source.glob(pattern)):
         if path.suffix != ".safetensors" and path.name != INDEX:
             shutil.copyfile(path, folder / path.name)
@@ -154,21 +157,21 @@ def _write_texts(source: Path, folder: Path, weight_map: dict[str, str]) -> None
 
 
 def _checked(opened: MoeModel, folder: Path) -> tuple[int, int]:
-    """Bytes of the new files, and reads of an expert from them; every expert is found, or this raises BadInput."""
-    made = open_checkpoint(folder)
+    """Return the bytes of the new files and the most reads of an expert from them; BadInput if an expert is missing."""
+    repacked = open_checkpoint(folder)
     try:
-        return sum(shard.nbytes for shard in made.shards), _most_reads(opened, _located(opened, made))
+        return sum(shard.nbytes for shard in repacked.shards), _most_reads(opened, _located(opened, repacked))
     finally:
-        made.close()
+        repacked.close()
 
 
-def _most_reads(opened: MoeModel, located: Located) -> int:
-    return max(num_reads(pieces, opened.store.layout.dtype) for pieces in located.pieces)
+def _most_reads(opened: MoeModel, located: LocatedExperts) -> int:
+    return max(num_reads(extents, opened.store.layout.dtype) for extents in located.extents)
 
 
 @contextmanager
 def _folder(out: Path, nbytes: int) -> Iterator[Path]:
-    """Lend a folder beside `out` that takes its name when all went well, and else stays, for the next try."""
+    """Lend a folder beside `out` that is renamed to `out` on success, and kept for the next run on failure."""
     if os.path.lexists(out):
         raise BadInput(f"{out} is there already: name a new folder")
     check_writable(out)

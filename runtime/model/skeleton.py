@@ -1,4 +1,4 @@
-"""A transformers model without its routed experts: built on `meta`, the rest loaded the way transformers does."""
+"""A transformers model without its routed experts: built on `meta`, the other tensors loaded as transformers does."""
 
 import re
 from collections.abc import Iterator
@@ -20,21 +20,21 @@ from runtime.model.layout import is_finite
 
 
 def parse_config(folder: Path) -> PreTrainedConfig:
-    """The config as transformers understands it; code that comes with a model is never run."""
+    """Parse the config with transformers; code that comes with a model is never run."""
     try:
         return AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    except Exception as error:  # whatever a foreign config.json provokes in transformers, the file is what is wrong
+    except Exception as error:  # transformers raises anything on a broken config.json
         raise BadInput(f"transformers cannot use the config.json of {folder}: {first_line(error)}") from error
 
 
 def build_skeleton(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
-    """The model in evaluation mode, every tensor on `meta`, experts dispatched eagerly."""
+    """Build the model in evaluation mode, every tensor on `meta`, experts dispatched eagerly."""
     try:
         with torch.device("meta"), init.no_tie_weights():
             model = AutoModelForCausalLM.from_config(
                 config, dtype=dtype, experts_implementation="eager", trust_remote_code=False
             )
-    except Exception as error:  # as above: the sizes in the config are the user's
+    except Exception as error:  # as above: it may come from any size in the config
         raise BadInput(f"transformers cannot build a language model from this config: {first_line(error)}") from error
     return model.eval().requires_grad_(False)
 
@@ -50,8 +50,8 @@ def load_resident(
 ) -> None:
     """Load `tensors` into `model` on `device`, all but the parameters named in `experts`, which stay on `meta`.
 
-    Raises BadInput for the first parameter that is missing, of the wrong shape or not finite; nothing is initialised
-    at random.
+    Raises BadInput for the first parameter that is missing, of the wrong shape or not finite; none is initialised at
+    random.
     """
     for name in experts:
         model.get_parameter(name)._is_hf_initialized = True  # or transformers would fill them with random numbers
@@ -72,7 +72,7 @@ def load_resident(
 
 
 def load_generation_config(model: PreTrainedModel, folder: Path) -> None:
-    """As from_pretrained: generation_config.json, else what config.json says of generation."""
+    """Load generation_config.json, else the generation settings in config.json, as `from_pretrained` does."""
     path = folder / "generation_config.json"
     if not path.is_file():
         model.generation_config = GenerationConfig.from_pretrained(folder, "config.json", _from_model_config=True)
@@ -96,7 +96,7 @@ def _check_loaded(model: PreTrainedModel, info: LoadStateDictInfo) -> None:
 
 
 def _really_missing(model: PreTrainedModel, missing: set[str]) -> set[str]:
-    """Less what is tied to a tensor that is there, and what the family says may be absent."""
+    """Return the missing names without those tied to a loaded tensor and those that the family declares optional."""
     pairs = model.all_tied_weights_keys.items()
     tied = {name for pair in pairs for name in pair if not missing.issuperset(pair)}
     optional = "|".join(f"({pattern})" for pattern in model._keys_to_ignore_on_load_missing or ())
@@ -114,7 +114,7 @@ def _check_resident(model: PreTrainedModel, experts: set[str]) -> None:
 
 @contextmanager
 def _no_progress_bar() -> Iterator[None]:
-    """Loading takes a moment and is silent: bars are drawn by the command line, not by a library."""
+    """Turn off transformers' progress bar: the command line draws bars, not the library."""
     enabled = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:

@@ -14,7 +14,7 @@ from artifacts.hardware.costs import rounded_window
 from artifacts.hardware.machines import Machine
 from artifacts.shape import Shape
 from runtime.engine.output import choose_output
-from runtime.kernels.cpu.dense import FusedDense
+from runtime.kernels.cpu.dense import CompiledLinear
 from runtime.links.link import DEMAND, Link
 from runtime.model.arithmetic import expert_forward
 from runtime.model.layout import aligned
@@ -58,7 +58,7 @@ def scaled_window(shape: Shape, target: Machine) -> int:
 
 
 def prefetch_window(
-    opened: MoeModel, link_bytes_per_s: float, *, is_fused: bool = False, dense: FusedDense | None = None
+    opened: MoeModel, link_bytes_per_s: float, *, is_fused: bool = False, dense: CompiledLinear | None = None
 ) -> int:
     """Bytes that the link moves while one layer of one token is computed, as a power of two of experts. `is_fused` are
     the experts, `dense` computes the linear layers beside them if torch does not."""
@@ -103,7 +103,7 @@ def some_contents(opened: MoeModel) -> list[torch.Tensor]:
     return [_on(opened.model.device, opened, expert) for expert in range(num_experts)]
 
 
-def rest_seconds(opened: MoeModel, *, dense: FusedDense | None = None) -> float:
+def rest_seconds(opened: MoeModel, *, dense: CompiledLinear | None = None) -> float:
     """Seconds of one decoded token without its routed experts."""
     model = opened.model
     token = torch.zeros(1, 1, dtype=torch.int64, device=model.device)

@@ -27,7 +27,7 @@ from runtime.engine.output import choose_output
 from runtime.engine.output_cpu import CpuOutput
 from runtime.engine.predictors import Predictor
 from runtime.engine.routers import Watcher
-from runtime.kernels.cpu.dense import FusedDense
+from runtime.kernels.cpu.dense import CompiledLinear
 from runtime.kernels.low_bit import make_ready
 from runtime.model.layout import ALIGNMENT
 from runtime.model.open import MoeModel, open_model
@@ -105,7 +105,7 @@ class Session:
         # The sum over the halves of an expert is not the module's to the bit in torch either, but farther from it.
         # On a GPU nobody has seen the kernels run, and they are taken when they are asked for.
         self.is_fused = is_asked or fast.split is not None and self.fused is CpuOutput
-        self._dense = FusedDense(opened) if is_asked else None
+        self._dense = CompiledLinear(opened) if is_asked else None
         choice = resolve_link(
             opened, link=settings.link, near=settings.near, scaled_to=settings.scaled_to, is_fused=is_asked
         )

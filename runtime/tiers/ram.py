@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import torch
 
-from runtime.model.layout import Reader, aligned, fill, round_up
+from runtime.model.layout import ExpertStore, aligned, fill, round_up
 
 
 class RamStore:
@@ -14,7 +14,7 @@ class RamStore:
     experts copied so far. Raises OutOfResources when there is no room for the buffer.
     """
 
-    def __init__(self, disk: Reader, *, pin: bool = False, progress: Callable[[int], None] | None = None) -> None:
+    def __init__(self, disk: ExpertStore, *, pin: bool = False, progress: Callable[[int], None] | None = None) -> None:
         self.layout, self.shape, self.is_pinned = disk.layout, disk.shape, pin
         num_keys, stride = self.shape.num_keys, round_up(self.layout.nbytes)
         buffer = aligned(num_keys * stride, pin=pin).view(num_keys, stride)

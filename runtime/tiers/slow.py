@@ -8,7 +8,7 @@ import torch
 from artifacts.errors import BadInput
 from artifacts.shape import FULL_BITS
 from runtime.control.plan import Place
-from runtime.kernels.batched import OneByOne, Together, together_for
+from runtime.kernels.batched import BatchedExperts, SequentialExperts, choose_batched
 from runtime.kernels.low_bit import project_packed
 from runtime.model.expert_store import DiskStore
 from runtime.model.open import MoeModel
@@ -57,9 +57,9 @@ class SlowTier:
         """Views of the replica at the start of `buffer`, as `expert_forward` takes them with `projection`."""
         return self.stores[place.bits].layout.views(buffer)
 
-    def together(self, opened: MoeModel) -> Together | OneByOne | None:
+    def together(self, opened: MoeModel) -> BatchedExperts | SequentialExperts | None:
         """A way to compute several experts of one token in one call, where that is faster and gives the same bits."""
-        return together_for(opened)
+        return choose_batched(opened)
 
     def projection(self, bits: int) -> Callable[..., torch.Tensor]:
         """The function that multiplies by an expert at so many bits, from here or from a replica in the fast tier."""

@@ -1,5 +1,5 @@
-"""Triton in tests: its interpreter in a process of its own, as it decides as it is imported whether it interprets; and
-kernels compiled for a GPU, here."""
+"""Triton in tests: its interpreter in a separate process, because triton chooses interpreter or compiler when it is
+imported; and kernels compiled for a GPU on any machine."""
 
 import atexit
 import json
@@ -19,15 +19,15 @@ from tests import ROOT
 needs_triton = pytest.mark.skipif(
     find_spec("triton") is None, reason="triton is not installed here: kernels for GPUs stay untested"
 )
-# Imports once, which takes seconds, and forks for every question: what one sets in a module, no other sees.
+# Imports once, which takes seconds, and forks for every request, so that no request sees another's module state.
 _SERVER = """
 import io, json, os, sys, traceback
 import torch
 import tools.gpu.checks.kernels, runtime.session.session
 import runtime.kernels.gpu.gated, runtime.kernels.gpu.gated_packed, runtime.kernels.gpu.gated_tiles
 torch.set_num_threads(1)
-for question in sys.stdin:
-    code, *arguments = json.loads(question)
+for request in sys.stdin:
+    code, *arguments = json.loads(request)
     reading, writing = os.pipe()
     if not (child := os.fork()):
         sys.argv[1:], sys.stdout, failed = arguments, io.StringIO(), None
@@ -46,7 +46,7 @@ for question in sys.stdin:
 
 
 def interpret(code: str, *arguments: str) -> list[str]:
-    """What `code` prints under triton's interpreter; `arguments` are its sys.argv[1:]."""
+    """Run `code` under triton's interpreter with `arguments` as sys.argv[1:], and return the lines that it prints."""
     server = _server()
     server.stdin.write(json.dumps([code, *arguments]) + "\n")
     server.stdin.flush()
@@ -57,7 +57,7 @@ def interpret(code: str, *arguments: str) -> list[str]:
 
 @cache
 def _server() -> subprocess.Popen:
-    """It ends with whoever asks."""
+    """Start the interpreter's process, which ends with this one."""
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     environment = os.environ | {"PYTHONPATH": path, "TRITON_INTERPRET": "1"}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
@@ -68,14 +68,15 @@ def _server() -> subprocess.Popen:
 
 @contextmanager
 def compiler(folder: Path) -> Iterator[None]:
-    """Compiles anew: nothing is taken from elsewhere than `folder`."""
+    """Make triton compile anew, with `folder` as its cache."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_CACHE_DIR", str(folder))
         yield
 
 
 def cubin_size(kernel, capability: int, tensors: dict[str, str], **constants: object) -> int:
-    """Bytes of a kernel compiled for a GPU of that capability, here; parameters that are no tensor are int32."""
+    """Compile a kernel for a GPU of that compute capability and return its bytes; parameters not in `tensors` or
+    `constants` are int32."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource

@@ -113,7 +113,6 @@ def _kernels(device: str) -> Iterable[tuple[str, Callable[[], Finding]]]:
         yield f"kernels: experts of {name}", partial(gpu_kernels.experts, device, sizes)
         yield f"kernels: prompts of {name}", partial(gpu_kernels.prompts, device, sizes)
         yield f"kernels: packed experts of {name}", partial(_packed, device, sizes)
-    yield "kernels: buddies", partial(gpu_kernels.buddies, device)
 
 
 def _packed(device: str, sizes: tuple[int, int, int, int]) -> Finding:

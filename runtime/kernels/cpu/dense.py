@@ -1,7 +1,7 @@
-"""The linear layers outside the experts, on one token in compiled code: torch reads a bfloat16 matrix at a fraction of
-the speed of memory when it multiplies a single vector.
+"""The linear layers outside the experts in compiled code, for one token: when torch multiplies a bfloat16 matrix by one
+vector, it reads the matrix at a fraction of the memory's bandwidth.
 
-Routers are left alone, so that a token's experts are chosen by the model's own bits of its hidden state.
+Routers are not replaced, so that they choose a token's experts with the model's own bits.
 """
 
 from collections.abc import Callable
@@ -10,15 +10,15 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from runtime.kernels.cpu.load import AS_NUMPY, fused_kernels
+from runtime.kernels.load import AS_NUMPY, kernels
 from runtime.model.open import MoeModel
 
 
-class FusedDense:
-    """Takes the place of `forward` in every plain linear layer, from `install` to `uninstall`."""
+class CompiledLinear:
+    """Replaces `forward` in every plain linear layer, from `install` to `uninstall`."""
 
     def __init__(self, opened: MoeModel) -> None:
-        routers = {layer.gate for layer in opened.layers}  # which some family may have as plain linear layers
+        routers = {layer.gate for layer in opened.layers}  # in some families a router is a plain linear layer
         self._layers = [layer for layer in opened.model.modules() if _is_plain(layer) and layer not in routers]
 
     def install(self) -> None:
@@ -40,10 +40,10 @@ def _is_plain(layer: nn.Module) -> bool:
 
 
 def _forward(layer: nn.Linear) -> Callable[[torch.Tensor], torch.Tensor]:
-    """x [..., I] -> [..., O]; more than one token is torch's."""
+    """Return the replacement of the layer's `forward`, x [..., I] -> [..., O]; torch computes more than one token."""
     kind, dtype, address = AS_NUMPY[layer.weight.dtype], layer.weight.dtype, layer.weight.data_ptr()
     bias = torch.empty(0, dtype=dtype) if layer.bias is None else layer.bias.detach()
-    bias, project = bias.view(kind).numpy(), fused_kernels().project
+    bias, project = bias.view(kind).numpy(), kernels("cpu.gated").project
     num_inputs, num_outputs = layer.in_features, layer.out_features
 
     def forward(x: torch.Tensor) -> torch.Tensor:

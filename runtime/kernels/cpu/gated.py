@@ -1,8 +1,8 @@
-"""Gated experts of one token, compiled by numba: gate, up, activation and down in one reading of the weights.
+"""Gated experts on one token, compiled by numba: gate, up, activation and down in one read of the weights.
 
-What a module computes in bfloat16 is rounded here where it rounds it; sums within a product are float32's, in an order
-of their own. Weights are read where they lie, by address; `like` is an array of their type, bfloat16 as uint16. Whoever
-imports this module imports numba.
+Where the module computes in bfloat16, results are rounded as the module rounds them. Products are summed in float32, in
+another order than torch's. Weights are read in place, by address; `like` is an array of their type, uint16 for
+bfloat16. Importing this module imports numba.
 
 Shapes: H hidden, I neurons of an expert, n experts or segments, K top-k.
 """
@@ -23,7 +23,7 @@ part = njit(forceinline=True, fastmath={"reassoc", "contract"})
 
 @intrinsic
 def pointer(context, address, like):
-    """int64 to a pointer to elements of `like`."""
+    """Convert an int64 address to a pointer to elements of `like`."""
 
     def generate(own, builder, signature, arguments):
         return builder.inttoptr(arguments[0], own.get_value_type(signature.return_type))
@@ -33,7 +33,7 @@ def pointer(context, address, like):
 
 @intrinsic
 def _is_narrow(context, like):
-    """Whether elements are bfloat16; a constant, so that the other branch is not compiled."""
+    """Return whether elements are bfloat16, as a constant, so that the other branch is not compiled."""
     is_narrow = like.dtype == types.uint16
 
     def generate(_, __, ___, ____):
@@ -44,7 +44,7 @@ def _is_narrow(context, like):
 
 @intrinsic
 def _weight(context, element):
-    """uint16, the bits of a bfloat16, or float32 to float32."""
+    """Convert an element to float32: uint16 holds the bits of a bfloat16, float32 stays."""
 
     def generate(_, builder, __, arguments):
         if element == types.float32:
@@ -57,7 +57,7 @@ def _weight(context, element):
 
 @intrinsic
 def _bits(context, value):
-    """float32 to its bits."""
+    """Return the bits of a float32."""
 
     def generate(_, builder, __, arguments):
         return builder.bitcast(arguments[0], ir.IntType(32))
@@ -67,7 +67,7 @@ def _bits(context, value):
 
 @part
 def _rounded(value, like):
-    """float32 to the nearest bfloat16, ties to even, where weights are; NaN stays NaN."""
+    """Round float32 to the nearest bfloat16, ties to even, if the weights are bfloat16; NaN stays NaN."""
     if not _is_narrow(like) or value != value:
         return value
     bits = _bits(value)
@@ -83,43 +83,44 @@ def _dot(row, x):
 
 
 @part
-def gated(gate, up, like):
+def swiglu(gate, up, like):
+    """Return silu(gate) * up, rounded where the module rounds."""
     gate, up = _rounded(gate, like), _rounded(up, like)
     return _rounded(_rounded(gate / (f32(1) + np.exp(-gate)), like) * up, like)
 
 
 @kernel([f"void(int64[:, ::1], int64, {TOKEN}, {own})" for own in LIKE], nogil=True)
 def add_whole(addresses, num_neurons, x, rows, y, like):
-    """y[rows[i]] += expert i on x [H]; its gate and up lie at addresses[i, 0] as [2 I, H], its down at addresses[i, 1]
-    as [H, I]. addresses [n, 2], rows [n], y [K, H]."""
+    """Add expert i on x [H] to y[rows[i]]. Gate and up lie at addresses[i, 0] as [2 I, H], down at addresses[i, 1] as
+    [H, I]. addresses [n, 2], rows [n], y [K, H]."""
     hidden, acts = len(x), np.empty(num_neurons, np.float32)
     for i in range(len(rows)):
         inner = carray(pointer(addresses[i, 0], like), (2 * num_neurons, hidden))
         down = carray(pointer(addresses[i, 1], like), (hidden, num_neurons))
         for n in range(num_neurons):
-            acts[n] = gated(_dot(inner[n], x), _dot(inner[num_neurons + n], x), like)
-        own = y[rows[i]]
+            acts[n] = swiglu(_dot(inner[n], x), _dot(inner[num_neurons + n], x), like)
+        out = y[rows[i]]
         for h in range(hidden):
-            own[h] += _dot(down[h], acts)
+            out[h] += _dot(down[h], acts)
 
 
 @kernel([f"void(int64[::1], int64[::1], {TOKEN}, {own})" for own in LIKE], nogil=True)
 def add_segments(addresses, neurons, x, rows, y, like):
-    """y[rows[i]] += segment i on x [H]; at addresses[i] lie its neurons[i] neurons, of each its row of gate, its row of
-    up, its column of down. addresses, neurons and rows [n], y [K, H]."""
+    """Add segment i on x [H] to y[rows[i]]. Its neurons[i] neurons lie at addresses[i], for each its row of gate, its
+    row of up and its column of down. addresses, neurons and rows [n], y [K, H]."""
     hidden = len(x)
     for i in range(len(rows)):
         data = carray(pointer(addresses[i], like), (neurons[i], 3, hidden))
-        own = y[rows[i]]
+        out = y[rows[i]]
         for n in range(neurons[i]):
-            act, down = gated(_dot(data[n, 0], x), _dot(data[n, 1], x), like), data[n, 2]
+            act, down = swiglu(_dot(data[n, 0], x), _dot(data[n, 1], x), like), data[n, 2]
             for h in range(hidden):
-                own[h] += act * _weight(down[h])
+                out[h] += act * _weight(down[h])
 
 
 @kernel([f"void(float32[:, ::1], float32[::1], int64, {out})" for out in LIKE], nogil=True)
 def combine(y, weights, num_rows, out):
-    """out [H] = the first rows of y [K, H] times their weights [K], added up in order."""
+    """Write out [H]: the sum, in order, of the first `num_rows` rows of y [K, H] times their weights [K]."""
     for h in range(y.shape[1]):
         total = f32(0)
         for i in range(num_rows):
@@ -129,7 +130,7 @@ def combine(y, weights, num_rows, out):
 
 @kernel([f"void(int64, {own}, {own}, {own})" for own in LIKE], nogil=True)
 def project(address, bias, x, out):
-    """out [O] = the matrix [O, I] at `address` times x [I], plus `bias` [O] unless that is empty."""
+    """Write out [O]: the matrix [O, I] at `address` times x [I], plus `bias` [O] unless it is empty."""
     matrix, token = carray(pointer(address, x), (len(out), len(x))), np.empty(len(x), np.float32)
     for i in range(len(x)):
         token[i] = _weight(x[i])

@@ -1,6 +1,6 @@
-"""Gated experts of one token on replicas of 1 to 4 bits, compiled by numba: the streams are read where they lie.
+"""Gated experts on one token, on replicas of 1 to 4 bits, compiled by numba: the packed streams are read in place.
 
-Whoever imports this module imports numba. Shapes: H hidden, I neurons of an expert, n experts, K top-k.
+Importing this module imports numba. Shapes: H hidden, I neurons of an expert, n experts, K top-k.
 """
 
 from collections.abc import Callable
@@ -10,7 +10,7 @@ import numpy as np
 from numba import carray
 
 from artifacts.common.numba_loops import kernel
-from runtime.kernels.cpu.gated import LIKE, TOKEN, gated, part, pointer
+from runtime.kernels.cpu.gated import LIKE, TOKEN, part, pointer, swiglu
 from runtime.kernels.cpu.low_bit import code_worth, product
 
 WORDS, SCALES, ZEROS = range(3)
@@ -19,8 +19,11 @@ _INT32, _INT16 = np.zeros(1, np.int32), np.zeros(1, np.int16)
 
 @part
 def _multiplied(addresses, num_groups, bits, worth, x, y):
-    """y [T, O] += x [T, I] times the matrix whose arrays lie at `addresses` [3]. Not of the closure below: numba would
-    find no closure again that holds another compiled function, and compile it in every process."""
+    """Add x [T, I] times the matrix whose arrays lie at `addresses` [3] to y [T, O].
+
+    It is no part of the closure below: numba does not cache a closure that holds another compiled function, and would
+    compile it again in every process.
+    """
     num_inputs, num_outputs = x.shape[1], y.shape[1]
     words = carray(pointer(addresses[WORDS], _INT32), ((num_inputs * bits + 31) // 32, num_outputs))
     scales = carray(pointer(addresses[SCALES], _INT16), (num_groups, num_outputs))
@@ -30,11 +33,11 @@ def _multiplied(addresses, num_groups, bits, worth, x, y):
 
 @cache
 def packed_adder(bits: int, *, is_narrow: bool) -> Callable[..., None]:
-    """`add(addresses, groups, x, rows, y, like)` for one width and dtype: y[rows[i]] += expert i on x [H].
+    """Return `add(addresses, groups, x, rows, y, like)` of one width and dtype, which adds expert i on x to y[rows[i]].
 
-    At addresses[i, 0] lie the words of gate and up [., 2 I], their scales and zero-points; at addresses[i, 1] those of
-    down [., H]. `groups`: of inputs, of either matrix, and I. addresses [n, 2, 3], groups [3], rows [n], y [K, H]. At 1
-    bit zero-points have no meaning, but an address.
+    addresses[i, 0] point to the words, scales and zero-points of gate and up [., 2 I], addresses[i, 1] to those of down
+    [., H]; at 1 bit the address of zero-points is any address. `groups` holds the numbers of input groups of the two
+    matrices, and I. addresses [n, 2, 3], groups [3], rows [n], x [H], y [K, H].
     """
     worth, own = code_worth(bits), LIKE[0 if is_narrow else 1]
 
@@ -46,7 +49,7 @@ def packed_adder(bits: int, *, is_narrow: bool) -> Callable[..., None]:
             inner[:] = 0
             _multiplied(addresses[i, 0], groups[0], bits, worth, token, inner)
             for n in range(num_neurons):
-                acts[0, n] = gated(inner[0, n], inner[0, num_neurons + n], like)
+                acts[0, n] = swiglu(inner[0, n], inner[0, num_neurons + n], like)
             _multiplied(addresses[i, 1], groups[1], bits, worth, acts, y[rows[i] : rows[i] + 1])
 
     return add

@@ -1,8 +1,8 @@
-"""Products with packed weights on a CPU, compiled by numba: they read a stream of 1 to 4 bits where it lies.
+"""Products with low-bit weights on a CPU, compiled by numba: streams of 1 to 4 bits are read in place.
 
-Outputs lie side by side, so that a vector of them is multiplied at once: code k of every output is masked out of its
-word and added to that output's sum times x[k]. It stays where it is in the word and so counts a power of two too much;
-x is divided by that, which is exact and spares the shift. Whoever imports this module imports numba.
+Outputs are adjacent, so that a vector of them is multiplied at once: code k of every output is masked out of its word,
+multiplied by x[k] and added to that output's sum. The masked code is not shifted down, so it counts a power of two too
+much; x is divided by that power beforehand, which is exact. Importing this module imports numba.
 
 Shapes: T tokens, I inputs, O outputs, G groups, W = ceil(I * bits / 32) words, Z = ceil(O * bits / 32) words.
 """
@@ -17,25 +17,26 @@ from numba import njit
 from artifacts.common.numba_loops import kernel
 from artifacts.quantisation.packing import Packed
 
-f32, i32, u32 = np.float32, np.int32, np.uint32  # numba widens what is not said to be narrow
-_SIGNATURE = "void(int32[:, ::1], int16[:, ::1], int32[:, ::1], {})"  # words, scales, zeros, and what follows them
-_BLOCK = 32  # codes that begin and end with a word, at every width
+f32, i32, u32 = np.float32, np.int32, np.uint32  # numba widens results that are not cast back
+_SIGNATURE = "void(int32[:, ::1], int16[:, ::1], int32[:, ::1], {})"  # words, scales, zeros, then the rest
+_BLOCK = 32  # codes that fill whole words, at every width
 _NO_ZEROS = np.zeros((1, 1), np.int32)
-_EXPONENTS = f32(2.0**112)  # between float16's and float32's
+_EXPONENTS = f32(2.0**112)  # by the difference of the exponent biases of float32 and float16
 
-part = njit(forceinline=True, fastmath={"reassoc", "contract"})  # inlined, a width is constant and its loops unroll
+part = njit(forceinline=True, fastmath={"reassoc", "contract"})  # inlined, widths are constants and loops unroll
 
 
 def multiply(x: torch.Tensor, packed: Packed) -> torch.Tensor:
-    """x [T, I] times the packed matrix -> [T, O] in x's dtype; sums are float32's, each token's as if it were alone."""
+    """Multiply x [T, I] by the low-bit matrix: [T, O] in x's dtype, summed in float32. A token's sums do not depend on
+    the other tokens."""
     y = np.zeros((len(x), packed.num_outputs), np.float32)
-    own = np.ascontiguousarray((x.detach() if x.requires_grad else x).float().numpy())
-    multiplier(packed.bits)(*_arrays(packed), own, y)
+    tokens = np.ascontiguousarray((x.detach() if x.requires_grad else x).float().numpy())
+    multiplier(packed.bits)(*_arrays(packed), tokens, y)
     return torch.from_numpy(y).to(x.dtype)
 
 
 def dequantise(packed: Packed, dtype: torch.dtype) -> torch.Tensor:
-    """The matrix [O, I], outputs side by side in memory; as `kernels.low_bit.dequantise` bit for bit, much sooner."""
+    """Return the matrix [O, I], outputs adjacent in memory: the bits of `kernels.low_bit.dequantise`, much faster."""
     is_bfloat16 = dtype is torch.bfloat16
     out = torch.empty(packed.num_inputs, packed.num_outputs, dtype=dtype if is_bfloat16 else torch.float32)
     if is_bfloat16:
@@ -52,7 +53,8 @@ def _arrays(packed: Packed) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 @part
 def _code(word, following, shift, bits):
-    """The code that begins at bit `shift` of `word`; it may end in the word that follows. No branch, for vectors."""
+    """Read the code that begins at bit `shift` of `word` and may end in the following word; without a branch, so that
+    loops vectorise."""
     low = u32(u32(word) >> u32(shift))
     high = u32(u32(u32(following) << u32(1)) << u32(31 - shift))
     return f32(i32(u32(low | high) & u32((1 << bits) - 1)))
@@ -60,7 +62,7 @@ def _code(word, following, shift, bits):
 
 @part
 def _grid(scales, zeros, bits, scale, zero):
-    """One group's scales (float16, as bits) and zero-points as floats [O]; at 1 bit zero lies between the codes."""
+    """Write one group's scales (from float16 bits) and zero-points as floats [O]; at 1 bit the zero-point is 0.5."""
     patterns = scale.view(np.int32)
     for o in range(len(scales)):
         half = i32(scales[o])
@@ -80,7 +82,7 @@ def _grid(scales, zeros, bits, scale, zero):
 
 @part
 def _add_code(words, bits, k, x, sums):
-    """One input: the same as a block, a code at a time."""
+    """Add one input, one code at a time."""
     i = k * bits >> 5
     following = min(i + 1, len(words) - 1)
     for o in range(words.shape[1]):
@@ -89,7 +91,7 @@ def _add_code(words, bits, k, x, sums):
 
 @part
 def _add_block(words, first, bits, x, sums):
-    """32 codes of 1, 2 or 4 bits, which lie in both halves of each of their words."""
+    """Add a block of 32 codes of 1, 2 or 4 bits; codes of both halves of each word are masked out."""
     half, mask = 16 // bits, (1 << bits) - 1
     for j in range(bits):
         code = 2 * half * j
@@ -105,7 +107,7 @@ def _add_block(words, first, bits, x, sums):
 
 @part
 def _add_three(words, first, x, sums):
-    """A block of 3 bits: 32 codes in 3 words, of which two lie across a border and one across the sign."""
+    """Add a block of 32 codes of 3 bits in 3 words: two codes span two words, and one includes a sign bit."""
     for o in range(words.shape[1]):
         total = sums[o]
         a, b, c = words[first, o], words[first + 1, o], words[first + 2, o]
@@ -122,7 +124,7 @@ def _add_three(words, first, x, sums):
 
 
 def code_worth(bits: int) -> np.ndarray:
-    """[32] What x is multiplied by for each code of a block: one over the worth of the bit at which it is masked."""
+    """Return the factor [32] of x for each code of a block: the inverse of the masked code's power of two."""
     places = np.arange(_BLOCK) * bits
     shifts = np.where(places % 32 > 28, 0, places % 32) if bits == 3 else places % 16
     return (2.0**-shifts).astype(np.float32)
@@ -130,7 +132,7 @@ def code_worth(bits: int) -> np.ndarray:
 
 @part
 def product(words, scales, zeros, bits, worth, x, y):
-    """y [T, O] += x [T, I] times the weights; `worth` [32] as `code_worth` says. Arrays of `multiplier`."""
+    """Add x [T, I] times the weights to y [T, O]; `worth` [32] is `code_worth(bits)`, the arrays are `multiplier`'s."""
     num_outputs, group_size = words.shape[1], x.shape[1] // len(scales)
     scale, zero = np.empty(num_outputs, np.float32), np.empty(num_outputs, np.float32)
     sums, scaled = np.empty(num_outputs, np.float32), np.empty(_BLOCK, np.float32)
@@ -159,9 +161,9 @@ def product(words, scales, zeros, bits, worth, x, y):
 
 @cache
 def multiplier(bits: int) -> Callable[..., None]:
-    """`multiply(words, scales, zeros, x, y)` for one width: y float32 [T, O] += x float32 [T, I] times the weights.
+    """Return `multiply(words, scales, zeros, x, y)` for one width: it adds x [T, I] times the weights to y [T, O].
 
-    `words` int32 [W, O], `scales` float16 as int16 [G, O], `zeros` int32 [G, Z], or [1, 1] of no meaning at 1 bit.
+    x and y are float32, `words` int32 [W, O], `scales` float16 as int16 [G, O], `zeros` int32 [G, Z], unused at 1 bit.
     """
     worth = code_worth(bits)
 
@@ -174,7 +176,7 @@ def multiplier(bits: int) -> Callable[..., None]:
 
 @part
 def _unpack_row(words, bits, k, scale, zero, row):
-    """The weights of one input, [O]."""
+    """Write the weights of one input, [O]."""
     i, shift = k * bits >> 5, k * bits & 31
     following = min(i + 1, len(words) - 1)
     if shift + bits > 32:
@@ -187,7 +189,7 @@ def _unpack_row(words, bits, k, scale, zero, row):
 
 @kernel(_SIGNATURE.format("int64, float32[:, ::1]"), nogil=True)
 def _unpack(words, scales, zeros, bits, out):
-    """Every weight, out [I, O]."""
+    """Write every weight, out float32 [I, O]."""
     scale, zero = np.empty(words.shape[1], np.float32), np.empty(words.shape[1], np.float32)
     group_size = len(out) // len(scales)
     for k in range(len(out)):
@@ -198,7 +200,7 @@ def _unpack(words, scales, zeros, bits, out):
 
 @kernel(_SIGNATURE.format("int64, int16[:, ::1]"), nogil=True)
 def _unpack_bfloat16(words, scales, zeros, bits, out):
-    """The same as bits of bfloat16, rounded to nearest and to even: torch takes longer to round than this to unpack."""
+    """Write every weight as bits of bfloat16, rounded to nearest, ties to even: torch's rounding alone takes longer."""
     scale, zero = np.empty(words.shape[1], np.float32), np.empty(words.shape[1], np.float32)
     row = np.empty(words.shape[1], np.float32)
     patterns, group_size = row.view(np.uint32), len(out) // len(scales)

@@ -1,6 +1,7 @@
-"""Where an expert's weights lie in its slot, whole, cut in two or packed, as kernels for a GPU take it."""
+"""Where an expert's weights lie in its slot, as the GPU kernels take it: whole, split into segments, or low-bit."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from runtime.model.layout import ExpertLayout
 
@@ -9,8 +10,11 @@ WORD = 4  # bytes
 
 @dataclass(frozen=True, slots=True)
 class Strides:
-    """All in weights: where `gate`, `up` and `down` begin, how far apart rows of gate and up lie, and in down the
-    weights of one output and the next, of one neuron and the next. `is_cut`: others may have the rest of its neurons.
+    """Where one expert or segment of full precision lies, all in weights.
+
+    `gate`, `up` and `down` are where each matrix begins; `row` is the distance between rows of gate and up; `output`
+    and `neuron` are the distances in down between outputs and between neurons. `is_cut`: a segment, whose expert may
+    have neurons elsewhere.
     """
 
     neurons: int
@@ -24,18 +28,20 @@ class Strides:
 
     @classmethod
     def whole(cls, layout: ExpertLayout) -> "Strides":
-        """Gate above up, [2 I, H], and down [H, I]."""
-        into, out_of = layout.parts
-        (rows, hidden), neurons = into.shape, out_of.shape[1]
-        assert rows == 2 * neurons, (into.shape, out_of.shape)
-        gate, down = (part.offset // layout.dtype.itemsize for part in (into, out_of))
-        return cls(neurons, gate, gate + neurons * hidden, down, hidden, neurons, 1, is_cut=False)
+        """Return the strides of a whole expert: gate above up, [2 I, H], and down [H, I]."""
+        gate_up, down = layout.parts
+        (rows, hidden), neurons = gate_up.shape, down.shape[1]
+        assert rows == 2 * neurons, (gate_up.shape, down.shape)
+        gate, down_start = (part.offset // layout.dtype.itemsize for part in (gate_up, down))
+        return cls(neurons, gate, gate + neurons * hidden, down_start, hidden, neurons, 1, is_cut=False)
 
 
-@dataclass(frozen=True, slots=True)
-class Matrix:
-    """Where one packed matrix lies in an expert: its words and zero-points, counted in words of 4 bytes, its scales, in
-    halves of one; and how large it is. At 1 bit there are no zero-points, and `zeros` is any place."""
+class Matrix(NamedTuple):
+    """Where one low-bit matrix lies in an expert, and its sizes, in the order of the kernels' parameters.
+
+    `words` and `zeros` are in words of 4 bytes, `scales` in halves of a word. At 1 bit there are no zero-points, and
+    `zeros` is any place.
+    """
 
     words: int
     zeros: int
@@ -46,11 +52,3 @@ class Matrix:
     group_size: int
     last_word: int
     zero_words: int
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """As the kernels take them."""
-        return (
-            *(self.words, self.zeros, self.scales, self.num_inputs, self.num_outputs),
-            *(self.num_groups, self.group_size, self.last_word, self.zero_words),
-        )

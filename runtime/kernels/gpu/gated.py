@@ -1,11 +1,13 @@
-"""Few tokens' gated experts on a GPU, in three Triton kernels that find each expert by number in the arena of slots.
+"""Triton kernels for gated experts on few tokens: each kernel finds an expert in the arena of slots by its number.
 
-`inner = silu(gate) * up` of every token and rank, `down` of that, and the weighted sum in the order of experts. Sums
-within a product are float32's; what the module rounds is rounded at the same places. No time has been measured on a GPU
-yet: tools.gpu.bench does. Whoever imports this module imports triton, which not every installation has.
+The three kernels compute `inner = silu(gate) * up` for every token and rank, then the down projection of `inner`, then
+the weighted sum over experts in ascending order. Products are summed in float32, and results are rounded where the
+module rounds them. No time has been measured on a GPU yet; tools.gpu.bench measures it. Importing this module imports
+triton, which is optional.
 
-A token and a rank are a pair, T * K in all. `numbers` says of each pair which of `starts` its expert has, counted in
-weights from the beginning of the arena; below zero the pair has none, or not yet.
+A pair is a token and a rank; there are T * K pairs. `numbers` gives for each pair the index into `starts` of its
+expert; `starts` are in weights from the beginning of the arena. A negative number means that the pair has no expert, or
+that its expert is not loaded yet.
 """
 
 import torch
@@ -13,6 +15,7 @@ import triton
 import triton.language as tl
 
 from runtime.kernels.gpu.addressing import Strides
+from runtime.kernels.gpu.blocks import load_block, swiglu
 
 _ROWS = 8  # outputs of one program: few, so that one token's experts are work for every multiprocessor
 _COLUMNS = 256  # weights of a row at a time
@@ -33,70 +36,36 @@ def multiply(
     top_k, num_pairs, hidden = numbers.shape[1], numbers.numel(), x.shape[1]
     inner = torch.empty(num_pairs, strides.neurons, dtype=x.dtype, device=x.device)
     _inner[(triton.cdiv(strides.neurons, _ROWS), num_pairs)](
-        x,
-        numbers,
-        starts,
-        arena,
-        inner,
-        hidden,
-        strides.neurons,
-        top_k,
-        strides.gate,
-        strides.up,
-        strides.row,
-        block_rows=_ROWS,
-        block_columns=_COLUMNS,
-    )
-    rows, columns = (_COLUMNS // 4, 4 * _ROWS) if strides.is_cut else (_ROWS, _COLUMNS)  # wide where memory goes on
+        x, numbers, starts, arena, inner,
+        hidden, strides.neurons, top_k, strides.gate, strides.up, strides.row,
+        block_rows=_ROWS, block_columns=_COLUMNS,
+    )  # fmt: skip
+    # The long side of a block runs along the weights that are adjacent in memory.
+    rows, columns = (_COLUMNS // 4, 4 * _ROWS) if strides.is_cut else (_ROWS, _COLUMNS)
     _down[(triton.cdiv(hidden, rows), num_pairs)](
-        inner,
-        numbers,
-        starts,
-        arena,
-        y,
-        hidden,
-        strides.neurons,
-        strides.down,
-        strides.output,
-        strides.neuron,
-        adds=strides.is_cut,
-        block_rows=rows,
-        block_columns=columns,
-    )
+        inner, numbers, starts, arena, y,
+        hidden, strides.neurons, strides.down, strides.output, strides.neuron,
+        adds=strides.is_cut, block_rows=rows, block_columns=columns,
+    )  # fmt: skip
 
 
 def combine(y: torch.Tensor, keys: torch.Tensor, weights: torch.Tensor, out: torch.Tensor) -> None:
-    """Write out [T, H], the sum of y [T * K, H] times `weights` [T, K] by rising `keys` [T, K]; below zero is none."""
+    """Write out [T, H]: y [T * K, H] times `weights` [T, K], summed by ascending `keys` [T, K]; a negative key is no
+    expert."""
     num_tokens, top_k = keys.shape
     hidden, tokens = out.shape[1], min(triton.next_power_of_2(num_tokens), _TOKENS)
     _combine[(triton.cdiv(hidden, _OUTPUTS), triton.cdiv(num_tokens, tokens))](
-        y,
-        keys,
-        weights,
-        out,
-        num_tokens,
-        hidden,
-        top_k,
-        width=triton.next_power_of_2(top_k),
-        block_tokens=tokens,
-        block=_OUTPUTS,
-    )
-
-
-@triton.jit
-def gated(gate, up, dtype: tl.constexpr):
-    """silu(gate) * up, float32 in, rounded to `dtype` where the module rounds."""
-    gate, up = gate.to(dtype).to(tl.float32), up.to(dtype).to(tl.float32)
-    activated = (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32)
-    return (activated * up).to(dtype)
+        y, keys, weights, out, num_tokens, hidden, top_k,
+        width=triton.next_power_of_2(top_k), block_tokens=tokens, block=_OUTPUTS,
+    )  # fmt: skip
 
 
 @triton.jit
 def _product(
     x_ptr, matrix_ptr, rows, num_rows, num_columns, row, column, block_rows: tl.constexpr, block_columns: tl.constexpr
 ):
-    """Some rows of a matrix [num_rows, num_columns], `row` and `column` weights apart, times a vector: float32
-    [block_rows]."""
+    """Multiply some rows of a matrix [num_rows, num_columns] by a vector: float32 [block_rows]. Rows lie `row` weights
+    apart, columns `column` weights."""
     sums = tl.zeros((block_rows, block_columns), tl.float32)
     is_row = rows < num_rows
     for first in range(0, num_columns, block_columns):
@@ -104,28 +73,18 @@ def _product(
         is_column = columns < num_columns
         x = tl.load(x_ptr + columns, mask=is_column, other=0.0).to(tl.float32)
         places = rows[:, None] * row + columns[None, :] * column
-        weights = tl.load(matrix_ptr + places, mask=is_row[:, None] & is_column[None, :], other=0.0)
+        weights = load_block(matrix_ptr + places, is_row, is_column)
         sums += weights.to(tl.float32) * x[None, :]
     return tl.sum(sums, axis=1)
 
 
 @triton.jit
 def _inner(
-    x_ptr,
-    numbers_ptr,
-    starts_ptr,
-    arena_ptr,
-    inner_ptr,
-    hidden,
-    neurons,
-    top_k,
-    gate_offset,
-    up_offset,
-    row,
-    block_rows: tl.constexpr,
-    block_columns: tl.constexpr,
-):
-    """silu(gate) * up of some neurons of one pair."""
+    x_ptr, numbers_ptr, starts_ptr, arena_ptr, inner_ptr,
+    hidden, neurons, top_k, gate_offset, up_offset, row,
+    block_rows: tl.constexpr, block_columns: tl.constexpr,
+):  # fmt: skip
+    """Compute silu(gate) * up for some neurons of one pair."""
     pair = tl.program_id(1)
     number = tl.load(numbers_ptr + pair)
     if number >= 0:
@@ -134,72 +93,60 @@ def _inner(
         rows = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
         gate = _product(token_ptr, expert_ptr + gate_offset, rows, neurons, hidden, row, 1, block_rows, block_columns)
         up = _product(token_ptr, expert_ptr + up_offset, rows, neurons, hidden, row, 1, block_rows, block_columns)
-        acts = gated(gate, up, inner_ptr.dtype.element_ty)
+        acts = swiglu(gate, up, inner_ptr.dtype.element_ty)
         tl.store(inner_ptr + pair * neurons + rows, acts, mask=rows < neurons)
 
 
 @triton.jit
 def _down(
-    inner_ptr,
-    numbers_ptr,
-    starts_ptr,
-    arena_ptr,
-    y_ptr,
-    hidden,
-    neurons,
-    down_offset,
-    output,
-    neuron,
-    adds: tl.constexpr,
-    block_rows: tl.constexpr,
-    block_columns: tl.constexpr,
-):
-    """Some outputs of one pair's expert."""
+    inner_ptr, numbers_ptr, starts_ptr, arena_ptr, y_ptr,
+    hidden, neurons, down_offset, output, neuron,
+    adds: tl.constexpr, block_rows: tl.constexpr, block_columns: tl.constexpr,
+):  # fmt: skip
+    """Compute some outputs of one pair's expert."""
     pair = tl.program_id(1)
     number = tl.load(numbers_ptr + pair)
     if number >= 0:
         down_ptr = arena_ptr + tl.load(starts_ptr + number) + down_offset
         rows = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
-        acts_ptr, own_ptr = inner_ptr + pair * neurons, y_ptr + pair * hidden + rows
+        acts_ptr, out_ptr = inner_ptr + pair * neurons, y_ptr + pair * hidden + rows
         y = _product(acts_ptr, down_ptr, rows, hidden, neurons, output, neuron, block_rows, block_columns)
         if adds:
-            y += tl.load(own_ptr, mask=rows < hidden, other=0.0)
-        tl.store(own_ptr, y, mask=rows < hidden)
+            y += tl.load(out_ptr, mask=rows < hidden, other=0.0)
+        tl.store(out_ptr, y, mask=rows < hidden)
+
+
+@triton.jit
+def _places(keys, ranks):
+    """Each rank's place [T, K] in its token's sum, keys ascending, then ranks; -1 for a negative key."""
+    is_used = keys >= 0
+    is_tied = (keys[:, None, :] == keys[:, :, None]) & (ranks[None, None, :] < ranks[None, :, None])
+    is_earlier = ((keys[:, None, :] < keys[:, :, None]) | is_tied) & is_used[:, None, :]
+    return tl.where(is_used, tl.sum(is_earlier.to(tl.int32), axis=2), -1)
 
 
 @triton.jit
 def _combine(
-    y_ptr,
-    keys_ptr,
-    weights_ptr,
-    out_ptr,
-    num_tokens,
-    hidden,
-    top_k,
-    width: tl.constexpr,
-    block_tokens: tl.constexpr,
-    block: tl.constexpr,
-):
-    """Some outputs of some tokens, added up one expert after another, as the module does."""
+    y_ptr, keys_ptr, weights_ptr, out_ptr, num_tokens, hidden, top_k,
+    width: tl.constexpr, block_tokens: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
+    """Sum some outputs of some tokens, one expert after another, as the module does."""
     tokens = tl.program_id(1) * block_tokens + tl.arange(0, block_tokens)
     is_token = tokens < num_tokens
     ranks = tl.arange(0, width)
     pairs = tokens[:, None] * top_k + ranks[None, :]
     keys = tl.load(keys_ptr + pairs, mask=is_token[:, None] & (ranks < top_k)[None, :], other=-1)
-    is_used = keys >= 0
-    is_tied = (keys[:, None, :] == keys[:, :, None]) & (ranks[None, None, :] < ranks[None, :, None])
-    is_earlier = ((keys[:, None, :] < keys[:, :, None]) | is_tied) & is_used[:, None, :]
-    places = tl.where(is_used, tl.sum(is_earlier.to(tl.int32), axis=2), -1)
+    places = _places(keys, ranks)
     columns = tl.program_id(0) * block + tl.arange(0, block)
     is_column = columns < hidden
     dtype = out_ptr.dtype.element_ty
     total = tl.zeros((block_tokens, block), tl.float32)
     for place in range(top_k):
-        own = tl.sum(tl.where(places == place, pairs + 1, 0), axis=1)  # 0: no expert is left
-        is_there, pair = own > 0, own - 1
+        number = tl.sum(tl.where(places == place, pairs + 1, 0), axis=1)  # 0: no expert is left
+        has_expert, pair = number > 0, number - 1
         y_rows = y_ptr + pair.to(tl.int64) * hidden  # a long prompt has more outputs than 32 bits count
-        y = tl.load(y_rows[:, None] + columns[None, :], mask=is_there[:, None] & is_column[None, :], other=0.0)
-        weight = tl.load(weights_ptr + pair, mask=is_there, other=0.0).to(tl.float32)
+        y = load_block(y_rows[:, None] + columns[None, :], has_expert, is_column)
+        weight = tl.load(weights_ptr + pair, mask=has_expert, other=0.0).to(tl.float32)
         share = (y.to(dtype).to(tl.float32) * weight[:, None]).to(dtype).to(tl.float32)
         total = (total + share).to(dtype).to(tl.float32)
     out_rows = out_ptr + tokens.to(tl.int64) * hidden

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from artifacts.quantisation.bit_allocation import WIDTHS
 from artifacts.quantisation.packing import Packed
 from runtime.engine.output_cpu import CpuOutput
-from runtime.kernels.cpu.load import AS_NUMPY, fused_kernels
+from runtime.kernels.load import AS_NUMPY, kernels
 from runtime.kernels.low_bit import linear
 from runtime.model.open import MoeModel, open_model
 from runtime.session.session import Session, Settings
@@ -100,12 +100,12 @@ def test_kernels_equal_the_module_at_odd_sizes(hidden: int, neurons: int, dtype:
     starts = np.array([data[start].data_ptr() for data in cut for start, _ in halves])
     counts, of = np.array([size for _ in cut for _, size in halves]), np.repeat(np.arange(3), len(halves))
     for add, arguments in (
-        (fused_kernels().add_whole, (whole, neurons, own, rows)),
-        (fused_kernels().add_segments, (starts, counts, own, of)),
+        (kernels("cpu.gated").add_whole, (whole, neurons, own, rows)),
+        (kernels("cpu.gated").add_segments, (starts, counts, own, of)),
     ):
         y, out = np.zeros((3, hidden), np.float32), torch.empty_like(x)
         add(*arguments, y, like)
-        fused_kernels().combine(y, weights.float().numpy(), 3, out.view(kind).numpy()[0])
+        kernels("cpu.gated").combine(y, weights.float().numpy(), 3, out.view(kind).numpy()[0])
         difference = (out.float() - expected.float()).abs().max()
         assert difference <= (1e-6 if dtype is torch.float32 else 1e-2) * expected.float().abs().max() + 1e-7
 
@@ -149,7 +149,7 @@ def _addresses(packed: Packed) -> list[int]:
 def test_rounding_is_to_nearest_even_and_keeps_values_that_are_not_finite() -> None:
     values = np.array([1.0, 1.00390625, 1.01171875, -1.0078125, 3e38, np.inf, -np.inf, np.nan, 1e-40], np.float32)
     out = torch.empty(len(values), dtype=torch.bfloat16)
-    fused_kernels().combine(values[None], np.ones(1, np.float32), 1, out.view(torch.uint16).numpy())
+    kernels("cpu.gated").combine(values[None], np.ones(1, np.float32), 1, out.view(torch.uint16).numpy())
     assert torch.equal(out.isnan(), torch.from_numpy(values).isnan())
     kept = ~out.isnan()
     assert torch.equal(out[kept], torch.from_numpy(values).bfloat16()[kept])

@@ -1,4 +1,4 @@
-"""Kernels for experts on a GPU, by triton's interpreter on a CPU, whole sessions too; and they compile."""
+"""The GPU kernels for experts and whole sessions on them, run by triton's interpreter on a CPU; and they compile."""
 
 import json
 from pathlib import Path
@@ -6,28 +6,28 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from runtime.kernels.gpu.tiles import Groups
+from runtime.kernels.gpu.tiles import SortedPairs
 from tests.helpers.families import FAMILIES
 from tests.helpers.triton_process import compiler, cubin_size, interpret, needs_triton
 
-OTHERS = {"gpt_oss"}  # biased, transposed, with a gate of its own
-# Tokens, ranks, experts, hidden, neurons, and of them those above a cut.
+OTHERS = {"gpt_oss"}  # without such kernels: biased, transposed, with a gate of its own
+# Tokens, ranks, experts, hidden, neurons, and neurons of the top segment.
 SIZES = [(1, 1, 1, 7, 5, 5), (2, 2, 8, 38, 20, 7)]
-MANY = {  # blocks that are full or not; experts with none, with few, with more tokens than a tile has
+MANY = {  # full and partial blocks; experts with no token, with few, with more than a tile holds
     "ragged": (37, 3, 5, 38, 20, 7),
     "one rank": (9, 1, 4, 33, 16, 7),
     "all to one": (21, 2, 4, 32, 16, 8),
 }
-ALLOWED = {"float32": 1e-6, "float16": 1e-3, "bfloat16": 6e-2}  # the interpreter cuts bfloat16 where a GPU rounds
+ALLOWED = {"float32": 1e-6, "float16": 1e-3, "bfloat16": 6e-2}  # the interpreter truncates bfloat16 where a GPU rounds
 KERNELS = """
 import json, sys
 import torch
 from torch.nn import functional as F
-from runtime.kernels.gpu import gated as fused_triton, gated_tiles as grouped_triton
-from runtime.kernels.gpu.tiles import Groups
+from runtime.kernels.gpu import gated, gated_tiles
+from runtime.kernels.gpu.tiles import SortedPairs
 from runtime.kernels.gpu.addressing import Strides
-fused_triton._ROWS, fused_triton._COLUMNS, fused_triton._OUTPUTS = 16, 32, 64
-grouped_triton._OUTPUTS = 32
+gated._ROWS, gated._COLUMNS, gated._OUTPUTS = 16, 32, 64
+gated_tiles._OUTPUTS = 32
 sizes, dtypes, is_many, name = json.loads(sys.argv[1])
 random = torch.Generator().manual_seed(0)
 T, K, E, H, I, TOP = sizes
@@ -36,13 +36,13 @@ if name == "all to one":
     keys[:, 0], keys[:, 1] = 2, -1
 elif K > 1:
     keys[-1, 1] = -1
-    keys[keys == 4] = -1  # nobody's
-def cut(inner, down, neurons):  # of each neuron its row of gate, its row of up, its column of down
+    keys[keys == 4] = -1  # an expert without a token
+def cut(inner, down, neurons):  # for each neuron its row of gate, its row of up, its column of down
     gate, up = inner.chunk(2)
     return torch.stack((gate[neurons], up[neurons], down.T[neurons]), 1).flatten()
 for dtype in [getattr(torch, name) for name in dtypes]:
     stride = 3 * H * I + 64
-    whole, own = torch.zeros(E * stride, dtype=dtype), []
+    whole, experts = torch.zeros(E * stride, dtype=dtype), []
     starts = torch.randperm(E, generator=random) * stride
     segments = torch.zeros(2 * E * stride, dtype=dtype)
     for expert, start in enumerate(starts.tolist()):
@@ -50,33 +50,33 @@ for dtype in [getattr(torch, name) for name in dtypes]:
         whole[start : start + 2 * I * H], whole[start + 2 * I * H + 32 :][: H * I] = inner.flatten(), down.flatten()
         top, bottom = cut(inner, down, slice(TOP)), cut(inner, down, slice(TOP, I))
         segments[start + 16 :][: top.numel()], segments[E * stride + start :][: bottom.numel()] = top, bottom
-        own.append((inner, down))
+        experts.append((inner, down))
     x, weights = torch.randn(T, H, generator=random).to(dtype), torch.rand(T, K, generator=random)
     expected = torch.zeros_like(x)
-    for expert, (inner, down) in enumerate(own):
+    for expert, (inner, down) in enumerate(experts):
         for token, rank in (keys == expert).nonzero().tolist():
             gate, up = F.linear(x[token], inner).chunk(2)
             expected[token] += (F.linear(F.silu(gate) * up, down) * weights[token, rank]).to(dtype)
-    def of(first, neurons):
+    def segment(first, neurons):
         return Strides(neurons, first, first + H, first + 2 * H, 3 * H, 1, 3 * H, is_cut=True)
-    lying = [("whole", whole, [(starts, Strides(I, 0, I * H, 2 * I * H + 32, H, I, 1, is_cut=False))])]
-    lying.append(("cut", segments, [(starts, of(16, TOP)), (starts + E * stride, of(0, I - TOP))]))
-    for way, arena, parts in lying:
+    arenas = [("whole", whole, [(starts, Strides(I, 0, I * H, 2 * I * H + 32, H, I, 1, is_cut=False))])]
+    arenas.append(("cut", segments, [(starts, segment(16, TOP)), (starts + E * stride, segment(0, I - TOP))]))
+    for way, arena, parts in arenas:
         rounded = dtype if is_many and way == "whole" else torch.float32
         y, out = torch.zeros(T * K, H, dtype=rounded), torch.empty_like(x)
-        for turn in range(2):  # some experts at first, the others later
+        for turn in range(2):  # experts of even number first, the others later
             for begin, strides in parts:
                 if is_many:
-                    groups, size = Groups(keys.numpy()), grouped_triton.tile_tokens(T * K, E)
+                    groups, size = SortedPairs(keys.numpy()), gated_tiles.tile_tokens(T * K, E)
                     numbers = {key: key for key in keys.unique().tolist() if key >= 0 and key % 2 == turn}
                     if numbers:
                         order, tiles = (torch.from_numpy(one) for one in (groups.order, groups.tiles(numbers, size)))
                         sizes = {"top_k": K, "block_tokens": size}
-                        grouped_triton.multiply(x, order, tiles, begin, arena, strides=strides, y=y, **sizes)
+                        gated_tiles.multiply(x, order, tiles, begin, arena, strides=strides, y=y, **sizes)
                 else:
                     numbers = torch.where((keys % 2 == turn) & (keys >= 0), keys, -1).to(torch.int32)
-                    fused_triton.multiply(x, numbers, begin, arena, strides=strides, y=y)
-        fused_triton.combine(y, keys, weights, out)
+                    gated.multiply(x, numbers, begin, arena, strides=strides, y=y)
+        gated.combine(y, keys, weights, out)
         error = (out.float() - expected.float()).abs().max() / expected.float().abs().max()
         print(json.dumps([way, str(dtype).removeprefix("torch."), error.item()]))
 """
@@ -84,21 +84,21 @@ SESSIONS = """
 import json, sys
 from pathlib import Path
 import torch
-from runtime.engine import output_gpu as fused_cuda
-from runtime.kernels.gpu import gated as fused_triton
+from runtime.engine import output_gpu
+from runtime.kernels.gpu import gated
 from runtime.engine.output_cpu import CpuOutput
 from runtime.session.settings import EXACT, FUSED
 from runtime.model.open import open_model
 from runtime.policies.base import Artefacts
 from runtime.session.session import Session, Settings
 from tests.helpers.replicas import made
-fused_triton._ROWS, fused_triton._COLUMNS, fused_triton._OUTPUTS = 32, 64, 64
+gated._ROWS, gated._COLUMNS, gated._OUTPUTS = 32, 64, 64
 CpuOutput.suits = staticmethod(lambda opened: False)
-fused_cuda._runs_on = lambda device: True  # as far as the interpreter goes, the CPU is a GPU
+output_gpu._runs_on = lambda device: True  # the interpreter runs the kernels on the CPU
 ids = torch.randint(3, 96, (2, 38), generator=torch.Generator().manual_seed(2))
 mask = torch.ones_like(ids)
 mask[1, :4] = 0
-def said(session, is_brief):
+def logits(session, is_brief):
     first = session.forward(ids[:1, :36])
     past, outputs = first.past_key_values, [first.logits[0]]
     for position in range(36, 37 if is_brief else 38):
@@ -111,30 +111,31 @@ def said(session, is_brief):
     return torch.cat(outputs)
 for folder, name, chosen, scratch, is_brief in json.loads(sys.argv[1]):
     opened = open_model(folder)
-    told, artefacts = {}, Artefacts(replicas=made(opened, Path(scratch))) if scratch else None
+    runs, artefacts = {}, Artefacts(replicas=made(opened, Path(scratch))) if scratch else None
     for experts in (EXACT, FUSED):
         with Session(opened, Settings(**chosen, experts=experts), artefacts=artefacts) as session:
-            told[experts] = (said(session, is_brief), session.controller.counters.totals(), session.receipt())
+            runs[experts] = (logits(session, is_brief), session.controller.counters.totals(), session.receipt())
             if experts == FUSED and session.is_fused:
                 on_device = len(session.engine.steps.gpu_output.whole)
-    (exact, counted, _), (fused, also, receipt) = told[EXACT], told[FUSED]
+    (exact, exact_counts, _), (fused, fused_counts, receipt) = runs[EXACT], runs[FUSED]
     error = ((fused - exact).abs().max() / exact.abs().max()).item()
-    print(json.dumps([opened.family, name, error, counted == also, receipt["experts_of_a_token"], on_device]))
+    counts_alike = exact_counts == fused_counts
+    print(json.dumps([opened.family, name, error, counts_alike, receipt["experts_of_a_token"], on_device]))
 """
 TOKENS = """
 import sys
 import numpy as np
 import torch
-from runtime.engine import output_gpu as fused_cuda
-from runtime.kernels.gpu import gated as fused_triton
+from runtime.engine import output_gpu
+from runtime.kernels.gpu import gated
 from runtime.model.arithmetic import accumulate, assign, gather, weigh
 from runtime.engine.output_cpu import CpuOutput
 from runtime.session.settings import FUSED
 from runtime.model.open import open_model
 from runtime.session.session import Session, Settings
-fused_triton._ROWS, fused_triton._COLUMNS, fused_triton._OUTPUTS = 32, 64, 64
+gated._ROWS, gated._COLUMNS, gated._OUTPUTS = 32, 64, 64
 CpuOutput.suits = staticmethod(lambda opened: False)
-fused_cuda._runs_on = lambda device: True
+output_gpu._runs_on = lambda device: True
 opened = open_model(sys.argv[1])
 with Session(opened, Settings(preset="full", experts=FUSED)) as session:
     session.forward(torch.arange(3, 90)[None])
@@ -143,24 +144,24 @@ with Session(opened, Settings(preset="full", experts=FUSED)) as session:
     hidden, weights = torch.randn(3, opened.config.hidden_size, generator=random), torch.rand(3, 2, generator=random)
     selected = np.array([[2, 0], [1, -1], [0, 3]])
     places, expected = session.controller.cache.places[:4], torch.zeros_like(hidden)
-    own = assign(selected, hidden.device)
-    outputs = [resident.forward(module, places[expert], gather(hidden, own[expert])) for expert in range(4)]
+    assigned = assign(selected, hidden.device)
+    outputs = [resident.forward(module, places[expert], gather(hidden, assigned[expert])) for expert in range(4)]
     for expert, y in enumerate(outputs):
-        accumulate(expected, weigh(y, weights, own[expert]), own[expert])
+        accumulate(expected, weigh(y, weights, assigned[expert]), assigned[expert])
     fused.begin(module, hidden, selected, weights)
     fused.add([places[3], places[1]])
-    fused.add_output(0, outputs[0])  # as one that was computed near
+    fused.add_output(0, outputs[0])  # as for an expert of the near tier
     fused.add([places[2]])
     print(((fused.finish() - expected).abs().max() / expected.abs().max()).item())
 
-    def at_once():
+    def one_token():
         return module.moectl_forward(hidden[:1], torch.tensor([[2, 0]]), weights[:1]), fused.whole[0].tolist()
 
-    before, starts = at_once()
+    before, starts_before = one_token()
     session.engine.clear()
-    session.forward(torch.arange(20, 90)[None])  # in another order, into other slots
-    after, others = at_once()
-    print(int(starts != others), int(torch.equal(before, after)))
+    session.forward(torch.arange(20, 90)[None])  # loads experts in another order, into other slots
+    after, starts_after = one_token()
+    print(int(starts_before != starts_after), int(torch.equal(before, after)))
 """
 RUNS = {
     "all resident": {"preset": "full"},
@@ -205,7 +206,7 @@ def check(lines: list[str]) -> None:
 
 def test_tiles_have_every_pair_once() -> None:
     experts = np.array([[2, 0], [1, -1], [0, 2], [2, -1], [2, 5]])
-    groups = Groups(experts)
+    groups = SortedPairs(experts)
     tiles = groups.tiles({2: 7, 0: 3}, 2)
     assert tiles.tolist() == [[7, 5, 2], [7, 7, 2], [3, 2, 2]]
     served = [experts.ravel()[groups.order[first : first + count]].tolist() for _, first, count in tiles.tolist()]
@@ -214,16 +215,16 @@ def test_tiles_have_every_pair_once() -> None:
 
 @needs_triton
 def test_sessions_say_what_torch_says_and_count_alike(checkpoint, tmp_path: Path) -> None:
-    """Prompts, tokens and batches: every family with everything resident, one family in every run."""
+    """Covers prompts, tokens and batches: every family with all experts resident, and one family in every run."""
     families = [name for name in FAMILIES if name not in ("mixtral", *OTHERS)]
     cases = [(str(checkpoint(family)), EVERYWHERE, RUNS[EVERYWHERE], "", True) for family in families]
     for name, chosen in RUNS.items():
         scratch = tmp_path / name
         scratch.mkdir()
         cases.append((str(checkpoint("mixtral")), name, chosen, str(scratch) if "replicas" in name else "", False))
-    found = [json.loads(line) for line in interpret(SESSIONS, json.dumps(cases))]
-    assert len(found) == len(cases)
-    for family, name, error, counts_alike, computed, num_on_device in found:
+    results = [json.loads(line) for line in interpret(SESSIONS, json.dumps(cases))]
+    assert len(results) == len(cases)
+    for family, name, error, counts_alike, computed, num_on_device in results:
         assert error <= 5e-6 and counts_alike, (family, name, error)
         assert computed == "fused, triton"
         assert (num_on_device > 0) == (name == EVERYWHERE), (family, name)
@@ -231,7 +232,7 @@ def test_sessions_say_what_torch_says_and_count_alike(checkpoint, tmp_path: Path
 
 @needs_triton
 def test_experts_may_be_computed_elsewhere_and_found_again(checkpoint) -> None:
-    """And a layer that is wholly there is found again where it lies after the fast tier was emptied and filled."""
+    """A fully resident layer is also found at its new slots after the fast tier was emptied and filled again."""
     error, found_again = interpret(TOKENS, str(checkpoint("mixtral")))
     assert float(error) <= 2e-6
     assert found_again == "1 1"
@@ -241,22 +242,20 @@ def test_experts_may_be_computed_elsewhere_and_found_again(checkpoint) -> None:
 def test_they_compile_for_gpus(tmp_path: Path) -> None:
     import triton.language as tl
 
-    from runtime.kernels.gpu import gated as fused_triton
-    from runtime.kernels.gpu import gated_packed as packed_triton
-    from runtime.kernels.gpu import gated_tiles as grouped_triton
+    from runtime.kernels.gpu import gated, gated_packed, gated_tiles
 
     def tensors(kind: str) -> dict[str, str]:
-        found = dict.fromkeys(("x_ptr", "arena_ptr", "inner_ptr", "out_ptr"), f"*{kind}")
-        found |= dict.fromkeys(("order_ptr", "tiles_ptr", "keys_ptr", "words_ptr"), "*i32")
-        found |= {"numbers_ptr": "*i64", "starts_ptr": "*i64", "scales_ptr": "*fp16"}
-        return found | {"y_ptr": "*fp32", "weights_ptr": "*fp32"}
+        types = dict.fromkeys(("x_ptr", "arena_ptr", "inner_ptr", "out_ptr"), f"*{kind}")
+        types |= dict.fromkeys(("order_ptr", "tiles_ptr", "keys_ptr", "words_ptr"), "*i32")
+        types |= {"numbers_ptr": "*i64", "starts_ptr": "*i64", "scales_ptr": "*fp16"}
+        return types | {"y_ptr": "*fp32", "weights_ptr": "*fp32"}
 
     few, tiles = {"block_rows": 8, "block_columns": 256}, {"block_tokens": 64, "block_outputs": 64}
     narrow, wide = ({"operand": operand, "precision": "ieee"} for operand in (tl.bfloat16, tl.float32))
     with compiler(tmp_path):
-        assert cubin_size(fused_triton._inner, 80, tensors("bf16"), **few)
-        assert cubin_size(fused_triton._down, 90, tensors("fp32"), adds=True, **few)
-        assert cubin_size(fused_triton._combine, 90, tensors("bf16"), width=8, block_tokens=8, block=256)
-        assert cubin_size(grouped_triton._inner, 90, tensors("bf16"), **tiles, **narrow, block_inputs=64)
-        assert cubin_size(grouped_triton._down, 80, tensors("fp32"), adds=True, **tiles, **wide, block_inputs=32)
-        assert cubin_size(packed_triton._inner, 90, tensors("bf16"), bits=3, block_outputs=32, block_inputs=64)
+        assert cubin_size(gated._inner, 80, tensors("bf16"), **few)
+        assert cubin_size(gated._down, 90, tensors("fp32"), adds=True, **few)
+        assert cubin_size(gated._combine, 90, tensors("bf16"), width=8, block_tokens=8, block=256)
+        assert cubin_size(gated_tiles._inner, 90, tensors("bf16"), **tiles, **narrow, block_inputs=64)
+        assert cubin_size(gated_tiles._down, 80, tensors("fp32"), adds=True, **tiles, **wide, block_inputs=32)
+        assert cubin_size(gated_packed._inner, 90, tensors("bf16"), bits=3, block_outputs=32, block_inputs=64)

@@ -5,7 +5,7 @@ import torch
 
 from moectl.bundled import demo_model
 from runtime.kernels import batched as together
-from runtime.kernels.batched import Together, together_for
+from runtime.kernels.batched import BatchedExperts, choose_batched
 from runtime.model.arithmetic import expert_forward
 from runtime.model.open import MoeModel, open_model
 from runtime.session.session import Session, Settings
@@ -23,7 +23,7 @@ def opened(request: pytest.FixtureRequest, checkpoint: Checkpoint) -> MoeModel:
 
 
 def test_what_is_chosen_gives_the_same_bits(opened: MoeModel) -> None:
-    chosen, layout = together_for(opened), opened.store.layout
+    chosen, layout = choose_batched(opened), opened.store.layout
     assert chosen is not None
     random = torch.Generator().manual_seed(5)
     buffers = [torch.empty(layout.nbytes, dtype=torch.uint8) for _ in range(opened.shape.top_k)]
@@ -41,8 +41,8 @@ def test_what_is_chosen_gives_the_same_bits(opened: MoeModel) -> None:
 def test_a_tier_for_one_token_copies_nothing_to_compute_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its slots lie as a batch wants them; the logits are those of the tier that holds all."""
     opened, copied = open_model(str(demo_model())), []
-    copy = Together._copied
-    monkeypatch.setattr(Together, "_copied", lambda *given: copied.append(given) or copy(*given))
+    copy = BatchedExperts._copied
+    monkeypatch.setattr(BatchedExperts, "_copied", lambda *given: copied.append(given) or copy(*given))
     ids = torch.randint(3, opened.config.vocab_size, (1, 12), generator=torch.manual_seed(3))
     logits = {}
     for budget in ("100%", f"{opened.shape.top_k}x"):
@@ -64,16 +64,16 @@ def test_near_experts_are_computed_in_one_go_with_those_that_are_there(
 ) -> None:
     """Each layer of a decoded token is one batch of all its experts."""
     opened, batches = open_model(str(checkpoint("olmoe"))), []
-    forward = Together.forward
+    forward = BatchedExperts.forward
 
-    def counted(self: Together, module: object, experts: list, x: torch.Tensor, **known: object) -> torch.Tensor:
+    def counted(self: BatchedExperts, module: object, experts: list, x: torch.Tensor, **known: object) -> torch.Tensor:
         batches.append(len(experts))
         return forward(self, module, experts, x, **known)
 
     near = Settings("near", budget=f"{slots * opened.shape.num_layers}x", link="1GB/s", near="1GB/s", device="cpu")
     with Session(opened, near) as session:
         past = session.forward(torch.arange(8)[None]).past_key_values
-        monkeypatch.setattr(Together, "forward", counted)
+        monkeypatch.setattr(BatchedExperts, "forward", counted)
         session.forward(torch.tensor([[9]]), past=past)
         last = session.controller.counters.by_layer(first_pass=-1)
     assert sum(layer["misses"] for layer in last) > 0
@@ -87,9 +87,9 @@ def test_another_order_of_additions_is_noticed(checkpoint: Checkpoint, monkeypat
         return (x.float().mT * w.float()).flip(1).cumsum(dim=1)[:, -1:].to(x.dtype)
 
     opened = open_model(str(checkpoint("olmoe", "hub", "bfloat16")))
-    assert together_for(opened)._batched
+    assert choose_batched(opened)._batched
     monkeypatch.setattr(together.torch, "bmm", backwards)
-    assert not together_for(opened)._batched
+    assert not choose_batched(opened)._batched
 
 
 def test_experts_that_would_leave_the_cache_are_left_alone(
@@ -97,12 +97,12 @@ def test_experts_that_would_leave_the_cache_are_left_alone(
 ) -> None:
     opened = open_model(str(checkpoint("mixtral")))
     monkeypatch.setattr(together, "IN_CACHE", opened.shape.top_k * opened.store.layout.nbytes - 1)
-    assert together_for(opened) is None
+    assert choose_batched(opened) is None
 
 
 @pytest.mark.parametrize("family", OWN_GATE)
 def test_a_gate_of_several_kernels_is_not_shared(checkpoint: Checkpoint, family: str) -> None:
-    assert together_for(open_model(str(checkpoint(family)))) is None
+    assert choose_batched(open_model(str(checkpoint(family)))) is None
 
 
 @pytest.mark.parametrize("size", [24, 32, 56, 100])
@@ -118,8 +118,8 @@ def test_rows_of_a_shared_gate_round_as_alone(checkpoint: Checkpoint, size: int,
 def test_nothing_is_held_for_what_is_not_batched(checkpoint: Checkpoint) -> None:
     opened = open_model(str(checkpoint("gpt_oss")))
     module, layout = opened.layers[0].experts, opened.store.layout
-    assert Together(module, layout, 4, batched=())._into == [{}] * 5
-    assert set(Together(module, layout, 4, batched=["down_proj"])._into[2]) == {"down_proj", "down_proj_bias"}
+    assert BatchedExperts(module, layout, 4, batched=())._into == [{}] * 5
+    assert set(BatchedExperts(module, layout, 4, batched=["down_proj"])._into[2]) == {"down_proj", "down_proj_bias"}
 
 
 def test_the_short_way_counts_and_computes_as_the_long_one(checkpoint: Checkpoint) -> None:

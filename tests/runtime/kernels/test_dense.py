@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from runtime.kernels.cpu.dense import FusedDense
+from runtime.kernels.cpu.dense import CompiledLinear
 from runtime.model.open import open_model
 from runtime.session.session import Session, Settings
 from runtime.session.settings import FUSED
@@ -28,7 +28,7 @@ class Holder:
 def test_one_token_is_as_torch_has_it(inputs: int, outputs: int, bias: bool, dtype: torch.dtype) -> None:
     torch.manual_seed(inputs)
     layer = nn.Linear(inputs, outputs, bias=bias).to(dtype)
-    dense, x = FusedDense(Holder(layer)), torch.randn(1, 1, inputs).to(dtype)
+    dense, x = CompiledLinear(Holder(layer)), torch.randn(1, 1, inputs).to(dtype)
     with torch.inference_mode():
         theirs = layer(x)
         dense.install()
@@ -43,7 +43,7 @@ def test_one_token_is_as_torch_has_it(inputs: int, outputs: int, bias: bool, dty
 def test_a_router_that_is_a_plain_linear_layer_is_left_alone() -> None:
     layer = nn.Linear(3, 2)
     for is_router in (True, False):
-        FusedDense(Holder(layer, is_router=is_router)).install()
+        CompiledLinear(Holder(layer, is_router=is_router)).install()
         assert ("forward" in vars(layer)) != is_router
 
 
@@ -63,7 +63,7 @@ def test_cut_experts_leave_linear_layers_to_torch_even_when_a_window_is_measured
 ) -> None:
     """They are fused unasked, which is no licence to give up the bits of what is beside them."""
     taken = []
-    monkeypatch.setattr(FusedDense, "install", lambda dense: taken.append(dense))
+    monkeypatch.setattr(CompiledLinear, "install", lambda dense: taken.append(dense))
     opened = open_model(str(checkpoint("olmoe")))
     cut = Settings(budget="50%", link="1GB/s", policies={"residency": "split", "prefetch": "next_gate"})
     for settings, times in ((cut, 0), (replace(cut, experts=FUSED), 2)):

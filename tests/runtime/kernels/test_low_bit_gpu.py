@@ -1,4 +1,4 @@
-"""The Triton kernel: what it computes, by triton's interpreter on a CPU, and that it compiles for GPUs without one."""
+"""The low-bit Triton kernels agree with the oracle in triton's interpreter on a CPU, and compile for GPUs."""
 
 import json
 from pathlib import Path
@@ -6,26 +6,26 @@ from pathlib import Path
 from tests.helpers.triton_process import compiler, cubin_size, interpret, needs_triton
 
 pytestmark = needs_triton
-# out, in, group: blocks that are full or not, groups of a row, groups that end within a word; and programs wished for,
-# 1 for all groups in one, many for each in its own.
+# out, in, group, programs: full and partial blocks, one group per row, groups that end within a word. 1 program takes
+# all groups, 99 take one each.
 SHAPES = [(64, 96, 32, 1), (50, 24, 24, 1), (40, 96, 48, 99), (130, 256, 128, 99)]
 RUNS = [(0, "float32"), (1, "float32"), (3, "float16"), (15, "bfloat16")]
 ALLOWED = {"float32": 1e-5, "bfloat16": 5e-3, "float16": 5e-3}
 INTERPRETED = """
 import json, sys
 import torch
-from runtime.kernels.gpu import low_bit as lowbit_triton
+from runtime.kernels.gpu import low_bit
 from runtime.kernels.low_bit import dequantise
 from tools.gpu.checks.low_bit import random_packed
 shapes, runs = json.loads(sys.argv[1])
-for out, size, group_size, lowbit_triton._PROGRAMS in shapes:
+for out, size, group_size, low_bit._PROGRAMS in shapes:
     for bits in (1, 2, 3, 4):
         packed = random_packed(out, size, bits, group_size)
-        for dtype in (torch.float32, torch.float16):  # the interpreter cuts bfloat16 where a GPU rounds
-            assert torch.equal(lowbit_triton.dequantise(packed, dtype), dequantise(packed, dtype))
+        for dtype in (torch.float32, torch.float16):  # the interpreter truncates bfloat16 where a GPU rounds
+            assert torch.equal(low_bit.dequantise(packed, dtype), dequantise(packed, dtype))
         for count, dtype in runs:
             x = torch.randn(count, size, generator=torch.Generator().manual_seed(3)).to(getattr(torch, dtype))
-            y, theirs = lowbit_triton.multiply(x, packed), x.float() @ dequantise(packed).mT
+            y, theirs = low_bit.multiply(x, packed), x.float() @ dequantise(packed).mT
             assert y.shape == theirs.shape and y.dtype == x.dtype, (y.shape, y.dtype)
             error = ((y.float() - theirs).norm() / theirs.norm()).item() if count else 0.0
             print(json.dumps([f"{out}x{size}, groups of {group_size}, {bits} bits, {count}", dtype, error]))

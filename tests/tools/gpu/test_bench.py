@@ -45,7 +45,6 @@ gpu_packed.BITS = (1, 3)
 found = [gpu_kernels.experts("cpu", (16, 8, 2, 4), calls=1)]
 found.append(gpu_kernels.prompts("cpu", (16, 8, 2, 4), num_tokens=(6,), calls=1))
 found.append(gpu_packed.packed("cpu", (32, 16, 2, 4), turns=1, calls=1))
-found.append(gpu_kernels.buddies("cpu", num_tokens=(2,), calls=1))
 print(*[passed for passed, _, _ in found])
 """
 
@@ -154,4 +153,4 @@ def test_it_runs_without_what_machines_for_gpus_lack() -> None:
 
 @needs_triton
 def test_the_checks_of_kernels_pass_where_kernels_are_right() -> None:
-    assert interpret(KERNELS) == ["True True True True"]
+    assert interpret(KERNELS) == ["True True True"]

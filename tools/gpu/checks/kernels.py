@@ -1,5 +1,4 @@
-"""What tools.gpu.check checks of the kernels for experts, of a token and of prompts, and for buddies: the same answer,
-and how soon."""
+"""The checks of `tools.gpu.check` for the experts' kernels, with one token and with prompts: answers and times."""
 
 import time
 from collections.abc import Callable
@@ -15,7 +14,6 @@ from tools.gpu.checks.sessions import Finding, finish
 
 SIZES = {"olmoe-1b-7b": (2048, 1024, 8, 64), "mixtral-8x7b": (4096, 14336, 2, 8)}  # hidden, neurons, ranks, experts
 ALLOWED = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 2e-2}  # of the largest output
-BUDDY_TOKENS = (1, 8, 64, 512)
 PROMPTS = (128, 512)
 _CALLS = 100
 
@@ -55,10 +53,10 @@ class Experts:
         """By those that sort tokens by expert first; that ids come to the host belongs to it."""
         from runtime.kernels.gpu import gated as fused_triton
         from runtime.kernels.gpu import gated_tiles as grouped_triton
-        from runtime.kernels.gpu.tiles import Groups
+        from runtime.kernels.gpu.tiles import SortedPairs
 
         ids = step.ids.cpu().numpy()
-        groups, size = Groups(ids), grouped_triton.tile_tokens(ids.size, self.count)
+        groups, size = SortedPairs(ids), grouped_triton.tile_tokens(ids.size, self.count)
         tiles = groups.tiles({int(expert): int(expert) for expert in np.unique(ids)}, size)
         order, tiles = (torch.from_numpy(one).to(self.device, non_blocking=True) for one in (groups.order, tiles))
         y, out = torch.empty(ids.size, self.hidden, dtype=self.dtype, device=self.device), torch.empty_like(step.x)
@@ -129,25 +127,6 @@ def _compared(
 
 def _turn(case: Experts, way: Callable[[Experts, Tokens], torch.Tensor], steps: list[Tokens], turn: int) -> None:
     way(case, steps[turn])
-
-
-def buddies(device: str, *, num_tokens: tuple[int, ...] = BUDDY_TOKENS, calls: int = _CALLS) -> Finding:
-    """Passed if the kernel says what the policy says; microseconds of 8 ranks of 64 experts with 16 buddies."""
-    from runtime.kernels.gpu.buddy_substitution import substitute
-    from runtime.policies.miss import buddy
-
-    random, figures, is_same = np.random.default_rng(0), {}, True
-    lists = np.stack([random.permutation(np.delete(np.arange(64), expert))[:16] for expert in range(64)])
-    resident = random.random(64) < 0.25
-    there = [torch.from_numpy(array).to(device) for array in (resident, lists)]
-    for count in num_tokens:
-        selected = np.stack([random.permutation(64)[:8] for _ in range(count)])
-        own = torch.from_numpy(selected).to(device)
-        said = substitute(own, *there, 16).cpu().numpy()
-        is_same &= np.array_equal(said, buddy.substitute(selected, resident, lists, 16))
-        figures[f"{count} tokens"] = microseconds(lambda turn, own=own: substitute(own, *there, 16), 1, calls, device)
-    told = ", ".join(f"{name} {us:.0f} us" for name, us in figures.items())
-    return is_same, f"{'the same' if is_same else 'DIFFERENT'} as the policy; {told}", figures
 
 
 def microseconds(work: Callable[[int], object], turns: int, calls: int, device: str) -> float:

@@ -1,0 +1,18 @@
+"""Device functions that several Triton kernels share. Importing this module imports triton."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def load_block(places, is_row, is_column):
+    """Load the elements at the pointers `places` [R, C]: zero where the row or the column is out of range."""
+    return tl.load(places, mask=is_row[:, None] & is_column[None, :], other=0.0)
+
+
+@triton.jit
+def swiglu(gate, up, dtype: tl.constexpr):
+    """silu(gate) * up of float32 inputs, rounded to `dtype` where the module rounds."""
+    gate, up = gate.to(dtype).to(tl.float32), up.to(dtype).to(tl.float32)
+    activated = (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32)
+    return (activated * up).to(dtype)
