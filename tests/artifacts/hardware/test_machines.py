@@ -7,11 +7,11 @@ from artifacts.hardware.machines import MACHINES, machine
 
 
 def test_every_machine_has_positive_figures_and_a_source():
-    for name, known in MACHINES.items():
-        assert machine(name) is known
-        assert min(known.fast_gbps, known.fast_tflops, known.link_gbps, known.link_latency_s, known.near_gbps) > 0
-        assert known.fast_gbps > known.link_gbps
-        assert known.source
+    for name, listed in MACHINES.items():
+        assert machine(name) is listed
+        assert min(listed.fast_gbps, listed.fast_tflops, listed.link_gbps, listed.link_latency_s, listed.near_gbps) > 0
+        assert listed.fast_gbps > listed.link_gbps
+        assert listed.source
 
 
 def test_the_near_data_device_of_table_2():

@@ -30,18 +30,18 @@ TOTALS = {
 @pytest.mark.parametrize("name", TOTALS)
 def test_all_weights_together_are_the_published_total(name: str) -> None:
     model = MODELS[name]
-    found = backbone_memory(model, backbone_of(name))
+    memory = backbone_memory(model, backbone_of(name))
     embedded = (
         model.vocabulary * model.hidden * 2 * (2 - model.weight_nbytes)
     )  # in models of 8 bits, only these have 16
-    total = (model.shape.nbytes + found.weights_nbytes - embedded) / model.weight_nbytes
+    total = (model.shape.nbytes + memory.weights_nbytes - embedded) / model.weight_nbytes
     assert total / 1e9 == pytest.approx(TOTALS[name], rel=0.005)
 
 
 def test_every_model_of_the_table_has_a_backbone() -> None:
     for name, model in MODELS.items():
-        found = backbone_memory(model, backbone_of(name))
-        assert 0 < found.cache_nbytes < found.weights_nbytes < 40e9, name
+        memory = backbone_memory(model, backbone_of(name))
+        assert 0 < memory.cache_nbytes < memory.weights_nbytes < 40e9, name
     assert backbone_memory(MODELS["mixtral-8x7b"], backbone_of("mixtral-8x7b")).cache_nbytes == 32 * 2 * 8 * 128 * 2
     assert backbone_memory(MODELS["deepseek-v3"], backbone_of("deepseek-v3")).cache_nbytes == 61 * (512 + 64) * 2
 
@@ -51,16 +51,16 @@ def test_real_modules_and_caches(family: str, tmp_path: Path) -> None:
     """Weights agree but for norms and biases, which count in so small a model; the cache agrees to the byte."""
     config, model = families.FAMILIES[family]()
     config.save_pretrained(tmp_path)
-    said = model_shape(str(tmp_path))
-    found = backbone_memory(said, from_config(tmp_path / "config.json"))
+    shape = model_shape(str(tmp_path))
+    memory = backbone_memory(shape, from_config(tmp_path / "config.json"))
     wide = {name: tensor for name, tensor in model.state_dict().items() if tensor.dim() > 1 and "experts." not in name}
     shared = {name: tensor for name, tensor in model.state_dict().items() if "shared_expert" in name}
     distinct = {tensor.data_ptr(): tensor.nbytes for tensor in (wide | shared).values()}
-    per_weight = 4 / said.weight_nbytes  # the test's modules are float32
-    assert found.weights_nbytes * per_weight == pytest.approx(sum(distinct.values()), rel=0.03)
+    per_weight = 4 / shape.weight_nbytes  # the test's modules are float32
+    assert memory.weights_nbytes * per_weight == pytest.approx(sum(distinct.values()), rel=0.03)
     cache = model(torch.ones(1, 5, dtype=torch.long), use_cache=True).past_key_values
     held = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
-    assert found.cache_nbytes * 5 * 4 / max(2, said.weight_nbytes) == held
+    assert memory.cache_nbytes * 5 * 4 / max(2, shape.weight_nbytes) == held
 
 
 def test_quantised_experts_are_as_small_as_published(tmp_path: Path) -> None:

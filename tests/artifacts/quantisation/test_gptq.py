@@ -63,7 +63,7 @@ def test_refined_beats_plain_on_inputs_it_has_not_seen() -> None:
     seen, unseen = inputs[:1000], inputs[1000:]
     plain, refined = (quantize(weight, hessian(seen), WIDTHS, 32, recipe=recipe) for recipe in RECIPES)
     for bits in WIDTHS:
-        before, after = (loss(weight, found[bits].dequantised(), unseen) for found in (plain, refined))
+        before, after = (loss(weight, replicas[bits].dequantised(), unseen) for replicas in (plain, refined))
         assert after < 0.9 * before
 
 
@@ -115,9 +115,9 @@ def test_one_weight_by_itself() -> None:
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_without_any_activation_weights_are_rounded_or_deleted(recipe: str) -> None:
     weight = weights(8, 32).float()
-    found = quantize(weight, hessian(torch.zeros(0, 32)), WIDTHS, 32, recipe=recipe)
-    assert torch.equal(found[4].dequantised(), torch.zeros_like(weight)) == (recipe == "plain")
-    assert all(replica.dequantised().isfinite().all() for replica in found.values())
+    replicas = quantize(weight, hessian(torch.zeros(0, 32)), WIDTHS, 32, recipe=recipe)
+    assert torch.equal(replicas[4].dequantised(), torch.zeros_like(weight)) == (recipe == "plain")
+    assert all(replica.dequantised().isfinite().all() for replica in replicas.values())
 
 
 def test_a_hessian_without_a_factor_is_damped_more() -> None:

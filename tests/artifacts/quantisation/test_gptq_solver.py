@@ -52,8 +52,8 @@ def test_plain_is_the_published_algorithm(num_samples: int, group_size: int) -> 
     weight, inputs = weights(*SHAPE), correlated(num_samples, SHAPE[1])
     inputs[:, 7] = 0
     metric = hessian(inputs)
-    found = quantize(weight, metric, [1, 2, 3, 4], group_size, recipe="plain")
-    for bits, replica in found.items():
+    replicas = quantize(weight, metric, [1, 2, 3, 4], group_size, recipe="plain")
+    for bits, replica in replicas.items():
         codes, result = reference(weight, metric, bits, group_size, 0.01)
         assert (replica.codes == codes).double().mean() >= 0.995
         assert loss(weight, replica.dequantised(), inputs) == pytest.approx(loss(weight, result, inputs), rel=1e-3)

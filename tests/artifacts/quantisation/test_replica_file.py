@@ -56,20 +56,20 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("bits", [1, 3, 4])
 def test_a_width_comes_back(path: Path, bits: int) -> None:
-    found = read_replica(path, bits, model="a" * 64, key=(2, 5))
-    assert found.keys() == replicas()[bits].keys()
+    parts_read = read_replica(path, bits, model="a" * 64, key=(2, 5))
+    assert parts_read.keys() == replicas()[bits].keys()
     for name, part in replicas()[bits].items():
         if isinstance(part, torch.Tensor):
-            assert torch.equal(found[name], part) and found[name].dtype == part.dtype
+            assert torch.equal(parts_read[name], part) and parts_read[name].dtype == part.dtype
             continue
-        assert (found[name].bits, found[name].group_size, found[name].num_inputs) == (
+        assert (parts_read[name].bits, parts_read[name].group_size, parts_read[name].num_inputs) == (
             bits,
             part.group_size,
             part.num_inputs,
         )
         for field in ("qweight", "scales"):
-            assert torch.equal(getattr(found[name], field), getattr(part, field))
-        assert (found[name].qzeros is None) == (bits == 1)
+            assert torch.equal(getattr(parts_read[name], field), getattr(part, field))
+        assert (parts_read[name].qzeros is None) == (bits == 1)
     assert replica_nbytes(path)[bits] == sum(part.nbytes for part in replicas()[bits].values())
 
 

@@ -30,8 +30,8 @@ def case(seed: int) -> tuple[Plain, SplitProblem, np.ndarray, float]:
 def test_greedy_and_refined_are_the_slow_ones(seed: int) -> None:
     plain, ours, even, zeta = case(seed)
     greedy, refined = ours.greedy(even, zeta), ours.run_kernel("refine", even, zeta)
-    for found in (greedy, refined):  # a layer's exposed time is reused where nothing before it changed
-        np.testing.assert_array_equal(found, ours.answer(found[0]))
+    for answer in (greedy, refined):  # a layer's exposed time is reused where nothing before it changed
+        np.testing.assert_array_equal(answer, ours.answer(answer[0]))
     np.testing.assert_allclose(greedy[0], plain.greedy(even, zeta), atol=1e-9)
     once = refined[0]
     assert once.sum() == pytest.approx(even.sum())
@@ -55,8 +55,8 @@ def test_a_change_is_the_difference_of_the_sums(seed: int) -> None:
         after = even.copy()
         after[one], after[other] = min(even[one] + step, ours.shape[1]), max(even[other] - step, step / 2)
         changes = (one, after[one], other, after[other])
-        found = exposed_change(ours.curves, ours.times, even, windows, exposed, *changes)
-        assert found == pytest.approx(plain.change(even, after), abs=1e-9)
+        change = exposed_change(ours.curves, ours.times, even, windows, exposed, *changes)
+        assert change == pytest.approx(plain.change(even, after), abs=1e-9)
 
 
 @pytest.mark.parametrize("time", [3, 5, 6])
@@ -68,14 +68,14 @@ def test_less_than_rounding_of_what_takes_time_is_no_gain(time: int) -> None:
         times = [0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0]
         times[time] = 1.0
         ours = SplitProblem.of(times[0], times[1:], (hit, np.zeros((2, 0)), np.zeros((2, 0, 4))))
-        for found in (ours.greedy(ours.even(4), 1.0), ours.run_kernel("refine", ours.even(4), 1.0)):
-            assert found[0].tolist() == [2 + moved, 2 - moved]
+        for answer in (ours.greedy(ours.even(4), 1.0), ours.run_kernel("refine", ours.even(4), 1.0)):
+            assert answer[0].tolist() == [2 + moved, 2 - moved]
 
 
 def test_where_nothing_takes_time_nothing_is_moved() -> None:
     ours = SplitProblem.of(0.0, (0.0, 0.0, 0.0, 1, 0.0, 0.0), problem(3, 4, 1, 0)[5:])
-    for found in (ours.greedy(ours.even(6), 0.5), ours.run_kernel("refine", ours.even(6), 0.5)):
-        assert found[0].tolist() == [2, 2, 2]
+    for answer in (ours.greedy(ours.even(6), 0.5), ours.run_kernel("refine", ours.even(6), 0.5)):
+        assert answer[0].tolist() == [2, 2, 2]
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -106,19 +106,19 @@ def test_cells_are_the_best_where_windows_do_not_depend_on_them(seed: int) -> No
     ours = SplitProblem.of(window, (0.0, attention_s, load_s, k, 0.0, 0.0), curves)
     num_cells, rest = int(random.integers(3, 16)), float(random.choice([0.0, 0.3]))
     even = ours.even((num_cells + rest) / 2)
-    found = ours.gridded(even, 0.5)
-    assert found.sum() == pytest.approx(even.sum())
+    budgets = ours.gridded(even, 0.5)
+    assert budgets.sum() == pytest.approx(even.sum())
     ways = [np.array(way) / 2 for way in itertools.product(range(1, 7), repeat=3) if sum(way) == num_cells]
     best = min(ways, key=lambda way: ours.answer(way)[1].sum())
     whole = [best + one for one in np.eye(3) * rest / 2 if (best + one <= 3).all()]
-    assert ours.answer(found)[1].sum() == pytest.approx(min(ours.answer(one)[1].sum() for one in whole))
+    assert ours.answer(budgets)[1].sum() == pytest.approx(min(ours.answer(one)[1].sum() for one in whole))
 
 
 def test_less_than_a_cell_each_is_shared_evenly() -> None:
     ours = SplitProblem.of(0.5, (0.5, 0.5, 1.0, 1, 0.0, 0.0), problem(3, 3, 1, 0)[5:])
     for total, is_even in ((1.4, True), (1.5, True), (1.7, False), (2.0, False)):
-        found = ours.gridded(ours.even(total), 0.5)
-        assert (np.ptp(found) == 0) == is_even and found.sum() == pytest.approx(total)
+        budgets = ours.gridded(ours.even(total), 0.5)
+        assert (np.ptp(budgets) == 0) == is_even and budgets.sum() == pytest.approx(total)
 
 
 def test_cells_are_an_expert_or_parts_of_it_and_not_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,9 +126,9 @@ def test_cells_are_an_expert_or_parts_of_it_and_not_too_many(monkeypatch: pytest
     ours = SplitProblem.of(0.5, (0.5, 0.5, 1.0, 1, 0.0, 0.0), problem(3, 4, 1, 4)[5:])
     for step, most, share in ((0.5, 2048, 2), (1.0, 2048, 1), (3.0, 2048, 1), (0.5, 12, 2), (0.1, 6, 1), (0.1, 5, 1)):
         monkeypatch.setattr("artifacts.splits.solve._NUM_CELLS", most)
-        found = ours.gridded(ours.even(6.0), step) * share
-        assert found.tolist() == found.round().tolist() and found.sum() == 6 * share
-        assert share == 1 or (found % 2).any()
+        cells = ours.gridded(ours.even(6.0), step) * share
+        assert cells.tolist() == cells.round().tolist() and cells.sum() == 6 * share
+        assert share == 1 or (cells % 2).any()
 
 
 def test_windows_are_from_the_least_to_the_most_that_a_layer_leaves() -> None:

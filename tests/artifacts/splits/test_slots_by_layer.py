@@ -16,11 +16,11 @@ from artifacts.splits.slots_by_layer import fewest_loads, loads_on_demand
 def test_no_other_way_loads_fewer(layers: int, experts: int, seed: int, data: st.DataObject) -> None:
     loads = np.random.default_rng(seed).random((layers, experts + 1))
     total = data.draw(st.integers(layers, layers * experts))
-    found = fewest_loads(loads, total)
-    assert found.sum() == total and ((found >= 1) & (found <= experts)).all()
+    slots = fewest_loads(loads, total)
+    assert slots.sum() == total and ((slots >= 1) & (slots <= experts)).all()
     ways = (way for way in itertools.product(range(1, experts + 1), repeat=layers) if sum(way) == total)
     least = min(loads[np.arange(layers), way].sum() for way in ways)
-    assert loads[np.arange(layers), found].sum() == pytest.approx(least)
+    assert loads[np.arange(layers), slots].sum() == pytest.approx(least)
 
 
 def test_a_layer_that_gains_nothing_gets_one() -> None:
@@ -33,8 +33,8 @@ def test_what_is_held_or_foreseen_is_not_loaded() -> None:
     """Of two experts per token one is predicted with .5, the other with .25; one slot holds half of what is wanted."""
     hit, prediction = np.array([[0.0, 0.5, 1.0]]), np.array([[0.5, 0.25, 0.1]])
     cached = np.array([[[0.0, 0.4, 1.0], [0.0, 0.4, 1.0], [0.0, 0.4, 1.0]]])
-    found = loads_on_demand(hit, prediction, cached, 2)
-    np.testing.assert_allclose(found, [[2 - 0.75, 1 - 0.75 * 0.6, 0]])
+    loads = loads_on_demand(hit, prediction, cached, 2)
+    np.testing.assert_allclose(loads, [[2 - 0.75, 1 - 0.75 * 0.6, 0]])
 
 
 @pytest.mark.parametrize("total", [1, 9])

@@ -236,16 +236,16 @@ def test_a_layer_may_end_with_all_of_its_experts(solver: str) -> None:
 def test_seconds_may_be_of_any_size() -> None:
     """A power of two scales every number exactly, so only the exposed seconds change."""
     window, moe_s, attention_s, load_s, *others = problem(3, 3, 1, 1)
-    found = []
+    answers = []
     for scale in (1.0, 2.0**-40, 2.0**40):
         times = [scale * time for time in (window, moe_s, attention_s, load_s)]
         besides = {"latency_s": 0.25 * scale, "host_s": 0.125 * scale}
         for solver in SOLVERS:
-            found.append(allocate(4, 0.5, *times, *others, solver=solver, **besides))
-    for number, (budgets, exposed, _, _) in enumerate(found[2:]):
-        np.testing.assert_array_equal(budgets, found[number % 2][0])
-        np.testing.assert_array_equal(exposed, found[number % 2][1] * (2.0**-40, 2.0**40)[number // 2])
-    assert len(set(found[0][0])) > 1, "nothing was moved"
+            answers.append(allocate(4, 0.5, *times, *others, solver=solver, **besides))
+    for number, (budgets, exposed, _, _) in enumerate(answers[2:]):
+        np.testing.assert_array_equal(budgets, answers[number % 2][0])
+        np.testing.assert_array_equal(exposed, answers[number % 2][1] * (2.0**-40, 2.0**40)[number // 2])
+    assert len(set(answers[0][0])) > 1, "nothing was moved"
 
 
 def test_what_is_just_possible() -> None:
@@ -269,11 +269,11 @@ def test_what_is_just_possible() -> None:
 
 def test_transfers_take_nothing_besides_unless_said() -> None:
     arguments, nothing = problem(2, 4, 2, 3), {"latency_s": 0.0, "host_s": 0.0}
-    for found, expected in (
+    for answer, expected in (
         (expert_split([1.5, 2], *arguments), expert_split([1.5, 2], *arguments, **nothing)),
         (allocate(3, 0.5, *arguments), allocate(3, 0.5, *arguments, solver="greedy", **nothing)),
     ):
-        for one, other in zip(found, expected, strict=True):
+        for one, other in zip(answer, expected, strict=True):
             np.testing.assert_array_equal(one, other)
 
 

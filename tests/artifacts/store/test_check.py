@@ -25,28 +25,28 @@ def store(tmp_path: Path) -> Path:
     rows = []
     for expert in range(2):
         file = written(folder / f"{expert}.safetensors", seed=expert)
-        own = {"layer": 0, "expert": expert, "file": f"aaaa/{file.name}", "hash": file_hash(file)}
-        rows += [{**own, "bits": bits, "nbytes": nbytes} for bits, nbytes in replica_nbytes(file).items()]
+        columns = {"layer": 0, "expert": expert, "file": f"aaaa/{file.name}", "hash": file_hash(file)}
+        rows += [{**columns, "bits": bits, "nbytes": nbytes} for bits, nbytes in replica_nbytes(file).items()]
     add_run(path, run_info("quantize"), {"replicas": pa.Table.from_pylist(rows)}, model=MODEL)
     (folder / ".lock").touch()
     return path
 
 
 @pytest.fixture
-def told(store: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., list[str]]:
+def findings_of(store: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., list[str]]:
     """The findings of a check that ends with this exit code."""
 
     def run(*, code: int) -> list[str]:
         assert main(["inspect", "store", "--verify", "--store", str(store), "--json"]) == code
-        found = json.loads(capsys.readouterr().out)
-        assert (found["runs"], found["replica_files"]) == (1, 2)
-        return [f"{one['about']}: {one['says']}" for one in found["findings"]]
+        report = json.loads(capsys.readouterr().out)
+        assert (report["runs"], report["replica_files"]) == (1, 2)
+        return [f"{finding['about']}: {finding['says']}" for finding in report["findings"]]
 
     return run
 
 
-def test_a_whole_store(told: Callable[..., list[str]]) -> None:
-    assert told(code=0) == []
+def test_a_whole_store(findings_of: Callable[..., list[str]]) -> None:
+    assert findings_of(code=0) == []
 
 
 @pytest.mark.parametrize(
@@ -60,14 +60,14 @@ def test_a_whole_store(told: Callable[..., list[str]]) -> None:
     ],
 )
 def test_a_replica_that_is_not_its_own(
-    store: Path, told: Callable[..., list[str]], damage: Callable[[Path], object], says: str
+    store: Path, findings_of: Callable[..., list[str]], damage: Callable[[Path], object], says: str
 ) -> None:
     damage(replica_root(store) / "aaaa" / "0.safetensors")
-    [found] = told(code=3)
-    assert found.startswith("run 1: ") and says in found
+    [finding] = findings_of(code=3)
+    assert finding.startswith("run 1: ") and says in finding
 
 
-def test_what_is_left_over_is_told_apart(store: Path, told: Callable[..., list[str]]) -> None:
+def test_what_is_left_over_is_told_apart(store: Path, findings_of: Callable[..., list[str]]) -> None:
     root = replica_root(store)
     (root / "bbbb").mkdir()
     (root / "bbbb" / "5.safetensors").touch()
@@ -76,7 +76,7 @@ def test_what_is_left_over_is_told_apart(store: Path, told: Callable[..., list[s
     for name in (".moe.duckdb.v2.99999999.tmp", "moe.duckdb.bench-12.jsonl"):
         (store.parent / name).touch()
     (store.parent / "moe.duckdb.profile-12").mkdir()
-    assert told(code=6) == [
+    assert findings_of(code=6) == [
         ".moe.duckdb.v2.99999999.tmp: half written by process 99999999, which is gone",
         "moe.duckdb.bench-12.jsonl: a bench under way or stopped",
         "moe.duckdb.profile-12: a profile under way or stopped",

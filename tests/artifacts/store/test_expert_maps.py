@@ -36,13 +36,13 @@ def test_maps_come_back_to_the_bit(dtype: str, tmp_path: Path) -> None:
     maps, path = filled(dtype=dtype), tmp_path / "moe.duckdb"
     write(path, map_rows(maps, np.arange(10).reshape(5, 2)), dtype)
     with Store.open(path, read_only=True) as store:
-        found = stored_maps(store, model_id=MODEL.model_id)
+        maps_read = stored_maps(store, model_id=MODEL.model_id)
         rows = store.read(TABLE, 1)
-    assert (found.dtype, found.capacity, found.distance, len(found)) == (dtype, 7, 2, 5)
-    assert np.array_equal(found.embeddings, maps.embeddings)
-    assert np.array_equal(found.probabilities, maps.probabilities)
+    assert (maps_read.dtype, maps_read.capacity, maps_read.distance, len(maps_read)) == (dtype, 7, 2, 5)
+    assert np.array_equal(maps_read.embeddings, maps.embeddings)
+    assert np.array_equal(maps_read.probabilities, maps.probabilities)
     assert rows["request"].to_pylist() == [0, 2, 4, 6, 8] and rows["iteration"].to_pylist() == [1, 3, 5, 7, 9]
-    assert found.add(maps.embeddings[:3], maps.probabilities[:3]).tolist() == [5, 6, 2]
+    assert maps_read.add(maps.embeddings[:3], maps.probabilities[:3]).tolist() == [5, 6, 2]
 
 
 def test_nothing_is_copied(tmp_path: Path) -> None:

@@ -47,9 +47,9 @@ def test_what_is_written_comes_back(tmp_path: Path) -> None:
 def test_it_runs_under_its_name_and_says_what_it_was_tuned_for(tmp_path: Path) -> None:
     path = tmp_path / "moe.duckdb"
     write(path, MODELS[0], ONE)
-    found = find_presets(["tuned", "on-demand", "nobody"], path)
-    assert found.keys() == {"tuned"}
-    settings = Settings(found["tuned"], {"miss": "near"})
+    presets = find_presets(["tuned", "on-demand", "nobody"], path)
+    assert presets.keys() == {"tuned"}
+    settings = Settings(presets["tuned"], {"miss": "near"})
     assert settings.texts() == {
         "routing": "standard",
         "prefetch": "next_gate",
@@ -57,7 +57,7 @@ def test_it_runs_under_its_name_and_says_what_it_was_tuned_for(tmp_path: Path) -
         "miss": "near",
         "residency": "uniform",
     }
-    assert found["tuned"].tuned_for == "25% on here (run 1)" and found["tuned"].scope == "global"
+    assert presets["tuned"].tuned_for == "25% on here (run 1)" and presets["tuned"].scope == "global"
 
 
 def test_the_newest_of_the_models_own(tmp_path: Path) -> None:

@@ -65,10 +65,10 @@ def test_losses_by_width_are_nan_where_there_is_none(stored):
     keys = {name: np.array(values, np.uint16) for name, values in (("layer", [1, 0]), ("expert", [2, 0]))}
     rows = keys | {"bits": np.array([1, 4], np.uint16), "mse": [0.5, 0.25], "relative": [0.1, 0.2]}
     rows |= {"samples": [70, 3], "basis": ["own", "layer"], "gated": [3.0, 0.0], "energy": [9.0, 1.0]}
-    found = quant_loss_matrices(stored("quant_loss", rows), 2, 3)
-    assert found.keys() == {"mse", "relative", "gated"}
-    assert (found["mse"][1, 2, 0], found["relative"][0, 0, 3], found["gated"][1, 2, 0]) == (0.5, 0.2, 3.0)
-    assert all(np.isnan(values).sum() == 2 * 3 * 4 - 2 for values in found.values())
+    losses = quant_loss_matrices(stored("quant_loss", rows), 2, 3)
+    assert losses.keys() == {"mse", "relative", "gated"}
+    assert (losses["mse"][1, 2, 0], losses["relative"][0, 0, 3], losses["gated"][1, 2, 0]) == (0.5, 0.2, 3.0)
+    assert all(np.isnan(values).sum() == 2 * 3 * 4 - 2 for values in losses.values())
 
 
 def test_entropy_comes_in_the_order_of_layers(stored):
@@ -114,11 +114,11 @@ def test_curves_come_back(stored):
     curves = random.random((3, 6)), random.random((3, 5)), random.random((3, 5, 6))
     rows = stored("curves", curve_rows(*curves))
     assert rows.num_rows == sum(curve.size for curve in curves)
-    for found, curve in zip(curve_matrices(rows, 3, 5), curves, strict=True):
-        np.testing.assert_array_equal(found, curve)
+    for read, curve in zip(curve_matrices(rows, 3, 5), curves, strict=True):
+        np.testing.assert_array_equal(read, curve)
 
 
 def test_splits_come_back(stored):
     split = np.array([1.5, 4.0, 0.01]), np.array([0.0, 1e-3, 2.0]), np.array([0.5, 1.0, 0.01]), np.array([3, 4, 1])
-    for found, column in zip(split_columns(stored("splits", split_rows(*split))), split, strict=True):
-        np.testing.assert_array_equal(found, column)
+    for read, column in zip(split_columns(stored("splits", split_rows(*split))), split, strict=True):
+        np.testing.assert_array_equal(read, column)

@@ -47,11 +47,11 @@ def replayed(trace: Trace, shape: Shape, size: int, phases: tuple[int, ...]) -> 
 
 def predicted(trace: Trace, shape: Shape, phases: tuple[int, ...]) -> list[list[list[tuple[list[int], set[int]]]]]:
     """By layer and counted step, for each predicted token: experts by falling probability, and the selected ones."""
-    found = [[] for _ in range(shape.num_layers)]
+    by_layer = [[] for _ in range(shape.num_layers)]
     rows: dict[tuple, np.ndarray] = {}
     last: dict[int, tuple[int, np.ndarray]] = {}  # by request, pass and prediction of its last token
     for step in trace.steps():
-        here = []
+        of_step = []
         for token, experts, ahead, request in zip(
             step.token.tolist(), step.experts, step.predicted[:, 0], step.request.tolist(), strict=True
         ):
@@ -59,36 +59,36 @@ def predicted(trace: Trace, shape: Shape, phases: tuple[int, ...]) -> list[list[
             if step.layer == 0:
                 source = last.get(request)
             if source is not None:
-                here.append((np.argsort(-source, kind="stable").tolist(), set(experts.tolist())))
+                of_step.append((np.argsort(-source, kind="stable").tolist(), set(experts.tolist())))
             rows[step.pass_index, request, token, step.layer] = ahead
         if step.layer == shape.num_layers - 1:
             for request in set(step.request.tolist()):
-                mine = np.flatnonzero(step.request == request)
-                last[request] = step.predicted[mine[step.token[mine].argmax()], 0]
+                request_rows = np.flatnonzero(step.request == request)
+                last[request] = step.predicted[request_rows[step.token[request_rows].argmax()], 0]
         if step.phase in phases:
-            found[step.layer].append(here)
-    return found
+            by_layer[step.layer].append(of_step)
+    return by_layer
 
 
 def slow(trace: Trace, shape: Shape, phases: tuple[int, ...]) -> Curves:
     num_layers, num_experts = shape.num_layers, shape.num_experts
     hit, right = np.zeros((num_layers, num_experts + 1)), np.zeros((num_layers, num_experts))
     cached = np.zeros((num_layers, num_experts, num_experts + 1))
-    said = predicted(trace, shape, phases)
-    predictions = np.array([sum(map(len, steps)) for steps in said])
-    for layer, steps in enumerate(said):
+    by_layer = predicted(trace, shape, phases)
+    predictions = np.array([sum(map(len, steps)) for steps in by_layer])
+    for layer, steps in enumerate(by_layer):
         for ranked, selected in (pair for step in steps for pair in step):
             right[layer] += [expert in selected for expert in ranked]
     requests = replayed(trace, shape, 1, phases)[0][1]
     for size in range(1, num_experts + 1):
         (hits, _), before = replayed(trace, shape, size, phases)
         hit[:, size] = hits / np.maximum(requests, 1)
-        for layer, steps in enumerate(said):
+        for layer, steps in enumerate(by_layer):
             for held, pairs in zip(before[layer], steps, strict=True):
                 for ranked, _ in pairs:
                     cached[layer, :, size] += [expert in held for expert in ranked]
-    each = np.maximum(predictions, 1)
-    return Curves(hit, right / each[:, None], cached / each[:, None, None], requests, predictions)
+    counts = np.maximum(predictions, 1)
+    return Curves(hit, right / counts[:, None], cached / counts[:, None, None], requests, predictions)
 
 
 def assert_same(one: Curves, other: Curves) -> None:

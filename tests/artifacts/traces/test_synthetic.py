@@ -123,12 +123,12 @@ def test_statistics_by_hand() -> None:
     zeros, tokens = np.zeros(3, np.int32), np.arange(3, dtype=np.int32)
     phase = np.array([PREFILL, PREFILL, DECODE], np.uint8)
     trace = Trace(zeros, np.array([0, 0, 1], np.int32), phase, zeros, tokens, experts, np.ones((3, 2), np.float32))
-    told = measure(trace, 3)
-    assert told.reuse == 0.5
-    assert told.similarity == pytest.approx((2 + 1) / np.sqrt((4 + 1 + 1) * (1 + 1)))
+    statistics = measure(trace, 3)
+    assert statistics.reuse == 0.5
+    assert statistics.similarity == pytest.approx((2 + 1) / np.sqrt((4 + 1 + 1) * (1 + 1)))
     share = np.array([3, 2, 1]) / 6
-    assert told.concentration == pytest.approx(1 + (share * np.log(share)).sum() / np.log(3))
-    assert told.prediction is None
+    assert statistics.concentration == pytest.approx(1 + (share * np.log(share)).sum() / np.log(3))
+    assert statistics.prediction is None
     assert measure(trace.take(np.array([2])), 3).similarity is None
     assert measure(trace.take(np.array([2])), 3).reuse is None
 
