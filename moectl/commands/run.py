@@ -67,16 +67,16 @@ def keeping_maps(session: Session, name: str, *, store: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        if session.settings.learn:
+        if session.parts.settings.learn:
             _keep_maps(session, name, store, started_at)
 
 
 def _keep_maps(session: Session, name: str, store: Path, started_at: datetime) -> None:
     kept = keep(
-        session.matching.learned(),
+        session.parts.policies.matching.learned(),
         store_path=store,
         model=model_info(name, session.opened),
-        began_with=session.maps_run,
+        began_with=session.parts.maps_run,
         started_at=started_at,
     )
     if kept is None:  # the run ended before its first pass did, and says why

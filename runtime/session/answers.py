@@ -1,8 +1,7 @@
 """Text in, text out: a prompt or a chat through a session, as it comes, and what that took."""
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -10,12 +9,10 @@ from transformers import PreTrainedTokenizerBase
 from artifacts.errors import BadInput, first_line
 from runtime.control.counters import hit_rate
 from runtime.session.detokenise import Text
-from runtime.session.generate import Sampling, Timing
-
-if TYPE_CHECKING:
-    from runtime.session.session import Session
+from runtime.session.generate import Timing, Token
 
 Prompt = str | Sequence[Mapping[str, str]]  # a text, or the turns of a chat, each with a role and its content
+_NO_TEMPLATE = "the tokenizer has no chat template: turns are separated by blank lines"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +46,18 @@ class Answer:
 class Stream:
     """Text as it is generated: iterate for its pieces, of which some are empty; `answer` for all of it."""
 
-    def __init__(self, session: "Session", prompt: torch.Tensor, sampling: Sampling) -> None:
-        self._session, self._so_far = session, _SoFar(session.effort(first_pass=session.num_passes))
-        self._pieces = _pieces(session, prompt, sampling, self._so_far)
+    def __init__(
+        self,
+        generate: Callable[..., Iterator[Token]],
+        *,
+        tokenizer: PreTrainedTokenizerBase,
+        effort: Effort,
+        receipt: Callable[[], dict[str, object]],
+    ) -> None:
+        """`generate` starts the generation, and calls its argument `told` with the effort at the end; until then the
+        effort is `effort`."""
+        self._tokenizer, self._receipt, self._so_far = tokenizer, receipt, _SoFar(effort)
+        self._pieces = _pieces(generate, tokenizer, self._so_far)
 
     def __iter__(self) -> "Stream":
         return self
@@ -67,10 +73,9 @@ class Stream:
         """All of it, once the rest has been generated. Raises BadInput for a prompt that the model cannot take."""
         for _ in self._pieces:
             pass
-        tokens, timing = self._so_far.token_ids, self._so_far.timing
-        text = tokenizer_of(self._session).decode(tokens, skip_special_tokens=True)
-        receipt = self._session.receipt()
-        return Answer(tokens, text, self._so_far.effort, timing.ttft_ms, timing.tpot_ms, receipt)
+        so_far, timing = self._so_far, self._so_far.timing
+        text = self._tokenizer.decode(so_far.token_ids, skip_special_tokens=True)
+        return Answer(so_far.token_ids, text, so_far.effort, timing.ttft_ms, timing.tpot_ms, self._receipt())
 
 
 @dataclass(slots=True)
@@ -85,33 +90,29 @@ class _SoFar:
         self.effort = effort
 
 
-def _pieces(session: "Session", prompt: torch.Tensor, sampling: Sampling, so_far: _SoFar) -> Generator[str, None, None]:
-    text = Text(tokenizer_of(session))
-    for token in session.generate(prompt, sampling, told=so_far.end):
+def _pieces(
+    generate: Callable[..., Iterator[Token]], tokenizer: PreTrainedTokenizerBase, so_far: _SoFar
+) -> Generator[str, None, None]:
+    text = Text(tokenizer)
+    for token in generate(told=so_far.end):
         so_far.timing.seconds.append(token.seconds)
         so_far.token_ids.append(token.token_id)
         yield text.add(token.token_id)
     yield text.rest()
 
 
-def encode(session: "Session", prompt: Prompt) -> torch.Tensor:
-    """Token ids [1, S]; of a chat by the tokenizer's template. Without one turns are separated by blank lines, and the
-    receipt says so. Raises BadInput."""
-    if isinstance(prompt, str):
-        return _encode(tokenizer_of(session), prompt)
-    if tokenizer_of(session).chat_template:
-        return _by_template(tokenizer_of(session), prompt)
-    note = "the tokenizer has no chat template: turns are separated by blank lines"
-    if note not in session.fallbacks:
-        session.fallbacks.append(note)
-    return _encode(tokenizer_of(session), "\n\n".join(turn["content"].strip() for turn in prompt) + "\n\n")
-
-
-def tokenizer_of(session: "Session") -> PreTrainedTokenizerBase:
-    """Raises BadInput where the checkpoint has none."""
-    if session.opened.tokenizer is None:
+def encode(tokenizer: PreTrainedTokenizerBase | None, prompt: Prompt, *, fallbacks: list[str]) -> torch.Tensor:
+    """Token ids [1, S] int64; of a chat by the tokenizer's template. Without a template the turns are separated by
+    blank lines, and a line is added to `fallbacks`, once. Raises BadInput."""
+    if tokenizer is None:
         raise BadInput("the checkpoint has no tokenizer: put tokenizer.json beside it")
-    return session.opened.tokenizer
+    if isinstance(prompt, str):
+        return _encode(tokenizer, prompt)
+    if tokenizer.chat_template:
+        return _by_template(tokenizer, prompt)
+    if _NO_TEMPLATE not in fallbacks:
+        fallbacks.append(_NO_TEMPLATE)
+    return _encode(tokenizer, "\n\n".join(turn["content"].strip() for turn in prompt) + "\n\n")
 
 
 def _encode(tokenizer: PreTrainedTokenizerBase, prompt: str) -> torch.Tensor:

@@ -56,7 +56,6 @@ class Settings:
         return build(self.texts()).wants
 
 
-
 def check_experts(name: str) -> None:
     """Raise BadUsage unless it is a way to compute a token's experts."""
     if name not in (EXACT, FUSED):

@@ -115,7 +115,7 @@ for folder, name, chosen, scratch, is_brief in json.loads(sys.argv[1]):
     for experts in (EXACT, FUSED):
         with Session(opened, Settings(**chosen, experts=experts), artefacts=artefacts) as session:
             told[experts] = (said(session, is_brief), session.controller.counters.totals(), session.receipt())
-            if experts == FUSED and session.is_fused:
+            if experts == FUSED and session.parts.is_fused:
                 on_device = len(session.engine.steps.gpu_output.whole)
     (exact, counted, _), (fused, also, receipt) = told[EXACT], told[FUSED]
     error = ((fused - exact).abs().max() / exact.abs().max()).item()

@@ -115,12 +115,13 @@ def test_a_replay_counts_what_the_run_counted(known: tuple, name: str) -> None:
         live = session.controller.counters.totals()
     trace = recorder.trace()
     based = replayed_on_base(Opened("live", trace, guessed(opened.stored_shape), artefacts), 4)
-    workload = Workload(trace, based.model, machine("a100-pcie4"), artefacts=based.artefacts, window=session.window)
+    window = session.parts.window
+    workload = Workload(trace, based.model, machine("a100-pcie4"), artefacts=based.artefacts, window=window)
     setting = Setting("replayed", settings.preset, settings.policies, budget=settings.budget)
     outcome = workload.run(setting)
     assert outcome.counters == live
     assert live["misses"] > 0
-    assert outcome.num_slots == len(session.slots)
+    assert outcome.num_slots == len(session.parts.slots)
     moved = live["demand_bytes"] + live["prefetch_bytes"]
     assert moved < live["fetched"] * opened.shape.expert_nbytes or not live["fetched"]
 
@@ -128,11 +129,11 @@ def test_a_replay_counts_what_the_run_counted(known: tuple, name: str) -> None:
 def test_budgets_are_of_the_bytes_of_the_base(known: tuple) -> None:
     _, opened, artefacts = known
     with session_on(opened, artefacts, Settings(budget="50%")) as session:
-        assert len(session.slots) == opened.shape.num_keys // 2
-        assert session.slots[0].numel() == artefacts.replicas.nbytes[4]
+        assert len(session.parts.slots) == opened.shape.num_keys // 2
+        assert session.parts.slots[0].numel() == artefacts.replicas.nbytes[4]
     nbytes = 3 * artefacts.replicas.nbytes[4]
     with session_on(opened, artefacts, Settings(budget=f"{nbytes}", scope="global")) as session:
-        assert len(session.slots) == 3
+        assert len(session.parts.slots) == 3
 
 
 def test_what_is_lost_counts_from_the_base(known: tuple) -> None:

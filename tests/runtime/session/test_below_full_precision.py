@@ -61,7 +61,7 @@ def test_replicas_that_stay(case: tuple, settings: Settings) -> None:
         assert_same(ours.logits, theirs.logits)
         assert_same(ahead, plain(NEXT, past_key_values=theirs.past_key_values).logits)
         receipt, totals = session.receipt(), session.controller.counters.totals()
-    assert len(session.slots) == 0 and sum(session.engine.stall_s) == 0
+    assert len(session.parts.slots) == 0 and sum(session.engine.stall_s) == 0
     assert totals["low"] == totals["misses"] == totals["requests"]
     assert sum(totals[name] for name in AT_BITS.values()) == totals["requests"]
     assert sum(receipt["replicas"]["resident"].values()) == opened.shape.num_keys

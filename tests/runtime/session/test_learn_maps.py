@@ -183,7 +183,7 @@ def test_who_holds_everything_learns_all_the_same(checkpoint: Checkpoint) -> Non
     settings = Settings(preset="fmoe", policies={"prefetch": "none"}, learn=True, budget="100%", device="cpu")
     with Session.open(str(checkpoint("olmoe")), settings) as session:
         generated(session, 5)
-        assert session.matching.learned().num_iterations == 5
+        assert session.parts.policies.matching.learned().num_iterations == 5
 
 
 def stop() -> None:

@@ -99,9 +99,9 @@ def test_the_check_can_fail(checkpoint: Checkpoint) -> None:
     with Session(opened, Settings(preset="full")) as session:
         session.forward(ids)
         first, second = [place.slot for place in session.controller.cache.places if place][:2]
-        kept = session.slots[first].clone()
-        session.slots[first].copy_(session.slots[second])
-        session.slots[second].copy_(kept)
+        kept = session.parts.slots[first].clone()
+        session.parts.slots[first].copy_(session.parts.slots[second])
+        session.parts.slots[second].copy_(kept)
         assert not torch.equal(session.forward(ids).logits, right)
 
 
@@ -119,7 +119,7 @@ def test_a_failed_read_ends_the_request_and_leaves_the_next_one_exact(checkpoint
     plain, opened = plain_model(folder), open_model(str(folder))
     ids = torch.arange(3, 9)[None]
     with Session(opened, Settings(budget="50%")) as session:
-        read, calls = session.tiers.link._source.read, []
+        read, calls = session.parts.tiers.link._source.read, []
 
         def failing(layer: int, expert: int, out: torch.Tensor, **bits: int) -> None:
             calls.append(expert)
@@ -127,7 +127,7 @@ def test_a_failed_read_ends_the_request_and_leaves_the_next_one_exact(checkpoint
                 raise BadInput("the disk is gone")
             read(layer, expert, out)
 
-        session.tiers.link._source = type("Source", (), {"read": staticmethod(failing)})()
+        session.parts.tiers.link._source = type("Source", (), {"read": staticmethod(failing)})()
         with pytest.raises(BadInput, match="disk is gone"):
             session.forward(ids)
         session.controller.cache.validate()

@@ -61,10 +61,10 @@ def test_devices_that_share_no_memory_have_links_and_copies_of_their_own(model: 
     with Session(
         model.opened, Settings(preset="specmd", budget="60%", devices=2, link="disk", window="2KiB")
     ) as session:
-        first, other = session.tiers.link, DiskLink(session.tiers.slow, model.opened.shape)
-        session.slots.are_apart, steps = True, session.engine.steps
+        first, other = session.parts.tiers.link, DiskLink(session.parts.tiers.slow, model.opened.shape)
+        session.parts.slots.are_apart, steps = True, session.engine.steps
         steps.torch_output._batched, steps._can_skip_planning = None, False
-        steps.link = both = LinkPerDevice(session.partitions, [first, other])
+        steps.link = both = LinkPerDevice(session.parts.partitions, [first, other])
         is_plain(session, model)
         counts = session.receipt()["devices"]["cpu part 1"]
         moved = counts["demand_bytes"] + counts["prefetch_bytes"]
@@ -73,7 +73,7 @@ def test_devices_that_share_no_memory_have_links_and_copies_of_their_own(model: 
         assert not said_otherwise(session, model), "a pass that is broken off is forgotten by both"
         both.close()
         with pytest.raises(RuntimeError, match="closed"):
-            both.issue(1, session.slots[0], urgency=0)
+            both.issue(1, session.parts.slots[0], urgency=0)
 
 
 def said_otherwise(session: Session, model: Model) -> str:
@@ -122,7 +122,7 @@ def test_an_expert_on_a_strange_device_is_seen(model: Model) -> None:
         with pytest.raises(AssertionError):
             session.validate()
         cache.places[one.key], cache.places[other.key] = one, other
-        session.slots.device_of[one.slot] = 1
+        session.parts.slots.device_of[one.slot] = 1
         with pytest.raises(AssertionError, match=f"key {one.key} of device 0 is in slot {one.slot} of device 1"):
             session.validate()
 

@@ -76,10 +76,10 @@ def test_every_budget_from_one_expert_a_layer_runs_within_it(checkpoint: Checkpo
     plain, opened = plain_model(folder), open_model(str(folder))
     for count in range(opened.shape.num_layers, opened.shape.num_keys + 1):
         session = split_run(opened, theta, budget=f"{count}x", link="disk")
-        held = sum(map(len, (session.slots[slot] for slot in range(len(session.slots)))))
+        held = sum(map(len, (session.parts.slots[slot] for slot in range(len(session.parts.slots)))))
         assert held <= count * opened.shape.expert_nbytes
         assert_exact(session, plain)
-    assert session.fast.holds(opened.shape) and session.controller.counters.totals()["evictions"] == 0
+    assert session.parts.fast.holds(opened.shape) and session.controller.counters.totals()["evictions"] == 0
 
 
 def test_near_and_stand_ins_take_all_segments_of_an_expert(checkpoint: Checkpoint) -> None:
@@ -119,9 +119,9 @@ def test_ratios_and_budgets_come_from_the_store(pair: tuple) -> None:
     known = Artefacts(splits=(solved(opened, "50%"), solved(opened, "60%")))
     session = Session(opened, settings, artefacts=known)
     assert_exact(session, plain)
-    split, shape = session.fast.split, opened.shape
+    split, shape = session.parts.fast.split, opened.shape
     assert split.top_neurons.tolist() == [shape.top_neurons(theta) for theta in known.splits[1].theta]
-    assert session.slots.nbytes <= 0.6 * shape.nbytes + 64 * len(session.slots)
+    assert session.parts.slots.nbytes <= 0.6 * shape.nbytes + 64 * len(session.parts.slots)
     assert session.receipt()["split"]["tops"] == " ".join(map(str, split.num_tops))
 
 
@@ -147,7 +147,7 @@ def test_a_split_over_another_link_is_another_machines(checkpoint: Checkpoint) -
     with pytest.raises(Incompatible, match="another machine .here over disk, not here over 1GB/s.: run `moectl split`"):
         Session(opened, settings, artefacts=known)
     with Session(opened, replace(settings, link="disk"), artefacts=known) as session:
-        assert session.fast.split.solved is known.splits[0]
+        assert session.parts.fast.split.solved is known.splits[0]
 
 
 def test_a_split_made_for_something_else_is_refused_in_one_line(checkpoint: Checkpoint) -> None:
