@@ -1,4 +1,5 @@
-"""Text in, text out: a prompt or a chat through a session, as it comes, and what that took."""
+"""Text in, text out: prompts and chats are encoded, tokens are decoded as they are generated, and the effort is
+reported."""
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,17 +9,16 @@ from transformers import PreTrainedTokenizerBase
 
 from artifacts.errors import BadInput, first_line
 from runtime.control.counters import hit_rate
-from runtime.session.detokenise import Text
-from runtime.session.generate import Timing, Token
+from runtime.session.detokenise import Detokeniser
+from runtime.session.generate import Token, TokenTiming
 
-Prompt = str | Sequence[Mapping[str, str]]  # a text, or the turns of a chat, each with a role and its content
+Prompt = str | Sequence[Mapping[str, str]]  # a text, or the messages of a chat, each with `role` and `content`
 _NO_TEMPLATE = "the tokenizer has no chat template: turns are separated by blank lines"
 
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """What a stretch of passes took of the cache and the link: counters in all and layer by layer, and milliseconds
-    for which compute waited."""
+    """Counters of some passes, in total and by layer, and the exposed stall in milliseconds."""
 
     counters: dict[str, int]
     by_layer: list[dict[str, int]]
@@ -26,14 +26,14 @@ class Effort:
 
     @property
     def hit_rate(self) -> float:
-        """Hits over requests; 0 when nothing was requested."""
+        """Hits over requests; 0 without requests."""
         return hit_rate(self.counters)
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What was generated, what it took, and what was in force. Times are milliseconds: to the first token, and per
-    token after it."""
+    """The generated text, its effort and its receipt; `ttft_ms` is the time to the first token, `tpot_ms` the mean time
+    per token after it."""
 
     token_ids: list[int]
     text: str
@@ -44,7 +44,7 @@ class Answer:
 
 
 class Stream:
-    """Text as it is generated: iterate for its pieces, of which some are empty; `answer` for all of it."""
+    """Text as it is generated: iterate over its pieces, of which some are empty, or call `answer` for all of it."""
 
     def __init__(
         self,
@@ -66,11 +66,11 @@ class Stream:
         return next(self._pieces)
 
     def close(self) -> None:
-        """Generate no further; `answer` tells what came until then."""
+        """Stop the generation; `answer` then has what was generated so far."""
         self._pieces.close()
 
     def answer(self) -> Answer:
-        """All of it, once the rest has been generated. Raises BadInput for a prompt that the model cannot take."""
+        """Generate the rest, and return all of it. Raises BadInput for a prompt that the model cannot take."""
         for _ in self._pieces:
             pass
         so_far, timing = self._so_far, self._so_far.timing
@@ -80,11 +80,12 @@ class Stream:
 
 @dataclass(slots=True)
 class _SoFar:
-    """Apart from the stream, so that nothing it holds holds it: one that is dropped half-way ends at once."""
+    """What a stream has so far. The generator refers to this object and not to the stream, so that a stream which is
+    dropped half-way is freed, and its generation stopped, at once."""
 
     effort: Effort
     token_ids: list[int] = field(default_factory=list)
-    timing: Timing = field(default_factory=Timing)
+    timing: TokenTiming = field(default_factory=TokenTiming)
 
     def end(self, effort: Effort) -> None:
         self.effort = effort
@@ -93,7 +94,7 @@ class _SoFar:
 def _pieces(
     generate: Callable[..., Iterator[Token]], tokenizer: PreTrainedTokenizerBase, so_far: _SoFar
 ) -> Generator[str, None, None]:
-    text = Text(tokenizer)
+    text = Detokeniser(tokenizer)
     for token in generate(told=so_far.end):
         so_far.timing.seconds.append(token.seconds)
         so_far.token_ids.append(token.token_id)
@@ -116,7 +117,7 @@ def encode(tokenizer: PreTrainedTokenizerBase | None, prompt: Prompt, *, fallbac
 
 
 def _encode(tokenizer: PreTrainedTokenizerBase, prompt: str) -> torch.Tensor:
-    if any("\ud800" <= character <= "\udfff" for character in prompt):  # Python's sign for bytes that are not UTF-8
+    if any("\ud800" <= character <= "\udfff" for character in prompt):  # how Python decodes bytes that are not UTF-8
         raise BadInput("the prompt is not text in UTF-8: convert it")
     ids = tokenizer(prompt, return_tensors="pt").input_ids if prompt else torch.zeros(1, 0)
     return ids.to(torch.int64)
@@ -126,7 +127,7 @@ def _by_template(tokenizer: PreTrainedTokenizerBase, turns: Sequence[Mapping[str
     asked = {"add_generation_prompt": True, "return_tensors": "pt", "return_dict": True}
     try:
         return tokenizer.apply_chat_template(list(turns), **asked)["input_ids"]
-    except Exception as error:  # a template is a program, and the model's: whatever it does, that is what is wrong
+    except Exception as error:  # a template is a program of the model's, which may raise anything
         raise BadInput(
             f"the model's chat template cannot be used ({first_line(error)}): give --prompt instead"
         ) from error

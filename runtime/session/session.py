@@ -22,13 +22,12 @@ from runtime.policies.base import Artefacts, FastTier
 from runtime.session.answers import Effort, Prompt, Stream, encode
 from runtime.session.build import build_parts, lay_out_slots
 from runtime.session.devices import resolve_device
-from runtime.session.equip import equipped
-from runtime.session.generate import Sampling, Token, stream
-from runtime.session.limits import check_tokens
+from runtime.session.equip import equip
+from runtime.session.generate import Sampling, Token, check_tokens, stream
+from runtime.session.lock import SessionLock
 from runtime.session.observers import observe, reconfiguration
 from runtime.session.receipt import fallbacks_of, receipt
 from runtime.session.settings import Settings
-from runtime.session.turns import Turns
 from runtime.tiers.slots import Slots
 
 
@@ -47,7 +46,7 @@ class Session:
     """
 
     def __init__(self, opened: MoeModel, settings: Settings, *, artefacts: Artefacts | None = None) -> None:
-        self._turns, self._next_request = Turns(), 0
+        self._lock, self._next_request = SessionLock(), 0
         with ExitStack() as undo:
             self.parts = build_parts(opened, settings, artefacts or Artefacts(), undo)
             self.opened, self.controller = opened, self.parts.controller
@@ -89,7 +88,7 @@ class Session:
         """Run a model that is open already and that no other session uses; errors call it `name`. The rest is as for
         `open`."""
         path = None if store is None else Path(store)
-        opened, settings, artefacts = equipped(opened, settings, name=name, store=path, base=base)
+        opened, settings, artefacts = equip(opened, settings, name=name, store=path, base=base)
         return cls(opened, settings, artefacts=artefacts)
 
     def __enter__(self) -> "Session":
@@ -100,7 +99,7 @@ class Session:
 
     def close(self) -> None:
         """Stop the generation under way, free the fast tier and give the model back. Further calls do nothing."""
-        self._turns.close()
+        self._lock.close()
         self._undo.close()
 
     def validate(self) -> None:
@@ -118,8 +117,8 @@ class Session:
 
         Raises BadInput for tokens outside the vocabulary and for more tokens than the model has positions.
         """
-        with self._turns.lock, torch.inference_mode():
-            self._turns.check()
+        with self._lock.raw, torch.inference_mode():
+            self._lock.check()
             self._check(ids, past)
             return self.opened.model(
                 input_ids=ids.to(self.opened.model.device),
@@ -164,7 +163,7 @@ class Session:
     @contextmanager
     def _turn(self, stop: threading.Event, *, told: Callable[[Effort], None] | None) -> Iterator[bool]:
         """The turn of one generation. Yields False if `stop` was set before it came."""
-        if not self._turns.begin(stop):
+        if not self._lock.begin(stop):
             yield False
             return
         try:
@@ -174,7 +173,7 @@ class Session:
             if told:
                 told(self.effort(first_pass=first_pass))
         finally:
-            self._turns.end()
+            self._lock.end()
 
     def _lay_out(self, fast: FastTier) -> None:
         """Go on with an empty fast tier that is split otherwise, within the same budget."""
@@ -184,7 +183,7 @@ class Session:
             self.parts = replace(self.parts, fast=fast, slots=Slots((), self.parts.devices))
             self.parts = replace(self.parts, slots=lay_out_slots(self.parts))
         except BaseException:
-            self._turns.is_closed = True  # without slots nothing can run
+            self._lock.is_closed = True  # without slots nothing can run
             raise
 
     # Counters and conditions
@@ -202,7 +201,7 @@ class Session:
 
     def fold(self) -> None:
         """Count all passes so far as one, which keeps the counters of an endless run small."""
-        with self._turns.lock:
+        with self._lock.raw:
             self.engine.fold()
 
     def record(self) -> Recorder:

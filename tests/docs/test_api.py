@@ -96,8 +96,9 @@ def test_every_public_name_is_on_the_page() -> None:
         runtime.Sesion  # noqa: B018
 
 
-def test_whoever_wants_policies_waits_for_no_torch() -> None:
-    code = "import sys, runtime.policies; print(sorted({'torch', 'transformers', 'duckdb'} & set(sys.modules)))"
+@pytest.mark.parametrize("imported", ["import runtime.policies", "from runtime import Settings; Settings('fmoe')"])
+def test_policies_and_settings_import_no_torch(imported: str) -> None:
+    code = f"import sys; {imported}; print(sorted({{'torch', 'transformers', 'duckdb'}} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
 

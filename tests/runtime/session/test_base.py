@@ -15,14 +15,13 @@ from artifacts.modelshapes.known import guessed
 from artifacts.quantisation.replicas import check_base
 from artifacts.shape import FULL_BITS
 from moectl.shared.opening import model_info
-from moectl.shared.trace_source import Opened
-from moectl.shared.trace_source import on_base as replayed_on_base
+from moectl.shared.trace_source import Opened, on_base
 from runtime.model.open import MoeModel, open_model
 from runtime.policies.base import Artefacts
 from runtime.replay.settings import Setting
 from runtime.replay.workload import Workload
+from runtime.session.equip import model_on_base
 from runtime.session.generate import Sampling
-from runtime.session.on_base import on_base
 from runtime.session.session import Session, Settings
 from tests.conftest import Checkpoint
 from tests.helpers.families import VOCABULARY
@@ -62,7 +61,7 @@ def known(
 
 
 def session_on(opened: MoeModel, artefacts: Artefacts, settings: Settings, *, bits: int = 4) -> Session:
-    based, own = on_base(opened, artefacts, bits)
+    based, own = model_on_base(opened, artefacts, bits)
     return Session(based, settings, artefacts=own)
 
 
@@ -114,7 +113,7 @@ def test_a_replay_counts_what_the_run_counted(known: tuple, name: str) -> None:
         list(session.generate(PROMPT, Sampling(8, ignore_eos=True)))
         live = session.controller.counters.totals()
     trace = recorder.trace()
-    based = replayed_on_base(Opened("live", trace, guessed(opened.stored_shape), artefacts), 4)
+    based = on_base(Opened("live", trace, guessed(opened.stored_shape), artefacts), 4)
     window = session.parts.window
     workload = Workload(trace, based.model, machine("a100-pcie4"), artefacts=based.artefacts, window=window)
     setting = Setting("replayed", settings.preset, settings.policies, budget=settings.budget)
@@ -147,9 +146,9 @@ def test_what_is_lost_counts_from_the_base(known: tuple) -> None:
 
 def test_stores_know_the_model_by_its_checkpoint(known: tuple) -> None:
     _, opened, artefacts = known
-    based, _ = on_base(opened, artefacts, 2)
+    based, _ = model_on_base(opened, artefacts, 2)
     assert model_info("a", based) == model_info("a", opened)
-    assert on_base(opened, artefacts, FULL_BITS) == (opened, artefacts)
+    assert model_on_base(opened, artefacts, FULL_BITS) == (opened, artefacts)
 
 
 @pytest.mark.parametrize(
@@ -172,10 +171,10 @@ def test_what_makes_no_sense_is_refused_in_one_line(known: tuple, settings: Sett
 def test_replicas_that_are_not_there(known: tuple) -> None:
     _, opened, artefacts = known
     with pytest.raises(Incompatible, match="--base 4 takes stored replicas, and there are none: run `moectl quantize`"):
-        on_base(opened, Artefacts(), 4)
+        model_on_base(opened, Artefacts(), 4)
     only = replace(artefacts.replicas, nbytes={bits: artefacts.replicas.nbytes[bits] for bits in (FULL_BITS, 3)})
     with pytest.raises(Incompatible, match="no replicas of 4 bits are stored: run `moectl quantize --bits 4`"):
-        on_base(opened, Artefacts(replicas=only), 4)
+        model_on_base(opened, Artefacts(replicas=only), 4)
     with pytest.raises(Incompatible, match="needs replicas below a base of 3 bits, .* run `moectl quantize`"):
         session_on(opened, Artefacts(replicas=only), Settings("shadow", budget="90%"), bits=3)
     with pytest.raises(BadUsage, match="--base 8 is none: 16 is the checkpoint as it is, 4, 3, 2 are stored"):

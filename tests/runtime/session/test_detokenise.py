@@ -4,7 +4,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from moectl.bundled import demo_model
-from runtime.session.detokenise import Stops, Text
+from runtime.session.detokenise import Detokeniser, Stops
 
 WORDS = "Return the numbér of — 漢字 🙂 bytes\n\n    x += 1  # ok"
 
@@ -14,7 +14,7 @@ def test_what_is_told_is_the_text(cut: int) -> None:
     tokenizer = AutoTokenizer.from_pretrained(demo_model())
     ids = tokenizer(WORDS).input_ids
     ids = ids[: len(ids) - cut]
-    text = Text(tokenizer)
+    text = Detokeniser(tokenizer)
     told = [text.add(token_id) for token_id in ids]
     assert not any(piece.endswith("�") for piece in told) and "" in told
     assert "".join(told) + text.rest() == tokenizer.decode(ids, skip_special_tokens=True)

@@ -19,8 +19,8 @@ from artifacts.store.runs import RunInfo, utc_now
 from artifacts.store.store import Store
 from moectl.commands.run import keeping_maps
 from runtime.policies.shared.maps import Learned
-from runtime.session import learn_maps as learning
 from runtime.session.generate import Sampling
+from runtime.session.learn_maps import WrittenMaps
 from runtime.session.session import Session, Settings
 from tests import ROOT
 from tests.conftest import Checkpoint
@@ -47,7 +47,7 @@ def holds(maps: ExpertMaps, others: ExpertMaps, rows: slice) -> bool:
 
 def test_the_next_run_begins_with_what_was_learned(built: Path) -> None:
     first = learned(1, 2, read(built)[0])
-    assert keep(built, first, 1) == learning.Kept(2, num_maps=5, num_iterations=2, others=None)
+    assert keep(built, first, 1) == WrittenMaps(2, num_maps=5, num_iterations=2, others=None)
     maps, origins, runs = read(built)
     assert np.array_equal(maps.probabilities, first.maps.probabilities)
     assert origins.tolist() == [[0, 0], [0, 1], [4, 0], [5, 0], [5, 1]], "requests count on"
@@ -62,7 +62,7 @@ def test_of_two_runs_on_one_store_neither_is_lost(built: Path) -> None:
     base = read(built)[0]
     mine, other = learned(1, 2, base), learned(2, 2, base)
     keep(built, other, 1)
-    assert keep(built, mine, 1) == learning.Kept(3, num_maps=7, num_iterations=2, others=2)
+    assert keep(built, mine, 1) == WrittenMaps(3, num_maps=7, num_iterations=2, others=2)
     maps, origins, _ = read(built)
     assert holds(maps, mine.maps, slice(3, 5)) and holds(maps, other.maps, slice(3, 5)) and holds(maps, base, slice(3))
     assert origins[3:].tolist() == [[5, 0], [5, 1], [6, 0], [6, 1]]
