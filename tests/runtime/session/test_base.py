@@ -1,4 +1,4 @@
-"""A base of few bits: exact at any budget, counted live as replayed, refused in one line where it makes no sense."""
+"""A base of few bits: exact at any budget, counted alike live and replayed, refused where it cannot be used."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -51,7 +51,7 @@ REPLAYED = {
 def known(
     request: pytest.FixtureRequest, checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[PreTrainedModel, MoeModel, Artefacts]]:
-    """A plain model with every expert at 4 bits, the model, its replicas."""
+    """A plain model whose experts are those of the 4-bit replicas, the opened model, and its artefacts."""
     folder = checkpoint(request.param)
     plain, opened = plain_model(folder), open_model(str(folder))
     replicas = made(opened, tmp_path_factory.mktemp("replicas"))
@@ -61,12 +61,12 @@ def known(
 
 
 def session_on(opened: MoeModel, artefacts: Artefacts, settings: Settings, *, bits: int = 4) -> Session:
-    based, own = model_on_base(opened, artefacts, bits)
-    return Session(based, settings, artefacts=own)
+    based, artefacts = model_on_base(opened, artefacts, bits)
+    return Session(based, settings, artefacts=artefacts)
 
 
-def said(session: Session) -> list[torch.Tensor]:
-    """Logits of a prompt and of two tokens after it."""
+def logits_of(session: Session) -> list[torch.Tensor]:
+    """The logits of a prompt and of two tokens after it."""
     with session:
         prompt = session.forward(PROMPT)
         first = session.forward(NEXT, past=prompt.past_key_values)
@@ -76,13 +76,14 @@ def said(session: Session) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("name", LOSSLESS)
-def test_lossless_presets_say_what_the_replicas_say(known: tuple, name: str) -> None:
-    """Bit for bit what `uniform-bits` of the same width says, and what the plain model says with them unpacked."""
+def test_lossless_presets_give_the_logits_of_the_replicas(known: tuple, name: str) -> None:
+    """Logits equal those of `uniform-bits` at that width to the bit, and those of the plain model with the unpacked
+    replicas within 2e-4."""
     plain, opened, artefacts = known
     uniform = Settings(budget="100%", policies={"miss": "shadow", "residency": "shadow:bits=4,slots=no"})
-    right = said(Session(opened, uniform, artefacts=artefacts))
+    right = logits_of(Session(opened, uniform, artefacts=artefacts))
     session = session_on(opened, artefacts, LOSSLESS[name])
-    for mine, other in zip(said(session), right, strict=True):
+    for mine, other in zip(logits_of(session), right, strict=True):
         assert torch.equal(mine, other)
     with torch.inference_mode():
         theirs = plain(PROMPT).logits
@@ -94,13 +95,13 @@ def test_lossless_presets_say_what_the_replicas_say(known: tuple, name: str) -> 
     assert receipt["dtype"] == "float32"
 
 
-def test_fused_experts_take_the_base_where_it_lies(known: tuple) -> None:
+def test_fused_kernels_compute_on_the_base(known: tuple) -> None:
     _, opened, artefacts = known
     settings = Settings("near", budget="50%")
-    right = said(session_on(opened, artefacts, settings))
+    right = logits_of(session_on(opened, artefacts, settings))
     session = session_on(opened, artefacts, replace(settings, experts="fused"))
     assert (session.receipt()["experts_of_a_token"] == "fused") == (opened.family == "olmoe")
-    for mine, theirs in zip(said(session), right, strict=True):
+    for mine, theirs in zip(logits_of(session), right, strict=True):
         assert (mine - theirs).abs().max() <= 1e-5 * theirs.abs().max()
 
 
@@ -135,7 +136,7 @@ def test_budgets_are_of_the_bytes_of_the_base(known: tuple) -> None:
         assert len(session.parts.slots) == 3
 
 
-def test_what_is_lost_counts_from_the_base(known: tuple) -> None:
+def test_losses_count_from_the_base(known: tuple) -> None:
     _, _, artefacts = known
     replicas = artefacts.replicas.on_base(3)
     assert replicas.widths == [1, 2] and replicas.base == 3
@@ -161,14 +162,16 @@ def test_stores_know_the_model_by_its_checkpoint(known: tuple) -> None:
         (Settings("shadow", budget="10%"), 4, "does not hold a replica of every expert at 1 bits"),
     ],
 )
-def test_what_makes_no_sense_is_refused_in_one_line(known: tuple, settings: Settings, bits: int, message: str) -> None:
+def test_settings_that_a_base_excludes_are_refused_in_one_line(
+    known: tuple, settings: Settings, bits: int, message: str
+) -> None:
     _, opened, artefacts = known
     with pytest.raises(Problem, match=message) as caught:
         session_on(opened, artefacts, settings, bits=bits)
     assert "\n" not in str(caught.value)
 
 
-def test_replicas_that_are_not_there(known: tuple) -> None:
+def test_missing_replicas_are_refused_with_the_command_that_builds_them(known: tuple) -> None:
     _, opened, artefacts = known
     with pytest.raises(Incompatible, match="--base 4 takes stored replicas, and there are none: run `moectl quantize`"):
         model_on_base(opened, Artefacts(), 4)
@@ -182,7 +185,7 @@ def test_replicas_that_are_not_there(known: tuple) -> None:
 
 
 def test_costs_are_those_of_the_width() -> None:
-    """Measured where they were, else as much faster as smaller; narrower ones keep their own seconds."""
+    """Compute takes the measured share of the width, else its share of bytes; narrower widths keep their seconds."""
     costs = Costs(
         Work(8e-6, 1e-7),
         4e-6,
