@@ -1,4 +1,4 @@
-"""Observers of a session, which are told of every pass and every step: a recorder, or what solves a split anew."""
+"""Observers of every pass and every step of a session: a recorder, and what solves a split anew."""
 
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -13,7 +13,7 @@ from runtime.session.parts import Parts
 
 
 class Observer(Protocol):
-    """What can be told of every pass and every step, such as a Recorder."""
+    """What receives every pass and every step, such as a Recorder."""
 
     def begin_pass(self, requests: np.ndarray) -> None: ...
 
@@ -21,7 +21,7 @@ class Observer(Protocol):
 
 
 def observe(watcher: Watcher, observer: Observer) -> None:
-    """Tell `observer` of every pass and step from here on, after those that are told already."""
+    """Add an observer: it gets every pass and step from here on, after the observers before it."""
     watcher.on_pass = _both(watcher.on_pass, observer.begin_pass)
     watcher.on_step = _both(watcher.on_step, observer.add)
 
@@ -38,7 +38,8 @@ def _both(first: Callable[[Any], None] | None, second: Callable[[Any], None]) ->
 
 
 def reconfiguration(parts: Parts, *, lay_out: Callable[[FastTier], None]) -> Reconfiguration | None:
-    """What solves the split anew as the run goes on, if that is to happen; it observes every step. Raises BadUsage."""
+    """The observer that solves the split anew between requests and calls `lay_out` with a changed one; None if the
+    settings or the split exclude it. Raises BadUsage where it is asked for and cannot be."""
     every = tokens_between(
         parts.settings.reconfigure_every, parts.fast.split, parts.policies, num_devices=parts.settings.devices
     )

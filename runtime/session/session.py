@@ -42,7 +42,7 @@ class Session:
     """A model that runs at a budget. A context manager; once it is closed, the opened model can be used again.
 
     Any thread may call it: requests take turns. A request that fails empties the fast tier and changes nothing else.
-    `parts` is what the session runs with; `opened`, `controller`, `watcher` and `engine` are its own for life.
+    `parts` is what the session runs with; `opened`, `controller`, `watcher` and `engine` are among them.
     """
 
     def __init__(self, opened: MoeModel, settings: Settings, *, artefacts: Artefacts | None = None) -> None:
@@ -162,7 +162,7 @@ class Session:
 
     @contextmanager
     def _turn(self, stop: threading.Event, *, told: Callable[[Effort], None] | None) -> Iterator[bool]:
-        """The turn of one generation. Yields False if `stop` was set before it came."""
+        """Hold the lock for one generation, and call `told` with its effort. Yields False if `stop` is set before."""
         if not self._lock.begin(stop):
             yield False
             return

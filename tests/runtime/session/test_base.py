@@ -22,7 +22,8 @@ from runtime.replay.settings import Setting
 from runtime.replay.workload import Workload
 from runtime.session.equip import model_on_base
 from runtime.session.generate import Sampling
-from runtime.session.session import Session, Settings
+from runtime.session.session import Session
+from runtime.session.settings import Settings
 from tests.conftest import Checkpoint
 from tests.helpers.families import VOCABULARY
 from tests.helpers.replicas import made, put

@@ -16,8 +16,8 @@ from runtime.control.counters import AT_BITS
 from runtime.model.layout import aligned
 from runtime.model.open import MoeModel, open_model
 from runtime.policies.base import Artefacts
-from runtime.session.session import Session, Settings
-from runtime.session.settings import EXACT, FUSED
+from runtime.session.session import Session
+from runtime.session.settings import EXACT, FUSED, Settings
 from runtime.tiers.replicas import open_replicas
 from tests.conftest import Checkpoint
 from tests.helpers.families import FAMILIES, VOCABULARY

@@ -10,7 +10,8 @@ from runtime.control.counters import by_layer, totals
 from runtime.model.open import MoeModel, open_model
 from runtime.session.generate import Sampling
 from runtime.session.interleave import Generation, Interleave
-from runtime.session.session import Session, Settings
+from runtime.session.session import Session
+from runtime.session.settings import Settings
 from tests.conftest import Checkpoint
 
 SETTINGS = Settings(budget="25%", threads=1, preset="specmd")

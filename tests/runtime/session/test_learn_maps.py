@@ -21,7 +21,8 @@ from moectl.commands.run import keeping_maps
 from runtime.policies.shared.maps import Learned
 from runtime.session.generate import Sampling
 from runtime.session.learn_maps import WrittenMaps
-from runtime.session.session import Session, Settings
+from runtime.session.session import Session
+from runtime.session.settings import Settings
 from tests import ROOT
 from tests.conftest import Checkpoint
 from tests.helpers.learned import CAPACITY, MODEL, keep, learned, maps_of, read

@@ -14,7 +14,8 @@ from runtime.links.disk import DiskLink
 from runtime.links.per_device import LinkPerDevice
 from runtime.model.open import open_model
 from runtime.session.devices import spread_over
-from runtime.session.session import Session, Settings
+from runtime.session.session import Session
+from runtime.session.settings import Settings
 from tests.conftest import Checkpoint
 from tests.helpers.replicas import made
 from tests.runtime.replay.test_replay import artefacts, live_and_replayed

@@ -24,7 +24,8 @@ from runtime.model.open import MoeModel, open_model
 from runtime.policies import build
 from runtime.policies.base import Artefacts, Split, Step
 from runtime.policies.presets import Scope
-from runtime.session.session import Session, Settings
+from runtime.session.session import Session
+from runtime.session.settings import Settings
 from runtime.tiers.neuron_major import NeuronLayout, project_segment
 from runtime.tiers.slow_split import SegmentTier
 from tests.conftest import Checkpoint
