@@ -89,8 +89,8 @@ def _choose(opened: MoeModel, settings: Settings, artefacts: Artefacts) -> Choic
         devices=devices,
         fast=fast,
         fused=fused,
-        # In torch as well the sum over the two halves of an expert differs from the module's bits, and by more.
-        # The GPU's kernels are used only when the user asks for them.
+        # A split expert is the sum over its two halves, which differs from the module's bits in torch too, and by more:
+        # compiled code computes it unasked on a CPU. The GPU's kernels are used only when the user asks for them.
         is_fused=is_asked or fast.split is not None and fused is CpuOutput,
         dense=FusedDense(opened) if is_asked else None,
         link=link,

@@ -12,7 +12,7 @@ from runtime.policies.step import Step
 from runtime.session.parts import Parts
 
 
-class Observer(Protocol):
+class StepObserver(Protocol):
     """What receives every pass and every step, such as a Recorder."""
 
     def begin_pass(self, requests: np.ndarray) -> None: ...
@@ -20,7 +20,7 @@ class Observer(Protocol):
     def add(self, step: Step) -> None: ...
 
 
-def observe(watcher: Watcher, observer: Observer) -> None:
+def observe(watcher: Watcher, observer: StepObserver) -> None:
     """Add an observer: it gets every pass and step from here on, after the observers before it."""
     watcher.on_pass = _both(watcher.on_pass, observer.begin_pass)
     watcher.on_step = _both(watcher.on_step, observer.add)
