@@ -1,5 +1,5 @@
-"""What happens in a forward pass, live or simulated. The names below are the library's (docs/api.md); each is imported
-when it is asked for, so that whoever wants policies alone waits for no torch."""
+"""What happens in a forward pass, live or simulated. The names below are the library's (docs/api.md). Each is imported
+when it is first used, so that an import of policies or settings does not import torch."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -33,7 +33,8 @@ _HOMES = {
     "control.recorder": ("Recorder",),
     "session.session": ("Session",),
     "session.settings": ("Settings",),
-    "replay.workload": ("Outcome", "Setting", "Workload"),
+    "replay.settings": ("Outcome", "Setting"),
+    "replay.workload": ("Workload",),
 }
 
 

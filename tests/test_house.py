@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from graphlib import CycleError, TopologicalSorter
 
 import pytest
 
@@ -35,6 +36,27 @@ def test_rooms_stand_in_an_order(package: str) -> None:
     rooms = list(ROOMS[package])
     for place, room in enumerate(rooms):
         assert set(ROOMS[package][room].split()) <= set(rooms[:place]), room
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_no_module_imports_one_that_imports_it(package: str) -> None:
+    """However long the circle would be; imports in functions and for types count as well."""
+    names = {name for name, _ in modules(package)}
+    imported: dict[str, set[str]] = {name: set() for name in names}
+    for one in EVERY_IMPORT:
+        if one.module in names and (target := _module_of(one.target, names)):
+            imported[one.module].add(target)
+    try:
+        TopologicalSorter(imported).prepare()
+    except CycleError as error:
+        pytest.fail(" imports ".join(reversed(error.args[1])))
+
+
+def _module_of(name: str, names: set[str]) -> str | None:
+    """The module among `names` that is `name`, or that defines it."""
+    while name not in names and name:
+        name = name.rpartition(".")[0]
+    return name or None
 
 
 @pytest.mark.parametrize("room", WITHOUT_TORCH)

@@ -26,8 +26,8 @@ from runtime.model.locate import locate
 from runtime.model.open import MoeModel
 from runtime.policies.base import Artefacts
 from runtime.session.artefacts import load_artefacts
+from runtime.session.equip import model_on_base
 from runtime.session.link_choice import resolve_link
-from runtime.session.on_base import on_base
 from runtime.session.settings import FUSED
 
 PEERS_AS_THEY_ARE = (
@@ -42,7 +42,7 @@ def live(name: str, request: Request, *, store: Path, device: str, threads: int)
     check_store(store)
     documents(request.data)  # what leads nowhere is told before a model is opened
     checkpoint = open_quietly(name, device=device)
-    opened, artefacts = on_base(checkpoint, _artefacts(store, checkpoint), request.base)
+    opened, artefacts = model_on_base(checkpoint, _artefacts(store, checkpoint), request.base)
     for link in set(request.link_names) - MACHINES.keys():
         resolve_link(opened, link=link, near=None, scaled_to=None)
     info = model_info(name, opened)

@@ -17,7 +17,7 @@ from moectl.show.render import Sheet, human_bytes, show_json, show_sheet
 from runtime.control.counters import AT_BITS, hit_rate
 from runtime.session.answers import Answer, Effort, Stream
 from runtime.session.generate import Sampling
-from runtime.session.learn_maps import keep
+from runtime.session.learn_maps import write_learned_maps
 from runtime.session.session import Session, Settings
 
 _COUNTED = ("late", "misses", "fetched", "near", "low", "spared", "collisions", "evictions")
@@ -67,16 +67,16 @@ def keeping_maps(session: Session, name: str, *, store: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        if session.settings.learn:
+        if session.parts.settings.learn:
             _keep_maps(session, name, store, started_at)
 
 
 def _keep_maps(session: Session, name: str, store: Path, started_at: datetime) -> None:
-    kept = keep(
-        session.matching.learned(),
+    kept = write_learned_maps(
+        session.parts.policies.matching.learned(),
         store_path=store,
         model=model_info(name, session.opened),
-        began_with=session.maps_run,
+        began_with=session.parts.maps_run,
         started_at=started_at,
     )
     if kept is None:  # the run ended before its first pass did, and says why

@@ -31,7 +31,7 @@ from profilers.text.corpus import documents
 from profilers.workers.choose import executing
 from runtime.model.locate import locate
 from runtime.model.open import MoeModel
-from runtime.session.on_base import on_base
+from runtime.session.equip import model_on_base
 
 COMMAND = "tune"
 
@@ -49,7 +49,7 @@ def tune(name: str | None, request: Request, *, store: Path, device: str, thread
     opened = open_quietly(name, device=device)
     text = text_for(opened, request.held_out, request, num_tokens=request.tokens)
     known, similarity, profile = known_of(store, opened)
-    based, known = on_base(opened, known, request.base)
+    based, known = model_on_base(opened, known, request.base)
     pace = pace_of(
         based,
         locate(name),

@@ -7,8 +7,8 @@ import numpy as np
 from moectl.serving.jobs import Done, Job, Piece
 from moectl.serving.tally import Tally
 from runtime.control.counters import by_layer, totals
-from runtime.session.detokenise import Stops, Text
-from runtime.session.generate import Timing, Token
+from runtime.session.detokenise import Detokeniser, Stops
+from runtime.session.generate import Token, TokenTiming
 from runtime.session.interleave import Interleave
 
 
@@ -20,11 +20,11 @@ class Row:
         self.done: Done | None = None
         opened = rows.session.opened
         self._generation, self._tally, self._preset = rows.begin(job.prompt, job.sampling), tally, preset
-        self._text, self._stops = Text(opened.tokenizer), Stops(job.stops)
+        self._text, self._stops = Detokeniser(opened.tokenizer), Stops(job.stops)
         self._ends = _end_tokens(opened.model.generation_config.eos_token_id)
         self._waited_s = time.perf_counter() - job.arrived_s
         self._ids: list[int] = []
-        self._timing = Timing()
+        self._timing = TokenTiming()
         self._counters: np.ndarray | int = 0
         self._exposed_s = 0.0
 

@@ -132,7 +132,7 @@ class Scheduler:
         self._interleave = Interleave(self.session)
         self.preset, self.receipt = preset, self.session.receipt()
         # Where a prompt says what stays resident, the next one would say otherwise in the midst of its answer.
-        self._room = 1 if self.session.policies.residency.places else self.limits.num_rows
+        self._room = 1 if self.session.parts.policies.residency.places else self.limits.num_rows
 
     def _shut(self) -> None:
         self._interleave.close()

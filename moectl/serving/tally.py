@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from runtime.control.counters import Counter, by_layer, totals
-from runtime.session.interleave import Turn
+from runtime.session.interleave import PassResult
 
 OUTCOMES = ("answered", "left", "failed", "refused")  # left: the client went away
 
@@ -32,7 +32,7 @@ class Tally:
     def __post_init__(self) -> None:
         self.table = np.zeros((len(Counter), self.num_layers), np.int64)
 
-    def turn(self, turn: Turn) -> None:
+    def turn(self, turn: PassResult) -> None:
         """A pass was run."""
         with self.lock:
             self.table += turn.counters

@@ -215,8 +215,8 @@ class Bench:
         return Settings(preset, budget=setting.budget, devices=self._devices, **self.paces.of(setting.link))
 
     def _keep_window(self, link: str, session: Session) -> None:
-        if session.policies.brings_ahead and len(session.slots):
-            self.paces.of(link).setdefault("window", f"{session.window}B")
+        if session.parts.policies.brings_ahead and len(session.parts.slots):
+            self.paces.of(link).setdefault("window", f"{session.parts.window}B")
 
     def _sample(self, session: Session, reading: Reading, first_pass: int, begin_s: float) -> Sample:
         sample = sample_of(

@@ -68,7 +68,7 @@ def _step_seconds(
 
 def _timed(session: Session, token: torch.Tensor) -> list[float]:
     """Seconds in which each layer is seen and decided and its loads are asked for."""
-    owners = (session.watcher, "step"), (session.controller, "step"), (session.tiers.link, "issue")
+    owners = (session.watcher, "step"), (session.controller, "step"), (session.parts.tiers.link, "issue")
     seconds: list[float] = []
     for owner, name in owners:
         setattr(owner, name, _timing(getattr(owner, name), seconds, begins=owner is session.watcher))

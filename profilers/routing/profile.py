@@ -71,7 +71,7 @@ def profile_routing(
     if executor is None or executor.is_here:
         counts.here(session, batching.prefill, keep_trace)
     else:
-        work = Counting(model.name, session.opened, session.settings, batching.prefill, keep_trace)
+        work = Counting(model.name, session.opened, session.parts.settings, batching.prefill, keep_trace)
         counts.spread(work, executor, is_traced=keep_trace is not None)
     rows = tables(profile)
     if num_samples:

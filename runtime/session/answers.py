@@ -1,27 +1,24 @@
-"""Text in, text out: a prompt or a chat through a session, as it comes, and what that took."""
+"""Text in, text out: prompts and chats are encoded, tokens are decoded as they are generated, and the effort is
+reported."""
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
 from artifacts.errors import BadInput, first_line
 from runtime.control.counters import hit_rate
-from runtime.session.detokenise import Text
-from runtime.session.generate import Sampling, Timing
+from runtime.session.detokenise import Detokeniser
+from runtime.session.generate import Token, TokenTiming
 
-if TYPE_CHECKING:
-    from runtime.session.session import Session
-
-Prompt = str | Sequence[Mapping[str, str]]  # a text, or the turns of a chat, each with a role and its content
+Prompt = str | Sequence[Mapping[str, str]]  # a text, or the messages of a chat, each with `role` and `content`
+_NO_TEMPLATE = "the tokenizer has no chat template: turns are separated by blank lines"
 
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """What a stretch of passes took of the cache and the link: counters in all and layer by layer, and milliseconds
-    for which compute waited."""
+    """Counters of some passes, in total and by layer, and the exposed stall in milliseconds."""
 
     counters: dict[str, int]
     by_layer: list[dict[str, int]]
@@ -29,14 +26,14 @@ class Effort:
 
     @property
     def hit_rate(self) -> float:
-        """Hits over requests; 0 when nothing was requested."""
+        """Hits over requests; 0 without requests."""
         return hit_rate(self.counters)
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What was generated, what it took, and what was in force. Times are milliseconds: to the first token, and per
-    token after it."""
+    """The generated text, its effort and its receipt; `ttft_ms` is the time to the first token, `tpot_ms` the mean time
+    per token after it."""
 
     token_ids: list[int]
     text: str
@@ -47,11 +44,20 @@ class Answer:
 
 
 class Stream:
-    """Text as it is generated: iterate for its pieces, of which some are empty; `answer` for all of it."""
+    """Text as it is generated: iterate over its pieces, of which some are empty, or call `answer` for all of it."""
 
-    def __init__(self, session: "Session", prompt: torch.Tensor, sampling: Sampling) -> None:
-        self._session, self._so_far = session, _SoFar(session.effort(first_pass=session.num_passes))
-        self._pieces = _pieces(session, prompt, sampling, self._so_far)
+    def __init__(
+        self,
+        generate: Callable[..., Iterator[Token]],
+        *,
+        tokenizer: PreTrainedTokenizerBase,
+        effort: Effort,
+        receipt: Callable[[], dict[str, object]],
+    ) -> None:
+        """`generate` starts the generation, and calls its argument `told` with the effort at the end; until then the
+        effort is `effort`."""
+        self._tokenizer, self._receipt, self._so_far = tokenizer, receipt, _SoFar(effort)
+        self._pieces = _pieces(generate, tokenizer, self._so_far)
 
     def __iter__(self) -> "Stream":
         return self
@@ -60,62 +66,58 @@ class Stream:
         return next(self._pieces)
 
     def close(self) -> None:
-        """Generate no further; `answer` tells what came until then."""
+        """Stop the generation; `answer` then has what was generated so far."""
         self._pieces.close()
 
     def answer(self) -> Answer:
-        """All of it, once the rest has been generated. Raises BadInput for a prompt that the model cannot take."""
+        """Generate the rest, and return all of it. Raises BadInput for a prompt that the model cannot take."""
         for _ in self._pieces:
             pass
-        tokens, timing = self._so_far.token_ids, self._so_far.timing
-        text = tokenizer_of(self._session).decode(tokens, skip_special_tokens=True)
-        receipt = self._session.receipt()
-        return Answer(tokens, text, self._so_far.effort, timing.ttft_ms, timing.tpot_ms, receipt)
+        so_far, timing = self._so_far, self._so_far.timing
+        text = self._tokenizer.decode(so_far.token_ids, skip_special_tokens=True)
+        return Answer(so_far.token_ids, text, so_far.effort, timing.ttft_ms, timing.tpot_ms, self._receipt())
 
 
 @dataclass(slots=True)
 class _SoFar:
-    """Apart from the stream, so that nothing it holds holds it: one that is dropped half-way ends at once."""
+    """What a stream has so far. The generator refers to this object and not to the stream, so that a stream which is
+    dropped half-way is freed, and its generation stopped, at once."""
 
     effort: Effort
     token_ids: list[int] = field(default_factory=list)
-    timing: Timing = field(default_factory=Timing)
+    timing: TokenTiming = field(default_factory=TokenTiming)
 
     def end(self, effort: Effort) -> None:
         self.effort = effort
 
 
-def _pieces(session: "Session", prompt: torch.Tensor, sampling: Sampling, so_far: _SoFar) -> Generator[str, None, None]:
-    text = Text(tokenizer_of(session))
-    for token in session.generate(prompt, sampling, told=so_far.end):
+def _pieces(
+    generate: Callable[..., Iterator[Token]], tokenizer: PreTrainedTokenizerBase, so_far: _SoFar
+) -> Generator[str, None, None]:
+    text = Detokeniser(tokenizer)
+    for token in generate(told=so_far.end):
         so_far.timing.seconds.append(token.seconds)
         so_far.token_ids.append(token.token_id)
         yield text.add(token.token_id)
     yield text.rest()
 
 
-def encode(session: "Session", prompt: Prompt) -> torch.Tensor:
-    """Token ids [1, S]; of a chat by the tokenizer's template. Without one turns are separated by blank lines, and the
-    receipt says so. Raises BadInput."""
-    if isinstance(prompt, str):
-        return _encode(tokenizer_of(session), prompt)
-    if tokenizer_of(session).chat_template:
-        return _by_template(tokenizer_of(session), prompt)
-    note = "the tokenizer has no chat template: turns are separated by blank lines"
-    if note not in session.fallbacks:
-        session.fallbacks.append(note)
-    return _encode(tokenizer_of(session), "\n\n".join(turn["content"].strip() for turn in prompt) + "\n\n")
-
-
-def tokenizer_of(session: "Session") -> PreTrainedTokenizerBase:
-    """Raises BadInput where the checkpoint has none."""
-    if session.opened.tokenizer is None:
+def encode(tokenizer: PreTrainedTokenizerBase | None, prompt: Prompt, *, fallbacks: list[str]) -> torch.Tensor:
+    """Token ids [1, S] int64; of a chat by the tokenizer's template. Without a template the turns are separated by
+    blank lines, and a line is added to `fallbacks`, once. Raises BadInput."""
+    if tokenizer is None:
         raise BadInput("the checkpoint has no tokenizer: put tokenizer.json beside it")
-    return session.opened.tokenizer
+    if isinstance(prompt, str):
+        return _encode(tokenizer, prompt)
+    if tokenizer.chat_template:
+        return _by_template(tokenizer, prompt)
+    if _NO_TEMPLATE not in fallbacks:
+        fallbacks.append(_NO_TEMPLATE)
+    return _encode(tokenizer, "\n\n".join(turn["content"].strip() for turn in prompt) + "\n\n")
 
 
 def _encode(tokenizer: PreTrainedTokenizerBase, prompt: str) -> torch.Tensor:
-    if any("\ud800" <= character <= "\udfff" for character in prompt):  # Python's sign for bytes that are not UTF-8
+    if any("\ud800" <= character <= "\udfff" for character in prompt):  # how Python decodes bytes that are not UTF-8
         raise BadInput("the prompt is not text in UTF-8: convert it")
     ids = tokenizer(prompt, return_tensors="pt").input_ids if prompt else torch.zeros(1, 0)
     return ids.to(torch.int64)
@@ -125,7 +127,7 @@ def _by_template(tokenizer: PreTrainedTokenizerBase, turns: Sequence[Mapping[str
     asked = {"add_generation_prompt": True, "return_tensors": "pt", "return_dict": True}
     try:
         return tokenizer.apply_chat_template(list(turns), **asked)["input_ids"]
-    except Exception as error:  # a template is a program, and the model's: whatever it does, that is what is wrong
+    except Exception as error:  # a template is a program of the model's, which may raise anything
         raise BadInput(
             f"the model's chat template cannot be used ({first_line(error)}): give --prompt instead"
         ) from error

@@ -1,4 +1,4 @@
-"""Artefacts out of the store, as policies want them."""
+"""Loads the artefacts in a store in the form that policies take."""
 
 from collections.abc import Collection
 
@@ -28,44 +28,59 @@ from artifacts.store.runs import StoredRun, as_written
 from artifacts.store.store import Store
 from runtime.policies.base import Artefacts
 
-_PRIOR_USE = 0.02  # of the layer's mean
+_PRIOR_USE = 0.02  # added to the use of every expert, as a share of its layer's mean
 
 
 def load_artefacts(store: Store, model_id: str, shape: Shape, *, wants: Collection[str] | None = None) -> Artefacts:
-    """What the newest runs of this model left; None for what was never built. Of what takes long to read only what
-    `wants` names, if it is given."""
-    lists, profile = store.latest_run("build-buddies", model_id), store.latest_run("profile", model_id)
-    quantised = store.latest_run("quantize", model_id)
-    size = (shape.num_layers, shape.num_experts)
-    buddies, q = buddy_matrices(store.read("buddies", lists.run_id), *size) if lists else (None, None)
-    entropy = _entropy(store, profile, shape) if profile else None
-    replicas = load_replicas(store, quantised, shape) if quantised else None
-    splits, predictors = load_splits(store, model_id), load_predictors(store, model_id, shape)
-    mapped = latest_maps(store, model_id)
+    """Load what the newest runs for this model wrote; None for artefacts that were never built. Of `loads` and
+    `sensitivity`, which take long, only those that `wants` names, unless it is None.
+
+    Raises BadInput for damaged tables, Incompatible for replicas that do not cover every expert.
+    """
+    buddies, q = _buddies(store, model_id, shape)
+    profile, quantised = store.latest_run("profile", model_id), store.latest_run("quantize", model_id)
+    maps_run = latest_maps(store, model_id)
     return Artefacts(
         buddies=buddies,
         buddy_q=q,
-        entropy=entropy,
-        loads=load_loads(store, model_id, shape) if wants is None or "loads" in wants else None,
-        sensitivity=load_sensitivity(store, model_id, shape) if wants is None or "sensitivity" in wants else None,
-        replicas=replicas,
-        splits=splits,
-        predictors=predictors,
-        maps=stored_maps(store, run_id=mapped.run_id) if mapped else None,
-        maps_run=mapped.run_id if mapped else None,
+        entropy=_entropy(store, profile, shape) if profile else None,
+        loads=_loads_on_demand(store, model_id, shape) if wants is None or "loads" in wants else None,
+        sensitivity=_sensitivity(store, model_id, shape) if wants is None or "sensitivity" in wants else None,
+        replicas=_replicas(store, quantised, shape) if quantised else None,
+        splits=_splits(store, model_id),
+        predictors=load_predictors(store, model_id, shape),
+        maps=stored_maps(store, run_id=maps_run.run_id) if maps_run else None,
+        maps_run=maps_run.run_id if maps_run else None,
     )
 
 
+def load_similarity(store: Store, model_id: str, shape: Shape) -> Similarity | None:
+    """Load the similarity of experts from the newest profile that measured it; None if there is none."""
+    runs = [run for run in store.runs() if run.info.model_id == model_id and "similarity" in run.contents]
+    if not runs:
+        return None
+    return similarity_matrices(store.read("similarity", runs[-1].run_id), shape.num_layers, shape.num_experts)
+
+
+def _buddies(store: Store, model_id: str, shape: Shape) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """Buddies and their conditional co-activation, both [L, E, R]."""
+    run = store.latest_run("build-buddies", model_id)
+    if run is None:
+        return None, None
+    return buddy_matrices(store.read("buddies", run.run_id), shape.num_layers, shape.num_experts)
+
+
 def _entropy(store: Store, profile: StoredRun, shape: Shape) -> np.ndarray:
-    """[L, 101]"""
+    """Percentiles of token activating entropy by layer, [L, 101]."""
     rows = store.read("entropy", profile.run_id)
     if sorted(rows["layer"].to_pylist()) != [*range(shape.num_layers)]:
         raise BadInput(f"{store.path} has no entropy of each of {shape.num_layers} layers: run moectl profile again")
     return entropy_percentiles(rows)
 
 
-def load_loads(store: Store, model_id: str, shape: Shape) -> np.ndarray | None:
-    """[L, E + 1] by the curves of the newest split."""
+def _loads_on_demand(store: Store, model_id: str, shape: Shape) -> np.ndarray | None:
+    """Experts that a token loads on demand, by layer and by experts that the layer holds, [L, E + 1], by curves of
+    the newest split."""
     run = store.latest_run("split", model_id)
     if run is None:
         return None
@@ -73,53 +88,43 @@ def load_loads(store: Store, model_id: str, shape: Shape) -> np.ndarray | None:
     return loads_on_demand(*curves, shape.top_k)
 
 
-def load_sensitivity(store: Store, model_id: str, shape: Shape) -> np.ndarray | None:
-    """[L] by what the newest profile that measured it found a layer's output to change when an expert is left out, and
-    by how much that grows in the layers after it."""
-    measured = load_similarity(store, model_id, shape)
-    if measured is None:
+def _sensitivity(store: Store, model_id: str, shape: Shape) -> np.ndarray | None:
+    """How sensitive each layer is to an expert that is left out, [L], 1 on average: the measured change of the layer's
+    output, times its growth in the layers that follow."""
+    similarity = load_similarity(store, model_id, shape)
+    if similarity is None:
         return None
-    uses = np.maximum(measured.samples, 1)
-    found = (measured.left_out * uses).sum(axis=1) / uses.sum(axis=1) * passed_on(shape.num_layers).ravel()
-    return found / found.mean()
+    uses = np.maximum(similarity.samples, 1)
+    change = (similarity.left_out * uses).sum(axis=1) / uses.sum(axis=1) * passed_on(shape.num_layers).ravel()
+    return change / change.mean()
 
 
-def load_similarity(store: Store, model_id: str, shape: Shape) -> Similarity | None:
-    """Of the newest profile that measured it."""
-    runs = [run for run in store.runs() if run.info.model_id == model_id and "similarity" in run.contents]
-    if not runs:
-        return None
-    return similarity_matrices(store.read("similarity", runs[-1].run_id), shape.num_layers, shape.num_experts)
-
-
-def load_splits(store: Store, model_id: str) -> tuple[SolvedSplit, ...] | None:
-    """What the runs of split of this model found, the newest first."""
-    found = []
-    for run in reversed(store.runs()):
-        if (run.info.command, run.info.model_id) == ("split", model_id):
-            found.append(_split_of(store, run))
-    return tuple(found) or None
+def _splits(store: Store, model_id: str) -> tuple[SolvedSplit, ...] | None:
+    """All solved splits, the newest first."""
+    runs = [run for run in store.runs() if (run.info.command, run.info.model_id) == ("split", model_id)]
+    return tuple(_split_of(store, run) for run in reversed(runs)) or None
 
 
 def _split_of(store: Store, run: StoredRun) -> SolvedSplit:
     budgets, _, theta, _ = split_columns(store.read("splits", run.run_id))
-    asked = run.info.parameters
+    parameters = run.info.parameters
     with as_written(run, store.path):
         return SolvedSplit(
-            int(asked["budget_bytes"]),
-            str(asked.get("machine", HERE)),
+            int(parameters["budget_bytes"]),
+            str(parameters.get("machine", HERE)),
             budgets,
             theta,
-            Latencies(**{name: float(seconds) for name, seconds in asked["latencies"].items()}),
-            solver=asked.get("found_by", asked["solver"]),
-            zeta=float(asked["zeta"]),
-            link=asked.get("link"),
+            Latencies(**{name: float(seconds) for name, seconds in parameters["latencies"].items()}),
+            solver=parameters.get("found_by", parameters["solver"]),
+            zeta=float(parameters["zeta"]),
+            link=parameters.get("link"),
             source=f"run {run.run_id} of {store.path.name}",
         )
 
 
-def load_replicas(store: Store, run: StoredRun, shape: Shape) -> Replicas:
-    """Sizes, losses and files of what one run of quantize wrote. Raises Incompatible when an expert is missing."""
+def _replicas(store: Store, run: StoredRun, shape: Shape) -> Replicas:
+    """Sizes, losses and files of the replicas of one run. Raises Incompatible when an expert is missing, BadInput for
+    unknown widths."""
     rows = store.read("replicas", run.run_id)
     key = rows["layer"].to_numpy().astype(np.int64) * shape.num_experts + rows["expert"].to_numpy()
     bits, nbytes = rows["bits"].to_numpy(), rows["nbytes"].to_numpy()
@@ -133,8 +138,8 @@ def load_replicas(store: Store, run: StoredRun, shape: Shape) -> Replicas:
         )
     losses = quant_loss_matrices(store.read("quant_loss", run.run_id), shape.num_layers, shape.num_experts)
     gated, mse = losses["gated"], losses["mse"]
-    use = np.divide(gated, mse, out=np.zeros_like(mse), where=mse > 0)  # alike at every width
-    # None is worthless because the text had no use for it.
+    use = np.divide(gated, mse, out=np.zeros_like(mse), where=mse > 0)  # equal at every width
+    # An expert that the profiled text did not use still has a loss, by its prior use.
     lost = (gated + _PRIOR_USE * mse * use.mean(axis=1, keepdims=True)) * passed_on(shape.num_layers)
     return Replicas(
         nbytes={FULL_BITS: shape.expert_nbytes}

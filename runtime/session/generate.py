@@ -1,5 +1,5 @@
-"""Tokens as a stream: transformers' own generate() on a thread, each token handed over as it is made, with its
-statistics."""
+"""A stream of tokens: runs transformers' own generate() on a thread, and yields each token as it is made, with its
+time."""
 
 import queue
 import threading
@@ -13,17 +13,18 @@ from transformers import PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 
 from artifacts.errors import BadInput, BadUsage
-from runtime.session.limits import check_tokens
 
-Turn = Callable[[threading.Event], AbstractContextManager[bool]]  # whether it may go on, until it is told to stop
+TakeTurn = Callable[[threading.Event], AbstractContextManager[bool]]
+"""Waits for the turn of a generation, or until the event is set; yields whether the generation may begin."""
 
 _END = object()
-_LEAST, _MOST = 1e-4, 1e4  # of what logits are divided by: beyond, they are no numbers any more
+_LEAST, _MOST = 1e-4, 1e4  # of what logits are divided by: divided by more or less, they are no longer finite
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How the next token is drawn; `temperature` 0 takes the most probable one."""
+    """How the next token is drawn; `temperature` 0 takes the most probable one. Raises BadUsage for a value out of
+    range."""
 
     max_new_tokens: int = 128
     temperature: float = 0.0
@@ -45,7 +46,7 @@ class Sampling:
             )
 
     def options(self) -> dict[str, object]:
-        """As generate() takes them."""
+        """The keyword arguments of generate()."""
         common = {"max_new_tokens": self.max_new_tokens, "repetition_penalty": self.repetition_penalty}
         if self.ignore_eos:
             common["min_new_tokens"] = self.max_new_tokens
@@ -56,7 +57,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One generated token; `seconds` since the prompt was handed over."""
+    """One generated token; `index` counts from 0, `seconds` from the call of `stream`."""
 
     token_id: int
     index: int
@@ -64,10 +65,10 @@ class Token:
 
 
 @dataclass(slots=True)
-class Timing:
+class TokenTiming:
     """Time to first token and mean time per token after it, in milliseconds."""
 
-    seconds: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)  # of each token, since the prompt was given
 
     @property
     def ttft_ms(self) -> float:
@@ -80,10 +81,14 @@ class Timing:
 
 
 def stream(
-    model: PreTrainedModel, prompt: torch.Tensor, sampling: Sampling, *, turn: Turn = lambda stop: nullcontext(True)
+    model: PreTrainedModel,
+    prompt: torch.Tensor,
+    sampling: Sampling,
+    *,
+    turn: TakeTurn = lambda stop: nullcontext(True),
 ) -> Iterator[Token]:
-    """Generate from `prompt` [1, S] int64 when the turn comes. Closing the iterator stops the generation; an error in
-    it is raised here."""
+    """Generate from `prompt` [1, S] int64 once `turn` is there. Closing the iterator stops the generation; an error in
+    the generation is raised here. Raises BadInput for a prompt that the model cannot take."""
     check_prompt(model, prompt, sampling.max_new_tokens)
     tokens: queue.SimpleQueue = queue.SimpleQueue()
     stop = threading.Event()
@@ -103,11 +108,23 @@ def stream(
 
 
 def check_prompt(model: PreTrainedModel, prompt: torch.Tensor, num_new: int) -> None:
-    """Raise BadInput for a prompt that the model cannot take."""
+    """Raise BadInput for a prompt [1, S] that is empty, or too long with `num_new` tokens after it, or of unknown
+    tokens."""
     if prompt.numel() == 0:
         raise BadInput("the prompt is empty: give at least one token of text")
     what = f"{prompt.shape[1]} prompt tokens and {num_new} new ones"
     check_tokens(model, highest=int(prompt.max()), length=prompt.shape[1] + num_new, what=what)
+
+
+def check_tokens(model: PreTrainedModel, *, highest: int, length: int, what: str) -> None:
+    """Raise BadInput if token id `highest` is outside the model's vocabulary, or `length` tokens, which the error calls
+    `what`, are more than its positions."""
+    vocabulary = model.get_input_embeddings().num_embeddings
+    if highest >= vocabulary:
+        raise BadInput(f"token {highest} is outside the vocabulary of {vocabulary}: the tokenizer is another model's")
+    longest = getattr(model.config, "max_position_embeddings", None)
+    if longest and length > longest:
+        raise BadInput(f"{what} exceed the model's {longest} positions: give fewer")
 
 
 def _generate(
@@ -116,14 +133,14 @@ def _generate(
     sampling: Sampling,
     tokens: queue.SimpleQueue,
     stop: threading.Event,
-    turn: Turn,
+    turn: TakeTurn,
     start_s: float,
     num_threads: int,
 ) -> None:
-    torch.set_num_threads(num_threads)  # a new thread has torch's default, and another number rounds differently
+    torch.set_num_threads(num_threads)  # a new thread has torch's default number, with which products round differently
     try:
-        with turn(stop) as has_come, torch.random.fork_rng(devices=_cuda_devices(prompt)):
-            if not has_come:
+        with turn(stop) as may_begin, torch.random.fork_rng(devices=_cuda_devices(prompt)):
+            if not may_begin:
                 return
             torch.manual_seed(sampling.seed)
             model.generate(
@@ -133,7 +150,7 @@ def _generate(
                 stopping_criteria=StoppingCriteriaList([_Stopped(stop)]),
                 **sampling.options(),
             )
-    except BaseException as error:  # raised again where the tokens are read
+    except BaseException as error:  # `stream` raises it again
         tokens.put(error)
     finally:
         tokens.put(_END)
@@ -153,7 +170,7 @@ class _Streamer(BaseStreamer):
         self._index += 1
 
     def end(self) -> None:
-        """The queue is closed by the thread."""
+        """Do nothing: `_generate` marks the end of the queue, after an error too."""
 
 
 class _Stopped(StoppingCriteria):

@@ -1,7 +1,7 @@
 """Several generations of one session at a time, which take turns pass by pass.
 
-Each is transformers' own generate() on a thread of its own, of which one runs at any moment. A pass is one request's
-and nobody else's: its tokens are those of a run by itself, to the bit, and so every counter has one owner.
+Each is transformers' own generate() on a thread of its own, and one thread runs at any moment. A pass belongs to one
+request: its tokens equal those of a run by itself, to the bit, and its counters are the request's alone.
 """
 
 import threading
@@ -20,30 +20,30 @@ _MANY_PASSES = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
-    """One pass of a generation: the token that it gave, if it gave one, and what it took: counters [F, L], seconds
-    that compute waited for the link, and all seconds."""
+class PassResult:
+    """One pass of a generation: its token, if it gave one, and its effort."""
 
     token: Token | None
-    counters: np.ndarray
-    exposed_s: float
+    counters: np.ndarray  # [F, L] by counter and layer
+    exposed_s: float  # of `seconds`, how long compute waited for the link
     seconds: float
 
 
 class Interleave:
-    """Owns the session while it is open: nobody else may run a pass. Of one thread, which gives the turns."""
+    """Owns the session until `close`: no other pass may run. One thread calls it, and gives the turns."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
         self._mine = threading.local()
-        # Before the engine's own hook, for which the pass has begun then.
+        # Runs before the engine's own hook, which begins the pass.
         self._handle = session.opened.model.register_forward_pre_hook(self._before_pass, prepend=True)
 
     def close(self) -> None:
+        """Give the session back; its generations must be over."""
         self._handle.remove()
 
     def begin(self, prompt: torch.Tensor, sampling: Sampling) -> "Generation":
-        """Of a prompt [1, S], a request of its own. Nothing is computed yet."""
+        """Begin a new request with a prompt [1, S] int64. Nothing is computed before its first `step`."""
         self.session.new_requests(1)
         return Generation(self.session, self._mine, prompt, sampling)
 
@@ -54,7 +54,7 @@ class Interleave:
 
 
 class Generation:
-    """One request under way: `step` until it `is_over`; `close` ends it before."""
+    """One request under way: call `step` until `is_over`, or `close` to end it earlier."""
 
     def __init__(self, session: Session, mine: threading.local, prompt: torch.Tensor, sampling: Sampling) -> None:
         self.is_over = False
@@ -64,11 +64,11 @@ class Generation:
         self._has_passed = self._is_left = False
         self._random_state = _random_state() if self._is_drawn else []
         model = session.opened.model
-        self._tokens = stream(model, prompt.to(model.device), sampling, turn=self._whole)
+        self._tokens = stream(model, prompt.to(model.device), sampling, turn=self._take_turns)
 
-    def step(self) -> Turn:
-        """Run one pass, its token drawn and all; the turn ends where the next pass would begin. Raises what ended the
-        generation."""
+    def step(self) -> PassResult:
+        """Run one pass and draw its token; the turn ends where the next pass would begin. Raises the error that ended
+        the generation."""
         session, begin_s = self._session, time.perf_counter()
         if len(session.controller.counters.passes) > _MANY_PASSES:
             session.engine.fold()
@@ -82,7 +82,7 @@ class Generation:
         except BaseException:
             self.is_over = True
             raise
-        return Turn(
+        return PassResult(
             token=token,
             counters=session.controller.counters.sum(first_pass=first_pass),
             exposed_s=sum(session.engine.stall_s[first_pass:]),
@@ -90,7 +90,7 @@ class Generation:
         )
 
     def close(self) -> None:
-        """Leave, where the next pass would begin if there is one, and let go of its keys and values."""
+        """End the generation where its next pass would begin, and free its keys and values."""
         self._is_left = True
         self._go.set()
         self._tokens.close()
@@ -99,8 +99,8 @@ class Generation:
     # On the generation's own thread
 
     @contextmanager
-    def _whole(self, stop: threading.Event) -> Iterator[bool]:
-        """From the first turn to the end."""
+    def _take_turns(self, stop: threading.Event) -> Iterator[bool]:
+        """Wait for the first turn; at the end of the generation give the last one back."""
         self._mine.generation = self
         self._take_turn()
         try:
@@ -110,7 +110,7 @@ class Generation:
             self._back.set()
 
     def before_pass(self) -> None:
-        """Here the turn ends that had its pass."""
+        """End the turn if it has had its pass, and wait for the next one."""
         if self._has_passed:
             if self._is_drawn:
                 self._random_state = _random_state()
@@ -124,12 +124,12 @@ class Generation:
         self._go.wait()
         self._go.clear()
         self._has_passed = False
-        if self._is_drawn:  # what others drew meanwhile is none of its business
+        if self._is_drawn:  # other generations have drawn from the generator meanwhile
             _set_random_state(self._random_state)
 
 
 class _Left(Exception):
-    """Nobody waits for the generation any more."""
+    """Ends a generation that was closed."""
 
 
 def _random_state() -> list[torch.Tensor]:

@@ -1,4 +1,4 @@
-"""What a run has learned goes back to the store: expert maps with its iterations, in one transaction (fMoE)."""
+"""Writes the expert maps that a run has learned from its iterations to the store, in one transaction (fMoE)."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -11,13 +11,13 @@ from artifacts.routing.expert_maps import ExpertMaps
 from artifacts.store.runs import ModelInfo, RunInfo, StoredRun, utc_now
 from runtime.policies.shared.maps import Learned
 
-if TYPE_CHECKING:  # a run that keeps nothing has no need of what a store takes in memory
+if TYPE_CHECKING:  # imported late: a run that writes nothing saves the memory of these imports
     from artifacts.store.store import Store
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """What was written. `others`: the run of the store that had learned meanwhile, whose maps are in it too."""
+class WrittenMaps:
+    """What was written. `others` is the run that wrote maps to the store meanwhile, whose maps are included."""
 
     run_id: int
     num_maps: int
@@ -25,14 +25,15 @@ class Kept:
     others: int | None
 
 
-def keep(
+def write_learned_maps(
     learned: Learned, *, store_path: Path, model: ModelInfo, began_with: int | None, started_at: datetime
-) -> Kept | None:
-    """Write the maps as a run of their own, whole or not at all; None when no iteration was whole. `began_with`: the
-    run whose maps this one set out from. Where the store has newer ones by now, the newcomers join those.
+) -> WrittenMaps | None:
+    """Write the maps as a run of their own, whole or not at all; None when no iteration was complete. `began_with` is
+    the run whose maps this session started from. If the store has newer maps by now, the new iterations are added to
+    those.
 
-    Maps that were learned before give way to these; what `moectl build-maps` made stays. Raises OutOfResources (store
-    in use, disk full) and BadInput; everything that the store held is then still there.
+    Replaces maps that an earlier run learned, but not those of `moectl build-maps`. Raises OutOfResources (store in
+    use, disk full) and BadInput, and leaves the store unchanged then.
     """
     from artifacts.store.database import PATIENCE_S
     from artifacts.store.expert_maps import LEARN, TABLE, latest_maps, map_rows, stored_origins
@@ -63,11 +64,11 @@ def keep(
         table = map_rows(maps, _origins(before, rows, learned.origins, len(maps)))
         gives_way = latest.run_id if latest and latest.info.command == LEARN else None
         run_id = store.write_run(info, {TABLE: table}, instead_of=gives_way)
-    return Kept(run_id, len(maps), learned.num_iterations, latest.run_id if is_newer else None)
+    return WrittenMaps(run_id, len(maps), learned.num_iterations, latest.run_id if is_newer else None)
 
 
 def _joined(store: "Store", latest: StoredRun, learned: Learned) -> tuple[ExpertMaps, np.ndarray]:
-    """The store's maps with those newcomers that are still held, and where each went."""
+    """The store's maps with the new iterations added that `learned` still holds, and the row of each, [n]."""
     from artifacts.store.expert_maps import stored_maps
 
     maps = stored_maps(store, run_id=latest.run_id)
@@ -75,10 +76,10 @@ def _joined(store: "Store", latest: StoredRun, learned: Learned) -> tuple[Expert
 
 
 def _origins(before: np.ndarray, rows: np.ndarray, new: np.ndarray, num_maps: int) -> np.ndarray:
-    """[N, 2]: requests are counted on from those known before."""
+    """Request and iteration of each map, [N, 2]; new requests are numbered on from those before."""
     origins = np.zeros((num_maps, 2), np.int64)
     origins[: len(before)] = before
     first = before[:, 0].max(initial=-1) + 1
-    for row, (request, iteration) in zip(rows.tolist(), new.tolist(), strict=True):  # of several in one row the last
+    for row, (request, iteration) in zip(rows.tolist(), new.tolist(), strict=True):  # the last in a row counts
         origins[row] = first + request, iteration
     return origins

@@ -1,4 +1,4 @@
-"""Which link a run takes: what the user named, or what the model and the machine suggest."""
+"""The link and the near tier that the options of a run stand for."""
 
 from artifacts.errors import BadUsage
 from artifacts.hardware.machines import machine
@@ -11,12 +11,16 @@ from runtime.tiers.open import LinkChoice
 def resolve_link(
     opened: MoeModel, *, link: str, near: str | None, scaled_to: str | None, is_fused: bool = False
 ) -> LinkChoice:
-    """`auto` is cuda on a GPU and disk elsewhere. Raises BadUsage for what is not understood or not there."""
-    on_cuda = opened.model.device.type == "cuda"
+    """Resolve `--link`, `--near` and `--scaled-to`. `auto` is `cuda` for a model on a GPU, else `disk`. To scale to a
+    machine, the compute of one expert is measured first, by fused kernels if `is_fused`.
+
+    Raises BadUsage for a link, a rate or a machine that is not understood, and for `cuda` without a GPU.
+    """
     if scaled_to:
         rates = scaled_rates(opened, machine(scaled_to), is_fused=is_fused)
         return LinkChoice("emulated", rates.link, 0.0, rates.near)
     near_rate = sizes.rate(near)[0] if near else None
+    on_cuda = opened.model.device.type == "cuda"
     if link == "cuda" and not on_cuda:
         raise BadUsage("--link cuda needs the model on a CUDA device: use --link disk, or a rate such as 5GB/s")
     if link == "auto":
@@ -29,10 +33,7 @@ def resolve_link(
 
 
 def link_name(opened: MoeModel, link: str) -> str:
-    """How a hardware profile calls what `--link` says: `pinned` for a GPU's own, `disk` with the page cache or past it,
-    or the rate as given.
-
-    Raises BadUsage for what is not understood or not there.
-    """
+    """The name that hardware profiles give the link of a `--link` option: `pinned` for CUDA copies, `disk` with the
+    page cache or past it, or the rate as given. Raises BadUsage as `resolve_link` does."""
     kind = resolve_link(opened, link=link, near=None, scaled_to=None).kind
     return {"cuda": "pinned", "disk": "disk", "emulated": link}[kind]

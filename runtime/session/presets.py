@@ -1,4 +1,4 @@
-"""Presets by name: those that come with moectl, and those that were tuned into a store."""
+"""Tuned presets in a store."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,40 +10,41 @@ from runtime.policies.presets import Preset, Scope, presets
 
 
 def find_presets(names: Iterable[str], store: Path, *, model_id: str | None = None) -> dict[str, Preset]:
-    """Those of `names` that are the store's: of this model if given, the newest of each name. A name that nobody has is
-    left to whoever takes presets by name. Raises Incompatible for one that was tuned for other models only."""
+    """Find those of `names` that are tuned presets of the store, of model `model_id` if given, the newest of each name.
+    Leaves out names of built-in presets and unknown names. Raises Incompatible for a preset that was tuned for other
+    models only, BadInput for a damaged one."""
     wanted = [name for name in names if name not in presets()]
     if not wanted or not store.exists():
         return {}
     with Store.open(store, read_only=True) as opened:
         kept, models = stored_presets(opened), {model.model_id: model.name for model in opened.models()}
-    found = {}
+    tuned = {}
     for name in wanted:
-        same = [one for one in kept if one.preset.name == name]
-        own = [one for one in same if model_id in (None, one.model_id)]
-        if same and not own:
-            other = models.get(same[0].model_id, same[0].model_id)
+        of_any = [preset for preset in kept if preset.preset.name == name]
+        of_model = [preset for preset in of_any if model_id in (None, preset.model_id)]
+        if of_any and not of_model:
+            other = models.get(of_any[0].model_id, of_any[0].model_id)
             raise Incompatible(
                 f"preset {name} was tuned for {other}, another model: run `moectl tune` with this one, or name one of "
                 "`moectl inspect presets`"
             )
-        if own:
-            found[name] = as_preset(own[0])
-    return found
+        if of_model:
+            tuned[name] = as_preset(of_model[0])
+    return tuned
 
 
 def tuned_presets(store: Path) -> list[Preset]:
-    """What was tuned into a store, of each name and model the newest, the oldest first; none where there is no
-    store."""
+    """The newest tuned preset of each name and model, the oldest of them first; none if the store does not exist."""
     if not store.exists():
         return []
     with Store.open(store, read_only=True) as opened:
         kept = reversed(stored_presets(opened))
-    return [as_preset(one) for one in {(one.preset.name, one.model_id): one for one in kept}.values()]
+    newest = {(preset.preset.name, preset.model_id): preset for preset in kept}
+    return [as_preset(preset) for preset in newest.values()]
 
 
 def as_preset(kept: PresetRecord) -> Preset:
-    """What it was tuned for goes with it."""
+    """The preset, with what it was tuned for. Raises BadInput for a scope that does not exist."""
     one = kept.preset
     if one.scope not in (*Scope,):
         raise BadInput(f"preset {one.name} of run {kept.run_id} has scope {one.scope!r}: run `moectl tune` again")

@@ -1,4 +1,4 @@
-"""Short measurements at the start of a session: what a prefetch may spend, and how a named machine is emulated."""
+"""Short measurements at the start of a session: the prefetch window, and the rates that emulate a named machine."""
 
 import statistics
 import time
@@ -40,28 +40,27 @@ class Rates:
 
 
 def scaled_rates(opened: MoeModel, target: Machine, *, is_fused: bool = False) -> Rates:
-    """Rates for which load : compute and near : compute of one expert are those of `target`.
+    """Return the rates at which load : compute and near : compute of one expert are those of `target`.
 
-    There an expert is read from the fast tier's memory once per token, so that its compute takes its bytes over that
-    memory's bandwidth; here its compute is measured, overheads included.
+    On `target` compute reads an expert from the fast tier's memory once per token, and so takes its bytes over that
+    memory's bandwidth; on this machine it is measured, overheads included.
     """
-    here = opened.shape.expert_nbytes / expert_seconds(opened, is_fused=is_fused)
-    return Rates(here * target.link_gbps / target.fast_gbps, here * target.near_gbps / target.fast_gbps)
+    compute = opened.shape.expert_nbytes / expert_seconds(opened, is_fused=is_fused)
+    return Rates(compute * target.link_gbps / target.fast_gbps, compute * target.near_gbps / target.fast_gbps)
 
 
 def scaled_window(shape: Shape, target: Machine) -> int:
-    """What the link of `target` moves while its fast tier reads one token's experts of a layer, in bytes here.
-
-    Not measured, so that a session that emulates a machine decides alike every time.
-    """
+    """Return the bytes that the link of `target` moves while its fast tier reads one token's experts of a layer, as a
+    power of two of this model's experts. Computed and not measured, so that every session that emulates a machine
+    decides alike."""
     return rounded_window(shape.top_k * target.link_gbps / target.fast_gbps, shape.expert_nbytes)
 
 
 def prefetch_window(
     opened: MoeModel, link_bytes_per_s: float, *, is_fused: bool = False, dense: CompiledLinear | None = None
 ) -> int:
-    """Bytes that the link moves while one layer of one token is computed, as a power of two of experts. `is_fused` are
-    the experts, `dense` computes the linear layers beside them if torch does not."""
+    """Measure the bytes that the link moves while one layer of one token is computed, as a power of two of experts.
+    Fused kernels compute the experts if `is_fused`, and `dense` the linear layers beside them, if given."""
     shape = opened.shape
     experts_s = shape.top_k * expert_seconds(opened, is_fused=is_fused)
     layer_s = rest_seconds(opened, dense=dense) / shape.num_layers + experts_s
@@ -71,23 +70,23 @@ def prefetch_window(
 def link_bytes_per_second(
     link: Link, slots: Sequence[torch.Tensor], num_experts: int, *, num_devices: int = 1
 ) -> float:
-    """What a link moves: the median over single experts of the first layer that belong to the first device, brought
-    into `slots` there, as large as they are, that nobody uses yet."""
+    """Measure the bandwidth of a link: the median over loads of single experts, those of the first layer that belong to
+    the first device, into `slots` on it, which have their size and hold nothing yet."""
     num_keys = min(_NUM_EXPERTS, -(-num_experts // num_devices), len(slots))
 
-    def bring(turn: int) -> None:
-        own = turn % num_keys
-        link.collect(link.issue(own * num_devices, slots[own], urgency=DEMAND))
+    def load(turn: int) -> None:
+        place = turn % num_keys
+        link.collect(link.issue(place * num_devices, slots[place], urgency=DEMAND))
 
-    seconds = _median_seconds(bring, slots[0].device, warm_up=0, turns=_NUM_EXPERTS)
-    link.drain_stalls()  # nobody's compute waited
+    seconds = _median_seconds(load, slots[0].device, warm_up=0, turns=_NUM_EXPERTS)
+    link.drain_stalls()  # no compute waited for these loads
     return slots[0].nbytes / seconds
 
 
 def expert_seconds(opened: MoeModel, *, is_fused: bool = False) -> float:
-    """Seconds of one expert on one token in the fast tier, as torch or fused code computes it, over experts that take
-    turns."""
-    device, module, contents = opened.model.device, opened.layers[0].experts, some_contents(opened)
+    """Measure the seconds in which torch, or fused kernels if `is_fused`, compute one resident expert on one token.
+    Several experts take turns."""
+    device, module, contents = opened.model.device, opened.layers[0].experts, _some_contents(opened)
     if is_fused:
         return _median_seconds(choose_output(opened).timed_expert(opened, contents), device, turns=200)
     views, project = [opened.store.layout.views(content) for content in contents], opened.store.layout.project
@@ -97,14 +96,15 @@ def expert_seconds(opened: MoeModel, *, is_fused: bool = False) -> float:
     )
 
 
-def some_contents(opened: MoeModel) -> list[torch.Tensor]:
-    """A few experts of the first layer in the fast tier, as bytes, uint8."""
+def _some_contents(opened: MoeModel) -> list[torch.Tensor]:
+    """The bytes of a few experts of the first layer, uint8, on the model's device."""
     num_experts = min(_NUM_EXPERTS, opened.shape.num_experts)
-    return [_on(opened.model.device, opened, expert) for expert in range(num_experts)]
+    return [_content(opened, expert) for expert in range(num_experts)]
 
 
 def rest_seconds(opened: MoeModel, *, dense: CompiledLinear | None = None) -> float:
-    """Seconds of one decoded token without its routed experts."""
+    """Measure the seconds of one decoded token without its routed experts; `dense` computes the linear
+    layers, if given."""
     model = opened.model
     token = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
     if dense:
@@ -119,7 +119,7 @@ def rest_seconds(opened: MoeModel, *, dense: CompiledLinear | None = None) -> fl
 
 @contextmanager
 def without_experts(opened: MoeModel, *, after: str = "eager") -> Iterator[None]:
-    """The model's routed experts answer zero at once; then they are implemented as `after` says."""
+    """Make the model's routed experts return zeros at once; at the end they get the implementation `after`."""
     opened.model.set_experts_implementation(_NO_EXPERTS)
     try:
         yield
@@ -128,7 +128,8 @@ def without_experts(opened: MoeModel, *, after: str = "eager") -> Iterator[None]
 
 
 def seconds_of(work: Callable[[int], object], device: torch.device, *, warm_up: int, turns: int) -> list[float]:
-    """Seconds of each turn of `work`, which is told its number, until the device has done it; not of the warm-up."""
+    """Measure the seconds of each call of `work`, which gets its number, until the device is done; those of the warm-up
+    are left out."""
     seconds = []
     with torch.inference_mode():
         for turn in range(warm_up + turns):
@@ -146,7 +147,7 @@ def _median_seconds(
     return statistics.median(seconds_of(work, device, warm_up=warm_up, turns=turns))
 
 
-def _on(device: torch.device, opened: MoeModel, expert: int) -> torch.Tensor:
-    host = aligned(opened.store.layout.nbytes)
-    opened.store.read(0, expert, host)
-    return host if device.type == "cpu" else host.to(device)
+def _content(opened: MoeModel, expert: int) -> torch.Tensor:
+    content = aligned(opened.store.layout.nbytes)
+    opened.store.read(0, expert, content)
+    return content.to(opened.model.device)

@@ -1,73 +1,88 @@
-"""What was really in force in a run."""
-
-from typing import TYPE_CHECKING
+"""What is really in force in a run: the receipt, and in it the fallbacks, so that no fallback is silent."""
 
 import numpy as np
 import torch
 
-from runtime.control import split_solver as solving
+from runtime.control import split_solver
+from runtime.control.resplit import NOT_ANEW, Reconfiguration, tokens_between
 from runtime.kernels.low_bit import kernel_name
 from runtime.policies import POLICIES, describe
 from runtime.policies.presets import preset
+from runtime.session.parts import Parts
+from runtime.session.settings import FUSED
 
-if TYPE_CHECKING:
-    from runtime.session.session import Session
 
-
-def receipt(session: "Session") -> dict[str, object]:
+def receipt(parts: Parts, reconfiguration: Reconfiguration | None, *, fallbacks: list[str]) -> dict[str, object]:
     """By name, as it is printed and stored."""
-    cache = session.controller.cache
+    opened, policies, settings, cache = parts.opened, parts.policies, parts.settings, parts.controller.cache
     return {
-        "model": session.opened.config.name_or_path or session.opened.family,
-        "family": session.opened.family,
-        "dtype": str(session.opened.dtype).removeprefix("torch."),
-        "base_bits": session.opened.base,
-        "device": str(session.opened.model.device),
-        "devices": _devices(session),
+        "model": opened.config.name_or_path or opened.family,
+        "family": opened.family,
+        "dtype": str(opened.dtype).removeprefix("torch."),
+        "base_bits": opened.base,
+        "device": str(opened.model.device),
+        "devices": _devices(parts),
         "threads": torch.get_num_threads(),
-        "preset": preset(session.settings.preset).name,
-        "tuned_for": preset(session.settings.preset).tuned_for,
-        "policies": {axis: describe(getattr(session.policies, axis)) for axis in POLICIES},
-        "experts_of_a_token": session.fused.name if session.is_fused else "torch",
-        "scope": str(session.scope),
+        "preset": preset(settings.preset).name,
+        "tuned_for": preset(settings.preset).tuned_for,
+        "policies": {axis: describe(getattr(policies, axis)) for axis in POLICIES},
+        "experts_of_a_token": parts.fused.name if parts.is_fused else "torch",
+        "scope": str(parts.scope),
         "slots": cache.num_slots,
         "experts": cache.shape.num_keys,
         "expert_bytes": cache.shape.expert_nbytes,
-        "fast_bytes": session.slots.nbytes + (session.shadows.nbytes if session.shadows else 0),
-        "split": solving.receipt(session.fast.split, session.opened.shape),
-        "reconfigured": session.reconfiguration.receipt() if session.reconfiguration else {},
-        "replicas": _replicas(session),
-        "predictors": session.watcher.predictor.receipt() if session.watcher.predictor else {},
-        "maps": session.matching.receipt() if session.matching else {},
-        "pinned_bytes": session.tiers.pinned_nbytes,
-        "prefetch_window_bytes": session.window,
-        "link": session.tiers.link.conditions(),
-        "near": session.tiers.near.conditions(),
-        "scaled_to": session.settings.scaled_to,
-        "fallbacks": list(session.fallbacks),
+        "fast_bytes": parts.fast_nbytes,
+        "split": split_solver.receipt(parts.fast.split, opened.shape),
+        "reconfigured": reconfiguration.receipt() if reconfiguration else {},
+        "replicas": _replicas(parts),
+        "predictors": parts.watcher.predictor.receipt() if parts.watcher.predictor else {},
+        "maps": policies.matching.receipt() if policies.matching else {},
+        "pinned_bytes": parts.tiers.pinned_nbytes,
+        "prefetch_window_bytes": parts.window,
+        "link": parts.tiers.link.conditions(),
+        "near": parts.tiers.near.conditions(),
+        "scaled_to": settings.scaled_to,
+        "fallbacks": list(fallbacks),
     }
 
 
-def _devices(session: "Session") -> dict[str, object]:
-    """By name, what each device has and did, where there are several; parts of one are numbered."""
-    devices, found = session.devices, session.controller.by_device()
-    is_one = len(set(devices)) == 1
-    names = [f"{device} part {number}" if is_one else f"{device}" for number, device in enumerate(devices)]
-    return dict(zip(names, found, strict=False))
+def _devices(parts: Parts) -> dict[str, object]:
+    """What each of several devices holds and did, by the device's name; parts of one device are numbered."""
+    is_one = len(set(parts.devices)) == 1
+    names = [f"{device} part {number}" if is_one else f"{device}" for number, device in enumerate(parts.devices)]
+    return dict(zip(names, parts.controller.by_device(), strict=False))
 
 
-def _replicas(session: "Session") -> dict[str, object]:
-    """What is computed below full precision, where, and by which kernel; and how many experts that counted as
-    resident were computed so all the same, because they had not landed."""
-    if not session.computed_widths:
+def _replicas(parts: Parts) -> dict[str, object]:
+    """What is computed below full precision, where, and by which kernel; `not_landed` counts the resident experts that
+    were computed on their low replica because their transfer had not landed."""
+    if not parts.computed_widths:
         return {}
-    shadows = session.controller.cache.shadows
+    shadows = parts.controller.cache.shadows
     bits, counts = np.unique(shadows, return_counts=True) if shadows is not None else ((), ())
     return {
-        "slow_tier_bits": [f"{width}" for width in session.policies.widths],
+        "slow_tier_bits": [f"{width}" for width in parts.policies.widths],
         "resident": {f"{width}_bits": int(count) for width, count in zip(bits, counts, strict=True)},
-        "resident_bytes": session.shadows.nbytes if session.shadows else 0,
-        "not_landed": session.engine.steps.num_not_landed,
-        "verified": session.settings.verify,
-        "kernel": kernel_name(session.opened.model.device),
+        "resident_bytes": parts.shadows.nbytes if parts.shadows else 0,
+        "not_landed": parts.engine.steps.num_not_landed,
+        "verified": parts.settings.verify,
+        "kernel": kernel_name(parts.opened.model.device),
     }
+
+
+def fallbacks_of(parts: Parts) -> list[str]:
+    """What the session does otherwise than it was asked, a line each; those of the policies come first."""
+    opened, devices, num_devices = parts.opened, parts.devices, parts.settings.devices
+    lines = list(parts.policies.fallbacks)
+    if parts.settings.experts == FUSED and not parts.is_fused:
+        where = f"{num_devices} devices" if num_devices > 1 else opened.model.device.type
+        lines.append(f"experts of {opened.family} on {where} are not fused: torch computes")
+    if num_devices > 1 and len(set(devices)) == 1:
+        lines.append(f"devices: {num_devices} parts of {devices[0]} in the place of GPUs")
+    if num_devices > 1 and tokens_between(None, parts.fast.split, parts.policies):
+        lines.append(NOT_ANEW)
+    if parts.fast.split and parts.link.kind == "disk":
+        lines.append("link disk reads more than a segment for each: use a link from RAM")
+    if parts.fast.holds(opened.shape):
+        lines.append(f"budget {parts.budget} holds the whole model: every expert stays resident")
+    return lines

@@ -1,4 +1,4 @@
-"""What a user may choose of a run."""
+"""The settings of a run. Imports no torch, so that a wrong option is refused within milliseconds."""
 
 from dataclasses import dataclass, field
 
@@ -7,29 +7,30 @@ from artifacts.errors import BadUsage
 from runtime.policies import build
 from runtime.policies.presets import Preset, Scope, preset
 
-EXACT, FUSED = "exact", "fused"  # experts: the model's own bits, or compiled kernels
+EXACT, FUSED = "exact", "fused"  # how experts are computed: to the model's own bits, or by compiled kernels
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a user may choose. `policies` overrides a preset's axes; texts are those of the command line."""
+    """What a user may choose of a run, in the texts of the command line's options. `policies` overrides axes of the
+    preset. Raises BadUsage for what is not understood or does not go together."""
 
     preset: str | Preset = "on-demand"
-    policies: dict[str, str] = field(default_factory=dict)
-    budget: str = "25%"
-    scope: str | None = None
+    policies: dict[str, str] = field(default_factory=dict)  # text by axis
+    budget: str = "25%"  # of the fast tier
+    scope: str | None = None  # of eviction; None: the preset's own
     link: str = "auto"
-    near: str | None = None
-    scaled_to: str | None = None
-    window: str | None = None
+    near: str | None = None  # bandwidth of the near tier
+    scaled_to: str | None = None  # machine whose ratios of load to compute are emulated
+    window: str | None = None  # bytes that a step may prefetch; None: measured
     device: str = "auto"
     experts: str = EXACT
-    threads: int | None = None  # of CPU compute; None leaves torch as it is
-    devices: int = 1  # that experts are spread over: GPUs, or parts of one device where there are fewer
-    machine: str | None = None  # whose splits fit; None: that of `scaled_to`, or this one over this link
+    threads: int | None = None  # of CPU compute; None: torch's own number
+    devices: int = 1  # over which experts are spread: GPUs, or parts of one device where there are fewer
+    machine: str | None = None  # whose splits are used; None: that of `scaled_to`, or this machine over this link
     reconfigure_every: int | None = None  # tokens after which a split is solved anew; 0: never
-    verify: bool = False  # replica files are compared with their hashes before anything is read of them
-    learn: bool = False  # iterations join the expert maps as they come, from none if need be
+    verify: bool = False  # compare replica files with their hashes before any is used
+    learn: bool = False  # add the run's iterations to the expert maps, starting with none if the store has none
 
     def __post_init__(self) -> None:
         if self.scaled_to and (self.link != "auto" or self.near):
@@ -37,27 +38,26 @@ class Settings:
         check_experts(self.experts)
         if self.scope not in (None, *Scope):
             raise BadUsage(f"scope is layer or global, not {self.scope!r}")
-        chosen = build(self.texts())  # a name that is not known is told before a model is opened
-        if self.learn and "maps" not in chosen.requires:
+        policies = build(self.texts())  # refuses unknown names before a model is opened
+        if self.learn and "maps" not in policies.requires:
             raise BadUsage("--learn adds to expert maps, and no policy chosen here uses any: give --preset fmoe")
 
     def texts(self) -> dict[str, str]:
-        """The text of every axis."""
+        """The text of every axis: the preset's, unless `policies` overrides it."""
         return preset(self.preset).texts() | self.policies
 
     @property
     def requires(self) -> frozenset[str]:
-        """Artefacts that the chosen policies cannot do without."""
+        """Names of the artefacts that the policies require."""
         return build(self.texts()).requires
 
     @property
     def wants(self) -> frozenset[str]:
-        """Those, and what they take where it is there."""
+        """Names of the artefacts that the policies require or use if they exist."""
         return build(self.texts()).wants
 
 
-
 def check_experts(name: str) -> None:
-    """Raise BadUsage unless it is a way to compute a token's experts."""
+    """Raise BadUsage unless `name` is a way to compute a token's experts."""
     if name not in (EXACT, FUSED):
         raise BadUsage(unknown("way to compute experts", name, (EXACT, FUSED)))

@@ -1,5 +1,5 @@
-"""docs/api.md holds: its blocks run as a notebook's cells, its signatures are the code's, and the names it promises are
-there for programs and for type checkers."""
+"""docs/api.md is true: its blocks run one after another as the cells of a notebook, its signatures are the code's, and
+programs and type checkers find the names that it promises."""
 
 import ast
 import inspect
@@ -38,9 +38,9 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("page", [PAGE, ROOT / "README.md"], ids=lambda page: page.stem)
 def test_the_cells_of_a_page_run_one_after_another(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names: dict[str, object] = {}
-    found = [cell for cell in cells(page) if page == PAGE or cell[0] == "python"]
-    assert any(language == "python" for language, _ in found)
-    for language, text in found:
+    run = [cell for cell in cells(page) if page == PAGE or cell[0] == "python"]
+    assert any(language == "python" for language, _ in run)
+    for language, text in run:
         if language == "python":
             exec(compile(text, str(page), "exec"), names)
             continue
@@ -50,22 +50,24 @@ def test_the_cells_of_a_page_run_one_after_another(page: Path, capsys: pytest.Ca
 
 
 def signatures() -> dict[str, str]:
-    """As the page has them, each on one line."""
-    told = {name: f"{taken} -> {given}" for name, taken, given in SIGNATURE.findall(PAGE.read_text(encoding="utf-8"))}
-    return {name: " ".join(text.split()) for name, text in told.items()}
+    """The page's signatures by name, each on one line."""
+    signatures = {
+        name: f"{taken} -> {given}" for name, taken, given in SIGNATURE.findall(PAGE.read_text(encoding="utf-8"))
+    }
+    return {name: " ".join(text.split()) for name, text in signatures.items()}
 
 
-def found(name: str) -> str:
-    """What the code says, as the page is to have it: without modules, of a class what makes it."""
+def signature_in_code(name: str) -> str:
+    """The code's signature as the page writes it: without modules, and for a class that of its constructor."""
     parts = name.split(".")
     depth = max(depth for depth in range(1, len(parts)) if _is_module(".".join(parts[:depth])))
     thing: object = import_module(".".join(parts[:depth]))
     for part in parts[depth:]:
         thing = getattr(thing, part)
     signature = inspect.signature(thing)
-    own = [one for one in signature.parameters.values() if one.name != "self"]
+    parameters = [parameter for parameter in signature.parameters.values() if parameter.name != "self"]
     given = thing if inspect.isclass(thing) else signature.return_annotation
-    text = str(signature.replace(parameters=own, return_annotation=given))
+    text = str(signature.replace(parameters=parameters, return_annotation=given))
     text = text.replace(inspect.formatannotation(ArrayLike), "ArrayLike")
     text = re.sub(r"(-> |: )'([\w.]+)'", r"\1\2", text).replace("<factory>", "{}").replace("'", '"')
     return re.sub(r"\b(?:[A-Za-z_]\w*\.)+([A-Za-z_]\w*)", r"\1", text)
@@ -81,11 +83,11 @@ def _is_module(name: str) -> bool:
 
 @pytest.mark.parametrize("name", signatures())
 def test_a_signature_is_the_codes(name: str) -> None:
-    assert signatures()[name] == found(name)
+    assert signatures()[name] == signature_in_code(name)
 
 
 def test_every_public_name_is_on_the_page() -> None:
-    """And is had from the package, for a program and for a type checker alike."""
+    """And the package offers it, to programs and to type checkers."""
     assert {name.split(".")[1] for name in signatures() if name.startswith("runtime.")} >= {*runtime.__all__}
     assert {getattr(runtime, name).__name__ for name in runtime.__all__} == {*runtime.__all__} == {*dir(runtime)}
     tree = ast.parse(Path(runtime.__file__).read_text(encoding="utf-8"))
@@ -96,8 +98,9 @@ def test_every_public_name_is_on_the_page() -> None:
         runtime.Sesion  # noqa: B018
 
 
-def test_whoever_wants_policies_waits_for_no_torch() -> None:
-    code = "import sys, runtime.policies; print(sorted({'torch', 'transformers', 'duckdb'} & set(sys.modules)))"
+@pytest.mark.parametrize("imported", ["import runtime.policies", "from runtime import Settings; Settings('fmoe')"])
+def test_policies_and_settings_import_no_torch(imported: str) -> None:
+    code = f"import sys; {imported}; print(sorted({{'torch', 'transformers', 'duckdb'}} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
 

@@ -111,7 +111,7 @@ def test_a_link_that_is_stuck_is_told_until_it_is_not(model: Model, faults: Faul
 def test_slow_is_not_stuck(model: Model, faults: Faults) -> None:
     """Others that land are a sign of life."""
     with session_of(model) as session:
-        link = session.tiers.link
+        link = session.parts.tiers.link
         faults.moving, faults.patience_s = sleeping(lambda number: 0.25), 1.0
         buffers = [
             torch.empty(model.opened.shape.expert_nbytes, dtype=torch.uint8) for _ in range(5 * link.num_threads)
@@ -130,7 +130,7 @@ def test_any_order_of_arrival_gives_the_same_bits(link: str, model: Model, fault
 def test_a_thread_that_waits_keeps_no_slot(model: Model) -> None:
     """Of slots that are laid out anew nothing may stay: the budget has no room for both."""
     with session_of(model) as session:
-        link, before = session.tiers.link, Held.now()
+        link, before = session.parts.tiers.link, Held.now()
         slots = [torch.empty(model.opened.shape.expert_nbytes, dtype=torch.uint8) for _ in range(8)]
         for transfer in [link.issue(key, slot, urgency=key % 2 and PREFETCH) for key, slot in enumerate(slots)]:
             link.collect(transfer)
@@ -216,7 +216,7 @@ BROKEN: dict[str, tuple[Broken, str]] = {
     "an expert that nobody sent for": (lambda session: _set_loading(session), "on their way"),
     "a hit too many": (lambda session: session.controller.counters.add(1, 0, 1), "of .* requests"),
     "bytes that were not sent": (lambda session: session.controller.counters.add(15, 0, 1 << 40), "wasted"),
-    "another expert in a slot": (lambda session: session.slots[_some_slot(session)].add_(1), "does not hold"),
+    "another expert in a slot": (lambda session: session.parts.slots[_some_slot(session)].add_(1), "does not hold"),
     "a transfer of another key": (lambda session: _misdirect(session), "comes into it"),
 }
 
@@ -232,7 +232,7 @@ def _set_loading(session: Session) -> None:
 
 def _misdirect(session: Session) -> None:
     slot = _some_slot(session)
-    session.engine.steps.pending[slot] = session.tiers.link.issue(15, session.slots[slot], urgency=PREFETCH)
+    session.engine.steps.pending[slot] = session.parts.tiers.link.issue(15, session.parts.slots[slot], urgency=PREFETCH)
 
 
 @pytest.mark.parametrize("name", BROKEN)

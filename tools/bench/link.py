@@ -91,7 +91,7 @@ def _run(
 ) -> Run:
     with Session(opened, settings) as session:
         reading = read(session, sequences, prefill=PROMPT)
-        window, counters = session.window, session.controller.counters.totals()
+        window, counters = session.parts.window, session.controller.counters.totals()
     model = replace(guessed(opened.shape), name="measured", assumed=())  # its costs are measured, only its shape counts
     machine, costs = machine_of(measured, opened.shape), costs_of(measured, opened.shape)
     workload = Workload(trace, model, machine, costs=costs, window=window)

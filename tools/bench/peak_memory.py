@@ -75,7 +75,7 @@ def measure(name: str, folder: Path, *, tokens: int) -> Row:
         with Session.open(str(folder), Settings(budget=name, link="disk", device="cpu")) as session:
             loaded_s = time.perf_counter()
             seconds = _generate(session.opened.model, session.opened.tokenizer, tokens)
-            expert_nbytes = session.slots.nbytes
+            expert_nbytes = session.parts.slots.nbytes
     else:
         loaded_s = begin_s
     peak_nbytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

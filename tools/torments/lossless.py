@@ -128,7 +128,7 @@ def said(session: Session, request: Request) -> list[torch.Tensor]:
 def is_exact(session: Session) -> bool:
     """Whether it owes the plain model's bits: cut experts, and those of compiled kernels, add up in another order. In
     bfloat16 that sends tokens to other experts."""
-    return session.fast.split is None and not session.is_fused
+    return session.parts.fast.split is None and not session.parts.is_fused
 
 
 def differs(ours: list[torch.Tensor], theirs: list[torch.Tensor], *, to_the_bit: bool = True) -> str:

@@ -73,7 +73,7 @@ def test_live_equals_replay_and_the_plain_model(folder: str) -> None:
         ours = decode(session, 6)
         counts, live = session.receipt()["reconfigured"], session.controller.counters.passes
         session.controller.cache.validate()
-        slots = session.slots
+        slots = session.parts.slots
     assert counts["every_tokens"] == 15 and counts["solved_anew"] == 2 and counts["changed"] >= 1
     assert slots.nbytes <= 0.6 * opened.shape.nbytes + 64 * len(slots)
     with session_of(opened, 0) as session:

@@ -115,7 +115,7 @@ for folder, name, chosen, scratch, is_brief in json.loads(sys.argv[1]):
     for experts in (EXACT, FUSED):
         with Session(opened, Settings(**chosen, experts=experts), artefacts=artefacts) as session:
             runs[experts] = (logits(session, is_brief), session.controller.counters.totals(), session.receipt())
-            if experts == FUSED and session.is_fused:
+            if experts == FUSED and session.parts.is_fused:
                 on_device = len(session.engine.steps.gpu_output.whole)
     (exact, exact_counts, _), (fused, fused_counts, receipt) = runs[EXACT], runs[FUSED]
     error = ((fused - exact).abs().max() / exact.abs().max()).item()

@@ -68,5 +68,5 @@ def test_cut_experts_leave_linear_layers_to_torch_even_when_a_window_is_measured
     cut = Settings(budget="50%", link="1GB/s", policies={"residency": "split", "prefetch": "next_gate"})
     for settings, times in ((cut, 0), (replace(cut, experts=FUSED), 2)):
         with Session(opened, settings) as session:
-            assert session.is_fused and session.window > 0
+            assert session.parts.is_fused and session.parts.window > 0
         assert len(taken) == times

@@ -79,11 +79,11 @@ def live_and_replayed(
     again = build_controller(
         build(settings.texts()),
         opened.shape,
-        num_slots=session.fast.num_slots,
-        shadows=session.fast.shadows,
-        split=session.fast.split,
-        scope=session.scope,
-        window=session.window,
+        num_slots=session.parts.fast.num_slots,
+        shadows=session.parts.fast.shadows,
+        split=session.parts.fast.split,
+        scope=session.parts.scope,
+        window=session.parts.window,
         artefacts=known,
         num_devices=settings.devices,
     )
@@ -126,7 +126,7 @@ def test_a_trace_of_another_model_is_refused(checkpoint: Checkpoint) -> None:
         session.forward(torch.arange(3, 9)[None])
     shape = Shape(1, opened.shape.num_experts, opened.shape.top_k, 1)
     policies = build(Settings().texts())
-    window = {"num_slots": 1, "scope": session.scope, "window": 1, "artefacts": Artefacts()}
+    window = {"num_slots": 1, "scope": session.parts.scope, "window": 1, "artefacts": Artefacts()}
     with pytest.raises(BadInput, match="another model"):
         replay(recorder.trace(), build_controller(policies, shape, **window))
 
@@ -168,11 +168,11 @@ def test_who_searches_maps_slowly_decides_the_same(
         patched.setattr(Matching, "_best", slowly)
         recorder = session.record()
         list(session.generate(torch.arange(3, 10)[None], Sampling(6, ignore_eos=True)))
-        learned, live = session.matching.learned(), session.controller
+        learned, live = session.parts.policies.matching.learned(), session.controller
     assert "matching" in threads and learned.num_iterations == 6
     write_parquet(recorder.trace(), tmp_path / "trace.parquet")
     policies = build(settings.texts())
-    where = {"num_slots": session.fast.num_slots, "scope": session.scope, "window": 5 * 1024}
+    where = {"num_slots": session.parts.fast.num_slots, "scope": session.parts.scope, "window": 5 * 1024}
     again = build_controller(policies, opened.shape, **where, artefacts=known)
     replay(read_parquet(tmp_path / "trace.parquet", num_experts=opened.shape.num_experts), again)
     assert np.array_equal(live.counters.passes, again.counters.passes)

@@ -1,4 +1,4 @@
-"""Text through a session: streams that are dropped, closed or read to the end, and what each of them took."""
+"""Text through a session: streams that are dropped, closed or read to the end, and the effort of each."""
 
 import threading
 from collections.abc import Iterator
@@ -42,7 +42,7 @@ def test_a_stream_that_is_dropped_stops_at_once(session: Session) -> None:
     assert len(session.stream(PROMPTS[1], SHORT).answer().token_ids) == 6
 
 
-def test_a_stream_that_is_closed_tells_what_came_until_then(session: Session) -> None:
+def test_a_stream_that_is_closed_has_what_was_generated_so_far(session: Session) -> None:
     whole = session.stream(PROMPTS[0], SHORT).answer()
     stream = session.stream(PROMPTS[0], LONG)
     next(stream)
@@ -56,9 +56,9 @@ def test_a_stream_that_is_closed_tells_what_came_until_then(session: Session) ->
     assert unread.answer().token_ids == [] and unread.answer().effort.counters["requests"] == 0
 
 
-def test_each_of_several_threads_hears_what_its_own_answer_took(session: Session) -> None:
-    """How many experts a text wants does not depend on what the cache holds."""
-    alone = [_wanted(session.stream(prompt, SHORT).answer()) for prompt in PROMPTS]
+def test_each_of_several_threads_gets_the_effort_of_its_own_answer(session: Session) -> None:
+    """The number of requests of a text does not depend on what the cache holds, so that it tells the answers apart."""
+    alone = [_requests(session.stream(prompt, SHORT).answer()) for prompt in PROMPTS]
     before, answers = _counted(session), dict.fromkeys(PROMPTS)
 
     def ask(prompt: str) -> None:
@@ -69,11 +69,11 @@ def test_each_of_several_threads_hears_what_its_own_answer_took(session: Session
         thread.start()
     for thread in threads:
         thread.join()
-    assert [_wanted(answers[prompt]) for prompt in PROMPTS] == alone
+    assert [_requests(answers[prompt]) for prompt in PROMPTS] == alone
     assert sum(alone) == _counted(session) - before
 
 
-def _wanted(answer: Answer) -> int:
+def _requests(answer: Answer) -> int:
     return answer.effort.counters["requests"]
 
 
@@ -81,14 +81,14 @@ def _counted(session: Session) -> int:
     return session.effort().counters["requests"]
 
 
-def test_a_prompt_that_the_model_cannot_take_is_told_when_it_is_read(session: Session) -> None:
+def test_a_prompt_that_the_model_cannot_take_is_refused(session: Session) -> None:
     with pytest.raises(BadInput, match="the prompt is empty"):
         session.stream("").answer()
     with pytest.raises(BadInput, match="is not text in UTF-8"):
         session.stream("\udc80")
 
 
-def test_what_cannot_be_opened(checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_what_cannot_be_opened_is_refused(checkpoint: Checkpoint, tmp_path: Path) -> None:
     with pytest.raises(BadUsage, match="--base 5 is none"):
         Session.open("no such model", base=5)
     with pytest.raises(BadInput, match="neither a folder here nor reachable"):

@@ -1,4 +1,4 @@
-"""A base of few bits: exact at any budget, counted live as replayed, refused in one line where it makes no sense."""
+"""A base of few bits: exact at any budget, counted alike live and replayed, refused where it cannot be used."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,15 +15,15 @@ from artifacts.modelshapes.known import guessed
 from artifacts.quantisation.replicas import check_base
 from artifacts.shape import FULL_BITS
 from moectl.shared.opening import model_info
-from moectl.shared.trace_source import Opened
-from moectl.shared.trace_source import on_base as replayed_on_base
+from moectl.shared.trace_source import Opened, on_base
 from runtime.model.open import MoeModel, open_model
 from runtime.policies.base import Artefacts
 from runtime.replay.settings import Setting
 from runtime.replay.workload import Workload
+from runtime.session.equip import model_on_base
 from runtime.session.generate import Sampling
-from runtime.session.on_base import on_base
-from runtime.session.session import Session, Settings
+from runtime.session.session import Session
+from runtime.session.settings import Settings
 from tests.conftest import Checkpoint
 from tests.helpers.families import VOCABULARY
 from tests.helpers.replicas import made, put
@@ -52,7 +52,7 @@ REPLAYED = {
 def known(
     request: pytest.FixtureRequest, checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[PreTrainedModel, MoeModel, Artefacts]]:
-    """A plain model with every expert at 4 bits, the model, its replicas."""
+    """A plain model whose experts are those of the 4-bit replicas, the opened model, and its artefacts."""
     folder = checkpoint(request.param)
     plain, opened = plain_model(folder), open_model(str(folder))
     replicas = made(opened, tmp_path_factory.mktemp("replicas"))
@@ -62,12 +62,12 @@ def known(
 
 
 def session_on(opened: MoeModel, artefacts: Artefacts, settings: Settings, *, bits: int = 4) -> Session:
-    based, own = on_base(opened, artefacts, bits)
-    return Session(based, settings, artefacts=own)
+    based, artefacts = model_on_base(opened, artefacts, bits)
+    return Session(based, settings, artefacts=artefacts)
 
 
-def said(session: Session) -> list[torch.Tensor]:
-    """Logits of a prompt and of two tokens after it."""
+def logits_of(session: Session) -> list[torch.Tensor]:
+    """The logits of a prompt and of two tokens after it."""
     with session:
         prompt = session.forward(PROMPT)
         first = session.forward(NEXT, past=prompt.past_key_values)
@@ -77,13 +77,14 @@ def said(session: Session) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("name", LOSSLESS)
-def test_lossless_presets_say_what_the_replicas_say(known: tuple, name: str) -> None:
-    """Bit for bit what `uniform-bits` of the same width says, and what the plain model says with them unpacked."""
+def test_lossless_presets_give_the_logits_of_the_replicas(known: tuple, name: str) -> None:
+    """Logits equal those of `uniform-bits` at that width to the bit, and those of the plain model with the unpacked
+    replicas within 2e-4."""
     plain, opened, artefacts = known
     uniform = Settings(budget="100%", policies={"miss": "shadow", "residency": "shadow:bits=4,slots=no"})
-    right = said(Session(opened, uniform, artefacts=artefacts))
+    right = logits_of(Session(opened, uniform, artefacts=artefacts))
     session = session_on(opened, artefacts, LOSSLESS[name])
-    for mine, other in zip(said(session), right, strict=True):
+    for mine, other in zip(logits_of(session), right, strict=True):
         assert torch.equal(mine, other)
     with torch.inference_mode():
         theirs = plain(PROMPT).logits
@@ -95,13 +96,13 @@ def test_lossless_presets_say_what_the_replicas_say(known: tuple, name: str) -> 
     assert receipt["dtype"] == "float32"
 
 
-def test_fused_experts_take_the_base_where_it_lies(known: tuple) -> None:
+def test_fused_kernels_compute_on_the_base(known: tuple) -> None:
     _, opened, artefacts = known
     settings = Settings("near", budget="50%")
-    right = said(session_on(opened, artefacts, settings))
+    right = logits_of(session_on(opened, artefacts, settings))
     session = session_on(opened, artefacts, replace(settings, experts="fused"))
     assert (session.receipt()["experts_of_a_token"] == "fused") == (opened.family == "olmoe")
-    for mine, theirs in zip(said(session), right, strict=True):
+    for mine, theirs in zip(logits_of(session), right, strict=True):
         assert (mine - theirs).abs().max() <= 1e-5 * theirs.abs().max()
 
 
@@ -114,13 +115,14 @@ def test_a_replay_counts_what_the_run_counted(known: tuple, name: str) -> None:
         list(session.generate(PROMPT, Sampling(8, ignore_eos=True)))
         live = session.controller.counters.totals()
     trace = recorder.trace()
-    based = replayed_on_base(Opened("live", trace, guessed(opened.stored_shape), artefacts), 4)
-    workload = Workload(trace, based.model, machine("a100-pcie4"), artefacts=based.artefacts, window=session.window)
+    based = on_base(Opened("live", trace, guessed(opened.stored_shape), artefacts), 4)
+    window = session.parts.window
+    workload = Workload(trace, based.model, machine("a100-pcie4"), artefacts=based.artefacts, window=window)
     setting = Setting("replayed", settings.preset, settings.policies, budget=settings.budget)
     outcome = workload.run(setting)
     assert outcome.counters == live
     assert live["misses"] > 0
-    assert outcome.num_slots == len(session.slots)
+    assert outcome.num_slots == len(session.parts.slots)
     moved = live["demand_bytes"] + live["prefetch_bytes"]
     assert moved < live["fetched"] * opened.shape.expert_nbytes or not live["fetched"]
 
@@ -128,14 +130,14 @@ def test_a_replay_counts_what_the_run_counted(known: tuple, name: str) -> None:
 def test_budgets_are_of_the_bytes_of_the_base(known: tuple) -> None:
     _, opened, artefacts = known
     with session_on(opened, artefacts, Settings(budget="50%")) as session:
-        assert len(session.slots) == opened.shape.num_keys // 2
-        assert session.slots[0].numel() == artefacts.replicas.nbytes[4]
+        assert len(session.parts.slots) == opened.shape.num_keys // 2
+        assert session.parts.slots[0].numel() == artefacts.replicas.nbytes[4]
     nbytes = 3 * artefacts.replicas.nbytes[4]
     with session_on(opened, artefacts, Settings(budget=f"{nbytes}", scope="global")) as session:
-        assert len(session.slots) == 3
+        assert len(session.parts.slots) == 3
 
 
-def test_what_is_lost_counts_from_the_base(known: tuple) -> None:
+def test_losses_count_from_the_base(known: tuple) -> None:
     _, _, artefacts = known
     replicas = artefacts.replicas.on_base(3)
     assert replicas.widths == [1, 2] and replicas.base == 3
@@ -146,9 +148,9 @@ def test_what_is_lost_counts_from_the_base(known: tuple) -> None:
 
 def test_stores_know_the_model_by_its_checkpoint(known: tuple) -> None:
     _, opened, artefacts = known
-    based, _ = on_base(opened, artefacts, 2)
+    based, _ = model_on_base(opened, artefacts, 2)
     assert model_info("a", based) == model_info("a", opened)
-    assert on_base(opened, artefacts, FULL_BITS) == (opened, artefacts)
+    assert model_on_base(opened, artefacts, FULL_BITS) == (opened, artefacts)
 
 
 @pytest.mark.parametrize(
@@ -161,20 +163,22 @@ def test_stores_know_the_model_by_its_checkpoint(known: tuple) -> None:
         (Settings("shadow", budget="10%"), 4, "does not hold a replica of every expert at 1 bits"),
     ],
 )
-def test_what_makes_no_sense_is_refused_in_one_line(known: tuple, settings: Settings, bits: int, message: str) -> None:
+def test_settings_that_a_base_excludes_are_refused_in_one_line(
+    known: tuple, settings: Settings, bits: int, message: str
+) -> None:
     _, opened, artefacts = known
     with pytest.raises(Problem, match=message) as caught:
         session_on(opened, artefacts, settings, bits=bits)
     assert "\n" not in str(caught.value)
 
 
-def test_replicas_that_are_not_there(known: tuple) -> None:
+def test_missing_replicas_are_refused_with_the_command_that_builds_them(known: tuple) -> None:
     _, opened, artefacts = known
     with pytest.raises(Incompatible, match="--base 4 takes stored replicas, and there are none: run `moectl quantize`"):
-        on_base(opened, Artefacts(), 4)
+        model_on_base(opened, Artefacts(), 4)
     only = replace(artefacts.replicas, nbytes={bits: artefacts.replicas.nbytes[bits] for bits in (FULL_BITS, 3)})
     with pytest.raises(Incompatible, match="no replicas of 4 bits are stored: run `moectl quantize --bits 4`"):
-        on_base(opened, Artefacts(replicas=only), 4)
+        model_on_base(opened, Artefacts(replicas=only), 4)
     with pytest.raises(Incompatible, match="needs replicas below a base of 3 bits, .* run `moectl quantize`"):
         session_on(opened, Artefacts(replicas=only), Settings("shadow", budget="90%"), bits=3)
     with pytest.raises(BadUsage, match="--base 8 is none: 16 is the checkpoint as it is, 4, 3, 2 are stored"):
@@ -182,7 +186,7 @@ def test_replicas_that_are_not_there(known: tuple) -> None:
 
 
 def test_costs_are_those_of_the_width() -> None:
-    """Measured where they were, else as much faster as smaller; narrower ones keep their own seconds."""
+    """Compute takes the measured share of the width, else its share of bytes; narrower widths keep their seconds."""
     costs = Costs(
         Work(8e-6, 1e-7),
         4e-6,

@@ -1,4 +1,4 @@
-"""Below full precision: what runs on replicas says what the plain model says with those weights in it."""
+"""Below full precision: logits computed on replicas are those of the plain model with the replicas' weights."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -16,8 +16,8 @@ from runtime.control.counters import AT_BITS
 from runtime.model.layout import aligned
 from runtime.model.open import MoeModel, open_model
 from runtime.policies.base import Artefacts
-from runtime.session.session import Session, Settings
-from runtime.session.settings import EXACT, FUSED
+from runtime.session.session import Session
+from runtime.session.settings import EXACT, FUSED, Settings
 from runtime.tiers.replicas import open_replicas
 from tests.conftest import Checkpoint
 from tests.helpers.families import FAMILIES, VOCABULARY
@@ -51,7 +51,7 @@ def assert_same(ours: torch.Tensor, theirs: torch.Tensor) -> None:
     ],
     ids=["uniform", "mixed", "mixed, all fused"],
 )
-def test_replicas_that_stay(case: tuple, settings: Settings) -> None:
+def test_resident_replicas(case: tuple, settings: Settings) -> None:
     plain, opened, artefacts = case
     with Session(opened, settings, artefacts=artefacts) as session, torch.inference_mode():
         ours = session.forward(PROMPT)
@@ -61,7 +61,7 @@ def test_replicas_that_stay(case: tuple, settings: Settings) -> None:
         assert_same(ours.logits, theirs.logits)
         assert_same(ahead, plain(NEXT, past_key_values=theirs.past_key_values).logits)
         receipt, totals = session.receipt(), session.controller.counters.totals()
-    assert len(session.slots) == 0 and sum(session.engine.stall_s) == 0
+    assert len(session.parts.slots) == 0 and sum(session.engine.stall_s) == 0
     assert totals["low"] == totals["misses"] == totals["requests"]
     assert sum(totals[name] for name in AT_BITS.values()) == totals["requests"]
     assert sum(receipt["replicas"]["resident"].values()) == opened.shape.num_keys
@@ -69,12 +69,12 @@ def test_replicas_that_stay(case: tuple, settings: Settings) -> None:
 
 
 @pytest.mark.parametrize("experts", [EXACT, FUSED])
-def test_a_layer_with_nothing_to_decide_is_as_if_it_were_decided(
+def test_settled_layers_give_the_results_of_decided_ones(
     case: tuple, experts: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever listens to steps keeps the controller deciding."""
+    """The controller decides every step while `on_step` is set, and no step of a single token otherwise."""
     _, opened, artefacts = case
-    found = []
+    results = []
     for listens in (False, True):
         with Session(opened, Settings("shadow", budget="13%", experts=experts), artefacts=artefacts) as session:
             session.watcher.on_step = (lambda step: None) if listens else None
@@ -84,14 +84,14 @@ def test_a_layer_with_nothing_to_decide_is_as_if_it_were_decided(
             logits = [session.forward(torch.tensor([[token]]), past=past).logits for token in range(3, 8)]
             assert session.controller.holds_low
             assert decided.call_count == (5 * opened.shape.num_layers if listens else 0)
-            found.append((torch.cat(logits), session.controller.counters.by_layer()))
-    assert_same(found[0][0], found[1][0])
-    assert found[0][1] == found[1][1]
+            results.append((torch.cat(logits), session.controller.counters.by_layer()))
+    assert_same(results[0][0], results[1][0])
+    assert results[0][1] == results[1][1]
 
 
 @pytest.mark.parametrize("link", ["disk", "1GB/s"])
-def test_replicas_that_are_fetched(case: tuple, link: str) -> None:
-    """All that was missing came at 1 bit, and so everything is computed at 1 bit."""
+def test_fetched_replicas(case: tuple, link: str) -> None:
+    """Every miss is fetched at 1 bit, and so every expert is computed at 1 bit."""
     plain, opened, artefacts = case
     settings = Settings(policies={"miss": "fetch_lowest"}, budget=f"{opened.shape.num_layers}x", link=link)
     with Session(opened, settings, artefacts=artefacts) as session, torch.inference_mode():
@@ -112,12 +112,12 @@ def test_cold_experts_are_computed_near_at_the_bits_of_the_placement(case: tuple
         ours, theirs = session.forward(PROMPT), plain(PROMPT, use_cache=True)
         assert_same(ours.logits, theirs.logits)
         cache = session.controller.cache
-        was_there = np.array([place is not None for place in cache.places])  # and serves this one token more
+        was_resident = np.array([place is not None for place in cache.places])  # and serves the next token still
         ahead = session.forward(NEXT, past=ours.past_key_values).logits
         bits = cache.near_bits
-        put(plain, opened, artefacts.replicas, np.where(was_there, FULL_BITS, bits))
+        put(plain, opened, artefacts.replicas, np.where(was_resident, FULL_BITS, bits))
         assert_same(ahead, plain(NEXT, past_key_values=theirs.past_key_values).logits)
-        for token in range(3, 9):  # what serves a token leaves only after it
+        for token in range(3, 9):  # an expert that serves a token is evicted only after it
             session.forward(torch.tensor([[token]]), past=ours.past_key_values)
         totals = session.controller.counters.totals(first_pass=1)
         placed = np.array([place is not None for place in cache.places])
@@ -127,7 +127,7 @@ def test_cold_experts_are_computed_near_at_the_bits_of_the_placement(case: tuple
     assert all((row[row < FULL_BITS]).mean() <= 3 for row in cold)
 
 
-def test_files_that_are_not_what_they_should(checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_damaged_missing_and_foreign_files_are_refused(checkpoint: Checkpoint, tmp_path: Path) -> None:
     opened = open_model(str(checkpoint("olmoe")))
     replicas = made(opened, tmp_path)
     store = open_replicas(opened, replicas, [2])[2]

@@ -1,23 +1,23 @@
-"""Text that comes token by token is the whole text, and ends where it is told to."""
+"""Text decoded token by token equals the text decoded at once, and ends at stop strings."""
 
 import pytest
 from transformers import AutoTokenizer
 
 from moectl.bundled import demo_model
-from runtime.session.detokenise import Stops, Text
+from runtime.session.detokenise import Detokeniser, Stops
 
 WORDS = "Return the numbér of — 漢字 🙂 bytes\n\n    x += 1  # ok"
 
 
 @pytest.mark.parametrize("cut", [0, 1])
-def test_what_is_told_is_the_text(cut: int) -> None:
+def test_the_pieces_add_up_to_the_text(cut: int) -> None:
     tokenizer = AutoTokenizer.from_pretrained(demo_model())
     ids = tokenizer(WORDS).input_ids
     ids = ids[: len(ids) - cut]
-    text = Text(tokenizer)
-    told = [text.add(token_id) for token_id in ids]
-    assert not any(piece.endswith("�") for piece in told) and "" in told
-    assert "".join(told) + text.rest() == tokenizer.decode(ids, skip_special_tokens=True)
+    detokeniser = Detokeniser(tokenizer)
+    pieces = [detokeniser.add(token_id) for token_id in ids]
+    assert not any(piece.endswith("�") for piece in pieces) and "" in pieces
+    assert "".join(pieces) + detokeniser.rest() == tokenizer.decode(ids, skip_special_tokens=True)
 
 
 @pytest.mark.parametrize(
@@ -42,6 +42,6 @@ def test_stops(pieces: list[str], stops: tuple[str, ...], expected: str, is_met:
     assert (text + passing.rest(), passing.is_met) == (expected, is_met)
 
 
-def test_nothing_is_told_that_may_be_a_stop() -> None:
+def test_text_that_may_begin_a_stop_is_held_back() -> None:
     stops = Stops(("END",))
     assert [stops.add(piece) for piece in ("a", "E", "N", "x", "EN")] == ["a", "", "", "ENx", ""]

@@ -1,4 +1,4 @@
-"""Generations that take turns on one session: each is what it would be alone, and counts what is its own."""
+"""Generations that take turns on one session: the tokens and counters of each are those of a run by itself."""
 
 import threading
 from collections.abc import Iterator
@@ -10,7 +10,8 @@ from runtime.control.counters import by_layer, totals
 from runtime.model.open import MoeModel, open_model
 from runtime.session.generate import Sampling
 from runtime.session.interleave import Generation, Interleave
-from runtime.session.session import Session, Settings
+from runtime.session.session import Session
+from runtime.session.settings import Settings
 from tests.conftest import Checkpoint
 
 SETTINGS = Settings(budget="25%", threads=1, preset="specmd")
@@ -43,31 +44,31 @@ def alone(session: Session, sampling: Sampling) -> list[list[int]]:
 def in_turns(generations: list[Generation]) -> list[list[int]]:
     tokens: list[list[int]] = [[] for _ in generations]
     while not all(generation.is_over for generation in generations):
-        for generation, own in zip(generations, tokens, strict=True):
+        for generation, row in zip(generations, tokens, strict=True):
             if not generation.is_over:
-                own.append(generation.step().token.token_id)
+                row.append(generation.step().token.token_id)
     return tokens
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.5])
-def test_company_changes_no_token(session: Session, rows: Interleave, temperature: float) -> None:
+def test_other_generations_change_no_token(session: Session, rows: Interleave, temperature: float) -> None:
     sampling = Sampling(max_new_tokens=7, temperature=temperature, seed=3, ignore_eos=True)
     expected = alone(session, sampling)
     assert in_turns([rows.begin(prompt, sampling) for prompt in PROMPTS]) == expected
     assert len({tuple(tokens) for tokens in expected}) == len(PROMPTS)
 
 
-def test_every_count_is_somebodys(session: Session, rows: Interleave) -> None:
+def test_the_counters_of_the_turns_add_up_to_those_of_the_session(session: Session, rows: Interleave) -> None:
     passes: list[set[int]] = []
     session.watcher.on_pass = lambda requests: passes.append(set(requests.tolist()))
     generations = [rows.begin(prompt, GREEDY) for prompt in PROMPTS]
-    taken = [generation.step().counters for _ in range(7) for generation in generations]
+    counters = [generation.step().counters for _ in range(7) for generation in generations]
     assert passes == [{0}, {1}, {2}, {3}] * 7
-    assert totals(by_layer(sum(taken))) == session.controller.counters.totals()
+    assert totals(by_layer(sum(counters))) == session.controller.counters.totals()
     assert all(generation.is_over for generation in generations)
 
 
-def test_who_leaves_is_gone_at_once(session: Session, rows: Interleave) -> None:
+def test_a_generation_that_is_closed_ends_at_once(session: Session, rows: Interleave) -> None:
     expected = alone(session, GREEDY)
     stays, leaves, never = (rows.begin(prompt, GREEDY) for prompt in PROMPTS[:3])
     first = [stays.step().token.token_id]
@@ -82,7 +83,7 @@ def test_who_leaves_is_gone_at_once(session: Session, rows: Interleave) -> None:
     assert not [thread for thread in threading.enumerate() if thread.name == "moectl-generate"]
 
 
-def test_who_fails_fails_alone(session: Session, rows: Interleave) -> None:
+def test_an_error_ends_only_its_own_generation(session: Session, rows: Interleave) -> None:
     expected = alone(session, GREEDY)
     stays, fails = rows.begin(PROMPTS[0], GREEDY), rows.begin(PROMPTS[2], GREEDY)
     tokens = [stays.step().token.token_id]
@@ -94,12 +95,14 @@ def test_who_fails_fails_alone(session: Session, rows: Interleave) -> None:
     assert tokens + in_turns([stays])[0] == expected[0]
 
 
-def test_passes_without_end_take_no_room(session: Session, rows: Interleave, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_counters_of_an_endless_run_stay_small(
+    session: Session, rows: Interleave, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("runtime.session.interleave._MANY_PASSES", 3)
-    taken = []
+    counters = []
     for prompt in PROMPTS:
         generation = rows.begin(prompt, GREEDY)
         while not generation.is_over:
-            taken.append(generation.step().counters)
+            counters.append(generation.step().counters)
     assert len(session.controller.counters.passes) <= 4 and len(session.engine.stall_s) <= 4
-    assert totals(by_layer(sum(taken))) == session.controller.counters.totals()
+    assert totals(by_layer(sum(counters))) == session.controller.counters.totals()

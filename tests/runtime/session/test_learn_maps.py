@@ -1,4 +1,4 @@
-"""What a run learns reaches the store whole or not at all, whoever else writes there and however the run ends."""
+"""The maps that a run learns are written whole or not at all, also when other processes write and when it is killed."""
 
 import os
 import signal
@@ -19,9 +19,10 @@ from artifacts.store.runs import RunInfo, utc_now
 from artifacts.store.store import Store
 from moectl.commands.run import keeping_maps
 from runtime.policies.shared.maps import Learned
-from runtime.session import learn_maps as learning
 from runtime.session.generate import Sampling
-from runtime.session.session import Session, Settings
+from runtime.session.learn_maps import WrittenMaps
+from runtime.session.session import Session
+from runtime.session.settings import Settings
 from tests import ROOT
 from tests.conftest import Checkpoint
 from tests.helpers.learned import CAPACITY, MODEL, keep, learned, maps_of, read
@@ -45,16 +46,16 @@ def holds(maps: ExpertMaps, others: ExpertMaps, rows: slice) -> bool:
     return all(row.tobytes() in held for row in np.ascontiguousarray(others.probabilities[rows]))
 
 
-def test_the_next_run_begins_with_what_was_learned(built: Path) -> None:
+def test_the_next_run_begins_with_the_learned_maps(built: Path) -> None:
     first = learned(1, 2, read(built)[0])
-    assert keep(built, first, 1) == learning.Kept(2, num_maps=5, num_iterations=2, others=None)
+    assert keep(built, first, 1) == WrittenMaps(2, num_maps=5, num_iterations=2, others=None)
     maps, origins, runs = read(built)
     assert np.array_equal(maps.probabilities, first.maps.probabilities)
-    assert origins.tolist() == [[0, 0], [0, 1], [4, 0], [5, 0], [5, 1]], "requests count on"
+    assert origins.tolist() == [[0, 0], [0, 1], [4, 0], [5, 0], [5, 1]], "requests are numbered on"
     assert runs == [(1, COMMAND), (2, LEARN)]
     keep(built, learned(2, 1, maps), 2)
     maps, _, runs = read(built)
-    assert (len(maps), runs) == (6, [(1, COMMAND), (3, LEARN)]), "run 2 is in run 3, and what was built stays"
+    assert (len(maps), runs) == (6, [(1, COMMAND), (3, LEARN)]), "run 3 replaces run 2, and the built maps stay"
     assert keep(built, Learned(maps, *np.zeros((2, 0), np.int64), 0), 3) is None
 
 
@@ -62,7 +63,7 @@ def test_of_two_runs_on_one_store_neither_is_lost(built: Path) -> None:
     base = read(built)[0]
     mine, other = learned(1, 2, base), learned(2, 2, base)
     keep(built, other, 1)
-    assert keep(built, mine, 1) == learning.Kept(3, num_maps=7, num_iterations=2, others=2)
+    assert keep(built, mine, 1) == WrittenMaps(3, num_maps=7, num_iterations=2, others=2)
     maps, origins, _ = read(built)
     assert holds(maps, mine.maps, slice(3, 5)) and holds(maps, other.maps, slice(3, 5)) and holds(maps, base, slice(3))
     assert origins[3:].tolist() == [[5, 0], [5, 1], [6, 0], [6, 1]]
@@ -139,7 +140,7 @@ os._exit(0)
 """
 
 
-def test_a_full_disk_keeps_what_was_there(built: Path) -> None:
+def test_a_full_disk_leaves_the_store_unchanged(built: Path) -> None:
     base = read(built)[0]
     said, _ = spawn(FULL, built).communicate()
     assert said.startswith("OutOfResources no space left") and said.count("\n") == 1
@@ -153,7 +154,7 @@ def generated(session: Session, count: int) -> None:
 
 
 def test_a_run_that_is_stopped_writes_its_whole_iterations(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    """From an empty store; the second run finds them, and its own come to them."""
+    """It begins without maps; the second run loads those of the first, and adds its own."""
     name, path = str(checkpoint("olmoe")), tmp_path / "moe.duckdb"
     settings = Settings(preset="fmoe", learn=True, budget="50%", link="1GB/s", window="5KiB", device="cpu")
     with (
@@ -165,7 +166,7 @@ def test_a_run_that_is_stopped_writes_its_whole_iterations(checkpoint: Checkpoin
         num_steps = session.controller.now.step
         session.watcher.on_step = lambda step: stop() if step.layer else None
         generated(session, 1)
-    assert session.controller.now.step == num_steps + 1, "stopped in the middle of a pass"
+    assert session.controller.now.step == num_steps + 1, "stopped within a pass"
     with Store.open(path, read_only=True) as store:
         assert len(stored_maps(store)) == 4
     with Session.open(name, settings, store=path) as session, keeping_maps(session, name, store=path):
@@ -179,11 +180,11 @@ def test_a_run_that_is_stopped_writes_its_whole_iterations(checkpoint: Checkpoin
         assert len(stored_maps(store)) == 7 and len(store.runs()) == 1
 
 
-def test_who_holds_everything_learns_all_the_same(checkpoint: Checkpoint) -> None:
+def test_a_run_that_holds_every_expert_learns_too(checkpoint: Checkpoint) -> None:
     settings = Settings(preset="fmoe", policies={"prefetch": "none"}, learn=True, budget="100%", device="cpu")
     with Session.open(str(checkpoint("olmoe")), settings) as session:
         generated(session, 5)
-        assert session.matching.learned().num_iterations == 5
+        assert session.parts.policies.matching.learned().num_iterations == 5
 
 
 def stop() -> None:

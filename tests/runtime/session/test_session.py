@@ -1,5 +1,6 @@
-"""Exactness: at any budget, over any link, the offloaded model says what the plain one says."""
+"""Exactness: at any budget and over any link, the offloaded model gives the plain model's logits and tokens."""
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +11,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from artifacts.errors import BadInput, BadUsage, Incompatible
 from runtime.model.open import MoeModel, open_model
 from runtime.session.generate import Sampling
-from runtime.session.session import Session, Settings
+from runtime.session.session import Session
+from runtime.session.settings import FUSED, Settings
 from tests.conftest import Checkpoint
 from tests.helpers.families import FAMILIES, VOCABULARY
 
@@ -30,7 +32,8 @@ LOSSLESS = {
 
 
 def plain_model(folder: Path) -> PreTrainedModel:
-    """transformers' own, eager. Parameters are cloned: views of a file lie on borders where kernels round otherwise."""
+    """transformers' own model, eager. Its parameters are cloned, as kernels round differently on views of a file, which
+    are aligned differently."""
     model = AutoModelForCausalLM.from_pretrained(folder, experts_implementation="eager").eval()
     for parameter in model.parameters():
         parameter.data = parameter.data.clone()
@@ -65,8 +68,8 @@ def pair(request: pytest.FixtureRequest, checkpoint: Checkpoint) -> Iterator[tup
 def test_logits_and_greedy_tokens_are_those_of_the_plain_model(
     pair: tuple[PreTrainedModel, MoeModel], name: str
 ) -> None:
-    """Bit-equal without padding, where both compute the same rows by the same kernels; with it within 1e-5 relative in
-    float32 (1e-2 in bfloat16), as the plain model also sends padding through its experts."""
+    """Equal to the bit without padding, as both compute the same rows by the same kernels. With padding within 1e-5
+    relative in float32 (1e-2 in bfloat16), as the plain model sends padding through its experts too."""
     plain, opened = pair
     generator = torch.Generator().manual_seed(1)
     ids = torch.randint(3, VOCABULARY, (3, 9), generator=generator)
@@ -90,7 +93,7 @@ def test_logits_and_greedy_tokens_are_those_of_the_plain_model(
 
 
 def test_the_check_can_fail(checkpoint: Checkpoint) -> None:
-    """Two experts swapped in the fast tier move the logits."""
+    """Two experts swapped in the fast tier change the logits."""
     folder = checkpoint("olmoe")
     plain, opened = plain_model(folder), open_model(str(folder))
     ids = torch.arange(3, 12)[None]
@@ -99,9 +102,9 @@ def test_the_check_can_fail(checkpoint: Checkpoint) -> None:
     with Session(opened, Settings(preset="full")) as session:
         session.forward(ids)
         first, second = [place.slot for place in session.controller.cache.places if place][:2]
-        kept = session.slots[first].clone()
-        session.slots[first].copy_(session.slots[second])
-        session.slots[second].copy_(kept)
+        kept = session.parts.slots[first].clone()
+        session.parts.slots[first].copy_(session.parts.slots[second])
+        session.parts.slots[second].copy_(kept)
         assert not torch.equal(session.forward(ids).logits, right)
 
 
@@ -119,7 +122,7 @@ def test_a_failed_read_ends_the_request_and_leaves_the_next_one_exact(checkpoint
     plain, opened = plain_model(folder), open_model(str(folder))
     ids = torch.arange(3, 9)[None]
     with Session(opened, Settings(budget="50%")) as session:
-        read, calls = session.tiers.link._source.read, []
+        read, calls = session.parts.tiers.link._source.read, []
 
         def failing(layer: int, expert: int, out: torch.Tensor, **bits: int) -> None:
             calls.append(expert)
@@ -127,7 +130,7 @@ def test_a_failed_read_ends_the_request_and_leaves_the_next_one_exact(checkpoint
                 raise BadInput("the disk is gone")
             read(layer, expert, out)
 
-        session.tiers.link._source = type("Source", (), {"read": staticmethod(failing)})()
+        session.parts.tiers.link._source = type("Source", (), {"read": staticmethod(failing)})()
         with pytest.raises(BadInput, match="disk is gone"):
             session.forward(ids)
         session.controller.cache.validate()
@@ -151,7 +154,7 @@ def test_a_failed_read_ends_the_request_and_leaves_the_next_one_exact(checkpoint
         ({"preset": "buddymoe"}, Incompatible, "run `moectl profile`"),
     ],
 )
-def test_what_cannot_run_is_refused_in_one_line(
+def test_settings_that_cannot_run_are_refused_in_one_line(
     checkpoint: Checkpoint, settings: dict, error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message) as caught:
@@ -159,7 +162,19 @@ def test_what_cannot_run_is_refused_in_one_line(
     assert "\n" not in str(caught.value)
 
 
-def test_the_receipt_says_what_was_in_force(checkpoint: Checkpoint) -> None:
+def test_a_session_that_fails_to_open_leaves_the_model_free(checkpoint: Checkpoint) -> None:
+    """This error is the last that is possible: the link is open and the engine installed by then."""
+    opened, threads = open_model(str(checkpoint("olmoe"))), threading.active_count()
+    with pytest.raises(BadUsage, match="--reconfigure-every solves a split anew"):
+        Session(opened, Settings(experts=FUSED, reconfigure_every=100))
+    assert threading.active_count() == threads
+    assert not any(hasattr(layer.experts, "moectl_forward") for layer in opened.layers)
+    assert not any("forward" in vars(module) for module in opened.model.modules())
+    with Session(opened, Settings()) as session:
+        session.forward(torch.arange(3, 9)[None])
+
+
+def test_the_receipt_says_what_is_in_force(checkpoint: Checkpoint) -> None:
     opened = open_model(str(checkpoint("olmoe")))
     settings = Settings(budget="400%", scaled_to="rtx3090-pcie4", policies={"eviction": "least_stale"})
     with Session(opened, settings) as session:

@@ -1,5 +1,5 @@
-"""Experts spread over several devices, here parts of one: nothing of the answer changes, live and replay agree, and no
-expert is ever elsewhere than on its own device."""
+"""Experts spread over several devices, here parts of one: the logits do not change, live run and replay agree, and an
+expert is resident only on its own device."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +14,8 @@ from runtime.links.disk import DiskLink
 from runtime.links.per_device import LinkPerDevice
 from runtime.model.open import open_model
 from runtime.session.devices import spread_over
-from runtime.session.session import Session, Settings
+from runtime.session.session import Session
+from runtime.session.settings import Settings
 from tests.conftest import Checkpoint
 from tests.helpers.replicas import made
 from tests.runtime.replay.test_replay import artefacts, live_and_replayed
@@ -52,31 +53,31 @@ def test_every_spread_gives_the_plain_models_logits(
     with Session(model.opened, settings) as session:
         is_plain(session, model)
         by_device = list(session.receipt()["devices"].values())
-    assert len(by_device) == devices and all(one["resident"] <= one["slots"] for one in by_device)
-    assert all(one["resident"] and one["requests"] for one in by_device)
+    assert len(by_device) == devices and all(device["resident"] <= device["slots"] for device in by_device)
+    assert all(device["resident"] and device["requests"] for device in by_device)
 
 
 def test_devices_that_share_no_memory_have_links_and_copies_of_their_own(model: Model) -> None:
-    """What runs on several GPUs, on parts of one CPU: tokens are copied there and outputs back, over two links."""
+    """The code for several GPUs, on parts of one CPU: tokens are copied there and outputs back, over two links."""
     with Session(
         model.opened, Settings(preset="specmd", budget="60%", devices=2, link="disk", window="2KiB")
     ) as session:
-        first, other = session.tiers.link, DiskLink(session.tiers.slow, model.opened.shape)
-        session.slots.are_apart, steps = True, session.engine.steps
+        first, other = session.parts.tiers.link, DiskLink(session.parts.tiers.slow, model.opened.shape)
+        session.parts.slots.are_apart, steps = True, session.engine.steps
         steps.torch_output._batched, steps._can_skip_planning = None, False
-        steps.link = both = LinkPerDevice(session.partitions, [first, other])
+        steps.link = both = LinkPerDevice(session.parts.partitions, [first, other])
         is_plain(session, model)
         counts = session.receipt()["devices"]["cpu part 1"]
         moved = counts["demand_bytes"] + counts["prefetch_bytes"]
-        assert 0 < other._copied_nbytes <= moved, "what was cancelled did not come"
+        assert 0 < other._copied_nbytes <= moved, "cancelled transfers copied nothing"
         session.engine.clear()
-        assert not said_otherwise(session, model), "a pass that is broken off is forgotten by both"
+        assert not difference(session, model), "both links forget a pass that was broken off"
         both.close()
         with pytest.raises(RuntimeError, match="closed"):
-            both.issue(1, session.slots[0], urgency=0)
+            both.issue(1, session.parts.slots[0], urgency=0)
 
 
-def said_otherwise(session: Session, model: Model) -> str:
+def difference(session: Session, model: Model) -> str:
     return differs(said(session, model.requests[1]), model.requests[1].logits)
 
 
@@ -108,11 +109,11 @@ def test_live_equals_replay(
     assert np.array_equal(live.cache.state, again.cache.state)
     assert live.by_device() == again.by_device()
     for name in ("requests", "hits", "late", "misses", "evictions", "demand_bytes", "prefetch_bytes"):
-        assert sum(one[name] for one in live.by_device()) == live.counters.totals()[name]
+        assert sum(device[name] for device in live.by_device()) == live.counters.totals()[name]
     opened.store.close()
 
 
-def test_an_expert_on_a_strange_device_is_seen(model: Model) -> None:
+def test_validate_notices_an_expert_on_another_device(model: Model) -> None:
     with Session(model.opened, Settings(budget="60%", devices=2, link="disk")) as session:
         said(session, model.requests[1])
         session.validate()
@@ -122,7 +123,7 @@ def test_an_expert_on_a_strange_device_is_seen(model: Model) -> None:
         with pytest.raises(AssertionError):
             session.validate()
         cache.places[one.key], cache.places[other.key] = one, other
-        session.slots.device_of[one.slot] = 1
+        session.parts.slots.device_of[one.slot] = 1
         with pytest.raises(AssertionError, match=f"key {one.key} of device 0 is in slot {one.slot} of device 1"):
             session.validate()
 
@@ -136,12 +137,12 @@ def test_an_expert_on_a_strange_device_is_seen(model: Model) -> None:
         ({"devices": 2, "preset": "moepic", "reconfigure_every": 100}, "on one device only: leave out --devices"),
     ],
 )
-def test_what_cannot_be_spread(settings: dict[str, object], problem: str, model: Model) -> None:
+def test_what_cannot_be_spread_is_refused(settings: dict[str, object], problem: str, model: Model) -> None:
     with pytest.raises(BadUsage, match=problem):
         Session(model.opened, Settings(**{"budget": "60%", "link": "disk"} | settings))
 
 
-def test_gpus_come_before_parts_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_are_taken_before_parts_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = [torch.device("cuda", number) for number in range(4)]
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     assert spread_over(cuda[0], 3) == (cuda[0], cuda[1], cuda[2])

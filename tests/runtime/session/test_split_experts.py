@@ -1,4 +1,4 @@
-"""Split experts: exact for every family, ratio and budget; segments, pools and sizes by hand."""
+"""Split experts: exact for every family, ratio and budget; segments, pools and sizes as counted by hand."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -24,7 +24,8 @@ from runtime.model.open import MoeModel, open_model
 from runtime.policies import build
 from runtime.policies.base import Artefacts, Split, Step
 from runtime.policies.presets import Scope
-from runtime.session.session import Session, Settings
+from runtime.session.session import Session
+from runtime.session.settings import Settings
 from runtime.tiers.neuron_major import NeuronLayout, project_segment
 from runtime.tiers.slow_split import SegmentTier
 from tests.conftest import Checkpoint
@@ -50,7 +51,7 @@ def split_run(opened: MoeModel, theta: float, *, budget: str, link: str, **polic
 
 
 def assert_exact(session: Session, plain: PreTrainedModel) -> None:
-    """A prompt and a token after it, within 1e-5."""
+    """The logits of a prompt and of a token after it are the plain model's within 1e-5, relative."""
     with session, torch.inference_mode():
         ours = session.forward(PROMPT)
         ahead = session.forward(NEXT, past=ours.past_key_values).logits
@@ -76,10 +77,10 @@ def test_every_budget_from_one_expert_a_layer_runs_within_it(checkpoint: Checkpo
     plain, opened = plain_model(folder), open_model(str(folder))
     for count in range(opened.shape.num_layers, opened.shape.num_keys + 1):
         session = split_run(opened, theta, budget=f"{count}x", link="disk")
-        held = sum(map(len, (session.slots[slot] for slot in range(len(session.slots)))))
+        held = sum(map(len, (session.parts.slots[slot] for slot in range(len(session.parts.slots)))))
         assert held <= count * opened.shape.expert_nbytes
         assert_exact(session, plain)
-    assert session.fast.holds(opened.shape) and session.controller.counters.totals()["evictions"] == 0
+    assert session.parts.fast.holds(opened.shape) and session.controller.counters.totals()["evictions"] == 0
 
 
 def test_near_and_stand_ins_take_all_segments_of_an_expert(checkpoint: Checkpoint) -> None:
@@ -105,7 +106,7 @@ def test_what_cannot_be_split_is_refused_in_one_line(checkpoint: Checkpoint) -> 
 
 
 def solved(opened: MoeModel, budget: str) -> SolvedSplit:
-    """Layers that differ in ratio and budget, for the machine at hand."""
+    """A split whose layers differ in ratio and budget, solved for this machine."""
     num_layers, nbytes = opened.shape.num_layers, budget_nbytes(budget, opened.shape)
     budgets = nbytes / opened.shape.expert_nbytes / num_layers + np.linspace(-1, 1, num_layers)
     return SolvedSplit(nbytes, HERE, budgets, np.linspace(0.3, 1, num_layers))
@@ -116,12 +117,12 @@ def test_ratios_and_budgets_come_from_the_store(pair: tuple) -> None:
     settings = Settings("moepic", policies={"residency": "split:theta=None"}, budget="60%", link="1GB/s")
     with pytest.raises(Incompatible, match="needs splits, which the store does not hold: run `moectl split`"):
         Session(opened, settings)
-    known = Artefacts(splits=(solved(opened, "50%"), solved(opened, "60%")))
-    session = Session(opened, settings, artefacts=known)
+    artefacts = Artefacts(splits=(solved(opened, "50%"), solved(opened, "60%")))
+    session = Session(opened, settings, artefacts=artefacts)
     assert_exact(session, plain)
-    split, shape = session.fast.split, opened.shape
-    assert split.top_neurons.tolist() == [shape.top_neurons(theta) for theta in known.splits[1].theta]
-    assert session.slots.nbytes <= 0.6 * shape.nbytes + 64 * len(session.slots)
+    split, shape = session.parts.fast.split, opened.shape
+    assert split.top_neurons.tolist() == [shape.top_neurons(theta) for theta in artefacts.splits[1].theta]
+    assert session.parts.slots.nbytes <= 0.6 * shape.nbytes + 64 * len(session.parts.slots)
     assert session.receipt()["split"]["tops"] == " ".join(map(str, split.num_tops))
 
 
@@ -147,16 +148,20 @@ def test_a_split_over_another_link_is_another_machines(checkpoint: Checkpoint) -
     with pytest.raises(Incompatible, match="another machine .here over disk, not here over 1GB/s.: run `moectl split`"):
         Session(opened, settings, artefacts=known)
     with Session(opened, replace(settings, link="disk"), artefacts=known) as session:
-        assert session.fast.split.solved is known.splits[0]
+        assert session.parts.fast.split.solved is known.splits[0]
 
 
 def test_a_split_made_for_something_else_is_refused_in_one_line(checkpoint: Checkpoint) -> None:
     opened = open_model(str(checkpoint("olmoe")))
-    texts, own = {"residency": "split:theta=None"}, solved(opened, "60%")
-    foreign = SolvedSplit(own.budget_nbytes, HERE, np.ones(5), np.ones(5))
+    texts, fitting = {"residency": "split:theta=None"}, solved(opened, "60%")
+    foreign = SolvedSplit(fitting.budget_nbytes, HERE, np.ones(5), np.ones(5))
     for settings, split, message in (
-        (Settings("moepic", policies=texts, budget="40%"), own, "for another budget"),
-        (Settings("moepic", policies=texts, budget="60%", scaled_to="5gbps"), own, "another machine .here, not 5gbps"),
+        (Settings("moepic", policies=texts, budget="40%"), fitting, "for another budget"),
+        (
+            Settings("moepic", policies=texts, budget="60%", scaled_to="5gbps"),
+            fitting,
+            "another machine .here, not 5gbps",
+        ),
         (Settings("moepic", policies=texts, budget="60%"), foreign, "is of 5 layers, the model has 2"),
     ):
         with pytest.raises(Incompatible, match=message) as caught:
@@ -164,16 +169,16 @@ def test_a_split_made_for_something_else_is_refused_in_one_line(checkpoint: Chec
         assert "\n" not in str(caught.value)
 
 
-# By hand
+# Counted by hand
 
 SHAPE = Shape(num_layers=2, num_experts=3, top_k=1, expert_nbytes=100, num_neurons=8, neuron_nbytes=12)
 
 
-def test_a_top_has_at_least_one_neuron_and_what_belongs_to_none() -> None:
+def test_a_top_has_at_least_one_neuron_and_the_bytes_outside_neurons() -> None:
     assert [SHAPE.top_neurons(theta) for theta in (0.01, 0.37, 0.5, 1)] == [1, 3, 4, 8]
     assert SHAPE.segment_nbytes(3) == (40, 60)
     assert SHAPE.segment_nbytes(8) == (100, 0)
-    assert Shape(1, 1, 1, 100).segment_nbytes(37) == (37, 63)  # of unknown make: to the byte
+    assert Shape(1, 1, 1, 100).segment_nbytes(37) == (37, 63)  # neurons unknown: cut to the byte
 
 
 def test_bottoms_have_the_keys_of_further_layers() -> None:
@@ -198,20 +203,20 @@ def test_tops_have_pools_by_layer_and_bottoms_share_one() -> None:
         segment_pools(SHAPE, split, is_global=True)
 
 
-def test_the_bottom_that_nobody_touched_longest_leaves_first() -> None:
+def test_the_least_recently_used_bottom_is_evicted_first() -> None:
     split = Split(np.array([3, 3]), np.array([1, 1]), 4)
     cache = Cache(SHAPE, segment_pools(SHAPE, split, is_global=False))
     for key in (6, 7, 8, 9):
         cache.admit(key, LOADING if key == 7 else RESIDENT)
     cache.touch([0, 6])
     cache.pin([8])
-    assert cache.oldest(6, 1) == [9], "7 is on its way, 8 pinned, 6 was touched"
+    assert cache.oldest(6, 1) == [9], "7 is loading, 8 is pinned, 6 was used last"
     assert cache.oldest(6, 4) == [9, 6]
     cache.evict([9])
     assert cache.oldest(6, 4) == [6]
 
 
-def test_bottoms_of_one_device_leave_for_its_own_only() -> None:
+def test_bottoms_are_evicted_for_their_own_device_only() -> None:
     split, two = Split(np.array([3, 3]), np.array([2, 2]), 4), Partitions(SHAPE.num_experts, 2)
     cache = Cache(SHAPE, segment_pools(SHAPE, split, is_global=False, partitions=two), partitions=two)
     for key in (7, 6, 8, 10):  # of experts 1, 0, 2, 1
@@ -240,7 +245,7 @@ def test_segments_add_up_to_the_expert_and_lie_in_one_piece(pair: tuple) -> None
     whole = expert_forward(module, store.layout.views(stored), x)
     views = (layout.views(top, has_head=True), layout.views(bottom, has_head=False))
     assert views[0]["down"].shape[0] == neurons
-    parts = [expert_forward(module, own, x, project=project_segment) for own in views]
+    parts = [expert_forward(module, view, x, project=project_segment) for view in views]
     assert (sum(parts) - whole).abs().max() <= 1e-5 * whole.abs().max()
 
 
@@ -257,7 +262,7 @@ def test_a_resident_top_hits_and_its_bottom_is_loaded() -> None:
     owner.begin_pass(1)
     wave = take(0, 2).waves[0]
     assert [(place.key, place.share) for place in wave.loads] == [(2, 0.4), (8, 0.6)]
-    take(1, 0)  # whose bottom takes the only slot there is
+    take(1, 0)  # its bottom takes the only slot for bottoms
     wave = take(0, 2).waves[0]
     assert [place.key for place in wave.resident] == [2] and [place.key for place in wave.loads] == [8]
     totals = owner.counters.totals()

@@ -235,7 +235,7 @@ def session_speed(folder: Path, device: str, run: str, *, tokens: int) -> Findin
 
     opened = open_model(str(folder), device=device)
     with Session(opened, Settings(**RUNS[run])) as session:
-        link, stalls, ids = session.tiers.link, session.engine.stall_s, _ids(opened.model, tokens)
+        link, stalls, ids = session.parts.tiers.link, session.engine.stall_s, _ids(opened.model, tokens)
         decode_seconds(opened.model, ids)  # fills the tier
         marks: list[tuple[int, float]] = []
         seconds = decode_seconds(opened.model, ids, after_prompt=lambda: marks.append((len(stalls), link.copy_s)))

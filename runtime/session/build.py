@@ -1,0 +1,222 @@
+"""Builds what a session runs with, in the order in which the parts need each other: policies and fast tier, slots,
+tiers, controller, router hooks, engine."""
+
+from contextlib import ExitStack
+from dataclasses import fields, replace
+
+import torch
+
+from artifacts.errors import BadUsage
+from artifacts.hardware.machines import HERE, machine
+from artifacts.routing.expert_maps import ExpertMaps
+from artifacts.shape import FULL_BITS
+from runtime.control import sizes
+from runtime.control.build import build_controller, fast_tier, lay_out, pools
+from runtime.control.controller import Controller
+from runtime.control.devices import Partitions
+from runtime.engine.engine import Engine
+from runtime.engine.output import choose_output
+from runtime.engine.output_cpu import CpuOutput
+from runtime.engine.predictors import Predictor
+from runtime.engine.routers import Watcher
+from runtime.kernels.cpu.dense import CompiledLinear
+from runtime.kernels.low_bit import make_ready
+from runtime.model.open import MoeModel
+from runtime.policies import POLICIES, Policies, build
+from runtime.policies.base import Artefacts, FastTier
+from runtime.policies.presets import Scope, preset
+from runtime.session.devices import devices_for
+from runtime.session.link_choice import link_name, resolve_link
+from runtime.session.parts import Choices, Parts
+from runtime.session.probe import link_bytes_per_second, prefetch_window, scaled_window
+from runtime.session.settings import FUSED, Settings
+from runtime.tiers.open import Tiers, open_tiers
+from runtime.tiers.replicas import open_replicas, verify_files
+from runtime.tiers.shadow_replicas import Shadows
+from runtime.tiers.slots import Slots
+
+
+def build_parts(opened: MoeModel, settings: Settings, artefacts: Artefacts, undo: ExitStack) -> Parts:
+    """Open every part and install the engine in the model. `undo` closes what was opened, also where a later part
+    fails. Raises BadUsage, BadInput, Incompatible and OutOfResources."""
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    if settings.verify and artefacts.replicas:
+        verify_files(artefacts.replicas)
+    if settings.learn:
+        maps = _empty_maps(opened) if artefacts.maps is None else artefacts.maps
+        artefacts = replace(artefacts, maps=maps, learns_maps=True)
+    choices = _choose(opened, settings, artefacts)
+    given_window = sizes.nbytes(settings.window) if settings.window else None
+    slots = _open_slots(choices)
+    shadows = _open_shadows(choices, slots, artefacts)
+    tiers = _open_tiers(choices, artefacts, undo)
+    window = _measured_window(choices, slots, tiers) if given_window is None else given_window
+    controller = _build_controller(choices, artefacts, window)
+    watcher = _watch_routers(choices, artefacts, controller, undo)
+    engine = Engine(opened, controller, watcher, tiers=tiers, slots=slots, shadows=shadows, is_fused=choices.is_fused)
+    parts = Parts(
+        **{field.name: getattr(choices, field.name) for field in fields(choices)},
+        slots=slots,
+        shadows=shadows,
+        tiers=tiers,
+        window=window,
+        controller=controller,
+        watcher=watcher,
+        engine=engine,
+    )
+    _install(parts, undo)
+    make_ready(parts.computed_widths, opened.model.device)
+    return parts
+
+
+def _choose(opened: MoeModel, settings: Settings, artefacts: Artefacts) -> Choices:
+    chosen, policies = preset(settings.preset), build(settings.texts())
+    scope, budget = Scope(settings.scope or chosen.scope), chosen.budget or settings.budget
+    partitions = Partitions(opened.shape.num_experts, settings.devices)
+    devices = devices_for(opened, settings.devices)
+    fast = _choose_fast_tier(opened, settings, policies, scope=scope, budget=budget, artefacts=artefacts)
+    fused = choose_output(opened, num_devices=settings.devices)
+    is_asked = settings.experts == FUSED and fused is not None
+    link = resolve_link(opened, link=settings.link, near=settings.near, scaled_to=settings.scaled_to, is_fused=is_asked)
+    return Choices(
+        opened=opened,
+        settings=settings,
+        policies=policies,
+        scope=scope,
+        budget=budget,
+        partitions=partitions,
+        devices=devices,
+        fast=fast,
+        fused=fused,
+        # A split expert is the sum over its two halves, which differs from the module's bits in torch too, and by more:
+        # compiled code computes it unasked on a CPU. The GPU's kernels are used only when the user asks for them.
+        is_fused=is_asked or fast.split is not None and fused is CpuOutput,
+        dense=CompiledLinear(opened) if is_asked else None,
+        link=link,
+        maps_run=artefacts.maps_run,
+    )
+
+
+def _choose_fast_tier(
+    opened: MoeModel, settings: Settings, policies: Policies, *, scope: Scope, budget: str, artefacts: Artefacts
+) -> FastTier:
+    named_machine = settings.machine or settings.scaled_to
+    return fast_tier(
+        policies,
+        opened.shape,
+        budget,
+        scope=scope,
+        artefacts=artefacts,
+        machine=named_machine or HERE,
+        link=None if named_machine else link_name(opened, settings.link),
+        num_devices=settings.devices,
+    )
+
+
+def _empty_maps(opened: MoeModel) -> ExpertMaps:
+    shape, hidden = opened.shape, opened.model.get_input_embeddings().weight.shape[1]
+    return ExpertMaps.empty(num_layers=shape.num_layers, num_experts=shape.num_experts, hidden=hidden)
+
+
+def _open_slots(choices: Choices) -> Slots:
+    opened, fast = choices.opened, choices.fast
+    shared = pools(
+        choices.policies,
+        opened.shape,
+        num_slots=fast.num_slots,
+        scope=choices.scope,
+        split=fast.split,
+        partitions=choices.partitions,
+    )
+    is_plain = opened.base == FULL_BITS and not choices.is_fused
+    return Slots(shared, choices.devices, parts=opened.store.layout.parts if is_plain else ())
+
+
+def _open_shadows(choices: Choices, slots: Slots, artefacts: Artefacts) -> Shadows | None:
+    """The replicas that the residency policy keeps in the fast tier, if it keeps any."""
+    bits = choices.fast.shadows
+    if bits is None:
+        return None
+    if slots.are_apart:
+        raise BadUsage("replicas that stay are all on one GPU: leave out --devices, or choose another --residency")
+    stores = open_replicas(choices.opened, artefacts.replicas, sorted(set(bits.tolist())))
+    return Shadows(stores, bits, choices.opened.model.device)
+
+
+def _open_tiers(choices: Choices, artefacts: Artefacts, undo: ExitStack) -> Tiers:
+    """The slow tier, the link and the near tier."""
+    replicas = open_replicas(choices.opened, artefacts.replicas, choices.policies.widths)
+    split, devices = choices.fast.split, choices.devices
+    tiers = open_tiers(choices.opened, choices.link, replicas, split=split, devices=devices)
+    undo.callback(tiers.link.close)
+    return tiers
+
+
+def _measured_window(choices: Choices, slots: Slots, tiers: Tiers) -> int:
+    """Bytes that a step may prefetch, by a short measurement; 0 where nothing is prefetched."""
+    if not choices.policies.brings_ahead or not len(slots):
+        return 0
+    if choices.settings.scaled_to:
+        return scaled_window(choices.opened.shape, machine(choices.settings.scaled_to))
+    num_experts, num_devices = choices.partitions.num_experts, choices.partitions.count
+    bytes_per_s = tiers.bandwidth or link_bytes_per_second(
+        tiers.link, slots.alike(), num_experts, num_devices=num_devices
+    )
+    return prefetch_window(choices.opened, bytes_per_s, is_fused=choices.is_fused, dense=choices.dense)
+
+
+def _build_controller(choices: Choices, artefacts: Artefacts, window: int) -> Controller:
+    return build_controller(
+        choices.policies,
+        choices.opened.shape,
+        num_slots=choices.fast.num_slots,
+        shadows=choices.fast.shadows,
+        split=choices.fast.split,
+        scope=choices.scope,
+        window=window,
+        artefacts=artefacts,
+        num_devices=choices.settings.devices,
+    )
+
+
+def _watch_routers(choices: Choices, artefacts: Artefacts, controller: Controller, undo: ExitStack) -> Watcher:
+    """Hook into the model what the policies read, and no more."""
+    opened, policies = choices.opened, choices.policies
+    watcher, prefetch = Watcher(opened), policies.prefetch
+    undo.callback(watcher.stop)
+    if prefetch.reads_predictions:
+        watcher.see_predictions(prefetch.distance)
+    if prefetch.reads_learned:
+        ahead = min(prefetch.distance, opened.shape.num_layers)
+        watcher.see_predictions(0, Predictor(artefacts.predictors, ahead, opened.model.device))
+    if any(getattr(policies, axis).sees_probabilities for axis in POLICIES):
+        watcher.see_probabilities()
+    if controller.sees_embeddings:
+        watcher.see_embeddings()
+    return watcher
+
+
+def _install(parts: Parts, undo: ExitStack) -> None:
+    """Put the engine into the model, the compiled linear layers too if they were asked for, and start the thread that
+    matches expert maps."""
+    parts.engine.install()
+    undo.callback(parts.engine.uninstall)
+    if parts.dense:
+        undo.callback(parts.dense.uninstall)
+        parts.dense.install()
+    if matching := parts.policies.matching:
+        undo.callback(matching.close)
+        matching.run_in_background()
+        parts.watcher.on_embedding = matching.begin
+
+
+def lay_out_slots(parts: Parts) -> Slots:
+    """Have the controller, the slow tier and the engine follow `parts.fast`, a new split of the same budget. Returns
+    the new slots, which are empty; those of `parts` are out of use. Raises OutOfResources."""
+    shared = lay_out(parts.controller, parts.policies, parts.fast, parts.scope)
+    parts.tiers.slow.segments.cut(parts.fast.split)
+    parts.tiers.slow.cut()
+    slots = Slots(shared, parts.devices)
+    parts.engine.lay_out(slots)
+    return slots

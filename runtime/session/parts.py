@@ -1,0 +1,65 @@
+"""What a session is made of."""
+
+from dataclasses import dataclass
+
+import torch
+
+from artifacts.shape import FULL_BITS
+from runtime.control.controller import Controller
+from runtime.control.devices import Partitions
+from runtime.engine.engine import Engine
+from runtime.engine.output_cpu import CpuOutput
+from runtime.engine.output_gpu import GpuOutput
+from runtime.engine.routers import Watcher
+from runtime.kernels.cpu.dense import CompiledLinear
+from runtime.model.open import MoeModel
+from runtime.policies import Policies
+from runtime.policies.base import FastTier
+from runtime.policies.presets import Scope
+from runtime.session.settings import Settings
+from runtime.tiers.open import LinkChoice, Tiers
+from runtime.tiers.shadow_replicas import Shadows
+from runtime.tiers.slots import Slots
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """What the settings mean for this model on these devices. Nothing is open yet but the model."""
+
+    opened: MoeModel
+    settings: Settings
+    policies: Policies  # prepared
+    scope: Scope
+    budget: str
+    partitions: Partitions
+    devices: tuple[torch.device, ...]
+    fast: FastTier
+    fused: type[CpuOutput] | type[GpuOutput] | None  # the compiled code for experts of this family, if there is any
+    is_fused: bool  # whether that code computes them
+    dense: CompiledLinear | None  # the compiled linear layers, if they were asked for
+    link: LinkChoice
+    maps_run: int | None  # the run in the store that the expert maps come from
+
+
+@dataclass(frozen=True, slots=True)
+class Parts(Choices):
+    """Everything that a session runs with. A split that is solved anew replaces `fast` and `slots` and nothing else."""
+
+    slots: Slots
+    shadows: Shadows | None
+    tiers: Tiers
+    window: int  # bytes that a step may prefetch
+    controller: Controller
+    watcher: Watcher
+    engine: Engine
+
+    @property
+    def fast_nbytes(self) -> int:
+        """Bytes of the slots and of the replicas beside them."""
+        return self.slots.nbytes + (self.shadows.nbytes if self.shadows else 0)
+
+    @property
+    def computed_widths(self) -> list[int]:
+        """Bits at which experts are computed below the checkpoint's precision."""
+        resident = () if self.fast.shadows is None else self.fast.shadows.tolist()
+        return sorted({self.opened.base, *self.policies.widths, *resident} - {FULL_BITS})
