@@ -18,11 +18,11 @@ from artifacts.store.store import Store, add_run
 from artifacts.traces.parquet import to_table
 from artifacts.traces.trace import Trace
 from moectl.bench.ledger import SIMULATED, Job, Ledger, Row, artefact_runs, simulated_row
-from moectl.bench.live import read_text
 from moectl.bench.request import AUTO, DEFAULT_MACHINE, ORACLE, Request
 from moectl.bench.table import Benched
 from moectl.shared.opening import check_store, model_info, open_quietly
 from moectl.shared.progress import progress_bar
+from moectl.shared.text import read_text
 from moectl.shared.trace_source import Opened, Source, foresight, of_base, open_source, placed
 from profilers.compare.bench import Setting, Text
 from profilers.compare.quality import read
@@ -163,7 +163,8 @@ def _source(name: str, request: Request, *, store: Path, device: str) -> Source:
     opened = open_quietly(name, device=device)
     run = _stored_trace(store, opened)
     if run is None:
-        run = record_trace(name, opened, read_text(opened, request), store, data=request.data, seed=request.seed)
+        text = read_text(opened, request.data, length=request.length, num_tokens=request.tokens, seed=request.seed)
+        run = record_trace(name, opened, text, store, data=request.data, seed=request.seed)
     return Source(run=run, store=store)
 
 

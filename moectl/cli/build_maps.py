@@ -40,5 +40,5 @@ def build_maps(
     from profilers.text.batches import Batching
 
     plan, batching = fill(Plan, options), fill(Batching, options)
-    request = fill(command.Request, options, plan=plan, batching=batching, seed=seed)
+    request = fill(command.BuildRequest, options, plan=plan, batching=batching, seed=seed)
     command.show(command.build(model, engine.settings(), request, store=store), as_json=json)

@@ -16,7 +16,7 @@ from moectl.commands import hardware
 from moectl.commands.doctor_findings import Finding
 from moectl.commands.hardware import Measured
 from moectl.shared.defaults import DEFAULT_STORE
-from moectl.shared.opening import open_quietly
+from moectl.shared.opening import open_quietly, stored_artefacts
 from moectl.show.render import Sheet, human_bytes, show_json, show_sheet
 from profilers.compare.check_prediction import Prediction, check
 from profilers.hardware.load_times import QUICK
@@ -105,7 +105,7 @@ def _fits(profile: HardwareProfile, here: Here, link: str) -> bool:
 
 
 def _measured(name: str, opened: MoeModel, link: str, store: Path) -> Measured:
-    replicas = hardware.stored_replicas(store, opened)
+    replicas = stored_artefacts(store, opened).replicas
     return Measured(name, hardware.measured(name, opened, link=link, replicas=replicas, effort=QUICK))
 
 

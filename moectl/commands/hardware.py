@@ -11,9 +11,9 @@ from artifacts.hardware.profile import COMMAND, HardwareProfile, Spread, to_rows
 from artifacts.quantisation.replicas import Replicas
 from artifacts.shape import FULL_BITS
 from artifacts.store.runs import ModelInfo, RunInfo, utc_now
-from artifacts.store.store import Store, add_run
+from artifacts.store.store import add_run
 from moectl.bundled import demo_model
-from moectl.shared.opening import check_store, model_info, open_quietly
+from moectl.shared.opening import check_store, model_info, open_quietly, stored_artefacts
 from moectl.shared.progress import progress_bar
 from moectl.show.render import Sheet, human_bytes, show_json, show_sheet
 from profilers.hardware.load_times import THOROUGH, Effort
@@ -21,7 +21,6 @@ from profilers.hardware.profile import measure
 from profilers.hardware.this_machine import Here
 from runtime.model.locate import locate
 from runtime.model.open import MoeModel
-from runtime.session.artefacts import load_artefacts
 from runtime.session.link_choice import link_name
 
 _MOST_PINNED = 0.8  # of the RAM that can be had
@@ -55,7 +54,7 @@ def profile_hardware(name: str | None, *, link: str, device: str, threads: int, 
     check_store(store)
     name = name or str(demo_model())
     opened = open_quietly(name, device=device)
-    profile = measured(name, opened, link=link, replicas=stored_replicas(store, opened), effort=THOROUGH)
+    profile = measured(name, opened, link=link, replicas=stored_artefacts(store, opened).replicas, effort=THOROUGH)
     info = model_info(name, opened)
     return Measured(name, profile, _write(store, info, profile, started_at, time.perf_counter() - begin_s))
 
@@ -80,13 +79,6 @@ def affordable(opened: MoeModel, link: str) -> str:
         return link
     fits = opened.shape.nbytes <= _MOST_PINNED * Here.look(device).available_nbytes
     return link if fits else "disk"
-
-
-def stored_replicas(path: Path, opened: MoeModel) -> Replicas | None:
-    if not path.exists():
-        return None
-    with Store.open(path, read_only=True) as store:
-        return load_artefacts(store, opened.fingerprint[:16], opened.shape).replicas
 
 
 def _write(path: Path, model: ModelInfo, profile: HardwareProfile, started_at: object, seconds: float) -> int:

@@ -10,15 +10,16 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from artifacts.errors import BadInput, BadUsage
+from artifacts.errors import BadUsage
 from artifacts.store.runs import RunInfo, utc_now, versions
 from artifacts.store.store import Store, add_run
 from moectl.bundled import demo_model
-from moectl.shared.opening import open_quietly
+from moectl.shared.opening import check_store, open_quietly
 from moectl.shared.progress import progress_bar
+from moectl.shared.text import read_data
 from moectl.show.render import NumBytes, Sheet, show_json, show_sheet
 from profilers.compare.price_precision import PRESET, Assignment, Precision, Price, assignments, check_widths
-from profilers.text.corpus import data_digest, documents, token_sequences
+from profilers.text.corpus import data_digest
 from runtime.model.open import MoeModel
 from runtime.policies.base import Artefacts
 from runtime.session.artefacts import load_artefacts
@@ -82,9 +83,8 @@ def precision(name: str | None, request: Request, *, store: Path, device: str, t
     started_at, begin_s = utc_now(), perf_counter()
     opened = open_quietly(name or str(demo_model()), device=device)
     artefacts = _artefacts(opened, store, name=name or "the bundled model")
-    sequences = _sequences(opened, request)
-    with Store.open(store):  # what would keep the rows from being written at the end is told now
-        pass
+    sequences = read_data(opened, request.data, length=LENGTH, num_tokens=request.tokens, seed=request.seed).sequences
+    check_store(store)
     pricing = Precision(opened, artefacts, sequences)
     priced = _prices(pricing, assignments(artefacts.replicas, draws=request.draws, seed=request.seed))
     info = RunInfo(
@@ -119,13 +119,6 @@ def _artefacts(opened: MoeModel, store: Path, *, name: str) -> Artefacts:
             artefacts = load_artefacts(held, model.model_id, opened.shape)
     check_widths(artefacts)
     return artefacts
-
-
-def _sequences(opened: MoeModel, request: Request) -> list[np.ndarray]:
-    if opened.tokenizer is None:
-        raise BadInput("the checkpoint has no tokenizer: put tokenizer.json beside it")
-    texts = documents(request.data, seed=request.seed)
-    return list(token_sequences(texts, opened.tokenizer, length=LENGTH, num_tokens=request.tokens))
 
 
 def _prices(pricing: Precision, wanted: Sequence[Assignment]) -> list[tuple[Assignment, Price]]:

@@ -6,17 +6,17 @@ from pathlib import Path
 
 import numpy as np
 
-from artifacts.errors import BadInput, BadUsage
+from artifacts.errors import BadUsage
 from moectl.bundled import demo_model
 from moectl.shared.opening import check_store, model_info, open_quietly
 from moectl.shared.progress import progress_bar
+from moectl.shared.text import read_data
 from moectl.shared.trace_source import foresight
 from moectl.show.render import Sheet, show_json, show_sheet
 from profilers.routing.profile import Profiled, merge_shards, profile_routing
-from profilers.text.batches import Batching, Data
-from profilers.text.corpus import documents, token_sequences
+from profilers.text.batches import Batching
+from profilers.text.corpus import documents
 from profilers.workers.choose import LOCAL, check_device, check_executor, executing
-from runtime.model.open import MoeModel
 from runtime.session.session import Session, Settings
 
 
@@ -50,15 +50,6 @@ def parse_shard(text: str) -> tuple[int, int]:
     return int(index) - 1, int(count)
 
 
-def read_data(opened: MoeModel, request: Request) -> Data:
-    """The text as the model's own tokens."""
-    if opened.tokenizer is None:
-        raise BadInput("the checkpoint has no tokenizer: put tokenizer.json beside it")
-    texts = documents(request.data, seed=request.seed)
-    sequences = token_sequences(texts, opened.tokenizer, length=request.batching.length, num_tokens=request.tokens)
-    return Data(request.data, list(sequences), request.seed)
-
-
 def profile(name: str | None, settings: Settings, request: Request, *, store: Path) -> Profiled:
     """Profile the model `name`, a folder or hub id (None: the bundled one), through the engine at its budget."""
     name = name or str(demo_model())
@@ -73,7 +64,13 @@ def profile(name: str | None, settings: Settings, request: Request, *, store: Pa
 
 
 def profile_opened(name: str, session: Session, request: Request, *, store: Path) -> Profiled:
-    data = read_data(session.opened, request)
+    data = read_data(
+        session.opened,
+        request.data,
+        length=request.batching.length,
+        num_tokens=request.tokens,
+        seed=request.seed,
+    )
     info = model_info(name, session.opened)
     workers = executing(request.executor, request.jobs) if request.is_spread else nullcontext()
     with workers as executor, progress_bar("profiling", unit="tokens") as advance:

@@ -2,22 +2,21 @@
 
 from collections import defaultdict
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
 
-from artifacts.errors import BadInput, BadUsage
+from artifacts.errors import BadUsage
 from artifacts.store.runs import ModelInfo
-from artifacts.store.store import Store
 from moectl.bundled import demo_model
-from moectl.shared.opening import open_quietly
+from moectl.shared.opening import check_store, open_quietly
 from moectl.shared.progress import progress_bar
+from moectl.shared.text import read_data
 from moectl.show.render import Sheet, human_bytes, show_json, show_sheet
 from profilers.quantise.method import Method, check_method, projections
 from profilers.quantise.replicas import Built, build_replicas
 from profilers.text.batches import Data
-from profilers.text.corpus import documents, token_sequences
+from profilers.text.corpus import documents
 from profilers.workers.choose import LOCAL, check_device, check_executor, executing
 from runtime.model.open import MoeModel
 
@@ -50,14 +49,13 @@ def parse_bits(text: str) -> tuple[int, ...]:
 def quantize(name: str | None, request: Request, *, store: Path) -> Built:
     """Quantise the model `name`, a folder or hub id (None: the bundled one)."""
     name = name or str(demo_model())
-    with Store.open(store):  # what would keep the rows from being written at the end is told now
-        pass
-    documents(request.data)  # what leads nowhere is told before a model is opened
+    check_store(store)
+    documents(request.data)  # a wrong path is reported before a model is opened
     opened = open_quietly(name, device=request.device)
     if request.executor != LOCAL:
         check_device(opened)
     check_method(request.method, projections(opened.layers[0]))
-    data = read_data(opened, request)
+    data = calibration_data(opened, request)
     model = ModelInfo(name, opened.fingerprint, opened.family, opened.shape)
     with executing(request.executor, request.jobs) as executor, progress_bar("quantising", unit="experts") as advance:
         return build_replicas(
@@ -65,16 +63,18 @@ def quantize(name: str | None, request: Request, *, store: Path) -> Built:
         )
 
 
-def read_data(opened: MoeModel, request: Request) -> Data:
-    """The first sequences of the text, as the model's own tokens."""
-    if opened.tokenizer is None:
-        raise BadInput("the checkpoint has no tokenizer: put tokenizer.json beside it")
+def calibration_data(opened: MoeModel, request: Request) -> Data:
+    """Read the first sequences of the text."""
     if request.samples < 1:
         raise BadUsage(f"calibration needs at least one sequence, not {request.samples}")
-    texts = documents(request.data, seed=request.seed)
-    num_tokens = request.samples * request.length
-    sequences = token_sequences(texts, opened.tokenizer, length=request.length, num_tokens=num_tokens)
-    return Data(request.data, list(islice(sequences, request.samples)), request.seed)
+    return read_data(
+        opened,
+        request.data,
+        length=request.length,
+        num_tokens=request.samples * request.length,
+        seed=request.seed,
+        at_most=request.samples,
+    )
 
 
 def show(built: Built, *, as_json: bool) -> None:

@@ -11,7 +11,7 @@ from artifacts.errors import BadInput, BadUsage
 from artifacts.store.runs import utc_now
 from artifacts.traces.parquet import write_parquet
 from moectl.bundled import demo_model
-from moectl.shared.opening import check_store, model_info, quieten, there
+from moectl.shared.opening import check_store, existing, model_info, quieten
 from moectl.show.devices import devices_sheet
 from moectl.show.render import Sheet, human_bytes, show_json, show_sheet
 from runtime.control.counters import AT_BITS, hit_rate
@@ -47,7 +47,7 @@ def run_command(
         check_store(store)
     quieten()
     with (
-        Session.open(name, settings, store=there(store), base=base) as session,
+        Session.open(name, settings, store=existing(store), base=base) as session,
         keeping_maps(session, name, store=store),
     ):
         if is_chat:

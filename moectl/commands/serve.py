@@ -13,7 +13,8 @@ from artifacts.errors import BadInput, BadUsage
 from artifacts.quantisation.replicas import check_base
 from moectl.bundled import demo_model
 from moectl.serving.limits import Limits
-from moectl.shared.opening import open_quietly, there
+from moectl.shared.opening import existing, open_quietly
+from moectl.shared.text import tokenizer_of
 from runtime.model.open import MoeModel
 from runtime.policies import build
 from runtime.policies.presets import Preset, preset, presets
@@ -49,8 +50,7 @@ def serve_command(
     name = name or str(demo_model())
     with _listening(host, port) as listening:
         opened = open_quietly(name, device=settings.device)
-        if opened.tokenizer is None:
-            raise BadInput("the checkpoint has no tokenizer: put tokenizer.json beside it")
+        tokenizer_of(opened)
         scheduler = scheduler_of(opened, name, settings, limits, store=store, base=base)
         scheduler.start()
         known = offered(opened, settings, store)
@@ -68,7 +68,7 @@ def scheduler_of(
 
     def made(chosen: str) -> Session:
         settled = replace(settings, preset=known[chosen])
-        return Session.over(opened, settled, store=there(store), base=base, name=name)
+        return Session.over(opened, settled, store=existing(store), base=base, name=name)
 
     return Scheduler(made, preset(settings.preset).name, limits)
 

@@ -7,16 +7,16 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from artifacts.errors import BadInput, BadUsage
+from artifacts.errors import BadUsage
 from artifacts.store.rows import buddy_matrices, entropy_percentiles
 from artifacts.store.store import Store
 from moectl.bundled import demo_model
 from moectl.commands.build_buddies import DEFAULT_ALPHA, METRICS, cut, find_profile, metric_scores
 from moectl.shared.opening import open_quietly
 from moectl.shared.progress import progress_bar
+from moectl.shared.text import read_data
 from moectl.show.render import Sheet, show_json, show_sheet
 from profilers.compare.price_substitution import Limits, Price, Substitution, buddy_policy, random_residents
-from profilers.text.corpus import documents, token_sequences
 from runtime.model.open import MoeModel
 from runtime.policies import parse
 from runtime.policies.base import Artefacts, Miss
@@ -95,7 +95,7 @@ def substitution(
     torch.set_num_threads(threads)
     opened = open_quietly(name or str(demo_model()), device=device)
     policies, entropy = _policies(opened, store, run, name=name or "the bundled model")
-    sequences = _sequences(opened, request)
+    sequences = read_data(opened, request.data, length=LENGTH, num_tokens=request.tokens, seed=request.seed).sequences
     pricing = Substitution(opened, sequences, entropy)
     rows = []
     with progress_bar("pricing", unit="settings") as advance:
@@ -145,13 +145,6 @@ def _control(opened: MoeModel, name: str) -> Callable[[int], Miss]:
         return policy
 
     return make
-
-
-def _sequences(opened: MoeModel, request: Request) -> list[np.ndarray]:
-    if opened.tokenizer is None:
-        raise BadInput("the checkpoint has no tokenizer: put tokenizer.json beside it")
-    texts = documents(request.data, seed=request.seed)
-    return list(token_sequences(texts, opened.tokenizer, length=LENGTH, num_tokens=request.tokens))
 
 
 def _row(share: float, limits: str, policy: str, prices: list[Price]) -> Row:

@@ -19,9 +19,10 @@ from moectl.bench.table import loss_of_base
 from moectl.bundled import demo_model
 from moectl.shared.opening import check_store, model_info, open_quietly
 from moectl.shared.progress import progress_bar
+from moectl.shared.text import read_text
 from moectl.shared.trace_source import on_base as traced_on_base
 from moectl.tune.distribute import spread
-from moectl.tune.prepare import known_of, parts_of, plan_for, scale_of, search_on, text_for, trace_for
+from moectl.tune.prepare import known_of, parts_of, plan_for, scale_of, search_on, trace_for
 from moectl.tune.request import Request
 from moectl.tune.result import Pick, Tuned
 from moectl.tune.verify import checks_of, verified
@@ -47,7 +48,7 @@ def tune(name: str | None, request: Request, *, store: Path, device: str, thread
     for data in filter(None, (request.data, request.held_out, request.check_data)):
         documents(data)  # what leads nowhere is told before anything is measured
     opened = open_quietly(name, device=device)
-    text = text_for(opened, request.held_out, request, num_tokens=request.tokens)
+    text = read_text(opened, request.held_out, length=request.length, num_tokens=request.tokens, seed=request.seed)
     known, similarity, profile = known_of(store, opened)
     based, known = on_base(opened, known, request.base)
     pace = pace_of(

@@ -4,19 +4,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from artifacts.errors import BadInput, Problem
+from artifacts.errors import Problem
 from artifacts.hardware.profile import HardwareProfile
 from artifacts.routing.similarity import Similarity
 from artifacts.store.hardware_profiles import stored_profile
 from artifacts.store.store import Store
 from artifacts.traces.trace import Trace, cut_by_request, is_one_by_one
 from moectl.bench.simulated import record_trace
+from moectl.shared.text import read_text
 from moectl.shared.trace_source import Opened, Source, open_source
 from moectl.tune.request import Request
-from profilers.compare.bench import Text, text_of
 from profilers.compare.verify_search import Verifier
 from profilers.hardware.live_costs import Pace
-from profilers.text.corpus import documents
 from runtime.model.open import MoeModel
 from runtime.policies.base import Artefacts
 from runtime.search.halving import ETA
@@ -34,13 +33,6 @@ _TELLING = (  # of few bits, the second where not every expert's replica fits; o
     (Combination(miss="substitute"),),
 )
 _CHECKED = 0.25  # of the requests, kept aside for the check where no other text is given
-
-
-def text_for(opened: MoeModel, data: str, request: Request, *, num_tokens: int) -> Text:
-    if opened.tokenizer is None:
-        raise BadInput("the checkpoint has no tokenizer: put tokenizer.json beside it")
-    texts = documents(data, seed=request.seed)
-    return text_of(texts, opened.tokenizer, length=request.length, num_tokens=num_tokens)
 
 
 def known_of(path: Path, opened: MoeModel) -> tuple[Artefacts, Similarity | None, HardwareProfile | None]:
@@ -66,7 +58,8 @@ def trace_for(name: str, opened: MoeModel, request: Request, path: Path) -> Open
 
 
 def _recorded(name: str, opened: MoeModel, request: Request, path: Path, data: str) -> Opened:
-    text = text_for(opened, data, request, num_tokens=RECORDED * request.tokens)
+    num_tokens = RECORDED * request.tokens
+    text = read_text(opened, data, length=request.length, num_tokens=num_tokens, seed=request.seed)
     run = record_trace(name, opened, text, path, data=data, seed=request.seed)
     return open_source(Source(run=run, store=path))
 
