@@ -69,7 +69,7 @@ def inspect(
 
 
 def _price_substitution(model: str | None, options: InspectOptions, *, store: Path, as_json: bool) -> None:
-    from moectl.commands import substitution as command
+    from moectl.commands.inspect import substitution as command
 
     command.refuse_views(heatmap=options.heatmap, layer=options.layer)
     request = fill(command.Request, options, shares=command.parse_shares(options.shares))
@@ -80,7 +80,7 @@ def _price_substitution(model: str | None, options: InspectOptions, *, store: Pa
 
 
 def _price_precision(model: str | None, options: InspectOptions, *, store: Path, as_json: bool) -> None:
-    from moectl.commands import precision as command
+    from moectl.commands.inspect import precision as command
 
     command.refuse_views(heatmap=options.heatmap, layer=options.layer, run=options.run)
     request = fill(command.Request, options)
@@ -89,7 +89,7 @@ def _price_precision(model: str | None, options: InspectOptions, *, store: Path,
 
 
 def _price_prefetching(model: str | None, options: InspectOptions, *, store: Path, as_json: bool) -> None:
-    from moectl.commands import prefetching as command
+    from moectl.commands.inspect import prefetching as command
     from moectl.shared.trace_source import Source
 
     command.refuse_views(heatmap=options.heatmap, layer=options.layer, model=model)
@@ -98,7 +98,7 @@ def _price_prefetching(model: str | None, options: InspectOptions, *, store: Pat
 
 
 def _check_store(model: str | None, options: InspectOptions, *, store: Path, as_json: bool) -> None:
-    from moectl.commands import checking as command
+    from moectl.commands.inspect import checking as command
 
     command.refuse_views(heatmap=options.heatmap, layer=options.layer, run=options.run, model=model)
     verified = command.verified(store)

@@ -23,9 +23,9 @@ from artifacts.traces.synthetic import parse_dials
 from moectl.bench.other_tools import read_results
 from moectl.bench.request import Request
 from moectl.commands.build_buddies import parse_alphas
+from moectl.commands.inspect.substitution import parse_shares
 from moectl.commands.profile import parse_shard
 from moectl.commands.quantize import parse_bits
-from moectl.commands.substitution import parse_shares
 from moectl.shared.trace_source import Source, open_source
 from profilers.compare.tasks import check_tasks, load_tasks
 from profilers.text.corpus import documents, token_sequences
