@@ -23,7 +23,7 @@ from moectl.bench.table import Benched
 from moectl.shared.opening import check_store, model_info, open_quietly
 from moectl.shared.progress import progress_bar
 from moectl.shared.text import read_text
-from moectl.shared.trace_source import Opened, Source, foresight, of_base, open_source, placed
+from moectl.shared.trace_source import OpenedTrace, TraceSource, foresight, of_base, open_source, placed
 from profilers.compare.bench import Setting, Text
 from profilers.compare.quality import read
 from profilers.text.corpus import data_digest
@@ -141,7 +141,7 @@ def _outcome(workload: Workload, setting: Setting, stored: Mapping[str, Preset],
     return min(map(workload.run, bounds), key=lambda outcome: outcome.times["tpot_ms"] or 0.0)
 
 
-def _workload(opened: Opened, found: Machine, costs: Costs | None, *, link: str) -> Workload:
+def _workload(opened: OpenedTrace, found: Machine, costs: Costs | None, *, link: str) -> Workload:
     """On the machine with its own link, or with one of another rate."""
     if link != AUTO:
         bandwidth, latency_s = sizes.rate(link)
@@ -154,10 +154,10 @@ def _workload(opened: Opened, found: Machine, costs: Costs | None, *, link: str)
     return Workload(opened.trace, opened.model, found, artefacts=opened.artefacts, costs=costs)
 
 
-def _source(name: str, request: Request, *, store: Path, device: str) -> Source:
+def _source(name: str, request: Request, *, store: Path, device: str) -> TraceSource:
     """The file that was named, the newest trace of this model in the store, or one recorded now."""
     if request.trace is not None:
-        return Source(request.trace, model=name, store=store)
+        return TraceSource(request.trace, model=name, store=store)
     if name in MODELS and not Path(name).exists():
         raise BadUsage(f"{name} is a shape without weights, and a trace of it cannot be recorded: give --trace FILE")
     opened = open_quietly(name, device=device)
@@ -165,7 +165,7 @@ def _source(name: str, request: Request, *, store: Path, device: str) -> Source:
     if run is None:
         text = read_text(opened, request.data, length=request.length, num_tokens=request.tokens, seed=request.seed)
         run = record_trace(name, opened, text, store, data=request.data, seed=request.seed)
-    return Source(run=run, store=store)
+    return TraceSource(run=run, store=store)
 
 
 def _stored_trace(path: Path, opened: MoeModel) -> int | None:
@@ -205,7 +205,7 @@ def _traced(opened: MoeModel, text: Text, store: Path) -> Trace:
         return recorder.trace()
 
 
-def _job(opened: Opened, found: Machine, costs: Costs | None, request: Request, artefacts: dict[str, int]) -> Job:
+def _job(opened: OpenedTrace, found: Machine, costs: Costs | None, request: Request, artefacts: dict[str, int]) -> Job:
     conditions = {
         "mode": SIMULATED,
         "model": {name: value for name, value in asdict(opened.model).items() if name != "assumed"},
@@ -228,7 +228,7 @@ def _digest(trace: Trace) -> str:
     return digest.hexdigest()
 
 
-def _conditions(opened: Opened, found: Machine, request: Request, taken_up: int) -> str:
+def _conditions(opened: OpenedTrace, found: Machine, request: Request, taken_up: int) -> str:
     spread = f", experts on {request.devices} devices" * (request.devices > 1)
     resumed = f"; {taken_up} settings were replayed by an earlier run" if taken_up else ""
     num_tokens = len(opened.trace) // opened.trace.num_layers

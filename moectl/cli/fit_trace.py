@@ -24,7 +24,7 @@ def fit_trace(
 ) -> None:
     """Find the dials of a synthetic trace that is like a real one, or has given hit rates."""
     from moectl.commands import fit_trace as command
-    from moectl.shared.trace_source import Source
+    from moectl.shared.trace_source import TraceSource
 
-    source = Source(like, run, num_experts=num_experts, model=model, store=store)
+    source = TraceSource(like, run, num_experts=num_experts, model=model, store=store)
     command.show(command.fit_trace(source, hits or [], seed=seed), as_json=json)

@@ -72,7 +72,7 @@ def _price_substitution(model: str | None, options: InspectOptions, *, store: Pa
     from moectl.commands.inspect import substitution as command
 
     command.refuse_views(heatmap=options.heatmap, layer=options.layer)
-    request = fill(command.Request, options, shares=command.parse_shares(options.shares))
+    request = fill(command.SubstitutionRequest, options, shares=command.parse_shares(options.shares))
     priced = command.substitution(
         model, request, store=store, run=options.run, device=options.device, threads=options.threads
     )
@@ -83,18 +83,18 @@ def _price_precision(model: str | None, options: InspectOptions, *, store: Path,
     from moectl.commands.inspect import precision as command
 
     command.refuse_views(heatmap=options.heatmap, layer=options.layer, run=options.run)
-    request = fill(command.Request, options)
+    request = fill(command.PrecisionRequest, options)
     priced = command.precision(model, request, store=store, device=options.device, threads=options.threads)
     command.show(priced, as_json=as_json)
 
 
 def _price_prefetching(model: str | None, options: InspectOptions, *, store: Path, as_json: bool) -> None:
     from moectl.commands.inspect import prefetching as command
-    from moectl.shared.trace_source import Source
+    from moectl.shared.trace_source import TraceSource
 
     command.refuse_views(heatmap=options.heatmap, layer=options.layer, model=model)
-    source = fill(Source, options, store=store)
-    command.show(command.prefetching(source, fill(command.Request, options)), as_json=as_json)
+    source = fill(TraceSource, options, store=store)
+    command.show(command.prefetching(source, fill(command.PrefetchRequest, options)), as_json=as_json)
 
 
 def _check_store(model: str | None, options: InspectOptions, *, store: Path, as_json: bool) -> None:

@@ -57,7 +57,7 @@ def profile(
     index, count = command.parse_shard(options.shard)
     batching = fill(Batching, options, index=index, count=count)
     samples = options.samples if options.similarity else 0
-    request = fill(command.Request, options, batching=batching, samples=samples, seed=seed)
+    request = fill(command.ProfileRequest, options, batching=batching, samples=samples, seed=seed)
     command.show(command.profile(model, engine.settings(), request, store=store), as_json=json)
 
 

@@ -49,5 +49,5 @@ def quantize(
     from profilers.quantise.method import Method
 
     method = fill(Method, options, bits=command.parse_bits(options.bits))
-    request = fill(command.Request, options, method=method, seed=seed)
+    request = fill(command.QuantizeRequest, options, method=method, seed=seed)
     command.show(command.quantize(model, request, store=store), as_json=json)

@@ -82,18 +82,18 @@ def simulate(
         _reproduce(source, replay, as_json=json)
         return
     from moectl.commands import simulate as command
-    from moectl.shared.trace_source import Source
+    from moectl.shared.trace_source import TraceSource
 
     named = [preset, *command.names_in(replay.compare or "")]
     request = fill(
-        command.Request,
+        command.SimulateRequest,
         source,
         replay,
         preset=preset,
         policies=policies.given(avg_bits),
         stored=command.find_presets(named, store),
     )
-    command.show(command.simulate(fill(Source, source, store=store), request), as_json=json)
+    command.show(command.simulate(fill(TraceSource, source, store=store), request), as_json=json)
 
 
 def _reproduce(source: TraceOptions, replay: ReplayOptions, *, as_json: bool) -> None:

@@ -48,7 +48,7 @@ def split(
 ) -> None:
     """Share a budget between layers and split their experts, so that compute waits least (MoEpic)."""
     from moectl.commands import split as command
-    from moectl.shared.trace_source import Source
+    from moectl.shared.trace_source import TraceSource
 
-    source = fill(Source, options, store=store)
-    command.show(command.split(source, fill(command.Request, options)), as_json=json)
+    source = fill(TraceSource, options, store=store)
+    command.show(command.split(source, fill(command.SplitRequest, options)), as_json=json)

@@ -27,7 +27,7 @@ COMMAND = "build-buddies"
 
 
 @dataclass(frozen=True, slots=True)
-class Built:
+class BuiltBuddies:
     """What was built and from what; `sizes` has a row per layer."""
 
     run_id: int
@@ -37,7 +37,7 @@ class Built:
     sizes: Sheet
 
 
-def build_buddies(store: Path, *, run: int | None, alpha: str, k_max: int, metric: str) -> Built:
+def build_buddies(store: Path, *, run: int | None, alpha: str, k_max: int, metric: str) -> BuiltBuddies:
     """Cut the buddy lists of every layer from a profile, the newest unless `run` names one, and store them.
 
     `alpha` is one number, one per layer separated by commas, or `layer:number` pairs. Raises BadUsage (alpha, metric),
@@ -65,7 +65,7 @@ def build_buddies(store: Path, *, run: int | None, alpha: str, k_max: int, metri
     with Store.open(store) as opened:
         run_id = opened.write_run(info, {"buddies": rows})
     sizes = buddy_sizes(*buddy_matrices(rows, shape.num_layers, shape.num_experts), alphas)
-    return Built(run_id, profile.run_id, metric, k_max, sizes)
+    return BuiltBuddies(run_id, profile.run_id, metric, k_max, sizes)
 
 
 def check_metric(metric: str) -> None:
@@ -99,7 +99,7 @@ def cut(q: np.ndarray, alphas: Sequence[float], k_max: int) -> pa.Table:
     return buddy_rows([buddy_lists(layer, alpha, k_max) for layer, alpha in zip(q, alphas, strict=True)], q)
 
 
-def show(built: Built, *, as_json: bool) -> None:
+def show(built: BuiltBuddies, *, as_json: bool) -> None:
     """Print the sizes of the lists by layer."""
     if as_json:
         summary = {"run": built.run_id, "profile_run": built.profile_run, "metric": built.metric, "k_max": built.k_max}

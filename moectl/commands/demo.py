@@ -13,7 +13,7 @@ from artifacts.hardware.machines import machine
 from artifacts.store.store import Store
 from moectl.bundled import demo_model
 from moectl.commands.build_buddies import build_buddies
-from moectl.commands.profile import Request, profile_opened
+from moectl.commands.profile import ProfileRequest, profile_opened
 from moectl.shared.opening import check_store, model_info, open_quietly
 from moectl.shared.progress import progress_bar
 from moectl.show.pictures import Demonstration, Row
@@ -105,7 +105,7 @@ def sheet(demonstration: Demonstration) -> Sheet:
 
 
 def _artefacts(opened: MoeModel, store: Path, tokens: int) -> Artefacts:
-    request = Request("builtin", tokens, Batching())
+    request = ProfileRequest("builtin", tokens, Batching())
     with Session(opened, Settings(budget="25%")) as session:
         profile_opened("the bundled model", session, request, store=store)
     build_buddies(store, run=None, alpha="0.95", k_max=16, metric="coactivation")

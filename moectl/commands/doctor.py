@@ -13,8 +13,8 @@ from artifacts.store.store import Store
 from moectl.bundled import demo_model
 from moectl.commands import doctor_findings as findings
 from moectl.commands import hardware
-from moectl.commands.doctor_findings import Finding
-from moectl.commands.hardware import Measured
+from moectl.commands.doctor_findings import DoctorFinding
+from moectl.commands.hardware import HardwareMeasurement
 from moectl.shared.defaults import DEFAULT_STORE
 from moectl.shared.opening import open_quietly, stored_artefacts
 from moectl.show.render import Sheet, human_bytes, show_json, show_sheet
@@ -36,9 +36,9 @@ _TEXT = "builtin:held-out"
 class Diagnosis:
     """`is_stored`: the profile came from the store, and was not measured for the occasion."""
 
-    measured: Measured
+    measured: HardwareMeasurement
     is_stored: bool
-    findings: list[Finding]
+    findings: list[DoctorFinding]
     prediction: Prediction
 
 
@@ -88,13 +88,13 @@ def show(diagnosis: Diagnosis, *, as_json: bool) -> None:
         show_sheet(sheet)
 
 
-def _stored(name: str, opened: MoeModel, path: Path) -> Measured | None:
+def _stored(name: str, opened: MoeModel, path: Path) -> HardwareMeasurement | None:
     if not path.exists():
         return None
     with Store.open(path, read_only=True) as store:
         model_id = opened.fingerprint[:16]
         profile, run = stored_profile(store, model_id), store.latest_run(COMMAND, model_id)
-    return None if profile is None else Measured(name, profile, run.run_id)
+    return None if profile is None else HardwareMeasurement(name, profile, run.run_id)
 
 
 def _fits(profile: HardwareProfile, here: Here, link: str) -> bool:
@@ -104,9 +104,9 @@ def _fits(profile: HardwareProfile, here: Here, link: str) -> bool:
     return not is_changed and (profile.conditions["link"], profile.device) == (link, device)
 
 
-def _measured(name: str, opened: MoeModel, link: str, store: Path) -> Measured:
+def _measured(name: str, opened: MoeModel, link: str, store: Path) -> HardwareMeasurement:
     replicas = stored_artefacts(store, opened).replicas
-    return Measured(name, hardware.measured(name, opened, link=link, replicas=replicas, effort=QUICK))
+    return HardwareMeasurement(name, hardware.measured(name, opened, link=link, replicas=replicas, effort=QUICK))
 
 
 def _check_room(opened: MoeModel, budget: str, here: Here) -> None:

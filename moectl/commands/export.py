@@ -37,7 +37,7 @@ class Exported:
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class ExportedText:
     """What other programs read, from which run; `out` is the file it was written to, if any."""
 
     what: str
@@ -46,7 +46,9 @@ class Text:
     out: Path | None
 
 
-def export_text(name: str | None, what: str, out: Path | None, *, budget: str, store: Path, run: int | None) -> Text:
+def export_text(
+    name: str | None, what: str, out: Path | None, *, budget: str, store: Path, run: int | None
+) -> ExportedText:
     """What the newest run that fits holds, of the model `name` if one is named; written to `out` if that is given.
 
     Raises BadUsage (unknown name), BadInput (store) and Incompatible (nothing there, another model).
@@ -61,7 +63,7 @@ def export_text(name: str | None, what: str, out: Path | None, *, budget: str, s
     if out:
         with replacing(out) as temporary:
             temporary.write_text(text, encoding="utf-8")
-    return Text(what, text, source.run.run_id, out)
+    return ExportedText(what, text, source.run.run_id, out)
 
 
 def _text(what: str, source: Exportable) -> str:
@@ -75,7 +77,7 @@ def _blocks(name: str) -> list[int]:
     return [int(_BLOCK.search(layer.name)[1]) for layer in open_quietly(name, device="cpu").layers]
 
 
-def show_text(text: Text, *, as_json: bool) -> None:
+def show_text(text: ExportedText, *, as_json: bool) -> None:
     """Print it, or where it was written. In JSON what is text is a string."""
     if as_json:
         content = json.loads(text.text) if text.what in JSON_FORMS else text.text

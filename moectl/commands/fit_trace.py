@@ -9,7 +9,7 @@ from artifacts.traces.statistics import measure
 from artifacts.traces.synthetic import Dials, generate
 from artifacts.traces.trace import PREFILL, Trace
 from moectl.shared.progress import progress_bar
-from moectl.shared.trace_source import Source, open_source
+from moectl.shared.trace_source import TraceSource, open_source
 from moectl.show.render import Sheet, show_json, show_sheet
 from runtime.replay.fit_synthetic import fit_hit_rates, fit_statistics, hit_rates, misfit, parse_hit_rates
 
@@ -22,14 +22,14 @@ _USUAL = 40  # traces that are tried
 
 
 @dataclass(frozen=True, slots=True)
-class Fitted:
+class FittedTrace:
     """`sheet`: what was wanted beside what the dials give."""
 
     dials: Dials
     sheet: Sheet
 
 
-def fit_trace(source: Source, hits: Sequence[str], *, seed: int) -> Fitted:
+def fit_trace(source: TraceSource, hits: Sequence[str], *, seed: int) -> FittedTrace:
     """Fit to hit rates if there are any, else to the trace of the source."""
     if hits and (source.trace or source.run):
         raise BadUsage("give either a trace to be like or --hits, not both")
@@ -39,7 +39,7 @@ def fit_trace(source: Source, hits: Sequence[str], *, seed: int) -> Fitted:
     return _to_statistics(opened.trace, opened.model, seed)
 
 
-def show(fitted: Fitted, *, as_json: bool) -> None:
+def show(fitted: FittedTrace, *, as_json: bool) -> None:
     """Print the dials, and how near they come."""
     if as_json:
         show_json({"synthetic": str(fitted.dials), "dials": asdict(fitted.dials), "rows": fitted.sheet.records()})
@@ -48,7 +48,7 @@ def show(fitted: Fitted, *, as_json: bool) -> None:
     print(f'--synthetic "{fitted.dials}"')
 
 
-def _to_statistics(trace: Trace, model: ModelShape, seed: int) -> Fitted:
+def _to_statistics(trace: Trace, model: ModelShape, seed: int) -> FittedTrace:
     target = measure(trace, model.shape.num_experts)
     dials = fit_statistics(target, model.shape, _of_the_size_of(trace, seed))
     reached = measure(generate(dials, model.shape), model.shape.num_experts)
@@ -57,7 +57,9 @@ def _to_statistics(trace: Trace, model: ModelShape, seed: int) -> Fitted:
         for name, dial in _DIALS.items()
     ]
     note = "a statistic that no value of its dial reaches leaves the dial at an end of its range"
-    return Fitted(dials, Sheet("Fitted to a trace", ("dial", "value", "statistic", "wanted", "reached"), rows, note))
+    return FittedTrace(
+        dials, Sheet("Fitted to a trace", ("dial", "value", "statistic", "wanted", "reached"), rows, note)
+    )
 
 
 def _of_the_size_of(trace: Trace, seed: int) -> Dials:
@@ -69,7 +71,7 @@ def _of_the_size_of(trace: Trace, seed: int) -> Dials:
     return Dials(tokens=tokens, requests=requests, prompt=prompt, seed=seed)
 
 
-def _to_hit_rates(hits: Sequence[str], model: ModelShape, seed: int) -> Fitted:
+def _to_hit_rates(hits: Sequence[str], model: ModelShape, seed: int) -> FittedTrace:
     wanted = [parse_hit_rates(text) for text in hits]
     with progress_bar("fitting", unit="traces") as advance:
         start = replace(_FOR_HIT_RATES, seed=seed)
@@ -83,4 +85,4 @@ def _to_hit_rates(hits: Sequence[str], model: ModelShape, seed: int) -> Fitted:
     of_model = f"{model.name}'s {model.shape.num_experts} experts"
     note = f"root mean squared difference {misfit(reached, wanted):.3f}, on {of_model}"
     columns = ("policy", "experts held", "wanted", "reached", "difference")
-    return Fitted(dials, Sheet("Fitted to hit rates", columns, rows, note))
+    return FittedTrace(dials, Sheet("Fitted to hit rates", columns, rows, note))

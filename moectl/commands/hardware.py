@@ -27,7 +27,7 @@ _MOST_PINNED = 0.8  # of the RAM that can be had
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class HardwareMeasurement:
     """A profile and the run of the store that holds it; None where it was not kept."""
 
     model: str
@@ -43,7 +43,7 @@ def refuse_routing(*, trace: bool, shard: str, is_spread: bool) -> None:
         )
 
 
-def profile_hardware(name: str | None, *, link: str, device: str, threads: int, store: Path) -> Measured:
+def profile_hardware(name: str | None, *, link: str, device: str, threads: int, store: Path) -> HardwareMeasurement:
     """Measure this machine with the model `name` (None: the bundled one) and write the run, all rows or none.
 
     Replicas of the model that the store holds are measured near memory. Raises BadUsage for a link or device that is
@@ -56,7 +56,7 @@ def profile_hardware(name: str | None, *, link: str, device: str, threads: int, 
     opened = open_quietly(name, device=device)
     profile = measured(name, opened, link=link, replicas=stored_artefacts(store, opened).replicas, effort=THOROUGH)
     info = model_info(name, opened)
-    return Measured(name, profile, _write(store, info, profile, started_at, time.perf_counter() - begin_s))
+    return HardwareMeasurement(name, profile, _write(store, info, profile, started_at, time.perf_counter() - begin_s))
 
 
 def measured(name: str, opened: MoeModel, *, link: str, replicas: Replicas | None, effort: Effort) -> HardwareProfile:
@@ -92,7 +92,7 @@ def _write(path: Path, model: ModelInfo, profile: HardwareProfile, started_at: o
     return add_run(path, info, {"hardware": to_rows(profile)}, model=model)
 
 
-def show(found: Measured, *, as_json: bool) -> None:
+def show(found: HardwareMeasurement, *, as_json: bool) -> None:
     """Print three tables, or one JSON object."""
     if as_json:
         show_json({"run": found.run, "model": found.model, **record(found.profile)})
@@ -105,7 +105,7 @@ def record(profile: HardwareProfile) -> dict[str, object]:
     return asdict(profile) | {"conditions": dict(profile.conditions)}
 
 
-def sheets(found: Measured) -> list[Sheet]:
+def sheets(found: HardwareMeasurement) -> list[Sheet]:
     """Computing, loading, near memory; microseconds, and the interquartile range in brackets."""
     profile = found.profile
     compute = [
@@ -131,7 +131,7 @@ def sheets(found: Measured) -> list[Sheet]:
     ]
 
 
-def conditions(found: Measured) -> str:
+def conditions(found: HardwareMeasurement) -> str:
     known = found.profile.conditions
     load = "unknown" if known["load"] is None else f"{known['load']:.1f}"
     kept = f"run {found.run}" if found.run is not None else "not kept"

@@ -3,20 +3,20 @@
 from dataclasses import asdict
 
 from moectl.bundled import as_named, demo_model
-from moectl.commands.plan_rows import Plan, Request
+from moectl.commands.plan_rows import DeploymentPlan, PlanRequest
 from moectl.commands.plan_rows import plan as planned
 from moectl.shared.progress import progress_bar
 from moectl.show.render import NumBytes, Sheet, console, human_bytes, show_json, show_sheet
 
 
-def plan(model: str, *, vram: str, machine: str, context: int) -> Plan:
+def plan(model: str, *, vram: str, machine: str, context: int) -> DeploymentPlan:
     """Of a model's name, or a folder or file with its config."""
-    request = Request(as_named(model) or str(demo_model()), vram, machine, context)
+    request = PlanRequest(as_named(model) or str(demo_model()), vram, machine, context)
     with progress_bar("simulating", unit="presets") as advance:
         return planned(request, advance)
 
 
-def show(found: Plan, *, as_json: bool) -> None:
+def show(found: DeploymentPlan, *, as_json: bool) -> None:
     """Print tables and advice, or one JSON object."""
     if as_json:
         show_json(_record(found))
@@ -28,7 +28,7 @@ def show(found: Plan, *, as_json: bool) -> None:
         console().print(line, markup=False)
 
 
-def _memory(found: Plan) -> Sheet:
+def _memory(found: DeploymentPlan) -> Sheet:
     memory, shape = found.memory, found.model.shape
     rows = [
         ("weights besides routed experts", NumBytes(memory.weights_nbytes)),
@@ -44,7 +44,7 @@ def _memory(found: Plan) -> Sheet:
     return Sheet(f"{found.model.name} in {found.request.vram}", ("what", "bytes"), rows, note)
 
 
-def _speeds(found: Plan) -> Sheet:
+def _speeds(found: DeploymentPlan) -> Sheet:
     columns = ("preset", "tokens/s", "from", "to", "ms/token", "hit rate", "moved/token", "output altered by")
     rows = [
         (
@@ -64,7 +64,7 @@ def _speeds(found: Plan) -> Sheet:
     return Sheet(f"Expected on {found.machine.name}, on virtual time", columns, rows, note)
 
 
-def _advice(found: Plan) -> list[str]:
+def _advice(found: DeploymentPlan) -> list[str]:
     if found.memory.share == 1:
         return ["everything fits: any loader will do, and `--preset full`"]
     lines = []
@@ -80,7 +80,7 @@ def _advice(found: Plan) -> list[str]:
     return lines + [f"next: {step}" for step in next_steps(found)]
 
 
-def next_steps(found: Plan) -> list[str]:
+def next_steps(found: DeploymentPlan) -> list[str]:
     """Commands that turn assumptions into measurements."""
     name, budget = found.request.model, f"{100 * found.memory.share:.3g}%"
     steps = [
@@ -93,7 +93,7 @@ def next_steps(found: Plan) -> list[str]:
     return [step.replace("FOLDER", name if "/" in name else "FOLDER") for step in steps]
 
 
-def assumptions(found: Plan) -> list[str]:
+def assumptions(found: DeploymentPlan) -> list[str]:
     """What was put in place of what is not known."""
     layers, whole = found.simulated_layers, found.model.shape.num_layers
     part = [f"{layers} of {whole} layers are simulated, which are alike in a synthetic trace"] if layers < whole else []
@@ -109,7 +109,7 @@ def assumptions(found: Plan) -> list[str]:
     ]
 
 
-def _record(found: Plan) -> dict[str, object]:
+def _record(found: DeploymentPlan) -> dict[str, object]:
     return {
         "model": found.model.name,
         "machine": found.machine.name,

@@ -29,7 +29,7 @@ _MOST_LAYERS = 8  # that are simulated: those of a synthetic trace are alike
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class PlanRequest:
     """`vram` as bytes are written; `context` tokens are held in the attention cache."""
 
     model: str
@@ -81,10 +81,10 @@ class Expected:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class DeploymentPlan:
     """`rows` by speed; those that could not be tried, with the reason, last."""
 
-    request: Request
+    request: PlanRequest
     model: ModelShape
     machine: Machine
     memory: Memory
@@ -102,17 +102,17 @@ class Plan:
         return next((row for row in self.rows if not row.why), None)
 
 
-def plan(request: Request, progress: Callable[[int, int], None] = lambda done, total: None) -> Plan:
+def plan(request: PlanRequest, progress: Callable[[int, int], None] = lambda done, total: None) -> DeploymentPlan:
     """Raises BadUsage or BadInput for a model that is not known, OutOfResources when not even one expert a layer
     fits."""
     model, found = model_shape(request.model), machine(request.machine)
     memory = divided(request, model, backbone_memory(model, backbone_of(request.model)))
     few = _few_layers(model)
     rows, assumed = _expected(few, found, memory, model.shape.num_layers / few.shape.num_layers, progress)
-    return Plan(request, model, found, memory, rows, few.shape.num_layers, (*model.assumed, *assumed))
+    return DeploymentPlan(request, model, found, memory, rows, few.shape.num_layers, (*model.assumed, *assumed))
 
 
-def divided(request: Request, model: ModelShape, needs: BackboneMemory) -> Memory:
+def divided(request: PlanRequest, model: ModelShape, needs: BackboneMemory) -> Memory:
     """What is left for experts. Raises OutOfResources, saying how much would do."""
     vram, cache = sizes.nbytes(request.vram), needs.cache_nbytes * request.context
     taken = needs.weights_nbytes + cache + RESERVE_NBYTES

@@ -21,7 +21,7 @@ from runtime.session.session import Session, Settings
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class ProfileRequest:
     """What to profile: the text, how much of it, how it is batched."""
 
     data: str
@@ -50,7 +50,7 @@ def parse_shard(text: str) -> tuple[int, int]:
     return int(index) - 1, int(count)
 
 
-def profile(name: str | None, settings: Settings, request: Request, *, store: Path) -> Profiled:
+def profile(name: str | None, settings: Settings, request: ProfileRequest, *, store: Path) -> Profiled:
     """Profile the model `name`, a folder or hub id (None: the bundled one), through the engine at its budget."""
     name = name or str(demo_model())
     check_store(store)
@@ -63,7 +63,7 @@ def profile(name: str | None, settings: Settings, request: Request, *, store: Pa
         return profile_opened(name, session, request, store=store)
 
 
-def profile_opened(name: str, session: Session, request: Request, *, store: Path) -> Profiled:
+def profile_opened(name: str, session: Session, request: ProfileRequest, *, store: Path) -> Profiled:
     data = read_data(
         session.opened,
         request.data,

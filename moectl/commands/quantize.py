@@ -22,7 +22,7 @@ from runtime.model.open import MoeModel
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class QuantizeRequest:
     """What to quantise with: the method, and `samples` sequences of at most `length` tokens of the text `data`."""
 
     method: Method = field(default_factory=Method)
@@ -46,7 +46,7 @@ def parse_bits(text: str) -> tuple[int, ...]:
         raise BadUsage(f"bits {text!r} are not understood: write widths with commas, as 2,4") from error
 
 
-def quantize(name: str | None, request: Request, *, store: Path) -> Built:
+def quantize(name: str | None, request: QuantizeRequest, *, store: Path) -> Built:
     """Quantise the model `name`, a folder or hub id (None: the bundled one)."""
     name = name or str(demo_model())
     check_store(store)
@@ -63,7 +63,7 @@ def quantize(name: str | None, request: Request, *, store: Path) -> Built:
         )
 
 
-def calibration_data(opened: MoeModel, request: Request) -> Data:
+def calibration_data(opened: MoeModel, request: QuantizeRequest) -> Data:
     """Read the first sequences of the text."""
     if request.samples < 1:
         raise BadUsage(f"calibration needs at least one sequence, not {request.samples}")

@@ -9,7 +9,7 @@ from artifacts.modelshapes.known import ModelShape
 from artifacts.quantisation.replicas import check_base
 from artifacts.shape import FULL_BITS
 from artifacts.traces.trace import Trace
-from moectl.shared.trace_source import Source, of_base, open_source, placed
+from moectl.shared.trace_source import TraceSource, of_base, open_source, placed
 from moectl.show.devices import devices_sheet
 from moectl.show.render import NumBytes, Sheet, human_bytes, show_json, show_sheet
 from runtime.control import sizes
@@ -24,7 +24,7 @@ PLAIN = "on-demand"
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class SimulateRequest:
     """What to try: a preset with its axes overridden, and `compare`, names of presets or eviction policies, each
     instead of it. `stored`: presets of the store, by name."""
 
@@ -90,7 +90,7 @@ class Simulated:
     base: int
 
 
-def simulate(source: Source, request: Request) -> Simulated:
+def simulate(source: TraceSource, request: SimulateRequest) -> Simulated:
     """Replay the source's trace once for each setting, and for the plain way and the oracles beside them."""
     settings = request.settings()
     with_maps = any("maps" in setting.build().requires for setting in settings)

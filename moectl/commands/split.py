@@ -20,7 +20,7 @@ from artifacts.store.store import Store, add_run
 from artifacts.traces.curves import Curves
 from artifacts.traces.trace import PHASES
 from moectl.bundled import demo_model
-from moectl.shared.trace_source import Opened, Source, open_source
+from moectl.shared.trace_source import OpenedTrace, TraceSource, open_source
 from moectl.show import splits as splitviews
 from moectl.show.render import Sheet, show_json, show_sheet
 from runtime.control import sizes
@@ -34,7 +34,7 @@ REPLAY = "replay"
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class SplitRequest:
     """What to solve. Latencies are those of a named machine, or `here`: of the store's newest hardware profile of the
     model, over its own link unless `link` names one."""
 
@@ -65,7 +65,7 @@ class Where:
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
+class StoredSplit:
     """What was found, how and from what. `exposed_ms` of a token over all layers, as the solvers' model has it: this
     split's, and what equal budgets or the other solvers would leave."""
 
@@ -80,7 +80,7 @@ class Split:
     assumed: tuple[str, ...]
 
 
-def split(source: Source, request: Request) -> Split:
+def split(source: TraceSource, request: SplitRequest) -> StoredSplit:
     """Measure the curves of the source's trace, solve, and write both to the store.
 
     Raises BadUsage, BadInput (no store, a trace that cannot tell) or Incompatible (no hardware profile).
@@ -112,10 +112,10 @@ def split(source: Source, request: Request) -> Split:
     run_id = add_run(source.store, run, tables, model=info)
     assumed = (*opened.trace.assumed, *opened.model.assumed)
     how = by_replay.source if by_replay else f"solver {request.solver}"
-    return Split(run_id, answer, curves, parameters, opened.name, where, exposed_ms, how, assumed)
+    return StoredSplit(run_id, answer, curves, parameters, opened.name, where, exposed_ms, how, assumed)
 
 
-def show(found: Split, *, as_json: bool) -> None:
+def show(found: StoredSplit, *, as_json: bool) -> None:
     """Print the layers with a bar for each, or one JSON object."""
     sheet = layers(found)
     if as_json:
@@ -127,7 +127,7 @@ def show(found: Split, *, as_json: bool) -> None:
         print(f"assumed: {line}")
 
 
-def layers(found: Split) -> Sheet:
+def layers(found: StoredSplit) -> Sheet:
     """One row a layer."""
     curves, asked = found.curves, found.parameters
     totals = ", ".join(f"{name} {value:.4g} ms" for name, value in found.exposed_ms.items())
@@ -139,7 +139,7 @@ def layers(found: Split) -> Sheet:
     return splitviews.splits(found.answer, shown, title=f"Split of {asked['model']} by {found.source}", note=note)
 
 
-def _named_model(source: Source, opened: Opened) -> ModelInfo | None:
+def _named_model(source: TraceSource, opened: OpenedTrace) -> ModelInfo | None:
     """The model whose folder was named beside a trace that does not say whose it is."""
     if source.model is None or opened.model_id is not None:
         return None
@@ -152,7 +152,7 @@ def _named_model(source: Source, opened: Opened) -> ModelInfo | None:
     return ModelInfo(name, model.fingerprint, model.family, model.shape)
 
 
-def _where(path: Path, request: Request, model: ModelShape, model_id: str | None) -> Where:
+def _where(path: Path, request: SplitRequest, model: ModelShape, model_id: str | None) -> Where:
     if request.machine != HERE:
         named = machine(request.machine)
         latencies = latencies_of(Costs.of(model, named), model.shape.top_k)
@@ -171,7 +171,7 @@ def _where(path: Path, request: Request, model: ModelShape, model_id: str | None
     return Where(machine_of(profile, model.shape, link=request.link), latencies, basis, costs)
 
 
-def _told(found: Split) -> str:
+def _told(found: StoredSplit) -> str:
     seconds = found.where.latencies
     parts = (
         ("attention", seconds.attention_s),
@@ -186,7 +186,7 @@ def _told(found: Split) -> str:
     return f"{name}: " + ", ".join(f"{part} {seconds * 1e3:.4g} ms" for part, seconds in parts)
 
 
-def _solve(request: Request, model: ModelShape, latencies: Latencies, curves: Curves) -> dict[str, Answer]:
+def _solve(request: SplitRequest, model: ModelShape, latencies: Latencies, curves: Curves) -> dict[str, Answer]:
     """By equal budgets, and by every solver."""
     shape = model.shape
     nbytes = sizes.budget_nbytes(request.budget, shape)
@@ -195,14 +195,14 @@ def _solve(request: Request, model: ModelShape, latencies: Latencies, curves: Cu
     return {EVEN: split_problem(curves, shape, latencies).split(even), **found}
 
 
-def _replayed(request: Request, opened: Opened, where: Where) -> SolvedSplit:
+def _replayed(request: SplitRequest, opened: OpenedTrace, where: Where) -> SolvedSplit:
     """The fastest of what the solvers find and of even cuts, the trace replayed with each."""
     workload = Workload(opened.trace, opened.model, where.machine, artefacts=opened.artefacts, costs=where.costs)
     policies = {"residency": "split:theta=None"}
     return workload.solved(Tried("", "moepic", policies, budget=request.budget), zeta=request.zeta)
 
 
-def _parameters(request: Request, opened: Opened, where: Where) -> dict[str, object]:
+def _parameters(request: SplitRequest, opened: OpenedTrace, where: Where) -> dict[str, object]:
     """By these a split made for something else is recognised."""
     shape = opened.model.shape
     return {

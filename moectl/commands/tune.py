@@ -22,7 +22,7 @@ from moectl.bundled import demo_model
 from moectl.shared.opening import check_store, model_info, open_quietly
 from moectl.shared.progress import progress_bar
 from moectl.shared.text import read_text
-from moectl.shared.trace_source import Opened
+from moectl.shared.trace_source import OpenedTrace
 from moectl.shared.trace_source import on_base as traced_on_base
 from moectl.tune.distribute import spread
 from moectl.tune.prepare import known_of, parts_of, plan_for, scale_of, search_on, trace_for
@@ -48,7 +48,7 @@ class _Prepared:
 
     checkpoint: MoeModel
     based: MoeModel  # the checkpoint with its experts on the base's bits
-    traced: Opened
+    traced: OpenedTrace
     search: Search
     verifier: Verifier
     pace: Pace

@@ -30,7 +30,7 @@ _SYNTHETIC_MODEL = "olmoe-1b-7b"
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class TraceSource:
     """What a user said: at most one of `trace`, `run` and `synthetic`, and of the model what the trace cannot tell."""
 
     trace: Path | None = None
@@ -49,7 +49,7 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class OpenedTrace:
     """A trace, its model, and what the store knows of that model. `model_id` is None where the store did not tell."""
 
     name: str
@@ -59,7 +59,7 @@ class Opened:
     model_id: str | None = None
 
 
-def open_source(source: Source) -> Opened:
+def open_source(source: TraceSource) -> OpenedTrace:
     """Raises BadUsage, BadInput or Incompatible."""
     if source.synthetic is not None:
         return _synthetic(source)
@@ -73,7 +73,7 @@ def open_source(source: Source) -> Opened:
     return _from_store(source)
 
 
-def on_base(opened: Opened, bits: int) -> Opened:
+def on_base(opened: OpenedTrace, bits: int) -> OpenedTrace:
     """The same with experts that are their replicas of so many bits: the store's, else such as are usual."""
     if bits == FULL_BITS:
         return opened
@@ -93,7 +93,7 @@ def on_base(opened: Opened, bits: int) -> Opened:
     )
 
 
-def _from_file(source: Source) -> Opened:
+def _from_file(source: TraceSource) -> OpenedTrace:
     known = _named(source)
     num_experts = source.num_experts or (known.shape.num_experts if known else None)
     trace = read_parquet(source.trace, num_experts=num_experts)
@@ -101,10 +101,10 @@ def _from_file(source: Source) -> Opened:
         if num_experts is None:
             num_experts = _told_by(trace)
         known = unsized(trace.num_layers, num_experts, trace.top_k)
-    return Opened(str(source.trace), trace, known, _maps(source, trace, known.shape))
+    return OpenedTrace(str(source.trace), trace, known, _maps(source, trace, known.shape))
 
 
-def _maps(source: Source, trace: Trace, shape: Shape) -> Artefacts:
+def _maps(source: TraceSource, trace: Trace, shape: Shape) -> Artefacts:
     """The store's newest expert maps, if they fit: a file does not say of which model it is."""
     if not source.with_maps or trace.iteration is None or not source.store.exists():
         return Artefacts()
@@ -118,14 +118,14 @@ def _maps(source: Source, trace: Trace, shape: Shape) -> Artefacts:
     return Artefacts(maps=maps, maps_run=run.run_id) if fits else Artefacts()
 
 
-def _from_store(source: Source) -> Opened:
+def _from_store(source: TraceSource) -> OpenedTrace:
     with Store.open(source.store, read_only=True) as store:
         run = _find(store, source.run)
         info = next(model for model in store.models() if model.model_id == run.info.model_id)
         trace = from_table(store.read("traces", run.run_id), num_experts=info.shape.num_experts)
         artefacts = load_artefacts(store, info.model_id, info.shape)
     known = _named(source) or _with_config(info.name, guessed(info.shape))
-    return Opened(f"run {run.run_id} of {source.store}", trace, known, artefacts, info.model_id)
+    return OpenedTrace(f"run {run.run_id} of {source.store}", trace, known, artefacts, info.model_id)
 
 
 def _find(store: Store, run_id: int | None) -> StoredRun:
@@ -146,17 +146,17 @@ def _with_config(name: str, known: ModelShape) -> ModelShape:
     return found if found.shape == known.shape else replace(known, name=name)
 
 
-def _synthetic(source: Source) -> Opened:
+def _synthetic(source: TraceSource) -> OpenedTrace:
     dials = parse_dials(source.synthetic)
     known = _named(source) or model_shape(_SYNTHETIC_MODEL)
     shape = known.shape
     if source.num_experts is not None:
         known = unsized(shape.num_layers, source.num_experts, min(shape.top_k, source.num_experts))
     trace = generate(dials, known.shape)
-    return Opened(f"synthetic {dials}", trace, known, Artefacts())
+    return OpenedTrace(f"synthetic {dials}", trace, known, Artefacts())
 
 
-def _named(source: Source) -> ModelShape | None:
+def _named(source: TraceSource) -> ModelShape | None:
     """The model that the user named, which must have as many experts as they said."""
     if source.model is None:
         return None
@@ -182,7 +182,7 @@ def foresight(opened: MoeModel, distance: int, *, store: Path) -> Foresight:
     return Foresight(distance, Predictor(known, reach, opened.model.device) if known else None)
 
 
-def placed(opened: Opened, name: str, path: Path, *, base: int) -> tuple[Opened, Machine, Costs | None]:
+def placed(opened: OpenedTrace, name: str, path: Path, *, base: int) -> tuple[OpenedTrace, Machine, Costs | None]:
     """What is replayed, on its base and on a named machine, or `here`: on this one, with what the store's hardware
     profile says that the model costs on it."""
     based, shape = on_base(opened, base), opened.model.shape

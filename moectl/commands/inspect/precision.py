@@ -29,7 +29,7 @@ LENGTH = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class PrecisionRequest:
     """On what to measure: held-out text, and so many random assignments of every average."""
 
     data: str
@@ -39,7 +39,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PrecisionRow:
     """One way to give experts their bits; of several draws the means (of the ratios the geometric), and the extremes.
 
     `share`: of the bytes of all experts at 16 bits. `kl` in nats.
@@ -57,11 +57,11 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Priced:
+class PricedPrecision:
     """The rows, the run of the store that holds them, and the conditions they were measured under."""
 
     run: int
-    rows: list[Row]
+    rows: list[PrecisionRow]
     perplexity: float
     conditions: str
 
@@ -74,7 +74,9 @@ def refuse_views(*, heatmap: bool, layer: int | None, run: int | None) -> None:
         )
 
 
-def precision(name: str | None, request: Request, *, store: Path, device: str, threads: int) -> Priced:
+def precision(
+    name: str | None, request: PrecisionRequest, *, store: Path, device: str, threads: int
+) -> PricedPrecision:
     """Price the replicas of a model that are in the store, and write what they cost into it, all rows or none.
 
     Raises BadInput (no text, a damaged replica) and Incompatible (no replicas of this model, or not all widths).
@@ -100,10 +102,10 @@ def precision(name: str | None, request: Request, *, store: Path, device: str, t
     )
     run_id = add_run(store, info, {"bench": _bench(priced)})
     rows = [_row(list(group), opened.shape.nbytes) for _, group in groupby(priced, key=lambda one: _kind(one[0]))]
-    return Priced(run_id, rows, pricing.perplexity, _conditions(request, info))
+    return PricedPrecision(run_id, rows, pricing.perplexity, _conditions(request, info))
 
 
-def show(priced: Priced, *, as_json: bool) -> None:
+def show(priced: PricedPrecision, *, as_json: bool) -> None:
     """Print a line for each way to give experts their bits."""
     if as_json:
         show_json(asdict(priced))
@@ -153,11 +155,11 @@ def _kind(assignment: Assignment) -> tuple[float, str]:
     return assignment.avg_bits, assignment.name
 
 
-def _row(draws: Sequence[tuple[Assignment, Price]], full_nbytes: int) -> Row:
+def _row(draws: Sequence[tuple[Assignment, Price]], full_nbytes: int) -> PrecisionRow:
     prices = [price for _, price in draws]
     ratios = np.array([price.perplexity_ratio for price in prices])
     nbytes = max(price.nbytes for price in prices)
-    return Row(
+    return PrecisionRow(
         *_kind(draws[0][0]),
         nbytes=nbytes,
         share=nbytes / full_nbytes,
@@ -169,7 +171,7 @@ def _row(draws: Sequence[tuple[Assignment, Price]], full_nbytes: int) -> Row:
     )
 
 
-def _sheet(priced: Priced) -> Sheet:
+def _sheet(priced: PricedPrecision) -> Sheet:
     columns = ("bits", "assignment", "bytes", "% of 16 bits", "perplexity ratio", "KL", "top-1 agreement")
     rows = [
         (
@@ -186,12 +188,12 @@ def _sheet(priced: Priced) -> Sheet:
     return Sheet("Held-out text at few bits", columns, rows, f"run {priced.run}: {priced.conditions}")
 
 
-def _ratio(row: Row) -> str:
+def _ratio(row: PrecisionRow) -> str:
     extremes = f" ({row.lowest:.4f} to {row.highest:.4f})" if row.lowest < row.highest else ""
     return f"{row.perplexity_ratio:.4f}{extremes}"
 
 
-def _conditions(request: Request, info: RunInfo) -> str:
+def _conditions(request: PrecisionRequest, info: RunInfo) -> str:
     installed, perplexity = versions(), info.parameters["perplexity"]
     return (
         f"{info.tokens:,} tokens of {request.data} in sequences of up to {LENGTH}, teacher-forced, on which the full "

@@ -8,7 +8,7 @@ from artifacts.routing.predictors import RECORDED
 from artifacts.traces.next_use import NextUse
 from artifacts.traces.trace import Trace
 from moectl.shared.progress import progress_bar
-from moectl.shared.trace_source import Opened, Source, open_source
+from moectl.shared.trace_source import OpenedTrace, TraceSource, open_source
 from moectl.show.render import NumBytes, Sheet, show_json, show_sheet
 from profilers.compare.price_prefetch import Foresight, Tier, foresight
 from runtime.control import sizes
@@ -24,7 +24,7 @@ _COLUMNS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class PrefetchRequest:
     """The fast tier that is prefetched into, and up to how many layers ahead."""
 
     distance: int = 3
@@ -37,7 +37,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PrefetchRow:
     """One predictor at one distance."""
 
     predictor: str
@@ -46,15 +46,15 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredPrefetch:
     """All rows, the controls last, and the conditions."""
 
-    rows: list[Row]
+    rows: list[PrefetchRow]
     conditions: str
     left_out: list[str]
 
 
-def prefetching(source: Source, request: Request) -> Measured:
+def prefetching(source: TraceSource, request: PrefetchRequest) -> MeasuredPrefetch:
     """Replay the source's trace by every way of prefetching that it can tell of. Raises BadUsage, BadInput or
     Incompatible."""
     opened = open_source(replace(source, with_maps=True))
@@ -76,15 +76,15 @@ def prefetching(source: Source, request: Request) -> Measured:
     with progress_bar("replaying", unit="ways") as advance:
         for number, (name, distance, text) in enumerate(asked):
             advance(number, len(asked))
-            rows.append(Row(name, distance, foresight(opened.trace, shape, text, tier, known)))
+            rows.append(PrefetchRow(name, distance, foresight(opened.trace, shape, text, tier, known)))
     conditions = (
         f"{opened.name}: {len(opened.trace) // opened.trace.num_layers:,} tokens; {tier.num_slots} of {shape.num_keys} "
         f"experts, {tier.scope}, {tier.eviction}; {tier.window / shape.expert_nbytes:.3g} experts prefetched a step"
     )
-    return Measured(rows, conditions, list(_left_out(opened.trace, known)))
+    return MeasuredPrefetch(rows, conditions, list(_left_out(opened.trace, known)))
 
 
-def show(measured: Measured, *, as_json: bool) -> None:
+def show(measured: MeasuredPrefetch, *, as_json: bool) -> None:
     sheet = table(measured)
     if as_json:
         show_json({"conditions": measured.conditions, "rows": sheet.records(), "left_out": measured.left_out})
@@ -94,7 +94,7 @@ def show(measured: Measured, *, as_json: bool) -> None:
         print(f"left out: {line}")
 
 
-def table(measured: Measured) -> Sheet:
+def table(measured: MeasuredPrefetch) -> Sheet:
     rows = []
     for row in measured.rows:
         found = row.found
@@ -154,7 +154,7 @@ def _text(name: str, distance: int, trace: Trace) -> str:
     return f"{name}:distance={distance}{without}"
 
 
-def _artefacts(opened: Opened, request: Request) -> Artefacts:
+def _artefacts(opened: OpenedTrace, request: PrefetchRequest) -> Artefacts:
     return replace(
         opened.artefacts, next_use=NextUse.of(opened.trace, opened.model.shape), predictors=RECORDED, learns_maps=False
     )

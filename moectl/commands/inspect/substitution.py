@@ -32,7 +32,7 @@ LIMITS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class SubstitutionRequest:
     """On what to measure: held-out text, and so many draws of residents of every share."""
 
     data: str
@@ -43,7 +43,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class SubstitutionRow:
     """One policy under one set of limits at one share of residents: means over the draws, and the extreme ratios.
 
     `absent` and `replaced` are shares of all ranks; the mean of the ratios is geometric.
@@ -60,10 +60,10 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Priced:
+class PricedSubstitution:
     """The rows, and the conditions they were measured under."""
 
-    rows: list[Row]
+    rows: list[SubstitutionRow]
     perplexity: float
     conditions: str
 
@@ -86,8 +86,8 @@ def refuse_views(*, heatmap: bool, layer: int | None) -> None:
 
 
 def substitution(
-    name: str | None, request: Request, *, store: Path, run: int | None, device: str, threads: int
-) -> Priced:
+    name: str | None, request: SubstitutionRequest, *, store: Path, run: int | None, device: str, threads: int
+) -> PricedSubstitution:
     """Price every metric's buddies and the controls on a model whose profile is in the store.
 
     Raises BadInput (no store, no text), Incompatible (no profile of this model, or one without similarity).
@@ -107,10 +107,10 @@ def substitution(
                     prices = [pricing.price(make(draw), limits, residents) for draw, residents in enumerate(draws)]
                     rows.append(_row(share, limits.name, policy, prices))
                     advance(len(rows), total)
-    return Priced(rows, pricing.perplexity, _conditions(request, sequences))
+    return PricedSubstitution(rows, pricing.perplexity, _conditions(request, sequences))
 
 
-def show(priced: Priced, *, as_json: bool) -> None:
+def show(priced: PricedSubstitution, *, as_json: bool) -> None:
     """Print the ratios and the shares replaced, a column a policy."""
     if as_json:
         show_json(asdict(priced))
@@ -147,9 +147,9 @@ def _control(opened: MoeModel, name: str) -> Callable[[int], Miss]:
     return make
 
 
-def _row(share: float, limits: str, policy: str, prices: list[Price]) -> Row:
+def _row(share: float, limits: str, policy: str, prices: list[Price]) -> SubstitutionRow:
     ratios = np.array([price.ratio for price in prices])
-    return Row(
+    return SubstitutionRow(
         resident=share,
         limits=limits,
         policy=policy,
@@ -161,14 +161,14 @@ def _row(share: float, limits: str, policy: str, prices: list[Price]) -> Row:
     )
 
 
-def _sheet(priced: Priced, title: str, cell: Callable[[Row], str], note: str = "") -> Sheet:
+def _sheet(priced: PricedSubstitution, title: str, cell: Callable[[SubstitutionRow], str], note: str = "") -> Sheet:
     policies = list(dict.fromkeys(row.policy for row in priced.rows))
     lines = [priced.rows[start : start + len(policies)] for start in range(0, len(priced.rows), len(policies))]
     rows = [(f"{line[0].resident:g}", line[0].limits, *map(cell, line)) for line in lines]
     return Sheet(title, ("resident", "limits", *policies), rows, note)
 
 
-def _conditions(request: Request, sequences: list[np.ndarray]) -> str:
+def _conditions(request: SubstitutionRequest, sequences: list[np.ndarray]) -> str:
     gates = LIMITS[2]
     return (
         f"{sum(map(len, sequences)):,} tokens of {request.data} in sequences of up to {LENGTH}; residents drawn "

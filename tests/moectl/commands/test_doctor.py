@@ -165,7 +165,7 @@ def test_a_budget_larger_than_memory_is_refused(
 # Sentences
 
 
-def sentence(here: Here, topic: str, shape: Shape = SHAPE) -> findings.Finding:
+def sentence(here: Here, topic: str, shape: Shape = SHAPE) -> findings.DoctorFinding:
     return next(found for found in findings.of_machine(here, shape) if found.topic == topic)
 
 

@@ -12,7 +12,7 @@ from artifacts.modelshapes.known import MODELS, model_shape
 from artifacts.modelshapes.memory import backbone_memory, backbone_of
 from artifacts.traces.synthetic import generate
 from moectl.cli import main
-from moectl.commands.plan_rows import RESERVE_NBYTES, ROUTERS, Request, divided
+from moectl.commands.plan_rows import RESERVE_NBYTES, ROUTERS, PlanRequest, divided
 from runtime.policies.presets import presets
 from runtime.replay.settings import Setting
 from runtime.replay.workload import Workload
@@ -81,7 +81,7 @@ def test_who_has_how_much() -> None:
     """Mixtral 8x7B: 3.0 GiB besides experts, 0.5 GiB of cache for 4,096 tokens, 336 MiB an expert."""
     name = "mixtral-8x7b"
     memory = divided(
-        Request(name, "24GiB", "a6000-pcie4"), MODELS[name], backbone_memory(MODELS[name], backbone_of(name))
+        PlanRequest(name, "24GiB", "a6000-pcie4"), MODELS[name], backbone_memory(MODELS[name], backbone_of(name))
     )
     assert memory.weights_nbytes / GIB == pytest.approx(2.99, abs=0.02) and memory.cache_nbytes == GIB // 2
     total = memory.weights_nbytes + memory.cache_nbytes + memory.reserve_nbytes + memory.experts_nbytes
