@@ -20,10 +20,11 @@ from artifacts.traces.trace import Trace
 from moectl.bench.ledger import SIMULATED, Job, Ledger, Row, artefact_runs, simulated_row
 from moectl.bench.request import AUTO, DEFAULT_MACHINE, ORACLE, Request
 from moectl.bench.table import Benched
-from moectl.shared.opening import check_store, model_info, open_quietly
+from moectl.shared.opening import check_store, foresight_for, model_info, open_quietly
+from moectl.shared.place_trace import base_suffix, place_trace
 from moectl.shared.progress import progress_bar
 from moectl.shared.text import read_text
-from moectl.shared.trace_source import OpenedTrace, TraceSource, foresight, of_base, open_source, placed
+from moectl.shared.trace_source import OpenedTrace, TraceSource, open_source
 from profilers.compare.bench import Setting, Text
 from profilers.compare.quality import read
 from profilers.text.corpus import data_digest
@@ -49,7 +50,7 @@ def simulated(name: str, request: Request, *, store: Path, device: str, threads:
     opened = open_source(_source(name, request, store=store, device=device))
     if opened.model_id:
         request = request.of_model(store, opened.model_id)
-    opened, found, costs = placed(opened, request.machine or DEFAULT_MACHINE, store, base=request.base)
+    opened, found, costs = place_trace(opened, request.machine or DEFAULT_MACHINE, store, base=request.base)
     workloads = {link: _workload(opened, found, costs, link=link) for link in request.link_names}
     artefacts = artefact_runs(store, opened.model_id) if opened.model_id else {}
     job = _job(opened, found, costs, request, artefacts)
@@ -199,7 +200,7 @@ def record_trace(name: str, opened: MoeModel, text: Text, path: Path, *, data: s
 def _traced(opened: MoeModel, text: Text, store: Path) -> Trace:
     with Session(opened, Settings()) as session, progress_bar("recording", unit="tokens") as advance:
         recorder = session.record()
-        ahead = foresight(opened, min(_DISTANCE, opened.shape.num_layers), store=store)
+        ahead = foresight_for(opened, min(_DISTANCE, opened.shape.num_layers), store=store)
         session.watcher.see_predictions(ahead.distance, ahead.predictor)
         read(session, text.sequences, prefill=text.prefill, progress=lambda done: advance(done, text.num_decoded))
         return recorder.trace()
@@ -233,6 +234,6 @@ def _conditions(opened: OpenedTrace, found: Machine, request: Request, taken_up:
     resumed = f"; {taken_up} settings were replayed by an earlier run" if taken_up else ""
     num_tokens = len(opened.trace) // opened.trace.num_layers
     return (
-        f"{opened.name}: {num_tokens:,} tokens of {opened.model.name}{of_base(request.base)} on {found.name}, on "
+        f"{opened.name}: {num_tokens:,} tokens of {opened.model.name}{base_suffix(request.base)} on {found.name}, on "
         f"virtual time, each setting from an empty cache{spread}{resumed}"
     )

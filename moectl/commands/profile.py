@@ -8,10 +8,9 @@ import numpy as np
 
 from artifacts.errors import BadUsage
 from moectl.bundled import demo_model
-from moectl.shared.opening import check_store, model_info, open_quietly
+from moectl.shared.opening import check_store, foresight_for, model_info, open_quietly
 from moectl.shared.progress import progress_bar
 from moectl.shared.text import read_data
-from moectl.shared.trace_source import foresight
 from moectl.show.render import Sheet, show_json, show_sheet
 from profilers.routing.profile import Profiled, merge_shards, profile_routing
 from profilers.text.batches import Batching
@@ -80,7 +79,7 @@ def profile_opened(name: str, session: Session, request: ProfileRequest, *, stor
             request.batching,
             model=info,
             store_path=store,
-            keep_trace=foresight(session.opened, request.distance, store=store) if request.trace else None,
+            keep_trace=foresight_for(session.opened, request.distance, store=store) if request.trace else None,
             num_samples=request.samples,
             executor=executor,
             progress=advance,

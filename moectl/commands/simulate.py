@@ -9,7 +9,8 @@ from artifacts.modelshapes.known import ModelShape
 from artifacts.quantisation.replicas import check_base
 from artifacts.shape import FULL_BITS
 from artifacts.traces.trace import Trace
-from moectl.shared.trace_source import TraceSource, of_base, open_source, placed
+from moectl.shared.place_trace import base_suffix, place_trace
+from moectl.shared.trace_source import TraceSource, open_source
 from moectl.show.devices import devices_sheet
 from moectl.show.render import NumBytes, Sheet, human_bytes, show_json, show_sheet
 from runtime.control import sizes
@@ -98,7 +99,7 @@ def simulate(source: TraceSource, request: SimulateRequest) -> Simulated:
     if opened.model_id:
         request = replace(request, stored=find_presets(request.stored, source.store, model_id=opened.model_id))
         settings = request.settings()
-    opened, found, costs = placed(opened, request.machine, source.store, base=request.base)
+    opened, found, costs = place_trace(opened, request.machine, source.store, base=request.base)
     workload = Workload(
         opened.trace,
         opened.model,
@@ -165,7 +166,7 @@ def comparison(simulated: Simulated) -> Sheet:
     shape = simulated.model.shape
     note = (
         f"{shape.num_layers} layers of {shape.num_experts} experts ({human_bytes(shape.expert_nbytes)} each"
-        f"{of_base(simulated.base)}), {shape.top_k} per token; belady: loading on demand with the future known; "
+        f"{base_suffix(simulated.base)}), {shape.top_k} per token; belady: loading on demand with the future known; "
         "oracle: that, and prefetching of what is really wanted, as far as the link carries"
     )
     title = f"{simulated.source} on {simulated.machine.name}, on virtual time"

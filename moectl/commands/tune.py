@@ -20,10 +20,10 @@ from artifacts.traces.trace import Trace
 from moectl.bench.table import loss_of_base
 from moectl.bundled import demo_model
 from moectl.shared.opening import check_store, model_info, open_quietly
+from moectl.shared.place_trace import trace_on_base
 from moectl.shared.progress import progress_bar
 from moectl.shared.text import read_text
 from moectl.shared.trace_source import OpenedTrace
-from moectl.shared.trace_source import on_base as traced_on_base
 from moectl.tune.distribute import spread
 from moectl.tune.prepare import known_of, parts_of, plan_for, scale_of, search_on, trace_for
 from moectl.tune.request import Request
@@ -109,7 +109,7 @@ def _prepare(name: str, request: Request, *, store: Path, device: str) -> _Prepa
     )
     traced = trace_for(name, opened, request, store)
     trace, other, other_name = parts_of(name, opened, traced, request)
-    traced = traced_on_base(traced, request.base)
+    traced = trace_on_base(traced, request.base)
     search = search_on(traced, trace, pace, similarity, request)
     verifier = Verifier(based, artefacts, text, pace, budget=request.budget)
     search.scale = scale_of(search, verifier)

@@ -4,8 +4,12 @@ from pathlib import Path
 
 from transformers.utils import logging
 
+from artifacts.errors import BadUsage
+from artifacts.store.predictors import load_predictors
 from artifacts.store.runs import ModelInfo
 from artifacts.store.store import Store
+from profilers.routing.observe import Foresight
+from runtime.engine.predictors import Predictor
 from runtime.model.open import MoeModel, open_model
 from runtime.policies.base import Artefacts
 from runtime.session.artefacts import load_artefacts
@@ -46,3 +50,17 @@ def stored_artefacts(path: Path, opened: MoeModel) -> Artefacts:
         return Artefacts()
     with Store.open(path, read_only=True) as store:
         return load_artefacts(store, opened.fingerprint[:16], opened.shape)
+
+
+def foresight_for(opened: MoeModel, distance: int, *, store: Path) -> Foresight:
+    """Return what a trace records of the `distance` layers ahead; the store's predictors speak too if it has any.
+
+    Raises BadUsage for a distance beyond the model's layers.
+    """
+    if distance > opened.shape.num_layers:
+        raise BadUsage(f"the distance must be 1 to {opened.shape.num_layers}, the model's MoE layers, not {distance}")
+    with Store.open(store) as opened_store:
+        predictors = load_predictors(opened_store, opened.fingerprint[:16], opened.shape)
+    if predictors is None:
+        return Foresight(distance, None)
+    return Foresight(distance, Predictor(predictors, min(distance, predictors.distance), opened.model.device))
