@@ -1,4 +1,4 @@
-"""`moectl build-maps`: requests run through the model, their iterations kept as expert maps in the store (fMoE)."""
+"""`moectl build-maps`: run requests through the model and keep their iterations as expert maps (fMoE)."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ def build(name: str | None, settings: Settings, request: BuildRequest[Plan], *, 
 
 
 def show(built: BuiltMaps, *, as_json: bool) -> None:
-    """Print how many maps there are, of how many iterations, and what they take."""
+    """Print how many maps there are, of how many iterations, and their bytes."""
     sheet = summary(built)
     if as_json:
         [record] = sheet.records()

@@ -1,4 +1,4 @@
-"""`moectl build-predictor`: what routers will say layers ahead, learned from their inputs (ProMoE's place)."""
+"""`moectl build-predictor`: learn from routers' inputs which experts later layers select (ProMoE)."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ def build(name: str | None, settings: Settings, request: BuildRequest[Plan], *, 
 
 
 def show(fitted: Fitted, *, as_json: bool) -> None:
-    """Print how much of what came was foreseen, by distance and by layer."""
+    """Print the recall of the predictors by distance and by layer."""
     sheet = summary(fitted)
     if as_json:
         show_json(

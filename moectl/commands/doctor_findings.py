@@ -1,4 +1,4 @@
-"""What stands in a model's way on a machine, in plain sentences, each with what mends it."""
+"""What hinders a model on a machine, in plain sentences, each with its remedy."""
 
 import platform
 import shutil
@@ -28,7 +28,7 @@ _BUILT = {
 
 @dataclass(frozen=True, slots=True)
 class DoctorFinding:
-    """`remedy` is a command or an advice; None where there is nothing to mend."""
+    """One observation. `remedy` is a command or an advice, None where nothing is wrong."""
 
     topic: str
     says: str
@@ -36,7 +36,7 @@ class DoctorFinding:
 
 
 def of_installation() -> list[DoctorFinding]:
-    """Python, what moectl cannot do without, and each extra: there, or how to get it."""
+    """Report Python and its packages, those that moectl needs and those of each extra."""
     if not installed.is_installed():
         says = "moectl runs from its sources: what it needs, and whether that is here, is not known"
         return [DoctorFinding("installation", says, "pip install . in the folder of its pyproject.toml")]
@@ -59,12 +59,12 @@ def _extra(name: str, purpose: str) -> DoctorFinding:
 
 
 def of_machine(here: Here, shape: Shape) -> list[DoctorFinding]:
-    """GPU, memory, threads, other work."""
+    """Report the GPU, memory, threads and load."""
     return [_gpu(here, shape), _memory(here, shape), _pinning(here, shape), _threads(here), *_load(here)]
 
 
 def of_disk(profile: HardwareProfile) -> list[DoctorFinding]:
-    """How fast experts come from the disk, where that could be told."""
+    """Report how fast experts come from the disk, if the profile could measure it."""
     cold = next((load for load in profile.loads if load.link == COLD), None)
     if cold is None:
         return [DoctorFinding("disk", "how fast the disk is cannot be told here: what it has read stays in memory")]
@@ -76,8 +76,7 @@ def of_disk(profile: HardwareProfile) -> list[DoctorFinding]:
 
 
 def of_room(path: Path, shape: Shape, *, weight_nbytes: int) -> DoctorFinding:
-    """Whether the disk of a store takes replicas of all widths beside it; a weight of the checkpoint has so many
-    bytes."""
+    """Report whether the store's disk has room for replicas of all widths; `weight_nbytes` is the size of a weight."""
     folder = next(each for each in path.absolute().parents if each.is_dir())
     free = shutil.disk_usage(folder).free
     sizes = typical(np.ones((1, 1)), expert_nbytes=shape.expert_nbytes, weight_nbytes=weight_nbytes).nbytes
@@ -92,7 +91,7 @@ def of_room(path: Path, shape: Shape, *, weight_nbytes: int) -> DoctorFinding:
 
 
 def of_store(path: Path, model_id: str, *, model: str | None, shown: str) -> list[DoctorFinding]:
-    """What was not built yet. `shown` is the option that names the store, if it is not the default one."""
+    """Report the artefacts that are missing. `shown` is the option that names the store, empty for the default one."""
     built = _commands(path, model_id)
     named = f" {model}" if model else ""
     takes_model = {"profile", "quantize", COMMAND}
@@ -104,7 +103,7 @@ def of_store(path: Path, model_id: str, *, model: str | None, shown: str) -> lis
 
 
 def of_profile(profile: HardwareProfile, here: Here) -> list[DoctorFinding]:
-    """Whether a stored profile is of this machine as it is now."""
+    """Report whether the stored profile is of this machine in its present state."""
     names = ("processor", "cores", "threads")
     changed = [name for name in names if profile.conditions.get(name) != getattr(here, name)]
     if not changed:
@@ -146,7 +145,7 @@ def _memory(here: Here, shape: Shape) -> DoctorFinding:
 def _pinning(here: Here, shape: Shape) -> DoctorFinding:
     if here.gpu is None:
         return DoctorFinding("page-locked memory", "none is wanted without a GPU")
-    wanted = 1 << (shape.nbytes - 1).bit_length()  # torch rounds a block up
+    wanted = 1 << (shape.nbytes - 1).bit_length()  # torch rounds a block up to a power of two
     says = f"a GPU's link wants up to {human_bytes(wanted)} page-locked, of RAM {human_bytes(here.available_nbytes)} "
     limit = "without a limit" if here.locked_nbytes is None else f"limit {human_bytes(here.locked_nbytes)}"
     says += f"can be had (ulimit -l: {limit}; CUDA's own locking mostly goes past it)"

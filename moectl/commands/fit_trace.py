@@ -1,4 +1,4 @@
-"""`moectl fit-trace`: the dials of a synthetic trace that is like a given one, and how near it comes."""
+"""`moectl fit-trace`: fit the dials of a synthetic trace to a given trace or to hit rates."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -14,23 +14,23 @@ from moectl.show.render import Sheet, show_json, show_sheet
 from runtime.replay.fit_synthetic import fit_hit_rates, fit_statistics, hit_rates, misfit, parse_hit_rates
 
 _DIALS = {"concentration": "skew", "reuse": "locality", "similarity": "similarity", "prediction": "predictability"}
-# Decoding alone, as hit rates are published; requests differ among themselves as the dial `similarity` says.
+# Published hit rates are of decoding alone. The dial `similarity` says how much requests differ.
 _FOR_HIT_RATES = Dials(tokens=1200, requests=6, prompt=0)
 
 
-_USUAL = 40  # traces that are tried
+_USUAL = 40  # traces that a fit usually tries; the progress bar expects so many
 
 
 @dataclass(frozen=True, slots=True)
 class FittedTrace:
-    """`sheet`: what was wanted beside what the dials give."""
+    """The dials; `sheet` has the wanted statistics beside those that the dials give."""
 
     dials: Dials
     sheet: Sheet
 
 
 def fit_trace(source: TraceSource, hits: Sequence[str], *, seed: int) -> FittedTrace:
-    """Fit to hit rates if there are any, else to the trace of the source."""
+    """Fit to hit rates if any are given, else to the trace of the source."""
     if hits and (source.trace or source.run):
         raise BadUsage("give either a trace to be like or --hits, not both")
     if hits:
@@ -40,7 +40,7 @@ def fit_trace(source: TraceSource, hits: Sequence[str], *, seed: int) -> FittedT
 
 
 def show(fitted: FittedTrace, *, as_json: bool) -> None:
-    """Print the dials, and how near they come."""
+    """Print the dials and how close they come, or one JSON object."""
     if as_json:
         show_json({"synthetic": str(fitted.dials), "dials": asdict(fitted.dials), "rows": fitted.sheet.records()})
         return
@@ -63,7 +63,7 @@ def _to_statistics(trace: Trace, model: ModelShape, seed: int) -> FittedTrace:
 
 
 def _of_the_size_of(trace: Trace, seed: int) -> Dials:
-    """As many requests and tokens, and prompts as long as they are on average."""
+    """Return dials for as many requests and tokens as the trace has, and prompts of its mean length."""
     first = trace.take((trace.layer == 0).nonzero()[0])
     requests = len(set(first.request.tolist()))
     prompt = int((first.phase == PREFILL).sum()) // requests

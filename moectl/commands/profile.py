@@ -1,4 +1,4 @@
-"""`moectl profile` and `moectl merge`: what a model's routers do over text, into the store."""
+"""`moectl profile` and `moectl merge`: record what a model's routers select over text, into the store."""
 
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -21,16 +21,16 @@ from runtime.session.session import Session, Settings
 
 @dataclass(frozen=True, slots=True)
 class ProfileRequest:
-    """What to profile: the text, how much of it, how it is batched."""
+    """What to profile: the text, how much of it, and how it is batched."""
 
     data: str
     tokens: int
     batching: Batching
     seed: int = 0
     trace: bool = False
-    distance: int = 1  # layers ahead of which the trace tells
-    samples: int = 0  # tokens on which experts are tried in each other's place
-    jobs: int | None = None  # workers; None, and local: this process and its threads
+    distance: int = 1  # layers ahead that the trace records predictions for
+    samples: int = 0  # tokens on which experts are tried in place of each other
+    jobs: int | None = None  # worker processes; None with the local executor: this process alone
     executor: str = LOCAL
 
     def __post_init__(self) -> None:
@@ -42,7 +42,7 @@ class ProfileRequest:
 
 
 def parse_shard(text: str) -> tuple[int, int]:
-    """`i/N`, i from 1, as index from 0 and count."""
+    """Parse `i/N`, i from 1, into an index from 0 and a count."""
     index, slash, count = text.partition("/")
     if not (slash and index.isdecimal() and count.isdecimal()):
         raise BadUsage(f"shard {text!r} is not understood: write i/N, as 1/4")
@@ -53,11 +53,11 @@ def profile(name: str | None, settings: Settings, request: ProfileRequest, *, st
     """Profile the model `name`, a folder or hub id (None: the bundled one), through the engine at its budget."""
     name = name or str(demo_model())
     check_store(store)
-    documents(request.data)  # what leads nowhere is told before a model is opened
+    documents(request.data)  # a wrong path is reported before a model is opened
     opened = open_quietly(name, device=settings.device)
     if request.is_spread:
         check_device(opened)
-        settings = replace(settings, threads=1)  # as every worker, or the numbers would depend on who counts
+        settings = replace(settings, threads=1)  # as in every worker: the numbers must not depend on their number
     with Session(opened, settings) as session:
         return profile_opened(name, session, request, store=store)
 
@@ -92,7 +92,7 @@ def merge(shards: list[Path], *, store: Path) -> Profiled:
 
 
 def show(profiled: Profiled, *, as_json: bool) -> None:
-    """Print what was counted, layer by layer."""
+    """Print a table with a row for each layer, or one JSON object."""
     sheet = layer_sheet(profiled)
     if as_json:
         summary = {"run": profiled.run_id, "tokens": profiled.num_tokens, "seconds": profiled.seconds}
@@ -102,7 +102,7 @@ def show(profiled: Profiled, *, as_json: bool) -> None:
 
 
 def layer_sheet(profiled: Profiled) -> Sheet:
-    """How evenly each layer uses its experts and how undecided its router is."""
+    """Return how evenly each layer uses its experts and how undecided its router is."""
     rows = []
     for layer, use in enumerate(profiled.profile.use):
         share = np.sort(use.sum(axis=0))[::-1] / max(1, use.sum())

@@ -1,4 +1,4 @@
-"""`moectl quantize`: replicas of every expert at a few bits, and what each costs, into files and the store."""
+"""`moectl quantize`: make replicas of every expert at a few bits and measure their loss, into files and the store."""
 
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -23,7 +23,7 @@ from runtime.model.open import MoeModel
 
 @dataclass(frozen=True, slots=True)
 class QuantizeRequest:
-    """What to quantise with: the method, and `samples` sequences of at most `length` tokens of the text `data`."""
+    """The method, and `samples` sequences of at most `length` tokens of the text `data` to calibrate on."""
 
     method: Method = field(default_factory=Method)
     data: str = "builtin"
@@ -39,7 +39,7 @@ class QuantizeRequest:
 
 
 def parse_bits(text: str) -> tuple[int, ...]:
-    """`1,2,3,4` as widths, rising. Raises BadUsage for what are no numbers."""
+    """Parse `1,2,3,4` into rising widths. Raises BadUsage for anything but numbers."""
     try:
         return tuple(sorted({int(part) for part in text.split(",")}))
     except ValueError as error:
@@ -78,7 +78,7 @@ def calibration_data(opened: MoeModel, request: QuantizeRequest) -> Data:
 
 
 def show(built: Built, *, as_json: bool) -> None:
-    """Print what the widths cost, layer by layer."""
+    """Print the loss of each width, layer by layer, or one JSON object."""
     sheet = layer_sheet(built)
     if as_json:
         summary = {"run": built.run_id, "tokens": built.num_tokens, "seconds": built.seconds}
@@ -89,11 +89,12 @@ def show(built: Built, *, as_json: bool) -> None:
 
 
 def layer_sheet(built: Built) -> Sheet:
-    """Mean relative error of the experts' outputs, by layer and width."""
+    """Return the mean relative error of the experts' outputs, by layer and width."""
     widths = sorted(built.records[0].nbytes)
     layers = defaultdict(list)
-    for each in built.records:
-        layers[int(each.metadata["layer"])].append([float(each.metadata[f"{bits}.relative"]) for bits in widths])
+    for record in built.records:
+        errors = [float(record.metadata[f"{bits}.relative"]) for bits in widths]
+        layers[int(record.metadata["layer"])].append(errors)
     rows = [(layer, *map(float, np.mean(values, axis=0))) for layer, values in sorted(layers.items())]
     total = nbytes(built)
     sizes = ", ".join(f"{bits} bits {human_bytes(size)}" for bits, size in total.items())
@@ -105,10 +106,10 @@ def layer_sheet(built: Built) -> Sheet:
 
 
 def nbytes(built: Built) -> dict[int, int]:
-    """Bytes of all replicas, by width."""
-    return {bits: sum(each.nbytes[bits] for each in built.records) for bits in sorted(built.records[0].nbytes)}
+    """Return the bytes of all replicas, by width."""
+    return {bits: sum(record.nbytes[bits] for record in built.records) for bits in sorted(built.records[0].nbytes)}
 
 
 def num_borrowed(built: Built) -> int:
-    """Experts with too few tokens of their own."""
-    return sum(each.metadata["basis"] == "layer" for each in built.records)
+    """Return how many experts had too few tokens of their own."""
+    return sum(record.metadata["basis"] == "layer" for record in built.records)

@@ -1,4 +1,4 @@
-"""`moectl simulate`: a trace through the same policies on virtual time, beside the plain way and the oracle."""
+"""`moectl simulate`: replay a trace through the policies on virtual time, beside on-demand loading and the oracles."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -26,8 +26,10 @@ PLAIN = "on-demand"
 
 @dataclass(frozen=True, slots=True)
 class SimulateRequest:
-    """What to try: a preset with its axes overridden, and `compare`, names of presets or eviction policies, each
-    instead of it. `stored`: presets of the store, by name."""
+    """What to try: a preset with its axes overridden, or `compare`, names of presets or eviction policies.
+
+    `stored` has the store's presets by name. Raises BadUsage for what is not understood.
+    """
 
     preset: str = PLAIN
     policies: dict[str, str] = field(default_factory=dict)
@@ -51,7 +53,7 @@ class SimulateRequest:
             setting.build()
 
     def settings(self) -> list[Setting]:
-        """What is asked for, in the order asked; a name that is not known raises BadUsage."""
+        """Return the settings asked for, in their order. Raises BadUsage for an unknown name."""
         if self.compare is None:
             return [self._setting("asked", self.preset, self.policies)]
         return [self._compared(name) for name in names_in(self.compare)]
@@ -68,18 +70,18 @@ class SimulateRequest:
         )
 
     def _compared(self, name: str) -> Setting:
-        """Of several, those that split experts are solved anew."""
+        """Return the setting of one of several names. Only policies that split experts solve their split anew."""
         if name in presets() or name in self.stored:
-            found = self._setting(name, name, self.policies)
+            setting = self._setting(name, name, self.policies)
         else:
             parse("eviction", name)
-            found = self._setting(name, self.preset, self.policies | {"eviction": name})
-        return found if found.build().residency.cuts else replace(found, reconfigure_every=None)
+            setting = self._setting(name, self.preset, self.policies | {"eviction": name})
+        return setting if setting.build().residency.cuts else replace(setting, reconfigure_every=None)
 
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
-    """`asked` first to last as asked for, `beside` what always stands beside it and was not asked for."""
+    """`asked` has the outcomes in the order asked for, `beside` the baselines that were not asked for."""
 
     asked: list[Outcome]
     beside: list[Outcome]
@@ -92,18 +94,18 @@ class Simulated:
 
 
 def simulate(source: TraceSource, request: SimulateRequest) -> Simulated:
-    """Replay the source's trace once for each setting, and for the plain way and the oracles beside them."""
+    """Replay the source's trace once for each setting, for on-demand loading and for the oracles."""
     settings = request.settings()
     with_maps = any("maps" in setting.build().requires for setting in settings)
     opened = open_source(replace(source, with_maps=with_maps))
     if opened.model_id:
         request = replace(request, stored=find_presets(request.stored, source.store, model_id=opened.model_id))
         settings = request.settings()
-    opened, found, costs = place_trace(opened, request.machine, source.store, base=request.base)
+    opened, chosen, costs = place_trace(opened, request.machine, source.store, base=request.base)
     workload = Workload(
         opened.trace,
         opened.model,
-        found,
+        chosen,
         artefacts=opened.artefacts,
         window=sizes.nbytes(request.window) if request.window else None,
         costs=costs,
@@ -122,7 +124,7 @@ def simulate(source: TraceSource, request: SimulateRequest) -> Simulated:
 
 
 def show(simulated: Simulated, *, as_json: bool) -> None:
-    """Print a table, or one JSON object: the first that was asked for by itself, all of them as rows."""
+    """Print a table, or one JSON object: the first outcome by itself, and all of them as rows."""
     sheet = comparison(simulated)
     if as_json:
         first = simulated.asked[0]
@@ -144,7 +146,7 @@ def show(simulated: Simulated, *, as_json: bool) -> None:
 
 
 def comparison(simulated: Simulated) -> Sheet:
-    """One row a setting."""
+    """Return a table with a row for each setting."""
     columns = (
         "policies",
         "scope",
@@ -174,7 +176,7 @@ def comparison(simulated: Simulated) -> Sheet:
 
 
 def receipt(simulated: Simulated) -> dict[str, object]:
-    """What was really in force for the first that was asked for."""
+    """Return what was in force for the first setting."""
     first, shape = simulated.asked[0], simulated.model.shape
     return {
         "trace": simulated.source,
@@ -218,12 +220,12 @@ def _row(outcome: Outcome) -> tuple:
 
 
 def _identity(outcome: Outcome) -> tuple:
-    """By this a row is the same as another."""
+    """Return the key by which two rows are the same."""
     return _label(outcome), outcome.policies, outcome.scope, outcome.num_slots, outcome.window
 
 
 def _label(outcome: Outcome) -> str:
-    """The name by which it was asked for, else the preset and what of it was overridden."""
+    """Return the name that was asked for, else the preset and its overridden policies."""
     if outcome.setting.label != "asked":
         return outcome.setting.label
     changed = [outcome.policies[axis] for axis in POLICIES if axis in outcome.setting.policies]
@@ -231,7 +233,7 @@ def _label(outcome: Outcome) -> str:
 
 
 def names_in(text: str) -> list[str]:
-    """Names separated by commas; a comma inside a policy's parameters does not separate."""
+    """Split names separated by commas; a comma inside a policy's parameters does not separate."""
     names: list[str] = []
     for piece in text.split(","):
         if names and "=" in piece and ":" not in piece:

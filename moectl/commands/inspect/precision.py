@@ -1,4 +1,4 @@
-"""`moectl inspect precision`: what few bits cost on held-out text, by width and by who gets how many."""
+"""`moectl inspect precision`: what few bits cost on held-out text, by width and by the assignment of widths."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -30,7 +30,7 @@ LENGTH = 256
 
 @dataclass(frozen=True, slots=True)
 class PrecisionRequest:
-    """On what to measure: held-out text, and so many random assignments of every average."""
+    """The held-out text to measure on, and the number of random assignments of every average."""
 
     data: str
     tokens: int
@@ -40,9 +40,9 @@ class PrecisionRequest:
 
 @dataclass(frozen=True, slots=True)
 class PrecisionRow:
-    """One way to give experts their bits; of several draws the means (of the ratios the geometric), and the extremes.
+    """One assignment of bits to experts. Several draws have one row: means (geometric for ratios) and extremes.
 
-    `share`: of the bytes of all experts at 16 bits. `kl` in nats.
+    `share` is of the bytes of all experts at 16 bits; `kl` is in nats.
     """
 
     avg_bits: float
@@ -58,7 +58,7 @@ class PrecisionRow:
 
 @dataclass(frozen=True, slots=True)
 class PricedPrecision:
-    """The rows, the run of the store that holds them, and the conditions they were measured under."""
+    """The rows, the run of the store that holds them, and the conditions of the measurement."""
 
     run: int
     rows: list[PrecisionRow]
@@ -67,7 +67,7 @@ class PricedPrecision:
 
 
 def refuse_views(*, heatmap: bool, layer: int | None, run: int | None) -> None:
-    """Raise BadUsage for what there is not: layers are priced together, with the newest replicas."""
+    """Raise BadUsage for views that do not exist: all layers are priced together, with the newest replicas."""
     if heatmap or layer is not None or run is not None:
         raise BadUsage(
             "inspect precision prices the newest replicas of all layers: leave out --run, --layer, --heatmap"
@@ -77,7 +77,7 @@ def refuse_views(*, heatmap: bool, layer: int | None, run: int | None) -> None:
 def precision(
     name: str | None, request: PrecisionRequest, *, store: Path, device: str, threads: int
 ) -> PricedPrecision:
-    """Price the replicas of a model that are in the store, and write what they cost into it, all rows or none.
+    """Price the model's replicas in the store, and write the result into it, all rows or none.
 
     Raises BadInput (no text, a damaged replica) and Incompatible (no replicas of this model, or not all widths).
     """
@@ -101,12 +101,12 @@ def precision(
         parameters={"draws": request.draws, "length": LENGTH, "perplexity": pricing.perplexity},
     )
     run_id = add_run(store, info, {"bench": _bench(priced)})
-    rows = [_row(list(group), opened.shape.nbytes) for _, group in groupby(priced, key=lambda one: _kind(one[0]))]
+    rows = [_row(list(group), opened.shape.nbytes) for _, group in groupby(priced, key=lambda pair: _kind(pair[0]))]
     return PricedPrecision(run_id, rows, pricing.perplexity, _conditions(request, info))
 
 
 def show(priced: PricedPrecision, *, as_json: bool) -> None:
-    """Print a line for each way to give experts their bits."""
+    """Print a line for each assignment of bits to experts."""
     if as_json:
         show_json(asdict(priced))
     else:
@@ -133,7 +133,7 @@ def _prices(pricing: Precision, wanted: Sequence[Assignment]) -> list[tuple[Assi
 
 
 def _bench(priced: Sequence[tuple[Assignment, Price]]) -> pa.Table:
-    """A row for each measurement; what only a running clock or a link would say is left NULL."""
+    """Return a row of the table `bench` for each measurement; columns of time and traffic stay NULL."""
     return pa.Table.from_pylist(
         [
             {

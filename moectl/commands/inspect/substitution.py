@@ -1,4 +1,4 @@
-"""`moectl inspect substitution`: what letting resident experts stand in for absent ones costs on held-out text."""
+"""`moectl inspect substitution`: what substituting resident experts for absent ones costs on held-out text."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -33,7 +33,7 @@ LIMITS = (
 
 @dataclass(frozen=True, slots=True)
 class SubstitutionRequest:
-    """On what to measure: held-out text, and so many draws of residents of every share."""
+    """The held-out text to measure on, the shares of resident experts, and the random draws of each share."""
 
     data: str
     tokens: int
@@ -61,7 +61,7 @@ class SubstitutionRow:
 
 @dataclass(frozen=True, slots=True)
 class PricedSubstitution:
-    """The rows, and the conditions they were measured under."""
+    """The rows, and the conditions of the measurement."""
 
     rows: list[SubstitutionRow]
     perplexity: float
@@ -69,7 +69,7 @@ class PricedSubstitution:
 
 
 def parse_shares(text: str) -> tuple[float, ...]:
-    """`0.75,0.5`: each above 0 and at most 1."""
+    """Parse shares such as `0.75,0.5`. Raises BadUsage unless each is above 0 and at most 1."""
     try:
         shares = tuple(float(part) for part in text.split(","))
     except ValueError:
@@ -80,7 +80,7 @@ def parse_shares(text: str) -> tuple[float, ...]:
 
 
 def refuse_views(*, heatmap: bool, layer: int | None) -> None:
-    """Raise BadUsage for a view that there is not: layers are priced together."""
+    """Raise BadUsage for views that do not exist: all layers are priced together."""
     if heatmap or layer is not None:
         raise BadUsage("inspect substitution prices all layers together: leave out --layer and --heatmap")
 
@@ -111,7 +111,7 @@ def substitution(
 
 
 def show(priced: PricedSubstitution, *, as_json: bool) -> None:
-    """Print the ratios and the shares replaced, a column a policy."""
+    """Print the ratios and the shares of replaced ranks, a column for each policy."""
     if as_json:
         show_json(asdict(priced))
         return
@@ -122,7 +122,7 @@ def show(priced: PricedSubstitution, *, as_json: bool) -> None:
 def _policies(
     opened: MoeModel, store: Path, run: int | None, *, name: str
 ) -> tuple[dict[str, Callable[[int], Miss]], np.ndarray]:
-    """What makes each policy anew for a draw, controls first, and the profile's entropy [L, 101]."""
+    """Return, controls first, functions that make each policy for a draw, and the profile's entropy [L, 101]."""
     shape = opened.shape
     with Store.open(store, read_only=True) as held:
         model = held.require_model(opened.fingerprint, name=name)
