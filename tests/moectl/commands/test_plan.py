@@ -1,4 +1,4 @@
-"""`moectl plan`: what fits adds up, what is expected is a replay's, and a config is all that is read."""
+"""`moectl plan`: memory adds up, speeds are those of a replay, and only the config is read."""
 
 import json
 import shutil
@@ -25,7 +25,7 @@ Planned = Callable[..., dict]
 
 @pytest.fixture
 def folder(checkpoint: Checkpoint, tmp_path: Path) -> Path:
-    """A config and nothing else."""
+    """A folder with a config and nothing else."""
     shutil.copy(checkpoint("qwen3_moe") / "config.json", tmp_path / "config.json")
     return tmp_path
 
@@ -42,7 +42,7 @@ def planned(capfd: pytest.CaptureFixture[str]) -> Planned:
 
 
 def held(folder: Path, experts: int) -> str:
-    """Memory for so many experts, with a context of 16 tokens."""
+    """Return the memory that holds so many experts, with a context of 16 tokens."""
     model = model_shape(str(folder))
     needs = backbone_memory(model, backbone_of(str(folder)))
     beside = needs.weights_nbytes + 16 * needs.cache_nbytes + RESERVE_NBYTES
