@@ -25,7 +25,7 @@ def flattened(command: Callable[..., None]) -> Callable[..., None]:
         command(**values)
 
     run.__signature__ = Signature(list(_parameters(command, groups)))
-    run.__annotations__ = {name: each.annotation for name, each in run.__signature__.parameters.items()}
+    run.__annotations__ = {name: parameter.annotation for name, parameter in run.__signature__.parameters.items()}
     return run
 
 

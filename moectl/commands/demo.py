@@ -10,11 +10,10 @@ import numpy as np
 import torch
 
 from artifacts.hardware.machines import machine
-from artifacts.store.store import Store
 from moectl.bundled import demo_model
 from moectl.commands.build_buddies import build_buddies
 from moectl.commands.profile import ProfileRequest, profile_opened
-from moectl.shared.opening import check_store, model_info, open_quietly
+from moectl.shared.opening import check_store, open_quietly, stored_artefacts
 from moectl.shared.progress import progress_bar
 from moectl.show.pictures import Demonstration, Row
 from moectl.show.render import Sheet, human_bytes, show_json, show_sheet
@@ -24,7 +23,6 @@ from profilers.text.corpus import documents, token_sequences
 from runtime.control.counters import hit_rate
 from runtime.model.open import MoeModel
 from runtime.policies.base import Artefacts
-from runtime.session.artefacts import load_artefacts
 from runtime.session.probe import Rates, scaled_rates, scaled_window
 from runtime.session.session import Session, Settings
 
@@ -109,8 +107,7 @@ def _artefacts(opened: MoeModel, store: Path, tokens: int) -> Artefacts:
     with Session(opened, Settings(budget="25%")) as session:
         profile_opened("the bundled model", session, request, store=store)
     build_buddies(store, run=None, alpha="0.95", k_max=16, metric="coactivation")
-    with Store.open(store, read_only=True) as held:
-        return load_artefacts(held, model_info("", opened).model_id, opened.shape)
+    return stored_artefacts(store, opened)
 
 
 def _held_out(opened: MoeModel) -> list[np.ndarray]:

@@ -108,8 +108,8 @@ def of_profile(profile: HardwareProfile, here: Here) -> list[DoctorFinding]:
     changed = [name for name in names if profile.conditions.get(name) != getattr(here, name)]
     if not changed:
         return []
-    told = ", ".join(f"{name} {profile.conditions.get(name)} then, {getattr(here, name)} now" for name in changed)
-    return [DoctorFinding("hardware profile", f"it was measured otherwise: {told}", "moectl profile --hardware")]
+    changes = ", ".join(f"{name} {profile.conditions.get(name)} then, {getattr(here, name)} now" for name in changed)
+    return [DoctorFinding("hardware profile", f"it was measured otherwise: {changes}", "moectl profile --hardware")]
 
 
 def _commands(path: Path, model_id: str) -> set[str]:

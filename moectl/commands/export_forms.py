@@ -52,8 +52,8 @@ def find(store: Store, what: str, *, run_id: int | None, model: ModelInfo | None
         of = f" of {model.name}" if model else ""
         where = store.path if run_id is None else f"run {run_id} of {store.path}"
         raise Incompatible(f"{where} holds no {table}{of}: run {command} first")
-    known = {info.model_id: info for info in store.models()}
-    return Exportable(store, runs[-1], known[runs[-1].info.model_id], budget)
+    by_id = {info.model_id: info for info in store.models()}
+    return Exportable(store, runs[-1], by_id[runs[-1].info.model_id], budget)
 
 
 def buddies(source: Exportable) -> dict[str, object]:

@@ -78,9 +78,9 @@ def _to_hit_rates(hits: Sequence[str], model: ModelShape, seed: int) -> FittedTr
         dials = fit_hit_rates(wanted, model, start, progress=lambda tried: advance(tried, max(tried, _USUAL)))
     reached = hit_rates(dials, model, wanted, num_layers=2)
     rows = [
-        (theirs.eviction, held, rate, mine.rates[held], mine.rates[held] - rate)
+        (theirs.eviction, num_held, rate, mine.rates[num_held], mine.rates[num_held] - rate)
         for mine, theirs in zip(reached, wanted, strict=True)
-        for held, rate in theirs.rates.items()
+        for num_held, rate in theirs.rates.items()
     ]
     of_model = f"{model.name}'s {model.shape.num_experts} experts"
     note = f"root mean squared difference {misfit(reached, wanted):.3f}, on {of_model}"

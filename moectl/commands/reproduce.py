@@ -39,8 +39,8 @@ def show(reproduction: Reproduction, *, as_json: bool) -> None:
     if as_json:
         tables = {key: sheet.records() for key, sheet in reproduction.sheets.items()}
         head = {"name": reproduction.name, "paper": reproduction.paper}
-        said = {"available": reproduction.available, "assumed": reproduction.assumed}
-        show_json(head | tables | {"claims": claims.records()} | said)
+        notes = {"available": reproduction.available, "assumed": reproduction.assumed}
+        show_json(head | tables | {"claims": claims.records()} | notes)
         return
     for sheet in (*reproduction.sheets.values(), claims):
         show_sheet(sheet)

@@ -82,8 +82,8 @@ def _keep_maps(session: Session, name: str, store: Path, started_at: datetime) -
     if kept is None:  # the run ended within its first pass, with a message of its own
         return
     others = f"; run {kept.others} had learned meanwhile: its maps are among them" if kept.others else ""
-    said = f"learned from {kept.num_iterations:,} iterations: run {kept.run_id} of {store} holds {kept.num_maps:,} maps"
-    print(said + others, file=sys.stderr)
+    line = f"learned from {kept.num_iterations:,} iterations: run {kept.run_id} of {store} holds {kept.num_maps:,} maps"
+    print(line + others, file=sys.stderr)
 
 
 def run(session: Session, prompt: str, sampling: Sampling, *, echo: bool, trace: Path | None = None) -> Answer:

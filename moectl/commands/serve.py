@@ -92,9 +92,9 @@ def _line(chosen: Preset) -> str:
 
 
 def _what(serving: Serving) -> str:
-    said = serving.scheduler.receipt
-    held = f"{said['slots']} of {said['experts']} experts in the fast tier"
-    return f"{serving.model} on {said['device']}, preset {said['preset']}, {held}"
+    receipt = serving.scheduler.receipt
+    in_fast_tier = f"{receipt['slots']} of {receipt['experts']} experts in the fast tier"
+    return f"{serving.model} on {receipt['device']}, preset {receipt['preset']}, {in_fast_tier}"
 
 
 class Server(uvicorn.Server):

@@ -116,9 +116,9 @@ def show(priced: PricedPrecision, *, as_json: bool) -> None:
 def _artefacts(opened: MoeModel, store: Path, *, name: str) -> Artefacts:
     artefacts = Artefacts()
     if store.exists():
-        with Store.open(store, read_only=True) as held:
-            model = held.require_model(opened.fingerprint, name=name)
-            artefacts = load_artefacts(held, model.model_id, opened.shape)
+        with Store.open(store, read_only=True) as stored:
+            model = stored.require_model(opened.fingerprint, name=name)
+            artefacts = load_artefacts(stored, model.model_id, opened.shape)
     check_widths(artefacts)
     return artefacts
 

@@ -124,11 +124,11 @@ def _policies(
 ) -> tuple[dict[str, Callable[[int], Miss]], np.ndarray]:
     """Return, controls first, functions that make each policy for a draw, and the profile's entropy [L, 101]."""
     shape = opened.shape
-    with Store.open(store, read_only=True) as held:
-        model = held.require_model(opened.fingerprint, name=name)
-        profile = find_profile(held, run, model_id=model.model_id)
-        entropy = entropy_percentiles(held.read("entropy", profile.run_id))
-        scores = {metric: metric_scores(held, profile, shape, metric) for metric in reversed(METRICS)}
+    with Store.open(store, read_only=True) as stored:
+        model = stored.require_model(opened.fingerprint, name=name)
+        profile = find_profile(stored, run, model_id=model.model_id)
+        entropy = entropy_percentiles(stored.read("entropy", profile.run_id))
+        scores = {metric: metric_scores(stored, profile, shape, metric) for metric in reversed(METRICS)}
     made: dict[str, Callable[[int], Miss]] = {control: _control(opened, control) for control in CONTROLS}
     for metric, q in scores.items():
         rows = cut(q, [DEFAULT_ALPHA] * shape.num_layers, K_MAX)
