@@ -6,17 +6,17 @@ from pathlib import Path
 
 import torch
 
-from artifacts.errors import BadInput, Problem
+from artifacts.errors import Problem
 from artifacts.hardware.machines import MACHINES
 from artifacts.shape import FULL_BITS
 from artifacts.store.runs import utc_now
-from artifacts.store.store import Store
 from moectl.bench.ledger import LIVE, PEER, Job, Ledger, Row, artefact_runs, measured_row
 from moectl.bench.request import Request
 from moectl.bench.table import Benched, loss_of_base
-from moectl.shared.opening import check_store, model_info, open_quietly
+from moectl.shared.opening import check_store, model_info, open_quietly, stored_artefacts
 from moectl.shared.progress import progress_bar
-from profilers.compare.bench import Bench, Paces, Sample, Setting, Text, schedule, summary, text_of
+from moectl.shared.text import read_text
+from profilers.compare.bench import Bench, Paces, Sample, Setting, Text, schedule, summary
 from profilers.compare.peers import PEERS, PeerBench
 from profilers.compare.samples import KeptSamples
 from profilers.compare.tasks import Score, Tasks, load_tasks
@@ -24,8 +24,6 @@ from profilers.hardware.this_machine import Here
 from profilers.text.corpus import data_digest, documents
 from runtime.model.locate import locate
 from runtime.model.open import MoeModel
-from runtime.policies.base import Artefacts
-from runtime.session.artefacts import load_artefacts
 from runtime.session.equip import model_on_base
 from runtime.session.link_choice import resolve_link
 from runtime.session.settings import FUSED
@@ -42,12 +40,13 @@ def live(name: str, request: Request, *, store: Path, device: str, threads: int)
     check_store(store)
     documents(request.data)  # what leads nowhere is told before a model is opened
     checkpoint = open_quietly(name, device=device)
-    opened, artefacts = model_on_base(checkpoint, _artefacts(store, checkpoint), request.base)
+    opened, artefacts = model_on_base(checkpoint, stored_artefacts(store, checkpoint), request.base)
     for link in set(request.link_names) - MACHINES.keys():
         resolve_link(opened, link=link, near=None, scaled_to=None)
     info = model_info(name, opened)
     request = request.of_model(store, info.model_id)
-    text, settings = read_text(opened, request), request.settings()
+    text = read_text(opened, request.data, length=request.length, num_tokens=request.tokens, seed=request.seed)
+    settings = request.settings()
     here = Here.look(opened.model.device)
     tasks = load_tasks(request.task_names) if request.task_names else None
     job = _job(request, text, settings, tasks, here=here, artefacts=artefact_runs(store, info.model_id), opened=opened)
@@ -68,13 +67,6 @@ def live(name: str, request: Request, *, store: Path, device: str, threads: int)
     if request.base != FULL_BITS:
         notes.append(loss_of_base(bench.loss_of_base(checkpoint), request.base))
     return Benched(rows, opened.shape, _conditions(request, text, here, taken_up), tuple(notes), job.digest)
-
-
-def read_text(opened: MoeModel, request: Request) -> Text:
-    if opened.tokenizer is None:
-        raise BadInput("the checkpoint has no tokenizer: put tokenizer.json beside it")
-    texts = documents(request.data, seed=request.seed)
-    return text_of(texts, opened.tokenizer, length=request.length, num_tokens=request.tokens)
 
 
 @dataclass(slots=True)
@@ -141,14 +133,6 @@ def _measure(under_way: _UnderWay, settings: Sequence[Setting], request: Request
 
 def _refused(setting: Setting, why: str) -> Row:
     return Row(**asdict(setting), mode=PEER if setting.preset in PEERS else LIVE, why=why)
-
-
-def _artefacts(store: Path, opened: MoeModel) -> Artefacts:
-    """What the store knows of this model; nothing where there is no store."""
-    if not store.exists():
-        return Artefacts()
-    with Store.open(store, read_only=True) as held:
-        return load_artefacts(held, opened.fingerprint[:16], opened.shape)
 
 
 def _job(

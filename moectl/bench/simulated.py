@@ -18,12 +18,13 @@ from artifacts.store.store import Store, add_run
 from artifacts.traces.parquet import to_table
 from artifacts.traces.trace import Trace
 from moectl.bench.ledger import SIMULATED, Job, Ledger, Row, artefact_runs, simulated_row
-from moectl.bench.live import read_text
 from moectl.bench.request import AUTO, DEFAULT_MACHINE, ORACLE, Request
 from moectl.bench.table import Benched
-from moectl.shared.opening import check_store, model_info, open_quietly
+from moectl.shared.opening import check_store, foresight_for, model_info, open_quietly
+from moectl.shared.place_trace import base_suffix, place_trace
 from moectl.shared.progress import progress_bar
-from moectl.shared.trace_source import Opened, Source, foresight, of_base, open_source, placed
+from moectl.shared.text import read_text
+from moectl.shared.trace_source import OpenedTrace, TraceSource, open_source
 from profilers.compare.bench import Setting, Text
 from profilers.compare.quality import read
 from profilers.text.corpus import data_digest
@@ -49,7 +50,7 @@ def simulated(name: str, request: Request, *, store: Path, device: str, threads:
     opened = open_source(_source(name, request, store=store, device=device))
     if opened.model_id:
         request = request.of_model(store, opened.model_id)
-    opened, found, costs = placed(opened, request.machine or DEFAULT_MACHINE, store, base=request.base)
+    opened, found, costs = place_trace(opened, request.machine or DEFAULT_MACHINE, store, base=request.base)
     workloads = {link: _workload(opened, found, costs, link=link) for link in request.link_names}
     artefacts = artefact_runs(store, opened.model_id) if opened.model_id else {}
     job = _job(opened, found, costs, request, artefacts)
@@ -141,7 +142,7 @@ def _outcome(workload: Workload, setting: Setting, stored: Mapping[str, Preset],
     return min(map(workload.run, bounds), key=lambda outcome: outcome.times["tpot_ms"] or 0.0)
 
 
-def _workload(opened: Opened, found: Machine, costs: Costs | None, *, link: str) -> Workload:
+def _workload(opened: OpenedTrace, found: Machine, costs: Costs | None, *, link: str) -> Workload:
     """On the machine with its own link, or with one of another rate."""
     if link != AUTO:
         bandwidth, latency_s = sizes.rate(link)
@@ -154,17 +155,18 @@ def _workload(opened: Opened, found: Machine, costs: Costs | None, *, link: str)
     return Workload(opened.trace, opened.model, found, artefacts=opened.artefacts, costs=costs)
 
 
-def _source(name: str, request: Request, *, store: Path, device: str) -> Source:
+def _source(name: str, request: Request, *, store: Path, device: str) -> TraceSource:
     """The file that was named, the newest trace of this model in the store, or one recorded now."""
     if request.trace is not None:
-        return Source(request.trace, model=name, store=store)
+        return TraceSource(request.trace, model=name, store=store)
     if name in MODELS and not Path(name).exists():
         raise BadUsage(f"{name} is a shape without weights, and a trace of it cannot be recorded: give --trace FILE")
     opened = open_quietly(name, device=device)
     run = _stored_trace(store, opened)
     if run is None:
-        run = record_trace(name, opened, read_text(opened, request), store, data=request.data, seed=request.seed)
-    return Source(run=run, store=store)
+        text = read_text(opened, request.data, length=request.length, num_tokens=request.tokens, seed=request.seed)
+        run = record_trace(name, opened, text, store, data=request.data, seed=request.seed)
+    return TraceSource(run=run, store=store)
 
 
 def _stored_trace(path: Path, opened: MoeModel) -> int | None:
@@ -198,13 +200,13 @@ def record_trace(name: str, opened: MoeModel, text: Text, path: Path, *, data: s
 def _traced(opened: MoeModel, text: Text, store: Path) -> Trace:
     with Session(opened, Settings()) as session, progress_bar("recording", unit="tokens") as advance:
         recorder = session.record()
-        ahead = foresight(opened, min(_DISTANCE, opened.shape.num_layers), store=store)
+        ahead = foresight_for(opened, min(_DISTANCE, opened.shape.num_layers), store=store)
         session.watcher.see_predictions(ahead.distance, ahead.predictor)
         read(session, text.sequences, prefill=text.prefill, progress=lambda done: advance(done, text.num_decoded))
         return recorder.trace()
 
 
-def _job(opened: Opened, found: Machine, costs: Costs | None, request: Request, artefacts: dict[str, int]) -> Job:
+def _job(opened: OpenedTrace, found: Machine, costs: Costs | None, request: Request, artefacts: dict[str, int]) -> Job:
     conditions = {
         "mode": SIMULATED,
         "model": {name: value for name, value in asdict(opened.model).items() if name != "assumed"},
@@ -227,11 +229,11 @@ def _digest(trace: Trace) -> str:
     return digest.hexdigest()
 
 
-def _conditions(opened: Opened, found: Machine, request: Request, taken_up: int) -> str:
+def _conditions(opened: OpenedTrace, found: Machine, request: Request, taken_up: int) -> str:
     spread = f", experts on {request.devices} devices" * (request.devices > 1)
     resumed = f"; {taken_up} settings were replayed by an earlier run" if taken_up else ""
     num_tokens = len(opened.trace) // opened.trace.num_layers
     return (
-        f"{opened.name}: {num_tokens:,} tokens of {opened.model.name}{of_base(request.base)} on {found.name}, on "
+        f"{opened.name}: {num_tokens:,} tokens of {opened.model.name}{base_suffix(request.base)} on {found.name}, on "
         f"virtual time, each setting from an empty cache{spread}{resumed}"
     )

@@ -1,8 +1,8 @@
-"""Words that the shell offers behind an option. What they come from is imported when Tab is pressed, never torch."""
+"""Words that the shell offers after an option. What lists them is imported when Tab is pressed, and never torch."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
-Words = list[tuple[str, str]]  # each with a line on it, which zsh and fish show
+Words = list[tuple[str, str]]  # each with a line about it, which zsh and fish show
 
 BUDGETS = ("6.25%", "12.5%", "25%", "50%", "100%")
 LINKS = ("auto", "disk", "direct", "cuda", "1GB/s", "5GB/s", "25GB/s+10us")
@@ -10,50 +10,45 @@ DEVICES = ("auto", "cpu", "cuda")
 
 
 def presets() -> Words:
-    """Those that come along and can run."""
-    from runtime.policies.presets import presets as known
+    """The presets that come with moectl and can run."""
+    from runtime.policies.presets import presets as shipped
 
-    return [(name, one.summary) for name, one in known().items() if not one.waits_for]
+    return [(name, preset.summary) for name, preset in shipped().items() if not preset.waits_for]
 
 
 def policies(axis: str) -> Callable[[], list[str]]:
-    """The names on one axis."""
+    """The policies of one axis."""
 
-    def known() -> list[str]:
+    def names() -> list[str]:
         from runtime.policies import POLICIES
 
         return list(POLICIES[axis])
 
-    return known
+    return names
 
 
 def machines() -> Words:
     from artifacts.hardware.machines import MACHINES
 
-    return [(one.name, one.source) for one in MACHINES.values()]
+    return [(machine.name, machine.source) for machine in MACHINES.values()]
 
 
 def models() -> list[str]:
-    """Those whose shapes are known, and the bundled one."""
+    """The bundled model, and the models whose shapes are known."""
     from artifacts.modelshapes.known import MODELS
 
     return ["bundled", *MODELS]
 
 
-def words(known: tuple[str, ...]) -> Callable[[], list[str]]:
-    return lambda: list(known)
+def words(choices: tuple[str, ...]) -> Callable[[], list[str]]:
+    return lambda: list(choices)
 
 
-def listed(known: Callable[[], Words | list[str]]) -> Callable[[str], Words]:
-    """Of names separated by commas the one that is being written; those before it are not offered again."""
+def listed(choices: Callable[[], Words]) -> Callable[[str], Words]:
+    """Complete the last of several names separated by commas; names before it are not offered again."""
 
     def offered(incomplete: str) -> Words:
         before, comma, _ = incomplete.rpartition(",")
-        return [(before + comma + word, line) for word, line in _lines(known()) if word not in before.split(",")]
+        return [(before + comma + word, line) for word, line in choices() if word not in before.split(",")]
 
     return offered
-
-
-def _lines(known: Words | list[str]) -> Iterator[tuple[str, str]]:
-    for one in known:
-        yield (one, "") if isinstance(one, str) else one

@@ -1,20 +1,29 @@
-"""Options that several commands share, so that they look and mean the same everywhere."""
+"""Options that several commands share: they look and mean the same in each of them."""
 
 import os
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from artifacts.errors import BadUsage
 from moectl import bundled
 from moectl.cli import completion
+from moectl.cli.groups import fill
+
+if TYPE_CHECKING:
+    from runtime.policies.presets import Preset as NamedPreset
+    from runtime.session.settings import Settings
 
 
 def _or_bundled(context: typer.Context, name: str | None) -> str | None:
-    """None for the bundled model, and a word where the store (which is read first) suggests that another was meant."""
-    if name is None and not context.resilient_parsing and (told := bundled.also_held(context.params["store"])):
-        typer.echo(f"moectl: {told}: name it after `{context.info_name}` to mean it", err=True)
+    """Return the model's name, None for the bundled one; say so when the store suggests that another was meant.
+
+    `--store` is read before the model, for it is eager.
+    """
+    if name is None and not context.resilient_parsing and (hint := bundled.also_held(context.params["store"])):
+        typer.echo(f"moectl: {hint}: name it after `{context.info_name}` to mean it", err=True)
     return bundled.as_named(name)
 
 
@@ -55,7 +64,7 @@ Devices = Annotated[
         "--devices", min=1, help="Spread experts over so many GPUs; where there are fewer, over parts of one device."
     ),
 ]
-# Threads that wait for each other spin: without a core for the link they take tens of times longer.
+# Waiting threads spin: with no core left for the link, a run takes tens of times longer.
 DEFAULT_THREADS = max(1, (os.cpu_count() or 2) - 1)
 Threads = Annotated[
     int,
@@ -121,10 +130,55 @@ Miss = Annotated[str | None, typer.Option(help=_OVERRIDE, autocompletion=complet
 Residency = Annotated[str | None, typer.Option(help=_OVERRIDE, autocompletion=completion.policies("residency"))]
 
 
-def hot_residency(residency: str | None, avg_bits: float | None) -> str | None:
-    """What `--residency` and `--avg-bits` say together. Raises BadUsage when both are given."""
-    if avg_bits is None:
-        return residency
-    if residency is not None:
-        raise BadUsage("--avg-bits is short for --residency hot:avg_bits=N: give one of them")
-    return f"hot:avg_bits={avg_bits:g}"
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """How a command runs the model that it observes."""
+
+    budget: Budget = "25%"
+    link: Link = "auto"
+    device: Device = "auto"
+    threads: Threads = DEFAULT_THREADS
+
+    def settings(self) -> "Settings":
+        """The settings of such a run, on the default preset."""
+        from runtime.session.settings import Settings
+
+        return fill(Settings, self)
+
+
+@dataclass(frozen=True, slots=True)
+class PresetOptions:
+    """A preset, and the fast tier that it gets."""
+
+    preset: Preset = "on-demand"
+    budget: Budget = "25%"
+    scope: Scope = None
+
+    def find(self, store: Path) -> "NamedPreset | str":
+        """Return the preset that the store holds under this name, else the name."""
+        from runtime.session.presets import find_presets
+
+        return find_presets([self.preset], store).get(self.preset, self.preset)
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyOptions:
+    """Policies that replace the preset's own, one option for each axis."""
+
+    routing: Routing = None
+    prefetch: Prefetch = None
+    eviction: Eviction = None
+    miss: Miss = None
+    residency: Residency = None
+
+    def given(self, avg_bits: float | None = None) -> dict[str, str]:
+        """Return the policies that the user named, by axis; `--avg-bits` stands for a residency policy.
+
+        Raises BadUsage when both `--avg-bits` and `--residency` are given.
+        """
+        policies = {axis.name: getattr(self, axis.name) for axis in fields(self)}
+        if avg_bits is not None:
+            if self.residency is not None:
+                raise BadUsage("--avg-bits is short for --residency hot:avg_bits=N: give one of them")
+            policies["residency"] = f"hot:avg_bits={avg_bits:g}"
+        return {axis: text for axis, text in policies.items() if text is not None}

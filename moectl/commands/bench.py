@@ -1,4 +1,4 @@
-"""`moectl bench`: presets beside each other at every budget, over every link: speed next to quality."""
+"""`moectl bench`: measure presets beside each other at every budget and over every link, speed next to quality."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,7 +17,7 @@ from runtime.session.presets import find_presets
 
 
 def stored_among(listed: str, store: Path) -> dict[str, Preset]:
-    """Of the presets in a list those that were tuned into the store."""
+    """Return the presets of the list that were tuned into the store."""
     return find_presets(names_in(listed, "--presets"), store)
 
 
@@ -31,19 +31,19 @@ def bench(
     results: Sequence[Path] = (),
     page: Path | None = None,
 ) -> Benched:
-    """Measure, or simulate, what `request` asks for on the model `name`, a folder or hub id (None: the bundled one).
+    """Measure or simulate the request's settings on the model `name`, a folder or hub id (None: the bundled one).
 
-    What is finished is in the store at once, and the same command goes on from there. `results` are files of other
-    tools, whose rows come last. With `page` the report of this bench is written there.
+    Finished settings are in the store at once, and the same command resumes from there. `results` are files of other
+    tools; their rows come last. With `page` the report of this bench is written there.
     """
     if page:
         check_report(page)
     model = name or str(demo_model())
     imported = [read_results(path) for path in results]
-    verb = simulated if request.simulate else live
-    benched = verb(model, request, store=store, device=device, threads=threads)
-    rows = [row for one in imported for row in keep(one, store=store)]
-    notes = (*benched.notes, *(one.note for one in imported))
+    measure = simulated if request.simulate else live
+    benched = measure(model, request, store=store, device=device, threads=threads)
+    rows = [row for result in imported for row in keep(result, store=store)]
+    notes = (*benched.notes, *(result.note for result in imported))
     if page and benched.has_run:
         notes += (f"report: {report(page, store=store, job=benched.job).path}",)
     return replace(benched, rows=[*benched.rows, *rows], notes=notes)

@@ -1,4 +1,4 @@
-"""`moectl build-buddies`: from a profile to buddy lists in the store."""
+"""`moectl build-buddies`: build buddy lists from a profile, into the store."""
 
 import time
 from collections.abc import Sequence
@@ -27,8 +27,8 @@ COMMAND = "build-buddies"
 
 
 @dataclass(frozen=True, slots=True)
-class Built:
-    """What was built and from what; `sizes` has a row per layer."""
+class BuiltBuddies:
+    """The stored lists and the profile they are built from; `sizes` has a row for each layer."""
 
     run_id: int
     profile_run: int
@@ -37,8 +37,8 @@ class Built:
     sizes: Sheet
 
 
-def build_buddies(store: Path, *, run: int | None, alpha: str, k_max: int, metric: str) -> Built:
-    """Cut the buddy lists of every layer from a profile, the newest unless `run` names one, and store them.
+def build_buddies(store: Path, *, run: int | None, alpha: str, k_max: int, metric: str) -> BuiltBuddies:
+    """Cut the buddy lists of every layer from a profile (the newest unless `run` names one) and store them.
 
     `alpha` is one number, one per layer separated by commas, or `layer:number` pairs. Raises BadUsage (alpha, metric),
     BadInput (no store, no such run) and Incompatible (no profile in the store).
@@ -65,17 +65,17 @@ def build_buddies(store: Path, *, run: int | None, alpha: str, k_max: int, metri
     with Store.open(store) as opened:
         run_id = opened.write_run(info, {"buddies": rows})
     sizes = buddy_sizes(*buddy_matrices(rows, shape.num_layers, shape.num_experts), alphas)
-    return Built(run_id, profile.run_id, metric, k_max, sizes)
+    return BuiltBuddies(run_id, profile.run_id, metric, k_max, sizes)
 
 
 def check_metric(metric: str) -> None:
-    """Raise BadUsage, naming the known ones, for a metric that is not known."""
+    """Raise BadUsage, naming the known ones, for an unknown metric."""
     if metric not in METRICS:
         raise BadUsage(unknown("metric", metric, METRICS))
 
 
 def metric_scores(store: Store, profile: StoredRun, shape: Shape, metric: str) -> np.ndarray:
-    """q [L, E, E]: what each expert's peers are worth in its place, by a metric; a row's shares add up to 1.
+    """Return q [L, E, E]: by a metric, the share of each peer in standing in for an expert. Each row sums to 1.
 
     Raises Incompatible when the profile did not measure what the metric needs.
     """
@@ -95,12 +95,12 @@ def metric_scores(store: Store, profile: StoredRun, shape: Shape, metric: str) -
 
 
 def cut(q: np.ndarray, alphas: Sequence[float], k_max: int) -> pa.Table:
-    """Rows of `buddies`: the lists of every layer, cut from q [L, E, E]."""
+    """Cut the lists of every layer from q [L, E, E]; return the rows of the table `buddies`."""
     return buddy_rows([buddy_lists(layer, alpha, k_max) for layer, alpha in zip(q, alphas, strict=True)], q)
 
 
-def show(built: Built, *, as_json: bool) -> None:
-    """Print the sizes of the lists by layer."""
+def show(built: BuiltBuddies, *, as_json: bool) -> None:
+    """Print the sizes of the lists by layer, or one JSON object."""
     if as_json:
         summary = {"run": built.run_id, "profile_run": built.profile_run, "metric": built.metric, "k_max": built.k_max}
         show_json(summary | {"layers": built.sizes.records()})
@@ -109,8 +109,10 @@ def show(built: Built, *, as_json: bool) -> None:
 
 
 def find_profile(store: Store, run_id: int | None, *, model_id: str | None = None) -> StoredRun:
-    """The profile run of that number, or the newest (of a model if given). Raises BadUsage if it is none, Incompatible
-    if there is none."""
+    """Return the profile run of that number, else the newest one (of the model if one is given).
+
+    Raises BadUsage for a run that is no profile, Incompatible when there is none.
+    """
     run = store.latest_run(PROFILE, model_id) if run_id is None else store.run(run_id)
     if run is None:
         raise Incompatible(f"{store.path} holds no profile to build from; run moectl profile MODEL first")
@@ -120,7 +122,7 @@ def find_profile(store: Store, run_id: int | None, *, model_id: str | None = Non
 
 
 def parse_alphas(text: str, num_layers: int) -> list[float]:
-    """One alpha per layer from `0.95`, `0.9,0.95,...` (one per layer) or `0:0.9,3:0.8` (the rest 0.95)."""
+    """Return one alpha per layer from `0.95`, `0.9,0.95,...` (one per layer) or `0:0.9,3:0.8` (others: 0.95)."""
     parts = [part.strip() for part in text.split(",")]
     if any(":" in part for part in parts):
         alphas = [DEFAULT_ALPHA] * num_layers

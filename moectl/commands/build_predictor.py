@@ -1,56 +1,24 @@
-"""`moectl build-predictor`: what routers will say layers ahead, learned from their inputs (ProMoE's place)."""
+"""`moectl build-predictor`: learn from routers' inputs which experts later layers select (ProMoE)."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
-from moectl.bundled import demo_model
-from moectl.commands.profile import Request as Text
-from moectl.commands.profile import read_data
-from moectl.shared.opening import check_store, model_info, open_quietly
-from moectl.shared.progress import progress_bar
+from moectl.shared.build_on_text import BuildRequest, build_on_text
 from moectl.show import predictors as predictorviews
 from moectl.show.render import Sheet, human_bytes, show_json, show_sheet
 from profilers.routing.predictors import Fitted, Plan, build_predictors
-from profilers.text.batches import Batching
-from profilers.text.corpus import documents
-from runtime.session.session import Session, Settings
+from runtime.session.settings import Settings
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
-    """The predictors that are asked for, and the text that they are fitted and tested on."""
-
-    plan: Plan
-    data: str
-    tokens: int
-    batching: Batching
-    seed: int = 0
-
-
-def build(name: str | None, settings: Settings, request: Request, *, store: Path) -> Fitted:
-    """Run the model `name`, a folder or hub id (None: the bundled one), at its budget, and write its predictors.
+def build(name: str | None, settings: Settings, request: BuildRequest[Plan], *, store: Path) -> Fitted:
+    """Run the model `name` (None: the bundled one) over the text, and write predictors fitted and tested on it.
 
     Raises BadUsage (distance, features), BadInput (model, data, store) and OutOfResources (disk).
     """
-    name = name or str(demo_model())
-    check_store(store)
-    documents(request.data)  # what leads nowhere is told before a model is opened
-    with Session(open_quietly(name, device=settings.device), settings) as session:
-        data = read_data(session.opened, Text(request.data, request.tokens, request.batching, seed=request.seed))
-        with progress_bar("running text", unit="tokens") as advance:
-            return build_predictors(
-                session,
-                data,
-                request.batching,
-                request.plan,
-                model=model_info(name, session.opened),
-                store_path=store,
-                progress=advance,
-            )
+    return build_on_text(name, settings, request, build_predictors, store=store, doing="running text")
 
 
 def show(fitted: Fitted, *, as_json: bool) -> None:
-    """Print how much of what came was foreseen, by distance and by layer."""
+    """Print the recall of the predictors by distance and by layer."""
     sheet = summary(fitted)
     if as_json:
         show_json(

@@ -1,4 +1,4 @@
-"""`moectl demo`: the whole road on the bundled model, without a network: profile, buddies, four presets, one table."""
+"""`moectl demo`: the bundled model, offline: profile, buddies, four presets, one table."""
 
 import statistics
 import tempfile
@@ -10,11 +10,10 @@ import numpy as np
 import torch
 
 from artifacts.hardware.machines import machine
-from artifacts.store.store import Store
 from moectl.bundled import demo_model
 from moectl.commands.build_buddies import build_buddies
-from moectl.commands.profile import Request, profile_opened
-from moectl.shared.opening import check_store, model_info, open_quietly
+from moectl.commands.profile import ProfileRequest, profile_opened
+from moectl.shared.opening import check_store, open_quietly, stored_artefacts
 from moectl.shared.progress import progress_bar
 from moectl.show.pictures import Demonstration, Row
 from moectl.show.render import Sheet, human_bytes, show_json, show_sheet
@@ -24,7 +23,6 @@ from profilers.text.corpus import documents, token_sequences
 from runtime.control.counters import hit_rate
 from runtime.model.open import MoeModel
 from runtime.policies.base import Artefacts
-from runtime.session.artefacts import load_artefacts
 from runtime.session.probe import Rates, scaled_rates, scaled_window
 from runtime.session.session import Session, Settings
 
@@ -40,7 +38,7 @@ class _Measured:
 
 
 def demo(*, budget: str, scaled_to: str, tokens: int, store: Path | None, threads: int) -> Demonstration:
-    """Profile the bundled model on `tokens` tokens of docstrings, then measure it on held-out ones.
+    """Profile the bundled model on `tokens` tokens of docstrings, then measure every preset on held-out ones.
 
     Every preset reads the same text over the same emulated link; `full` is the reference of speed and quality.
     """
@@ -56,19 +54,19 @@ def demo(*, budget: str, scaled_to: str, tokens: int, store: Path | None, thread
     measured = {}
     with progress_bar("running", unit="tokens") as advance:
         total = len(PRESETS) * _NUM_SEQUENCES * _DECODE
-        for turn, preset in enumerate(PRESETS):
-            before = turn * total // len(PRESETS)
+        for number, preset in enumerate(PRESETS):
+            before = number * total // len(PRESETS)
             settings = _settings(preset, budget, rates, window)
             measured[preset] = _measure(
                 opened, settings, artefacts, sequences, lambda done, before=before: advance(before + done, total)
             )
     full = measured["full"].reading
-    rows = [_row(preset, each, full) for preset, each in measured.items()]
+    rows = [_row(preset, result, full) for preset, result in measured.items()]
     conditions = (
         f"{_NUM_SEQUENCES} held-out texts, {_PREFILL} tokens of prompt and {_DECODE} decoded each; budget {budget}; "
         f"link {rates.link / 1e9:.4f} GB/s, near {rates.near / 1e9:.4f} GB/s: {scaled_to} in proportion"
     )
-    return Demonstration(rows, budget, conditions, {preset: each.receipt for preset, each in measured.items()})
+    return Demonstration(rows, budget, conditions, {preset: result.receipt for preset, result in measured.items()})
 
 
 def show(demonstration: Demonstration, *, as_json: bool) -> None:
@@ -105,29 +103,28 @@ def sheet(demonstration: Demonstration) -> Sheet:
 
 
 def _artefacts(opened: MoeModel, store: Path, tokens: int) -> Artefacts:
-    request = Request("builtin", tokens, Batching())
+    request = ProfileRequest("builtin", tokens, Batching())
     with Session(opened, Settings(budget="25%")) as session:
         profile_opened("the bundled model", session, request, store=store)
     build_buddies(store, run=None, alpha="0.95", k_max=16, metric="coactivation")
-    with Store.open(store, read_only=True) as held:
-        return load_artefacts(held, model_info("", opened).model_id, opened.shape)
+    return stored_artefacts(store, opened)
 
 
 def _held_out(opened: MoeModel) -> list[np.ndarray]:
-    """The beginnings of the first held-out docstrings that are long enough."""
+    """Return the beginnings of the first held-out docstrings that are long enough."""
     length = _PREFILL + _DECODE
-    found: list[np.ndarray] = []
+    sequences: list[np.ndarray] = []
     for document in documents("builtin:held-out"):
         sequence = next(iter(token_sequences([document], opened.tokenizer, length=length, num_tokens=length)))
         if len(sequence) == length:
-            found.append(sequence)
-        if len(found) == _NUM_SEQUENCES:
+            sequences.append(sequence)
+        if len(sequences) == _NUM_SEQUENCES:
             break
-    return found
+    return sequences
 
 
 def _settings(preset: str, budget: str, rates: Rates, window: int) -> Settings:
-    """What `scaled_to` would set, measured once, so that every preset has the same link and near tier."""
+    """Return the settings that `scaled_to` stands for. The rates are measured once, so that all presets share them."""
     return Settings(
         preset=preset,
         budget=budget,
@@ -144,7 +141,7 @@ def _measure(
     sequences: list[np.ndarray],
     progress: Callable[[int], None],
 ) -> _Measured:
-    """Read the held-out text once, after the first of it has warmed the cache."""
+    """Read the held-out text once, after its first sequence has warmed the cache."""
     with Session(opened, settings, artefacts=artefacts) as session:
         read(session, sequences[:1], prefill=_PREFILL)
         first_pass = len(session.controller.counters.passes)

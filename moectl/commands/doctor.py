@@ -1,4 +1,4 @@
-"""`moectl doctor`: what this machine takes for a model, what stands in the way, and whether a prediction comes true."""
+"""`moectl doctor`: examine this machine for a model, name what is missing, and check a prediction on a short run."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,10 +13,10 @@ from artifacts.store.store import Store
 from moectl.bundled import demo_model
 from moectl.commands import doctor_findings as findings
 from moectl.commands import hardware
-from moectl.commands.doctor_findings import Finding
-from moectl.commands.hardware import Measured
+from moectl.commands.doctor_findings import DoctorFinding
+from moectl.commands.hardware import HardwareMeasurement
 from moectl.shared.defaults import DEFAULT_STORE
-from moectl.shared.opening import open_quietly
+from moectl.shared.opening import open_quietly, stored_artefacts
 from moectl.show.render import Sheet, human_bytes, show_json, show_sheet
 from profilers.compare.check_prediction import Prediction, check
 from profilers.hardware.load_times import QUICK
@@ -28,30 +28,30 @@ from runtime.model.open import MoeModel
 from runtime.session.link_choice import link_name
 
 _NUM_SEQUENCES, _PREFILL, _DECODE = 4, 16, 24
-_MOST = 0.8  # of the memory that can be had
+_MOST = 0.8  # of the available memory
 _TEXT = "builtin:held-out"
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """`is_stored`: the profile came from the store, and was not measured for the occasion."""
+    """The result of an examination; `is_stored` tells whether the hardware profile came from the store."""
 
-    measured: Measured
+    measured: HardwareMeasurement
     is_stored: bool
-    findings: list[Finding]
+    findings: list[DoctorFinding]
     prediction: Prediction
 
 
 def doctor(name: str | None, *, budget: str, link: str, device: str, threads: int, store: Path) -> Diagnosis:
     """Examine this machine with the model `name` (None: the bundled one); nothing is written.
 
-    Without a profile of this machine and link in the store a short one is measured. Raises BadUsage, BadInput for a
-    model or store that cannot be opened, OutOfResources when there is no room for the budget.
+    A short profile is measured when the store has none of this machine and link. Raises BadUsage, BadInput for a model
+    or store that cannot be opened, OutOfResources when the budget does not fit.
     """
     torch.set_num_threads(threads)
     path = name or str(demo_model())
     opened = open_quietly(path, device=device)
-    link_name(opened, link)  # what is not understood is told before anything is measured
+    link_name(opened, link)  # an unknown link is reported before anything is measured
     here = Here.look(opened.model.device)
     _check_room(opened, budget, here)
     link = hardware.affordable(opened, link)
@@ -59,15 +59,15 @@ def doctor(name: str | None, *, budget: str, link: str, device: str, threads: in
     is_stored = stored is not None and _fits(stored.profile, here, link_name(opened, link))
     measured = stored if is_stored else _measured(path, opened, link, store)
     shown = "" if store == DEFAULT_STORE else f" --store {store}"
-    found = findings.of_installation()
-    found += findings.of_machine(here, opened.shape) + findings.of_disk(measured.profile)
-    found.append(findings.of_room(store, opened.stored_shape, weight_nbytes=opened.dtype.itemsize))
-    found += findings.of_store(store, opened.fingerprint[:16], model=name, shown=shown)
+    all_findings = findings.of_installation()
+    all_findings += findings.of_machine(here, opened.shape) + findings.of_disk(measured.profile)
+    all_findings.append(findings.of_room(store, opened.stored_shape, weight_nbytes=opened.dtype.itemsize))
+    all_findings += findings.of_store(store, opened.fingerprint[:16], model=name, shown=shown)
     if stored is not None:
-        found += findings.of_profile(stored.profile, here)
+        all_findings += findings.of_profile(stored.profile, here)
     sequences = _sequences(opened)
     prediction = check(opened, measured.profile, sequences, prefill=_PREFILL, budget=budget, link=link)
-    return Diagnosis(measured, is_stored, found, prediction)
+    return Diagnosis(measured, is_stored, all_findings, prediction)
 
 
 def show(diagnosis: Diagnosis, *, as_json: bool) -> None:
@@ -88,29 +88,29 @@ def show(diagnosis: Diagnosis, *, as_json: bool) -> None:
         show_sheet(sheet)
 
 
-def _stored(name: str, opened: MoeModel, path: Path) -> Measured | None:
+def _stored(name: str, opened: MoeModel, path: Path) -> HardwareMeasurement | None:
     if not path.exists():
         return None
     with Store.open(path, read_only=True) as store:
         model_id = opened.fingerprint[:16]
         profile, run = stored_profile(store, model_id), store.latest_run(COMMAND, model_id)
-    return None if profile is None else Measured(name, profile, run.run_id)
+    return None if profile is None else HardwareMeasurement(name, profile, run.run_id)
 
 
 def _fits(profile: HardwareProfile, here: Here, link: str) -> bool:
-    """Whether runs over this link are what was measured, here."""
+    """Return whether the profile was measured on this machine and over this link."""
     is_changed = any(profile.conditions.get(name) != getattr(here, name) for name in ("processor", "cores", "threads"))
     device = "cuda" if here.gpu else "cpu"
     return not is_changed and (profile.conditions["link"], profile.device) == (link, device)
 
 
-def _measured(name: str, opened: MoeModel, link: str, store: Path) -> Measured:
-    replicas = hardware.stored_replicas(store, opened)
-    return Measured(name, hardware.measured(name, opened, link=link, replicas=replicas, effort=QUICK))
+def _measured(name: str, opened: MoeModel, link: str, store: Path) -> HardwareMeasurement:
+    replicas = stored_artefacts(store, opened).replicas
+    return HardwareMeasurement(name, hardware.measured(name, opened, link=link, replicas=replicas, effort=QUICK))
 
 
 def _check_room(opened: MoeModel, budget: str, here: Here) -> None:
-    """Raise OutOfResources rather than let the system end the process."""
+    """Raise OutOfResources before the system would end the process for lack of memory."""
     wanted = sizes.num_slots(budget, opened.shape, per_layer=True) * opened.store.layout.nbytes
     room = here.gpu_nbytes or here.available_nbytes
     if wanted > _MOST * room:
@@ -121,22 +121,22 @@ def _check_room(opened: MoeModel, budget: str, here: Here) -> None:
 
 
 def _sequences(opened: MoeModel) -> list[np.ndarray]:
-    """The beginnings of held-out docstrings; tokens at random for a model without a tokenizer."""
+    """Return the beginnings of held-out docstrings; random tokens for a model without a tokenizer."""
     length = _PREFILL + _DECODE
     if opened.tokenizer is None:
         return list(np.random.default_rng(0).integers(0, opened.config.vocab_size, (_NUM_SEQUENCES, length)))
-    found = []
+    sequences = []
     for document in documents(_TEXT):
         first = next(token_sequences([document], opened.tokenizer, length=length, num_tokens=length))
-        found += [first] if len(first) == length else []
-        if len(found) == _NUM_SEQUENCES:
+        sequences += [first] if len(first) == length else []
+        if len(sequences) == _NUM_SEQUENCES:
             break
-    check_sequences(opened.model, found)
-    return found
+    check_sequences(opened.model, sequences)
+    return sequences
 
 
 def _findings(diagnosis: Diagnosis) -> Sheet:
-    rows = [(one.topic, one.says, one.remedy) for one in diagnosis.findings]
+    rows = [(finding.topic, finding.says, finding.remedy) for finding in diagnosis.findings]
     return Sheet("What stands in the way", ("about", "what there is", "what mends it"), rows)
 
 

@@ -1,4 +1,4 @@
-"""What stands in a model's way on a machine, in plain sentences, each with what mends it."""
+"""What hinders a model on a machine, in plain sentences, each with its remedy."""
 
 import platform
 import shutil
@@ -27,57 +27,56 @@ _BUILT = {
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """`remedy` is a command or an advice; None where there is nothing to mend."""
+class DoctorFinding:
+    """One observation. `remedy` is a command or an advice, None where nothing is wrong."""
 
     topic: str
     says: str
     remedy: str | None = None
 
 
-def of_installation() -> list[Finding]:
-    """Python, what moectl cannot do without, and each extra: there, or how to get it."""
+def of_installation() -> list[DoctorFinding]:
+    """Report Python and its packages, those that moectl needs and those of each extra."""
     if not installed.is_installed():
         says = "moectl runs from its sources: what it needs, and whether that is here, is not known"
-        return [Finding("installation", says, "pip install . in the folder of its pyproject.toml")]
+        return [DoctorFinding("installation", says, "pip install . in the folder of its pyproject.toml")]
     needs = installed.needs()
     installed.check()
     named = ", ".join(str(need) for need in needs if need.name in _NAMED)
     says = f"Python {platform.python_version()}, {named}; what moectl needs is here, {len(needs)} packages"
     return [
-        Finding("installation", says),
+        DoctorFinding("installation", says),
         *(_extra(name, purpose) for name, purpose in installed.EXTRAS.items()),
     ]
 
 
-def _extra(name: str, purpose: str) -> Finding:
+def _extra(name: str, purpose: str) -> DoctorFinding:
     needs = installed.needs(name)
     says = f"for {purpose}: {', '.join(map(str, needs))}"
-    return Finding(
+    return DoctorFinding(
         f"extra {name}", says, None if all(need.is_met for need in needs) else f"pip install 'moectl[{name}]'"
     )
 
 
-def of_machine(here: Here, shape: Shape) -> list[Finding]:
-    """GPU, memory, threads, other work."""
+def of_machine(here: Here, shape: Shape) -> list[DoctorFinding]:
+    """Report the GPU, memory, threads and load."""
     return [_gpu(here, shape), _memory(here, shape), _pinning(here, shape), _threads(here), *_load(here)]
 
 
-def of_disk(profile: HardwareProfile) -> list[Finding]:
-    """How fast experts come from the disk, where that could be told."""
+def of_disk(profile: HardwareProfile) -> list[DoctorFinding]:
+    """Report how fast experts come from the disk, if the profile could measure it."""
     cold = next((load for load in profile.loads if load.link == COLD), None)
     if cold is None:
-        return [Finding("disk", "how fast the disk is cannot be told here: what it has read stays in memory")]
+        return [DoctorFinding("disk", "how fast the disk is cannot be told here: what it has read stays in memory")]
     times = cold.seconds.median / profile.decode.expert.median
     says = f"an expert comes from the disk at {cold.gbps:.2g} GB/s, {times:.2g} times as long as computing it takes"
     if cold.gbps >= SLOW_DISK_GBPS:
-        return [Finding("disk", says)]
-    return [Finding("disk", says, "a larger --budget, a faster disk, or RAM that keeps what was read")]
+        return [DoctorFinding("disk", says)]
+    return [DoctorFinding("disk", says, "a larger --budget, a faster disk, or RAM that keeps what was read")]
 
 
-def of_room(path: Path, shape: Shape, *, weight_nbytes: int) -> Finding:
-    """Whether the disk of a store takes replicas of all widths beside it; a weight of the checkpoint has so many
-    bytes."""
+def of_room(path: Path, shape: Shape, *, weight_nbytes: int) -> DoctorFinding:
+    """Report whether the store's disk has room for replicas of all widths; `weight_nbytes` is the size of a weight."""
     folder = next(each for each in path.absolute().parents if each.is_dir())
     free = shutil.disk_usage(folder).free
     sizes = typical(np.ones((1, 1)), expert_nbytes=shape.expert_nbytes, weight_nbytes=weight_nbytes).nbytes
@@ -85,32 +84,32 @@ def of_room(path: Path, shape: Shape, *, weight_nbytes: int) -> Finding:
     says = f"replicas of every expert at 1 to 4 bits take {human_bytes(wanted)} beside the store, {human_bytes(free)} "
     says += "are free there"
     if wanted <= free:
-        return Finding("disk space", says)
-    return Finding(
+        return DoctorFinding("disk space", says)
+    return DoctorFinding(
         "disk space", says, "free some, give a --store on another disk, or fewer widths: moectl quantize --bits 4"
     )
 
 
-def of_store(path: Path, model_id: str, *, model: str | None, shown: str) -> list[Finding]:
-    """What was not built yet. `shown` is the option that names the store, if it is not the default one."""
+def of_store(path: Path, model_id: str, *, model: str | None, shown: str) -> list[DoctorFinding]:
+    """Report the artefacts that are missing. `shown` is the option that names the store, empty for the default one."""
     built = _commands(path, model_id)
     named = f" {model}" if model else ""
     takes_model = {"profile", "quantize", COMMAND}
     return [
-        Finding("store", says, f"{verb}{named if command in takes_model else ''}{shown}")
+        DoctorFinding("store", says, f"{verb}{named if command in takes_model else ''}{shown}")
         for command, (says, verb) in _BUILT.items()
         if command not in built
     ]
 
 
-def of_profile(profile: HardwareProfile, here: Here) -> list[Finding]:
-    """Whether a stored profile is of this machine as it is now."""
+def of_profile(profile: HardwareProfile, here: Here) -> list[DoctorFinding]:
+    """Report whether the stored profile is of this machine in its present state."""
     names = ("processor", "cores", "threads")
     changed = [name for name in names if profile.conditions.get(name) != getattr(here, name)]
     if not changed:
         return []
-    told = ", ".join(f"{name} {profile.conditions.get(name)} then, {getattr(here, name)} now" for name in changed)
-    return [Finding("hardware profile", f"it was measured otherwise: {told}", "moectl profile --hardware")]
+    changes = ", ".join(f"{name} {profile.conditions.get(name)} then, {getattr(here, name)} now" for name in changed)
+    return [DoctorFinding("hardware profile", f"it was measured otherwise: {changes}", "moectl profile --hardware")]
 
 
 def _commands(path: Path, model_id: str) -> set[str]:
@@ -120,51 +119,53 @@ def _commands(path: Path, model_id: str) -> set[str]:
         return {run.info.command for run in store.runs() if run.info.model_id == model_id}
 
 
-def _gpu(here: Here, shape: Shape) -> Finding:
+def _gpu(here: Here, shape: Shape) -> DoctorFinding:
     if here.gpu is not None:
         share = min(1.0, here.gpu_nbytes / shape.nbytes)
-        return Finding(
+        return DoctorFinding(
             "gpu", f"{here.gpu}, {human_bytes(here.gpu_nbytes)}: room for {share:.0%} of the experts at most"
         )
     if torch.cuda.is_available():
-        return Finding("gpu", "there is a GPU, but the CPU was asked for", "--device cuda")
+        return DoctorFinding("gpu", "there is a GPU, but the CPU was asked for", "--device cuda")
     says = "no GPU: experts are computed on the CPU, and the fast tier is a part of RAM"
     if torch.version.cuda is None:
-        return Finding("gpu", says, "if the machine has one: install a torch built with CUDA")
-    return Finding("gpu", says, "if the machine has one: its driver is missing, or too old for this torch")
+        return DoctorFinding("gpu", says, "if the machine has one: install a torch built with CUDA")
+    return DoctorFinding("gpu", says, "if the machine has one: its driver is missing, or too old for this torch")
 
 
-def _memory(here: Here, shape: Shape) -> Finding:
+def _memory(here: Here, shape: Shape) -> DoctorFinding:
     says = f"the experts take {human_bytes(shape.nbytes)}, of RAM {human_bytes(here.available_nbytes)} can be had"
     if shape.nbytes <= here.available_nbytes:
-        return Finding("memory", says)
-    return Finding("memory", f"{says}: they do not fit, and are read from the disk as they are wanted", "--link disk")
+        return DoctorFinding("memory", says)
+    return DoctorFinding(
+        "memory", f"{says}: they do not fit, and are read from the disk as they are wanted", "--link disk"
+    )
 
 
-def _pinning(here: Here, shape: Shape) -> Finding:
+def _pinning(here: Here, shape: Shape) -> DoctorFinding:
     if here.gpu is None:
-        return Finding("page-locked memory", "none is wanted without a GPU")
-    wanted = 1 << (shape.nbytes - 1).bit_length()  # torch rounds a block up
+        return DoctorFinding("page-locked memory", "none is wanted without a GPU")
+    wanted = 1 << (shape.nbytes - 1).bit_length()  # torch rounds a block up to a power of two
     says = f"a GPU's link wants up to {human_bytes(wanted)} page-locked, of RAM {human_bytes(here.available_nbytes)} "
     limit = "without a limit" if here.locked_nbytes is None else f"limit {human_bytes(here.locked_nbytes)}"
     says += f"can be had (ulimit -l: {limit}; CUDA's own locking mostly goes past it)"
     if wanted <= here.available_nbytes:
-        return Finding("page-locked memory", says)
-    return Finding("page-locked memory", says, "--link disk; or `ulimit -l unlimited` and more RAM")
+        return DoctorFinding("page-locked memory", says)
+    return DoctorFinding("page-locked memory", says, "--link disk; or `ulimit -l unlimited` and more RAM")
 
 
-def _threads(here: Here) -> Finding:
+def _threads(here: Here) -> DoctorFinding:
     best = max(1, here.cores - 1)
     says = f"{here.threads} of {here.cores} cores compute"
     if here.threads > best:
-        return Finding("threads", f"{says}: none is left to the link, and threads spin", f"--threads {best}")
+        return DoctorFinding("threads", f"{says}: none is left to the link, and threads spin", f"--threads {best}")
     if here.threads < best:
-        return Finding("threads", f"{says}: the others stand idle", f"--threads {best}")
-    return Finding("threads", says)
+        return DoctorFinding("threads", f"{says}: the others stand idle", f"--threads {best}")
+    return DoctorFinding("threads", says)
 
 
-def _load(here: Here) -> list[Finding]:
+def _load(here: Here) -> list[DoctorFinding]:
     if here.load is None or here.load <= here.cores:
         return []
     says = f"other work is under way, {here.load:.1f} processes on {here.cores} cores: figures are too high and vary"
-    return [Finding("load", says, "try again when the machine is idle")]
+    return [DoctorFinding("load", says, "try again when the machine is idle")]

@@ -1,4 +1,4 @@
-"""`moectl export`: what a store holds, for other programs: a GPTQ checkpoint, JSON, CSV, an option of llama.cpp."""
+"""`moectl export`: write a store's content for other programs: GPTQ checkpoint, JSON, CSV, an option of llama.cpp."""
 
 import json
 import re
@@ -28,7 +28,7 @@ _BLOCK = re.compile(r"\.(\d+)\.")
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What was written, from which run."""
+    """The written checkpoint, and the run whose replicas it holds."""
 
     folder: Path
     run_id: int
@@ -37,8 +37,8 @@ class Exported:
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
-    """What other programs read, from which run; `out` is the file it was written to, if any."""
+class ExportedText:
+    """A text for other programs and the run it comes from; `out` is the file that holds it, if any."""
 
     what: str
     text: str
@@ -46,10 +46,12 @@ class Text:
     out: Path | None
 
 
-def export_text(name: str | None, what: str, out: Path | None, *, budget: str, store: Path, run: int | None) -> Text:
-    """What the newest run that fits holds, of the model `name` if one is named; written to `out` if that is given.
+def export_text(
+    name: str | None, what: str, out: Path | None, *, budget: str, store: Path, run: int | None
+) -> ExportedText:
+    """Return what the newest fitting run holds, of the model `name` if one is named; write it to `out` if given.
 
-    Raises BadUsage (unknown name), BadInput (store) and Incompatible (nothing there, another model).
+    Raises BadUsage (unknown name), BadInput (store) and Incompatible (no such run, another model).
     """
     if what not in FORMS:
         raise BadUsage(unknown("export", what, (GPTQ, *FORMS)))
@@ -61,7 +63,7 @@ def export_text(name: str | None, what: str, out: Path | None, *, budget: str, s
     if out:
         with replacing(out) as temporary:
             temporary.write_text(text, encoding="utf-8")
-    return Text(what, text, source.run.run_id, out)
+    return ExportedText(what, text, source.run.run_id, out)
 
 
 def _text(what: str, source: Exportable) -> str:
@@ -71,12 +73,12 @@ def _text(what: str, source: Exportable) -> str:
 
 
 def _blocks(name: str) -> list[int]:
-    """The numbers of a model's MoE layers among all its layers: those before may be dense."""
+    """Return the numbers of the MoE layers among all layers; earlier layers may be dense."""
     return [int(_BLOCK.search(layer.name)[1]) for layer in open_quietly(name, device="cpu").layers]
 
 
-def show_text(text: Text, *, as_json: bool) -> None:
-    """Print it, or where it was written. In JSON what is text is a string."""
+def show_text(text: ExportedText, *, as_json: bool) -> None:
+    """Print the text, or the file that holds it. In JSON a text that is not JSON itself is a string."""
     if as_json:
         content = json.loads(text.text) if text.what in JSON_FORMS else text.text
         show_json({"what": text.what, "run": text.run_id, "out": text.out and str(text.out), "content": content})
@@ -89,7 +91,7 @@ def show_text(text: Text, *, as_json: bool) -> None:
 def export(name: str | None, out: Path | None, *, bits: int, store: Path, run: int | None) -> Exported:
     """Write the model `name` (None: the bundled one) with its experts at `bits` to the new folder `out`.
 
-    Every file of replicas is compared with its hash before it is used.
+    Every replica file is compared with its hash before it is used.
     """
     if out is None:
         raise BadUsage("a GPTQ checkpoint is a folder: give --out FOLDER, which must not be there yet")
@@ -119,7 +121,7 @@ def export(name: str | None, out: Path | None, *, bits: int, store: Path, run: i
 
 
 def show(exported: Exported, *, as_json: bool) -> None:
-    """Say where it lies."""
+    """Print the folder that was written."""
     if as_json:
         record = {"folder": str(exported.folder), "run": exported.run_id, "bits": exported.bits}
         show_json(record | {"nbytes": exported.nbytes})
@@ -129,10 +131,10 @@ def show(exported: Exported, *, as_json: bool) -> None:
 
 
 def _run(store: Store, run_id: int | None, model_id: str) -> StoredRun:
-    """The run asked for, or the newest of this model that wrote replicas."""
-    found = store.run(run_id) if run_id is not None else store.latest_run("quantize", model_id)
-    if found is None or "replicas" not in found.contents:
+    """Return the run asked for, else the newest run of this model that wrote replicas."""
+    run = store.run(run_id) if run_id is not None else store.latest_run("quantize", model_id)
+    if run is None or "replicas" not in run.contents:
         raise Incompatible(f"{store.path} holds no replicas of this model: run moectl quantize first")
-    if found.info.model_id != model_id:
-        raise Incompatible(f"run {found.run_id} of {store.path} is of another model ({found.info.model_id})")
-    return found
+    if run.info.model_id != model_id:
+        raise Incompatible(f"run {run.run_id} of {store.path} is of another model ({run.info.model_id})")
+    return run

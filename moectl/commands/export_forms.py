@@ -1,4 +1,4 @@
-"""What an export holds: buddies, splits, a placement and a profile out of a store, for other programs to read."""
+"""The forms of an export: buddies, splits, a placement, a profile, a CSV of routing, an option of llama.cpp."""
 
 import csv
 import io
@@ -19,7 +19,7 @@ _TENSORS = "ffn_(up|down|gate|gate_up)_(ch|)exps"  # llama.cpp's own names, one 
 
 @dataclass(frozen=True, slots=True)
 class Exportable:
-    """A run of an open store that wrote what is asked for, the model that it is of, and the budget of a placement."""
+    """A run of an open store, the model that it is of, and the budget of a placement."""
 
     store: Store
     run: StoredRun
@@ -31,30 +31,33 @@ class Exportable:
         return self.model.shape.num_layers, self.model.shape.num_experts
 
     def counts(self) -> np.ndarray:
-        """Tokens that selected each expert [L, E], over all phases."""
+        """Return how many tokens selected each expert [L, E], over all phases."""
         by_phase = activation_matrices(self.store.read("activations", self.run.run_id), *self.size)
         return sum(count for count, _ in by_phase.values())
 
 
 def find(store: Store, what: str, *, run_id: int | None, model: ModelInfo | None, budget: str) -> Exportable:
-    """The run asked for, or the newest that fits; of `model` if one is named. Raises BadUsage and Incompatible."""
+    """Return the run asked for, else the newest one that fits, of `model` if one is named.
+
+    Raises BadUsage for an unknown form, Incompatible when no run fits.
+    """
     if what not in FORMS:
         raise BadUsage(unknown("export", what, FORMS))
     table, command = _SOURCES[what]
     candidates = store.runs() if run_id is None else [store.run(run_id)]
-    found = [run for run in candidates if table in run.contents and run.info.model_id]
+    runs = [run for run in candidates if table in run.contents and run.info.model_id]
     if model is not None:
-        found = [run for run in found if run.info.model_id == model.model_id]
-    if not found:
+        runs = [run for run in runs if run.info.model_id == model.model_id]
+    if not runs:
         of = f" of {model.name}" if model else ""
         where = store.path if run_id is None else f"run {run_id} of {store.path}"
         raise Incompatible(f"{where} holds no {table}{of}: run {command} first")
-    known = {one.model_id: one for one in store.models()}
-    return Exportable(store, found[-1], known[found[-1].info.model_id], budget)
+    by_id = {info.model_id: info for info in store.models()}
+    return Exportable(store, runs[-1], by_id[runs[-1].info.model_id], budget)
 
 
 def buddies(source: Exportable) -> dict[str, object]:
-    """Lists by layer and pivot, strongest first, with their q."""
+    """Return the buddy lists by layer and pivot, strongest buddy first, with their q."""
     table, q = buddy_matrices(source.store.read("buddies", source.run.run_id), *source.size)
     lists = [[row[row >= 0].tolist() for row in layer] for layer in table]
     shares = [
@@ -64,7 +67,7 @@ def buddies(source: Exportable) -> dict[str, object]:
 
 
 def splits(source: Exportable) -> dict[str, object]:
-    """By layer: budget in experts, cached experts, theta, expected wait."""
+    """Return by layer: budget in experts, cached experts, theta, expected stall."""
     budgets, exposed_s, theta, cached = split_columns(source.store.read("splits", source.run.run_id))
     names = ("layer", "budget", "cache_size", "theta", "exposed_s")
     columns = (range(len(budgets)), budgets.tolist(), cached.tolist(), theta.tolist(), exposed_s.tolist())
@@ -73,7 +76,7 @@ def splits(source: Exportable) -> dict[str, object]:
 
 
 def placement(source: Exportable) -> dict[str, object]:
-    """The experts most used that fit the budget, by layer, and the share of requests that they serve."""
+    """Return by layer the most used experts that fit the budget, and the share of requests that they cover."""
     counts = source.counts()
     hot = hottest(counts, source)
     layers = [np.flatnonzero(row).tolist() for row in hot]
@@ -82,17 +85,17 @@ def placement(source: Exportable) -> dict[str, object]:
 
 
 def profile(source: Exportable) -> dict[str, object]:
-    """Counts and weights by phase, layer and expert; percentiles of token activating entropy by layer."""
+    """Return counts and weights by phase, layer and expert, and percentiles of token activating entropy by layer."""
     by_phase = activation_matrices(source.store.read("activations", source.run.run_id), *source.size)
     phases = {name: {"count": count.tolist(), "weight": weight.tolist()} for name, (count, weight) in by_phase.items()}
-    told = _head(source) | {"data": source.run.info.data, "tokens": source.run.info.tokens, "phases": phases}
+    record = _head(source) | {"data": source.run.info.data, "tokens": source.run.info.tokens, "phases": phases}
     if "entropy" in source.run.contents:
-        told["entropy"] = entropy_percentiles(source.store.read("entropy", source.run.run_id)).tolist()
-    return told
+        record["entropy"] = entropy_percentiles(source.store.read("entropy", source.run.run_id)).tolist()
+    return record
 
 
 def routing(source: Exportable) -> str:
-    """The routing profile as CSV: one line a phase, layer and expert."""
+    """Return the routing profile as CSV, one line for each phase, layer and expert."""
     rows = source.store.read("activations", source.run.run_id)
     out = io.StringIO()
     names = ["phase", "layer", "expert", "count", "weight"]
@@ -103,10 +106,11 @@ def routing(source: Exportable) -> str:
 
 
 def override_tensor(source: Exportable, blocks: list[int]) -> str:
-    """The option of llama.cpp that keeps all layers but those of the hottest experts in host memory.
+    """Return the option of llama.cpp that keeps cold layers in host memory.
 
-    `blocks` are the numbers of the MoE layers among all layers. llama.cpp holds all experts of a layer in one tensor:
-    whole layers stay or go: as many as the budget holds, those first that have most of the hottest experts.
+    `blocks` are the numbers of the MoE layers among all layers. llama.cpp holds all experts of a layer in one tensor,
+    so a layer stays or goes as a whole. As many layers stay as the budget holds, those with the most of the hottest
+    experts first.
     """
     hot = hottest(source.counts(), source).sum(axis=1)
     fitting = int(sizes.budget_nbytes(source.budget, source.model.shape) // _layer_nbytes(source))
@@ -118,12 +122,12 @@ def override_tensor(source: Exportable, blocks: list[int]) -> str:
 
 
 def hottest(counts: np.ndarray, source: Exportable) -> np.ndarray:
-    """[L, E] whether an expert is among the most used that fit the budget; ties to the lower key."""
+    """Return [L, E]: whether an expert is among the most used that fit the budget; ties go to the lower key."""
     fitting = sizes.num_slots(source.budget, source.model.shape, per_layer=False)
     order = np.argsort(-counts, axis=None, kind="stable")[:fitting]
-    found = np.zeros(counts.size, bool)
-    found[order] = True
-    return found.reshape(counts.shape)
+    is_hot = np.zeros(counts.size, bool)
+    is_hot[order] = True
+    return is_hot.reshape(counts.shape)
 
 
 def _layer_nbytes(source: Exportable) -> int:

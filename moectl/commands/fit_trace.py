@@ -1,4 +1,4 @@
-"""`moectl fit-trace`: the dials of a synthetic trace that is like a given one, and how near it comes."""
+"""`moectl fit-trace`: fit the dials of a synthetic trace to a given trace or to hit rates."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -9,28 +9,28 @@ from artifacts.traces.statistics import measure
 from artifacts.traces.synthetic import Dials, generate
 from artifacts.traces.trace import PREFILL, Trace
 from moectl.shared.progress import progress_bar
-from moectl.shared.trace_source import Source, open_source
+from moectl.shared.trace_source import TraceSource, open_source
 from moectl.show.render import Sheet, show_json, show_sheet
 from runtime.replay.fit_synthetic import fit_hit_rates, fit_statistics, hit_rates, misfit, parse_hit_rates
 
 _DIALS = {"concentration": "skew", "reuse": "locality", "similarity": "similarity", "prediction": "predictability"}
-# Decoding alone, as hit rates are published; requests differ among themselves as the dial `similarity` says.
+# Published hit rates are of decoding alone. The dial `similarity` says how much requests differ.
 _FOR_HIT_RATES = Dials(tokens=1200, requests=6, prompt=0)
 
 
-_USUAL = 40  # traces that are tried
+_USUAL = 40  # traces that a fit usually tries; the progress bar expects so many
 
 
 @dataclass(frozen=True, slots=True)
-class Fitted:
-    """`sheet`: what was wanted beside what the dials give."""
+class FittedTrace:
+    """The dials; `sheet` has the wanted statistics beside those that the dials give."""
 
     dials: Dials
     sheet: Sheet
 
 
-def fit_trace(source: Source, hits: Sequence[str], *, seed: int) -> Fitted:
-    """Fit to hit rates if there are any, else to the trace of the source."""
+def fit_trace(source: TraceSource, hits: Sequence[str], *, seed: int) -> FittedTrace:
+    """Fit to hit rates if any are given, else to the trace of the source."""
     if hits and (source.trace or source.run):
         raise BadUsage("give either a trace to be like or --hits, not both")
     if hits:
@@ -39,8 +39,8 @@ def fit_trace(source: Source, hits: Sequence[str], *, seed: int) -> Fitted:
     return _to_statistics(opened.trace, opened.model, seed)
 
 
-def show(fitted: Fitted, *, as_json: bool) -> None:
-    """Print the dials, and how near they come."""
+def show(fitted: FittedTrace, *, as_json: bool) -> None:
+    """Print the dials and how close they come, or one JSON object."""
     if as_json:
         show_json({"synthetic": str(fitted.dials), "dials": asdict(fitted.dials), "rows": fitted.sheet.records()})
         return
@@ -48,7 +48,7 @@ def show(fitted: Fitted, *, as_json: bool) -> None:
     print(f'--synthetic "{fitted.dials}"')
 
 
-def _to_statistics(trace: Trace, model: ModelShape, seed: int) -> Fitted:
+def _to_statistics(trace: Trace, model: ModelShape, seed: int) -> FittedTrace:
     target = measure(trace, model.shape.num_experts)
     dials = fit_statistics(target, model.shape, _of_the_size_of(trace, seed))
     reached = measure(generate(dials, model.shape), model.shape.num_experts)
@@ -57,11 +57,13 @@ def _to_statistics(trace: Trace, model: ModelShape, seed: int) -> Fitted:
         for name, dial in _DIALS.items()
     ]
     note = "a statistic that no value of its dial reaches leaves the dial at an end of its range"
-    return Fitted(dials, Sheet("Fitted to a trace", ("dial", "value", "statistic", "wanted", "reached"), rows, note))
+    return FittedTrace(
+        dials, Sheet("Fitted to a trace", ("dial", "value", "statistic", "wanted", "reached"), rows, note)
+    )
 
 
 def _of_the_size_of(trace: Trace, seed: int) -> Dials:
-    """As many requests and tokens, and prompts as long as they are on average."""
+    """Return dials for as many requests and tokens as the trace has, and prompts of its mean length."""
     first = trace.take((trace.layer == 0).nonzero()[0])
     requests = len(set(first.request.tolist()))
     prompt = int((first.phase == PREFILL).sum()) // requests
@@ -69,18 +71,18 @@ def _of_the_size_of(trace: Trace, seed: int) -> Dials:
     return Dials(tokens=tokens, requests=requests, prompt=prompt, seed=seed)
 
 
-def _to_hit_rates(hits: Sequence[str], model: ModelShape, seed: int) -> Fitted:
+def _to_hit_rates(hits: Sequence[str], model: ModelShape, seed: int) -> FittedTrace:
     wanted = [parse_hit_rates(text) for text in hits]
     with progress_bar("fitting", unit="traces") as advance:
         start = replace(_FOR_HIT_RATES, seed=seed)
         dials = fit_hit_rates(wanted, model, start, progress=lambda tried: advance(tried, max(tried, _USUAL)))
     reached = hit_rates(dials, model, wanted, num_layers=2)
     rows = [
-        (theirs.eviction, held, rate, mine.rates[held], mine.rates[held] - rate)
+        (theirs.eviction, num_held, rate, mine.rates[num_held], mine.rates[num_held] - rate)
         for mine, theirs in zip(reached, wanted, strict=True)
-        for held, rate in theirs.rates.items()
+        for num_held, rate in theirs.rates.items()
     ]
     of_model = f"{model.name}'s {model.shape.num_experts} experts"
     note = f"root mean squared difference {misfit(reached, wanted):.3f}, on {of_model}"
     columns = ("policy", "experts held", "wanted", "reached", "difference")
-    return Fitted(dials, Sheet("Fitted to hit rates", columns, rows, note))
+    return FittedTrace(dials, Sheet("Fitted to hit rates", columns, rows, note))

@@ -1,4 +1,4 @@
-"""`moectl profile --hardware`: what this machine takes for a model, into the store."""
+"""`moectl profile --hardware`: measure what a model costs on this machine, into the store."""
 
 import time
 from dataclasses import asdict, dataclass
@@ -11,9 +11,9 @@ from artifacts.hardware.profile import COMMAND, HardwareProfile, Spread, to_rows
 from artifacts.quantisation.replicas import Replicas
 from artifacts.shape import FULL_BITS
 from artifacts.store.runs import ModelInfo, RunInfo, utc_now
-from artifacts.store.store import Store, add_run
+from artifacts.store.store import add_run
 from moectl.bundled import demo_model
-from moectl.shared.opening import check_store, model_info, open_quietly
+from moectl.shared.opening import check_store, model_info, open_quietly, stored_artefacts
 from moectl.shared.progress import progress_bar
 from moectl.show.render import Sheet, human_bytes, show_json, show_sheet
 from profilers.hardware.load_times import THOROUGH, Effort
@@ -21,15 +21,14 @@ from profilers.hardware.profile import measure
 from profilers.hardware.this_machine import Here
 from runtime.model.locate import locate
 from runtime.model.open import MoeModel
-from runtime.session.artefacts import load_artefacts
 from runtime.session.link_choice import link_name
 
-_MOST_PINNED = 0.8  # of the RAM that can be had
+_MOST_PINNED = 0.8  # of the available RAM
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """A profile and the run of the store that holds it; None where it was not kept."""
+class HardwareMeasurement:
+    """A hardware profile, and the run of the store that holds it, None when it was not stored."""
 
     model: str
     profile: HardwareProfile
@@ -37,31 +36,31 @@ class Measured:
 
 
 def refuse_routing(*, trace: bool, shard: str, is_spread: bool) -> None:
-    """Raise BadUsage for what goes with text."""
+    """Raise BadUsage for options of a routing profile."""
     if trace or shard != "1/1" or is_spread:
         raise BadUsage(
             "--hardware measures the machine and reads no text: leave out --trace, --shard, --jobs and --executor"
         )
 
 
-def profile_hardware(name: str | None, *, link: str, device: str, threads: int, store: Path) -> Measured:
+def profile_hardware(name: str | None, *, link: str, device: str, threads: int, store: Path) -> HardwareMeasurement:
     """Measure this machine with the model `name` (None: the bundled one) and write the run, all rows or none.
 
-    Replicas of the model that the store holds are measured near memory. Raises BadUsage for a link or device that is
-    not there, BadInput for a model that cannot be opened.
+    The replicas that the store holds of the model are measured near memory. Raises BadUsage for a link or device that
+    the machine lacks, BadInput for a model that cannot be opened.
     """
     torch.set_num_threads(threads)
     started_at, begin_s = utc_now(), time.perf_counter()
     check_store(store)
     name = name or str(demo_model())
     opened = open_quietly(name, device=device)
-    profile = measured(name, opened, link=link, replicas=stored_replicas(store, opened), effort=THOROUGH)
+    profile = measured(name, opened, link=link, replicas=stored_artefacts(store, opened).replicas, effort=THOROUGH)
     info = model_info(name, opened)
-    return Measured(name, profile, _write(store, info, profile, started_at, time.perf_counter() - begin_s))
+    return HardwareMeasurement(name, profile, _write(store, info, profile, started_at, time.perf_counter() - begin_s))
 
 
 def measured(name: str, opened: MoeModel, *, link: str, replicas: Replicas | None, effort: Effort) -> HardwareProfile:
-    link_name(opened, link)  # what is not understood is told before anything is measured
+    link_name(opened, link)  # an unknown link is reported before anything is measured
     with progress_bar("measuring", unit="parts") as advance:
         return measure(
             opened,
@@ -74,19 +73,12 @@ def measured(name: str, opened: MoeModel, *, link: str, replicas: Replicas | Non
 
 
 def affordable(opened: MoeModel, link: str) -> str:
-    """`auto`, but where a GPU's link would page-lock more than there is: then the disk."""
+    """Return the link, but `disk` for `auto` where a GPU's link would page-lock more memory than is available."""
     device = opened.model.device
     if link != "auto" or device.type != "cuda":
         return link
     fits = opened.shape.nbytes <= _MOST_PINNED * Here.look(device).available_nbytes
     return link if fits else "disk"
-
-
-def stored_replicas(path: Path, opened: MoeModel) -> Replicas | None:
-    if not path.exists():
-        return None
-    with Store.open(path, read_only=True) as store:
-        return load_artefacts(store, opened.fingerprint[:16], opened.shape).replicas
 
 
 def _write(path: Path, model: ModelInfo, profile: HardwareProfile, started_at: object, seconds: float) -> int:
@@ -100,12 +92,12 @@ def _write(path: Path, model: ModelInfo, profile: HardwareProfile, started_at: o
     return add_run(path, info, {"hardware": to_rows(profile)}, model=model)
 
 
-def show(found: Measured, *, as_json: bool) -> None:
+def show(measurement: HardwareMeasurement, *, as_json: bool) -> None:
     """Print three tables, or one JSON object."""
     if as_json:
-        show_json({"run": found.run, "model": found.model, **record(found.profile)})
+        show_json({"run": measurement.run, "model": measurement.model, **record(measurement.profile)})
         return
-    for sheet in sheets(found):
+    for sheet in sheets(measurement):
         show_sheet(sheet)
 
 
@@ -113,17 +105,23 @@ def record(profile: HardwareProfile) -> dict[str, object]:
     return asdict(profile) | {"conditions": dict(profile.conditions)}
 
 
-def sheets(found: Measured) -> list[Sheet]:
-    """Computing, loading, near memory; microseconds, and the interquartile range in brackets."""
-    profile = found.profile
+def sheets(measurement: HardwareMeasurement) -> list[Sheet]:
+    """Return tables of computing, loading and near memory, in microseconds with the interquartile range in brackets."""
+    profile = measurement.profile
     compute = [
-        (one.tokens, *(_us(part) for part in (one.attention, one.moe, one.head, one.expert))) for one in profile.compute
+        (step.tokens, *(_us(part) for part in (step.attention, step.moe, step.head, step.expert)))
+        for step in profile.compute
     ]
     loads = [
-        (one.link, _us(one.seconds), one.gbps, *(part and _us(part) for part in (one.latency, one.miss, one.host)))
-        for one in profile.loads
+        (
+            load.link,
+            _us(load.seconds),
+            load.gbps,
+            *(part and _us(part) for part in (load.latency, load.miss, load.host)),
+        )
+        for load in profile.loads
     ]
-    near = [(f"{one.bits}", one.tokens, _us(one.seconds)) for one in profile.near]
+    near = [(f"{cost.bits}", cost.tokens, _us(cost.seconds)) for cost in profile.near]
     return [
         Sheet(
             "Computing, microseconds (interquartile range)",
@@ -135,19 +133,20 @@ def sheets(found: Measured) -> list[Sheet]:
             ("link", "over the link", "GB/s", "latency of it", "a miss adds to a step", "the engine's work of it"),
             loads,
         ),
-        Sheet("One expert near memory, microseconds", ("bits", "tokens", "on the CPU"), near, conditions(found)),
+        Sheet("One expert near memory, microseconds", ("bits", "tokens", "on the CPU"), near, conditions(measurement)),
     ]
 
 
-def conditions(found: Measured) -> str:
-    known = found.profile.conditions
-    load = "unknown" if known["load"] is None else f"{known['load']:.1f}"
-    kept = f"run {found.run}" if found.run is not None else "not kept"
+def conditions(measurement: HardwareMeasurement) -> str:
+    machine = measurement.profile.conditions
+    load = "unknown" if machine["load"] is None else f"{machine['load']:.1f}"
+    expert, memory = human_bytes(machine["expert_bytes"]), human_bytes(machine["memory_nbytes"])
+    kept = f"run {measurement.run}" if measurement.run is not None else "not kept"
     return (
-        f"{kept}: {known['device_name']}, {known['cores']} cores of {known['processor']}, torch threads "
-        f"{known['threads']}, {human_bytes(known['memory_nbytes'])} of RAM, load before {load}; {known['dtype']}, "
-        f"experts of {human_bytes(known['expert_bytes'])} ({FULL_BITS} bits: the checkpoint's own); medians of "
-        f"{known['turns']}; one token follows on {known['context']} or more"
+        f"{kept}: {machine['device_name']}, {machine['cores']} cores of {machine['processor']}, torch threads "
+        f"{machine['threads']}, {memory} of RAM, load before {load}; "
+        f"{machine['dtype']}, experts of {expert} ({FULL_BITS} bits: the checkpoint's own); "
+        f"medians of {machine['turns']}; one token follows on {machine['context']} or more"
     )
 
 

@@ -1,4 +1,4 @@
-"""`moectl pack`: a checkpoint rewritten once, so that each expert is one read."""
+"""`moectl pack`: rewrite a checkpoint once, so that each expert is one read."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -25,7 +25,7 @@ def pack(name: str, out: Path) -> Repacked:
 
 
 def show(packed: Repacked, *, as_json: bool) -> None:
-    """Say where it lies, and what it gains."""
+    """Print the folder that was written, and what an expert's reads were and are."""
     if as_json:
         show_json(asdict(packed) | {"folder": str(packed.folder)})
         return

@@ -3,36 +3,35 @@
 from dataclasses import asdict
 
 from moectl.bundled import as_named, demo_model
-from moectl.commands.plan_rows import Plan, Request
-from moectl.commands.plan_rows import plan as planned
+from moectl.commands.plan_rows import DeploymentPlan, PlanRequest, plan_deployment
 from moectl.shared.progress import progress_bar
 from moectl.show.render import NumBytes, Sheet, console, human_bytes, show_json, show_sheet
 
 
-def plan(model: str, *, vram: str, machine: str, context: int) -> Plan:
-    """Of a model's name, or a folder or file with its config."""
-    request = Request(as_named(model) or str(demo_model()), vram, machine, context)
+def plan(model: str, *, vram: str, machine: str, context: int) -> DeploymentPlan:
+    """Plan for a model by its name, or by a folder or file with its config."""
+    request = PlanRequest(as_named(model) or str(demo_model()), vram, machine, context)
     with progress_bar("simulating", unit="presets") as advance:
-        return planned(request, advance)
+        return plan_deployment(request, advance)
 
 
-def show(found: Plan, *, as_json: bool) -> None:
+def show(deployment: DeploymentPlan, *, as_json: bool) -> None:
     """Print tables and advice, or one JSON object."""
     if as_json:
-        show_json(_record(found))
+        show_json(_record(deployment))
         return
-    show_sheet(_memory(found))
-    show_sheet(_speeds(found))
-    not_tried = (f"not tried: {row.preset}: {row.why}" for row in found.rows if row.why)
-    for line in (*not_tried, *_advice(found), *(f"assumed: {line}" for line in assumptions(found))):
+    show_sheet(_memory(deployment))
+    show_sheet(_speeds(deployment))
+    not_tried = (f"not tried: {row.preset}: {row.why}" for row in deployment.rows if row.why)
+    for line in (*not_tried, *_advice(deployment), *(f"assumed: {line}" for line in assumptions(deployment))):
         console().print(line, markup=False)
 
 
-def _memory(found: Plan) -> Sheet:
-    memory, shape = found.memory, found.model.shape
+def _memory(deployment: DeploymentPlan) -> Sheet:
+    memory, shape = deployment.memory, deployment.model.shape
     rows = [
         ("weights besides routed experts", NumBytes(memory.weights_nbytes)),
-        (f"attention cache, {found.request.context:,} tokens", NumBytes(memory.cache_nbytes)),
+        (f"attention cache, {deployment.request.context:,} tokens", NumBytes(memory.cache_nbytes)),
         ("reserve: driver, activations, buffers", NumBytes(memory.reserve_nbytes)),
         (f"left for experts, {memory.share:.1%} of them", NumBytes(memory.experts_nbytes)),
         ("all routed experts: in host memory, or on disk", NumBytes(memory.all_experts_nbytes)),
@@ -41,10 +40,10 @@ def _memory(found: Plan) -> Sheet:
         f"{shape.num_layers} layers of {shape.num_experts} experts, {human_bytes(shape.expert_nbytes)} each, "
         f"{shape.top_k} a token"
     )
-    return Sheet(f"{found.model.name} in {found.request.vram}", ("what", "bytes"), rows, note)
+    return Sheet(f"{deployment.model.name} in {deployment.request.vram}", ("what", "bytes"), rows, note)
 
 
-def _speeds(found: Plan) -> Sheet:
+def _speeds(deployment: DeploymentPlan) -> Sheet:
     columns = ("preset", "tokens/s", "from", "to", "ms/token", "hit rate", "moved/token", "output altered by")
     rows = [
         (
@@ -57,66 +56,65 @@ def _speeds(found: Plan) -> Sheet:
             NumBytes(row.moved_nbytes),
             row.alters or "-",
         )
-        for row in found.rows
+        for row in deployment.rows
         if not row.why
     ]
     note = "from, to: the least and the most of three kinds of routers"
-    return Sheet(f"Expected on {found.machine.name}, on virtual time", columns, rows, note)
+    return Sheet(f"Expected on {deployment.machine.name}, on virtual time", columns, rows, note)
 
 
-def _advice(found: Plan) -> list[str]:
-    if found.memory.share == 1:
+def _advice(deployment: DeploymentPlan) -> list[str]:
+    if deployment.memory.share == 1:
         return ["everything fits: any loader will do, and `--preset full`"]
+    exact, fastest = deployment.exact, deployment.fastest
     lines = []
-    if found.exact is not None:
+    if exact is not None:
+        lines.append(f"without any loss expect most of {exact.preset}: about {exact.tokens_per_s:.3g} tokens/s")
+    if fastest is not exact:
         lines.append(
-            f"without any loss expect most of {found.exact.preset}: about {found.exact.tokens_per_s:.3g} tokens/s"
-        )
-    if found.fastest is not found.exact:
-        lines.append(
-            f"fastest is {found.fastest.preset} ({found.fastest.tokens_per_s:.3g} tokens/s, {found.fastest.alters}): "
+            f"fastest is {fastest.preset} ({fastest.tokens_per_s:.3g} tokens/s, {fastest.alters}): "
             "what that costs in quality only the weights can tell"
         )
-    return lines + [f"next: {step}" for step in next_steps(found)]
+    return lines + [f"next: {step}" for step in next_steps(deployment)]
 
 
-def next_steps(found: Plan) -> list[str]:
-    """Commands that turn assumptions into measurements."""
-    name, budget = found.request.model, f"{100 * found.memory.share:.3g}%"
+def next_steps(deployment: DeploymentPlan) -> list[str]:
+    """Return commands that replace assumptions by measurements."""
+    name, budget = deployment.request.model, f"{100 * deployment.memory.share:.3g}%"
     steps = [
         "moectl profile FOLDER --hardware: what this machine really takes, for --machine here",
         "moectl profile FOLDER --trace: what the routers really do; it decides between the columns from and to",
         f"moectl bench FOLDER --simulate --machine here --presets all --budgets {budget}: the same table on that trace",
     ]
-    if any("few bits" in row.alters for row in found.rows):
+    if any("few bits" in row.alters for row in deployment.rows):
         steps.append("moectl quantize FOLDER, then moectl bench FOLDER: what few bits cost on real text")
     return [step.replace("FOLDER", name if "/" in name else "FOLDER") for step in steps]
 
 
-def assumptions(found: Plan) -> list[str]:
-    """What was put in place of what is not known."""
-    layers, whole = found.simulated_layers, found.model.shape.num_layers
+def assumptions(deployment: DeploymentPlan) -> list[str]:
+    """Return what the plan assumes where it has no measurement."""
+    layers, whole = deployment.simulated_layers, deployment.model.shape.num_layers
     part = [f"{layers} of {whole} layers are simulated, which are alike in a synthetic trace"] if layers < whole else []
     return [
         "routers: synthetic, usual ones (skew .8, locality .4, predictability .7), even ones (.4, .1, .5), skewed ones "
         "(1.2, .6, .9); 4 requests of 32 tokens of prompt and 96 decoded, one at a time, from an empty cache",
         *part,
-        f"{found.machine.name}: {found.machine.source}",
+        f"{deployment.machine.name}: {deployment.machine.source}",
         "time: bytes over bandwidth or operations over peak, whichever is longer; launches, host work, reading the "
         "attention cache, dense layers and norms are not counted, so that real runs are slower",
         "weights besides experts in the checkpoint's own precision, the cache in 16 bits; without biases and norms",
-        *found.assumed,
+        *deployment.assumed,
     ]
 
 
-def _record(found: Plan) -> dict[str, object]:
+def _record(deployment: DeploymentPlan) -> dict[str, object]:
     return {
-        "model": found.model.name,
-        "machine": found.machine.name,
-        "memory": asdict(found.memory) | {"share": found.memory.share},
-        "rows": [asdict(row) for row in found.rows],
-        "exact": found.exact and found.exact.preset,
-        "fastest": found.fastest and found.fastest.preset,
-        "next": next_steps(found),
-        "assumed": assumptions(found),
+        "model": deployment.model.name,
+        "machine": deployment.machine.name,
+        "memory": asdict(deployment.memory) | {"share": deployment.memory.share},
+        "rows": [asdict(row) for row in deployment.rows],
+        "exact": deployment.exact and deployment.exact.preset,
+        "fastest": deployment.fastest and deployment.fastest.preset,
+        "next": next_steps(deployment),
+        "assumed": assumptions(deployment),
     }

@@ -1,5 +1,4 @@
-"""A plan from a config alone: what fits into a GPU's memory, and how fast each preset would then be, on synthetic
-routers."""
+"""A plan from a config alone: what fits into a GPU's memory, and how fast each preset is on synthetic routers."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -16,21 +15,21 @@ from runtime.policies.presets import presets
 from runtime.replay.settings import Outcome, Setting
 from runtime.replay.workload import Workload
 
-RESERVE_NBYTES = 1 << 30  # the driver's own, activations and buffers
-# What routers may be like: what a token selects is spread evenly and changes at once, as of trained models, or is
-# concentrated and stays. Between the ends lies what is reported of published models.
+RESERVE_NBYTES = 1 << 30  # for the driver, activations and buffers
+# Kinds of routers. Even ones spread tokens over all experts and change with every token; skewed ones concentrate on few
+# experts and keep them. Reports on published models lie in between.
 ROUTERS = {
     "even": Dials(skew=0.4, locality=0.1, predictability=0.5, tokens=512, requests=4),
     "usual": Dials(tokens=512, requests=4),
     "skewed": Dials(skew=1.2, locality=0.6, predictability=0.9, tokens=512, requests=4),
 }
 USUAL = "usual"
-_MOST_LAYERS = 8  # that are simulated: those of a synthetic trace are alike
+_MOST_LAYERS = 8  # simulated layers: the layers of a synthetic trace are alike
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """`vram` as bytes are written; `context` tokens are held in the attention cache."""
+class PlanRequest:
+    """`vram` is written as bytes are, as 24GB; the attention cache holds `context` tokens."""
 
     model: str
     vram: str
@@ -47,7 +46,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Who has how many bytes of the GPU. `experts_nbytes` are left for experts, of `all_experts_nbytes`."""
+    """How the bytes of the GPU are divided. `experts_nbytes` are left for experts, of `all_experts_nbytes`."""
 
     vram_nbytes: int
     weights_nbytes: int
@@ -58,15 +57,16 @@ class Memory:
 
     @property
     def share(self) -> float:
-        """Of all experts that fit, at most 1."""
+        """The share of all experts that fits, at most 1."""
         return min(1.0, self.experts_nbytes / self.all_experts_nbytes)
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """A preset on synthetic routers: times with the usual ones, tokens a second from the worst to the best of all.
+    """A preset on synthetic routers: times with the usual ones, tokens per second from the slowest to the fastest.
 
-    `alters` says by what the output is not the full model's, empty where it is. `moved_nbytes` a token.
+    `alters` names what makes the output differ from the full model's, empty where nothing does. `moved_nbytes` is per
+    token.
     """
 
     preset: str
@@ -81,10 +81,10 @@ class Expected:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """`rows` by speed; those that could not be tried, with the reason, last."""
+class DeploymentPlan:
+    """`rows` are sorted by speed; presets that could not be tried come last, with the reason."""
 
-    request: Request
+    request: PlanRequest
     model: ModelShape
     machine: Machine
     memory: Memory
@@ -94,7 +94,7 @@ class Plan:
 
     @property
     def exact(self) -> Expected | None:
-        """The fastest that alters nothing."""
+        """The fastest preset that alters nothing."""
         return next((row for row in self.rows if not row.why and not row.alters), None)
 
     @property
@@ -102,18 +102,22 @@ class Plan:
         return next((row for row in self.rows if not row.why), None)
 
 
-def plan(request: Request, progress: Callable[[int, int], None] = lambda done, total: None) -> Plan:
-    """Raises BadUsage or BadInput for a model that is not known, OutOfResources when not even one expert a layer
-    fits."""
-    model, found = model_shape(request.model), machine(request.machine)
+def plan_deployment(
+    request: PlanRequest, progress: Callable[[int, int], None] = lambda done, total: None
+) -> DeploymentPlan:
+    """Divide the memory, and replay every preset on synthetic routers.
+
+    Raises BadUsage or BadInput for an unknown model, OutOfResources when less than one expert per layer fits.
+    """
+    model, chosen = model_shape(request.model), machine(request.machine)
     memory = divided(request, model, backbone_memory(model, backbone_of(request.model)))
     few = _few_layers(model)
-    rows, assumed = _expected(few, found, memory, model.shape.num_layers / few.shape.num_layers, progress)
-    return Plan(request, model, found, memory, rows, few.shape.num_layers, (*model.assumed, *assumed))
+    rows, assumed = _expected(few, chosen, memory, model.shape.num_layers / few.shape.num_layers, progress)
+    return DeploymentPlan(request, model, chosen, memory, rows, few.shape.num_layers, (*model.assumed, *assumed))
 
 
-def divided(request: Request, model: ModelShape, needs: BackboneMemory) -> Memory:
-    """What is left for experts. Raises OutOfResources, saying how much would do."""
+def divided(request: PlanRequest, model: ModelShape, needs: BackboneMemory) -> Memory:
+    """Return what is left for experts. Raises OutOfResources, naming the memory that would do."""
     vram, cache = sizes.nbytes(request.vram), needs.cache_nbytes * request.context
     taken = needs.weights_nbytes + cache + RESERVE_NBYTES
     shape = model.shape
@@ -128,17 +132,17 @@ def divided(request: Request, model: ModelShape, needs: BackboneMemory) -> Memor
 
 
 def _few_layers(model: ModelShape) -> ModelShape:
-    """The model with as many layers as are simulated, and their share of its head."""
+    """Return the model with only the simulated layers, and their share of its head."""
     few = min(_MOST_LAYERS, model.shape.num_layers)
     vocabulary = round(model.vocabulary * few / model.shape.num_layers)
     return replace(model, shape=replace(model.shape, num_layers=few), vocabulary=vocabulary)
 
 
 def _expected(
-    model: ModelShape, found: Machine, memory: Memory, scale: float, progress: Callable[[int, int], None]
+    model: ModelShape, chosen: Machine, memory: Memory, scale: float, progress: Callable[[int, int], None]
 ) -> tuple[list[Expected], tuple[str, ...]]:
-    """Where everything fits, of what holds everything; else of what does not."""
-    workloads = {name: Workload(generate(dials, model.shape), model, found) for name, dials in ROUTERS.items()}
+    """Replay the presets that hold all experts if all fit, else those that do not."""
+    workloads = {name: Workload(generate(dials, model.shape), model, chosen) for name, dials in ROUTERS.items()}
     names = [name for name, preset in presets().items() if (memory.share == 1) == (preset.budget == "100%")]
     rows = []
     for number, preset in enumerate(names):
@@ -171,9 +175,9 @@ def _tried(preset: str, workloads: dict[str, Workload], memory: Memory, scale: f
 
 def _alters(outcome: Outcome) -> str:
     counters = outcome.counters
-    found = {
+    changes = {
         "few bits": sum(counters[name] for name in AT_BITS.values()),
         "other experts": counters["replaced_ranks"],
         "experts left out": counters["dropped_ranks"],
     }
-    return ", ".join(what for what, count in found.items() if count)
+    return ", ".join(what for what, count in changes.items() if count)

@@ -1,4 +1,4 @@
-"""`moectl profile` and `moectl merge`: what a model's routers do over text, into the store."""
+"""`moectl profile` and `moectl merge`: record what a model's routers select over text, into the store."""
 
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -6,32 +6,31 @@ from pathlib import Path
 
 import numpy as np
 
-from artifacts.errors import BadInput, BadUsage
+from artifacts.errors import BadUsage
 from moectl.bundled import demo_model
-from moectl.shared.opening import check_store, model_info, open_quietly
+from moectl.shared.opening import check_store, foresight_for, model_info, open_quietly
 from moectl.shared.progress import progress_bar
-from moectl.shared.trace_source import foresight
+from moectl.shared.text import read_data
 from moectl.show.render import Sheet, show_json, show_sheet
 from profilers.routing.profile import Profiled, merge_shards, profile_routing
-from profilers.text.batches import Batching, Data
-from profilers.text.corpus import documents, token_sequences
+from profilers.text.batches import Batching
+from profilers.text.corpus import documents
 from profilers.workers.choose import LOCAL, check_device, check_executor, executing
-from runtime.model.open import MoeModel
 from runtime.session.session import Session, Settings
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """What to profile: the text, how much of it, how it is batched."""
+class ProfileRequest:
+    """What to profile: the text, how much of it, and how it is batched."""
 
     data: str
     tokens: int
     batching: Batching
     seed: int = 0
     trace: bool = False
-    distance: int = 1  # layers ahead of which the trace tells
-    samples: int = 0  # tokens on which experts are tried in each other's place
-    jobs: int | None = None  # workers; None, and local: this process and its threads
+    distance: int = 1  # layers ahead that the trace records predictions for
+    samples: int = 0  # tokens on which experts are tried in place of each other
+    jobs: int | None = None  # worker processes; None with the local executor: this process alone
     executor: str = LOCAL
 
     def __post_init__(self) -> None:
@@ -43,37 +42,34 @@ class Request:
 
 
 def parse_shard(text: str) -> tuple[int, int]:
-    """`i/N`, i from 1, as index from 0 and count."""
+    """Parse `i/N`, i from 1, into an index from 0 and a count."""
     index, slash, count = text.partition("/")
     if not (slash and index.isdecimal() and count.isdecimal()):
         raise BadUsage(f"shard {text!r} is not understood: write i/N, as 1/4")
     return int(index) - 1, int(count)
 
 
-def read_data(opened: MoeModel, request: Request) -> Data:
-    """The text as the model's own tokens."""
-    if opened.tokenizer is None:
-        raise BadInput("the checkpoint has no tokenizer: put tokenizer.json beside it")
-    texts = documents(request.data, seed=request.seed)
-    sequences = token_sequences(texts, opened.tokenizer, length=request.batching.length, num_tokens=request.tokens)
-    return Data(request.data, list(sequences), request.seed)
-
-
-def profile(name: str | None, settings: Settings, request: Request, *, store: Path) -> Profiled:
+def profile(name: str | None, settings: Settings, request: ProfileRequest, *, store: Path) -> Profiled:
     """Profile the model `name`, a folder or hub id (None: the bundled one), through the engine at its budget."""
     name = name or str(demo_model())
     check_store(store)
-    documents(request.data)  # what leads nowhere is told before a model is opened
+    documents(request.data)  # a wrong path is reported before a model is opened
     opened = open_quietly(name, device=settings.device)
     if request.is_spread:
         check_device(opened)
-        settings = replace(settings, threads=1)  # as every worker, or the numbers would depend on who counts
+        settings = replace(settings, threads=1)  # as in every worker: the numbers must not depend on their number
     with Session(opened, settings) as session:
         return profile_opened(name, session, request, store=store)
 
 
-def profile_opened(name: str, session: Session, request: Request, *, store: Path) -> Profiled:
-    data = read_data(session.opened, request)
+def profile_opened(name: str, session: Session, request: ProfileRequest, *, store: Path) -> Profiled:
+    data = read_data(
+        session.opened,
+        request.data,
+        length=request.batching.length,
+        num_tokens=request.tokens,
+        seed=request.seed,
+    )
     info = model_info(name, session.opened)
     workers = executing(request.executor, request.jobs) if request.is_spread else nullcontext()
     with workers as executor, progress_bar("profiling", unit="tokens") as advance:
@@ -83,7 +79,7 @@ def profile_opened(name: str, session: Session, request: Request, *, store: Path
             request.batching,
             model=info,
             store_path=store,
-            keep_trace=foresight(session.opened, request.distance, store=store) if request.trace else None,
+            keep_trace=foresight_for(session.opened, request.distance, store=store) if request.trace else None,
             num_samples=request.samples,
             executor=executor,
             progress=advance,
@@ -96,7 +92,7 @@ def merge(shards: list[Path], *, store: Path) -> Profiled:
 
 
 def show(profiled: Profiled, *, as_json: bool) -> None:
-    """Print what was counted, layer by layer."""
+    """Print a table with a row for each layer, or one JSON object."""
     sheet = layer_sheet(profiled)
     if as_json:
         summary = {"run": profiled.run_id, "tokens": profiled.num_tokens, "seconds": profiled.seconds}
@@ -106,7 +102,7 @@ def show(profiled: Profiled, *, as_json: bool) -> None:
 
 
 def layer_sheet(profiled: Profiled) -> Sheet:
-    """How evenly each layer uses its experts and how undecided its router is."""
+    """Return how evenly each layer uses its experts and how undecided its router is."""
     rows = []
     for layer, use in enumerate(profiled.profile.use):
         share = np.sort(use.sum(axis=0))[::-1] / max(1, use.sum())

@@ -1,30 +1,29 @@
-"""`moectl quantize`: replicas of every expert at a few bits, and what each costs, into files and the store."""
+"""`moectl quantize`: make replicas of every expert at a few bits and measure their loss, into files and the store."""
 
 from collections import defaultdict
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
 
-from artifacts.errors import BadInput, BadUsage
+from artifacts.errors import BadUsage
 from artifacts.store.runs import ModelInfo
-from artifacts.store.store import Store
 from moectl.bundled import demo_model
-from moectl.shared.opening import open_quietly
+from moectl.shared.opening import check_store, open_quietly
 from moectl.shared.progress import progress_bar
+from moectl.shared.text import read_data
 from moectl.show.render import Sheet, human_bytes, show_json, show_sheet
 from profilers.quantise.method import Method, check_method, projections
 from profilers.quantise.replicas import Built, build_replicas
 from profilers.text.batches import Data
-from profilers.text.corpus import documents, token_sequences
+from profilers.text.corpus import documents
 from profilers.workers.choose import LOCAL, check_device, check_executor, executing
 from runtime.model.open import MoeModel
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """What to quantise with: the method, and `samples` sequences of at most `length` tokens of the text `data`."""
+class QuantizeRequest:
+    """The method, and `samples` sequences of at most `length` tokens of the text `data` to calibrate on."""
 
     method: Method = field(default_factory=Method)
     data: str = "builtin"
@@ -40,24 +39,23 @@ class Request:
 
 
 def parse_bits(text: str) -> tuple[int, ...]:
-    """`1,2,3,4` as widths, rising. Raises BadUsage for what are no numbers."""
+    """Parse `1,2,3,4` into rising widths. Raises BadUsage for anything but numbers."""
     try:
         return tuple(sorted({int(part) for part in text.split(",")}))
     except ValueError as error:
         raise BadUsage(f"bits {text!r} are not understood: write widths with commas, as 2,4") from error
 
 
-def quantize(name: str | None, request: Request, *, store: Path) -> Built:
+def quantize(name: str | None, request: QuantizeRequest, *, store: Path) -> Built:
     """Quantise the model `name`, a folder or hub id (None: the bundled one)."""
     name = name or str(demo_model())
-    with Store.open(store):  # what would keep the rows from being written at the end is told now
-        pass
-    documents(request.data)  # what leads nowhere is told before a model is opened
+    check_store(store)
+    documents(request.data)  # a wrong path is reported before a model is opened
     opened = open_quietly(name, device=request.device)
     if request.executor != LOCAL:
         check_device(opened)
     check_method(request.method, projections(opened.layers[0]))
-    data = read_data(opened, request)
+    data = calibration_data(opened, request)
     model = ModelInfo(name, opened.fingerprint, opened.family, opened.shape)
     with executing(request.executor, request.jobs) as executor, progress_bar("quantising", unit="experts") as advance:
         return build_replicas(
@@ -65,20 +63,22 @@ def quantize(name: str | None, request: Request, *, store: Path) -> Built:
         )
 
 
-def read_data(opened: MoeModel, request: Request) -> Data:
-    """The first sequences of the text, as the model's own tokens."""
-    if opened.tokenizer is None:
-        raise BadInput("the checkpoint has no tokenizer: put tokenizer.json beside it")
+def calibration_data(opened: MoeModel, request: QuantizeRequest) -> Data:
+    """Read the first sequences of the text."""
     if request.samples < 1:
         raise BadUsage(f"calibration needs at least one sequence, not {request.samples}")
-    texts = documents(request.data, seed=request.seed)
-    num_tokens = request.samples * request.length
-    sequences = token_sequences(texts, opened.tokenizer, length=request.length, num_tokens=num_tokens)
-    return Data(request.data, list(islice(sequences, request.samples)), request.seed)
+    return read_data(
+        opened,
+        request.data,
+        length=request.length,
+        num_tokens=request.samples * request.length,
+        seed=request.seed,
+        at_most=request.samples,
+    )
 
 
 def show(built: Built, *, as_json: bool) -> None:
-    """Print what the widths cost, layer by layer."""
+    """Print the loss of each width, layer by layer, or one JSON object."""
     sheet = layer_sheet(built)
     if as_json:
         summary = {"run": built.run_id, "tokens": built.num_tokens, "seconds": built.seconds}
@@ -89,11 +89,12 @@ def show(built: Built, *, as_json: bool) -> None:
 
 
 def layer_sheet(built: Built) -> Sheet:
-    """Mean relative error of the experts' outputs, by layer and width."""
+    """Return the mean relative error of the experts' outputs, by layer and width."""
     widths = sorted(built.records[0].nbytes)
     layers = defaultdict(list)
-    for each in built.records:
-        layers[int(each.metadata["layer"])].append([float(each.metadata[f"{bits}.relative"]) for bits in widths])
+    for record in built.records:
+        errors = [float(record.metadata[f"{bits}.relative"]) for bits in widths]
+        layers[int(record.metadata["layer"])].append(errors)
     rows = [(layer, *map(float, np.mean(values, axis=0))) for layer, values in sorted(layers.items())]
     total = nbytes(built)
     sizes = ", ".join(f"{bits} bits {human_bytes(size)}" for bits, size in total.items())
@@ -105,10 +106,10 @@ def layer_sheet(built: Built) -> Sheet:
 
 
 def nbytes(built: Built) -> dict[int, int]:
-    """Bytes of all replicas, by width."""
-    return {bits: sum(each.nbytes[bits] for each in built.records) for bits in sorted(built.records[0].nbytes)}
+    """Return the bytes of all replicas, by width."""
+    return {bits: sum(record.nbytes[bits] for record in built.records) for bits in sorted(built.records[0].nbytes)}
 
 
 def num_borrowed(built: Built) -> int:
-    """Experts with too few tokens of their own."""
-    return sum(each.metadata["basis"] == "layer" for each in built.records)
+    """Return how many experts had too few tokens of their own."""
+    return sum(record.metadata["basis"] == "layer" for record in built.records)

@@ -1,4 +1,4 @@
-"""`moectl simulate --reproduce PAPER`: the paper's figures beside ours."""
+"""`moectl simulate --reproduce PAPER`: the paper's figures beside moectl's."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -20,8 +20,10 @@ REPRODUCTIONS: dict[str, Callable[[], Reproduction]] = {
 
 
 def reproduce(name: str, *, trace: Path | None = None, other_options: bool) -> Reproduction:
-    """fmoe may be given a `trace` of its own. Raises BadUsage for a name that is not known, or with options that would
-    make it another experiment."""
+    """Run the reproduction of that name. Only fmoe takes a `trace` of the user's.
+
+    Raises BadUsage for an unknown name, or with options that would make it another experiment.
+    """
     if name not in REPRODUCTIONS:
         raise BadUsage(unknown("reproduction", name, REPRODUCTIONS))
     if other_options or trace and name != "fmoe":
@@ -32,13 +34,13 @@ def reproduce(name: str, *, trace: Path | None = None, other_options: bool) -> R
 
 
 def show(reproduction: Reproduction, *, as_json: bool) -> None:
-    """Print tables, claims, how much of the paper was there to be held against, and assumptions."""
+    """Print tables, claims, how much of the paper is available to compare with, and assumptions."""
     claims = reproduction.claim_sheet()
     if as_json:
         tables = {key: sheet.records() for key, sheet in reproduction.sheets.items()}
         head = {"name": reproduction.name, "paper": reproduction.paper}
-        said = {"available": reproduction.available, "assumed": reproduction.assumed}
-        show_json(head | tables | {"claims": claims.records()} | said)
+        notes = {"available": reproduction.available, "assumed": reproduction.assumed}
+        show_json(head | tables | {"claims": claims.records()} | notes)
         return
     for sheet in (*reproduction.sheets.values(), claims):
         show_sheet(sheet)

@@ -1,4 +1,4 @@
-"""`moectl run`: a prompt, or a chat, through a model whose experts are elsewhere; and what that took."""
+"""`moectl run`: generate from a prompt, or chat, with a model whose experts are offloaded; print what that took."""
 
 import sys
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from artifacts.errors import BadInput, BadUsage
 from artifacts.store.runs import utc_now
 from artifacts.traces.parquet import write_parquet
 from moectl.bundled import demo_model
-from moectl.shared.opening import check_store, model_info, quieten, there
+from moectl.shared.opening import check_store, existing, model_info, quieten
 from moectl.show.devices import devices_sheet
 from moectl.show.render import Sheet, human_bytes, show_json, show_sheet
 from runtime.control.counters import AT_BITS, hit_rate
@@ -35,7 +35,7 @@ def run_command(
     base: int,
     as_json: bool,
 ) -> None:
-    """The whole of `moectl run`: one prompt, or a chat, and what it took."""
+    """Do all of `moectl run`: one prompt or a chat, then the counters and the receipt."""
     if is_chat == (prompt is not None):
         raise BadUsage("give either --prompt TEXT or --chat")
     if is_chat and (as_json or trace):
@@ -47,7 +47,7 @@ def run_command(
         check_store(store)
     quieten()
     with (
-        Session.open(name, settings, store=there(store), base=base) as session,
+        Session.open(name, settings, store=existing(store), base=base) as session,
         keeping_maps(session, name, store=store),
     ):
         if is_chat:
@@ -61,8 +61,8 @@ def run_command(
 
 @contextmanager
 def keeping_maps(session: Session, name: str, *, store: Path) -> Iterator[None]:
-    """Where the session learns, what it has learned is written when the block ends, whole iterations only; also when
-    somebody stopped it."""
+    """Store the maps that the session has learned when the block ends, also after an interruption; whole iterations
+    only."""
     started_at = utc_now()
     try:
         yield
@@ -79,15 +79,15 @@ def _keep_maps(session: Session, name: str, store: Path, started_at: datetime) -
         began_with=session.parts.maps_run,
         started_at=started_at,
     )
-    if kept is None:  # the run ended before its first pass did, and says why
+    if kept is None:  # the run ended within its first pass, with a message of its own
         return
     others = f"; run {kept.others} had learned meanwhile: its maps are among them" if kept.others else ""
-    said = f"learned from {kept.num_iterations:,} iterations: run {kept.run_id} of {store} holds {kept.num_maps:,} maps"
-    print(said + others, file=sys.stderr)
+    line = f"learned from {kept.num_iterations:,} iterations: run {kept.run_id} of {store} holds {kept.num_maps:,} maps"
+    print(line + others, file=sys.stderr)
 
 
 def run(session: Session, prompt: str, sampling: Sampling, *, echo: bool, trace: Path | None = None) -> Answer:
-    """Generate after `prompt`; with `echo` the text goes to stdout as it comes."""
+    """Generate after `prompt`; with `echo` print the text to stdout as it is generated."""
     recorder = session.record() if trace else None
     answer = _answered(session.stream(prompt, sampling), echo=echo)
     if recorder:
@@ -96,7 +96,7 @@ def run(session: Session, prompt: str, sampling: Sampling, *, echo: bool, trace:
 
 
 def chat(session: Session, sampling: Sampling) -> Iterator[Answer]:
-    """Read turns from stdin until it ends, answer each on stdout; the whole conversation is the prompt."""
+    """Read turns from stdin until it ends and answer each on stdout; the whole conversation is the prompt."""
     turns: list[dict[str, str]] = []
     while (line := _ask()) is not None:
         turns.append({"role": "user", "content": line})
@@ -134,7 +134,7 @@ def counters_sheet(effort: Effort, *, note: str = "") -> Sheet:
 
 
 def took(answer: Answer) -> str:
-    """One line on what an answer took."""
+    """Describe the cost of an answer in one line."""
     counts = answer.effort.counters
     return (
         f"{len(answer.token_ids)} tokens; first after {answer.ttft_ms:.1f} ms, then {answer.tpot_ms:.2f} ms each; "
@@ -145,13 +145,13 @@ def took(answer: Answer) -> str:
 
 
 def _few_bits(counts: dict[str, int]) -> str:
-    """How many experts were computed below full precision, if any."""
+    """Return how many experts were computed below full precision, empty if none were."""
     at = [(bits, counts[name]) for bits, name in AT_BITS.items() if counts[name]]
     return "".join(f"; {count} experts at {bits} {'bit' if bits == 1 else 'bits'}" for bits, count in at)
 
 
 def _show_receipt(receipt: dict[str, object]) -> None:
-    """Several devices have a table of their own."""
+    """Print the receipt; several devices have a table of their own."""
     if devices := receipt["devices"]:
         show_sheet(devices_sheet(devices))
     others = {name: value for name, value in receipt.items() if name != "devices"}
@@ -179,7 +179,7 @@ def _answered(stream: Stream, *, echo: bool) -> Answer:
 
 
 def _ask() -> str | None:
-    """The next line that is not blank; None at the end."""
+    """Return the next line that is not blank, None at the end of stdin."""
     if sys.stdin.isatty():
         print("> ", end="", file=sys.stderr, flush=True)
     try:

@@ -13,7 +13,8 @@ from artifacts.errors import BadInput, BadUsage
 from artifacts.quantisation.replicas import check_base
 from moectl.bundled import demo_model
 from moectl.serving.limits import Limits
-from moectl.shared.opening import open_quietly, there
+from moectl.shared.opening import existing, open_quietly
+from moectl.shared.text import tokenizer_of
 from runtime.model.open import MoeModel
 from runtime.policies import build
 from runtime.policies.presets import Preset, preset, presets
@@ -41,7 +42,7 @@ def serve_command(
     store: Path,
     base: int,
 ) -> None:
-    """The whole of `moectl serve`: until somebody stops it."""
+    """Do all of `moectl serve`: listen, open the model, and serve until a signal ends it."""
     check_base(base)
     hosts = _names(host)
     if not hosts and not api_key:
@@ -49,12 +50,11 @@ def serve_command(
     name = name or str(demo_model())
     with _listening(host, port) as listening:
         opened = open_quietly(name, device=settings.device)
-        if opened.tokenizer is None:
-            raise BadInput("the checkpoint has no tokenizer: put tokenizer.json beside it")
+        tokenizer_of(opened)
         scheduler = scheduler_of(opened, name, settings, limits, store=store, base=base)
         scheduler.start()
-        known = offered(opened, settings, store)
-        serving = Serving(scheduler, _called(name), known, api_key=api_key, hosts=hosts)
+        choices = offered(opened, settings, store)
+        serving = Serving(scheduler, _called(name), choices, api_key=api_key, hosts=hosts)
         at = f"http://{_shown(host)}:{listening.getsockname()[1]}"
         print(f"{_what(serving)}: {at}/v1 for clients, {at}/ for a look", file=sys.stderr, flush=True)
         _run(serving, listening)
@@ -63,26 +63,27 @@ def serve_command(
 def scheduler_of(
     opened: MoeModel, name: str, settings: Settings, limits: Limits, *, store: Path, base: int
 ) -> Scheduler:
-    """Of the model and the presets of a store; it has not been started."""
-    known = _presets(opened, settings, store)
+    """Return a scheduler for the model and the presets of a store; the caller starts it."""
+    choices = _presets(opened, settings, store)
 
-    def made(chosen: str) -> Session:
-        settled = replace(settings, preset=known[chosen])
-        return Session.over(opened, settled, store=there(store), base=base, name=name)
+    def open_session(chosen: str) -> Session:
+        chosen_settings = replace(settings, preset=choices[chosen])
+        return Session.over(opened, chosen_settings, store=existing(store), base=base, name=name)
 
-    return Scheduler(made, preset(settings.preset).name, limits)
+    return Scheduler(open_session, preset(settings.preset).name, limits)
 
 
 def offered(opened: MoeModel, settings: Settings, store: Path) -> dict[str, str]:
-    """A line on each preset that may be switched to."""
-    return {one: _line(found) for one, found in _presets(opened, settings, store).items()}
+    """Return a line about each preset that clients may switch to."""
+    return {name: _line(chosen) for name, chosen in _presets(opened, settings, store).items()}
 
 
 def _presets(opened: MoeModel, settings: Settings, store: Path) -> dict[str, Preset]:
-    """Those that can run, the one that was asked for among them."""
-    tuned = [one for one in tuned_presets(store) if one.model_id == opened.fingerprint[:16]]
-    named = {one.name: one for one in (*presets().values(), *tuned, preset(settings.preset)) if not one.waits_for}
-    return {one: found for one, found in named.items() if "next_use" not in build(found.texts()).requires}
+    """Return the presets that can run live, the requested one among them."""
+    tuned = [candidate for candidate in tuned_presets(store) if candidate.model_id == opened.fingerprint[:16]]
+    candidates = (*presets().values(), *tuned, preset(settings.preset))
+    named = {candidate.name: candidate for candidate in candidates if not candidate.waits_for}
+    return {name: chosen for name, chosen in named.items() if "next_use" not in build(chosen.texts()).requires}
 
 
 def _line(chosen: Preset) -> str:
@@ -91,17 +92,17 @@ def _line(chosen: Preset) -> str:
 
 
 def _what(serving: Serving) -> str:
-    said = serving.scheduler.receipt
-    held = f"{said['slots']} of {said['experts']} experts in the fast tier"
-    return f"{serving.model} on {said['device']}, preset {said['preset']}, {held}"
+    receipt = serving.scheduler.receipt
+    in_fast_tier = f"{receipt['slots']} of {receipt['experts']} experts in the fast tier"
+    return f"{serving.model} on {receipt['device']}, preset {receipt['preset']}, {in_fast_tier}"
 
 
 class Server(uvicorn.Server):
-    """Told to stop, it takes nothing new and waits for what is under way; the scheduler breaks that off in time."""
+    """After a signal it takes no new requests and waits for running ones; the scheduler breaks them off in time."""
 
     def __init__(self, serving: Serving) -> None:
         app = application(serving)
-        # What the scheduler has broken off is told to clients; uvicorn would only hang up on them.
+        # The scheduler tells clients what it breaks off; uvicorn would only close their connections.
         seconds = round(serving.scheduler.limits.closing_s) + _TO_SAY_SO_S
         super().__init__(uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=seconds))
         self._in_time = threading.Timer(serving.scheduler.limits.closing_s, serving.scheduler.close)
@@ -121,9 +122,9 @@ _TO_SAY_SO_S = 5
 
 
 def _run(serving: Serving, listening: socket.socket) -> None:
-    """Until SIGTERM or Ctrl-C, and until what was under way is answered or its time is up."""
+    """Serve until SIGTERM or Ctrl-C, and then until running requests are answered or their time is up."""
     logging.basicConfig(format="moectl: %(message)s")
-    # uvicorn raises its signals once more when it is done, to end what it runs in; here it has ended well.
+    # After its shutdown uvicorn raises the signal again, which would end this process with an error.
     signal.signal(signal.SIGTERM, lambda *_: None)
     Server(serving).run(sockets=[listening])
 
@@ -137,7 +138,7 @@ def _listening(host: str, port: int) -> socket.socket:
 
 
 def _names(host: str) -> tuple[str, ...]:
-    """By which this machine's own programs call a server that only they can reach; none where others can."""
+    """Return the host names by which local programs call a server that only they can reach, none if others can."""
     return LOOPBACK if _shown(host) in LOOPBACK else ()
 
 
@@ -146,5 +147,5 @@ def _shown(host: str) -> str:
 
 
 def _called(name: str) -> str:
-    """A folder by its own name, what the hub has by all of it."""
+    """Return the base name of a folder, the whole id of a model from the hub."""
     return Path(name).resolve().name if Path(name).exists() else name

@@ -1,4 +1,4 @@
-"""`moectl simulate`: a trace through the same policies on virtual time, beside the plain way and the oracle."""
+"""`moectl simulate`: replay a trace through the policies on virtual time, beside on-demand loading and the oracles."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -9,7 +9,8 @@ from artifacts.modelshapes.known import ModelShape
 from artifacts.quantisation.replicas import check_base
 from artifacts.shape import FULL_BITS
 from artifacts.traces.trace import Trace
-from moectl.shared.trace_source import Source, of_base, open_source, placed
+from moectl.shared.place_trace import base_suffix, place_trace
+from moectl.shared.trace_source import TraceSource, open_source
 from moectl.show.devices import devices_sheet
 from moectl.show.render import NumBytes, Sheet, human_bytes, show_json, show_sheet
 from runtime.control import sizes
@@ -24,9 +25,11 @@ PLAIN = "on-demand"
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """What to try: a preset with its axes overridden, and `compare`, names of presets or eviction policies, each
-    instead of it. `stored`: presets of the store, by name."""
+class SimulateRequest:
+    """What to try: a preset with its axes overridden, or `compare`, names of presets or eviction policies.
+
+    `stored` has the store's presets by name. Raises BadUsage for what is not understood.
+    """
 
     preset: str = PLAIN
     policies: dict[str, str] = field(default_factory=dict)
@@ -50,7 +53,7 @@ class Request:
             setting.build()
 
     def settings(self) -> list[Setting]:
-        """What is asked for, in the order asked; a name that is not known raises BadUsage."""
+        """Return the settings asked for, in their order. Raises BadUsage for an unknown name."""
         if self.compare is None:
             return [self._setting("asked", self.preset, self.policies)]
         return [self._compared(name) for name in names_in(self.compare)]
@@ -67,18 +70,18 @@ class Request:
         )
 
     def _compared(self, name: str) -> Setting:
-        """Of several, those that split experts are solved anew."""
+        """Return the setting of one of several names. Only policies that split experts solve their split anew."""
         if name in presets() or name in self.stored:
-            found = self._setting(name, name, self.policies)
+            setting = self._setting(name, name, self.policies)
         else:
             parse("eviction", name)
-            found = self._setting(name, self.preset, self.policies | {"eviction": name})
-        return found if found.build().residency.cuts else replace(found, reconfigure_every=None)
+            setting = self._setting(name, self.preset, self.policies | {"eviction": name})
+        return setting if setting.build().residency.cuts else replace(setting, reconfigure_every=None)
 
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
-    """`asked` first to last as asked for, `beside` what always stands beside it and was not asked for."""
+    """`asked` has the outcomes in the order asked for, `beside` the baselines that were not asked for."""
 
     asked: list[Outcome]
     beside: list[Outcome]
@@ -90,19 +93,19 @@ class Simulated:
     base: int
 
 
-def simulate(source: Source, request: Request) -> Simulated:
-    """Replay the source's trace once for each setting, and for the plain way and the oracles beside them."""
+def simulate(source: TraceSource, request: SimulateRequest) -> Simulated:
+    """Replay the source's trace once for each setting, for on-demand loading and for the oracles."""
     settings = request.settings()
     with_maps = any("maps" in setting.build().requires for setting in settings)
     opened = open_source(replace(source, with_maps=with_maps))
     if opened.model_id:
         request = replace(request, stored=find_presets(request.stored, source.store, model_id=opened.model_id))
         settings = request.settings()
-    opened, found, costs = placed(opened, request.machine, source.store, base=request.base)
+    opened, chosen, costs = place_trace(opened, request.machine, source.store, base=request.base)
     workload = Workload(
         opened.trace,
         opened.model,
-        found,
+        chosen,
         artefacts=opened.artefacts,
         window=sizes.nbytes(request.window) if request.window else None,
         costs=costs,
@@ -121,7 +124,7 @@ def simulate(source: Source, request: Request) -> Simulated:
 
 
 def show(simulated: Simulated, *, as_json: bool) -> None:
-    """Print a table, or one JSON object: the first that was asked for by itself, all of them as rows."""
+    """Print a table, or one JSON object: the first outcome by itself, and all of them as rows."""
     sheet = comparison(simulated)
     if as_json:
         first = simulated.asked[0]
@@ -143,7 +146,7 @@ def show(simulated: Simulated, *, as_json: bool) -> None:
 
 
 def comparison(simulated: Simulated) -> Sheet:
-    """One row a setting."""
+    """Return a table with a row for each setting."""
     columns = (
         "policies",
         "scope",
@@ -165,7 +168,7 @@ def comparison(simulated: Simulated) -> Sheet:
     shape = simulated.model.shape
     note = (
         f"{shape.num_layers} layers of {shape.num_experts} experts ({human_bytes(shape.expert_nbytes)} each"
-        f"{of_base(simulated.base)}), {shape.top_k} per token; belady: loading on demand with the future known; "
+        f"{base_suffix(simulated.base)}), {shape.top_k} per token; belady: loading on demand with the future known; "
         "oracle: that, and prefetching of what is really wanted, as far as the link carries"
     )
     title = f"{simulated.source} on {simulated.machine.name}, on virtual time"
@@ -173,7 +176,7 @@ def comparison(simulated: Simulated) -> Sheet:
 
 
 def receipt(simulated: Simulated) -> dict[str, object]:
-    """What was really in force for the first that was asked for."""
+    """Return what was in force for the first setting."""
     first, shape = simulated.asked[0], simulated.model.shape
     return {
         "trace": simulated.source,
@@ -217,12 +220,12 @@ def _row(outcome: Outcome) -> tuple:
 
 
 def _identity(outcome: Outcome) -> tuple:
-    """By this a row is the same as another."""
+    """Return the key by which two rows are the same."""
     return _label(outcome), outcome.policies, outcome.scope, outcome.num_slots, outcome.window
 
 
 def _label(outcome: Outcome) -> str:
-    """The name by which it was asked for, else the preset and what of it was overridden."""
+    """Return the name that was asked for, else the preset and its overridden policies."""
     if outcome.setting.label != "asked":
         return outcome.setting.label
     changed = [outcome.policies[axis] for axis in POLICIES if axis in outcome.setting.policies]
@@ -230,7 +233,7 @@ def _label(outcome: Outcome) -> str:
 
 
 def names_in(text: str) -> list[str]:
-    """Names separated by commas; a comma inside a policy's parameters does not separate."""
+    """Split names separated by commas; a comma inside a policy's parameters does not separate."""
     names: list[str] = []
     for piece in text.split(","):
         if names and "=" in piece and ":" not in piece:

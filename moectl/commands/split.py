@@ -1,4 +1,4 @@
-"""`moectl split`: from a trace and latencies to each layer's budget, cache size and split ratio, in the store."""
+"""`moectl split`: solve each layer's budget, cache size and split ratio from a trace and latencies, into the store."""
 
 import time
 from dataclasses import asdict, dataclass, replace
@@ -20,8 +20,8 @@ from artifacts.store.store import Store, add_run
 from artifacts.traces.curves import Curves
 from artifacts.traces.trace import PHASES
 from moectl.bundled import demo_model
-from moectl.shared.trace_source import Opened, Source, open_source
-from moectl.show import splits as splitviews
+from moectl.shared.trace_source import OpenedTrace, TraceSource, open_source
+from moectl.show import splits as split_views
 from moectl.show.render import Sheet, show_json, show_sheet
 from runtime.control import sizes
 from runtime.control.split_solver import answer_of, counted_phases, curves_of, latencies_of, solve, split_problem
@@ -34,9 +34,9 @@ REPLAY = "replay"
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """What to solve. Latencies are those of a named machine, or `here`: of the store's newest hardware profile of the
-    model, over its own link unless `link` names one."""
+class SplitRequest:
+    """What to solve. Latencies are those of a named machine, or `here`: those of the store's newest hardware profile of
+    the model, over its own link unless `link` names one. Raises BadUsage for what is not understood."""
 
     budget: str = "25%"
     machine: str = HERE
@@ -54,9 +54,9 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Where:
-    """For which machine. `basis` of the latencies: its name, or the run that measured them, its machine and link;
-    `costs` where they were measured."""
+class SplitMachine:
+    """The machine that a split is for, and its latencies. `basis` is their origin: the name of the machine, or the run
+    that measured them, its machine and link. `costs` is None where nothing was measured."""
 
     machine: Machine
     latencies: Latencies
@@ -65,22 +65,22 @@ class Where:
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
-    """What was found, how and from what. `exposed_ms` of a token over all layers, as the solvers' model has it: this
-    split's, and what equal budgets or the other solvers would leave."""
+class StoredSplit:
+    """A split, how it was solved and from what. `exposed_ms` is the exposed stall of a token over all layers in the
+    solvers' model: for this split, for equal budgets and for the other solvers."""
 
     run_id: int
     answer: Answer
     curves: Curves
     parameters: dict[str, object]
     source: str
-    where: Where
+    target: SplitMachine
     exposed_ms: dict[str, float]
     how: str
     assumed: tuple[str, ...]
 
 
-def split(source: Source, request: Request) -> Split:
+def split(source: TraceSource, request: SplitRequest) -> StoredSplit:
     """Measure the curves of the source's trace, solve, and write both to the store.
 
     Raises BadUsage, BadInput (no store, a trace that cannot tell) or Incompatible (no hardware profile).
@@ -89,16 +89,16 @@ def split(source: Source, request: Request) -> Split:
     opened = open_source(source)
     info = _named_model(source, opened)
     model_id = info.model_id if info else opened.model_id
-    where = _where(source.store, request, opened.model, model_id)
+    target = _machine_for(source.store, request, opened.model, model_id)
     curves = curves_of(opened.trace, opened.model.shape)
-    answers = _solve(request, opened.model, where.latencies, curves)
+    answers = _solve(request, opened.model, target.latencies, curves)
     found_by, by_replay = request.solver, None
     if request.solver == REPLAY:
-        by_replay = _replayed(request, opened, where)
+        by_replay = _replayed(request, opened, target)
         found_by, answers[REPLAY] = by_replay.solver, answer_of(curves, opened.model.shape, by_replay)
     exposed_ms = {name: float(answer[1].sum()) * 1e3 for name, answer in answers.items()}
-    answer, found = answers[request.solver], {"exposed_ms": exposed_ms[request.solver], "found_by": found_by}
-    parameters = _parameters(request, opened, where) | found
+    answer, outcome = answers[request.solver], {"exposed_ms": exposed_ms[request.solver], "found_by": found_by}
+    parameters = _parameters(request, opened, target) | outcome
     tables = {"curves": curve_rows(curves.hit, curves.prediction, curves.prediction_hit), "splits": split_rows(*answer)}
     run = RunInfo(
         command=COMMAND,
@@ -112,35 +112,35 @@ def split(source: Source, request: Request) -> Split:
     run_id = add_run(source.store, run, tables, model=info)
     assumed = (*opened.trace.assumed, *opened.model.assumed)
     how = by_replay.source if by_replay else f"solver {request.solver}"
-    return Split(run_id, answer, curves, parameters, opened.name, where, exposed_ms, how, assumed)
+    return StoredSplit(run_id, answer, curves, parameters, opened.name, target, exposed_ms, how, assumed)
 
 
-def show(found: Split, *, as_json: bool) -> None:
+def show(solved: StoredSplit, *, as_json: bool) -> None:
     """Print the layers with a bar for each, or one JSON object."""
-    sheet = layers(found)
+    sheet = layers(solved)
     if as_json:
-        summary = {"run": found.run_id, "trace": found.source, **found.parameters, "exposed_ms": found.exposed_ms}
-        show_json(summary | {"how": found.how, "layers": sheet.records(), "assumed": list(found.assumed)})
+        summary = {"run": solved.run_id, "trace": solved.source, **solved.parameters, "exposed_ms": solved.exposed_ms}
+        show_json(summary | {"how": solved.how, "layers": sheet.records(), "assumed": list(solved.assumed)})
         return
-    show_sheet(splitviews.with_bars(sheet, found.curves.prediction.shape[1]))
-    for line in found.assumed:
+    show_sheet(split_views.with_bars(sheet, solved.curves.prediction.shape[1]))
+    for line in solved.assumed:
         print(f"assumed: {line}")
 
 
-def layers(found: Split) -> Sheet:
-    """One row a layer."""
-    curves, asked = found.curves, found.parameters
-    totals = ", ".join(f"{name} {value:.4g} ms" for name, value in found.exposed_ms.items())
+def layers(solved: StoredSplit) -> Sheet:
+    """Return a table with a row for each layer."""
+    curves, asked = solved.curves, solved.parameters
+    totals = ", ".join(f"{name} {value:.4g} ms" for name, value in solved.exposed_ms.items())
     note = (
-        f"run {found.run_id}: {found.answer[0].sum():.6g} experts ({asked['budget']}), {found.how}\n"
-        f"exposed a token: {totals}\n{_told(found)}"
+        f"run {solved.run_id}: {solved.answer[0].sum():.6g} experts ({asked['budget']}), {solved.how}\n"
+        f"exposed a token: {totals}\n{_latencies_note(solved)}"
     )
     shown = (curves.hit, curves.prediction, curves.prediction_hit)
-    return splitviews.splits(found.answer, shown, title=f"Split of {asked['model']} by {found.source}", note=note)
+    return split_views.splits(solved.answer, shown, title=f"Split of {asked['model']} by {solved.source}", note=note)
 
 
-def _named_model(source: Source, opened: Opened) -> ModelInfo | None:
-    """The model whose folder was named beside a trace that does not say whose it is."""
+def _named_model(source: TraceSource, opened: OpenedTrace) -> ModelInfo | None:
+    """Return the model whose folder the user named beside a trace that does not say whose it is."""
     if source.model is None or opened.model_id is not None:
         return None
     name = str(demo_model()) if source.model == "bundled" else source.model
@@ -152,11 +152,11 @@ def _named_model(source: Source, opened: Opened) -> ModelInfo | None:
     return ModelInfo(name, model.fingerprint, model.family, model.shape)
 
 
-def _where(path: Path, request: Request, model: ModelShape, model_id: str | None) -> Where:
+def _machine_for(path: Path, request: SplitRequest, model: ModelShape, model_id: str | None) -> SplitMachine:
     if request.machine != HERE:
         named = machine(request.machine)
         latencies = latencies_of(Costs.of(model, named), model.shape.top_k)
-        return Where(named, latencies, {"machine": request.machine})
+        return SplitMachine(named, latencies, {"machine": request.machine})
     missing = Incompatible(f"{path} holds no hardware profile of this model: {measured.REMEDY}, or name a --machine")
     if model_id is None or not path.exists():
         raise missing
@@ -168,11 +168,11 @@ def _where(path: Path, request: Request, model: ModelShape, model_id: str | None
     seconds = {"attention_s": decode.attention.median, "moe_s": decode.moe.median, "head_s": decode.head.median}
     latencies = replace(latencies_of(costs, model.shape.top_k), **seconds)
     basis = {"hardware_run": run.run_id, "hardware": list(profile.machine), "link": load.link}
-    return Where(machine_of(profile, model.shape, link=request.link), latencies, basis, costs)
+    return SplitMachine(machine_of(profile, model.shape, link=request.link), latencies, basis, costs)
 
 
-def _told(found: Split) -> str:
-    seconds = found.where.latencies
+def _latencies_note(solved: StoredSplit) -> str:
+    seconds = solved.target.latencies
     parts = (
         ("attention", seconds.attention_s),
         ("experts", seconds.moe_s),
@@ -181,37 +181,39 @@ def _told(found: Split) -> str:
         ("each transfer's latency", seconds.latency_s),
         ("the engine's work on it", seconds.host_s),
     )
-    basis = found.where.basis
+    basis = solved.target.basis
     name = basis.get("machine") or f"hardware run {basis['hardware_run']} over {basis['link']}"
     return f"{name}: " + ", ".join(f"{part} {seconds * 1e3:.4g} ms" for part, seconds in parts)
 
 
-def _solve(request: Request, model: ModelShape, latencies: Latencies, curves: Curves) -> dict[str, Answer]:
-    """By equal budgets, and by every solver."""
+def _solve(request: SplitRequest, model: ModelShape, latencies: Latencies, curves: Curves) -> dict[str, Answer]:
+    """Solve with every solver, and with equal budgets."""
     shape = model.shape
     nbytes = sizes.budget_nbytes(request.budget, shape)
-    found = {solver: solve(curves, shape, nbytes, latencies, solver=solver, zeta=request.zeta) for solver in SOLVERS}
+    by_solver = {
+        solver: solve(curves, shape, nbytes, latencies, solver=solver, zeta=request.zeta) for solver in SOLVERS
+    }
     even = np.full(shape.num_layers, nbytes / shape.expert_nbytes / shape.num_layers)
-    return {EVEN: split_problem(curves, shape, latencies).split(even), **found}
+    return {EVEN: split_problem(curves, shape, latencies).split(even), **by_solver}
 
 
-def _replayed(request: Request, opened: Opened, where: Where) -> SolvedSplit:
-    """The fastest of what the solvers find and of even cuts, the trace replayed with each."""
-    workload = Workload(opened.trace, opened.model, where.machine, artefacts=opened.artefacts, costs=where.costs)
+def _replayed(request: SplitRequest, opened: OpenedTrace, target: SplitMachine) -> SolvedSplit:
+    """Return the fastest split of those that the solvers find and of even cuts, the trace replayed with each."""
+    workload = Workload(opened.trace, opened.model, target.machine, artefacts=opened.artefacts, costs=target.costs)
     policies = {"residency": "split:theta=None"}
     return workload.solved(Tried("", "moepic", policies, budget=request.budget), zeta=request.zeta)
 
 
-def _parameters(request: Request, opened: Opened, where: Where) -> dict[str, object]:
-    """By these a split made for something else is recognised."""
+def _parameters(request: SplitRequest, opened: OpenedTrace, target: SplitMachine) -> dict[str, object]:
+    """Return the parameters by which a run recognises a split that was made for something else."""
     shape = opened.model.shape
     return {
         "model": opened.model.name,
         "shape": asdict(shape),
         "budget": request.budget,
         "budget_bytes": sizes.budget_nbytes(request.budget, shape),
-        **where.basis,
-        "latencies": asdict(where.latencies),
+        **target.basis,
+        "latencies": asdict(target.latencies),
         "solver": request.solver,
         "zeta": request.zeta,
         "phases": [PHASES[phase] for phase in counted_phases(opened.trace)],

@@ -2,7 +2,7 @@
 simulation, verified live, kept as presets."""
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 from time import perf_counter
@@ -11,101 +11,131 @@ import torch
 
 from artifacts.errors import BadUsage
 from artifacts.modelshapes.known import MODELS
+from artifacts.routing.similarity import Similarity
 from artifacts.shape import FULL_BITS
-from artifacts.store import presets as storedpresets
+from artifacts.store import presets as stored_presets
 from artifacts.store.runs import RunInfo, utc_now
 from artifacts.store.store import add_run
+from artifacts.traces.trace import Trace
 from moectl.bench.table import loss_of_base
 from moectl.bundled import demo_model
 from moectl.shared.opening import check_store, model_info, open_quietly
+from moectl.shared.place_trace import trace_on_base
 from moectl.shared.progress import progress_bar
-from moectl.shared.trace_source import on_base as traced_on_base
+from moectl.shared.text import read_text
+from moectl.shared.trace_source import OpenedTrace
 from moectl.tune.distribute import spread
-from moectl.tune.prepare import known_of, parts_of, plan_for, scale_of, search_on, text_for, trace_for
+from moectl.tune.prepare import known_of, parts_of, plan_for, scale_of, search_on, trace_for
 from moectl.tune.request import Request
 from moectl.tune.result import Pick, Tuned
 from moectl.tune.verify import checks_of, verified
 from profilers.compare.verify_search import Verifier
-from profilers.hardware.live_costs import pace_of
+from profilers.hardware.live_costs import Pace, pace_of
 from profilers.text.corpus import documents
 from profilers.workers.choose import executing
 from runtime.model.locate import locate
 from runtime.model.open import MoeModel
+from runtime.search.results import Found, Plan
+from runtime.search.search import Search
 from runtime.session.equip import model_on_base
 
 COMMAND = "tune"
 
 
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """A search that is ready to run, and what its picks are verified with."""
+
+    checkpoint: MoeModel
+    based: MoeModel  # the checkpoint with its experts on the base's bits
+    traced: OpenedTrace
+    search: Search
+    verifier: Verifier
+    pace: Pace
+    similarity: Similarity | None
+    other: Trace  # requests that the search does not see, to check its picks on
+    other_name: str
+
+
 def tune(name: str | None, request: Request, *, store: Path, device: str, threads: int) -> Tuned:
-    """Search, verify, keep. Raises BadUsage, BadInput, Incompatible."""
+    """Search on the trace, verify the picks live, keep them as presets. Raises BadUsage, BadInput, Incompatible."""
     torch.set_num_threads(threads)
     started_at, begin_s = utc_now(), perf_counter()
     check_store(store)
     name = name or str(demo_model())
-    if name in MODELS and not Path(name).exists():
-        raise BadUsage(f"{name} is a shape without weights, and nothing of it can be verified: give a checkpoint")
-    for data in filter(None, (request.data, request.held_out, request.check_data)):
-        documents(data)  # what leads nowhere is told before anything is measured
-    opened = open_quietly(name, device=device)
-    text = text_for(opened, request.held_out, request, num_tokens=request.tokens)
-    known, similarity, profile = known_of(store, opened)
-    based, known = model_on_base(opened, known, request.base)
-    pace = pace_of(
-        based,
-        locate(name),
-        scaled_to=request.scaled_to,
-        link=request.link,
-        experts=request.experts,
-        artefacts=known,
-        profile=profile,
-    )
-    traced = trace_for(name, opened, request, store)
-    trace, other, other_name = parts_of(name, opened, traced, request)
-    traced = traced_on_base(traced, request.base)
-    search = search_on(traced, trace, pace, similarity, request)
-    verifier = Verifier(based, known, text, pace, budget=request.budget)
-    search.scale = scale_of(search, verifier)
+    _check(name, request)
+    prepared = _prepare(name, request, store=store, device=device)
+    search, verifier = prepared.search, prepared.verifier
     with executing(request.executor, request.workers) as executor:
         plan, planned = plan_for(search, request, num_workers=executor.count)
         with progress_bar("searching", unit="replays") as advance, spread(search, executor) as replay_all:
             found = search.run(plan, progress=advance, replay_all=replay_all)
     searched_s = perf_counter() - begin_s
     picks, live, why = verified(found, verifier, request)
-    checks = checks_of(picks, found, search_on(traced, other, pace, similarity, request), search, request, other_name)
-    receipt = {
+    check_search = search_on(prepared.traced, prepared.other, prepared.pace, prepared.similarity, request)
+    checks = checks_of(picks, found, check_search, search, request, prepared.other_name)
+    receipt = _receipt(name, request, prepared, plan, found, planned) | {
+        "seconds": f"{searched_s:.0f} until the search was over, {perf_counter() - begin_s:.0f} in all",
+        "assumed": search.assumed,
+    }
+    run = _keep(picks, request, store, name, prepared.checkpoint, started_at, perf_counter() - begin_s, receipt)
+    oracle_ms, full_ms = search.oracle(plan.rungs[-1]), search.full(plan.rungs[-1])
+    shape, measured = prepared.based.shape, verifier.measured()
+    return Tuned(request, shape, picks, found, live, measured, oracle_ms, full_ms, checks, receipt, run, why)
+
+
+def _check(name: str, request: Request) -> None:
+    """Raise, before anything is measured, for a model without weights and for a wrong path to a text."""
+    if name in MODELS and not Path(name).exists():
+        raise BadUsage(f"{name} is a shape without weights, and nothing of it can be verified: give a checkpoint")
+    for data in filter(None, (request.data, request.held_out, request.check_data)):
+        documents(data)
+
+
+def _prepare(name: str, request: Request, *, store: Path, device: str) -> _Prepared:
+    """Open the model, find or record a trace, and measure what a unit of expert error costs."""
+    opened = open_quietly(name, device=device)
+    text = read_text(opened, request.held_out, length=request.length, num_tokens=request.tokens, seed=request.seed)
+    artefacts, similarity, profile = known_of(store, opened)
+    based, artefacts = model_on_base(opened, artefacts, request.base)
+    pace = pace_of(
+        based,
+        locate(name),
+        scaled_to=request.scaled_to,
+        link=request.link,
+        experts=request.experts,
+        artefacts=artefacts,
+        profile=profile,
+    )
+    traced = trace_for(name, opened, request, store)
+    trace, other, other_name = parts_of(name, opened, traced, request)
+    traced = trace_on_base(traced, request.base)
+    search = search_on(traced, trace, pace, similarity, request)
+    verifier = Verifier(based, artefacts, text, pace, budget=request.budget)
+    search.scale = scale_of(search, verifier)
+    return _Prepared(opened, based, traced, search, verifier, pace, similarity, other, other_name)
+
+
+def _receipt(
+    name: str, request: Request, prepared: _Prepared, plan: Plan, found: Found, planned: str
+) -> dict[str, object]:
+    search, pace = prepared.search, prepared.pace
+    return {
         "model": name,
-        "trace": traced.name,
+        "trace": prepared.traced.name,
         "passes": f"{plan.rungs[-1]} of {search.num_passes}, in rounds of {', '.join(map(str, plan.rungs))}",
         "candidates": f"{found.num_tried} of {found.num_space} combinations, {found.num_replays} replays ({planned})",
         "left out": f"{sum(found.refused.values())}" + "".join(f"; {n}: {why}" for why, n in found.refused.items()),
-        "base": _against(verifier, opened, request.base),
+        "base": _against(prepared.verifier, prepared.checkpoint, request.base),
         "costs": f"{request.machine_name}, {pace.source}",
         "scale": asdict(search.scale),
         "emulated": dict(pace.settings),
         "seed": request.seed,
-        "seconds": f"{searched_s:.0f} until the search was over, {perf_counter() - begin_s:.0f} in all",
-        "assumed": search.assumed,
     }
-    run = _keep(picks, request, store, name, opened, started_at, perf_counter() - begin_s, receipt)
-    last = plan.rungs[-1]
-    return Tuned(
-        request,
-        based.shape,
-        picks,
-        found,
-        live,
-        verifier.measured(),
-        search.oracle(last),
-        search.full(last),
-        checks,
-        receipt,
-        run,
-        why,
-    )
 
 
 def _against(verifier: Verifier, checkpoint: MoeModel, bits: int) -> str:
-    """For the receipt: what losses are measured against."""
+    """Say what losses are measured against, for the receipt."""
     return "the checkpoint" if bits == FULL_BITS else loss_of_base(verifier.loss_of_base(checkpoint), bits)
 
 
@@ -120,7 +150,7 @@ def _keep(
     receipt: Mapping[str, object],
 ) -> int:
     rows = [
-        storedpresets.StoredPreset(
+        stored_presets.StoredPreset(
             pick.name,
             **pick.tried.combination._asdict(),
             budget=request.budget,
@@ -142,4 +172,4 @@ def _keep(
         seed=request.seed,
         parameters={"asked": asdict(request), "receipt": dict(receipt)},
     )
-    return add_run(path, info, {storedpresets.TABLE: storedpresets.to_rows(rows)}, model=model)
+    return add_run(path, info, {stored_presets.TABLE: stored_presets.to_rows(rows)}, model=model)

@@ -1,4 +1,4 @@
-"""What commands take where the user names nothing."""
+"""What commands take when the user names nothing."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The one place where an error becomes a line on stderr and an exit code (DESIGN 10)."""
+"""Errors become one line on stderr and an exit code here, and nowhere else."""
 
 import errno
 import os
@@ -14,55 +14,55 @@ _CODES = {BadUsage: USAGE, BadInput: INPUT, OutOfResources: RESOURCES, Incompati
 
 
 def exit_code_of(command: Callable[[], object]) -> int:
-    """Run a command that ends by returning or by SystemExit, and give its exit code.
+    """Run a command that returns or raises SystemExit, and return its exit code.
 
-    A Problem is told in one line. What is neither a Problem nor an interruption is our own bug and passes through, so
-    that Python prints its traceback and exits with 1.
+    A Problem is printed in one line. Any other exception but an interruption is a bug of moectl's and passes through,
+    so that Python prints its traceback and exits with 1.
     """
     try:
         command()
         sys.stdout.flush()
         return DONE
     except SystemExit as end:
-        # Typer and rich turn a reader that went away (`| head`) into SystemExit(1); nothing went wrong.
+        # Typer and rich raise SystemExit(1) when the reader of stdout ends early (`| head`), which is no error.
         if isinstance(end.__context__, BrokenPipeError):
             return _quiet_end()
-        # Typer turns Ctrl-C into SystemExit(130) and says nothing.
-        return _tell("interrupted", INTERRUPTED) if end.code == INTERRUPTED else _code(end.code)
+        # Typer raises SystemExit(130) for Ctrl-C and prints nothing.
+        return _print_line("interrupted", INTERRUPTED) if end.code == INTERRUPTED else _code(end.code)
     except BrokenPipeError:
         return _quiet_end()
     except KeyboardInterrupt:
-        return _tell("interrupted", INTERRUPTED)
+        return _print_line("interrupted", INTERRUPTED)
     except (Problem, MemoryError, OSError, RuntimeError, ModuleNotFoundError) as error:
-        return _told(error)
+        return _report(error)
 
 
-def _told(error: Exception) -> int:
-    """Tell what a user can mend; raise the rest again."""
+def _report(error: Exception) -> int:
+    """Print an error that the user can mend and return its code; raise any other again."""
     if isinstance(error, Problem):
-        return _tell(str(error), next(code for kind, code in _CODES.items() if isinstance(error, kind)))
+        return _print_line(str(error), next(code for kind, code in _CODES.items() if isinstance(error, kind)))
     if isinstance(error, MemoryError) or _is_torchs_out_of_memory(error):
-        return _tell("not enough memory; use a smaller model, batch or budget", RESOURCES)
+        return _print_line("not enough memory; use a smaller model, batch or budget", RESOURCES)
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return _tell(f"no space left to write {error.filename or 'a file'}; free some and try again", RESOURCES)
-    # DuckDB's way of saying that Ctrl-C reached one of its queries.
+        return _print_line(f"no space left to write {error.filename or 'a file'}; free some and try again", RESOURCES)
+    # DuckDB raises this when Ctrl-C interrupts one of its queries.
     if isinstance(error, RuntimeError) and "Query interrupted" in str(error):
-        return _tell("interrupted", INTERRUPTED)
+        return _print_line("interrupted", INTERRUPTED)
     if isinstance(error, ModuleNotFoundError) and (error.name or "moectl").partition(".")[0] not in _OURS:
-        return _tell(f"{error.name} is not installed: `moectl doctor` says what is missing", INCOMPATIBLE)
+        return _print_line(f"{error.name} is not installed: `moectl doctor` says what is missing", INCOMPATIBLE)
     raise error
 
 
 def _is_torchs_out_of_memory(error: Exception) -> bool:
-    """Of a GPU it has a class of its own, of a CPU it is a RuntimeError; torch is not imported to see."""
+    """Recognise torch's errors without importing torch: a class of its own for GPUs, a RuntimeError for CPUs."""
     text = str(error)
     return type(error).__name__ == "OutOfMemoryError" or "DefaultCPUAllocator: can't allocate memory" in text
 
 
-def _tell(text: str, code: int) -> int:
+def _print_line(text: str, code: int) -> int:
     try:
         print(f"moectl: {' '.join(text.split())}", file=sys.stderr, flush=True)
-    except OSError:  # stderr is a file on the disk that is full, or its reader went away: the code still tells
+    except OSError:  # stderr is on the full disk, or its reader has ended: the exit code still reports the error
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
     return code
 
@@ -74,6 +74,6 @@ def _code(code: object) -> int:
 
 
 def _quiet_end() -> int:
-    # Python flushes stdout once more at its end and would complain there.
+    # At its end Python flushes stdout once more, which would raise again.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return DONE

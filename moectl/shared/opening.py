@@ -1,37 +1,66 @@
-"""Models as commands open them: without a word from the libraries below, whose advice is not for moectl's users."""
+"""Models and stores as commands open them, without the messages of the libraries below."""
 
 from pathlib import Path
 
 from transformers.utils import logging
 
+from artifacts.errors import BadUsage
+from artifacts.store.predictors import load_predictors
 from artifacts.store.runs import ModelInfo
 from artifacts.store.store import Store
+from profilers.routing.observe import Foresight
+from runtime.engine.predictors import Predictor
 from runtime.model.open import MoeModel, open_model
+from runtime.policies.base import Artefacts
+from runtime.session.artefacts import load_artefacts
 from runtime.session.devices import resolve_device
 
 
 def quieten() -> None:
-    """From here on transformers says nothing of its own."""
+    """Silence transformers: its advice does not apply to moectl's users."""
     logging.set_verbosity_error()
     logging.disable_progress_bar()
 
 
-def there(store: Path) -> Path | None:
-    """The store, if it has been made yet: most runs need none."""
-    return store if store.exists() else None
-
-
 def open_quietly(name: str, *, device: str = "auto") -> MoeModel:
-    """Open a checkpoint, a folder or hub id, on a device as a user names it."""
+    """Open a checkpoint, a folder or hub id, on a device as the user names it."""
     quieten()
     return open_model(name, device=resolve_device(device))
 
 
 def model_info(name: str, opened: MoeModel) -> ModelInfo:
+    """Describe an opened model for the store."""
     return ModelInfo(name, opened.fingerprint, opened.family, opened.stored_shape)
 
 
+def existing(store: Path) -> Path | None:
+    """Return the path of the store, None when there is no such file: most runs need no store."""
+    return store if store.exists() else None
+
+
 def check_store(path: Path) -> None:
-    """Raise now what would keep a profile from being written at the end: no folder, no store, another writer."""
+    """Raise now what would otherwise prevent writing at the end: no folder, not a store, another writer."""
     with Store.open(path):
         pass
+
+
+def stored_artefacts(path: Path, opened: MoeModel) -> Artefacts:
+    """Load the model's artefacts from the store; none when there is no store."""
+    if not path.exists():
+        return Artefacts()
+    with Store.open(path, read_only=True) as store:
+        return load_artefacts(store, opened.fingerprint[:16], opened.shape)
+
+
+def foresight_for(opened: MoeModel, distance: int, *, store: Path) -> Foresight:
+    """Return what a trace records of the `distance` layers ahead; the store's predictors speak too if it has any.
+
+    Raises BadUsage for a distance beyond the model's layers.
+    """
+    if distance > opened.shape.num_layers:
+        raise BadUsage(f"the distance must be 1 to {opened.shape.num_layers}, the model's MoE layers, not {distance}")
+    with Store.open(store) as opened_store:
+        predictors = load_predictors(opened_store, opened.fingerprint[:16], opened.shape)
+    if predictors is None:
+        return Foresight(distance, None)
+    return Foresight(distance, Predictor(predictors, min(distance, predictors.distance), opened.model.device))

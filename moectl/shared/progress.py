@@ -1,4 +1,4 @@
-"""Progress of long work, on stderr."""
+"""Progress bars on stderr."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,7 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 @contextmanager
 def progress_bar(what: str, *, unit: str) -> Iterator[Callable[[int, int], None]]:
-    """Lend a function that is told how much is done, and of how much. Nothing is drawn where nobody sits before it."""
+    """Yield a function that takes how much is done and how much there is. Without a terminal nothing is drawn."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),

@@ -1,37 +1,30 @@
-"""Where a simulation's trace comes from: a Parquet file, a run in the store, or a synthetic one; and whose it is."""
+"""The trace that a command replays: from a Parquet file, from a run of the store, or synthetic; and its model."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from artifacts.errors import BadUsage, Incompatible
-from artifacts.hardware.costs import Costs
-from artifacts.hardware.machines import HERE, Machine, machine
-from artifacts.hardware.profile import REMEDY
 from artifacts.modelshapes.known import ModelShape, guessed, model_shape, unsized
-from artifacts.shape import FULL_BITS, Shape
+from artifacts.shape import Shape
 from artifacts.store.expert_maps import latest_maps, stored_maps
-from artifacts.store.hardware_profiles import profile_for
-from artifacts.store.predictors import load_predictors
 from artifacts.store.runs import StoredRun
 from artifacts.store.store import Store
 from artifacts.traces.parquet import from_table, read_parquet
 from artifacts.traces.synthetic import generate, parse_dials
 from artifacts.traces.trace import Trace
 from moectl.bundled import demo_model
-from profilers.routing.observe import Foresight
-from runtime.engine.predictors import Predictor
-from runtime.model.open import MoeModel
 from runtime.policies.base import Artefacts
-from runtime.replay import from_trace as derived
-from runtime.replay.measured_machine import costs_of, machine_of
 from runtime.session.artefacts import load_artefacts
 
 _SYNTHETIC_MODEL = "olmoe-1b-7b"
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """What a user said: at most one of `trace`, `run` and `synthetic`, and of the model what the trace cannot tell."""
+class TraceSource:
+    """What the user named: at most one of `trace`, `run` and `synthetic`, and what the trace does not say of the model.
+
+    Raises BadUsage for more than one of them, and for a layer without experts.
+    """
 
     trace: Path | None = None
     run: int | None = None
@@ -39,7 +32,7 @@ class Source:
     num_experts: int | None = None
     model: str | None = None
     store: Path = Path("moe.duckdb")
-    with_maps: bool = False  # take expert maps from the store for a trace that is not in it
+    with_maps: bool = False  # take expert maps from the store also for a trace in a file
 
     def __post_init__(self) -> None:
         if sum(given is not None for given in (self.trace, self.run, self.synthetic)) > 1:
@@ -49,8 +42,8 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
-    """A trace, its model, and what the store knows of that model. `model_id` is None where the store did not tell."""
+class OpenedTrace:
+    """A trace, its model, and the store's artefacts of that model; `model_id` is None for a trace from elsewhere."""
 
     name: str
     trace: Trace
@@ -59,8 +52,8 @@ class Opened:
     model_id: str | None = None
 
 
-def open_source(source: Source) -> Opened:
-    """Raises BadUsage, BadInput or Incompatible."""
+def open_source(source: TraceSource) -> OpenedTrace:
+    """Read or generate the trace. Raises BadUsage, BadInput or Incompatible."""
     if source.synthetic is not None:
         return _synthetic(source)
     if source.trace is not None:
@@ -73,39 +66,17 @@ def open_source(source: Source) -> Opened:
     return _from_store(source)
 
 
-def on_base(opened: Opened, bits: int) -> Opened:
-    """The same with experts that are their replicas of so many bits: the store's, else such as are usual."""
-    if bits == FULL_BITS:
-        return opened
-    model, replicas = opened.model, opened.artefacts.replicas
-    notes = () if replicas else ("the base: replicas as large as in groups of 128, losses as of a small model",)
-    based = (replicas or derived.replicas(opened.trace, model)).on_base(bits)
-    nbytes = based.nbytes[FULL_BITS]
-    return replace(
-        opened,
-        model=replace(
-            model,
-            shape=replace(model.shape, expert_nbytes=nbytes, num_neurons=0, neuron_nbytes=1),
-            weight_nbytes=model.weight_nbytes * nbytes / model.shape.expert_nbytes,
-            assumed=(*model.assumed, *notes),
-        ),
-        artefacts=replace(opened.artefacts, replicas=based),
-    )
-
-
-def _from_file(source: Source) -> Opened:
-    known = _named(source)
-    num_experts = source.num_experts or (known.shape.num_experts if known else None)
+def _from_file(source: TraceSource) -> OpenedTrace:
+    model = _named(source)
+    num_experts = source.num_experts or (model.shape.num_experts if model else None)
     trace = read_parquet(source.trace, num_experts=num_experts)
-    if known is None:
-        if num_experts is None:
-            num_experts = _told_by(trace)
-        known = unsized(trace.num_layers, num_experts, trace.top_k)
-    return Opened(str(source.trace), trace, known, _maps(source, trace, known.shape))
+    if model is None:
+        model = unsized(trace.num_layers, num_experts or _recorded_experts(trace), trace.top_k)
+    return OpenedTrace(str(source.trace), trace, model, _maps(source, trace, model.shape))
 
 
-def _maps(source: Source, trace: Trace, shape: Shape) -> Artefacts:
-    """The store's newest expert maps, if they fit: a file does not say of which model it is."""
+def _maps(source: TraceSource, trace: Trace, shape: Shape) -> Artefacts:
+    """Return the store's newest expert maps if their sizes fit: a file does not say which model it is of."""
     if not source.with_maps or trace.iteration is None or not source.store.exists():
         return Artefacts()
     with Store.open(source.store, read_only=True) as store:
@@ -118,84 +89,56 @@ def _maps(source: Source, trace: Trace, shape: Shape) -> Artefacts:
     return Artefacts(maps=maps, maps_run=run.run_id) if fits else Artefacts()
 
 
-def _from_store(source: Source) -> Opened:
+def _from_store(source: TraceSource) -> OpenedTrace:
     with Store.open(source.store, read_only=True) as store:
         run = _find(store, source.run)
-        info = next(model for model in store.models() if model.model_id == run.info.model_id)
+        info = next(info for info in store.models() if info.model_id == run.info.model_id)
         trace = from_table(store.read("traces", run.run_id), num_experts=info.shape.num_experts)
         artefacts = load_artefacts(store, info.model_id, info.shape)
-    known = _named(source) or _with_config(info.name, guessed(info.shape))
-    return Opened(f"run {run.run_id} of {source.store}", trace, known, artefacts, info.model_id)
+    model = _named(source) or _with_config(info.name, guessed(info.shape))
+    return OpenedTrace(f"run {run.run_id} of {source.store}", trace, model, artefacts, info.model_id)
 
 
 def _find(store: Store, run_id: int | None) -> StoredRun:
-    """The run asked for, or the newest with a trace."""
+    """Return the run asked for, or the newest one with a trace. Raises Incompatible when there is no trace."""
     candidates = store.runs() if run_id is None else [store.run(run_id)]
-    found = [run for run in candidates if "traces" in run.contents]
-    if not found:
+    runs = [run for run in candidates if "traces" in run.contents]
+    if not runs:
         where = store.path if run_id is None else f"run {run_id} of {store.path}"
         raise Incompatible(f"{where} holds no trace: `moectl profile --trace` records one")
-    return found[-1]
+    return runs[-1]
 
 
-def _with_config(name: str, known: ModelShape) -> ModelShape:
-    """The shape in the folder from which the model was profiled, if it is still there and still that model."""
-    if not (Path(name) / "config.json").is_file():
-        return replace(known, name=name)
-    found = model_shape(name)
-    return found if found.shape == known.shape else replace(known, name=name)
+def _with_config(name: str, stored: ModelShape) -> ModelShape:
+    """Return the shape that the profiled folder's config gives, if the folder still holds that model."""
+    if (Path(name) / "config.json").is_file():
+        configured = model_shape(name)
+        if configured.shape == stored.shape:
+            return configured
+    return replace(stored, name=name)
 
 
-def _synthetic(source: Source) -> Opened:
+def _synthetic(source: TraceSource) -> OpenedTrace:
     dials = parse_dials(source.synthetic)
-    known = _named(source) or model_shape(_SYNTHETIC_MODEL)
-    shape = known.shape
+    model = _named(source) or model_shape(_SYNTHETIC_MODEL)
+    shape = model.shape
     if source.num_experts is not None:
-        known = unsized(shape.num_layers, source.num_experts, min(shape.top_k, source.num_experts))
-    trace = generate(dials, known.shape)
-    return Opened(f"synthetic {dials}", trace, known, Artefacts())
+        model = unsized(shape.num_layers, source.num_experts, min(shape.top_k, source.num_experts))
+    return OpenedTrace(f"synthetic {dials}", generate(dials, model.shape), model, Artefacts())
 
 
-def _named(source: Source) -> ModelShape | None:
-    """The model that the user named, which must have as many experts as they said."""
+def _named(source: TraceSource) -> ModelShape | None:
+    """Return the model that the user named. Raises BadUsage when `--num-experts` contradicts it."""
     if source.model is None:
         return None
-    known = model_shape(str(demo_model()) if source.model == "bundled" else source.model)
-    if source.num_experts not in (None, known.shape.num_experts):
-        raise BadUsage(f"{source.model} has {known.shape.num_experts} experts a layer, not {source.num_experts}")
-    return known
+    model = model_shape(str(demo_model()) if source.model == "bundled" else source.model)
+    if source.num_experts not in (None, model.shape.num_experts):
+        raise BadUsage(f"{source.model} has {model.shape.num_experts} experts a layer, not {source.num_experts}")
+    return model
 
 
-def _told_by(trace: Trace) -> int:
+def _recorded_experts(trace: Trace) -> int:
+    """Return how many experts a layer has by the trace's probabilities. Raises BadUsage for a trace without them."""
     if trace.probabilities is None:
         raise BadUsage("the trace does not say how many experts a layer has: give --num-experts or --model")
     return trace.probabilities.shape[1]
-
-
-def foresight(opened: MoeModel, distance: int, *, store: Path) -> Foresight:
-    """What a trace is to say of the layers ahead: the store's predictors too, if it has some for this model."""
-    if distance > opened.shape.num_layers:
-        raise BadUsage(f"the distance must be 1 to {opened.shape.num_layers}, the model's MoE layers, not {distance}")
-    with Store.open(store) as held:
-        known = load_predictors(held, opened.fingerprint[:16], opened.shape)
-    reach = min(distance, known.distance) if known else 0
-    return Foresight(distance, Predictor(known, reach, opened.model.device) if known else None)
-
-
-def placed(opened: Opened, name: str, path: Path, *, base: int) -> tuple[Opened, Machine, Costs | None]:
-    """What is replayed, on its base and on a named machine, or `here`: on this one, with what the store's hardware
-    profile says that the model costs on it."""
-    based, shape = on_base(opened, base), opened.model.shape
-    if name != HERE:
-        return based, machine(name), None
-    if not path.exists():
-        raise Incompatible(f"there is no store {path} with a hardware profile: {REMEDY}, or name a machine")
-    with Store.open(path, read_only=True) as store:
-        profile = profile_for(store, shape, name=opened.model.name)
-    costs = costs_of(profile, shape).on_base(base, based.model.shape.expert_nbytes / shape.expert_nbytes)
-    return based, machine_of(profile, shape), costs
-
-
-def of_base(bits: int) -> str:
-    """What to add to a size where experts are not the checkpoint's."""
-    return "" if bits == FULL_BITS else f", replicas of {bits} bits"

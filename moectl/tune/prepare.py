@@ -4,19 +4,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from artifacts.errors import BadInput, Problem
+from artifacts.errors import Problem
 from artifacts.hardware.profile import HardwareProfile
 from artifacts.routing.similarity import Similarity
 from artifacts.store.hardware_profiles import stored_profile
 from artifacts.store.store import Store
 from artifacts.traces.trace import Trace, cut_by_request, is_one_by_one
 from moectl.bench.simulated import record_trace
-from moectl.shared.trace_source import Opened, Source, open_source
+from moectl.shared.text import read_text
+from moectl.shared.trace_source import OpenedTrace, TraceSource, open_source
 from moectl.tune.request import Request
-from profilers.compare.bench import Text, text_of
 from profilers.compare.verify_search import Verifier
 from profilers.hardware.live_costs import Pace
-from profilers.text.corpus import documents
 from runtime.model.open import MoeModel
 from runtime.policies.base import Artefacts
 from runtime.search.halving import ETA
@@ -36,13 +35,6 @@ _TELLING = (  # of few bits, the second where not every expert's replica fits; o
 _CHECKED = 0.25  # of the requests, kept aside for the check where no other text is given
 
 
-def text_for(opened: MoeModel, data: str, request: Request, *, num_tokens: int) -> Text:
-    if opened.tokenizer is None:
-        raise BadInput("the checkpoint has no tokenizer: put tokenizer.json beside it")
-    texts = documents(data, seed=request.seed)
-    return text_of(texts, opened.tokenizer, length=request.length, num_tokens=num_tokens)
-
-
 def known_of(path: Path, opened: MoeModel) -> tuple[Artefacts, Similarity | None, HardwareProfile | None]:
     if not path.exists():
         return Artefacts(), None, None
@@ -52,26 +44,27 @@ def known_of(path: Path, opened: MoeModel) -> tuple[Artefacts, Similarity | None
         return artefacts, load_similarity(store, model_id, opened.shape), stored_profile(store, model_id)
 
 
-def trace_for(name: str, opened: MoeModel, request: Request, path: Path) -> Opened:
+def trace_for(name: str, opened: MoeModel, request: Request, path: Path) -> OpenedTrace:
     """The store's newest of this model that decodes one request at a time and foresees; else one recorded now."""
     if path.exists():
         with Store.open(path, read_only=True) as store:
             runs = [run for run in reversed(store.runs()) if "traces" in run.contents]
         model_id = opened.fingerprint[:16]
         for run in (run for run in runs if run.info.model_id == model_id):
-            found = open_source(Source(run=run.run_id, store=path))
+            found = open_source(TraceSource(run=run.run_id, store=path))
             if found.trace.predicted is not None and is_one_by_one(found.trace):
                 return found
     return _recorded(name, opened, request, path, request.data)
 
 
-def _recorded(name: str, opened: MoeModel, request: Request, path: Path, data: str) -> Opened:
-    text = text_for(opened, data, request, num_tokens=RECORDED * request.tokens)
+def _recorded(name: str, opened: MoeModel, request: Request, path: Path, data: str) -> OpenedTrace:
+    num_tokens = RECORDED * request.tokens
+    text = read_text(opened, data, length=request.length, num_tokens=num_tokens, seed=request.seed)
     run = record_trace(name, opened, text, path, data=data, seed=request.seed)
-    return open_source(Source(run=run, store=path))
+    return open_source(TraceSource(run=run, store=path))
 
 
-def parts_of(name: str, opened: MoeModel, traced: Opened, request: Request) -> tuple[Trace, Trace, str]:
+def parts_of(name: str, opened: MoeModel, traced: OpenedTrace, request: Request) -> tuple[Trace, Trace, str]:
     """The trace to tune on, the one to check on, and how to speak of that."""
     if request.check_data is None:
         return *cut_by_request(traced.trace, _CHECKED), "the last quarter of the requests"
@@ -80,7 +73,7 @@ def parts_of(name: str, opened: MoeModel, traced: Opened, request: Request) -> t
     return traced.trace, other.trace, request.check_data
 
 
-def search_on(traced: Opened, trace: Trace, pace: Pace, similarity: Similarity | None, request: Request) -> Search:
+def search_on(traced: OpenedTrace, trace: Trace, pace: Pace, similarity: Similarity | None, request: Request) -> Search:
     return Search(
         trace,
         traced.model,

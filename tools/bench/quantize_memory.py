@@ -49,7 +49,7 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, int]:
     import transformers.models.olmoe.modeling_olmoe  # noqa: F401 - what opening the model would import
 
     from artifacts.store.runs import ModelInfo
-    from moectl.commands.quantize import Request, read_data
+    from moectl.commands.quantize import QuantizeRequest, calibration_data
     from moectl.shared.opening import open_quietly
     from profilers.quantise.method import Method
     from profilers.quantise.replicas import build_replicas
@@ -58,7 +58,7 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, int]:
     imports = _peak(os.getpid())
     workers = [0]
     opened = open_quietly(str(folder), device="cpu")
-    data = read_data(opened, Request(samples=options.samples, length=LENGTH))
+    data = calibration_data(opened, QuantizeRequest(samples=options.samples, length=LENGTH))
 
     def stop(done: int, total: int) -> None:
         print(f"\r{done} experts", end="", file=sys.stderr, flush=True)

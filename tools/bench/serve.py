@@ -25,7 +25,7 @@ from transformers import ContinuousBatchingConfig, GenerationConfig
 
 from moectl.bundled import demo_model
 from moectl.shared.defaults import DEFAULT_STORE
-from moectl.shared.opening import there
+from moectl.shared.opening import existing
 from moectl.show.render import Sheet, show_sheet
 from profilers.text.corpus import documents
 from runtime.control.counters import hit_rate
@@ -106,7 +106,7 @@ def _requests(options: argparse.Namespace) -> list[Asked]:
 def _alone(asked: list[Asked], preset: str, options: argparse.Namespace) -> tuple[list[list[int]], float, float]:
     """What `moectl run` says, one after the other."""
     settings = Settings(preset=preset, budget=options.budget, threads=1)
-    with Session.open(str(demo_model()), settings, store=there(DEFAULT_STORE)) as session:
+    with Session.open(str(demo_model()), settings, store=existing(DEFAULT_STORE)) as session:
         begin_s = time.perf_counter()
         ids = [
             [token.token_id for token in session.generate(session.encode(one.prompt), _sampling(one))] for one in asked
@@ -167,7 +167,7 @@ def _batches(asked: list[Asked], options: argparse.Namespace) -> Sheet:
     """The same prompts in batches, by transformers itself over the same session; seconds are the thread's own."""
     rows = []
     settings = Settings(preset=options.presets, budget=options.budget, threads=1)
-    with Session.open(str(demo_model()), settings, store=there(DEFAULT_STORE)) as session:
+    with Session.open(str(demo_model()), settings, store=existing(DEFAULT_STORE)) as session:
         prompts = [session.encode(one.prompt)[0].tolist() for one in asked]
         ways = {"one by one": _one_by_one, f"padded, {options.rows}": _padded, "continuous": _continuous}
         expected = None

@@ -1,4 +1,4 @@
-"""What the shell offers when Tab is pressed: the words there are, without torch."""
+"""What the shell offers when Tab is pressed, without an import of torch."""
 
 import subprocess
 import sys
@@ -12,7 +12,7 @@ from tests import ROOT
 
 
 def asked(line: str) -> dict[str, str]:
-    """As bash asks for what follows, where `line` ends."""
+    """Return the environment with which bash asks what follows the end of `line`."""
     return {"_MOECTL_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
 
 

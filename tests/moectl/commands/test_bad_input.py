@@ -1,5 +1,6 @@
-"""Every kind of bad input, as a user meets it: one clear line on stderr, its exit code, nothing on stdout, nothing
-written. What exactly a damaged checkpoint is refused with: tests/faults/test_11_checkpoint.py.
+"""Every kind of bad input gives one clear line on stderr, its exit code, nothing on stdout, and no file.
+
+tests/faults/test_11_checkpoint.py has the messages for damaged checkpoints.
 """
 
 import json
@@ -29,7 +30,7 @@ Refused = Callable[..., None]
 
 @pytest.fixture
 def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Refused:
-    """`refused(*arguments, code=3, says="text")` checks how a command ends that cannot work, in a folder of its own."""
+    """`refused(*arguments, code=3, says="text")` checks how a command fails, in a folder of its own."""
     monkeypatch.chdir(tmp_path)
 
     def check(*arguments: object, code: int, says: str) -> None:
@@ -283,7 +284,7 @@ HOLD = "import sys, duckdb; c = duckdb.connect(sys.argv[1]); print(flush=True); 
 
 @pytest.fixture
 def holder(profiled: Path) -> Iterator[int]:
-    """The number of another process that has the store open."""
+    """The process id of another process that has the store open."""
     with subprocess.Popen(
         [sys.executable, "-c", HOLD, str(profiled)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
@@ -304,7 +305,7 @@ def test_store_in_use(refused: Refused, holder: int, profiled: Path, model: Path
 
 
 def test_a_real_process_says_one_line(model: Path, tmp_path: Path) -> None:
-    """Nothing that libraries print behind Python's back, or at its end, joins it."""
+    """No library adds a line, neither behind Python's back nor at its end."""
     with_tensors(lambda tensors: tensors.pop(GATE))(folder := shutil.copytree(model, tmp_path / "model"))
     done = subprocess.run(
         [sys.executable, "-m", "moectl", "run", str(folder), "--prompt", "hello"],

@@ -1,4 +1,4 @@
-"""`--base 4` as a user gives it: what `run`, `bench`, `simulate` and `tune` then say, and what is refused."""
+"""`--base 4` from the command line: what `run`, `bench`, `simulate` and `tune` print, and what is refused."""
 
 import json
 from collections.abc import Callable

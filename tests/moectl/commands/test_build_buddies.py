@@ -1,4 +1,4 @@
-"""`moectl build-buddies` on a made-up profile, against the pure functions it is to call."""
+"""`moectl build-buddies` on a made-up profile, compared with the pure functions that it calls."""
 
 import json
 
@@ -30,7 +30,7 @@ def routed_layer(seed):
 
 
 def measured():
-    """What a profile might measure: cosines alike both ways, losses not."""
+    """A similarity as a profile measures it: cosines are symmetric, losses are not."""
     random = np.random.default_rng(9)
     size = (SHAPE.num_layers, SHAPE.num_experts, SHAPE.num_experts)
     cosine = random.uniform(-0.5, 1, size)

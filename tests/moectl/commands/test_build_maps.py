@@ -1,4 +1,4 @@
-"""`moectl build-maps` as a user runs it: what it says is in the store, and bad input is one line."""
+"""`moectl build-maps`: what it prints is in the store, and bad input is one line."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ OPTIONS = ("--data", "text.txt", "--tokens", "600", "--length", "24", "--prefill
 
 @pytest.fixture
 def model(checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A checkpoint of two layers; the test's own folder, with a text in it, is where commands run."""
+    """A checkpoint of two layers; commands run in the test's own folder, with a text in it."""
     monkeypatch.chdir(tmp_path)
     Path("text.txt").write_text("".join(f"Line {line}: {line * line} sheep.\n" for line in range(40)))
     return str(checkpoint("olmoe"))

@@ -1,4 +1,4 @@
-"""`moectl build-predictor` as a user runs it, and what runs and replays make of it."""
+"""`moectl build-predictor`, and runs and replays with the predictors."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ RUN = ("--prompt", "Line", "--greedy", "--max-new-tokens", "6", "--budget", "50%
 
 @pytest.fixture
 def model(checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A checkpoint of two layers; the test's own folder, with a text in it, is where commands run."""
+    """A checkpoint of two layers; commands run in the test's own folder, with a text in it."""
     monkeypatch.chdir(tmp_path)
     Path("text.txt").write_text("".join(f"Line {line}: {line * line} sheep.\n" for line in range(40)))
     return str(checkpoint("olmoe"))

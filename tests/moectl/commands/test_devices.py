@@ -1,4 +1,4 @@
-"""`--devices` as a user gives it: to a run, to a replay of what it recorded, and to a bench."""
+"""`--devices` from the command line: a run, a replay of the trace that it recorded, and a bench."""
 
 import json
 from collections.abc import Callable
@@ -16,7 +16,7 @@ Asked = Callable[..., dict]
 
 @pytest.fixture
 def asked(capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Asked:
-    """`asked(*words)`: what a command says in JSON, in a folder of its own."""
+    """`asked(*words)`: the JSON of a command, in a folder of its own."""
     monkeypatch.chdir(tmp_path)
 
     def ask(*words: str) -> dict:

@@ -1,4 +1,4 @@
-"""`moectl profile --hardware`, `moectl doctor` and `--machine here` as a user runs them, and what stands in the way."""
+"""`moectl profile --hardware`, `moectl doctor` and `--machine here`, and the findings."""
 
 import json
 import shutil
@@ -26,7 +26,7 @@ DISK = ("--threads", "1", "--json")
 
 @pytest.fixture(autouse=True)
 def quickly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """As little as can be measured, in a folder of the test's own."""
+    """The shortest measurement, in a folder of the test's own."""
     little = Effort(lengths=(4,), turns=2)
     monkeypatch.setattr(hardware, "THOROUGH", little)
     monkeypatch.setattr(doctor, "QUICK", little)
@@ -165,7 +165,7 @@ def test_a_budget_larger_than_memory_is_refused(
 # Sentences
 
 
-def sentence(here: Here, topic: str, shape: Shape = SHAPE) -> findings.Finding:
+def sentence(here: Here, topic: str, shape: Shape = SHAPE) -> findings.DoctorFinding:
     return next(found for found in findings.of_machine(here, shape) if found.topic == topic)
 
 

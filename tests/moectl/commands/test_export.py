@@ -1,4 +1,4 @@
-"""`moectl export`: every module of the checkpoint that comes out is the replica that went in."""
+"""`moectl export`: every module of the written checkpoint equals the stored replica."""
 
 import json
 from pathlib import Path

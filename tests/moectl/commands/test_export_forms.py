@@ -1,4 +1,4 @@
-"""`moectl export --what ...`: what other programs read is what the store holds, layer for layer."""
+"""`moectl export --what ...`: the written forms equal what the store holds, layer for layer."""
 
 import csv
 import io
@@ -40,7 +40,7 @@ def family(request: pytest.FixtureRequest, checkpoint: Checkpoint, tmp_path_fact
 
 @pytest.fixture
 def model(family: tuple[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The family's name; its store is where commands look."""
+    """The family's name; commands find its store."""
     monkeypatch.chdir(tmp_path)
     shutil.copy(family[1], "moe.duckdb")
     return family[0]
@@ -84,7 +84,7 @@ def test_a_placement_is_what_is_used_most(model: str, exported: Exported) -> Non
 
 
 def test_llama_cpp_keeps_whole_layers(model: str, exported: Exported) -> None:
-    """As llama.cpp reads it: the part before `=` is searched in every tensor's name."""
+    """As in llama.cpp: the part before `=` is searched for in every tensor's name."""
     first, second = BLOCKS[model]
     placed = json.loads(exported("placement", "--budget", "50%"))["layers"]
     line = exported("override-tensor", "--budget", "50%")

@@ -1,4 +1,4 @@
-"""`moectl pack`: writes a checkpoint that the other commands open, and says what it gains."""
+"""`moectl pack` writes a checkpoint that the other commands open, and prints what it gains."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`moectl plan`: what fits adds up, what is expected is a replay's, and a config is all that is read."""
+"""`moectl plan`: memory adds up, speeds are those of a replay, and only the config is read."""
 
 import json
 import shutil
@@ -12,7 +12,7 @@ from artifacts.modelshapes.known import MODELS, model_shape
 from artifacts.modelshapes.memory import backbone_memory, backbone_of
 from artifacts.traces.synthetic import generate
 from moectl.cli import main
-from moectl.commands.plan_rows import RESERVE_NBYTES, ROUTERS, Request, divided
+from moectl.commands.plan_rows import RESERVE_NBYTES, ROUTERS, PlanRequest, divided
 from runtime.policies.presets import presets
 from runtime.replay.settings import Setting
 from runtime.replay.workload import Workload
@@ -25,7 +25,7 @@ Planned = Callable[..., dict]
 
 @pytest.fixture
 def folder(checkpoint: Checkpoint, tmp_path: Path) -> Path:
-    """A config and nothing else."""
+    """A folder with a config and nothing else."""
     shutil.copy(checkpoint("qwen3_moe") / "config.json", tmp_path / "config.json")
     return tmp_path
 
@@ -42,7 +42,7 @@ def planned(capfd: pytest.CaptureFixture[str]) -> Planned:
 
 
 def held(folder: Path, experts: int) -> str:
-    """Memory for so many experts, with a context of 16 tokens."""
+    """Return the memory that holds so many experts, with a context of 16 tokens."""
     model = model_shape(str(folder))
     needs = backbone_memory(model, backbone_of(str(folder)))
     beside = needs.weights_nbytes + 16 * needs.cache_nbytes + RESERVE_NBYTES
@@ -81,7 +81,7 @@ def test_who_has_how_much() -> None:
     """Mixtral 8x7B: 3.0 GiB besides experts, 0.5 GiB of cache for 4,096 tokens, 336 MiB an expert."""
     name = "mixtral-8x7b"
     memory = divided(
-        Request(name, "24GiB", "a6000-pcie4"), MODELS[name], backbone_memory(MODELS[name], backbone_of(name))
+        PlanRequest(name, "24GiB", "a6000-pcie4"), MODELS[name], backbone_memory(MODELS[name], backbone_of(name))
     )
     assert memory.weights_nbytes / GIB == pytest.approx(2.99, abs=0.02) and memory.cache_nbytes == GIB // 2
     total = memory.weights_nbytes + memory.cache_nbytes + memory.reserve_nbytes + memory.experts_nbytes

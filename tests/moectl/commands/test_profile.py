@@ -1,4 +1,4 @@
-"""`moectl profile` and `moectl merge` as a user runs them, interrupted and killed too."""
+"""`moectl profile` and `moectl merge`, also interrupted and killed."""
 
 import json
 import os
@@ -22,7 +22,7 @@ OPTIONS = ("--data", "text.txt", "--tokens", "1200", "--length", "32", "--prefil
 
 @pytest.fixture
 def model(checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A checkpoint; the test's own folder, with a text in it, is where commands run."""
+    """A checkpoint; commands run in the test's own folder, with a text in it."""
     monkeypatch.chdir(tmp_path)
     lines = [
         f"Line {line}: {line * line} sheep, {line % 7} goats and a {'very ' * (line % 5)}old dog.\n"
@@ -40,7 +40,7 @@ def profile_json(capfd: pytest.CaptureFixture[str], model: str, *options: str) -
 
 
 def rows(store: str) -> dict[str, pa.Table]:
-    """Everything that the newest profile of a store holds."""
+    """Return all rows of the newest profile in a store."""
     with Store.open(store, read_only=True) as opened:
         run = opened.latest_run("profile")
         return {table: opened.read(table, run.run_id) for table in TABLES}
@@ -78,7 +78,7 @@ def test_merged_shards_are_the_profile(model: str, capfd: pytest.CaptureFixture[
     assert not Path("half.duckdb").exists()
 
 
-# Keeps after every batch instead of every few seconds, so that there is something to go on with soon.
+# Saves after every batch instead of every few seconds, so that there is soon something to resume from.
 EAGER = (
     "import sys\n"
     "from moectl.cli import main\n"
@@ -92,7 +92,7 @@ EAGER = (
 def test_stopped_half_way_the_same_command_goes_on(
     sent: signal.Signals, model: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    # The link is so slow that a batch takes a tenth of a second; what decides the numbers is the same.
+    # The link is so slow that a batch takes a tenth of a second; the numbers do not depend on it.
     slow = subprocess.Popen(
         [sys.executable, "-c", EAGER, "profile", model, *OPTIONS, "--link", "1MB/s"],
         env={**os.environ, "PYTHONPATH": str(ROOT)},

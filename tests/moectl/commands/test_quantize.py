@@ -1,4 +1,4 @@
-"""`moectl quantize` as a user runs it, interrupted, killed and with files damaged afterwards."""
+"""`moectl quantize`, also interrupted, killed and with files damaged afterwards."""
 
 import json
 import os
@@ -21,7 +21,7 @@ OPTIONS = ("--data", "text.txt", "--samples", "24", "--length", "32", "--jobs", 
 
 @pytest.fixture
 def model(checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A checkpoint; the test's own folder, with a text in it, is where commands run."""
+    """A checkpoint; commands run in the test's own folder, with a text in it."""
     monkeypatch.chdir(tmp_path)
     lines = [f"Line {line}: {line * line} sheep and a {'very ' * (line % 5)}old dog.\n" for line in range(40)]
     Path("text.txt").write_text("".join(lines))
@@ -29,7 +29,7 @@ def model(checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def said_by(capfd: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
-    """What a command prints: on stdout, or in one line on stderr when it fails."""
+    """Return what a command prints: stdout, or the line on stderr when it fails."""
     capfd.readouterr()
     assert main(list(arguments)) == code
     said = capfd.readouterr()
@@ -44,7 +44,7 @@ def files(store: str) -> dict[str, bytes]:
 
 
 def start(model: str, *options: str) -> subprocess.Popen:
-    """The command in a process of its own; nothing is told to its workers but by itself."""
+    """Start the command in a process of its own; only that process signals its workers."""
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "moectl", "quantize", model, *OPTIONS[:-2], *options]
     pipe = subprocess.PIPE
@@ -136,7 +136,7 @@ def test_killed_in_the_middle_and_run_again(model: str, capfd: pytest.CaptureFix
     process.communicate()
     assert not Path("moe.duckdb").exists()
     before = len(files("moe.duckdb"))
-    time.sleep(0.2)  # workers notice that they are alone after the expert they are at
+    time.sleep(0.2)  # workers notice after their present expert that the parent has ended
     said = json.loads(said_by(capfd, "quantize", model, *OPTIONS, "--json"))
     assert said["resumed_experts"] >= before and said["experts"] == 16
     assert files("moe.duckdb") == files("whole.duckdb")
@@ -145,7 +145,7 @@ def test_killed_in_the_middle_and_run_again(model: str, capfd: pytest.CaptureFix
 def test_ctrl_c_ends_it_and_the_same_command_completes(model: str, capfd: pytest.CaptureFixture[str]) -> None:
     process = start(model, "--jobs", "2")
     wait_until(lambda: len(files("moe.duckdb")) >= 2, process)
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the workers too
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does, which signals the workers too
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out, err) == (130, "", "moectl: interrupted\n")
     assert not list(Path("moe.duckdb.replicas").rglob(".*.tmp")) and not Path("moe.duckdb").exists()

@@ -1,4 +1,4 @@
-"""`moectl run` as a user runs it: tokens as transformers makes them, one JSON object, a stream, a chat, a trace."""
+"""`moectl run`: the tokens of transformers, one JSON object, a stream, a chat, a trace."""
 
 import io
 import json
@@ -33,7 +33,7 @@ def model(checkpoint: Checkpoint) -> Path:
 
 
 def run_json(capfd: pytest.CaptureFixture[str], *arguments: object) -> dict:
-    """What `moectl run ... --json` prints, which is one object and nothing else."""
+    """Return the JSON object that `moectl run ... --json` prints; it prints nothing else."""
     assert main(["run", *map(str, arguments), "--json"]) == 0
     said = capfd.readouterr()
     assert said.err == "" and said.out.count("\n") == 1
@@ -154,7 +154,7 @@ def process(*arguments: object, **options: object) -> subprocess.Popen:
 
 
 def test_advice_of_libraries_stays_out_of_sight(model: Path, tmp_path: Path) -> None:
-    """Left to itself transformers has much to say on this model, and shows bars while it loads."""
+    """By default transformers prints advice on this model and progress bars while it loads."""
     folder = shutil.copytree(model, tmp_path / "model")
     path = folder / "generation_config.json"
     advised = json.loads(path.read_text()) | {"temperature": 0.6, "top_k": 20, "max_length": 12, "bos_token_id": 300}

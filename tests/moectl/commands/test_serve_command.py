@@ -1,4 +1,4 @@
-"""`moectl serve` as a command: what it refuses to begin, and how it ends."""
+"""`moectl serve` as a command: what it refuses before it listens, and how it ends."""
 
 import re
 import signal
@@ -20,7 +20,7 @@ from tests.helpers.serving import EXACT, SETTINGS, rest, serving
 
 
 def test_a_server_ends_well(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    """SIGTERM: what is under way is answered to its end, what comes later is not, and the exit code is 0."""
+    """After SIGTERM running requests are answered to their end, later ones are not, and the exit code is 0."""
     command = ["-m", "moectl", "serve", str(checkpoint("olmoe")), "--port", "0", "--threads", "1"]
     process = subprocess.Popen(
         [sys.executable, *command, "--store", str(tmp_path / "none.duckdb")],
@@ -48,7 +48,7 @@ def test_a_server_ends_well(checkpoint: Checkpoint, tmp_path: Path) -> None:
 
 
 def test_what_takes_too_long_is_broken_off(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    """Whoever was promised an answer is told, under way or waiting, streamed or whole."""
+    """Every accepted client is told, whether its request runs or waits, streamed or whole."""
     limits = Limits(num_rows=1, closing_s=0.2)
     asked = EXACT | {"prompt": "sheep", "max_tokens": 240, "stream": True}
     with serving(open_model(str(checkpoint("olmoe"))), SETTINGS, limits, tmp_path / "none.duckdb") as running:

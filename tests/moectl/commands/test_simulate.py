@@ -1,4 +1,4 @@
-"""`moectl simulate` through the command line: counters against the slow reference, and every way it can be wrong."""
+"""`moectl simulate`: counters against the slow reference, and every kind of error."""
 
 import json
 from collections.abc import Callable
@@ -33,7 +33,7 @@ def some(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def simulated(capfd: pytest.CaptureFixture[str]) -> Simulated:
-    """`simulated(*options)`: what the command says in JSON."""
+    """`simulated(*options)`: the JSON of the command."""
 
     def run(*options: object) -> dict:
         capfd.readouterr()
@@ -143,7 +143,7 @@ def test_a_trace_of_the_store(simulated: Simulated, tmp_path: Path, capfd: pytes
 
 
 def test_batches_and_waves(simulated: Simulated) -> None:
-    """Prompts of 40 tokens want more experts than there are slots."""
+    """Prompts of 40 tokens need more experts than there are slots."""
     dials = "tokens=400,requests=8,prompt=40,batch=4"
     said = simulated("--synthetic", dials, "--num-experts", 16, "--budget", "48x", "--eviction", "least_stale")
     single = simulated("--synthetic", dials.replace("batch=4", "batch=1"), "--num-experts", 16, "--budget", "48x")
@@ -160,7 +160,7 @@ def test_a_synthetic_trace_of_a_named_shape(simulated: Simulated) -> None:
 
 @pytest.fixture
 def parts(tmp_path: Path) -> dict[str, Path]:
-    """Traces that lack something."""
+    """Traces that each lack something, and a file that is cut off."""
     whole = read_parquet(TRACE)
     short = whole.take(np.flatnonzero(whole.request < 1))
     lacking = {

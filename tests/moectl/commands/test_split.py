@@ -1,4 +1,4 @@
-"""`moectl split` through the command line: what it prints and writes, and every way it can be wrong."""
+"""`moectl split`: what it prints and writes, and every kind of error."""
 
 import json
 import re
@@ -35,7 +35,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def asked(path: Path, capfd: pytest.CaptureFixture[str]) -> Asked:
-    """`asked(*options)`: what the command says in JSON, its store at `path`."""
+    """`asked(*options)`: the JSON of the command, its store at `path`."""
 
     def run(*options: object) -> dict:
         capfd.readouterr()
@@ -49,7 +49,7 @@ def asked(path: Path, capfd: pytest.CaptureFixture[str]) -> Asked:
 
 @pytest.fixture
 def refused(path: Path, capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
-    """`refused(*options)`: exit code and the one line on stderr."""
+    """`refused(*options)`: the exit code and the line on stderr."""
 
     def run(*options: object) -> tuple[int, str]:
         code = main(["split", *map(str, options), "--store", str(path)])
@@ -159,7 +159,7 @@ def test_a_trace_of_prompts_alone_is_counted_by_prompts(asked: Asked, tmp_path: 
 def test_what_is_stored_can_be_looked_at(
     asked: Asked, path: Path, options: tuple[str, ...], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Of a model of which only the shape is known, too."""
+    """Also for a model of which only the shape is known."""
     asked("--trace", TRACE, "--num-experts", 32, "--machine", "5gbps", "--solver", "greedy")
     assert main(["inspect", *options, "--store", str(path)]) == 0
     said = capfd.readouterr().out

@@ -1,5 +1,5 @@
-"""Which model and which text a command is of: the bundled one by that word or by none, and a word where another may be
-meant; what leads nowhere."""
+"""Which model and which text a command uses: the bundled one by its name or by default, with a hint where the store
+suggests another; and paths that do not exist."""
 
 from pathlib import Path
 

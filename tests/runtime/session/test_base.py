@@ -15,7 +15,8 @@ from artifacts.modelshapes.known import guessed
 from artifacts.quantisation.replicas import check_base
 from artifacts.shape import FULL_BITS
 from moectl.shared.opening import model_info
-from moectl.shared.trace_source import Opened, on_base
+from moectl.shared.place_trace import trace_on_base
+from moectl.shared.trace_source import OpenedTrace
 from runtime.model.open import MoeModel, open_model
 from runtime.policies.base import Artefacts
 from runtime.replay.settings import Setting
@@ -115,7 +116,7 @@ def test_a_replay_counts_what_the_run_counted(known: tuple, name: str) -> None:
         list(session.generate(PROMPT, Sampling(8, ignore_eos=True)))
         live = session.controller.counters.totals()
     trace = recorder.trace()
-    based = on_base(Opened("live", trace, guessed(opened.stored_shape), artefacts), 4)
+    based = trace_on_base(OpenedTrace("live", trace, guessed(opened.stored_shape), artefacts), 4)
     window = session.parts.window
     workload = Workload(trace, based.model, machine("a100-pcie4"), artefacts=based.artefacts, window=window)
     setting = Setting("replayed", settings.preset, settings.policies, budget=settings.budget)

@@ -23,10 +23,10 @@ from artifacts.traces.synthetic import parse_dials
 from moectl.bench.other_tools import read_results
 from moectl.bench.request import Request
 from moectl.commands.build_buddies import parse_alphas
+from moectl.commands.inspect.substitution import parse_shares
 from moectl.commands.profile import parse_shard
 from moectl.commands.quantize import parse_bits
-from moectl.commands.substitution import parse_shares
-from moectl.shared.trace_source import Source, open_source
+from moectl.shared.trace_source import TraceSource, open_source
 from profilers.compare.tasks import check_tasks, load_tasks
 from profilers.text.corpus import documents, token_sequences
 from runtime.control import sizes
@@ -150,7 +150,9 @@ class HostileInputs:
     def _dials(self, rng: random.Random) -> None:
         dial = rng.choice(("skew", "seed", "tokens", "batch", "requests", "prompt", "locality"))
         text = f"tokens=24,requests=2,prompt=3,{dial}={_value(rng)}"
-        refusal(f"14: dials {text[:80]}", lambda: open_source(Source(synthetic=text, num_experts=rng.choice((1, 8)))))
+        refusal(
+            f"14: dials {text[:80]}", lambda: open_source(TraceSource(synthetic=text, num_experts=rng.choice((1, 8))))
+        )
 
     def _prompt(self, rng: random.Random) -> None:
         text = rng.choice(TEXTS) + "".join(rng.choices("ab ~\n\0\u200bü", k=rng.choice((0, 1, 5, 400))))

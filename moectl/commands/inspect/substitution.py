@@ -1,4 +1,4 @@
-"""`moectl inspect substitution`: what letting resident experts stand in for absent ones costs on held-out text."""
+"""`moectl inspect substitution`: what substituting resident experts for absent ones costs on held-out text."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -7,16 +7,16 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from artifacts.errors import BadInput, BadUsage
+from artifacts.errors import BadUsage
 from artifacts.store.rows import buddy_matrices, entropy_percentiles
 from artifacts.store.store import Store
 from moectl.bundled import demo_model
 from moectl.commands.build_buddies import DEFAULT_ALPHA, METRICS, cut, find_profile, metric_scores
 from moectl.shared.opening import open_quietly
 from moectl.shared.progress import progress_bar
+from moectl.shared.text import read_data
 from moectl.show.render import Sheet, show_json, show_sheet
 from profilers.compare.price_substitution import Limits, Price, Substitution, buddy_policy, random_residents
-from profilers.text.corpus import documents, token_sequences
 from runtime.model.open import MoeModel
 from runtime.policies import parse
 from runtime.policies.base import Artefacts, Miss
@@ -32,8 +32,8 @@ LIMITS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """On what to measure: held-out text, and so many draws of residents of every share."""
+class SubstitutionRequest:
+    """The held-out text to measure on, the shares of resident experts, and the random draws of each share."""
 
     data: str
     tokens: int
@@ -43,7 +43,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class SubstitutionRow:
     """One policy under one set of limits at one share of residents: means over the draws, and the extreme ratios.
 
     `absent` and `replaced` are shares of all ranks; the mean of the ratios is geometric.
@@ -60,16 +60,16 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Priced:
-    """The rows, and the conditions they were measured under."""
+class PricedSubstitution:
+    """The rows, and the conditions of the measurement."""
 
-    rows: list[Row]
+    rows: list[SubstitutionRow]
     perplexity: float
     conditions: str
 
 
 def parse_shares(text: str) -> tuple[float, ...]:
-    """`0.75,0.5`: each above 0 and at most 1."""
+    """Parse shares such as `0.75,0.5`. Raises BadUsage unless each is above 0 and at most 1."""
     try:
         shares = tuple(float(part) for part in text.split(","))
     except ValueError:
@@ -80,14 +80,14 @@ def parse_shares(text: str) -> tuple[float, ...]:
 
 
 def refuse_views(*, heatmap: bool, layer: int | None) -> None:
-    """Raise BadUsage for a view that there is not: layers are priced together."""
+    """Raise BadUsage for views that do not exist: all layers are priced together."""
     if heatmap or layer is not None:
         raise BadUsage("inspect substitution prices all layers together: leave out --layer and --heatmap")
 
 
 def substitution(
-    name: str | None, request: Request, *, store: Path, run: int | None, device: str, threads: int
-) -> Priced:
+    name: str | None, request: SubstitutionRequest, *, store: Path, run: int | None, device: str, threads: int
+) -> PricedSubstitution:
     """Price every metric's buddies and the controls on a model whose profile is in the store.
 
     Raises BadInput (no store, no text), Incompatible (no profile of this model, or one without similarity).
@@ -95,7 +95,7 @@ def substitution(
     torch.set_num_threads(threads)
     opened = open_quietly(name or str(demo_model()), device=device)
     policies, entropy = _policies(opened, store, run, name=name or "the bundled model")
-    sequences = _sequences(opened, request)
+    sequences = read_data(opened, request.data, length=LENGTH, num_tokens=request.tokens, seed=request.seed).sequences
     pricing = Substitution(opened, sequences, entropy)
     rows = []
     with progress_bar("pricing", unit="settings") as advance:
@@ -107,11 +107,11 @@ def substitution(
                     prices = [pricing.price(make(draw), limits, residents) for draw, residents in enumerate(draws)]
                     rows.append(_row(share, limits.name, policy, prices))
                     advance(len(rows), total)
-    return Priced(rows, pricing.perplexity, _conditions(request, sequences))
+    return PricedSubstitution(rows, pricing.perplexity, _conditions(request, sequences))
 
 
-def show(priced: Priced, *, as_json: bool) -> None:
-    """Print the ratios and the shares replaced, a column a policy."""
+def show(priced: PricedSubstitution, *, as_json: bool) -> None:
+    """Print the ratios and the shares of replaced ranks, a column for each policy."""
     if as_json:
         show_json(asdict(priced))
         return
@@ -122,13 +122,13 @@ def show(priced: Priced, *, as_json: bool) -> None:
 def _policies(
     opened: MoeModel, store: Path, run: int | None, *, name: str
 ) -> tuple[dict[str, Callable[[int], Miss]], np.ndarray]:
-    """What makes each policy anew for a draw, controls first, and the profile's entropy [L, 101]."""
+    """Return, controls first, functions that make each policy for a draw, and the profile's entropy [L, 101]."""
     shape = opened.shape
-    with Store.open(store, read_only=True) as held:
-        model = held.require_model(opened.fingerprint, name=name)
-        profile = find_profile(held, run, model_id=model.model_id)
-        entropy = entropy_percentiles(held.read("entropy", profile.run_id))
-        scores = {metric: metric_scores(held, profile, shape, metric) for metric in reversed(METRICS)}
+    with Store.open(store, read_only=True) as stored:
+        model = stored.require_model(opened.fingerprint, name=name)
+        profile = find_profile(stored, run, model_id=model.model_id)
+        entropy = entropy_percentiles(stored.read("entropy", profile.run_id))
+        scores = {metric: metric_scores(stored, profile, shape, metric) for metric in reversed(METRICS)}
     made: dict[str, Callable[[int], Miss]] = {control: _control(opened, control) for control in CONTROLS}
     for metric, q in scores.items():
         rows = cut(q, [DEFAULT_ALPHA] * shape.num_layers, K_MAX)
@@ -147,16 +147,9 @@ def _control(opened: MoeModel, name: str) -> Callable[[int], Miss]:
     return make
 
 
-def _sequences(opened: MoeModel, request: Request) -> list[np.ndarray]:
-    if opened.tokenizer is None:
-        raise BadInput("the checkpoint has no tokenizer: put tokenizer.json beside it")
-    texts = documents(request.data, seed=request.seed)
-    return list(token_sequences(texts, opened.tokenizer, length=LENGTH, num_tokens=request.tokens))
-
-
-def _row(share: float, limits: str, policy: str, prices: list[Price]) -> Row:
+def _row(share: float, limits: str, policy: str, prices: list[Price]) -> SubstitutionRow:
     ratios = np.array([price.ratio for price in prices])
-    return Row(
+    return SubstitutionRow(
         resident=share,
         limits=limits,
         policy=policy,
@@ -168,14 +161,14 @@ def _row(share: float, limits: str, policy: str, prices: list[Price]) -> Row:
     )
 
 
-def _sheet(priced: Priced, title: str, cell: Callable[[Row], str], note: str = "") -> Sheet:
+def _sheet(priced: PricedSubstitution, title: str, cell: Callable[[SubstitutionRow], str], note: str = "") -> Sheet:
     policies = list(dict.fromkeys(row.policy for row in priced.rows))
     lines = [priced.rows[start : start + len(policies)] for start in range(0, len(priced.rows), len(policies))]
     rows = [(f"{line[0].resident:g}", line[0].limits, *map(cell, line)) for line in lines]
     return Sheet(title, ("resident", "limits", *policies), rows, note)
 
 
-def _conditions(request: Request, sequences: list[np.ndarray]) -> str:
+def _conditions(request: SubstitutionRequest, sequences: list[np.ndarray]) -> str:
     gates = LIMITS[2]
     return (
         f"{sum(map(len, sequences)):,} tokens of {request.data} in sequences of up to {LENGTH}; residents drawn "

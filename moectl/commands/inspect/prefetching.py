@@ -1,4 +1,4 @@
-"""`moectl inspect prefetch`: what each way of prefetching foresees, how far ahead, and what becomes of it."""
+"""`moectl inspect prefetch`: how well each prefetch policy predicts, how far ahead, and with what effect."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -8,7 +8,7 @@ from artifacts.routing.predictors import RECORDED
 from artifacts.traces.next_use import NextUse
 from artifacts.traces.trace import Trace
 from moectl.shared.progress import progress_bar
-from moectl.shared.trace_source import Opened, Source, open_source
+from moectl.shared.trace_source import OpenedTrace, TraceSource, open_source
 from moectl.show.render import NumBytes, Sheet, show_json, show_sheet
 from profilers.compare.price_prefetch import Foresight, Tier, foresight
 from runtime.control import sizes
@@ -24,39 +24,41 @@ _COLUMNS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """The fast tier that is prefetched into, and up to how many layers ahead."""
+class PrefetchRequest:
+    """The fast tier that receives the prefetches, and the largest distance in layers."""
 
     distance: int = 3
     budget: str = "25%"
     eviction: str = "least_stale"
-    window: str | None = None  # bytes a step; else two experts
+    window: str | None = None  # bytes that may be prefetched a step; None: two experts
 
     def __post_init__(self) -> None:
         parse("eviction", self.eviction)
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PrefetchRow:
     """One predictor at one distance."""
 
     predictor: str
     distance: int
-    found: Foresight
+    priced: Foresight
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """All rows, the controls last, and the conditions."""
+class MeasuredPrefetch:
+    """All rows, the controls last, and the conditions of the measurement."""
 
-    rows: list[Row]
+    rows: list[PrefetchRow]
     conditions: str
     left_out: list[str]
 
 
-def prefetching(source: Source, request: Request) -> Measured:
-    """Replay the source's trace by every way of prefetching that it can tell of. Raises BadUsage, BadInput or
-    Incompatible."""
+def prefetching(source: TraceSource, request: PrefetchRequest) -> MeasuredPrefetch:
+    """Replay the source's trace with every prefetch policy that its data allows.
+
+    Raises BadUsage, BadInput or Incompatible.
+    """
     opened = open_source(replace(source, with_maps=True))
     shape = opened.model.shape
     tier = Tier(
@@ -65,10 +67,10 @@ def prefetching(source: Source, request: Request) -> Measured:
         eviction=request.eviction,
         window=sizes.nbytes(request.window) if request.window else 2 * shape.expert_nbytes,
     )
-    known = _artefacts(opened, request)
+    artefacts = _artefacts(opened, request)
     asked = [
         (name, distance, text)
-        for name in (*_told_of(opened.trace, known), *CONTROLS)
+        for name in (*_predictors(opened.trace, artefacts), *CONTROLS)
         for distance in range(1, min(request.distance, _reach(name, opened.trace), shape.num_layers) + 1)
         for text in [_text(name, distance, opened.trace)]
     ]
@@ -76,15 +78,15 @@ def prefetching(source: Source, request: Request) -> Measured:
     with progress_bar("replaying", unit="ways") as advance:
         for number, (name, distance, text) in enumerate(asked):
             advance(number, len(asked))
-            rows.append(Row(name, distance, foresight(opened.trace, shape, text, tier, known)))
+            rows.append(PrefetchRow(name, distance, foresight(opened.trace, shape, text, tier, artefacts)))
     conditions = (
         f"{opened.name}: {len(opened.trace) // opened.trace.num_layers:,} tokens; {tier.num_slots} of {shape.num_keys} "
         f"experts, {tier.scope}, {tier.eviction}; {tier.window / shape.expert_nbytes:.3g} experts prefetched a step"
     )
-    return Measured(rows, conditions, list(_left_out(opened.trace, known)))
+    return MeasuredPrefetch(rows, conditions, list(_left_out(opened.trace, artefacts)))
 
 
-def show(measured: Measured, *, as_json: bool) -> None:
+def show(measured: MeasuredPrefetch, *, as_json: bool) -> None:
     sheet = table(measured)
     if as_json:
         show_json({"conditions": measured.conditions, "rows": sheet.records(), "left_out": measured.left_out})
@@ -94,53 +96,53 @@ def show(measured: Measured, *, as_json: bool) -> None:
         print(f"left out: {line}")
 
 
-def table(measured: Measured) -> Sheet:
+def table(measured: MeasuredPrefetch) -> Sheet:
     rows = []
     for row in measured.rows:
-        found = row.found
-        wasted = found.wasted_bytes / max(1, found.prefetch_bytes)
-        amounts = (NumBytes(found.prefetch_bytes), NumBytes(found.wasted_bytes), NumBytes(found.demand_bytes))
-        shares = (found.recall, found.precision, found.in_time, found.late, wasted)
-        rows.append((row.predictor, row.distance, *shares, *amounts, found.misses, found.hit_rate))
+        priced = row.priced
+        wasted = priced.wasted_bytes / max(1, priced.prefetch_bytes)
+        amounts = (NumBytes(priced.prefetch_bytes), NumBytes(priced.wasted_bytes), NumBytes(priced.demand_bytes))
+        shares = (priced.recall, priced.precision, priced.in_time, priced.late, wasted)
+        rows.append((row.predictor, row.distance, *shares, *amounts, priced.misses, priced.hit_rate))
     return Sheet("Prefetching", _COLUMNS, rows, measured.conditions)
 
 
 def refuse_views(*, heatmap: bool, layer: int | None, model: str | None) -> None:
-    """Raise BadUsage for what a table of predictors cannot show."""
+    """Raise BadUsage for views that a table of predictors does not have."""
     if heatmap or layer is not None:
         raise BadUsage("inspect prefetch has no heatmap and no layers: leave out --heatmap and --layer")
     if model is not None:
         raise BadUsage(f"inspect prefetch reads a trace, not a model: leave {model} out")
 
 
-def _told_of(trace: Trace, known: Artefacts) -> Iterator[str]:
-    """The ways of prefetching that this trace and the store can tell of."""
+def _predictors(trace: Trace, artefacts: Artefacts) -> Iterator[str]:
+    """Yield the prefetch policies that this trace and the store have the data for."""
     if trace.predicted is not None:
         yield "next_gate"
     if trace.learned is not None:
         yield "learned"
-    if _has_maps(trace, known):
+    if _has_maps(trace, artefacts):
         yield "map"
     yield from ("frequency", "activation")
     if trace.predicted is not None:
         yield "blend"
 
 
-def _left_out(trace: Trace, known: Artefacts) -> Iterator[str]:
+def _left_out(trace: Trace, artefacts: Artefacts) -> Iterator[str]:
     if trace.predicted is None:
         yield "next_gate and blend, for the trace holds no predictions: `moectl profile --trace` keeps some"
     if trace.learned is None:
         yield "learned, for the trace does not hold what predictors say: `moectl build-predictor`, then profile --trace"
-    if not _has_maps(trace, known):
+    if not _has_maps(trace, artefacts):
         yield "map, which needs maps in the store, and probabilities and embeddings in the trace: `moectl build-maps`"
 
 
-def _has_maps(trace: Trace, known: Artefacts) -> bool:
-    return known.maps is not None and trace.probabilities is not None and trace.iteration is not None
+def _has_maps(trace: Trace, artefacts: Artefacts) -> bool:
+    return artefacts.maps is not None and trace.probabilities is not None and trace.iteration is not None
 
 
 def _reach(name: str, trace: Trace) -> int:
-    """Layers ahead of which the trace tells."""
+    """Return how many layers ahead the trace has the data for."""
     reach = {"next_gate": trace.predicted, "blend": trace.predicted, "learned": trace.learned}
     if name not in reach:
         return trace.num_layers
@@ -154,7 +156,7 @@ def _text(name: str, distance: int, trace: Trace) -> str:
     return f"{name}:distance={distance}{without}"
 
 
-def _artefacts(opened: Opened, request: Request) -> Artefacts:
+def _artefacts(opened: OpenedTrace, request: PrefetchRequest) -> Artefacts:
     return replace(
         opened.artefacts, next_use=NextUse.of(opened.trace, opened.model.shape), predictors=RECORDED, learns_maps=False
     )

@@ -16,14 +16,14 @@ PRICE = ["--data", "text.txt", "--tokens", "60", "--draws", "2", "--threads", "1
 
 @pytest.fixture
 def model(checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A small model; a folder with a text is where commands run."""
+    """A small model; commands run in a folder with a text."""
     monkeypatch.chdir(tmp_path)
     Path("text.txt").write_text("".join(f"Line {line}: {line * line} sheep and an old dog.\n" for line in range(20)))
     return str(checkpoint("olmoe"))
 
 
 def failed(capfd: pytest.CaptureFixture[str], *arguments: str, code: int) -> str:
-    """What a command says that fails."""
+    """Return the error line of a command that fails."""
     capfd.readouterr()
     assert main(["inspect", "precision", *arguments]) == code
     said = capfd.readouterr()
@@ -61,7 +61,7 @@ def test_what_is_priced_is_said_and_stored(model: str, capfd: pytest.CaptureFixt
 
 
 def test_what_is_stored_can_be_run(model: str, capfd: pytest.CaptureFixture[str]) -> None:
-    """The text of a row is that of the options."""
+    """The preset that a row names can be given to `moectl run`."""
     assert main(["quantize", model, *QUANTIZE]) == 0
     assert main(["inspect", "precision", model, *PRICE]) == 0
     with Store.open("moe.duckdb", read_only=True) as store:

@@ -15,7 +15,7 @@ PRICE = ["--data", "text.txt", "--tokens", "60", "--draws", "2", "--threads", "1
 
 @pytest.fixture
 def model(checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture) -> str:
-    """A small model and its profile; a folder with a text and the store is where commands run."""
+    """A small model and its profile; commands run in a folder with a text and the store."""
     monkeypatch.chdir(tmp_path)
     Path("text.txt").write_text("".join(f"Line {line}: {line * line} sheep and an old dog.\n" for line in range(20)))
     folder = str(checkpoint("olmoe"))

@@ -1,4 +1,4 @@
-"""`moectl inspect precision`: what few bits cost on held-out text, by width and by who gets how many."""
+"""`moectl inspect precision`: what few bits cost on held-out text, by width and by the assignment of widths."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -10,15 +10,16 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from artifacts.errors import BadInput, BadUsage
+from artifacts.errors import BadUsage
 from artifacts.store.runs import RunInfo, utc_now, versions
 from artifacts.store.store import Store, add_run
 from moectl.bundled import demo_model
-from moectl.shared.opening import open_quietly
+from moectl.shared.opening import check_store, open_quietly
 from moectl.shared.progress import progress_bar
+from moectl.shared.text import read_data
 from moectl.show.render import NumBytes, Sheet, show_json, show_sheet
 from profilers.compare.price_precision import PRESET, Assignment, Precision, Price, assignments, check_widths
-from profilers.text.corpus import data_digest, documents, token_sequences
+from profilers.text.corpus import data_digest
 from runtime.model.open import MoeModel
 from runtime.policies.base import Artefacts
 from runtime.session.artefacts import load_artefacts
@@ -28,8 +29,8 @@ LENGTH = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """On what to measure: held-out text, and so many random assignments of every average."""
+class PrecisionRequest:
+    """The held-out text to measure on, and the number of random assignments of every average."""
 
     data: str
     tokens: int
@@ -38,10 +39,10 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """One way to give experts their bits; of several draws the means (of the ratios the geometric), and the extremes.
+class PrecisionRow:
+    """One assignment of bits to experts. Several draws have one row: means (geometric for ratios) and extremes.
 
-    `share`: of the bytes of all experts at 16 bits. `kl` in nats.
+    `share` is of the bytes of all experts at 16 bits; `kl` is in nats.
     """
 
     avg_bits: float
@@ -56,25 +57,27 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Priced:
-    """The rows, the run of the store that holds them, and the conditions they were measured under."""
+class PricedPrecision:
+    """The rows, the run of the store that holds them, and the conditions of the measurement."""
 
     run: int
-    rows: list[Row]
+    rows: list[PrecisionRow]
     perplexity: float
     conditions: str
 
 
 def refuse_views(*, heatmap: bool, layer: int | None, run: int | None) -> None:
-    """Raise BadUsage for what there is not: layers are priced together, with the newest replicas."""
+    """Raise BadUsage for views that do not exist: all layers are priced together, with the newest replicas."""
     if heatmap or layer is not None or run is not None:
         raise BadUsage(
             "inspect precision prices the newest replicas of all layers: leave out --run, --layer, --heatmap"
         )
 
 
-def precision(name: str | None, request: Request, *, store: Path, device: str, threads: int) -> Priced:
-    """Price the replicas of a model that are in the store, and write what they cost into it, all rows or none.
+def precision(
+    name: str | None, request: PrecisionRequest, *, store: Path, device: str, threads: int
+) -> PricedPrecision:
+    """Price the model's replicas in the store, and write the result into it, all rows or none.
 
     Raises BadInput (no text, a damaged replica) and Incompatible (no replicas of this model, or not all widths).
     """
@@ -82,9 +85,8 @@ def precision(name: str | None, request: Request, *, store: Path, device: str, t
     started_at, begin_s = utc_now(), perf_counter()
     opened = open_quietly(name or str(demo_model()), device=device)
     artefacts = _artefacts(opened, store, name=name or "the bundled model")
-    sequences = _sequences(opened, request)
-    with Store.open(store):  # what would keep the rows from being written at the end is told now
-        pass
+    sequences = read_data(opened, request.data, length=LENGTH, num_tokens=request.tokens, seed=request.seed).sequences
+    check_store(store)
     pricing = Precision(opened, artefacts, sequences)
     priced = _prices(pricing, assignments(artefacts.replicas, draws=request.draws, seed=request.seed))
     info = RunInfo(
@@ -99,12 +101,12 @@ def precision(name: str | None, request: Request, *, store: Path, device: str, t
         parameters={"draws": request.draws, "length": LENGTH, "perplexity": pricing.perplexity},
     )
     run_id = add_run(store, info, {"bench": _bench(priced)})
-    rows = [_row(list(group), opened.shape.nbytes) for _, group in groupby(priced, key=lambda one: _kind(one[0]))]
-    return Priced(run_id, rows, pricing.perplexity, _conditions(request, info))
+    rows = [_row(list(group), opened.shape.nbytes) for _, group in groupby(priced, key=lambda pair: _kind(pair[0]))]
+    return PricedPrecision(run_id, rows, pricing.perplexity, _conditions(request, info))
 
 
-def show(priced: Priced, *, as_json: bool) -> None:
-    """Print a line for each way to give experts their bits."""
+def show(priced: PricedPrecision, *, as_json: bool) -> None:
+    """Print a line for each assignment of bits to experts."""
     if as_json:
         show_json(asdict(priced))
     else:
@@ -114,18 +116,11 @@ def show(priced: Priced, *, as_json: bool) -> None:
 def _artefacts(opened: MoeModel, store: Path, *, name: str) -> Artefacts:
     artefacts = Artefacts()
     if store.exists():
-        with Store.open(store, read_only=True) as held:
-            model = held.require_model(opened.fingerprint, name=name)
-            artefacts = load_artefacts(held, model.model_id, opened.shape)
+        with Store.open(store, read_only=True) as stored:
+            model = stored.require_model(opened.fingerprint, name=name)
+            artefacts = load_artefacts(stored, model.model_id, opened.shape)
     check_widths(artefacts)
     return artefacts
-
-
-def _sequences(opened: MoeModel, request: Request) -> list[np.ndarray]:
-    if opened.tokenizer is None:
-        raise BadInput("the checkpoint has no tokenizer: put tokenizer.json beside it")
-    texts = documents(request.data, seed=request.seed)
-    return list(token_sequences(texts, opened.tokenizer, length=LENGTH, num_tokens=request.tokens))
 
 
 def _prices(pricing: Precision, wanted: Sequence[Assignment]) -> list[tuple[Assignment, Price]]:
@@ -138,7 +133,7 @@ def _prices(pricing: Precision, wanted: Sequence[Assignment]) -> list[tuple[Assi
 
 
 def _bench(priced: Sequence[tuple[Assignment, Price]]) -> pa.Table:
-    """A row for each measurement; what only a running clock or a link would say is left NULL."""
+    """Return a row of the table `bench` for each measurement; columns of time and traffic stay NULL."""
     return pa.Table.from_pylist(
         [
             {
@@ -160,11 +155,11 @@ def _kind(assignment: Assignment) -> tuple[float, str]:
     return assignment.avg_bits, assignment.name
 
 
-def _row(draws: Sequence[tuple[Assignment, Price]], full_nbytes: int) -> Row:
+def _row(draws: Sequence[tuple[Assignment, Price]], full_nbytes: int) -> PrecisionRow:
     prices = [price for _, price in draws]
     ratios = np.array([price.perplexity_ratio for price in prices])
     nbytes = max(price.nbytes for price in prices)
-    return Row(
+    return PrecisionRow(
         *_kind(draws[0][0]),
         nbytes=nbytes,
         share=nbytes / full_nbytes,
@@ -176,7 +171,7 @@ def _row(draws: Sequence[tuple[Assignment, Price]], full_nbytes: int) -> Row:
     )
 
 
-def _sheet(priced: Priced) -> Sheet:
+def _sheet(priced: PricedPrecision) -> Sheet:
     columns = ("bits", "assignment", "bytes", "% of 16 bits", "perplexity ratio", "KL", "top-1 agreement")
     rows = [
         (
@@ -193,12 +188,12 @@ def _sheet(priced: Priced) -> Sheet:
     return Sheet("Held-out text at few bits", columns, rows, f"run {priced.run}: {priced.conditions}")
 
 
-def _ratio(row: Row) -> str:
+def _ratio(row: PrecisionRow) -> str:
     extremes = f" ({row.lowest:.4f} to {row.highest:.4f})" if row.lowest < row.highest else ""
     return f"{row.perplexity_ratio:.4f}{extremes}"
 
 
-def _conditions(request: Request, info: RunInfo) -> str:
+def _conditions(request: PrecisionRequest, info: RunInfo) -> str:
     installed, perplexity = versions(), info.parameters["perplexity"]
     return (
         f"{info.tokens:,} tokens of {request.data} in sequences of up to {LENGTH}, teacher-forced, on which the full "

@@ -1,4 +1,4 @@
-"""`moectl inspect store --verify`: every row and every replica file of a store, compared with what runs say of them."""
+"""`moectl inspect store --verify`: compare every row and every replica file with what the runs recorded."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,42 +12,42 @@ from moectl.show.render import Sheet, console, show_json, show_sheet
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """A store and what was found."""
+    """A store and the result of its check."""
 
     store: Path
     checked: Checked
 
     @property
     def exit_code(self) -> int:
-        """3 where something is lost or damaged, 6 where something half done merely lies there."""
+        """3 where something is lost or damaged, 6 where only unfinished work is left over."""
         findings = self.checked.findings
         return INPUT if any(finding.is_loss for finding in findings) else PARTLY if findings else DONE
 
 
 def refuse_views(*, heatmap: bool, layer: int | None, run: int | None, model: str | None) -> None:
-    """Raise BadUsage for what shows a part of a store only."""
+    """Raise BadUsage for options that show a part of a store only."""
     if heatmap or layer is not None or run is not None or model is not None:
         raise BadUsage("inspect store --verify looks at all of a store: leave the model, --run, --layer, --heatmap out")
 
 
 def verified(store: Path) -> Verified:
-    """Raises BadInput, Incompatible and OutOfResources for a store that cannot be opened."""
+    """Check a store. Raises BadInput, Incompatible and OutOfResources when it cannot be opened."""
     with Store.open(store, read_only=True) as opened:
         return Verified(store, check_store(opened))
 
 
-def show(found: Verified, *, as_json: bool) -> None:
-    """A line for each finding, or one JSON object."""
-    checked = found.checked
+def show(result: Verified, *, as_json: bool) -> None:
+    """Print a line for each finding, or one JSON object."""
+    checked = result.checked
     if as_json:
         sizes = {"runs": checked.num_runs, "rows": checked.num_rows, "replica_files": checked.num_files}
         findings = [asdict(finding) for finding in checked.findings]
-        show_json({"name": "store", "store": str(found.store), **sizes, "findings": findings})
+        show_json({"name": "store", "store": str(result.store), **sizes, "findings": findings})
         return
     looked = f"{checked.num_runs:,} runs, {checked.num_rows:,} rows and {checked.num_files:,} replica files were read"
     rows = [(finding.about, finding.says, finding.remedy) for finding in checked.findings]
     note = f"{looked}: {len(rows) or 'no'} finding{'s' * (len(rows) != 1)}"
     if rows:
-        show_sheet(Sheet(str(found.store), ("about", "what there is", "what mends it"), rows, note))
+        show_sheet(Sheet(str(result.store), ("about", "what there is", "what mends it"), rows, note))
     else:
-        console().print(f"{found.store}: {note}", markup=False)
+        console().print(f"{result.store}: {note}", markup=False)

@@ -21,7 +21,7 @@ def store(tmp_path_factory):
 
 @pytest.fixture
 def inspect(store, capsys):
-    """Run `moectl inspect` with these arguments and give what it printed."""
+    """Run `moectl inspect` with these arguments and return what it printed."""
 
     def run(*arguments):
         assert main(["inspect", *arguments, "--store", str(store)]) == 0

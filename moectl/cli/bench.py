@@ -1,0 +1,113 @@
+"""The command line of `moectl bench`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from moectl.cli import completion
+from moectl.cli.groups import fill
+from moectl.cli.options import (
+    DEFAULT_THREADS,
+    Base,
+    Data,
+    Device,
+    Devices,
+    Executor,
+    Experts,
+    Json,
+    Model,
+    ScaledTo,
+    Seed,
+    StorePath,
+    Threads,
+)
+from moectl.shared.defaults import DEFAULT_STORE
+
+
+@dataclass(frozen=True, slots=True)
+class BenchOptions:
+    """What to measure, on which text or trace, and what to show beside it."""
+
+    presets: Annotated[
+        str,
+        typer.Option(
+            help="Presets, a,b,c, or all; full, uniform-bits, on-demand and near always stand beside.",
+            autocompletion=completion.listed(completion.presets),
+        ),
+    ] = "on-demand,near,shadow"
+    budgets: Annotated[str, typer.Option(help="Budgets, each like --budget elsewhere.")] = "12.5%,25%,50%"
+    links: Annotated[
+        str, typer.Option(help="Links, each like --link elsewhere; with --simulate auto (the machine's) or rates.")
+    ] = "auto"
+    scaled_to: ScaledTo = None
+    simulate: Annotated[
+        bool, typer.Option("--simulate", help="On a trace and virtual time: the oracle too, no quality.")
+    ] = False
+    trace: Annotated[
+        Path | None, typer.Option(help="A Parquet trace; else the store's newest, or one recorded first.")
+    ] = None
+    machine: Annotated[
+        str | None,
+        typer.Option(
+            help="Whose bandwidths to simulate (a100-pcie4), or here: as profiled.",
+            autocompletion=completion.machines,
+        ),
+    ] = None
+    data: Data = "builtin:held-out"
+    tokens: Annotated[int, typer.Option(min=2, help="Tokens of it that each setting reads in a round.")] = 768
+    length: Annotated[int, typer.Option(min=2, help="Tokens of a sequence; half are prompt, half are decoded.")] = 128
+    rounds: Annotated[int, typer.Option(min=1, help="Times that each setting is measured.")] = 3
+    again: Annotated[bool, typer.Option("--again", help="Measure anew what an earlier run has finished.")] = False
+    results: Annotated[
+        list[Path] | None,
+        typer.Option("--import", help="Show what another tool measured too: llama-bench -o json, vllm bench serve."),
+    ] = None
+    report: Annotated[Path | None, typer.Option(help="Write it all as one HTML page, with charts.")] = None
+    peers: Annotated[
+        str,
+        typer.Option(
+            help="Other programs beside them: transformers-eager, -batched, -grouped, accelerate-disk, -cpu, or all."
+        ),
+    ] = ""
+    tasks: Annotated[
+        str,
+        typer.Option(
+            help="Tasks of lm-evaluation-harness too: word_problems, a YAML file, a folder of them, lm-eval:NAME."
+        ),
+    ] = ""
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="With --simulate: settings at a time, each in a process of its own.")
+    ] = None
+    executor: Executor = "local"
+    base: Base = 16
+    experts: Experts = "exact"
+    device: Device = "auto"
+    devices: Devices = 1
+    threads: Threads = DEFAULT_THREADS
+    seed: Seed = 0
+
+
+def bench(
+    *,
+    model: Model = None,
+    options: BenchOptions,
+    store: StorePath = DEFAULT_STORE,
+    json: Json = False,
+) -> None:
+    """Measure presets beside each other, speed next to quality. Stopped half-way, the same command goes on."""
+    from moectl.commands import bench as command
+    from moectl.commands.bench import Request
+
+    request = fill(Request, options, stored=command.stored_among(options.presets, store))
+    benched = command.bench(
+        model,
+        request,
+        store=store,
+        device=options.device,
+        threads=options.threads,
+        results=options.results or (),
+        page=options.report,
+    )
+    command.show(benched, as_json=json)

@@ -1,0 +1,34 @@
+"""The command line of `moectl demo`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from moectl.cli import completion
+from moectl.cli.options import DEFAULT_THREADS, Budget, Json, Threads
+
+
+def demo(
+    *,
+    budget: Budget = "25%",
+    scaled_to: Annotated[
+        str,
+        typer.Option(help="The machine whose proportions are emulated.", autocompletion=completion.machines),
+    ] = "rtx3090-pcie4",
+    tokens: Annotated[int, typer.Option(min=1024, help="Tokens to profile.")] = 16_384,
+    threads: Threads = DEFAULT_THREADS,
+    store: Annotated[Path | None, typer.Option(help="Keep the artefacts in this store.")] = None,
+    picture: Annotated[Path | None, typer.Option(help="Draw the table to this SVG or PNG (extra: report).")] = None,
+    json: Json = False,
+) -> None:
+    """The whole road on the bundled model, no network: profile, buddies, four presets, one table."""
+    from moectl.commands import demo as command
+    from moectl.show.pictures import check_picture, draw_demo
+
+    if picture:
+        check_picture(picture)
+    demonstration = command.demo(budget=budget, scaled_to=scaled_to, tokens=tokens, store=store, threads=threads)
+    command.show(demonstration, as_json=json)
+    if picture:
+        draw_demo(demonstration, picture)

@@ -1,0 +1,36 @@
+"""The command line of `moectl export`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from moectl.cli.options import AnyModel, Budget, Json, RunId, StorePath
+from moectl.shared.defaults import DEFAULT_STORE
+
+
+def export(
+    *,
+    model: AnyModel = None,
+    what: Annotated[
+        str,
+        typer.Option(
+            help="gptq (a checkpoint: experts from their replicas, the rest as it is), buddies, splits, placement or "
+            "profile (JSON), routing (CSV), override-tensor (an option of llama.cpp)."
+        ),
+    ] = "gptq",
+    out: Annotated[Path | None, typer.Option(help="The file to write, else stdout; of gptq a new folder.")] = None,
+    bits: Annotated[int, typer.Option(help="Of gptq: 2, 3 or 4.")] = 4,
+    budget: Budget = "25%",
+    store: StorePath = DEFAULT_STORE,
+    run: RunId = None,
+    json: Json = False,
+) -> None:
+    """Write what a store holds for other programs."""
+    from moectl.commands import export as command
+
+    if what != command.GPTQ:
+        text = command.export_text(model, what, out, budget=budget, store=store, run=run)
+        command.show_text(text, as_json=json)
+        return
+    command.show(command.export(model, out, bits=bits, store=store, run=run), as_json=json)

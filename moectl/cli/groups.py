@@ -1,0 +1,49 @@
+"""Option groups: dataclasses whose fields carry Typer's annotations, so that an option is written down once."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import fields, is_dataclass
+from functools import wraps
+from inspect import Parameter, Signature, signature
+from typing import TypeVar, get_type_hints
+
+Built = TypeVar("Built")
+
+
+def flattened(command: Callable[..., None]) -> Callable[..., None]:
+    """Return the command with the fields of each option group in the group's place, as Typer reads them.
+
+    A parameter whose type is a dataclass is a group. The returned function takes the values of the fields and builds
+    the groups from them. A name that two groups share is refused with ValueError.
+    """
+    hints = get_type_hints(command, include_extras=True)
+    groups = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
+
+    @wraps(command)
+    def run(**values: object) -> None:
+        for name, kind in groups.items():
+            values[name] = kind(**{field.name: values.pop(field.name) for field in fields(kind)})
+        command(**values)
+
+    run.__signature__ = Signature(list(_parameters(command, groups)))
+    run.__annotations__ = {name: parameter.annotation for name, parameter in run.__signature__.parameters.items()}
+    return run
+
+
+def _parameters(command: Callable[..., None], groups: dict[str, type]) -> Iterator[Parameter]:
+    for parameter in signature(command).parameters.values():
+        if parameter.name not in groups:
+            yield parameter.replace(kind=Parameter.KEYWORD_ONLY)
+            continue
+        kind = groups[parameter.name]
+        hints = get_type_hints(kind, include_extras=True)
+        for field in fields(kind):
+            yield Parameter(field.name, Parameter.KEYWORD_ONLY, default=field.default, annotation=hints[field.name])
+
+
+def fill(kind: type[Built], *groups: object, **others: object) -> Built:
+    """Build a dataclass from the fields of the groups that it has too, and from `others`, which take precedence."""
+    names = {field.name for field in fields(kind)}
+    values = {
+        field.name: getattr(group, field.name) for group in groups for field in fields(group) if field.name in names
+    }
+    return kind(**values | others)

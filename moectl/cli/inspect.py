@@ -1,0 +1,117 @@
+"""The command line of `moectl inspect`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from moectl.cli.groups import fill
+from moectl.cli.options import DEFAULT_THREADS, AnyModel, Budget, Device, Json, RunId, Seed, StorePath, Threads, Window
+from moectl.shared.defaults import DEFAULT_STORE
+
+
+@dataclass(frozen=True, slots=True)
+class InspectOptions:
+    """The run and the layer to show, and on what substitution, precision and prefetching are measured."""
+
+    run: RunId = None
+    layer: Annotated[int | None, typer.Option(min=0, help="One layer in detail.")] = None
+    heatmap: Annotated[bool, typer.Option("--heatmap", help="A picture instead of a table.")] = False
+    png: Annotated[Path | None, typer.Option(help="Write that picture to this file, .png or .svg.")] = None
+    verify: Annotated[bool, typer.Option("--verify", help="Of store and replicas: read it all and compare.")] = False
+    data: Annotated[str, typer.Option(help="Held-out text, for substitution and precision.")] = "builtin:held-out"
+    tokens: Annotated[int, typer.Option(min=2, help="Tokens of it.")] = 4096
+    draws: Annotated[int, typer.Option(min=1, help="Random draws: of resident experts, of widths.")] = 3
+    shares: Annotated[str, typer.Option(help="Shares of resident experts, for substitution.")] = "0.75,0.5,0.375"
+    trace: Annotated[Path | None, typer.Option(help="For prefetch: a Parquet trace; else the store's.")] = None
+    num_experts: Annotated[int | None, typer.Option(help="Experts of a layer, of that trace.")] = None
+    distance: Annotated[int, typer.Option(min=1, help="For prefetch: up to so many layers ahead.")] = 3
+    budget: Budget = "25%"
+    eviction: Annotated[str, typer.Option(help="For prefetch: what is evicted meanwhile.")] = "least_stale"
+    window: Window = None
+    device: Device = "auto"
+    threads: Threads = DEFAULT_THREADS
+    seed: Seed = 0
+
+
+def inspect(
+    *,
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="store, runs, activations, coactivation, entropy, similarity, buddies, quant-loss, replicas, curves, "
+            "splits, maps, predictors, presets, policies, machines, substitution, precision or prefetch."
+        ),
+    ] = "store",
+    model: AnyModel = None,
+    store: StorePath = DEFAULT_STORE,
+    options: InspectOptions,
+    json: Json = False,
+) -> None:
+    """Show what a store holds, or what moectl knows, as a table or as a heatmap; or price substitution or few bits."""
+    if options.png is not None:
+        from moectl.commands.inspect import refuse_picture
+        from moectl.show.pictures import check_picture
+
+        refuse_picture(name)
+        check_picture(options.png)
+    if name == "substitution":
+        _price_substitution(model, options, store=store, as_json=json)
+    elif name == "precision":
+        _price_precision(model, options, store=store, as_json=json)
+    elif name == "prefetch":
+        _price_prefetching(model, options, store=store, as_json=json)
+    elif name == "store" and options.verify:
+        _check_store(model, options, store=store, as_json=json)
+    else:
+        _show_view(name, model, options, store=store, as_json=json)
+
+
+def _price_substitution(model: str | None, options: InspectOptions, *, store: Path, as_json: bool) -> None:
+    from moectl.commands.inspect import substitution as command
+
+    command.refuse_views(heatmap=options.heatmap, layer=options.layer)
+    request = fill(command.SubstitutionRequest, options, shares=command.parse_shares(options.shares))
+    priced = command.substitution(
+        model, request, store=store, run=options.run, device=options.device, threads=options.threads
+    )
+    command.show(priced, as_json=as_json)
+
+
+def _price_precision(model: str | None, options: InspectOptions, *, store: Path, as_json: bool) -> None:
+    from moectl.commands.inspect import precision as command
+
+    command.refuse_views(heatmap=options.heatmap, layer=options.layer, run=options.run)
+    request = fill(command.PrecisionRequest, options)
+    priced = command.precision(model, request, store=store, device=options.device, threads=options.threads)
+    command.show(priced, as_json=as_json)
+
+
+def _price_prefetching(model: str | None, options: InspectOptions, *, store: Path, as_json: bool) -> None:
+    from moectl.commands.inspect import prefetching as command
+    from moectl.shared.trace_source import TraceSource
+
+    command.refuse_views(heatmap=options.heatmap, layer=options.layer, model=model)
+    source = fill(TraceSource, options, store=store)
+    command.show(command.prefetching(source, fill(command.PrefetchRequest, options)), as_json=as_json)
+
+
+def _check_store(model: str | None, options: InspectOptions, *, store: Path, as_json: bool) -> None:
+    from moectl.commands.inspect import checking as command
+
+    command.refuse_views(heatmap=options.heatmap, layer=options.layer, run=options.run, model=model)
+    verified = command.verified(store)
+    command.show(verified, as_json=as_json)
+    raise typer.Exit(verified.exit_code)
+
+
+def _show_view(name: str, model: str | None, options: InspectOptions, *, store: Path, as_json: bool) -> None:
+    from moectl.commands import inspect as command
+
+    command.refuse_model(name, model)
+    view = command.inspect(name, store, run=options.run, layer=options.layer, verify=options.verify)
+    if options.png is not None:
+        command.picture(view, options.png)
+        return
+    command.show(view, heatmap=options.heatmap, as_json=as_json)

@@ -1,0 +1,32 @@
+"""The command line of `moectl plan`."""
+
+from typing import Annotated
+
+import typer
+
+from moectl.cli import completion
+from moectl.cli.options import Json
+
+
+def plan(
+    *,
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="A name as qwen3-30b-a3b, a folder with a config.json, or bundled.", autocompletion=completion.models
+        ),
+    ],
+    vram: Annotated[str, typer.Option(help="Memory of the GPU, as 24GB.")],
+    machine: Annotated[
+        str,
+        typer.Option(
+            help="Whose bandwidths; `moectl inspect machines` lists them.", autocompletion=completion.machines
+        ),
+    ] = "rtx3090-pcie4",
+    context: Annotated[int, typer.Option(help="Tokens that the attention cache holds.")] = 4096,
+    json: Json = False,
+) -> None:
+    """Say what fits into a GPU and what to expect of each preset, from a model's config alone."""
+    from moectl.commands import plan as command
+
+    command.show(command.plan(model, vram=vram, machine=machine, context=context), as_json=json)

@@ -1,0 +1,91 @@
+"""The command line of `moectl run`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from moectl.cli.groups import fill
+from moectl.cli.options import (
+    DEFAULT_THREADS,
+    AvgBits,
+    Base,
+    Device,
+    Devices,
+    Experts,
+    Json,
+    Link,
+    Model,
+    PolicyOptions,
+    PresetOptions,
+    ReconfigureEvery,
+    ScaledTo,
+    Seed,
+    StorePath,
+    Threads,
+    Window,
+)
+from moectl.shared.defaults import DEFAULT_STORE
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """How the run reaches its experts and computes them."""
+
+    link: Link = "auto"
+    near: Annotated[str | None, typer.Option(help="Emulate a near tier of this rate, as 40GB/s.")] = None
+    scaled_to: ScaledTo = None
+    window: Window = None
+    base: Base = 16
+    experts: Experts = "exact"
+    reconfigure_every: ReconfigureEvery = None
+    device: Device = "auto"
+    devices: Devices = 1
+    threads: Threads = DEFAULT_THREADS
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingOptions:
+    """How the next token is drawn."""
+
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate.")] = 128
+    greedy: Annotated[bool, typer.Option("--greedy", help="Always take the most probable token.")] = False
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.8
+    top_k: Annotated[int, typer.Option(min=0, help="Draw from so many of the most probable tokens; 0 from all.")] = 50
+    top_p: Annotated[float, typer.Option(help="Draw from the most probable tokens up to this probability.")] = 0.95
+    repetition_penalty: Annotated[float, typer.Option(help="Above 1 makes repeating less probable.")] = 1.0
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past the end of the text.")] = False
+
+
+def run(
+    *,
+    model: Model = None,
+    prompt: Annotated[str | None, typer.Option(help="The text to go on from.")] = None,
+    is_chat: Annotated[bool, typer.Option("--chat", help="Answer turns from stdin until it ends.")] = False,
+    chosen: PresetOptions,
+    policies: PolicyOptions,
+    avg_bits: AvgBits = None,
+    options: RunOptions,
+    drawn: SamplingOptions,
+    trace: Annotated[Path | None, typer.Option(help="Write the routing trace to this Parquet file.")] = None,
+    learn: Annotated[bool, typer.Option("--learn", help="Add what it sees to the store's expert maps (fmoe).")] = False,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Compare the store's replica files with their hashes first.")
+    ] = False,
+    seed: Seed = 0,
+    store: StorePath = DEFAULT_STORE,
+    json: Json = False,
+) -> None:
+    """Generate text with most experts outside the fast tier, and say what that took."""
+    from moectl.commands import run as command
+
+    given = policies.given(avg_bits)
+    settings = fill(
+        command.Settings, chosen, options, preset=chosen.find(store), policies=given, verify=verify, learn=learn
+    )
+    temperature = 0.0 if drawn.greedy else drawn.temperature
+    sampling = fill(command.Sampling, drawn, temperature=temperature, seed=seed)
+    command.run_command(
+        model, prompt, settings, sampling, is_chat=is_chat, trace=trace, store=store, base=options.base, as_json=json
+    )

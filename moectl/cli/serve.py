@@ -1,0 +1,77 @@
+"""The command line of `moectl serve`."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+
+from moectl.cli.groups import fill
+from moectl.cli.options import (
+    DEFAULT_THREADS,
+    Base,
+    Device,
+    Experts,
+    Link,
+    Model,
+    PolicyOptions,
+    PresetOptions,
+    ScaledTo,
+    StorePath,
+    Threads,
+    Window,
+)
+from moectl.shared.defaults import DEFAULT_STORE
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """Where to listen, and how many requests to take."""
+
+    host: Annotated[str, typer.Option(help="Where to listen; by default for this machine alone.")] = "127.0.0.1"
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000
+    api_key: Annotated[
+        str | None, typer.Option(envvar="MOECTL_API_KEY", show_envvar=True, help="What clients must send.")
+    ] = None
+    rows: Annotated[int, typer.Option(min=1, help="Requests that are answered at a time, in turns.")] = 8
+    queue: Annotated[int, typer.Option(min=0, help="Requests that may wait besides; more are sent away.")] = 64
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="The longest answer that may be asked for.")] = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    """How the served model reaches its experts and computes them."""
+
+    link: Link = "auto"
+    scaled_to: ScaledTo = None
+    window: Window = None
+    base: Base = 16
+    experts: Experts = "exact"
+    device: Device = "auto"
+    threads: Threads = DEFAULT_THREADS
+
+
+def serve(
+    *,
+    model: Model = None,
+    server: ServerOptions,
+    chosen: PresetOptions,
+    policies: PolicyOptions,
+    options: ServeOptions,
+    store: StorePath = DEFAULT_STORE,
+) -> None:
+    """Serve a model to OpenAI's clients, and a page that shows what its cache and link do (extra: serve)."""
+    from moectl.commands import serve as command
+    from moectl.commands.serve import Limits
+
+    settings = fill(command.Settings, chosen, options, preset=chosen.find(store), policies=policies.given())
+    limits = Limits(num_rows=server.rows, num_waiting=server.queue, max_tokens=server.max_new_tokens)
+    command.serve_command(
+        model,
+        settings,
+        limits,
+        host=server.host,
+        port=server.port,
+        api_key=server.api_key,
+        store=store,
+        base=options.base,
+    )

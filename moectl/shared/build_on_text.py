@@ -1,0 +1,62 @@
+"""Run a model over text and build an artefact from its routing: expert maps, predictors."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from moectl.bundled import demo_model
+from moectl.shared.opening import check_store, model_info, open_quietly
+from moectl.shared.progress import progress_bar
+from moectl.shared.text import read_data
+from profilers.text.batches import Batching
+from profilers.text.corpus import documents
+from runtime.session.session import Session, Settings
+
+Plan = TypeVar("Plan")
+Built = TypeVar("Built")
+
+
+@dataclass(frozen=True, slots=True)
+class BuildRequest(Generic[Plan]):
+    """What to build, and the text to build it from: at most `tokens` tokens in at most `requests` sequences."""
+
+    plan: Plan
+    data: str
+    tokens: int
+    batching: Batching
+    requests: int | None = None
+    seed: int = 0
+
+
+def build_on_text(
+    name: str | None,
+    settings: Settings,
+    request: BuildRequest,
+    builder: Callable[..., Built],
+    *,
+    store: Path,
+    doing: str,
+) -> Built:
+    """Run the model `name`, a folder or hub id (None: the bundled one), at its budget, and let `builder` write the
+    artefact. `doing` names the progress bar.
+
+    Raises BadInput (model, data, store) and what `builder` raises.
+    """
+    name = name or str(demo_model())
+    check_store(store)
+    documents(request.data)  # a wrong path is reported before a model is opened
+    with Session(open_quietly(name, device=settings.device), settings) as session:
+        data = read_data(
+            session.opened,
+            request.data,
+            length=request.batching.length,
+            num_tokens=request.tokens,
+            seed=request.seed,
+            at_most=request.requests,
+        )
+        model = model_info(name, session.opened)
+        with progress_bar(doing, unit="tokens") as advance:
+            return builder(
+                session, data, request.batching, request.plan, model=model, store_path=store, progress=advance
+            )
