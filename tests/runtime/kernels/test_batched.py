@@ -1,10 +1,10 @@
-"""One token's experts together give the bits of one after another, or are not used."""
+"""A batch of one token's experts gives the bits of one expert after another, or is not used."""
 
 import pytest
 import torch
 
 from moectl.bundled import demo_model
-from runtime.kernels import batched as together
+from runtime.kernels import batched
 from runtime.kernels.batched import BatchedExperts, choose_batched
 from runtime.model.arithmetic import expert_forward
 from runtime.model.open import MoeModel, open_model
@@ -22,7 +22,7 @@ def opened(request: pytest.FixtureRequest, checkpoint: Checkpoint) -> MoeModel:
     return open_model(str(checkpoint(family, "hub", dtype)))
 
 
-def test_what_is_chosen_gives_the_same_bits(opened: MoeModel) -> None:
+def test_the_chosen_batch_gives_the_same_bits(opened: MoeModel) -> None:
     chosen, layout = choose_batched(opened), opened.store.layout
     assert chosen is not None
     random = torch.Generator().manual_seed(5)
@@ -38,8 +38,8 @@ def test_what_is_chosen_gives_the_same_bits(opened: MoeModel) -> None:
             assert torch.equal(chosen.forward(module, some, x), alone)
 
 
-def test_a_tier_for_one_token_copies_nothing_to_compute_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its slots lie as a batch wants them; the logits are those of the tier that holds all."""
+def test_a_tier_of_one_tokens_slots_copies_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slots for exactly one token's experts lie as a batch needs them; the logits equal those of a full tier."""
     opened, copied = open_model(str(demo_model())), []
     copy = BatchedExperts._copied
     monkeypatch.setattr(BatchedExperts, "_copied", lambda *given: copied.append(given) or copy(*given))
@@ -47,28 +47,30 @@ def test_a_tier_for_one_token_copies_nothing_to_compute_it(monkeypatch: pytest.M
     logits = {}
     for budget in ("100%", f"{opened.shape.top_k}x"):
         with Session(opened, Settings(budget=budget, scope="global", device="cpu")) as session:
-            past, found = None, []
-            copied.clear()  # when it opens it tries out what gives the same bits
+            past, steps = None, []
+            copied.clear()  # opening the session tries batches out
             for token in ids.split(1, dim=1):
                 out = session.forward(token, past=past)
                 past = out.past_key_values
-                found.append(out.logits)
-            logits[budget] = torch.cat(found)
+                steps.append(out.logits)
+            logits[budget] = torch.cat(steps)
             assert bool(copied) == (budget == "100%")
     assert torch.equal(*logits.values())
 
 
 @pytest.mark.parametrize("slots", [1, 3], ids=["all near", "some near"])
-def test_near_experts_are_computed_in_one_go_with_those_that_are_there(
+def test_near_and_resident_experts_are_one_batch(
     checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, slots: int
 ) -> None:
     """Each layer of a decoded token is one batch of all its experts."""
     opened, batches = open_model(str(checkpoint("olmoe"))), []
     forward = BatchedExperts.forward
 
-    def counted(self: BatchedExperts, module: object, experts: list, x: torch.Tensor, **known: object) -> torch.Tensor:
+    def counted(
+        self: BatchedExperts, module: object, experts: list, x: torch.Tensor, **options: object
+    ) -> torch.Tensor:
         batches.append(len(experts))
-        return forward(self, module, experts, x, **known)
+        return forward(self, module, experts, x, **options)
 
     near = Settings("near", budget=f"{slots * opened.shape.num_layers}x", link="1GB/s", near="1GB/s", device="cpu")
     with Session(opened, near) as session:
@@ -80,23 +82,21 @@ def test_near_experts_are_computed_in_one_go_with_those_that_are_there(
     assert batches == [opened.shape.top_k] * opened.shape.num_layers
 
 
-def test_another_order_of_additions_is_noticed(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Even in bfloat16, where the last bits of a sum hardly ever show in what it is rounded to."""
+def test_another_order_of_additions_is_detected(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is detected even in bfloat16, where rounding hides most differences in the last bits of a sum."""
 
     def backwards(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return (x.float().mT * w.float()).flip(1).cumsum(dim=1)[:, -1:].to(x.dtype)
 
     opened = open_model(str(checkpoint("olmoe", "hub", "bfloat16")))
     assert choose_batched(opened)._batched
-    monkeypatch.setattr(together.torch, "bmm", backwards)
+    monkeypatch.setattr(batched.torch, "bmm", backwards)
     assert not choose_batched(opened)._batched
 
 
-def test_experts_that_would_leave_the_cache_are_left_alone(
-    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_experts_larger_than_the_cache_are_not_batched(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     opened = open_model(str(checkpoint("mixtral")))
-    monkeypatch.setattr(together, "IN_CACHE", opened.shape.top_k * opened.store.layout.nbytes - 1)
+    monkeypatch.setattr(batched, "IN_CACHE", opened.shape.top_k * opened.store.layout.nbytes - 1)
     assert choose_batched(opened) is None
 
 
@@ -115,26 +115,26 @@ def test_rows_of_a_shared_gate_round_as_alone(checkpoint: Checkpoint, size: int,
         assert torch.equal(module._apply_gate(batch), alone)
 
 
-def test_nothing_is_held_for_what_is_not_batched(checkpoint: Checkpoint) -> None:
+def test_projections_that_are_not_batched_have_no_buffer(checkpoint: Checkpoint) -> None:
     opened = open_model(str(checkpoint("gpt_oss")))
     module, layout = opened.layers[0].experts, opened.store.layout
     assert BatchedExperts(module, layout, 4, batched=())._into == [{}] * 5
     assert set(BatchedExperts(module, layout, 4, batched=["down_proj"])._into[2]) == {"down_proj", "down_proj_bias"}
 
 
-def test_the_short_way_counts_and_computes_as_the_long_one(checkpoint: Checkpoint) -> None:
-    """Everything resident: a recorded run takes every step the long way."""
+def test_the_path_of_resident_layers_counts_and_computes_as_the_full_one(checkpoint: Checkpoint) -> None:
+    """All experts are resident; a recorded run takes the full path at every step."""
     opened = open_model(str(checkpoint("qwen2_moe")))
     ids = torch.randint(3, VOCABULARY, (1, 40), generator=torch.Generator().manual_seed(0))
-    said, counted = [], []
+    logits, counts = [], []
     for is_recorded in (True, False):
         with Session(opened, Settings(preset="full")) as session:
             if is_recorded:
                 session.record()
             past = session.forward(ids[:, :8]).past_key_values
             steps = [session.forward(ids[:, i : i + 1], past=past).logits for i in range(8, 40)]
-            said.append(torch.cat(steps))
-            counted.append([table.tolist() for table in session.controller.counters.passes])
+            logits.append(torch.cat(steps))
+            counts.append([table.tolist() for table in session.controller.counters.passes])
             assert session.controller.now.step == 33 * opened.shape.num_layers - 1
-    assert torch.equal(*said)
-    assert counted[0] == counted[1]
+    assert torch.equal(*logits)
+    assert counts[0] == counts[1]

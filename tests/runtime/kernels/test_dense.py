@@ -1,4 +1,4 @@
-"""Linear layers in compiled code say what torch says, and are the model's own again afterwards."""
+"""Linear layers in compiled code agree with torch, and `uninstall` restores the model's own."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -15,7 +15,7 @@ from tests.conftest import Checkpoint
 
 
 class Holder:
-    """As much of an opened model as is asked for its linear layers."""
+    """The attributes of an opened model that `CompiledLinear` reads."""
 
     def __init__(self, layer: nn.Linear, *, is_router: bool = False) -> None:
         self.model = nn.Sequential(layer)
@@ -25,7 +25,7 @@ class Holder:
 @pytest.mark.parametrize("bias", [False, True], ids=["plain", "biased"])
 @pytest.mark.parametrize(("inputs", "outputs"), [(1, 1), (7, 130), (64, 33), (512, 96)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-def test_one_token_is_as_torch_has_it(inputs: int, outputs: int, bias: bool, dtype: torch.dtype) -> None:
+def test_one_token_agrees_with_torch(inputs: int, outputs: int, bias: bool, dtype: torch.dtype) -> None:
     torch.manual_seed(inputs)
     layer = nn.Linear(inputs, outputs, bias=bias).to(dtype)
     dense, x = CompiledLinear(Holder(layer)), torch.randn(1, 1, inputs).to(dtype)
@@ -40,33 +40,33 @@ def test_one_token_is_as_torch_has_it(inputs: int, outputs: int, bias: bool, dty
     assert "forward" not in vars(layer)
 
 
-def test_a_router_that_is_a_plain_linear_layer_is_left_alone() -> None:
+def test_a_router_that_is_a_plain_linear_layer_is_not_replaced() -> None:
     layer = nn.Linear(3, 2)
     for is_router in (True, False):
         CompiledLinear(Holder(layer, is_router=is_router)).install()
         assert ("forward" in vars(layer)) != is_router
 
 
-def test_only_plain_linear_layers_are_taken_and_routers_are_not(checkpoint: Checkpoint) -> None:
+def test_only_plain_linear_layers_are_replaced_and_no_router(checkpoint: Checkpoint) -> None:
     opened = open_model(str(checkpoint("qwen2_moe", "hub", "bfloat16")))
     with Session(opened, Settings(budget="50%", experts=FUSED)):
-        taken = [module for module in opened.model.modules() if "forward" in vars(module)]
-        assert opened.model.lm_head in taken and all(type(module) is nn.Linear for module in taken)
-        assert not any(layer.gate in taken for layer in opened.layers)
+        replaced = [module for module in opened.model.modules() if "forward" in vars(module)]
+        assert opened.model.lm_head in replaced and all(type(module) is nn.Linear for module in replaced)
+        assert not any(layer.gate in replaced for layer in opened.layers)
     assert not any("forward" in vars(module) for module in opened.model.modules())
     with Session(opened, Settings(budget="50%")):
         assert not any("forward" in vars(module) for module in opened.model.modules())
 
 
-def test_cut_experts_leave_linear_layers_to_torch_even_when_a_window_is_measured(
+def test_split_experts_leave_linear_layers_to_torch_even_when_a_window_is_measured(
     checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are fused unasked, which is no licence to give up the bits of what is beside them."""
-    taken = []
-    monkeypatch.setattr(CompiledLinear, "install", lambda dense: taken.append(dense))
+    """Split experts are fused by default; other layers must keep the model's own bits."""
+    installed = []
+    monkeypatch.setattr(CompiledLinear, "install", lambda dense: installed.append(dense))
     opened = open_model(str(checkpoint("olmoe")))
     cut = Settings(budget="50%", link="1GB/s", policies={"residency": "split", "prefetch": "next_gate"})
     for settings, times in ((cut, 0), (replace(cut, experts=FUSED), 2)):
         with Session(opened, settings) as session:
             assert session.parts.is_fused and session.parts.window > 0
-        assert len(taken) == times
+        assert len(installed) == times

@@ -1,4 +1,4 @@
-"""Products with packed weights agree with the oracle at every width, shape, dtype and number of tokens."""
+"""Products with low-bit weights agree with the oracle at every width, shape, dtype and number of tokens."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from artifacts.quantisation.bit_allocation import WIDTHS
 from artifacts.quantisation.packing import Packed, pack, unpack
-from runtime.kernels import low_bit as lowbit
+from runtime.kernels import low_bit
 from runtime.kernels.low_bit import MANY_TOKENS, dequantise, kernel_name, linear, project_packed
 from runtime.model.arithmetic import expert_forward
 from runtime.model.open import open_model
@@ -17,19 +17,19 @@ from tests.conftest import Checkpoint
 from tests.helpers.families import FAMILIES
 from tools.gpu.checks.low_bit import random_packed
 
-# out, in, group: in or out no multiple of 32 or of 32 / bits, groups of a row, groups that end within a word.
+# out, in, group: sizes that are no multiple of 32 or of 32 / bits, one group per row, groups that end within a word.
 SHAPES = [(64, 128, 128), (48, 256, 64), (33, 96, 32), (50, 24, 24), (7, 100, 100), (40, 96, 48), (1, 33, 11)]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def by_numba(packed: Packed, dtype: torch.dtype) -> torch.Tensor:
-    from runtime.kernels.cpu import low_bit as lowbit_numba  # as this file is collected every worker would compile it
+    from runtime.kernels.cpu import low_bit as numba_low_bit  # here, or every worker would compile it at collection
 
-    return lowbit_numba.dequantise(packed, dtype)
+    return numba_low_bit.dequantise(packed, dtype)
 
 
 def from_codes(packed: Packed) -> np.ndarray:
-    """[out, in] in float64, by another way than the oracle's."""
+    """Dequantise to [out, in] in float64, independently of the oracle."""
     codes = unpack(packed.qweight.numpy(), packed.bits, packed.num_inputs).astype(float)
     zeros = 0.5
     if packed.qzeros is not None:
@@ -49,7 +49,7 @@ def tokens(count: int, size: int, dtype: torch.dtype = torch.float32) -> torch.T
 
 @pytest.mark.parametrize("bits", WIDTHS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_the_oracle_is_what_the_codes_say(shape: tuple[int, int, int], bits: int) -> None:
+def test_the_oracle_equals_the_codes(shape: tuple[int, int, int], bits: int) -> None:
     packed = random_packed(*shape[:2], bits, shape[2])
     weights = torch.from_numpy(from_codes(packed))
     assert torch.equal(dequantise(packed).double(), weights.float().double())
@@ -71,7 +71,7 @@ def test_every_product_agrees_with_the_oracle(shape: tuple[int, int, int], bits:
 
 @settings(deadline=None, max_examples=40)
 @given(st.integers(1, 4), st.integers(1, 70), st.integers(1, 5), st.integers(1, 70), st.integers(1, 20))
-def test_any_shape_will_do(bits: int, group_size: int, num_groups: int, num_outputs: int, count: int) -> None:
+def test_any_shape_agrees(bits: int, group_size: int, num_groups: int, num_outputs: int, count: int) -> None:
     packed = random_packed(num_outputs, group_size * num_groups, bits, group_size)
     x = tokens(count, packed.num_inputs)
     exact = F.linear(x.double(), torch.from_numpy(from_codes(packed)))
@@ -79,14 +79,14 @@ def test_any_shape_will_do(bits: int, group_size: int, num_groups: int, num_outp
 
 
 @pytest.mark.parametrize("bits", WIDTHS)
-def test_a_token_alone_is_as_in_company(bits: int) -> None:
+def test_a_token_does_not_depend_on_the_others(bits: int) -> None:
     packed, x = random_packed(96, 128, bits), tokens(MANY_TOKENS - 1, 128)
-    together = linear(x, packed)
-    assert all(torch.equal(linear(x[i : i + 1], packed)[0], together[i]) for i in range(len(x)))
+    batch = linear(x, packed)
+    assert all(torch.equal(linear(x[i : i + 1], packed)[0], batch[i]) for i in range(len(x)))
 
 
 @pytest.mark.parametrize("count", [1, 5, MANY_TOKENS + 4])
-def test_x_may_lie_otherwise_require_gradients_or_be_empty(count: int) -> None:
+def test_x_may_be_strided_require_gradients_or_be_empty(count: int) -> None:
     packed, x = random_packed(24, 64, 3), tokens(count, 64)
     plain = linear(x, packed)
     assert torch.equal(linear(x.T.contiguous().T, packed), plain)
@@ -106,15 +106,15 @@ def test_one_bit_is_sign_times_alpha_and_zero_points_of_zero_survive() -> None:
     assert torch.equal(linear(torch.eye(64)[:8], packed), dequantise(packed).T[:8])
 
 
-def test_every_float16_scale_is_read_right() -> None:
-    every = torch.arange(0x7C00, dtype=torch.int16).view(torch.float16)  # finite and not negative, subnormal ones too
+def test_every_float16_scale_is_converted_exactly() -> None:
+    every = torch.arange(0x7C00, dtype=torch.int16).view(torch.float16)  # all finite, non-negative ones, subnormals too
     scales = torch.cat((every, -every))[None]
     packed = Packed(1, 32, 32, torch.full((1, scales.shape[1]), -1, dtype=torch.int32), scales, None)
     assert torch.equal(by_numba(packed, torch.float32), (scales.float() / 2).T.expand(-1, 32))
 
 
 @pytest.mark.parametrize("bits", WIDTHS)
-def test_what_is_not_finite_stays_with_its_token(bits: int) -> None:
+def test_a_nan_affects_only_its_token(bits: int) -> None:
     packed, x = random_packed(40, 64, bits), tokens(3, 64)
     plain = linear(x, packed)
     x[1, 7] = torch.nan
@@ -125,7 +125,7 @@ def test_what_is_not_finite_stays_with_its_token(bits: int) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("count", [1, MANY_TOKENS])
 def test_an_expert_of_every_family(checkpoint: Checkpoint, family: str, count: int) -> None:
-    """Biased, transposed and interleaved ones too: as `expert_forward` on the weights that the replica stands for."""
+    """Biased, transposed and interleaved experts too: equal to `expert_forward` on the dequantised weights."""
     opened = open_model(str(checkpoint(family)))
     module, replica, weights = opened.layers[-1].experts, {}, {}
     for part in opened.store.layout.parts:
@@ -142,14 +142,14 @@ def test_an_expert_of_every_family(checkpoint: Checkpoint, family: str, count: i
         assert relative(ours, expert_forward(module, weights, x)) < 1e-5
 
 
-def test_the_receipt_names_what_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_receipt_names_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     assert kernel_name(torch.device("cpu")) == f"numba, unpacked from {MANY_TOKENS} tokens on"
-    monkeypatch.setattr(lowbit, "_has_triton", lambda: False)
+    monkeypatch.setattr(low_bit, "_has_triton", lambda: False)
     assert kernel_name(torch.device("cuda")) == "torch, dequantised (no triton)"
 
 
 @pytest.mark.parametrize("count", [1, MANY_TOKENS])
 def test_without_a_kernel_the_oracle_computes(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     packed, x = random_packed(24, 64, 2), tokens(count, 64)
-    monkeypatch.setattr(lowbit, "_kernels", lambda device: None)
+    monkeypatch.setattr(low_bit, "_kernels", lambda device: None)
     assert torch.equal(linear(x, packed), F.linear(x, dequantise(packed)))

@@ -1,4 +1,4 @@
-"""Slots and stores: alignment, views, reads from disk and RAM, and files that change under an open store."""
+"""Slots and stores: alignment, views, reads from disk and RAM, and files that change while a store is open."""
 
 import os
 import shutil
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from artifacts.errors import BadInput, OutOfResources
-from runtime.model import direct_io as directio
+from runtime.model import direct_io
 from runtime.model.expert_store import DiskStore
 from runtime.model.layout import ExpertLayout, aligned
 from runtime.model.open import open_model
@@ -19,7 +19,7 @@ from tests.conftest import Checkpoint
 from tests.helpers.families import LAYOUTS, save
 
 
-def test_parts_start_on_64_byte_borders() -> None:
+def test_parts_are_aligned_to_64_bytes() -> None:
     layout = ExpertLayout.of({"gate_up_proj": (3, 5), "gate_up_proj_bias": (3,), "down_proj": (5, 3)}, torch.bfloat16)
     assert [(part.offset, part.nbytes) for part in layout.parts] == [(0, 30), (64, 6), (128, 30)]
     assert layout.nbytes == 192
@@ -40,7 +40,7 @@ def test_aligned_without_room() -> None:
         aligned(2**60)
 
 
-def test_a_longer_slot_is_fine(store: DiskStore) -> None:
+def test_a_slot_may_be_longer_than_an_expert(store: DiskStore) -> None:
     exact, longer = aligned(store.layout.nbytes), aligned(store.layout.nbytes + 640).fill_(7)
     store.read(1, 2, exact)
     store.read(1, 2, longer)
@@ -48,7 +48,7 @@ def test_a_longer_slot_is_fine(store: DiskStore) -> None:
     assert (longer[store.layout.nbytes :] == 7).all()
 
 
-def test_ram_holds_what_disk_gives(store: DiskStore) -> None:
+def test_ram_holds_the_bytes_on_disk(store: DiskStore) -> None:
     counts: list[int] = []
     ram = RamStore(store, progress=counts.append)
     assert counts == list(range(1, store.shape.num_keys + 1))
@@ -63,7 +63,7 @@ def test_ram_holds_what_disk_gives(store: DiskStore) -> None:
             assert ram.view(layer, expert).data_ptr() % 64 == 0
 
 
-def test_view_copies_nothing(store: DiskStore) -> None:
+def test_a_view_copies_nothing(store: DiskStore) -> None:
     ram = RamStore(store)
     assert ram.view(1, 3).data_ptr() == ram.view(1, 3).data_ptr()
     assert ram.view(1, 3).data_ptr() - ram.view(0, 0).data_ptr() == (8 + 3) * store.layout.nbytes
@@ -120,8 +120,8 @@ def store(request: pytest.FixtureRequest, checkpoint: Checkpoint) -> DiskStore:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_past_the_page_cache_the_same_bytes_come(layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(directio, "_CHUNK", 4096)  # less than an expert
+def test_direct_reads_give_the_same_bytes(layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(direct_io, "_CHUNK", 4096)  # less than an expert
     folder = save("olmoe", layout, tmp_path)
     store = open_model(str(folder)).store
     direct, got = direct_or_skip(store), aligned(store.layout.nbytes)
@@ -135,7 +135,7 @@ def test_past_the_page_cache_the_same_bytes_come(layout: str, tmp_path: Path, mo
         RamStore(direct)
 
 
-def test_what_is_stored_in_another_dtype_comes_past_the_page_cache_too(checkpoint: Checkpoint) -> None:
+def test_direct_reads_convert_dtypes_too(checkpoint: Checkpoint) -> None:
     store = open_model(str(checkpoint("olmoe")), dtype=torch.bfloat16).store
     expected, got = aligned(store.layout.nbytes), aligned(store.layout.nbytes)
     store.read(1, 3, expected)
@@ -144,8 +144,8 @@ def test_what_is_stored_in_another_dtype_comes_past_the_page_cache_too(checkpoin
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_spans_of_an_expert_are_what_the_whole_has_there(checkpoint: Checkpoint, dtype: torch.dtype) -> None:
-    """Stored in float32; read as it is, or converted."""
+def test_spans_of_an_expert_equal_those_of_the_whole(checkpoint: Checkpoint, dtype: torch.dtype) -> None:
+    """The checkpoint is float32; it is read unchanged, or converted."""
     store = open_model(str(checkpoint("olmoe")), dtype=dtype).store
     whole, part = aligned(store.layout.nbytes), aligned(store.layout.nbytes).fill_(7)
     store.read(1, 3, whole)
@@ -158,8 +158,8 @@ def test_spans_of_an_expert_are_what_the_whole_has_there(checkpoint: Checkpoint,
     assert (part[outside] == 7).all()
 
 
-def test_a_segment_asks_the_disk_for_its_own_rows(checkpoint: Checkpoint) -> None:
-    """Of 24 neurons the first 6: a quarter of gate and up, and all of down."""
+def test_a_segment_reads_only_its_own_rows(checkpoint: Checkpoint) -> None:
+    """The first 6 of 24 neurons take a quarter of gate and up, and all of down."""
     opened = open_model(str(checkpoint("olmoe")))
     layout = NeuronLayout.of(opened.layers[0], torch.float32, 9216)
     top = layout.segment(9216 // 4, is_bottom=False)

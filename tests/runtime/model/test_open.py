@@ -1,4 +1,4 @@
-"""The model without its experts is the plain model, for every family and layout, and its experts are the plain ones."""
+"""The opened model equals the plain model in every tensor and expert, for every family and layout."""
 
 import json
 import shutil
@@ -50,7 +50,7 @@ def test_gate_gives_logits_weights_and_selection(checkpoint: Checkpoint) -> None
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_shards_read_like_a_single_file(checkpoint: Checkpoint, tmp_path: Path, layout: str) -> None:
+def test_shards_equal_a_single_file(checkpoint: Checkpoint, tmp_path: Path, layout: str) -> None:
     whole = checkpoint("olmoe", layout)
     sharded = save("olmoe", layout, tmp_path, shard_size="40KB")
     assert len(list(sharded.glob("*.safetensors"))) > 2
@@ -60,7 +60,7 @@ def test_shards_read_like_a_single_file(checkpoint: Checkpoint, tmp_path: Path, 
 
 
 @pytest.mark.parametrize(("stored", "run"), [("float32", torch.bfloat16), ("bfloat16", torch.float32)])
-def test_another_dtype_converts_as_transformers_does(checkpoint: Checkpoint, stored: str, run: torch.dtype) -> None:
+def test_dtypes_are_converted_as_in_transformers(checkpoint: Checkpoint, stored: str, run: torch.dtype) -> None:
     folder = checkpoint("olmoe", "hub", stored)
     opened, plain = open_model(str(folder), dtype=run), _plain(folder, run)
     assert opened.config.dtype == opened.store.layout.dtype == run
@@ -73,19 +73,19 @@ def test_tied_embeddings_are_one_tensor(checkpoint: Checkpoint) -> None:
     assert model.lm_head.weight is model.model.embed_tokens.weight
 
 
-def test_resident_tensors_start_on_64_byte_borders(checkpoint: Checkpoint) -> None:
+def test_resident_tensors_are_aligned_to_64_bytes(checkpoint: Checkpoint) -> None:
     model = open_model(str(checkpoint("phimoe"))).model
     assert all(parameter.data_ptr() % 64 == 0 for parameter in model.parameters() if not parameter.is_meta)
 
 
-def test_no_shard_stays_mapped(checkpoint: Checkpoint) -> None:
+def test_no_shard_is_memory_mapped(checkpoint: Checkpoint) -> None:
     folder = checkpoint("mixtral")
     opened = open_model(str(folder))
     opened.store.read(0, 0, aligned(opened.store.layout.nbytes))
     assert str(folder) not in Path("/proc/self/maps").read_text()
 
 
-def test_fingerprint_follows_the_model_and_not_the_folder(checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_the_fingerprint_depends_on_the_model_not_the_folder(checkpoint: Checkpoint, tmp_path: Path) -> None:
     original = open_model(str(checkpoint("olmoe"))).fingerprint
     moved = shutil.copytree(checkpoint("olmoe"), tmp_path / "elsewhere")
     _edit_config(moved, transformers_version="9.9")
@@ -104,14 +104,14 @@ def test_hub_id_opens_from_the_cache(checkpoint: Checkpoint, tmp_path: Path, mon
     assert open_model("some-org/olmoe").fingerprint == open_model(str(checkpoint("olmoe"))).fingerprint
 
 
-def test_opening_draws_no_random_number(checkpoint: Checkpoint) -> None:
+def test_opening_draws_no_random_numbers(checkpoint: Checkpoint) -> None:
     folder, before = checkpoint("olmoe"), torch.get_rng_state()
     open_model(str(folder))
     assert torch.equal(torch.get_rng_state(), before)
 
 
 def _plain(folder: Path, dtype: torch.dtype | str = "auto") -> PreTrainedModel:
-    """The stock model, its tensors copied off the mapped file: on other borders the same kernel rounds differently."""
+    """Load the stock model and copy its tensors out of the mapped file: alignment changes how kernels round."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, experts_implementation="eager")
     for tensor in [*model.parameters(), *model.buffers()]:
         tensor.data = tensor.data.clone()
@@ -120,11 +120,11 @@ def _plain(folder: Path, dtype: torch.dtype | str = "auto") -> PreTrainedModel:
 
 def _assert_rest_equal(opened: MoeModel, plain: PreTrainedModel) -> None:
     experts = {f"{layer.name}.{part.name}" for layer in opened.layers for part in opened.store.layout.parts}
-    own = dict([*opened.model.named_parameters(), *opened.model.named_buffers()])
+    tensors = dict([*opened.model.named_parameters(), *opened.model.named_buffers()])
     for name, tensor in [*plain.named_parameters(), *plain.named_buffers()]:
-        mine = own.pop(name)
-        assert name in experts or (mine.dtype == tensor.dtype and torch.equal(mine, tensor)), name
-    assert not own
+        ours = tensors.pop(name)
+        assert name in experts or (ours.dtype == tensor.dtype and torch.equal(ours, tensor)), name
+    assert not tensors
 
 
 def _assert_experts_equal(opened: MoeModel, plain: PreTrainedModel) -> None:
