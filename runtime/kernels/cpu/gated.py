@@ -25,8 +25,8 @@ part = njit(forceinline=True, fastmath={"reassoc", "contract"})
 def pointer(context, address, like):
     """Convert an int64 address to a pointer to elements of `like`."""
 
-    def generate(own, builder, signature, arguments):
-        return builder.inttoptr(arguments[0], own.get_value_type(signature.return_type))
+    def generate(target, builder, signature, arguments):
+        return builder.inttoptr(arguments[0], target.get_value_type(signature.return_type))
 
     return types.CPointer(like.dtype)(types.int64, like), generate
 
@@ -89,7 +89,7 @@ def swiglu(gate, up, like):
     return _rounded(_rounded(gate / (f32(1) + np.exp(-gate)), like) * up, like)
 
 
-@kernel([f"void(int64[:, ::1], int64, {TOKEN}, {own})" for own in LIKE], nogil=True)
+@kernel([f"void(int64[:, ::1], int64, {TOKEN}, {like})" for like in LIKE], nogil=True)
 def add_whole(addresses, num_neurons, x, rows, y, like):
     """Add expert i on x [H] to y[rows[i]]. Gate and up lie at addresses[i, 0] as [2 I, H], down at addresses[i, 1] as
     [H, I]. addresses [n, 2], rows [n], y [K, H]."""
@@ -104,7 +104,7 @@ def add_whole(addresses, num_neurons, x, rows, y, like):
             out[h] += _dot(down[h], acts)
 
 
-@kernel([f"void(int64[::1], int64[::1], {TOKEN}, {own})" for own in LIKE], nogil=True)
+@kernel([f"void(int64[::1], int64[::1], {TOKEN}, {like})" for like in LIKE], nogil=True)
 def add_segments(addresses, neurons, x, rows, y, like):
     """Add segment i on x [H] to y[rows[i]]. Its neurons[i] neurons lie at addresses[i], for each its row of gate, its
     row of up and its column of down. addresses, neurons and rows [n], y [K, H]."""
@@ -128,7 +128,7 @@ def combine(y, weights, num_rows, out):
         out[h] = np.uint16(_bits(total) >> u32(16)) if _is_narrow(out) else total
 
 
-@kernel([f"void(int64, {own}, {own}, {own})" for own in LIKE], nogil=True)
+@kernel([f"void(int64, {like}, {like}, {like})" for like in LIKE], nogil=True)
 def project(address, bias, x, out):
     """Write out [O]: the matrix [O, I] at `address` times x [I], plus `bias` [O] unless it is empty."""
     matrix, token = carray(pointer(address, x), (len(out), len(x))), np.empty(len(x), np.float32)

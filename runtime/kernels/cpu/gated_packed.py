@@ -39,9 +39,9 @@ def packed_adder(bits: int, *, is_narrow: bool) -> Callable[..., None]:
     [., H]; at 1 bit the address of zero-points is any address. `groups` holds the numbers of input groups of the two
     matrices, and I. addresses [n, 2, 3], groups [3], rows [n], x [H], y [K, H].
     """
-    worth, own = code_worth(bits), LIKE[0 if is_narrow else 1]
+    worth, like_type = code_worth(bits), LIKE[0 if is_narrow else 1]
 
-    @kernel(f"void(int64[:, :, ::1], int64[::1], {TOKEN}, {own})", nogil=True)
+    @kernel(f"void(int64[:, :, ::1], int64[::1], {TOKEN}, {like_type})", nogil=True)
     def add(addresses, groups, x, rows, y, like):
         num_neurons, token = groups[2], x.reshape(1, len(x))
         inner, acts = np.empty((1, 2 * num_neurons), np.float32), np.empty((1, num_neurons), np.float32)
