@@ -16,7 +16,7 @@ from artifacts.errors import BadUsage
 from artifacts.shape import Shape
 from artifacts.traces.trace import DECODE
 from profilers.text.batches import check_sequences, padded, real_rows
-from runtime.engine.one_expert import OneAtATime, Routed
+from runtime.engine.one_expert import OneExpertRunner, Routed
 from runtime.model.open import MoeModel
 from runtime.policies.base import Artefacts, Miss, Residents, Step
 from runtime.policies.miss.buddy import Buddy
@@ -77,7 +77,7 @@ class Substitution:
         """Mean negative log-likelihood over every position but the first of each sequence."""
         total, count = 0.0, 0
         real = np.ones(0, bool)
-        with OneAtATime(self._opened, lambda routed: choose(routed, real)) as runner:
+        with OneExpertRunner(self._opened, lambda routed: choose(routed, real)) as runner:
             for start in range(0, len(self._sequences), self._batch):
                 ids, mask = padded(self._sequences[start : start + self._batch])
                 real = real_rows(ids, mask)

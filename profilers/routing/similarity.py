@@ -12,7 +12,7 @@ import torch
 from artifacts.errors import BadUsage
 from artifacts.routing.similarity import Similarity
 from profilers.text.batches import check_sequences, padded, real_rows
-from runtime.engine.one_expert import OneAtATime, OneExpert, Routed
+from runtime.engine.one_expert import ExpertBuffer, OneExpertRunner, Routed
 from runtime.model.arithmetic import expert_forward
 from runtime.model.open import MoeModel
 
@@ -72,7 +72,7 @@ def sample_inputs(
         return routed.selected
 
     done = 0
-    with OneAtATime(opened, keep) as runner:
+    with OneExpertRunner(opened, keep) as runner:
         for start in range(0, len(chosen), batch):
             ids, mask = padded(chosen[start : start + batch])
             at = np.flatnonzero(real_rows(ids, mask))
@@ -95,7 +95,7 @@ def layer_similarity(opened: MoeModel, index: int, sample: Sampled) -> Similarit
 
 def _outputs(opened: MoeModel, index: int, hidden: torch.Tensor) -> torch.Tensor:
     """[E, n, H]: every expert on every token, each read once."""
-    layer, expert = opened.layers[index], OneExpert(opened)
+    layer, expert = opened.layers[index], ExpertBuffer(opened)
     outputs = hidden.new_empty(opened.shape.num_experts, *hidden.shape)
     with torch.inference_mode():
         for number, out in enumerate(outputs):

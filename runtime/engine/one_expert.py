@@ -29,7 +29,7 @@ class Routed:
     logits: torch.Tensor  # [T, E] of the router
 
 
-class OneExpert:
+class ExpertBuffer:
     """A buffer for one expert on the model's device; the next read overwrites it."""
 
     def __init__(self, opened: MoeModel) -> None:
@@ -47,7 +47,7 @@ class OneExpert:
         return self._views
 
 
-class OneAtATime:
+class OneExpertRunner:
     """A context manager in which `forward` runs whole batches and `decide` may change each layer's selection.
 
     `decide` is called with every layer's `Routed` and returns the experts to compute [T, K], -1 for a rank that is left
@@ -56,11 +56,11 @@ class OneAtATime:
 
     def __init__(self, opened: MoeModel, decide: Callable[[Routed], np.ndarray]) -> None:
         self._opened, self._decide = opened, decide
-        self._expert = OneExpert(opened)
+        self._expert = ExpertBuffer(opened)
         self._logits: dict[int, torch.Tensor] = {}
         self._handles: list = []
 
-    def __enter__(self) -> "OneAtATime":
+    def __enter__(self) -> "OneExpertRunner":
         self._opened.model.set_experts_implementation(NAME)
         for layer in self._opened.layers:
             layer.experts.moectl_forward = self._forward_of(layer)

@@ -82,7 +82,7 @@ class StepExecutor:
         self._batch_output.clear()
 
     def run(self, layer: MoeLayer, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """The routed experts of one layer: hidden [T, H], ids and weights [T, K] -> [T, H]."""
+        """Compute the routed experts of one layer: hidden [T, H], ids and weights [T, K] -> [T, H]."""
         if len(hidden) == 1 and self.watcher.on_step is None:
             if self.gpu_output is not None and self._can_stay_on_device(layer.index):
                 return self.gpu_output.forward_on_device(layer.index, hidden, ids, weights)

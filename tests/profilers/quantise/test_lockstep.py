@@ -6,7 +6,7 @@ import torch
 
 from artifacts.errors import BadInput
 from profilers.quantise.lockstep import Arrived, Lockstep, batches
-from runtime.engine.one_expert import OneAtATime, OneExpert, Routed
+from runtime.engine.one_expert import ExpertBuffer, OneExpertRunner, Routed
 from runtime.model.arithmetic import accumulate, assign, expert_forward, gather, weigh
 from runtime.model.open import MoeModel, open_model
 from tests.conftest import Checkpoint
@@ -17,7 +17,7 @@ SEQUENCES = [np.random.default_rng(at).integers(3, VOCABULARY, length) for at, l
 
 
 def computed(opened: MoeModel, layer, batch: Arrived) -> torch.Tensor:
-    out, one = torch.zeros_like(batch.hidden), OneExpert(opened)
+    out, one = torch.zeros_like(batch.hidden), ExpertBuffer(opened)
     for expert, assigned in sorted(assign(batch.selected, batch.hidden.device).items()):
         y = expert_forward(layer.experts, one.read(layer.index, expert), gather(batch.hidden, assigned))
         accumulate(out, weigh(y, batch.weights, assigned), assigned)
@@ -31,7 +31,7 @@ def in_turn(opened: MoeModel, sequence: np.ndarray) -> list[Routed]:
         heard.append(routed)
         return routed.selected
 
-    with OneAtATime(opened, keep) as runner:
+    with OneExpertRunner(opened, keep) as runner:
         runner.forward(torch.from_numpy(sequence)[None])
     return heard
 
