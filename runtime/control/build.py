@@ -136,6 +136,23 @@ def build_controller(
     given; `window` bytes may be prefetched per step. Slots and experts are spread over `num_devices`."""
     partitions = Partitions(shape.num_experts, num_devices)
     prepare(policies, shape, replace(artefacts, hops=partitions.hops))
+    _check_combination(policies, shadows=shadows, split=split)
+    pieces = Whole(shape) if split is None else Segments(shape, split)
+    shared = pools(policies, shape, num_slots=num_slots, scope=scope, split=split, partitions=partitions)
+    if shadows is not None:
+        _check_loads_have_slots(policies, shared)
+    replicas = artefacts.replicas if "replicas" in policies.requires else None
+    return Controller(
+        Cache(shape, shared, shares=pieces.shares, shadows=shadows, partitions=partitions),
+        **{axis: getattr(policies, axis) for axis in POLICIES},
+        window=window,
+        nbytes=replicas.nbytes if replicas else {FULL_BITS: shape.expert_nbytes},
+        pieces=pieces,
+    )
+
+
+def _check_combination(policies: Policies, *, shadows: np.ndarray | None, split: Split | None) -> None:
+    """Raise BadUsage when one policy needs what another axis does not provide."""
     if policies.routing.follows_predictions and not policies.prefetch.reads_predictions:
         raise BadUsage(f"--routing {describe(policies.routing)} follows predictions: give --prefetch next_gate too")
     if policies.miss.reads_shadows and shadows is None:
@@ -143,22 +160,12 @@ def build_controller(
     assert policies.residency.cuts == (split is not None), f"{describe(policies.residency)} with split {split}"
     if split is not None and "replicas" in policies.requires:
         raise BadUsage(f"--residency {describe(policies.residency)} cuts experts at full precision: leave out replicas")
-    replicas = artefacts.replicas if "replicas" in policies.requires else None
-    pieces = Whole(shape) if split is None else Segments(shape, split)
-    shared = pools(policies, shape, num_slots=num_slots, scope=scope, split=split, partitions=partitions)
-    if shadows is not None and not policies.miss.reads_shadows and not all(pool.num_slots for pool in shared):
+
+
+def _check_loads_have_slots(policies: Policies, pools: tuple[Pool, ...]) -> None:
+    """Raise BadUsage when the resident replicas leave a pool without slots and the miss policy loads experts."""
+    if not policies.miss.reads_shadows and not all(pool.num_slots for pool in pools):
         raise BadUsage(
             f"--residency {describe(policies.residency)} leaves no slot to what --miss {describe(policies.miss)} loads"
             ": give --miss shadow too, or a larger budget"
         )
-    return Controller(
-        Cache(shape, shared, shares=pieces.shares, shadows=shadows, partitions=partitions),
-        routing=policies.routing,
-        eviction=policies.eviction,
-        miss=policies.miss,
-        prefetch=policies.prefetch,
-        residency=policies.residency,
-        window=window,
-        nbytes=replicas.nbytes if replicas else {FULL_BITS: shape.expert_nbytes},
-        pieces=pieces,
-    )

@@ -11,50 +11,20 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from artifacts.shape import FULL_BITS
-from runtime.control.cache import ABSENT, RESIDENT, Cache
+from runtime.control.cache import RESIDENT, Cache
 from runtime.control.counters import AT_BITS, Counter, Counters
 from runtime.control.ordering import distinct
 from runtime.control.plan import NO_SLOT, Place, Plan
 from runtime.control.pools import Pool
+from runtime.control.residents import StepResidents
 from runtime.control.segments import Segments, Whole
 from runtime.control.transfers import Mover
-from runtime.policies.base import (
-    Choice,
-    Eviction,
-    Miss,
-    Now,
-    Prefetch,
-    Residency,
-    Residents,
-    Routing,
-    Split,
-    Step,
-)
+from runtime.policies.base import Choice, Eviction, Miss, Now, Prefetch, Residency, Routing, Split, Step
 
 _NO_BITS: Mapping[int, int] = {}
 _NO_KEYS = np.zeros(0, np.int64)
 _AT_BITS = {bits: Counter[name.upper()] for bits, name in AT_BITS.items()}
 _FETCHED, _NEAR, _LOW = Counter.FETCHED, Counter.NEAR, Counter.LOW  # looked up once: an enum takes a while to tell
-
-
-class _Here(Residents):
-    """Those of a step, compared when a policy asks for them; what the step misses is known."""
-
-    __slots__ = ("_missing", "_selected", "_states")
-
-    def __init__(self, states: np.ndarray, num_free: Sequence[int], selected: np.ndarray, missing: list[int]) -> None:
-        self._states, self.num_free, self._selected, self._missing = states, num_free, selected, missing
-
-    @property
-    def resident(self) -> np.ndarray:
-        return self._states == RESIDENT
-
-    @property
-    def absent(self) -> np.ndarray:
-        return self._states == ABSENT
-
-    def missing(self, step: Step) -> list[int]:
-        return self._missing if step.selected is self._selected else super().missing(step)
 
 
 class Controller:
@@ -119,7 +89,7 @@ class Controller:
 
     def step(self, step: Step) -> Plan:
         """Decide one layer of the current pass."""
-        now, mover, pieces = self.now, self._mover, self._pieces
+        now = self.now
         now.step += 1
         now.layer = layer = step.layer
         weights = None
@@ -128,47 +98,75 @@ class Controller:
         if self._routing.reroutes:
             step = self._reroute(step)
             weights = step.weights
-        cache = mover.cache
-        num_experts, states = self.shape.num_experts, cache.states
-        first = layer * num_experts
-        experts = [first + expert for expert in distinct(step.selected)]
-        used = pieces.of(experts)
-        missing = absent = [key for key in used if not states[key]]
+        experts, used, absent = self._wanted(layer, step.selected)
         self._count(layer, used, absent)
-        selected, near, low, behind, bits = step.selected, (), (), (), _NO_BITS
-        mover.arrivals.lent = 0
+        self._mover.arrivals.lent = 0
         if self._miss.every_step or absent and self._miss.chooses:
-            choice = self._choose(step, absent)
-            if choice.selected is not selected:
-                selected = choice.selected
-                experts = [first + expert for expert in distinct(selected)]
-                used = pieces.of(experts)
-                missing = absent = [key for key in used if not states[key]]
-            if choice.near:
-                known, own = self._near_places, [key for key in used if key % num_experts in choice.near]
-                near = tuple([known.get(key) or self._near_place(key) for key in own])
-            if choice.low:
-                low = tuple([self._low_place(key) for key in used if key % num_experts in choice.low])
-            elsewhere = choice.near | choice.low if choice.low else choice.near
-            if elsewhere:
-                missing = [key for key in absent if key % num_experts not in elsewhere]
-            if choice.behind:
-                behind = [first + expert for expert in choice.behind]
-            if choice.bits:
-                bits = {first + expert: precision for expert, precision in choice.bits.items()}
-            if choice.weights is not None:
-                weights = choice.weights
-            mover.arrivals.lent = int(choice.lent * self.nbytes[FULL_BITS])
-        if missing and self._picks_bits:
-            self._eviction.fetched({key: bits.get(key, FULL_BITS) for key in missing}, now)
-        self._eviction.used(experts, step, now)
-        if pieces.is_cut:
-            cache.touch(used)
+            return self._decide(step, experts, used, absent, weights)
+        states = self._mover.cache.states
         here = [key for key in used if states[key]] if absent else used
-        if near or low:
+        return self._plan(step, step.selected, weights, experts, used, here, absent)
+
+    def _wanted(self, layer: int, selected: np.ndarray) -> tuple[list[int], list[int], list[int]]:
+        """Keys of the experts in `selected` [T, K]; those of their pieces; and the absent ones of these."""
+        first, states = layer * self.shape.num_experts, self._mover.cache.states
+        experts = [first + expert for expert in distinct(selected)]
+        used = self._pieces.of(experts)
+        return experts, used, [key for key in used if not states[key]]
+
+    def _decide(
+        self, step: Step, experts: list[int], used: list[int], absent: list[int], weights: np.ndarray | None
+    ) -> Plan:
+        """Plan the step as the miss policy chooses: stand-ins, near and low experts, precisions of what is fetched."""
+        choice, num_experts, states = self._choose(step, absent), self.shape.num_experts, self._mover.cache.states
+        if choice.selected is not step.selected:
+            experts, used, absent = self._wanted(step.layer, choice.selected)
+        here, missing, near, low, behind, bits = used, absent, (), (), (), _NO_BITS
+        first = step.layer * num_experts
+        if choice.near:
+            places = self._near_places
+            near = tuple(
+                [places.get(key) or self._near_place(key) for key in used if key % num_experts in choice.near]
+            )
+        if choice.low:
+            low = tuple([self._low_place(key) for key in used if key % num_experts in choice.low])
+        if absent:
+            here = [key for key in used if states[key]]
+        if elsewhere := choice.near | choice.low if choice.low else choice.near:
+            missing = [key for key in absent if key % num_experts not in elsewhere]
             here = [key for key in here if key % num_experts not in elsewhere]
+        if choice.behind:
+            behind = [first + expert for expert in choice.behind]
+        if choice.bits:
+            bits = {first + expert: precision for expert, precision in choice.bits.items()}
+        if choice.weights is not None:
+            weights = choice.weights
+        self._mover.arrivals.lent = int(choice.lent * self.nbytes[FULL_BITS])
+        return self._plan(step, choice.selected, weights, experts, used, here, missing, near, low, behind, bits)
+
+    def _plan(
+        self,
+        step: Step,
+        selected: np.ndarray,
+        weights: np.ndarray | None,
+        experts: list[int],
+        used: list[int],
+        here: list[int],
+        missing: list[int],
+        near: tuple[Place, ...] = (),
+        low: tuple[Place, ...] = (),
+        behind: Sequence[int] = (),
+        bits: Mapping[int, int] = _NO_BITS,
+    ) -> Plan:
+        """Note the use, load what is `missing` in waves, and prefetch, `behind` first."""
+        mover, layer, is_placed = self._mover, step.layer, self._residency.places
+        if missing and self._picks_bits:
+            self._eviction.fetched({key: bits.get(key, FULL_BITS) for key in missing}, self.now)
+        self._eviction.used(experts, step, self.now)
+        if self._pieces.is_cut:
+            mover.cache.touch(used)
         waves, pinned = mover.waves(here, missing, bits)
-        prefetches = mover.place(layer) if self._residency.places else ()
+        prefetches = mover.place(layer) if is_placed else ()
         if self._prefetch.distance or behind:
             prefetches += self._prefetches(step, behind)
         mover.end_step(pinned)
@@ -257,7 +255,7 @@ class Controller:
         experts = [key % num_experts for key in absent]
         missing = list(dict.fromkeys(experts)) if pieces.is_cut else experts
         states = pieces.layer_states(cache.state, step.layer)
-        choice = self._miss.choose(step, _Here(states, cache.num_free(step.layer), step.selected, missing))
+        choice = self._miss.choose(step, StepResidents(states, cache.num_free(step.layer), step.selected, missing))
         near = sum(map(choice.near.__contains__, experts)) if choice.near else 0
         low = sum(map(choice.low.__contains__, experts)) if choice.low else 0
         add, spared = self.counters.add, 0

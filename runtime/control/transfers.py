@@ -203,9 +203,10 @@ class Mover:
         return tuple(loads)
 
     def _send_within(self, coming: list[int], keys: list[int], room: int) -> list[Place]:
-        """Put those of `keys` that are absent, `coming`, on their way while `room` bytes last and slots can be had."""
+        """Send for the absent keys `coming` of `keys`, best first, while `room` bytes last; skip those without a slot.
+        Their pools' victims are chosen once, for all that may come."""
         cache, num_bytes, loads = self.cache, self._pieces.num_bytes, []
-        states, leaving = cache.states, {}  # by pool, an iterator: chosen once for all that may come
+        states, leaving = cache.states, {}  # by pool, an iterator of victims
         for key in coming:
             if room <= 0:
                 break
@@ -224,20 +225,25 @@ class Mover:
         return loads
 
     def _make_way(self, coming: list[int], keys: list[int], key: int, room: int) -> list[int]:
-        """Who may leave a key's pool for those that are `coming` into it, but none of `keys`."""
+        """Victims in the pool of `key` for the keys `coming` into it, as many as `room` bytes need; none of `keys`."""
         cache, most = self.cache, len(keys)
-        states, pins = cache.states, cache.pins
+        states = cache.states
         if not self._pieces.is_cut:  # all are as large
             most = -(-room // self._pieces.num_bytes((key,)))
         if most > 1:
             pool_of = cache.pool_of
             most = min(most, sum([not states[own] and pool_of[own] == pool_of[key] for own in coming]))
-        kept = [own for own in keys if states[own] and not pins[own]]
-        for own in kept:
-            pins[own] = True
-        victims = self._victims(key, most)
-        for own in kept:
-            pins[own] = False
+        return self._victims_sparing(keys, key, most)
+
+    def _victims_sparing(self, keys: list[int], pool_key: int, count: int) -> list[int]:
+        """Up to `count` victims in the pool of `pool_key`, none of them in `keys`."""
+        states, pins = self.cache.states, self.cache.pins
+        spared = [key for key in keys if states[key] and not pins[key]]
+        for key in spared:
+            pins[key] = True
+        victims = self._victims(pool_key, count)
+        for key in spared:
+            pins[key] = False
         return victims
 
     def _send(self, key: int, nbytes: int) -> Place:
