@@ -125,9 +125,7 @@ class Controller:
         first = step.layer * num_experts
         if choice.near:
             places = self._near_places
-            near = tuple(
-                [places.get(key) or self._near_place(key) for key in used if key % num_experts in choice.near]
-            )
+            near = tuple([places.get(key) or self._near_place(key) for key in used if key % num_experts in choice.near])
         if choice.low:
             low = tuple([self._low_place(key) for key in used if key % num_experts in choice.low])
         if absent:

@@ -11,13 +11,13 @@ from runtime.control.controller import Controller
 from runtime.control.plan import Plan
 from runtime.control.resplit import Reconfiguration
 from runtime.policies.step import Step, last_tokens
-from runtime.replay.virtual_time import Timing
+from runtime.replay.virtual_time import ReplayTiming
 
 
 def replay(
     trace: Trace,
     controller: Controller,
-    timing: Timing | None = None,
+    timing: ReplayTiming | None = None,
     *,
     reconfiguration: Reconfiguration | None = None,
     watch: Callable[[Step, Plan], None] | None = None,

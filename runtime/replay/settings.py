@@ -40,10 +40,12 @@ def oracles(setting: Setting) -> tuple[Setting, Setting]:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What happened: counters over all passes and by layer, and times as `Timing.summary` gives them. `num_slots`: of
-    whole experts, as many as their bytes hold where experts are split. `fast_nbytes`: of the slots and of the replicas
-    that stay beside them. `split`: how experts are cut, and by what, where they are. `by_device`: what each of several
-    devices had and did."""
+    """The result of a replay: counters over all passes and by layer, times as `ReplayTiming.summary` gives them.
+
+    `num_slots`: in whole experts; where experts are split, as many as the slots' bytes would hold. `fast_nbytes`: slots
+    and resident replicas together. `split`: how experts are cut, and what solved it. `by_device`: slots and counters of
+    each device where there are several.
+    """
 
     setting: Setting
     policies: dict[str, str]

@@ -24,7 +24,7 @@ class PassTime:
     near_s: float = 0.0
 
 
-class Timing:
+class ReplayTiming:
     """Follows the plans of a replay. Resident experts are computed one after another, each arrival when it is there,
     near ones meanwhile; the step ends with its last expert."""
 

@@ -12,7 +12,7 @@ from artifacts.shape import Shape
 from artifacts.traces.trace import DECODE
 from runtime.control.plan import Place, Plan, Wave
 from runtime.replay.measured_machine import costs_of, machine_of
-from runtime.replay.virtual_time import Timing
+from runtime.replay.virtual_time import ReplayTiming
 from tests.helpers.measured import made
 
 SHAPE = Shape(num_layers=2, num_experts=4, top_k=2, expert_nbytes=100)
@@ -21,7 +21,7 @@ ATTENTION, MOE, HEAD, HOST = 10, 12, 3, 9
 
 
 def step_seconds(wave: Wave) -> float:
-    timing = Timing(costs_of(made(), SHAPE), SHAPE.num_experts, {16: 100})
+    timing = ReplayTiming(costs_of(made(), SHAPE), SHAPE.num_experts, {16: 100})
     timing.begin_pass(DECODE, 1)
     timing.step(Plan(0, np.zeros((1, 2), np.int64), None, (wave,), (), (), ()))
     timing.end_pass()

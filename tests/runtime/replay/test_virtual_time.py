@@ -12,7 +12,7 @@ from artifacts.modelshapes.known import MODELS
 from artifacts.traces.trace import DECODE, PREFILL
 from runtime.control.plan import NO_SLOT, Place, Plan, Wave
 from runtime.control.split_solver import latencies_of
-from runtime.replay.virtual_time import Timing
+from runtime.replay.virtual_time import ReplayTiming
 
 COSTS = Costs(expert=Work(2, 1), load_s=5, load_latency_s=0, near=Work(3), rest=Work(1), head=Work(0.5))
 NUM_EXPERTS = 8
@@ -41,7 +41,7 @@ def plan(
 
 def taken(*plans: Plan, costs: Costs = COSTS) -> tuple[float, float]:
     """Seconds of one pass, its head left out, and the stall in it."""
-    timing = Timing(costs, NUM_EXPERTS, NBYTES)
+    timing = ReplayTiming(costs, NUM_EXPERTS, NBYTES)
     timing.begin_pass(DECODE, 1)
     for step in plans:
         timing.step(step)
@@ -112,7 +112,7 @@ def test_near_experts_of_whoever_computes_are_computed_while_a_load_is_under_way
     assert taken(plan(Wave(places(0), places(1)), near=elsewhere(2)), costs=costs) == (8, 0)
     assert taken(plan(near=elsewhere(2)), costs=costs) == (1 + 3, 0)
     assert taken(plan(near=elsewhere(2, bits=4)), costs=costs) == (1 + 2, 0)
-    timing = Timing(costs, NUM_EXPERTS, NBYTES)
+    timing = ReplayTiming(costs, NUM_EXPERTS, NBYTES)
     timing.begin_pass(DECODE, 1)
     timing.step(plan(Wave(places(0), places(1)), near=elsewhere(2)))
     timing.end_pass()
@@ -121,7 +121,7 @@ def test_near_experts_of_whoever_computes_are_computed_while_a_load_is_under_way
 
 def test_near_time_is_counted_by_itself() -> None:
     """Two near experts in one decode step and none in the other, whatever is computed meanwhile."""
-    timing = Timing(COSTS, NUM_EXPERTS, NBYTES)
+    timing = ReplayTiming(COSTS, NUM_EXPERTS, NBYTES)
     for phase, near in ((PREFILL, (1, 2, 3)), (DECODE, (1, 2)), (DECODE, ())):
         timing.begin_pass(phase, 1)
         timing.step(plan(Wave(places(0), ()), near=elsewhere(*near)))
@@ -202,7 +202,7 @@ def test_compute_takes_what_a_link_leaves_to_it() -> None:
 
 
 def test_the_summary_tells_prefill_from_decode() -> None:
-    timing = Timing(COSTS, NUM_EXPERTS, NBYTES)
+    timing = ReplayTiming(COSTS, NUM_EXPERTS, NBYTES)
     for phase, tokens, resident in ((PREFILL, 4, 3), (DECODE, 2, 1), (DECODE, 2, 2)):
         timing.begin_pass(phase, tokens)
         timing.step(plan(Wave(places(*range(1, 1 + resident)), ())))
@@ -215,12 +215,12 @@ def test_the_summary_tells_prefill_from_decode() -> None:
 
 
 def test_what_a_trace_does_not_have_is_not_made_up() -> None:
-    timing = Timing(COSTS, NUM_EXPERTS, NBYTES)
+    timing = ReplayTiming(COSTS, NUM_EXPERTS, NBYTES)
     timing.begin_pass(DECODE, 1)
     timing.step(plan(Wave(places(0), ())))
     timing.end_pass()
     assert timing.summary()["ttft_ms"] is None
-    timing = Timing(COSTS, NUM_EXPERTS, NBYTES)
+    timing = ReplayTiming(COSTS, NUM_EXPERTS, NBYTES)
     timing.begin_pass(PREFILL, 1)
     timing.end_pass()
     assert timing.summary()["tpot_ms"] is timing.summary()["near_ms"] is None
