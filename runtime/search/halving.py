@@ -37,6 +37,10 @@ class Trials(Generic[C, R]):
         found = [candidate for candidate in dict.fromkeys(candidates) if (candidate, amount) in self.results]
         return sorted(found, key=lambda candidate: self.rank(self.results[candidate, amount]))
 
+    def tried_on(self, amount: int) -> dict[C, R]:
+        """Results of the candidates that were tried on so much, in the order of their trials."""
+        return {candidate: result for (candidate, tried), result in self.results.items() if tried == amount}
+
 
 def one_by_one(evaluate: Callable[[C, int], R]) -> Callable[[Sequence[C], int], Iterable[R | Problem]]:
     """What tries many candidates, of what tries one and raises a Problem where it cannot be tried."""

@@ -11,7 +11,7 @@ LEAST_PASSES, MOST_PASSES = 96, 864  # of the shortest replay, and of the longes
 
 
 @dataclass(frozen=True, slots=True)
-class Scale:
+class LossScale:
     """Nats that a token loses for each unit of squared error that `Damage` counts. None: nothing was measured, and no
     candidate of that kind has a prediction."""
 
@@ -37,12 +37,17 @@ class Tried:
     def is_lossless(self) -> bool:
         return self.loss == 0.0
 
+    def beats(self, other: "Tried") -> bool:
+        """Whether it is at least as good in time, loss and memory, and better in one of them."""
+        mine, theirs = ((tried.ms, tried.loss, tried.fast_nbytes) for tried in (self, other))
+        return mine != theirs and all(a <= b for a, b in zip(mine, theirs, strict=True))
+
 
 ReplayAll = Callable[[Sequence[Combination], int], Iterable[Tried | Problem]]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class SearchPlan:
     """How much is searched: `candidates` of each of the two spaces, up to `passes` of the trace, `climbing` more beside
     the best."""
 
@@ -64,7 +69,7 @@ class Plan:
 
 
 @dataclass(slots=True)
-class Found:
+class SearchResult:
     """The finalists of both spaces, best first, published presets among them; and what was left out, by reason."""
 
     lossless: list[Tried]
@@ -78,10 +83,5 @@ class Found:
     def front(self) -> list[Tried]:
         """What nothing beats in time, loss and memory together, by time."""
         known = [one for one in (*self.lossless, *self.lossy) if one.loss is not None]
-        best = [one for one in known if not any(_beats(other, one) for other in known)]
+        best = [one for one in known if not any(other.beats(one) for other in known)]
         return sorted({one.combination: one for one in best}.values(), key=lambda one: one.ms)
-
-
-def _beats(one: Tried, other: Tried) -> bool:
-    mine, theirs = ((t.ms, t.loss, t.fast_nbytes) for t in (one, other))
-    return mine != theirs and all(a <= b for a, b in zip(mine, theirs, strict=True))

@@ -22,7 +22,7 @@ from runtime.replay.workload import Workload
 from runtime.search import space
 from runtime.search.halving import Trials, climb, halve, one_by_one, rungs
 from runtime.search.predicted_loss import Damage
-from runtime.search.results import LEAST_PASSES, Found, Plan, ReplayAll, Scale, Tried
+from runtime.search.results import LEAST_PASSES, LossScale, ReplayAll, SearchPlan, SearchResult, Tried
 from runtime.search.space import Combination
 
 _ALTERED = ("replaced_ranks", "dropped_ranks", *AT_BITS.values())
@@ -45,7 +45,7 @@ class Search:
         window: int | None = None,
         similarity: Similarity | None = None,
     ) -> None:
-        self.machine, self.budget, self.scale = machine, budget, Scale()
+        self.machine, self.budget, self.scale = machine, budget, LossScale()
         self._trace, self._model = trace, model
         self._known = {"artefacts": artefacts, "costs": costs, "window": window}
         self._similarity = similarity
@@ -118,59 +118,56 @@ class Search:
 
     def run(
         self,
-        plan: Plan,
+        plan: SearchPlan,
         progress: Callable[[int, int], None] = lambda done, total: None,
         *,
         spaces: tuple[list[Combination], list[Combination]] | None = None,
         replay_all: ReplayAll | None = None,
-    ) -> Found:
-        """Both searches, of `spaces` if given: what is lossless, and what need not be. Deterministic for a plan,
-        whoever replays: `replay_all`, or this one after another."""
-        amounts, before = plan.rungs, self.num_replays
+    ) -> SearchResult:
+        """Search the lossless space and the lossy one, `spaces` if given. Deterministic for a plan, whatever replays:
+        `replay_all`, or this search one combination after another."""
+        before = self.num_replays
         self._progress = lambda: progress(self.num_replays - before, plan.num_replays)
-        exact, other = spaces or (space.lossless(self.ratio), space.lossy(self.ratio))
-        replay_all = replay_all or one_by_one(self.replay)
-        fast: Trials[Combination, Tried] = Trials(replay_all, lambda one: (one.ms,))
-        near: Trials[Combination, Tried] = Trials(replay_all, lambda one: self._lossy_rank(one, plan.max_loss))
-        published = _published()
-        lossless = self._best(fast, exact, [one for one in published.values() if one in set(exact)], plan)
-        lossy = self._best(near, other, [one for one in published.values() if one not in set(exact)], plan)
-        everything = [*fast.best(lossless, amounts[-1]), *near.best(lossy, amounts[-1])]
-        tried = {
-            one: result for trials in (fast, near) for (one, amount), result in trials.results.items()
-            if amount == amounts[-1]
-        }  # fmt: skip
-        known = {name: tried[one] for name, one in published.items() if one in tried}
-        finalists = [tried[one] for one in dict.fromkeys(everything)]
-        refused = [*fast.refused.values(), *near.refused.values()]
-        return Found(
-            lossless=sorted((one for one in finalists if one.is_lossless), key=lambda one: one.ms),
-            lossy=[one for one in finalists if not one.is_lossless],
-            published=known,
-            num_tried=len({one for trials in (fast, near) for one, _ in trials.results}),
-            num_space=len(exact) + len(other),
+        exact, lossy = spaces or (space.lossless(self.ratio), space.lossy(self.ratio))
+        replay_all, published = replay_all or one_by_one(self.replay), _published()
+        by_time: Trials[Combination, Tried] = Trials(replay_all, lambda tried: (tried.ms,))
+        by_loss: Trials[Combination, Tried] = Trials(replay_all, lambda tried: self._lossy_rank(tried, plan.max_loss))
+        in_exact = set(exact)
+        finalists = [
+            *self._finalists(by_time, exact, [each for each in published.values() if each in in_exact], plan),
+            *self._finalists(by_loss, lossy, [each for each in published.values() if each not in in_exact], plan),
+        ]
+        amount = plan.rungs[-1]
+        in_full = {key: tried for trials in (by_time, by_loss) for key, tried in trials.tried_on(amount).items()}
+        best = [in_full[combination] for combination in dict.fromkeys(finalists)]
+        refused = [*by_time.refused.values(), *by_loss.refused.values()]
+        return SearchResult(
+            lossless=sorted((tried for tried in best if tried.is_lossless), key=lambda tried: tried.ms),
+            lossy=[tried for tried in best if not tried.is_lossless],
+            published={name: in_full[each] for name, each in published.items() if each in in_full},
+            num_tried=len({each for trials in (by_time, by_loss) for each, _ in trials.results}),
+            num_space=len(exact) + len(lossy),
             num_replays=self.num_replays - before,
             refused={why: refused.count(why) for why in dict.fromkeys(refused)},
         )
 
-    def _best(
+    def _finalists(
         self,
         trials: Trials[Combination, Tried],
         candidates: list[Combination],
         published: list[Combination],
-        plan: Plan,
+        plan: SearchPlan,
     ) -> list[Combination]:
-        """Finalists of one space, with those beside the best of them, and the best of the published ones."""
+        """The finalists of one space, the neighbours of its best that were tried, and the best published ones."""
         amounts = plan.rungs
         chosen = list(dict.fromkeys([*published, *space.drawn(candidates, plan.candidates, seed=plan.seed)]))
         finalists = halve(trials, chosen, amounts, keep=4)
         if finalists and plan.climbing:
             climb(trials, finalists[0], lambda one: self._around(one, candidates, plan), amounts, most=plan.climbing)
-        in_full = [one for one, amount in trials.results if amount == amounts[-1]]
         promising = trials.best(published, amounts[max(0, len(amounts) - 2)])[:_PUBLISHED]
-        return trials.best([*in_full, *promising], amounts[-1])
+        return trials.best([*trials.tried_on(amounts[-1]), *promising], amounts[-1])
 
-    def _around(self, one: Combination, candidates: list[Combination], plan: Plan) -> list[Combination]:
+    def _around(self, one: Combination, candidates: list[Combination], plan: SearchPlan) -> list[Combination]:
         """In an order drawn at random: there may be more than are looked at."""
         found = space.neighbours(one, candidates)
         return [found[index] for index in np.random.default_rng(plan.seed).permutation(len(found)).tolist()]

@@ -16,7 +16,7 @@ from artifacts.traces.synthetic import Dials, generate
 from artifacts.traces.trace import PREFILL, cut_by_request, is_one_by_one
 from runtime.policies.base import Artefacts
 from runtime.search.halving import one_by_one
-from runtime.search.results import Plan, Scale, Tried
+from runtime.search.results import LossScale, SearchPlan, Tried
 from runtime.search.search import Search
 from runtime.search.space import Combination
 
@@ -28,7 +28,7 @@ FAST = [
     for prefetch, eviction, miss in product(("none", "next_gate"), ("lru", "lfu"), ("fetch", "near"))
 ]
 LOSSY = [Combination(miss=miss, eviction=eviction) for miss in ("drop:rank=2", "zero") for eviction in ("lru", "lfu")]
-PLAN = Plan(candidates=8, passes=200, climbing=4, seed=0, max_loss=0.5)
+PLAN = SearchPlan(candidates=8, passes=200, climbing=4, seed=0, max_loss=0.5)
 
 
 def similar(left_out: float = 0.01) -> Similarity:
@@ -40,7 +40,7 @@ def similar(left_out: float = 0.01) -> Similarity:
 def search(**changed: object) -> Search:
     known = {"artefacts": Artefacts(), "budget": "25%", "similarity": similar()} | changed
     found = Search(TRACE, MODEL, machine("rtx3090-pcie4"), **known)
-    found.scale = Scale(few_bits=1.0, replaced=1.0)
+    found.scale = LossScale(few_bits=1.0, replaced=1.0)
     return found
 
 
@@ -81,7 +81,7 @@ def test_losses_come_from_the_tables() -> None:
     with pytest.raises(BadInput, match="moectl profile"):
         search(similarity=None).replay(drop, 60)
     unscaled = search()
-    unscaled.scale = Scale()
+    unscaled.scale = LossScale()
     assert unscaled.replay(drop, 60).loss is None
 
 
