@@ -46,7 +46,7 @@ class Horizon(SimpleEviction):
         known = (recall.experts, recall.common, recall.like, self._known)
         self._state = (self._used, self._gains, weights, *known, self._rates, self._nearness)  # as the kernel takes it
         self._ahead = _Ahead(shape, 0)
-        self._all = (*self._state, *self._ahead.state)
+        self._state_ahead = self._ahead.state
         self._nothing = np.zeros((0, 0, num_experts), np.float32), np.zeros(0, np.int64)
         self._num_tokens = self._pass_index = 0
 
@@ -67,7 +67,8 @@ class Horizon(SimpleEviction):
             share,
             self._shape.top_k,
             *self._foreseen(step),
-            *self._all,
+            self._state,
+            self._state_ahead,
         )
 
     def order(self, keys: np.ndarray, now: Now) -> tuple[np.ndarray, ...]:
@@ -105,7 +106,7 @@ class Horizon(SimpleEviction):
             return self._nothing
         if foreseen.shape[1] > self._ahead.distance:
             self._ahead.reach(foreseen.shape[1])
-            self._all = (*self._state, *self._ahead.state)
+            self._state_ahead = self._ahead.state
         last = np.arange(len(foreseen)) if step.last is None else step.last
         return np.array(foreseen, np.float32, order="C"), last
 

@@ -174,51 +174,52 @@ def look_ahead(
         _expect(step + 1 + ahead, num_layers, weights[ahead], own, rates[target], nearness[target])
 
 
+@part
+def _mark(keys, first_key, used):
+    """Set `used` [E] to 1 for the experts of `keys`, to 0 for the others."""
+    for expert in range(len(used)):
+        used[expert] = 0
+    for place in range(len(keys)):
+        used[keys[place] - first_key] = 1
+
+
+@part
+def _rate(weights, known, rate):
+    """`rate` [E] of use per pass, linear in what is `known` [F, E] and within its limits."""
+    for expert in range(len(rate)):
+        rate[expert] = 0
+    for kind in range(len(weights)):
+        for expert in range(len(rate)):
+            rate[expert] += weights[kind] * known[kind, expert]
+    for expert in range(len(rate)):
+        rate[expert] = min(max(rate[expert], LEAST_RATE), 1)
+
+
+_STATE = (
+    "Tuple((float64[:, ::1], float64[::1], float64[::1], uint8[:, :, ::1], int16[:, ::1], float32[::1],"
+    "float64[:, :, ::1], float64[:, ::1], float64[:, ::1]))"
+)
+_STATE_AHEAD = "Tuple((boolean[:, ::1], float64[:, :, :, ::1], float64[:, ::1], float64[:, :, ::1], float64[:, ::1]))"
+
+
 @kernel(
     "void(int64[::1], int64, int64, int64, int64, boolean, float64[::1], int64, float32[:, :, ::1], int64[::1],"
-    "float64[:, ::1], float64[::1], float64[::1], uint8[:, :, ::1], int16[:, ::1], float32[::1], float64[:, :, ::1],"
-    "float64[:, ::1], float64[:, ::1], boolean[:, ::1], float64[:, :, :, ::1], float64[:, ::1], float64[:, :, ::1],"
-    "float64[:, ::1])"
+    f"{_STATE}, {_STATE_AHEAD})"
 )
-def on_use(
-    keys,
-    layer,
-    step,
-    newest,
-    num_tokens,
-    is_one,
-    share,
-    top_k,
-    predicted,
-    last,
-    used,
-    gains,
-    weights,
-    remembered,
-    common,
-    like,
-    known,
-    rates,
-    nearness,
-    is_pending,
-    known_ahead,
-    weights_ahead,
-    moments,
-    products,
-):
+def on_use(keys, layer, step, newest, num_tokens, is_one, share, top_k, predicted, last, state, state_ahead):
     """A step uses `keys` of a layer. If it `is_one` token, or is taken for one, the token is remembered here, else its
     tokens have been. `share` [E] of the tokens used each expert; it may be the layer's row of `used`.
 
-    `gains` [F - 1] and `weights` [F]: of the running frequencies, and of what is known. Brought up to date: `used`
-    [L, E], `remembered` [L, E, N], `common` [L + 1, N] by layer and in all, `known` [L, F, E], `rates` [L, E] of use
-    per pass, and `nearness` [L, E], minus the step in which a key is expected. What else there is `look_ahead` takes.
+    `state` is `used` [L, E], `gains` [F - 1] of the running frequencies, `weights` [F] of what is known, `remembered`
+    [L, E, N], `common` [L + 1, N] by layer and in all, `like`, `known` [L, F, E], `rates` [L, E] of use per pass, and
+    `nearness` [L, E], minus the step in which a key is expected; `state_ahead` the last five arguments of `look_ahead`.
+    Everything but `gains`, `weights` and `like` is brought up to date.
     """
+    used, gains, weights, remembered, common, like, known, rates, nearness = state
+    is_pending, known_ahead, weights_ahead, moments, products = state_ahead
     num_layers, num_experts = rates.shape
     frequencies, rate, common_here, in_common = known[layer], rates[layer], common[layer], common[num_layers]
-    for expert in range(num_experts):
-        used[layer, expert] = 0
-    for place in range(len(keys)):
-        used[layer, keys[place] - layer * num_experts] = 1
+    _mark(keys, layer * num_experts, used[layer])
     if is_one:
         for expert in range(num_experts):
             remembered[layer, expert, newest] = np.uint8(used[layer, expert])
@@ -228,13 +229,8 @@ def on_use(
     _compare(newest, remembered[layer], common_here[:num_tokens], in_common[:num_tokens])
     alike = _weigh(common_here[:num_tokens], in_common[:num_tokens], like, common.shape[1])
     _follow(newest, alike, remembered[layer], frequencies[len(gains) - 1], frequencies[len(gains)])
+    _rate(weights, frequencies, rate)
     for expert in range(num_experts):
-        rate[expert] = 0
-    for kind in range(len(weights)):
-        for expert in range(num_experts):
-            rate[expert] += weights[kind] * frequencies[kind, expert]
-    for expert in range(num_experts):
-        rate[expert] = min(max(rate[expert], LEAST_RATE), 1)
         # Whole steps: what differs by rounding alone is a tie.
         nearness[layer, expert] = -np.rint(step + num_layers / rate[expert])
     if len(known_ahead):

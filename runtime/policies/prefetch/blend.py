@@ -82,7 +82,7 @@ class Blend(Simple):
             self._mapped(step) if self._guides else self._unmapped,
             self.floor,
             self.far,
-            *self._state,
+            self._state,
         )
 
     def _heard(self, said: np.ndarray | None) -> np.ndarray:

@@ -120,15 +120,44 @@ def _limit(row, top_k, best):
 
 
 @part
-def _margin(said, top_k, odds, best, margin):
-    """By how much each expert is in, or out of, the k that one token's `said` [E] names; the largest stays in
-    `margin` [E]."""
+def _raise_to_margin(said, top_k, odds, best, margin):
+    """Raise `margin` [E] to the margin by which each expert is in, or out of, the k largest of one token's `said` [E];
+    `odds` [E] and `best` [k + 1] are overwritten."""
     for expert in range(len(said)):
         odds[expert] = math.log(max(said[expert], _LEAST_SAID))
     limit = _limit(odds, top_k, best)
     for expert in range(len(said)):
         own = min(max(odds[expert] - limit, np.float32(-MOST)), np.float32(MOST))
         margin[expert] = max(margin[expert], own)
+
+
+@part
+def _hear(said, ahead, is_in_pass, last, top_k, odds, best, known):
+    """Write to `known` [2, E] the largest margin that any token of `said` [T, D, E] gives each expert, and what of that
+    is above 0. Of a layer of the next pass only the tokens `last` say something."""
+    for expert in range(len(odds)):
+        known[0, expert] = -MOST
+    if is_in_pass:
+        for token in range(len(said)):
+            _raise_to_margin(said[token, ahead], top_k, odds, best, known[0])
+    else:
+        for request in range(len(last)):
+            _raise_to_margin(said[last[request], ahead], top_k, odds, best, known[0])
+    for expert in range(len(odds)):
+        known[1, expert] = max(known[0, expert], 0)
+
+
+@part
+def _predict(weights, known, chances):
+    """`chances` [E] of use by the logistic regression `weights` [F] of what is `known` [F, E]."""
+    num_kinds, num_experts = known.shape
+    for expert in range(num_experts):
+        chances[expert] = 0
+    for kind in range(num_kinds):
+        for expert in range(num_experts):
+            chances[expert] += weights[kind] * known[kind, expert]
+    for expert in range(num_experts):
+        chances[expert] = 1 / (1 + math.exp(-min(max(chances[expert], -12.0), 12.0)))
 
 
 @part
@@ -141,80 +170,59 @@ def _sorted_in(expert, at, num_found, chances, found):
     found[place] = expert
 
 
+@part
+def _propose(chances, least, first_key, start, proposed):
+    """Append the keys of the experts whose chance is at least `least` to the first `start` of `proposed`, likelier ones
+    first; returns how many there are then."""
+    num_proposed = start
+    for expert in range(len(chances)):
+        if chances[expert] >= least:
+            _sorted_in(expert, start, num_proposed, chances, proposed)
+            num_proposed += 1
+    for place in range(start, num_proposed):
+        proposed[place] += first_key
+    return num_proposed
+
+
+_STATE = (
+    "Tuple((float64[:, :, ::1], float64[:, :, ::1], float64[:, :, :, ::1], float64[:, :, ::1], float64[:, :, ::1],"
+    "float64[:, :, :, ::1]))"
+)
+
+
 @kernel(
     "int64[::1](int64[:, ::1], int64, boolean, float64[::1], int64, float32[:, :, ::1], float32[:, :, ::1], int64[::1],"
-    "float64[:, ::1], float64, float64, float64[:, :, ::1], float64[:, :, ::1], float64[:, :, :, ::1],"
-    "float64[:, :, ::1], float64[:, :, ::1], float64[:, :, :, ::1])"
+    f"float64[:, ::1], float64, float64, {_STATE})"
 )
-def likely(
-    selected,
-    layer,
-    learns,
-    gains,
-    top_k,
-    routers,
-    fitted,
-    last,
-    mapped,
-    floor,
-    far,
-    uses,
-    odds,
-    known,
-    predicted,
-    weights,
-    moments,
-):
-    """A `visit`, and keys of the next D layers whose chance of use is at least `floor` in the next and `far` beyond,
-    sooner layers first, likelier experts first. What is known of each, [L, D, F, E], and `predicted` [L, D, E] of it
-    are kept for the visit.
+def likely(selected, layer, learns, gains, top_k, routers, fitted, last, mapped, floor, far, state):
+    """Do a `visit`, then return keys of the next D layers whose chance of use is at least `floor` in the next layer and
+    `far` beyond it, sooner layers first, likelier experts first. `state` holds the last six arguments of `visit`; what
+    is known of each key and predicted of it is kept there for its layer's visit.
 
-    `routers` and `fitted` [T, D or more, E]: what each source says, [0, 0, E] where one is not heard; past the last
-    layer the tokens `last` count alone. `mapped` [D, E]: log odds by the matched maps, [0, E] without.
+    `routers` and `fitted` [T, D or more, E]: what each source says, [0, 0, E] for a source that is not read; past the
+    last layer the tokens `last` count alone. `mapped` [D, E]: log odds by the matched maps, [0, E] without.
     """
+    uses, odds, known, predicted, weights, moments = state
     visit(selected, layer, learns, gains, uses, odds, known, predicted, weights, moments)
-    num_tokens, num_sources = len(selected), 2 if len(fitted) else 1
     num_layers, reach, num_kinds, num_experts = known.shape
     token_odds, best = np.empty(num_experts, np.float32), np.empty(top_k + 1, np.float32)
-    margin, chances = np.empty(num_experts, np.float32), np.empty(num_experts)
     proposed, num_proposed = np.empty(reach * num_experts, np.int64), 0
     for ahead in range(reach):
-        target = (layer + 1 + ahead) % num_layers
-        own, kind = known[target, ahead], 1
+        target, is_in_pass = (layer + 1 + ahead) % num_layers, layer + 1 + ahead < num_layers
+        own, kind = known[target, ahead], 3
         for expert in range(num_experts):
             own[0, expert] = 1
-        for source in range(num_sources):
-            said = fitted if source else routers
-            for expert in range(num_experts):
-                margin[expert] = np.float32(-MOST)
-            if layer + 1 + ahead < num_layers:
-                for token in range(num_tokens):
-                    _margin(said[token, ahead], top_k, token_odds, best, margin)
-            else:
-                for request in range(len(last)):
-                    _margin(said[last[request], ahead], top_k, token_odds, best, margin)
-            for expert in range(num_experts):
-                own[kind, expert] = margin[expert]
-                own[kind + 1, expert] = max(margin[expert], np.float32(0))
-            kind += 2
+        _hear(routers, ahead, is_in_pass, last, top_k, token_odds, best, own[1:3])
+        if len(fitted):
+            _hear(fitted, ahead, is_in_pass, last, top_k, token_odds, best, own[3:5])
+            kind = 5
         for frequency in range(odds.shape[1]):
             for expert in range(num_experts):
                 own[kind + frequency, expert] = odds[target, frequency, expert]
         if len(mapped):
             for expert in range(num_experts):
                 own[num_kinds - 1, expert] = mapped[ahead, expert]
-        for expert in range(num_experts):
-            chances[expert] = 0
-        for kind in range(num_kinds):
-            for expert in range(num_experts):
-                chances[expert] += weights[target, ahead, kind] * own[kind, expert]
-        least, first = (far if ahead else floor), num_proposed
-        for expert in range(num_experts):
-            chances[expert] = 1 / (1 + math.exp(-min(max(chances[expert], -12.0), 12.0)))
-            predicted[target, ahead, expert] = chances[expert]
-            if chances[expert] >= least:
-                _sorted_in(expert, first, num_proposed, chances, proposed)
-                num_proposed += 1
-        for place in range(first, num_proposed):
-            proposed[place] += target * num_experts
+        chances = predicted[target, ahead]
+        _predict(weights[target, ahead], own, chances)
+        num_proposed = _propose(chances, far if ahead else floor, target * num_experts, num_proposed, proposed)
     return proposed[:num_proposed]
