@@ -10,8 +10,7 @@ from artifacts.shape import FULL_BITS, Shape
 from runtime.control import sizes
 from runtime.control.cache import Cache
 from runtime.control.controller import Controller
-from runtime.control.devices import Partitions, check_each_has_a_slot
-from runtime.control.pools import Pool, whole_experts
+from runtime.control.pools import Partitions, Pool, check_each_has_a_slot, whole_experts
 from runtime.control.segments import Segments, Whole, segment_pools
 from runtime.policies import POLICIES, Policies, describe
 from runtime.policies.base import Artefacts, FastTier, Split

@@ -6,9 +6,8 @@ from itertools import islice
 import numpy as np
 
 from artifacts.shape import FULL_BITS, Shape
-from runtime.control.devices import Partitions
 from runtime.control.plan import Place
-from runtime.control.pools import Pool
+from runtime.control.pools import Partitions, Pool
 
 ABSENT, LOADING, RESIDENT = 0, 1, 2
 

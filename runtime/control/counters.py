@@ -6,7 +6,7 @@ from enum import IntEnum, auto
 
 import numpy as np
 
-from runtime.control.devices import Partitions
+from runtime.control.pools import Partitions
 
 
 class Counter(IntEnum):

@@ -1,9 +1,11 @@
 """The fast tier as pools: slots of one size, and the keys that may have them."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
+from artifacts.errors import BadUsage
 from artifacts.shape import Shape
 
 
@@ -33,3 +35,76 @@ def whole_experts(shape: Shape, capacities: np.ndarray, *, is_global: bool) -> t
         for layer, own in enumerate(capacities.tolist())
         for device, count in enumerate(own)
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Partitions:
+    """Expert e of every layer belongs to device `e % count`, and is never resident on another. Raises BadUsage for more
+    devices than a layer has experts.
+
+    Everything but the experts is computed on device 0.
+    """
+
+    num_experts: int
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.count <= self.num_experts:
+            raise BadUsage(
+                f"--devices {self.count}: a layer has {self.num_experts} experts, so give 1 to {self.num_experts}"
+            )
+
+    def of(self, key: int) -> int:
+        """The device of a key, a segment's too."""
+        return key % self.num_experts % self.count
+
+    def keys(self, pool: Pool) -> np.ndarray:
+        """[n] those that may have a slot of a pool, ascending."""
+        keys = np.arange(pool.first, pool.stop)
+        return keys if self.count == 1 else keys[self.of(keys) == pool.device]
+
+    @property
+    def hops(self) -> np.ndarray | None:
+        """[E] devices between an expert and the compute: none on the first, one anywhere else. None for one device."""
+        if self.count == 1:
+            return None
+        return (np.arange(self.num_experts) % self.count > 0).astype(np.int64)
+
+    def dealt(self, capacities: np.ndarray, *, num_layers: int = 1) -> np.ndarray:
+        """[n, N] slots of each device, given all of them [n], each for the experts of `num_layers` layers.
+
+        As even as its experts allow; what does not divide goes to who has least so far.
+        """
+        if self.count == 1:
+            return capacities[:, None]
+        rooms = num_layers * np.bincount(np.arange(self.num_experts) % self.count)
+        dealt = np.zeros((len(capacities), self.count), np.int64)
+        for row, capacity in zip(dealt, capacities.tolist(), strict=True):
+            assert capacity <= rooms.sum(), f"{capacity} slots for {rooms.sum()} experts"
+            held = dealt.sum(axis=0)
+            row[:] = np.minimum(rooms, capacity // self.count)
+            while left := capacity - row.sum():
+                order = np.lexsort((held, row))
+                row[order[row[order] < rooms[order]][:left]] += 1
+        return dealt
+
+    def evened(self, capacities: np.ndarray) -> np.ndarray:
+        """[L] slots of each layer, one for each device at least if there are so many: the layer with most gives."""
+        evened = capacities.copy()
+        if 1 < self.count <= evened.sum() / len(evened):
+            while evened.min() < self.count:
+                evened[evened.argmin()] += 1
+                evened[evened.argmax()] -= 1
+        return evened
+
+
+def check_each_has_a_slot(pools: Iterable[Pool]) -> None:
+    """Raise BadUsage where experts of a device would have to do without any slot while others of their layer have
+    some."""
+    found = list(pools)
+    some = {pool.first for pool in found if pool.num_slots}
+    if starved := [pool for pool in found if not pool.num_slots and pool.first in some]:
+        raise BadUsage(
+            f"the budget leaves device {starved[0].device} without a slot for some of its experts: give a larger "
+            "--budget, or fewer --devices"
+        )

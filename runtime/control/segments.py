@@ -9,8 +9,7 @@ import numpy as np
 
 from artifacts.errors import BadUsage
 from artifacts.shape import Shape
-from runtime.control.devices import Partitions
-from runtime.control.pools import Pool
+from runtime.control.pools import Partitions, Pool
 from runtime.policies.base import Split
 
 

@@ -9,7 +9,7 @@ from artifacts.shape import FULL_BITS
 from runtime.control.cache import ABSENT, LOADING, RESIDENT, Cache
 from runtime.control.counters import Counter, Counters
 from runtime.control.in_flight import Arrivals
-from runtime.control.ordering import first_of
+from runtime.control.ordering import first_leaving, first_of
 from runtime.control.plan import Place, Wave
 from runtime.control.pools import Pool
 from runtime.control.segments import Segments, Whole
@@ -41,9 +41,7 @@ class Mover:
         self._first_leaving = None
         # Only for a policy that is compiled anyhow: it takes a while to load. It goes through keys without a gap.
         if eviction.ranks is not None and cache.partitions.count == 1:
-            from runtime.control.eviction_kernel import first_leaving
-
-            self._first_leaving = first_leaving
+            self._first_leaving = first_leaving()
         self._evicted_in_pass = [-1] * cache.num_keys
         self._unused: set[int] = set()  # came ahead, and no step has used them yet
         self._to_place: dict[int, list[int]] = {}  # by layer

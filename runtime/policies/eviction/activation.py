@@ -6,7 +6,7 @@ import numpy as np
 
 from artifacts.shape import Shape
 from runtime.policies.base import Artefacts, Now, SimpleEviction, Step
-from runtime.policies.eviction.packed import never
+from runtime.policies.eviction.shared import never_used
 from runtime.policies.shared.activations import EPSILON, Activations
 
 
@@ -20,7 +20,7 @@ class ActivationEviction(SimpleEviction):
     def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
         self._activations = Activations(shape)
         self._early = 1 - np.arange(shape.num_layers)[:, None] / shape.num_layers
-        self._used_at = never(shape)
+        self._used_at = never_used(shape)
         self._worth = EPSILON * self._early.repeat(shape.num_experts, axis=1)  # [L, E]
         self.ranks = self._worth.reshape(-1), self._used_at
 

@@ -7,7 +7,7 @@ import numpy as np
 from artifacts.errors import BadUsage
 from artifacts.shape import Shape
 from runtime.policies.base import Artefacts, Now, SimpleEviction, Step
-from runtime.policies.eviction.packed import never, then_older
+from runtime.policies.eviction.shared import never_used, rank_then_last_use
 
 
 @dataclass
@@ -27,8 +27,8 @@ class LeastStale(SimpleEviction):
     def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
         self._num_layers = shape.num_layers
         self._layers = np.arange(shape.num_keys) // shape.num_experts
-        self._last_use = never(shape)
-        self._last_pass = never(shape)
+        self._last_use = never_used(shape)
+        self._last_pass = never_used(shape)
 
     def used(self, keys: list[int], step: Step, now: Now) -> None:
         self._last_use[keys] = now.step
@@ -43,4 +43,4 @@ class LeastStale(SimpleEviction):
         if self.within == "ahead":
             ahead = np.where(layers <= now.layer, layers - num_layers, num_layers - layers)
             layers = np.where(is_current, layers, ahead)
-        return (then_older(num_layers * is_current + layers, self._last_use[keys]),)
+        return (rank_then_last_use(num_layers * is_current + layers, self._last_use[keys]),)

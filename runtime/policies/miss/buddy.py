@@ -10,8 +10,7 @@ from artifacts.errors import BadUsage
 from artifacts.routing.entropy import token_entropy
 from artifacts.shape import Shape
 from runtime.policies.base import Artefacts, Choice, Residents, Simple, Step
-from runtime.policies.miss.standins import by_probability, drawn, stand_in
-from runtime.policies.miss.weights import keep_sum
+from runtime.policies.miss.shared import by_probability, drawn, keep_sum, stand_in
 
 BUDDY, RANDOM, BEST, ZERO = "buddy", "random_resident", "best_resident", "zero"
 STAND_INS = (BUDDY, RANDOM, BEST, ZERO)

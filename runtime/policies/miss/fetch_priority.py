@@ -8,8 +8,8 @@ import numpy as np
 from artifacts.errors import BadUsage
 from artifacts.shape import Shape
 from runtime.policies.base import Artefacts, Choice, Residents, Simple, Step
-from runtime.policies.miss.precision import check_replicas
-from runtime.policies.shared.percentile import percentile
+from runtime.policies.miss.shared import check_replicas
+from runtime.policies.prefetch.score import percentile
 
 
 @dataclass

@@ -11,7 +11,7 @@ from artifacts.quantisation.bit_allocation import WIDTHS, prefix_split
 from artifacts.shape import FULL_BITS, Shape
 from artifacts.traces.trace import PREFILL
 from runtime.policies.base import Artefacts, Placement, SimpleResidency, Step, fitting
-from runtime.policies.miss.precision import check_replicas
+from runtime.policies.miss.shared import check_replicas
 
 
 @dataclass

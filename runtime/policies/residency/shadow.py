@@ -11,7 +11,7 @@ from artifacts.quantisation.bit_allocation import WIDTHS, greedy_bits, prefix_sp
 from artifacts.quantisation.replicas import Replicas
 from artifacts.shape import FULL_BITS, Shape
 from runtime.policies.base import Artefacts, FastTier, SimpleResidency
-from runtime.policies.miss.precision import check_replicas
+from runtime.policies.miss.shared import check_replicas
 
 _CHOICES = ("mixed", "uniform", "prefix", "random", *map(str, WIDTHS))
 

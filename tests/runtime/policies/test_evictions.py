@@ -9,7 +9,7 @@ from artifacts.errors import BadUsage
 from artifacts.traces.next_use import NEVER, NextUse
 from runtime.policies import POLICIES, parse
 from runtime.policies.base import Eviction, Now
-from runtime.policies.eviction.packed import then_older
+from runtime.policies.eviction.shared import rank_then_last_use
 from tests.runtime.policies.examples import prepared, step
 
 
@@ -186,4 +186,4 @@ RANKS, STEPS = st.integers(-9, 9) | st.integers(1 - 2**29, 2**29 - 1), st.intege
 def test_two_sort_keys_in_one_sort_as_two(pairs: list[tuple[int, int]]) -> None:
     """Also after months, when a key has been used as many times as there were tokens."""
     rank, last_use = np.array(pairs, np.int64).reshape(-1, 2).T
-    assert np.array_equal(then_older(rank, last_use).argsort(kind="stable"), np.lexsort((last_use, rank)))
+    assert np.array_equal(rank_then_last_use(rank, last_use).argsort(kind="stable"), np.lexsort((last_use, rank)))

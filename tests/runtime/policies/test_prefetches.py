@@ -8,7 +8,7 @@ from artifacts.traces.next_use import NEVER, NextUse
 from artifacts.traces.trace import PREFILL
 from runtime.policies import parse
 from runtime.policies.base import Now
-from runtime.policies.shared.percentile import percentile
+from runtime.policies.prefetch.score import percentile
 from tests.runtime.policies.examples import prepared, step
 
 AHEAD = [0.05, 0.40, 0.05, 0.10, 0.30, 0.10]

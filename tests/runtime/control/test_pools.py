@@ -12,12 +12,11 @@ from artifacts.quantisation.replicas import Replicas
 from artifacts.shape import Shape
 from runtime.control import sizes as budget
 from runtime.control.build import build_controller
-from runtime.control.devices import Partitions, check_each_has_a_slot
-from runtime.control.pools import Pool, whole_experts
+from runtime.control.pools import Partitions, Pool, check_each_has_a_slot, whole_experts
 from runtime.policies import build, parse
 from runtime.policies.base import Artefacts, Residents, Step, fitting
-from runtime.policies.miss.missing import beyond_free
 from runtime.policies.miss.near import Near
+from runtime.policies.miss.shared import beyond_free
 from runtime.policies.presets import Scope
 from tests.runtime.policies.contract import PLAIN, Case, keep_the_contract, routed
 

@@ -8,11 +8,11 @@ from artifacts.shape import Shape
 _STEPS = 2**34
 
 
-def never(shape: Shape) -> np.ndarray:
+def never_used(shape: Shape) -> np.ndarray:
     """[num_keys] the step of the last use, before there was any."""
     return np.full(shape.num_keys, -1, np.int64)
 
 
-def then_older(rank: np.ndarray, last_use: np.ndarray) -> np.ndarray:
+def rank_then_last_use(rank: np.ndarray, last_use: np.ndarray) -> np.ndarray:
     """By `rank`, whole numbers, and among equals by the step of the last use, from -1 on."""
     return rank * _STEPS + last_use

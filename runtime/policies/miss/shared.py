@@ -4,7 +4,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from runtime.policies.base import Step
+from artifacts.errors import Incompatible
+from artifacts.shape import FULL_BITS
+from runtime.policies.base import Artefacts, Residents, Step, fitting
 
 Scores = Callable[[np.ndarray, np.ndarray], np.ndarray]  # tokens [t], missing experts [t] -> [t, E], -inf: may not
 
@@ -37,3 +39,31 @@ def by_probability(step: Step) -> Scores:
     """The higher the router's own probability, the better."""
     assert step.probabilities is not None, "best_resident runs without router probabilities"
     return lambda tokens, missing: step.probabilities[tokens]
+
+
+def beyond_free(step: Step, residents: Residents, *, fill: bool) -> np.ndarray:
+    """[T, K] ranks whose expert is absent; with `fill` less those that the empty slots of the scope take, first come
+    first served."""
+    missing = residents.absent[step.selected]
+    if not fill or not any(residents.num_free):
+        return missing
+    filled = fitting(residents.missing(step), residents.num_free)
+    return missing & ~np.isin(step.selected, filled)
+
+
+def check_replicas(name: str, artefacts: Artefacts, *needed: int) -> None:
+    """Raise Incompatible when a precision that a policy picks was not built."""
+    for bits in needed:
+        if bits not in artefacts.replicas.nbytes:
+            replicas = artefacts.replicas
+            there = ", ".join(map(str, sorted(replicas.nbytes)))
+            if replicas.base != FULL_BITS:
+                there = f"{', '.join(map(str, replicas.widths)) or 'none'} below a base of {replicas.base}"
+            raise Incompatible(f"{name} needs replicas of {bits} bits; there are {there}: build them or pick of these")
+
+
+def keep_sum(weights: np.ndarray, selected: np.ndarray) -> np.ndarray:
+    """[T, K] weights: dropped ranks (selected -1) at zero, the others scaled so that each token keeps its sum."""
+    kept = np.where(selected < 0, 0, weights)
+    total = kept.sum(axis=1, keepdims=True)
+    return kept * np.divide(weights.sum(axis=1, keepdims=True), total, out=np.zeros_like(total), where=total > 0)
