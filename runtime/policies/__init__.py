@@ -21,7 +21,7 @@ from runtime.policies.eviction.lhu import Lhu
 from runtime.policies.eviction.lru import Lru
 from runtime.policies.eviction.map import MapEviction
 from runtime.policies.eviction.random import Random
-from runtime.policies.eviction.score import Score
+from runtime.policies.eviction.score import ScoreEviction
 from runtime.policies.miss.best_resident import BestResident
 from runtime.policies.miss.buddy import Buddy
 from runtime.policies.miss.cascade import Cascade
@@ -30,7 +30,7 @@ from runtime.policies.miss.drop import Drop
 from runtime.policies.miss.fetch import Fetch
 from runtime.policies.miss.fetch_lowest import FetchLowest
 from runtime.policies.miss.fetch_priority import FetchPriority
-from runtime.policies.miss.near import Near
+from runtime.policies.miss.near import NearMiss
 from runtime.policies.miss.qstar import QStar
 from runtime.policies.miss.random_resident import RandomResident
 from runtime.policies.miss.shadow import ShadowMiss
@@ -39,7 +39,7 @@ from runtime.policies.miss.zero import Zero
 from runtime.policies.prefetch.activation import ActivationPrefetch
 from runtime.policies.prefetch.blend import Blend
 from runtime.policies.prefetch.frequency import Frequency
-from runtime.policies.prefetch.learned import Learned
+from runtime.policies.prefetch.learned import LearnedPrefetch
 from runtime.policies.prefetch.map import MapPrefetch
 from runtime.policies.prefetch.next_gate import NextGate
 from runtime.policies.prefetch.none import NoPrefetch
@@ -68,7 +68,7 @@ POLICIES: dict[str, dict[str, type]] = {
         "map": MapPrefetch,
         "popular": Popular,
         "random": RandomPrefetch,
-        "learned": Learned,
+        "learned": LearnedPrefetch,
         "blend": Blend,
         "oracle": Oracle,
     },
@@ -79,7 +79,7 @@ POLICIES: dict[str, dict[str, type]] = {
         "least_stale": LeastStale,
         "fld": Fld,
         "lhu": Lhu,
-        "score": Score,
+        "score": ScoreEviction,
         "horizon": Horizon,
         "map": MapEviction,
         "activation": ActivationEviction,
@@ -88,7 +88,7 @@ POLICIES: dict[str, dict[str, type]] = {
     },
     "miss": {
         "fetch": Fetch,
-        "near": Near,
+        "near": NearMiss,
         "qstar": QStar,
         "drop": Drop,
         "buddy": Buddy,

@@ -7,7 +7,7 @@ from runtime.policies.base import Choice, Residents, Simple, Step, fitting
 
 
 @dataclass
-class Near(Simple):
+class NearMiss(Simple):
     """With `fill`, a missing expert is fetched while its scope has an empty slot, so that a cold cache warms up.
 
     `ratio` is the bandwidth of the link over that of the near tier, if prefetches may use what the link could carry

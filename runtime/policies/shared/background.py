@@ -5,13 +5,13 @@ from collections import deque
 from collections.abc import Callable
 
 
-class Jobs:
+class BackgroundJobs:
     """Without `run_in_background` jobs wait until somebody asks. One is done at a time, so that they share what they
     like; who asks for an answer does what is still in front of it himself, as a thread that the machine has no core for
     would keep him waiting."""
 
     def __init__(self) -> None:
-        self._waiting: deque[Job] = deque()
+        self._waiting: deque[BackgroundJob] = deque()
         self._doing = threading.Lock()
         self._thread: threading.Thread | None = None
         self._calls = threading.Semaphore(0)
@@ -32,14 +32,14 @@ class Jobs:
             self._thread.join()
             self._thread = None
 
-    def add(self, call: Callable, *arguments: object) -> "Job":
-        job = Job(call, arguments)
+    def add(self, call: Callable, *arguments: object) -> "BackgroundJob":
+        job = BackgroundJob(call, arguments)
         self._waiting.append(job)
         if self._thread is not None:
             self._calls.release()
         return job
 
-    def answer(self, job: "Job") -> object:
+    def answer(self, job: "BackgroundJob") -> object:
         """What the job's call returned, or raised."""
         while not job.is_done:
             self._do_next()
@@ -68,7 +68,7 @@ class Jobs:
             self._do_next()
 
 
-class Job:
+class BackgroundJob:
     def __init__(self, call: Callable, arguments: tuple) -> None:
         self.is_done, self.result, self.error = False, None, None
         self._call, self._arguments = call, arguments

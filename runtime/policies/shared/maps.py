@@ -12,7 +12,7 @@ from artifacts.errors import BadUsage, Incompatible
 from artifacts.routing.expert_maps import ExpertMaps, Trajectories, best_matches, mean_rows
 from artifacts.shape import Shape
 from artifacts.traces.trace import PREFILL
-from runtime.policies.shared.background import Job, Jobs
+from runtime.policies.shared.background import BackgroundJob, BackgroundJobs
 from runtime.policies.step import Step
 
 
@@ -26,7 +26,7 @@ class Match:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Learned:
+class LearnedMaps:
     """Maps with what a run has added: `newcomers` are the rows that hold something new, oldest first, `origins`
     [rows, 2] their request and iteration as the run counted them."""
 
@@ -48,9 +48,9 @@ class Matching:
             )
         self.learns = learns
         self._maps = maps.copy() if learns else maps
-        self._jobs = Jobs()
-        self._answers: list[Job] = []  # of this pass: by embedding, then layer by layer
-        self._before: list[Job] = []  # of the pass before
+        self._jobs = BackgroundJobs()
+        self._answers: list[BackgroundJob] = []  # of this pass: by embedding, then layer by layer
+        self._before: list[BackgroundJob] = []  # of the pass before
         self._pass_index = self._layer = -1
         # What follows belongs to the jobs.
         self._under_way: Trajectories | None = None
@@ -102,7 +102,7 @@ class Matching:
         at = self._layer - lag
         return self._answer(self._answers, at) if at >= 0 else self._answer(self._before, at)
 
-    def learned(self) -> Learned:
+    def learned(self) -> LearnedMaps:
         """What has been added so far, the last pass too if it is whole."""
         return self._jobs.answer(self._jobs.add(self._learned))
 
@@ -117,7 +117,7 @@ class Matching:
             "learned_iterations": learned.num_iterations if self.learns else None,
         }
 
-    def _answer(self, answers: list[Job], at: int) -> Match | None:
+    def _answer(self, answers: list[BackgroundJob], at: int) -> Match | None:
         return self._jobs.answer(answers[at]) if -len(answers) <= at < len(answers) else None
 
     # Jobs
@@ -156,10 +156,10 @@ class Matching:
         self._num_iterations += len(rows)
         self._said = []
 
-    def _learned(self) -> Learned:
+    def _learned(self) -> LearnedMaps:
         self._learn()
         origins = np.array(list(self._origins.values()), np.int64).reshape(-1, 2)
-        return Learned(self._maps, np.array(list(self._origins), np.int64), origins, self._num_iterations)
+        return LearnedMaps(self._maps, np.array(list(self._origins), np.int64), origins, self._num_iterations)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -15,7 +15,7 @@ from runtime.control.build import build_controller
 from runtime.control.pools import Partitions, Pool, check_each_has_a_slot, whole_experts
 from runtime.policies import build, parse
 from runtime.policies.base import Artefacts, Residents, Step, fitting
-from runtime.policies.miss.near import Near
+from runtime.policies.miss.near import NearMiss
 from runtime.policies.miss.shared import beyond_free
 from runtime.policies.presets import Scope
 from tests.runtime.policies.contract import PLAIN, Case, keep_the_contract, routed
@@ -88,7 +88,7 @@ def test_an_empty_slot_is_for_experts_of_its_device() -> None:
     """Of three that are missing, 0 and 2 belong to a device that is full."""
     step = Step(0, 1, 0, np.array([[0, 1], [0, 2]]), np.full((2, 2), 0.5, np.float32))
     there = Residents(np.zeros(6, bool), np.ones(6, bool), (0, 1))
-    assert Near().choose(step, there).near == {0, 2}
+    assert NearMiss().choose(step, there).near == {0, 2}
     assert beyond_free(step, there, fill=True).tolist() == [[True, False], [True, True]]
     shadow = parse("miss", "shadow:margin=99")
     loss = np.ones((1, 6, 4))

@@ -5,12 +5,12 @@ import time
 
 import pytest
 
-from runtime.policies.shared.background import Jobs
+from runtime.policies.shared.background import BackgroundJobs
 
 
 @pytest.mark.parametrize("in_background", [False, True])
 def test_jobs_are_done_once_and_in_order(in_background: bool) -> None:
-    jobs, done = Jobs(), []
+    jobs, done = BackgroundJobs(), []
     if in_background:
         jobs.run_in_background()
     for batch in range(50):
@@ -24,7 +24,7 @@ def test_jobs_are_done_once_and_in_order(in_background: bool) -> None:
 
 
 def test_who_asks_does_not_wait_for_a_thread_that_is_busy_elsewhere() -> None:
-    jobs, did = Jobs(), []
+    jobs, did = BackgroundJobs(), []
     first = jobs.add(lambda: did.append(threading.current_thread().name))
     assert not did, "nobody has asked"
     jobs.answer(first)
@@ -39,7 +39,7 @@ def test_who_asks_does_not_wait_for_a_thread_that_is_busy_elsewhere() -> None:
 
 
 def test_what_a_job_raises_reaches_who_asks() -> None:
-    jobs = Jobs()
+    jobs = BackgroundJobs()
     failed, other = jobs.add(lambda: 1 / 0), jobs.add(lambda: 7)
     assert jobs.answer(other) == 7
     with pytest.raises(ZeroDivisionError):
