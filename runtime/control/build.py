@@ -1,4 +1,4 @@
-"""Puts a controller together from policies, the same for a live run and for a replay."""
+"""Builds a controller from policies, the same for a live run and for a replay."""
 
 from dataclasses import replace
 
@@ -41,7 +41,7 @@ def check_required(policies: Policies, artefacts: Artefacts) -> None:
 
 
 def prepare(policies: Policies, shape: Shape, artefacts: Artefacts) -> None:
-    """Ready for a first step. Raises Incompatible when a policy lacks an artefact."""
+    """Prepare every policy for the first step. Raises Incompatible when a policy lacks an artefact."""
     check_required(policies, artefacts)
     if "maps" in policies.requires:
         matching = Matching(artefacts.maps, shape, learns=artefacts.learns_maps)
@@ -61,10 +61,10 @@ def fast_tier(
     link: str | None = None,
     num_devices: int = 1,
 ) -> FastTier:
-    """What a budget holds: slots, and beside them the replicas that the residency policy keeps there, if any.
+    """Return what a budget holds: slots, and the replicas that the residency policy keeps resident beside them.
 
-    Raises BadUsage for a budget that is not understood or too small, Incompatible when a policy lacks an artefact, or
-    it was made for another machine or budget.
+    Raises BadUsage for a budget that is not understood or too small. Raises Incompatible when a policy lacks an
+    artefact, or when the artefact was made for another machine or budget.
     """
     prepare(policies, shape, _made_for(machine, link, artefacts, policies))
     if shared := policies.residency.share(sizes.budget_nbytes(budget, shape)):
@@ -74,8 +74,8 @@ def fast_tier(
 
 
 def _made_for(machine: str, link: str | None, artefacts: Artefacts, policies: Policies) -> Artefacts:
-    """With the splits for this machine, and for this link where one is given, only. Raises Incompatible where one is
-    required and there are others."""
+    """Keep only the splits made for this machine, and for this link if one is given. Raises Incompatible when a split
+    is required and the store has only others."""
     if not artefacts.splits:
         return artefacts
     own = tuple(split for split in artefacts.splits if split.fits(machine, link))
@@ -98,8 +98,8 @@ def pools(
     split: Split | None = None,
     partitions: Partitions,
 ) -> tuple[Pool, ...]:
-    """How the slots of a fast tier are shared. Raises BadUsage for a split that does not go with the scope, and for too
-    few slots for the devices."""
+    """Divide the slots of a fast tier into pools. Raises BadUsage for a split that contradicts the scope, and when
+    there are too few slots for the devices."""
     is_global = scope is Scope.GLOBAL
     if split is not None:
         found = segment_pools(shape, split, is_global=is_global, partitions=partitions)
@@ -112,7 +112,7 @@ def pools(
 
 
 def lay_out(controller: Controller, policies: Policies, fast: FastTier, scope: Scope) -> tuple[Pool, ...]:
-    """Let a controller of split experts go on in another fast tier, which is empty. Its pools."""
+    """Move a controller of split experts to another fast tier, which is empty. Returns its pools."""
     known = {"scope": scope, "split": fast.split, "partitions": controller.cache.partitions}
     shared = pools(policies, controller.shape, num_slots=fast.num_slots, **known)
     controller.lay_out(fast.split, shared)
@@ -131,8 +131,11 @@ def build_controller(
     split: Split | None = None,
     num_devices: int = 1,
 ) -> Controller:
-    """`num_slots` experts, or segments by `split`, fit the fast tier, beside the replicas `shadows` [L * E] bits if
-    given; `window` bytes may be prefetched per step. Slots and experts are spread over `num_devices`."""
+    """Build the controller of a fast tier that fits `num_slots` experts, or segments by `split`, and the resident
+    replicas `shadows` [L * E] bits if given.
+
+    `window` bytes may be prefetched per step. Slots and experts are spread over `num_devices`.
+    """
     partitions = Partitions(shape.num_experts, num_devices)
     prepare(policies, shape, replace(artefacts, hops=partitions.hops))
     _check_combination(policies, shadows=shadows, split=split)

@@ -1,9 +1,9 @@
 """Asks policies in one fixed order and turns a step into a plan; it never touches a weight.
 
-The order: residency, which may place experts anew; routing policy; states of the wanted; miss policy; victims for what
-must come; waves; prefetches within their bytes. Victims, waves and
-what is on its way are those of `runtime/control/transfers.py`.
-Everything here follows from ids, scores and step numbers, so that a live run and a replay of its trace decide alike.
+The order: residency policy, which may place experts anew; routing policy; states of the wanted experts; miss policy;
+victims for what is loaded; waves; prefetches within their bytes. `runtime/control/transfers.py` chooses victims and
+waves and tracks what is in flight. Every decision follows from ids, scores and step numbers, so that a live run and a
+replay of its trace decide alike.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,15 +24,15 @@ from runtime.policies.base import Choice, Eviction, Miss, Now, Prefetch, Residen
 _NO_BITS: Mapping[int, int] = {}
 _NO_KEYS = np.zeros(0, np.int64)
 _AT_BITS = {bits: Counter[name.upper()] for bits, name in AT_BITS.items()}
-_FETCHED, _NEAR, _LOW = Counter.FETCHED, Counter.NEAR, Counter.LOW  # looked up once: an enum takes a while to tell
+_FETCHED, _NEAR, _LOW = Counter.FETCHED, Counter.NEAR, Counter.LOW  # looked up once: enum access is slow
 
 
 class Controller:
-    """`window`: bytes that prefetching may move per step, besides what a miss policy lends; a prefetch is resident once
-    its own have gone by.
+    """`window`: bytes that prefetches may move per step, besides those that a miss policy lends; a prefetched key is
+    resident once its bytes have been moved.
 
-    `nbytes`: what one expert weighs, by bits. `pieces` says what of an expert lies by itself: states, slots, pins and
-    counters are those of the pieces, while policies speak of experts all the same.
+    `nbytes`: size of one expert, by bits. `pieces` says which parts of an expert are keys of their own: states, slots,
+    pins and counters are per piece, while policies speak of whole experts.
     """
 
     def __init__(
@@ -65,26 +65,26 @@ class Controller:
             now=self.now,
             counters=self.counters,
         )
-        self._near_places: dict[int, Place] = {}  # by key, made once
+        self._near_places: dict[int, Place] = {}  # by key, each made once
         self.num_predicted = prefetch.distance if prefetch.reads_predictions else 0  # layers ahead, per step
         self.num_learned = prefetch.distance if prefetch.reads_learned else 0
         self.sees_embeddings = any(axis.sees_embeddings for axis in (routing, eviction, miss, prefetch, residency))
         has_more = residency.cuts or residency.places or routing.reroutes
-        has_more |= self.sees_embeddings or bool(prefetch.distance)  # who learns maps sees every step
+        has_more |= self.sees_embeddings or bool(prefetch.distance)  # policies that learn maps observe every step
         chooses = miss.every_step or self._picks_bits
         self.holds_all = cache.num_slots == self.shape.num_keys and not (has_more or chooses)
         self.holds_low = not cache.num_slots and miss.reads_shadows and not has_more
         self._low = [self._low_place(key) for key in range(self.shape.num_keys)] if self.holds_low else []
 
     def begin_pass(self, num_tokens: int) -> None:
-        """A pass over so many tokens comes next."""
+        """Begin a pass over `num_tokens` tokens."""
         self.now.pass_index += 1
         self.now.num_tokens += num_tokens
         self.counters.begin_pass()
 
     @property
     def cache(self) -> Cache:
-        """What is where."""
+        """The states, slots and pins of all keys."""
         return self._mover.cache
 
     def step(self, step: Step) -> Plan:
@@ -108,7 +108,8 @@ class Controller:
         return self._plan(step, step.selected, weights, experts, used, here, absent)
 
     def _wanted(self, layer: int, selected: np.ndarray) -> tuple[list[int], list[int], list[int]]:
-        """Keys of the experts in `selected` [T, K]; those of their pieces; and the absent ones of these."""
+        """Return the keys of the experts in `selected` [T, K], the keys of their pieces, and the absent ones of
+        those."""
         first, states = layer * self.shape.num_experts, self._mover.cache.states
         experts = [first + expert for expert in distinct(selected)]
         used = self._pieces.of(experts)
@@ -117,7 +118,8 @@ class Controller:
     def _decide(
         self, step: Step, experts: list[int], used: list[int], absent: list[int], weights: np.ndarray | None
     ) -> Plan:
-        """Plan the step as the miss policy chooses: stand-ins, near and low experts, precisions of what is fetched."""
+        """Plan the step as the miss policy chooses: stand-ins, near and low experts, and the precision of what is
+        fetched."""
         choice, num_experts, states = self._choose(step, absent), self.shape.num_experts, self._mover.cache.states
         if choice.selected is not step.selected:
             experts, used, absent = self._wanted(step.layer, choice.selected)
@@ -156,7 +158,7 @@ class Controller:
         behind: Sequence[int] = (),
         bits: Mapping[int, int] = _NO_BITS,
     ) -> Plan:
-        """Note the use, load what is `missing` in waves, and prefetch, `behind` first."""
+        """Note the use, load what is `missing` in waves, and prefetch, keys of `behind` first."""
         mover, layer, is_placed = self._mover, step.layer, self._residency.places
         if missing and self._picks_bits:
             self._eviction.fetched({key: bits.get(key, FULL_BITS) for key in missing}, self.now)
@@ -173,10 +175,11 @@ class Controller:
         return Plan(layer, selected, weights, waves, near, low, prefetches)
 
     def settled(self, layer: int, experts: list[int]) -> list[Place]:
-        """Where one token's experts are where nothing is left to decide: the tier holds all, these among them, or none
-        but the replicas that stay.
+        """Return the places of one token's experts when nothing can change: the fast tier holds all experts, or only
+        resident replicas.
 
-        Empty if one is still absent. A short cut: `step` would count the same, and nothing ever leaves.
+        Returns an empty list while one of them is absent. This short cut counts as `step` does, and nothing is ever
+        evicted.
         """
         assert self.holds_all or self.holds_low, "only where nothing is left to decide"
         first, there = layer * self.shape.num_experts, self._low or self.cache.places
@@ -191,29 +194,30 @@ class Controller:
         return places
 
     def count_settled(self, layer: int) -> None:
-        """One token's requests of a layer, all of them hits, or all computed on what stays."""
+        """Count one token's requests of a layer: all are hits, or all are computed on resident replicas."""
         self.now.step += 1
         self.now.layer = layer
         for counter in (Counter.REQUESTS, *((Counter.MISSES, Counter.LOW) if self.holds_low else (Counter.HITS,))):
             self.counters.table[counter, layer] += self.shape.top_k
 
     def is_whole(self, layer: int) -> bool:
-        """Whether every expert of a layer is there."""
+        """Whether every expert of a layer is resident."""
         first, num_experts = layer * self.shape.num_experts, self.shape.num_experts
         return self.cache.states.count(RESIDENT, first, first + num_experts) == num_experts
 
     def forget(self) -> None:
-        """Start again with an empty cache, as after a step that failed; counters and history stay."""
+        """Empty the cache, as after a step that failed; counters and history stay."""
         self._mover.clear()
 
     def lay_out(self, split: Split, pools: Sequence[Pool]) -> None:
-        """Cut experts by another split, into slots that are empty; counters and history stay. Between passes."""
+        """Cut experts by another split, into slots that are empty; counters and history stay. Call it between
+        passes."""
         self._mover.lay_out(split, pools)
         self._near_places.clear()
 
     def by_device(self) -> list[dict[str, int]]:
-        """What each of several devices has and did: slots and bytes of them, what is resident there, and counters; none
-        where there is only one."""
+        """Return the slots, their bytes, the number of resident keys and the counters of each device; empty for a
+        single device."""
         counted, cache, resident = self.counters.by_device(), self.cache, self.cache.state == RESIDENT
         return [
             {
@@ -227,12 +231,12 @@ class Controller:
         ]
 
     def validate(self) -> None:
-        """Raise AssertionError where, between steps, the books contradict each other."""
+        """Raise AssertionError when, between steps, the state contradicts itself."""
         self._mover.validate()
         self.counters.validate()
 
     def _observe(self, step: Step) -> None:
-        """Show the residency policy the step; where it places a layer anew, note what is to be there."""
+        """Show the step to the residency policy; if it places the layer anew, note which keys are to be resident."""
         self._residency.observe(step)
         placement = self._residency.place(step, self._capacities[step.layer].tolist())
         if placement is not None:
@@ -248,7 +252,7 @@ class Controller:
         return routed
 
     def _choose(self, step: Step, absent: list[int]) -> Choice:
-        """What the miss policy makes of the step, counted."""
+        """Ask the miss policy about the step and count what it chose."""
         num_experts, cache, pieces = self.shape.num_experts, self._mover.cache, self._pieces
         experts = [key % num_experts for key in absent]
         missing = list(dict.fromkeys(experts)) if pieces.is_cut else experts
@@ -265,7 +269,7 @@ class Controller:
             add(Counter.DROPPED_RANKS, step.layer, dropped)
             add(Counter.REPLACED_RANKS, step.layer, int((choice.selected != step.selected).sum()) - dropped)
         if elsewhere := near + low + spared:
-            add(_FETCHED, step.layer, -elsewhere)  # `_count` took all that is absent for fetched
+            add(_FETCHED, step.layer, -elsewhere)  # `_count` counted everything absent as fetched
             add(_NEAR, step.layer, near)
             if low:
                 add(_LOW, step.layer, low)
@@ -294,6 +298,6 @@ class Controller:
             self.counters.add(Counter.COLLISIONS, layer, collisions)
 
     def _prefetches(self, step: Step, behind: Sequence[int]) -> tuple[Place, ...]:
-        """What the policies want ahead of its use, as far as it can be sent for."""
+        """Send for what the policies propose, as far as bytes and slots allow."""
         proposed = self._prefetch.propose(step, self.now) if self._prefetch.distance else _NO_KEYS
         return self._mover.prefetch(np.concatenate((behind, proposed)) if behind else proposed)

@@ -1,4 +1,4 @@
-"""Which come first: the experts of a step as they are met, keys by an eviction policy's sort keys."""
+"""Orders the experts of a step by first appearance, and keys by an eviction policy's sort keys."""
 
 from collections.abc import Callable
 from functools import cache
@@ -8,23 +8,24 @@ import numpy as np
 from runtime.control.cache import RESIDENT
 
 _RESIDENT = np.uint8(RESIDENT)
-_FEW = 4  # to be told one by one
+_FEW = 4  # so few are found one after another
 _MOST = {np.dtype(float): np.inf, np.dtype(np.int64): np.iinfo(np.int64).max}
 
 
 def distinct(selected: np.ndarray) -> list[int]:
-    """Experts in order of first appearance, scanning tokens, then ranks; dropped ranks (-1) left out."""
+    """Return the experts in order of first appearance, scanning tokens, then ranks; dropped ranks (-1) are left out."""
     experts = dict.fromkeys(selected[0].tolist() if len(selected) == 1 else selected.ravel().tolist())
     experts.pop(-1, None)
     return list(experts)
 
 
 def first_of(keys: np.ndarray, order: tuple[np.ndarray, ...], count: int) -> list[int]:
-    """The `count` keys that come first by sort keys, the most significant first; among equals, as `keys` has them."""
+    """Return the first `count` of `keys` by the sort keys in `order`, the most significant first; ties keep the order
+    of `keys`."""
     column, is_alone = order[0], len(order) == 1
     if is_alone and count <= min(_FEW, len(keys)) and (found := _least(column, count)):
         return [keys.item(at) for at in found]
-    if count < len(keys):  # sort only what can be among them
+    if count < len(keys):  # sort only the keys that can be among them
         limit = column.min() if count == 1 else np.partition(column, count - 1)[count - 1]
         smallest = (column <= limit).nonzero()[0]
         keys, order = keys[smallest], [part[smallest] for part in order]
@@ -33,8 +34,12 @@ def first_of(keys: np.ndarray, order: tuple[np.ndarray, ...], count: int) -> lis
 
 
 def _least(column: np.ndarray, count: int) -> list[np.int64]:
-    """Places of the `count` smallest, equals by the lower place, found one after another: of few that takes a fraction
-    of a sort's time. Empty where it cannot tell: what was found is marked by the largest number there is."""
+    """Return the places of the `count` smallest values, ties by the lower place, found one after another, which for few
+    takes a fraction of a sort's time.
+
+    Returns an empty list when the data type has no value to mark a found place with, or when the values contain that
+    mark.
+    """
     if count == 1:
         return [column.argmin()]
     if (most := _MOST.get(column.dtype)) is None:
@@ -49,7 +54,7 @@ def _least(column: np.ndarray, count: int) -> list[np.int64]:
 
 @cache
 def first_leaving() -> Callable[..., int]:
-    """The compiled eviction order, for policies whose sort keys lie ready; numba is imported when it is asked for."""
+    """Return the compiled eviction order, for policies with ready sort keys; numba is imported by the first call."""
     from artifacts.common.numba_loops import kernel
 
     signature = "int64(float64[::1], int64[::1], uint8[::1], boolean[::1], int64, int64, int64[::1])"
@@ -57,15 +62,15 @@ def first_leaving() -> Callable[..., int]:
 
 
 def _first_leaving(ranks, older, state, pinned, start, stop, found):
-    """Write to `found` as many of the keys from `start` up to `stop` that are resident and not pinned as it has room
-    for, the smallest of `ranks` first, equals by `older`, then by the lower key; returns how many there are."""
+    """Write to `found` the first evictable keys (resident, not pinned) from `start` up to `stop`, as many as fit. The
+    order is `ranks`, then `older`, then the key. Returns how many there are."""
 
     def leaves_before(key, other):
-        """Whether a key leaves before another of a lower number."""
+        """Whether `key` is evicted before `other`, which has a lower number."""
         return ranks[key] < ranks[other] or (ranks[key] == ranks[other] and older[key] < older[other])
 
     rank, states, is_pinned = ranks[start:stop], state[start:stop], pinned[start:stop]
-    # The others are ranked last without a branch, which a processor would predict wrong for every fourth key.
+    # All other keys are ranked last without a branch, which a processor would mispredict for every fourth key.
     rank_of, num_found, most = np.empty(len(rank)), 0, np.inf
     for place in range(len(rank)):
         rank_of[place] = rank[place] if (states[place] == _RESIDENT) & (not is_pinned[place]) else np.inf

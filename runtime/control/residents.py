@@ -9,9 +9,9 @@ from runtime.policies.base import Residents, Step
 
 
 class StepResidents(Residents):
-    """Compares states only when a policy reads them, and knows the step's missing experts `missing` beforehand.
+    """Compares states only when a policy reads them; the step's missing experts are known beforehand.
 
-    `states` [E] is a view of the cache; `selected` [T, K] is the selection of which `missing` are the absent experts.
+    `states` [E] is a view of the cache; `missing` are the absent experts of `selected` [T, K].
     """
 
     __slots__ = ("_missing", "_selected", "_states")

@@ -25,7 +25,7 @@ def check_model(trace: Trace, model: ModelShape) -> None:
 
 
 def check_columns(trace: Trace, policies: Policies) -> None:
-    """Raise BadInput when a policy wants to see what the trace does not show."""
+    """Raise BadInput when a policy reads what the trace does not hold."""
     prefetch = policies.prefetch
     text, deep = describe(prefetch), min(prefetch.distance, trace.num_layers)
     for is_read, held, source, reach in (

@@ -1,4 +1,4 @@
-"""What policies may want to know of a model, counted in a trace where no store has it."""
+"""The artefacts of a replay: those of the store, and what it lacks counted in the trace."""
 
 from dataclasses import replace
 from functools import cached_property
@@ -27,8 +27,8 @@ _ALPHA, _LONGEST = 0.95, 16  # the defaults of `moectl build-buddies`
 
 
 def buddies(trace: Trace, shape: Shape) -> tuple[np.ndarray, np.ndarray]:
-    """Buddy lists [L, E, R] padded with -1, and their q [L, E, R], by co-activation. Raises BadInput for a trace in
-    which a token selects an expert twice."""
+    """Return buddy lists [L, E, R] padded with -1, and their q [L, E, R], by co-activation. Raises BadInput for a trace
+    in which a token selects an expert twice."""
     ordered = np.sort(trace.experts, axis=1)
     if (ordered[:, 1:] == ordered[:, :-1]).any():
         raise BadInput("the trace selects an expert twice for one token: who is selected with whom cannot be counted")
@@ -45,7 +45,7 @@ def buddies(trace: Trace, shape: Shape) -> tuple[np.ndarray, np.ndarray]:
 
 
 def entropy(trace: Trace, shape: Shape) -> np.ndarray:
-    """Percentiles [L, 101] of token activating entropy; zeros for a layer that does not occur."""
+    """Return percentiles [L, 101] of token activating entropy; zeros for a layer that does not occur."""
     rows = np.zeros((shape.num_layers, NUM_PERCENTILES), np.float32)
     for layer in np.unique(trace.layer):
         histogram = EntropyHistogram()
@@ -55,8 +55,8 @@ def entropy(trace: Trace, shape: Shape) -> np.ndarray:
 
 
 def iterations(trace: Trace, shape: Shape) -> tuple[np.ndarray, np.ndarray]:
-    """Embeddings [I, H] and distributions [I, L, E], means over tokens, of the trace's iterations in order. Raises
-    BadInput where it lacks embeddings, probabilities or layers."""
+    """Return embeddings [I, H] and distributions [I, L, E], means over tokens, of the trace's iterations in order.
+    Raises BadInput when it lacks embeddings, probabilities or layers."""
     if trace.iteration is None or trace.probabilities is None:
         raise BadInput("the trace holds no embeddings, or no probabilities: record one with `moectl run --trace FILE`")
     numbers, iteration = np.unique(trace.iteration, return_inverse=True)
@@ -70,7 +70,7 @@ def iterations(trace: Trace, shape: Shape) -> tuple[np.ndarray, np.ndarray]:
 
 
 def maps(trace: Trace, shape: Shape, *, capacity: int, distance: int = 3) -> ExpertMaps:
-    """Expert maps of the trace's iterations, as many as there is room for. Raises BadInput as `iterations`."""
+    """Return expert maps of the trace's iterations, at most `capacity`. Raises BadInput as `iterations` does."""
     embeddings, probabilities = iterations(trace, shape)
     sizes = {"num_layers": shape.num_layers, "num_experts": shape.num_experts, "hidden": embeddings.shape[1]}
     found = ExpertMaps(capacity, **sizes, distance=distance)
@@ -79,8 +79,7 @@ def maps(trace: Trace, shape: Shape, *, capacity: int, distance: int = 3) -> Exp
 
 
 def replicas(trace: Trace, model: ModelShape) -> Replicas:
-    """Replicas of typical size and loss; what is lost by them counts the trace's own uses, weighted as its routers
-    do."""
+    """Return replicas of typical size and loss; an expert's use is counted in the trace, weighted as its routers do."""
     shape = model.shape
     use = np.zeros((shape.num_layers, shape.num_experts))
     shares = trace.weights / trace.weights.sum(axis=1, keepdims=True)
@@ -90,20 +89,20 @@ def replicas(trace: Trace, model: ModelShape) -> Replicas:
 
 
 class TraceArtefacts:
-    """The artefacts of a replay: those `stored`, and what they lack counted in the trace or assumed; `assumed` lists
-    that, one sentence each."""
+    """Returns artefacts for policies: those `stored`, and what they lack, counted in the trace. `assumed` lists every
+    such count in a sentence."""
 
     def __init__(self, trace: Trace, model: ModelShape, stored: Artefacts, assumed: list[str]) -> None:
         self.stored, self.assumed = stored, assumed
         self._trace, self._model = trace, model
 
     def assume(self, note: str) -> None:
-        """Add a note once."""
+        """Add a note to `assumed` unless it is there."""
         if note not in self.assumed:
             self.assumed.append(note)
 
     def for_policies(self, policies: Policies) -> Artefacts:
-        """What these policies require and want, splits apart; no more, as some of it takes long to count."""
+        """Return what these policies require and want, except splits, and no more: some of it takes long to count."""
         artefacts, needs = self.stored, policies.requires
         if "next_use" in needs:
             artefacts = replace(artefacts, next_use=self._next_use)
@@ -123,7 +122,8 @@ class TraceArtefacts:
         return artefacts
 
     def _with_maps(self, artefacts: Artefacts) -> Artefacts:
-        """The store's; without any the trace's own iterations, each once it is over."""
+        """Return the artefacts with expert maps: the store's, else none at first, and the trace's iterations join them
+        as they end."""
         hidden = self._trace.embeddings.shape[1]
         if artefacts.maps is None:
             shape = self._model.shape

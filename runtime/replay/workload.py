@@ -1,4 +1,4 @@
-"""Policies tried on one trace and one machine: setting after setting, on virtual time."""
+"""Replays a trace on one machine, setting after setting, on virtual time."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -27,13 +27,16 @@ from runtime.replay.replay import replay
 from runtime.replay.settings import Outcome, Setting
 from runtime.replay.virtual_time import ReplayTiming
 
-_ENOUGH, _LEAST = 3_000, 150  # steps, and at least passes, to tell which of some splits is the fastest
+_ENOUGH, _LEAST = 3_000, 150  # steps, and the least number of passes, to compare splits on
 
 
 class Workload:
-    """A trace of a model on a machine. `artefacts` are a store's; what they lack is counted in the trace itself, and
-    `assumed` says so. `window` overrides what the machine's link moves during a layer, in bytes; `costs` what the
-    machine's data sheet promises, where they were measured."""
+    """A trace of a model on a machine. `artefacts` come from a store; what they lack is counted in the trace, and
+    `assumed` lists that.
+
+    `window` overrides the bytes that the machine's link moves during a layer. `costs` are measured costs, in place of
+    those of the machine's data sheet.
+    """
 
     def __init__(
         self,
@@ -79,7 +82,7 @@ class Workload:
         )
 
     def _build(self, policies: Policies, setting: Setting, scope: Scope, window: int) -> tuple[FastTier, Controller]:
-        """The fast tier of the setting's budget, empty, and its controller."""
+        """Build the setting's empty fast tier and its controller."""
         budget = preset(setting.preset).budget or setting.budget
         common = {"scope": scope, "artefacts": self._artefacts_for(policies, setting), "num_devices": setting.devices}
         fast = fast_tier(policies, self.model.shape, budget, machine=self.machine.name, **common)
@@ -99,7 +102,7 @@ class Workload:
     def _reconfiguration(
         self, policies: Policies, setting: Setting, scope: Scope, fast: FastTier, controller: Controller
     ) -> Reconfiguration | None:
-        """Solves the split anew during the replay, where the setting or its policies ask for that."""
+        """Return what solves the split anew during the replay, if the setting or its policies ask for that."""
         if setting.devices > 1 and tokens_between(None, fast.split, policies):
             self._artefacts.assume(NOT_ANEW)
         every = tokens_between(setting.reconfigure_every, fast.split, policies, num_devices=setting.devices)
@@ -114,7 +117,7 @@ class Workload:
         )
 
     def _costs_of(self, policies: Policies) -> Costs:
-        """With what these policies take themselves in every layer."""
+        """Return the costs, with the time that these policies take to decide in every layer."""
         texts, deciding = [f"{axis} {describe(getattr(policies, axis))}" for axis in POLICIES], self._costs.deciding
         own_s = sum(deciding.get(text, deciding.get(text.partition(":")[0], 0.0)) for text in texts)
         return replace(self._costs, rest=replace(self._costs.rest, memory_s=self._costs.rest.memory_s + own_s))
@@ -127,7 +130,7 @@ class Workload:
         return self._costs.window_nbytes(self.model.shape.expert_nbytes, self.model.shape.top_k)
 
     def _artefacts_for(self, policies: Policies, setting: Setting) -> Artefacts:
-        """What these policies require and want, no more: some of it takes long to count."""
+        """Return what these policies require and want, and no more: some of it takes long to count."""
         artefacts = self._artefacts.for_policies(policies)
         if "splits" in policies.wants:
             splits = self._splits_for(setting, is_required="splits" in policies.requires)
@@ -135,8 +138,8 @@ class Workload:
         return artefacts
 
     def _splits_for(self, setting: Setting, *, is_required: bool) -> tuple[SolvedSplit, ...]:
-        """The store's for this machine; if none is for this budget, one solved on the trace itself. Raises BadInput
-        where one is required and the trace cannot tell."""
+        """Return the store's splits for this machine; if none is for this budget, add one that is solved on the trace
+        itself. Raises BadInput when a split is required and the trace does not have what that takes."""
         known = tuple(split for split in self._artefacts.stored.splits or () if split.machine == self.machine.name)
         nbytes = sizes.budget_nbytes(setting.budget, self.model.shape)
         if any(split.budget_nbytes == nbytes for split in known):
@@ -155,8 +158,9 @@ class Workload:
         return (solved, *known)
 
     def solved(self, setting: Setting, *, zeta: float = 0.01) -> SolvedSplit:
-        """Of all candidates, those of the solvers by steps of `zeta`, the split of the setting's budget with which its
-        policies replay the trace, or the beginning of it, fastest. Raises BadInput where the trace cannot tell."""
+        """Return the split of the setting's budget with which its policies replay the trace, or its beginning, fastest.
+        Candidates are those of the solvers, with steps of `zeta`, and even splits. Raises BadInput when the trace does
+        not have what that takes."""
         nbytes = sizes.budget_nbytes(setting.budget, self.model.shape)
         known = (nbytes, zeta, setting.preset, *sorted(setting.policies.items()), setting.scope, setting.devices)
         if known not in self._splits:
@@ -186,13 +190,13 @@ class Workload:
 
     @cached_property
     def _beginning(self) -> Trace:
-        """As many passes as it takes to tell splits apart."""
+        """The first passes of the trace, enough to compare splits on."""
         passes = self.trace.pass_indices()
         return self.trace.take(np.flatnonzero(passes < max(_LEAST, _ENOUGH // self.model.shape.num_layers)))
 
     @property
     def curves(self) -> Curves:
-        """The trace's hit and prediction curves. Raises BadInput where the trace cannot tell."""
+        """The trace's hit and prediction curves. Raises BadInput when the trace does not have what that takes."""
         return self._artefacts.curves
 
     @property

@@ -1,4 +1,4 @@
-"""What a search is asked, what it tried and what it found."""
+"""The plan of a search, the combinations it tried, and its result."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -7,13 +7,13 @@ from artifacts.errors import Problem
 from runtime.search.halving import ETA, rungs
 from runtime.search.space import Combination
 
-LEAST_PASSES, MOST_PASSES = 96, 864  # of the shortest replay, and of the longest
+LEAST_PASSES, MOST_PASSES = 96, 864  # of the shortest and of the longest replay
 
 
 @dataclass(frozen=True, slots=True)
 class LossScale:
-    """Nats that a token loses for each unit of squared error that `Damage` counts. None: nothing was measured, and no
-    candidate of that kind has a prediction."""
+    """Nats that a token loses per unit of squared error counted by `Damage`; None if not measured, and then no
+    candidate with such an error has a predicted loss."""
 
     few_bits: float | None = None
     replaced: float | None = None
@@ -21,8 +21,7 @@ class LossScale:
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """A combination as replayed. `loss`: the share by which perplexity is predicted to rise, None where no table
-    says."""
+    """A combination as replayed. `loss`: predicted relative rise of perplexity, None without the tables for it."""
 
     combination: Combination
     ms: float
@@ -48,8 +47,8 @@ ReplayAll = Callable[[Sequence[Combination], int], Iterable[Tried | Problem]]
 
 @dataclass(frozen=True, slots=True)
 class SearchPlan:
-    """How much is searched: `candidates` of each of the two spaces, up to `passes` of the trace, `climbing` more beside
-    the best."""
+    """How much is searched: `candidates` of each of the two spaces, on up to `passes` of the trace, and `climbing`
+    neighbours of the best."""
 
     candidates: int
     passes: int
@@ -63,14 +62,15 @@ class SearchPlan:
 
     @property
     def num_replays(self) -> int:
-        """About, of both spaces."""
+        """Approximate number of replays, over both spaces."""
         each = sum(-(-self.candidates // ETA**turn) for turn in range(len(self.rungs)))
         return 2 * (each + self.climbing)
 
 
 @dataclass(slots=True)
 class SearchResult:
-    """The finalists of both spaces, best first, published presets among them; and what was left out, by reason."""
+    """The finalists of both spaces, best first, with published presets; and how many combinations were refused, by
+    reason."""
 
     lossless: list[Tried]
     lossy: list[Tried]
@@ -81,7 +81,7 @@ class SearchResult:
     refused: dict[str, int] = field(default_factory=dict)
 
     def front(self) -> list[Tried]:
-        """What nothing beats in time, loss and memory together, by time."""
+        """Return what nothing else beats in time, loss and memory together, by time."""
         known = [one for one in (*self.lossless, *self.lossy) if one.loss is not None]
         best = [one for one in known if not any(other.beats(one) for other in known)]
         return sorted({one.combination: one for one in best}.values(), key=lambda one: one.ms)

@@ -1,4 +1,4 @@
-"""The search for the fastest policies of a model, a trace and a machine: lossless, and within a loss (DESIGN 9)."""
+"""The search for the fastest policies of a model, a trace and a machine: lossless, and within a loss."""
 
 from collections.abc import Callable, Iterable
 from math import expm1
@@ -26,12 +26,12 @@ from runtime.search.results import LEAST_PASSES, LossScale, ReplayAll, SearchPla
 from runtime.search.space import Combination
 
 _ALTERED = ("replaced_ranks", "dropped_ranks", *AT_BITS.values())
-_PUBLISHED = 5  # of a space, tried on all of the trace whatever else is found
-_SLACK = 1.5  # times the loss that is allowed: predictions are rough, and what is measured decides
+_PUBLISHED = 5  # presets of a space that are tried on the whole trace in any case
+_SLACK = 1.5  # times the allowed loss: predictions are rough, and what is measured decides
 
 
 class Search:
-    """Replays combinations at one budget. `scale` turns squared errors into losses, `similarity` prices stand-ins."""
+    """Replays combinations at one budget. `scale` turns squared errors into losses; `similarity` prices stand-ins."""
 
     def __init__(
         self,
@@ -51,12 +51,12 @@ class Search:
         self._similarity = similarity
         self._passes = trace.pass_indices()
         self._workloads: dict[int, Workload] = {}
-        self._assumed: set[str] = set()  # by others who replay for it
+        self._assumed: set[str] = set()  # by replays elsewhere
         self.num_replays = 0
         self._progress: Callable[[], None] | None = None
 
     def apart(self) -> "Search":
-        """One like it, to replay the same elsewhere."""
+        """Return a search like this one, to replay the same combinations elsewhere."""
         other = Search(
             self._trace, self._model, self.machine, budget=self.budget, similarity=self._similarity, **self._known
         )
@@ -65,7 +65,7 @@ class Search:
 
     @property
     def num_passes(self) -> int:
-        """Of the trace."""
+        """Number of passes of the trace."""
         return int(self._passes.max()) + 1
 
     @property
@@ -79,9 +79,9 @@ class Search:
         return list(dict.fromkeys([*ours, *sorted(self._assumed)]))
 
     def replay(self, combination: Combination, passes: int) -> Tried:
-        """The beginning of the trace under it. Raises a Problem for what cannot be replayed or whose loss nobody
-        knows."""
-        check_required(build(combination.policies), self._known["artefacts"])  # which a live run has to have
+        """Replay the first `passes` of the trace with a combination. Raises a Problem if it cannot be replayed, or if
+        its loss is unknown."""
+        check_required(build(combination.policies), self._known["artefacts"])  # a live run must have them too
         damage = Damage(self._known["artefacts"].replicas, self._similarity, self._model.shape.num_layers)
         setting = Setting("tried", policies=combination.policies, scope=combination.scope, budget=self.budget)
         outcome = self._workload(passes).run(setting, damage)
@@ -89,28 +89,27 @@ class Search:
         return self._tried(combination, outcome, damage.per_token)
 
     def count(self, assumed: Iterable[str] = ()) -> None:
-        """One replay more; `assumed` by whoever made it."""
+        """Count one replay; `assumed` lists the assumptions of a replay made elsewhere."""
         self._assumed.update(assumed)
         self.num_replays += 1
         if self._progress:
             self._progress()
 
     def oracle(self, passes: int) -> float:
-        """Milliseconds a token of Belady with prefetching of what is really wanted, in the scope where that is
-        faster."""
+        """Return milliseconds a token of Belady with perfect prefetching, in the faster scope."""
         bounds = [oracles(Setting("bound", scope=scope, budget=self.budget))[1] for scope in ("layer", "global")]
         return min(_ms(self._workload(passes).run(bound)) for bound in bounds)
 
     def full(self, passes: int) -> float:
-        """The same with every expert there, as far as the trace has brought them."""
+        """Return the same with every expert resident once the trace has brought it."""
         return _ms(self._workload(passes).run(Setting("full", "full")))
 
     def seconds_a_pass(self) -> float:
-        """Of a replay, by two that differ in effort."""
+        """Return a replay's seconds per pass, the mean of a cheap and of a costly combination."""
         amount = rungs(self.num_passes, least=LEAST_PASSES)[0]
         seconds = []
         for one in (Combination(), Combination(prefetch="frequency", eviction="lcp", miss="near")):
-            self.replay(one, amount)  # what is compiled or counted once is not the replay's
+            self.replay(one, amount)  # compiles and counts what later replays reuse
             begin_s = perf_counter()
             self.replay(one, amount)
             seconds.append((perf_counter() - begin_s) / amount)
@@ -124,8 +123,8 @@ class Search:
         spaces: tuple[list[Combination], list[Combination]] | None = None,
         replay_all: ReplayAll | None = None,
     ) -> SearchResult:
-        """Search the lossless space and the lossy one, `spaces` if given. Deterministic for a plan, whatever replays:
-        `replay_all`, or this search one combination after another."""
+        """Search the lossless space and the lossy one, or `spaces` if given. The result is the same for the same plan,
+        whether `replay_all` replays or this search, one combination after another."""
         before = self.num_replays
         self._progress = lambda: progress(self.num_replays - before, plan.num_replays)
         exact, lossy = spaces or (space.lossless(self.ratio), space.lossy(self.ratio))
@@ -158,7 +157,8 @@ class Search:
         published: list[Combination],
         plan: SearchPlan,
     ) -> list[Combination]:
-        """The finalists of one space, the neighbours of its best that were tried, and the best published ones."""
+        """Return the finalists of one space, the neighbours of its best that were tried, and the best published
+        presets."""
         amounts = plan.rungs
         chosen = list(dict.fromkeys([*published, *space.drawn(candidates, plan.candidates, seed=plan.seed)]))
         finalists = halve(trials, chosen, amounts, keep=4)
@@ -168,12 +168,12 @@ class Search:
         return trials.best([*trials.tried_on(amounts[-1]), *promising], amounts[-1])
 
     def _around(self, one: Combination, candidates: list[Combination], plan: SearchPlan) -> list[Combination]:
-        """In an order drawn at random: there may be more than are looked at."""
+        """Return the neighbours in a random order: there may be more than the search tries."""
         found = space.neighbours(one, candidates)
         return [found[index] for index in np.random.default_rng(plan.seed).permutation(len(found)).tolist()]
 
     def _lossy_rank(self, one: Tried, max_loss: float) -> tuple:
-        """What may be good enough by time, then the others by loss."""
+        """Rank combinations within the loss limit, with slack, by time, and the others after them by loss."""
         is_near = one.loss is not None and one.loss <= _SLACK * max_loss
         return (0, one.ms) if is_near else (1, np.inf if one.loss is None else one.loss)
 
@@ -192,7 +192,7 @@ class Search:
         )
 
     def loss_of(self, damage: tuple[float, float]) -> float | None:
-        """Of perplexity, as a share; None where nothing was measured for one of the parts."""
+        """Return the predicted relative rise of perplexity; None if one of its parts was not measured."""
         nats = 0.0
         for part, slope in zip(damage, (self.scale.few_bits, self.scale.replaced), strict=True):
             if part and slope is None:
@@ -214,6 +214,6 @@ def _ms(outcome: Outcome) -> float:
 
 
 def _published() -> dict[str, Combination]:
-    """Presets that may be chosen at any budget, by name."""
+    """Return the presets that can run at any budget, by name."""
     ours = [one for one in presets().values() if not one.waits_for and one.budget is None]
     return {one.name: Combination(**one.texts(), scope=one.scope) for one in ours}
