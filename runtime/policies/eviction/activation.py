@@ -12,9 +12,11 @@ from runtime.policies.shared.activations import EPSILON, Activations
 
 @dataclass
 class ActivationEviction(SimpleEviction):
-    """Smallest `(share + epsilon) * (1 - layer / L)` first (the paper's algorithm 2): share is of the layer's tokens
-    since the last prefill began, layer counts from 0. Experts of the first layers stay: there is little time to
-    prefetch them. Equals, as in a new request, go by the older use.
+    """Smallest `(share + epsilon) * (1 - layer / L)` first (algorithm 2 of the paper). The share is of the layer's
+    tokens since the last prefill began; layers count from 0.
+
+    Experts of the first layers are kept, as there is little time to prefetch them. Ties, as in a new request, go by the
+    older use.
     """
 
     def prepare(self, shape: Shape, artefacts: Artefacts) -> None:

@@ -1,8 +1,7 @@
-"""What horizon computes at every step and every pass, compiled; `tests/runtime/policies/horizon_reference.py` says the
-same in plain numpy.
+"""The compiled loops of horizon; `tests/runtime/policies/horizon_reference.py` computes the same in plain numpy.
 
-Shapes: L layers, E experts, F things known of a key, N tokens remembered. A remembered token has a place by its age, 0
-the newest, and by its slot in a ring in which newer ones stand before older ones: `slot = (newest + age) % N`.
+Shapes: L layers, E experts, F features of a key, N tokens remembered. A remembered token has a place by its age, 0 the
+newest, and a slot in a ring in which newer tokens stand before older ones: `slot = (newest + age) % N`.
 """
 
 import numpy as np
@@ -10,7 +9,7 @@ import numpy as np
 from artifacts.common.numba_loops import kernel, part
 
 DISCOUNT = 0.45  # weight of the pass after next against the next: a cache looks a little beyond the next pass
-LAGS = 4  # how many tokens behind another it still follows it
+LAGS = 4  # how many tokens later an expert still counts as following a token
 LEAST_RATE = 1e-3
 _VECTOR = 64
 
@@ -31,9 +30,9 @@ def _add(counts, is_set):
 
 @part
 def _compare(newest, remembered, common, in_common):
-    """Bring up to date how many experts of this layer each remembered token has in common with the newest, `common`
-    [n] by age, and `in_common` [n], the sum over all layers."""
-    split = min(remembered.shape[1] - newest, len(common))  # ages from here on stand at the start of the ring
+    """Update `common` [n] by age, the experts of this layer that each remembered token has in common with the newest,
+    and `in_common` [n], the sum over all layers."""
+    split = min(remembered.shape[1] - newest, len(common))  # tokens from this age on stand at the start of the ring
     for age in range(len(common)):
         in_common[age] -= common[age]
         common[age] = 0
@@ -48,9 +47,10 @@ def _compare(newest, remembered, common, in_common):
 
 @part
 def _weigh(common, in_common, like, num_slots):
-    """[n + LAGS] by age, what each token counts: `like` [C] by how many experts less than the best it has in common
-    with the newest. Before the first token stand such as have none, as far as there are slots."""
-    most, last = np.int16(0), np.int16(len(like) - 1)  # narrow, so that many fit a vector
+    """Return weights [n + LAGS] of the tokens by age: `like` [C], by how many experts fewer than the best the token has
+    in common with the newest. Before the first token there are tokens with nothing in common, as far as there are
+    slots."""
+    most, last = np.int16(0), np.int16(len(like) - 1)  # narrow integers, so that more of them fit a vector
     for age in range(1, len(common)):  # age 0 is the newest itself
         most = max(most, np.int16(in_common[age] + common[age]))
     weights, beyond = np.zeros(len(common) + LAGS, np.float32), like[min(most, last)]
@@ -64,9 +64,10 @@ def _weigh(common, in_common, like, num_slots):
 
 @part
 def _follow(newest, weights, remembered, mean, followers):
-    """`followers` [E]: how often each expert followed tokens like the newest, `mean` [E] where little is alike.
+    """Set `followers` [E] to how often each expert followed tokens similar to the newest, or to `mean` [E] if few are
+    similar.
 
-    A token counts what those before it count, discounted by how far before.
+    A token has the weights of the tokens before it, discounted by their distance.
     """
     num_tokens, num_slots = len(weights) - LAGS, remembered.shape[1]
     counts = np.zeros(num_tokens, np.float32)
@@ -78,7 +79,7 @@ def _follow(newest, weights, remembered, mean, followers):
     total = np.float32(0)
     for age in range(num_tokens):
         total += counts[age]
-    # The ring fills from its end. A few empty slots before the first token make whole vectors of what is summed.
+    # The ring fills from its end. Some empty slots before the first token complete the last vector of the sum.
     first = num_slots - min(-(-num_tokens // _VECTOR) * _VECTOR, num_slots)
     split = min(num_slots - newest, num_tokens)
     by_slot = np.zeros(num_slots - first, np.float32)
@@ -91,7 +92,8 @@ def _follow(newest, weights, remembered, mean, followers):
 
 @part
 def _observe(known, used, moments, products):
-    """`known` [3, E] came with `used` [E]: added to `moments` [3, 3] and `products` [3] (least squares)."""
+    """Add an observation to the least squares `moments` [3, 3] and `products` [3]: features `known` [3, E] and use
+    `used` [E]."""
     for kind in range(len(known)):
         for expert in range(len(used)):
             products[kind] += known[kind, expert] * used[expert]
@@ -102,7 +104,7 @@ def _observe(known, used, moments, products):
 
 @part
 def _last_named(row, top_k, best):
-    """The smallest of the `top_k` largest of `row`; `best` [top_k] is overwritten."""
+    """Return the k-th largest value of `row`; `best` [top_k] is overwritten."""
     num_held = 0
     for place in range(len(row)):
         value = row[place]
@@ -119,7 +121,7 @@ def _last_named(row, top_k, best):
 
 @part
 def _hear(row, top_k, best, known):
-    """A token's router says `row` [E] of a layer ahead."""
+    """Add one token's prediction `row` [E] of a layer ahead to the features `known` [3, E]."""
     limit = _last_named(row, top_k, best)
     for expert in range(len(row)):
         if row[expert] >= limit:
@@ -129,7 +131,7 @@ def _hear(row, top_k, best, known):
 
 @part
 def _expect(visit, num_layers, weights, known, rate, nearness):
-    """A layer is visited in step `visit`; until then its experts are as near as what is known of them makes them."""
+    """Set `nearness` [E] of a layer that is visited in step `visit`, from its features `known` [3, E] and its rates."""
     for expert in range(len(rate)):
         known[1, expert] = 1 - known[1, expert]
         known[2, expert] = rate[expert]
@@ -145,12 +147,12 @@ def _expect(visit, num_layers, weights, known, rate, nearness):
 def look_ahead(
     layer, step, top_k, predicted, last, used, rates, nearness, is_pending, known, weights, moments, products
 ):
-    """The layers ahead are visited one step after another; a router before them says `predicted` [T, D, E], past the
-    last layer of the tokens `last` alone. What this layer `used` [L, E] is compared with what was said of it.
+    """Predict the visits of the layers ahead from `predicted` [T, D, E]; past the last layer only the tokens `last`
+    count. Compare what this layer `used` [L, E] with what was predicted of it.
 
-    `known` [D, L, 3, E]: of each expert whether some token has it among its k, how likely some token selects it, and
-    its rate in `rates` [L, E]. `weights` [D, 3] make of it the chance of use at the visit, and that `nearness` [L, E].
-    `is_pending` [D, L]: what is still to be compared, for `moments` [D, 3, 3] and `products` [D, 3].
+    `known` [D, L, 3, E]: for each expert whether some token has it among its k, how likely some token selects it, and
+    its rate in `rates` [L, E]. `weights` [D, 3] turn this into the chance of use at the visit, and that into `nearness`
+    [L, E]. `is_pending` [D, L]: predictions not yet compared, for `moments` [D, 3, 3] and `products` [D, 3].
     """
     num_layers, num_experts = rates.shape
     best = np.empty(top_k)
@@ -185,7 +187,7 @@ def _mark(keys, first_key, used):
 
 @part
 def _rate(weights, known, rate):
-    """`rate` [E] of use per pass, linear in what is `known` [F, E] and within its limits."""
+    """Set `rate` [E] of use per pass, linear in the features `known` [F, E] and clipped to its limits."""
     for expert in range(len(rate)):
         rate[expert] = 0
     for kind in range(len(weights)):
@@ -207,13 +209,13 @@ _STATE_AHEAD = "Tuple((boolean[:, ::1], float64[:, :, :, ::1], float64[:, ::1], 
     f"{_STATE}, {_STATE_AHEAD})"
 )
 def on_use(keys, layer, step, newest, num_tokens, is_one, share, top_k, predicted, last, state, state_ahead):
-    """A step uses `keys` of a layer. If it `is_one` token, or is taken for one, the token is remembered here, else its
-    tokens have been. `share` [E] of the tokens used each expert; it may be the layer's row of `used`.
+    """Note that a step uses `keys` of a layer. If it `is_one` token, or counts as one, the token is remembered here,
+    else its tokens have been. `share` [E] of the tokens used each expert; it may be the layer's row of `used`.
 
-    `state` is `used` [L, E], `gains` [F - 1] of the running frequencies, `weights` [F] of what is known, `remembered`
-    [L, E, N], `common` [L + 1, N] by layer and in all, `like`, `known` [L, F, E], `rates` [L, E] of use per pass, and
-    `nearness` [L, E], minus the step in which a key is expected; `state_ahead` the last five arguments of `look_ahead`.
-    Everything but `gains`, `weights` and `like` is brought up to date.
+    `state` is `used` [L, E], `gains` [F - 1] of the running frequencies, `weights` [F] of the features, `remembered`
+    [L, E, N], `common` [L + 1, N] by layer and in all, `like`, the features `known` [L, F, E], `rates` [L, E] of use
+    per pass, and `nearness` [L, E], minus the step of the expected next use. `state_ahead` is the last five arguments
+    of `look_ahead`. All are updated except `gains`, `weights` and `like`.
     """
     used, gains, weights, remembered, common, like, known, rates, nearness = state
     is_pending, known_ahead, weights_ahead, moments, products = state_ahead
@@ -231,7 +233,7 @@ def on_use(keys, layer, step, newest, num_tokens, is_one, share, top_k, predicte
     _follow(newest, alike, remembered[layer], frequencies[len(gains) - 1], frequencies[len(gains)])
     _rate(weights, frequencies, rate)
     for expert in range(num_experts):
-        # Whole steps: what differs by rounding alone is a tie.
+        # Rounded to whole steps, so that values which differ by rounding errors tie.
         nearness[layer, expert] = -np.rint(step + num_layers / rate[expert])
     if len(known_ahead):
         said, fitted = predicted.astype(np.float64), (weights_ahead, moments, products)
@@ -240,8 +242,9 @@ def on_use(keys, layer, step, newest, num_tokens, is_one, share, top_k, predicte
 
 @kernel("void(float64[::1], float64[:, :, ::1], float64[:, :, ::1], float64[:, ::1], float64[:, ::1], float64[::1])")
 def learn(weights, known, later, used, moments, products):
-    """The discounted rate of use after `known` [L, F, E] is this pass's use [L, E], then that after `later`, added to
-    `moments` [F, F] and `products` [F] (least-squares temporal differences, Bradtke and Barto 1996)."""
+    """Add a pass to `moments` [F, F] and `products` [F]: the discounted rate of use after the features `known` [L, F,
+    E] is this pass's use [L, E], then the rate after `later` (least-squares temporal differences, Bradtke and Barto
+    1996)."""
     num_layers, num_kinds, num_experts = known.shape
     weighed, change = np.empty((num_kinds, num_experts)), np.empty((num_kinds, num_experts))
     for layer in range(num_layers):

@@ -12,10 +12,11 @@ from runtime.policies.eviction.shared import never_used, rank_then_last_use
 
 @dataclass
 class LeastStale(SimpleEviction):
-    """A key is stale unless this pass has used or prefetched it; among the current ones the lower layer goes first too.
+    """A key is stale unless this pass has used or prefetched it; among the current keys the lower layer is evicted
+    first too.
 
-    `within` orders the stale: `ascending`, lower layers first, as published; `ahead`, layers that this pass has been
-    through first, then those farthest ahead.
+    `within` orders the stale keys: `ascending`, lower layers first, as published; `ahead`, layers that this pass has
+    passed first, then those farthest ahead.
     """
 
     within: str = "ascending"

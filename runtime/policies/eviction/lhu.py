@@ -12,7 +12,7 @@ from runtime.policies.eviction.shared import never_used, rank_then_last_use
 
 @dataclass
 class Lhu(SimpleEviction):
-    """Counts outlive eviction; among equals the older use goes first. Without replicas every use is at full precision.
+    """Counts outlive eviction; ties go by the older use. Without replicas every use is at full precision.
 
     A key is at full precision unless it was last fetched below 16 bits.
     """

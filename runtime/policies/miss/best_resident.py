@@ -9,8 +9,8 @@ from runtime.policies.miss.shared import beyond_free, by_probability, stand_in
 
 @dataclass
 class BestResident(Simple):
-    """Among the residents that the token does not use. What finds none is fetched; with `fill` also what an empty slot
-    takes."""
+    """The stand-in is a resident that the token does not use. An expert without one is fetched; with `fill` also an
+    expert for which there is an empty slot."""
 
     sees_probabilities: ClassVar[bool] = True
 

@@ -14,7 +14,8 @@ from runtime.policies.prefetch.score import percentile
 
 @dataclass
 class FetchPriority(Simple):
-    """Missing experts below the `percentile` of the step's routing shares come at `bits`, the others in full.
+    """Missing experts below the `percentile` of the step's routing shares are fetched at `bits`, the others at full
+    precision.
 
     An expert's share is the largest that a token gives it; the percentile is over the distinct experts wanted.
     """

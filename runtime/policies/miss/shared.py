@@ -1,4 +1,5 @@
-"""Who stands in for a missing expert, by a score over all experts of the layer."""
+"""What miss policies share: stand-ins by a score over a layer's experts, absent ranks, routing weights, and a check of
+replicas."""
 
 from collections.abc import Callable
 
@@ -8,14 +9,15 @@ from artifacts.errors import Incompatible
 from artifacts.shape import FULL_BITS
 from runtime.policies.base import Artefacts, Residents, Step, fitting
 
-Scores = Callable[[np.ndarray, np.ndarray], np.ndarray]  # tokens [t], missing experts [t] -> [t, E], -inf: may not
+Scores = Callable[[np.ndarray, np.ndarray], np.ndarray]  # tokens [t], missing experts [t] -> [t, E], -inf: never
 
 
 def stand_in(selected: np.ndarray, replaceable: np.ndarray, resident: np.ndarray, scores: Scores) -> np.ndarray:
-    """[T, K] `selected` with the ranks marked in `replaceable` [T, K] served by the resident expert of largest score.
+    """Return `selected` [T, K] with the ranks marked in `replaceable` [T, K] served by the resident expert of largest
+    score.
 
     An expert serves a token once: neither the selected ones nor earlier stand-ins are taken again. Ranks are visited
-    from 0 upward; equals go to the lower expert; a rank for which there is nobody stays as it is.
+    from 0 upward; ties go to the lower expert; a rank without a candidate stays.
     """
     selected = selected.copy()
     for rank in range(selected.shape[1]):
@@ -31,19 +33,19 @@ def stand_in(selected: np.ndarray, replaceable: np.ndarray, resident: np.ndarray
 
 
 def drawn(rng: np.random.Generator, num_experts: int) -> Scores:
-    """Any expert as likely as any other."""
+    """Score experts at random."""
     return lambda tokens, missing: rng.random((len(tokens), num_experts))
 
 
 def by_probability(step: Step) -> Scores:
-    """The higher the router's own probability, the better."""
+    """Score experts by the router's own probability."""
     assert step.probabilities is not None, "best_resident runs without router probabilities"
     return lambda tokens, missing: step.probabilities[tokens]
 
 
 def beyond_free(step: Step, residents: Residents, *, fill: bool) -> np.ndarray:
-    """[T, K] ranks whose expert is absent; with `fill` less those that the empty slots of the scope take, first come
-    first served."""
+    """Return [T, K] the ranks whose expert is absent; with `fill` less those for which the scope has empty slots, first
+    come, first served."""
     missing = residents.absent[step.selected]
     if not fill or not any(residents.num_free):
         return missing
@@ -52,7 +54,7 @@ def beyond_free(step: Step, residents: Residents, *, fill: bool) -> np.ndarray:
 
 
 def check_replicas(name: str, artefacts: Artefacts, *needed: int) -> None:
-    """Raise Incompatible when a precision that a policy picks was not built."""
+    """Raise Incompatible when the store lacks a precision that a policy picks."""
     for bits in needed:
         if bits not in artefacts.replicas.nbytes:
             replicas = artefacts.replicas
@@ -63,7 +65,8 @@ def check_replicas(name: str, artefacts: Artefacts, *needed: int) -> None:
 
 
 def keep_sum(weights: np.ndarray, selected: np.ndarray) -> np.ndarray:
-    """[T, K] weights: dropped ranks (selected -1) at zero, the others scaled so that each token keeps its sum."""
+    """Return weights [T, K] with dropped ranks (selected -1) at zero and the others scaled, so that each token keeps
+    its sum."""
     kept = np.where(selected < 0, 0, weights)
     total = kept.sum(axis=1, keepdims=True)
     return kept * np.divide(weights.sum(axis=1, keepdims=True), total, out=np.zeros_like(total), where=total > 0)

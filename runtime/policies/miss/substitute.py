@@ -12,10 +12,11 @@ from runtime.policies.miss.shared import stand_in
 
 @dataclass
 class Substitute(Simple):
-    """For missing expert i the resident j of smallest `|p_j - p_i|`, if that is at most `tolerance * p_i`.
+    """The stand-in of missing expert i is the resident j of smallest `|p_j - p_i|`, if that is at most `tolerance *
+    p_i`.
 
     p are the router's probabilities for this token. Ranks before `rank` matter most and are always fetched, like any
-    rank that finds nobody.
+    rank without a stand-in.
     """
 
     sees_probabilities: ClassVar[bool] = True

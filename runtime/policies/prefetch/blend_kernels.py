@@ -1,8 +1,7 @@
-"""What blend computes at every step, compiled; `tests/runtime/policies/blend_reference.py` says the same in plain
-numpy.
+"""The compiled loops of blend; `tests/runtime/policies/blend_reference.py` computes the same in plain numpy.
 
-Shapes: T tokens, K selected, L layers, D distances, E experts, F things known of an expert: 1, of each source its
-margin and what of that is above 0, of each running frequency its log odds, and with maps theirs.
+Shapes: T tokens, K selected, L layers, D distances, E experts, F features of an expert: 1; the margin of each source
+and its positive part; the log odds of each running frequency; with maps, theirs.
 """
 
 import math
@@ -11,9 +10,9 @@ import numpy as np
 
 from artifacts.common.numba_loops import kernel, part
 
-MOST = 4.0  # log odds beyond which a margin says no more
-LEAST = 1e-3  # a frequency of nothing
-KEPT = 0.9995  # of what was learned, a visit later
+MOST = 4.0  # log odds beyond which margins are cut
+LEAST = 1e-3  # smallest frequency
+KEPT = 0.9995  # factor of the moments at each visit
 _LEAST_SAID = np.float32(1e-9)
 
 
@@ -25,7 +24,7 @@ def _log_odds(often):
 
 @part
 def _solved(moments, products):
-    """`moments` [F, F], symmetric and positive, times what is returned are `products` [F] (Cholesky)."""
+    """Solve `moments` [F, F] (symmetric, positive definite) times the answer [F] = `products` [F], by Cholesky."""
     size = len(products)
     lower, answer = np.zeros((size, size)), np.zeros(size)
     for row in range(size):
@@ -48,7 +47,8 @@ def _solved(moments, products):
 
 @part
 def _learn(used, known, predicted, weights, moments):
-    """A Newton step of one regression: it said `predicted` [E] of `known` [F, E], and `used` [E] came."""
+    """Do a Newton step of one regression: it gave the chances `predicted` [E] for the features `known` [F, E], and
+    `used` [E] is what was used."""
     num_kinds, num_experts = known.shape
     weighed, missed = np.empty(num_experts), np.empty(num_kinds)
     for kind in range(num_kinds):
@@ -75,9 +75,12 @@ def _learn(used, known, predicted, weights, moments):
     "float64[:, :, :, ::1], float64[:, :, ::1], float64[:, :, ::1], float64[:, :, :, ::1])"
 )
 def visit(selected, layer, learns, gains, uses, odds, known, predicted, weights, moments):
-    """A layer uses `selected` [T, K]: its running frequencies `uses` [L, 3, E] follow by `gains` [3], and their log
-    odds `odds` with them. If it `learns`, what was `predicted` [L, D, E] of this visit, nan where nothing was, from
-    `known` [L, D, F, E] is compared with it: `weights` [L, D, F] and `moments` [L, D, F, F]."""
+    """Note that a layer uses `selected` [T, K]: update its running frequencies `uses` [L, 3, E] by `gains` [3], and
+    their log odds `odds`.
+
+    If it `learns`, compare the chances `predicted` [L, D, E] of this visit (nan if there are none) from the features
+    `known` [L, D, F, E] with it, and update `weights` [L, D, F] and `moments` [L, D, F, F].
+    """
     num_experts = uses.shape[2]
     counts, is_used = np.zeros(num_experts), np.zeros(num_experts)
     for token in range(len(selected)):
@@ -103,7 +106,7 @@ def visit(selected, layer, learns, gains, uses, odds, known, predicted, weights,
 
 @part
 def _limit(row, top_k, best):
-    """Half way between the last of the k largest of `row` and the first that is not; `best` [k + 1] is overwritten."""
+    """Return the middle between the k-th largest of `row` and the next; `best` [k + 1] is overwritten."""
     size = min(top_k + 1, len(row))
     num_held = 0
     for place in range(len(row)):
@@ -133,8 +136,8 @@ def _raise_to_margin(said, top_k, odds, best, margin):
 
 @part
 def _hear(said, ahead, is_in_pass, last, top_k, odds, best, known):
-    """Write to `known` [2, E] the largest margin that any token of `said` [T, D, E] gives each expert, and what of that
-    is above 0. Of a layer of the next pass only the tokens `last` say something."""
+    """Write to `known` [2, E] the largest margin that any token of `said` [T, D, E] gives each expert, and its positive
+    part. For a layer of the next pass only the tokens `last` count."""
     for expert in range(len(odds)):
         known[0, expert] = -MOST
     if is_in_pass:
@@ -149,7 +152,7 @@ def _hear(said, ahead, is_in_pass, last, top_k, odds, best, known):
 
 @part
 def _predict(weights, known, chances):
-    """`chances` [E] of use by the logistic regression `weights` [F] of what is `known` [F, E]."""
+    """Set `chances` [E] of use by the logistic regression `weights` [F] of the features `known` [F, E]."""
     num_kinds, num_experts = known.shape
     for expert in range(num_experts):
         chances[expert] = 0
@@ -162,7 +165,7 @@ def _predict(weights, known, chances):
 
 @part
 def _sorted_in(expert, at, num_found, chances, found):
-    """Put one more among `found` from `at` on, falling chances, equals by the lower expert."""
+    """Insert an expert in `found` from `at` on, by falling chances, ties by the lower expert."""
     place = num_found
     while place > at and chances[found[place - 1]] < chances[expert]:
         found[place] = found[place - 1]
@@ -172,7 +175,7 @@ def _sorted_in(expert, at, num_found, chances, found):
 
 @part
 def _propose(chances, least, first_key, start, proposed):
-    """Append the keys of the experts whose chance is at least `least` to the first `start` of `proposed`, likelier ones
+    """Append the keys of experts whose chance is at least `least` to the first `start` of `proposed`, the likeliest
     first; returns how many there are then."""
     num_proposed = start
     for expert in range(len(chances)):
@@ -196,11 +199,11 @@ _STATE = (
 )
 def likely(selected, layer, learns, gains, top_k, routers, fitted, last, mapped, floor, far, state):
     """Do a `visit`, then return keys of the next D layers whose chance of use is at least `floor` in the next layer and
-    `far` beyond it, sooner layers first, likelier experts first. `state` holds the last six arguments of `visit`; what
-    is known of each key and predicted of it is kept there for its layer's visit.
+    `far` beyond it, sooner layers first, likelier experts first. `state` holds the last six arguments of `visit`;
+    features and chances are kept there for the visit of their layer.
 
-    `routers` and `fitted` [T, D or more, E]: what each source says, [0, 0, E] for a source that is not read; past the
-    last layer the tokens `last` count alone. `mapped` [D, E]: log odds by the matched maps, [0, E] without.
+    `routers` and `fitted` [T, D or more, E]: the predictions of each source, [0, 0, E] for a source that is not read;
+    past the last layer only the tokens `last` count. `mapped` [D, E]: log odds by the matched maps, [0, E] without.
     """
     uses, odds, known, predicted, weights, moments = state
     visit(selected, layer, learns, gains, uses, odds, known, predicted, weights, moments)
