@@ -174,7 +174,7 @@ class Controller:
             self._count_bits(layer, [*near, *low, *(place for w in waves for place in (*w.resident, *w.loads))])
         return Plan(layer, selected, weights, waves, near, low, prefetches)
 
-    def settled(self, layer: int, experts: list[int]) -> list[Place]:
+    def fixed_places(self, layer: int, experts: list[int]) -> list[Place]:
         """Return the places of one token's experts when nothing can change: the fast tier holds all experts, or only
         resident replicas.
 
@@ -186,14 +186,14 @@ class Controller:
         places = [place for expert in experts if (place := there[first + expert])]
         if len(places) < len(experts):
             return []
-        self.count_settled(layer)
+        self.count_fixed(layer)
         if self.counters.is_spread:
             self.counters.spread_requests(experts, (), experts if self.holds_low else ())
         if self.holds_low:
             self._count_bits(layer, places)
         return places
 
-    def count_settled(self, layer: int) -> None:
+    def count_fixed(self, layer: int) -> None:
         """Count one token's requests of a layer: all are hits, or all are computed on resident replicas."""
         self.now.step += 1
         self.now.layer = layer
@@ -205,7 +205,7 @@ class Controller:
         first, num_experts = layer * self.shape.num_experts, self.shape.num_experts
         return self.cache.states.count(RESIDENT, first, first + num_experts) == num_experts
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Empty the cache, as after a step that failed; counters and history stay."""
         self._mover.clear()
 

@@ -74,7 +74,7 @@ class Counters:
             self.passes[:] = [sum(self.passes)]
             self.on_devices[:] = [sum(self.on_devices)] if self.is_spread else []
 
-    def forget(self, num_passes: int) -> None:
+    def truncate(self, num_passes: int) -> None:
         """Keep only the first `num_passes` passes."""
         del self.passes[num_passes:], self.on_devices[num_passes:]
 

@@ -260,7 +260,7 @@ def test_forgetting_empties_the_cache_and_keeps_the_counts() -> None:
     owner = controller(6, prefetch="next_gate", window=50)
     owner.begin_pass(1)
     take(owner, 0, [[0, 1]], [4, 5])
-    owner.forget()
+    owner.clear()
     owner.cache.validate()
     assert owner.cache.room(0) == 2 and owner.counters.totals()["misses"] == 2
     take(owner, 1, [[4, 5]], [0, 1])
