@@ -1,4 +1,4 @@
-"""Jobs are done once and in order, whoever does them; what they raise reaches who asks."""
+"""Jobs are done once and in order, by the thread or the caller; what they raise reaches the caller."""
 
 import threading
 import time

@@ -1,4 +1,4 @@
-"""Who leaves first, by hand: every eviction policy of a few lines."""
+"""Eviction orders by hand: every eviction policy of a few lines."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ from tests.runtime.policies.examples import prepared, step
 
 
 def order(policy: Eviction, now: Now) -> list[int]:
-    """Layer 0 in the order in which it would leave."""
+    """Return layer 0 in the order of eviction."""
     return np.lexsort(policy.order(np.arange(6), now)[::-1]).tolist()
 
 
@@ -29,7 +29,7 @@ def test_lhu_counts_uses_at_full_precision_only() -> None:
     policy.used([1], wanted, Now(step=3))
     assert order(policy, Now(step=4)) == [3, 4, 5, 0, 2, 1]
     policy.fetched({2: 2}, Now(step=4))
-    policy.prefetched([2], Now(step=4))  # prefetches come in full
+    policy.prefetched([2], Now(step=4))  # prefetches are at full precision
     policy.used([2], wanted, Now(step=5))
     policy.used([3], wanted, Now(step=6))
     assert order(policy, Now(step=6)) == [4, 5, 0, 1, 3, 2]
@@ -42,18 +42,19 @@ def test_belady_evicts_what_is_wanted_last() -> None:
     assert order(policy, Now(step=-1)) == [3, 5, 1, 4, 2, 0]
     policy.used([0], step([[0, 0]]), Now(step=0))
     assert order(policy, Now(step=0)) == [0, 3, 5, 1, 4, 2]
-    policy.used([], step([[2, 2]]), Now(step=1))  # 2 was wanted, whoever served it
+    policy.used([], step([[2, 2]]), Now(step=1))  # 2 was wanted, whatever served it
     assert order(policy, Now(step=1)) == [0, 3, 5, 1, 2, 4]
 
 
 def leaving(policy: Eviction, keys: list[int], now: Now) -> list[int]:
-    """These keys in the order in which they would leave."""
+    """Return these keys in the order of eviction."""
     return np.array(keys)[np.lexsort(policy.order(np.array(keys), now)[::-1])].tolist()
 
 
 @pytest.mark.parametrize("name", ["lru", "lfu", "lcp", "fld", "least_stale", "lhu", "activation"])
 def test_what_was_never_used_leaves_before_what_was_used_first_of_all(name: str) -> None:
-    """A prefetched key need not have been used. Key 0 is, in the first step, so that the lower key does not decide."""
+    """A prefetched key need not have been used. Key 0 is used in the first step, so that the lower key does not
+    decide."""
     policy = prepared("eviction", name)
     policy.used([0], step([[0, 0]]), Now(0, 0, 0, 1))
     assert leaving(policy, [0, 1], Now(1, 1, 0, 2)) == [1, 0]
@@ -88,7 +89,7 @@ def test_lcp_is_its_formula() -> None:
     policy = prepared("eviction", "lcp:rho=0.25,omega=8")
     policy.used([0, 1], step([[0, 1]]), Now(0, 0, 0, 4))
     policy.used([1], step([[1, 1]]), Now(1, 1, 0, 12))
-    # mu * rho ** (nu / omega): one use 12 tokens ago, two of which the last was 4 ago, none.
+    # mu * rho ** (nu / omega): one use 12 tokens ago; two uses, the last 4 tokens ago; none.
     assert policy.order(np.arange(3), Now(2, 2, 0, 16))[0] == pytest.approx([0.25**1.5, 2 * 0.25**0.5, 0])
 
 

@@ -1,5 +1,5 @@
-"""Costs that only an emulated machine has: near experts computed by whoever computes, few bits that are not as fast as
-they are small, policies' own work."""
+"""Costs that only an emulated machine has: near experts on the computing thread, few bits that save less time than
+bytes, and the policies' own time."""
 
 from dataclasses import replace
 

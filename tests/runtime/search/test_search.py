@@ -1,4 +1,4 @@
-"""The search on a small synthetic trace: what is best by trying everything, and the same again for a seed."""
+"""The search on a small synthetic trace: it finds what trying everything finds, and the same again for a seed."""
 
 from dataclasses import replace
 from itertools import product
@@ -72,7 +72,7 @@ def test_what_the_store_or_the_trace_lacks_is_left_out_and_counted() -> None:
 
 
 def test_losses_come_from_the_tables() -> None:
-    """Every dropped rank of a decoded token costs what it costs to be left out, more in earlier layers."""
+    """Every dropped rank of a decoded token costs what the similarity table says, more in earlier layers."""
     drop = Combination(miss="zero:fill=no")
     outcome = search().replay(drop, 60)
     tripled = search(similarity=similar(0.03)).replay(drop, 60)
@@ -117,7 +117,7 @@ def test_traces_of_one_request_at_a_time_are_told_from_batches() -> None:
 
 
 def test_whoever_replays_it_finds_the_same() -> None:
-    """All at once and in another order, by one like it."""
+    """A similar search replays all combinations at once and in another order."""
     few = replace(PLAN, candidates=3, climbing=6, passes=30)
     here, other = search(), search()
     elsewhere = other.apart()
