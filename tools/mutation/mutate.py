@@ -65,7 +65,7 @@ TESTS = {
     "runtime/policies/eviction/shared.py": _policy("eviction", "lhu", _EVICTIONS),
     "runtime/policies/eviction/activation.py": _policy("eviction", "activation", f"{_POLICIES}/test_activation.py"),
     "runtime/policies/eviction/map.py": _policy(
-        "eviction", "map", f"{_POLICIES}/test_maps.py", f"{_EVICTIONS}::test_who_needs_more_than_uses_says_so"
+        "eviction", "map", f"{_POLICIES}/test_maps.py", f"{_EVICTIONS}::test_a_policy_that_needs_more_than_uses_says_so"
     ),
     "runtime/policies/eviction/horizon.py": _HORIZON,
     "runtime/policies/eviction/horizon_kernels.py": _HORIZON,

@@ -277,7 +277,7 @@ def test_what_leaves_first_is_sorted_stably(column: list[int], count: int, is_do
     assert first_of(keys, order, count) == keys[np.argsort(values, kind="stable")][:count].tolist()
 
 
-def test_a_replay_shows_predictions_only_to_who_asked_for_them() -> None:
+def test_a_replay_shows_predictions_only_to_policies_that_read_them() -> None:
     assert controller(6).num_predicted == 0
     assert controller(6, prefetch="next_gate:distance=2").num_predicted == 2
     assert controller(6, prefetch="frequency:distance=2").num_predicted == 0

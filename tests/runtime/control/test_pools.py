@@ -78,7 +78,7 @@ def test_devices_have_pools_of_their_own() -> None:
     assert partitions.hops.tolist() == [0, 1, 0, 1, 0] and Partitions(5).hops is None
 
 
-def test_there_is_room_for_who_comes_first_on_each_device() -> None:
+def test_there_is_room_for_the_first_experts_of_each_device() -> None:
     assert fitting([5, 1, 2, 3, 0, 4], (1, 2)) == [5, 1, 2]
     assert fitting([5, 1, 2], (2,)) == [5, 1]
     assert fitting([], (0, 0, 0)) == []

@@ -144,7 +144,7 @@ def test_the_simulator_says_how_often() -> None:
     )
 
 
-def test_idle_is_where_nobody_goes_on() -> None:
+def test_idle_is_where_every_request_has_ended() -> None:
     """Two requests decoded together, one of them longer; then a third."""
     rows = [(0, 0), (1, 0), (0, 1), (1, 1), (1, 2), (2, 3), (2, 4), (3, 5)]
     request, pass_ = np.array(rows, np.int32).T

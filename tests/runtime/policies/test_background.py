@@ -23,7 +23,7 @@ def test_jobs_are_done_once_and_in_order(in_background: bool) -> None:
     assert done == list(range(500))
 
 
-def test_who_asks_does_not_wait_for_a_thread_that_is_busy_elsewhere() -> None:
+def test_a_caller_does_not_wait_for_a_thread_that_is_busy_elsewhere() -> None:
     jobs, did = BackgroundJobs(), []
     first = jobs.add(lambda: did.append(threading.current_thread().name))
     assert not did, "nobody has asked"
@@ -38,7 +38,7 @@ def test_who_asks_does_not_wait_for_a_thread_that_is_busy_elsewhere() -> None:
     assert did[1] == "matching", "nobody has asked, and it is done all the same"
 
 
-def test_what_a_job_raises_reaches_who_asks() -> None:
+def test_what_a_job_raises_reaches_the_caller() -> None:
     jobs = BackgroundJobs()
     failed, other = jobs.add(lambda: 1 / 0), jobs.add(lambda: 7)
     assert jobs.answer(other) == 7

@@ -50,7 +50,7 @@ def decoded(policy: Blend, num_passes: int, right: str, seed: int = 0) -> list[t
 
 
 @pytest.mark.parametrize("right", ["next_gate", "learned"])
-def test_who_was_right_is_believed(right: str) -> None:
+def test_the_source_that_was_right_is_believed(right: str) -> None:
     late = decoded(prepared("blend:distance=1,floor=0.5"), 120, right)[60:]
     assert np.mean([sorted(proposed) == wanted.tolist() for proposed, wanted in late]) > 0.95
 

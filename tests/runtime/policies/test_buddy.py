@@ -109,7 +109,7 @@ def test_what_is_on_its_way_is_not_replaced() -> None:
 
 
 @pytest.mark.parametrize("stand_in", STAND_INS)
-def test_a_quota_that_binds_is_reached_whoever_stands_in(stand_in: str) -> None:
+def test_a_quota_that_binds_is_reached_with_every_stand_in(stand_in: str) -> None:
     """Quota left over in one step is used in the next; each layer has its own."""
     rng = np.random.default_rng(0)
     policy = Buddy(stand_in=stand_in, quota=0.2)

@@ -136,7 +136,7 @@ def test_score_sums_what_the_router_says_of_a_layer() -> None:
         assert policy.order(np.array([6, 7, 8, 0, 12]), Now())[0].tolist() == [*sums, 0, 0]
 
 
-def test_who_needs_more_than_uses_says_so() -> None:
+def test_a_policy_that_needs_more_than_uses_says_so() -> None:
     sees = {name: parse("eviction", name) for name in POLICIES["eviction"]}
     assert {name for name, policy in sees.items() if policy.sees_probabilities} == {"score", "map"}
     assert {name for name, policy in sees.items() if policy.sees_embeddings} == {"map"}

@@ -110,7 +110,7 @@ def test_each_token_keeps_its_sum() -> None:
 
 
 @pytest.mark.parametrize("name", ["best_resident", "substitute", "random_resident", "zero", "drop"])
-def test_who_needs_probabilities_says_so(name: str) -> None:
+def test_a_policy_that_needs_probabilities_says_so(name: str) -> None:
     policy = prepared("miss", name)
     if policy.sees_probabilities:
         with pytest.raises(AssertionError, match="without router probabilities"):

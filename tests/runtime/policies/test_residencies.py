@@ -36,7 +36,7 @@ def test_uniform_is_the_widest_that_fits() -> None:
     assert shadow("shadow:bits=uniform").share(18 * 40).shadows.tolist() == [4] * 18
 
 
-def test_mixed_gives_the_bits_to_whom_the_model_uses_most() -> None:
+def test_mixed_gives_the_bits_to_the_experts_used_most() -> None:
     use = np.ones((3, 6))
     use[1, 4] = 100
     fast = shadow("shadow", use=use).share(18 * 10 + 30)

@@ -76,7 +76,7 @@ def test_policies_outside_routing_know_only_the_standard_library_and_numpy() -> 
             assert any(name == a or name.startswith(f"{a}.") for a in allowed), f"{path.name} imports {name}"
 
 
-def test_only_who_computes_with_compiled_loops_imports_numba() -> None:
+def test_only_policies_with_compiled_loops_import_numba() -> None:
     code = (
         "import sys\n"
         "from artifacts.shape import Shape\n"

@@ -28,7 +28,7 @@ def ms(costs: Costs, **policies: str) -> float:
     return tried.run(Setting("one", policies=policies, budget="50%")).times["tpot_ms"] / 1e3
 
 
-def test_near_experts_take_time_of_whoever_computes() -> None:
+def test_near_experts_take_time_of_the_computing_thread() -> None:
     """Two layers of two experts that are all near: nothing else is computed."""
     all_near = {"miss": "near:fill=no"}
     assert ms(COSTS, **all_near) == pytest.approx(20)

@@ -149,7 +149,7 @@ def test_what_a_pass_was_given_is_recorded(checkpoint: Checkpoint, tmp_path: Pat
 
 
 @pytest.mark.parametrize("lag", [0, 1])
-def test_who_searches_maps_slowly_decides_the_same(
+def test_a_slow_search_of_maps_decides_the_same(
     checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lag: int
 ) -> None:
     """A live run learns with a slow thread; the replay, through Parquet, searches at once."""

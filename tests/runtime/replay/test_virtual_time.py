@@ -105,7 +105,7 @@ def test_near_experts_are_computed_at_the_same_time() -> None:
     assert taken(plan(Wave(places(0, 1, 2, 3), ()), near=elsewhere(4))) == (9, 0)
 
 
-def test_near_experts_of_whoever_computes_are_computed_while_a_load_is_under_way() -> None:
+def test_near_experts_of_the_computing_thread_are_computed_during_a_load() -> None:
     """The resident is computed until 3, the near one until 6, when the load has arrived; two tokens take twice the
     arithmetic."""
     costs = replace(COSTS, near=Work(0), near_host=Work(3, 2))
@@ -185,7 +185,7 @@ def test_a_disk_gives_a_segment_no_sooner_than_its_expert() -> None:
     assert (told.load_s, told.latency_s) == (5, 0.5)
 
 
-def test_the_engine_works_on_every_load_and_nobody_computes_meanwhile() -> None:
+def test_the_engine_works_on_every_load_and_does_not_compute_meanwhile() -> None:
     """From 1 to 1.5 the engine works on expert 1, to 2 on the prefetch; 0 is computed until 4, and 1 has arrived at
     6.5."""
     costs = replace(COSTS, host_s=0.5)

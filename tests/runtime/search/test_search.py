@@ -116,7 +116,7 @@ def test_traces_of_one_request_at_a_time_are_told_from_batches() -> None:
     assert not is_one_by_one(TRACE.take(np.flatnonzero(TRACE.phase == PREFILL)))
 
 
-def test_whoever_replays_it_finds_the_same() -> None:
+def test_a_search_finds_the_same_with_any_replayer() -> None:
     """A similar search replays all combinations at once and in another order."""
     few = replace(PLAN, candidates=3, climbing=6, passes=30)
     here, other = search(), search()
