@@ -78,15 +78,15 @@ def _made_for(machine: str, link: str | None, artefacts: Artefacts, policies: Po
     is required and the store has only others."""
     if not artefacts.splits:
         return artefacts
-    own = tuple(split for split in artefacts.splits if split.fits(machine, link))
-    if not own and "splits" in policies.requires:
+    fitting = tuple(split for split in artefacts.splits if split.fits(machine, link))
+    if not fitting and "splits" in policies.requires:
         others = ", ".join(sorted({split.made_for for split in artefacts.splits}))
         named = "" if machine == HERE else f" --machine {machine}"
         wanted = f"{machine} over {link}" if link else machine
         raise Incompatible(
             f"the store's splits were made for another machine ({others}, not {wanted}): run `moectl split{named}`"
         )
-    return replace(artefacts, splits=own)
+    return replace(artefacts, splits=fitting)
 
 
 def pools(
@@ -102,19 +102,19 @@ def pools(
     there are too few slots for the devices."""
     is_global = scope is Scope.GLOBAL
     if split is not None:
-        found = segment_pools(shape, split, is_global=is_global, partitions=partitions)
+        shared = segment_pools(shape, split, is_global=is_global, partitions=partitions)
     else:
         capacities = partitions.evened(policies.residency.capacities(num_slots, shape))
-        found = whole_experts(shape, partitions.dealt(capacities), is_global=is_global)
+        shared = whole_experts(shape, partitions.dealt(capacities), is_global=is_global)
     if not policies.miss.reads_shadows:
-        check_each_has_a_slot(found)
-    return found
+        check_each_has_a_slot(shared)
+    return shared
 
 
 def lay_out(controller: Controller, policies: Policies, fast: FastTier, scope: Scope) -> tuple[Pool, ...]:
     """Move a controller of split experts to another fast tier, which is empty. Returns its pools."""
-    known = {"scope": scope, "split": fast.split, "partitions": controller.cache.partitions}
-    shared = pools(policies, controller.shape, num_slots=fast.num_slots, **known)
+    common = {"scope": scope, "split": fast.split, "partitions": controller.cache.partitions}
+    shared = pools(policies, controller.shape, num_slots=fast.num_slots, **common)
     controller.lay_out(fast.split, shared)
     return shared
 

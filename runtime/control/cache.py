@@ -68,10 +68,10 @@ class Cache:
         """Group keys of one layer by pool."""
         if self._is_one_pool:
             return [keys]
-        found: dict[int, list[int]] = {}
+        groups: dict[int, list[int]] = {}
         for key in keys:
-            found.setdefault(self.pool_of[key], []).append(key)
-        return [found[number] for number in sorted(found)]
+            groups.setdefault(self.pool_of[key], []).append(key)
+        return [groups[number] for number in sorted(groups)]
 
     def num_free(self, layer: int) -> tuple[int, ...]:
         """Return the number of empty slots of a layer's scope on each device."""

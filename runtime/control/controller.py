@@ -104,12 +104,11 @@ class Controller:
         if self._miss.every_step or absent and self._miss.chooses:
             return self._decide(step, experts, used, absent, weights)
         states = self._mover.cache.states
-        here = [key for key in used if states[key]] if absent else used
-        return self._plan(step, step.selected, weights, experts, used, here, absent)
+        present = [key for key in used if states[key]] if absent else used
+        return self._plan(step, step.selected, weights, experts, used, present, absent)
 
     def _wanted(self, layer: int, selected: np.ndarray) -> tuple[list[int], list[int], list[int]]:
-        """Return the keys of the experts in `selected` [T, K], the keys of their pieces, and the absent ones of
-        those."""
+        """Return the keys of the experts in `selected` [T, K], of their pieces, and of the absent pieces."""
         first, states = layer * self.shape.num_experts, self._mover.cache.states
         experts = [first + expert for expert in distinct(selected)]
         used = self._pieces.of(experts)
@@ -118,12 +117,11 @@ class Controller:
     def _decide(
         self, step: Step, experts: list[int], used: list[int], absent: list[int], weights: np.ndarray | None
     ) -> Plan:
-        """Plan the step as the miss policy chooses: stand-ins, near and low experts, and the precision of what is
-        fetched."""
+        """Plan the step as the miss policy chooses: stand-ins, near and low experts, precisions of demand loads."""
         choice, num_experts, states = self._choose(step, absent), self.shape.num_experts, self._mover.cache.states
         if choice.selected is not step.selected:
             experts, used, absent = self._wanted(step.layer, choice.selected)
-        here, missing, near, low, behind, bits = used, absent, (), (), (), _NO_BITS
+        present, missing, near, low, behind, bits = used, absent, (), (), (), _NO_BITS
         first = step.layer * num_experts
         if choice.near:
             places = self._near_places
@@ -131,10 +129,10 @@ class Controller:
         if choice.low:
             low = tuple([self._low_place(key) for key in used if key % num_experts in choice.low])
         if absent:
-            here = [key for key in used if states[key]]
+            present = [key for key in used if states[key]]
         if elsewhere := choice.near | choice.low if choice.low else choice.near:
             missing = [key for key in absent if key % num_experts not in elsewhere]
-            here = [key for key in here if key % num_experts not in elsewhere]
+            present = [key for key in present if key % num_experts not in elsewhere]
         if choice.behind:
             behind = [first + expert for expert in choice.behind]
         if choice.bits:
@@ -142,7 +140,7 @@ class Controller:
         if choice.weights is not None:
             weights = choice.weights
         self._mover.arrivals.lent = int(choice.lent * self.nbytes[FULL_BITS])
-        return self._plan(step, choice.selected, weights, experts, used, here, missing, near, low, behind, bits)
+        return self._plan(step, choice.selected, weights, experts, used, present, missing, near, low, behind, bits)
 
     def _plan(
         self,
@@ -151,7 +149,7 @@ class Controller:
         weights: np.ndarray | None,
         experts: list[int],
         used: list[int],
-        here: list[int],
+        present: list[int],
         missing: list[int],
         near: tuple[Place, ...] = (),
         low: tuple[Place, ...] = (),
@@ -159,14 +157,14 @@ class Controller:
         bits: Mapping[int, int] = _NO_BITS,
     ) -> Plan:
         """Note the use, load what is `missing` in waves, and prefetch, keys of `behind` first."""
-        mover, layer, is_placed = self._mover, step.layer, self._residency.places
+        mover, layer = self._mover, step.layer
         if missing and self._picks_bits:
             self._eviction.fetched({key: bits.get(key, FULL_BITS) for key in missing}, self.now)
         self._eviction.used(experts, step, self.now)
         if self._pieces.is_cut:
             mover.cache.touch(used)
-        waves, pinned = mover.waves(here, missing, bits)
-        prefetches = mover.place(layer) if is_placed else ()
+        waves, pinned = mover.waves(present, missing, bits)
+        prefetches = mover.place(layer) if self._residency.places else ()
         if self._prefetch.distance or behind:
             prefetches += self._prefetches(step, behind)
         mover.end_step(pinned)
@@ -175,15 +173,11 @@ class Controller:
         return Plan(layer, selected, weights, waves, near, low, prefetches)
 
     def fixed_places(self, layer: int, experts: list[int]) -> list[Place]:
-        """Return the places of one token's experts when nothing can change: the fast tier holds all experts, or only
-        resident replicas.
-
-        Returns an empty list while one of them is absent. This short cut counts as `step` does, and nothing is ever
-        evicted.
-        """
+        """Return the places of one token's experts when nothing is ever evicted: the fast tier holds all experts, or
+        only resident replicas. Returns an empty list while one expert is absent. Counts as `step` does."""
         assert self.holds_all or self.holds_low, "only where nothing is left to decide"
-        first, there = layer * self.shape.num_experts, self._low or self.cache.places
-        places = [place for expert in experts if (place := there[first + expert])]
+        first, held = layer * self.shape.num_experts, self._low or self.cache.places
+        places = [place for expert in experts if (place := held[first + expert])]
         if len(places) < len(experts):
             return []
         self.count_fixed(layer)
@@ -225,9 +219,9 @@ class Controller:
                 "slots": sum(pool.num_slots for pool in cache.pools if pool.device == device),
                 "slot_bytes": sum(pool.num_slots * pool.slot_nbytes for pool in cache.pools if pool.device == device),
                 "resident": int(np.count_nonzero(cache.partitions.of(np.flatnonzero(resident)) == device)),
-                **own,
+                **counts,
             }
-            for device, own in enumerate(counted)
+            for device, counts in enumerate(counted)
         ]
 
     def validate(self) -> None:

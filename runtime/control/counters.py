@@ -84,9 +84,9 @@ class Counters:
     def spread(self, counter: Counter, keys: Sequence[int], amount: int = 1) -> None:
         """Add `amount` for each key on its device, beside what `add` counts per layer."""
         if self.is_spread:
-            own = self.on_devices[-1][counter]
+            counts = self.on_devices[-1][counter]
             for key in keys:
-                own[self._partitions.of(key)] += amount
+                counts[self._partitions.of(key)] += amount
 
     def spread_requests(self, wanted: Sequence[int], late: Sequence[int], absent: Sequence[int]) -> None:
         """Count requests per device, as `add_requests` counts them per layer."""
@@ -116,9 +116,9 @@ class Counters:
             assert (table[Counter.MISSES] == misses).all(), f"pass {number}: {misses} of the misses"
         num_spread = len(self.passes) if self.is_spread else 0
         assert len(self.on_devices) == num_spread, f"{len(self.on_devices)} passes by device of {num_spread}"
-        for number, (table, own) in enumerate(zip(self.passes, self.on_devices, strict=False)):
-            chosen = list(_BY_DEVICE)
-            assert (own[chosen].sum(axis=1) == table[chosen].sum(axis=1)).all(), f"pass {number}: devices do not add up"
+        for number, (table, by_device) in enumerate(zip(self.passes, self.on_devices, strict=False)):
+            spread, total = (counts[list(_BY_DEVICE)].sum(axis=1) for counts in (by_device, table))
+            assert (spread == total).all(), f"pass {number}: devices do not add up"
         total = self.sum()
         wasted, prefetched = (int(total[counter].sum()) for counter in (Counter.WASTED_BYTES, Counter.PREFETCH_BYTES))
         assert wasted <= prefetched, f"{wasted} bytes wasted of {prefetched} prefetched"

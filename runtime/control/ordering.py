@@ -23,8 +23,8 @@ def first_of(keys: np.ndarray, order: tuple[np.ndarray, ...], count: int) -> lis
     """Return the first `count` of `keys` by the sort keys in `order`, the most significant first; ties keep the order
     of `keys`."""
     column, is_alone = order[0], len(order) == 1
-    if is_alone and count <= min(_FEW, len(keys)) and (found := _least(column, count)):
-        return [keys.item(at) for at in found]
+    if is_alone and count <= min(_FEW, len(keys)) and (places := _least(column, count)):
+        return [keys.item(at) for at in places]
     if count < len(keys):  # sort only the keys that can be among them
         limit = column.min() if count == 1 else np.partition(column, count - 1)[count - 1]
         smallest = (column <= limit).nonzero()[0]
@@ -44,12 +44,12 @@ def _least(column: np.ndarray, count: int) -> list[np.int64]:
         return [column.argmin()]
     if (most := _MOST.get(column.dtype)) is None:
         return []
-    rest, found = column.copy(), []
+    rest, places = column.copy(), []
     for _ in range(count):
         at = rest.argmin()
-        found.append(at)
+        places.append(at)
         rest[at] = most
-    return found if len(set(found)) == count else []
+    return places if len(set(places)) == count else []
 
 
 @cache
@@ -61,8 +61,8 @@ def first_leaving() -> Callable[..., int]:
     return kernel(signature, exact=True)(_first_leaving)
 
 
-def _first_leaving(ranks, older, state, pinned, start, stop, found):
-    """Write to `found` the first evictable keys (resident, not pinned) from `start` up to `stop`, as many as fit. The
+def _first_leaving(ranks, older, state, pinned, start, stop, victims):
+    """Write to `victims` the first evictable keys (resident, not pinned) from `start` up to `stop`, as many as fit. The
     order is `ranks`, then `older`, then the key. Returns how many there are."""
 
     def leaves_before(key, other):
@@ -71,21 +71,21 @@ def _first_leaving(ranks, older, state, pinned, start, stop, found):
 
     rank, states, is_pinned = ranks[start:stop], state[start:stop], pinned[start:stop]
     # All other keys are ranked last without a branch, which a processor would mispredict for every fourth key.
-    rank_of, num_found, most = np.empty(len(rank)), 0, np.inf
+    rank_of, num_victims, most = np.empty(len(rank)), 0, np.inf
     for place in range(len(rank)):
         rank_of[place] = rank[place] if (states[place] == _RESIDENT) & (not is_pinned[place]) else np.inf
     for place in range(len(rank)):
         if rank_of[place] > most or states[place] != _RESIDENT or is_pinned[place]:
             continue
         key = start + place
-        if num_found == len(found) and not leaves_before(key, found[num_found - 1]):
+        if num_victims == len(victims) and not leaves_before(key, victims[num_victims - 1]):
             continue
-        at = min(num_found, len(found) - 1)
-        while at > 0 and leaves_before(key, found[at - 1]):
-            found[at] = found[at - 1]
+        at = min(num_victims, len(victims) - 1)
+        while at > 0 and leaves_before(key, victims[at - 1]):
+            victims[at] = victims[at - 1]
             at -= 1
-        found[at] = key
-        num_found = min(num_found + 1, len(found))
-        if num_found == len(found):
-            most = ranks[found[num_found - 1]]
-    return num_found
+        victims[at] = key
+        num_victims = min(num_victims + 1, len(victims))
+        if num_victims == len(victims):
+            most = ranks[victims[num_victims - 1]]
+    return num_victims

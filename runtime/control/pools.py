@@ -35,8 +35,8 @@ def whole_experts(shape: Shape, capacities: np.ndarray, *, is_global: bool) -> t
         )
     return tuple(
         Pool(layer * shape.num_experts, (layer + 1) * shape.num_experts, count, shape.expert_nbytes, device=device)
-        for layer, own in enumerate(capacities.tolist())
-        for device, count in enumerate(own)
+        for layer, counts in enumerate(capacities.tolist())
+        for device, count in enumerate(counts)
     )
 
 

@@ -66,8 +66,8 @@ class Reconfiguration:
 
     def add(self, step: Step) -> None:
         """Record a step; of its predictions only those of the next layer are needed."""
-        told = (step.pass_index, step.phase, step.layer, step.selected, step.weights)
-        self._seen.add(Step(*told, predicted=step.predicted[:, :1]))
+        columns = (step.pass_index, step.phase, step.layer, step.selected, step.weights)
+        self._seen.add(Step(*columns, predicted=step.predicted[:, :1]))
 
     def between_requests(self) -> None:
         """Solve the split if enough tokens have been seen. Call it when no request is in progress."""

@@ -104,14 +104,14 @@ def segment_pools(
         [(0, num_keys, num_tops.sum(axis=0), tops[0])]
         if is_global
         else [
-            (layer * size, (layer + 1) * size, own, nbytes)
-            for layer, (own, nbytes) in enumerate(zip(num_tops, tops, strict=True))
+            (layer * size, (layer + 1) * size, counts, nbytes)
+            for layer, (counts, nbytes) in enumerate(zip(num_tops, tops, strict=True))
         ]
     )
     staying = [
         Pool(first, stop, count, nbytes, device=device)
-        for first, stop, own, nbytes in rows
-        for device, count in enumerate(own.tolist())
+        for first, stop, counts, nbytes in rows
+        for device, count in enumerate(counts.tolist())
     ]
     return (*staying, *passing)
 

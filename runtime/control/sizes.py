@@ -53,10 +53,10 @@ def nbytes(text: str) -> int:
     """Return a size in bytes: `2GiB`, `500MB`, `4096`. Raises BadUsage."""
     message = f"size {text!r} is not understood: write bytes, as 64KiB or 2GB"
     value, unit = _parse(text, message)
-    found = value * _unit(unit, text)
-    if found >= _MOST_NBYTES:
+    size = value * _unit(unit, text)
+    if size >= _MOST_NBYTES:
         raise BadUsage(message)
-    return math.floor(found)
+    return math.floor(size)
 
 
 def rate(text: str) -> tuple[float, float]:
@@ -67,10 +67,10 @@ def rate(text: str) -> tuple[float, float]:
     latency, latency_unit = _parse(delay or "0s", message)
     if not unit.endswith("/s") or latency_unit not in _SECONDS:
         raise BadUsage(message)
-    found, latency_s = value * _unit(unit[:-2], text), latency * _SECONDS[latency_unit]
-    if not 1 <= found < _MOST_NBYTES or latency_s > _MOST_LATENCY_S:
+    bandwidth, latency_s = value * _unit(unit[:-2], text), latency * _SECONDS[latency_unit]
+    if not 1 <= bandwidth < _MOST_NBYTES or latency_s > _MOST_LATENCY_S:
         raise BadUsage(message)
-    return found, latency_s
+    return bandwidth, latency_s
 
 
 def _parse(text: str, message: str) -> tuple[float, str]:

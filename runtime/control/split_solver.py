@@ -72,12 +72,12 @@ def answer_of(curves: Curves, shape: Shape, split: SolvedSplit) -> Answer:
 
 def candidates(curves: Curves, shape: Shape, unsolved: SolvedSplit) -> list[SolvedSplit]:
     """Return the splits worth trying for a budget: those of the solvers, and all layers alike at some ratios."""
-    found = [solved_anew(curves, shape, replace(unsolved, solver=solver)) for solver in SOLVERS]
-    each = min(unsolved.budget_nbytes / shape.expert_nbytes / shape.num_layers, shape.num_experts)
+    splits = [solved_anew(curves, shape, replace(unsolved, solver=solver)) for solver in SOLVERS]
+    budget = min(unsolved.budget_nbytes / shape.expert_nbytes / shape.num_layers, shape.num_experts)
     for theta in _EVEN:
-        alike = {"budgets": np.full(shape.num_layers, each), "theta": np.full(shape.num_layers, theta)}
-        found.append(replace(unsolved, **alike, solver=EVEN))
-    return found
+        alike = {"budgets": np.full(shape.num_layers, budget), "theta": np.full(shape.num_layers, theta)}
+        splits.append(replace(unsolved, **alike, solver=EVEN))
+    return splits
 
 
 def solved_anew(curves: Curves, shape: Shape, split: SolvedSplit) -> SolvedSplit:

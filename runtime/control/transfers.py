@@ -78,17 +78,19 @@ class Mover:
         pass_index, evicted = self._now.pass_index, self._evicted_in_pass
         return sum([evicted[key] == pass_index for key in keys])
 
-    def waves(self, here: list[int], missing: list[int], bits: Mapping[int, int]) -> tuple[tuple[Wave, ...], list[int]]:
-        """Load the missing keys: in one wave if they fit beside the keys that are `here`, else in as many as it takes.
-        Returns the waves, and the keys that stay pinned until the end of the step."""
-        self._arrive(here)
+    def waves(
+        self, present: list[int], missing: list[int], bits: Mapping[int, int]
+    ) -> tuple[tuple[Wave, ...], list[int]]:
+        """Load the missing keys: in one wave if they fit beside those `present`, else in as many as it takes. Returns
+        the waves, and the keys that stay pinned until the end of the step."""
+        self._arrive(present)
         cache = self.cache
-        cache.pin(here)
+        cache.pin(present)
         places = cache.places
-        resident = tuple([places[key] for key in here])
+        resident = tuple([places[key] for key in present])
         if not missing:
-            return ((Wave(resident, ()),) if here else ()), here
-        pinned, waves = here, []
+            return ((Wave(resident, ()),) if present else ()), present
+        pinned, waves = present, []
         while True:
             loads, missing = self._load_wave(missing, bits)
             pinned = pinned + [load.key for load in loads]
@@ -151,11 +153,11 @@ class Mover:
         if cache.is_passing(pool_key):
             return cache.oldest(pool_key, count)
         if self._first_leaving is not None:
-            pool, found = cache.pools[cache.pool_of[pool_key]], np.empty(count, np.int64)
-            num_found = self._first_leaving(
-                *self._eviction.ranks, cache.state, cache.pinned, pool.first, pool.stop, found
+            pool, victims = cache.pools[cache.pool_of[pool_key]], np.empty(count, np.int64)
+            num_victims = self._first_leaving(
+                *self._eviction.ranks, cache.state, cache.pinned, pool.first, pool.stop, victims
             )
-            return found[:num_found].tolist()
+            return victims[:num_victims].tolist()
         candidates = cache.candidates(pool_key)
         return first_of(candidates, self._eviction.order(candidates, self._now), count) if candidates.size else []
 
@@ -233,7 +235,7 @@ class Mover:
             most = -(-room // self._pieces.num_bytes((key,)))
         if most > 1:
             pool_of = cache.pool_of
-            most = min(most, sum([not states[own] and pool_of[own] == pool_of[key] for own in coming]))
+            most = min(most, sum([not states[other] and pool_of[other] == pool_of[key] for other in coming]))
         return self._victims_sparing(keys, key, most)
 
     def _victims_sparing(self, keys: list[int], pool_key: int, count: int) -> list[int]:

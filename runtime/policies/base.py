@@ -68,13 +68,13 @@ def fitting(experts: Sequence[int], room: Sequence[int]) -> list[int]:
     device e % N, which has `room` [N] for so many."""
     if len(room) == 1:
         return list(experts[: room[0]])
-    left, found = list(room), []
+    left, placed = list(room), []
     for expert in experts:
         device = expert % len(left)
         if left[device]:
             left[device] -= 1
-            found.append(expert)
-    return found
+            placed.append(expert)
+    return placed
 
 
 @dataclass(slots=True)
@@ -270,8 +270,8 @@ class SimpleResidency(Simple):
     places: ClassVar[bool] = False
 
     def capacities(self, num_slots: int, shape: Shape) -> np.ndarray:
-        each, rest = divmod(num_slots, shape.num_layers)
-        return np.array([each + (layer < rest) for layer in range(shape.num_layers)], np.int64)
+        per_layer, rest = divmod(num_slots, shape.num_layers)
+        return np.array([per_layer + (layer < rest) for layer in range(shape.num_layers)], np.int64)
 
     def share(self, budget_nbytes: int) -> FastTier | None:
         return None

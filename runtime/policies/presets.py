@@ -59,10 +59,10 @@ def preset(name: str | Preset) -> Preset:
         return name
     if name not in presets():
         raise BadUsage(unknown("preset", name, presets()))
-    found = presets()[name]
-    if found.waits_for:
+    chosen = presets()[name]
+    if chosen.waits_for:
         raise Incompatible(
-            f"preset {name} cannot run yet: it waits for {found.waits_for}; "
+            f"preset {name} cannot run yet: it waits for {chosen.waits_for}; "
             "`moectl inspect presets` lists those that run"
         )
-    return found
+    return chosen

@@ -43,13 +43,13 @@ def parse_hit_rates(text: str) -> HitRates:
     eviction, _, rates = text.partition(":")
     try:
         pairs = [piece.split("=") for piece in rates.split(",")]
-        found = {int(held): float(rate) for held, rate in pairs}
+        by_held = {int(held): float(rate) for held, rate in pairs}
     except ValueError:
         message = f"hit rates {text!r} are not understood: write POLICY:HELD=RATE,..., as lru:10=.23,20=.4"
         raise BadUsage(message) from None
-    if not all(held > 0 and 0 <= rate <= 1 for held, rate in found.items()):
+    if not all(held > 0 and 0 <= rate <= 1 for held, rate in by_held.items()):
         raise BadUsage(f"hit rates {text!r}: experts held are positive, rates between 0 and 1")
-    return HitRates(eviction, found)
+    return HitRates(eviction, by_held)
 
 
 def fit_statistics(target: Statistics, shape: Shape, start: Dials) -> Dials:
@@ -85,15 +85,15 @@ def hit_rates(dials: Dials, model: ModelShape, wanted: Sequence[HitRates], *, nu
     """Return the hit rates that the policies of `wanted` reach on a synthetic trace, with as many experts held."""
     shape = replace(model.shape, num_layers=num_layers)
     workload = Workload(generate(dials, shape, detailed=False), replace(model, shape=shape), machine("a100-pcie4"))
-    found = []
+    reached = []
     for row in wanted:
         rates = {}
         for held in row.rates:
             budget = f"{held * num_layers}x"
             setting = Setting("", policies={"eviction": row.eviction}, scope=Scope.LAYER, budget=budget)
             rates[held] = hit_rate(workload.run(setting).counters)
-        found.append(HitRates(row.eviction, rates))
-    return found
+        reached.append(HitRates(row.eviction, rates))
+    return reached
 
 
 def misfit(reached: Sequence[HitRates], wanted: Sequence[HitRates]) -> float:

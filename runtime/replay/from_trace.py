@@ -73,9 +73,9 @@ def maps(trace: Trace, shape: Shape, *, capacity: int, distance: int = 3) -> Exp
     """Return expert maps of the trace's iterations, at most `capacity`. Raises BadInput as `iterations` does."""
     embeddings, probabilities = iterations(trace, shape)
     sizes = {"num_layers": shape.num_layers, "num_experts": shape.num_experts, "hidden": embeddings.shape[1]}
-    found = ExpertMaps(capacity, **sizes, distance=distance)
-    found.add(embeddings, probabilities)
-    return found
+    store = ExpertMaps(capacity, **sizes, distance=distance)
+    store.add(embeddings, probabilities)
+    return store
 
 
 def replicas(trace: Trace, model: ModelShape) -> Replicas:

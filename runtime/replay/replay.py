@@ -63,7 +63,7 @@ def _begin_idle(trace: Trace) -> frozenset[int]:
     np.maximum.at(ends, first[first >= 0], last[first >= 0])
     open_until = np.maximum.accumulate(ends)
     begins = set(first[first >= 0].tolist())
-    return frozenset(one for one in begins if one and open_until[one - 1] < one)
+    return frozenset(start for start in begins if start and open_until[start - 1] < start)
 
 
 def _step(trace: Trace, rows: slice, pass_index: int, phase: int, layer: int, controller: Controller) -> Step:

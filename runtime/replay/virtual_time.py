@@ -74,15 +74,15 @@ class ReplayTiming:
     def summary(self) -> dict[str, float | None]:
         """Return milliseconds to the first token and per decoded token, decoded tokens per second, all exposed stalls,
         and the near tier's milliseconds per decode pass. A value is None when the trace has no such pass."""
-        prefill_s = [one.seconds for one in self.passes if one.phase == PREFILL]
-        decode = [one for one in self.passes if one.phase == DECODE]
-        decode_s = sum(one.seconds for one in decode)
+        prefill_s = [pass_time.seconds for pass_time in self.passes if pass_time.phase == PREFILL]
+        decode = [pass_time for pass_time in self.passes if pass_time.phase == DECODE]
+        decode_s = sum(pass_time.seconds for pass_time in decode)
         return {
             "ttft_ms": fmean(prefill_s) * 1e3 if prefill_s else None,
             "tpot_ms": decode_s / len(decode) * 1e3 if decode else None,
-            "tokens_per_s": sum(one.num_tokens for one in decode) / decode_s if decode_s else None,
-            "exposed_ms": sum(one.stall_s for one in self.passes) * 1e3,
-            "near_ms": fmean(one.near_s for one in decode) * 1e3 if decode else None,
+            "tokens_per_s": sum(pass_time.num_tokens for pass_time in decode) / decode_s if decode_s else None,
+            "exposed_ms": sum(pass_time.stall_s for pass_time in self.passes) * 1e3,
+            "near_ms": fmean(pass_time.near_s for pass_time in decode) * 1e3 if decode else None,
         }
 
     def _compute(

@@ -140,32 +140,32 @@ class Workload:
     def _splits_for(self, setting: Setting, *, is_required: bool) -> tuple[SolvedSplit, ...]:
         """Return the store's splits for this machine; if none is for this budget, add one that is solved on the trace
         itself. Raises BadInput when a split is required and the trace does not have what that takes."""
-        known = tuple(split for split in self._artefacts.stored.splits or () if split.machine == self.machine.name)
+        stored = tuple(split for split in self._artefacts.stored.splits or () if split.machine == self.machine.name)
         nbytes = sizes.budget_nbytes(setting.budget, self.model.shape)
-        if any(split.budget_nbytes == nbytes for split in known):
-            return known
+        if any(split.budget_nbytes == nbytes for split in stored):
+            return stored
         try:
             solved = self.solved(setting)
         except BadInput as problem:
             if is_required:
                 raise
             self._artefacts.assume(f"no split is solved: {problem}")
-            return known
+            return stored
         self._artefacts.assume(
             f"the split of {setting.budget} is solved on the trace that is replayed ({solved.source}): what it gains "
             "there, other text may not"
         )
-        return (solved, *known)
+        return (solved, *stored)
 
     def solved(self, setting: Setting, *, zeta: float = 0.01) -> SolvedSplit:
         """Return the split of the setting's budget with which its policies replay the trace, or its beginning, fastest.
         Candidates are those of the solvers, with steps of `zeta`, and even splits. Raises BadInput when the trace does
         not have what that takes."""
         nbytes = sizes.budget_nbytes(setting.budget, self.model.shape)
-        known = (nbytes, zeta, setting.preset, *sorted(setting.policies.items()), setting.scope, setting.devices)
-        if known not in self._splits:
-            self._splits[known] = self._fastest(setting, nbytes, zeta)
-        return self._splits[known]
+        key = (nbytes, zeta, setting.preset, *sorted(setting.policies.items()), setting.scope, setting.devices)
+        if key not in self._splits:
+            self._splits[key] = self._fastest(setting, nbytes, zeta)
+        return self._splits[key]
 
     def _fastest(self, setting: Setting, nbytes: int, zeta: float) -> SolvedSplit:
         shape = self.model.shape
@@ -173,20 +173,20 @@ class Workload:
         passing = setting.build().residency.passing
         texts = setting.texts() | {"residency": f"split:theta=None,passing={passing}"}
         tried = replace(setting, policies=texts, reconfigure_every=0)
-        found = []
+        timed = []
         for split in split_solver.candidates(self.curves, shape, unsolved):
-            known = {
+            options = {
                 "artefacts": replace(self._artefacts.stored, splits=(split,)),
                 "window": self._window,
                 "costs": self._costs,
             }
-            times = Workload(self._beginning, self.model, self.machine, **known).run(tried).times
-            found.append((times["tpot_ms"] or times["ttft_ms"], split))
-        found.sort(key=lambda pair: pair[0])
-        best = found[0][1]
+            times = Workload(self._beginning, self.model, self.machine, **options).run(tried).times
+            timed.append((times["tpot_ms"] or times["ttft_ms"], split))
+        timed.sort(key=lambda pair: pair[0])
+        best = timed[0][1]
         how = f"{best.solver}, theta {best.theta.min():.2g} to {best.theta.max():.2g}"
-        times = ", ".join(f"{_candidate(split)} {ms:.4g}" for ms, split in found)
-        return replace(best, source=f"{how}, the fastest of {len(found)} by replay, ms a token: {times}")
+        times = ", ".join(f"{_candidate(split)} {ms:.4g}" for ms, split in timed)
+        return replace(best, source=f"{how}, the fastest of {len(timed)} by replay, ms a token: {times}")
 
     @cached_property
     def _beginning(self) -> Trace:

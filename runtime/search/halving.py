@@ -29,15 +29,17 @@ class Trials(Generic[C, R]):
         """Try the candidates on `amount` and return those that can be tried, the best first, ties in the order
         given."""
         new = [
-            one for one in dict.fromkeys(candidates) if one not in self.refused and (one, amount) not in self.results
+            candidate
+            for candidate in dict.fromkeys(candidates)
+            if candidate not in self.refused and (candidate, amount) not in self.results
         ]
         for candidate, result in zip(new, self.evaluate(new, amount), strict=True):
             if isinstance(result, Problem):
                 self.refused[candidate] = str(result)
             else:
                 self.results[candidate, amount] = result
-        found = [candidate for candidate in dict.fromkeys(candidates) if (candidate, amount) in self.results]
-        return sorted(found, key=lambda candidate: self.rank(self.results[candidate, amount]))
+        tried = [candidate for candidate in dict.fromkeys(candidates) if (candidate, amount) in self.results]
+        return sorted(tried, key=lambda candidate: self.rank(self.results[candidate, amount]))
 
     def tried_on(self, amount: int) -> dict[C, R]:
         """Return the results of all candidates that were tried on `amount`, in the order of their trials."""
@@ -69,12 +71,12 @@ def rungs(most: int, *, least: int) -> list[int]:
 
 def halve(trials: Trials[C, R], candidates: Sequence[C], amounts: Sequence[int], *, keep: int) -> list[C]:
     """Return the finalists, tried on the last amount, best first; at least `keep` candidates survive every round."""
-    found = list(candidates)
+    survivors = list(candidates)
     for number, amount in enumerate(amounts):
-        found = trials.best(found, amount)
+        survivors = trials.best(survivors, amount)
         if number + 1 < len(amounts):
-            found = found[: max(keep, -(-len(found) // ETA))]
-    return found
+            survivors = survivors[: max(keep, -(-len(survivors) // ETA))]
+    return survivors
 
 
 def climb(

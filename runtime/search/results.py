@@ -63,8 +63,8 @@ class SearchPlan:
     @property
     def num_replays(self) -> int:
         """Approximate number of replays, over both spaces."""
-        each = sum(-(-self.candidates // ETA**turn) for turn in range(len(self.rungs)))
-        return 2 * (each + self.climbing)
+        per_space = sum(-(-self.candidates // ETA**turn) for turn in range(len(self.rungs)))
+        return 2 * (per_space + self.climbing)
 
 
 @dataclass(slots=True)
@@ -82,6 +82,6 @@ class SearchResult:
 
     def front(self) -> list[Tried]:
         """Return what nothing else beats in time, loss and memory together, by time."""
-        known = [one for one in (*self.lossless, *self.lossy) if one.loss is not None]
-        best = [one for one in known if not any(other.beats(one) for other in known)]
-        return sorted({one.combination: one for one in best}.values(), key=lambda one: one.ms)
+        priced = [tried for tried in (*self.lossless, *self.lossy) if tried.loss is not None]
+        best = [tried for tried in priced if not any(other.beats(tried) for other in priced)]
+        return sorted({tried.combination: tried for tried in best}.values(), key=lambda tried: tried.ms)

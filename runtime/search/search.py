@@ -108,10 +108,10 @@ class Search:
         """Return a replay's seconds per pass, the mean of a cheap and of a costly combination."""
         amount = rungs(self.num_passes, least=LEAST_PASSES)[0]
         seconds = []
-        for one in (Combination(), Combination(prefetch="frequency", eviction="lcp", miss="near")):
-            self.replay(one, amount)  # compiles and counts what later replays reuse
+        for combination in (Combination(), Combination(prefetch="frequency", eviction="lcp", miss="near")):
+            self.replay(combination, amount)  # compiles and counts what later replays reuse
             begin_s = perf_counter()
-            self.replay(one, amount)
+            self.replay(combination, amount)
             seconds.append((perf_counter() - begin_s) / amount)
         return sum(seconds) / len(seconds)
 
@@ -132,9 +132,11 @@ class Search:
         by_time: Trials[Combination, Tried] = Trials(replay_all, lambda tried: (tried.ms,))
         by_loss: Trials[Combination, Tried] = Trials(replay_all, lambda tried: self._lossy_rank(tried, plan.max_loss))
         in_exact = set(exact)
+        published_exact = [combination for combination in published.values() if combination in in_exact]
+        published_lossy = [combination for combination in published.values() if combination not in in_exact]
         finalists = [
-            *self._finalists(by_time, exact, [each for each in published.values() if each in in_exact], plan),
-            *self._finalists(by_loss, lossy, [each for each in published.values() if each not in in_exact], plan),
+            *self._finalists(by_time, exact, published_exact, plan),
+            *self._finalists(by_loss, lossy, published_lossy, plan),
         ]
         amount = plan.rungs[-1]
         in_full = {key: tried for trials in (by_time, by_loss) for key, tried in trials.tried_on(amount).items()}
@@ -143,8 +145,8 @@ class Search:
         return SearchResult(
             lossless=sorted((tried for tried in best if tried.is_lossless), key=lambda tried: tried.ms),
             lossy=[tried for tried in best if not tried.is_lossless],
-            published={name: in_full[each] for name, each in published.items() if each in in_full},
-            num_tried=len({each for trials in (by_time, by_loss) for each, _ in trials.results}),
+            published={name: in_full[combination] for name, combination in published.items() if combination in in_full},
+            num_tried=len({combination for trials in (by_time, by_loss) for combination, _ in trials.results}),
             num_space=len(exact) + len(lossy),
             num_replays=self.num_replays - before,
             refused={why: refused.count(why) for why in dict.fromkeys(refused)},
@@ -163,19 +165,21 @@ class Search:
         chosen = list(dict.fromkeys([*published, *space.drawn(candidates, plan.candidates, seed=plan.seed)]))
         finalists = halve(trials, chosen, amounts, keep=4)
         if finalists and plan.climbing:
-            climb(trials, finalists[0], lambda one: self._around(one, candidates, plan), amounts, most=plan.climbing)
+            climb(
+                trials, finalists[0], lambda start: self._around(start, candidates, plan), amounts, most=plan.climbing
+            )
         promising = trials.best(published, amounts[max(0, len(amounts) - 2)])[:_PUBLISHED]
         return trials.best([*trials.tried_on(amounts[-1]), *promising], amounts[-1])
 
-    def _around(self, one: Combination, candidates: list[Combination], plan: SearchPlan) -> list[Combination]:
+    def _around(self, combination: Combination, candidates: list[Combination], plan: SearchPlan) -> list[Combination]:
         """Return the neighbours in a random order: there may be more than the search tries."""
-        found = space.neighbours(one, candidates)
-        return [found[index] for index in np.random.default_rng(plan.seed).permutation(len(found)).tolist()]
+        neighbours = space.neighbours(combination, candidates)
+        return [neighbours[index] for index in np.random.default_rng(plan.seed).permutation(len(neighbours)).tolist()]
 
-    def _lossy_rank(self, one: Tried, max_loss: float) -> tuple:
+    def _lossy_rank(self, tried: Tried, max_loss: float) -> tuple:
         """Rank combinations within the loss limit, with slack, by time, and the others after them by loss."""
-        is_near = one.loss is not None and one.loss <= _SLACK * max_loss
-        return (0, one.ms) if is_near else (1, np.inf if one.loss is None else one.loss)
+        is_near = tried.loss is not None and tried.loss <= _SLACK * max_loss
+        return (0, tried.ms) if is_near else (1, np.inf if tried.loss is None else tried.loss)
 
     def _tried(self, combination: Combination, outcome: Outcome, damage: tuple[float, float]) -> Tried:
         counters = outcome.counters
@@ -215,5 +219,5 @@ def _ms(outcome: Outcome) -> float:
 
 def _published() -> dict[str, Combination]:
     """Return the presets that can run at any budget, by name."""
-    ours = [one for one in presets().values() if not one.waits_for and one.budget is None]
-    return {one.name: Combination(**one.texts(), scope=one.scope) for one in ours}
+    runnable = [preset for preset in presets().values() if not preset.waits_for and preset.budget is None]
+    return {preset.name: Combination(**preset.texts(), scope=preset.scope) for preset in runnable}

@@ -95,13 +95,13 @@ def drawn(space: Sequence[Combination], count: int, *, seed: int) -> list[Combin
     for index in rng.permutation(len(space)).tolist():
         families.setdefault(space[index].family, []).append(space[index])
     turns = max(map(len, families.values()), default=0)
-    in_turn = (own[turn] for turn in range(turns) for own in families.values() if turn < len(own))
-    return [found for found, _ in zip(in_turn, range(count), strict=False)]
+    in_turn = (family[turn] for turn in range(turns) for family in families.values() if turn < len(family))
+    return [combination for combination, _ in zip(in_turn, range(count), strict=False)]
 
 
-def neighbours(one: Combination, space: Iterable[Combination]) -> list[Combination]:
+def neighbours(combination: Combination, space: Iterable[Combination]) -> list[Combination]:
     """Return the combinations of a space that differ on one axis; miss and residency count as one axis."""
-    return [other for other in space if _distance(one, other) == 1]
+    return [other for other in space if _distance(combination, other) == 1]
 
 
 def _distance(one: Combination, other: Combination) -> int:
@@ -111,13 +111,15 @@ def _distance(one: Combination, other: Combination) -> int:
 
 def _sensible(routing: Iterable[str], miss: Iterable[str], residency: Iterable[str]) -> Iterator[Combination]:
     every = map(Combination._make, product(routing, PREFETCH, EVICTION, miss, residency, map(str, Scope)))
-    return (one for one in every if _is_sensible(one))
+    return (combination for combination in every if _is_sensible(combination))
 
 
-def _is_sensible(one: Combination) -> bool:
+def _is_sensible(combination: Combination) -> bool:
     """Whether its parts go together, and it is not another combination under a longer name."""
-    miss, residency, eviction = (text.partition(":")[0] for text in (one.miss, one.residency, one.eviction))
-    is_global = one.scope == Scope.GLOBAL
+    miss, residency, eviction = (
+        text.partition(":")[0] for text in (combination.miss, combination.residency, combination.eviction)
+    )
+    is_global = combination.scope == Scope.GLOBAL
     if (miss == "shadow") != (residency == "shadow") or (miss == "cold") != (residency == "hot"):
         return False
     if residency in ("allocated", "hot") and is_global:  # they set each layer's capacity
@@ -126,5 +128,10 @@ def _is_sensible(one: Combination) -> bool:
         return False
     if eviction in ("fld", "least_stale") and not is_global:  # per layer they equal lru
         return False
-    nothing_moves = "slots=no" in one.residency
-    return not nothing_moves or (one.prefetch, one.eviction, is_global, miss) == ("none", "lru", False, one.miss)
+    nothing_moves = "slots=no" in combination.residency
+    return not nothing_moves or (combination.prefetch, combination.eviction, is_global, miss) == (
+        "none",
+        "lru",
+        False,
+        combination.miss,
+    )

@@ -86,8 +86,8 @@ def _follow(newest, weights, remembered, mean, followers):
     for age in range(num_tokens):
         by_slot[newest - first + age if age < split else age - split] = counts[age]
     for expert in range(len(followers)):
-        found = _dot(by_slot, remembered[expert, first:])
-        followers[expert] = (found + 0.5 * mean[expert]) / (total + 0.5)
+        followed = _dot(by_slot, remembered[expert, first:])
+        followers[expert] = (followed + 0.5 * mean[expert]) / (total + 0.5)
 
 
 @part

@@ -43,8 +43,8 @@ def _replace(
         used = (peers[:, :, None] == selected[tokens][:, None, :]).any(axis=2)
         score = np.where((peers >= 0) & resident[peers] & ~used, psi[tokens, missing], -np.inf)
         best = score.argmax(axis=1) if score.shape[1] else np.zeros(tokens.size, np.int64)
-        found = np.flatnonzero(np.isfinite(score.max(axis=1, initial=-np.inf)))
-        selected[tokens[found], rank] = peers[found, best[found]]
+        served = np.flatnonzero(np.isfinite(score.max(axis=1, initial=-np.inf)))
+        selected[tokens[served], rank] = peers[served, best[served]]
     return selected
 
 
@@ -145,7 +145,7 @@ class Buddy(Simple):
         room = int(max(0, self.quota * self._seen[layer] - self._served[layer]))
         allowed = np.zeros_like(replaceable)
         from_weakest = allowed[:, ::-1].T
-        from_weakest[tuple(each[:room] for each in replaceable[:, ::-1].T.nonzero())] = True
+        from_weakest[tuple(places[:room] for places in replaceable[:, ::-1].T.nonzero())] = True
         return allowed
 
     def _exchanged(self, step: Step, residents: Residents, replaced: np.ndarray) -> np.ndarray:

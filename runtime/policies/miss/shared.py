@@ -27,8 +27,8 @@ def stand_in(selected: np.ndarray, replaceable: np.ndarray, resident: np.ndarray
         score = np.where(resident, scores(tokens, selected[tokens, rank]), -np.inf)
         np.put_along_axis(score, selected[tokens], -np.inf, axis=1)
         best = score.argmax(axis=1)
-        found = np.isfinite(score[np.arange(len(tokens)), best])
-        selected[tokens[found], rank] = best[found]
+        is_served = np.isfinite(score[np.arange(len(tokens)), best])
+        selected[tokens[is_served], rank] = best[is_served]
     return selected
 
 
@@ -58,10 +58,10 @@ def check_replicas(name: str, artefacts: Artefacts, *needed: int) -> None:
     for bits in needed:
         if bits not in artefacts.replicas.nbytes:
             replicas = artefacts.replicas
-            there = ", ".join(map(str, sorted(replicas.nbytes)))
+            built = ", ".join(map(str, sorted(replicas.nbytes)))
             if replicas.base != FULL_BITS:
-                there = f"{', '.join(map(str, replicas.widths)) or 'none'} below a base of {replicas.base}"
-            raise Incompatible(f"{name} needs replicas of {bits} bits; there are {there}: build them or pick of these")
+                built = f"{', '.join(map(str, replicas.widths)) or 'none'} below a base of {replicas.base}"
+            raise Incompatible(f"{name} needs replicas of {bits} bits; there are {built}: build them or pick of these")
 
 
 def keep_sum(weights: np.ndarray, selected: np.ndarray) -> np.ndarray:

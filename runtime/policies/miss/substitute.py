@@ -33,9 +33,9 @@ class Substitute(Simple):
         assert probabilities is not None, "substitute runs without router probabilities"
 
         def closeness(tokens: np.ndarray, experts: np.ndarray) -> np.ndarray:
-            own = probabilities[tokens, experts][:, None]
-            gap = np.abs(probabilities[tokens] - own)
-            return np.where(gap <= self.tolerance * own, -gap, -np.inf)
+            selected_p = probabilities[tokens, experts][:, None]
+            gap = np.abs(probabilities[tokens] - selected_p)
+            return np.where(gap <= self.tolerance * selected_p, -gap, -np.inf)
 
         missing = residents.absent[step.selected]
         missing[:, : self.rank] = False

@@ -92,11 +92,11 @@ class Blend(Simple):
 
     def _mapped(self, step: Step) -> np.ndarray:
         """Return [D, E] log odds by the matched map of the requests, 0 where nothing is matched."""
-        known = np.zeros((self._reach, self._shape.num_experts))
+        log_odds = np.zeros((self._reach, self._shape.num_experts))
         for ahead, guide in enumerate(self._guides):
             if (said := guide.predict(step)) is not None:
-                known[ahead] = _log_odds(said[0].max(axis=0) * self._shape.top_k, self._kernels.LEAST)
-        return known
+                log_odds[ahead] = _log_odds(said[0].max(axis=0) * self._shape.top_k, self._kernels.LEAST)
+        return log_odds
 
 
 class _Chances:

@@ -164,13 +164,13 @@ def _predict(weights, known, chances):
 
 
 @part
-def _sorted_in(expert, at, num_found, chances, found):
-    """Insert an expert in `found` from `at` on, by falling chances, ties by the lower expert."""
-    place = num_found
-    while place > at and chances[found[place - 1]] < chances[expert]:
-        found[place] = found[place - 1]
+def _sorted_in(expert, at, num_proposed, chances, proposed):
+    """Insert an expert in `proposed` from `at` on, by falling chances, ties by the lower expert."""
+    place = num_proposed
+    while place > at and chances[proposed[place - 1]] < chances[expert]:
+        proposed[place] = proposed[place - 1]
         place -= 1
-    found[place] = expert
+    proposed[place] = expert
 
 
 @part

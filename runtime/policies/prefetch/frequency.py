@@ -48,8 +48,8 @@ class Frequency(Simple):
         share = np.take_along_axis(counts / np.maximum(counts.sum(axis=1, keepdims=True), 1), top, axis=1)
         priority = share * (1 - ahead[:, None] / (shape.num_layers + 1))
         keys = layers[:, None] * shape.num_experts + top
-        known = np.take_along_axis(self._lifetime[layers], top, axis=1) > 0
-        return keys[known][np.argsort(-priority[known], kind="stable")]
+        was_used = np.take_along_axis(self._lifetime[layers], top, axis=1) > 0
+        return keys[was_used][np.argsort(-priority[was_used], kind="stable")]
 
     def _count(self, step: Step) -> None:
         if step.phase == PREFILL and step.pass_index != self._prefill:

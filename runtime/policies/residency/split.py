@@ -89,25 +89,25 @@ class SplitResidency(SimpleResidency):
         """Return the split to follow; None: all layers are cut at `theta`."""
         if self.theta is not None and not self.prefer_solved:
             return None
-        found = next((split for split in self._splits if split.budget_nbytes == budget_nbytes), None)
-        if found is None and self.theta is not None:
+        solved = next((split for split in self._splits if split.budget_nbytes == budget_nbytes), None)
+        if solved is None and self.theta is not None:
             self.fallbacks = (
                 f"no split was solved for this budget on this machine: experts are cut at theta={self.theta:g}; "
                 "`moectl split --budget` with that of the run solves one",
             )
             return None
-        if found is None:
-            known = ", ".join(sorted({f"{split.budget_nbytes:,}" for split in self._splits}))
+        if solved is None:
+            budgets = ", ".join(sorted({f"{split.budget_nbytes:,}" for split in self._splits}))
             raise Incompatible(
-                f"the store's splits were made for another budget ({known} bytes, not {budget_nbytes:,}): "
+                f"the store's splits were made for another budget ({budgets} bytes, not {budget_nbytes:,}): "
                 "run `moectl split --budget` with that of the run"
             )
-        if found.theta.shape != (self._shape.num_layers,):
+        if solved.theta.shape != (self._shape.num_layers,):
             raise Incompatible(
-                f"the store's split is of {len(found.theta)} layers, the model has {self._shape.num_layers}: "
+                f"the store's split is of {len(solved.theta)} layers, the model has {self._shape.num_layers}: "
                 "it is another model's, run `moectl split`"
             )
-        return found
+        return solved
 
     def _reserved(self, budget_nbytes: int, bottom: int) -> int:
         """Return the bytes reserved for bottoms."""

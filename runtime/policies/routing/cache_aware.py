@@ -57,10 +57,10 @@ class CacheAware(Simple):
 
     def _weigh(self, step: Step, selected: np.ndarray) -> np.ndarray:
         """Return float32 weights [T, K] of `selected`."""
-        own = step.weights.sum(axis=1, keepdims=True)
+        total = step.weights.sum(axis=1, keepdims=True)
         old, new = (step.probabilities[_rows(step), ids] for ids in (step.selected, selected))
         divisor = (new if self.renormalise else old).sum(axis=1, keepdims=True)
-        return (new * (own / divisor)).astype(np.float32)
+        return (new * (total / divisor)).astype(np.float32)
 
 
 def _strongest(biased: np.ndarray, step: Step) -> np.ndarray:

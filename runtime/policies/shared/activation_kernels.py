@@ -68,10 +68,10 @@ def most_urgent(layer, counts, matched, is_matched, width, epsilon, discounts, k
             best[at] = expert
             num_held = min(num_held + 1, width)
         for place in range(num_held):
-            own, at = (share[best[place]] + epsilon) * discounts[ahead], num_found
-            while at > 0 and urgency[at - 1] < own:
+            value, at = (share[best[place]] + epsilon) * discounts[ahead], num_found
+            while at > 0 and urgency[at - 1] < value:
                 keys[at], urgency[at] = keys[at - 1], urgency[at - 1]
                 at -= 1
-            keys[at], urgency[at] = target * num_experts + best[place], own
+            keys[at], urgency[at] = target * num_experts + best[place], value
             num_found += 1
     return num_found

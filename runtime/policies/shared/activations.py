@@ -89,8 +89,8 @@ class Collection:
         return self._shares[self._followed[: self._size].sum(axis=1).argmax()]
 
     def _similar(self, matrix: np.ndarray) -> np.ndarray:
-        known = matrix.any(axis=1)
-        return (self._unit[: self._size] * _unit(matrix)).sum(axis=(1, 2)) / known.sum()
+        is_used = matrix.any(axis=1)
+        return (self._unit[: self._size] * _unit(matrix)).sum(axis=(1, 2)) / is_used.sum()
 
     def _put(self, at: int, matrix: np.ndarray, similar: np.ndarray) -> None:
         self._shares[at] = shares(matrix)

@@ -181,8 +181,8 @@ class Guide:
     def match(self, step: Step) -> Match | None:
         """Return the match known when this step runs."""
         self.matching.see(step)
-        found = self.matching.match(self.lag)
-        return found if found is not None and (self.semantic or found.layer >= 0) else None
+        match = self.matching.match(self.lag)
+        return match if match is not None and (self.semantic or match.layer >= 0) else None
 
     def layers(self, step: Step, match: Match) -> range:
         """Return the layers that a match guides: one, or for a match by embedding all that no trajectory reaches."""
