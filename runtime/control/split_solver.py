@@ -64,7 +64,7 @@ def split_problem(curves: Curves, shape: Shape, latencies: Latencies) -> SplitPr
 
 
 def answer_of(curves: Curves, shape: Shape, split: SolvedSplit) -> Answer:
-    """A split with what the solver's model says that it exposes, and what it caches."""
+    """Return a split with its cache sizes and the exposed seconds that the solver's model expects."""
     sizes = np.clip(np.rint(split.budgets / split.theta).astype(np.int64), 1, shape.num_experts)
     exposed = split_problem(curves, shape, split.latencies).exposed_with(split.budgets, sizes)
     return split.budgets, exposed, split.theta, sizes
