@@ -19,7 +19,7 @@ from profilers.hardware.live_costs import Pace
 from runtime.model.open import MoeModel
 from runtime.policies.base import Artefacts
 from runtime.search.halving import ETA
-from runtime.search.results import LEAST_PASSES, MOST_PASSES, Plan, Scale
+from runtime.search.results import LEAST_PASSES, MOST_PASSES, LossScale, SearchPlan
 from runtime.search.search import Search
 from runtime.search.space import Combination
 from runtime.session.artefacts import load_artefacts, load_similarity
@@ -86,10 +86,10 @@ def search_on(traced: OpenedTrace, trace: Trace, pace: Pace, similarity: Similar
     )
 
 
-def scale_of(search: Search, verifier: Verifier) -> Scale:
+def scale_of(search: Search, verifier: Verifier) -> LossScale:
     """Nats for a unit of squared error, each of the two kinds by the first of some candidates that runs, read live: its
     divergence, which few tokens tell better than their perplexity."""
-    return Scale(*(_slope(search, verifier, part, candidates) for part, candidates in enumerate(_TELLING)))
+    return LossScale(*(_slope(search, verifier, part, candidates) for part, candidates in enumerate(_TELLING)))
 
 
 def _slope(search: Search, verifier: Verifier, part: int, candidates: Sequence[Combination]) -> float | None:
@@ -103,7 +103,7 @@ def _slope(search: Search, verifier: Verifier, part: int, candidates: Sequence[C
     return None
 
 
-def plan_for(search: Search, request: Request, *, num_workers: int) -> tuple[Plan, str]:
+def plan_for(search: Search, request: Request, *, num_workers: int) -> tuple[SearchPlan, str]:
     """As many candidates as the time allows, by how fast a replay is and how many replay; or as many as are asked
     for."""
     passes = min(search.num_passes, MOST_PASSES)
@@ -111,9 +111,9 @@ def plan_for(search: Search, request: Request, *, num_workers: int) -> tuple[Pla
         count, told = request.candidates, "as many as were asked for"
     else:
         pass_s = search.seconds_a_pass()
-        amounts = Plan(0, passes, 0, request.seed, request.max_loss).rungs
+        amounts = SearchPlan(0, passes, 0, request.seed, request.max_loss).rungs
         each_s = 2 * pass_s * amounts[0] * (len(amounts) + ETA)  # of both spaces; a round each, and a neighbour
         count = int(_SEARCHING * 60 * request.minutes * num_workers / each_s)
         count = max(_FEW, min(_MANY, count))
         told = f"as many as {request.minutes:g} minutes allow at {1e3 * pass_s:.2g} ms a pass"
-    return Plan(count, passes, max(_CLIMBING, count), request.seed, request.max_loss), told
+    return SearchPlan(count, passes, max(_CLIMBING, count), request.seed, request.max_loss), told

@@ -7,7 +7,7 @@ from artifacts.shape import Shape
 from moectl.tune.request import Request
 from profilers.compare.verify_search import Beside, Quality
 from runtime.policies.presets import presets
-from runtime.search.results import Found, Tried
+from runtime.search.results import SearchResult, Tried
 from runtime.search.space import Combination
 
 
@@ -40,7 +40,7 @@ class Tuned:
     request: Request
     shape: Shape
     picks: list[Pick]
-    found: Found
+    found: SearchResult
     live: Mapping[str, Beside]
     qualities: Mapping[Combination, Quality]
     oracle_ms: float
@@ -51,6 +51,6 @@ class Tuned:
     why: str = ""
 
 
-def published_of_others(found: Found) -> dict[str, Tried]:
+def published_of_others(found: SearchResult) -> dict[str, Tried]:
     """Presets that come from a paper, not from here."""
     return {name: one for name, one in found.published.items() if not presets()[name].paper.startswith("moectl")}

@@ -5,7 +5,7 @@ from moectl.shared.progress import progress_bar
 from moectl.tune.request import LOSSLESS, Request
 from moectl.tune.result import Check, Pick, published_of_others
 from profilers.compare.verify_search import Beside, Quality, Verifier, fastest, first_within
-from runtime.search.results import MOST_PASSES, Found, Tried
+from runtime.search.results import MOST_PASSES, SearchResult, Tried
 from runtime.search.search import Search
 from runtime.search.space import Combination
 
@@ -15,7 +15,7 @@ _ROUNDING = 1e-3  # nats; whole experts make none, cut ones in bfloat16 some 2e-
 _BESIDE = ("on-demand", "near", "uniform-bits")
 
 
-def verified(found: Found, verifier: Verifier, request: Request) -> tuple[list[Pick], dict[str, Beside], str]:
+def verified(found: SearchResult, verifier: Verifier, request: Request) -> tuple[list[Pick], dict[str, Beside], str]:
     """The answers: of the fastest lossless ones the one that is fastest live; of the others the first that is good
     enough live. Both beside the best published ones."""
     if not found.lossless:
@@ -61,13 +61,13 @@ def _unmoved(verifier: Verifier, combination: Combination) -> Quality | None:
     return quality
 
 
-def _why(found: Found, request: Request) -> str:
+def _why(found: SearchResult, request: Request) -> str:
     if not any(one.loss is not None for one in found.lossy):
         return "no candidate that loses something has a measured loss: run `moectl profile` and `moectl quantize`"
     return f"none of the {_MOST_TRIED} most promising kept within {100 * request.max_loss:g} % of perplexity live"
 
 
-def _rivals(found: Found, max_loss: float) -> list[str]:
+def _rivals(found: SearchResult, max_loss: float) -> list[str]:
     """Published presets that are measured too: the fastest lossless ones, and the fastest that are predicted to lose no
     more than is allowed, or a little more."""
     published = published_of_others(found)
@@ -82,7 +82,7 @@ def _within(one: Tried, max_loss: float) -> bool:
 
 
 def checks_of(
-    picks: list[Pick], found: Found, other: Search, search: Search, request: Request, other_name: str
+    picks: list[Pick], found: SearchResult, other: Search, search: Search, request: Request, other_name: str
 ) -> list[Check]:
     """On the other trace, replayed as far as the search's: each pick beside the published presets it stood beside."""
     amount = min(other.num_passes, search.num_passes, MOST_PASSES)

@@ -19,7 +19,7 @@ from runtime.control.build import check_required
 from runtime.model.open import MoeModel
 from runtime.policies import build
 from runtime.policies.base import Artefacts
-from runtime.policies.miss.precision import check_replicas
+from runtime.policies.miss.shared import check_replicas
 from runtime.policies.residency.shadow import prefix_bits
 from runtime.session.session import Session, Settings
 

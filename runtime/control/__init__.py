@@ -1,1 +1,1 @@
-"""Asks the policies in one fixed order and keeps the books: keys, slots, pools, bytes in flight, counters."""
+"""Asks the policies in one fixed order and holds the run's state: keys, slots, pools, bytes in flight, counters."""

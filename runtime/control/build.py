@@ -1,4 +1,4 @@
-"""Puts a controller together from policies, the same for a live run and for a replay."""
+"""Builds a controller from policies, the same for a live run and for a replay."""
 
 from dataclasses import replace
 
@@ -10,8 +10,7 @@ from artifacts.shape import FULL_BITS, Shape
 from runtime.control import sizes
 from runtime.control.cache import Cache
 from runtime.control.controller import Controller
-from runtime.control.devices import Partitions, check_each_has_a_slot
-from runtime.control.pools import Pool, whole_experts
+from runtime.control.pools import Partitions, Pool, check_each_has_a_slot, whole_experts
 from runtime.control.segments import Segments, Whole, segment_pools
 from runtime.policies import POLICIES, Policies, describe
 from runtime.policies.base import Artefacts, FastTier, Split
@@ -42,7 +41,7 @@ def check_required(policies: Policies, artefacts: Artefacts) -> None:
 
 
 def prepare(policies: Policies, shape: Shape, artefacts: Artefacts) -> None:
-    """Ready for a first step. Raises Incompatible when a policy lacks an artefact."""
+    """Prepare every policy for the first step. Raises Incompatible when a policy lacks an artefact."""
     check_required(policies, artefacts)
     if "maps" in policies.requires:
         matching = Matching(artefacts.maps, shape, learns=artefacts.learns_maps)
@@ -62,10 +61,10 @@ def fast_tier(
     link: str | None = None,
     num_devices: int = 1,
 ) -> FastTier:
-    """What a budget holds: slots, and beside them the replicas that the residency policy keeps there, if any.
+    """Return what a budget holds: slots, and the replicas that the residency policy keeps resident beside them.
 
-    Raises BadUsage for a budget that is not understood or too small, Incompatible when a policy lacks an artefact, or
-    it was made for another machine or budget.
+    Raises BadUsage for a budget that is not understood or too small. Raises Incompatible when a policy lacks an
+    artefact, or when the artefact was made for another machine or budget.
     """
     prepare(policies, shape, _made_for(machine, link, artefacts, policies))
     if shared := policies.residency.share(sizes.budget_nbytes(budget, shape)):
@@ -75,19 +74,19 @@ def fast_tier(
 
 
 def _made_for(machine: str, link: str | None, artefacts: Artefacts, policies: Policies) -> Artefacts:
-    """With the splits for this machine, and for this link where one is given, only. Raises Incompatible where one is
-    required and there are others."""
+    """Keep only the splits made for this machine, and for this link if one is given. Raises Incompatible when a split
+    is required and the store has only others."""
     if not artefacts.splits:
         return artefacts
-    own = tuple(split for split in artefacts.splits if split.fits(machine, link))
-    if not own and "splits" in policies.requires:
+    fitting = tuple(split for split in artefacts.splits if split.fits(machine, link))
+    if not fitting and "splits" in policies.requires:
         others = ", ".join(sorted({split.made_for for split in artefacts.splits}))
         named = "" if machine == HERE else f" --machine {machine}"
         wanted = f"{machine} over {link}" if link else machine
         raise Incompatible(
             f"the store's splits were made for another machine ({others}, not {wanted}): run `moectl split{named}`"
         )
-    return replace(artefacts, splits=own)
+    return replace(artefacts, splits=fitting)
 
 
 def pools(
@@ -99,23 +98,23 @@ def pools(
     split: Split | None = None,
     partitions: Partitions,
 ) -> tuple[Pool, ...]:
-    """How the slots of a fast tier are shared. Raises BadUsage for a split that does not go with the scope, and for too
-    few slots for the devices."""
+    """Divide the slots of a fast tier into pools. Raises BadUsage for a split that contradicts the scope, and when
+    there are too few slots for the devices."""
     is_global = scope is Scope.GLOBAL
     if split is not None:
-        found = segment_pools(shape, split, is_global=is_global, partitions=partitions)
+        shared = segment_pools(shape, split, is_global=is_global, partitions=partitions)
     else:
         capacities = partitions.evened(policies.residency.capacities(num_slots, shape))
-        found = whole_experts(shape, partitions.dealt(capacities), is_global=is_global)
+        shared = whole_experts(shape, partitions.dealt(capacities), is_global=is_global)
     if not policies.miss.reads_shadows:
-        check_each_has_a_slot(found)
-    return found
+        check_each_has_a_slot(shared)
+    return shared
 
 
 def lay_out(controller: Controller, policies: Policies, fast: FastTier, scope: Scope) -> tuple[Pool, ...]:
-    """Let a controller of split experts go on in another fast tier, which is empty. Its pools."""
-    known = {"scope": scope, "split": fast.split, "partitions": controller.cache.partitions}
-    shared = pools(policies, controller.shape, num_slots=fast.num_slots, **known)
+    """Move a controller of split experts to another fast tier, which is empty. Returns its pools."""
+    common = {"scope": scope, "split": fast.split, "partitions": controller.cache.partitions}
+    shared = pools(policies, controller.shape, num_slots=fast.num_slots, **common)
     controller.lay_out(fast.split, shared)
     return shared
 
@@ -132,10 +131,30 @@ def build_controller(
     split: Split | None = None,
     num_devices: int = 1,
 ) -> Controller:
-    """`num_slots` experts, or segments by `split`, fit the fast tier, beside the replicas `shadows` [L * E] bits if
-    given; `window` bytes may be prefetched per step. Slots and experts are spread over `num_devices`."""
+    """Build the controller of a fast tier that fits `num_slots` experts, or segments by `split`, and the resident
+    replicas `shadows` [L * E] bits if given.
+
+    `window` bytes may be prefetched per step. Slots and experts are spread over `num_devices`.
+    """
     partitions = Partitions(shape.num_experts, num_devices)
     prepare(policies, shape, replace(artefacts, hops=partitions.hops))
+    _check_combination(policies, shadows=shadows, split=split)
+    pieces = Whole(shape) if split is None else Segments(shape, split)
+    shared = pools(policies, shape, num_slots=num_slots, scope=scope, split=split, partitions=partitions)
+    if shadows is not None:
+        _check_loads_have_slots(policies, shared)
+    replicas = artefacts.replicas if "replicas" in policies.requires else None
+    return Controller(
+        Cache(shape, shared, shares=pieces.shares, shadows=shadows, partitions=partitions),
+        **{axis: getattr(policies, axis) for axis in POLICIES},
+        window=window,
+        nbytes=replicas.nbytes if replicas else {FULL_BITS: shape.expert_nbytes},
+        pieces=pieces,
+    )
+
+
+def _check_combination(policies: Policies, *, shadows: np.ndarray | None, split: Split | None) -> None:
+    """Raise BadUsage when one policy needs what another axis does not provide."""
     if policies.routing.follows_predictions and not policies.prefetch.reads_predictions:
         raise BadUsage(f"--routing {describe(policies.routing)} follows predictions: give --prefetch next_gate too")
     if policies.miss.reads_shadows and shadows is None:
@@ -143,22 +162,12 @@ def build_controller(
     assert policies.residency.cuts == (split is not None), f"{describe(policies.residency)} with split {split}"
     if split is not None and "replicas" in policies.requires:
         raise BadUsage(f"--residency {describe(policies.residency)} cuts experts at full precision: leave out replicas")
-    replicas = artefacts.replicas if "replicas" in policies.requires else None
-    pieces = Whole(shape) if split is None else Segments(shape, split)
-    shared = pools(policies, shape, num_slots=num_slots, scope=scope, split=split, partitions=partitions)
-    if shadows is not None and not policies.miss.reads_shadows and not all(pool.num_slots for pool in shared):
+
+
+def _check_loads_have_slots(policies: Policies, pools: tuple[Pool, ...]) -> None:
+    """Raise BadUsage when the resident replicas leave a pool without slots and the miss policy loads experts."""
+    if not policies.miss.reads_shadows and not all(pool.num_slots for pool in pools):
         raise BadUsage(
             f"--residency {describe(policies.residency)} leaves no slot to what --miss {describe(policies.miss)} loads"
             ": give --miss shadow too, or a larger budget"
         )
-    return Controller(
-        Cache(shape, shared, shares=pieces.shares, shadows=shadows, partitions=partitions),
-        routing=policies.routing,
-        eviction=policies.eviction,
-        miss=policies.miss,
-        prefetch=policies.prefetch,
-        residency=policies.residency,
-        window=window,
-        nbytes=replicas.nbytes if replicas else {FULL_BITS: shape.expert_nbytes},
-        pieces=pieces,
-    )

@@ -1,4 +1,4 @@
-"""States, slots and pins of all keys. It keeps the books; what to do with them is the controller's business."""
+"""Holds the state, slot and pin of every key; the controller decides what to do with them."""
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
@@ -6,20 +6,19 @@ from itertools import islice
 import numpy as np
 
 from artifacts.shape import FULL_BITS, Shape
-from runtime.control.devices import Partitions
 from runtime.control.plan import Place
-from runtime.control.pools import Pool
+from runtime.control.pools import Partitions, Pool
 
 ABSENT, LOADING, RESIDENT = 0, 1, 2
 
 
 class Cache:
-    """Every key belongs to one of `pools`, which come in the order of their keys, then of devices, and cover them.
+    """Every key belongs to one of `pools`, which are ordered by their keys, then by device, and cover all keys.
 
-    `shares` by key, of an expert; `shadows` [L * E]: bits of the replica of each expert that stays beside the slots, if
-    any does; `near_bits` [L * E]: those at which it is computed near. `state` and `pinned` are views for whoever wants
-    many keys at once. One key at a time is read and written in the bytes below them, `states` and `pins`, which takes
-    a tenth of the time.
+    `shares` by key: the part of an expert that the key stands for. `shadows` [L * E]: bits of each expert's resident
+    replica, if there are such replicas. `near_bits` [L * E]: bits at which an expert is computed in the near tier.
+    `state` and `pinned` are numpy views for callers that read many keys at once. Single keys are read and written in
+    the byte arrays below the views, `states` and `pins`, which takes a tenth of the time.
     """
 
     def __init__(
@@ -38,7 +37,7 @@ class Cache:
         self._shares = shares or [1.0] * self.num_keys
         self.states, self.pins = bytearray(self.num_keys), bytearray(self.num_keys)
         self.state, self.pinned = np.frombuffer(self.states, np.uint8), np.frombuffer(self.pins, bool)
-        self.places: list[Place | None] = [None] * self.num_keys  # of what is not absent
+        self.places: list[Place | None] = [None] * self.num_keys  # by key, None while it is absent
         keys = [self.partitions.keys(pool) for pool in pools]
         self.pool_of = [0] * self.num_keys  # by key
         for number, own in enumerate(keys):
@@ -47,45 +46,46 @@ class Cache:
         self._views = [
             (*map(self._view_of(pool), (self.state, self.pinned)), own) for pool, own in zip(pools, keys, strict=True)
         ]
-        self._is_one_pool = self.partitions.count == 1 and self.num_keys == shape.num_keys  # all of a layer
+        # Whether one pool holds all keys of a layer.
+        self._is_one_pool = self.partitions.count == 1 and self.num_keys == shape.num_keys
         self._free_slots = self._all_slots()
         self.num_slots = int(sum(pool.num_slots for pool in pools))
         self._first_passing = next((pool.first for pool in pools if pool.is_passing), self.num_keys)
-        self._passing: dict[int, None] = {}  # what is in such a pool, the longest untouched first
+        self._passing: dict[int, None] = {}  # keys of passing pools, the least recently used first
 
     def layer_states(self, layer: int) -> np.ndarray:
-        """[E] states of one layer, a view."""
+        """Return a view of the states [E] of one layer."""
         first = layer * self.shape.num_experts
         return self.state[first : first + self.shape.num_experts]
 
     def _view_of(self, pool: Pool) -> Callable[[np.ndarray], np.ndarray]:
-        """What finds a pool's keys, ascending, among values [L * E], nothing copied."""
+        """Return a function that takes values [L * E] and returns a view of those of a pool's keys, ascending."""
         num_experts, count = self.shape.num_experts, self.partitions.count
         layers = slice(pool.first // num_experts, pool.stop // num_experts)
         return lambda values: values.reshape(-1, num_experts)[layers, pool.device :: count]
 
     def by_pool(self, keys: list[int]) -> list[list[int]]:
-        """Keys of one layer, apart where their slots are."""
+        """Group keys of one layer by pool."""
         if self._is_one_pool:
             return [keys]
-        found: dict[int, list[int]] = {}
+        groups: dict[int, list[int]] = {}
         for key in keys:
-            found.setdefault(self.pool_of[key], []).append(key)
-        return [found[number] for number in sorted(found)]
+            groups.setdefault(self.pool_of[key], []).append(key)
+        return [groups[number] for number in sorted(groups)]
 
     def num_free(self, layer: int) -> tuple[int, ...]:
-        """Empty slots of a layer's scope on each device."""
+        """Return the number of empty slots of a layer's scope on each device."""
         first = layer * self.shape.num_experts
         if self.partitions.count == 1:
             return (self.room(first),)
         return tuple([self.room(first + device) for device in range(self.partitions.count)])
 
     def room(self, key: int) -> int:
-        """Empty slots in the pool of `key`."""
+        """Return the number of empty slots in the pool of `key`."""
         return len(self._free_slots[self.pool_of[key]])
 
     def candidates(self, key: int) -> np.ndarray:
-        """What may leave the pool of `key`: resident and not pinned, ascending."""
+        """Return the keys that may be evicted from the pool of `key`, resident and not pinned, ascending."""
         state, pinned, keys = self._views[self.pool_of[key]]
         return keys[((state == RESIDENT) > pinned).ravel().nonzero()[0]]
 
@@ -93,14 +93,14 @@ class Cache:
         return key >= self._first_passing
 
     def touch(self, keys: Iterable[int]) -> None:
-        """These are in use: of what passes, they leave last."""
+        """Mark keys of passing pools as used: they are evicted last."""
         if self._passing:
             for key in keys:
                 if key in self._passing:
                     self._passing[key] = self._passing.pop(key)
 
     def oldest(self, pool_key: int, count: int) -> list[int]:
-        """Up to `count` of what passes in a key's pool and may leave, the longest untouched first."""
+        """Return up to `count` evictable keys of a passing key's pool, the least recently used first."""
         states, pins, pool_of = self.states, self.pins, self.pool_of
         pool = pool_of[pool_key]
         leaving = (k for k in self._passing if states[k] == RESIDENT and not pins[k] and pool_of[k] == pool)
@@ -117,7 +117,8 @@ class Cache:
             pins[key] = False
 
     def admit(self, key: int, state: int, bits: int = FULL_BITS) -> Place:
-        """Give `key`, a replica of so many bits, an empty slot of its pool; it takes a whole one at any precision."""
+        """Give `key` an empty slot of its pool for a replica of `bits`; a replica takes a whole slot at any
+        precision."""
         free = self._free_slots[self.pool_of[key]]
         assert not self.states[key] and free, f"no room for key {key} in state {self.states[key]}"
         self.states[key] = state
@@ -135,7 +136,7 @@ class Cache:
                 del self._passing[key]
 
     def clear(self) -> None:
-        """Everything absent, nothing pinned: whatever had been begun when a step failed is undone with it."""
+        """Make everything absent and unpinned, which also undoes what a failed step had begun."""
         self.pinned[:] = False
         self.state[:] = ABSENT
         self.places[:] = [None] * self.num_keys
@@ -143,13 +144,13 @@ class Cache:
         self._passing.clear()
 
     def _all_slots(self) -> list[list[int]]:
-        """By pool, the first one last, which is taken first."""
+        """Return the slots of every pool, the first one last, because slots are popped from the end."""
         ends = np.cumsum([pool.num_slots for pool in self.pools]).tolist()
         return [list(range(end - 1, end - pool.num_slots - 1, -1)) for pool, end in zip(self.pools, ends, strict=True)]
 
     def validate(self) -> None:
-        """Raise AssertionError unless every slot is held once or free, in the pool of its key, and nothing is pinned,
-        as it is between steps."""
+        """Raise AssertionError unless every slot is free or held once, in the pool of its key, and no key is pinned.
+        Call it between steps."""
         places, start = [place for place in self.places if place], 0
         for number, (pool, free) in enumerate(zip(self.pools, self._free_slots, strict=True)):
             held = [place.slot for place in places if self.pool_of[place.key] == number]

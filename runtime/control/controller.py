@@ -1,9 +1,9 @@
 """Asks policies in one fixed order and turns a step into a plan; it never touches a weight.
 
-The order: residency, which may place experts anew; routing policy; states of the wanted; miss policy; victims for what
-must come; waves; prefetches within their bytes. Victims, waves and
-what is on its way are those of `runtime/control/transfers.py`.
-Everything here follows from ids, scores and step numbers, so that a live run and a replay of its trace decide alike.
+The order: residency policy, which may place experts anew; routing policy; states of the wanted experts; miss policy;
+victims for what is loaded; waves; prefetches within their bytes. `runtime/control/transfers.py` chooses victims and
+waves and tracks what is in flight. Every decision follows from ids, scores and step numbers, so that a live run and a
+replay of its trace decide alike.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,58 +11,28 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from artifacts.shape import FULL_BITS
-from runtime.control.cache import ABSENT, RESIDENT, Cache
+from runtime.control.cache import RESIDENT, Cache
 from runtime.control.counters import AT_BITS, Counter, Counters
 from runtime.control.ordering import distinct
 from runtime.control.plan import NO_SLOT, Place, Plan
 from runtime.control.pools import Pool
+from runtime.control.residents import StepResidents
 from runtime.control.segments import Segments, Whole
 from runtime.control.transfers import Mover
-from runtime.policies.base import (
-    Choice,
-    Eviction,
-    Miss,
-    Now,
-    Prefetch,
-    Residency,
-    Residents,
-    Routing,
-    Split,
-    Step,
-)
+from runtime.policies.base import Choice, Eviction, Miss, Now, Prefetch, Residency, Routing, Split, Step
 
 _NO_BITS: Mapping[int, int] = {}
 _NO_KEYS = np.zeros(0, np.int64)
 _AT_BITS = {bits: Counter[name.upper()] for bits, name in AT_BITS.items()}
-_FETCHED, _NEAR, _LOW = Counter.FETCHED, Counter.NEAR, Counter.LOW  # looked up once: an enum takes a while to tell
-
-
-class _Here(Residents):
-    """Those of a step, compared when a policy asks for them; what the step misses is known."""
-
-    __slots__ = ("_missing", "_selected", "_states")
-
-    def __init__(self, states: np.ndarray, num_free: Sequence[int], selected: np.ndarray, missing: list[int]) -> None:
-        self._states, self.num_free, self._selected, self._missing = states, num_free, selected, missing
-
-    @property
-    def resident(self) -> np.ndarray:
-        return self._states == RESIDENT
-
-    @property
-    def absent(self) -> np.ndarray:
-        return self._states == ABSENT
-
-    def missing(self, step: Step) -> list[int]:
-        return self._missing if step.selected is self._selected else super().missing(step)
+_FETCHED, _NEAR, _LOW = Counter.FETCHED, Counter.NEAR, Counter.LOW  # looked up once: enum access is slow
 
 
 class Controller:
-    """`window`: bytes that prefetching may move per step, besides what a miss policy lends; a prefetch is resident once
-    its own have gone by.
+    """`window`: bytes that prefetches may move per step, besides those that a miss policy lends; a prefetched key is
+    resident once its bytes have been moved.
 
-    `nbytes`: what one expert weighs, by bits. `pieces` says what of an expert lies by itself: states, slots, pins and
-    counters are those of the pieces, while policies speak of experts all the same.
+    `nbytes`: size of one expert, by bits. `pieces` says which parts of an expert are keys of their own: states, slots,
+    pins and counters are per piece, while policies speak of whole experts.
     """
 
     def __init__(
@@ -95,31 +65,31 @@ class Controller:
             now=self.now,
             counters=self.counters,
         )
-        self._near_places: dict[int, Place] = {}  # by key, made once
+        self._near_places: dict[int, Place] = {}  # by key, each made once
         self.num_predicted = prefetch.distance if prefetch.reads_predictions else 0  # layers ahead, per step
         self.num_learned = prefetch.distance if prefetch.reads_learned else 0
         self.sees_embeddings = any(axis.sees_embeddings for axis in (routing, eviction, miss, prefetch, residency))
         has_more = residency.cuts or residency.places or routing.reroutes
-        has_more |= self.sees_embeddings or bool(prefetch.distance)  # who learns maps sees every step
+        has_more |= self.sees_embeddings or bool(prefetch.distance)  # policies that learn maps observe every step
         chooses = miss.every_step or self._picks_bits
         self.holds_all = cache.num_slots == self.shape.num_keys and not (has_more or chooses)
         self.holds_low = not cache.num_slots and miss.reads_shadows and not has_more
         self._low = [self._low_place(key) for key in range(self.shape.num_keys)] if self.holds_low else []
 
     def begin_pass(self, num_tokens: int) -> None:
-        """A pass over so many tokens comes next."""
+        """Begin a pass over `num_tokens` tokens."""
         self.now.pass_index += 1
         self.now.num_tokens += num_tokens
         self.counters.begin_pass()
 
     @property
     def cache(self) -> Cache:
-        """What is where."""
+        """The states, slots and pins of all keys."""
         return self._mover.cache
 
     def step(self, step: Step) -> Plan:
         """Decide one layer of the current pass."""
-        now, mover, pieces = self.now, self._mover, self._pieces
+        now = self.now
         now.step += 1
         now.layer = layer = step.layer
         weights = None
@@ -128,46 +98,72 @@ class Controller:
         if self._routing.reroutes:
             step = self._reroute(step)
             weights = step.weights
-        cache = mover.cache
-        num_experts, states = self.shape.num_experts, cache.states
-        first = layer * num_experts
-        experts = [first + expert for expert in distinct(step.selected)]
-        used = pieces.of(experts)
-        missing = absent = [key for key in used if not states[key]]
+        experts, used, absent = self._wanted(layer, step.selected)
         self._count(layer, used, absent)
-        selected, near, low, behind, bits = step.selected, (), (), (), _NO_BITS
-        mover.arrivals.lent = 0
+        self._mover.arrivals.lent = 0
         if self._miss.every_step or absent and self._miss.chooses:
-            choice = self._choose(step, absent)
-            if choice.selected is not selected:
-                selected = choice.selected
-                experts = [first + expert for expert in distinct(selected)]
-                used = pieces.of(experts)
-                missing = absent = [key for key in used if not states[key]]
-            if choice.near:
-                known, own = self._near_places, [key for key in used if key % num_experts in choice.near]
-                near = tuple([known.get(key) or self._near_place(key) for key in own])
-            if choice.low:
-                low = tuple([self._low_place(key) for key in used if key % num_experts in choice.low])
-            elsewhere = choice.near | choice.low if choice.low else choice.near
-            if elsewhere:
-                missing = [key for key in absent if key % num_experts not in elsewhere]
-            if choice.behind:
-                behind = [first + expert for expert in choice.behind]
-            if choice.bits:
-                bits = {first + expert: precision for expert, precision in choice.bits.items()}
-            if choice.weights is not None:
-                weights = choice.weights
-            mover.arrivals.lent = int(choice.lent * self.nbytes[FULL_BITS])
+            return self._decide(step, experts, used, absent, weights)
+        states = self._mover.cache.states
+        present = [key for key in used if states[key]] if absent else used
+        return self._plan(step, step.selected, weights, experts, used, present, absent)
+
+    def _wanted(self, layer: int, selected: np.ndarray) -> tuple[list[int], list[int], list[int]]:
+        """Return the keys of the experts in `selected` [T, K], of their pieces, and of the absent pieces."""
+        first, states = layer * self.shape.num_experts, self._mover.cache.states
+        experts = [first + expert for expert in distinct(selected)]
+        used = self._pieces.of(experts)
+        return experts, used, [key for key in used if not states[key]]
+
+    def _decide(
+        self, step: Step, experts: list[int], used: list[int], absent: list[int], weights: np.ndarray | None
+    ) -> Plan:
+        """Plan the step as the miss policy chooses: stand-ins, near and low experts, precisions of demand loads."""
+        choice, num_experts, states = self._choose(step, absent), self.shape.num_experts, self._mover.cache.states
+        if choice.selected is not step.selected:
+            experts, used, absent = self._wanted(step.layer, choice.selected)
+        present, missing, near, low, behind, bits = used, absent, (), (), (), _NO_BITS
+        first = step.layer * num_experts
+        if choice.near:
+            places = self._near_places
+            near = tuple([places.get(key) or self._near_place(key) for key in used if key % num_experts in choice.near])
+        if choice.low:
+            low = tuple([self._low_place(key) for key in used if key % num_experts in choice.low])
+        if absent:
+            present = [key for key in used if states[key]]
+        if elsewhere := choice.near | choice.low if choice.low else choice.near:
+            missing = [key for key in absent if key % num_experts not in elsewhere]
+            present = [key for key in present if key % num_experts not in elsewhere]
+        if choice.behind:
+            behind = [first + expert for expert in choice.behind]
+        if choice.bits:
+            bits = {first + expert: precision for expert, precision in choice.bits.items()}
+        if choice.weights is not None:
+            weights = choice.weights
+        self._mover.arrivals.lent = int(choice.lent * self.nbytes[FULL_BITS])
+        return self._plan(step, choice.selected, weights, experts, used, present, missing, near, low, behind, bits)
+
+    def _plan(
+        self,
+        step: Step,
+        selected: np.ndarray,
+        weights: np.ndarray | None,
+        experts: list[int],
+        used: list[int],
+        present: list[int],
+        missing: list[int],
+        near: tuple[Place, ...] = (),
+        low: tuple[Place, ...] = (),
+        behind: Sequence[int] = (),
+        bits: Mapping[int, int] = _NO_BITS,
+    ) -> Plan:
+        """Note the use, load what is `missing` in waves, and prefetch, keys of `behind` first."""
+        mover, layer = self._mover, step.layer
         if missing and self._picks_bits:
-            self._eviction.fetched({key: bits.get(key, FULL_BITS) for key in missing}, now)
-        self._eviction.used(experts, step, now)
-        if pieces.is_cut:
-            cache.touch(used)
-        here = [key for key in used if states[key]] if absent else used
-        if near or low:
-            here = [key for key in here if key % num_experts not in elsewhere]
-        waves, pinned = mover.waves(here, missing, bits)
+            self._eviction.fetched({key: bits.get(key, FULL_BITS) for key in missing}, self.now)
+        self._eviction.used(experts, step, self.now)
+        if self._pieces.is_cut:
+            mover.cache.touch(used)
+        waves, pinned = mover.waves(present, missing, bits)
         prefetches = mover.place(layer) if self._residency.places else ()
         if self._prefetch.distance or behind:
             prefetches += self._prefetches(step, behind)
@@ -176,48 +172,46 @@ class Controller:
             self._count_bits(layer, [*near, *low, *(place for w in waves for place in (*w.resident, *w.loads))])
         return Plan(layer, selected, weights, waves, near, low, prefetches)
 
-    def settled(self, layer: int, experts: list[int]) -> list[Place]:
-        """Where one token's experts are where nothing is left to decide: the tier holds all, these among them, or none
-        but the replicas that stay.
-
-        Empty if one is still absent. A short cut: `step` would count the same, and nothing ever leaves.
-        """
+    def fixed_places(self, layer: int, experts: list[int]) -> list[Place]:
+        """Return the places of one token's experts when nothing is ever evicted: the fast tier holds all experts, or
+        only resident replicas. Returns an empty list while one expert is absent. Counts as `step` does."""
         assert self.holds_all or self.holds_low, "only where nothing is left to decide"
-        first, there = layer * self.shape.num_experts, self._low or self.cache.places
-        places = [place for expert in experts if (place := there[first + expert])]
+        first, held = layer * self.shape.num_experts, self._low or self.cache.places
+        places = [place for expert in experts if (place := held[first + expert])]
         if len(places) < len(experts):
             return []
-        self.count_settled(layer)
+        self.count_fixed(layer)
         if self.counters.is_spread:
             self.counters.spread_requests(experts, (), experts if self.holds_low else ())
         if self.holds_low:
             self._count_bits(layer, places)
         return places
 
-    def count_settled(self, layer: int) -> None:
-        """One token's requests of a layer, all of them hits, or all computed on what stays."""
+    def count_fixed(self, layer: int) -> None:
+        """Count one token's requests of a layer: all are hits, or all are computed on resident replicas."""
         self.now.step += 1
         self.now.layer = layer
         for counter in (Counter.REQUESTS, *((Counter.MISSES, Counter.LOW) if self.holds_low else (Counter.HITS,))):
             self.counters.table[counter, layer] += self.shape.top_k
 
     def is_whole(self, layer: int) -> bool:
-        """Whether every expert of a layer is there."""
+        """Whether every expert of a layer is resident."""
         first, num_experts = layer * self.shape.num_experts, self.shape.num_experts
         return self.cache.states.count(RESIDENT, first, first + num_experts) == num_experts
 
-    def forget(self) -> None:
-        """Start again with an empty cache, as after a step that failed; counters and history stay."""
+    def clear(self) -> None:
+        """Empty the cache, as after a step that failed; counters and history stay."""
         self._mover.clear()
 
     def lay_out(self, split: Split, pools: Sequence[Pool]) -> None:
-        """Cut experts by another split, into slots that are empty; counters and history stay. Between passes."""
+        """Cut experts by another split, into slots that are empty; counters and history stay. Call it between
+        passes."""
         self._mover.lay_out(split, pools)
         self._near_places.clear()
 
     def by_device(self) -> list[dict[str, int]]:
-        """What each of several devices has and did: slots and bytes of them, what is resident there, and counters; none
-        where there is only one."""
+        """Return the slots, their bytes, the number of resident keys and the counters of each device; empty for a
+        single device."""
         counted, cache, resident = self.counters.by_device(), self.cache, self.cache.state == RESIDENT
         return [
             {
@@ -225,18 +219,18 @@ class Controller:
                 "slots": sum(pool.num_slots for pool in cache.pools if pool.device == device),
                 "slot_bytes": sum(pool.num_slots * pool.slot_nbytes for pool in cache.pools if pool.device == device),
                 "resident": int(np.count_nonzero(cache.partitions.of(np.flatnonzero(resident)) == device)),
-                **own,
+                **counts,
             }
-            for device, own in enumerate(counted)
+            for device, counts in enumerate(counted)
         ]
 
     def validate(self) -> None:
-        """Raise AssertionError where, between steps, the books contradict each other."""
+        """Raise AssertionError when, between steps, the state contradicts itself."""
         self._mover.validate()
         self.counters.validate()
 
     def _observe(self, step: Step) -> None:
-        """Show the residency policy the step; where it places a layer anew, note what is to be there."""
+        """Show the step to the residency policy; if it places the layer anew, note which keys are to be resident."""
         self._residency.observe(step)
         placement = self._residency.place(step, self._capacities[step.layer].tolist())
         if placement is not None:
@@ -252,12 +246,12 @@ class Controller:
         return routed
 
     def _choose(self, step: Step, absent: list[int]) -> Choice:
-        """What the miss policy makes of the step, counted."""
+        """Ask the miss policy about the step and count what it chose."""
         num_experts, cache, pieces = self.shape.num_experts, self._mover.cache, self._pieces
         experts = [key % num_experts for key in absent]
         missing = list(dict.fromkeys(experts)) if pieces.is_cut else experts
         states = pieces.layer_states(cache.state, step.layer)
-        choice = self._miss.choose(step, _Here(states, cache.num_free(step.layer), step.selected, missing))
+        choice = self._miss.choose(step, StepResidents(states, cache.num_free(step.layer), step.selected, missing))
         near = sum(map(choice.near.__contains__, experts)) if choice.near else 0
         low = sum(map(choice.low.__contains__, experts)) if choice.low else 0
         add, spared = self.counters.add, 0
@@ -269,7 +263,7 @@ class Controller:
             add(Counter.DROPPED_RANKS, step.layer, dropped)
             add(Counter.REPLACED_RANKS, step.layer, int((choice.selected != step.selected).sum()) - dropped)
         if elsewhere := near + low + spared:
-            add(_FETCHED, step.layer, -elsewhere)  # `_count` took all that is absent for fetched
+            add(_FETCHED, step.layer, -elsewhere)  # `_count` counted everything absent as fetched
             add(_NEAR, step.layer, near)
             if low:
                 add(_LOW, step.layer, low)
@@ -298,6 +292,6 @@ class Controller:
             self.counters.add(Counter.COLLISIONS, layer, collisions)
 
     def _prefetches(self, step: Step, behind: Sequence[int]) -> tuple[Place, ...]:
-        """What the policies want ahead of its use, as far as it can be sent for."""
+        """Send for what the policies propose, as far as bytes and slots allow."""
         proposed = self._prefetch.propose(step, self.now) if self._prefetch.distance else _NO_KEYS
         return self._mover.prefetch(np.concatenate((behind, proposed)) if behind else proposed)

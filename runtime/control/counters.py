@@ -1,4 +1,4 @@
-"""What happened to the requests: integer counters per layer and pass, decided by logical state alone."""
+"""Integer counters of requests per layer and pass, which depend on logical state alone."""
 
 from array import array
 from collections.abc import Sequence
@@ -6,13 +6,13 @@ from enum import IntEnum, auto
 
 import numpy as np
 
-from runtime.control.devices import Partitions
+from runtime.control.pools import Partitions
 
 
 class Counter(IntEnum):
     """`requests = hits + late + misses`; `misses = fetched + near + low + spared`, spared by stand-ins or dropping.
 
-    `at_b_bits` are the experts computed at that precision, wherever; the others were computed in full.
+    `at_b_bits` counts the experts computed at that precision in any tier; all others were computed at full precision.
     """
 
     def _generate_next_value_(name, start, count, last_values):
@@ -40,7 +40,7 @@ class Counter(IntEnum):
     AT_1_BIT = auto()
 
 
-# Looked up once, as numbers: an enum takes a while to tell.
+# Looked up once, as numbers: enum access is slow.
 _REQUESTS, _HITS, _LATE = int(Counter.REQUESTS), int(Counter.HITS), int(Counter.LATE)
 _MISSES, _FETCHED = int(Counter.MISSES), int(Counter.FETCHED)
 _OF_REQUESTS = (Counter.HITS, Counter.LATE, Counter.MISSES)
@@ -51,8 +51,8 @@ AT_BITS = {4: "at_4_bits", 3: "at_3_bits", 2: "at_2_bits", 1: "at_1_bit"}
 
 
 class Counters:
-    """`passes`: one [F, L] int64 table a pass, F in the order of `Counter`; the last one is being written. Where
-    experts are spread over devices each has [F, N] of `on_devices` beside it: what is counted by device."""
+    """`passes`: one int64 table [F, L] a pass, F in the order of `Counter`; the last one is being written. When experts
+    are spread over N devices, `on_devices` holds a table [F, N] for each pass."""
 
     def __init__(self, num_layers: int, partitions: Partitions | None = None) -> None:
         self._num_layers, self._partitions = num_layers, partitions
@@ -61,7 +61,7 @@ class Counters:
         self.on_devices: list[np.ndarray] = []
 
     def begin_pass(self) -> None:
-        # `add` writes single cells of the array below the table, in a third of the time that the table takes.
+        # `add` writes single cells of the array behind the table, in a third of the time that the table takes.
         self._cells = array("q", bytes(8 * len(Counter) * self._num_layers))
         self.table = np.frombuffer(self._cells, np.int64).reshape(len(Counter), self._num_layers)
         self.passes.append(self.table)
@@ -69,27 +69,27 @@ class Counters:
             self.on_devices.append(np.zeros((len(Counter), self._partitions.count), np.int64))
 
     def fold(self) -> None:
-        """From here on all passes so far count as one."""
+        """Add up all passes so far, as if they had been one."""
         if len(self.passes) > 1:
             self.passes[:] = [sum(self.passes)]
             self.on_devices[:] = [sum(self.on_devices)] if self.is_spread else []
 
-    def forget(self, num_passes: int) -> None:
-        """All but the first so many passes."""
+    def truncate(self, num_passes: int) -> None:
+        """Keep only the first `num_passes` passes."""
         del self.passes[num_passes:], self.on_devices[num_passes:]
 
     def add(self, counter: Counter, layer: int, amount: int) -> None:
         self._cells[counter * self._num_layers + layer] += amount
 
     def spread(self, counter: Counter, keys: Sequence[int], amount: int = 1) -> None:
-        """So much for each of these keys on its device, beside what `add` counts of the layer."""
+        """Add `amount` for each key on its device, beside what `add` counts per layer."""
         if self.is_spread:
-            own = self.on_devices[-1][counter]
+            counts = self.on_devices[-1][counter]
             for key in keys:
-                own[self._partitions.of(key)] += amount
+                counts[self._partitions.of(key)] += amount
 
     def spread_requests(self, wanted: Sequence[int], late: Sequence[int], absent: Sequence[int]) -> None:
-        """As `spread`, with what `add_requests` counts."""
+        """Count requests per device, as `add_requests` counts them per layer."""
         self.spread(Counter.REQUESTS, wanted)
         self.spread(Counter.LATE, late)
         self.spread(Counter.MISSES, absent)
@@ -97,14 +97,14 @@ class Counters:
         self.spread(Counter.HITS, (*late, *absent), -1)
 
     def by_device(self) -> list[dict[str, int]]:
-        """One dictionary a device, over all passes; none where there is only one."""
+        """Return one dictionary a device, summed over all passes; empty for a single device."""
         if not self.is_spread:
             return []
         total = sum(self.on_devices, np.zeros((len(Counter), self._partitions.count), np.int64))
         return [{c.name.lower(): int(column[c]) for c in _BY_DEVICE} for column in total.T]
 
     def sum(self, *, first_pass: int = 0) -> np.ndarray:
-        """The table [F, L] of the passes from `first_pass` on together."""
+        """Return the table [F, L] summed over the passes from `first_pass` on."""
         return sum(self.passes[first_pass:], np.zeros((len(Counter), self._num_layers), np.int64))
 
     def validate(self) -> None:
@@ -116,15 +116,15 @@ class Counters:
             assert (table[Counter.MISSES] == misses).all(), f"pass {number}: {misses} of the misses"
         num_spread = len(self.passes) if self.is_spread else 0
         assert len(self.on_devices) == num_spread, f"{len(self.on_devices)} passes by device of {num_spread}"
-        for number, (table, own) in enumerate(zip(self.passes, self.on_devices, strict=False)):
-            chosen = list(_BY_DEVICE)
-            assert (own[chosen].sum(axis=1) == table[chosen].sum(axis=1)).all(), f"pass {number}: devices do not add up"
+        for number, (table, by_device) in enumerate(zip(self.passes, self.on_devices, strict=False)):
+            spread, total = (counts[list(_BY_DEVICE)].sum(axis=1) for counts in (by_device, table))
+            assert (spread == total).all(), f"pass {number}: devices do not add up"
         total = self.sum()
         wasted, prefetched = (int(total[counter].sum()) for counter in (Counter.WASTED_BYTES, Counter.PREFETCH_BYTES))
         assert wasted <= prefetched, f"{wasted} bytes wasted of {prefetched} prefetched"
 
     def add_requests(self, layer: int, num: int, *, num_late: int, num_absent: int) -> None:
-        """So many requests of a layer; what is absent is taken to be fetched."""
+        """Count `num` requests of a layer; absent keys are counted as fetched."""
         cells, stride = self._cells, self._num_layers
         cells[_REQUESTS * stride + layer] += num
         cells[_HITS * stride + layer] += num - num_late - num_absent
@@ -135,7 +135,7 @@ class Counters:
             cells[_FETCHED * stride + layer] += num_absent
 
     def by_layer(self, *, first_pass: int = 0) -> list[dict[str, int]]:
-        """One dictionary a layer, summed over the passes from `first_pass` on."""
+        """Return one dictionary a layer, summed over the passes from `first_pass` on."""
         return by_layer(self.sum(first_pass=first_pass))
 
     def totals(self, *, first_pass: int = 0) -> dict[str, int]:
@@ -143,15 +143,15 @@ class Counters:
 
 
 def by_layer(table: np.ndarray) -> list[dict[str, int]]:
-    """One dictionary a layer of a table [F, L]."""
+    """Return one dictionary a layer of a table [F, L]."""
     return [{c.name.lower(): int(column[c]) for c in Counter} for column in table.T]
 
 
 def totals(layers: list[dict[str, int]]) -> dict[str, int]:
-    """The sum over layers."""
+    """Sum over layers."""
     return {name: sum(layer[name] for layer in layers) for name in layers[0]}
 
 
 def hit_rate(totals: dict[str, int]) -> float:
-    """Hits over requests; 0 when nothing was requested."""
+    """Return hits over requests, 0 when nothing was requested."""
     return totals["hits"] / totals["requests"] if totals["requests"] else 0.0

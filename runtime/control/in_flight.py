@@ -1,4 +1,4 @@
-"""Prefetches under way: which keys they bring, in order of issue, and when their bytes have gone by."""
+"""Prefetches in flight: their keys in order of issue, and when their bytes have been moved."""
 
 from collections import deque
 from collections.abc import Container
@@ -7,23 +7,24 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class _Arrival:
-    """What the link still has to bring of a key, in logical bytes."""
+    """The bytes of a key that the link still has to move."""
 
     key: int
     remaining: int
 
 
 class Arrivals:
-    """`window`: bytes that go by per step, in this one `lent` besides. `queue` is empty when nothing is under way."""
+    """`window`: bytes that are moved per step; `lent`: further bytes of this step. `queue` is empty when nothing is in
+    flight."""
 
     def __init__(self, window: int) -> None:
         self.window, self.lent = window, 0
         self.queue: deque[_Arrival] = deque()
-        self._backlog = 0  # bytes still to come
+        self._backlog = 0  # bytes still to be moved
 
     @property
     def room(self) -> int:
-        """Bytes that go by in this step and that nothing is sent for yet; below 0 where more is under way."""
+        """Bytes of this step that no transfer has claimed yet; negative when more than that is in flight."""
         return self.window + self.lent - self._backlog
 
     def send(self, key: int, nbytes: int) -> None:
@@ -31,7 +32,7 @@ class Arrivals:
         self._backlog += nbytes
 
     def drain(self) -> list[int]:
-        """Let this step's bytes go by; returns the keys that are there now."""
+        """Move this step's bytes and return the keys that have arrived."""
         budget, landed = self.window + self.lent, []
         while self.queue and budget > 0:
             arrival = self.queue[0]
@@ -45,24 +46,24 @@ class Arrivals:
         return landed
 
     def under_way(self, keys: Container[int]) -> list[int]:
-        """Those of `keys` that are still to come."""
+        """Return those of `keys` that are in flight."""
         return [arrival.key for arrival in self.queue if arrival.key in keys]
 
     def latest(self) -> list[int]:
-        """Keys, the last issued first."""
+        """Return the keys in flight, the last issued first."""
         return [arrival.key for arrival in reversed(self.queue)]
 
     def remove(self, keys: Container[int]) -> None:
-        """Whatever these still had to bring is waited for, or comes no more."""
+        """Remove keys whose remaining bytes are waited for or cancelled."""
         self.queue = deque(arrival for arrival in self.queue if arrival.key not in keys)
         self._backlog = sum([arrival.remaining for arrival in self.queue])
 
     def validate(self) -> None:
-        """Raise AssertionError unless what is to come is what is under way."""
+        """Raise AssertionError unless the counted bytes are those in flight."""
         coming = sum([arrival.remaining for arrival in self.queue])
         assert coming == self._backlog, f"{coming} bytes are to come, and {self._backlog} are counted"
 
     def clear(self) -> None:
-        """Nothing comes any more."""
+        """Cancel everything in flight."""
         self.queue.clear()
         self._backlog = 0

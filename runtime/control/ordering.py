@@ -1,24 +1,31 @@
-"""Which come first: the experts of a step as they are met, keys by an eviction policy's sort keys."""
+"""Orders the experts of a step by first appearance, and keys by an eviction policy's sort keys."""
+
+from collections.abc import Callable
+from functools import cache
 
 import numpy as np
 
-_FEW = 4  # to be told one by one
+from runtime.control.cache import RESIDENT
+
+_RESIDENT = np.uint8(RESIDENT)
+_FEW = 4  # so few are found one after another
 _MOST = {np.dtype(float): np.inf, np.dtype(np.int64): np.iinfo(np.int64).max}
 
 
 def distinct(selected: np.ndarray) -> list[int]:
-    """Experts in order of first appearance, scanning tokens, then ranks; dropped ranks (-1) left out."""
+    """Return the experts in order of first appearance, scanning tokens, then ranks; dropped ranks (-1) are left out."""
     experts = dict.fromkeys(selected[0].tolist() if len(selected) == 1 else selected.ravel().tolist())
     experts.pop(-1, None)
     return list(experts)
 
 
 def first_of(keys: np.ndarray, order: tuple[np.ndarray, ...], count: int) -> list[int]:
-    """The `count` keys that come first by sort keys, the most significant first; among equals, as `keys` has them."""
+    """Return the first `count` of `keys` by the sort keys in `order`, the most significant first; ties keep the order
+    of `keys`."""
     column, is_alone = order[0], len(order) == 1
-    if is_alone and count <= min(_FEW, len(keys)) and (found := _least(column, count)):
-        return [keys.item(at) for at in found]
-    if count < len(keys):  # sort only what can be among them
+    if is_alone and count <= min(_FEW, len(keys)) and (places := _least(column, count)):
+        return [keys.item(at) for at in places]
+    if count < len(keys):  # sort only the keys that can be among them
         limit = column.min() if count == 1 else np.partition(column, count - 1)[count - 1]
         smallest = (column <= limit).nonzero()[0]
         keys, order = keys[smallest], [part[smallest] for part in order]
@@ -27,15 +34,58 @@ def first_of(keys: np.ndarray, order: tuple[np.ndarray, ...], count: int) -> lis
 
 
 def _least(column: np.ndarray, count: int) -> list[np.int64]:
-    """Places of the `count` smallest, equals by the lower place, found one after another: of few that takes a fraction
-    of a sort's time. Empty where it cannot tell: what was found is marked by the largest number there is."""
+    """Return the places of the `count` smallest values, ties by the lower place, found one after another, which for few
+    takes a fraction of a sort's time.
+
+    Returns an empty list when the data type has no value to mark a found place with, or when the values contain that
+    mark.
+    """
     if count == 1:
         return [column.argmin()]
     if (most := _MOST.get(column.dtype)) is None:
         return []
-    rest, found = column.copy(), []
+    rest, places = column.copy(), []
     for _ in range(count):
         at = rest.argmin()
-        found.append(at)
+        places.append(at)
         rest[at] = most
-    return found if len(set(found)) == count else []
+    return places if len(set(places)) == count else []
+
+
+@cache
+def first_leaving() -> Callable[..., int]:
+    """Return the compiled eviction order, for policies with ready sort keys; numba is imported by the first call."""
+    from artifacts.common.numba_loops import kernel
+
+    signature = "int64(float64[::1], int64[::1], uint8[::1], boolean[::1], int64, int64, int64[::1])"
+    return kernel(signature, exact=True)(_first_leaving)
+
+
+def _first_leaving(ranks, older, state, pinned, start, stop, victims):
+    """Write to `victims` the first evictable keys (resident, not pinned) from `start` up to `stop`, as many as fit. The
+    order is `ranks`, then `older`, then the key. Returns how many there are."""
+
+    def leaves_before(key, other):
+        """Whether `key` is evicted before `other`, which has a lower number."""
+        return ranks[key] < ranks[other] or (ranks[key] == ranks[other] and older[key] < older[other])
+
+    rank, states, is_pinned = ranks[start:stop], state[start:stop], pinned[start:stop]
+    # All other keys are ranked last without a branch, which a processor would mispredict for every fourth key.
+    rank_of, num_victims, most = np.empty(len(rank)), 0, np.inf
+    for place in range(len(rank)):
+        rank_of[place] = rank[place] if (states[place] == _RESIDENT) & (not is_pinned[place]) else np.inf
+    for place in range(len(rank)):
+        if rank_of[place] > most or states[place] != _RESIDENT or is_pinned[place]:
+            continue
+        key = start + place
+        if num_victims == len(victims) and not leaves_before(key, victims[num_victims - 1]):
+            continue
+        at = min(num_victims, len(victims) - 1)
+        while at > 0 and leaves_before(key, victims[at - 1]):
+            victims[at] = victims[at - 1]
+            at -= 1
+        victims[at] = key
+        num_victims = min(num_victims + 1, len(victims))
+        if num_victims == len(victims):
+            most = ranks[victims[num_victims - 1]]
+    return num_victims

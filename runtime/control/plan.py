@@ -1,6 +1,7 @@
-"""What the controller asks the engine to do for one step, and nothing about how.
+"""What the controller asks the engine to do for one step.
 
-Nobody changes what is made here; frozen it would take three times as long to make, at every step.
+These objects are never changed after they are made; a frozen dataclass would take three times as long to make, at every
+step.
 """
 
 from collections.abc import Iterator
@@ -15,10 +16,9 @@ NO_SLOT = -1
 
 @dataclass(slots=True)
 class Place:
-    """One expert, or a segment of one that is `share` of it, the slot it has or is to come into, and the precision of
-    the replica there.
+    """One expert, or a segment that is `share` of it, its slot, and the precision of the replica there.
 
-    Without a slot it is computed near its memory, or on the replica that stays in the fast tier.
+    Without a slot it is computed in the near tier, or on its resident replica.
     """
 
     key: int
@@ -29,8 +29,8 @@ class Place:
 
 @dataclass(slots=True)
 class Wave:
-    """Experts that share the fast tier: `resident` start at once, or when they land; `loads` come over the link,
-    each as soon as its slot is free."""
+    """Experts that share the fast tier: `resident` start at once, or when they arrive; `loads` come over the link, each
+    as soon as its slot is free."""
 
     resident: tuple[Place, ...]
     loads: tuple[Place, ...]
@@ -38,9 +38,10 @@ class Wave:
 
 @dataclass(slots=True)
 class Plan:
-    """One step. `selected` [T, K]: the expert of each rank, -1 for none; `weights` replaces the router's if given.
+    """One step. `selected` [T, K]: the expert of each rank, -1 for none; `weights` replaces the router's weights if
+    given.
 
-    What it uses is in a wave, `near`, or `low`: computed at once on the replica that stays in the fast tier.
+    Every expert used is in a wave, in `near`, or in `low`, which is computed at once on resident replicas.
     """
 
     layer: int
@@ -52,6 +53,6 @@ class Plan:
     prefetches: tuple[Place, ...]
 
     def in_turn(self) -> Iterator[tuple[Wave, dict[int, Place]]]:
-        """Each wave, and by slot the loads of the next one: what lies in the slots is computed first."""
+        """Yield each wave with the next wave's loads by slot: the experts in these slots are computed first."""
         for wave, after in zip(self.waves, (*self.waves[1:], None), strict=False):
             yield wave, {load.slot: load for load in after.loads} if after else {}

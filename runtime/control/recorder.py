@@ -1,4 +1,4 @@
-"""Writes down what the routers said, so that the same run can be replayed."""
+"""Records what the routers chose, so that the run can be replayed."""
 
 import numpy as np
 
@@ -8,7 +8,7 @@ from runtime.policies.base import Step
 
 
 class Recorder:
-    """Collects steps; `trace()` gives them as one `Trace`. Positions count each request's tokens from 0."""
+    """Collects steps; `trace()` returns them as one `Trace`. Positions count each request's tokens from 0."""
 
     def __init__(self) -> None:
         self._rows: list[dict[str, np.ndarray]] = []
@@ -18,7 +18,7 @@ class Recorder:
         self._num_iterations = 0
 
     def begin_pass(self, requests: np.ndarray) -> None:
-        """`requests` [T]: whose token each row of the coming pass is."""
+        """Begin a pass; `requests` [T] is the request of each of its tokens."""
         self._requests = requests
         self._is_new = True
         self._positions = np.empty(len(requests), np.int32)
@@ -49,7 +49,8 @@ class Recorder:
         )
 
     def trace(self) -> Trace:
-        """Raises BadInput where no step was seen, as when every pass was broken off before its first router."""
+        """Return the recorded steps. Raises BadInput when there is none, as when every pass failed before its first
+        router."""
         if not self._rows:
             raise BadInput("nothing was recorded: no pass got to its first router")
         columns = [name for name, column in self._rows[0].items() if column is not None]
@@ -58,7 +59,7 @@ class Recorder:
         return Trace(**joined, embeddings=embeddings)
 
     def _embed(self, step: Step) -> None:
-        """Keep what the requests of this pass gave the model, once a pass."""
+        """Keep the input embeddings of this pass's requests, once a pass."""
         self._is_new = False
         counts = np.diff(step.last, prepend=-1)
         self._iteration = self._num_iterations + np.repeat(np.arange(len(counts), dtype=np.int32), counts)

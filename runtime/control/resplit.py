@@ -1,7 +1,7 @@
-"""Solves the split of a run anew between its requests, from what the routers said since it was solved last.
+"""Solves the split of a run anew between its requests, from what the routers chose since it was last solved.
 
-When that is follows from counts of tokens and requests, so that a live run and a replay of its trace lay the fast tier
-out alike. It begins empty then: what comes next is a prompt, which wants most experts anyway.
+The moment follows from counts of tokens and requests, so that a live run and a replay of its trace lay out the fast
+tier alike. The new fast tier is empty: the next pass is a prompt, which wants most experts anyway.
 """
 
 from collections.abc import Callable
@@ -22,10 +22,10 @@ NOT_ANEW = "a split is solved anew on one device only: with several it stays as 
 
 
 def tokens_between(asked: int | None, split: Split | None, policies: Policies, *, num_devices: int = 1) -> int:
-    """After how many tokens the split is solved anew; 0: never.
+    """Return after how many tokens the split is solved anew; 0: never.
 
-    By itself a split that a solver found is, where policies see predictions, and on one device: another split might
-    have no room on one of several. Raises BadUsage where it is asked for and cannot be.
+    By default a split that a solver found is solved anew when policies read predictions and there is one device: on
+    several devices another split might not fit. Raises BadUsage when it is asked for and impossible.
     """
     solved = split.solved if split else None
     can_be = solved is not None and solved.latencies is not None and policies.prefetch.reads_predictions
@@ -45,8 +45,8 @@ def tokens_between(asked: int | None, split: Split | None, policies: Policies, *
 
 
 class Reconfiguration:
-    """Watches the steps of a run that began with `split`. `lay_out` is told what the fast tier is to hold from then on,
-    when that changes."""
+    """Observes the steps of a run that began with `split`, and calls `lay_out` with the new contents of the fast tier
+    when the split changes."""
 
     def __init__(
         self, policies: Policies, shape: Shape, split: Split, *, every: int, lay_out: Callable[[FastTier], None]
@@ -60,24 +60,24 @@ class Reconfiguration:
         self._begin()
 
     def begin_pass(self, requests: np.ndarray) -> None:
-        """`requests` [T]: whose token each row of the coming pass is."""
+        """Begin a pass; `requests` [T] is the request of each of its tokens."""
         self._num_tokens += len(requests)
         self._seen.begin_pass(requests)
 
     def add(self, step: Step) -> None:
-        """Of the predictions those of the next layer count."""
-        told = (step.pass_index, step.phase, step.layer, step.selected, step.weights)
-        self._seen.add(Step(*told, predicted=step.predicted[:, :1]))
+        """Record a step; of its predictions only those of the next layer are needed."""
+        columns = (step.pass_index, step.phase, step.layer, step.selected, step.weights)
+        self._seen.add(Step(*columns, predicted=step.predicted[:, :1]))
 
     def between_requests(self) -> None:
-        """Nothing is under way: solve, if enough tokens have gone by."""
+        """Solve the split if enough tokens have been seen. Call it when no request is in progress."""
         if self._num_tokens < self.every:
             return
         seen = self._seen
         self._begin()
         try:
             self._solved = solved_anew(curves_of(seen.trace(), self._shape), self._shape, self._solved)
-        except BadInput:  # a layer that did not occur says nothing of what it needs
+        except BadInput:  # a layer did not occur, so that its needs are unknown
             self.num_untold += 1
             return
         self.num_solved += 1
@@ -88,7 +88,8 @@ class Reconfiguration:
             self._lay_out(fast)
 
     def receipt(self) -> dict[str, int]:
-        """How often it was solved, how often that changed anything, and how often what was seen could not tell."""
+        """Return how often the split was solved, how often that changed it, and how often the steps seen were not
+        enough."""
         counts = {"solved_anew": self.num_solved, "changed": self.num_changed, "could_not_tell": self.num_untold}
         return {"every_tokens": self.every} | counts
 

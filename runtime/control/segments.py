@@ -1,6 +1,6 @@
-"""What of an expert lies in the fast tier by itself: the whole, or the segments of a split (MoEpic).
+"""The parts of an expert that are keys of their own: the whole expert, or the segments of a split (MoEpic).
 
-`Whole` and `Segments` say the same things of keys: which make up an expert, and what they weigh.
+`Whole` and `Segments` have the same methods: which keys make up an expert, and what they weigh.
 """
 
 from collections.abc import Collection, Iterable
@@ -9,13 +9,12 @@ import numpy as np
 
 from artifacts.errors import BadUsage
 from artifacts.shape import Shape
-from runtime.control.devices import Partitions
-from runtime.control.pools import Pool
+from runtime.control.pools import Partitions, Pool
 from runtime.policies.base import Split
 
 
 class Whole:
-    """Experts in one piece, each a key. `shares`, of an expert, are by key."""
+    """Experts in one piece, each with one key. `shares` by key: the part of an expert that the key stands for."""
 
     is_cut = False
 
@@ -24,33 +23,36 @@ class Whole:
         self._shape = shape
 
     def of(self, keys: list[int]) -> list[int]:
-        """The keys that make up experts, in the order of the experts."""
+        """Return the keys that make up experts, in the order of the experts."""
         return keys
 
     def tops(self, keys: list[int]) -> list[int]:
-        """Those of these keys that eviction policies know."""
+        """Return those of these keys that eviction policies know."""
         return keys
 
     def num_bytes(self, keys: Collection[int]) -> int:
-        """What they weigh at full precision."""
+        """Return the bytes of keys at full precision."""
         return self._shape.expert_nbytes * len(keys)
 
     def layer_states(self, state: np.ndarray, layer: int) -> np.ndarray:
-        """[E] states of one layer's experts, given those of all keys."""
+        """Return the states [E] of one layer's experts, given the states of all keys."""
         first = layer * self._shape.num_experts
         return state[first : first + self._shape.num_experts]
 
 
 class Segments:
     """The top of an expert has the expert's own key, its bottom that key plus L * E, as if the bottoms were L more
-    layers; an expert of a layer that is not cut is its top. `nbytes` and `shares`, of an expert, are by key."""
+    layers. An expert of a layer that is not cut is its top.
+
+    `nbytes` and `shares` (parts of an expert) are by key.
+    """
 
     def __init__(self, shape: Shape, split: Split) -> None:
         self._shape = shape
         self.cut(split)
 
     def cut(self, split: Split) -> None:
-        """By this split from here on."""
+        """Apply another split from here on."""
         shape = self._shape
         tops, bottoms = _sizes(shape, split)
         self.nbytes = [size for size in (*tops, *bottoms) for _ in range(shape.num_experts)]
@@ -61,7 +63,7 @@ class Segments:
         self._own = [(key, key + shape.num_keys) if self.nbytes[key + shape.num_keys] else (key,) for key in whole]
 
     def of(self, keys: list[int]) -> list[int]:
-        """The segments of experts, in the order of the experts, each top before its bottom."""
+        """Return the segments of experts, in the order of the experts, each top before its bottom."""
         return [segment for key in keys for segment in self._own[key]] if self.is_cut else keys
 
     def is_bottom(self, key: int) -> bool:
@@ -74,7 +76,7 @@ class Segments:
         return sum([self.nbytes[key] for key in keys])
 
     def layer_states(self, state: np.ndarray, layer: int) -> np.ndarray:
-        """An expert is there as far as that of its segments which is least."""
+        """Return the states [E] of one layer's experts; an expert has the lower state of its two segments."""
         first, count = layer * self._num_experts, self._num_experts
         tops, bottom = state[first : first + count], first + self._num_keys
         return np.minimum(tops, state[bottom : bottom + count]) if self.nbytes[bottom] else tops
@@ -83,9 +85,10 @@ class Segments:
 def segment_pools(
     shape: Shape, split: Split, *, is_global: bool, partitions: Partitions | None = None
 ) -> tuple[Pool, ...]:
-    """The tops' pools, on each device one a layer or one for all, then those of the bottoms of every layer, which pass.
+    """Return the pools of the tops, on each device one a layer or one for all, then those of the bottoms of all layers,
+    which are passing.
 
-    Raises BadUsage where layers are cut differently and yet would share their slots.
+    Raises BadUsage when layers are cut differently and yet would share their slots.
     """
     partitions = partitions or Partitions(shape.num_experts)
     tops, bottoms = _sizes(shape, split)
@@ -101,19 +104,19 @@ def segment_pools(
         [(0, num_keys, num_tops.sum(axis=0), tops[0])]
         if is_global
         else [
-            (layer * size, (layer + 1) * size, own, nbytes)
-            for layer, (own, nbytes) in enumerate(zip(num_tops, tops, strict=True))
+            (layer * size, (layer + 1) * size, counts, nbytes)
+            for layer, (counts, nbytes) in enumerate(zip(num_tops, tops, strict=True))
         ]
     )
     staying = [
         Pool(first, stop, count, nbytes, device=device)
-        for first, stop, own, nbytes in rows
-        for device, count in enumerate(own.tolist())
+        for first, stop, counts, nbytes in rows
+        for device, count in enumerate(counts.tolist())
     ]
     return (*staying, *passing)
 
 
 def _sizes(shape: Shape, split: Split) -> tuple[list[int], list[int]]:
-    """Bytes of a top and of a bottom, by layer."""
+    """Return the bytes of a top and of a bottom, by layer."""
     sizes = [shape.segment_nbytes(neurons) for neurons in split.top_neurons.tolist()]
     return [top for top, _ in sizes], [bottom for _, bottom in sizes]

@@ -1,4 +1,4 @@
-"""Budgets and rates as people write them: `25%`, `96x`, `2GiB`, `5GB/s+10us`."""
+"""Parses budgets and rates as users write them: `25%`, `96x`, `2GiB`, `5GB/s+10us`."""
 
 import math
 import re
@@ -18,11 +18,11 @@ _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
 def num_slots(budget: str, shape: Shape, *, per_layer: bool, num_devices: int = 1) -> int:
-    """Experts that fit a budget: a share of all experts (`25%`), experts (`96x`) or bytes (`2GiB`, `500MB`), over all
-    layers.
+    """Return how many experts fit a budget: a share of all experts (`25%`), experts (`96x`) or bytes (`2GiB`, `500MB`),
+    over all layers.
 
-    A budget above the model holds the model. Raises BadUsage for what is no budget, or holds less than one expert on
-    each device (one a layer there when `per_layer`).
+    A budget above the model's size holds the model. Raises BadUsage for text that is no budget, and for a budget below
+    one expert on each device (one a layer there when `per_layer`).
     """
     value, unit = _parse(budget, _BUDGET.format(budget))
     if unit == "%":
@@ -43,34 +43,34 @@ def num_slots(budget: str, shape: Shape, *, per_layer: bool, num_devices: int = 
 
 
 def budget_nbytes(budget: str, shape: Shape) -> int:
-    """Bytes of the same budget, at most those of all experts. Raises BadUsage for what is no budget."""
+    """Return the bytes of the same budget, at most those of all experts. Raises BadUsage for text that is no budget."""
     value, unit = _parse(budget, _BUDGET.format(budget))
     scale = {"%": shape.nbytes / 100, "x": shape.expert_nbytes}.get(unit) or _unit(unit, budget)
     return math.floor(min(value * scale + 1e-6, shape.nbytes))
 
 
 def nbytes(text: str) -> int:
-    """A size in bytes: `2GiB`, `500MB`, `4096`."""
+    """Return a size in bytes: `2GiB`, `500MB`, `4096`. Raises BadUsage."""
     message = f"size {text!r} is not understood: write bytes, as 64KiB or 2GB"
     value, unit = _parse(text, message)
-    found = value * _unit(unit, text)
-    if found >= _MOST_NBYTES:
+    size = value * _unit(unit, text)
+    if size >= _MOST_NBYTES:
         raise BadUsage(message)
-    return math.floor(found)
+    return math.floor(size)
 
 
 def rate(text: str) -> tuple[float, float]:
-    """Bytes per second and latency in seconds of `5GB/s` or `5GB/s+10us`."""
+    """Return bytes per second and latency in seconds of `5GB/s` or `5GB/s+10us`. Raises BadUsage."""
     speed, _, delay = text.partition("+")
     message = f"rate {text!r} is not understood: write bytes per second, as 5GB/s or 5GB/s+10us"
     value, unit = _parse(speed, message)
     latency, latency_unit = _parse(delay or "0s", message)
     if not unit.endswith("/s") or latency_unit not in _SECONDS:
         raise BadUsage(message)
-    found, latency_s = value * _unit(unit[:-2], text), latency * _SECONDS[latency_unit]
-    if not 1 <= found < _MOST_NBYTES or latency_s > _MOST_LATENCY_S:
+    bandwidth, latency_s = value * _unit(unit[:-2], text), latency * _SECONDS[latency_unit]
+    if not 1 <= bandwidth < _MOST_NBYTES or latency_s > _MOST_LATENCY_S:
         raise BadUsage(message)
-    return found, latency_s
+    return bandwidth, latency_s
 
 
 def _parse(text: str, message: str) -> tuple[float, str]:

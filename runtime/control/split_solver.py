@@ -1,4 +1,4 @@
-"""A split solved from a trace: curves of what it selects, latencies of a machine, and MoEpic's solver."""
+"""Solves a split from a trace: the curves of its selections, the latencies of a machine, and MoEpic's solver."""
 
 from dataclasses import replace
 
@@ -16,7 +16,8 @@ _EVEN = (1.0, 0.9, 0.8, 0.65, 0.5)
 
 
 def latencies_of(costs: Costs, top_k: int) -> Latencies:
-    """Those of one token. Where a segment takes as long as its expert, all of a load is latency."""
+    """Return the latencies of one token. Where a segment takes as long to load as its expert, all of a load is
+    latency."""
     per_byte_s = 0.0 if costs.reads_whole else costs.load_s
     return Latencies(
         attention_s=costs.rest.seconds(1),
@@ -29,12 +30,12 @@ def latencies_of(costs: Costs, top_k: int) -> Latencies:
 
 
 def counted_phases(trace: Trace) -> list[int]:
-    """Decoding, where there is any."""
+    """Return the phases that curves are measured on: decoding, if the trace has any."""
     return [DECODE] if (trace.phase == DECODE).any() else sorted(set(trace.phase.tolist()))
 
 
 def curves_of(trace: Trace, shape: Shape) -> Curves:
-    """Of the counted phases. Raises BadInput where the trace cannot tell."""
+    """Measure the curves of the counted phases. Raises BadInput when the trace does not have what that takes."""
     if trace.predicted is None:
         raise BadInput(
             "the trace does not hold what routers predict: record one with `moectl profile --trace`, or with "
@@ -50,36 +51,37 @@ def curves_of(trace: Trace, shape: Shape) -> Curves:
 def solve(
     curves: Curves, shape: Shape, budget_nbytes: int, latencies: Latencies, *, solver: str, zeta: float
 ) -> Answer:
-    """Raises BadUsage."""
+    """Solve a split of `budget_nbytes`. Raises BadUsage."""
     return split_problem(curves, shape, latencies).allocate(budget_nbytes / shape.expert_nbytes, zeta, solver=solver)
 
 
 def split_problem(curves: Curves, shape: Shape, latencies: Latencies) -> SplitProblem:
-    """What the solvers solve. `next_gate` uses as many predictions as a token selects, so they see no more."""
+    """Return the problem that solvers solve, with as many predictions as `next_gate` uses: the number that a token
+    selects."""
     k = shape.top_k
     used = (curves.hit, curves.prediction[:, :k], curves.prediction_hit[:, :k])
     return SplitProblem.of(latencies.first_window, latencies.times(k), used)
 
 
 def answer_of(curves: Curves, shape: Shape, split: SolvedSplit) -> Answer:
-    """A split with what the solver's model says that it exposes, and what it caches."""
+    """Return a split with its cache sizes and the exposed seconds that the solver's model expects."""
     sizes = np.clip(np.rint(split.budgets / split.theta).astype(np.int64), 1, shape.num_experts)
     exposed = split_problem(curves, shape, split.latencies).exposed_with(split.budgets, sizes)
     return split.budgets, exposed, split.theta, sizes
 
 
 def candidates(curves: Curves, shape: Shape, unsolved: SolvedSplit) -> list[SolvedSplit]:
-    """What is worth trying for a budget: what the solvers find, and all layers alike at some ratios."""
-    found = [solved_anew(curves, shape, replace(unsolved, solver=solver)) for solver in SOLVERS]
-    each = min(unsolved.budget_nbytes / shape.expert_nbytes / shape.num_layers, shape.num_experts)
+    """Return the splits worth trying for a budget: those of the solvers, and all layers alike at some ratios."""
+    splits = [solved_anew(curves, shape, replace(unsolved, solver=solver)) for solver in SOLVERS]
+    budget = min(unsolved.budget_nbytes / shape.expert_nbytes / shape.num_layers, shape.num_experts)
     for theta in _EVEN:
-        alike = {"budgets": np.full(shape.num_layers, each), "theta": np.full(shape.num_layers, theta)}
-        found.append(replace(unsolved, **alike, solver=EVEN))
-    return found
+        alike = {"budgets": np.full(shape.num_layers, budget), "theta": np.full(shape.num_layers, theta)}
+        splits.append(replace(unsolved, **alike, solver=EVEN))
+    return splits
 
 
 def solved_anew(curves: Curves, shape: Shape, split: SolvedSplit) -> SolvedSplit:
-    """What `split` would be had it been solved from these curves; it must have latencies, and a solver."""
+    """Return what `split` would be if it had been solved from these curves; it must have latencies and a solver."""
     assert split.latencies is not None, f"a split of unknown latencies, {split.source}"
     terms = {"solver": split.solver, "zeta": split.zeta}
     budgets, _, theta, _ = solve(curves, shape, split.budget_nbytes, split.latencies, **terms)
@@ -87,7 +89,8 @@ def solved_anew(curves: Curves, shape: Shape, split: SolvedSplit) -> SolvedSplit
 
 
 def receipt(split: Split | None, shape: Shape) -> dict[str, object]:
-    """By layer the ratio at which experts are cut, to whole neurons, and tops in the fast tier; and by what."""
+    """Describe a split by layer: the ratio at which experts are cut, in whole neurons, and tops in the fast tier; and
+    its source."""
     if split is None:
         return {}
     neurons_by_layer = split.top_neurons.tolist()

@@ -1,5 +1,5 @@
-"""Moves experts through the fast tier, on the books: who leaves, in which waves the missing come, what is sent for
-ahead of its use, and when that is there."""
+"""Chooses victims, waves and prefetches and tracks when they arrive, all in the state of the cache; no weight moves
+here."""
 
 from collections.abc import Mapping, Sequence
 
@@ -9,20 +9,20 @@ from artifacts.shape import FULL_BITS
 from runtime.control.cache import ABSENT, LOADING, RESIDENT, Cache
 from runtime.control.counters import Counter, Counters
 from runtime.control.in_flight import Arrivals
-from runtime.control.ordering import first_of
+from runtime.control.ordering import first_leaving, first_of
 from runtime.control.plan import Place, Wave
 from runtime.control.pools import Pool
 from runtime.control.segments import Segments, Whole
 from runtime.policies.base import Eviction, Now, Split
 
-# Looked up once: an enum takes a while to tell.
+# Looked up once: enum access is slow.
 _EVICTIONS, _PREFETCHES, _DEMAND_BYTES = Counter.EVICTIONS, Counter.PREFETCHES, Counter.DEMAND_BYTES
 _PREFETCH_BYTES, _WASTED_BYTES = Counter.PREFETCH_BYTES, Counter.WASTED_BYTES
 
 
 class Mover:
-    """Does for the controller what a step needs, by an eviction policy and within `window` bytes a step for what comes
-    ahead, besides those that are `lent`. `now` and `counters` are the controller's."""
+    """Serves the controller's steps: evicts by an eviction policy, and prefetches within `window` bytes a step and
+    those that are `lent`. `now` and `counters` are the controller's."""
 
     def __init__(
         self,
@@ -39,31 +39,30 @@ class Mover:
         self.arrivals = Arrivals(window)
         self._eviction, self._nbytes, self._pieces, self._now, self._counters = eviction, nbytes, pieces, now, counters
         self._first_leaving = None
-        # Only for a policy that is compiled anyhow: it takes a while to load. It goes through keys without a gap.
+        # Only for a policy that is compiled anyhow, because numba takes long to import. The compiled loop needs keys
+        # without gaps, as on one device.
         if eviction.ranks is not None and cache.partitions.count == 1:
-            from runtime.control.eviction_kernel import first_leaving
-
-            self._first_leaving = first_leaving
+            self._first_leaving = first_leaving()
         self._evicted_in_pass = [-1] * cache.num_keys
-        self._unused: set[int] = set()  # came ahead, and no step has used them yet
+        self._unused: set[int] = set()  # prefetched, and not used by any step yet
         self._to_place: dict[int, list[int]] = {}  # by layer
 
     def clear(self) -> None:
-        """An empty tier, nothing on its way; what was evicted when stays known."""
+        """Empty the tier and cancel everything in flight; which keys were evicted in which pass stays known."""
         self.arrivals.clear()
         self._unused.clear()
         self._to_place.clear()
         self.cache.clear()
 
     def lay_out(self, split: Split, pools: Sequence[Pool]) -> None:
-        """Cut experts by another split, into empty slots; what came ahead and was not used is wasted."""
+        """Cut experts by another split, into empty slots; prefetched keys that were not used count as wasted."""
         self._waste(self._unused)
         self.clear()
         self._pieces.cut(split)
         self.cache = Cache(self.cache.shape, pools, shares=self._pieces.shares, partitions=self.cache.partitions)
 
     def validate(self) -> None:
-        """Raise AssertionError where, between steps, the books contradict each other."""
+        """Raise AssertionError when, between steps, the state contradicts itself."""
         self.cache.validate()
         self.arrivals.validate()
         loading = np.flatnonzero(self.cache.state == LOADING).tolist()
@@ -72,24 +71,26 @@ class Mover:
         absent = [key for key in self._unused if not self.cache.states[key]]
         assert not absent, f"{absent} count as prefetched and not used yet, and are absent"
 
-    # What the step uses
+    # Demand
 
     def num_evicted_in_pass(self, keys: list[int]) -> int:
-        """How many of these have left in this very pass."""
+        """Return how many of these keys were evicted in this very pass."""
         pass_index, evicted = self._now.pass_index, self._evicted_in_pass
         return sum([evicted[key] == pass_index for key in keys])
 
-    def waves(self, here: list[int], missing: list[int], bits: Mapping[int, int]) -> tuple[tuple[Wave, ...], list[int]]:
-        """Fit the missing in: in one wave if they can share the tier with what is here, else in as many as it takes.
-        With them the keys that are pinned until the step is over."""
-        self._arrive(here)
+    def waves(
+        self, present: list[int], missing: list[int], bits: Mapping[int, int]
+    ) -> tuple[tuple[Wave, ...], list[int]]:
+        """Load the missing keys: in one wave if they fit beside those `present`, else in as many as it takes. Returns
+        the waves, and the keys that stay pinned until the end of the step."""
+        self._arrive(present)
         cache = self.cache
-        cache.pin(here)
+        cache.pin(present)
         places = cache.places
-        resident = tuple([places[key] for key in here])
+        resident = tuple([places[key] for key in present])
         if not missing:
-            return ((Wave(resident, ()),) if here else ()), here
-        pinned, waves = here, []
+            return ((Wave(resident, ()),) if present else ()), present
+        pinned, waves = present, []
         while True:
             loads, missing = self._load_wave(missing, bits)
             pinned = pinned + [load.key for load in loads]
@@ -102,7 +103,7 @@ class Mover:
             pinned = []
 
     def _arrive(self, keys: list[int]) -> None:
-        """The step waits for what is on its way, so it is there when the step computes."""
+        """Make keys in flight resident: the step waits for them before it computes."""
         if self._unused:
             self._unused.difference_update(keys)
         if self.arrivals.queue and (late := self.arrivals.under_way(keys)):
@@ -111,14 +112,14 @@ class Mover:
             self.arrivals.remove(late)
 
     def _load_wave(self, missing: list[int], bits: Mapping[int, int]) -> tuple[list[Place], list[int]]:
-        """Demand loads for what fits its pool, and what is still missing."""
+        """Return demand loads for as many keys as fit their pools, and the keys still missing."""
         loads = [load for keys in self.cache.by_pool(missing) for load in self._load_some(keys, bits)]
         if len(loads) == len(missing):
             return loads, []
         return loads, [key for key in missing if not self.cache.pins[key]]
 
     def _load_some(self, missing: list[int], bits: Mapping[int, int]) -> list[Place]:
-        """Demand loads for as many of `missing`, all of one pool, as there is room for; each is pinned."""
+        """Return demand loads for as many of `missing`, all of one pool, as there is room for; each is pinned."""
         cache = self.cache
         pool = cache.pools[cache.pool_of[missing[0]]]
         missing = missing[: pool.num_slots]
@@ -136,31 +137,32 @@ class Mover:
         self._counters.spread(_DEMAND_BYTES, missing[:1], nbytes)
         return loads
 
-    # Who leaves
+    # Eviction
 
     def _evict(self, pool_key: int, count: int) -> None:
-        """Make `count` slots in a key's pool: residents by the policy, then prefetches, the last issued first."""
+        """Free `count` slots in a key's pool: evict residents by the policy, then cancel prefetches, the last issued
+        first."""
         victims = self._victims(pool_key, count)
         if len(victims) < count:
             victims = victims + self._cancel(pool_key, count - len(victims))
         self._leave(victims)
 
     def _victims(self, pool_key: int, count: int) -> list[int]:
-        """Up to `count` residents of a key's pool that may leave."""
+        """Return up to `count` evictable residents of a key's pool."""
         cache = self.cache
         if cache.is_passing(pool_key):
             return cache.oldest(pool_key, count)
         if self._first_leaving is not None:
-            pool, found = cache.pools[cache.pool_of[pool_key]], np.empty(count, np.int64)
-            num_found = self._first_leaving(
-                *self._eviction.ranks, cache.state, cache.pinned, pool.first, pool.stop, found
+            pool, victims = cache.pools[cache.pool_of[pool_key]], np.empty(count, np.int64)
+            num_victims = self._first_leaving(
+                *self._eviction.ranks, cache.state, cache.pinned, pool.first, pool.stop, victims
             )
-            return found[:num_found].tolist()
+            return victims[:num_victims].tolist()
         candidates = cache.candidates(pool_key)
         return first_of(candidates, self._eviction.order(candidates, self._now), count) if candidates.size else []
 
     def _cancel(self, pool_key: int, count: int) -> list[int]:
-        """Take up to `count` prefetches of a pool off the queue."""
+        """Cancel up to `count` prefetches of a pool."""
         pool_of, pins = self.cache.pool_of, self.cache.pins
         latest = [key for key in self.arrivals.latest() if pool_of[key] == pool_of[pool_key] and not pins[key]]
         if keys := latest[:count]:
@@ -184,10 +186,11 @@ class Mover:
             self._counters.add(_WASTED_BYTES, self._now.layer, self._pieces.num_bytes(keys))
             self._unused.difference_update(keys)
 
-    # What comes ahead
+    # Prefetch
 
     def prefetch(self, proposed: np.ndarray) -> tuple[Place, ...]:
-        """Bring what policies propose, best first, while the link has bytes left; meanwhile none of it is evicted."""
+        """Send for the proposed keys, best first, while the step has bytes left; none of the proposed keys is evicted
+        for another."""
         room = self.arrivals.room
         if room <= 0:
             return ()
@@ -203,13 +206,14 @@ class Mover:
         return tuple(loads)
 
     def _send_within(self, coming: list[int], keys: list[int], room: int) -> list[Place]:
-        """Put those of `keys` that are absent, `coming`, on their way while `room` bytes last and slots can be had."""
+        """Send for the absent keys `coming` of `keys`, best first, while `room` bytes last; skip those without a slot.
+        Their pools' victims are chosen once, for all that may come."""
         cache, num_bytes, loads = self.cache, self._pieces.num_bytes, []
-        states, leaving = cache.states, {}  # by pool, an iterator: chosen once for all that may come
+        states, leaving = cache.states, {}  # by pool, an iterator of victims
         for key in coming:
             if room <= 0:
                 break
-            if states[key]:  # named twice
+            if states[key]:  # proposed twice
                 continue
             if not cache.room(key):
                 pool = cache.pool_of[key]
@@ -224,24 +228,29 @@ class Mover:
         return loads
 
     def _make_way(self, coming: list[int], keys: list[int], key: int, room: int) -> list[int]:
-        """Who may leave a key's pool for those that are `coming` into it, but none of `keys`."""
+        """Victims in the pool of `key` for the keys `coming` into it, as many as `room` bytes need; none of `keys`."""
         cache, most = self.cache, len(keys)
-        states, pins = cache.states, cache.pins
-        if not self._pieces.is_cut:  # all are as large
+        states = cache.states
+        if not self._pieces.is_cut:  # all keys have the same size
             most = -(-room // self._pieces.num_bytes((key,)))
         if most > 1:
             pool_of = cache.pool_of
-            most = min(most, sum([not states[own] and pool_of[own] == pool_of[key] for own in coming]))
-        kept = [own for own in keys if states[own] and not pins[own]]
-        for own in kept:
-            pins[own] = True
-        victims = self._victims(key, most)
-        for own in kept:
-            pins[own] = False
+            most = min(most, sum([not states[other] and pool_of[other] == pool_of[key] for other in coming]))
+        return self._victims_sparing(keys, key, most)
+
+    def _victims_sparing(self, keys: list[int], pool_key: int, count: int) -> list[int]:
+        """Up to `count` victims in the pool of `pool_key`, none of them in `keys`."""
+        states, pins = self.cache.states, self.cache.pins
+        spared = [key for key in keys if states[key] and not pins[key]]
+        for key in spared:
+            pins[key] = True
+        victims = self._victims(pool_key, count)
+        for key in spared:
+            pins[key] = False
         return victims
 
     def _send(self, key: int, nbytes: int) -> Place:
-        """Put a key, for which there is room, on its way."""
+        """Put a key, for which there is room, in flight."""
         self.arrivals.send(key, nbytes)
         return self.cache.admit(key, LOADING)
 
@@ -258,20 +267,21 @@ class Mover:
                 counters.spread(_PREFETCH_BYTES, [key], self._pieces.num_bytes([key]))
 
     def end_step(self, pinned: list[int]) -> None:
-        """What the step used may leave again, and its share of bytes has gone by."""
+        """Unpin what the step used, and move the step's share of bytes."""
         self.cache.unpin(pinned)
         if self.arrivals.queue:
             for key in self.arrivals.drain():
                 self.cache.states[key] = RESIDENT
 
-    # What is placed
+    # Placement
 
     def want(self, layer: int, keys: list[int]) -> None:
-        """These and no others are to be resident in a layer."""
+        """Set the keys that are to be resident in a layer; all others are to be evicted."""
         self._to_place[layer] = keys
 
     def place(self, layer: int) -> tuple[Place, ...]:
-        """Make room for what is to be in this layer and send for it, until it is all there or on its way."""
+        """Make room for the keys that are to be resident in this layer and send for them, step by step until all are
+        resident or in flight."""
         if layer not in self._to_place:
             return ()
         cache, wanted = self.cache, self._to_place[layer]

@@ -86,8 +86,8 @@ class Engine:
         pass. An interrupt may end this call early; the next pass then begins with another one."""
         self._must_wait = True
         self.steps.clear()
-        self.controller.forget()
-        self.controller.counters.forget(self._num_finished)
+        self.controller.clear()
+        self.controller.counters.truncate(self._num_finished)
 
     def fold(self) -> None:
         """Add up the counts of all passes so far as if they had been one: there are as many passes as tokens."""

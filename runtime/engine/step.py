@@ -88,7 +88,7 @@ class StepExecutor:
                 return self.gpu_output.forward_on_device(layer.index, hidden, ids, weights)
             if self._can_skip_planning:
                 experts = ids.tolist()[0]
-                if places := self.controller.settled(layer.index, experts):
+                if places := self.controller.fixed_places(layer.index, experts):
                     return self._token_output.forward(layer.experts, hidden, experts, places, weights)
         step = self.watcher.step(layer.index, ids, weights)
         plan = self.controller.step(step)
@@ -106,7 +106,7 @@ class StepExecutor:
             first, num_experts = layer * self.controller.shape.num_experts, self.controller.shape.num_experts
             places = self.controller.cache.places[first : first + num_experts]
             self.gpu_output.note_whole_layer(layer, [place.slot for place in places])
-        self.controller.count_settled(layer)
+        self.controller.count_fixed(layer)
         return True
 
     def _begin_output(

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from artifacts.shape import FULL_BITS
-from runtime.control.devices import Partitions
+from runtime.control.pools import Partitions
 from runtime.links.link import Link, Transfer
 
 

@@ -1,4 +1,4 @@
-"""The name table of policies and the reader of their options: `lru`, `next_gate:distance=2`,
+"""The name table of policies, and the parser of their options: `lru`, `next_gate:distance=2`,
 `buddy:rho=2,otherwise=drop`."""
 
 from dataclasses import MISSING, dataclass, fields
@@ -21,7 +21,7 @@ from runtime.policies.eviction.lhu import Lhu
 from runtime.policies.eviction.lru import Lru
 from runtime.policies.eviction.map import MapEviction
 from runtime.policies.eviction.random import Random
-from runtime.policies.eviction.score import Score
+from runtime.policies.eviction.score import ScoreEviction
 from runtime.policies.miss.best_resident import BestResident
 from runtime.policies.miss.buddy import Buddy
 from runtime.policies.miss.cascade import Cascade
@@ -30,7 +30,7 @@ from runtime.policies.miss.drop import Drop
 from runtime.policies.miss.fetch import Fetch
 from runtime.policies.miss.fetch_lowest import FetchLowest
 from runtime.policies.miss.fetch_priority import FetchPriority
-from runtime.policies.miss.near import Near
+from runtime.policies.miss.near import NearMiss
 from runtime.policies.miss.qstar import QStar
 from runtime.policies.miss.random_resident import RandomResident
 from runtime.policies.miss.shadow import ShadowMiss
@@ -39,7 +39,7 @@ from runtime.policies.miss.zero import Zero
 from runtime.policies.prefetch.activation import ActivationPrefetch
 from runtime.policies.prefetch.blend import Blend
 from runtime.policies.prefetch.frequency import Frequency
-from runtime.policies.prefetch.learned import Learned
+from runtime.policies.prefetch.learned import LearnedPrefetch
 from runtime.policies.prefetch.map import MapPrefetch
 from runtime.policies.prefetch.next_gate import NextGate
 from runtime.policies.prefetch.none import NoPrefetch
@@ -68,7 +68,7 @@ POLICIES: dict[str, dict[str, type]] = {
         "map": MapPrefetch,
         "popular": Popular,
         "random": RandomPrefetch,
-        "learned": Learned,
+        "learned": LearnedPrefetch,
         "blend": Blend,
         "oracle": Oracle,
     },
@@ -79,7 +79,7 @@ POLICIES: dict[str, dict[str, type]] = {
         "least_stale": LeastStale,
         "fld": Fld,
         "lhu": Lhu,
-        "score": Score,
+        "score": ScoreEviction,
         "horizon": Horizon,
         "map": MapEviction,
         "activation": ActivationEviction,
@@ -88,7 +88,7 @@ POLICIES: dict[str, dict[str, type]] = {
     },
     "miss": {
         "fetch": Fetch,
-        "near": Near,
+        "near": NearMiss,
         "qstar": QStar,
         "drop": Drop,
         "buddy": Buddy,
@@ -124,17 +124,18 @@ class Policies:
 
     @property
     def brings_ahead(self) -> bool:
-        """Whether anything comes over the link that no step waits for."""
+        """Whether anything comes over the link ahead of its use, without a step waiting for it."""
         return bool(self.prefetch.distance or self.residency.places or self.miss.reads_shadows)
 
     @property
     def widths(self) -> list[int]:
-        """Bits below full precision that the slow tier must hold; policies have been prepared."""
+        """Bits below full precision that the slow tier must hold; known once the policies are prepared."""
         return sorted({bits for axis in POLICIES for bits in getattr(self, axis).widths} - {FULL_BITS})
 
     @property
     def matching(self) -> Matching | None:
-        """What matches expert maps for those that want it, once they have been prepared."""
+        """The matching of expert maps that the policies share; None if no policy matches maps. Known once they are
+        prepared."""
         return next((policy.matching for policy in (self.prefetch, self.eviction) if "maps" in policy.requires), None)
 
     @property
@@ -147,18 +148,18 @@ class Policies:
 
     @property
     def fallbacks(self) -> list[str]:
-        """What they had to do without, once they have been prepared."""
+        """Notes on the artefacts that the policies do without; known once they are prepared."""
         return [note for axis in POLICIES for note in getattr(self, axis).fallbacks]
 
 
 def build(texts: dict[str, str]) -> Policies:
-    """One policy per axis from its text."""
+    """Build one policy per axis from its text."""
     return Policies(**{axis: parse(axis, texts[axis]) for axis in POLICIES})
 
 
 def parse(axis: str, text: str) -> Any:
-    """`name` or `name:field=value,...` of one axis. Raises BadUsage, naming the known ones, for an unknown name,
-    field or value."""
+    """Parse `name` or `name:field=value,...` of one axis. Raises BadUsage for an unknown name, field or value; the
+    message lists the known ones."""
     name, _, options = text.partition(":")
     if name not in POLICIES[axis]:
         raise BadUsage(unknown(f"{axis} policy", name, POLICIES[axis]))
@@ -167,7 +168,7 @@ def parse(axis: str, text: str) -> Any:
 
 
 def describe(policy: Any) -> str:
-    """The text that `parse` turns back into the same policy, parameters at their defaults left out."""
+    """Return the text that `parse` turns back into the same policy; parameters at their defaults are left out."""
     names = {cls: name for table in POLICIES.values() for name, cls in table.items()}
     changed = [f"{f.name}={getattr(policy, f.name)}" for f in fields(policy) if getattr(policy, f.name) != f.default]
     return ":".join(filter(None, [names[type(policy)], ",".join(changed)]))
@@ -196,5 +197,5 @@ def _convert(kind: Any, value: str, where: str) -> Any:
         raise BadUsage(f"{where} takes a value of type {wanted.__name__}, not {value!r}") from None
 
 
-_MOST = 2**53  # of a number: beyond, not every whole number is a float
+_MOST = 2**53  # larger floats do not represent every integer
 _BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}

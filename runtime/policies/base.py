@@ -1,5 +1,5 @@
-"""The contracts of the five axes, and what a policy may see: ids, scores, states and step numbers; never a device or
-a clock.
+"""The contracts of the five axes, and what a policy may see: ids, scores, states and step numbers, but no device and no
+clock.
 
 Shapes: T tokens, K selected per token, E experts a layer, L MoE layers, D prefetch distances.
 """
@@ -22,7 +22,7 @@ from runtime.policies.step import Step
 
 @dataclass(slots=True)
 class Now:
-    """Where the run is: steps, passes and tokens count up for ever, those of the current step included."""
+    """The current step. Steps, passes and tokens are counted over the whole run, the current step included."""
 
     step: int = -1
     pass_index: int = -1
@@ -32,21 +32,21 @@ class Now:
 
 @dataclass(frozen=True, slots=True)
 class Artefacts:
-    """What the store knows of this model; a policy names in `requires` what it cannot do without."""
+    """What the store knows of this model. A policy names in `requires` the artefacts that it cannot run without."""
 
     buddies: np.ndarray | None = None  # [L, E, R] expert ids by rank, padded with -1
     buddy_q: np.ndarray | None = None  # [L, E, R] their conditional co-activation
     entropy: np.ndarray | None = None  # [L, 101] percentiles of token activating entropy
     hops: np.ndarray | None = None  # [E] devices between an expert and the compute; None: one device
     next_use: NextUse | None = None  # the future of the trace that is replayed
-    replicas: Replicas | None = None  # what experts take and lose below their full precision
-    splits: tuple[SolvedSplit, ...] | None = None  # what was solved for some budgets, the newest first
+    replicas: Replicas | None = None  # sizes and losses of experts below full precision
+    splits: tuple[SolvedSplit, ...] | None = None  # solved splits for some budgets, the newest first
     loads: np.ndarray | None = None  # [L, E + 1] experts that a token loads on demand, by experts that a layer holds
-    sensitivity: np.ndarray | None = None  # [L] of layers to what is left out of them, 1 on average
-    predictors: Predictors | None = None  # what foresees the layers ahead; in a replay the trace tells
-    maps: ExpertMaps | None = None  # earlier iterations, to match the one under way with
-    maps_run: int | None = None  # the run of the store that they are of
-    learns_maps: bool = False  # whether iterations join them as the run goes on
+    sensitivity: np.ndarray | None = None  # [L] a layer's sensitivity to dropped experts, 1 on average
+    predictors: Predictors | None = None  # they predict the layers ahead; a replay reads predictions from its trace
+    maps: ExpertMaps | None = None  # earlier iterations, which the current one is matched with
+    maps_run: int | None = None  # the store's run that made the maps
+    learns_maps: bool = False  # whether iterations of this run are added to the maps
     matching: Matching | None = None  # of those maps: made when policies are prepared, and shared by them
 
 
@@ -55,40 +55,40 @@ class Residents:
     """The states of one layer's experts at one step."""
 
     resident: np.ndarray  # [E] bool
-    absent: np.ndarray  # [E] bool; what is neither is on its way
-    num_free: Sequence[int]  # slots of this layer's scope that hold nothing, on each device
+    absent: np.ndarray  # [E] bool; experts that are neither are loading
+    num_free: Sequence[int]  # empty slots of this layer's scope, on each device
 
     def missing(self, step: Step) -> list[int]:
-        """Distinct absent experts that a step of this layer wants, in order of first appearance."""
+        """Return the distinct absent experts that a step of this layer wants, in order of first appearance."""
         return list(dict.fromkeys(step.selected[self.absent[step.selected]].tolist()))
 
 
 def fitting(experts: Sequence[int], room: Sequence[int]) -> list[int]:
-    """Of a layer's experts those for which there is room on their devices, first come first served: expert e belongs to
-    device e % N, which has room [N] for so many."""
+    """Return those of a layer's experts that find room on their devices, first come, first served. Expert e belongs to
+    device e % N, which has `room` [N] for so many."""
     if len(room) == 1:
         return list(experts[: room[0]])
-    left, found = list(room), []
+    left, placed = list(room), []
     for expert in experts:
         device = expert % len(left)
         if left[device]:
             left[device] -= 1
-            found.append(expert)
-    return found
+            placed.append(expert)
+    return placed
 
 
 @dataclass(slots=True)
 class Choice:
-    """What a miss policy makes of a step: absent experts that `selected` still names are fetched, unless they are
-    computed near their memory or on the low replica that stays in the fast tier."""
+    """What a miss policy chooses for a step. Absent experts in `selected` are fetched, unless they are computed in the
+    near tier or on their resident low-bit replicas."""
 
-    selected: np.ndarray  # [T, K] stand-ins in place, -1 where a rank is dropped
+    selected: np.ndarray  # [T, K] with stand-ins; -1 where a rank is dropped
     near: frozenset[int] = frozenset()
     low: frozenset[int] = frozenset()
-    behind: tuple[int, ...] = ()  # absent experts to bring while others compute, best first
+    behind: tuple[int, ...] = ()  # absent experts to load while others are computed, best first
     weights: np.ndarray | None = None  # [T, K] new routing weights; None keeps the router's own
-    bits: Mapping[int, int] | None = None  # precision of what is fetched; 16 for those not named
-    lent: float = 0.0  # experts that the link has time to bring, beside what is fetched, while near ones are computed
+    bits: Mapping[int, int] | None = None  # precision of fetched experts; 16 for those not named
+    lent: float = 0.0  # experts that the link has time to load besides, while near ones are computed
 
     def is_elsewhere(self, expert: int) -> bool:
         """Whether it is computed without a slot."""
@@ -97,10 +97,11 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Split:
-    """Experts cut in two: of layer l, `top_neurons[l]` are in the top, all of them where it is not cut.
+    """Experts cut in two: the top of an expert of layer l has `top_neurons[l]` neurons, all of them if the layer is not
+    cut.
 
-    Slots hold `num_tops[l]` tops of each layer, and `num_bottoms` bottoms of any. `solved`: what it follows, if it was
-    solved.
+    Slots hold `num_tops[l]` tops of each layer, and `num_bottoms` bottoms of any layer. `solved`: the solved split that
+    it follows, if any.
     """
 
     top_neurons: np.ndarray  # [L]
@@ -111,15 +112,15 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class FastTier:
-    """What a budget holds: slots, for experts or for the segments of a `split`, and beside them replicas that stay,
-    `shadows` [L * E] the bits of each expert's."""
+    """What a budget holds: slots, for experts or for the segments of a `split`, and resident replicas beside them,
+    whose bits are `shadows` [L * E]."""
 
     num_slots: int
     shadows: np.ndarray | None = None
     split: Split | None = None
 
     def slots_nbytes(self, shape: Shape) -> int:
-        """Bytes of all slots, what borders cost not counted."""
+        """Return the bytes of all slots, without alignment."""
         if self.split is None:
             return self.num_slots * shape.expert_nbytes
         sizes = [shape.segment_nbytes(neurons) for neurons in self.split.top_neurons.tolist()]
@@ -146,12 +147,12 @@ class Placement:
 class Policy(Protocol):
     """Every policy is a dataclass whose fields are its parameters. `prepare` runs once, before the first step."""
 
-    requires: ClassVar[frozenset[str]]  # names of `Artefacts` it cannot do without
-    wants: ClassVar[frozenset[str]]  # names of those, and of others that it takes where there are any
-    fallbacks: Collection[str]  # once prepared, a line on each that it had to do without
+    requires: ClassVar[frozenset[str]]  # names of the `Artefacts` it cannot run without
+    wants: ClassVar[frozenset[str]]  # those, and the names of others that it uses if they exist
+    fallbacks: Collection[str]  # known once prepared: a note on each artefact that it does without
     sees_probabilities: bool  # whether steps must carry the router's probabilities
-    sees_embeddings: bool  # whether steps must carry what the pass was given
-    widths: Collection[int]  # once prepared, the bits below full precision that it may ask the slow tier for
+    sees_embeddings: bool  # whether steps must carry the input embeddings of the pass
+    widths: Collection[int]  # known once prepared: the bits below full precision that it may load
 
     def prepare(self, shape: Shape, artefacts: Artefacts) -> None: ...
 
@@ -159,71 +160,76 @@ class Policy(Protocol):
 class Routing(Policy, Protocol):
     """Runs at the router, before anything else is decided."""
 
-    reroutes: ClassVar[bool]  # False: the router's own choice stands, and `route` is never called
+    reroutes: ClassVar[bool]  # False: the router's own choice is used, and `route` is never called
     follows_predictions: ClassVar[bool]  # whether steps must carry `predicted`
 
     def route(self, step: Step, resident: np.ndarray) -> Step:
-        """The step with the experts, and their weights, that are to serve it; `resident` [E] bool."""
+        """Return the step with the experts and weights that are to serve it; `resident` [E] bool."""
 
 
 class Eviction(Policy, Protocol):
-    """Keeps what it wants to know of every key, whether resident or not, and ranks residents by it."""
+    """Keeps its own history of every key, resident or not, and ranks residents by it."""
 
-    # Once prepared, [L * E] float64 and int64 by key: what `order` says of any keys, where that lies ready; else None
+    # Known once prepared: sort keys [L * E] of all keys, float64 and int64, which `order` selects from; None if there
+    # are no such arrays.
     ranks: tuple[np.ndarray, np.ndarray] | None
 
     def fetched(self, bits: Mapping[int, int], now: Now) -> None:
-        """This step fetches these keys at so many bits. Before `used`, and only if the miss policy picks bits."""
+        """Note that this step fetches keys at these bits. Called before `used`, and only if the miss policy picks
+        bits."""
 
     def used(self, keys: list[int], step: Step, now: Now) -> None:
-        """This step uses `keys`, in order of first appearance, wherever they are computed. Comes before any `order`."""
+        """Note that this step uses `keys`, in order of first appearance, in whatever tier. Called before any
+        `order`."""
 
     def prefetched(self, keys: list[int], now: Now) -> None:
-        """This step brings `keys` ahead of their use."""
+        """Note that this step prefetches `keys`."""
 
     def order(self, keys: np.ndarray, now: Now) -> tuple[np.ndarray, ...]:
-        """Sort keys, most significant first, by which `keys` (ascending) are evicted; equals go by the lower key."""
+        """Return sort keys, most significant first, by which `keys` (ascending) are evicted; ties go by the lower
+        key."""
 
 
 class Miss(Policy, Protocol):
-    chooses: ClassVar[bool]  # False: what is absent is fetched, and `choose` need not be called
-    every_step: ClassVar[bool]  # False: `choose` is called only when something wanted is absent
-    reads_shadows: ClassVar[bool]  # whether choices name experts in `low`, or to be brought `behind`
+    chooses: ClassVar[bool]  # False: absent experts are fetched, and `choose` need not be called
+    every_step: ClassVar[bool]  # False: `choose` is called only when a wanted expert is absent
+    reads_shadows: ClassVar[bool]  # whether choices name experts in `low` or `behind`
 
     def choose(self, step: Step, residents: Residents) -> Choice:
-        """What becomes of what is wanted and not there. What is on its way is waited for unless near or low."""
+        """Choose what becomes of absent experts. Loading experts are waited for unless they are near or low."""
 
 
 class Prefetch(Policy, Protocol):
     distance: int  # layers that it looks ahead; 0: it proposes nothing
     reads_predictions: ClassVar[bool]  # whether steps must carry `predicted` for `distance` layers
-    reads_learned: ClassVar[bool]  # whether they must carry `learned` for as many
+    reads_learned: ClassVar[bool]  # whether steps must carry `learned` for `distance` layers
 
     def propose(self, step: Step, now: Now) -> np.ndarray:
-        """Keys to bring, best first. Those on their way or resident are kept from eviction, not loaded again."""
+        """Return keys to prefetch, best first. Keys that are loading or resident are kept from eviction, and not loaded
+        again."""
 
 
 class Residency(Policy, Protocol):
     def capacities(self, num_slots: int, shape: Shape) -> np.ndarray:
-        """[L] slots of each layer, in layer scope."""
+        """Return the slots [L] of each layer, in layer scope."""
 
     def share(self, budget_nbytes: int) -> FastTier | None:
-        """How the budget is shared with replicas that stay; None: it is all slots. Raises BadUsage if it is too
-        small."""
+        """Return how the budget is divided between slots and resident replicas; None: slots only. Raises BadUsage if it
+        is too small."""
 
-    cuts: ClassVar[bool]  # whether `share` says how experts are split
-    places: ClassVar[bool]  # whether steps are shown to it, and it places experts
+    cuts: ClassVar[bool]  # whether `share` returns a split
+    places: ClassVar[bool]  # whether it observes steps and places experts
 
     def observe(self, step: Step) -> None:
         """Called at every step, before anything is decided."""
 
     def place(self, step: Step, num_slots: Sequence[int]) -> Placement | None:
-        """Called at every step after `observe`: what is to be resident in its layer from now on; None: as it is.
-        `num_slots`: the layer's, on each device."""
+        """Return what is to be resident in the step's layer from now on; None: no change. Called at every step after
+        `observe`; `num_slots`: the layer's, on each device."""
 
 
 class Simple:
-    """What most policies are: nothing required, nothing to prepare, no probabilities needed, all at full precision."""
+    """The defaults of most policies: nothing required, nothing to prepare, no probabilities, full precision."""
 
     requires: ClassVar[frozenset[str]] = frozenset()
     fallbacks: ClassVar[Collection[str]] = ()
@@ -238,40 +244,40 @@ class Simple:
 
     @property
     def wants(self) -> frozenset[str]:
-        """What it requires, and no more."""
+        """By default only what it requires."""
         return self.requires
 
     def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
-        """Nothing to do."""
+        """By default there is nothing to prepare."""
 
 
 class SimpleEviction(Simple):
-    """An eviction policy that cares for uses alone."""
+    """An eviction policy that notes uses only."""
 
     ranks: ClassVar[None] = None
 
     def fetched(self, bits: Mapping[int, int], now: Now) -> None:
-        """Nothing to note."""
+        """Not noted."""
 
     def prefetched(self, keys: list[int], now: Now) -> None:
-        """Nothing to note."""
+        """Not noted."""
 
 
 class SimpleResidency(Simple):
-    """Slots only, the same number in every layer; what does not divide goes to the lower ones."""
+    """Slots only, the same number in every layer; the remainder goes to the lower layers."""
 
     cuts: ClassVar[bool] = False
     places: ClassVar[bool] = False
 
     def capacities(self, num_slots: int, shape: Shape) -> np.ndarray:
-        each, rest = divmod(num_slots, shape.num_layers)
-        return np.array([each + (layer < rest) for layer in range(shape.num_layers)], np.int64)
+        per_layer, rest = divmod(num_slots, shape.num_layers)
+        return np.array([per_layer + (layer < rest) for layer in range(shape.num_layers)], np.int64)
 
     def share(self, budget_nbytes: int) -> FastTier | None:
         return None
 
     def observe(self, step: Step) -> None:
-        """Nothing to note."""
+        """Not noted."""
 
     def place(self, step: Step, num_slots: Sequence[int]) -> Placement | None:
         return None

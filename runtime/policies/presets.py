@@ -1,4 +1,4 @@
-"""Named sets of policies, one per axis: `presets.toml` is the table."""
+"""Presets: named sets of policies, one per axis, as `presets.toml` lists them."""
 
 import tomllib
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from runtime.policies import POLICIES
 
 
 class Scope(StrEnum):
-    """Where a newcomer may take its slot: from its own layer's share, or from anywhere."""
+    """Where an expert may take its slot: from its own layer's share, or from anywhere."""
 
     LAYER = "layer"
     GLOBAL = "global"
@@ -20,10 +20,10 @@ class Scope(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """A named set of policies, one per axis, with the paper it comes from, and what that does besides (`differs`).
+    """A named set of policies, one per axis, with the paper it comes from and how it differs from that paper.
 
-    `budget` is given only where the preset fixes it. One that `waits_for` something cannot run: its axes name only
-    what exists of it. One that was tuned is `tuned_for` a budget and a machine, of the model `model_id`.
+    `budget` is given only if the preset fixes it. A preset that `waits_for` something cannot run; its axes name only
+    the policies that exist. A tuned preset is `tuned_for` a budget and a machine, of the model `model_id`.
     """
 
     name: str
@@ -47,22 +47,22 @@ class Preset:
 
 @cache
 def presets() -> dict[str, Preset]:
-    """Every preset by name, as `presets.toml` lists them, those that wait included."""
+    """Return every preset by name, as `presets.toml` lists them, with those that cannot run yet."""
     rows = tomllib.loads(files("runtime.policies").joinpath("presets.toml").read_text(encoding="utf-8"))
     return {name: Preset(name, **row) for name, row in rows.items()}
 
 
 def preset(name: str | Preset) -> Preset:
-    """The preset to run by, which may come from a store. Raises BadUsage when there is none, Incompatible when it waits
-    for something."""
+    """Return the preset of a name; a preset from a store is returned unchanged. Raises BadUsage for an unknown name,
+    Incompatible for a preset that waits for something."""
     if isinstance(name, Preset):
         return name
     if name not in presets():
         raise BadUsage(unknown("preset", name, presets()))
-    found = presets()[name]
-    if found.waits_for:
+    chosen = presets()[name]
+    if chosen.waits_for:
         raise Incompatible(
-            f"preset {name} cannot run yet: it waits for {found.waits_for}; "
+            f"preset {name} cannot run yet: it waits for {chosen.waits_for}; "
             "`moectl inspect presets` lists those that run"
         )
-    return found
+    return chosen

@@ -1,4 +1,4 @@
-"""What a router has said: the step that policies decide.
+"""The step that policies decide on: what a router chose and predicted.
 
 Shapes: T tokens, R requests, K selected per token, E experts a layer, D prefetch distances, H the model's width.
 """
@@ -18,16 +18,16 @@ class Step:
     selected: np.ndarray  # [T, K] expert ids, rank 0 the strongest
     weights: np.ndarray  # [T, K] float32 routing weights as the model applies them
     probabilities: np.ndarray | None = None  # [T, E] float32, the router's softmax
-    # [T, D, E] float32: what the routers of the next D layers say of this router's input
+    # [T, D, E] float32: what the routers of the next D layers give for this router's input
     predicted: np.ndarray | None = None
-    # [R] the last token of each request: what lies past the last layer is predicted from these
+    # [R] rows of the last token of each request; only these predict layers of the next pass
     last: np.ndarray | None = None
-    learned: np.ndarray | None = None  # [T, D, E] float32: what fitted predictors say of those layers
+    learned: np.ndarray | None = None  # [T, D, E] float32: what fitted predictors give for those layers
     embedding: np.ndarray | None = None  # [R, H] float32: each request's input of this pass, the mean over its tokens
 
     @property
     def foreseen(self) -> np.ndarray | None:
-        """[T, D, E] the best that is known of the layers ahead."""
+        """[T, D, E] the best prediction of the layers ahead."""
         return self.predicted if self.learned is None else self.learned
 
     @property
@@ -40,7 +40,7 @@ _FIRST = np.zeros(1, np.int64)
 
 
 def last_tokens(requests: np.ndarray) -> np.ndarray:
-    """Row of the last token of each request, given whose token each row is."""
+    """Return the row of the last token of each request, given the request of each row."""
     if len(requests) == 1:
         return _FIRST
     return np.flatnonzero(np.append(requests[1:] != requests[:-1], True))

@@ -1,1 +1,1 @@
-"""A trace through the same controller on virtual time."""
+"""Replays a trace through the live run's controller, on virtual time."""

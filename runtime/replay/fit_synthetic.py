@@ -1,4 +1,4 @@
-"""Dials of a synthetic trace fitted to what is known of a real one: its statistics, or its hit rates."""
+"""Fits the dials of a synthetic trace to what is known of a real one: its statistics, or its hit rates."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ from runtime.policies.presets import Scope
 from runtime.replay.settings import Setting
 from runtime.replay.workload import Workload
 
-# Each dial, what it moves, and how far it can be turned.
+# By dial: the statistic that it moves, and its largest value.
 _MOVES: Mapping[str, tuple[str, float]] = {
     "skew": ("concentration", MOST_SKEW),
     "locality": ("reuse", 1.0),
@@ -32,29 +32,29 @@ _FITTED_LAYERS = 2
 
 @dataclass(frozen=True, slots=True)
 class HitRates:
-    """Hit rates of an eviction policy on demand, by experts that each layer holds."""
+    """Hit rates of an eviction policy with demand loads only, by experts that each layer holds."""
 
     eviction: str
     rates: Mapping[int, float]
 
 
 def parse_hit_rates(text: str) -> HitRates:
-    """`lru:10=.23,20=.4`. Raises BadUsage."""
+    """Parse `lru:10=.23,20=.4`. Raises BadUsage."""
     eviction, _, rates = text.partition(":")
     try:
         pairs = [piece.split("=") for piece in rates.split(",")]
-        found = {int(held): float(rate) for held, rate in pairs}
+        by_held = {int(held): float(rate) for held, rate in pairs}
     except ValueError:
         message = f"hit rates {text!r} are not understood: write POLICY:HELD=RATE,..., as lru:10=.23,20=.4"
         raise BadUsage(message) from None
-    if not all(held > 0 and 0 <= rate <= 1 for held, rate in found.items()):
+    if not all(held > 0 and 0 <= rate <= 1 for held, rate in by_held.items()):
         raise BadUsage(f"hit rates {text!r}: experts held are positive, rates between 0 and 1")
-    return HitRates(eviction, found)
+    return HitRates(eviction, by_held)
 
 
 def fit_statistics(target: Statistics, shape: Shape, start: Dials) -> Dials:
-    """Dials whose trace has the statistics of `target`, each dial's range halved in turn; what the target cannot tell
-    stays as `start` has it."""
+    """Return dials whose trace has the statistics of `target`, by bisecting each dial in turn. Dials whose statistic
+    `target` lacks stay as in `start`."""
     dials = start if target.prediction is None else replace(start, predictability=round(target.prediction, 4))
     for _ in range(_ROUNDS):
         for name, (statistic, most) in _MOVES.items():
@@ -73,7 +73,7 @@ def _response(dials: Dials, name: str, statistic: str, shape: Shape) -> Callable
 
 
 def _halved(rising: Callable[[float], float], wanted: float, most: float) -> float:
-    """Where a rising function takes the wanted value, to `most / 2**_HALVINGS`, in four decimals."""
+    """Return where a rising function takes the wanted value, to `most / 2**_HALVINGS`, in four decimals."""
     low, high = 0.0, most
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
@@ -82,22 +82,22 @@ def _halved(rising: Callable[[float], float], wanted: float, most: float) -> flo
 
 
 def hit_rates(dials: Dials, model: ModelShape, wanted: Sequence[HitRates], *, num_layers: int) -> list[HitRates]:
-    """What the policies of `wanted` reach on a synthetic trace, with as many experts held."""
+    """Return the hit rates that the policies of `wanted` reach on a synthetic trace, with as many experts held."""
     shape = replace(model.shape, num_layers=num_layers)
     workload = Workload(generate(dials, shape, detailed=False), replace(model, shape=shape), machine("a100-pcie4"))
-    found = []
+    reached = []
     for row in wanted:
         rates = {}
         for held in row.rates:
             budget = f"{held * num_layers}x"
             setting = Setting("", policies={"eviction": row.eviction}, scope=Scope.LAYER, budget=budget)
             rates[held] = hit_rate(workload.run(setting).counters)
-        found.append(HitRates(row.eviction, rates))
-    return found
+        reached.append(HitRates(row.eviction, rates))
+    return reached
 
 
 def misfit(reached: Sequence[HitRates], wanted: Sequence[HitRates]) -> float:
-    """Root of the mean squared difference, row by row and size by size."""
+    """Return the root mean squared difference over all rows and sizes."""
     differences = [
         mine.rates[held] - rate
         for mine, theirs in zip(reached, wanted, strict=True)
@@ -109,10 +109,10 @@ def misfit(reached: Sequence[HitRates], wanted: Sequence[HitRates]) -> float:
 def fit_hit_rates(
     wanted: Sequence[HitRates], model: ModelShape, start: Dials, *, progress: Callable[[int], None] = lambda tried: None
 ) -> Dials:
-    """Skew and locality by which hit rates come nearest, the other dials as `start` has them: from the best of a coarse
-    grid the better neighbour is followed until there is none, then with half the step.
+    """Return `start` with the skew and locality whose hit rates come nearest: from the best of a coarse grid, move to
+    the best neighbour until there is none, then with half the step.
 
-    The trace that is tried has two layers, since all layers of a synthetic trace are alike.
+    The synthetic trace has two layers, since all its layers are alike.
     """
     tried: dict[Dials, float] = {}
 
@@ -134,7 +134,7 @@ def fit_hit_rates(
 
 
 def _neighbours(dials: Dials, share: float) -> list[Dials]:
-    """One or both dials turned a step up or down."""
+    """Return the dials with one or both turned a step up or down."""
     steps = [(-share, 0.0, share)] * len(_STEPS)
     return [
         replace(dials, **{name: _turned(dials, name, turn) for name, turn in zip(_STEPS, turns, strict=True)})

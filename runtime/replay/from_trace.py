@@ -1,23 +1,34 @@
-"""What policies may want to know of a model, counted in a trace where no store has it."""
+"""The artefacts of a replay: those of the store, and what it lacks counted in the trace."""
+
+from dataclasses import replace
+from functools import cached_property
 
 import numpy as np
 
-from artifacts.errors import BadInput
+from artifacts.errors import BadInput, Incompatible
 from artifacts.modelshapes.known import ModelShape
 from artifacts.quantisation.replicas import Replicas, typical
 from artifacts.routing.buddies import buddy_lists, buddy_table
 from artifacts.routing.coactivation import Coactivation, conditional
 from artifacts.routing.entropy import NUM_PERCENTILES, EntropyHistogram, token_entropy
 from artifacts.routing.expert_maps import ExpertMaps
+from artifacts.routing.predictors import RECORDED
 from artifacts.shape import Shape
+from artifacts.splits.slots_by_layer import loads_on_demand
+from artifacts.traces.curves import Curves
+from artifacts.traces.next_use import NextUse
 from artifacts.traces.trace import Trace
+from runtime.control.split_solver import curves_of
+from runtime.policies import Policies
+from runtime.policies.base import Artefacts
 
+_COUNTED = {"buddies": "buddy lists", "entropy": "percentiles of token entropy"}
 _ALPHA, _LONGEST = 0.95, 16  # the defaults of `moectl build-buddies`
 
 
 def buddies(trace: Trace, shape: Shape) -> tuple[np.ndarray, np.ndarray]:
-    """Buddy lists [L, E, R] padded with -1, and their q [L, E, R], by co-activation. Raises BadInput for a trace in
-    which a token selects an expert twice."""
+    """Return buddy lists [L, E, R] padded with -1, and their q [L, E, R], by co-activation. Raises BadInput for a trace
+    in which a token selects an expert twice."""
     ordered = np.sort(trace.experts, axis=1)
     if (ordered[:, 1:] == ordered[:, :-1]).any():
         raise BadInput("the trace selects an expert twice for one token: who is selected with whom cannot be counted")
@@ -34,7 +45,7 @@ def buddies(trace: Trace, shape: Shape) -> tuple[np.ndarray, np.ndarray]:
 
 
 def entropy(trace: Trace, shape: Shape) -> np.ndarray:
-    """Percentiles [L, 101] of token activating entropy; zeros for a layer that does not occur."""
+    """Return percentiles [L, 101] of token activating entropy; zeros for a layer that does not occur."""
     rows = np.zeros((shape.num_layers, NUM_PERCENTILES), np.float32)
     for layer in np.unique(trace.layer):
         histogram = EntropyHistogram()
@@ -44,8 +55,8 @@ def entropy(trace: Trace, shape: Shape) -> np.ndarray:
 
 
 def iterations(trace: Trace, shape: Shape) -> tuple[np.ndarray, np.ndarray]:
-    """Embeddings [I, H] and distributions [I, L, E], means over tokens, of the trace's iterations in order. Raises
-    BadInput where it lacks embeddings, probabilities or layers."""
+    """Return embeddings [I, H] and distributions [I, L, E], means over tokens, of the trace's iterations in order.
+    Raises BadInput when it lacks embeddings, probabilities or layers."""
     if trace.iteration is None or trace.probabilities is None:
         raise BadInput("the trace holds no embeddings, or no probabilities: record one with `moectl run --trace FILE`")
     numbers, iteration = np.unique(trace.iteration, return_inverse=True)
@@ -59,20 +70,99 @@ def iterations(trace: Trace, shape: Shape) -> tuple[np.ndarray, np.ndarray]:
 
 
 def maps(trace: Trace, shape: Shape, *, capacity: int, distance: int = 3) -> ExpertMaps:
-    """Expert maps of the trace's iterations, as many as there is room for. Raises BadInput as `iterations`."""
+    """Return expert maps of the trace's iterations, at most `capacity`. Raises BadInput as `iterations` does."""
     embeddings, probabilities = iterations(trace, shape)
     sizes = {"num_layers": shape.num_layers, "num_experts": shape.num_experts, "hidden": embeddings.shape[1]}
-    found = ExpertMaps(capacity, **sizes, distance=distance)
-    found.add(embeddings, probabilities)
-    return found
+    store = ExpertMaps(capacity, **sizes, distance=distance)
+    store.add(embeddings, probabilities)
+    return store
 
 
 def replicas(trace: Trace, model: ModelShape) -> Replicas:
-    """Replicas of typical size and loss; what is lost by them counts the trace's own uses, weighted as its routers
-    do."""
+    """Return replicas of typical size and loss; an expert's use is counted in the trace, weighted as its routers do."""
     shape = model.shape
     use = np.zeros((shape.num_layers, shape.num_experts))
     shares = trace.weights / trace.weights.sum(axis=1, keepdims=True)
     np.add.at(use, (trace.layer[:, None], trace.experts), shares**2)
     use /= np.maximum(use.sum(axis=1, keepdims=True), 1e-12)
     return typical(use, expert_nbytes=shape.expert_nbytes, weight_nbytes=model.weight_nbytes)
+
+
+class TraceArtefacts:
+    """Returns artefacts for policies: those `stored`, and what they lack, counted in the trace. `assumed` lists every
+    such count in a sentence."""
+
+    def __init__(self, trace: Trace, model: ModelShape, stored: Artefacts, assumed: list[str]) -> None:
+        self.stored, self.assumed = stored, assumed
+        self._trace, self._model = trace, model
+
+    def assume(self, note: str) -> None:
+        """Add a note to `assumed` unless it is there."""
+        if note not in self.assumed:
+            self.assumed.append(note)
+
+    def for_policies(self, policies: Policies) -> Artefacts:
+        """Return what these policies require and want, except splits, and no more: some of it takes long to count."""
+        artefacts, needs = self.stored, policies.requires
+        if "next_use" in needs:
+            artefacts = replace(artefacts, next_use=self._next_use)
+        for name in sorted(needs & _COUNTED.keys()):
+            if getattr(self.stored, name) is None:
+                artefacts = replace(artefacts, **self._counted[name])
+                self.assume(f"{_COUNTED[name]} are counted in the trace that is replayed")
+        if "replicas" in needs and artefacts.replicas is None:
+            artefacts = replace(artefacts, replicas=self._typical_replicas)
+            self.assume("replicas: sizes as in groups of 128, losses as of a small model, use as in the trace")
+        if "predictors" in needs:
+            artefacts = replace(artefacts, predictors=RECORDED)
+        if "maps" in needs:
+            artefacts = self._with_maps(artefacts)
+        if "loads" in policies.wants and artefacts.loads is None:
+            artefacts = replace(artefacts, loads=self._loads)
+        return artefacts
+
+    def _with_maps(self, artefacts: Artefacts) -> Artefacts:
+        """Return the artefacts with expert maps: the store's, else none at first, and the trace's iterations join them
+        as they end."""
+        hidden = self._trace.embeddings.shape[1]
+        if artefacts.maps is None:
+            shape = self._model.shape
+            empty = ExpertMaps.empty(num_layers=shape.num_layers, num_experts=shape.num_experts, hidden=hidden)
+            self.assume("expert maps: none at first, each iteration joins them once it is over")
+            return replace(artefacts, maps=empty, learns_maps=True)
+        if artefacts.maps.hidden != hidden:
+            raise Incompatible(
+                f"the expert maps have embeddings of {artefacts.maps.hidden} numbers, the trace of {hidden}: "
+                "it is another model's"
+            )
+        if artefacts.maps_run is not None:
+            self.assume(f"expert maps: those of run {artefacts.maps_run} of the store")
+        return artefacts
+
+    @cached_property
+    def curves(self) -> Curves:
+        return curves_of(self._trace, self._model.shape)
+
+    @cached_property
+    def _loads(self) -> np.ndarray | None:
+        try:
+            curves = self.curves
+        except BadInput as problem:
+            self.assume(f"no curves are measured: {problem}")
+            return None
+        self.assume("curves, by which layers get their slots, are measured in the trace that is replayed")
+        return loads_on_demand(curves.hit, curves.prediction, curves.prediction_hit, self._model.shape.top_k)
+
+    @cached_property
+    def _typical_replicas(self) -> Replicas:
+        return replicas(self._trace, self._model)
+
+    @cached_property
+    def _next_use(self) -> NextUse:
+        return NextUse.of(self._trace, self._model.shape)
+
+    @cached_property
+    def _counted(self) -> dict[str, dict[str, object]]:
+        lists, q = buddies(self._trace, self._model.shape)
+        percentiles = entropy(self._trace, self._model.shape)
+        return {"buddies": {"buddies": lists, "buddy_q": q}, "entropy": {"entropy": percentiles}}

@@ -1,4 +1,4 @@
-"""A measured machine as the simulator takes machines: what was measured in place of what data sheets promise."""
+"""A measured machine as the simulator takes machines: measurements in place of data sheets."""
 
 from dataclasses import replace
 
@@ -10,32 +10,33 @@ from runtime.control import sizes
 
 
 def costs_of(profile: HardwareProfile, shape: Shape, *, link: str | None = None) -> Costs:
-    """Costs of the model that was measured, with loads over `link`, by default the profile's own.
+    """Return the costs of the measured model, with loads over `link`, by default the profile's own.
 
-    A step that finds its experts there takes what it took when measured: the engine's own work on a step counts with
-    the rest of the layer, that on an expert which is brought by itself. Raises BadInput for a link that was not
-    measured.
+    A step whose experts are resident takes as long as it did when measured: the engine's work per step counts with the
+    rest of the layer, its work per load with the load. Raises BadInput for a link that was not measured.
     """
-    one, many = profile.decode, profile.compute[-1]
-    # A layer's experts are a difference between passes: other work on the machine can make nothing of it, or less.
-    expert_s = min(one.expert.median, one.moe.median / shape.top_k) if one.moe.median > 0 else one.expert.median
-    engine_s = max(0.0, one.moe.median - shape.top_k * expert_s)
+    single, many = profile.decode, profile.compute[-1]
+    # A layer's expert time is a difference between passes, which other work on the machine can make zero or negative.
+    expert_s = (
+        min(single.expert.median, single.moe.median / shape.top_k) if single.moe.median > 0 else single.expert.median
+    )
+    engine_s = max(0.0, single.moe.median - shape.top_k * expert_s)
     near = profile.near_at()
     near_work = Work(near[0].seconds.median, near[-1].seconds.median / near[-1].tokens)
-    computes_near = profile.device == "cpu"  # on the same thread: the engine does one after the other
+    computes_near = profile.device == "cpu"  # on the thread that computes, so that neither overlaps the other
     costs = Costs(
         expert=Work(expert_s, many.expert.median / many.tokens),
         load_s=0.0,
         load_latency_s=0.0,
         near=Work(0.0) if computes_near else near_work,
-        rest=Work(one.attention.median + engine_s, (many.attention.median + engine_s) / many.tokens),
-        head=Work(one.head.median, many.head.median / many.tokens),
+        rest=Work(single.attention.median + engine_s, (many.attention.median + engine_s) / many.tokens),
+        head=Work(single.head.median, many.head.median / many.tokens),
         near_host=near_work if computes_near else Work(0.0),
         deciding=profile.deciding,
     )
     load = profile.load(link)
     if load.link not in NAMED_LINKS:
-        copy_s = next((one.seconds.median for one in profile.loads if one.link in (RAM, PAGEABLE)), 0.0)
+        copy_s = next((single.seconds.median for single in profile.loads if single.link in (RAM, PAGEABLE)), 0.0)
         return _over_rate(costs, load, shape, copy_s)
     latency_s = min(max(0.0, load.latency.median), load.seconds.median) if load.latency else 0.0
     return replace(
@@ -48,8 +49,8 @@ def costs_of(profile: HardwareProfile, shape: Shape, *, link: str | None = None)
 
 
 def _over_rate(costs: Costs, load: Load, shape: Shape, copy_s: float) -> Costs:
-    """With loads over an emulated link: it keeps its rate to the byte; what it takes besides is that compute copies
-    what comes, while the link is under way, and that its waits end late."""
+    """Return costs with loads over an emulated link. The link keeps its rate exactly; besides, compute copies what
+    arrives while the link goes on, and waits end late."""
     bandwidth, latency_s = sizes.rate(load.link)
     load_s, left_s = shape.expert_nbytes / bandwidth, _host_seconds(load)
     host_s = min(left_s, costs.deciding.get(EACH_LOAD, 0.0))
@@ -66,15 +67,15 @@ def _over_rate(costs: Costs, load: Load, shape: Shape, copy_s: float) -> Costs:
 
 
 def _host_seconds(load: Load) -> float:
-    """Of each load; of profiles that did not tell it apart, what a miss took beyond the link."""
+    """Return the host's seconds per load; a profile without them has the time of a miss less that of its load."""
     if load.host is not None:
         return max(0.0, load.host.median)
     return 0.0 if load.miss is None else max(0.0, load.miss.median - load.seconds.median)
 
 
 def machine_of(profile: HardwareProfile, shape: Shape, *, link: str | None = None) -> Machine:
-    """The same as bandwidths: what one expert's bytes came to in the seconds that it took. Arithmetic is not told apart
-    from memory, so that its peak stays open."""
+    """Return the same costs as bandwidths: one expert's bytes over its seconds. Arithmetic is not measured apart from
+    memory, so that peak arithmetic is infinite."""
     costs, nbytes = costs_of(profile, shape, link=link), shape.expert_nbytes / 1e9
     return Machine(
         HERE,

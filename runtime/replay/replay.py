@@ -11,19 +11,19 @@ from runtime.control.controller import Controller
 from runtime.control.plan import Plan
 from runtime.control.resplit import Reconfiguration
 from runtime.policies.step import Step, last_tokens
-from runtime.replay.virtual_time import Timing
+from runtime.replay.virtual_time import ReplayTiming
 
 
 def replay(
     trace: Trace,
     controller: Controller,
-    timing: Timing | None = None,
+    timing: ReplayTiming | None = None,
     *,
     reconfiguration: Reconfiguration | None = None,
     watch: Callable[[Step, Plan], None] | None = None,
 ) -> None:
-    """Take every step of `trace` in order; `controller.counters` and `timing` then tell what happened. `watch` is told
-    of every step and what became of it."""
+    """Replay every step of `trace` in order; results are in `controller.counters` and `timing`. `watch` is called with
+    every step and its plan."""
     if trace.num_layers > controller.shape.num_layers:
         raise BadInput(
             f"the trace has {trace.num_layers} layers, the model {controller.shape.num_layers}: it is another model's"
@@ -53,7 +53,7 @@ def replay(
 
 
 def _begin_idle(trace: Trace) -> frozenset[int]:
-    """The passes before which every request that was under way has ended."""
+    """Return the passes before which every request in progress has ended."""
     passes = trace.pass_indices()
     first, last = np.full((2, int(trace.request.max()) + 1), -1)
     order = np.argsort(passes, kind="stable")
@@ -63,11 +63,11 @@ def _begin_idle(trace: Trace) -> frozenset[int]:
     np.maximum.at(ends, first[first >= 0], last[first >= 0])
     open_until = np.maximum.accumulate(ends)
     begins = set(first[first >= 0].tolist())
-    return frozenset(one for one in begins if one and open_until[one - 1] < one)
+    return frozenset(start for start in begins if start and open_until[start - 1] < start)
 
 
 def _step(trace: Trace, rows: slice, pass_index: int, phase: int, layer: int, controller: Controller) -> Step:
-    """What the live run saw: predictions and embeddings only as far as policies asked for them."""
+    """Return the step as the live run saw it, with predictions and embeddings only if policies read them."""
     predicted = learned = last = embedding = None
     if controller.num_predicted and trace.predicted is not None:
         predicted, last = trace.predicted[rows, : controller.num_predicted], last_tokens(trace.request[rows])

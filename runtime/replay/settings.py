@@ -1,4 +1,4 @@
-"""What a replay runs by, and what came of it."""
+"""The setting of a replay, and its outcome."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,7 +9,8 @@ from runtime.policies.presets import Preset, Scope, preset
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What is tried. `policies` overrides the axes of a preset; scope and budget are the preset's where it has them."""
+    """What a replay runs with. `policies` overrides axes of the preset; a preset's own scope and budget apply where it
+    has them."""
 
     label: str
     preset: str | Preset = "on-demand"
@@ -20,16 +21,16 @@ class Setting:
     devices: int = 1  # that experts are spread over
 
     def texts(self) -> dict[str, str]:
-        """The text of every axis."""
+        """Return the policy text of every axis."""
         return preset(self.preset).texts() | dict(self.policies)
 
     def build(self) -> Policies:
-        """Raises BadUsage for a name or a parameter that is not known."""
+        """Build the policies. Raises BadUsage for an unknown name or parameter."""
         return build(self.texts())
 
 
 def oracles(setting: Setting) -> tuple[Setting, Setting]:
-    """The bounds of a setting: Belady on demand, and with perfect prefetching."""
+    """Return the bounds of a setting: Belady with demand loads only, and with perfect prefetching."""
     scope = setting.scope or preset(setting.preset).scope
     plain = {"scope": scope, "budget": setting.budget, "devices": setting.devices}
     return (
@@ -40,10 +41,12 @@ def oracles(setting: Setting) -> tuple[Setting, Setting]:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What happened: counters over all passes and by layer, and times as `Timing.summary` gives them. `num_slots`: of
-    whole experts, as many as their bytes hold where experts are split. `fast_nbytes`: of the slots and of the replicas
-    that stay beside them. `split`: how experts are cut, and by what, where they are. `by_device`: what each of several
-    devices had and did."""
+    """The result of a replay: counters over all passes and by layer, times as `ReplayTiming.summary` gives them.
+
+    `num_slots`: in whole experts; where experts are split, as many as the slots' bytes would hold. `fast_nbytes`: slots
+    and resident replicas together. `split`: how experts are cut, and what solved it. `by_device`: slots and counters of
+    each device where there are several.
+    """
 
     setting: Setting
     policies: dict[str, str]

@@ -1,4 +1,4 @@
-"""Virtual time: when the steps of a replay would begin and end on a machine that is only described (DESIGN 8)."""
+"""Virtual time: when the steps of a replay would begin and end on a described machine."""
 
 import math
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from runtime.control.plan import NO_SLOT, Place, Plan
 
 @dataclass(slots=True)
 class PassTime:
-    """One pass: for `stall_s` of its `seconds` compute waited for the link, for `near_s` the near tier computed."""
+    """One pass: of its `seconds`, compute waited `stall_s` for the link; the near tier computed for `near_s`."""
 
     phase: int
     num_tokens: int
@@ -24,12 +24,12 @@ class PassTime:
     near_s: float = 0.0
 
 
-class Timing:
-    """Follows the plans of a replay. Resident experts are computed one after another, each arrival when it is there,
-    near ones meanwhile; the step ends with its last expert."""
+class ReplayTiming:
+    """Times the plans of a replay. Resident experts are computed one after another, each arrival once it has arrived,
+    near experts at the same time; the step ends with its last expert."""
 
     def __init__(self, costs: Costs, num_experts: int, nbytes: Mapping[int, int]) -> None:
-        """`nbytes` of an expert by bits."""
+        """`nbytes`: size of an expert, by bits."""
         self.passes: list[PassTime] = []
         self._costs, self._num_experts = costs, num_experts
         self._share = {bits: size / nbytes[FULL_BITS] for bits, size in nbytes.items()}
@@ -39,19 +39,19 @@ class Timing:
         self._now_s = 0.0
 
     def begin_pass(self, phase: int, num_tokens: int) -> None:
-        """The pass before, if there was one, has ended."""
+        """Begin a pass, and end the one before if there is one."""
         if self.passes:
             self.end_pass()
         self.passes.append(PassTime(phase, num_tokens))
         self._begin_s = self._now_s
 
     def end_pass(self) -> None:
-        """The head is computed for the last tokens, of which there are few."""
+        """End the pass with the head, which is computed for the last tokens only."""
         self._now_s += self._costs.head.seconds(1)
         self.passes[-1].seconds = self._now_s - self._begin_s
 
     def step(self, plan: Plan) -> None:
-        """One layer: its other parts first, then its experts."""
+        """Time one layer: its other parts first, then its experts."""
         self._now_s += self._costs.rest.seconds(len(plan.selected))
         tokens = _tokens_by_expert(plan.selected, self._num_experts)
         near_s = sum(self._seconds(self._costs.near, place, tokens, self._share) for place in plan.near)
@@ -72,17 +72,17 @@ class Timing:
         self._now_s = max(self._now_s + host_s, near_ends_s)
 
     def summary(self) -> dict[str, float | None]:
-        """Milliseconds to a first token and per token after it, means over passes; tokens decoded in a second; stall
-        in all; of the near tier's computing per decode pass. None where the trace has no such pass."""
-        prefill_s = [one.seconds for one in self.passes if one.phase == PREFILL]
-        decode = [one for one in self.passes if one.phase == DECODE]
-        decode_s = sum(one.seconds for one in decode)
+        """Return milliseconds to the first token and per decoded token, decoded tokens per second, all exposed stalls,
+        and the near tier's milliseconds per decode pass. A value is None when the trace has no such pass."""
+        prefill_s = [pass_time.seconds for pass_time in self.passes if pass_time.phase == PREFILL]
+        decode = [pass_time for pass_time in self.passes if pass_time.phase == DECODE]
+        decode_s = sum(pass_time.seconds for pass_time in decode)
         return {
             "ttft_ms": fmean(prefill_s) * 1e3 if prefill_s else None,
             "tpot_ms": decode_s / len(decode) * 1e3 if decode else None,
-            "tokens_per_s": sum(one.num_tokens for one in decode) / decode_s if decode_s else None,
-            "exposed_ms": sum(one.stall_s for one in self.passes) * 1e3,
-            "near_ms": fmean(one.near_s for one in decode) * 1e3 if decode else None,
+            "tokens_per_s": sum(pass_time.num_tokens for pass_time in decode) / decode_s if decode_s else None,
+            "exposed_ms": sum(pass_time.stall_s for pass_time in self.passes) * 1e3,
+            "near_ms": fmean(pass_time.near_s for pass_time in decode) * 1e3 if decode else None,
         }
 
     def _compute(
@@ -93,8 +93,8 @@ class Timing:
         *,
         near_s: float = 0.0,
     ) -> None:
-        """What is there first, then for `near_s` what is near, arrivals in the order in which they land; each slot is
-        free for what is `following`."""
+        """Compute resident experts, then near ones for `near_s`, then arrivals in the order of arrival; each slot is
+        free for its `following` load once its expert is computed."""
         self._link.advance(self._now_s)
         coming = []
         for place in places:
@@ -112,7 +112,7 @@ class Timing:
             self._compute_one(place, tokens, following)
 
     def _take(self, place: Place, transfer: "_Transfer | None") -> None:
-        """Have what a transfer brings, if one does."""
+        """Wait for a transfer, if there is one, and take what it brings."""
         if transfer is None:
             return
         self._now_s += self._costs.copy_s * place.share * self._share[place.bits]
@@ -150,12 +150,13 @@ class _Transfer:
     seconds: float
     is_demand: bool
     is_started: bool = False
-    lands_s: float = math.inf  # until it has begun
+    lands_s: float = math.inf  # until it has started
 
 
 @dataclass(slots=True)
 class _Link:
-    """One transfer at a time; demand goes behind the one in flight and before every prefetch that has not begun."""
+    """One transfer at a time. A demand load goes behind the transfer in flight and before all prefetches that have not
+    started."""
 
     free_s: float = 0.0
     prefetches: list[_Transfer] = field(default_factory=list)
@@ -170,18 +171,18 @@ class _Link:
         return transfer
 
     def advance(self, now_s: float) -> None:
-        """Start every prefetch that has begun before now."""
+        """Start every prefetch that begins before `now_s`."""
         while self.prefetches and max(self.free_s, self.prefetches[0].issued_s) < now_s:
             self._start(self.prefetches.pop(0))
 
     def hurry(self, transfer: _Transfer) -> None:
-        """Compute waits for it: it goes before every other prefetch."""
+        """Start a transfer that compute waits for, before all other prefetches."""
         if not transfer.is_started:
             self.prefetches.remove(transfer)
             self._start(transfer)
 
     def cancel(self, transfer: _Transfer) -> None:
-        """Off the queue; what has begun is seen through."""
+        """Take a transfer off the queue; one that has started is completed."""
         if not transfer.is_started:
             self.prefetches.remove(transfer)
 
@@ -191,7 +192,7 @@ class _Link:
 
 
 def _tokens_by_expert(selected: np.ndarray, num_experts: int) -> list[int] | None:
-    """[E] tokens; None for one token, where all have one."""
+    """Return the tokens [E] of each expert; None for a single token, where every selected expert has one."""
     if len(selected) == 1:
         return None
     return np.bincount(selected[selected >= 0], minlength=num_experts).tolist()

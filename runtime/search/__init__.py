@@ -1,1 +1,1 @@
-"""Which combination of policies is fastest on a trace and a machine."""
+"""Searches the combination of policies that is fastest on a trace and a machine."""

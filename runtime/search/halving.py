@@ -7,16 +7,17 @@ from typing import Generic, TypeVar
 from artifacts.errors import Problem
 
 C = TypeVar("C", bound=Hashable)  # a candidate
-R = TypeVar("R")  # what is known of it once tried
+R = TypeVar("R")  # the result of trying it
 
-ETA = 3  # one in so many goes on, on so many times as much
+ETA = 3  # a third of the candidates goes on, on three times as much of the trace
 
 
 @dataclass(slots=True)
 class Trials(Generic[C, R]):
-    """What is known of candidates by how much of the trace they were tried on, and why others could not be tried.
+    """Results of candidates by the amount of trace that they were tried on, and the reasons why others could not be
+    tried.
 
-    `evaluate(candidates, amount)` gives a result or a Problem for each; `rank` gives what results are sorted by.
+    `evaluate(candidates, amount)` gives a result or a Problem for each candidate; results are sorted by `rank`.
     """
 
     evaluate: Callable[[Sequence[C], int], Iterable[R | Problem]]
@@ -25,21 +26,29 @@ class Trials(Generic[C, R]):
     refused: dict[C, str] = field(default_factory=dict)
 
     def best(self, candidates: Sequence[C], amount: int) -> list[C]:
-        """Those that can be tried, tried on so much, the best first; equals in the order given."""
+        """Try the candidates on `amount` and return those that can be tried, the best first, ties in the order
+        given."""
         new = [
-            one for one in dict.fromkeys(candidates) if one not in self.refused and (one, amount) not in self.results
+            candidate
+            for candidate in dict.fromkeys(candidates)
+            if candidate not in self.refused and (candidate, amount) not in self.results
         ]
         for candidate, result in zip(new, self.evaluate(new, amount), strict=True):
             if isinstance(result, Problem):
                 self.refused[candidate] = str(result)
             else:
                 self.results[candidate, amount] = result
-        found = [candidate for candidate in dict.fromkeys(candidates) if (candidate, amount) in self.results]
-        return sorted(found, key=lambda candidate: self.rank(self.results[candidate, amount]))
+        tried = [candidate for candidate in dict.fromkeys(candidates) if (candidate, amount) in self.results]
+        return sorted(tried, key=lambda candidate: self.rank(self.results[candidate, amount]))
+
+    def tried_on(self, amount: int) -> dict[C, R]:
+        """Return the results of all candidates that were tried on `amount`, in the order of their trials."""
+        return {candidate: result for (candidate, tried), result in self.results.items() if tried == amount}
 
 
 def one_by_one(evaluate: Callable[[C, int], R]) -> Callable[[Sequence[C], int], Iterable[R | Problem]]:
-    """What tries many candidates, of what tries one and raises a Problem where it cannot be tried."""
+    """Return a function that tries many candidates with `evaluate`, which tries one and raises a Problem when it cannot
+    be tried."""
 
     def each(candidates: Sequence[C], amount: int) -> Iterable[R | Problem]:
         for candidate in candidates:
@@ -52,7 +61,7 @@ def one_by_one(evaluate: Callable[[C, int], R]) -> Callable[[Sequence[C], int], 
 
 
 def rungs(most: int, *, least: int) -> list[int]:
-    """How much each round looks at: `most` in the last one, a third in the one before, and so on, never below
+    """Return the amounts of all rounds: `most` in the last one, a third of it in the one before, and so on, never below
     `least`."""
     amounts = [most]
     while amounts[0] // ETA >= least:
@@ -61,20 +70,20 @@ def rungs(most: int, *, least: int) -> list[int]:
 
 
 def halve(trials: Trials[C, R], candidates: Sequence[C], amounts: Sequence[int], *, keep: int) -> list[C]:
-    """The finalists, tried on the last amount, best first; at least `keep` of them go from round to round."""
-    found = list(candidates)
+    """Return the finalists, tried on the last amount, best first; at least `keep` candidates survive every round."""
+    survivors = list(candidates)
     for number, amount in enumerate(amounts):
-        found = trials.best(found, amount)
+        survivors = trials.best(survivors, amount)
         if number + 1 < len(amounts):
-            found = found[: max(keep, -(-len(found) // ETA))]
-    return found
+            survivors = survivors[: max(keep, -(-len(survivors) // ETA))]
+    return survivors
 
 
 def climb(
     trials: Trials[C, R], start: C, around: Callable[[C], Sequence[C]], amounts: Sequence[int], *, most: int
 ) -> C:
-    """From `start` to the best of its neighbours while that is better on the last amount, at most `most` of them
-    looked at; those that look best on a shorter amount are tried on the last."""
+    """Move from `start` to its best neighbour while that is better on the last amount, trying at most `most`
+    neighbours. Neighbours are tried on a shorter amount first, and only the best of them on the last."""
     brief, whole = amounts[max(0, len(amounts) - 2)], amounts[-1]
     while most > 0:
         near = list(around(start))[:most]

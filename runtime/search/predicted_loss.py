@@ -1,4 +1,4 @@
-"""What a replay's lossy choices add to the layers' outputs, by the tables that were measured: squared error a token."""
+"""Predicts from measured tables how much a replay's lossy choices change the layers' outputs: squared error a token."""
 
 from dataclasses import dataclass, field
 
@@ -13,9 +13,12 @@ from runtime.policies.base import Step
 
 @dataclass(slots=True)
 class Damage:
-    """Told of every step of a replay. `few_bits` and `replaced` sum, over decoded tokens, the mean squared change of a
-    layer's output: of experts computed at few bits by the loss table, of experts that others stand in for, or that are
-    left out, by the similarity table. What layers pass on counts. Without its table a loss cannot be told: BadInput."""
+    """Called with every step of a replay. Sums the mean squared change of the layers' outputs over decoded tokens,
+    weighted by what later layers pass on.
+
+    `few_bits`: of experts computed at few bits, by the loss table. `replaced`: of experts that were replaced or
+    dropped, by the similarity table. Raises BadInput when the table is missing.
+    """
 
     replicas: Replicas | None
     similarity: Similarity | None

@@ -1,4 +1,4 @@
-"""What a search is asked, what it tried and what it found."""
+"""The plan of a search, the combinations it tried, and its result."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -7,13 +7,13 @@ from artifacts.errors import Problem
 from runtime.search.halving import ETA, rungs
 from runtime.search.space import Combination
 
-LEAST_PASSES, MOST_PASSES = 96, 864  # of the shortest replay, and of the longest
+LEAST_PASSES, MOST_PASSES = 96, 864  # of the shortest and of the longest replay
 
 
 @dataclass(frozen=True, slots=True)
-class Scale:
-    """Nats that a token loses for each unit of squared error that `Damage` counts. None: nothing was measured, and no
-    candidate of that kind has a prediction."""
+class LossScale:
+    """Nats that a token loses per unit of squared error counted by `Damage`; None if not measured, and then no
+    candidate with such an error has a predicted loss."""
 
     few_bits: float | None = None
     replaced: float | None = None
@@ -21,8 +21,7 @@ class Scale:
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """A combination as replayed. `loss`: the share by which perplexity is predicted to rise, None where no table
-    says."""
+    """A combination as replayed. `loss`: predicted relative rise of perplexity, None without the tables for it."""
 
     combination: Combination
     ms: float
@@ -37,14 +36,19 @@ class Tried:
     def is_lossless(self) -> bool:
         return self.loss == 0.0
 
+    def beats(self, other: "Tried") -> bool:
+        """Whether it is at least as good in time, loss and memory, and better in one of them."""
+        mine, theirs = ((tried.ms, tried.loss, tried.fast_nbytes) for tried in (self, other))
+        return mine != theirs and all(a <= b for a, b in zip(mine, theirs, strict=True))
+
 
 ReplayAll = Callable[[Sequence[Combination], int], Iterable[Tried | Problem]]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """How much is searched: `candidates` of each of the two spaces, up to `passes` of the trace, `climbing` more beside
-    the best."""
+class SearchPlan:
+    """How much is searched: `candidates` of each of the two spaces, on up to `passes` of the trace, and `climbing`
+    neighbours of the best."""
 
     candidates: int
     passes: int
@@ -58,14 +62,15 @@ class Plan:
 
     @property
     def num_replays(self) -> int:
-        """About, of both spaces."""
-        each = sum(-(-self.candidates // ETA**turn) for turn in range(len(self.rungs)))
-        return 2 * (each + self.climbing)
+        """Approximate number of replays, over both spaces."""
+        per_space = sum(-(-self.candidates // ETA**turn) for turn in range(len(self.rungs)))
+        return 2 * (per_space + self.climbing)
 
 
 @dataclass(slots=True)
-class Found:
-    """The finalists of both spaces, best first, published presets among them; and what was left out, by reason."""
+class SearchResult:
+    """The finalists of both spaces, best first, with published presets; and how many combinations were refused, by
+    reason."""
 
     lossless: list[Tried]
     lossy: list[Tried]
@@ -76,12 +81,7 @@ class Found:
     refused: dict[str, int] = field(default_factory=dict)
 
     def front(self) -> list[Tried]:
-        """What nothing beats in time, loss and memory together, by time."""
-        known = [one for one in (*self.lossless, *self.lossy) if one.loss is not None]
-        best = [one for one in known if not any(_beats(other, one) for other in known)]
-        return sorted({one.combination: one for one in best}.values(), key=lambda one: one.ms)
-
-
-def _beats(one: Tried, other: Tried) -> bool:
-    mine, theirs = ((t.ms, t.loss, t.fast_nbytes) for t in (one, other))
-    return mine != theirs and all(a <= b for a, b in zip(mine, theirs, strict=True))
+        """Return what nothing else beats in time, loss and memory together, by time."""
+        priced = [tried for tried in (*self.lossless, *self.lossy) if tried.loss is not None]
+        best = [tried for tried in priced if not any(other.beats(tried) for other in priced)]
+        return sorted({tried.combination: tried for tried in best}.values(), key=lambda tried: tried.ms)

@@ -1,4 +1,4 @@
-"""The search for the fastest policies of a model, a trace and a machine: lossless, and within a loss (DESIGN 9)."""
+"""The search for the fastest policies of a model, a trace and a machine: lossless, and within a loss."""
 
 from collections.abc import Callable, Iterable
 from math import expm1
@@ -22,16 +22,16 @@ from runtime.replay.workload import Workload
 from runtime.search import space
 from runtime.search.halving import Trials, climb, halve, one_by_one, rungs
 from runtime.search.predicted_loss import Damage
-from runtime.search.results import LEAST_PASSES, Found, Plan, ReplayAll, Scale, Tried
+from runtime.search.results import LEAST_PASSES, LossScale, ReplayAll, SearchPlan, SearchResult, Tried
 from runtime.search.space import Combination
 
 _ALTERED = ("replaced_ranks", "dropped_ranks", *AT_BITS.values())
-_PUBLISHED = 5  # of a space, tried on all of the trace whatever else is found
-_SLACK = 1.5  # times the loss that is allowed: predictions are rough, and what is measured decides
+_PUBLISHED = 5  # presets of a space that are tried on the whole trace in any case
+_SLACK = 1.5  # times the allowed loss: predictions are rough, and what is measured decides
 
 
 class Search:
-    """Replays combinations at one budget. `scale` turns squared errors into losses, `similarity` prices stand-ins."""
+    """Replays combinations at one budget. `scale` turns squared errors into losses; `similarity` prices stand-ins."""
 
     def __init__(
         self,
@@ -45,18 +45,18 @@ class Search:
         window: int | None = None,
         similarity: Similarity | None = None,
     ) -> None:
-        self.machine, self.budget, self.scale = machine, budget, Scale()
+        self.machine, self.budget, self.scale = machine, budget, LossScale()
         self._trace, self._model = trace, model
         self._known = {"artefacts": artefacts, "costs": costs, "window": window}
         self._similarity = similarity
         self._passes = trace.pass_indices()
         self._workloads: dict[int, Workload] = {}
-        self._assumed: set[str] = set()  # by others who replay for it
+        self._assumed: set[str] = set()  # by replays elsewhere
         self.num_replays = 0
         self._progress: Callable[[], None] | None = None
 
     def apart(self) -> "Search":
-        """One like it, to replay the same elsewhere."""
+        """Return a search like this one, to replay the same combinations elsewhere."""
         other = Search(
             self._trace, self._model, self.machine, budget=self.budget, similarity=self._similarity, **self._known
         )
@@ -65,7 +65,7 @@ class Search:
 
     @property
     def num_passes(self) -> int:
-        """Of the trace."""
+        """Number of passes of the trace."""
         return int(self._passes.max()) + 1
 
     @property
@@ -79,9 +79,9 @@ class Search:
         return list(dict.fromkeys([*ours, *sorted(self._assumed)]))
 
     def replay(self, combination: Combination, passes: int) -> Tried:
-        """The beginning of the trace under it. Raises a Problem for what cannot be replayed or whose loss nobody
-        knows."""
-        check_required(build(combination.policies), self._known["artefacts"])  # which a live run has to have
+        """Replay the first `passes` of the trace with a combination. Raises a Problem if it cannot be replayed, or if
+        its loss is unknown."""
+        check_required(build(combination.policies), self._known["artefacts"])  # a live run must have them too
         damage = Damage(self._known["artefacts"].replicas, self._similarity, self._model.shape.num_layers)
         setting = Setting("tried", policies=combination.policies, scope=combination.scope, budget=self.budget)
         outcome = self._workload(passes).run(setting, damage)
@@ -89,96 +89,97 @@ class Search:
         return self._tried(combination, outcome, damage.per_token)
 
     def count(self, assumed: Iterable[str] = ()) -> None:
-        """One replay more; `assumed` by whoever made it."""
+        """Count one replay; `assumed` lists the assumptions of a replay made elsewhere."""
         self._assumed.update(assumed)
         self.num_replays += 1
         if self._progress:
             self._progress()
 
     def oracle(self, passes: int) -> float:
-        """Milliseconds a token of Belady with prefetching of what is really wanted, in the scope where that is
-        faster."""
+        """Return milliseconds a token of Belady with perfect prefetching, in the faster scope."""
         bounds = [oracles(Setting("bound", scope=scope, budget=self.budget))[1] for scope in ("layer", "global")]
         return min(_ms(self._workload(passes).run(bound)) for bound in bounds)
 
     def full(self, passes: int) -> float:
-        """The same with every expert there, as far as the trace has brought them."""
+        """Return the same with every expert resident once the trace has brought it."""
         return _ms(self._workload(passes).run(Setting("full", "full")))
 
     def seconds_a_pass(self) -> float:
-        """Of a replay, by two that differ in effort."""
+        """Return a replay's seconds per pass, the mean of a cheap and of a costly combination."""
         amount = rungs(self.num_passes, least=LEAST_PASSES)[0]
         seconds = []
-        for one in (Combination(), Combination(prefetch="frequency", eviction="lcp", miss="near")):
-            self.replay(one, amount)  # what is compiled or counted once is not the replay's
+        for combination in (Combination(), Combination(prefetch="frequency", eviction="lcp", miss="near")):
+            self.replay(combination, amount)  # compiles and counts what later replays reuse
             begin_s = perf_counter()
-            self.replay(one, amount)
+            self.replay(combination, amount)
             seconds.append((perf_counter() - begin_s) / amount)
         return sum(seconds) / len(seconds)
 
     def run(
         self,
-        plan: Plan,
+        plan: SearchPlan,
         progress: Callable[[int, int], None] = lambda done, total: None,
         *,
         spaces: tuple[list[Combination], list[Combination]] | None = None,
         replay_all: ReplayAll | None = None,
-    ) -> Found:
-        """Both searches, of `spaces` if given: what is lossless, and what need not be. Deterministic for a plan,
-        whoever replays: `replay_all`, or this one after another."""
-        amounts, before = plan.rungs, self.num_replays
+    ) -> SearchResult:
+        """Search the lossless space and the lossy one, or `spaces` if given. The result is the same for the same plan,
+        whether `replay_all` replays or this search, one combination after another."""
+        before = self.num_replays
         self._progress = lambda: progress(self.num_replays - before, plan.num_replays)
-        exact, other = spaces or (space.lossless(self.ratio), space.lossy(self.ratio))
-        replay_all = replay_all or one_by_one(self.replay)
-        fast: Trials[Combination, Tried] = Trials(replay_all, lambda one: (one.ms,))
-        near: Trials[Combination, Tried] = Trials(replay_all, lambda one: self._lossy_rank(one, plan.max_loss))
-        published = _published()
-        lossless = self._best(fast, exact, [one for one in published.values() if one in set(exact)], plan)
-        lossy = self._best(near, other, [one for one in published.values() if one not in set(exact)], plan)
-        everything = [*fast.best(lossless, amounts[-1]), *near.best(lossy, amounts[-1])]
-        tried = {
-            one: result for trials in (fast, near) for (one, amount), result in trials.results.items()
-            if amount == amounts[-1]
-        }  # fmt: skip
-        known = {name: tried[one] for name, one in published.items() if one in tried}
-        finalists = [tried[one] for one in dict.fromkeys(everything)]
-        refused = [*fast.refused.values(), *near.refused.values()]
-        return Found(
-            lossless=sorted((one for one in finalists if one.is_lossless), key=lambda one: one.ms),
-            lossy=[one for one in finalists if not one.is_lossless],
-            published=known,
-            num_tried=len({one for trials in (fast, near) for one, _ in trials.results}),
-            num_space=len(exact) + len(other),
+        exact, lossy = spaces or (space.lossless(self.ratio), space.lossy(self.ratio))
+        replay_all, published = replay_all or one_by_one(self.replay), _published()
+        by_time: Trials[Combination, Tried] = Trials(replay_all, lambda tried: (tried.ms,))
+        by_loss: Trials[Combination, Tried] = Trials(replay_all, lambda tried: self._lossy_rank(tried, plan.max_loss))
+        in_exact = set(exact)
+        published_exact = [combination for combination in published.values() if combination in in_exact]
+        published_lossy = [combination for combination in published.values() if combination not in in_exact]
+        finalists = [
+            *self._finalists(by_time, exact, published_exact, plan),
+            *self._finalists(by_loss, lossy, published_lossy, plan),
+        ]
+        amount = plan.rungs[-1]
+        in_full = {key: tried for trials in (by_time, by_loss) for key, tried in trials.tried_on(amount).items()}
+        best = [in_full[combination] for combination in dict.fromkeys(finalists)]
+        refused = [*by_time.refused.values(), *by_loss.refused.values()]
+        return SearchResult(
+            lossless=sorted((tried for tried in best if tried.is_lossless), key=lambda tried: tried.ms),
+            lossy=[tried for tried in best if not tried.is_lossless],
+            published={name: in_full[combination] for name, combination in published.items() if combination in in_full},
+            num_tried=len({combination for trials in (by_time, by_loss) for combination, _ in trials.results}),
+            num_space=len(exact) + len(lossy),
             num_replays=self.num_replays - before,
             refused={why: refused.count(why) for why in dict.fromkeys(refused)},
         )
 
-    def _best(
+    def _finalists(
         self,
         trials: Trials[Combination, Tried],
         candidates: list[Combination],
         published: list[Combination],
-        plan: Plan,
+        plan: SearchPlan,
     ) -> list[Combination]:
-        """Finalists of one space, with those beside the best of them, and the best of the published ones."""
+        """Return the finalists of one space, the neighbours of its best that were tried, and the best published
+        presets."""
         amounts = plan.rungs
         chosen = list(dict.fromkeys([*published, *space.drawn(candidates, plan.candidates, seed=plan.seed)]))
         finalists = halve(trials, chosen, amounts, keep=4)
         if finalists and plan.climbing:
-            climb(trials, finalists[0], lambda one: self._around(one, candidates, plan), amounts, most=plan.climbing)
-        in_full = [one for one, amount in trials.results if amount == amounts[-1]]
+            climb(
+                trials, finalists[0], lambda start: self._around(start, candidates, plan), amounts, most=plan.climbing
+            )
         promising = trials.best(published, amounts[max(0, len(amounts) - 2)])[:_PUBLISHED]
-        return trials.best([*in_full, *promising], amounts[-1])
+        return trials.best([*trials.tried_on(amounts[-1]), *promising], amounts[-1])
 
-    def _around(self, one: Combination, candidates: list[Combination], plan: Plan) -> list[Combination]:
-        """In an order drawn at random: there may be more than are looked at."""
-        found = space.neighbours(one, candidates)
-        return [found[index] for index in np.random.default_rng(plan.seed).permutation(len(found)).tolist()]
+    def _around(self, combination: Combination, candidates: list[Combination], plan: SearchPlan) -> list[Combination]:
+        """Return the neighbours in a random order: there may be more than the search tries."""
+        neighbours = space.neighbours(combination, candidates)
+        return [neighbours[index] for index in np.random.default_rng(plan.seed).permutation(len(neighbours)).tolist()]
 
-    def _lossy_rank(self, one: Tried, max_loss: float) -> tuple:
-        """What may be good enough by time, then the others by loss."""
-        is_near = one.loss is not None and one.loss <= _SLACK * max_loss
-        return (0, one.ms) if is_near else (1, np.inf if one.loss is None else one.loss)
+    def _lossy_rank(self, tried: Tried, max_loss: float) -> tuple:
+        """Rank combinations within the loss limit, with slack, by time, and the others after them by loss."""
+        is_near = tried.loss is not None and tried.loss <= _SLACK * max_loss
+        return (0, tried.ms) if is_near else (1, np.inf if tried.loss is None else tried.loss)
 
     def _tried(self, combination: Combination, outcome: Outcome, damage: tuple[float, float]) -> Tried:
         counters = outcome.counters
@@ -195,7 +196,7 @@ class Search:
         )
 
     def loss_of(self, damage: tuple[float, float]) -> float | None:
-        """Of perplexity, as a share; None where nothing was measured for one of the parts."""
+        """Return the predicted relative rise of perplexity; None if one of its parts was not measured."""
         nats = 0.0
         for part, slope in zip(damage, (self.scale.few_bits, self.scale.replaced), strict=True):
             if part and slope is None:
@@ -217,6 +218,6 @@ def _ms(outcome: Outcome) -> float:
 
 
 def _published() -> dict[str, Combination]:
-    """Presets that may be chosen at any budget, by name."""
-    ours = [one for one in presets().values() if not one.waits_for and one.budget is None]
-    return {one.name: Combination(**one.texts(), scope=one.scope) for one in ours}
+    """Return the presets that can run at any budget, by name."""
+    runnable = [preset for preset in presets().values() if not preset.waits_for and preset.budget is None]
+    return {preset.name: Combination(**preset.texts(), scope=preset.scope) for preset in runnable}

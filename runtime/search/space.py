@@ -1,4 +1,4 @@
-"""Which combinations of policies a search may try: values by axis, and what of their product makes sense."""
+"""The combinations of policies that a search may try: values by axis, and which of their products make sense."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
@@ -65,19 +65,20 @@ class Combination(NamedTuple):
 
     @property
     def family(self) -> tuple[str, str, str]:
-        """What decides on quality most: who routes, what becomes of a miss, who resides where."""
+        """What decides most about quality: routing, what becomes of a miss, and residency."""
         return self.routing, self.miss, self.residency
 
 
 def lossless(ratio: float) -> list[Combination]:
-    """All that give what the full model gives; `ratio` of the link's bandwidth to the near tier's."""
+    """Return all combinations that give exactly the full model's output; `ratio` is the link's bandwidth over the near
+    tier's."""
     lending = (f"near:ratio={ratio:.3g}", f"qstar:ratio={ratio:.3g}", f"qstar:ratio={2 * ratio:.3g}")
     miss = ("fetch", "near", *lending, "cold")
     return list(_sensible(("standard",), miss, (*_PLAIN, "hot")))
 
 
 def lossy(ratio: float) -> list[Combination]:
-    """All that need not."""
+    """Return combinations that may change the output."""
     exact = ("fetch", "near", f"qstar:ratio={ratio:.3g}")
     return [
         *_sensible(_LOSSY_ROUTING, exact, ("uniform",)),
@@ -88,19 +89,19 @@ def lossy(ratio: float) -> list[Combination]:
 
 
 def drawn(space: Sequence[Combination], count: int, *, seed: int) -> list[Combination]:
-    """`count` of a space, all if there are no more: every family gets its turn, in an order drawn at random."""
+    """Return `count` combinations of a space, or all if there are fewer: a random one of each family in turn."""
     rng = np.random.default_rng(seed)
     families: dict[tuple, list[Combination]] = {}
     for index in rng.permutation(len(space)).tolist():
         families.setdefault(space[index].family, []).append(space[index])
     turns = max(map(len, families.values()), default=0)
-    in_turn = (own[turn] for turn in range(turns) for own in families.values() if turn < len(own))
-    return [found for found, _ in zip(in_turn, range(count), strict=False)]
+    in_turn = (family[turn] for turn in range(turns) for family in families.values() if turn < len(family))
+    return [combination for combination, _ in zip(in_turn, range(count), strict=False)]
 
 
-def neighbours(one: Combination, space: Iterable[Combination]) -> list[Combination]:
-    """Those of a space that differ from it on one axis; what becomes of a miss and who resides go together."""
-    return [other for other in space if _distance(one, other) == 1]
+def neighbours(combination: Combination, space: Iterable[Combination]) -> list[Combination]:
+    """Return the combinations of a space that differ on one axis; miss and residency count as one axis."""
+    return [other for other in space if _distance(combination, other) == 1]
 
 
 def _distance(one: Combination, other: Combination) -> int:
@@ -110,20 +111,27 @@ def _distance(one: Combination, other: Combination) -> int:
 
 def _sensible(routing: Iterable[str], miss: Iterable[str], residency: Iterable[str]) -> Iterator[Combination]:
     every = map(Combination._make, product(routing, PREFETCH, EVICTION, miss, residency, map(str, Scope)))
-    return (one for one in every if _is_sensible(one))
+    return (combination for combination in every if _is_sensible(combination))
 
 
-def _is_sensible(one: Combination) -> bool:
-    """Whether its parts go together and none of them is another by a longer name."""
-    miss, residency, eviction = (text.partition(":")[0] for text in (one.miss, one.residency, one.eviction))
-    is_global = one.scope == Scope.GLOBAL
+def _is_sensible(combination: Combination) -> bool:
+    """Whether its parts go together, and it is not another combination under a longer name."""
+    miss, residency, eviction = (
+        text.partition(":")[0] for text in (combination.miss, combination.residency, combination.eviction)
+    )
+    is_global = combination.scope == Scope.GLOBAL
     if (miss == "shadow") != (residency == "shadow") or (miss == "cold") != (residency == "hot"):
         return False
-    if residency in ("allocated", "hot") and is_global:  # they say what each layer has
+    if residency in ("allocated", "hot") and is_global:  # they set each layer's capacity
         return False
     if residency == "split" and (miss != "fetch" or is_global):
         return False
-    if eviction in ("fld", "least_stale") and not is_global:  # there they are lru
+    if eviction in ("fld", "least_stale") and not is_global:  # per layer they equal lru
         return False
-    nothing_moves = "slots=no" in one.residency
-    return not nothing_moves or (one.prefetch, one.eviction, is_global, miss) == ("none", "lru", False, one.miss)
+    nothing_moves = "slots=no" in combination.residency
+    return not nothing_moves or (combination.prefetch, combination.eviction, is_global, miss) == (
+        "none",
+        "lru",
+        False,
+        combination.miss,
+    )

@@ -13,7 +13,7 @@ from artifacts.shape import FULL_BITS
 from runtime.control import sizes
 from runtime.control.build import build_controller, fast_tier, lay_out, pools
 from runtime.control.controller import Controller
-from runtime.control.devices import Partitions
+from runtime.control.pools import Partitions
 from runtime.engine.engine import Engine
 from runtime.engine.output import choose_output
 from runtime.engine.output_cpu import CpuOutput

@@ -9,7 +9,7 @@ import numpy as np
 
 from artifacts.routing.expert_maps import ExpertMaps
 from artifacts.store.runs import ModelInfo, RunInfo, StoredRun, utc_now
-from runtime.policies.shared.maps import Learned
+from runtime.policies.shared.maps import LearnedMaps
 
 if TYPE_CHECKING:  # imported late: a run that writes nothing saves the memory of these imports
     from artifacts.store.store import Store
@@ -26,7 +26,7 @@ class WrittenMaps:
 
 
 def write_learned_maps(
-    learned: Learned, *, store_path: Path, model: ModelInfo, began_with: int | None, started_at: datetime
+    learned: LearnedMaps, *, store_path: Path, model: ModelInfo, began_with: int | None, started_at: datetime
 ) -> WrittenMaps | None:
     """Write the maps as a run of their own, whole or not at all; None when no iteration was complete. `began_with` is
     the run whose maps this session started from. If the store has newer maps by now, the new iterations are added to
@@ -67,7 +67,7 @@ def write_learned_maps(
     return WrittenMaps(run_id, len(maps), learned.num_iterations, latest.run_id if is_newer else None)
 
 
-def _joined(store: "Store", latest: StoredRun, learned: Learned) -> tuple[ExpertMaps, np.ndarray]:
+def _joined(store: "Store", latest: StoredRun, learned: LearnedMaps) -> tuple[ExpertMaps, np.ndarray]:
     """The store's maps with the new iterations added that `learned` still holds, and the row of each, [n]."""
     from artifacts.store.expert_maps import stored_maps
 

@@ -6,7 +6,7 @@ import torch
 
 from artifacts.shape import FULL_BITS
 from runtime.control.controller import Controller
-from runtime.control.devices import Partitions
+from runtime.control.pools import Partitions
 from runtime.engine.engine import Engine
 from runtime.engine.output_cpu import CpuOutput
 from runtime.engine.output_gpu import GpuOutput

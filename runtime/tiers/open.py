@@ -7,7 +7,7 @@ import torch
 
 from artifacts.errors import BadUsage
 from artifacts.shape import FULL_BITS
-from runtime.control.devices import Partitions
+from runtime.control.pools import Partitions
 from runtime.control.segments import Segments
 from runtime.links.cuda import CudaLink
 from runtime.links.disk import DiskLink

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from artifacts.errors import BadInput, BadUsage
-from runtime.policies.shared.background import Jobs
+from runtime.policies.shared.background import BackgroundJobs
 from runtime.session.generate import Sampling
 from runtime.session.session import Session, Settings
 from tests.conftest import Checkpoint
@@ -166,7 +166,7 @@ def test_a_request_beyond_the_models_positions_is_refused(session: Session, mode
 
 
 def test_an_interrupted_job_is_done_by_who_asks_next() -> None:
-    jobs, calls = Jobs(), []
+    jobs, calls = BackgroundJobs(), []
 
     def work() -> int:
         calls.append(1)

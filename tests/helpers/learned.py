@@ -9,7 +9,7 @@ from artifacts.shape import Shape
 from artifacts.store.expert_maps import latest_maps, stored_maps, stored_origins
 from artifacts.store.runs import ModelInfo, utc_now
 from artifacts.store.store import Store
-from runtime.policies.shared.maps import Learned
+from runtime.policies.shared.maps import LearnedMaps
 from runtime.session.learn_maps import WrittenMaps, write_learned_maps
 
 SHAPE = Shape(num_layers=2, num_experts=4, top_k=2, expert_nbytes=100)
@@ -24,14 +24,14 @@ def maps_of(seed: int, count: int, maps: ExpertMaps | None = None) -> ExpertMaps
     return maps
 
 
-def learned(seed: int, count: int, begun_with: ExpertMaps | None = None) -> Learned:
+def learned(seed: int, count: int, begun_with: ExpertMaps | None = None) -> LearnedMaps:
     """A run that set out from these maps and saw `count` iterations of its request 0."""
     before = len(begun_with) if begun_with else 0
     maps = maps_of(seed, count, begun_with.copy() if begun_with else None)
-    return Learned(maps, np.arange(before, before + count), np.stack([np.zeros(count), np.arange(count)], 1), count)
+    return LearnedMaps(maps, np.arange(before, before + count), np.stack([np.zeros(count), np.arange(count)], 1), count)
 
 
-def keep(path: Path, what: Learned, began_with: int | None) -> WrittenMaps:
+def keep(path: Path, what: LearnedMaps, began_with: int | None) -> WrittenMaps:
     return write_learned_maps(what, store_path=path, model=MODEL, began_with=began_with, started_at=utc_now())
 
 

@@ -15,7 +15,7 @@ from runtime.model.open import MoeModel
 from runtime.policies import build
 from runtime.policies.base import Artefacts
 from runtime.search import space
-from runtime.search.results import Plan, Tried
+from runtime.search.results import SearchPlan, Tried
 from runtime.search.search import Search
 from runtime.search.space import Combination
 from runtime.session.probe import expert_seconds, rest_seconds
@@ -63,7 +63,7 @@ def tuned(opened: MoeModel, text: Text, rates: Rates, *, budget: str, link: str)
     machine = Machine(HERE, fast, float("inf"), gbps, 0.0, gbps, "measured")
     model = replace(guessed(shape), name="measured", assumed=())  # only its shape counts
     search = Search(trace, model, machine, artefacts=Artefacts(), budget=budget, costs=costs)
-    plan = Plan(CANDIDATES, search.num_passes, CLIMBING, seed=0, max_loss=0.0)
+    plan = SearchPlan(CANDIDATES, search.num_passes, CLIMBING, seed=0, max_loss=0.0)
     return search.run(plan, spaces=(_candidates(), [])).lossless[0]
 
 

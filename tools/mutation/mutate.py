@@ -62,10 +62,10 @@ TESTS = {
         f"runtime/policies/eviction/{name}.py": _policy("eviction", name, _EVICTIONS)
         for name in ("belady", "fld", "lcp", "least_stale", "lfu", "lhu", "lru", "random", "score")
     },
-    "runtime/policies/eviction/packed.py": _policy("eviction", "lhu", _EVICTIONS),
+    "runtime/policies/eviction/shared.py": _policy("eviction", "lhu", _EVICTIONS),
     "runtime/policies/eviction/activation.py": _policy("eviction", "activation", f"{_POLICIES}/test_activation.py"),
     "runtime/policies/eviction/map.py": _policy(
-        "eviction", "map", f"{_POLICIES}/test_maps.py", f"{_EVICTIONS}::test_who_needs_more_than_uses_says_so"
+        "eviction", "map", f"{_POLICIES}/test_maps.py", f"{_EVICTIONS}::test_a_policy_that_needs_more_than_uses_says_so"
     ),
     "runtime/policies/eviction/horizon.py": _HORIZON,
     "runtime/policies/eviction/horizon_kernels.py": _HORIZON,
@@ -74,7 +74,7 @@ TESTS = {
         f"runtime/policies/miss/{name}.py": _policy("miss", name, _MISSES)
         for name in ("best_resident", "random_resident", "substitute", "zero")
     },
-    **{f"runtime/policies/miss/{name}.py": (_MISSES,) for name in ("missing", "standins", "weights")},
+    "runtime/policies/miss/shared.py": (_MISSES,),
     "artifacts/quantisation/bit_allocation.py": ("tests/artifacts/quantisation/test_bit_allocation.py",),
     "artifacts/splits/solve.py": (
         *(

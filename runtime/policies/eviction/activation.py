@@ -6,21 +6,23 @@ import numpy as np
 
 from artifacts.shape import Shape
 from runtime.policies.base import Artefacts, Now, SimpleEviction, Step
-from runtime.policies.eviction.packed import never
+from runtime.policies.eviction.shared import never_used
 from runtime.policies.shared.activations import EPSILON, Activations
 
 
 @dataclass
 class ActivationEviction(SimpleEviction):
-    """Smallest `(share + epsilon) * (1 - layer / L)` first (the paper's algorithm 2): share is of the layer's tokens
-    since the last prefill began, layer counts from 0. Experts of the first layers stay: there is little time to
-    prefetch them. Equals, as in a new request, go by the older use.
+    """Smallest `(share + epsilon) * (1 - layer / L)` first (algorithm 2 of the paper). The share is of the layer's
+    tokens since the last prefill began; layers count from 0.
+
+    Experts of the first layers are kept, as there is little time to prefetch them. Ties, as in a new request, go by the
+    older use.
     """
 
     def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
         self._activations = Activations(shape)
         self._early = 1 - np.arange(shape.num_layers)[:, None] / shape.num_layers
-        self._used_at = never(shape)
+        self._used_at = never_used(shape)
         self._worth = EPSILON * self._early.repeat(shape.num_experts, axis=1)  # [L, E]
         self.ranks = self._worth.reshape(-1), self._used_at
 

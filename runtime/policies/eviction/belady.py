@@ -18,7 +18,7 @@ class Belady(SimpleEviction):
         self._next_use = artefacts.next_use.first.copy()
 
     def used(self, keys: list[int], step: Step, now: Now) -> None:
-        """What the trace wants now is wanted next when the trace says so, whoever served it."""
+        """Look up the next use of what the trace selects, whatever computed it in this step."""
         self._next_use[self._future.step_keys[now.step]] = self._future.following[now.step]
 
     def order(self, keys: np.ndarray, now: Now) -> tuple[np.ndarray, ...]:

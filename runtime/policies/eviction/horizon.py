@@ -8,25 +8,27 @@ from artifacts.shape import Shape
 from artifacts.traces.trace import PREFILL
 from runtime.policies.base import Artefacts, Now, SimpleEviction, Step
 
-_TOKENS = np.array([1.0, 4.0, 16.0, 64.0, np.inf])  # time constants of the running frequencies; the mean has none
-_PRIOR_TOKENS = 4  # how many tokens of even use the slow mean starts from
-_RIDGE = 20.0  # observations that the first guess of the regression is worth
+_TOKENS = np.array([1.0, 4.0, 16.0, 64.0, np.inf])  # time constants of the running frequencies; the last is a mean
+_PRIOR_TOKENS = 4  # tokens of even use that the mean starts from
+_RIDGE = 20.0  # observations that the first guess of the regression counts for
 _MEMORY = 1024  # tokens remembered
 _SHARPNESS = 15.0  # a past token with nothing in common weighs exp(-15) of one that agrees everywhere
 
 
 @dataclass
 class Horizon(SimpleEviction):
-    """The largest `now + L / p` goes first: p is the rate, per pass, at which a key is expected to be used from now on.
+    """The largest `now + L / p` is evicted first: p is the rate, per pass, at which a key is expected to be used from
+    now on.
 
-    p is linear in what is known of a key when its layer has run: its running frequencies over about 1, 4, 16 and 64
-    tokens, its mean over the whole run, and what followed the past tokens most like this one (`_Recall`). The weights
-    are shared by all keys and fitted online by weighted least squares. Where a step carries predictions for the layers
-    ahead, the chance q of use at that very visit is fitted too, and the expected time becomes `visit + (1 - q) L / p`.
+    p is linear in the features of a key when its layer has run: its running frequencies over about 1, 4, 16 and 64
+    tokens, its mean over the whole run, and how often it followed the past tokens most similar to the newest
+    (`_Recall`). The weights are shared by all keys and fitted online by weighted least squares. If a step carries
+    predictions for the layers ahead, the chance q of use at that visit is fitted too, and the expected time becomes
+    `visit + (1 - q) L / p`.
     """
 
     def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
-        # Compiled code takes a while to load, and seconds where it was never compiled: only for who uses it.
+        # Imported late: numba takes long to load, and seconds when nothing is compiled yet.
         from runtime.policies.eviction import horizon_kernels
 
         self._kernels = horizon_kernels
@@ -46,7 +48,7 @@ class Horizon(SimpleEviction):
         known = (recall.experts, recall.common, recall.like, self._known)
         self._state = (self._used, self._gains, weights, *known, self._rates, self._nearness)  # as the kernel takes it
         self._ahead = _Ahead(shape, 0)
-        self._all = (*self._state, *self._ahead.state)
+        self._state_ahead = self._ahead.state
         self._nothing = np.zeros((0, 0, num_experts), np.float32), np.zeros(0, np.int64)
         self._num_tokens = self._pass_index = 0
 
@@ -67,14 +69,15 @@ class Horizon(SimpleEviction):
             share,
             self._shape.top_k,
             *self._foreseen(step),
-            *self._all,
+            self._state,
+            self._state_ahead,
         )
 
     def order(self, keys: np.ndarray, now: Now) -> tuple[np.ndarray, ...]:
         return (self.ranks[0][keys],)
 
     def _share(self, step: Step) -> np.ndarray:
-        """[E] share of the step's tokens that used each expert."""
+        """Return the share [E] of the step's tokens that used each expert."""
         kept = step.selected[step.selected >= 0]
         return np.bincount(kept, minlength=self._shape.num_experts) / len(step.selected)
 
@@ -99,20 +102,20 @@ class Horizon(SimpleEviction):
     # Predictions
 
     def _foreseen(self, step: Step) -> tuple[np.ndarray, np.ndarray]:
-        """[T, D, E] what the step predicts, and of which tokens past the last layer."""
+        """Return the predictions [T, D, E] of the step, and the rows whose tokens predict past the last layer."""
         foreseen = step.foreseen
         if foreseen is None:
             return self._nothing
         if foreseen.shape[1] > self._ahead.distance:
             self._ahead.reach(foreseen.shape[1])
-            self._all = (*self._state, *self._ahead.state)
+            self._state_ahead = self._ahead.state
         last = np.arange(len(foreseen)) if step.last is None else step.last
         return np.array(foreseen, np.float32, order="C"), last
 
 
 class _Regression:
-    """Least squares, a row at a time, each weighed by the inverse of its target's variance; `weights` [F] is the
-    answer, from a first guess on."""
+    """Least squares over single observations, each weighted by the inverse of its target's variance; `weights` [F] is
+    the solution, at first a guess."""
 
     def __init__(self, guess: np.ndarray) -> None:
         self.weights = guess.astype(float)
@@ -124,8 +127,8 @@ class _Regression:
 
 
 class _Ahead:
-    """The chance of use at a layer's next visit, given what a router some layers before said and the learned rate, of
-    `distance` layers ahead: a regression each."""
+    """The chance of use at a layer's next visit, for each of `distance` layers ahead: a regression on what a router
+    some layers before predicts, and on the learned rate."""
 
     def __init__(self, shape: Shape, distance: int) -> None:
         guess = np.array([0.5, 0.5, 0.0])
@@ -134,10 +137,10 @@ class _Ahead:
         self.moments = np.tile(np.eye(len(guess)) * _RIDGE, (distance, 1, 1))
         self.products = _RIDGE * self.weights
         self.known = np.zeros((distance, shape.num_layers, len(guess), shape.num_experts))
-        self.is_pending = np.zeros((distance, shape.num_layers), bool)  # still to be compared with what is used
+        self.is_pending = np.zeros((distance, shape.num_layers), bool)  # not yet compared with the actual use
 
     def reach(self, distance: int) -> None:
-        """So far at least."""
+        """Extend to at least `distance` layers ahead."""
         farther = _Ahead(self._shape, distance - self.distance)
         for name in ("weights", "moments", "products", "known", "is_pending"):
             setattr(self, name, np.concatenate((getattr(self, name), getattr(farther, name))))
@@ -145,7 +148,7 @@ class _Ahead:
 
     @property
     def state(self) -> tuple[np.ndarray, ...]:
-        """As the kernel takes it."""
+        """The arrays, as the kernel takes them."""
         return self.is_pending, self.known, self.weights, self.moments, self.products
 
     def solve(self) -> None:
@@ -154,10 +157,10 @@ class _Ahead:
 
 
 class _Recall:
-    """Tokens remembered, and how much the newest has in common with each: a ring of the last `_MEMORY`, newer ones
-    before older ones; the tokens of several requests that decode together are one.
+    """Remembers tokens, and how many experts the newest has in common with each: a ring of the last `_MEMORY`, newer
+    ones before older ones. Requests that decode together count as one token.
 
-    Alike: how many experts two tokens have in common over the last L layers, this layer counted twice.
+    Similarity: how many experts two tokens have in common over the last L layers, this layer counted twice.
     """
 
     def __init__(self, shape: Shape) -> None:
@@ -169,16 +172,17 @@ class _Recall:
         self.newest = self.num_tokens = 0
 
     def begin_pass(self, num_rows: int) -> None:
-        """The next steps add so many tokens; what was alike a token ago is so for as old a one now."""
+        """Make room for `num_rows` tokens. What a token of an age had in common now counts for the token that has this
+        age."""
         self.newest = (self.newest - num_rows) % _MEMORY
         self.num_tokens = min(self.num_tokens + num_rows, _MEMORY)
         if num_rows > 1:
             self.common[:] = 0
 
     def add_prompt(self, layer: int, selected: np.ndarray) -> None:
-        """Remember this layer of the tokens of a prompt, `selected` [T, K], the last ones if there are too many."""
+        """Remember this layer of a prompt's tokens, `selected` [T, K]: the last ones if there are too many."""
         selected = selected[-_MEMORY:]
         used = np.zeros((len(selected), self.experts.shape[1] + 1), np.uint8)
-        np.put_along_axis(used, selected, 1, axis=1)  # a dropped rank, -1, goes to the last column
+        np.put_along_axis(used, selected, 1, axis=1)  # a dropped rank (-1) goes to the last column
         slots = (self.newest + np.arange(len(selected))[::-1]) % _MEMORY
         self.experts[layer][:, slots] = used[:, :-1].T

@@ -1,8 +1,7 @@
-"""What horizon computes at every step and every pass, compiled; `tests/runtime/policies/horizon_reference.py` says the
-same in plain numpy.
+"""The compiled loops of horizon; `tests/runtime/policies/horizon_reference.py` computes the same in plain numpy.
 
-Shapes: L layers, E experts, F things known of a key, N tokens remembered. A remembered token has a place by its age, 0
-the newest, and by its slot in a ring in which newer ones stand before older ones: `slot = (newest + age) % N`.
+Shapes: L layers, E experts, F features of a key, N tokens remembered. A remembered token has a place by its age, 0 the
+newest, and a slot in a ring in which newer tokens stand before older ones: `slot = (newest + age) % N`.
 """
 
 import numpy as np
@@ -10,7 +9,7 @@ import numpy as np
 from artifacts.common.numba_loops import kernel, part
 
 DISCOUNT = 0.45  # weight of the pass after next against the next: a cache looks a little beyond the next pass
-LAGS = 4  # how many tokens behind another it still follows it
+LAGS = 4  # how many tokens later an expert still counts as following a token
 LEAST_RATE = 1e-3
 _VECTOR = 64
 
@@ -31,9 +30,9 @@ def _add(counts, is_set):
 
 @part
 def _compare(newest, remembered, common, in_common):
-    """Bring up to date how many experts of this layer each remembered token has in common with the newest, `common`
-    [n] by age, and `in_common` [n], the sum over all layers."""
-    split = min(remembered.shape[1] - newest, len(common))  # ages from here on stand at the start of the ring
+    """Update `common` [n] by age, the experts of this layer that each remembered token has in common with the newest,
+    and `in_common` [n], the sum over all layers."""
+    split = min(remembered.shape[1] - newest, len(common))  # tokens from this age on stand at the start of the ring
     for age in range(len(common)):
         in_common[age] -= common[age]
         common[age] = 0
@@ -48,9 +47,10 @@ def _compare(newest, remembered, common, in_common):
 
 @part
 def _weigh(common, in_common, like, num_slots):
-    """[n + LAGS] by age, what each token counts: `like` [C] by how many experts less than the best it has in common
-    with the newest. Before the first token stand such as have none, as far as there are slots."""
-    most, last = np.int16(0), np.int16(len(like) - 1)  # narrow, so that many fit a vector
+    """Return weights [n + LAGS] of the tokens by age: `like` [C], by how many experts fewer than the best the token has
+    in common with the newest. Before the first token there are tokens with nothing in common, as far as there are
+    slots."""
+    most, last = np.int16(0), np.int16(len(like) - 1)  # narrow integers, so that more of them fit a vector
     for age in range(1, len(common)):  # age 0 is the newest itself
         most = max(most, np.int16(in_common[age] + common[age]))
     weights, beyond = np.zeros(len(common) + LAGS, np.float32), like[min(most, last)]
@@ -64,9 +64,10 @@ def _weigh(common, in_common, like, num_slots):
 
 @part
 def _follow(newest, weights, remembered, mean, followers):
-    """`followers` [E]: how often each expert followed tokens like the newest, `mean` [E] where little is alike.
+    """Set `followers` [E] to how often each expert followed tokens similar to the newest, or to `mean` [E] if few are
+    similar.
 
-    A token counts what those before it count, discounted by how far before.
+    A token has the weights of the tokens before it, discounted by their distance.
     """
     num_tokens, num_slots = len(weights) - LAGS, remembered.shape[1]
     counts = np.zeros(num_tokens, np.float32)
@@ -78,20 +79,21 @@ def _follow(newest, weights, remembered, mean, followers):
     total = np.float32(0)
     for age in range(num_tokens):
         total += counts[age]
-    # The ring fills from its end. A few empty slots before the first token make whole vectors of what is summed.
+    # The ring fills from its end. Some empty slots before the first token complete the last vector of the sum.
     first = num_slots - min(-(-num_tokens // _VECTOR) * _VECTOR, num_slots)
     split = min(num_slots - newest, num_tokens)
     by_slot = np.zeros(num_slots - first, np.float32)
     for age in range(num_tokens):
         by_slot[newest - first + age if age < split else age - split] = counts[age]
     for expert in range(len(followers)):
-        found = _dot(by_slot, remembered[expert, first:])
-        followers[expert] = (found + 0.5 * mean[expert]) / (total + 0.5)
+        followed = _dot(by_slot, remembered[expert, first:])
+        followers[expert] = (followed + 0.5 * mean[expert]) / (total + 0.5)
 
 
 @part
 def _observe(known, used, moments, products):
-    """`known` [3, E] came with `used` [E]: added to `moments` [3, 3] and `products` [3] (least squares)."""
+    """Add an observation to the least squares `moments` [3, 3] and `products` [3]: features `known` [3, E] and use
+    `used` [E]."""
     for kind in range(len(known)):
         for expert in range(len(used)):
             products[kind] += known[kind, expert] * used[expert]
@@ -102,7 +104,7 @@ def _observe(known, used, moments, products):
 
 @part
 def _last_named(row, top_k, best):
-    """The smallest of the `top_k` largest of `row`; `best` [top_k] is overwritten."""
+    """Return the k-th largest value of `row`; `best` [top_k] is overwritten."""
     num_held = 0
     for place in range(len(row)):
         value = row[place]
@@ -119,7 +121,7 @@ def _last_named(row, top_k, best):
 
 @part
 def _hear(row, top_k, best, known):
-    """A token's router says `row` [E] of a layer ahead."""
+    """Add one token's prediction `row` [E] of a layer ahead to the features `known` [3, E]."""
     limit = _last_named(row, top_k, best)
     for expert in range(len(row)):
         if row[expert] >= limit:
@@ -129,7 +131,7 @@ def _hear(row, top_k, best, known):
 
 @part
 def _expect(visit, num_layers, weights, known, rate, nearness):
-    """A layer is visited in step `visit`; until then its experts are as near as what is known of them makes them."""
+    """Set `nearness` [E] of a layer that is visited in step `visit`, from its features `known` [3, E] and its rates."""
     for expert in range(len(rate)):
         known[1, expert] = 1 - known[1, expert]
         known[2, expert] = rate[expert]
@@ -145,12 +147,12 @@ def _expect(visit, num_layers, weights, known, rate, nearness):
 def look_ahead(
     layer, step, top_k, predicted, last, used, rates, nearness, is_pending, known, weights, moments, products
 ):
-    """The layers ahead are visited one step after another; a router before them says `predicted` [T, D, E], past the
-    last layer of the tokens `last` alone. What this layer `used` [L, E] is compared with what was said of it.
+    """Predict the visits of the layers ahead from `predicted` [T, D, E]; past the last layer only the tokens `last`
+    count. Compare what this layer `used` [L, E] with what was predicted of it.
 
-    `known` [D, L, 3, E]: of each expert whether some token has it among its k, how likely some token selects it, and
-    its rate in `rates` [L, E]. `weights` [D, 3] make of it the chance of use at the visit, and that `nearness` [L, E].
-    `is_pending` [D, L]: what is still to be compared, for `moments` [D, 3, 3] and `products` [D, 3].
+    `known` [D, L, 3, E]: for each expert whether some token has it among its k, how likely some token selects it, and
+    its rate in `rates` [L, E]. `weights` [D, 3] turn this into the chance of use at the visit, and that into `nearness`
+    [L, E]. `is_pending` [D, L]: predictions not yet compared, for `moments` [D, 3, 3] and `products` [D, 3].
     """
     num_layers, num_experts = rates.shape
     best = np.empty(top_k)
@@ -174,51 +176,52 @@ def look_ahead(
         _expect(step + 1 + ahead, num_layers, weights[ahead], own, rates[target], nearness[target])
 
 
+@part
+def _mark(keys, first_key, used):
+    """Set `used` [E] to 1 for the experts of `keys`, to 0 for the others."""
+    for expert in range(len(used)):
+        used[expert] = 0
+    for place in range(len(keys)):
+        used[keys[place] - first_key] = 1
+
+
+@part
+def _rate(weights, known, rate):
+    """Set `rate` [E] of use per pass, linear in the features `known` [F, E] and clipped to its limits."""
+    for expert in range(len(rate)):
+        rate[expert] = 0
+    for kind in range(len(weights)):
+        for expert in range(len(rate)):
+            rate[expert] += weights[kind] * known[kind, expert]
+    for expert in range(len(rate)):
+        rate[expert] = min(max(rate[expert], LEAST_RATE), 1)
+
+
+_STATE = (
+    "Tuple((float64[:, ::1], float64[::1], float64[::1], uint8[:, :, ::1], int16[:, ::1], float32[::1],"
+    "float64[:, :, ::1], float64[:, ::1], float64[:, ::1]))"
+)
+_STATE_AHEAD = "Tuple((boolean[:, ::1], float64[:, :, :, ::1], float64[:, ::1], float64[:, :, ::1], float64[:, ::1]))"
+
+
 @kernel(
     "void(int64[::1], int64, int64, int64, int64, boolean, float64[::1], int64, float32[:, :, ::1], int64[::1],"
-    "float64[:, ::1], float64[::1], float64[::1], uint8[:, :, ::1], int16[:, ::1], float32[::1], float64[:, :, ::1],"
-    "float64[:, ::1], float64[:, ::1], boolean[:, ::1], float64[:, :, :, ::1], float64[:, ::1], float64[:, :, ::1],"
-    "float64[:, ::1])"
+    f"{_STATE}, {_STATE_AHEAD})"
 )
-def on_use(
-    keys,
-    layer,
-    step,
-    newest,
-    num_tokens,
-    is_one,
-    share,
-    top_k,
-    predicted,
-    last,
-    used,
-    gains,
-    weights,
-    remembered,
-    common,
-    like,
-    known,
-    rates,
-    nearness,
-    is_pending,
-    known_ahead,
-    weights_ahead,
-    moments,
-    products,
-):
-    """A step uses `keys` of a layer. If it `is_one` token, or is taken for one, the token is remembered here, else its
-    tokens have been. `share` [E] of the tokens used each expert; it may be the layer's row of `used`.
+def on_use(keys, layer, step, newest, num_tokens, is_one, share, top_k, predicted, last, state, state_ahead):
+    """Note that a step uses `keys` of a layer. If it `is_one` token, or counts as one, the token is remembered here,
+    else its tokens have been. `share` [E] of the tokens used each expert; it may be the layer's row of `used`.
 
-    `gains` [F - 1] and `weights` [F]: of the running frequencies, and of what is known. Brought up to date: `used`
-    [L, E], `remembered` [L, E, N], `common` [L + 1, N] by layer and in all, `known` [L, F, E], `rates` [L, E] of use
-    per pass, and `nearness` [L, E], minus the step in which a key is expected. What else there is `look_ahead` takes.
+    `state` is `used` [L, E], `gains` [F - 1] of the running frequencies, `weights` [F] of the features, `remembered`
+    [L, E, N], `common` [L + 1, N] by layer and in all, `like`, the features `known` [L, F, E], `rates` [L, E] of use
+    per pass, and `nearness` [L, E], minus the step of the expected next use. `state_ahead` is the last five arguments
+    of `look_ahead`. All are updated except `gains`, `weights` and `like`.
     """
+    used, gains, weights, remembered, common, like, known, rates, nearness = state
+    is_pending, known_ahead, weights_ahead, moments, products = state_ahead
     num_layers, num_experts = rates.shape
     frequencies, rate, common_here, in_common = known[layer], rates[layer], common[layer], common[num_layers]
-    for expert in range(num_experts):
-        used[layer, expert] = 0
-    for place in range(len(keys)):
-        used[layer, keys[place] - layer * num_experts] = 1
+    _mark(keys, layer * num_experts, used[layer])
     if is_one:
         for expert in range(num_experts):
             remembered[layer, expert, newest] = np.uint8(used[layer, expert])
@@ -228,14 +231,9 @@ def on_use(
     _compare(newest, remembered[layer], common_here[:num_tokens], in_common[:num_tokens])
     alike = _weigh(common_here[:num_tokens], in_common[:num_tokens], like, common.shape[1])
     _follow(newest, alike, remembered[layer], frequencies[len(gains) - 1], frequencies[len(gains)])
+    _rate(weights, frequencies, rate)
     for expert in range(num_experts):
-        rate[expert] = 0
-    for kind in range(len(weights)):
-        for expert in range(num_experts):
-            rate[expert] += weights[kind] * frequencies[kind, expert]
-    for expert in range(num_experts):
-        rate[expert] = min(max(rate[expert], LEAST_RATE), 1)
-        # Whole steps: what differs by rounding alone is a tie.
+        # Rounded to whole steps, so that values which differ by rounding errors tie.
         nearness[layer, expert] = -np.rint(step + num_layers / rate[expert])
     if len(known_ahead):
         said, fitted = predicted.astype(np.float64), (weights_ahead, moments, products)
@@ -244,8 +242,9 @@ def on_use(
 
 @kernel("void(float64[::1], float64[:, :, ::1], float64[:, :, ::1], float64[:, ::1], float64[:, ::1], float64[::1])")
 def learn(weights, known, later, used, moments, products):
-    """The discounted rate of use after `known` [L, F, E] is this pass's use [L, E], then that after `later`, added to
-    `moments` [F, F] and `products` [F] (least-squares temporal differences, Bradtke and Barto 1996)."""
+    """Add a pass to `moments` [F, F] and `products` [F]: the discounted rate of use after the features `known` [L, F,
+    E] is this pass's use [L, E], then the rate after `later` (least-squares temporal differences, Bradtke and Barto
+    1996)."""
     num_layers, num_kinds, num_experts = known.shape
     weighed, change = np.empty((num_kinds, num_experts)), np.empty((num_kinds, num_experts))
     for layer in range(num_layers):

@@ -11,7 +11,7 @@ from runtime.policies.base import Artefacts, Now, SimpleEviction, Step
 
 @dataclass
 class Lcp(SimpleEviction):
-    """The smallest `mu * rho ** (nu / omega)` goes first: mu uses so far, nu tokens since the last of them."""
+    """The smallest `mu * rho ** (nu / omega)` is evicted first: mu uses so far, nu tokens since the last of them."""
 
     rho: float = 0.25
     omega: float = 128.0

@@ -7,15 +7,16 @@ import numpy as np
 from artifacts.errors import BadUsage
 from artifacts.shape import Shape
 from runtime.policies.base import Artefacts, Now, SimpleEviction, Step
-from runtime.policies.eviction.packed import never, then_older
+from runtime.policies.eviction.shared import never_used, rank_then_last_use
 
 
 @dataclass
 class LeastStale(SimpleEviction):
-    """A key is stale unless this pass has used or prefetched it; among the current ones the lower layer goes first too.
+    """A key is stale unless this pass has used or prefetched it; among the current keys the lower layer is evicted
+    first too.
 
-    `within` orders the stale: `ascending`, lower layers first, as published; `ahead`, layers that this pass has been
-    through first, then those farthest ahead.
+    `within` orders the stale keys: `ascending`, lower layers first, as published; `ahead`, layers that this pass has
+    passed first, then those farthest ahead.
     """
 
     within: str = "ascending"
@@ -27,8 +28,8 @@ class LeastStale(SimpleEviction):
     def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
         self._num_layers = shape.num_layers
         self._layers = np.arange(shape.num_keys) // shape.num_experts
-        self._last_use = never(shape)
-        self._last_pass = never(shape)
+        self._last_use = never_used(shape)
+        self._last_pass = never_used(shape)
 
     def used(self, keys: list[int], step: Step, now: Now) -> None:
         self._last_use[keys] = now.step
@@ -43,4 +44,4 @@ class LeastStale(SimpleEviction):
         if self.within == "ahead":
             ahead = np.where(layers <= now.layer, layers - num_layers, num_layers - layers)
             layers = np.where(is_current, layers, ahead)
-        return (then_older(num_layers * is_current + layers, self._last_use[keys]),)
+        return (rank_then_last_use(num_layers * is_current + layers, self._last_use[keys]),)

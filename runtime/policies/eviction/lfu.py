@@ -11,7 +11,7 @@ from runtime.policies.base import Artefacts, Now, SimpleEviction, Step
 
 @dataclass
 class Lfu(SimpleEviction):
-    """Each use counts one; with `decay` below 1 what was counted is multiplied by it once a pass."""
+    """Each use counts 1; with `decay` below 1, counts are multiplied by it once a pass."""
 
     decay: float = 1.0
 

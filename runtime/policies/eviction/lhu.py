@@ -7,12 +7,12 @@ import numpy as np
 
 from artifacts.shape import FULL_BITS, Shape
 from runtime.policies.base import Artefacts, Now, SimpleEviction, Step
-from runtime.policies.eviction.packed import never, then_older
+from runtime.policies.eviction.shared import never_used, rank_then_last_use
 
 
 @dataclass
 class Lhu(SimpleEviction):
-    """Counts outlive eviction; among equals the older use goes first. Without replicas every use is at full precision.
+    """Counts outlive eviction; ties go by the older use. Without replicas every use is at full precision.
 
     A key is at full precision unless it was last fetched below 16 bits.
     """
@@ -20,7 +20,7 @@ class Lhu(SimpleEviction):
     def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
         self._is_high = np.ones(shape.num_keys, bool)
         self._uses = np.zeros(shape.num_keys, np.int64)
-        self._last_use = never(shape)
+        self._last_use = never_used(shape)
 
     def fetched(self, bits: Mapping[int, int], now: Now) -> None:
         self._is_high[list(bits)] = [precision >= FULL_BITS for precision in bits.values()]
@@ -33,4 +33,4 @@ class Lhu(SimpleEviction):
         self._last_use[keys] = now.step
 
     def order(self, keys: np.ndarray, now: Now) -> tuple[np.ndarray, ...]:
-        return (then_older(self._uses[keys], self._last_use[keys]),)
+        return (rank_then_last_use(self._uses[keys], self._last_use[keys]),)

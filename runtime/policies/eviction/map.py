@@ -13,9 +13,9 @@ from runtime.policies.shared.maps import Match, check_ahead
 
 @dataclass
 class MapEviction(SimpleEviction):
-    """Smallest `p * freq` first: p what the map most like this iteration says of the expert, the mean over the requests
-    of a batch, from a match `lag` + 1 layers old; freq its uses over the whole history. Before any match, freq alone.
-    """
+    """Smallest `p * freq` first. p is the expert's probability in the map most similar to this iteration, the mean over
+    the requests of a batch, from a match `lag` + 1 layers old; freq is its uses over the whole history. Before any
+    match, freq alone."""
 
     requires: ClassVar[frozenset[str]] = frozenset({"maps"})
     sees_probabilities: ClassVar[bool] = True
@@ -27,13 +27,13 @@ class MapEviction(SimpleEviction):
         check_ahead("map", 1, self.lag)
 
     def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
-        # Compiled code takes a while to load, and seconds where it was never compiled: only for who uses it.
+        # Imported late: numba takes long to load, and seconds when nothing is compiled yet.
         from runtime.policies.shared import map_kernels
 
         self._kernels = map_kernels
         self.matching = artefacts.matching
         self._counts = array("d", [0.0] * shape.num_keys)
-        self._uses = np.frombuffer(self._counts)  # a view; one key at a time is written below it in a tenth of the time
+        self._uses = np.frombuffer(self._counts)  # a view; single keys are written to the array
         self._said = np.ones(shape.num_keys, np.float32)[None]
         self._worth, self._alike = np.empty(shape.num_keys), np.zeros(shape.num_keys, np.int64)
         self._match: Match | None = None

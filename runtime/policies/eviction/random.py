@@ -16,7 +16,7 @@ class Random(SimpleEviction):
         self._rng = np.random.default_rng(self.seed)
 
     def used(self, keys: list[int], step: Step, now: Now) -> None:
-        """Forgotten at once."""
+        """Uses are not noted."""
 
     def order(self, keys: np.ndarray, now: Now) -> tuple[np.ndarray, ...]:
         return (self._rng.random(len(keys)),)

@@ -11,7 +11,7 @@ from runtime.policies.base import Artefacts, Now, SimpleEviction, Step
 
 
 @dataclass
-class Score(SimpleEviction):
+class ScoreEviction(SimpleEviction):
     """The router's probabilities of a layer's experts, summed over tokens; `decay` multiplies the sum once a pass."""
 
     sees_probabilities: ClassVar[bool] = True

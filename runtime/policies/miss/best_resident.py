@@ -4,14 +4,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from runtime.policies.base import Choice, Residents, Simple, Step
-from runtime.policies.miss.missing import beyond_free
-from runtime.policies.miss.standins import by_probability, stand_in
+from runtime.policies.miss.shared import beyond_free, by_probability, stand_in
 
 
 @dataclass
 class BestResident(Simple):
-    """Among the residents that the token does not use. What finds none is fetched; with `fill` also what an empty slot
-    takes."""
+    """The stand-in is a resident that the token does not use. An expert without one is fetched; with `fill` also an
+    expert for which there is an empty slot."""
 
     sees_probabilities: ClassVar[bool] = True
 

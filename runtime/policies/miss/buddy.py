@@ -10,8 +10,7 @@ from artifacts.errors import BadUsage
 from artifacts.routing.entropy import token_entropy
 from artifacts.shape import Shape
 from runtime.policies.base import Artefacts, Choice, Residents, Simple, Step
-from runtime.policies.miss.standins import by_probability, drawn, stand_in
-from runtime.policies.miss.weights import keep_sum
+from runtime.policies.miss.shared import by_probability, drawn, keep_sum, stand_in
 
 BUDDY, RANDOM, BEST, ZERO = "buddy", "random_resident", "best_resident", "zero"
 STAND_INS = (BUDDY, RANDOM, BEST, ZERO)
@@ -21,7 +20,8 @@ def substitute(selected: np.ndarray, resident: np.ndarray, buddies: np.ndarray, 
     """Replace missing experts by the first of their buddies that is resident and not used by the same token.
 
     `selected` [T, K] expert ids, `resident` [E] bool, `buddies` [E, R] ids in list order padded with -1; the first
-    `max_rank` buddies are tried. Ranks are visited from 0 upward. Returns selected' [T, K]; what finds no buddy stays.
+    `max_rank` buddies are tried. Ranks are visited from 0 upward. Returns selected' [T, K], in which experts without
+    such a buddy stay.
     """
     psi = -np.arange(buddies.shape[1], dtype=np.float32)
     score = np.broadcast_to(psi, (selected.shape[0], *buddies.shape))
@@ -31,7 +31,8 @@ def substitute(selected: np.ndarray, resident: np.ndarray, buddies: np.ndarray, 
 def _replace(
     selected: np.ndarray, replaceable: np.ndarray, resident: np.ndarray, buddies: np.ndarray, psi: np.ndarray
 ) -> np.ndarray:
-    """As `substitute`, for the ranks in `replaceable` [T, K], by the largest `psi` [T, E, H]; equals in list order."""
+    """Replace the ranks in `replaceable` [T, K] as `substitute` does, but by the buddy of largest `psi` [T, E, H], ties
+    in list order."""
     selected = selected.copy()
     for rank in range(selected.shape[1]):
         tokens = np.flatnonzero(replaceable[:, rank])
@@ -42,13 +43,13 @@ def _replace(
         used = (peers[:, :, None] == selected[tokens][:, None, :]).any(axis=2)
         score = np.where((peers >= 0) & resident[peers] & ~used, psi[tokens, missing], -np.inf)
         best = score.argmax(axis=1) if score.shape[1] else np.zeros(tokens.size, np.int64)
-        found = np.flatnonzero(np.isfinite(score.max(axis=1, initial=-np.inf)))
-        selected[tokens[found], rank] = peers[found, best[found]]
+        served = np.flatnonzero(np.isfinite(score.max(axis=1, initial=-np.inf)))
+        selected[tokens[served], rank] = peers[served, best[served]]
     return selected
 
 
 def _weakest(missing: np.ndarray, most: int) -> np.ndarray:
-    """[T, K] of `missing`, the `most` weakest ranks of each token."""
+    """Return [T, K] the `most` weakest ranks of each token in `missing`."""
     from_weakest = missing[:, ::-1].cumsum(axis=1)[:, ::-1]
     return missing & (from_weakest <= most)
 
@@ -64,14 +65,14 @@ class Buddy(Simple):
 
     A token may be served by buddies when its activating entropy exceeds the layer's profiled `percentile` (weights
     tempered by `temperature`) and its two strongest shares differ by less than `margin`; a step only while less than
-    `beta` of its wanted experts is absent. Among the first `reach` buddies the largest `psi = q (1 + eta z)
-    (1 - kappa hop)` wins, z the router probability of the buddy over the token's largest, hop its distance in devices;
-    at most `rho` ranks of a token are replaced, the weakest first, and at most the share `quota` of all ranks that a
-    layer has seen so far. A replaceable rank that finds no buddy is fetched, or dropped with `otherwise=drop`.
+    `beta` of its wanted experts is absent. Among the first `reach` buddies the largest `psi = q (1 + eta z) (1 - kappa
+    hop)` wins, z the router probability of the buddy over the token's largest, hop its distance in devices. At most
+    `rho` ranks of a token are replaced, the weakest first, and at most the share `quota` of all ranks that a layer has
+    seen so far. A replaceable rank without a buddy is fetched, or dropped with `otherwise=drop`.
 
-    With another `stand_in` the very ranks that a buddy would serve go to a control of that name (random_resident,
-    drawn from `seed`, best_resident, zero). What is resident later depends on who stood in, and so does how much is
-    absent: under a quota that binds, all replace the same share.
+    With another `stand_in` the same ranks go to a control of that name (random_resident, drawn from `seed`,
+    best_resident, zero). The stand-in changes what is resident later, and so how much is absent; under a quota that
+    binds, all stand-ins replace the same share.
     """
 
     requires: ClassVar[frozenset[str]] = frozenset({"buddies", "entropy"})
@@ -131,37 +132,38 @@ class Buddy(Simple):
         return Choice(selected, weights=keep_sum(step.weights, selected) if self.renormalise else None)
 
     def replaceable(self, step: Step, residents: Residents) -> np.ndarray:
-        """[T, K] bool: the absent ranks that the gates and `rho` leave to stand-ins."""
+        """Return [T, K] bool, the absent ranks that the gates and `rho` allow to be replaced."""
         if _share_absent(step, residents) >= self.beta:
             return np.zeros(step.selected.shape, bool)
         missing = residents.absent[step.selected] & self._may_replace(step)[:, None]
         return missing if self.rho is None else _weakest(missing, self.rho)
 
     def _within_quota(self, layer: int, replaceable: np.ndarray) -> np.ndarray:
-        """[T, K] of `replaceable` the weakest ranks of all tokens, as many as the layer still may replace."""
+        """Return [T, K] the weakest ranks of all tokens in `replaceable`, as many as the layer's quota still allows."""
         if self.quota == 1:
             return replaceable
         room = int(max(0, self.quota * self._seen[layer] - self._served[layer]))
         allowed = np.zeros_like(replaceable)
         from_weakest = allowed[:, ::-1].T
-        from_weakest[tuple(each[:room] for each in replaceable[:, ::-1].T.nonzero())] = True
+        from_weakest[tuple(places[:room] for places in replaceable[:, ::-1].T.nonzero())] = True
         return allowed
 
     def _exchanged(self, step: Step, residents: Residents, replaced: np.ndarray) -> np.ndarray:
-        """[T, K] with the ranks in `replaced` [T, K] served by the control instead of their buddies."""
+        """Return `selected` [T, K] with the ranks in `replaced` [T, K] served by the control instead of their
+        buddies."""
         if self.stand_in == ZERO:
             return np.where(replaced, -1, step.selected)
         scores = self._drawn if self.stand_in == RANDOM else by_probability(step)
         return stand_in(step.selected, replaced, residents.resident, scores)
 
     def _may_replace(self, step: Step) -> np.ndarray:
-        """[T] bool: the gates of each token."""
+        """Return [T] bool, whether the gates allow each token's ranks to be replaced."""
         shares = np.sort(step.shares, axis=1)
         gap = shares[:, -1] - shares[:, -2] if shares.shape[1] > 1 else np.ones(len(shares))
         return (token_entropy(step.weights, temperature=self.temperature) > self._tau[step.layer]) & (gap < self.margin)
 
     def _psi(self, step: Step) -> np.ndarray:
-        """[T, E, H] score of each buddy of each expert for each token."""
+        """Return [T, E, H] the score of each buddy of each expert for each token."""
         q = self._near_q[step.layer]
         if not self.eta:
             return np.broadcast_to(q, (len(step.selected), *q.shape))

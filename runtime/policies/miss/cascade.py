@@ -8,7 +8,7 @@ import numpy as np
 from artifacts.errors import BadUsage
 from artifacts.shape import Shape
 from runtime.policies.base import Artefacts, Choice, Residents, Simple, Step
-from runtime.policies.miss.precision import check_replicas
+from runtime.policies.miss.shared import check_replicas
 
 LOW, LOWEST = 4, 2
 
@@ -17,8 +17,8 @@ LOW, LOWEST = 4, 2
 class Cascade(Simple):
     """HOBBIT's unimportance of a rank is the share of weight that stronger ranks of its token hold, 0 for the first.
 
-    Up to `high` it is fetched at 16 bits, up to `low` at 4, beyond at 2. An expert that several tokens want comes at
-    the highest precision that any of them asks for.
+    Up to `high` a rank's expert is fetched at 16 bits, up to `low` at 4, beyond at 2. An expert that several tokens
+    want is fetched at the highest precision that any of them asks for.
     """
 
     requires: ClassVar[frozenset[str]] = frozenset({"replicas"})

@@ -10,7 +10,7 @@ from runtime.policies.base import Choice, Residents, Simple, Step
 
 @dataclass
 class Cold(Simple):
-    """At the precision that the placement gave each expert; what is still on its way is computed near as well."""
+    """Experts are computed at the precision of their placement; loading experts are computed near as well."""
 
     every_step: ClassVar[bool] = True
 

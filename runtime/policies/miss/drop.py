@@ -8,17 +8,17 @@ import numpy as np
 from artifacts.errors import BadUsage
 from artifacts.shape import Shape
 from runtime.policies.base import Artefacts, Choice, Residents, Simple, Step
-from runtime.policies.miss.weights import keep_sum
+from runtime.policies.miss.shared import keep_sum
 
 _ALIKE = "no sensitivity of layers is stored: drop takes all for equally sensitive; `moectl profile` measures it"
 
 
 @dataclass
 class Drop(Simple):
-    """Ranks at or beyond `rank` are dropped when absent. With `renormalise` the others share their weight.
+    """Ranks at or beyond `rank` are dropped when absent. With `renormalise` the other ranks share their weight.
 
-    With `tolerance`, the weakest first, only while the square of all that a token leaves out, as a share of its
-    weights, times the sensitivity of the layer, 1 on average, is at most that (AdapMoE).
+    With `tolerance`, ranks are dropped from the weakest on, while the square of the share of weight that a token drops,
+    times the layer's sensitivity (1 on average), is at most `tolerance` (AdapMoE).
     """
 
     rank: int = 1

@@ -8,13 +8,14 @@ import numpy as np
 from artifacts.errors import BadUsage
 from artifacts.shape import Shape
 from runtime.policies.base import Artefacts, Choice, Residents, Simple, Step
-from runtime.policies.miss.precision import check_replicas
-from runtime.policies.shared.percentile import percentile
+from runtime.policies.miss.shared import check_replicas
+from runtime.policies.prefetch.score import percentile
 
 
 @dataclass
 class FetchPriority(Simple):
-    """Missing experts below the `percentile` of the step's routing shares come at `bits`, the others in full.
+    """Missing experts below the `percentile` of the step's routing shares are fetched at `bits`, the others at full
+    precision.
 
     An expert's share is the largest that a token gives it; the percentile is over the distinct experts wanted.
     """

@@ -7,11 +7,11 @@ from runtime.policies.base import Choice, Residents, Simple, Step, fitting
 
 
 @dataclass
-class Near(Simple):
-    """With `fill`, a missing expert is fetched while its scope has an empty slot, so that a cold cache warms up.
+class NearMiss(Simple):
+    """With `fill`, a missing expert is fetched while its scope has an empty slot, so that a cold cache fills.
 
-    `ratio` is the bandwidth of the link over that of the near tier, if prefetches may use what the link could carry
-    while near experts are computed; 0 leaves it idle.
+    `ratio` is the bandwidth of the link over that of the near tier: prefetches may use the bytes that the link can move
+    while near experts are computed. At 0 they may not.
     """
 
     fill: bool = True

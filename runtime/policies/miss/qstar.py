@@ -14,7 +14,7 @@ class QStar(Simple):
 
     `ratio` is the bandwidth of the link over that of the near tier, so that both terms are times, in near experts.
     Equal times go to the larger f, which fills the cache. The first wanted are fetched: in a decode step, the
-    strongest. Where the near tier takes longer all the same, prefetches may use what is left of the link.
+    strongest. If the near tier takes longer, prefetches may use what is left of the link.
     """
 
     ratio: float = 0.5
@@ -30,6 +30,6 @@ class QStar(Simple):
         return Choice(step.selected, near=near, lent=max(0.0, len(near) * self.ratio - fetched))
 
     def num_fetched(self, num_missing: int) -> int:
-        """f for so many misses."""
+        """Return f for `num_missing` misses."""
         fetched = np.arange(num_missing, -1, -1)
         return int(fetched[np.maximum(fetched / self.ratio, num_missing - fetched).argmin()])

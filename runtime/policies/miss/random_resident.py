@@ -6,14 +6,13 @@ import numpy as np
 
 from artifacts.shape import Shape
 from runtime.policies.base import Artefacts, Choice, Residents, Simple, Step
-from runtime.policies.miss.missing import beyond_free
-from runtime.policies.miss.standins import drawn, stand_in
+from runtime.policies.miss.shared import beyond_free, drawn, stand_in
 
 
 @dataclass
 class RandomResident(Simple):
-    """Drawn evenly among the residents that the token does not use. What finds none is fetched; with `fill` also what
-    an empty slot takes."""
+    """The stand-in is drawn evenly among the residents that the token does not use. An expert without one is fetched;
+    with `fill` also an expert for which there is an empty slot."""
 
     seed: int = 0
     fill: bool = True

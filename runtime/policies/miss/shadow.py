@@ -12,11 +12,12 @@ from runtime.policies.base import Artefacts, Choice, Residents, Simple, Step, fi
 
 @dataclass
 class ShadowMiss(Simple):
-    """Nothing is waited for, what is on its way least of all; full precision is loaded behind the compute, if it pays.
+    """No step waits for a load, not even for experts in flight; full precision is loaded while others are computed, if
+    that pays.
 
-    It pays for an expert whose loss per token, as its layer has routed lately, is more than `margin` times that of the
-    layer's least such resident: the bytes are the same for both, so what counts is loss times expected uses. An empty
-    slot is worth any load. Uses are forgotten with a half-life of `half_life` tokens.
+    Loading an expert pays if its loss per token, as its layer has routed lately, is more than `margin` times that of
+    the layer's resident with the least: both take the same bytes, so that loss times expected uses decides. An empty
+    slot is worth any load. Uses decay with a half-life of `half_life` tokens.
     """
 
     requires: ClassVar[frozenset[str]] = frozenset({"replicas"})
@@ -44,14 +45,14 @@ class ShadowMiss(Simple):
         )
 
     def _worth(self, step: Step) -> np.ndarray:
-        """[E] loss of each expert of the layer times its uses so far, those of this step included."""
+        """Return [E] the loss of each expert of the layer times its uses so far, this step included."""
         uses = self._uses[step.layer]
         uses *= 0.5 ** (len(step.selected) / self.half_life)
         np.add.at(uses, step.selected, step.shares**2)
         return self._loss[step.layer] * uses
 
     def _paying(self, absent: np.ndarray, worth: np.ndarray, residents: Residents) -> np.ndarray:
-        """Of `absent` those that are worth a load, best first."""
+        """Return those of `absent` that are worth a load, best first."""
         best = absent[np.argsort(-worth[absent], kind="stable")]
         bar = self.margin * worth[residents.resident].min(initial=np.inf)
         pays = worth[best] > bar

@@ -7,15 +7,16 @@ import numpy as np
 
 from artifacts.errors import BadUsage
 from runtime.policies.base import Choice, Residents, Simple, Step
-from runtime.policies.miss.standins import stand_in
+from runtime.policies.miss.shared import stand_in
 
 
 @dataclass
 class Substitute(Simple):
-    """For missing expert i the resident j of smallest `|p_j - p_i|`, if that is at most `tolerance * p_i`.
+    """The stand-in of missing expert i is the resident j of smallest `|p_j - p_i|`, if that is at most `tolerance *
+    p_i`.
 
     p are the router's probabilities for this token. Ranks before `rank` matter most and are always fetched, like any
-    rank that finds nobody.
+    rank without a stand-in.
     """
 
     sees_probabilities: ClassVar[bool] = True
@@ -32,9 +33,9 @@ class Substitute(Simple):
         assert probabilities is not None, "substitute runs without router probabilities"
 
         def closeness(tokens: np.ndarray, experts: np.ndarray) -> np.ndarray:
-            own = probabilities[tokens, experts][:, None]
-            gap = np.abs(probabilities[tokens] - own)
-            return np.where(gap <= self.tolerance * own, -gap, -np.inf)
+            selected_p = probabilities[tokens, experts][:, None]
+            gap = np.abs(probabilities[tokens] - selected_p)
+            return np.where(gap <= self.tolerance * selected_p, -gap, -np.inf)
 
         missing = residents.absent[step.selected]
         missing[:, : self.rank] = False

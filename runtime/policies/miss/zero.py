@@ -5,14 +5,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from runtime.policies.base import Choice, Residents, Simple, Step
-from runtime.policies.miss.missing import beyond_free
-from runtime.policies.miss.weights import keep_sum
+from runtime.policies.miss.shared import beyond_free, keep_sum
 
 
 @dataclass
 class Zero(Simple):
-    """With `fill` a missing expert is fetched while its scope has an empty slot: a cold cache would answer nothing for
-    ever. With `renormalise` the others share its weight."""
+    """With `fill` a missing expert is fetched while its scope has an empty slot: a cold cache would otherwise stay
+    empty. With `renormalise` the other ranks share its weight."""
 
     fill: bool = True
     renormalise: bool = False

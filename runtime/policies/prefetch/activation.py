@@ -15,10 +15,10 @@ from runtime.policies.shared.activations import EPSILON, Activations, Collection
 @dataclass
 class ActivationPrefetch(Simple):
     """Of each of the next `distance` layers the `top_k * overfetch` experts with the largest share in the matched
-    activation matrix, in falling order of `(share + epsilon) * (1 - ahead / (L + 1))` (the paper's algorithm 1).
+    activation matrix, in falling order of `(share + epsilon) * (1 - ahead / (L + 1))` (algorithm 1 of the paper).
 
-    The match is the request of `capacity` earlier ones whose matrix is most like what the requests under way have used
-    so far, all their tokens counted. The first request goes by its own matrix. Reads no predictions.
+    The match is the one of `capacity` earlier requests whose matrix is most similar to that of the current requests,
+    all their tokens counted. The first request is matched with its own matrix. Reads no predictions.
     """
 
     reads_predictions: ClassVar[bool] = False

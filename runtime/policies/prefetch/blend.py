@@ -14,7 +14,7 @@ from runtime.policies.prefetch.ahead import keys_ahead, named, of_interest
 from runtime.policies.shared.maps import Guide
 
 _TOKENS = np.array([4.0, 16.0, 64.0])  # time constants of the running frequencies
-_RIDGE = 20.0  # observations that the first guess of the regression is worth
+_RIDGE = 20.0  # observations that the first guess of the regression counts for
 
 
 @dataclass
@@ -22,10 +22,10 @@ class Blend(Simple):
     """Every expert of the next `distance` layers whose chance of use is at least `floor` in the next layer and `far`
     beyond, sooner layers first, likelier experts first.
 
-    The chance is a logistic regression for each layer and distance, fitted online by a Newton step a visit: on the
-    margins, in log odds to the k-th place, by which the router ahead and the fitted predictor name an expert, on its
-    running log odds of use, and with `maps` on those of the matched map. In a prompt nearly all is wanted: what is
-    named for its tokens comes in order of probability.
+    The chance is a logistic regression for each layer and distance, fitted online by a Newton step a visit. Its
+    features are the margins, in log odds to the k-th place, by which the router ahead and the fitted predictor name an
+    expert, its running log odds of use, and with `maps` those of the matched map. A prompt wants nearly all experts:
+    the named ones of its tokens are proposed in order of probability.
     """
 
     reads_predictions: ClassVar[bool] = True
@@ -45,7 +45,7 @@ class Blend(Simple):
         self.sees_probabilities = self.sees_embeddings = self.maps
 
     def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
-        # Compiled code takes a while to load, and seconds where it was never compiled: only for who uses it.
+        # Imported late: numba takes long to load, and seconds when nothing is compiled yet.
         from runtime.policies.prefetch import blend_kernels
 
         self._kernels = blend_kernels
@@ -82,26 +82,26 @@ class Blend(Simple):
             self._mapped(step) if self._guides else self._unmapped,
             self.floor,
             self.far,
-            *self._state,
+            self._state,
         )
 
     def _heard(self, said: np.ndarray | None) -> np.ndarray:
-        """[T, D or more, E] what a source says of the layers ahead, as the kernel takes it."""
+        """Return [T, D or more, E] the predictions of a source, as the kernel takes them."""
         assert said is not None and said.shape[1] >= self._reach, "a policy that reads predictions runs without them"
         return np.array(said, np.float32, order="C")
 
     def _mapped(self, step: Step) -> np.ndarray:
-        """[D, E] log odds by the matched map of the requests, 0 where nothing is matched."""
-        known = np.zeros((self._reach, self._shape.num_experts))
+        """Return [D, E] log odds by the matched map of the requests, 0 where nothing is matched."""
+        log_odds = np.zeros((self._reach, self._shape.num_experts))
         for ahead, guide in enumerate(self._guides):
             if (said := guide.predict(step)) is not None:
-                known[ahead] = _log_odds(said[0].max(axis=0) * self._shape.top_k, self._kernels.LEAST)
-        return known
+                log_odds[ahead] = _log_odds(said[0].max(axis=0) * self._shape.top_k, self._kernels.LEAST)
+        return log_odds
 
 
 class _Chances:
-    """Logistic regressions, one a layer and distance, that go on learning: `weights` [L, D, F], and of the next visit
-    of each layer what is `known` [L, D, F, E] and `predicted` [L, D, E], nan where nothing is."""
+    """Logistic regressions, one a layer and distance, fitted online: `weights` [L, D, F], and of the next visit of each
+    layer the features `known` [L, D, F, E] and the chances `predicted` [L, D, E], nan if there are none."""
 
     def __init__(self, shape: Shape, distance: int, *, num_known: int) -> None:
         size = (shape.num_layers, distance)

@@ -1,8 +1,7 @@
-"""What blend computes at every step, compiled; `tests/runtime/policies/blend_reference.py` says the same in plain
-numpy.
+"""The compiled loops of blend; `tests/runtime/policies/blend_reference.py` computes the same in plain numpy.
 
-Shapes: T tokens, K selected, L layers, D distances, E experts, F things known of an expert: 1, of each source its
-margin and what of that is above 0, of each running frequency its log odds, and with maps theirs.
+Shapes: T tokens, K selected, L layers, D distances, E experts, F features of an expert: 1; the margin of each source
+and its positive part; the log odds of each running frequency; with maps, theirs.
 """
 
 import math
@@ -11,9 +10,9 @@ import numpy as np
 
 from artifacts.common.numba_loops import kernel, part
 
-MOST = 4.0  # log odds beyond which a margin says no more
-LEAST = 1e-3  # a frequency of nothing
-KEPT = 0.9995  # of what was learned, a visit later
+MOST = 4.0  # log odds beyond which margins are cut
+LEAST = 1e-3  # smallest frequency
+KEPT = 0.9995  # factor of the moments at each visit
 _LEAST_SAID = np.float32(1e-9)
 
 
@@ -25,7 +24,7 @@ def _log_odds(often):
 
 @part
 def _solved(moments, products):
-    """`moments` [F, F], symmetric and positive, times what is returned are `products` [F] (Cholesky)."""
+    """Solve `moments` [F, F] (symmetric, positive definite) times the answer [F] = `products` [F], by Cholesky."""
     size = len(products)
     lower, answer = np.zeros((size, size)), np.zeros(size)
     for row in range(size):
@@ -48,7 +47,8 @@ def _solved(moments, products):
 
 @part
 def _learn(used, known, predicted, weights, moments):
-    """A Newton step of one regression: it said `predicted` [E] of `known` [F, E], and `used` [E] came."""
+    """Do a Newton step of one regression: it gave the chances `predicted` [E] for the features `known` [F, E], and
+    `used` [E] is what was used."""
     num_kinds, num_experts = known.shape
     weighed, missed = np.empty(num_experts), np.empty(num_kinds)
     for kind in range(num_kinds):
@@ -75,9 +75,12 @@ def _learn(used, known, predicted, weights, moments):
     "float64[:, :, :, ::1], float64[:, :, ::1], float64[:, :, ::1], float64[:, :, :, ::1])"
 )
 def visit(selected, layer, learns, gains, uses, odds, known, predicted, weights, moments):
-    """A layer uses `selected` [T, K]: its running frequencies `uses` [L, 3, E] follow by `gains` [3], and their log
-    odds `odds` with them. If it `learns`, what was `predicted` [L, D, E] of this visit, nan where nothing was, from
-    `known` [L, D, F, E] is compared with it: `weights` [L, D, F] and `moments` [L, D, F, F]."""
+    """Note that a layer uses `selected` [T, K]: update its running frequencies `uses` [L, 3, E] by `gains` [3], and
+    their log odds `odds`.
+
+    If it `learns`, compare the chances `predicted` [L, D, E] of this visit (nan if there are none) from the features
+    `known` [L, D, F, E] with it, and update `weights` [L, D, F] and `moments` [L, D, F, F].
+    """
     num_experts = uses.shape[2]
     counts, is_used = np.zeros(num_experts), np.zeros(num_experts)
     for token in range(len(selected)):
@@ -103,7 +106,7 @@ def visit(selected, layer, learns, gains, uses, odds, known, predicted, weights,
 
 @part
 def _limit(row, top_k, best):
-    """Half way between the last of the k largest of `row` and the first that is not; `best` [k + 1] is overwritten."""
+    """Return the middle between the k-th largest of `row` and the next; `best` [k + 1] is overwritten."""
     size = min(top_k + 1, len(row))
     num_held = 0
     for place in range(len(row)):
@@ -120,9 +123,9 @@ def _limit(row, top_k, best):
 
 
 @part
-def _margin(said, top_k, odds, best, margin):
-    """By how much each expert is in, or out of, the k that one token's `said` [E] names; the largest stays in
-    `margin` [E]."""
+def _raise_to_margin(said, top_k, odds, best, margin):
+    """Raise `margin` [E] to the margin by which each expert is in, or out of, the k largest of one token's `said` [E];
+    `odds` [E] and `best` [k + 1] are overwritten."""
     for expert in range(len(said)):
         odds[expert] = math.log(max(said[expert], _LEAST_SAID))
     limit = _limit(odds, top_k, best)
@@ -132,89 +135,97 @@ def _margin(said, top_k, odds, best, margin):
 
 
 @part
-def _sorted_in(expert, at, num_found, chances, found):
-    """Put one more among `found` from `at` on, falling chances, equals by the lower expert."""
-    place = num_found
-    while place > at and chances[found[place - 1]] < chances[expert]:
-        found[place] = found[place - 1]
+def _hear(said, ahead, is_in_pass, last, top_k, odds, best, known):
+    """Write to `known` [2, E] the largest margin that any token of `said` [T, D, E] gives each expert, and its positive
+    part. For a layer of the next pass only the tokens `last` count."""
+    for expert in range(len(odds)):
+        known[0, expert] = -MOST
+    if is_in_pass:
+        for token in range(len(said)):
+            _raise_to_margin(said[token, ahead], top_k, odds, best, known[0])
+    else:
+        for request in range(len(last)):
+            _raise_to_margin(said[last[request], ahead], top_k, odds, best, known[0])
+    for expert in range(len(odds)):
+        known[1, expert] = max(known[0, expert], 0)
+
+
+@part
+def _predict(weights, known, chances):
+    """Set `chances` [E] of use by the logistic regression `weights` [F] of the features `known` [F, E]."""
+    num_kinds, num_experts = known.shape
+    for expert in range(num_experts):
+        chances[expert] = 0
+    for kind in range(num_kinds):
+        for expert in range(num_experts):
+            chances[expert] += weights[kind] * known[kind, expert]
+    for expert in range(num_experts):
+        chances[expert] = 1 / (1 + math.exp(-min(max(chances[expert], -12.0), 12.0)))
+
+
+@part
+def _sorted_in(expert, at, num_proposed, chances, proposed):
+    """Insert an expert in `proposed` from `at` on, by falling chances, ties by the lower expert."""
+    place = num_proposed
+    while place > at and chances[proposed[place - 1]] < chances[expert]:
+        proposed[place] = proposed[place - 1]
         place -= 1
-    found[place] = expert
+    proposed[place] = expert
+
+
+@part
+def _propose(chances, least, first_key, start, proposed):
+    """Append the keys of experts whose chance is at least `least` to the first `start` of `proposed`, the likeliest
+    first; returns how many there are then."""
+    num_proposed = start
+    for expert in range(len(chances)):
+        if chances[expert] >= least:
+            _sorted_in(expert, start, num_proposed, chances, proposed)
+            num_proposed += 1
+    for place in range(start, num_proposed):
+        proposed[place] += first_key
+    return num_proposed
+
+
+_STATE = (
+    "Tuple((float64[:, :, ::1], float64[:, :, ::1], float64[:, :, :, ::1], float64[:, :, ::1], float64[:, :, ::1],"
+    "float64[:, :, :, ::1]))"
+)
 
 
 @kernel(
     "int64[::1](int64[:, ::1], int64, boolean, float64[::1], int64, float32[:, :, ::1], float32[:, :, ::1], int64[::1],"
-    "float64[:, ::1], float64, float64, float64[:, :, ::1], float64[:, :, ::1], float64[:, :, :, ::1],"
-    "float64[:, :, ::1], float64[:, :, ::1], float64[:, :, :, ::1])"
+    f"float64[:, ::1], float64, float64, {_STATE})"
 )
-def likely(
-    selected,
-    layer,
-    learns,
-    gains,
-    top_k,
-    routers,
-    fitted,
-    last,
-    mapped,
-    floor,
-    far,
-    uses,
-    odds,
-    known,
-    predicted,
-    weights,
-    moments,
-):
-    """A `visit`, and keys of the next D layers whose chance of use is at least `floor` in the next and `far` beyond,
-    sooner layers first, likelier experts first. What is known of each, [L, D, F, E], and `predicted` [L, D, E] of it
-    are kept for the visit.
+def likely(selected, layer, learns, gains, top_k, routers, fitted, last, mapped, floor, far, state):
+    """Do a `visit`, then return keys of the next D layers whose chance of use is at least `floor` in the next layer and
+    `far` beyond it, sooner layers first, likelier experts first. `state` holds the last six arguments of `visit`;
+    features and chances are kept there for the visit of their layer.
 
-    `routers` and `fitted` [T, D or more, E]: what each source says, [0, 0, E] where one is not heard; past the last
-    layer the tokens `last` count alone. `mapped` [D, E]: log odds by the matched maps, [0, E] without.
+    `routers` and `fitted` [T, D or more, E]: the predictions of each source, [0, 0, E] for a source that is not read;
+    past the last layer only the tokens `last` count. `mapped` [D, E]: log odds by the matched maps, [0, E] without.
     """
+    uses, odds, known, predicted, weights, moments = state
     visit(selected, layer, learns, gains, uses, odds, known, predicted, weights, moments)
-    num_tokens, num_sources = len(selected), 2 if len(fitted) else 1
     num_layers, reach, num_kinds, num_experts = known.shape
     token_odds, best = np.empty(num_experts, np.float32), np.empty(top_k + 1, np.float32)
-    margin, chances = np.empty(num_experts, np.float32), np.empty(num_experts)
     proposed, num_proposed = np.empty(reach * num_experts, np.int64), 0
     for ahead in range(reach):
-        target = (layer + 1 + ahead) % num_layers
-        own, kind = known[target, ahead], 1
+        target, is_in_pass = (layer + 1 + ahead) % num_layers, layer + 1 + ahead < num_layers
+        own, kind = known[target, ahead], 3
         for expert in range(num_experts):
             own[0, expert] = 1
-        for source in range(num_sources):
-            said = fitted if source else routers
-            for expert in range(num_experts):
-                margin[expert] = np.float32(-MOST)
-            if layer + 1 + ahead < num_layers:
-                for token in range(num_tokens):
-                    _margin(said[token, ahead], top_k, token_odds, best, margin)
-            else:
-                for request in range(len(last)):
-                    _margin(said[last[request], ahead], top_k, token_odds, best, margin)
-            for expert in range(num_experts):
-                own[kind, expert] = margin[expert]
-                own[kind + 1, expert] = max(margin[expert], np.float32(0))
-            kind += 2
+        _hear(routers, ahead, is_in_pass, last, top_k, token_odds, best, own[1:3])
+        if len(fitted):
+            _hear(fitted, ahead, is_in_pass, last, top_k, token_odds, best, own[3:5])
+            kind = 5
         for frequency in range(odds.shape[1]):
             for expert in range(num_experts):
                 own[kind + frequency, expert] = odds[target, frequency, expert]
         if len(mapped):
             for expert in range(num_experts):
                 own[num_kinds - 1, expert] = mapped[ahead, expert]
-        for expert in range(num_experts):
-            chances[expert] = 0
-        for kind in range(num_kinds):
-            for expert in range(num_experts):
-                chances[expert] += weights[target, ahead, kind] * own[kind, expert]
-        least, first = (far if ahead else floor), num_proposed
-        for expert in range(num_experts):
-            chances[expert] = 1 / (1 + math.exp(-min(max(chances[expert], -12.0), 12.0)))
-            predicted[target, ahead, expert] = chances[expert]
-            if chances[expert] >= least:
-                _sorted_in(expert, first, num_proposed, chances, proposed)
-                num_proposed += 1
-        for place in range(first, num_proposed):
-            proposed[place] += target * num_experts
+        chances = predicted[target, ahead]
+        _predict(weights[target, ahead], own, chances)
+        num_proposed = _propose(chances, far if ahead else floor, target * num_experts, num_proposed, proposed)
     return proposed[:num_proposed]

@@ -15,11 +15,11 @@ from runtime.policies.prefetch.ahead import width
 @dataclass
 class Frequency(Simple):
     """Of each of the next `distance` layers the `top_k * overfetch` experts with the most tokens since the last prefill
-    began: what the requests under way have activated. Equals go by the count over all requests.
+    began, which are those of the current requests. Ties go by the count over all requests.
 
-    They come in falling order of `share of the layer's tokens * (1 - ahead / (L + 1))`, MoE-Infinity's discount of
-    layers far ahead. Reads no predictions: it costs nothing on the device, and knows a prompt's experts only from the
-    decode on.
+    Keys are in falling order of `share of the layer's tokens * (1 - ahead / (L + 1))`, MoE-Infinity's discount of
+    layers far ahead. Reads no predictions: it costs nothing on the device, and knows a prompt's experts only once
+    decoding begins.
     """
 
     reads_predictions: ClassVar[bool] = False
@@ -48,8 +48,8 @@ class Frequency(Simple):
         share = np.take_along_axis(counts / np.maximum(counts.sum(axis=1, keepdims=True), 1), top, axis=1)
         priority = share * (1 - ahead[:, None] / (shape.num_layers + 1))
         keys = layers[:, None] * shape.num_experts + top
-        known = np.take_along_axis(self._lifetime[layers], top, axis=1) > 0
-        return keys[known][np.argsort(-priority[known], kind="stable")]
+        was_used = np.take_along_axis(self._lifetime[layers], top, axis=1) > 0
+        return keys[was_used][np.argsort(-priority[was_used], kind="stable")]
 
     def _count(self, step: Step) -> None:
         if step.phase == PREFILL and step.pass_index != self._prefill:

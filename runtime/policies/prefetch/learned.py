@@ -12,10 +12,10 @@ from runtime.policies.prefetch.ahead import first_keys, keys_ahead, keys_named, 
 
 
 @dataclass
-class Learned(Simple):
+class LearnedPrefetch(Simple):
     """The `top_k * overfetch` experts that the predictor of layer l + distance ranks highest, for every token.
 
-    As `next_gate` with a predictor in the place of the router.
+    Works as `next_gate` does, with a predictor in place of the router.
     """
 
     requires: ClassVar[frozenset[str]] = frozenset({"predictors"})

@@ -18,8 +18,8 @@ class MapPrefetch(Simple):
     """Of the layer `distance` ahead the most probable experts of the best map until their sum reaches 1 - score, at
     least k of them; without `threshold` just k. All layers ahead compete by p / (layers ahead).
 
-    The match is `lag` + 1 layers old: it had that long to be found. So fMoE's d is distance + lag + 1: before layer d
-    the embedding guides, if `semantic`, from there on the trajectory. Nothing is known of the next pass.
+    The match is `lag` + 1 layers old, which is the time that its search may take. So fMoE's d is distance + lag + 1:
+    before layer d the embedding guides, if `semantic`, from there on the trajectory. The next pass is not predicted.
     """
 
     requires: ClassVar[frozenset[str]] = frozenset({"maps"})
@@ -36,13 +36,13 @@ class MapPrefetch(Simple):
         check_ahead("map", self.distance, self.lag)
 
     def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
-        # Compiled code takes a while to load, and seconds where it was never compiled: only for who uses it.
+        # Imported late: numba takes long to load, and seconds when nothing is compiled yet.
         from runtime.policies.shared import map_kernels
 
         self._kernels = map_kernels
         self._shape, self.matching = shape, artefacts.matching
         self._guide = Guide(self.matching, self.distance, self.lag, self.semantic)
-        # By layer ahead, experts, and [E] the probabilities of the layer's
+        # By layer ahead, the chosen experts, and [E] the layer's probabilities.
         self._guided: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
     def propose(self, step: Step, now: Now) -> np.ndarray:
@@ -62,8 +62,8 @@ class MapPrefetch(Simple):
         return np.concatenate(keys)[np.argsort(-np.concatenate(urgency), kind="stable")]
 
     def _choose(self, match: Match, layer: int) -> tuple[np.ndarray, np.ndarray]:
-        """Experts of a layer that some request is to need, the largest first of [E] the probabilities of the layer's
-        summed over all, and those."""
+        """Return the experts of a layer that some request is to need, by falling sum over all requests of the layer's
+        probabilities, and these sums [E]."""
         says, top_k, likeliest = match.probabilities[:, layer], self._shape.top_k, self._kernels.likeliest
         scores = match.scores.tolist() if self.threshold else [1.0] * len(says)
         if len(scores) == 1:

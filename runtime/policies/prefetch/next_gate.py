@@ -16,8 +16,8 @@ class NextGate(Simple):
     """The `top_k * overfetch` experts that router l + distance ranks highest, for every token of the step; with
     `through` those of every layer up to there, the nearest layer first.
 
-    Past the last layer the first layers of the next pass are predicted, from each request's last token. Experts come
-    in falling order of the probability summed over the tokens.
+    Past the last layer the first layers of the next pass are predicted, from each request's last token. Experts are in
+    falling order of the probability summed over the tokens.
     """
 
     reads_predictions: ClassVar[bool] = True

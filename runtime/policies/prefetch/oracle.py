@@ -14,7 +14,7 @@ from runtime.policies.base import Artefacts, Now, Simple, Step
 class Oracle(Simple):
     """Keys that the trace wants in the next `distance` steps, in order of next use.
 
-    Over `belady`, nothing that it brings replaces what is wanted sooner: the farther it looks, the better.
+    Together with `belady`, no prefetch replaces a key that is wanted sooner, so that a larger distance is never worse.
     """
 
     requires: ClassVar[frozenset[str]] = frozenset({"next_use"})

@@ -13,7 +13,8 @@ _NO_CURVES = "no curves are stored: every layer has the same number of slots; `m
 
 @dataclass
 class Allocated(SimpleResidency):
-    """By curves of what a layer would load with each number of slots; without any, the same number for every layer."""
+    """Uses the curves of what a layer loads with each number of slots; without curves every layer has the same
+    number."""
 
     @property
     def wants(self) -> frozenset[str]:

@@ -11,7 +11,7 @@ from artifacts.quantisation.bit_allocation import WIDTHS, prefix_split
 from artifacts.shape import FULL_BITS, Shape
 from artifacts.traces.trace import PREFILL
 from runtime.policies.base import Artefacts, Placement, SimpleResidency, Step, fitting
-from runtime.policies.miss.precision import check_replicas
+from runtime.policies.miss.shared import check_replicas
 
 
 @dataclass
@@ -20,8 +20,8 @@ class Hot(SimpleResidency):
     activation counts of a layer, W its weight sums, a = `balance`.
 
     The experts of largest S fill the layer's slots at full precision. The others are computed near their memory: at
-    full precision if `avg_bits` is 16, else at 1 to 4 bits by the prefix split over the loss table, on average at
-    most `avg_bits`. On a base of 4 bits those are full precision.
+    full precision if `avg_bits` is 16, else at 1 to 4 bits by the prefix split over the loss table, on average at most
+    `avg_bits`. On a base of 4 bits, full precision is 4 bits.
     """
 
     places: ClassVar[bool] = True
@@ -74,7 +74,7 @@ class Hot(SimpleResidency):
         return Placement(hot, bits)
 
     def scores(self, layer: int) -> np.ndarray:
-        """S [E] of the prompts since the last placement; all alike before there was one."""
+        """Return S [E] of the prompts since the last placement; all equal before the first prompt."""
         counts, weights = self._counts[layer], self._weights[layer]
         if not counts.any():
             return np.zeros(self._num_experts)

@@ -11,19 +11,19 @@ from artifacts.quantisation.bit_allocation import WIDTHS, greedy_bits, prefix_sp
 from artifacts.quantisation.replicas import Replicas
 from artifacts.shape import FULL_BITS, Shape
 from runtime.policies.base import Artefacts, FastTier, SimpleResidency
-from runtime.policies.miss.precision import check_replicas
+from runtime.policies.miss.shared import check_replicas
 
 _CHOICES = ("mixed", "uniform", "prefix", "random", *map(str, WIDTHS))
 
 
 @dataclass
 class ShadowResidency(SimpleResidency):
-    """`bits` is one width for all, `uniform` the largest that fits the budget, or `mixed`: chosen over all layers
-    together by the greatest marginal gain of loss times use per byte. Beside it stand `prefix`, the prefix split of
-    every layer by calibrated use at the largest average that fits, and `random`, the widths of `mixed` shuffled by
-    `seed`.
+    """`bits` is one width for all experts, `uniform` the largest width that fits the budget, or `mixed`: chosen over
+    all layers together by the greatest marginal gain of loss times use per byte. There are also `prefix`, the prefix
+    split of every layer by calibrated use at the largest average that fits, and `random`, the widths of `mixed`
+    shuffled by `seed`.
 
-    What the replicas leave of the budget holds experts at full precision, unless `slots` is no.
+    The rest of the budget holds experts at full precision, unless `slots` is no.
     """
 
     requires: ClassVar[frozenset[str]] = frozenset({"replicas"})
@@ -46,7 +46,7 @@ class ShadowResidency(SimpleResidency):
         self._nbytes = np.array([artefacts.replicas.nbytes[bits] for bits in self._widths.tolist()])
 
     def share(self, budget_nbytes: int) -> FastTier:
-        """Raises BadUsage when the budget does not hold the narrowest replica of every expert."""
+        """Divide the budget. Raises BadUsage when it does not hold the narrowest replica of every expert."""
         least = int(self._nbytes[0]) * self._shape.num_keys
         if least > budget_nbytes:
             raise BadUsage(
@@ -59,7 +59,7 @@ class ShadowResidency(SimpleResidency):
         return FastTier(num_slots, self._widths[columns])
 
     def _columns(self, budget_nbytes: int) -> np.ndarray:
-        """[L * E] which of the widths each expert has."""
+        """Return [L * E] the column of each expert's width."""
         num_keys = self._shape.num_keys
         if self.bits == "prefix":
             return self._prefix(budget_nbytes)
@@ -70,19 +70,19 @@ class ShadowResidency(SimpleResidency):
         return columns if self.bits == "mixed" else np.random.default_rng(self.seed).permutation(columns)
 
     def _prefix(self, budget_nbytes: int) -> np.ndarray:
-        """The prefix split at the largest average that fits, in steps of one bit of one expert a layer."""
+        """Return the prefix split at the largest average that fits, in steps of one bit of one expert a layer."""
         num_experts = self._shape.num_experts
         steps = range((WIDTHS[-1] - 1) * num_experts + 1)
         fitting = bisect_right(steps, budget_nbytes, key=lambda step: int(self._nbytes[self._split(step)].sum()))
         return self._split(steps[fitting - 1])
 
     def _split(self, num_extra: int) -> np.ndarray:
-        """[L * E] columns where a layer has so many bits beyond the first of each expert."""
+        """Return [L * E] columns for layers with `num_extra` bits beyond the first of each expert."""
         return prefix_bits(self._replicas, 1 + num_extra / self._shape.num_experts) - 1
 
 
 def prefix_bits(replicas: Replicas, avg_bits: float) -> np.ndarray:
-    """[L * E] bits by the prefix split of every layer, its experts in the order of falling use."""
+    """Return [L * E] bits by the prefix split of every layer, its experts in falling order of use."""
     bits = np.zeros(replicas.use.shape, np.int64)
     for layer, (use, loss) in enumerate(zip(replicas.use, replicas.loss, strict=True)):
         order = np.argsort(-use, kind="stable")

@@ -10,18 +10,19 @@ from artifacts.shape import FULL_BITS, Shape
 from artifacts.splits.solve import SolvedSplit
 from runtime.policies.base import Artefacts, FastTier, SimpleResidency, Split
 
-_MOST_PASSING = 0.25  # of the budget, for bottoms, as long as tops are wanting
+_MOST_PASSING = 0.25  # of the budget, for bottoms, as long as more tops would fit
 
 
 @dataclass
 class SplitResidency(SimpleResidency):
     """Every expert is cut at `theta`: its first `theta * I` neurons are its top, the others its bottom.
 
-    Tops stay, as the eviction policy says; each layer has as many as its share of the budget holds. Without `theta`
-    ratios and shares are those that `moectl split` solved for this budget; with `prefer_solved` they are where there is
-    such a split, and every layer is cut at `theta` where there is none. Bottoms, and what else a token brings, pass:
-    `passing` of them fit at a time, two tokens' worth of experts of one layer if not given, but at most a quarter of
-    the budget; and as many more as the tops leave room for.
+    Tops stay resident until the eviction policy evicts them; each layer has as many as its share of the budget holds.
+    Without `theta`, ratios and shares are those that `moectl split` solved for this budget; with `prefer_solved` they
+    are if there is such a split, else every layer is cut at `theta`.
+
+    Bottoms are passing: `passing` of them fit at a time, by default two tokens' worth of experts of one layer, but at
+    most a quarter of the budget; and as many more as the tops leave room for.
     """
 
     cuts: ClassVar[bool] = True
@@ -53,8 +54,8 @@ class SplitResidency(SimpleResidency):
         self._shape, self._splits = shape, artefacts.splits or ()
 
     def share(self, budget_nbytes: int) -> FastTier:
-        """Raises BadUsage when the budget does not hold one expert a layer, Incompatible when no split was solved for
-        it."""
+        """Divide the budget. Raises BadUsage when it does not hold one expert a layer, Incompatible when no split was
+        solved for it."""
         shape = self._shape
         least = shape.num_layers * shape.expert_nbytes
         if budget_nbytes < least:
@@ -65,7 +66,7 @@ class SplitResidency(SimpleResidency):
         return self._laid_out(budget_nbytes, self._chosen(budget_nbytes))
 
     def lay_out(self, solved: SolvedSplit) -> FastTier:
-        """What the same budget holds by another split of it."""
+        """Return what the same budget holds with another split."""
         return self._laid_out(solved.budget_nbytes, solved)
 
     def _laid_out(self, budget_nbytes: int, solved: SolvedSplit | None) -> FastTier:
@@ -85,37 +86,37 @@ class SplitResidency(SimpleResidency):
         return FastTier(int(num_tops.sum()) + num_bottoms, split=Split(neurons, num_tops, num_bottoms, solved))
 
     def _chosen(self, budget_nbytes: int) -> SolvedSplit | None:
-        """The split to follow; None: all layers alike, at `theta`."""
+        """Return the split to follow; None: all layers are cut at `theta`."""
         if self.theta is not None and not self.prefer_solved:
             return None
-        found = next((split for split in self._splits if split.budget_nbytes == budget_nbytes), None)
-        if found is None and self.theta is not None:
+        solved = next((split for split in self._splits if split.budget_nbytes == budget_nbytes), None)
+        if solved is None and self.theta is not None:
             self.fallbacks = (
                 f"no split was solved for this budget on this machine: experts are cut at theta={self.theta:g}; "
                 "`moectl split --budget` with that of the run solves one",
             )
             return None
-        if found is None:
-            known = ", ".join(sorted({f"{split.budget_nbytes:,}" for split in self._splits}))
+        if solved is None:
+            budgets = ", ".join(sorted({f"{split.budget_nbytes:,}" for split in self._splits}))
             raise Incompatible(
-                f"the store's splits were made for another budget ({known} bytes, not {budget_nbytes:,}): "
+                f"the store's splits were made for another budget ({budgets} bytes, not {budget_nbytes:,}): "
                 "run `moectl split --budget` with that of the run"
             )
-        if found.theta.shape != (self._shape.num_layers,):
+        if solved.theta.shape != (self._shape.num_layers,):
             raise Incompatible(
-                f"the store's split is of {len(found.theta)} layers, the model has {self._shape.num_layers}: "
+                f"the store's split is of {len(solved.theta)} layers, the model has {self._shape.num_layers}: "
                 "it is another model's, run `moectl split`"
             )
-        return found
+        return solved
 
     def _reserved(self, budget_nbytes: int, bottom: int) -> int:
-        """Bytes kept for bottoms."""
+        """Return the bytes reserved for bottoms."""
         if self.passing is not None:
             return min(self.passing * bottom, budget_nbytes)
         return max(bottom, min(2 * self._shape.top_k * bottom, int(_MOST_PASSING * budget_nbytes)))
 
     def _fitted(self, num_tops: np.ndarray, tops: np.ndarray, budget_nbytes: int) -> np.ndarray:
-        """Fewer where there are most, until they fit, but at least one."""
+        """Take tops from the layers with most until the tops fit, but leave at least one a layer."""
         while (num_tops * tops).sum() > budget_nbytes and num_tops.max() > 1:
             num_tops[num_tops.argmax()] -= 1
         return num_tops

@@ -12,13 +12,13 @@ from runtime.policies.base import Artefacts, Simple, Step
 
 @dataclass
 class CacheAware(Simple):
-    """`z' = z + strength * spread * resident` selects; the original probabilities weigh.
+    """Experts are selected by `z' = z + strength * spread * resident`, and weighted by the original probabilities.
 
-    z are the router's logits, spread the running mean of `max z - min z` over the layer's tokens so far, those of this
-    step included. The `keep` strongest ranks of a token stay whatever is resident (the paper's J).
-    A token whose experts change keeps the scale of its own router, the ratio of its weights to its probabilities:
-    experts that stay weigh what they did, and a stand-in weighs as it would have at its own probability. For routers
-    that renormalise, the weights of such a token then sum to less than 1; `renormalise` scales them to their old sum.
+    z are the router's logits, spread the running mean of `max z - min z` over the layer's tokens so far, this step's
+    included. The `keep` strongest ranks of a token stay in any case (the paper's J). A token whose experts change keeps
+    the scale of its own router, the ratio of its weights to its probabilities: experts that stay keep their weight, and
+    a stand-in has the weight of its own probability. For routers that renormalise, the weights of such a token then sum
+    to less than 1; `renormalise` scales them to their old sum.
     """
 
     reroutes: ClassVar[bool] = True
@@ -38,7 +38,7 @@ class CacheAware(Simple):
 
     def route(self, step: Step, resident: np.ndarray) -> Step:
         assert step.probabilities is not None, "cache_aware runs without router probabilities"
-        # Logits but for a constant a token; what underflowed to 0 is as unlikely as float32 can say.
+        # Logits up to a constant per token; a probability that underflowed to 0 becomes the smallest of float32.
         z = np.log(np.maximum(step.probabilities, np.finfo(np.float32).tiny), dtype=np.float64)
         self._note(step.layer, z)
         biased = z + self.strength * self._spread[step.layer] * resident
@@ -56,15 +56,16 @@ class CacheAware(Simple):
         self._spread[layer] += (spreads - self._spread[layer]).sum() / self._num_tokens[layer]
 
     def _weigh(self, step: Step, selected: np.ndarray) -> np.ndarray:
-        """[T, K] float32 weights of `selected`."""
-        own = step.weights.sum(axis=1, keepdims=True)
+        """Return float32 weights [T, K] of `selected`."""
+        total = step.weights.sum(axis=1, keepdims=True)
         old, new = (step.probabilities[_rows(step), ids] for ids in (step.selected, selected))
         divisor = (new if self.renormalise else old).sum(axis=1, keepdims=True)
-        return (new * (own / divisor)).astype(np.float32)
+        return (new * (total / divisor)).astype(np.float32)
 
 
 def _strongest(biased: np.ndarray, step: Step) -> np.ndarray:
-    """[T, K] experts of the largest `biased` [T, E], the router's own first among equals, by falling probability."""
+    """Return [T, K] experts of the largest `biased` [T, E], the router's own first among ties, by falling
+    probability."""
     is_own = np.zeros(biased.shape, bool)
     rows = _rows(step)
     is_own[rows, step.selected] = True
@@ -74,5 +75,5 @@ def _strongest(biased: np.ndarray, step: Step) -> np.ndarray:
 
 
 def _rows(step: Step) -> np.ndarray:
-    """[T, 1] token numbers, to index [T, E] by [T, *] expert ids."""
+    """Return token numbers [T, 1], to index [T, E] by [T, *] expert ids."""
     return np.arange(len(step.selected))[:, None]

@@ -12,10 +12,11 @@ from runtime.policies.base import Artefacts, Simple, Step
 
 @dataclass
 class PreGated(Simple):
-    """The experts that the router of this layer ranked highest on the input of the layer before.
+    """Selects the experts that the router of this layer ranked highest on the input of the layer before.
 
-    Those that it selects now as well weigh what it says; the others their share of what it said then, but no more than
-    the weakest that it selects now. The first layer, which none precedes in the pass, selects as ever.
+    An expert that the router selects now as well has its present weight. Another has its share of the earlier
+    prediction, but at most the weight of the weakest that the router selects now. The first layer, which has no layer
+    before it in the pass, selects as usual.
     """
 
     reroutes: ClassVar[bool] = True

@@ -1,4 +1,4 @@
-"""What the policies named activation compute at every step, compiled; rounded as plain Python does.
+"""The compiled loops of the policies named activation; they round as plain Python does.
 
 Shapes: T tokens, K selected, L layers, E experts, D layers ahead.
 """
@@ -19,7 +19,7 @@ def _count(selected, counts):
 
 @exact_part
 def _total(counts):
-    """At least 1."""
+    """Return the sum of counts, at least 1."""
     total = 0
     for expert in range(len(counts)):
         total += counts[expert]
@@ -28,13 +28,13 @@ def _total(counts):
 
 @kernel("void(int64[:, ::1], int64[::1])", exact=True)
 def count(selected, counts):
-    """Tokens of `selected` [T, K] by expert, added to `counts` [E]; dropped ranks, -1, left out."""
+    """Add the tokens of `selected` [T, K] to `counts` [E] by expert; dropped ranks (-1) are left out."""
     _count(selected, counts)
 
 
 @kernel("void(int64[:, ::1], int64[::1], float64, float64, float64[::1])", exact=True)
 def weigh(selected, counts, epsilon, early, worth):
-    """The same, and what experts are worth then, `worth` [E]: `(share + epsilon) * early`."""
+    """Count, and set `worth` [E], the eviction priority of experts: `(share + epsilon) * early`."""
     _count(selected, counts)
     total = _total(counts)
     for expert in range(len(counts)):
@@ -46,9 +46,12 @@ def weigh(selected, counts, epsilon, early, worth):
     exact=True,
 )
 def most_urgent(layer, counts, matched, is_matched, width, epsilon, discounts, keys, urgency):
-    """Of each of the next D layers the `width` experts of the largest share above 0, by `matched` [L, E] if it
-    `is_matched`, else of `counts` [L, E]; all in falling order of `(share + epsilon) * discount`, `discounts` [D], what
-    comes sooner first among equals. `keys` and `urgency` [D * width] take them; returns how many there are."""
+    """For each of the next D layers, find the `width` experts of the largest share above 0, by `matched` [L, E] if it
+    `is_matched`, else by `counts` [L, E].
+
+    Writes all of them to `keys` and `urgency` [D * width] in falling order of `(share + epsilon) * discount`,
+    `discounts` [D], ties by the sooner layer. Returns how many there are.
+    """
     num_layers, num_experts = counts.shape
     best, share, num_found = np.empty(width, np.int64), np.empty(num_experts), 0
     for ahead in range(len(discounts)):
@@ -65,10 +68,10 @@ def most_urgent(layer, counts, matched, is_matched, width, epsilon, discounts, k
             best[at] = expert
             num_held = min(num_held + 1, width)
         for place in range(num_held):
-            own, at = (share[best[place]] + epsilon) * discounts[ahead], num_found
-            while at > 0 and urgency[at - 1] < own:
+            value, at = (share[best[place]] + epsilon) * discounts[ahead], num_found
+            while at > 0 and urgency[at - 1] < value:
                 keys[at], urgency[at] = keys[at - 1], urgency[at - 1]
                 at -= 1
-            keys[at], urgency[at] = target * num_experts + best[place], own
+            keys[at], urgency[at] = target * num_experts + best[place], value
             num_found += 1
     return num_found

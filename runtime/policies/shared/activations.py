@@ -1,5 +1,5 @@
 """Expert activation matrices (MoE-Infinity, Xue et al., 2024): how many tokens of a request used each expert, and which
-earlier request was most like the one under way.
+earlier request is most similar to the current one.
 
 Shapes: L layers, E experts, C matrices kept.
 """
@@ -11,14 +11,14 @@ from artifacts.shape import Shape
 from artifacts.traces.trace import PREFILL
 from runtime.policies.base import Step
 
-EPSILON = 1e-3  # of a share: what was never used has a little of it
+EPSILON = 1e-3  # added to shares, so that unused experts have a little
 
 
 class Activations:
-    """`current` [L, E]: tokens of the requests under way, since the last prefill began."""
+    """`current` [L, E]: tokens of the current requests, since the last prefill began."""
 
     def __init__(self, shape: Shape) -> None:
-        # Compiled code takes a while to load, and seconds where it was never compiled: only for who uses it.
+        # Imported late: numba takes long to load, and seconds when nothing is compiled yet.
         from runtime.policies.shared import activation_kernels
 
         self.kernels = activation_kernels
@@ -30,7 +30,7 @@ class Activations:
         return step.phase == PREFILL and step.pass_index != self._prefill
 
     def begin(self, step: Step) -> None:
-        """Those under way are over."""
+        """Forget the current requests, which are over."""
         self._prefill = step.pass_index
         self.current = np.zeros_like(self.current)
 
@@ -38,16 +38,17 @@ class Activations:
         self.kernels.count(np.array(step.selected, np.int64), self.current[step.layer])
 
     def weigh(self, step: Step, early: float, worth: np.ndarray) -> None:
-        """Count, and set what the layer's experts are worth then, `worth` [E]: `(share + epsilon) * early`."""
+        """Count the step, and set `worth` [E], the eviction priority of the layer's experts: `(share + epsilon) *
+        early`."""
         self.kernels.weigh(np.array(step.selected, np.int64), self.current[step.layer], EPSILON, early, worth)
 
 
 class Collection:
-    """At most `capacity` matrices, each of its own kind: where one too many comes, of the two most alike the one that
-    stands for fewer requests goes, and the other stands for both.
+    """At most `capacity` matrices of different kinds. When it is full, one of the two most similar matrices goes, the
+    one that stands for fewer requests, and the other stands for both.
 
-    Alike: the mean over layers of the cosine of two rows, of a request under way over the layers that it has been
-    through.
+    Similarity: the mean over layers of the cosine of two rows; for a current request, over the layers that it has
+    passed.
     """
 
     def __init__(self, capacity: int, shape: Shape) -> None:
@@ -57,7 +58,7 @@ class Collection:
         size = (capacity + 1, shape.num_layers, shape.num_experts)
         self._shares, self._unit = np.zeros(size), np.zeros(size)
         self._stands_for = np.zeros(capacity + 1, np.int64)
-        self._followed = np.zeros(size[:2])  # cosines with the request to be matched, by layer
+        self._followed = np.zeros(size[:2])  # cosines with the followed request, by layer
         self._alike = np.full((capacity + 1, capacity + 1), -np.inf)
         self._size = 0
 
@@ -65,7 +66,7 @@ class Collection:
         return self._size
 
     def add(self, matrix: np.ndarray) -> None:
-        """Take in a request that is over, unless it used nothing; another is to be followed."""
+        """Add the matrix of a finished request, unless it used nothing, and follow another request."""
         self._followed[:] = 0
         if not matrix.any():
             return
@@ -77,18 +78,19 @@ class Collection:
             self._join()
 
     def follow(self, layer: int, counts: np.ndarray) -> None:
-        """The request to be matched has used the experts of a layer so often by now, [E]."""
+        """Note the tokens [E] by expert of the followed request in one layer."""
         if self._size:
             used, held = counts.astype(np.float64), slice(self._size)
             self._followed[held, layer] = self._unit[held, layer] @ (used / max(np.sqrt(used @ used), 1))
 
     def nearest(self) -> np.ndarray:
-        """Shares [L, E] of the request most like the one followed, equals by the earlier; there must be one."""
+        """Return the shares [L, E] of the request most similar to the followed one, ties by the earlier; there must be
+        one."""
         return self._shares[self._followed[: self._size].sum(axis=1).argmax()]
 
     def _similar(self, matrix: np.ndarray) -> np.ndarray:
-        known = matrix.any(axis=1)
-        return (self._unit[: self._size] * _unit(matrix)).sum(axis=(1, 2)) / known.sum()
+        is_used = matrix.any(axis=1)
+        return (self._unit[: self._size] * _unit(matrix)).sum(axis=(1, 2)) / is_used.sum()
 
     def _put(self, at: int, matrix: np.ndarray, similar: np.ndarray) -> None:
         self._shares[at] = shares(matrix)
@@ -100,7 +102,7 @@ class Collection:
         stays, goes = (older, newer) if self._stands_for[older] >= self._stands_for[newer] else (newer, older)
         self._stands_for[stays] += self._stands_for[goes]
         last = self._size - 1
-        if goes != last:  # the last takes its place
+        if goes != last:  # the last row takes its place
             similar = np.maximum(self._alike[last], self._alike[:, last])
             self._shares[goes], self._unit[goes] = self._shares[last], self._unit[last]
             self._stands_for[goes] = self._stands_for[last]
@@ -110,11 +112,11 @@ class Collection:
 
 
 def shares(matrix: np.ndarray) -> np.ndarray:
-    """[..., E] of its layer's tokens."""
+    """Return counts [..., E] as shares of their layer's sum."""
     return matrix / np.maximum(matrix.sum(axis=-1, keepdims=True), 1)
 
 
 def _unit(counts: np.ndarray) -> np.ndarray:
-    """[..., E] of length 1, or 0."""
+    """Return counts [..., E] scaled to length 1; zeros stay zeros."""
     lengths = np.sqrt((counts.astype(np.float64) ** 2).sum(axis=-1, keepdims=True))
     return counts / np.maximum(lengths, 1)

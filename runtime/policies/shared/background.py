@@ -1,46 +1,48 @@
-"""Jobs that a thread does beside the steps, in order; or whoever needs an answer that it has not come to yet."""
+"""Jobs that a thread does in order beside the steps, or the caller does who needs an answer earlier."""
 
 import threading
 from collections import deque
 from collections.abc import Callable
 
 
-class Jobs:
-    """Without `run_in_background` jobs wait until somebody asks. One is done at a time, so that they share what they
-    like; who asks for an answer does what is still in front of it himself, as a thread that the machine has no core for
-    would keep him waiting."""
+class BackgroundJobs:
+    """Without `run_in_background` jobs wait until the caller asks for an answer. One job is done at a time, so that
+    jobs may share state.
+
+    The caller does all jobs up to the one it asks for itself: a thread without a free core would keep it waiting.
+    """
 
     def __init__(self) -> None:
-        self._waiting: deque[Job] = deque()
+        self._waiting: deque[BackgroundJob] = deque()
         self._doing = threading.Lock()
         self._thread: threading.Thread | None = None
         self._calls = threading.Semaphore(0)
         self._is_closing = False
 
     def run_in_background(self) -> None:
-        """From here on jobs are taken up as they come, on one thread."""
+        """Do jobs on one thread from now on, as they are added."""
         if self._thread is None:
             self._is_closing = False
             self._thread = threading.Thread(target=self._work, name="matching", daemon=True)
             self._thread.start()
 
     def close(self) -> None:
-        """End the thread, if there is one, after the job that it is at."""
+        """End the thread, if there is one, after its current job."""
         if self._thread is not None:
             self._is_closing = True
             self._calls.release()
             self._thread.join()
             self._thread = None
 
-    def add(self, call: Callable, *arguments: object) -> "Job":
-        job = Job(call, arguments)
+    def add(self, call: Callable, *arguments: object) -> "BackgroundJob":
+        job = BackgroundJob(call, arguments)
         self._waiting.append(job)
         if self._thread is not None:
             self._calls.release()
         return job
 
-    def answer(self, job: "Job") -> object:
-        """What the job's call returned, or raised."""
+    def answer(self, job: "BackgroundJob") -> object:
+        """Return what the job's call returned, or raise what it raised."""
         while not job.is_done:
             self._do_next()
         if job.error is not None:
@@ -48,12 +50,13 @@ class Jobs:
         return job.result
 
     def catch_up(self) -> None:
-        """Do what waits."""
+        """Do all waiting jobs."""
         while self._waiting:
             self._do_next()
 
     def _do_next(self) -> None:
-        """A job leaves the queue once it is done: one that was interrupted is done again by who asks next."""
+        """Do the first waiting job. It leaves the queue once it is done, so that an interrupted job is done again by
+        the next caller."""
         with self._doing:
             if self._waiting:
                 if not self._waiting[0].is_done:
@@ -68,7 +71,7 @@ class Jobs:
             self._do_next()
 
 
-class Job:
+class BackgroundJob:
     def __init__(self, call: Callable, arguments: tuple) -> None:
         self.is_done, self.result, self.error = False, None, None
         self._call, self._arguments = call, arguments
@@ -76,7 +79,7 @@ class Job:
     def do(self) -> None:
         try:
             self.result = self._call(*self._arguments)
-        except Exception as error:  # it belongs to who asks for the answer; an interruption to who does the job
+        except Exception as error:  # raised again by `answer`; an interruption is raised here
             self.error = error
-        self._call = self._arguments = None  # what it was about is no longer needed
+        self._call = self._arguments = None  # free what the job refers to
         self.is_done = True

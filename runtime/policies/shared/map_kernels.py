@@ -1,4 +1,4 @@
-"""What the policies named map compute at every step, compiled; rounded as plain Python does.
+"""The compiled loops of the policies named map; they round as plain Python does.
 
 Shapes: R requests, N keys, E experts.
 """
@@ -10,7 +10,8 @@ from artifacts.common.numba_loops import kernel
 
 @kernel("void(float32[:, ::1], float64[::1], float64[::1])", exact=True)
 def weigh(said, uses, worth):
-    """`worth` [N]: the mean over the requests of what is `said` [R, N], times `uses` [N]."""
+    """Set `worth` [N] to the mean over the requests of the matched maps' probabilities `said` [R, N], times `uses`
+    [N]."""
     for key in range(len(worth)):
         worth[key] = said[0, key]
     if len(said) > 1:
@@ -25,7 +26,7 @@ def weigh(said, uses, worth):
 
 @kernel("int64[::1](float32[::1], float64, int64)", exact=True)
 def likeliest(probabilities, score, top_k):
-    """As `artifacts.routing.expert_maps.selected`."""
+    """Compute `artifacts.routing.expert_maps.selected`."""
     order = (-probabilities).argsort(kind="mergesort")
     delta, total = min(max(1.0 - score, 0.0), 1.0), 0.0
     for place in range(len(order)):

@@ -1,7 +1,7 @@
-"""Matches the iteration under way with stored expert maps (fMoE): what the policies named map share.
+"""Matches the current iteration with stored expert maps (fMoE), for the policies named map.
 
-Searching happens in jobs, in order, by who asks or on a thread of its own. An answer follows from the steps that were
-seen before its job and from nothing else: what is decided never depends on which thread was faster.
+Searches are jobs, done in order by the caller or on a thread of their own. A match depends only on the steps seen
+before its job was added, so that decisions never depend on which thread is faster.
 """
 
 from dataclasses import dataclass
@@ -12,23 +12,23 @@ from artifacts.errors import BadUsage, Incompatible
 from artifacts.routing.expert_maps import ExpertMaps, Trajectories, best_matches, mean_rows
 from artifacts.shape import Shape
 from artifacts.traces.trace import PREFILL
-from runtime.policies.shared.background import Job, Jobs
+from runtime.policies.shared.background import BackgroundJob, BackgroundJobs
 from runtime.policies.step import Step
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Match:
-    """The stored maps most like the R requests of a pass, by its layers up to `layer`; -1: by their embeddings."""
+    """The stored maps most similar to the R requests of a pass, by its layers up to `layer`; -1: by embeddings."""
 
     layer: int
     scores: np.ndarray  # [R] cosines
-    probabilities: np.ndarray  # [R, L, E] float32, what those maps say
+    probabilities: np.ndarray  # [R, L, E] float32, of those maps
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Learned:
-    """Maps with what a run has added: `newcomers` are the rows that hold something new, oldest first, `origins`
-    [rows, 2] their request and iteration as the run counted them."""
+class LearnedMaps:
+    """Maps with those that a run added: `newcomers` are their rows, the oldest first, `origins` [rows, 2] their request
+    and iteration as the run counted them."""
 
     maps: ExpertMaps
     newcomers: np.ndarray
@@ -37,8 +37,11 @@ class Learned:
 
 
 class Matching:
-    """`see` every step, then ask for a `match`. `learns`: iterations join the maps when they are whole, that is before
-    the next pass; a full store then gives up the map most like the newcomer."""
+    """Call `see` with every step, then ask for a `match`.
+
+    With `learns`, iterations are added to the maps when they are complete, before the next pass; a full store then
+    replaces the map most similar to the new one.
+    """
 
     def __init__(self, maps: ExpertMaps, shape: Shape, *, learns: bool = False) -> None:
         if (maps.num_layers, maps.num_experts) != (shape.num_layers, shape.num_experts):
@@ -48,11 +51,11 @@ class Matching:
             )
         self.learns = learns
         self._maps = maps.copy() if learns else maps
-        self._jobs = Jobs()
-        self._answers: list[Job] = []  # of this pass: by embedding, then layer by layer
-        self._before: list[Job] = []  # of the pass before
+        self._jobs = BackgroundJobs()
+        self._answers: list[BackgroundJob] = []  # of this pass: by embedding, then layer by layer
+        self._before: list[BackgroundJob] = []  # of the pass before
         self._pass_index = self._layer = -1
-        # What follows belongs to the jobs.
+        # Used by jobs only:
         self._under_way: Trajectories | None = None
         self._embedding, self._rows = np.zeros((0, 0), np.float32), np.zeros(0, np.int64)
         self._said: list[np.ndarray] = []
@@ -60,7 +63,7 @@ class Matching:
         self._origins: dict[int, tuple[int, int]] = {}
 
     def run_in_background(self) -> None:
-        """From here on jobs run beside the steps, on one thread."""
+        """Do jobs beside the steps from now on, on one thread."""
         self._jobs.run_in_background()
 
     def close(self) -> None:
@@ -68,11 +71,12 @@ class Matching:
         self._jobs.close()
 
     def catch_up(self) -> None:
-        """Do now what the thread would have done by the next step."""
+        """Do now what the thread would do before the next step."""
         self._jobs.catch_up()
 
     def begin(self, pass_index: int, phase: int, embedding: np.ndarray) -> None:
-        """A pass has been given its tokens: search by `embedding` [R, H]. Where nobody says so, its first step does."""
+        """Begin a pass: search by its input embeddings `embedding` [R, H]. A pass without this call begins with its
+        first step."""
         if pass_index != self._pass_index:
             self._pass_index, self._layer = pass_index, -1
             is_whole = len(self._answers) == self._maps.num_layers + 1 and not any(job.error for job in self._answers)
@@ -80,7 +84,7 @@ class Matching:
             self._answers.append(self._jobs.add(self._begin, embedding, phase))
 
     def see(self, step: Step) -> None:
-        """A step has begun, its router has spoken. The same step twice is once: policies share a Matching."""
+        """Add a step's job. Called twice with the same step it does nothing, because policies share a Matching."""
         if (step.pass_index, step.layer) == (self._pass_index, self._layer):
             return
         assert step.embedding is not None and step.last is not None, (
@@ -91,23 +95,23 @@ class Matching:
         self._answers.append(self._jobs.add(self._go_on, step.layer, step.probabilities, step.last))
 
     def match(self, lag: int = 0) -> Match | None:
-        """For the step seen last, n: the answer from the steps before n - lag of its pass; None if there is none.
+        """Return the match for the step seen last, n: from the steps before n - lag of its pass; None if there is none.
 
-        What the pass was given counts as known one step before its first layer.
+        The input embedding counts as known one step before the first layer.
         """
         return self._answer(self._answers, self._layer - lag) if self._layer >= lag else None
 
     def latest(self, lag: int = 0) -> Match | None:
-        """As `match`, in the first steps of a pass the one from the pass before."""
+        """Return `match`, or in the first steps of a pass the match of the pass before."""
         at = self._layer - lag
         return self._answer(self._answers, at) if at >= 0 else self._answer(self._before, at)
 
-    def learned(self) -> Learned:
-        """What has been added so far, the last pass too if it is whole."""
+    def learned(self) -> LearnedMaps:
+        """Return what has been added so far, with the last pass if it is complete."""
         return self._jobs.answer(self._jobs.add(self._learned))
 
     def receipt(self) -> dict[str, object]:
-        """What is matched with, and how it goes on."""
+        """Describe the maps, for the run's receipt."""
         learned = self.learned()
         return {
             "held": len(learned.maps),
@@ -117,7 +121,7 @@ class Matching:
             "learned_iterations": learned.num_iterations if self.learns else None,
         }
 
-    def _answer(self, answers: list[Job], at: int) -> Match | None:
+    def _answer(self, answers: list[BackgroundJob], at: int) -> Match | None:
         return self._jobs.answer(answers[at]) if -len(answers) <= at < len(answers) else None
 
     # Jobs
@@ -130,7 +134,7 @@ class Matching:
         return self._best(-1, self._maps.semantic_scores(embedding)) if len(self._maps) else None
 
     def _go_on(self, layer: int, probabilities: np.ndarray, last: np.ndarray) -> Match | None:
-        if layer != len(self._said):  # a pass that lacks a layer is like nothing
+        if layer != len(self._said):  # a pass without one of its layers matches nothing
             self._said = []
             return None
         self._said.append(mean_rows(probabilities, last))
@@ -151,22 +155,22 @@ class Matching:
             return
         rows = self._maps.add(self._embedding, np.stack(self._said, axis=1)).tolist()
         for number, row in enumerate(rows):
-            self._origins.pop(row, None)  # the newest of all comes last
+            self._origins.pop(row, None)  # reinsert it last, as the newest
             self._origins[row] = (self._request + number, self._iteration)
         self._num_iterations += len(rows)
         self._said = []
 
-    def _learned(self) -> Learned:
+    def _learned(self) -> LearnedMaps:
         self._learn()
         origins = np.array(list(self._origins.values()), np.int64).reshape(-1, 2)
-        return Learned(self._maps, np.array(list(self._origins), np.int64), origins, self._num_iterations)
+        return LearnedMaps(self._maps, np.array(list(self._origins), np.int64), origins, self._num_iterations)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Guide:
-    """Says what stored maps make of a layer to come: the layer `distance` from now, from a match `lag` + 1 layers old.
+    """Reads predictions for the layer `distance` ahead from stored maps, by a match `lag` + 1 layers old.
 
-    fMoE's d is then distance + lag + 1: trajectories guide layers from d on, embeddings those before, if `semantic`.
+    fMoE's d is distance + lag + 1: trajectories guide layers from d on, embeddings those before if `semantic`.
     """
 
     matching: Matching
@@ -175,19 +179,19 @@ class Guide:
     semantic: bool = True
 
     def match(self, step: Step) -> Match | None:
-        """What is known when this step runs."""
+        """Return the match known when this step runs."""
         self.matching.see(step)
-        found = self.matching.match(self.lag)
-        return found if found is not None and (self.semantic or found.layer >= 0) else None
+        match = self.matching.match(self.lag)
+        return match if match is not None and (self.semantic or match.layer >= 0) else None
 
     def layers(self, step: Step, match: Match) -> range:
-        """The layers that a match guides: one, or by the embedding all that no trajectory will reach."""
+        """Return the layers that a match guides: one, or for a match by embedding all that no trajectory reaches."""
         first = step.layer + (self.distance if match.layer >= 0 else 1)
         return range(first, min(step.layer + self.distance + 1, match.probabilities.shape[1]))
 
     def predict(self, step: Step) -> tuple[np.ndarray, np.ndarray] | None:
-        """Probabilities [R, E] of layer `step.layer + distance` and the scores [R] of the maps that say so; None past
-        the last layer, and where nothing is matched yet."""
+        """Return probabilities [R, E] of layer `step.layer + distance` and the scores [R] of their maps; None past the
+        last layer and before the first match."""
         match, layer = self.match(step), step.layer + self.distance
         if match is None or layer >= match.probabilities.shape[1]:
             return None
@@ -195,6 +199,6 @@ class Guide:
 
 
 def check_ahead(name: str, distance: int, lag: int) -> None:
-    """Raise BadUsage for a distance or a lag that cannot be."""
+    """Raise BadUsage for an impossible distance or lag."""
     if distance < 1 or lag < 0:
         raise BadUsage(f"{name} needs distance >= 1 and lag >= 0")

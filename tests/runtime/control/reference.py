@@ -1,4 +1,4 @@
-"""The cache read aloud: one layer step at a time, in plain Python, slow and obvious, for demand loading only."""
+"""A slow reference cache in plain Python: one layer step at a time, demand loads only."""
 
 import numpy as np
 
@@ -6,7 +6,8 @@ from artifacts.shape import Shape
 
 
 class SlowCache:
-    """One eviction policy over all layers (`is_global`) or each layer by itself; counts as the controller should."""
+    """One eviction policy over all layers (`is_global`) or for each layer alone; counts what the controller should
+    count."""
 
     def __init__(self, shape: Shape, capacity: int, is_global: bool, policy: str) -> None:
         self.shape, self.is_global, self.policy = shape, is_global, policy
@@ -43,7 +44,7 @@ class SlowCache:
             key = missing[0]
             if len(self.scope(layer)) == self.capacity:
                 candidates = self.scope(layer) - pinned
-                if not candidates:  # the wave is full: what it computed makes room
+                if not candidates:  # the wave is full: its computed experts make room
                     pinned = set()
                     continue
                 victim = min(candidates, key=self.rank)
@@ -57,7 +58,7 @@ class SlowCache:
         return {key for key in self.resident if self.is_global or key[0] == layer}
 
     def rank(self, key: tuple[int, int]) -> tuple:
-        """What goes first is smallest; equals go by the lower key."""
+        """Return the sort key of a victim, smallest first; ties go by the lower key."""
         layer, oldest = key[0], self.last_use[key]
         is_current = self.last_pass[key] == self.pass_number
         if self.policy == "lru":

@@ -1,4 +1,4 @@
-"""The controller's decisions: against a slow reference, and rule by rule where prefetching and misses come in."""
+"""The controller's decisions: against a slow reference, and rule by rule for prefetches and misses."""
 
 from dataclasses import replace
 
@@ -34,7 +34,7 @@ def controller(
     future: list[list[np.ndarray]] | None = None,
     **texts: str,
 ) -> Controller:
-    """`future`: passes of one [T, K] array a layer, for those who may know them."""
+    """Build a controller. `future`: passes of one [T, K] array a layer, for policies that read the future."""
     defaults = {"routing": "standard", "prefetch": "none", "eviction": "lru", "miss": "fetch", "residency": "uniform"}
     artefacts = Artefacts(
         buddies=np.tile(np.arange(shape.num_experts), (shape.num_layers, shape.num_experts, 1)),
@@ -56,7 +56,7 @@ def _trace(passes: list[list[np.ndarray]]) -> Trace:
 
 
 def take(owner: Controller, layer: int, selected: list[list[int]], predicted: list[int] | None = None) -> Plan:
-    """One step; `predicted` lists the experts of the next layer, most probable first."""
+    """Take one step; `predicted` lists the experts of the next layer, most probable first."""
     ids = np.array(selected, np.int64)
     ahead = None
     if predicted is not None:
@@ -71,7 +71,7 @@ def take(owner: Controller, layer: int, selected: list[list[int]], predicted: li
 
 @st.composite
 def traces(draw: st.DrawFn) -> tuple[Shape, int, list[list[np.ndarray]]]:
-    """A shape, a number of slots of at least one a layer, and passes of one [T, K] array a layer."""
+    """Draw a shape, at least one slot a layer, and passes of one [T, K] array a layer."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     num_experts, num_layers = draw(st.integers(2, 9)), draw(st.integers(1, 4))
     top_k = draw(st.integers(1, min(3, num_experts)))
@@ -130,7 +130,8 @@ MORE = [  # parameters that change what a policy does, not only how much of it
 @given(routed(), st.data())
 @settings(max_examples=25, deadline=None)
 def test_every_policy_keeps_the_contract(axis: str, text: str, case: Case, data: st.DataObject) -> None:
-    """Each policy in turn, the other axes drawn from the table: so each is drawn often in the turns of others too."""
+    """Each policy in turn, with the other axes drawn from the table, so that each policy is drawn in the turns of
+    others too."""
     others = {other: data.draw(st.sampled_from(list(table)), other) for other, table in POLICIES.items()}
     keep_the_contract(case, **others | {axis: text})
 
@@ -140,7 +141,7 @@ def test_every_policy_keeps_the_contract(axis: str, text: str, case: Case, data:
 @given(routed())
 @settings(max_examples=40, deadline=None)
 def test_nothing_beats_belady(scope: Scope, eviction: str, case: Case) -> None:
-    """On hits, with the same pins: demand loading only, in passes whose steps fit their scope at once."""
+    """On hits, with the same pins: demand loads only, in passes whose steps fit their scope at once."""
     per_scope = case.num_slots if scope is Scope.GLOBAL else case.num_slots // case.shape.num_layers
     assume(max(len(np.unique(step.experts)) for step in case.trace.steps()) <= per_scope)
     case = replace(case, scope=scope)
@@ -150,7 +151,7 @@ def test_nothing_beats_belady(scope: Scope, eviction: str, case: Case) -> None:
 
 @pytest.mark.parametrize("eviction", sorted(set(POLICIES["eviction"]) - {"random", "belady"}))
 def test_equals_go_by_the_lower_key(eviction: str) -> None:
-    """Keys about which a policy knows nothing, or the same, leave in ascending order."""
+    """Keys that a policy ranks alike are evicted in ascending order."""
     owner = controller(6, "global", eviction=eviction)
     owner.begin_pass(1)
     keys = np.arange(SHAPE.num_experts)
@@ -171,7 +172,7 @@ def test_a_prefetch_that_fits_the_window_is_a_hit() -> None:
 def test_a_prefetch_beyond_the_window_is_late_and_the_rest_is_not_issued() -> None:
     owner = controller(18, prefetch="next_gate", window=150)
     owner.begin_pass(1)
-    take(owner, 0, [[0, 1]], [4, 5])  # 200 bytes asked for, 150 gone by
+    take(owner, 0, [[0, 1]], [4, 5])  # 200 bytes sent for, 150 moved
     assert owner.cache.layer_states(1)[[4, 5]].tolist() == [RESIDENT, LOADING]
     plan = take(owner, 1, [[5, 0]], [0, 1])
     assert [place.key for place in plan.waves[0].resident] == [11]
@@ -220,7 +221,8 @@ def test_near_fills_empty_slots_then_computes_where_experts_lie() -> None:
 def test_prefetches_use_the_link_while_near_experts_are_computed() -> None:
     owner = controller(6, prefetch="next_gate", miss="near:ratio=1.0,fill=no", window=100)
     owner.begin_pass(1)
-    assert len(take(owner, 0, [[0, 1]], [4, 5]).prefetches) == 2  # two near: two experts, and the window's one
+    # Two experts are near: prefetches have the bytes of two experts, and the window's one.
+    assert len(take(owner, 0, [[0, 1]], [4, 5]).prefetches) == 2
     assert owner.cache.layer_states(1)[[4, 5]].tolist() == [RESIDENT, RESIDENT]
     assert len(take(owner, 1, [[4, 5]], [0, 1]).prefetches) == 1  # none is near
 
@@ -260,7 +262,7 @@ def test_forgetting_empties_the_cache_and_keeps_the_counts() -> None:
     owner = controller(6, prefetch="next_gate", window=50)
     owner.begin_pass(1)
     take(owner, 0, [[0, 1]], [4, 5])
-    owner.forget()
+    owner.clear()
     owner.cache.validate()
     assert owner.cache.room(0) == 2 and owner.counters.totals()["misses"] == 2
     take(owner, 1, [[4, 5]], [0, 1])
@@ -268,14 +270,14 @@ def test_forgetting_empties_the_cache_and_keeps_the_counts() -> None:
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=30), st.integers(1, 12), st.booleans())
 def test_what_leaves_first_is_sorted_stably(column: list[int], count: int, is_double: bool) -> None:
-    """The largest number there is among them: what is found one by one is marked by it."""
+    """The values contain the largest number there is, which marks the places already found."""
     keys, values = np.arange(100, 100 + len(column)), np.array(column, np.float64)
     values[values == 4] = np.inf
     order = (values, -values) if is_double else (values,)
     assert first_of(keys, order, count) == keys[np.argsort(values, kind="stable")][:count].tolist()
 
 
-def test_a_replay_shows_predictions_only_to_who_asked_for_them() -> None:
+def test_a_replay_shows_predictions_only_to_policies_that_read_them() -> None:
     assert controller(6).num_predicted == 0
     assert controller(6, prefetch="next_gate:distance=2").num_predicted == 2
     assert controller(6, prefetch="frequency:distance=2").num_predicted == 0

@@ -17,7 +17,7 @@ def test_counts_are_the_golden_ones(row: str) -> None:
 
 @pytest.mark.parametrize("row", [row for row in ROWS if row.startswith("eviction/")])
 def test_evictions_are_within_what_is_possible(row: str) -> None:
-    """More slots, more hits for whom that is a law; nobody beats Belady where a step fits."""
+    """More slots give more hits with the policies for which that is a law; no policy beats Belady where a step fits."""
     hits = {scope: [counts[COUNTERS.index("hits")] for counts in ROWS[row][scope]] for scope in ROWS[row]}
     best = ROWS["eviction/belady"]
     for scope, by_budget in hits.items():

@@ -1,4 +1,4 @@
-"""Splits solved anew between requests: when, what for, and that live runs and replays do it alike."""
+"""Splits solved anew between requests: when, with what result, and the same in live runs and replays."""
 
 from dataclasses import replace
 
@@ -35,7 +35,7 @@ POLICIES = build(preset("moepic").texts() | {"residency": "split:theta=None"})
 
 
 def solved(shape: Shape) -> Artefacts:
-    """A split that no solver would find, so that the first time it is solved anew it changes."""
+    """Return a split that no solver would find, so that solving it anew changes it."""
     nbytes = budget_nbytes(BUDGET, shape)
     budgets = np.full(shape.num_layers, nbytes / shape.expert_nbytes / shape.num_layers)
     return Artefacts(splits=(SolvedSplit(nbytes, HERE, budgets, np.full(shape.num_layers, 0.3), LATENCIES),))
@@ -47,7 +47,7 @@ def session_of(opened: MoeModel, every: int | None, **changed: object) -> Sessio
 
 
 def decode(session: Session, num_requests: int) -> list[torch.Tensor]:
-    """Requests one after another, each a prompt of 7 tokens and 3 after it; the logits of every pass."""
+    """Decode requests one after another, each a prompt of 7 tokens and 3 after it; returns the logits of every pass."""
     generator = torch.Generator().manual_seed(5)
     logits = []
     for _ in range(num_requests):
@@ -116,7 +116,8 @@ def replayed_counters(trace: Trace, shape: Shape, every: int) -> tuple[dict[str,
 
 
 def test_never_within_a_request(folder: str) -> None:
-    """However many tokens it has; and what was seen before does not count again."""
+    """A request is never interrupted, however long it is; and tokens seen before the last solving do not count
+    again."""
     with session_of(open_model(folder), 1) as session:
         session.new_requests(1)
         output = session.forward(torch.arange(3, 20)[None])
@@ -143,7 +144,7 @@ def test_the_simulator_says_how_often() -> None:
     )
 
 
-def test_idle_is_where_nobody_goes_on() -> None:
+def test_idle_is_where_every_request_has_ended() -> None:
     """Two requests decoded together, one of them longer; then a third."""
     rows = [(0, 0), (1, 0), (0, 1), (1, 1), (1, 2), (2, 3), (2, 4), (3, 5)]
     request, pass_ = np.array(rows, np.int32).T
@@ -162,7 +163,7 @@ def test_idle_is_where_nobody_goes_on() -> None:
 
 
 def test_what_was_seen_may_not_tell() -> None:
-    """A layer that did not occur: the split stays, and that is counted."""
+    """After a trace without one of the layers the split stays, and that is counted."""
     split = Split(np.array([3, 3, 3]), np.array([2, 2, 2]), 1, solved(SHAPE).splits[0])
     watched = Reconfiguration(POLICIES, SHAPE, split, every=1, lay_out=pytest.fail)
     watched.begin_pass(np.zeros(1, np.int32))
@@ -219,7 +220,7 @@ def test_no_memory_for_other_slots_ends_the_session_in_so_many_words(folder: str
 
 
 def test_on_several_devices_a_split_stays(checkpoint: Checkpoint) -> None:
-    """And that is said, where it would be solved anew on one."""
+    """The receipt says so where the split would be solved anew on one device."""
     opened = open_model(str(checkpoint("olmoe")))
     (split,) = solved(opened.shape).splits
     known = Artefacts(splits=(replace(split, solver=SOLVERS[0]),))

@@ -1,4 +1,4 @@
-"""Budgets, sizes and rates as people write them."""
+"""Budgets, sizes and rates as users write them."""
 
 import pytest
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from artifacts.shape import Shape
-from runtime.control.devices import Partitions
+from runtime.control.pools import Partitions
 from runtime.links.clock import Timeline, VirtualClock
 from runtime.links.disk import DiskLink
 from runtime.links.emulated import EmulatedLink

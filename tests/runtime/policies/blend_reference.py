@@ -1,4 +1,4 @@
-"""Blend once more, in plain numpy: every chance worked out anew from matrices."""
+"""Blend in plain numpy: every chance is computed from matrices."""
 
 import numpy as np
 
@@ -13,7 +13,7 @@ _MOST, _LEAST, _RIDGE, _KEPT = 4.0, 1e-3, 20.0, 0.9995
 
 
 class Reference:
-    """Without maps; parameters are those of `blend`."""
+    """Supports no maps; the parameters are those of `blend`."""
 
     def __init__(self, shape: Shape, blend: Blend) -> None:
         self._shape, self._reach, self._blend = shape, min(blend.distance, shape.num_layers), blend
@@ -41,7 +41,7 @@ class Reference:
         return (layers[ahead] * self._shape.num_experts + experts)[order]
 
     def _known(self, step: Step, layers: np.ndarray) -> np.ndarray:
-        """[D, F, E] what there is to know of each expert of the layers ahead."""
+        """Return the features [D, F, E] of each expert of the layers ahead."""
         said = [self._margins(step, step.predicted)]
         if self._blend.learned:
             said.append(self._margins(step, step.learned))
@@ -52,7 +52,7 @@ class Reference:
         return np.concatenate(parts, axis=1)
 
     def _margins(self, step: Step, foreseen: np.ndarray) -> np.ndarray:
-        """[D, 1, E] by how much each expert is in, or out of, the k named, where the most hopeful token has it."""
+        """Return margins [D, 1, E] by which each expert is in, or out of, the k named, the largest over the tokens."""
         top_k, num_experts = self._shape.top_k, self._shape.num_experts
         rows = [of_interest(step, foreseen, ahead, self._shape) for ahead in range(1, self._reach + 1)]
         margins = []
@@ -66,7 +66,7 @@ class Reference:
 
 
 class _Chances:
-    """Logistic regressions, one a layer and distance, that go on learning."""
+    """Logistic regressions, one a layer and distance, fitted online."""
 
     def __init__(self, shape: Shape, distance: int, *, num_known: int) -> None:
         size = (shape.num_layers, distance)
@@ -78,14 +78,15 @@ class _Chances:
         self._ahead = np.arange(distance)
 
     def predict(self, layers: np.ndarray, known: np.ndarray) -> np.ndarray:
-        """[D, E] chances that the next visits of `layers` [D] use each expert; kept until those visits."""
+        """Return the chances [D, E] that the next visits of `layers` [D] use each expert, and keep them until those
+        visits."""
         odds = (self._weights[layers, self._ahead][:, None] @ known)[:, 0]
         chances = 1 / (1 + np.exp(-np.clip(odds, -12, 12)))
         self._known[layers, self._ahead], self._predicted[layers, self._ahead] = known, chances
         return chances
 
     def learn(self, layer: int, used: np.ndarray) -> None:
-        """A layer is visited: which of its experts were used, [E] bool."""
+        """Learn from a visit of a layer; `used` [E] bool: the experts that it used."""
         predicted, known = self._predicted[layer], self._known[layer]
         told = ~np.isnan(predicted[:, 0])
         if not told.any():

@@ -1,4 +1,4 @@
-"""What every policy must keep to: any policy of the table, with any others, over any trace.
+"""The contract of every policy: any policy of the table, with any others, over any trace.
 
 `routed` draws a trace, `keep_the_contract` runs policies over it and checks every decision on the way.
 """
@@ -30,7 +30,7 @@ PLAIN = {"routing": "standard", "prefetch": "none", "eviction": "lru", "miss": "
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A trace, the shape of its model, and the fast tier it is to run in."""
+    """A trace, the shape of its model, and the fast tier that it is to run in."""
 
     shape: Shape
     trace: Trace
@@ -42,8 +42,8 @@ class Case:
 
 @st.composite
 def routed(draw: st.DrawFn) -> Case:
-    """Requests one after another, each a prefill and some decode passes, then perhaps a batch of two. Capacities from
-    one slot a layer over `top_k` to all; scores on a coarse scale half of the time, so that there are ties."""
+    """Draw requests one after another, each a prefill and some decode passes, then perhaps a batch of two. Capacities
+    range from one slot a layer over `top_k` to all; half of the time scores are coarse, so that there are ties."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     num_layers, num_experts = draw(st.integers(1, 4)), draw(st.integers(2, 9))
     top_k = draw(st.integers(1, min(3, num_experts)))
@@ -60,7 +60,7 @@ def routed(draw: st.DrawFn) -> Case:
 
 
 def artefacts(shape: Shape, trace: Trace, maps: ExpertMaps | None = None) -> Artefacts:
-    """Everything that any policy requires; random maps unless there are others."""
+    """Return everything that any policy requires; random maps unless given."""
     rng = np.random.default_rng(0)
     size = (shape.num_layers, shape.num_experts)
     buddies = np.stack([[rng.permutation(size[1])[:3] for _ in range(size[1])] for _ in range(size[0])])
@@ -79,7 +79,7 @@ def artefacts(shape: Shape, trace: Trace, maps: ExpertMaps | None = None) -> Art
 
 
 def _maps(shape: Shape, trace: Trace) -> ExpertMaps:
-    """Room for nine, four of them there."""
+    """Return a store for nine maps with four in it."""
     rng = np.random.default_rng(1)
     size = {"num_layers": shape.num_layers, "num_experts": shape.num_experts, "hidden": trace.embeddings.shape[1]}
     maps = ExpertMaps(9, **size, distance=1)
@@ -88,14 +88,14 @@ def _maps(shape: Shape, trace: Trace) -> ExpertMaps:
 
 
 def run(case: Case, maps: ExpertMaps | None = None, **texts: str) -> Controller:
-    """Replay the case by these policies, nothing checked."""
+    """Replay the case with these policies and check nothing."""
     owner = _controller(case, texts, maps)
     replay(case.trace, owner)
     return owner
 
 
 def keep_the_contract(case: Case, **texts: str) -> Controller:
-    """Replay the case by these policies; raises AssertionError where they, or the controller, break the rules."""
+    """Replay the case with these policies. Raises AssertionError when they, or the controller, break a rule."""
     owner = _controller(case, texts)
     replay(case.trace, _Checked(owner))
     totals = owner.counters.totals()
@@ -108,7 +108,8 @@ def keep_the_contract(case: Case, **texts: str) -> Controller:
 
 
 def _controller(case: Case, texts: dict[str, str], maps: ExpertMaps | None = None) -> Controller:
-    """Where replicas stay, the budget holds them at 4 bits beside the slots. Split experts have no replicas."""
+    """Build the case's controller. With resident replicas, the budget holds them at 4 bits beside the slots. Split
+    experts have no replicas."""
     texts = PLAIN | texts
     if texts["miss"].startswith("shadow"):
         texts["residency"] = "shadow"
@@ -136,7 +137,8 @@ def _controller(case: Case, texts: dict[str, str], maps: ExpertMaps | None = Non
 
 
 class _Checked:
-    """A controller whose every plan is looked at. `cache.evict` itself asserts that nothing pinned or absent leaves."""
+    """A controller whose every plan is checked. `cache.evict` itself asserts that no pinned or absent key is
+    evicted."""
 
     def __init__(self, owner: Controller) -> None:
         self._owner, self.shape, self.num_predicted = owner, owner.shape, owner.num_predicted
@@ -165,8 +167,8 @@ def _check_ranks(plan: Plan, step: Step, shape: Shape) -> None:
 
 
 def _check_places(plan: Plan, owner: Controller, shape: Shape) -> None:
-    """Every rank is served by something that is there, near or dropped, split experts by their segments; a wave fits
-    the tier; books balance."""
+    """Check that every rank is served by a resident, near, low or dropped expert, split experts by their segments; that
+    a wave fits the tier; and that the controller's state is valid."""
     used = [plan.layer * shape.num_experts + expert for expert in distinct(plan.selected)]
     used = owner._pieces.of(used)
     served = [place.key for wave in plan.waves for place in (*wave.resident, *wave.loads)]
@@ -184,7 +186,8 @@ def _check_places(plan: Plan, owner: Controller, shape: Shape) -> None:
 
 
 def _check_devices(plan: Plan, owner: Controller, shape: Shape) -> None:
-    """An expert is in its own device's slots only, counted pool by pool, and devices' counters add up."""
+    """Check that experts are in their own device's slots only, counted pool by pool, and that the devices' counters add
+    up."""
     pools, count = owner.cache.pools, owner.cache.partitions.count
     device_of = [pool.device for pool in pools for _ in range(pool.num_slots)]
     there = [place for place in owner.cache.places if place]
@@ -195,7 +198,7 @@ def _check_devices(plan: Plan, owner: Controller, shape: Shape) -> None:
 
 
 def _check_order(owner: Controller) -> None:
-    """Whatever is resident has a rank: a number of its own for every sort key."""
+    """Check that every resident has a rank, and one value for every sort key."""
     keys = np.flatnonzero(owner.cache.state[: owner.shape.num_keys] == RESIDENT)
     for column in owner._eviction.order(keys, owner.now):
         assert column.shape == keys.shape

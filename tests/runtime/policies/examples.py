@@ -1,4 +1,4 @@
-"""Small steps to work through by hand."""
+"""Small steps worked through by hand."""
 
 import numpy as np
 
@@ -13,7 +13,7 @@ SHAPE = Shape(num_layers=3, num_experts=6, top_k=2, expert_nbytes=160)
 
 
 def prepared(axis: str, text: str, *, replicas: tuple[int, ...] = (16, 4, 2), next_use: NextUse | None = None):
-    """The policy that `text` names, ready for its first step."""
+    """Return the policy that `text` names, ready for its first step."""
     policy = parse(axis, text)
     nbytes = {bits: SHAPE.expert_nbytes * bits // 16 for bits in replicas}
     loss = np.tile([8.0, 4.0, 2.0, 1.0], (SHAPE.num_layers, SHAPE.num_experts, 1))
@@ -32,7 +32,8 @@ def step(
     weights: list[list[float]] | None = None,
     last: list[int] | None = None,
 ) -> Step:
-    """Weights are those probabilities, not renormalised, unless given; without both, ranks weigh the same."""
+    """Return a step. Weights are its probabilities, not renormalised, unless given; without both, all ranks weigh the
+    same."""
     ids = np.array(selected, np.int64)
     p = None if probabilities is None else np.array(probabilities, np.float32)
     if weights is None:
@@ -44,7 +45,7 @@ def step(
 
 
 def residents(*experts: int, num_free: int = 0, loading: tuple[int, ...] = ()) -> Residents:
-    """These experts of six are resident, those are on their way, the rest is absent."""
+    """Return states of six experts: some resident, some loading, the rest absent."""
     resident, absent = np.zeros(6, bool), np.ones(6, bool)
     resident[list(experts)] = True
     absent[[*experts, *loading]] = False

@@ -1,4 +1,4 @@
-"""Horizon once more, slowly and in plain numpy: every token kept, everything compared anew at every step."""
+"""Horizon, slow and in plain numpy: every token is kept, and compared again at every step."""
 
 import numpy as np
 
@@ -50,7 +50,7 @@ class Reference:
             self._look_ahead(step, now, distance)
 
     def _look_ahead(self, step: Step, now: Now, distance: int) -> None:
-        """Past the last layer only the last token of each request says what comes."""
+        """Predict a visit; past the last layer only the last token of each request counts."""
         target, rows = step.layer + distance, step.foreseen[:, distance - 1].astype(float)
         if target >= self.shape.num_layers and step.last is not None:
             rows = rows[step.last]
@@ -91,7 +91,7 @@ class Reference:
         most = self.shape.top_k * (self.shape.num_layers + 1)
         weight = np.exp(-SHARPNESS / most * np.minimum(alike.max() - alike, most))
         sums, total = 0.5 * mean, 0.5
-        for age in range(1, self.memory):  # a token that never was, beyond the first, has followers too
+        for age in range(1, self.memory):  # tokens before the first one have followers too
             for lag in range(1, LAGS + 1):
                 if 0 <= age - lag < len(by_age):
                     counts = weight[age] * DISCOUNT ** (lag - 1)
@@ -100,7 +100,8 @@ class Reference:
 
 
 class _Ahead:
-    """What was said of layers so far ahead, `known[layer]` [3, E], until they came, and what that was worth."""
+    """The features predicted for layers at a distance, `known[layer]` [3, E], until their visits, and the regression on
+    them."""
 
     def __init__(self) -> None:
         self.weights = np.array([0.5, 0.5, 0.0])

@@ -1,4 +1,4 @@
-"""MoE-Infinity's matrices by hand: what is counted, which are alike, what they prefetch and evict."""
+"""MoE-Infinity's matrices by hand: what is counted, which are similar, what they prefetch and evict."""
 
 import numpy as np
 import pytest
@@ -77,10 +77,10 @@ def _alike(one: np.ndarray, other: np.ndarray) -> float:
 
 def test_the_match_is_prefetched_by_share_and_nearness() -> None:
     policy = prepared("prefetch", "activation:distance=2,overfetch=1")
-    for layer in range(3):  # the first request goes by its own
+    for layer in range(3):  # the first request is matched with its own matrix
         policy.propose(step([[0, 1], [0, 2]], layer=layer, phase=PREFILL, pass_index=0), Now())
     assert policy.propose(step([[0, 3]], pass_index=1), Now()).tolist() == [6, 12, 7, 13]  # (.5, .25) x 3/4, x 2/4
-    # Another begins and uses what nobody has: the earlier request's layers are the best guess there is.
+    # Another request begins and uses new experts: the earlier request's layers are the best guess.
     coming = policy.propose(step([[4, 5]], layer=0, phase=PREFILL, pass_index=2), Now())
     assert coming.tolist() == [6, 12, 7, 13]
 

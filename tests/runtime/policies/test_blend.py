@@ -25,14 +25,15 @@ def prepared(text: str) -> Blend:
 
 
 def said(experts: np.ndarray) -> np.ndarray:
-    """[E] a distribution that names these experts."""
+    """Return a distribution [E] that names these experts."""
     p = np.full(SHAPE.num_experts, 0.02)
     p[experts] = 0.44
     return p / p.sum()
 
 
 def decoded(policy: Blend, num_passes: int, right: str, seed: int = 0) -> list[tuple[list[int], np.ndarray]]:
-    """What was proposed at layer 0, and what layer 1 then used: one source is right, the other names anything."""
+    """Return what was proposed at layer 0, and what layer 1 then used: one source is right, the other names random
+    experts."""
     rng = np.random.default_rng(seed)
     found = []
     for number in range(num_passes):
@@ -49,7 +50,7 @@ def decoded(policy: Blend, num_passes: int, right: str, seed: int = 0) -> list[t
 
 
 @pytest.mark.parametrize("right", ["next_gate", "learned"])
-def test_who_was_right_is_believed(right: str) -> None:
+def test_the_source_that_was_right_is_believed(right: str) -> None:
     late = decoded(prepared("blend:distance=1,floor=0.5"), 120, right)[60:]
     assert np.mean([sorted(proposed) == wanted.tolist() for proposed, wanted in late]) > 0.95
 
@@ -99,7 +100,7 @@ def test_requests_decoded_together_are_one_visit() -> None:
 
 @pytest.mark.parametrize("text", ["blend", "blend:distance=5,floor=0.1,far=0.2,learned=no"])
 def test_compiled_and_plain_agree(text: str) -> None:
-    """Prompts, tokens alone and together, dropped ranks; a prompt's last layer looks into the next pass."""
+    """Prompts, tokens alone and together, dropped ranks; a prompt's last layer predicts the next pass."""
     rng, policy, kinds = np.random.default_rng(0), prepared(text), [(PREFILL, 5), (DECODE, 1), (DECODE, 1), (DECODE, 3)]
     plain = Reference(SHAPE, policy)
     for number in range(60):

@@ -26,7 +26,7 @@ def cases(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
 
 
 def by_hand(selected: np.ndarray, resident: np.ndarray, buddies: np.ndarray, max_rank: int) -> list[list[int]]:
-    """The rules read aloud: ranks from 0 upward, the first buddy that is resident and not used by this token."""
+    """Apply the rules literally: ranks from 0 upward, the first buddy that is resident and not used by this token."""
     result = [list(row) for row in selected]
     for row in result:
         for rank, expert in enumerate(row):
@@ -54,7 +54,7 @@ RESIDENT = np.array([True, False, False, True, True, False])
 
 
 def chosen(weights: list[float], tau: float = 0.0, **parameters: object) -> list[int]:
-    """What becomes of a token that selected 0, 1, 2; every expert has the buddies 3 then 4, q .6 and .3."""
+    """Return what becomes of a token that selected 0, 1, 2; every expert has the buddies 3 then 4, q .6 and .3."""
     buddies = np.tile([3, 4], (1, 6, 1))
     q = np.tile([0.6, 0.3], (1, 6, 1))
     policy = Buddy(**parameters)
@@ -109,8 +109,8 @@ def test_what_is_on_its_way_is_not_replaced() -> None:
 
 
 @pytest.mark.parametrize("stand_in", STAND_INS)
-def test_a_quota_that_binds_is_reached_whoever_stands_in(stand_in: str) -> None:
-    """What the room of one step does not take is left for the next; each layer has its own."""
+def test_a_quota_that_binds_is_reached_with_every_stand_in(stand_in: str) -> None:
+    """Quota left over in one step is used in the next; each layer has its own."""
     rng = np.random.default_rng(0)
     policy = Buddy(stand_in=stand_in, quota=0.2)
     shape = Shape(num_layers=2, num_experts=6, top_k=3, expert_nbytes=1)
@@ -134,7 +134,7 @@ def test_a_quota_that_binds_is_reached_whoever_stands_in(stand_in: str) -> None:
 
 
 def one_step(policy: Buddy, weights: list[list[float]], *, layer: int = 0, num_layers: int = 1, **artefacts) -> Choice:
-    """Tokens that selected 0, 1, 2, as many of them as they have weights; as in `chosen` otherwise."""
+    """Return a step of tokens that selected 0, 1, 2, one for each row of weights; otherwise as in `chosen`."""
     known = {"buddies": np.tile([3, 4], (num_layers, 6, 1)), "buddy_q": np.tile([0.6, 0.3], (num_layers, 6, 1))}
     known["entropy"] = np.full((num_layers, 101), -1.0)
     policy.prepare(Shape(num_layers, 6, len(weights[0]), 1), Artefacts(**known | artefacts))
@@ -179,7 +179,7 @@ def test_what_it_must_be_shown() -> None:
 
 
 def test_gates_let_nothing_through_at_their_limits() -> None:
-    absent_by_half = [[0.5, 0.5]]  # of 0, which is there, and 1, which is not
+    absent_by_half = [[0.5, 0.5]]  # of 0, which is resident, and 1, which is absent
     assert one_step(Buddy(beta=0.5), absent_by_half).selected.tolist() == [[0, 1]]
     assert one_step(Buddy(beta=0.51), absent_by_half).selected.tolist() == [[0, 3]]
     assert one_step(Buddy(margin=0.25), [[0.25, 0.5, 0.25]]).selected.tolist() == [[0, 1, 2]]
@@ -188,17 +188,17 @@ def test_gates_let_nothing_through_at_their_limits() -> None:
 
 
 def test_a_token_of_one_expert_has_no_second() -> None:
-    """Its margin is all there is."""
+    """Its margin is the largest there is."""
     buddies = np.full((1, 6, 1), 3)
     for margin, after in ((1.0, 1), (1.01, 3)):
-        policy = Buddy(margin=margin, beta=2.0)  # all that it wants is absent
+        policy = Buddy(margin=margin, beta=2.0)  # all its experts are absent
         policy.prepare(SHAPE, Artefacts(buddies=buddies, buddy_q=np.ones((1, 6, 1)), entropy=np.full((1, 101), -1.0)))
         step = Step(0, 1, 0, np.array([[1]]), np.ones((1, 1), np.float32))
         assert policy.choose(step, Residents(RESIDENT, ~RESIDENT, (0,))).selected.tolist() == [[after]]
 
 
 def test_the_percentile_is_of_the_layer_and_lies_between_those_measured() -> None:
-    """Weights of .5, .25, .25 have 1.5 bits of the log2(3) that there are: .946."""
+    """Weights of .5, .25, .25 have 1.5 bits of at most log2(3): .946."""
     rows = np.stack([np.linspace(0, 1, 101), np.linspace(0, 2, 101)])
     for layer, percentile, is_replaced in ((0, 94.5, True), (0, 95.0, False), (1, 47.2, True), (1, 47.5, False)):
         choice = one_step(Buddy(percentile=percentile), [[0.5, 0.25, 0.25]], layer=layer, num_layers=2, entropy=rows)
@@ -221,7 +221,7 @@ def test_weights_keep_their_sum_if_asked_to() -> None:
 
 
 def test_quota_counts_what_was_seen_and_what_was_served() -> None:
-    """Three ranks a step, two of them replaceable, and half of all may be: 1, then 2 (of 3 there is room for), 1, 2."""
+    """Three ranks a step, two of them replaceable, and half of all may be: 1, then 2 (there is room for 3), 1, 2."""
     policy = Buddy(quota=0.5)
     one_step(policy, [[0.4, 0.3, 0.3]])
     policy._seen[:] = policy._served[:] = 0

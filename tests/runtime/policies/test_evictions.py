@@ -1,4 +1,4 @@
-"""Who leaves first, by hand: every eviction policy of a few lines."""
+"""Eviction orders by hand: every eviction policy of a few lines."""
 
 import numpy as np
 import pytest
@@ -9,12 +9,12 @@ from artifacts.errors import BadUsage
 from artifacts.traces.next_use import NEVER, NextUse
 from runtime.policies import POLICIES, parse
 from runtime.policies.base import Eviction, Now
-from runtime.policies.eviction.packed import then_older
+from runtime.policies.eviction.shared import rank_then_last_use
 from tests.runtime.policies.examples import prepared, step
 
 
 def order(policy: Eviction, now: Now) -> list[int]:
-    """Layer 0 in the order in which it would leave."""
+    """Return layer 0 in the order of eviction."""
     return np.lexsort(policy.order(np.arange(6), now)[::-1]).tolist()
 
 
@@ -29,7 +29,7 @@ def test_lhu_counts_uses_at_full_precision_only() -> None:
     policy.used([1], wanted, Now(step=3))
     assert order(policy, Now(step=4)) == [3, 4, 5, 0, 2, 1]
     policy.fetched({2: 2}, Now(step=4))
-    policy.prefetched([2], Now(step=4))  # prefetches come in full
+    policy.prefetched([2], Now(step=4))  # prefetches are at full precision
     policy.used([2], wanted, Now(step=5))
     policy.used([3], wanted, Now(step=6))
     assert order(policy, Now(step=6)) == [4, 5, 0, 1, 3, 2]
@@ -42,18 +42,19 @@ def test_belady_evicts_what_is_wanted_last() -> None:
     assert order(policy, Now(step=-1)) == [3, 5, 1, 4, 2, 0]
     policy.used([0], step([[0, 0]]), Now(step=0))
     assert order(policy, Now(step=0)) == [0, 3, 5, 1, 4, 2]
-    policy.used([], step([[2, 2]]), Now(step=1))  # 2 was wanted, whoever served it
+    policy.used([], step([[2, 2]]), Now(step=1))  # 2 was wanted, whatever served it
     assert order(policy, Now(step=1)) == [0, 3, 5, 1, 2, 4]
 
 
 def leaving(policy: Eviction, keys: list[int], now: Now) -> list[int]:
-    """These keys in the order in which they would leave."""
+    """Return these keys in the order of eviction."""
     return np.array(keys)[np.lexsort(policy.order(np.array(keys), now)[::-1])].tolist()
 
 
 @pytest.mark.parametrize("name", ["lru", "lfu", "lcp", "fld", "least_stale", "lhu", "activation"])
 def test_what_was_never_used_leaves_before_what_was_used_first_of_all(name: str) -> None:
-    """A prefetched key need not have been used. Key 0 is, in the first step, so that the lower key does not decide."""
+    """A prefetched key need not have been used. Key 0 is used in the first step, so that the lower key does not
+    decide."""
     policy = prepared("eviction", name)
     policy.used([0], step([[0, 0]]), Now(0, 0, 0, 1))
     assert leaving(policy, [0, 1], Now(1, 1, 0, 2)) == [1, 0]
@@ -88,7 +89,7 @@ def test_lcp_is_its_formula() -> None:
     policy = prepared("eviction", "lcp:rho=0.25,omega=8")
     policy.used([0, 1], step([[0, 1]]), Now(0, 0, 0, 4))
     policy.used([1], step([[1, 1]]), Now(1, 1, 0, 12))
-    # mu * rho ** (nu / omega): one use 12 tokens ago, two of which the last was 4 ago, none.
+    # mu * rho ** (nu / omega): one use 12 tokens ago; two uses, the last 4 tokens ago; none.
     assert policy.order(np.arange(3), Now(2, 2, 0, 16))[0] == pytest.approx([0.25**1.5, 2 * 0.25**0.5, 0])
 
 
@@ -135,7 +136,7 @@ def test_score_sums_what_the_router_says_of_a_layer() -> None:
         assert policy.order(np.array([6, 7, 8, 0, 12]), Now())[0].tolist() == [*sums, 0, 0]
 
 
-def test_who_needs_more_than_uses_says_so() -> None:
+def test_a_policy_that_needs_more_than_uses_says_so() -> None:
     sees = {name: parse("eviction", name) for name in POLICIES["eviction"]}
     assert {name for name, policy in sees.items() if policy.sees_probabilities} == {"score", "map"}
     assert {name for name, policy in sees.items() if policy.sees_embeddings} == {"map"}
@@ -186,4 +187,4 @@ RANKS, STEPS = st.integers(-9, 9) | st.integers(1 - 2**29, 2**29 - 1), st.intege
 def test_two_sort_keys_in_one_sort_as_two(pairs: list[tuple[int, int]]) -> None:
     """Also after months, when a key has been used as many times as there were tokens."""
     rank, last_use = np.array(pairs, np.int64).reshape(-1, 2).T
-    assert np.array_equal(then_older(rank, last_use).argsort(kind="stable"), np.lexsort((last_use, rank)))
+    assert np.array_equal(rank_then_last_use(rank, last_use).argsort(kind="stable"), np.lexsort((last_use, rank)))

@@ -25,8 +25,8 @@ Passes = list[list[list[list[int]]]]
 
 
 def ranked(shape: Shape, passes: Passes, predicted: np.ndarray | None = None) -> np.ndarray:
-    """[num_keys] the sort key after these passes, each a list of layers of [T, K] experts; `predicted` [D, E] comes
-    with every step."""
+    """Return the sort keys [num_keys] after these passes, each a list of layers of [T, K] experts; every step carries
+    `predicted` [D, E]."""
     policy, now = after(shape, passes, predicted)
     return policy.order(np.arange(shape.num_keys), now)[0]
 
@@ -55,15 +55,16 @@ def test_what_every_pass_uses_outlasts_what_none_does() -> None:
 
 
 def test_what_followed_a_token_before_is_expected_after_it() -> None:
-    """Experts go round in a circle of six: frequencies are all alike, only what came after this one can tell."""
+    """Experts repeat in a circle of six: all frequencies are alike, and only what followed this expert before can
+    tell."""
     shape = Shape(num_layers=1, num_experts=6, top_k=1, expert_nbytes=1)
     order = ranked(shape, [[[[turn % 6]]] for turn in range(6 * 20)])  # the last is 5
     assert order.argmax() == 0
 
 
 def test_tokens_count_by_what_they_have_in_common_with_the_newest() -> None:
-    """Where that is nothing, all alike, the first too; else a token that agrees everywhere makes the others nothing,
-    and what came after it counts .45 as much with every token between."""
+    """If no token has anything in common with the newest, all count alike, the first too. Else a token that agrees
+    everywhere outweighs the others, and what followed it counts .45 as much with every token between."""
     shape = Shape(num_layers=1, num_experts=8, top_k=1, expert_nbytes=1)
     *_, followers = after(shape, [[[[turn]]] for turn in range(8)])[0]._known[0]
     assert followers == pytest.approx(np.full(8, 1 / 8))
@@ -73,7 +74,7 @@ def test_tokens_count_by_what_they_have_in_common_with_the_newest() -> None:
 
 
 def test_nothing_is_expected_later_than_in_a_thousand_passes() -> None:
-    shape = Shape(num_layers=2, num_experts=2000, top_k=1, expert_nbytes=1)  # by chance each would be every 2000th
+    shape = Shape(num_layers=2, num_experts=2000, top_k=1, expert_nbytes=1)  # at random, each every 2000th
     order = ranked(shape, [[[[0]], [[1]]]])
     assert order[1] == -2 * 1000 and order[2000] == -1 - 2 * 1000, "in step 0, and in step 1"
 
@@ -102,8 +103,8 @@ def test_one_token_may_say_what_several_layers_ahead_use() -> None:
 
 
 def looked_ahead(predicted: np.ndarray, weights: list[float], is_pending: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Where the experts of the layers [L, E] stand then, and what the least squares have heard: layer 0 has run in step
-    7, and its router said `predicted` [T, D, E] of the layer after it."""
+    """Return the nearness of the layers' experts [L, E] and the least squares after layer 0 ran in step 7, and its
+    router gave `predicted` [T, D, E] for the layer after it."""
     from runtime.policies.eviction import horizon_kernels
 
     nearness, moments = np.zeros((2, 4)), np.zeros((1, 3, 3))
@@ -177,7 +178,7 @@ def test_compiled_and_plain_agree(seed: int, monkeypatch: pytest.MonkeyPatch) ->
             policy.used(keys, step, now)
             plain.used(keys, step, now)
             found = -policy.order(np.arange(shape.num_keys), now)[0].reshape(plain.expected.shape)
-            # What is expected is rounded to a step: half of one, and what float32 leaves of some thousand.
+            # Expected steps are rounded to a whole one; float32 leaves errors of some thousandths of a step.
             assert np.allclose(found, plain.expected, rtol=1e-4, atol=0.51), now
 
 
@@ -192,7 +193,7 @@ def test_no_online_policy_has_more_hits_on_the_demo_trace(scope: Scope, slots: i
     case = Case(DEMO, demo_trace(), slots, scope, 0)
     hits = {name: run(case, eviction=name).counters.totals()["hits"] for name in ("horizon", *RIVALS)}
     if scope is Scope.LAYER and slots <= DEMO.top_k * DEMO.num_layers:
-        # A token leaves nothing to choose: only the prompts' last waves differ.
+        # A single token leaves nothing to choose: only the prompts' last waves differ.
         assert hits["horizon"] >= 0.99 * max(hits.values()), hits
     else:
         assert hits["horizon"] == max(hits.values()), hits

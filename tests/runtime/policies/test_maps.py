@@ -1,4 +1,4 @@
-"""Matching by hand: whose answer a step gets, what it brings and keeps, what joins the maps."""
+"""Matching by hand: which match a step gets, what is prefetched and evicted by it, what is added to the maps."""
 
 import numpy as np
 import pytest
@@ -33,7 +33,8 @@ def some_maps(capacity: int = NUM_MAPS) -> ExpertMaps:
 
 
 def steps(said: np.ndarray, given: np.ndarray, *, pass_index: int = 0, phase: int = DECODE) -> list[Step]:
-    """A pass of R requests of one token each: `said` [R, L, E], `given` [R, H]."""
+    """Return the steps of a pass of R requests of one token each: probabilities `said` [R, L, E], embeddings `given`
+    [R, H]."""
     last, selected = np.arange(len(said)), np.tile([0, 1], (len(said), 1))
     weights = np.full(selected.shape, 0.5, np.float32)
     return [
@@ -114,7 +115,7 @@ def test_what_leaves_first_is_least_probable_by_use() -> None:
     matching = Matching(maps, SHAPE)
     policy = parse("eviction", "map")
     policy.prepare(SHAPE, Artefacts(matching=matching))
-    policy.used([0, 1], steps(said, given, pass_index=4)[1], Now())  # a pass that lacks its first layer
+    policy.used([0, 1], steps(said, given, pass_index=4)[1], Now())  # a pass without its first layer
     policy.used([0, 7], step := steps(said, given, pass_index=5)[0], Now())
     p = matching.latest().probabilities.mean(axis=0).ravel()
     assert policy.order(np.array([0, 1, 2, 7]), Now())[0] == pytest.approx([2 * p[0], p[1], 0, p[7]])
@@ -141,7 +142,7 @@ def test_whole_iterations_join_the_maps_before_the_next_pass(in_background: bool
         rows = slice(number, number + 1)
         for step in steps(said[rows], given[rows], pass_index=number, phase=phase):
             matching.see(step)
-        if number:  # the same as the pass before is found in the maps
+        if number:  # the same iteration as the pass before is found in the maps
             assert matching.latest().scores.max() <= 1
         by_hand.add(given[rows], said[rows])
     broken = steps(said[:1], given[:1], pass_index=9)[:3]

@@ -8,7 +8,7 @@ from artifacts.traces.trace import PREFILL
 from runtime.policies import parse
 from runtime.policies.base import Artefacts
 from runtime.policies.miss.qstar import QStar
-from runtime.policies.miss.weights import keep_sum
+from runtime.policies.miss.shared import keep_sum
 from tests.runtime.policies.examples import SHAPE, prepared, residents, step
 
 P = [[0.40, 0.25, 0.15, 0.10, 0.06, 0.04]]
@@ -20,9 +20,9 @@ def test_substitute_takes_the_closest_score_within_the_tolerance() -> None:
     assert policy.choose(step([[0, 1]], P), residents(0, 2, 3)).selected.tolist() == [[0, 2]]
     # 3 (.10) is .15 apart, more than .125: fetched.
     assert policy.choose(step([[0, 1]], P), residents(0, 3, 4)).selected.tolist() == [[0, 1]]
-    # Rank 0 is fetched whoever is there, unless `rank` says otherwise.
+    # Rank 0 is fetched in any case, unless `rank` says otherwise.
     assert policy.choose(step([[0, 1]], P), residents(1, 2)).selected.tolist() == [[0, 1]]
-    # Only a score that is the same will do.
+    # Only an equal score is close enough.
     same = prepared("miss", "substitute:tolerance=0,rank=0")
     assert same.choose(step([[4, 1]], [[0.4, 0.2, 0.1, 0.1, 0.1, 0.1]]), residents(0, 3)).selected.tolist() == [[3, 1]]
     free = prepared("miss", "substitute:tolerance=1,rank=0")
@@ -40,7 +40,7 @@ def test_best_resident_takes_the_highest_score_that_the_token_does_not_use() -> 
     policy = prepared("miss", "best_resident")
     assert policy.choose(step([[0, 5]], P), residents(0, 3, 4)).selected.tolist() == [[0, 3]]
     assert policy.choose(step([[1, 2]], P), residents(0, 3)).selected.tolist() == [[0, 3]]
-    # Only one stand-in for two missing: the second is fetched. An expert on its way is not absent.
+    # Only one stand-in for two missing experts: the second is fetched. A loading expert is not absent.
     assert policy.choose(step([[1, 2]], P), residents(0)).selected.tolist() == [[0, 2]]
     assert policy.choose(step([[1, 2]], P), residents(0, loading=(1,))).selected.tolist() == [[1, 0]]
 
@@ -49,7 +49,7 @@ def test_each_token_is_served_by_itself() -> None:
     policy = prepared("miss", "best_resident")
     both = [[0.4, 0.3, 0.1, 0.1, 0.05, 0.05], [0.1, 0.1, 0.05, 0.05, 0.3, 0.4]]
     chosen = policy.choose(step([[0, 1], [5, 4]], both), residents(2, 3, 4)).selected
-    assert chosen.tolist() == [[2, 3], [2, 4]]  # of equals the lower expert
+    assert chosen.tolist() == [[2, 3], [2, 4]]  # ties go to the lower expert
 
 
 def test_random_resident_is_seeded_and_reaches_every_resident() -> None:
@@ -75,7 +75,7 @@ def test_controls_fill_empty_slots_unless_told_not_to(name: str) -> None:
 
 
 def test_drop_leaves_out_as_much_as_the_layer_bears() -> None:
-    """Shares of .5, .3 and .2: squares of what is left out, the weakest first, are .04, .25 and 1."""
+    """Shares of .5, .3 and .2: the squares of the dropped shares, from the weakest on, are .04, .25 and 1."""
     taken = step([[0, 1, 2]], weights=[[1.0, 0.6, 0.4]])
     for tolerance, sensitivity, selected in (
         (0.03, 1.0, [0, 1, 2]),
@@ -110,7 +110,7 @@ def test_each_token_keeps_its_sum() -> None:
 
 
 @pytest.mark.parametrize("name", ["best_resident", "substitute", "random_resident", "zero", "drop"])
-def test_who_needs_probabilities_says_so(name: str) -> None:
+def test_a_policy_that_needs_probabilities_says_so(name: str) -> None:
     policy = prepared("miss", name)
     if policy.sees_probabilities:
         with pytest.raises(AssertionError, match="without router probabilities"):
@@ -122,7 +122,7 @@ def test_who_needs_probabilities_says_so(name: str) -> None:
 @pytest.mark.parametrize(
     ("ratio", "misses", "fetched"),
     [
-        (1.0, 4, 2),  # as fast as each other: half and half
+        (1.0, 4, 2),  # equally fast: half and half
         (1.0, 5, 3),  # 3 against 2 or 2 against 3 take as long: the larger f
         (0.5, 6, 2),  # a fetch takes two near experts' time: 2 / .5 = 4 = 6 - 2
         (0.25, 4, 1),  # 1 / .25 = 4 against 3; none fetched would take 4 as well
@@ -148,7 +148,7 @@ def test_qstar_fetches_the_first_wanted() -> None:
         ("near", 0, 0.0),  # no ratio is known: the link stays idle
         ("near:ratio=0.5", 0, 2.0),  # four near experts take as long as two loads
         ("near:ratio=0.5", 1, 0.5),  # three of them one and a half, and one is fetched
-        ("near:ratio=0.5", 3, 0.0),  # the link is the longer
+        ("near:ratio=0.5", 3, 0.0),  # the link takes longer
         ("qstar:ratio=0.5", 0, 0.5),  # one of four is fetched: 3 * .5 - 1
         ("qstar:ratio=0.1", 0, 0.4),
     ],
@@ -176,7 +176,7 @@ def test_cascade_follows_the_weight_of_stronger_ranks() -> None:
     policy = prepared("miss", "cascade")
     wanted = step([[0, 1, 2, 3]], weights=[[0.5, 0.3, 0.12, 0.08]])  # before each rank: 0, .5, .8, .92
     assert policy.choose(wanted, residents()).bits == {2: 4, 3: 2}
-    # Another token wants 3 first: it comes in full.
+    # Another token wants 3 first: it is fetched at full precision.
     both = step([[0, 1, 2, 3], [3, 1, 0, 2]], weights=[[0.5, 0.3, 0.12, 0.08]] * 2)
     assert policy.choose(both, residents()).bits == {2: 4}
 

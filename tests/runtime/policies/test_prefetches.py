@@ -8,7 +8,7 @@ from artifacts.traces.next_use import NEVER, NextUse
 from artifacts.traces.trace import PREFILL
 from runtime.policies import parse
 from runtime.policies.base import Now
-from runtime.policies.shared.percentile import percentile
+from runtime.policies.prefetch.score import percentile
 from tests.runtime.policies.examples import prepared, step
 
 AHEAD = [0.05, 0.40, 0.05, 0.10, 0.30, 0.10]
@@ -41,9 +41,9 @@ def test_frequency_counts_the_requests_under_way() -> None:
     policy = prepared("prefetch", "frequency")
     for layer, selected in enumerate([[[0, 1], [0, 2]], [[3, 4], [3, 5]], [[5, 4], [5, 4]]]):
         policy.propose(step(selected, layer=layer, phase=PREFILL), Now())
-    # Layer 1 saw 3 twice, 4 and 5 once: two of them, of equals the lower.
+    # Layer 1 used 3 twice, 4 and 5 once: two of them, ties by the lower.
     assert policy.propose(step([[0, 1]], pass_index=1), Now()).tolist() == [6 + 3, 6 + 4]
-    # A decode step that uses 5 twice more turns the order.
+    # A decode step that uses 5 twice more reverses the order.
     policy.propose(step([[5, 1], [5, 1]], layer=1, pass_index=1), Now())
     assert policy.propose(step([[0, 1]], pass_index=2), Now()).tolist() == [6 + 5, 6 + 1]
     # Layer 2 wraps to layer 0, where 0 was used four times and 1 three times.

@@ -36,7 +36,7 @@ def test_uniform_is_the_widest_that_fits() -> None:
     assert shadow("shadow:bits=uniform").share(18 * 40).shadows.tolist() == [4] * 18
 
 
-def test_mixed_gives_the_bits_to_whom_the_model_uses_most() -> None:
+def test_mixed_gives_the_bits_to_the_experts_used_most() -> None:
     use = np.ones((3, 6))
     use[1, 4] = 100
     fast = shadow("shadow", use=use).share(18 * 10 + 30)
@@ -95,7 +95,7 @@ def test_cold_experts_get_the_prefix_split() -> None:
 
 
 def test_slots_go_where_they_spare_loads() -> None:
-    """Layers 0 and 2 gain nothing beyond one expert, layer 1 with each."""
+    """Layers 0 and 2 gain nothing beyond one expert, layer 1 gains with each."""
     flat, falling = [2.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0], [2.0, 1.8, 1.5, 1.2, 0.9, 0.5, 0.0]
     policy = parse("residency", "allocated")
     policy.prepare(SHAPE, Artefacts(loads=np.array([flat, falling, flat])))

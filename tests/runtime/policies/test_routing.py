@@ -52,7 +52,7 @@ def test_the_spread_is_a_running_mean_of_each_layer() -> None:
     policy = prepared("routing", "cache_aware:strength=0.3")
     flat = np.exp([[0.0, -0.1, -0.2, -0.3, -0.4, -1.0]])
     policy.route(step([[0, 1]] * 3, (flat / flat.sum()).tolist() * 3), resident())  # spread 1, three tokens
-    # (3 * 1 + 5) / 4 = 2, a gain of .6: expert 2 does not pass. Another layer knows nothing of it.
+    # (3 * 1 + 5) / 4 = 2, a gain of .6: expert 2 does not pass. Another layer is not affected.
     assert policy.route(step([[0, 1]], P.tolist()), resident(2)).selected.tolist() == [[0, 1]]
     assert policy.route(step([[0, 1]], P.tolist(), layer=1), resident(2)).selected.tolist() == [[0, 2]]
 
@@ -73,7 +73,7 @@ AHEAD = [[[0.4, 0.3, 0.2, 0.1, 0.0, 0.0]]]
 
 
 def test_what_was_foretold_a_layer_before_is_selected() -> None:
-    """Foretold are 0 and 1; the router then says 0 and 5. 1 had three sevenths, and weighs as 5 would have."""
+    """Layer 0 predicts 0 and 1; the router then selects 0 and 5. 1 had three sevenths, and weighs as 5 would have."""
     policy = prepared("routing", "pre_gated")
     first = step([[2, 3]], weights=[[0.6, 0.4]], predicted=AHEAD)
     assert policy.route(first, resident()) is first, "no layer comes before"

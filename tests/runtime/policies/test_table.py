@@ -66,7 +66,7 @@ def test_every_preset_builds_and_names_its_paper() -> None:
 
 
 def test_policies_outside_routing_know_only_the_standard_library_and_numpy() -> None:
-    """Compiled loops stand in files of their own, which nobody imports before a policy that has some is used."""
+    """Compiled loops are in modules of their own, imported only once a policy that has some is used."""
     allowed = {"numpy", "artifacts", "runtime.policies", *sys.stdlib_module_names}
     folder = Path(policies.__file__).parent
     for path in folder.rglob("*.py"):
@@ -76,7 +76,7 @@ def test_policies_outside_routing_know_only_the_standard_library_and_numpy() -> 
             assert any(name == a or name.startswith(f"{a}.") for a in allowed), f"{path.name} imports {name}"
 
 
-def test_only_who_computes_with_compiled_loops_imports_numba() -> None:
+def test_only_policies_with_compiled_loops_import_numba() -> None:
     code = (
         "import sys\n"
         "from artifacts.shape import Shape\n"

@@ -1,5 +1,5 @@
-"""Costs that only an emulated machine has: near experts computed by whoever computes, few bits that are not as fast as
-they are small, policies' own work."""
+"""Costs that only an emulated machine has: near experts on the computing thread, few bits that save less time than
+bytes, and the policies' own time."""
 
 from dataclasses import replace
 
@@ -28,7 +28,7 @@ def ms(costs: Costs, **policies: str) -> float:
     return tried.run(Setting("one", policies=policies, budget="50%")).times["tpot_ms"] / 1e3
 
 
-def test_near_experts_take_time_of_whoever_computes() -> None:
+def test_near_experts_take_time_of_the_computing_thread() -> None:
     """Two layers of two experts that are all near: nothing else is computed."""
     all_near = {"miss": "near:fill=no"}
     assert ms(COSTS, **all_near) == pytest.approx(20)

@@ -1,4 +1,4 @@
-"""Dials found again from what they do."""
+"""Dials of synthetic traces recovered from their effects."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Costs from a hardware profile: a step takes on virtual time what it took when measured."""
+"""Costs from a hardware profile: a step takes as long on virtual time as it did when measured."""
 
 from dataclasses import replace
 
@@ -12,7 +12,7 @@ from artifacts.shape import Shape
 from artifacts.traces.trace import DECODE
 from runtime.control.plan import Place, Plan, Wave
 from runtime.replay.measured_machine import costs_of, machine_of
-from runtime.replay.virtual_time import Timing
+from runtime.replay.virtual_time import ReplayTiming
 from tests.helpers.measured import made
 
 SHAPE = Shape(num_layers=2, num_experts=4, top_k=2, expert_nbytes=100)
@@ -21,7 +21,7 @@ ATTENTION, MOE, HEAD, HOST = 10, 12, 3, 9
 
 
 def step_seconds(wave: Wave) -> float:
-    timing = Timing(costs_of(made(), SHAPE), SHAPE.num_experts, {16: 100})
+    timing = ReplayTiming(costs_of(made(), SHAPE), SHAPE.num_experts, {16: 100})
     timing.begin_pass(DECODE, 1)
     timing.step(Plan(0, np.zeros((1, 2), np.int64), None, (wave,), (), (), ()))
     timing.end_pass()
@@ -33,8 +33,8 @@ def test_a_step_with_all_its_experts() -> None:
 
 
 def test_a_step_with_none_of_its_experts() -> None:
-    """The link brings the first while the engine works on the second; both then compute, the second once it has landed,
-    a second after the first is done."""
+    """The link loads the first expert while the engine works on the second load; both are then computed, the second
+    once it has arrived, a second after the first is done."""
     assert step_seconds(Wave((), BOTH)) == pytest.approx(ATTENTION + MOE + 2 * HOST + 1)
 
 
@@ -44,11 +44,11 @@ def test_a_load_takes_latency_bytes_and_the_engines_work() -> None:
     assert not costs_of(made(), SHAPE, link="ram").reads_whole
     older = replace(made(), loads=tuple(replace(load, host=None, latency=None) for load in made().loads))
     costs = costs_of(older, SHAPE)
-    assert (costs.load_s, costs.load_latency_s, costs.host_s) == (5.0, 0.0, 9.0)  # of the miss what the link is not
+    assert (costs.load_s, costs.load_latency_s, costs.host_s) == (5.0, 0.0, 9.0)  # host: the miss less its load
 
 
 def test_experts_faster_together_than_alone() -> None:
-    """They are never said to take longer than their layer did."""
+    """One expert never costs more than its layer did."""
     costs = costs_of(made(), Shape(num_layers=2, num_experts=4, top_k=4, expert_nbytes=100))
     assert costs.expert.memory_s == pytest.approx(12 / 4)
     assert costs.rest.memory_s == pytest.approx(ATTENTION)
@@ -56,7 +56,7 @@ def test_experts_faster_together_than_alone() -> None:
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0])
 def test_a_difference_that_noise_made_nothing_of(seconds: float) -> None:
-    """What one expert took by itself is left to go by."""
+    """The time of a single expert is used instead."""
     one, *more = made().compute
     noisy = replace(made(), compute=(replace(one, moe=replace(one.moe, median=seconds)), *more))
     costs = costs_of(noisy, SHAPE)
@@ -72,7 +72,7 @@ def test_more_tokens() -> None:
 
 
 def test_near_experts_take_time_of_the_cores_that_compute_unless_those_are_a_gpus() -> None:
-    """One thread computes both, and one after the other."""
+    """One thread computes both, one after the other."""
     costs = costs_of(made(), SHAPE)
     assert (costs.near, costs.near_host.memory_s) == (Work(0.0), 6.0)
     on_gpu = costs_of(replace(made(), conditions=made().conditions | {"device": "cuda"}), SHAPE)
@@ -87,8 +87,8 @@ def test_another_link() -> None:
 
 
 def test_an_emulated_link_keeps_its_rate_and_leaves_work_to_compute() -> None:
-    """100 bytes at 25 a second, half a second before them. Of the 9 s of work on each, deciding is 2 and copying 1; of
-    7 s until it is there the link is not 2.5."""
+    """100 bytes at 25 a second, after half a second of latency. Of 9 s of work on each load, deciding takes 2 and
+    copying 1; of the 7 s until it arrives, 2.5 are not the link's."""
     disk = made().loads[0]
     emulated = replace(disk, link="25B/s+500ms", seconds=replace(disk.seconds, median=7.0))
     told = {"deciding": {EACH_LOAD: 2.0, "prefetch next_gate": 0.5}}

@@ -48,7 +48,7 @@ HIDDEN = 32  # of the checkpoints
 
 
 def random_maps(shape: Shape) -> ExpertMaps:
-    """Room for ten, seven of them there: a run that learns fills it and goes on."""
+    """Return a store for ten maps with seven in it: a run that learns fills it and goes on."""
     rng = np.random.default_rng(1)
     maps = ExpertMaps(10, num_layers=shape.num_layers, num_experts=shape.num_experts, hidden=HIDDEN, distance=1)
     maps.add(rng.normal(size=(7, HIDDEN)), rng.dirichlet(np.ones(shape.num_experts), (7, shape.num_layers)))
@@ -65,7 +65,7 @@ def random_predictors(shape: Shape, distance: int = 2) -> Predictors:
 def live_and_replayed(
     opened: MoeModel, settings: Settings, known: Artefacts, path: Path
 ) -> tuple[Controller, Controller]:
-    """A prompt, tokens after it, then a padded batch; and the same by its trace, through Parquet at `path` and back."""
+    """Run a prompt, tokens after it, then a padded batch; then replay its trace, through Parquet at `path` and back."""
     mask = torch.ones(3, 7, dtype=torch.int64)
     mask[1, :3] = 0
     with Session(opened, settings, artefacts=known) as session:
@@ -132,7 +132,7 @@ def test_a_trace_of_another_model_is_refused(checkpoint: Checkpoint) -> None:
 
 
 def test_what_a_pass_was_given_is_recorded(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    """Means over each request's own tokens, padding left out; a replay's steps carry them."""
+    """Embeddings are means over each request's own tokens without padding; a replay's steps carry them."""
     opened = open_model(str(checkpoint("olmoe")))
     ids, mask = torch.randint(3, VOCABULARY, (2, 5)), torch.ones(2, 5, dtype=torch.int64)
     mask[0, :3] = 0
@@ -149,10 +149,10 @@ def test_what_a_pass_was_given_is_recorded(checkpoint: Checkpoint, tmp_path: Pat
 
 
 @pytest.mark.parametrize("lag", [0, 1])
-def test_who_searches_maps_slowly_decides_the_same(
+def test_a_slow_search_of_maps_decides_the_same(
     checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lag: int
 ) -> None:
-    """Live on a thread that takes its time, learning; then at once, through Parquet."""
+    """A live run learns with a slow thread; the replay, through Parquet, searches at once."""
     opened = open_model(str(checkpoint("olmoe")))
     maps = {"prefetch": f"map:distance=1,lag={lag}", "eviction": f"map:lag={lag}"}
     settings = Settings(preset="fmoe", policies=maps, budget="50%", window="5KiB", link="1GB/s", learn=True)

@@ -1,4 +1,4 @@
-"""Virtual time on examples worked by hand. An expert computes for 2 s, loads for 5 s and takes 3 s near its memory; a
+"""Virtual time on examples worked by hand. An expert computes for 2 s, loads for 5 s and takes 3 s in the near tier; a
 layer takes 1 s before its experts, a pass half a second after its layers."""
 
 from dataclasses import replace
@@ -12,7 +12,7 @@ from artifacts.modelshapes.known import MODELS
 from artifacts.traces.trace import DECODE, PREFILL
 from runtime.control.plan import NO_SLOT, Place, Plan, Wave
 from runtime.control.split_solver import latencies_of
-from runtime.replay.virtual_time import Timing
+from runtime.replay.virtual_time import ReplayTiming
 
 COSTS = Costs(expert=Work(2, 1), load_s=5, load_latency_s=0, near=Work(3), rest=Work(1), head=Work(0.5))
 NUM_EXPERTS = 8
@@ -20,12 +20,12 @@ NBYTES = {16: 1600, 4: 400, 2: 200}
 
 
 def places(*slots: int, bits: int = 16) -> tuple[Place, ...]:
-    """Expert i lies in slot i."""
+    """Return places: expert i is in slot i."""
     return tuple(Place(slot, slot, bits) for slot in slots)
 
 
 def elsewhere(*experts: int, bits: int = 16) -> tuple[Place, ...]:
-    """Without a slot: near, or on the replica that stays."""
+    """Return places without a slot: near, or on resident replicas."""
     return tuple(Place(expert, NO_SLOT, bits) for expert in experts)
 
 
@@ -40,8 +40,8 @@ def plan(
 
 
 def taken(*plans: Plan, costs: Costs = COSTS) -> tuple[float, float]:
-    """Seconds of one pass, its head left out, and the stall in it."""
-    timing = Timing(costs, NUM_EXPERTS, NBYTES)
+    """Return the seconds of one pass without its head, and the stall in it."""
+    timing = ReplayTiming(costs, NUM_EXPERTS, NBYTES)
     timing.begin_pass(DECODE, 1)
     for step in plans:
         timing.step(step)
@@ -55,32 +55,32 @@ def test_residents_are_computed_while_a_load_is_under_way() -> None:
 
 
 def test_loads_come_one_after_another() -> None:
-    """They land at 6 and 11."""
+    """They arrive at 6 and 11."""
     assert taken(plan(Wave((), places(0, 1)))) == (13, 5 + 3)
 
 
 def test_a_segment_loads_and_computes_its_share() -> None:
-    """The top, 0.4 of the expert, computes from 1 to 1.8; the bottom lands at 1 + 3 and takes 1.2 s."""
+    """The top, 0.4 of the expert, computes from 1 to 1.8; the bottom arrives at 1 + 3 and takes 1.2 s."""
     top, bottom = Place(0, 0, share=0.4), Place(0 + NUM_EXPERTS, 1, share=0.6)
     seconds, stall_s = taken(plan(Wave((top,), (bottom,))))
     assert seconds == pytest.approx(1 + 3 + 1.2) and stall_s == pytest.approx(4 - 1.8)
 
 
 def test_a_demand_load_waits_for_the_prefetch_in_flight() -> None:
-    """The prefetch lands at 6 and is computed until 8, the load lands at 11."""
+    """The prefetch arrives at 6 and is computed until 8, the load arrives at 11."""
     first = plan(Wave(places(0), ()), prefetches=places(5))
     assert taken(first, plan(Wave(places(5), places(2)))) == (13, 2 + 3)
 
 
 def test_a_demand_load_overtakes_queued_prefetches() -> None:
-    """5 lands at 6, the load of 2 at 11; only then 6 sets out, and it lands at 16, 2 s after its layer began."""
+    """5 arrives at 6, the load of 2 at 11; only then 6 starts, and it arrives at 16, 2 s after its layer began."""
     first = plan(Wave(places(0), ()), prefetches=places(5, 6))
     assert taken(first, plan(Wave((), places(2)))) == (13, 7)
     assert taken(first, plan(Wave((), places(2))), plan(Wave(places(6), ()))) == (18, 7 + 2)
 
 
 def test_a_prefetch_that_is_waited_for_overtakes_the_others() -> None:
-    """5 is in flight until 6; then comes 7, not 6."""
+    """5 is in flight until 6; then 7 starts, not 6."""
     first = plan(Wave(places(0), ()), prefetches=places(5, 6, 7))
     assert taken(first, plan(Wave(places(7), ()))) == (13, 7)
 
@@ -91,7 +91,7 @@ def test_a_prefetch_that_has_landed_costs_nothing() -> None:
 
 
 def test_a_slot_taken_over_takes_its_prefetch_off_the_queue() -> None:
-    """6 is no longer wanted, so what comes into its slot lands at 11 and not at 16."""
+    """6 is no longer wanted, so that the load into its slot arrives at 11 and not at 16."""
     first = plan(Wave(places(0), ()), prefetches=places(5, 6))
     second = plan(Wave((), (Place(7, 6),)))
     assert taken(first, second) == (13, 7)
@@ -99,20 +99,20 @@ def test_a_slot_taken_over_takes_its_prefetch_off_the_queue() -> None:
 
 
 def test_near_experts_are_computed_at_the_same_time() -> None:
-    """Two of them take from 1 to 7; nobody waits for the link."""
+    """Two of them take from 1 to 7; compute does not wait for the link."""
     assert taken(plan(Wave(places(0), ()), near=elsewhere(1, 2))) == (7, 0)
     assert taken(plan(near=elsewhere(1))) == (4, 0)
     assert taken(plan(Wave(places(0, 1, 2, 3), ()), near=elsewhere(4))) == (9, 0)
 
 
-def test_near_experts_of_whoever_computes_are_computed_while_a_load_is_under_way() -> None:
-    """The resident is computed until 3, the near one until 6, when the load has landed; two tokens take twice the
+def test_near_experts_of_the_computing_thread_are_computed_during_a_load() -> None:
+    """The resident is computed until 3, the near one until 6, when the load has arrived; two tokens take twice the
     arithmetic."""
     costs = replace(COSTS, near=Work(0), near_host=Work(3, 2))
     assert taken(plan(Wave(places(0), places(1)), near=elsewhere(2)), costs=costs) == (8, 0)
     assert taken(plan(near=elsewhere(2)), costs=costs) == (1 + 3, 0)
     assert taken(plan(near=elsewhere(2, bits=4)), costs=costs) == (1 + 2, 0)
-    timing = Timing(costs, NUM_EXPERTS, NBYTES)
+    timing = ReplayTiming(costs, NUM_EXPERTS, NBYTES)
     timing.begin_pass(DECODE, 1)
     timing.step(plan(Wave(places(0), places(1)), near=elsewhere(2)))
     timing.end_pass()
@@ -120,8 +120,8 @@ def test_near_experts_of_whoever_computes_are_computed_while_a_load_is_under_way
 
 
 def test_near_time_is_counted_by_itself() -> None:
-    """Two near experts in one decode step and none in the other, whatever is computed meanwhile."""
-    timing = Timing(COSTS, NUM_EXPERTS, NBYTES)
+    """Two near experts in one decode step and none in the other, whatever is computed at the same time."""
+    timing = ReplayTiming(COSTS, NUM_EXPERTS, NBYTES)
     for phase, near in ((PREFILL, (1, 2, 3)), (DECODE, (1, 2)), (DECODE, ())):
         timing.begin_pass(phase, 1)
         timing.step(plan(Wave(places(0), ()), near=elsewhere(*near)))
@@ -142,8 +142,8 @@ def test_near_memory_may_be_slower_in_arithmetic_than_in_reading() -> None:
 
 
 def test_a_load_of_the_next_wave_sets_out_when_its_slot_is_free() -> None:
-    """The resident is computed at 3, the first load lands at 6, and the second, into the resident's slot, at 11; into
-    the slot of the first load it sets out at 8."""
+    """The resident is computed at 3, the first load arrives at 6, and the second, into the resident's slot, at 11; into
+    the slot of the first load it starts at 8."""
     first = Wave(places(0), places(1))
     assert taken(plan(first, Wave((), (Place(2, 0),)))) == (13, 3 + 3)
     assert taken(plan(first, Wave((), (Place(2, 1),)))) == (15, 3 + 5)
@@ -158,7 +158,7 @@ def test_replicas_take_their_share_of_bytes() -> None:
 
 
 def test_replicas_that_stay_are_computed_while_a_load_is_under_way() -> None:
-    """Expert 1 sets out at 1, 0 is computed on its replica from 1 to 2; nobody waits, and 1 has landed at 6."""
+    """Expert 1 starts at 1, 0 is computed on its replica from 1 to 2; compute does not wait, and 1 has arrived at 6."""
     first = plan(low=elsewhere(0, bits=4), prefetches=places(1))
     assert taken(first) == (2, 0)
     assert taken(first, plan(low=elsewhere(0, 2, 3, bits=4)), plan(Wave(places(1), ()))) == (9, 0)
@@ -175,7 +175,7 @@ def test_latency_comes_with_every_transfer() -> None:
 
 
 def test_a_disk_gives_a_segment_no_sooner_than_its_expert() -> None:
-    """The bottom, 0.6 of the expert, lands after all of 5 s."""
+    """The bottom, 0.6 of the expert, arrives after all of 5 s."""
     top, bottom = Place(0, 0, share=0.4), Place(0 + NUM_EXPERTS, 1, share=0.6)
     seconds, _ = taken(plan(Wave((top,), (bottom,))), costs=replace(COSTS, reads_whole=True))
     assert seconds == pytest.approx(1 + 5 + 1.2)
@@ -185,16 +185,17 @@ def test_a_disk_gives_a_segment_no_sooner_than_its_expert() -> None:
     assert (told.load_s, told.latency_s) == (5, 0.5)
 
 
-def test_the_engine_works_on_every_load_and_nobody_computes_meanwhile() -> None:
-    """From 1 to 1.5 on expert 1, to 2 on the prefetch; 0 is computed until 4, and 1 has landed at 6.5."""
+def test_the_engine_works_on_every_load_and_does_not_compute_meanwhile() -> None:
+    """From 1 to 1.5 the engine works on expert 1, to 2 on the prefetch; 0 is computed until 4, and 1 has arrived at
+    6.5."""
     costs = replace(COSTS, host_s=0.5)
     seconds, stall_s = taken(plan(Wave(places(0), places(1)), prefetches=places(5)), costs=costs)
     assert (seconds, stall_s) == (6.5 + 2, 2.5)
 
 
 def test_compute_takes_what_a_link_leaves_to_it() -> None:
-    """What was asked for is copied from 1 to 1.5, lands at 6, is waited for until 6.25 and takes 0.75 more. What was
-    sent for ahead and has landed is copied alone."""
+    """A demand load is copied from 1 to 1.5, arrives at 6, is waited for until 6.25 and takes 0.75 more. A prefetch
+    that has arrived only takes the copy."""
     costs = replace(COSTS, copy_s=0.5, demand_s=0.75, wake_s=0.25)
     assert taken(plan(Wave((), places(1))), costs=costs) == (7 + 2, 6.25 - 1.5)
     first = plan(Wave(places(0, 1, 2, 3), ()), prefetches=places(5))
@@ -202,7 +203,7 @@ def test_compute_takes_what_a_link_leaves_to_it() -> None:
 
 
 def test_the_summary_tells_prefill_from_decode() -> None:
-    timing = Timing(COSTS, NUM_EXPERTS, NBYTES)
+    timing = ReplayTiming(COSTS, NUM_EXPERTS, NBYTES)
     for phase, tokens, resident in ((PREFILL, 4, 3), (DECODE, 2, 1), (DECODE, 2, 2)):
         timing.begin_pass(phase, tokens)
         timing.step(plan(Wave(places(*range(1, 1 + resident)), ())))
@@ -215,12 +216,12 @@ def test_the_summary_tells_prefill_from_decode() -> None:
 
 
 def test_what_a_trace_does_not_have_is_not_made_up() -> None:
-    timing = Timing(COSTS, NUM_EXPERTS, NBYTES)
+    timing = ReplayTiming(COSTS, NUM_EXPERTS, NBYTES)
     timing.begin_pass(DECODE, 1)
     timing.step(plan(Wave(places(0), ())))
     timing.end_pass()
     assert timing.summary()["ttft_ms"] is None
-    timing = Timing(COSTS, NUM_EXPERTS, NBYTES)
+    timing = ReplayTiming(COSTS, NUM_EXPERTS, NBYTES)
     timing.begin_pass(PREFILL, 1)
     timing.end_pass()
     assert timing.summary()["tpot_ms"] is timing.summary()["near_ms"] is None

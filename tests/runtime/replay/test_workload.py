@@ -1,4 +1,4 @@
-"""Settings tried on one workload: what is known of the model, what is assumed, what the bounds are."""
+"""Settings replayed on one workload: what the store has, what is assumed, and the bounds."""
 
 from dataclasses import replace
 
@@ -46,7 +46,7 @@ def test_a_budget_for_everything_leaves_nothing_to_load_twice() -> None:
 
 
 def test_what_the_store_knows_goes_before_what_is_counted() -> None:
-    """With one buddy each instead of those in the trace, fewer ranks find a stand-in."""
+    """With one stored buddy each instead of those counted in the trace, fewer ranks find a stand-in."""
     setting = Setting("buddy", policies={"miss": "buddy"}, budget="25%")
     counted, stored = workload(), None
     first = counted.run(setting)
@@ -104,7 +104,7 @@ def test_a_trace_whose_layers_count_from_one() -> None:
 
 
 def test_a_token_that_selects_an_expert_twice() -> None:
-    """It counts once, but nobody can be its own buddy."""
+    """The selection counts once, but an expert cannot be its own buddy."""
     experts = TRACE.experts.copy()
     experts[5] = experts[5, 0]
     tried = workload(trace=replace(TRACE, experts=experts))

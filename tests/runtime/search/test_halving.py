@@ -1,4 +1,4 @@
-"""Successive halving on numbers of which the best is known."""
+"""Successive halving on numbers whose best is known."""
 
 from collections.abc import Callable
 
@@ -10,7 +10,7 @@ from runtime.search.halving import Trials, climb, halve, one_by_one, rungs
 
 
 def scores(seed: int, *, noise: float) -> Callable[[int, int], float]:
-    """Candidate n is worth n; what is looked at briefly is told with an error, of the last amount none."""
+    """Candidate n is worth n; a result on a short amount has an error, on the last amount none."""
     errors = np.random.default_rng(seed).normal(0, noise, (100, 4))
     return lambda candidate, amount: candidate + (0 if amount == 27 else errors[candidate, amount % 4])
 

@@ -1,4 +1,4 @@
-"""The search on a small synthetic trace: what is best by trying everything, and the same again for a seed."""
+"""The search on a small synthetic trace: it finds what trying everything finds, and the same again for a seed."""
 
 from dataclasses import replace
 from itertools import product
@@ -16,7 +16,7 @@ from artifacts.traces.synthetic import Dials, generate
 from artifacts.traces.trace import PREFILL, cut_by_request, is_one_by_one
 from runtime.policies.base import Artefacts
 from runtime.search.halving import one_by_one
-from runtime.search.results import Plan, Scale, Tried
+from runtime.search.results import LossScale, SearchPlan, Tried
 from runtime.search.search import Search
 from runtime.search.space import Combination
 
@@ -28,7 +28,7 @@ FAST = [
     for prefetch, eviction, miss in product(("none", "next_gate"), ("lru", "lfu"), ("fetch", "near"))
 ]
 LOSSY = [Combination(miss=miss, eviction=eviction) for miss in ("drop:rank=2", "zero") for eviction in ("lru", "lfu")]
-PLAN = Plan(candidates=8, passes=200, climbing=4, seed=0, max_loss=0.5)
+PLAN = SearchPlan(candidates=8, passes=200, climbing=4, seed=0, max_loss=0.5)
 
 
 def similar(left_out: float = 0.01) -> Similarity:
@@ -40,7 +40,7 @@ def similar(left_out: float = 0.01) -> Similarity:
 def search(**changed: object) -> Search:
     known = {"artefacts": Artefacts(), "budget": "25%", "similarity": similar()} | changed
     found = Search(TRACE, MODEL, machine("rtx3090-pcie4"), **known)
-    found.scale = Scale(few_bits=1.0, replaced=1.0)
+    found.scale = LossScale(few_bits=1.0, replaced=1.0)
     return found
 
 
@@ -72,7 +72,7 @@ def test_what_the_store_or_the_trace_lacks_is_left_out_and_counted() -> None:
 
 
 def test_losses_come_from_the_tables() -> None:
-    """Every dropped rank of a decoded token costs what it costs to be left out, more in earlier layers."""
+    """Every dropped rank of a decoded token costs what the similarity table says, more in earlier layers."""
     drop = Combination(miss="zero:fill=no")
     outcome = search().replay(drop, 60)
     tripled = search(similarity=similar(0.03)).replay(drop, 60)
@@ -81,7 +81,7 @@ def test_losses_come_from_the_tables() -> None:
     with pytest.raises(BadInput, match="moectl profile"):
         search(similarity=None).replay(drop, 60)
     unscaled = search()
-    unscaled.scale = Scale()
+    unscaled.scale = LossScale()
     assert unscaled.replay(drop, 60).loss is None
 
 
@@ -116,8 +116,8 @@ def test_traces_of_one_request_at_a_time_are_told_from_batches() -> None:
     assert not is_one_by_one(TRACE.take(np.flatnonzero(TRACE.phase == PREFILL)))
 
 
-def test_whoever_replays_it_finds_the_same() -> None:
-    """All at once and in another order, by one like it."""
+def test_a_search_finds_the_same_with_any_replayer() -> None:
+    """A similar search replays all combinations at once and in another order."""
     few = replace(PLAN, candidates=3, climbing=6, passes=30)
     here, other = search(), search()
     elsewhere = other.apart()

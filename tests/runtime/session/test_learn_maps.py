@@ -18,7 +18,7 @@ from artifacts.store.expert_maps import COMMAND, LEARN, TABLE, map_rows, stored_
 from artifacts.store.runs import RunInfo, utc_now
 from artifacts.store.store import Store
 from moectl.commands.run import keeping_maps
-from runtime.policies.shared.maps import Learned
+from runtime.policies.shared.maps import LearnedMaps
 from runtime.session.generate import Sampling
 from runtime.session.learn_maps import WrittenMaps
 from runtime.session.session import Session
@@ -56,7 +56,7 @@ def test_the_next_run_begins_with_the_learned_maps(built: Path) -> None:
     keep(built, learned(2, 1, maps), 2)
     maps, _, runs = read(built)
     assert (len(maps), runs) == (6, [(1, COMMAND), (3, LEARN)]), "run 3 replaces run 2, and the built maps stay"
-    assert keep(built, Learned(maps, *np.zeros((2, 0), np.int64), 0), 3) is None
+    assert keep(built, LearnedMaps(maps, *np.zeros((2, 0), np.int64), 0), 3) is None
 
 
 def test_of_two_runs_on_one_store_neither_is_lost(built: Path) -> None:
@@ -129,7 +129,7 @@ import resource
 from artifacts.errors import Problem
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 large = ExpertMaps(9000, num_layers=2, num_experts=4, hidden=HIDDEN, distance=1)
-many = Learned(maps_of(1, 9000, large), np.arange(9000), np.zeros((9000, 2)), 9000)
+many = LearnedMaps(maps_of(1, 9000, large), np.arange(9000), np.zeros((9000, 2)), 9000)
 limit = Path(sys.argv[1]).stat().st_size + 200_000
 resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 try:

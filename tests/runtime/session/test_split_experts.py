@@ -14,8 +14,8 @@ from artifacts.shape import Shape
 from artifacts.splits.solve import SolvedSplit
 from runtime.control.build import build_controller
 from runtime.control.cache import LOADING, RESIDENT, Cache
-from runtime.control.devices import Partitions
 from runtime.control.plan import Plan
+from runtime.control.pools import Partitions
 from runtime.control.segments import Segments, segment_pools
 from runtime.control.sizes import budget_nbytes
 from runtime.model.arithmetic import expert_forward

@@ -1,16 +1,16 @@
-"""Jobs are done once and in order, whoever does them; what they raise reaches who asks."""
+"""Jobs are done once and in order, by the thread or the caller; what they raise reaches the caller."""
 
 import threading
 import time
 
 import pytest
 
-from runtime.policies.shared.background import Jobs
+from runtime.policies.shared.background import BackgroundJobs
 
 
 @pytest.mark.parametrize("in_background", [False, True])
 def test_jobs_are_done_once_and_in_order(in_background: bool) -> None:
-    jobs, done = Jobs(), []
+    jobs, done = BackgroundJobs(), []
     if in_background:
         jobs.run_in_background()
     for batch in range(50):
@@ -23,8 +23,8 @@ def test_jobs_are_done_once_and_in_order(in_background: bool) -> None:
     assert done == list(range(500))
 
 
-def test_who_asks_does_not_wait_for_a_thread_that_is_busy_elsewhere() -> None:
-    jobs, did = Jobs(), []
+def test_a_caller_does_not_wait_for_a_thread_that_is_busy_elsewhere() -> None:
+    jobs, did = BackgroundJobs(), []
     first = jobs.add(lambda: did.append(threading.current_thread().name))
     assert not did, "nobody has asked"
     jobs.answer(first)
@@ -38,8 +38,8 @@ def test_who_asks_does_not_wait_for_a_thread_that_is_busy_elsewhere() -> None:
     assert did[1] == "matching", "nobody has asked, and it is done all the same"
 
 
-def test_what_a_job_raises_reaches_who_asks() -> None:
-    jobs = Jobs()
+def test_what_a_job_raises_reaches_the_caller() -> None:
+    jobs = BackgroundJobs()
     failed, other = jobs.add(lambda: 1 / 0), jobs.add(lambda: 7)
     assert jobs.answer(other) == 7
     with pytest.raises(ZeroDivisionError):

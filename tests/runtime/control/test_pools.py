@@ -1,4 +1,4 @@
-"""Experts dealt out to devices: who gets which slots, and that nobody is ever resident on another's."""
+"""Experts dealt out to devices: the slots of each device, and that no expert is ever resident on another device."""
 
 from dataclasses import replace
 
@@ -12,12 +12,11 @@ from artifacts.quantisation.replicas import Replicas
 from artifacts.shape import Shape
 from runtime.control import sizes as budget
 from runtime.control.build import build_controller
-from runtime.control.devices import Partitions, check_each_has_a_slot
-from runtime.control.pools import Pool, whole_experts
+from runtime.control.pools import Partitions, Pool, check_each_has_a_slot, whole_experts
 from runtime.policies import build, parse
 from runtime.policies.base import Artefacts, Residents, Step, fitting
-from runtime.policies.miss.missing import beyond_free
-from runtime.policies.miss.near import Near
+from runtime.policies.miss.near import NearMiss
+from runtime.policies.miss.shared import beyond_free
 from runtime.policies.presets import Scope
 from tests.runtime.policies.contract import PLAIN, Case, keep_the_contract, routed
 
@@ -79,17 +78,17 @@ def test_devices_have_pools_of_their_own() -> None:
     assert partitions.hops.tolist() == [0, 1, 0, 1, 0] and Partitions(5).hops is None
 
 
-def test_there_is_room_for_who_comes_first_on_each_device() -> None:
+def test_there_is_room_for_the_first_experts_of_each_device() -> None:
     assert fitting([5, 1, 2, 3, 0, 4], (1, 2)) == [5, 1, 2]
     assert fitting([5, 1, 2], (2,)) == [5, 1]
     assert fitting([], (0, 0, 0)) == []
 
 
 def test_an_empty_slot_is_for_experts_of_its_device() -> None:
-    """Of three that are missing, 0 and 2 belong to a device that is full."""
+    """Of three missing experts, 0 and 2 belong to a device that is full."""
     step = Step(0, 1, 0, np.array([[0, 1], [0, 2]]), np.full((2, 2), 0.5, np.float32))
     there = Residents(np.zeros(6, bool), np.ones(6, bool), (0, 1))
-    assert Near().choose(step, there).near == {0, 2}
+    assert NearMiss().choose(step, there).near == {0, 2}
     assert beyond_free(step, there, fill=True).tolist() == [[True, False], [True, True]]
     shadow = parse("miss", "shadow:margin=99")
     loss = np.ones((1, 6, 4))
@@ -119,8 +118,8 @@ POLICIES = (
 
 
 def spread(case: Case, count: int) -> Case:
-    """On so many devices, or as many as there are experts, with room for one of each layer everywhere, thrice that
-    where experts are to be cut."""
+    """Spread a case over `count` devices, at most one for each expert, with room for one expert of each layer on all of
+    them, three where experts are cut."""
     count, per_layer = min(count, case.shape.num_experts), case.num_slots // case.shape.num_layers
     slots = min(max(per_layer, 3 * count), case.shape.num_experts)
     return replace(case, num_slots=slots * case.shape.num_layers, num_devices=count)
@@ -133,14 +132,14 @@ def test_an_expert_is_resident_on_its_own_device_only(texts: dict[str, str], cas
     case = spread(case, count)
     try:
         keep_the_contract(case, **texts)
-    except BadUsage as problem:  # a split whose tops or bottoms are fewer than the devices
+    except BadUsage as problem:  # a split with fewer tops or bottoms than devices
         assert "residency" in texts and "leaves device" in str(problem)
 
 
 @given(st.integers(2, 3), st.integers(0, 2**32 - 1))
 @settings(max_examples=40, deadline=None)
 def test_a_device_is_a_cache_of_its_own(count: int, seed: int) -> None:
-    """On demand, by LRU, each device hits and misses as one would that had its experts and slots alone."""
+    """With demand loads and LRU, each device hits and misses as a single device with its experts and slots would."""
     rng, shape = np.random.default_rng(seed), Shape(2, 7, 2, 100)
     owner = build_controller(
         build(PLAIN), shape, num_slots=4 * count, scope=Scope.LAYER, window=0, artefacts=Artefacts(), num_devices=count
@@ -170,7 +169,7 @@ def test_a_device_is_a_cache_of_its_own(count: int, seed: int) -> None:
 
 @pytest.mark.parametrize(("kappa", "devices", "after"), [(0.0, 2, 1), (0.5, 2, 2), (0.5, 1, 1)])
 def test_a_buddy_farther_away_is_worth_less(kappa: float, devices: int, after: int) -> None:
-    """Of two buddies of expert 0 the better, 1, is on the other device: half of its .6 is less than the .4 of 2."""
+    """The better of two buddies of expert 0, 1, is on the other device: half of its .6 is less than the .4 of 2."""
     shape = Shape(1, 6, 2, 100)
     known = Artefacts(
         buddies=np.tile([1, 2], (1, 6, 1)), buddy_q=np.tile([0.6, 0.4], (1, 6, 1)), entropy=np.zeros((1, 101))
@@ -188,7 +187,7 @@ def test_a_buddy_farther_away_is_worth_less(kappa: float, devices: int, after: i
     weights = np.full((1, 2), 0.5, np.float32)
     for selected in ([4, 1], [4, 2]):
         owner.step(Step(0, 1, 0, np.array([selected]), weights))
-    owner._miss.beta = 0.9  # only now: what came before is to be fetched
+    owner._miss.beta = 0.9  # set late: the experts before are to be fetched
     plan = owner.step(Step(0, 1, 0, np.array([[4, 0]]), weights))
     assert plan.selected.tolist() == [[4, after]]
 
