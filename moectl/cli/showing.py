@@ -24,7 +24,7 @@ def _inspect(
     run: RunId = None,
     layer: Annotated[int | None, typer.Option(min=0, help="One layer in detail.")] = None,
     heatmap: Annotated[bool, typer.Option("--heatmap", help="A picture instead of a table.")] = False,
-    png: Annotated[Path | None, typer.Option(help="Write that picture to this file, .png or .svg.")] = None,
+    picture: Annotated[Path | None, typer.Option(help="Write that picture to this SVG file.")] = None,
     verify: Annotated[bool, typer.Option("--verify", help="Of store and replicas: read it all and compare.")] = False,
     data: Annotated[str, typer.Option(help="Held-out text, for substitution and precision.")] = "builtin:held-out",
     tokens: Annotated[int, typer.Option(min=2, help="Tokens of it.")] = 4096,
@@ -42,12 +42,12 @@ def _inspect(
     json: Json = False,
 ) -> None:
     """Show what a store holds, or what moectl knows, as a table or as a heatmap; or price substitution or few bits."""
-    if png is not None:
+    if picture is not None:
         from moectl.commands.inspect import refuse_picture
         from moectl.show.pictures import check_picture
 
         refuse_picture(name)
-        check_picture(png)
+        check_picture(picture)
     if name == "substitution":
         from moectl.commands import substitution as pricing
 
@@ -82,8 +82,8 @@ def _inspect(
 
     verb.refuse_model(name, model)
     view = verb.inspect(name, store, run=run, layer=layer, verify=verify)
-    if png is not None:
-        verb.picture(view, png)
+    if picture is not None:
+        verb.picture(view, picture)
         return
     verb.show(view, heatmap=heatmap, as_json=json)
 

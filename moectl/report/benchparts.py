@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from html import escape
 
 from artifacts.shape import FULL_BITS
-from moectl.report import charts, queries
-from moectl.report.charts import Point
+from moectl.report import queries
+from moectl.report.charts import FRAME, Point, dots, figure, loss_scale, scatter
 from moectl.report.controlparts import controls
 from moectl.report.layerparts import layers, prefetching
 from moectl.report.markup import (
@@ -22,6 +22,7 @@ from moectl.report.markup import (
     whole,
 )
 from moectl.report.reading import Job, Reading, Record, grouped, of_experts, place
+from moectl.show.svg import log_scale
 
 BENCH = "<code>moectl bench --presets all</code>"
 _TITLES = {
@@ -207,14 +208,14 @@ def _scatters(rows: Sequence[Record]) -> str:
 
 
 def _scatter(rows: Sequence[Record], all_rows: Sequence[Record]) -> str:
-    x = charts.log_scale([row["tpot_ms"] for row in all_rows], name="ms per token", **charts.across())
-    y = charts.loss_scale([row["loss"] or 0.0 for row in all_rows], name="perplexity lost", **charts.upwards())
+    x = log_scale([row["tpot_ms"] for row in all_rows], name="ms per token", **FRAME.across)
+    y = loss_scale([row["loss"] or 0.0 for row in all_rows], name="perplexity lost", **FRAME.upwards)
     known = [row for row in rows if row["loss"] is not None]
     points = [_point(row, _largest(all_rows)) for row in known]
     front = [point for row, point in zip(known, points, strict=True) if row["is_front"]]
     names = ", ".join(point.name for point in points if point.is_named)
     says = f"Milliseconds per token against perplexity lost at {place(rows[0])}; on the front: {names}"
-    return charts.scatter(place(rows[0]), points, x, y, front=front, says=says)
+    return figure(scatter(place(rows[0]), points, x, y, front=front, says=says))
 
 
 def _dots(rows: Sequence[Record]) -> str:
@@ -225,7 +226,7 @@ def _dots(rows: Sequence[Record]) -> str:
     ordered = sorted(by_preset.values(), key=lambda own: min(row["tpot_ms"] for row in own))
     points = [[_point(row, _largest(rows)) for row in own] for own in ordered]
     says = "Milliseconds per token of each preset at each budget"
-    return charts.dots("Every preset at every budget", points, "ms per token", says=says)
+    return figure(dots("Every preset at every budget", points, "ms per token", says=says))
 
 
 def _largest(rows: Sequence[Record]) -> int:

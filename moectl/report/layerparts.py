@@ -1,9 +1,10 @@
 """The parts of a report that count by layer, or what came ahead: hits, collisions, prefetches."""
 
-from moectl.report import charts, queries
-from moectl.report.charts import Bar
+from moectl.report import queries
+from moectl.report.charts import figure, legend, named_heatmap
 from moectl.report.markup import Column, Section, data, nbytes, percent, short, table, whole
 from moectl.report.reading import Job, Reading, grouped, place
+from moectl.show.charts import Bar, bars
 
 _PREFETCH = (
     Column("preset", "preset"),
@@ -35,18 +36,20 @@ def layers(reading: Reading, job: Job) -> Section:
             if not kept:
                 continue
             parts.append(
-                charts.named_heatmap(
-                    f"{place(same[0])}: {title}",
-                    [name for name, _ in kept],
-                    [[row[column] for row in own] for _, own in kept],
-                    shown=_hundredths,
-                    top=top,
-                    column="layer",
-                    says=f"{title} of each preset by layer at {place(same[0])}",
+                figure(
+                    named_heatmap(
+                        f"{place(same[0])}: {title}",
+                        [name for name, _ in kept],
+                        [[row[column] for row in own] for _, own in kept],
+                        shown=_hundredths,
+                        top=top,
+                        column="layer",
+                        says=f"{title} of each preset by layer at {place(same[0])}",
+                    )
                 )
             )
     told = "A collision is a miss on an expert evicted earlier in the same pass; presets without one are left out."
-    shades = charts.legend("100", of="hit rate") + charts.legend(data(worst, _hundredths), of="collisions")
+    shades = legend("100", of="hit rate") + legend(data(worst, _hundredths), of="collisions")
     body = f'<p>{told}</p><div class="charts">{"".join(parts)}</div>{shades}'
     return Section("layers", "Layer by layer", body, (asked,))
 
@@ -61,14 +64,16 @@ def prefetching(reading: Reading, job: Job) -> Section:
         )
         return Section("prefetch", "Prefetching", missing=missing)
     drawn = "".join(
-        charts.bars(
-            f"{place(same[0])}: used of what was prefetched",
-            [
-                Bar(row["preset"], (row["useful"], 1 - row["useful"]), percent(row["useful"]), (row["useful"],))
-                for row in same
-            ],
-            top=1.0,
-            says=f"Share of prefetched bytes that were used, by preset, at {place(same[0])}",
+        figure(
+            bars(
+                f"{place(same[0])}: used of what was prefetched",
+                [
+                    Bar(row["preset"], (row["useful"], 1 - row["useful"]), percent(row["useful"]), (row["useful"],))
+                    for row in same
+                ],
+                top=1.0,
+                says=f"Share of prefetched bytes that were used, by preset, at {place(same[0])}",
+            )
         )
         for _, same in grouped(rows, "budget", "link")
     )

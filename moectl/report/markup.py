@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from html import escape
 
 from moectl.show.render import human_bytes
+from moectl.show.svg import exact
 
 Record = Mapping[str, object]
 Format = Callable[[object], str]
@@ -60,11 +61,6 @@ def whole(value: object) -> str:
 def data(value: object, shown: Format = short) -> str:
     """A number as read and as meant."""
     return f'<data value="{exact(value)}">{escape(shown(value))}</data>'
-
-
-def exact(value: object) -> str:
-    """As a query gives it."""
-    return escape(repr(value) if isinstance(value, float) else str(value))
 
 
 def code(text: object) -> str:

@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 
-from moectl.report import charts, queries
-from moectl.report.charts import Bar
+from moectl.report import queries
+from moectl.report.charts import figure, legend
 from moectl.report.markup import Column, Section, data, nbytes, short, table, times, whole
 from moectl.report.reading import Reading, Record, grouped
+from moectl.show.charts import Bar, bars, heatmap
 
 _MOST_LAYERS = 3
 _PAIRS = (
@@ -47,15 +48,17 @@ def _use(reading: Reading) -> Section:
     asked = queries.USE.format(run=run)
     rows = reading.rows(asked)
     top = max(row["times_even"] for row in rows)
-    chart = charts.heatmap(
-        "Tokens of each expert, in times of even use",
-        _matrix(rows, "layer", "expert", "times_even"),
-        top=top,
-        row="layer",
-        column="expert",
-        says="How often each expert of each layer was selected",
+    chart = figure(
+        heatmap(
+            "Tokens of each expert, in times of even use",
+            _matrix(rows, "layer", "expert", "times_even"),
+            top=top,
+            row="layer",
+            column="expert",
+            says="How often each expert of each layer was selected",
+        )
     )
-    return Section("use", "Use of experts", f"{chart}{charts.legend(data(top, times))}", (asked,))
+    return Section("use", "Use of experts", f"{chart}{legend(data(top, times))}", (asked,))
 
 
 def _together(reading: Reading) -> Section:
@@ -94,15 +97,17 @@ def _loss(reading: Reading) -> Section:
     drawn = []
     for (bits,), own in grouped(rows, "bits"):
         top = max(row["relative"] for row in own)
-        chart = charts.heatmap(
-            f"{bits} bits: relative error of experts' outputs",
-            _matrix(own, "layer", "expert", "relative"),
-            top=top,
-            row="layer",
-            column="expert",
-            says=f"Relative error of each expert at {bits} bits",
+        chart = figure(
+            heatmap(
+                f"{bits} bits: relative error of experts' outputs",
+                _matrix(own, "layer", "expert", "relative"),
+                top=top,
+                row="layer",
+                column="expert",
+                says=f"Relative error of each expert at {bits} bits",
+            )
         )
-        drawn.append(f"<div>{chart}{charts.legend(data(top))}</div>")
+        drawn.append(f"<div>{chart}{legend(data(top))}</div>")
     lines = table(reading.rows(means), _LOSS, label="Error and size by bits")
     return Section("loss", title, f'<div class="charts">{"".join(drawn)}</div>{lines}', (asked, means))
 
@@ -113,19 +118,21 @@ def _splits(reading: Reading) -> Section:
         return _missing("splits", title, "moectl split --machine NAME")
     asked = queries.SPLITS.format(run=run)
     rows = reading.rows(asked)
-    chart = charts.bars(
-        "Experts of each layer in the fast tier: whole ones' worth, and what is cut off those that are cached",
-        [
-            Bar(
-                f"layer {row['layer']}",
-                (row["budget"], max(row["cache_size"] - row["budget"], 0)),
-                f"{short(row['budget'])} of {row['cache_size']}, theta {short(row['theta'])}",
-                (row["budget"], row["cache_size"], row["theta"]),
-            )
-            for row in rows
-        ],
-        top=max(max(row["budget"], row["cache_size"]) for row in rows),
-        says="Budget and cached experts of each layer",
+    chart = figure(
+        bars(
+            "Experts of each layer in the fast tier: whole ones' worth, and what is cut off those that are cached",
+            [
+                Bar(
+                    f"layer {row['layer']}",
+                    (row["budget"], max(row["cache_size"] - row["budget"], 0)),
+                    f"{short(row['budget'])} of {row['cache_size']}, theta {short(row['theta'])}",
+                    (row["budget"], row["cache_size"], row["theta"]),
+                )
+                for row in rows
+            ],
+            top=max(max(row["budget"], row["cache_size"]) for row in rows),
+            says="Budget and cached experts of each layer",
+        )
     )
     key = '<p class="quiet"><i class="key p0"></i>resident <i class="key p1"></i>cut off, prefetched</p>'
     return Section("splits", title, f"{chart}{key}{table(rows, _SPLITS, label='Splits by layer')}", (asked,))
@@ -136,18 +143,20 @@ def _squares(rows: Sequence[Record], value: str, meaning: str, *, limit: float |
     known = [row[value] for row in rows if row[value] is not None]
     top = max(known, default=1.0)
     drawn = "".join(
-        charts.heatmap(
-            f"layer {layer}",
-            _matrix(own, "i", "j", value),
-            top=min(top, limit or top),
-            row="i",
-            column="j",
-            says=f"{meaning}, layer {layer}",
+        figure(
+            heatmap(
+                f"layer {layer}",
+                _matrix(own, "i", "j", value),
+                top=min(top, limit or top),
+                row="i",
+                column="j",
+                says=f"{meaning}, layer {layer}",
+            )
         )
         for (layer,), own in grouped(rows, "layer")
     )
     most = data(top) if limit is None or limit >= top else f"{limit:g} or more"
-    return f'<div class="charts small">{drawn}</div>{charts.legend(most)}'
+    return f'<div class="charts small">{drawn}</div>{legend(most)}'
 
 
 def _matrix(rows: Sequence[Record], down: str, across: str, value: str) -> list[list[float | None]]:

@@ -36,7 +36,10 @@ def render(store: Store, *, job: str | None = None, model_id: str | None = None)
     named = _named(reading)
     sections = [named(part) for part in (*bench_sections(reading), *model_sections(reading), _receipt(reading))]
     title, head = _head(reading)
-    style = files("moectl.report").joinpath("style.css").read_text(encoding="utf-8")
+    style = "".join(
+        files(f"moectl.{room}").joinpath(name).read_text(encoding="utf-8")
+        for room, name in (("show", "charts.css"), ("report", "style.css"))
+    )
     links = "".join(f'<a href="#{part.key}">{escape(part.title)}</a>' for part in sections)
     body = "".join(map(section, sections))
     return (
