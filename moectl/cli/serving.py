@@ -73,5 +73,5 @@ def _serve(
         device=device,
         threads=threads,
     )
-    limits = verb.Limits(num_rows=rows, num_waiting=queue, max_tokens=max_new_tokens)
+    limits = verb.ServerLimits(num_rows=rows, num_waiting=queue, max_tokens=max_new_tokens)
     verb.serve_command(model, settings, limits, host=host, port=port, api_key=api_key, store=store, base=base)

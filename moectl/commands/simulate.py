@@ -10,7 +10,7 @@ from artifacts.quantisation.replicas import check_base
 from artifacts.shape import FULL_BITS
 from artifacts.traces.trace import Trace
 from moectl.shared.trace_source import Source, of_base, open_source, placed
-from moectl.show.devices import devices_sheet
+from moectl.show.counters import devices_sheet
 from moectl.show.render import NumBytes, Sheet, human_bytes, show_json, show_sheet
 from runtime.control import sizes
 from runtime.control.counters import hit_rate

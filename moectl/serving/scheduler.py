@@ -7,8 +7,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 from artifacts.errors import Problem
+from moectl.serving.guard import ServerLimits
 from moectl.serving.jobs import Failed, Job, Switch
-from moectl.serving.limits import Limits
 from moectl.serving.row import Row
 from moectl.serving.tally import Tally
 from runtime.session.interleave import Interleave
@@ -32,7 +32,7 @@ class Closing(Exception):
 class Scheduler:
     """`build` makes a session run by a preset; there is one at a time, and no other thread runs its model."""
 
-    def __init__(self, build: Callable[[str], Session], preset: str, limits: Limits) -> None:
+    def __init__(self, build: Callable[[str], Session], preset: str, limits: ServerLimits) -> None:
         self.preset, self.limits = preset, limits
         self.session: Session
         self.receipt: dict[str, object]

@@ -13,7 +13,7 @@ from openai import OpenAI, Stream
 
 from moectl.commands import serve
 from moectl.serving.app import Serving
-from moectl.serving.limits import Limits
+from moectl.serving.guard import ServerLimits
 from moectl.serving.scheduler import Scheduler
 from runtime.model.open import MoeModel
 from runtime.session.session import Settings
@@ -37,7 +37,7 @@ class Running:
 
 
 @contextmanager
-def serving(opened: MoeModel, settings: Settings, limits: Limits, store: Path) -> Iterator[Running]:
+def serving(opened: MoeModel, settings: Settings, limits: ServerLimits, store: Path) -> Iterator[Running]:
     """Serves `opened` as model `tiny`, for whoever has the key `secret`."""
     scheduler = serve.scheduler_of(opened, "tiny", settings, limits, store=store, base=16)
     scheduler.start()

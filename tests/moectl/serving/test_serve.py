@@ -14,7 +14,7 @@ import openai
 import pytest
 from openai import OpenAI
 
-from moectl.serving.limits import Limits
+from moectl.serving.guard import ServerLimits
 from runtime.model.open import MoeModel, open_model
 from runtime.session.generate import Sampling
 from runtime.session.session import Session, Settings
@@ -24,7 +24,7 @@ from tests.helpers.browser import BROWSER, browsing
 from tests.helpers.serving import EXACT, SETTINGS, Running, rest, serving
 
 PROMPTS = ("It was a dark and stormy night;", "sheep", "An old dog by the gate and", "Return the number of", "x = 1")
-LIMITS = Limits(num_rows=3, num_waiting=3, max_tokens=200, body_nbytes=20_000)
+LIMITS = ServerLimits(num_rows=3, num_waiting=3, max_tokens=200, body_nbytes=20_000)
 
 
 @pytest.fixture(scope="module")
