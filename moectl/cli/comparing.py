@@ -175,7 +175,7 @@ def _bench(
     """Measure presets beside each other, speed next to quality. Stopped half-way, the same command goes on."""
     from moectl.commands import bench as verb
 
-    request = verb.Request(
+    request = verb.BenchRequest(
         stored=verb.stored_among(presets, store),
         presets=presets,
         budgets=budgets,
@@ -241,7 +241,7 @@ def _tune(
     from moectl.tune import table as tuneviews
     from moectl.tune.request import share
 
-    request = verb.Request(
+    request = verb.TuneRequest(
         budget=budget,
         scaled_to=scaled_to,
         link=link,

@@ -22,7 +22,7 @@ from moectl.shared.progress import progress_bar
 from moectl.shared.trace_source import on_base as traced_on_base
 from moectl.tune.distribute import spread
 from moectl.tune.prepare import known_of, parts_of, plan_for, scale_of, search_on, text_for, trace_for
-from moectl.tune.request import Request
+from moectl.tune.request import TuneRequest
 from moectl.tune.result import Pick, Tuned
 from moectl.tune.verify import checks_of, verified
 from profilers.compare.verify_search import Verifier
@@ -36,7 +36,7 @@ from runtime.session.on_base import on_base
 COMMAND = "tune"
 
 
-def tune(name: str | None, request: Request, *, store: Path, device: str, threads: int) -> Tuned:
+def tune(name: str | None, request: TuneRequest, *, store: Path, device: str, threads: int) -> Tuned:
     """Search, verify, keep. Raises BadUsage, BadInput, Incompatible."""
     torch.set_num_threads(threads)
     started_at, begin_s = utc_now(), perf_counter()
@@ -111,7 +111,7 @@ def _against(verifier: Verifier, checkpoint: MoeModel, bits: int) -> str:
 
 def _keep(
     picks: list[Pick],
-    request: Request,
+    request: TuneRequest,
     path: Path,
     name: str,
     opened: MoeModel,

@@ -1,9 +1,9 @@
-"""The parts of a report that count by layer, or what came ahead: hits, collisions, prefetches."""
+"""Sections of a report on hits and collisions by layer, and on prefetching."""
 
 from moectl.report import queries
 from moectl.report.charts import figure, legend, named_heatmap
 from moectl.report.markup import Column, Section, data, nbytes, percent, short, table, whole
-from moectl.report.reading import Job, Reading, grouped, place
+from moectl.report.reading import ReportSource, StoredBench, grouped, place
 from moectl.show.charts import Bar, bars
 
 _PREFETCH = (
@@ -17,10 +17,10 @@ _PREFETCH = (
 )
 
 
-def layers(reading: Reading, job: Job) -> Section:
-    """Hit rates and collisions."""
+def layers(source: ReportSource, job: StoredBench) -> Section:
+    """Hit rates and collisions by layer."""
     asked = queries.LAYERS.format(job=job.digest)
-    rows = reading.rows(asked)
+    rows = source.rows(asked)
     if not rows:
         return Section(
             "layers",
@@ -54,10 +54,10 @@ def layers(reading: Reading, job: Job) -> Section:
     return Section("layers", "Layer by layer", body, (asked,))
 
 
-def prefetching(reading: Reading, job: Job) -> Section:
-    """How much of what came ahead was used."""
+def prefetching(source: ReportSource, job: StoredBench) -> Section:
+    """The share of prefetched bytes that was used."""
     asked = queries.PREFETCH.format(job=job.digest)
-    rows = reading.rows(asked)
+    rows = source.rows(asked)
     if not rows:
         missing = (
             "No preset of this bench prefetched: <code>moectl bench --presets specmd,moe-infinity</code> shows some."

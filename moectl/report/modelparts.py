@@ -1,11 +1,11 @@
-"""The parts of a report that come from the model: use of experts, what goes together, stand-ins, bits, splits."""
+"""Sections of a report on the model: use of experts, co-activation, stand-ins, quantisation loss, splits."""
 
 from collections.abc import Sequence
 
 from moectl.report import queries
 from moectl.report.charts import figure, legend
 from moectl.report.markup import Column, Section, data, nbytes, short, table, times, whole
-from moectl.report.reading import Reading, Record, grouped
+from moectl.report.reading import Record, ReportSource, grouped
 from moectl.show.charts import Bar, bars, heatmap
 
 _MOST_LAYERS = 3
@@ -37,16 +37,16 @@ _SPLITS = (
 )
 
 
-def model_sections(reading: Reading) -> list[Section]:
-    return [_use(reading), _together(reading), _standins(reading), _loss(reading), _splits(reading)]
+def model_sections(source: ReportSource) -> list[Section]:
+    return [_use(source), _together(source), _standins(source), _loss(source), _splits(source)]
 
 
-def _use(reading: Reading) -> Section:
-    run = reading.newest("activations")
+def _use(source: ReportSource) -> Section:
+    run = source.newest("activations")
     if run is None:
         return _missing("use", "Use of experts", "moectl profile")
     asked = queries.USE.format(run=run)
-    rows = reading.rows(asked)
+    rows = source.rows(asked)
     top = max(row["times_even"] for row in rows)
     chart = figure(
         heatmap(
@@ -61,39 +61,39 @@ def _use(reading: Reading) -> Section:
     return Section("use", "Use of experts", f"{chart}{legend(data(top, times))}", (asked,))
 
 
-def _together(reading: Reading) -> Section:
-    title, run = "Experts selected together", reading.newest("coactivations")
+def _together(source: ReportSource) -> Section:
+    title, run = "Experts selected together", source.newest("coactivations")
     if run is None:
         return _missing("together", title, "moectl profile")
-    asked = queries.of_layers(queries.TOGETHER, run, _some_layers(reading))
+    asked = queries.of_layers(queries.TOGETHER, run, _some_layers(source))
     pairs = queries.PAIRS.format(run=run)
-    drawn = _squares(reading.rows(asked), "q", "share q of i's pairs that are with j")
+    drawn = _squares(source.rows(asked), "q", "share q of i's pairs that are with j")
     return Section(
-        "together", title, f"{drawn}{table(reading.rows(pairs), _PAIRS, label='Strongest pairs')}", (asked, pairs)
+        "together", title, f"{drawn}{table(source.rows(pairs), _PAIRS, label='Strongest pairs')}", (asked, pairs)
     )
 
 
-def _standins(reading: Reading) -> Section:
-    title, run = "Stand-ins", reading.newest("similarity")
+def _standins(source: ReportSource) -> Section:
+    title, run = "Stand-ins", source.newest("similarity")
     if run is None:
         return _missing("standins", title, "moectl profile")
-    asked = queries.of_layers(queries.STANDINS, run, _some_layers(reading))
+    asked = queries.of_layers(queries.STANDINS, run, _some_layers(source))
     best = queries.BEST_STANDINS.format(run=run)
     told = (
         "<p>What a layer's output loses when j serves in i's place, over what it loses when i is left out: "
         "below 1 a stand-in is better than none. Shades end at 2.</p>"
     )
-    drawn = _squares(reading.rows(asked), "share", "loss over that of leaving i out", limit=2.0)
-    lines = table(reading.rows(best), _STANDINS, label="Best stand-ins by layer")
+    drawn = _squares(source.rows(asked), "share", "loss over that of leaving i out", limit=2.0)
+    lines = table(source.rows(best), _STANDINS, label="Best stand-ins by layer")
     return Section("standins", title, f"{told}{drawn}{lines}", (asked, best))
 
 
-def _loss(reading: Reading) -> Section:
-    title, run = "What few bits cost", reading.newest("quant_loss")
+def _loss(source: ReportSource) -> Section:
+    title, run = "What few bits cost", source.newest("quant_loss")
     if run is None:
         return _missing("loss", title, "moectl quantize")
     asked, means = queries.LOSS.format(run=run), queries.LOSS_MEANS.format(run=run)
-    rows = reading.rows(asked)
+    rows = source.rows(asked)
     drawn = []
     for (bits,), own in grouped(rows, "bits"):
         top = max(row["relative"] for row in own)
@@ -108,16 +108,16 @@ def _loss(reading: Reading) -> Section:
             )
         )
         drawn.append(f"<div>{chart}{legend(data(top))}</div>")
-    lines = table(reading.rows(means), _LOSS, label="Error and size by bits")
+    lines = table(source.rows(means), _LOSS, label="Error and size by bits")
     return Section("loss", title, f'<div class="charts">{"".join(drawn)}</div>{lines}', (asked, means))
 
 
-def _splits(reading: Reading) -> Section:
-    title, run = "Split experts", reading.newest("splits")
+def _splits(source: ReportSource) -> Section:
+    title, run = "Split experts", source.newest("splits")
     if run is None:
         return _missing("splits", title, "moectl split --machine NAME")
     asked = queries.SPLITS.format(run=run)
-    rows = reading.rows(asked)
+    rows = source.rows(asked)
     chart = figure(
         bars(
             "Experts of each layer in the fast tier: whole ones' worth, and what is cut off those that are cached",
@@ -139,7 +139,7 @@ def _splits(reading: Reading) -> Section:
 
 
 def _squares(rows: Sequence[Record], value: str, meaning: str, *, limit: float | None = None) -> str:
-    """A matrix of experts by experts for each layer, all with the same shades."""
+    """A matrix of experts by experts for each layer, all on one scale."""
     known = [row[value] for row in rows if row[value] is not None]
     top = max(known, default=1.0)
     drawn = "".join(
@@ -160,7 +160,7 @@ def _squares(rows: Sequence[Record], value: str, meaning: str, *, limit: float |
 
 
 def _matrix(rows: Sequence[Record], down: str, across: str, value: str) -> list[list[float | None]]:
-    """Cells without a row are None."""
+    """Rows as a matrix; cells without a row are None."""
     size = max(row[down] for row in rows) + 1, max(row[across] for row in rows) + 1
     cells: list[list[float | None]] = [[None] * size[1] for _ in range(size[0])]
     for row in rows:
@@ -168,9 +168,9 @@ def _matrix(rows: Sequence[Record], down: str, across: str, value: str) -> list[
     return cells
 
 
-def _some_layers(reading: Reading) -> list[int]:
-    """A few, evenly from the first to the last."""
-    [model] = reading.rows(queries.MODELS.format(model=reading.model_id))
+def _some_layers(source: ReportSource) -> list[int]:
+    """A few layers, evenly spaced from the first to the last."""
+    [model] = source.rows(queries.MODELS.format(model=source.model_id))
     last, count = model["num_layers"] - 1, min(_MOST_LAYERS, model["num_layers"])
     return sorted({round(number * last / max(count - 1, 1)) for number in range(count)})
 

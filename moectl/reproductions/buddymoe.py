@@ -10,8 +10,8 @@ from runtime.replay.workload import Workload
 
 MODEL, MACHINE = "deepseek-v2-lite", "a100-pcie4"
 SHARES = (0.75, 0.5, 0.375)
-# Tokens a second with at most three stand-ins a token over tokens a second of loading on demand; as public notes on the
-# paper quote them.
+# Throughput with at most three stand-ins a token over throughput of loading on demand, as quoted by public notes on the
+# paper.
 PAPER = {0.75: 1.074, 0.5: None, 0.375: 1.103}
 DIALS = Dials(skew=1.4, locality=0.0, similarity=0.94, predictability=0.8, tokens=160, requests=2, prompt=16)
 BUDDY = "buddy:rho=3"
@@ -20,7 +20,7 @@ _NEAR = 0.1
 
 
 def reproduce() -> Reproduction:
-    """Everything is a prediction: nothing is fitted to the paper."""
+    """Predict the throughput; no parameter is fitted to the paper."""
     model = MODELS[MODEL]
     workload = Workload(generate(DIALS, model.shape), model, machine(MACHINE))
     found = {share: {miss: workload.run(_setting(miss, share)) for miss in MISSES} for share in SHARES}
@@ -64,7 +64,7 @@ def _sheet(found: dict[float, dict[str, Outcome]]) -> Sheet:
 
 
 def _misses(outcome: Outcome) -> float:
-    """Experts that had to be fetched, of those wanted."""
+    """Share of the wanted experts that were fetched."""
     return outcome.counters["fetched"] / outcome.counters["requests"]
 
 

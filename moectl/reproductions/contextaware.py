@@ -20,20 +20,22 @@ from runtime.replay.workload import Workload
 
 NAMES, MACHINE = ("mixtral-8x7b", "mixtral-8x22b"), "h100-cxl-ndp"
 SHARES, BITS, BATCHES = (0.125, 0.25, 0.5), (3, 2), (4, 16)
-# By average bits: the range of the end-to-end figures, and about what the NDP side alone gives.
+# By average bits: the range of the end-to-end figures, and approximate figures of the NDP side alone.
 PAPER_WHOLE, PAPER_NEAR = {3: (6.6, 8.7), 2: (7.9, 11.5)}, {3: 5.0, 2: 8.0}
-# By these, uses in prefill and decoding have a cosine of .88; the paper reports .89 of Mixtral-8x7B on TruthfulQA.
+# With these, uses in prefill and in decoding have a cosine of .88; the paper reports .89 (Mixtral-8x7B, TruthfulQA).
 DIALS = Dials(skew=0.8, locality=0.0, similarity=0.3, tokens=576, requests=1, prompt=64)
 _NUM_LAYERS = 4
 _NEAR = 0.1
-# MoNDE as published: of a step's experts those come over the link that arrive while the others are computed near.
+# MoNDE as published: it fetches the experts of a step that arrive while the near tier computes the others.
 _KEEPS_NOTHING = "MoNDE keeping nothing"
 
 
 @dataclass(frozen=True, slots=True)
 class Speedups:
-    """Of context-aware over MoNDE: a token's time, and the near tier's part of it alone; with the same experts on the
-    GPU, and over a MoNDE that keeps none there."""
+    """Speed-ups of context-aware over MoNDE: of a token's whole time, and of its time on the near tier.
+
+    The first two compare with a MoNDE that keeps the same experts on the GPU, the others with one that keeps none.
+    """
 
     whole: float
     near: float
@@ -41,11 +43,11 @@ class Speedups:
     near_over_nothing: float
 
 
-Found = dict[tuple[str, float, int], Speedups]  # by model, share on the GPU and average bits
+Found = dict[tuple[str, float, int], Speedups]  # keys: model, share on the GPU, average bits
 
 
 def reproduce() -> Reproduction:
-    """Everything is a prediction: nothing is fitted to the paper's speed-ups."""
+    """Predict the speed-ups; no parameter is fitted to the paper's."""
     table_2 = machine(MACHINE)
     by_memory = replace(table_2, near_tflops=math.inf)
     found, unbound = (_found(device) for device in (table_2, by_memory))
@@ -63,7 +65,7 @@ def reproduce() -> Reproduction:
 
 
 def layers_of(name: str) -> ModelShape:
-    """A few layers of a model, with their share of its head."""
+    """A model cut to a few layers, with a proportional share of its head."""
     model = MODELS[name]
     vocabulary = round(model.vocabulary * _NUM_LAYERS / model.shape.num_layers)
     return replace(model, shape=replace(model.shape, num_layers=_NUM_LAYERS), vocabulary=vocabulary)
@@ -85,7 +87,7 @@ def _workload(name: str, device: Machine, dials: Dials) -> Workload:
 
 
 def _compared(workload: Workload, nothing: Outcome, share: float) -> dict[int, Speedups]:
-    """By average bits."""
+    """Speed-ups by average bits."""
     budget = f"{share * 100}%"
     monde = workload.run(Setting("monde", "monde", budget=budget))
     compared = {}
@@ -150,7 +152,7 @@ def _in_batch(device: Machine, dials: Dials) -> dict[int, Speedups]:
 
 
 def cold_expert(device: Machine, bits: int) -> float:
-    """How much longer one expert takes near its memory in full than at so many bits, for one token."""
+    """Time of one expert on the near tier at full precision over its time at `bits`, for one token."""
     model = MODELS[NAMES[0]]
     near, nbytes = (
         Costs.of(model, device).near,
@@ -212,7 +214,7 @@ def _assumed() -> tuple[str, ...]:
 
 
 def _reasons(device: Machine) -> tuple[str, ...]:
-    """Why ours are not the paper's."""
+    """Reasons for differences from the paper's figures."""
     costs = Costs.of(MODELS[NAMES[0]], device)
     unbound = replace(device, near_tflops=math.inf)
     full, one_token, three_bits, dense, hot = (

@@ -1,4 +1,4 @@
-"""SpecMD: collision misses at small budgets, and Least-Stale dropped into other systems' place of eviction."""
+"""SpecMD: collision misses at small budgets, and Least-Stale as the eviction policy of other systems."""
 
 from collections.abc import Mapping
 
@@ -15,15 +15,15 @@ SHAPES = ("olmoe-1b-7b", "mixtral-8x7b", "deepseek-v2-lite", "qwen1.5-moe-a2.7b"
 BUDGETS = ("1%", "5%", "25%")
 EVICTIONS = ("lru", "lfu", "least_stale", "least_stale:within=ahead")
 DROPPED_INTO = ("mixtral-offloading", "moe-infinity", "pre-gated")
-# As `moectl fit-trace` finds them for a trace of the bundled model on held-out text.
+# Found by `moectl fit-trace` for a trace of the bundled model on held-out text.
 DIALS = Dials(skew=1.4, locality=0.0, similarity=0.94, predictability=0.8, tokens=80, requests=2, prompt=8)
 _MACHINE = "a100-pcie4"
 
-Found = dict[tuple[str, str, str], Outcome]  # by shape, budget and eviction
+Found = dict[tuple[str, str, str], Outcome]  # keys: shape, budget, eviction
 
 
 def reproduce() -> Reproduction:
-    """Everything is a prediction: nothing is fitted to the paper."""
+    """Predict the figures; no parameter is fitted to the paper."""
     workloads = {name: _workload(name) for name in SHAPES}
     found = {
         (name, budget, eviction): workload.run(_setting(eviction, budget))
@@ -59,7 +59,7 @@ def _setting(eviction: str, budget: str) -> Setting:
 
 
 def _dropped_in(workloads: Mapping[str, Workload]) -> list[tuple[str, str, Outcome, Outcome]]:
-    """Shape, preset, the preset as it is, and with Least-Stale."""
+    """Shape, preset, its outcome as published, and its outcome with Least-Stale."""
     rows = []
     for name in SHAPES[:2]:
         for preset in DROPPED_INTO:
@@ -119,6 +119,6 @@ def _claims(found: Found, dropped: list[tuple[str, str, Outcome, Outcome]]) -> t
 
 
 def _fewer(found: Found, name: str, budget: str) -> float | None:
-    """How many times as often LRU collides; None where neither does."""
+    """Collisions of LRU over those of Least-Stale; None where neither has any."""
     lru, stale = (found[name, budget, eviction].counters["collisions"] for eviction in ("lru", "least_stale"))
     return None if not lru and not stale else lru / max(stale, 1)

@@ -63,3 +63,11 @@ def rest(stream: Stream) -> tuple[str, dict]:
     chunks = list(stream)
     [took] = [chunk.moectl for chunk in chunks if hasattr(chunk, "moectl")]
     return "".join(chunk.choices[0].text for chunk in chunks if chunk.choices), took
+
+
+def idle(server: Running) -> None:
+    """Wait until nothing is under way; whoever has left is noticed within a token."""
+    end = time.monotonic() + 10
+    while server.scheduler.num_running + server.scheduler.num_waiting:
+        assert time.monotonic() < end
+        time.sleep(0.01)

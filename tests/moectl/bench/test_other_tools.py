@@ -9,7 +9,7 @@ from artifacts.errors import BadInput
 from artifacts.store.store import Store
 from moectl.bench.other_tools import keep, read_results
 from moectl.cli import main
-from tests.moectl.bench.test_bench import REPLAY
+from tests.helpers.bench import REPLAY
 
 LLAMA = {
     "build_commit": "8cf427ff",

@@ -21,7 +21,7 @@ from artifacts.modelshapes.known import unsized
 from artifacts.shape import Shape
 from artifacts.traces.synthetic import parse_dials
 from moectl.bench.other_tools import read_results
-from moectl.bench.request import Request
+from moectl.bench.request import BenchRequest
 from moectl.commands.build_buddies import parse_alphas
 from moectl.commands.profile import parse_shard
 from moectl.commands.quantize import parse_bits
@@ -80,9 +80,9 @@ _PARSERS: tuple[Callable[[str], object], ...] = (
     lambda text: Settings(budget=text, link=text, near=text, scope=text),
     lambda text: Settings(scaled_to=text),
     lambda text: Settings(preset=text),
-    lambda text: Request(presets=text, budgets=text, links=text),
-    lambda text: Request(scaled_to=text),
-    lambda text: Request(tasks=text),
+    lambda text: BenchRequest(presets=text, budgets=text, links=text),
+    lambda text: BenchRequest(scaled_to=text),
+    lambda text: BenchRequest(tasks=text),
     lambda text: check_tasks([text]),
 )
 
