@@ -10,7 +10,7 @@ from artifacts.store.expert_maps import latest_maps, stored_maps, stored_origins
 from artifacts.store.runs import ModelInfo, utc_now
 from artifacts.store.store import Store
 from runtime.policies.shared.maps import Learned
-from runtime.session import learn_maps as learning
+from runtime.session import learn_maps
 
 SHAPE = Shape(num_layers=2, num_experts=4, top_k=2, expert_nbytes=100)
 MODEL = ModelInfo("demo", "a" * 64, "olmoe", SHAPE)
@@ -31,8 +31,8 @@ def learned(seed: int, count: int, begun_with: ExpertMaps | None = None) -> Lear
     return Learned(maps, np.arange(before, before + count), np.stack([np.zeros(count), np.arange(count)], 1), count)
 
 
-def keep(path: Path, what: Learned, began_with: int | None) -> learning.Kept:
-    return learning.keep(what, store_path=path, model=MODEL, began_with=began_with, started_at=utc_now())
+def keep(path: Path, what: Learned, began_with: int | None) -> learn_maps.Kept:
+    return learn_maps.keep(what, store_path=path, model=MODEL, began_with=began_with, started_at=utc_now())
 
 
 def read(path: Path) -> tuple[ExpertMaps, np.ndarray, list[tuple[int, str]]]:

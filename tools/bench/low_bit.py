@@ -25,8 +25,8 @@ from torch.nn import functional as F
 from artifacts.quantisation.bit_allocation import WIDTHS
 from artifacts.quantisation.packing import Packed, unpack
 from moectl.show.render import Sheet, show_sheet
-from runtime.kernels import low_bit as lowbit
-from runtime.kernels.cpu import low_bit as lowbit_numba
+from runtime.kernels import low_bit
+from runtime.kernels.cpu import low_bit as cpu_low_bit
 from tools.gpu.checks.low_bit import copied, random_packed
 
 SHAPES = ((1024, 2048), (64, 128), (128, 32))  # [out, in]: OLMoE-1B-7B's, then the bundled model's
@@ -63,7 +63,7 @@ class Result:
 
 
 def as_bfloat16(packed: Packed) -> tuple[torch.Tensor, ...]:
-    return (lowbit.dequantise(packed, torch.bfloat16).contiguous(),)
+    return (low_bit.dequantise(packed, torch.bfloat16).contiguous(),)
 
 
 def as_int4pack(packed: Packed) -> tuple[torch.Tensor, ...]:
@@ -85,10 +85,10 @@ def by_int4pack(x: torch.Tensor, weights: tuple[torch.Tensor, ...]) -> torch.Ten
 
 CONTENDERS = (
     Contender("bfloat16", as_bfloat16, lambda x, weights: F.linear(x, *weights)),
-    Contender("stream", lambda packed: packed, lowbit_numba.multiply),
-    Contender("unpack", lambda packed: packed, lambda x, own: F.linear(x, lowbit_numba.dequantise(own, x.dtype))),
+    Contender("stream", lambda packed: packed, cpu_low_bit.multiply),
+    Contender("unpack", lambda packed: packed, lambda x, own: F.linear(x, cpu_low_bit.dequantise(own, x.dtype))),
     Contender("int4pack", as_int4pack, by_int4pack),
-    Contender("torch", lambda packed: packed, lambda x, own: F.linear(x, lowbit.dequantise(own, x.dtype))),
+    Contender("torch", lambda packed: packed, lambda x, own: F.linear(x, low_bit.dequantise(own, x.dtype))),
 )
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 
 from runtime.model.open import MoeModel
-from tools.gpu import models as gpu_models
+from tools.gpu import models
 from tools.gpu import rows as gpu_rows
 from tools.gpu.check import forget, gpu, versions
 from tools.gpu.models import SHAPES
@@ -93,13 +93,13 @@ def _rows(
 
     shape = SHAPES[name]
     layers = options.layers or shape.layers
-    gpu_models.save(shape, folder, layers=layers, device=device, tiny=options.tiny)
+    models.save(shape, folder, layers=layers, device=device, tiny=options.tiny)
     forget()
     opened = open_model(str(folder), device=torch.device(device))
     told |= _about(name, opened, options)
     told["active_nbytes"] = active = gpu_rows.active_nbytes(opened)
     length = options.prompt + options.tokens
-    sequences = gpu_models.texts(opened.config.vocab_size, count=options.sequences + 1, length=length)
+    sequences = models.texts(opened.config.vocab_size, count=options.sequences + 1, length=length)
     text = Text(sequences, options.prompt)
     yield from _plain(folder, device, text, active, rates, told)
     in_ram = replace(opened, store=RamStore(opened.store, pin=device != "cpu"))  # once, not for every session
@@ -168,7 +168,7 @@ class Runs:
 
     def _prompts(self) -> Iterator[Run]:
         length, count = self.options.long_prompt, self.options.sequences + 1
-        prompts = gpu_models.texts(self.opened.config.vocab_size, count=count, length=length, seed=2)
+        prompts = models.texts(self.opened.config.vocab_size, count=count, length=length, seed=2)
         for name, preset, budget, fused in (
             ("full, the model's own bits", "full", "100%", False),
             ("full", "full", "100%", True),
@@ -190,7 +190,7 @@ def _plain(folder: Path, device: str, text: Text, active: int, rates: Rates, tol
 
     try:
         model = plain_model(folder, device=device)
-        told["routing"] = asdict(gpu_models.routing(model, text.sequences[0]))
+        told["routing"] = asdict(models.routing(model, text.sequences[0]))
     except Exception as error:  # too little memory, say: moectl may run all the same
         return [gpu_rows.failed("transformers", "all resident", error)]
     measure = partial(gpu_rows.plain_row, model, text=text, active=active, rates=rates)

@@ -23,8 +23,7 @@ from pathlib import Path
 import torch
 
 from tools import ROOT
-from tools.gpu.checks import kernels as gpu_kernels
-from tools.gpu.checks import low_bit as gpu_lowbit
+from tools.gpu.checks import kernels, low_bit
 from tools.gpu.checks.replicas import FEW_BITS, few_bits
 from tools.gpu.checks.sessions import (
     LARGE,
@@ -109,11 +108,11 @@ def _exactness(scratch: Path, device: str) -> Iterable[tuple[str, Callable[[], F
 
 
 def _kernels(device: str) -> Iterable[tuple[str, Callable[[], Finding]]]:
-    for name, sizes in gpu_kernels.SIZES.items():
-        yield f"kernels: experts of {name}", partial(gpu_kernels.experts, device, sizes)
-        yield f"kernels: prompts of {name}", partial(gpu_kernels.prompts, device, sizes)
+    for name, sizes in kernels.SIZES.items():
+        yield f"kernels: experts of {name}", partial(kernels.experts, device, sizes)
+        yield f"kernels: prompts of {name}", partial(kernels.prompts, device, sizes)
         yield f"kernels: packed experts of {name}", partial(_packed, device, sizes)
-    yield "kernels: buddies", partial(gpu_kernels.buddies, device)
+    yield "kernels: buddies", partial(kernels.buddies, device)
 
 
 def _packed(device: str, sizes: tuple[int, int, int, int]) -> Finding:
@@ -124,8 +123,8 @@ def _packed(device: str, sizes: tuple[int, int, int, int]) -> Finding:
 
 def _lowbit(device: str) -> Iterable[tuple[str, Callable[[], Finding]]]:
     for bits in (1, 2, 3, 4):
-        yield f"replicas: {bits} bits, exact", lambda bits=bits: gpu_lowbit.agreement(device, bits)
-        yield f"replicas: {bits} bits, speed", lambda bits=bits: gpu_lowbit.speed(device, bits)
+        yield f"replicas: {bits} bits, exact", lambda bits=bits: low_bit.agreement(device, bits)
+        yield f"replicas: {bits} bits, speed", lambda bits=bits: low_bit.speed(device, bits)
 
 
 def _few_bits(scratch: Path, device: str) -> Iterable[tuple[str, Callable[[], Finding]]]:
