@@ -54,7 +54,7 @@ def test_index_that_leaves_its_folder(copy: Copy) -> None:
 
 
 def test_pickle_is_read_from_nowhere_but_our_own_processes() -> None:
-    """A task and its result travel between the command and its workers, here or in its Ray cluster; no file does."""
+    """Tasks and results are pickled between the command and its workers, local or on Ray, but never read from files."""
     loading = re.compile(r"pickle\.loads?\(|torch\.load\(|allow_pickle=True|marshal\.loads?\(")
     sources = (path for part in ("artifacts", "runtime", "profilers", "moectl") for path in (ROOT / part).rglob("*.py"))
     found = {path.relative_to(ROOT).as_posix() for path in sources if loading.search(path.read_text())}

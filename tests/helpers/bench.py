@@ -21,7 +21,7 @@ def write_text() -> None:
 
 
 def interrupting(after: int) -> Callable[..., object]:
-    """A progress bar in which Ctrl-C is pressed when it has been told `after` times."""
+    """A progress bar that raises KeyboardInterrupt after `after` updates."""
 
     @contextmanager
     def bar(what: str, *, unit: str) -> Iterator[Callable[[int, int], None]]:

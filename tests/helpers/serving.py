@@ -1,4 +1,4 @@
-"""A server as it runs, in this process: on a thread, on a free port."""
+"""A server in this process, on a thread and a free port."""
 
 import signal
 import socket
@@ -32,13 +32,13 @@ class Running:
         return OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=30)
 
     def stop(self) -> None:
-        """As SIGTERM does."""
+        """Stop the server as SIGTERM does."""
         self.server.handle_exit(signal.SIGTERM, None)
 
 
 @contextmanager
 def serving(opened: MoeModel, settings: Settings, limits: ServerLimits, store: Path) -> Iterator[Running]:
-    """Serves `opened` as model `tiny`, for whoever has the key `secret`."""
+    """Serve `opened` as model `tiny` with the API key `secret`."""
     scheduler = serve.scheduler_of(opened, "tiny", settings, limits, store=store, base=16)
     scheduler.start()
     presets = serve.offered(opened, settings, store)
@@ -59,14 +59,14 @@ def serving(opened: MoeModel, settings: Settings, limits: ServerLimits, store: P
 
 
 def rest(stream: Stream) -> tuple[str, dict]:
-    """The text that is still to come, and what it took."""
+    """The remaining text of a stream, and its counters and times."""
     chunks = list(stream)
     [took] = [chunk.moectl for chunk in chunks if hasattr(chunk, "moectl")]
     return "".join(chunk.choices[0].text for chunk in chunks if chunk.choices), took
 
 
 def idle(server: Running) -> None:
-    """Wait until nothing is under way; whoever has left is noticed within a token."""
+    """Wait until no request is running or waiting; a disconnect is noticed within a token."""
     end = time.monotonic() + 10
     while server.scheduler.num_running + server.scheduler.num_waiting:
         assert time.monotonic() < end

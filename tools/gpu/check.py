@@ -63,7 +63,7 @@ def main() -> None:
 
 
 def run(scratch: Path, device: str, options: argparse.Namespace) -> list[Check]:
-    """Every check, each told as it ends."""
+    """Run every check and report each as it ends."""
     torch.set_num_threads(options.threads)
     checks = list(_attempts(_exactness(scratch, device)))
     if device != "cpu":
@@ -92,8 +92,8 @@ def _tell(check: Check) -> Check:
 
 
 def forget() -> None:
-    """What a check held on a GPU is gone before the next one needs as much. Elsewhere nothing is as short, and a
-    collection takes longer than most checks."""
+    """Free the GPU memory of a check before the next one. Without a GPU skip it: a collection takes longer than most
+    checks."""
     if torch.cuda.is_available():
         gc.collect()
         torch.cuda.empty_cache()

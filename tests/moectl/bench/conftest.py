@@ -14,7 +14,7 @@ from tests.helpers.bench import SAME, Benched, write_text
 
 @pytest.fixture
 def model(checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A small model; a folder with a text is where commands run."""
+    """A small model; the working folder holds a text."""
     monkeypatch.chdir(tmp_path)
     write_text()
     return str(checkpoint("olmoe"))
@@ -22,7 +22,7 @@ def model(checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 @pytest.fixture(scope="module")
 def ran(checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict, Path]:
-    """What a whole bench said in JSON, and the folder in which it ran."""
+    """The JSON of a whole bench, and the folder in which it ran."""
     folder, said = tmp_path_factory.mktemp("ran"), io.StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(said):
         patch.chdir(folder)
@@ -33,7 +33,7 @@ def ran(checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> tup
 
 @pytest.fixture
 def benched(capfd: pytest.CaptureFixture[str]) -> Benched:
-    """`benched(*options)`: what the command says in JSON."""
+    """`benched(*options)`: the JSON of the command."""
 
     def run(*options: str) -> dict:
         capfd.readouterr()

@@ -69,7 +69,7 @@ def write_task(text: str) -> None:
 
 
 def test_tasks_stand_beside_the_other_columns(model: str, benched: Benched, capfd: pytest.CaptureFixture[str]) -> None:
-    """Taken up from the store; measured anew once what is asked has changed."""
+    """Scores are resumed from the store, and measured anew when the task has changed."""
     write_task("an old dog")
     same = [model, *LIVE[:-4], "--rounds", "1", "--presets", "near", "--budgets", "25%", "--tasks", "one.yaml"]
     rows = {row["preset"]: row for row in benched(*same)["rows"] if row["run"]}
@@ -96,7 +96,7 @@ def test_tasks_stand_beside_the_other_columns(model: str, benched: Benched, capf
 def test_a_live_bench_goes_on_after_an_interruption(
     model: str, benched: Benched, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first time in the first round, the second time when some settings have both their rounds."""
+    """Interrupted in the first round, and again when some settings have both rounds."""
     for after in (30, 110):
         with monkeypatch.context() as patched:
             patched.setattr(live, "progress_bar", interrupting(after))
@@ -144,7 +144,7 @@ def test_the_proportions_of_a_machine(model: str, benched: Benched) -> None:
 
 
 def test_the_tables(ran: tuple[dict, Path], model: str, capfd: pytest.CaptureFixture[str]) -> None:
-    """Of what is in the store."""
+    """The tables are made from the store."""
     shutil.copyfile(ran[1] / "moe.duckdb", "moe.duckdb")
     assert main(["bench", model, *SAME]) == 0
     out = capfd.readouterr().out
@@ -153,7 +153,7 @@ def test_the_tables(ran: tuple[dict, Path], model: str, capfd: pytest.CaptureFix
 
 
 def test_peers_stand_beside(model: str, benched: Benched, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a process of its own: here the peer would fail. Its row has times and quality, and is never the best."""
+    """A peer runs in a process of its own; its row has times and quality and is never marked as the best."""
     monkeypatch.setattr(peers, "read_here", None)
     options = ["--presets", "near", "--budgets", "50%", "--links", "1MB/s", "--rounds", "1"]
     said = benched(model, *LIVE, *options, "--peers", "transformers-eager,accelerate-cpu")

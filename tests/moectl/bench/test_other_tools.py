@@ -1,4 +1,4 @@
-"""Results of other tools beside our own, in the forms in which those tools write them."""
+"""Import of results in the formats of other tools."""
 
 import json
 from pathlib import Path

@@ -21,7 +21,7 @@ def alone(session: Session, prompt: str, num_tokens: int, **sampling: float) -> 
 
 
 def test_streams_in_company_are_runs_by_themselves(server: Running, client: OpenAI, opened: MoeModel) -> None:
-    """One client leaves in the midst of its answer, one while it waits; nobody else notices."""
+    """One client disconnects during its answer, one while it waits; the others are not affected."""
     with Session(opened, SETTINGS) as session:
         expected = [alone(session, prompt, 24) for prompt in PROMPTS]
         texts = [opened.tokenizer.decode(ids, skip_special_tokens=True) for ids in expected]
@@ -40,7 +40,7 @@ def test_streams_in_company_are_runs_by_themselves(server: Running, client: Open
 
 
 def test_one_request_counts_as_a_run_does(client: OpenAI, web: httpx2.Client, opened: MoeModel) -> None:
-    assert web.post("/preset", json={"preset": "specmd"}).json() == {"preset": "specmd"}  # with an empty tier
+    assert web.post("/preset", json={"preset": "specmd"}).json() == {"preset": "specmd"}  # the fast tier is empty
     answer = client.completions.create(prompt=PROMPTS[0], max_tokens=8, **EXACT)
     with Session(opened, Settings(preset="specmd", budget="25%", threads=1)) as session:
         assert answer.moectl["token_ids"] == alone(session, PROMPTS[0], 8)
@@ -70,7 +70,7 @@ def test_a_chat(client: OpenAI, opened: MoeModel) -> None:
 
 
 def test_whoever_hangs_up_frees_the_row(server: Running, client: OpenAI, web: httpx2.Client) -> None:
-    """Also before a word of the answer, streamed or whole, under way or waiting."""
+    """Also before the first text, streamed or whole, running or waiting."""
     turns = [{"role": "user", "content": "sheep"}]
     asked = {"model": "tiny", "messages": turns, "max_tokens": 200, "temperature": 0, "ignore_eos": True}
     end, expected = time.monotonic() + 10, server.scheduler.tally.read()["requests"]["left"] + 5
@@ -128,7 +128,7 @@ def test_a_preset_is_switched_between_requests(server: Running, client: OpenAI, 
     stream = client.completions.create(prompt="sheep", max_tokens=60, stream=True, **EXACT)
     next(iter(stream))
     switched = web.post("/preset", json={"preset": "near"}, timeout=30)
-    took = rest(stream)[1]  # it was there first
+    took = rest(stream)[1]  # it arrived first
     assert switched.json() == {"preset": "near"} and web.get("/live").json()["preset"] == "near"
     assert (took["preset"], took["token_ids"]) == ("on-demand", expected)
     answer = client.completions.create(prompt="sheep", max_tokens=60, **EXACT).moectl

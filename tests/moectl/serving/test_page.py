@@ -18,7 +18,7 @@ PROMPTS = ("It was a dark and stormy night;", "sheep", "An old dog by the gate a
 
 @pytest.mark.skipif(BROWSER is None, reason="no chromium or chrome is installed")
 def test_the_page_in_a_browser(server: Running, client: OpenAI, tmp_path: Path) -> None:
-    """By keyboard alone: the key, another preset, what is in force; at two widths, with nothing from elsewhere."""
+    """By keyboard alone: API key, switch of the preset, receipt; at two widths, without requests to other hosts."""
     asyncio.run(_look(server, client, tmp_path))
 
 

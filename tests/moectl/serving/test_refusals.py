@@ -55,7 +55,7 @@ def test_who_is_refused(server: Running, web: httpx2.Client) -> None:
     for content, headers, status in (
         ("{'model': 1", json_only, 400),
         ("[]", json_only, 400),
-        (asked, {"Content-Type": "text/plain"}, 400),  # as a form on somebody's web page would send it
+        (asked, {"Content-Type": "text/plain"}, 400),  # as an HTML form of another site sends it
         ("x" * 30_000, json_only, 413),
         ((b"x" * 1000 for _ in range(30)), json_only, 413),
     ):
@@ -70,7 +70,7 @@ def test_a_full_queue_says_so(server: Running, client: OpenAI) -> None:
     with pytest.raises(openai.RateLimitError) as refused:
         client.completions.create(**asked)
     assert refused.value.response.headers["Retry-After"] == "1" and refused.value.code == "queue_full"
-    streams[5].close()  # one that waits
+    streams[5].close()  # a waiting one
     while server.scheduler.num_waiting > 2:
         time.sleep(0.01)
     streams[5] = client.completions.create(**asked)

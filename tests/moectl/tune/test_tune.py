@@ -1,4 +1,4 @@
-"""`moectl tune` as a user runs it: answers verified, kept, and used by the other commands; and bad input."""
+"""`moectl tune` as a user runs it: picks are verified, stored and used by other commands; bad input is refused."""
 
 import json
 from collections.abc import Callable
@@ -19,7 +19,7 @@ Tuned = Callable[..., dict]
 
 @pytest.fixture
 def model(checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A small model; a folder with a text is where commands run."""
+    """A small model; the working folder holds a text."""
     monkeypatch.chdir(tmp_path)
     lines = [json.dumps({"text": f"{number} sheep and an old dog by the gate"}) for number in range(8)]
     Path("text.jsonl").write_text("\n".join(lines))
@@ -28,7 +28,7 @@ def model(checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 @pytest.fixture
 def said(capfd: pytest.CaptureFixture[str]) -> Tuned:
-    """`said(command, *options)`: what it says in JSON."""
+    """`said(command, *options)`: the JSON of the command."""
 
     def run(*options: str) -> dict:
         capfd.readouterr()
@@ -41,7 +41,7 @@ def said(capfd: pytest.CaptureFixture[str]) -> Tuned:
 
 
 def test_answers_are_kept_and_other_commands_use_them(model: str, said: Tuned) -> None:
-    """The store has no replicas and no profile: the lossless answer is the answer."""
+    """Without replicas and a profile in the store the lossless pick is the only one."""
     found = said("tune", model, *FEW, *LINK, "--name", "mine")
     assert [pick["name"] for pick in found["picks"]] == ["mine-lossless", "mine"]
     assert "moectl profile" in found["why"]
