@@ -112,8 +112,8 @@ def _summary(source: ReportSource, job: StoredBench) -> Section:
     asked = [one.format(job=job.digest) for one in (queries.SUMMARY, queries.BOUNDS, queries.CONDITIONS)]
     picks, bounds, [conditions] = map(source.rows, asked)
     cards = "".join(_card(row, job.mode) for row in picks)
-    told = f'{_lead(bounds)}<p class="quiet">{_CONDITIONS[job.mode](conditions)}{_base(conditions)}</p>'
-    return Section("summary", _TITLES["summary"], f'{told}<div class="cards">{cards}</div>', tuple(asked))
+    summary = f'{_lead(bounds)}<p class="quiet">{_CONDITIONS[job.mode](conditions)}{_base(conditions)}</p>'
+    return Section("summary", _TITLES["summary"], f'{summary}<div class="cards">{cards}</div>', tuple(asked))
 
 
 def _lead(bounds: Sequence[Record]) -> str:
@@ -223,8 +223,8 @@ def _dots(rows: Sequence[Record]) -> str:
     by_preset: dict[object, list[Record]] = {}
     for row in rows:
         by_preset.setdefault(row["preset"], []).append(row)
-    ordered = sorted(by_preset.values(), key=lambda own: min(row["tpot_ms"] for row in own))
-    points = [[_point(row, _largest(rows)) for row in own] for own in ordered]
+    ordered = sorted(by_preset.values(), key=lambda group: min(row["tpot_ms"] for row in group))
+    points = [[_point(row, _largest(rows)) for row in group] for group in ordered]
     says = "Milliseconds per token of each preset at each budget"
     return figure(dots("Every preset at every budget", points, "ms per token", says=says))
 

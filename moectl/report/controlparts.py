@@ -26,15 +26,15 @@ _COLUMNS = (
 def controls(source: ReportSource, job: StoredBench | None) -> Section:
     """The section on stand-ins, from the leading bench."""
     asked = queries.STAND_IN_PRICES.format(job=job.digest) if job else ""
-    groups = [own for _, own in grouped(source.rows(asked) if job else [], "budget", "link") if len(own) > 1]
+    groups = [group for _, group in grouped(source.rows(asked) if job else [], "budget", "link") if len(group) > 1]
     if not groups:
         return Section("controls", _TITLE, missing=f"Not measured live in this bench: {_BENCH} does.")
-    told = "".join(f"<p>{_verdict(own)}</p>" for own in groups)
+    verdicts = "".join(f"<p>{_verdict(group)}</p>" for group in groups)
     parts = "".join(
-        f"<h3>{escape(place(own[0]))}</h3>{table(own, _COLUMNS, label=f'Stand-ins at {place(own[0])}')}"
-        for own in groups
+        f"<h3>{escape(place(group[0]))}</h3>{table(group, _COLUMNS, label=f'Stand-ins at {place(group[0])}')}"
+        for group in groups
     )
-    return Section("controls", _TITLE, f"{_RULE}{told}{parts}", (asked,))
+    return Section("controls", _TITLE, f"{_RULE}{verdicts}{parts}", (asked,))
 
 
 _RULE = (

@@ -30,9 +30,11 @@ def layers(source: ReportSource, job: StoredBench) -> Section:
     worst = max(row["collision_rate"] for row in rows)
     parts = []
     for _, same in grouped(rows, "budget", "link"):
-        presets = [(name, own) for (name,), own in grouped(same, "preset")]
+        presets = [(name, group) for (name,), group in grouped(same, "preset")]
         for column, title, top in (("hit_rate", "hit rate, %", 1.0), ("collision_rate", "collisions per 100", worst)):
-            kept = [(name, own) for name, own in presets if column == "hit_rate" or any(row[column] for row in own)]
+            kept = [
+                (name, group) for name, group in presets if column == "hit_rate" or any(row[column] for row in group)
+            ]
             if not kept:
                 continue
             parts.append(
@@ -40,7 +42,7 @@ def layers(source: ReportSource, job: StoredBench) -> Section:
                     named_heatmap(
                         f"{place(same[0])}: {title}",
                         [name for name, _ in kept],
-                        [[row[column] for row in own] for _, own in kept],
+                        [[row[column] for row in group] for _, group in kept],
                         shown=_hundredths,
                         top=top,
                         column="layer",
@@ -48,9 +50,9 @@ def layers(source: ReportSource, job: StoredBench) -> Section:
                     )
                 )
             )
-    told = "A collision is a miss on an expert evicted earlier in the same pass; presets without one are left out."
+    note = "A collision is a miss on an expert evicted earlier in the same pass; presets without one are left out."
     shades = legend("100", of="hit rate") + legend(data(worst, _hundredths), of="collisions")
-    body = f'<p>{told}</p><div class="charts">{"".join(parts)}</div>{shades}'
+    body = f'<p>{note}</p><div class="charts">{"".join(parts)}</div>{shades}'
     return Section("layers", "Layer by layer", body, (asked,))
 
 

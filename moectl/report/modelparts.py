@@ -79,13 +79,13 @@ def _standins(source: ReportSource) -> Section:
         return _missing("standins", title, "moectl profile")
     asked = queries.of_layers(queries.STANDINS, run, _some_layers(source))
     best = queries.BEST_STANDINS.format(run=run)
-    told = (
+    note = (
         "<p>What a layer's output loses when j serves in i's place, over what it loses when i is left out: "
         "below 1 a stand-in is better than none. Shades end at 2.</p>"
     )
     drawn = _squares(source.rows(asked), "share", "loss over that of leaving i out", limit=2.0)
     lines = table(source.rows(best), _STANDINS, label="Best stand-ins by layer")
-    return Section("standins", title, f"{told}{drawn}{lines}", (asked, best))
+    return Section("standins", title, f"{note}{drawn}{lines}", (asked, best))
 
 
 def _loss(source: ReportSource) -> Section:
@@ -95,12 +95,12 @@ def _loss(source: ReportSource) -> Section:
     asked, means = queries.LOSS.format(run=run), queries.LOSS_MEANS.format(run=run)
     rows = source.rows(asked)
     drawn = []
-    for (bits,), own in grouped(rows, "bits"):
-        top = max(row["relative"] for row in own)
+    for (bits,), group in grouped(rows, "bits"):
+        top = max(row["relative"] for row in group)
         chart = figure(
             heatmap(
                 f"{bits} bits: relative error of experts' outputs",
-                _matrix(own, "layer", "expert", "relative"),
+                _matrix(group, "layer", "expert", "relative"),
                 top=top,
                 row="layer",
                 column="expert",
@@ -146,14 +146,14 @@ def _squares(rows: Sequence[Record], value: str, meaning: str, *, limit: float |
         figure(
             heatmap(
                 f"layer {layer}",
-                _matrix(own, "i", "j", value),
+                _matrix(group, "i", "j", value),
                 top=min(top, limit or top),
                 row="i",
                 column="j",
                 says=f"{meaning}, layer {layer}",
             )
         )
-        for (layer,), own in grouped(rows, "layer")
+        for (layer,), group in grouped(rows, "layer")
     )
     most = data(top) if limit is None or limit >= top else f"{limit:g} or more"
     return f'<div class="charts small">{drawn}</div>{legend(most)}'

@@ -23,12 +23,12 @@ def reproduce() -> Reproduction:
     """Predict the throughput; no parameter is fitted to the paper."""
     model = MODELS[MODEL]
     workload = Workload(generate(DIALS, model.shape), model, machine(MACHINE))
-    found = {share: {miss: workload.run(_setting(miss, share)) for miss in MISSES} for share in SHARES}
+    runs = {share: {miss: workload.run(_setting(miss, share)) for miss in MISSES} for share in SHARES}
     return Reproduction(
         name="buddymoe",
         paper="BuddyMoE (Wang et al., 2025, arXiv:2511.10054), Tables 2 to 4: throughput, DeepSeek-V2-Lite",
-        sheets={"throughput": _sheet(found)},
-        claims=_claims(found),
+        sheets={"throughput": _sheet(runs)},
+        claims=_claims(runs),
         assumed=(
             f"a synthetic trace, {DIALS}: the statistics of the bundled model's routers, not of DeepSeek-V2-Lite's",
             f"{MACHINE} by its data sheet: 25 GB/s over the link, no overhead of a launch, a kernel or a host",
@@ -47,16 +47,16 @@ def _setting(miss: str, share: float) -> Setting:
     return Setting(miss, policies={"eviction": "lfu", "miss": miss}, scope="layer", budget=f"{share * 100}%")
 
 
-def _ratio(found: dict[str, Outcome]) -> float:
-    return found[BUDDY].times["tokens_per_s"] / found["fetch"].times["tokens_per_s"]
+def _ratio(runs: dict[str, Outcome]) -> float:
+    return runs[BUDDY].times["tokens_per_s"] / runs["fetch"].times["tokens_per_s"]
 
 
-def _sheet(found: dict[float, dict[str, Outcome]]) -> Sheet:
+def _sheet(runs: dict[float, dict[str, Outcome]]) -> Sheet:
     rows = [
         (share, known(PAPER[share]), _ratio(outcomes))
         + tuple(outcomes[miss].times["tokens_per_s"] for miss in MISSES)
         + tuple(_misses(outcomes[miss]) for miss in ("fetch", BUDDY))
-        for share, outcomes in found.items()
+        for share, outcomes in runs.items()
     ]
     columns = ("share on the GPU", "paper", "ours", "tokens/s on demand", "with buddies", "near instead")
     fetched = ("fetched a request, on demand", "fetched a request, with buddies")
@@ -68,8 +68,8 @@ def _misses(outcome: Outcome) -> float:
     return outcome.counters["fetched"] / outcome.counters["requests"]
 
 
-def _claims(found: dict[float, dict[str, Outcome]]) -> tuple[Claim, ...]:
-    ratios = {share: _ratio(outcomes) for share, outcomes in found.items()}
+def _claims(runs: dict[float, dict[str, Outcome]]) -> tuple[Claim, ...]:
+    ratios = {share: _ratio(outcomes) for share, outcomes in runs.items()}
     claims = [
         Claim(
             f"throughput over on demand, {share:g} on the GPU",

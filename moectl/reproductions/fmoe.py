@@ -99,7 +99,7 @@ def _study(path: Path | None) -> Study:
     window = model.shape.top_k * model.shape.expert_nbytes
 
     def workloads(learns: bool) -> dict[int, Workload]:
-        known = {size: Artefacts(maps=found, learns_maps=learns) for size, found in maps.items()}
+        known = {size: Artefacts(maps=stored, learns_maps=learns) for size, stored in maps.items()}
         return {
             size: Workload(replayed, model, machine(_MACHINE), artefacts=artefacts, window=window)
             for size, artefacts in ({0: Artefacts()} | known).items()

@@ -41,26 +41,26 @@ def reproduce() -> Reproduction:
     """Predict the figures; no parameter is fitted to them."""
     workloads = {(shape, link): _workload(shape, link) for shape in SHAPES for link in LINKS}
     cut = {(*key, theta): ms for key, workload in workloads.items() for theta, ms in _exposed(workload).items()}
-    own = {shape: _with_splits(workloads[shape, LINKS[0]]) for shape in SHAPES}
+    with_splits = {shape: _with_splits(workloads[shape, LINKS[0]]) for shape in SHAPES}
     parts = {
-        (shape, budget, part): _tpot(own[shape], preset, budget, policies)
+        (shape, budget, part): _tpot(with_splits[shape], preset, budget, policies)
         for shape in SHAPES
         for budget in BUDGETS
         for part, (preset, policies) in PARTS.items()
     }
     rivals = {
-        (shape, budget, rival): _tpot(own[shape], rival, budget)
+        (shape, budget, rival): _tpot(with_splits[shape], rival, budget)
         for shape in SHAPES
         for budget in BUDGETS
         for rival in RIVALS
     }
-    solved = {(shape, budget): _how(own[shape], budget) for shape in SHAPES for budget in BUDGETS}
+    solved = {(shape, budget): _how(with_splits[shape], budget) for shape in SHAPES for budget in BUDGETS}
     return Reproduction(
         name="moepic",
         paper="MoEpic (Yan et al., 2025, arXiv:2509.08342), Figures 4(b) and 7, Table 3",
         sheets={"ratio": _ratio_sheet(cut), "rivals": _rival_sheet(parts, rivals, solved), "parts": _part_sheet(parts)},
         claims=_claims(cut, parts, rivals),
-        assumed=_assumed(own),
+        assumed=_assumed(with_splits),
     )
 
 
@@ -168,10 +168,10 @@ def _span(values: Sequence[float]) -> str:
     return f"{min(values):.1f} to {max(values):.1f}"
 
 
-def _assumed(own: Mapping[str, Workload]) -> tuple[str, ...]:
+def _assumed(with_splits: Mapping[str, Workload]) -> tuple[str, ...]:
     """Assumptions, and the reason why little transfer time can be hidden."""
     windows = []
-    for shape, workload in own.items():
+    for shape, workload in with_splits.items():
         seconds = workload.latencies
         window = (seconds.attention_s + seconds.moe_s) / (seconds.load_s + seconds.latency_s)
         windows.append(f"{window:.2f} of an expert of {shape}")

@@ -10,6 +10,7 @@ import pytest
 from moectl.cli import main
 from tests.conftest import Checkpoint
 from tests.helpers.bench import SAME, Benched, write_text
+from tests.moectl.conftest import Said
 
 
 @pytest.fixture
@@ -32,14 +33,6 @@ def ran(checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> tup
 
 
 @pytest.fixture
-def benched(capfd: pytest.CaptureFixture[str]) -> Benched:
-    """`benched(*options)`: the JSON of the command."""
-
-    def run(*options: str) -> dict:
-        capfd.readouterr()
-        code = main(["bench", *options, "--json"])
-        said = capfd.readouterr()
-        assert (code, said.err) == (0, "")
-        return json.loads(said.out)
-
-    return run
+def benched(said: Said) -> Benched:
+    """`benched(*options)`: the JSON of `moectl bench`."""
+    return lambda *options: said("bench", *options)

@@ -1,7 +1,6 @@
 """`moectl tune` as a user runs it: picks are verified, stored and used by other commands; bad input is refused."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,12 +8,11 @@ import pytest
 from artifacts.store.store import Store
 from moectl.cli import main
 from tests.conftest import Checkpoint
+from tests.moectl.conftest import Said
 
 FEW = ["--data", "text.jsonl", "--held-out", "text.jsonl", "--tokens", "36", "--length", "12", "--rounds", "1"]
 FEW += ["--candidates", "3", "--threads", "1", "--budget", "50%"]
 LINK = ["--link", "5MB/s"]
-
-Tuned = Callable[..., dict]
 
 
 @pytest.fixture
@@ -26,21 +24,7 @@ def model(checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     return str(checkpoint("olmoe"))
 
 
-@pytest.fixture
-def said(capfd: pytest.CaptureFixture[str]) -> Tuned:
-    """`said(command, *options)`: the JSON of the command."""
-
-    def run(*options: str) -> dict:
-        capfd.readouterr()
-        code = main([*options, "--json"])
-        told = capfd.readouterr()
-        assert (code, told.err) == (0, "")
-        return json.loads(told.out)
-
-    return run
-
-
-def test_answers_are_kept_and_other_commands_use_them(model: str, said: Tuned) -> None:
+def test_answers_are_kept_and_other_commands_use_them(model: str, said: Said) -> None:
     """Without replicas and a profile in the store the lossless pick is the only one."""
     found = said("tune", model, *FEW, *LINK, "--name", "mine")
     assert [pick["name"] for pick in found["picks"]] == ["mine-lossless", "mine"]
