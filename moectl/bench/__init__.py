@@ -1,1 +1,1 @@
-"""The bench of many settings, live and simulated, which resumes."""
+"""A live and a simulated bench of many settings; both resume after a stop."""

@@ -1,4 +1,4 @@
-"""What a bench leaves in the store, setting by setting, and takes up again: rows, and by what they are the same."""
+"""The rows of a bench in the store: written setting by setting, and read again by the same bench to resume."""
 
 import hashlib
 import json
@@ -24,10 +24,12 @@ _ARTEFACTS = ("profile", "build-buddies", "quantize", "build-maps", "learn", "bu
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """One setting; columns as in the store's `bench` (DESIGN 9), None for what was not measured. Quartiles are those
-    of times, `tasks` its scores, `run` the store's, `best` what it is the best at, `why` the reason where it could not
-    run."""
+class BenchRow:
+    """One setting, with the columns of the store's table `bench`; None for values that were not measured.
+
+    `ttft_quartiles` and `tpot_quartiles` belong to the medians above them, `tasks` are scores, `run` is the run in the
+    store, `best` marks the fastest rows of a table, `why` is the reason if the setting could not run.
+    """
 
     preset: str
     budget: str
@@ -63,10 +65,10 @@ class Row:
 _BESIDE = ("ttft_quartiles", "tpot_quartiles", "tasks", "run", "best", "why")  # not columns of the table
 
 
-def measured_row(setting: Setting, measured: Measured) -> Row:
-    """Of a live setting; of a peer, which counts nothing, times and quality."""
+def measured_row(setting: Setting, measured: Measured) -> BenchRow:
+    """The row of a live setting. A peer has times and quality but no counters."""
     ttft, tpot, counters = measured.ttft_ms, measured.tpot_ms, measured.counters
-    return Row(
+    return BenchRow(
         **asdict(setting),
         mode=LIVE if counters else PEER,
         ttft_ms=ttft.median,
@@ -84,10 +86,10 @@ def measured_row(setting: Setting, measured: Measured) -> Row:
     )
 
 
-def simulated_row(setting: Setting, outcome: Outcome) -> Row:
-    """Of a replay, which says nothing of quality and is the same each time."""
+def simulated_row(setting: Setting, outcome: Outcome) -> BenchRow:
+    """The row of a replayed setting, which has no quality and no quartiles."""
     times = ("ttft_ms", "tpot_ms", "tokens_per_s", "exposed_ms")
-    return Row(
+    return BenchRow(
         **asdict(setting),
         mode=SIMULATED,
         hit_rate=hit_rate(outcome.counters),
@@ -98,8 +100,8 @@ def simulated_row(setting: Setting, outcome: Outcome) -> Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    """One bench: the text or trace, and in `conditions` (JSON values) all else that decides its numbers."""
+class BenchJob:
+    """Identifies a bench: its text or trace, and in `conditions` (JSON values) all else that affects its numbers."""
 
     data: str
     data_digest: str
@@ -109,20 +111,22 @@ class Job:
 
     @property
     def digest(self) -> str:
-        told = asdict(self) | {"versions": versions()}
-        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
+        identity = asdict(self) | {"versions": versions()}
+        return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
 
 
 class Ledger:
-    """The rows of one bench in a store: read at the beginning, written one by one."""
+    """The rows of one bench in a store: read when it starts, written one by one."""
 
-    def __init__(self, path: Path, job: Job, *, model: ModelInfo | None = None, model_id: str | None = None) -> None:
-        """`model` is entered into the store unless it is there; of one that is, or of none, `model_id` will do."""
+    def __init__(
+        self, path: Path, job: BenchJob, *, model: ModelInfo | None = None, model_id: str | None = None
+    ) -> None:
+        """`model` is written to the store unless it is there already; then, or without a model, pass `model_id`."""
         self.path, self._job, self._model = path, job, model
         self._model_id = model.model_id if model else model_id
 
-    def finished(self) -> dict[Setting, Row]:
-        """What earlier runs of the same bench left; the newest of each setting."""
+    def finished(self) -> dict[Setting, BenchRow]:
+        """The newest row of each setting that earlier runs of the same bench wrote."""
         if not self.path.exists():
             return {}
         with Store.open(self.path, read_only=True) as store:
@@ -132,14 +136,14 @@ class Ledger:
 
     def write(
         self,
-        row: Row,
+        row: BenchRow,
         *,
         by_layer: Sequence[Mapping[str, int]],
         started_at: datetime,
         seconds: float,
         beside: Mapping[str, object],
-    ) -> Row:
-        """The row with its run; `by_layer` its counters, `beside` what else is worth keeping, JSON values."""
+    ) -> BenchRow:
+        """Write a row with its counters `by_layer` and further JSON values `beside`; return it with its run."""
         info = RunInfo(
             command=COMMAND,
             model_id=self._model_id,
@@ -164,14 +168,17 @@ class Ledger:
         return run.info.command == COMMAND and run.info.parameters.get("job") == self._job.digest
 
 
-def bench_table(rows: Sequence[Row]) -> pa.Table:
+def bench_table(rows: Sequence[BenchRow]) -> pa.Table:
     """Rows of the store's `bench`."""
     return pa.Table.from_pylist([{name: getattr(row, name) for name in _SCHEMA.names} for row in rows], schema=_SCHEMA)
 
 
 def layers_table(by_layer: Sequence[Mapping[str, int]]) -> pa.Table:
-    """Rows of the store's `bench_layers`: `few_bits` experts computed below full precision, `replaced` ranks that a
-    stand-in served or nobody; both 0 where the output is that of the full model."""
+    """Rows of the store's `bench_layers`.
+
+    `few_bits` counts experts computed below full precision, `replaced` the ranks that a stand-in served or that were
+    dropped; both are 0 where the output equals that of the full model.
+    """
     rows = [
         {
             "layer": layer,
@@ -185,7 +192,7 @@ def layers_table(by_layer: Sequence[Mapping[str, int]]) -> pa.Table:
 
 
 def artefact_runs(path: Path, model_id: str) -> dict[str, int]:
-    """The newest run of each kind of artefact that policies use: others may give other numbers."""
+    """The newest run of each kind of artefact that policies use; part of a bench's identity."""
     if not path.exists():
         return {}
     with Store.open(path, read_only=True) as store:
@@ -193,10 +200,10 @@ def artefact_runs(path: Path, model_id: str) -> dict[str, int]:
     return {name: run.run_id for name, run in runs.items() if run}
 
 
-def _row(store: Store, run: StoredRun) -> Row:
+def _row(store: Store, run: StoredRun) -> BenchRow:
     [columns] = store.read(COMMAND, run.run_id).to_pylist()
     spread = {name: values and tuple(values) for name, values in run.info.parameters["spread"].items()}
-    return Row(
+    return BenchRow(
         **columns,
         ttft_quartiles=spread["ttft_ms"],
         tpot_quartiles=spread["tpot_ms"],
@@ -210,7 +217,7 @@ _WHOLE = (*_COUNTS, "peak_fast_bytes")
 _SCHEMA = pa.schema(
     [
         (name, pa.string() if name in _TEXTS else pa.int64() if name in _WHOLE else pa.float64())
-        for name in Row.__dataclass_fields__
+        for name in BenchRow.__dataclass_fields__
         if name not in _BESIDE
     ]
 )

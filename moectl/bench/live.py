@@ -1,4 +1,4 @@
-"""A live bench: rounds of samples on real text, each kept at once, each setting written when its last round is done."""
+"""A live bench: rounds of samples on text. Each sample is kept at once, each setting written after its last round."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -10,8 +10,8 @@ from artifacts.errors import Problem
 from artifacts.hardware.machines import MACHINES
 from artifacts.shape import FULL_BITS
 from artifacts.store.runs import utc_now
-from moectl.bench.ledger import LIVE, PEER, Job, Ledger, Row, artefact_runs, measured_row
-from moectl.bench.request import Request
+from moectl.bench.ledger import LIVE, PEER, BenchJob, BenchRow, Ledger, artefact_runs, measured_row
+from moectl.bench.request import BenchRequest
 from moectl.bench.table import Benched, loss_of_base
 from moectl.shared.opening import check_store, model_info, open_quietly, stored_artefacts
 from moectl.shared.progress import progress_bar
@@ -34,11 +34,11 @@ PEERS_AS_THEY_ARE = (
 NO_ORACLE = "no oracle: nobody knows the future of a live run; --simulate has one"
 
 
-def live(name: str, request: Request, *, store: Path, device: str, threads: int) -> Benched:
-    """Measure every setting, or take it up where the same bench was stopped."""
+def live(name: str, request: BenchRequest, *, store: Path, device: str, threads: int) -> Benched:
+    """Measure every setting; resume where the same bench was stopped."""
     torch.set_num_threads(threads)
     check_store(store)
-    documents(request.data)  # what leads nowhere is told before a model is opened
+    documents(request.data)  # a wrong path is reported before a model is opened
     checkpoint = open_quietly(name, device=device)
     opened, artefacts = model_on_base(checkpoint, stored_artefacts(store, checkpoint), request.base)
     for link in set(request.link_names) - MACHINES.keys():
@@ -71,19 +71,19 @@ def live(name: str, request: Request, *, store: Path, device: str, threads: int)
 
 @dataclass(slots=True)
 class _UnderWay:
-    """What is known so far: samples by round and setting, rows of finished settings, why others cannot run."""
+    """The state of a running bench: samples by round and setting, rows of finished settings, reasons of refusal."""
 
     bench: Bench
     peers: PeerBench
     ledger: Ledger
     kept: KeptSamples
     samples: dict[tuple[int, Setting], Sample]
-    rows: dict[Setting, Row]
+    rows: dict[Setting, BenchRow]
     refused: dict[Setting, str]
     tasks: Tasks | None
 
     def sample(self, turn: int, setting: Setting, progress: Callable[[int], None]) -> None:
-        """Measure once and keep it; what cannot run is told instead."""
+        """Measure a setting once and keep the sample, or record why it cannot run."""
         try:
             is_peer = setting.preset in PEERS
             sample = self.peers.measure(setting, self.bench.full) if is_peer else self.bench.measure(setting, progress)
@@ -94,28 +94,28 @@ class _UnderWay:
         self.kept.add(turn, setting, sample, pace=self.bench.paces.of(setting.link))
 
     def finish(self, setting: Setting, rounds: int) -> None:
-        """Write a setting once it has all its rounds."""
-        own = [self.samples[turn, setting] for turn in range(rounds) if (turn, setting) in self.samples]
-        if len(own) == rounds:
-            load, found = Here.look(torch.device("cpu")).load, summary(own)
+        """Write a setting that has a sample of every round."""
+        samples = [self.samples[turn, setting] for turn in range(rounds) if (turn, setting) in self.samples]
+        if len(samples) == rounds:
+            load, measured = Here.look(torch.device("cpu")).load, summary(samples)
             self.rows[setting] = self.ledger.write(
-                replace(measured_row(setting, found), tasks=self._scores(setting)),
-                by_layer=found.by_layer,
+                replace(measured_row(setting, measured), tasks=self._scores(setting)),
+                by_layer=measured.by_layer,
                 started_at=utc_now(),
-                seconds=sum(sample.seconds for sample in own),
+                seconds=sum(sample.seconds for sample in samples),
                 beside={
                     "pace": self.bench.paces.of(setting.link),
                     "load": load,
-                    "by_text": {"kl": own[0].kl_by_text, "loss": own[0].loss_by_text},
+                    "by_text": {"kl": samples[0].kl_by_text, "loss": samples[0].loss_by_text},
                 },
             )
 
     def _scores(self, setting: Setting) -> tuple[Score, ...]:
-        """Of presets: peers are other programs."""
+        """Scores of a preset; peers, which are other programs, have none."""
         return () if self.tasks is None or setting.preset in PEERS else self.bench.scores(setting, self.tasks)
 
 
-def _measure(under_way: _UnderWay, settings: Sequence[Setting], request: Request, *, num_decoded: int) -> None:
+def _measure(under_way: _UnderWay, settings: Sequence[Setting], request: BenchRequest, *, num_decoded: int) -> None:
     order = [
         one for one in schedule(settings, rounds=request.rounds, seed=request.seed) if one[1] not in under_way.rows
     ]
@@ -131,12 +131,12 @@ def _measure(under_way: _UnderWay, settings: Sequence[Setting], request: Request
             under_way.finish(setting, request.rounds)
 
 
-def _refused(setting: Setting, why: str) -> Row:
-    return Row(**asdict(setting), mode=PEER if setting.preset in PEERS else LIVE, why=why)
+def _refused(setting: Setting, why: str) -> BenchRow:
+    return BenchRow(**asdict(setting), mode=PEER if setting.preset in PEERS else LIVE, why=why)
 
 
 def _job(
-    request: Request,
+    request: BenchRequest,
     text: Text,
     settings: Sequence[Setting],
     tasks: Tasks | None,
@@ -144,8 +144,8 @@ def _job(
     here: Here,
     artefacts: dict[str, int],
     opened: MoeModel,
-) -> Job:
-    """All settings are part of it: they are measured side by side or not at all."""
+) -> BenchJob:
+    """The identity of this bench. It includes all settings, since their rounds are interleaved."""
     conditions = {
         "mode": LIVE,
         "model": opened.fingerprint,
@@ -163,10 +163,10 @@ def _job(
         "evaluated": tasks and tasks.digest,
     }
     num_tokens = sum(map(len, text.sequences))
-    return Job(request.data, data_digest(text.sequences), num_tokens, request.seed, conditions)
+    return BenchJob(request.data, data_digest(text.sequences), num_tokens, request.seed, conditions)
 
 
-def _conditions(request: Request, text: Text, here: Here, taken_up: int) -> str:
+def _conditions(request: BenchRequest, text: Text, here: Here, taken_up: int) -> str:
     cores = f"{here.cores} cores of {here.processor}" + (f", {here.gpu}" if here.gpu else "")
     load = "" if here.load is None else f" (load {here.load:.1f} at the start)"
     fused = ", a token's experts fused" if request.experts == FUSED else ""

@@ -1,4 +1,4 @@
-"""What a bench is asked to try: presets, budgets and links as the command line has them, checked before it runs."""
+"""The request for a bench: presets, budgets and links as typed, validated before anything runs."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -27,10 +27,12 @@ _LIVE_LINKS = (AUTO, "disk", "direct", "cuda")
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """Lists are separated by commas. `machine` and `trace` are of a simulation, `scaled_to` of a live bench. Raises
-    BadUsage for what is not understood. `peers`: other programs, a live bench alone has them. `stored`: presets of the
-    store, by name."""
+class BenchRequest:
+    """Validated settings of a bench; lists are separated by commas. Raises BadUsage for an invalid value.
+
+    `machine` and `trace` belong to a simulated bench; `scaled_to` and `peers`, which are other programs, to a live one.
+    `stored` holds presets of the store by name.
+    """
 
     presets: str = "on-demand,near,shadow"
     budgets: str = "12.5%,25%,50%"
@@ -96,22 +98,22 @@ class Request:
 
     @property
     def workers(self) -> int | None:
-        """Settings that are replayed at a time: one, unless more are asked for."""
+        """Number of settings replayed at a time: 1 by default, None to use all cores of an executor."""
         return self.jobs or (1 if self.executor == LOCAL else None)
 
     @property
     def preset_names(self) -> list[str]:
-        """The fixed rows first, then what is asked for."""
+        """The fixed presets first, then the requested ones."""
         asked = list(presets()) if self.presets.strip() == ALL else names_in(self.presets, "--presets")
         return list(dict.fromkeys((*FIXED, *asked)))
 
-    def of_model(self, store: Path, model_id: str) -> "Request":
-        """With those that the store has of this model. Raises Incompatible for one that was tuned for another."""
+    def of_model(self, store: Path, model_id: str) -> "BenchRequest":
+        """The request with stored presets of this model. Raises Incompatible for a preset tuned for another model."""
         return replace(self, stored=find_presets(self.stored, store, model_id=model_id))
 
     @property
     def tuned(self) -> dict[str, dict[str, object]]:
-        """What stored presets stand for: with others under the same name it is another bench."""
+        """The policies of stored presets; part of the bench's identity, since a name can be tuned anew."""
         return {name: asdict(one) for name, one in self.stored.items()}
 
     @property
@@ -129,8 +131,10 @@ class Request:
         return [self.scaled_to] if self.scaled_to else names_in(self.links, "--links")
 
     def settings(self) -> list[Setting]:
-        """Every preset at every budget over every link; one that fixes its budget once a link; the oracle where the
-        future is known. Peers over links of their own, at every budget where they offload."""
+        """Every preset at every budget over every link; a preset with a budget of its own once a link.
+
+        A simulation adds the oracle. Peers have their own links, and vary the budget only if they offload.
+        """
         names = [*self.preset_names, ORACLE] if self.simulate else self.preset_names
         tried = product(self.link_names, names_in(self.budgets, "--budgets"), names)
         ours = [Setting(name, _budget(name, budget), link) for link, budget, name in tried]

@@ -1,4 +1,4 @@
-"""A simulated bench: the same settings, and the oracle, on a trace and virtual time."""
+"""A simulated bench: the settings of a live one, and the oracle, replayed from a trace on virtual time."""
 
 import hashlib
 from collections.abc import Callable, Mapping
@@ -17,8 +17,8 @@ from artifacts.store.runs import RunInfo, utc_now
 from artifacts.store.store import Store, add_run
 from artifacts.traces.parquet import to_table
 from artifacts.traces.trace import Trace
-from moectl.bench.ledger import SIMULATED, Job, Ledger, Row, artefact_runs, simulated_row
-from moectl.bench.request import AUTO, DEFAULT_MACHINE, ORACLE, Request
+from moectl.bench.ledger import SIMULATED, BenchJob, BenchRow, Ledger, artefact_runs, simulated_row
+from moectl.bench.request import AUTO, DEFAULT_MACHINE, ORACLE, BenchRequest
 from moectl.bench.table import Benched
 from moectl.shared.opening import check_store, foresight_for, model_info, open_quietly
 from moectl.shared.place_trace import base_suffix, place_trace
@@ -34,26 +34,26 @@ from runtime.control import sizes
 from runtime.model.open import MoeModel
 from runtime.policies.presets import Preset, Scope
 from runtime.replay.settings import Outcome, oracles
-from runtime.replay.settings import Setting as Tried
+from runtime.replay.settings import Setting as ReplaySetting
 from runtime.replay.workload import Workload
 from runtime.session.session import Session, Settings
 
 NOT_MEASURED = "quality: not of a simulation; a live bench measures it"
-_DISTANCE = 3  # layers ahead of which a recorded trace tells
+_DISTANCE = 3  # layers ahead that a recorded trace predicts
 BOUND = "oracle: Belady with prefetching of what is really wanted, in the scope where that is faster"
 
 
-def simulated(name: str, request: Request, *, store: Path, device: str, threads: int) -> Benched:
-    """Replay every setting, or take it up where the same bench was stopped."""
+def simulated(name: str, request: BenchRequest, *, store: Path, device: str, threads: int) -> Benched:
+    """Replay every setting; resume where the same bench was stopped."""
     torch.set_num_threads(threads)
     check_store(store)
     opened = open_source(_source(name, request, store=store, device=device))
     if opened.model_id:
         request = request.of_model(store, opened.model_id)
-    opened, found, costs = place_trace(opened, request.machine or DEFAULT_MACHINE, store, base=request.base)
-    workloads = {link: _workload(opened, found, costs, link=link) for link in request.link_names}
+    opened, target, costs = place_trace(opened, request.machine or DEFAULT_MACHINE, store, base=request.base)
+    workloads = {link: _workload(opened, target, costs, link=link) for link in request.link_names}
     artefacts = artefact_runs(store, opened.model_id) if opened.model_id else {}
-    job = _job(opened, found, costs, request, artefacts)
+    job = _job(opened, target, costs, request, artefacts)
     ledger = Ledger(store, job, model_id=opened.model_id)
     settings = request.settings()
     rows = {} if request.again else ledger.finished()
@@ -64,23 +64,23 @@ def simulated(name: str, request: Request, *, store: Path, device: str, threads:
     with executing(request.executor, request.workers) as executor, progress_bar("simulating", unit="settings") as bar:
         bar(len(rows), len(settings))
 
-        def heard(done: Replayed) -> None:
+        def on_replayed(done: Replayed) -> None:
             rows[done.setting], assumed[done.setting] = _row(done, ledger), done.assumed
             bar(len(rows), len(settings))
 
         work = Replays(workloads, request.stored, devices=request.devices)
-        lost = _replay(work, missing, executor, heard)
+        lost = _replay(work, missing, executor, on_replayed)
     if lost:
         raise Partly(_what_is_lost(lost, len(settings)))
-    told = dict.fromkeys([*known, *(note for setting in missing for note in assumed[setting])])
-    notes = (BOUND, NOT_MEASURED, *(f"assumed: {note}" for note in told))
-    conditions = _conditions(opened, found, request, taken_up)
+    assumptions = dict.fromkeys([*known, *(note for setting in missing for note in assumed[setting])])
+    notes = (BOUND, NOT_MEASURED, *(f"assumed: {note}" for note in assumptions))
+    conditions = _conditions(opened, target, request, taken_up)
     return Benched([rows[setting] for setting in settings], opened.model.shape, conditions, notes, job.digest)
 
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What became of a setting: an outcome, or `why` there is none."""
+    """The result of one setting: an outcome, or in `why` the reason that there is none."""
 
     setting: Setting
     outcome: Outcome | None
@@ -91,7 +91,7 @@ class Replayed:
 
 
 class Replays:
-    """The work of a worker: one setting after another, on workloads by link."""
+    """The task of a worker process: replays a setting on the workload of its link."""
 
     def __init__(self, workloads: Mapping[str, Workload], stored: Mapping[str, Preset], *, devices: int) -> None:
         self._workloads, self._stored, self._devices = workloads, stored, devices
@@ -99,7 +99,7 @@ class Replays:
 
     def __call__(self, setting: Setting) -> Replayed:
         workload, started_at, begin_s = self._workloads[setting.link], utc_now(), perf_counter()
-        workload.assumed = list(self._of_trace[setting.link])  # or it would tell of settings that came before
+        workload.assumed = list(self._of_trace[setting.link])  # drops assumptions of earlier settings
         outcome, why = None, ""
         try:
             outcome = _outcome(workload, setting, self._stored, devices=self._devices)
@@ -108,9 +108,11 @@ class Replays:
         return Replayed(setting, outcome, why, workload.assumed, started_at, perf_counter() - begin_s)
 
 
-def _replay(work: Replays, settings: list[Setting], executor: Executor, heard: Callable[[Replayed], None]) -> Lost:
-    """Every setting; what could not be done, by setting."""
-    with Workers(work, executor, heard) as workers:
+def _replay(
+    work: Replays, settings: list[Setting], executor: Executor, on_replayed: Callable[[Replayed], None]
+) -> Lost:
+    """Replay every setting; return the errors of those that failed, by setting."""
+    with Workers(work, executor, on_replayed) as workers:
         for setting in settings:
             workers.submit(setting, setting)
         return workers.persist(lambda setting: workers.submit(setting, setting))
@@ -125,38 +127,38 @@ def _what_is_lost(lost: Lost, total: int) -> str:
     )
 
 
-def _row(done: Replayed, ledger: Ledger) -> Row:
+def _row(done: Replayed, ledger: Ledger) -> BenchRow:
     if done.outcome is None:
-        return Row(**asdict(done.setting), mode=SIMULATED, why=done.why)
+        return BenchRow(**asdict(done.setting), mode=SIMULATED, why=done.why)
     row, by_layer = simulated_row(done.setting, done.outcome), done.outcome.by_layer
     return ledger.write(row, by_layer=by_layer, started_at=done.started_at, seconds=done.seconds, beside={})
 
 
 def _outcome(workload: Workload, setting: Setting, stored: Mapping[str, Preset], *, devices: int) -> Outcome:
-    """Of the oracles in both scopes the faster one."""
+    """Replay a setting; for the oracle, the faster of its two scopes."""
     room = {"budget": setting.budget, "devices": devices}
     if setting.preset != ORACLE:
         preset = stored.get(setting.preset, setting.preset)
-        return workload.run(Tried(setting.preset, preset, **room))
-    bounds = [oracles(Tried(ORACLE, scope=str(scope), **room))[1] for scope in Scope]
+        return workload.run(ReplaySetting(setting.preset, preset, **room))
+    bounds = [oracles(ReplaySetting(ORACLE, scope=str(scope), **room))[1] for scope in Scope]
     return min(map(workload.run, bounds), key=lambda outcome: outcome.times["tpot_ms"] or 0.0)
 
 
-def _workload(opened: OpenedTrace, found: Machine, costs: Costs | None, *, link: str) -> Workload:
-    """On the machine with its own link, or with one of another rate."""
+def _workload(opened: OpenedTrace, target: Machine, costs: Costs | None, *, link: str) -> Workload:
+    """The trace on the machine, with the machine's own link or one of another rate."""
     if link != AUTO:
         bandwidth, latency_s = sizes.rate(link)
-        found = replace(found, link_gbps=bandwidth / 1e9, link_latency_s=latency_s)
+        target = replace(target, link_gbps=bandwidth / 1e9, link_latency_s=latency_s)
         costs = costs and replace(
             costs,
             load_s=opened.model.shape.expert_nbytes / bandwidth,
             load_latency_s=costs.load_latency_s + latency_s,
         )
-    return Workload(opened.trace, opened.model, found, artefacts=opened.artefacts, costs=costs)
+    return Workload(opened.trace, opened.model, target, artefacts=opened.artefacts, costs=costs)
 
 
-def _source(name: str, request: Request, *, store: Path, device: str) -> TraceSource:
-    """The file that was named, the newest trace of this model in the store, or one recorded now."""
+def _source(name: str, request: BenchRequest, *, store: Path, device: str) -> TraceSource:
+    """The trace file of the request, else the newest trace of this model in the store, else one recorded now."""
     if request.trace is not None:
         return TraceSource(request.trace, model=name, store=store)
     if name in MODELS and not Path(name).exists():
@@ -179,7 +181,7 @@ def _stored_trace(path: Path, opened: MoeModel) -> int | None:
 
 
 def record_trace(name: str, opened: MoeModel, text: Text, path: Path, *, data: str, seed: int) -> int:
-    """What the routers say of a text, with predictions, into the store: the run that holds it."""
+    """Record the routing of a text, with predictions, into the store; return its run."""
     started_at, begin_s = utc_now(), perf_counter()
     info = model_info(name, opened)
     trace = _traced(opened, text, path)
@@ -206,11 +208,13 @@ def _traced(opened: MoeModel, text: Text, store: Path) -> Trace:
         return recorder.trace()
 
 
-def _job(opened: OpenedTrace, found: Machine, costs: Costs | None, request: Request, artefacts: dict[str, int]) -> Job:
+def _job(
+    opened: OpenedTrace, target: Machine, costs: Costs | None, request: BenchRequest, artefacts: dict[str, int]
+) -> BenchJob:
     conditions = {
         "mode": SIMULATED,
         "model": {name: value for name, value in asdict(opened.model).items() if name != "assumed"},
-        "machine": {name: str(value) for name, value in asdict(found).items()},
+        "machine": {name: str(value) for name, value in asdict(target).items()},
         "costs": asdict(costs) if costs else None,
         "artefacts": artefacts,
         "tuned": request.tuned,
@@ -218,7 +222,7 @@ def _job(opened: OpenedTrace, found: Machine, costs: Costs | None, request: Requ
         "devices": request.devices,
     }
     num_tokens = len(opened.trace) // opened.trace.num_layers
-    return Job(opened.name, _digest(opened.trace), num_tokens, request.seed, conditions)
+    return BenchJob(opened.name, _digest(opened.trace), num_tokens, request.seed, conditions)
 
 
 def _digest(trace: Trace) -> str:
@@ -229,11 +233,11 @@ def _digest(trace: Trace) -> str:
     return digest.hexdigest()
 
 
-def _conditions(opened: OpenedTrace, found: Machine, request: Request, taken_up: int) -> str:
+def _conditions(opened: OpenedTrace, target: Machine, request: BenchRequest, taken_up: int) -> str:
     spread = f", experts on {request.devices} devices" * (request.devices > 1)
     resumed = f"; {taken_up} settings were replayed by an earlier run" if taken_up else ""
     num_tokens = len(opened.trace) // opened.trace.num_layers
     return (
-        f"{opened.name}: {num_tokens:,} tokens of {opened.model.name}{base_suffix(request.base)} on {found.name}, on "
+        f"{opened.name}: {num_tokens:,} tokens of {opened.model.name}{base_suffix(request.base)} on {target.name}, on "
         f"virtual time, each setting from an empty cache{spread}{resumed}"
     )

@@ -1,11 +1,11 @@
-"""A bench as a table: by budget, then by time, the best of each budget marked."""
+"""A bench as a table: sorted by budget and time, with the best rows of each budget marked."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 
 from artifacts.shape import Shape
-from moectl.bench.ledger import PEER, Row
+from moectl.bench.ledger import PEER, BenchRow
 from moectl.bench.other_tools import IMPORTED
 from moectl.bench.request import ORACLE
 from moectl.show.render import NumBytes, Sheet
@@ -13,15 +13,15 @@ from profilers.compare.quality import Quality
 from profilers.compare.tasks import Score
 from runtime.control import sizes
 
-_BOUNDS = ("full", ORACLE)  # nobody's choice at a budget
-_SAME_KL = 1e-6  # nats: what rounding alone makes of the same model
+_BOUNDS = ("full", ORACLE)  # bounds for comparison, which no budget allows to choose
+_SAME_KL = 1e-6  # nats: rounding alone stays below
 
 
 @dataclass(frozen=True, slots=True)
 class Benched:
-    """The rows, and the conditions that they were measured under; `job` is their bench in the store."""
+    """The rows of a bench and their conditions; `job` is its digest in the store."""
 
-    rows: Sequence[Row]
+    rows: Sequence[BenchRow]
     shape: Shape
     conditions: str
     notes: tuple[str, ...]
@@ -32,26 +32,26 @@ class Benched:
         """Whether any setting could be measured."""
         return any(not row.why for row in self.rows)
 
-    def arranged(self) -> list[Row]:
-        """By budget, link and time, with what each is the best at; what could not run comes last in its group, what was
-        imported last of all."""
-        own = [row for row in self.rows if row.mode != IMPORTED]
-        groups = groupby(sorted(own, key=self._place), key=self._place)
+    def arranged(self) -> list[BenchRow]:
+        """The rows by budget, link and time, with the best marked. Refused settings end their group; imported rows
+        come last."""
+        measured = [row for row in self.rows if row.mode != IMPORTED]
+        groups = groupby(sorted(measured, key=self._place), key=self._place)
         ours = [row for _, group in groups for row in _marked(list(group))]
         return ours + [row for row in self.rows if row.mode == IMPORTED]
 
     def records(self) -> dict[str, object]:
-        """For JSON."""
+        """The bench as JSON values."""
         rows = [asdict(row) for row in self.arranged()]
         return {"rows": rows, "conditions": self.conditions, "notes": list(self.notes)}
 
-    def _place(self, row: Row) -> tuple[int, int]:
+    def _place(self, row: BenchRow) -> tuple[int, int]:
         links = list(dict.fromkeys(one.link for one in self.rows))
         return sizes.budget_nbytes(row.budget, self.shape), links.index(row.link)
 
 
 def sheets(benched: Benched) -> list[Sheet]:
-    """The settings that ran; and, if there are any, those that could not."""
+    """A table of the settings that ran, and one of those that could not, if any."""
     rows = benched.arranged()
     ran, refused = [row for row in rows if not row.why], [row for row in rows if row.why]
     columns = ("budget", "link", "preset", "TTFT ms", "TPOT ms", "tokens/s", "hit rate", "moved", "wasted", "stall ms")
@@ -65,8 +65,8 @@ def sheets(benched: Benched) -> list[Sheet]:
     return [table, Sheet("Not run", ("preset", "budget", "why"), _reasons(refused))]
 
 
-def _marked(group: list[Row]) -> list[Row]:
-    """One budget over one link."""
+def _marked(group: list[BenchRow]) -> list[BenchRow]:
+    """The rows of one budget over one link by time, with the fastest and the fastest lossless one marked."""
     ordered = sorted(group, key=lambda row: (row.tpot_ms is None, row.tpot_ms or 0.0))
     chosen = [row for row in ordered if row.tpot_ms is not None and row.preset not in _BOUNDS and row.mode != PEER]
     fastest, exact = chosen[:1], [row for row in chosen if _is_exact(row)][:1]
@@ -77,12 +77,12 @@ def _best(is_fastest: bool, is_exact: bool) -> str:
     return "fastest, lossless" if is_fastest and is_exact else "fastest" if is_fastest else "lossless" * is_exact
 
 
-def _is_exact(row: Row) -> bool:
-    """As measured, not as promised."""
+def _is_exact(row: BenchRow) -> bool:
+    """Whether the measured output equals that of the full model."""
     return row.kl is not None and row.kl < _SAME_KL and row.top1_agreement == 1
 
 
-def _line(row: Row, evaluated: Sequence[tuple[str, str]]) -> tuple:
+def _line(row: BenchRow, evaluated: Sequence[tuple[str, str]]) -> tuple:
     scores = {(score.task, score.metric): score for score in row.tasks}
     quality = (row.perplexity_ratio, row.kl, row.top1_agreement)
     return (
@@ -119,16 +119,16 @@ def _time(median: float | None, quartiles: tuple[float, float] | None) -> str | 
     return f"{median:.2f} ({quartiles[0]:.2f} to {quartiles[1]:.2f})"
 
 
-def _reasons(refused: Iterable[Row]) -> list[tuple[str, str, str]]:
-    """One line a reason, with every budget that it holds for."""
+def _reasons(refused: Iterable[BenchRow]) -> list[tuple[str, str, str]]:
+    """One line for each preset and reason, with the budgets that it applies to."""
     budgets: dict[tuple[str, str], dict[str, None]] = {}
     for row in refused:
         budgets.setdefault((row.preset, row.why), {})[row.budget] = None
-    return [(preset, ", ".join(found), why) for (preset, why), found in budgets.items()]
+    return [(preset, ", ".join(refused_at), why) for (preset, why), refused_at in budgets.items()]
 
 
 def loss_of_base(quality: Quality, base: int) -> str:
-    """One line: what other losses come on top of."""
+    """One line on the loss of the base itself, to which the losses of the rows add."""
     return (
         f"the base: every expert is a replica of {base} bits, budgets are of these bytes and quality is against it; it "
         f"loses {100 * (quality.perplexity_ratio - 1):.2f} % of perplexity to the checkpoint itself (KL "

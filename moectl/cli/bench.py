@@ -98,9 +98,9 @@ def bench(
 ) -> None:
     """Measure presets beside each other, speed next to quality. Stopped half-way, the same command goes on."""
     from moectl.commands import bench as command
-    from moectl.commands.bench import Request
+    from moectl.commands.bench import BenchRequest
 
-    request = fill(Request, options, stored=command.stored_among(options.presets, store))
+    request = fill(BenchRequest, options, stored=command.stored_among(options.presets, store))
     benched = command.bench(
         model,
         request,

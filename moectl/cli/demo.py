@@ -19,7 +19,7 @@ def demo(
     tokens: Annotated[int, typer.Option(min=1024, help="Tokens to profile.")] = 16_384,
     threads: Threads = DEFAULT_THREADS,
     store: Annotated[Path | None, typer.Option(help="Keep the artefacts in this store.")] = None,
-    picture: Annotated[Path | None, typer.Option(help="Draw the table to this SVG or PNG (extra: report).")] = None,
+    picture: Annotated[Path | None, typer.Option(help="Draw the table to this SVG file.")] = None,
     json: Json = False,
 ) -> None:
     """The whole road on the bundled model, no network: profile, buddies, four presets, one table."""

@@ -18,7 +18,7 @@ class InspectOptions:
     run: RunId = None
     layer: Annotated[int | None, typer.Option(min=0, help="One layer in detail.")] = None
     heatmap: Annotated[bool, typer.Option("--heatmap", help="A picture instead of a table.")] = False
-    png: Annotated[Path | None, typer.Option(help="Write that picture to this file, .png or .svg.")] = None
+    picture: Annotated[Path | None, typer.Option(help="Write that picture to this SVG file.")] = None
     verify: Annotated[bool, typer.Option("--verify", help="Of store and replicas: read it all and compare.")] = False
     data: Annotated[str, typer.Option(help="Held-out text, for substitution and precision.")] = "builtin:held-out"
     tokens: Annotated[int, typer.Option(min=2, help="Tokens of it.")] = 4096
@@ -50,12 +50,12 @@ def inspect(
     json: Json = False,
 ) -> None:
     """Show what a store holds, or what moectl knows, as a table or as a heatmap; or price substitution or few bits."""
-    if options.png is not None:
+    if options.picture is not None:
         from moectl.commands.inspect import refuse_picture
         from moectl.show.pictures import check_picture
 
         refuse_picture(name)
-        check_picture(options.png)
+        check_picture(options.picture)
     if name == "substitution":
         _price_substitution(model, options, store=store, as_json=json)
     elif name == "precision":
@@ -111,7 +111,7 @@ def _show_view(name: str, model: str | None, options: InspectOptions, *, store: 
 
     command.refuse_model(name, model)
     view = command.inspect(name, store, run=options.run, layer=options.layer, verify=options.verify)
-    if options.png is not None:
-        command.picture(view, options.png)
+    if options.picture is not None:
+        command.picture(view, options.picture)
         return
     command.show(view, heatmap=options.heatmap, as_json=as_json)

@@ -61,10 +61,10 @@ def serve(
 ) -> None:
     """Serve a model to OpenAI's clients, and a page that shows what its cache and link do (extra: serve)."""
     from moectl.commands import serve as command
-    from moectl.commands.serve import Limits
+    from moectl.commands.serve import ServerLimits
 
     settings = fill(command.Settings, chosen, options, preset=chosen.find(store), policies=policies.given())
-    limits = Limits(num_rows=server.rows, num_waiting=server.queue, max_tokens=server.max_new_tokens)
+    limits = ServerLimits(num_rows=server.rows, num_waiting=server.queue, max_tokens=server.max_new_tokens)
     command.serve_command(
         model,
         settings,

@@ -65,9 +65,9 @@ def tune(
 ) -> None:
     """Find the fastest policies for a model, a budget and a machine: lossless, and within a loss that is allowed."""
     from moectl.commands import tune as command
-    from moectl.tune.request import Request, share
+    from moectl.tune.request import TuneRequest, share
     from moectl.tune.table import show
 
-    request = fill(Request, options, max_loss=share(options.max_loss))
+    request = fill(TuneRequest, options, max_loss=share(options.max_loss))
     tuned = command.tune(model, request, store=store, device=options.device, threads=options.threads)
     show(tuned, as_json=json)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from moectl.bench.live import live
 from moectl.bench.other_tools import keep, read_results
-from moectl.bench.request import Request, names_in
+from moectl.bench.request import BenchRequest, names_in
 from moectl.bench.simulated import simulated
 from moectl.bench.table import Benched, sheets
 from moectl.bundled import demo_model
@@ -23,7 +23,7 @@ def stored_among(listed: str, store: Path) -> dict[str, Preset]:
 
 def bench(
     name: str | None,
-    request: Request,
+    request: BenchRequest,
     *,
     store: Path,
     device: str,

@@ -15,7 +15,7 @@ from moectl.commands.build_buddies import build_buddies
 from moectl.commands.profile import ProfileRequest, profile_opened
 from moectl.shared.opening import check_store, open_quietly, stored_artefacts
 from moectl.shared.progress import progress_bar
-from moectl.show.pictures import Demonstration, Row
+from moectl.show.pictures import Demonstration, DemoRow
 from moectl.show.render import Sheet, human_bytes, show_json, show_sheet
 from profilers.compare.quality import Reading, compare, read
 from profilers.text.batches import Batching
@@ -150,9 +150,9 @@ def _measure(
         return _Measured(reading, totals, session.receipt())
 
 
-def _row(preset: str, measured: _Measured, full: Reading) -> Row:
+def _row(preset: str, measured: _Measured, full: Reading) -> DemoRow:
     quality = compare(measured.reading, full)
-    return Row(
+    return DemoRow(
         preset=preset,
         hit_rate=hit_rate(measured.totals),
         moved_bytes=measured.totals["demand_bytes"] + measured.totals["prefetch_bytes"],

@@ -12,15 +12,13 @@ from artifacts.store.runs import utc_now
 from artifacts.traces.parquet import write_parquet
 from moectl.bundled import demo_model
 from moectl.shared.opening import check_store, existing, model_info, quieten
-from moectl.show.devices import devices_sheet
+from moectl.show.counters import counters_sheet, devices_sheet
 from moectl.show.render import Sheet, human_bytes, show_json, show_sheet
-from runtime.control.counters import AT_BITS, hit_rate
-from runtime.session.answers import Answer, Effort, Stream
+from runtime.control.counters import AT_BITS
+from runtime.session.answers import Answer, Stream
 from runtime.session.generate import Sampling
 from runtime.session.learn_maps import write_learned_maps
 from runtime.session.session import Session, Settings
-
-_COUNTED = ("late", "misses", "fetched", "near", "low", "spared", "collisions", "evictions")
 
 
 def run_command(
@@ -126,13 +124,6 @@ def show(answer: Answer, *, as_json: bool) -> None:
     _show_receipt(answer.receipt)
 
 
-def counters_sheet(effort: Effort, *, note: str = "") -> Sheet:
-    columns = ("layer", "requests", "hit rate", *_COUNTED)
-    rows = [_counter_row(layer, counts) for layer, counts in enumerate(effort.by_layer)]
-    rows.append(_counter_row("all", effort.counters))
-    return Sheet("Counters", columns, rows, note)
-
-
 def took(answer: Answer) -> str:
     """Describe the cost of an answer in one line."""
     counts = answer.effort.counters
@@ -156,10 +147,6 @@ def _show_receipt(receipt: dict[str, object]) -> None:
         show_sheet(devices_sheet(devices))
     others = {name: value for name, value in receipt.items() if name != "devices"}
     show_sheet(Sheet("Receipt", ("what", "in force"), list(_flat(others))))
-
-
-def _counter_row(layer: int | str, counts: dict[str, int]) -> tuple:
-    return (str(layer), counts["requests"], hit_rate(counts), *(counts[name] for name in _COUNTED))
 
 
 def _flat(values: dict[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:

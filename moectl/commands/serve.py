@@ -12,7 +12,6 @@ from types import FrameType
 from artifacts.errors import BadInput, BadUsage
 from artifacts.quantisation.replicas import check_base
 from moectl.bundled import demo_model
-from moectl.serving.limits import Limits
 from moectl.shared.opening import existing, open_quietly
 from moectl.shared.text import tokenizer_of
 from runtime.model.open import MoeModel
@@ -25,7 +24,7 @@ try:
     import uvicorn
 
     from moectl.serving.app import Serving, application
-    from moectl.serving.guard import LOOPBACK
+    from moectl.serving.guard import LOOPBACK, ServerLimits
     from moectl.serving.scheduler import Scheduler
 except ModuleNotFoundError as missing:
     raise BadInput(f"serving needs {missing.name}: pip install 'moectl[serve]'") from None
@@ -34,7 +33,7 @@ except ModuleNotFoundError as missing:
 def serve_command(
     name: str | None,
     settings: Settings,
-    limits: Limits,
+    limits: ServerLimits,
     *,
     host: str,
     port: int,
@@ -61,7 +60,7 @@ def serve_command(
 
 
 def scheduler_of(
-    opened: MoeModel, name: str, settings: Settings, limits: Limits, *, store: Path, base: int
+    opened: MoeModel, name: str, settings: Settings, limits: ServerLimits, *, store: Path, base: int
 ) -> Scheduler:
     """Return a scheduler for the model and the presets of a store; the caller starts it."""
     choices = _presets(opened, settings, store)

@@ -11,7 +11,7 @@ from artifacts.shape import FULL_BITS
 from artifacts.traces.trace import Trace
 from moectl.shared.place_trace import base_suffix, place_trace
 from moectl.shared.trace_source import TraceSource, open_source
-from moectl.show.devices import devices_sheet
+from moectl.show.counters import devices_sheet
 from moectl.show.render import NumBytes, Sheet, human_bytes, show_json, show_sheet
 from runtime.control import sizes
 from runtime.control.counters import hit_rate

@@ -26,7 +26,7 @@ from moectl.shared.text import read_text
 from moectl.shared.trace_source import OpenedTrace
 from moectl.tune.distribute import spread
 from moectl.tune.prepare import known_of, parts_of, plan_for, scale_of, search_on, trace_for
-from moectl.tune.request import Request
+from moectl.tune.request import TuneRequest
 from moectl.tune.result import Pick, Tuned
 from moectl.tune.verify import checks_of, verified
 from profilers.compare.verify_search import Verifier
@@ -35,7 +35,7 @@ from profilers.text.corpus import documents
 from profilers.workers.choose import executing
 from runtime.model.locate import locate
 from runtime.model.open import MoeModel
-from runtime.search.results import Found, Plan
+from runtime.search.results import SearchPlan, SearchResult
 from runtime.search.search import Search
 from runtime.session.equip import model_on_base
 
@@ -57,7 +57,7 @@ class _Prepared:
     other_name: str
 
 
-def tune(name: str | None, request: Request, *, store: Path, device: str, threads: int) -> Tuned:
+def tune(name: str | None, request: TuneRequest, *, store: Path, device: str, threads: int) -> Tuned:
     """Search on the trace, verify the picks live, keep them as presets. Raises BadUsage, BadInput, Incompatible."""
     torch.set_num_threads(threads)
     started_at, begin_s = utc_now(), perf_counter()
@@ -84,7 +84,7 @@ def tune(name: str | None, request: Request, *, store: Path, device: str, thread
     return Tuned(request, shape, picks, found, live, measured, oracle_ms, full_ms, checks, receipt, run, why)
 
 
-def _check(name: str, request: Request) -> None:
+def _check(name: str, request: TuneRequest) -> None:
     """Raise, before anything is measured, for a model without weights and for a wrong path to a text."""
     if name in MODELS and not Path(name).exists():
         raise BadUsage(f"{name} is a shape without weights, and nothing of it can be verified: give a checkpoint")
@@ -92,7 +92,7 @@ def _check(name: str, request: Request) -> None:
         documents(data)
 
 
-def _prepare(name: str, request: Request, *, store: Path, device: str) -> _Prepared:
+def _prepare(name: str, request: TuneRequest, *, store: Path, device: str) -> _Prepared:
     """Open the model, find or record a trace, and measure what a unit of expert error costs."""
     opened = open_quietly(name, device=device)
     text = read_text(opened, request.held_out, length=request.length, num_tokens=request.tokens, seed=request.seed)
@@ -117,7 +117,7 @@ def _prepare(name: str, request: Request, *, store: Path, device: str) -> _Prepa
 
 
 def _receipt(
-    name: str, request: Request, prepared: _Prepared, plan: Plan, found: Found, planned: str
+    name: str, request: TuneRequest, prepared: _Prepared, plan: SearchPlan, found: SearchResult, planned: str
 ) -> dict[str, object]:
     search, pace = prepared.search, prepared.pace
     return {
@@ -141,7 +141,7 @@ def _against(verifier: Verifier, checkpoint: MoeModel, bits: int) -> str:
 
 def _keep(
     picks: list[Pick],
-    request: Request,
+    request: TuneRequest,
     path: Path,
     name: str,
     opened: MoeModel,

@@ -1,1 +1,1 @@
-"""One self-contained page of what a store knows of a model: words, charts, tables, and the query of each."""
+"""A self-contained HTML page on one model of a store: text, charts, tables, and the query of each."""

@@ -1,11 +1,11 @@
-"""The parts of a report that come from benches: what to run, time beside quality, the table, tuned presets."""
+"""Sections of a report on benches: recommendations, time against quality, the table, tuned presets."""
 
 from collections.abc import Callable, Sequence
 from html import escape
 
 from artifacts.shape import FULL_BITS
-from moectl.report import charts, queries
-from moectl.report.charts import Point
+from moectl.report import queries
+from moectl.report.charts import FRAME, Point, dots, figure, loss_scale, scatter
 from moectl.report.controlparts import controls
 from moectl.report.layerparts import layers, prefetching
 from moectl.report.markup import (
@@ -21,7 +21,8 @@ from moectl.report.markup import (
     times,
     whole,
 )
-from moectl.report.reading import Job, Reading, Record, grouped, of_experts, place
+from moectl.report.reading import Record, ReportSource, StoredBench, grouped, of_experts, place
+from moectl.show.svg import log_scale
 
 BENCH = "<code>moectl bench --presets all</code>"
 _TITLES = {
@@ -83,41 +84,41 @@ _TUNED = (
 )
 
 
-def bench_sections(reading: Reading) -> list[Section]:
-    """Those of the bench that leads; the tables are of all."""
-    if not reading.jobs:
+def bench_sections(source: ReportSource) -> list[Section]:
+    """The sections of the leading bench, with tables of all benches."""
+    if not source.jobs:
         missing = f"No bench of this model yet: {BENCH} makes one."
         none = {key: Section(key, title, missing=missing) for key, title in _TITLES.items()}
         return [
             *(none[key] for key in ("summary", "front", "bench")),
-            _tuned(reading),
+            _tuned(source),
             none["layers"],
             none["prefetch"],
-            controls(reading, None),
+            controls(source, None),
         ]
-    lead = reading.jobs[0]
+    lead = source.jobs[0]
     return [
-        _summary(reading, lead),
-        _front(reading, lead),
-        _table(reading),
-        _tuned(reading),
-        layers(reading, lead),
-        prefetching(reading, lead),
-        controls(reading, lead),
+        _summary(source, lead),
+        _front(source, lead),
+        _table(source),
+        _tuned(source),
+        layers(source, lead),
+        prefetching(source, lead),
+        controls(source, lead),
     ]
 
 
-def _summary(reading: Reading, job: Job) -> Section:
+def _summary(source: ReportSource, job: StoredBench) -> Section:
     asked = [one.format(job=job.digest) for one in (queries.SUMMARY, queries.BOUNDS, queries.CONDITIONS)]
-    picks, bounds, [conditions] = map(reading.rows, asked)
+    picks, bounds, [conditions] = map(source.rows, asked)
     cards = "".join(_card(row, job.mode) for row in picks)
-    told = f'{_lead(bounds)}<p class="quiet">{_CONDITIONS[job.mode](conditions)}{_base(conditions)}</p>'
-    return Section("summary", _TITLES["summary"], f'{told}<div class="cards">{cards}</div>', tuple(asked))
+    summary = f'{_lead(bounds)}<p class="quiet">{_CONDITIONS[job.mode](conditions)}{_base(conditions)}</p>'
+    return Section("summary", _TITLES["summary"], f'{summary}<div class="cards">{cards}</div>', tuple(asked))
 
 
 def _lead(bounds: Sequence[Record]) -> str:
     full = [row for row in bounds if row["preset"] == "full"]
-    if not full or full[0]["tpot_ms"] is None:  # none simulated, or a trace of prompts alone
+    if not full or full[0]["tpot_ms"] is None:  # not simulated, or a trace without decoding
         return ""
     return f'<p class="lead">With every expert in the fast tier a token takes {data(full[0]["tpot_ms"])} ms.</p>'
 
@@ -140,7 +141,7 @@ def _simulated(row: Record) -> str:
 
 
 def _base(row: Record) -> str:
-    """What the full model is, and budgets are of, where it is not the checkpoint."""
+    """A sentence on the base of budgets and quality, if it is not the checkpoint."""
     return "" if row["base"] == FULL_BITS else f" Every expert is a replica of {data(row['base'], whole)} bits."
 
 
@@ -181,9 +182,9 @@ def _told(before: str, row: Record, which: str, after: str) -> str:
     return f"{before}{data(row[f'{which}_ms'])} ms a token{beside}{'; ' + after if after else ''}"
 
 
-def _front(reading: Reading, job: Job) -> Section:
+def _front(source: ReportSource, job: StoredBench) -> Section:
     asked = queries.PARETO.format(job=job.digest)
-    rows = reading.rows(asked)
+    rows = source.rows(asked)
     if not rows:
         return Section("front", _TITLES["front"], missing="The trace of this bench is of prompts alone: none decodes.")
     knows_loss = any(row["loss"] is not None for row in rows)
@@ -199,7 +200,7 @@ _NO_QUALITY = "A simulation knows no quality: a live bench measures it."
 
 
 def _scatters(rows: Sequence[Record]) -> str:
-    """A chart for each budget and link that our presets have; the full model in each."""
+    """A chart for each budget and link of our presets, each with the full model."""
     full = [row for row in rows if row["preset"] == "full"]
     places = grouped([row for row in rows if row["preset"] != "full"], "budget", "link")
     ours = [same for _, same in places if any(row["is_ours"] for row in same)]
@@ -207,25 +208,25 @@ def _scatters(rows: Sequence[Record]) -> str:
 
 
 def _scatter(rows: Sequence[Record], all_rows: Sequence[Record]) -> str:
-    x = charts.log_scale([row["tpot_ms"] for row in all_rows], name="ms per token", **charts.across())
-    y = charts.loss_scale([row["loss"] or 0.0 for row in all_rows], name="perplexity lost", **charts.upwards())
+    x = log_scale([row["tpot_ms"] for row in all_rows], name="ms per token", **FRAME.across)
+    y = loss_scale([row["loss"] or 0.0 for row in all_rows], name="perplexity lost", **FRAME.upwards)
     known = [row for row in rows if row["loss"] is not None]
     points = [_point(row, _largest(all_rows)) for row in known]
     front = [point for row, point in zip(known, points, strict=True) if row["is_front"]]
     names = ", ".join(point.name for point in points if point.is_named)
     says = f"Milliseconds per token against perplexity lost at {place(rows[0])}; on the front: {names}"
-    return charts.scatter(place(rows[0]), points, x, y, front=front, says=says)
+    return figure(scatter(place(rows[0]), points, x, y, front=front, says=says))
 
 
 def _dots(rows: Sequence[Record]) -> str:
-    """A row for each preset, the fastest on top, at all budgets."""
+    """A row for each preset at all budgets, the fastest first."""
     by_preset: dict[object, list[Record]] = {}
     for row in rows:
         by_preset.setdefault(row["preset"], []).append(row)
-    ordered = sorted(by_preset.values(), key=lambda own: min(row["tpot_ms"] for row in own))
-    points = [[_point(row, _largest(rows)) for row in own] for own in ordered]
+    ordered = sorted(by_preset.values(), key=lambda group: min(row["tpot_ms"] for row in group))
+    points = [[_point(row, _largest(rows)) for row in group] for group in ordered]
     says = "Milliseconds per token of each preset at each budget"
-    return charts.dots("Every preset at every budget", points, "ms per token", says=says)
+    return figure(dots("Every preset at every budget", points, "ms per token", says=says))
 
 
 def _largest(rows: Sequence[Record]) -> int:
@@ -248,17 +249,17 @@ def _point(row: Record, largest: int) -> Point:
     )
 
 
-def _table(reading: Reading) -> Section:
+def _table(source: ReportSource) -> Section:
     asked, parts = [], []
-    for job in reading.jobs:
+    for job in source.jobs:
         asked.append(queries.TABLE.format(job=job.digest))
-        rows = reading.rows(asked[-1])
+        rows = source.rows(asked[-1])
         known = [column for column in _COLUMNS if _tells(column, rows)]
         for (budget,), same in grouped(rows, "budget"):
             heading = f"{of_experts(budget)}, {_NAMES[job.mode]}"
             parts.append(f"<h3>{escape(heading)}</h3>{table(same, known, label=heading)}")
-        parts.append(_tasks(reading, job, asked))
-    imported = reading.rows(queries.IMPORTED)
+        parts.append(_tasks(source, job, asked))
+    imported = source.rows(queries.IMPORTED)
     if imported:
         asked.append(queries.IMPORTED)
         heading = "Imported: other tools, on another text"
@@ -266,10 +267,10 @@ def _table(reading: Reading) -> Section:
     return Section("bench", _TITLES["bench"], "".join(parts), tuple(asked))
 
 
-def _tasks(reading: Reading, job: Job, asked: list[str]) -> str:
-    """Scores of a bench's tasks, if it was given some; the query joins `asked`."""
+def _tasks(source: ReportSource, job: StoredBench, asked: list[str]) -> str:
+    """Scores of a bench's tasks, if it has any; appends the query to `asked`."""
     query = queries.TASKS.format(job=job.digest)
-    rows = reading.rows(query)
+    rows = source.rows(query)
     if not rows:
         return ""
     asked.append(query)
@@ -277,15 +278,15 @@ def _tasks(reading: Reading, job: Job, asked: list[str]) -> str:
     return f"<h3>{heading}</h3>{table(rows, _TASKS, label=heading)}"
 
 
-def _tuned(reading: Reading) -> Section:
+def _tuned(source: ReportSource) -> Section:
     title = "Tuned presets"
-    if reading.newest("presets") is None:
+    if source.newest("presets") is None:
         return Section("tuned", title, missing="Not in this store yet: <code>moectl tune</code> makes them.")
-    asked = queries.TUNED.format(model=reading.model_id)
-    return Section("tuned", title, table(reading.rows(asked), _TUNED, label=title), (asked,))
+    asked = queries.TUNED.format(model=source.model_id)
+    return Section("tuned", title, table(source.rows(asked), _TUNED, label=title), (asked,))
 
 
 def _tells(column: Column, rows: Sequence[Record]) -> bool:
-    """Whether a column says anything that the heading does not."""
-    found = {row[column.name] for row in rows} - {None}
-    return len(found) > 1 if column.name in ("mode", "link") else bool(found)
+    """Whether a column has values that the heading does not state."""
+    values = {row[column.name] for row in rows} - {None}
+    return len(values) > 1 if column.name in ("mode", "link") else bool(values)

@@ -1,11 +1,11 @@
-"""The part of a report that says who stands in best for an absent expert: buddies, or a control."""
+"""The section of a report that compares buddies with controls as stand-ins for absent experts."""
 
 from collections.abc import Sequence
 from html import escape
 
 from moectl.report import queries
 from moectl.report.markup import Column, Section, code, data, percent, ratio, short, table, whole
-from moectl.report.reading import Job, Reading, Record, grouped, place
+from moectl.report.reading import Record, ReportSource, StoredBench, grouped, place
 
 BUDDIES = "buddymoe"
 _TITLE = "Buddies against controls"
@@ -23,18 +23,18 @@ _COLUMNS = (
 )
 
 
-def controls(reading: Reading, job: Job | None) -> Section:
-    """Of the bench that leads."""
+def controls(source: ReportSource, job: StoredBench | None) -> Section:
+    """The section on stand-ins, from the leading bench."""
     asked = queries.STAND_IN_PRICES.format(job=job.digest) if job else ""
-    groups = [own for _, own in grouped(reading.rows(asked) if job else [], "budget", "link") if len(own) > 1]
+    groups = [group for _, group in grouped(source.rows(asked) if job else [], "budget", "link") if len(group) > 1]
     if not groups:
         return Section("controls", _TITLE, missing=f"Not measured live in this bench: {_BENCH} does.")
-    told = "".join(f"<p>{_verdict(own)}</p>" for own in groups)
+    verdicts = "".join(f"<p>{_verdict(group)}</p>" for group in groups)
     parts = "".join(
-        f"<h3>{escape(place(own[0]))}</h3>{table(own, _COLUMNS, label=f'Stand-ins at {place(own[0])}')}"
-        for own in groups
+        f"<h3>{escape(place(group[0]))}</h3>{table(group, _COLUMNS, label=f'Stand-ins at {place(group[0])}')}"
+        for group in groups
     )
-    return Section("controls", _TITLE, f"{_RULE}{told}{parts}", (asked,))
+    return Section("controls", _TITLE, f"{_RULE}{verdicts}{parts}", (asked,))
 
 
 _RULE = (
@@ -45,7 +45,7 @@ _RULE = (
 
 
 def _verdict(rows: Sequence[Record]) -> str:
-    """Rows of one budget over one link, the cheapest first."""
+    """The verdict in a sentence; rows of one budget over one link, the cheapest first."""
     best = rows[0]
     rival = next(row for row in rows if row["preset"] != BUDDIES) if best["preset"] == BUDDIES else best
     buddies = next(row for row in rows if row["preset"] == BUDDIES)

@@ -1,9 +1,10 @@
-"""The parts of a report that count by layer, or what came ahead: hits, collisions, prefetches."""
+"""Sections of a report on hits and collisions by layer, and on prefetching."""
 
-from moectl.report import charts, queries
-from moectl.report.charts import Bar
+from moectl.report import queries
+from moectl.report.charts import figure, legend, named_heatmap
 from moectl.report.markup import Column, Section, data, nbytes, percent, short, table, whole
-from moectl.report.reading import Job, Reading, grouped, place
+from moectl.report.reading import ReportSource, StoredBench, grouped, place
+from moectl.show.charts import Bar, bars
 
 _PREFETCH = (
     Column("preset", "preset"),
@@ -16,10 +17,10 @@ _PREFETCH = (
 )
 
 
-def layers(reading: Reading, job: Job) -> Section:
-    """Hit rates and collisions."""
+def layers(source: ReportSource, job: StoredBench) -> Section:
+    """Hit rates and collisions by layer."""
     asked = queries.LAYERS.format(job=job.digest)
-    rows = reading.rows(asked)
+    rows = source.rows(asked)
     if not rows:
         return Section(
             "layers",
@@ -29,46 +30,52 @@ def layers(reading: Reading, job: Job) -> Section:
     worst = max(row["collision_rate"] for row in rows)
     parts = []
     for _, same in grouped(rows, "budget", "link"):
-        presets = [(name, own) for (name,), own in grouped(same, "preset")]
+        presets = [(name, group) for (name,), group in grouped(same, "preset")]
         for column, title, top in (("hit_rate", "hit rate, %", 1.0), ("collision_rate", "collisions per 100", worst)):
-            kept = [(name, own) for name, own in presets if column == "hit_rate" or any(row[column] for row in own)]
+            kept = [
+                (name, group) for name, group in presets if column == "hit_rate" or any(row[column] for row in group)
+            ]
             if not kept:
                 continue
             parts.append(
-                charts.named_heatmap(
-                    f"{place(same[0])}: {title}",
-                    [name for name, _ in kept],
-                    [[row[column] for row in own] for _, own in kept],
-                    shown=_hundredths,
-                    top=top,
-                    column="layer",
-                    says=f"{title} of each preset by layer at {place(same[0])}",
+                figure(
+                    named_heatmap(
+                        f"{place(same[0])}: {title}",
+                        [name for name, _ in kept],
+                        [[row[column] for row in group] for _, group in kept],
+                        shown=_hundredths,
+                        top=top,
+                        column="layer",
+                        says=f"{title} of each preset by layer at {place(same[0])}",
+                    )
                 )
             )
-    told = "A collision is a miss on an expert evicted earlier in the same pass; presets without one are left out."
-    shades = charts.legend("100", of="hit rate") + charts.legend(data(worst, _hundredths), of="collisions")
-    body = f'<p>{told}</p><div class="charts">{"".join(parts)}</div>{shades}'
+    note = "A collision is a miss on an expert evicted earlier in the same pass; presets without one are left out."
+    shades = legend("100", of="hit rate") + legend(data(worst, _hundredths), of="collisions")
+    body = f'<p>{note}</p><div class="charts">{"".join(parts)}</div>{shades}'
     return Section("layers", "Layer by layer", body, (asked,))
 
 
-def prefetching(reading: Reading, job: Job) -> Section:
-    """How much of what came ahead was used."""
+def prefetching(source: ReportSource, job: StoredBench) -> Section:
+    """The share of prefetched bytes that was used."""
     asked = queries.PREFETCH.format(job=job.digest)
-    rows = reading.rows(asked)
+    rows = source.rows(asked)
     if not rows:
         missing = (
             "No preset of this bench prefetched: <code>moectl bench --presets specmd,moe-infinity</code> shows some."
         )
         return Section("prefetch", "Prefetching", missing=missing)
     drawn = "".join(
-        charts.bars(
-            f"{place(same[0])}: used of what was prefetched",
-            [
-                Bar(row["preset"], (row["useful"], 1 - row["useful"]), percent(row["useful"]), (row["useful"],))
-                for row in same
-            ],
-            top=1.0,
-            says=f"Share of prefetched bytes that were used, by preset, at {place(same[0])}",
+        figure(
+            bars(
+                f"{place(same[0])}: used of what was prefetched",
+                [
+                    Bar(row["preset"], (row["useful"], 1 - row["useful"]), percent(row["useful"]), (row["useful"],))
+                    for row in same
+                ],
+                top=1.0,
+                says=f"Share of prefetched bytes that were used, by preset, at {place(same[0])}",
+            )
         )
         for _, same in grouped(rows, "budget", "link")
     )

@@ -1,10 +1,11 @@
-"""Pieces of HTML: numbers that carry their exact value, tables, and the query that a section is of."""
+"""Pieces of HTML: numbers with their exact value, tables, and the queries of a section."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
 from moectl.show.render import human_bytes
+from moectl.show.svg import exact
 
 Record = Mapping[str, object]
 Format = Callable[[object], str]
@@ -12,7 +13,7 @@ Format = Callable[[object], str]
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a table: its heading, the query's column, how a value is written, and what the heading means."""
+    """A column of a table: heading, column of the query, format of its values, and the meaning of the heading."""
 
     heading: str
     name: str
@@ -22,7 +23,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A part of the page. `queries` give every number in `body`; without a body `missing` says how to get one."""
+    """A section of the page. `queries` return every number in `body`; without a body `missing` says how to make one."""
 
     key: str
     title: str
@@ -32,7 +33,7 @@ class Section:
 
 
 def short(value: object) -> str:
-    """Three digits that matter, or whole thousands."""
+    """Three significant digits, or an integer from 1000 on."""
     number = float(value)
     return f"{number:,.0f}" if abs(number) >= 1000 else f"{number:.3g}"
 
@@ -58,13 +59,8 @@ def whole(value: object) -> str:
 
 
 def data(value: object, shown: Format = short) -> str:
-    """A number as read and as meant."""
+    """A number in short form that carries its exact value."""
     return f'<data value="{exact(value)}">{escape(shown(value))}</data>'
-
-
-def exact(value: object) -> str:
-    """As a query gives it."""
-    return escape(repr(value) if isinstance(value, float) else str(value))
 
 
 def code(text: object) -> str:
@@ -72,7 +68,7 @@ def code(text: object) -> str:
 
 
 def table(rows: Sequence[Record], columns: Sequence[Column], *, label: str) -> str:
-    """Scrolls sideways by itself where it is too wide; its first column stays."""
+    """A table that scrolls sideways if it is too wide; its first column stays in view."""
     headings = "".join(map(_heading, columns))
     lines = "".join(f"<tr>{''.join(_cell(row[column.name], column) for column in columns)}</tr>" for row in rows)
     head = f"<thead><tr>{headings}</tr></thead>"
@@ -81,7 +77,7 @@ def table(rows: Sequence[Record], columns: Sequence[Column], *, label: str) -> s
 
 
 def query_details(queries: Sequence[str]) -> str:
-    """What to type into DuckDB to find the numbers again."""
+    """The queries, folded away, to repeat in DuckDB."""
     shown = "".join(f'<pre class="sql" tabindex="0"><code>{escape(query.strip())}</code></pre>' for query in queries)
     return f"<details><summary>Query</summary>{shown}</details>" if queries else ""
 

@@ -1,4 +1,4 @@
-"""The page itself: head, sections, and what was in force when its numbers were made."""
+"""The page: head, sections, and the receipt of the runs behind its numbers."""
 
 import re
 import shlex
@@ -14,7 +14,7 @@ from moectl.report import queries
 from moectl.report.benchparts import bench_sections
 from moectl.report.markup import Column, Section, code, data, nbytes, query_details, section, short, table, whole
 from moectl.report.modelparts import model_sections
-from moectl.report.reading import Reading
+from moectl.report.reading import ReportSource
 
 _TABLES = ("activations", "coactivations", "similarity", "quant_loss", "splits")
 _OF_A_MODEL = re.compile(r"<code>moectl (profile|quantize|bench|tune)\b")
@@ -31,12 +31,15 @@ _RUNS = (
 
 
 def render(store: Store, *, job: str | None = None, model_id: str | None = None) -> str:
-    """The page of one model of a store, else of that of its newest bench; `job`: of the bench that leads it."""
-    reading = Reading(store, job=job, model_id=model_id)
-    named = _named(reading)
-    sections = [named(part) for part in (*bench_sections(reading), *model_sections(reading), _receipt(reading))]
-    title, head = _head(reading)
-    style = files("moectl.report").joinpath("style.css").read_text(encoding="utf-8")
+    """The page of `model_id`, by default the model of the newest bench; `job` is the bench that leads it."""
+    source = ReportSource(store, job=job, model_id=model_id)
+    named = _named(source)
+    sections = [named(part) for part in (*bench_sections(source), *model_sections(source), _receipt(source))]
+    title, head = _head(source)
+    style = "".join(
+        files(f"moectl.{room}").joinpath(name).read_text(encoding="utf-8")
+        for room, name in (("show", "charts.css"), ("report", "style.css"))
+    )
     links = "".join(f'<a href="#{part.key}">{escape(part.title)}</a>' for part in sections)
     body = "".join(map(section, sections))
     return (
@@ -47,33 +50,33 @@ def render(store: Store, *, job: str | None = None, model_id: str | None = None)
     )
 
 
-def _head(reading: Reading) -> tuple[str, str]:
-    asked = queries.MODELS.format(model=reading.model_id)
-    found = reading.rows(asked)
-    if not found:
+def _head(source: ReportSource) -> tuple[str, str]:
+    asked = queries.MODELS.format(model=source.model_id)
+    models = source.rows(asked)
+    if not models:
         return "moectl report", "<h1>moectl report</h1>"
-    [model] = found
+    [model] = models
     name = str(model["name"]).rstrip("/").rsplit("/", 1)[-1]
-    told = (
+    summary = (
         f"{escape(model['family'])}: {data(model['num_layers'], whole)} layers of {data(model['num_experts'], whole)} "
         f"experts ({data(model['expert_bytes'], nbytes)} each), {data(model['top_k'], whole)} a token"
     )
-    return f"{name}: moectl report", f'<h1>{escape(name)}</h1><p class="quiet">{told}</p>{query_details([asked])}'
+    return f"{name}: moectl report", f'<h1>{escape(name)}</h1><p class="quiet">{summary}</p>{query_details([asked])}'
 
 
-def _named(reading: Reading) -> Callable[[Section], Section]:
-    """Puts the model into the commands that make what is missing: without it they would be of the bundled one."""
-    found = [str(row["name"]) for row in reading.rows(queries.MODELS.format(model=reading.model_id))]
-    name = "" if not found or is_bundled(found[0]) else f" {escape(shlex.quote(found[0]))}"
+def _named(source: ReportSource) -> Callable[[Section], Section]:
+    """A function that adds the model to the commands in a section; without it they would use the bundled model."""
+    names = [str(row["name"]) for row in source.rows(queries.MODELS.format(model=source.model_id))]
+    name = "" if not names or is_bundled(names[0]) else f" {escape(shlex.quote(names[0]))}"
     return lambda part: replace(part, missing=_OF_A_MODEL.sub(lambda verb: verb[0] + name, part.missing))
 
 
-def _receipt(reading: Reading) -> Section:
-    runs = sorted({run for run in map(reading.newest, _TABLES) if run is not None})
+def _receipt(source: ReportSource) -> Section:
+    runs = sorted({run for run in map(source.newest, _TABLES) if run is not None})
     asked = queries.RECEIPT.format(
-        runs=_listed(map(str, runs)), jobs=_listed(f"'{one.digest}'" for one in reading.jobs)
+        runs=_listed(map(str, runs)), jobs=_listed(f"'{bench.digest}'" for bench in source.jobs)
     )
-    rows = reading.rows(asked)
+    rows = source.rows(asked)
     if not rows:
         return Section("receipt", "Receipt", missing="Nothing was run yet: <code>moectl profile</code> begins.")
     details = "".join(

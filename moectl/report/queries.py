@@ -1,8 +1,8 @@
-"""The queries of a report. Everything it says is computed here, in SQL, so that a reader can find it again."""
+"""The queries of a report. All its numbers are computed here, in SQL, so that a reader can repeat them."""
 
 from collections.abc import Sequence
 
-# The newest row of each setting of one bench; a row alters what the full model computes, or does not, as counted.
+# The newest row of each setting of one bench; `altered` counts requests whose output differs from the full model's.
 _ROWS = """
 WITH rows AS (
   SELECT b.*, a.altered, b.budget || ' ' || b.link AS place,
@@ -43,7 +43,7 @@ FROM judged WHERE is_ours AND tpot_ms IS NOT NULL
 GROUP BY budget, link ORDER BY size, link"""
 )
 
-# What a bench was of, and under what conditions.
+# The data and conditions of a bench.
 CONDITIONS = """
 SELECT data, tokens, json_extract_string(parameters, '$.machine.name') AS machine,
   json_extract(parameters, '$.rounds')::INT AS rounds, json_extract(parameters, '$.length')::INT AS length,
@@ -60,8 +60,8 @@ SELECT preset, budget, link, tpot_ms FROM judged
 WHERE preset IN ('full', 'oracle') ORDER BY preset, size"""
 )
 
-# On the front: nothing at the same budget over the same link is as fast, as good and as small (within a hundredth), and
-# better in one.
+# A row is on the front if no other at the same budget and link is as fast, as good and as small (within a hundredth)
+# and better in one of them.
 PARETO = (
     _ROWS
     + """
@@ -99,8 +99,8 @@ FROM judged JOIN runs USING (run_id),
 ORDER BY t.task, t.metric, t.value DESC, run_id"""
 )
 
-# What buddies and controls cost, each in nats of KL for one rank replaced of a token: their shares are not the same to
-# the last rank, and KL falls with the share. Errors are of the difference to the buddies, paired by text.
+# The cost of buddies and controls in nats of KL for each replaced rank of a token, which makes different shares of
+# replaced ranks comparable. Errors are those of the difference to the buddies, paired by text.
 STAND_IN_PRICES = (
     _ROWS
     + """, priced AS (
@@ -195,5 +195,5 @@ WHERE status = 'complete' AND model_id = '{model}' AND json_extract(contents, '$
 
 
 def of_layers(query: str, run: int, layers: Sequence[int]) -> str:
-    """A query of one run's rows in some layers."""
+    """A query for the rows of one run in these layers."""
     return query.format(run=run, layers=", ".join(map(str, layers)))

@@ -1,4 +1,4 @@
-"""A store as a report reads it: which runs it shows, and rows of queries."""
+"""The store as the source of a report: which benches to show, and rows of queries."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,25 +11,25 @@ Record = dict[str, object]
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    """A bench of the store: its digest, `live` or `simulated`."""
+class StoredBench:
+    """A bench in the store: its digest, and its mode `live` or `simulated`."""
 
     digest: str
     mode: str
 
 
-class Reading:
-    """One model in an open store. `jobs` are the benches to show, the one that leads first."""
+class ReportSource:
+    """Reads one model from an open store. `jobs` are the benches to show, the leading one first."""
 
     def __init__(self, store: Store, *, job: str | None = None, model_id: str | None = None) -> None:
-        """Of the bench `job`, else of the newest live one, else of the newest; of one model if it is given."""
+        """The leading bench is `job`, else the newest live one, else the newest, of `model_id` if given."""
         self._store = store
-        found = [one for one in store.query(queries.JOBS).to_pylist() if model_id in (None, one["model"])]
-        newest = sorted(found, key=lambda one: (one["job"] != job, one["mode"] != "live", -one["newest"]))
-        self.model_id = model_id or (newest[0]["model"] if newest else _newest_model(store))
-        same = [one for one in newest if one["model"] == self.model_id]
-        modes = dict.fromkeys(one["mode"] for one in same)
-        self.jobs = [next(Job(one["job"], mode) for one in same if one["mode"] == mode) for mode in modes]
+        benches = [bench for bench in store.query(queries.JOBS).to_pylist() if model_id in (None, bench["model"])]
+        benches.sort(key=lambda bench: (bench["job"] != job, bench["mode"] != "live", -bench["newest"]))
+        self.model_id = model_id or (benches[0]["model"] if benches else _newest_model(store))
+        same = [bench for bench in benches if bench["model"] == self.model_id]
+        modes = dict.fromkeys(bench["mode"] for bench in same)
+        self.jobs = [next(StoredBench(bench["job"], mode) for bench in same if bench["mode"] == mode) for mode in modes]
 
     def rows(self, query: str) -> list[Record]:
         return self._store.query(query).to_pylist()
@@ -40,13 +40,13 @@ class Reading:
 
 
 def grouped(rows: Sequence[Record], *names: str) -> Iterator[tuple[tuple, list[Record]]]:
-    """Rows in a row that share these columns."""
+    """Group consecutive rows that agree in these columns."""
     for key, same in groupby(rows, key=lambda row: tuple(row[name] for name in names)):
         yield key, list(same)
 
 
 def place(row: Record) -> str:
-    """What a row was measured at."""
+    """Budget and link of a row, in words."""
     link = "" if row["link"] == "auto" else f", {row['link']}"
     return of_experts(row["budget"]) + link
 
@@ -57,5 +57,5 @@ def of_experts(budget: object) -> str:
 
 
 def _newest_model(store: Store) -> str | None:
-    found = [run.info.model_id for run in store.runs() if run.info.model_id]
-    return found[-1] if found else None
+    model_ids = [run.info.model_id for run in store.runs() if run.info.model_id]
+    return model_ids[-1] if model_ids else None

@@ -1,1 +1,1 @@
-"""Papers' figures beside ours, on virtual time and synthetic traces, with what was assumed and where we disagree."""
+"""Figures of papers beside ours, from replays on virtual time, with assumptions and disagreements."""

@@ -10,8 +10,8 @@ from runtime.replay.workload import Workload
 
 MODEL, MACHINE = "deepseek-v2-lite", "a100-pcie4"
 SHARES = (0.75, 0.5, 0.375)
-# Tokens a second with at most three stand-ins a token over tokens a second of loading on demand; as public notes on the
-# paper quote them.
+# Throughput with at most three stand-ins a token over throughput of loading on demand, as quoted by public notes on the
+# paper.
 PAPER = {0.75: 1.074, 0.5: None, 0.375: 1.103}
 DIALS = Dials(skew=1.4, locality=0.0, similarity=0.94, predictability=0.8, tokens=160, requests=2, prompt=16)
 BUDDY = "buddy:rho=3"
@@ -20,15 +20,15 @@ _NEAR = 0.1
 
 
 def reproduce() -> Reproduction:
-    """Everything is a prediction: nothing is fitted to the paper."""
+    """Predict the throughput; no parameter is fitted to the paper."""
     model = MODELS[MODEL]
     workload = Workload(generate(DIALS, model.shape), model, machine(MACHINE))
-    found = {share: {miss: workload.run(_setting(miss, share)) for miss in MISSES} for share in SHARES}
+    runs = {share: {miss: workload.run(_setting(miss, share)) for miss in MISSES} for share in SHARES}
     return Reproduction(
         name="buddymoe",
         paper="BuddyMoE (Wang et al., 2025, arXiv:2511.10054), Tables 2 to 4: throughput, DeepSeek-V2-Lite",
-        sheets={"throughput": _sheet(found)},
-        claims=_claims(found),
+        sheets={"throughput": _sheet(runs)},
+        claims=_claims(runs),
         assumed=(
             f"a synthetic trace, {DIALS}: the statistics of the bundled model's routers, not of DeepSeek-V2-Lite's",
             f"{MACHINE} by its data sheet: 25 GB/s over the link, no overhead of a launch, a kernel or a host",
@@ -47,16 +47,16 @@ def _setting(miss: str, share: float) -> Setting:
     return Setting(miss, policies={"eviction": "lfu", "miss": miss}, scope="layer", budget=f"{share * 100}%")
 
 
-def _ratio(found: dict[str, Outcome]) -> float:
-    return found[BUDDY].times["tokens_per_s"] / found["fetch"].times["tokens_per_s"]
+def _ratio(runs: dict[str, Outcome]) -> float:
+    return runs[BUDDY].times["tokens_per_s"] / runs["fetch"].times["tokens_per_s"]
 
 
-def _sheet(found: dict[float, dict[str, Outcome]]) -> Sheet:
+def _sheet(runs: dict[float, dict[str, Outcome]]) -> Sheet:
     rows = [
         (share, known(PAPER[share]), _ratio(outcomes))
         + tuple(outcomes[miss].times["tokens_per_s"] for miss in MISSES)
         + tuple(_misses(outcomes[miss]) for miss in ("fetch", BUDDY))
-        for share, outcomes in found.items()
+        for share, outcomes in runs.items()
     ]
     columns = ("share on the GPU", "paper", "ours", "tokens/s on demand", "with buddies", "near instead")
     fetched = ("fetched a request, on demand", "fetched a request, with buddies")
@@ -64,12 +64,12 @@ def _sheet(found: dict[float, dict[str, Outcome]]) -> Sheet:
 
 
 def _misses(outcome: Outcome) -> float:
-    """Experts that had to be fetched, of those wanted."""
+    """Share of the wanted experts that were fetched."""
     return outcome.counters["fetched"] / outcome.counters["requests"]
 
 
-def _claims(found: dict[float, dict[str, Outcome]]) -> tuple[Claim, ...]:
-    ratios = {share: _ratio(outcomes) for share, outcomes in found.items()}
+def _claims(runs: dict[float, dict[str, Outcome]]) -> tuple[Claim, ...]:
+    ratios = {share: _ratio(outcomes) for share, outcomes in runs.items()}
     claims = [
         Claim(
             f"throughput over on demand, {share:g} on the GPU",

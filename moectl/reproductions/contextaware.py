@@ -20,20 +20,22 @@ from runtime.replay.workload import Workload
 
 NAMES, MACHINE = ("mixtral-8x7b", "mixtral-8x22b"), "h100-cxl-ndp"
 SHARES, BITS, BATCHES = (0.125, 0.25, 0.5), (3, 2), (4, 16)
-# By average bits: the range of the end-to-end figures, and about what the NDP side alone gives.
+# By average bits: the range of the end-to-end figures, and approximate figures of the NDP side alone.
 PAPER_WHOLE, PAPER_NEAR = {3: (6.6, 8.7), 2: (7.9, 11.5)}, {3: 5.0, 2: 8.0}
-# By these, uses in prefill and decoding have a cosine of .88; the paper reports .89 of Mixtral-8x7B on TruthfulQA.
+# With these, uses in prefill and in decoding have a cosine of .88; the paper reports .89 (Mixtral-8x7B, TruthfulQA).
 DIALS = Dials(skew=0.8, locality=0.0, similarity=0.3, tokens=576, requests=1, prompt=64)
 _NUM_LAYERS = 4
 _NEAR = 0.1
-# MoNDE as published: of a step's experts those come over the link that arrive while the others are computed near.
+# MoNDE as published: it fetches the experts of a step that arrive while the near tier computes the others.
 _KEEPS_NOTHING = "MoNDE keeping nothing"
 
 
 @dataclass(frozen=True, slots=True)
 class Speedups:
-    """Of context-aware over MoNDE: a token's time, and the near tier's part of it alone; with the same experts on the
-    GPU, and over a MoNDE that keeps none there."""
+    """Speed-ups of context-aware over MoNDE: of a token's whole time, and of its time on the near tier.
+
+    The first two compare with a MoNDE that keeps the same experts on the GPU, the others with one that keeps none.
+    """
 
     whole: float
     near: float
@@ -41,42 +43,42 @@ class Speedups:
     near_over_nothing: float
 
 
-Found = dict[tuple[str, float, int], Speedups]  # by model, share on the GPU and average bits
+SpeedupTable = dict[tuple[str, float, int], Speedups]  # keys: model, share on the GPU, average bits
 
 
 def reproduce() -> Reproduction:
-    """Everything is a prediction: nothing is fitted to the paper's speed-ups."""
+    """Predict the speed-ups; no parameter is fitted to the paper's."""
     table_2 = machine(MACHINE)
     by_memory = replace(table_2, near_tflops=math.inf)
-    found, unbound = (_found(device) for device in (table_2, by_memory))
+    speedups, unbound = (_speedups(device) for device in (table_2, by_memory))
     return Reproduction(
         name="context-aware",
         paper="Context-Aware MoE Inference on CXL-Enabled GPU-NDP Systems (2025), Figures 5 and 6: decoding over MoNDE",
         sheets={
-            "ranges": _ranges(found, unbound),
-            "settings": _settings(found, unbound),
+            "ranges": _ranges(speedups, unbound),
+            "settings": _settings(speedups, unbound),
             "batches": _batches(table_2, by_memory),
         },
-        claims=_claims(found, unbound, by_memory),
+        claims=_claims(speedups, unbound, by_memory),
         assumed=(*_assumed(), *_reasons(table_2)),
     )
 
 
 def layers_of(name: str) -> ModelShape:
-    """A few layers of a model, with their share of its head."""
+    """A model cut to a few layers, with a proportional share of its head."""
     model = MODELS[name]
     vocabulary = round(model.vocabulary * _NUM_LAYERS / model.shape.num_layers)
     return replace(model, shape=replace(model.shape, num_layers=_NUM_LAYERS), vocabulary=vocabulary)
 
 
-def _found(device: Machine) -> Found:
-    found: Found = {}
+def _speedups(device: Machine) -> SpeedupTable:
+    speedups: SpeedupTable = {}
     for name in NAMES:
         workload = _workload(name, device, DIALS)
         nothing = workload.run(_keeping_nothing(device))
         for share in SHARES:
-            found |= {(name, share, bits): one for bits, one in _compared(workload, nothing, share).items()}
-    return found
+            speedups |= {(name, share, bits): one for bits, one in _compared(workload, nothing, share).items()}
+    return speedups
 
 
 def _workload(name: str, device: Machine, dials: Dials) -> Workload:
@@ -85,7 +87,7 @@ def _workload(name: str, device: Machine, dials: Dials) -> Workload:
 
 
 def _compared(workload: Workload, nothing: Outcome, share: float) -> dict[int, Speedups]:
-    """By average bits."""
+    """Speed-ups by average bits."""
     budget = f"{share * 100}%"
     monde = workload.run(Setting("monde", "monde", budget=budget))
     compared = {}
@@ -107,12 +109,12 @@ def _ratio(over: Outcome, ours: Outcome, which: str) -> float:
     return over.times[which] / ours.times[which]
 
 
-def _ranges(found: Found, unbound: Found) -> Sheet:
+def _ranges(speedups: SpeedupTable, unbound: SpeedupTable) -> Sheet:
     rows = []
     for bits in BITS:
         for measure, paper in (("whole", _between(PAPER_WHOLE[bits])), ("near", _about(PAPER_NEAR[bits]))):
             fields = (measure, f"{measure}_over_nothing")
-            columns = (_of(one, bits, field) for one in (found, unbound) for field in fields)
+            columns = (_of(one, bits, field) for one in (speedups, unbound) for field in fields)
             rows.append((bits, _MEASURES[measure], paper, *map(_between, columns)))
     keeps = f"over {_KEEPS_NOTHING}"
     columns = ("average bits", "speed-up", "paper", "ours", keeps, "NDP bound by memory alone", f"that {keeps}")
@@ -122,8 +124,10 @@ def _ranges(found: Found, unbound: Found) -> Sheet:
 _MEASURES = {"whole": "end to end", "near": "NDP side alone"}
 
 
-def _settings(found: Found, unbound: Found) -> Sheet:
-    rows = [(*key, UNKNOWN, one.whole, one.near, unbound[key].whole, unbound[key].near) for key, one in found.items()]
+def _settings(speedups: SpeedupTable, unbound: SpeedupTable) -> Sheet:
+    rows = [
+        (*key, UNKNOWN, one.whole, one.near, unbound[key].whole, unbound[key].near) for key, one in speedups.items()
+    ]
     columns = ("model", "share on the GPU", "average bits", "paper", *_END_AND_NEAR)
     return Sheet("By model and share of experts on the GPU", columns, rows)
 
@@ -150,7 +154,7 @@ def _in_batch(device: Machine, dials: Dials) -> dict[int, Speedups]:
 
 
 def cold_expert(device: Machine, bits: int) -> float:
-    """How much longer one expert takes near its memory in full than at so many bits, for one token."""
+    """Time of one expert on the near tier at full precision over its time at `bits`, for one token."""
     model = MODELS[NAMES[0]]
     near, nbytes = (
         Costs.of(model, device).near,
@@ -159,31 +163,31 @@ def cold_expert(device: Machine, bits: int) -> float:
     return near.seconds(1) / near.seconds(1, share=nbytes[bits] / nbytes[FULL_BITS])
 
 
-def _claims(found: Found, unbound: Found, by_memory: Machine) -> tuple[Claim, ...]:
+def _claims(speedups: SpeedupTable, unbound: SpeedupTable, by_memory: Machine) -> tuple[Claim, ...]:
     claims = []
     for bits in BITS:
         low, high = PAPER_WHOLE[bits]
-        ours = _of(found, bits, "whole")
+        ours = _of(speedups, bits, "whole")
         is_within = low <= min(ours) and max(ours) <= high
         claims.append(Claim(f"end to end, {bits} bits", _between((low, high)), _between(ours), is_within))
         paper = PAPER_NEAR[bits]
         for what, ours in (
-            ("NDP side", _of(found, bits, "near")),
+            ("NDP side", _of(speedups, bits, "near")),
             ("NDP side, by memory alone", _of(unbound, bits, "near")),
             ("one cold expert, by memory alone", [cold_expert(by_memory, bits)]),
         ):
             is_near = all(abs(figure / paper - 1) <= _NEAR for figure in ours)
             claims.append(Claim(f"{what}, {bits} bits", _about(paper), _between(ours), is_near))
-    whole = {bits: _of(found, bits, "whole") for bits in BITS}
+    whole = {bits: _of(speedups, bits, "whole") for bits in BITS}
     is_faster = all(two > three * 1.01 for two, three in zip(whole[2], whole[3], strict=True))
     claims.append(Claim("2 bits are faster than 3", "yes", "yes" if is_faster else "no", is_faster))
-    is_more = all(one.whole > one.near for one in found.values())
+    is_more = all(one.whole > one.near for one in speedups.values())
     claims.append(Claim("more end to end than on the NDP side", "yes", "yes" if is_more else "no", is_more))
     return tuple(claims)
 
 
-def _of(found: Found, bits: int, measure: str) -> list[float]:
-    return [getattr(one, measure) for key, one in found.items() if key[2] == bits]
+def _of(speedups: SpeedupTable, bits: int, measure: str) -> list[float]:
+    return [getattr(one, measure) for key, one in speedups.items() if key[2] == bits]
 
 
 def _between(figures: Sequence[float]) -> str:
@@ -212,7 +216,7 @@ def _assumed() -> tuple[str, ...]:
 
 
 def _reasons(device: Machine) -> tuple[str, ...]:
-    """Why ours are not the paper's."""
+    """Reasons for differences from the paper's figures."""
     costs = Costs.of(MODELS[NAMES[0]], device)
     unbound = replace(device, near_tflops=math.inf)
     full, one_token, three_bits, dense, hot = (

@@ -1,4 +1,4 @@
-"""fMoE, Figures 3, 10, 12 and 13: what stored maps of iterations are worth, on requests that made none of them."""
+"""fMoE, Figures 3, 10, 12 and 13: the gain by stored expert maps, on requests that are not among the maps."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,12 +15,12 @@ from moectl.reproductions.report import UNKNOWN, Claim, Reproduction
 from moectl.show.render import Sheet
 from runtime.control.counters import hit_rate
 from runtime.policies.base import Artefacts
-from runtime.replay import from_trace as derived
+from runtime.replay import from_trace
 from runtime.replay.settings import Outcome, Setting
 from runtime.replay.workload import Workload
 
 BUDGET, SCOPES, CAPACITY, EVERYTHING = "25%", ("layer", "global"), 1000, 32_768
-LEAD = 2  # layers ahead; matches are a layer old, so that it is the paper's d = 3
+LEAD = 2  # layers ahead; a match is used one layer later, so that this is the paper's d = 3
 PAPERS = f"map:distance={LEAD}"
 SYSTEMS = ("fmoe", "moe-infinity", "mixtral-offloading", "on-demand")
 CONTROLS = {"random experts": "random", "most frequent": "popular"}
@@ -37,19 +37,19 @@ _MACHINE = "a100-pcie4"
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """The replayed requests, with the maps of the others: as many as the paper's, and all of them."""
+    """The replayed requests, with maps of the other requests: at the capacity of the paper, and all of them."""
 
     source: str
     held: Trace
     model: ModelShape
-    workloads: dict[int, Workload]  # by capacity; 0: none at first
-    learning: dict[int, Workload]  # likewise, iterations join the maps as they come
-    maps: dict[int, ExpertMaps]  # likewise
+    workloads: dict[int, Workload]  # by capacity; 0 starts without maps
+    learning: dict[int, Workload]  # by capacity; finished iterations join the maps
+    maps: dict[int, ExpertMaps]  # by capacity
     num_requests: tuple[int, int]
 
     @property
     def num_foreseen(self) -> int:
-        """Layers ahead that speculation looks: as many as maps, if the trace goes so far."""
+        """Layers ahead for speculation: as many as for maps, or as many as the trace predicts."""
         return min(LEAD, self.held.predicted.shape[1])
 
     def run(self, label: str, capacity: int = CAPACITY, *, scope: str = "layer", **policies: str) -> Outcome:
@@ -61,8 +61,10 @@ class Study:
 
 
 def reproduce(trace: Path | None = None) -> Reproduction:
-    """On this trace, or one of the bundled model; the last quarter of its requests is replayed. Raises BadInput for a
-    trace that lacks embeddings, probabilities or predictions, or has too few requests."""
+    """Replay the last quarter of the requests of this trace, by default one of the bundled model.
+
+    Raises BadInput for a trace without embeddings, probabilities or predictions, or with one request only.
+    """
     study = _study(trace)
     systems, patterns, evictions = _systems(study), _patterns(study), _evictions(study)
     distances, online, entropies = _distances(study), _online(study), _entropies(study)
@@ -92,12 +94,12 @@ def _study(path: Path | None) -> Study:
     is_held = np.isin(recorded.request, held)
     others, replayed = recorded.take(~is_held), recorded.take(is_held)
     maps = {
-        size: derived.maps(others, model.shape, capacity=size, distance=LEAD + 1) for size in (CAPACITY, EVERYTHING)
+        size: from_trace.maps(others, model.shape, capacity=size, distance=LEAD + 1) for size in (CAPACITY, EVERYTHING)
     }
     window = model.shape.top_k * model.shape.expert_nbytes
 
     def workloads(learns: bool) -> dict[int, Workload]:
-        known = {size: Artefacts(maps=found, learns_maps=learns) for size, found in maps.items()}
+        known = {size: Artefacts(maps=stored, learns_maps=learns) for size, stored in maps.items()}
         return {
             size: Workload(replayed, model, machine(_MACHINE), artefacts=artefacts, window=window)
             for size, artefacts in ({0: Artefacts()} | known).items()
@@ -125,7 +127,7 @@ def _bundled() -> tuple[Trace, ModelShape, str]:
 
 
 def _systems(study: Study) -> list[tuple[str, int | None, list[Outcome]]]:
-    """Label, maps at first, and the outcome in each scope."""
+    """Label, number of maps at the start, and the outcome in each scope."""
     rows = []
     for capacity, maps in study.maps.items():
         for label, learns in ((SYSTEMS[0], True), ("fmoe, not learning", False)):
@@ -148,7 +150,7 @@ def _evictions(study: Study) -> list[Outcome]:
 
 
 def _distances(study: Study) -> list[tuple[int, list[Outcome]]]:
-    """The paper's d, with a link that carries one expert a layer, and one for as many as a token selects."""
+    """Outcomes by the paper's d: with a link that carries one expert a layer, and one that carries top-k experts."""
     full = study.workloads[EVERYTHING]
     known = Artefacts(maps=study.maps[EVERYTHING])
     one = Workload(full.trace, full.model, full.machine, artefacts=known, window=study.model.shape.expert_nbytes)
@@ -165,7 +167,7 @@ def _online(study: Study) -> list[Outcome]:
 
 
 def _entropies(study: Study) -> list[tuple]:
-    _, probabilities = derived.iterations(study.held, study.model.shape)
+    _, probabilities = from_trace.iterations(study.held, study.model.shape)
     request = study.held.request[np.unique(study.held.iteration, return_index=True)[1]]
     by_request = np.stack([probabilities[request == one].mean(axis=0) for one in np.unique(request)])
     parts = {
@@ -186,7 +188,7 @@ def _system_row(label: str, num_maps: int | None, found: list[Outcome]) -> tuple
 
 
 def _moved(outcome: Outcome) -> tuple[int, float, float]:
-    """Misses, and experts prefetched and wasted a request."""
+    """Misses, and prefetched and wasted experts per request."""
     counts, size = outcome.counters, outcome.fast_nbytes / outcome.num_slots
     requests = counts["requests"]
     return (counts["misses"], counts["prefetch_bytes"] / size / requests, counts["wasted_bytes"] / size / requests)

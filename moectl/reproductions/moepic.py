@@ -8,17 +8,17 @@ from runtime.replay.fit_synthetic import HitRates, hit_rates
 
 HELD = (10, 20, 30, 40, 50)
 MODEL = "qwen1.5-moe-a2.7b"
-# Of the table we have one column, as a public summary of the paper quotes it.
+# One column of the table, as quoted by a public summary of the paper.
 PAPER = {"random": {30: 0.4969}, "lfu": {30: 0.6068}, "lru": {30: 0.5638}, "lcp": {30: 0.6221}}
 FITTED = ("lru", "lfu")
-# As `moectl fit-trace --hits lru:30=.5638 --hits lfu:30=.6068 --model qwen1.5-moe-a2.7b` finds them.
+# Found by `moectl fit-trace --hits lru:30=.5638 --hits lfu:30=.6068 --model qwen1.5-moe-a2.7b`.
 DIALS = Dials(skew=0.4, locality=0.025, tokens=1200, requests=6, prompt=0)
 _NUM_LAYERS = 2
 _NEAR = 0.01
 
 
 def reproduce() -> Reproduction:
-    """LRU and LFU are fitted; LCP and random are then predictions, and so are all other columns."""
+    """LRU and LFU at 30 experts are fitted; LCP, random and all other columns are predictions."""
     wanted = [HitRates(policy, dict.fromkeys(HELD, 0.0)) for policy in (*PAPER, "belady")]
     reached = {row.eviction: row.rates for row in hit_rates(DIALS, MODELS[MODEL], wanted, num_layers=_NUM_LAYERS)}
     return Reproduction(
@@ -55,6 +55,6 @@ def _claims(reached: dict[str, dict[int, float]]) -> tuple[Claim, ...]:
         paper = PAPER[policy][30]
         is_near = abs(ours[policy] - paper) <= _NEAR
         claims.append(Claim(f"{policy} at 30, predicted", f"{paper:.4f}", f"{ours[policy]:.4f}", is_near))
-    gain, found = PAPER["lcp"][30] - PAPER["lfu"][30], ours["lcp"] - ours["lfu"]
-    claims.append(Claim("lcp above lfu at 30", f"{gain:+.4f}", f"{found:+.4f}", found > _NEAR))
+    paper_gain, our_gain = PAPER["lcp"][30] - PAPER["lfu"][30], ours["lcp"] - ours["lfu"]
+    claims.append(Claim("lcp above lfu at 30", f"{paper_gain:+.4f}", f"{our_gain:+.4f}", our_gain > _NEAR))
     return tuple(claims)

@@ -1,4 +1,4 @@
-"""MoEpic, Figures 4(b) and 7, Table 3: the ratio at which experts are cut, the system beside its rivals, its parts."""
+"""MoEpic, Figures 4(b) and 7, Table 3: the split ratio, the system beside its rivals, and ablations."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -20,7 +20,7 @@ BUDGETS = ("25%", "50%")
 THETAS = (0.35, 0.5, 0.65, 0.8, 1.0)
 RIVALS = ("pre-gated", "mixtral-offloading", "adapmoe", "moe-infinity")
 LOSSY = ("pre-gated", "adapmoe")
-LOWER = (37.5, 65.7)  # per cent, of the paper's abstract
+LOWER = (37.5, 65.7)  # per cent, from the paper's abstract
 PARTS: Mapping[str, tuple[str, dict[str, str]]] = {
     "as it is": ("moepic", {}),
     "lru in the place of lcp": ("moepic", {"eviction": "lru"}),
@@ -29,38 +29,38 @@ PARTS: Mapping[str, tuple[str, dict[str, str]]] = {
     "all alike, cut in half": ("moepic", {"residency": "split:theta=0.5"}),
     "none of its parts": ("on-demand", {}),
 }
-# Hit rates as in the paper's Table 1; how well routers predict, as those of the bundled model do.
+# Hit rates as in the paper's Table 1; predictability as measured on the bundled model's routers.
 DIALS = replace(moepic.DIALS, similarity=0.94, predictability=0.8, tokens=104, requests=2, prompt=12)
 _NUM_LAYERS = 4
-_NEAR = 0.99  # less is not the noise of one trace
+_NEAR = 0.99  # a smaller ratio is more than the noise of one trace
 
 Milliseconds = dict[tuple, float]
 
 
 def reproduce() -> Reproduction:
-    """Nothing is fitted to these figures."""
+    """Predict the figures; no parameter is fitted to them."""
     workloads = {(shape, link): _workload(shape, link) for shape in SHAPES for link in LINKS}
     cut = {(*key, theta): ms for key, workload in workloads.items() for theta, ms in _exposed(workload).items()}
-    own = {shape: _with_splits(workloads[shape, LINKS[0]]) for shape in SHAPES}
+    with_splits = {shape: _with_splits(workloads[shape, LINKS[0]]) for shape in SHAPES}
     parts = {
-        (shape, budget, part): _tpot(own[shape], preset, budget, policies)
+        (shape, budget, part): _tpot(with_splits[shape], preset, budget, policies)
         for shape in SHAPES
         for budget in BUDGETS
         for part, (preset, policies) in PARTS.items()
     }
     rivals = {
-        (shape, budget, rival): _tpot(own[shape], rival, budget)
+        (shape, budget, rival): _tpot(with_splits[shape], rival, budget)
         for shape in SHAPES
         for budget in BUDGETS
         for rival in RIVALS
     }
-    solved = {(shape, budget): _how(own[shape], budget) for shape in SHAPES for budget in BUDGETS}
+    solved = {(shape, budget): _how(with_splits[shape], budget) for shape in SHAPES for budget in BUDGETS}
     return Reproduction(
         name="moepic",
         paper="MoEpic (Yan et al., 2025, arXiv:2509.08342), Figures 4(b) and 7, Table 3",
         sheets={"ratio": _ratio_sheet(cut), "rivals": _rival_sheet(parts, rivals, solved), "parts": _part_sheet(parts)},
         claims=_claims(cut, parts, rivals),
-        assumed=_assumed(own),
+        assumed=_assumed(with_splits),
     )
 
 
@@ -75,13 +75,13 @@ def _tpot(workload: Workload, preset: str, budget: str, policies: Mapping[str, s
 
 
 def _with_splits(workload: Workload) -> Workload:
-    """It knows the splits that moepic follows, which what lacks a part of it follows too."""
+    """The workload with solved splits, which moepic and its ablations follow."""
     solved = tuple(workload.solved(Setting("moepic", "moepic", budget=budget)) for budget in BUDGETS)
     return Workload(workload.trace, workload.model, workload.machine, artefacts=Artefacts(splits=solved))
 
 
 def _exposed(workload: Workload) -> dict[float, float]:
-    """By ratio, milliseconds a token beyond those with everything resident, a quarter of the bytes being there."""
+    """Milliseconds a token beyond full residency, by split ratio, with a quarter of the bytes resident."""
     nothing = _tpot(workload, "full", BUDGETS[0])
     texts = {theta: {"residency": f"split:theta={theta}"} for theta in THETAS}
     return {theta: _tpot(workload, "moepic", BUDGETS[0], text) - nothing for theta, text in texts.items()}
@@ -104,7 +104,7 @@ def _ratio_sheet(cut: Milliseconds) -> Sheet:
 
 
 def _best(cut: Milliseconds, shape: str, link: float) -> float:
-    """The ratio that exposes least; whole experts unless a cut is better by more than a per cent."""
+    """The split ratio of least exposed time; 1 (whole experts) unless a cut is better by more than one per cent."""
     best = min(THETAS, key=lambda theta: cut[shape, link, theta])
     return best if cut[shape, link, best] < _NEAR * cut[shape, link, 1.0] else 1.0
 
@@ -158,7 +158,7 @@ def _interior_claim(shape: str, best: Mapping[float, float]) -> Claim:
 
 
 def _part_claim(parts: Milliseconds, part: str) -> Claim:
-    """Of an ablation its direction."""
+    """The direction of an ablation."""
     slower = [parts[shape, budget, part] / parts[shape, budget, "as it is"] for shape in SHAPES for budget in BUDGETS]
     said = f"{min(slower):.2f} to {max(slower):.2f} times as long"
     return Claim(f"slower with {part}", "yes", said, all(value >= _NEAR for value in slower) and max(slower) > 1)
@@ -168,10 +168,10 @@ def _span(values: Sequence[float]) -> str:
     return f"{min(values):.1f} to {max(values):.1f}"
 
 
-def _assumed(own: Mapping[str, Workload]) -> tuple[str, ...]:
-    """With the reason why little can be hidden."""
+def _assumed(with_splits: Mapping[str, Workload]) -> tuple[str, ...]:
+    """Assumptions, and the reason why little transfer time can be hidden."""
     windows = []
-    for shape, workload in own.items():
+    for shape, workload in with_splits.items():
         seconds = workload.latencies
         window = (seconds.attention_s + seconds.moe_s) / (seconds.load_s + seconds.latency_s)
         windows.append(f"{window:.2f} of an expert of {shape}")

@@ -1,4 +1,4 @@
-"""What a reproduction has to say: tables, the paper's statements held against ours, and what was assumed."""
+"""The result of a reproduction: tables, the paper's claims beside our figures, and assumptions."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ UNKNOWN = "not available here"
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A statement of the paper and what we find; `holds` is None where there is nothing to hold it against."""
+    """A claim of the paper and our figure; `holds` is None without a figure of the paper to compare with."""
 
     text: str
     paper: str
@@ -23,7 +23,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Reproduction:
-    """`sheets` by the key they have in JSON."""
+    """A reproduced paper; `sheets` by their key in JSON."""
 
     name: str
     paper: str
@@ -33,7 +33,7 @@ class Reproduction:
 
     @property
     def available(self) -> str:
-        """How much of the paper our figures could be held against."""
+        """How many of the paper's figures and claims were available for comparison."""
         figures = [
             row["paper"] for sheet in self.sheets.values() for row in sheet.records() if row["paper"] is not None
         ]
@@ -49,5 +49,5 @@ class Reproduction:
 
 
 def known(value: float | None) -> float | str:
-    """A paper's figure, or that there is none to be had."""
+    """A figure of the paper, or the text that it is not available."""
     return UNKNOWN if value is None else value

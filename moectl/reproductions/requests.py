@@ -1,4 +1,4 @@
-"""Requests through a model, teacher-forced, as a trace with all that policies may ask for."""
+"""Teacher-forced requests through a model, as a trace with everything that policies may require."""
 
 from collections.abc import Sequence
 from itertools import islice
@@ -19,7 +19,7 @@ _REQUESTS, _LENGTH, _PREFILL = 32, 80, 32
 
 
 def bundled_requests(*, distance: int) -> tuple[Trace, ModelShape, str]:
-    """Held-out text through the bundled model: the trace, the model's shape, and what it is."""
+    """Held-out text through the bundled model: the trace, the model's shape, and a description of the source."""
     opened = open_quietly(str(demo_model()), device="cpu")
     whole = whole_requests(opened, "builtin:held-out", count=_REQUESTS, length=_LENGTH)
     source = f"the bundled model on held-out text, requests of {_PREFILL} + {_LENGTH - _PREFILL} tokens"
@@ -33,8 +33,7 @@ def whole_requests(opened: MoeModel, data: str, *, count: int, length: int) -> l
 
 
 def told(opened: MoeModel, sequences: Sequence[np.ndarray], *, prefill: int, distance: int) -> Trace:
-    """What the routers say of them, as requests one after another, and of each layer's input up to `distance` layers
-    ahead."""
+    """The routing of these sequences as consecutive requests, with predictions up to `distance` layers ahead."""
     batches = Batching(batch=16, length=max(map(len, sequences)), prefill=prefill).batches(sequences)
     profile = RoutingProfile(opened.shape.num_layers, opened.shape.num_experts)
     with Session(opened, Settings(preset="full")) as session:

@@ -1,4 +1,4 @@
-"""SpecMD: collision misses at small budgets, and Least-Stale dropped into other systems' place of eviction."""
+"""SpecMD: collision misses at small budgets, and Least-Stale as the eviction policy of other systems."""
 
 from collections.abc import Mapping
 
@@ -15,17 +15,17 @@ SHAPES = ("olmoe-1b-7b", "mixtral-8x7b", "deepseek-v2-lite", "qwen1.5-moe-a2.7b"
 BUDGETS = ("1%", "5%", "25%")
 EVICTIONS = ("lru", "lfu", "least_stale", "least_stale:within=ahead")
 DROPPED_INTO = ("mixtral-offloading", "moe-infinity", "pre-gated")
-# As `moectl fit-trace` finds them for a trace of the bundled model on held-out text.
+# Found by `moectl fit-trace` for a trace of the bundled model on held-out text.
 DIALS = Dials(skew=1.4, locality=0.0, similarity=0.94, predictability=0.8, tokens=80, requests=2, prompt=8)
 _MACHINE = "a100-pcie4"
 
-Found = dict[tuple[str, str, str], Outcome]  # by shape, budget and eviction
+OutcomeTable = dict[tuple[str, str, str], Outcome]  # keys: shape, budget, eviction
 
 
 def reproduce() -> Reproduction:
-    """Everything is a prediction: nothing is fitted to the paper."""
+    """Predict the figures; no parameter is fitted to the paper."""
     workloads = {name: _workload(name) for name in SHAPES}
-    found = {
+    outcomes = {
         (name, budget, eviction): workload.run(_setting(eviction, budget))
         for name, workload in workloads.items()
         for budget in BUDGETS
@@ -35,8 +35,8 @@ def reproduce() -> Reproduction:
     return Reproduction(
         name="specmd",
         paper="SpecMD (Hoang et al., 2026, arXiv:2602.03921), Figures 4 and 8, Table 2",
-        sheets={"collisions": _collisions(found), "drop_in": _drop_in_sheet(dropped)},
-        claims=_claims(found, dropped),
+        sheets={"collisions": _collisions(outcomes), "drop_in": _drop_in_sheet(dropped)},
+        claims=_claims(outcomes, dropped),
         assumed=(
             f"synthetic traces, {DIALS}: the statistics of the bundled model's routers, not of those four",
             "which four models the figures show is not available here: these are four shapes of that range",
@@ -59,7 +59,7 @@ def _setting(eviction: str, budget: str) -> Setting:
 
 
 def _dropped_in(workloads: Mapping[str, Workload]) -> list[tuple[str, str, Outcome, Outcome]]:
-    """Shape, preset, the preset as it is, and with Least-Stale."""
+    """Shape, preset, its outcome as published, and its outcome with Least-Stale."""
     rows = []
     for name in SHAPES[:2]:
         for preset in DROPPED_INTO:
@@ -70,11 +70,11 @@ def _dropped_in(workloads: Mapping[str, Workload]) -> list[tuple[str, str, Outco
     return rows
 
 
-def _collisions(found: Found) -> Sheet:
+def _collisions(outcomes: OutcomeTable) -> Sheet:
     rows = [
-        (name, budget, found[name, budget, "lru"].num_slots, UNKNOWN)
-        + tuple(found[name, budget, eviction].counters["collisions"] for eviction in EVICTIONS)
-        + tuple(hit_rate(found[name, budget, eviction].counters) for eviction in EVICTIONS[:3])
+        (name, budget, outcomes[name, budget, "lru"].num_slots, UNKNOWN)
+        + tuple(outcomes[name, budget, eviction].counters["collisions"] for eviction in EVICTIONS)
+        + tuple(hit_rate(outcomes[name, budget, eviction].counters) for eviction in EVICTIONS[:3])
         for name in SHAPES
         for budget in BUDGETS
     ]
@@ -93,12 +93,12 @@ def _drop_in_sheet(dropped: list[tuple[str, str, Outcome, Outcome]]) -> Sheet:
     return Sheet("Least-Stale dropped in at 5 %", columns, rows)
 
 
-def _claims(found: Found, dropped: list[tuple[str, str, Outcome, Outcome]]) -> tuple[Claim, ...]:
-    pairs = {key[:2]: _fewer(found, *key[:2]) for key in found}
+def _claims(outcomes: OutcomeTable, dropped: list[tuple[str, str, Outcome, Outcome]]) -> tuple[Claim, ...]:
+    pairs = {key[:2]: _fewer(outcomes, *key[:2]) for key in outcomes}
     compared = [fewer for fewer in pairs.values() if fewer is not None]
     most = max(compared)
     ahead = sum(fewer > 1 for fewer in compared)
-    held = hit_rate(found["olmoe-1b-7b", "5%", "least_stale"].counters)
+    held = hit_rate(outcomes["olmoe-1b-7b", "5%", "least_stale"].counters)
     better = sum(hit_rate(changed.counters) > hit_rate(as_is.counters) for *_, as_is, changed in dropped)
     return (
         Claim(
@@ -118,7 +118,7 @@ def _claims(found: Found, dropped: list[tuple[str, str, Outcome, Outcome]]) -> t
     )
 
 
-def _fewer(found: Found, name: str, budget: str) -> float | None:
-    """How many times as often LRU collides; None where neither does."""
-    lru, stale = (found[name, budget, eviction].counters["collisions"] for eviction in ("lru", "least_stale"))
+def _fewer(outcomes: OutcomeTable, name: str, budget: str) -> float | None:
+    """Collisions of LRU over those of Least-Stale; None where neither has any."""
+    lru, stale = (outcomes[name, budget, eviction].counters["collisions"] for eviction in ("lru", "least_stale"))
     return None if not lru and not stale else lru / max(stale, 1)

@@ -1,1 +1,1 @@
-"""`moectl serve`: a session behind an OpenAI-compatible endpoint, and a page that shows what it does."""
+"""`moectl serve`: an OpenAI-compatible endpoint over one session, and a page that shows its cache and link."""

@@ -1,4 +1,4 @@
-"""Answers and errors in the shapes that OpenAI's clients take."""
+"""Answers and errors in the format of OpenAI's API."""
 
 import json
 import secrets
@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from moectl.serving.jobs import Done
 
 
-@dataclass(eq=False)  # and not frozen: a traceback is written to it as it is raised
+@dataclass(eq=False)  # not frozen: raising it sets its traceback
 class Refusal(Exception):
-    """A request that is not answered: HTTP status, and why."""
+    """A request that is refused: HTTP status and reason."""
 
     status: int
     message: str
@@ -29,8 +29,8 @@ def error(status: int, message: str, *, param: str | None = None, code: str | No
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
-    """Of one answer, `model` as clients call it; to a chat or to a bare prompt of so many tokens."""
+class AnswerFormat:
+    """Formats one answer to a chat or to a bare prompt; `model` is the name that clients use."""
 
     is_chat: bool
     model: str
@@ -46,14 +46,14 @@ class Form:
         return body | {"usage": self._usage(done)} | self._took(done)
 
     def begins(self) -> str | None:
-        """The event before any text."""
+        """The event before any text; a completion has none."""
         return self._chunk({"role": "assistant", "content": ""}) if self.is_chat else None
 
     def goes_on(self, text: str) -> str:
         return self._chunk({"content": text} if self.is_chat else text)
 
     def ends(self, done: Done) -> list[str]:
-        """The events after the text, what was used and what it took among them if that was asked for."""
+        """The events after the text, with usage and counters if the request asked for them."""
         took, empty = self._took(done), {} if self.is_chat else ""
         last = self._chunk(empty, done.reason, {} if self.has_usage else took)
         if not self.has_usage:

@@ -1,4 +1,4 @@
-"""The endpoint: OpenAI's routes, the page, and what both are fed by."""
+"""The HTTP application: OpenAI's routes, the page, and the routes that feed the page."""
 
 import asyncio
 import time
@@ -18,21 +18,21 @@ from starlette.types import Receive, Scope, Send
 
 from artifacts.errors import Problem
 from moectl.serving import metrics
-from moectl.serving.answers import Form, Refusal, error, event
-from moectl.serving.asked import Asked, AskedChat, AskedCompletion, AskedPreset
+from moectl.serving.answers import AnswerFormat, Refusal, error, event
+from moectl.serving.bodies import ChatBody, CompletionBody, PresetBody, RequestBody
 from moectl.serving.guard import Guard
-from moectl.serving.jobs import Done, Event, Failed, Job, Piece
+from moectl.serving.jobs import Done, Event, Failed, GenerationJob, TextPiece
 from moectl.serving.scheduler import Closing, Full, Scheduler
 from runtime.session.generate import check_prompt
 
 T = TypeVar("T")
 
-_SHORT = 16  # tokens of a completion whose request does not say how many, as OpenAI has it
+_SHORT = 16  # default max_tokens of a completion, as in OpenAI's API
 
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """What is served: `model` as clients call it, `presets` a line each on what may be switched to."""
+    """Configuration of the application: `model` is the name that clients use, `presets` maps names to descriptions."""
 
     scheduler: Scheduler
     model: str
@@ -43,7 +43,7 @@ class Serving:
 
 
 def application(serving: Serving) -> Guard:
-    """The whole of it, as uvicorn runs it. The scheduler has been started, and is closed at the end."""
+    """The ASGI application for uvicorn. The scheduler must have been started; the application closes it at the end."""
     scheduler = serving.scheduler
 
     @asynccontextmanager
@@ -65,14 +65,14 @@ def application(serving: Serving) -> Guard:
         return _model(serving)
 
     @app.post("/v1/chat/completions")
-    async def chat(asked: AskedChat, request: Request) -> object:
+    async def chat(asked: ChatBody, request: Request) -> object:
         _check_model(serving, asked.model)
         turns = [{"role": message.role, "content": message.content} for message in asked.messages]
         prompt = await _encoded(asyncio.to_thread(scheduler.session.encode, turns))
         return await _answer(serving, asked, request, prompt, asked.max_completion_tokens or asked.max_tokens)
 
     @app.post("/v1/completions")
-    async def complete(asked: AskedCompletion, request: Request) -> object:
+    async def complete(asked: CompletionBody, request: Request) -> object:
         _check_model(serving, asked.model)
         prompt = await _encoded(_prompt(asked.prompt, scheduler))
         return await _answer(serving, asked, request, prompt, asked.max_tokens or _SHORT)
@@ -85,7 +85,7 @@ def _add_pages(app: FastAPI, serving: Serving) -> None:
     page = files("moectl.serving").joinpath("page.html").read_text(encoding="utf-8")
 
     @app.get("/")
-    async def look() -> HTMLResponse:
+    async def index() -> HTMLResponse:
         return HTMLResponse(page, headers={"Content-Security-Policy": _POLICY})
 
     @app.get("/health")
@@ -102,8 +102,8 @@ def _add_pages(app: FastAPI, serving: Serving) -> None:
         return PlainTextResponse(metrics.prometheus(scheduler, serving.model), media_type="text/plain; version=0.0.4")
 
     @app.post("/preset")
-    async def switch(asked: AskedPreset) -> dict[str, object]:
-        """Waits for what came before it."""
+    async def switch(asked: PresetBody) -> dict[str, object]:
+        """Switch the preset after the requests that arrived earlier."""
         if asked.preset not in serving.presets:
             raise Refusal(404, f"there is no preset {asked.preset!r}: {', '.join(serving.presets)}", param="preset")
         switch = _or_refuse(lambda: scheduler.switch(asked.preset))
@@ -114,7 +114,7 @@ def _add_pages(app: FastAPI, serving: Serving) -> None:
         return {"preset": scheduler.preset}
 
 
-# The page may run its own script and ask this server, and nothing else.
+# The page may run its own script and call this server only.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:"
 
 
@@ -128,17 +128,17 @@ def _add_errors(app: FastAPI) -> None:
         first = problem.errors()[0]
         is_json, said = first["type"] != "json_invalid", first["msg"].removeprefix("Value error, ")
         where = ".".join(str(part) for part in first["loc"] if part != "body" and is_json)
-        told = f"{where}: {said}" if where else said if is_json else f"the body is not JSON: {said}"
-        return JSONResponse(error(400, told, param=where or None), 400)
+        message = f"{where}: {said}" if where else said if is_json else f"the body is not JSON: {said}"
+        return JSONResponse(error(400, message, param=where or None), 400)
 
     @app.exception_handler(Problem)
-    async def told(request: Request, problem: Problem) -> JSONResponse:
+    async def problem_of_user(request: Request, problem: Problem) -> JSONResponse:
         return JSONResponse(error(400, str(problem)), 400)
 
     @app.exception_handler(HTTPException)
-    async def elsewhere(request: Request, problem: HTTPException) -> JSONResponse:
-        told = f"{request.method} {request.url.path}: {problem.detail}"
-        return JSONResponse(error(problem.status_code, told), problem.status_code, headers=problem.headers)
+    async def no_such_route(request: Request, problem: HTTPException) -> JSONResponse:
+        message = f"{request.method} {request.url.path}: {problem.detail}"
+        return JSONResponse(error(problem.status_code, message), problem.status_code, headers=problem.headers)
 
     @app.exception_handler(Exception)
     async def broken(request: Request, problem: Exception) -> JSONResponse:
@@ -149,14 +149,14 @@ def _add_errors(app: FastAPI) -> None:
 
 
 async def _prompt(asked: str | list[int], scheduler: Scheduler) -> torch.Tensor:
-    """[1, S]; of token ids as they are."""
+    """The prompt as ids [1, S]; token ids are taken as given."""
     if isinstance(asked, list):
         return torch.tensor([asked], dtype=torch.int64)
     return await asyncio.to_thread(scheduler.session.encode, asked)
 
 
 async def _encoded(prompt: Awaitable[torch.Tensor]) -> torch.Tensor:
-    """What the tokenizer makes of it; what its template cannot take is the client's affair."""
+    """Await the encoded prompt. Raises Refusal for a prompt that the tokenizer or its template rejects."""
     try:
         return await prompt
     except (ValueError, OverflowError, TemplateError) as problem:
@@ -164,18 +164,20 @@ async def _encoded(prompt: Awaitable[torch.Tensor]) -> torch.Tensor:
 
 
 async def _answer(
-    serving: Serving, asked: Asked, request: Request, prompt: torch.Tensor, max_tokens: int | None
+    serving: Serving, asked: RequestBody, request: Request, prompt: torch.Tensor, max_tokens: int | None
 ) -> object:
     scheduler, events = serving.scheduler, asyncio.Queue()
     loop = asyncio.get_running_loop()
     max_tokens = _max_tokens(scheduler, prompt, max_tokens)
-    job = Job(
+    job = GenerationJob(
         prompt,
         asked.sampling(max_tokens),
         asked.stop,
         tell=lambda event: loop.call_soon_threadsafe(events.put_nowait, event),
     )
-    form = Form("messages" in type(asked).model_fields, serving.model, prompt.shape[1], asked.has_usage, asked.counters)
+    form = AnswerFormat(
+        "messages" in type(asked).model_fields, serving.model, prompt.shape[1], asked.has_usage, asked.counters
+    )
     _or_refuse(lambda: scheduler.submit(job))
     if asked.stream:
         return _Stream(_streamed(form, _until_done(events)), lambda: scheduler.leave(job))
@@ -186,7 +188,7 @@ async def _answer(
 
 
 class _Stream(StreamingResponse):
-    """Server-sent events; `leave` is called when the last was sent, or nobody hears the rest, even of all of them."""
+    """Server-sent events; `leave` is called after the last event or when the client has disconnected."""
 
     def __init__(self, events: AsyncIterator[str], leave: Callable[[], None]) -> None:
         super().__init__(events, media_type="text/event-stream")
@@ -200,7 +202,7 @@ class _Stream(StreamingResponse):
 
 
 def _max_tokens(scheduler: Scheduler, prompt: torch.Tensor, asked: int | None) -> int:
-    """Tokens that the answer may have, as many as there is room for where nobody says. Raises Refusal."""
+    """The largest number of tokens of the answer: as requested, else as many as fit. Raises Refusal."""
     model, most = scheduler.session.opened.model, scheduler.limits.max_tokens
     if asked is not None and asked > most:
         raise Refusal(400, f"answers here have at most {most} tokens, not {asked}", param="max_tokens")
@@ -215,40 +217,40 @@ def _max_tokens(scheduler: Scheduler, prompt: torch.Tensor, asked: int | None) -
 async def _until_done(events: asyncio.Queue[Event]) -> AsyncIterator[Event]:
     is_over = False
     while not is_over:
-        told = await events.get()
-        is_over = not isinstance(told, Piece)
-        yield told
+        item = await events.get()
+        is_over = not isinstance(item, TextPiece)
+        yield item
 
 
-async def _streamed(form: Form, events: AsyncIterator[Event]) -> AsyncIterator[str]:
+async def _streamed(form: AnswerFormat, events: AsyncIterator[Event]) -> AsyncIterator[str]:
     if begins := form.begins():
         yield begins
-    async for told in events:
-        match told:
-            case Piece(text):
+    async for item in events:
+        match item:
+            case TextPiece(text):
                 yield form.goes_on(text)
             case Done():
-                for last in form.ends(told):
+                for last in form.ends(item):
                     yield last
             case Failed(message, status):
                 yield event(error(status, message))
 
 
-async def _gathered(form: Form, events: AsyncIterator[Event]) -> dict[str, object]:
+async def _gathered(form: AnswerFormat, events: AsyncIterator[Event]) -> dict[str, object]:
     text = ""
-    async for told in events:
-        match told:
-            case Piece(more):
+    async for item in events:
+        match item:
+            case TextPiece(more):
                 text += more
             case Done():
-                return form.whole(text, told)
+                return form.whole(text, item)
             case Failed(message, status):
                 raise Refusal(status, message)
     raise AssertionError("an answer without an end")
 
 
 async def _unless_gone(request: Request, answer: Coroutine[None, None, dict[str, object]]) -> dict[str, object] | None:
-    """The answer, given up as soon as the client hangs up."""
+    """The answer, or None once the client has disconnected."""
 
     async def hangs_up() -> None:
         while (await request.receive())["type"] != "http.disconnect":

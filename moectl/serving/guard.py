@@ -1,4 +1,4 @@
-"""Who may ask, and how much at once: looked at before a request is read."""
+"""Access checks before a request reaches the application, and the limits of the server."""
 
 import json
 import secrets
@@ -8,16 +8,35 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from artifacts.errors import BadUsage
 from moectl.serving.answers import Refusal
 
-OPEN_PATHS = ("/", "/health")  # the page itself holds nothing
+OPEN_PATHS = ("/", "/health")  # the page holds no data
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 
 
 @dataclass(frozen=True, slots=True)
+class ServerLimits:
+    """At most `num_rows` requests are answered at a time and `num_waiting` more wait in the queue; an answer has at
+    most `max_tokens`. Raises BadUsage for values that leave no room for a request."""
+
+    num_rows: int = 8
+    num_waiting: int = 64
+    max_tokens: int = 1024
+    body_nbytes: int = 4 << 20
+    closing_s: float = 30.0  # time that running requests have to end after the server is told to stop
+
+    def __post_init__(self) -> None:
+        if self.num_rows < 1 or self.num_waiting < 0 or self.max_tokens < 1:
+            raise BadUsage("a server needs room for a request, and answers of at least one token")
+
+
+@dataclass(frozen=True, slots=True)
 class Guard:
-    """An ASGI application around another. `hosts`: names by which the server may be called, any if there are none,
-    which keeps web pages that a browser has open from asking for it under a name of theirs."""
+    """An ASGI application that checks host name, API key and size of a request before it calls `app`.
+
+    `hosts` are the accepted host names; empty accepts any. The check stops DNS rebinding by web pages in a browser.
+    """
 
     app: ASGIApp
     api_key: str | None

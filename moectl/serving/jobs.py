@@ -1,4 +1,4 @@
-"""What the thread that runs the model is asked for, and what it tells of it."""
+"""Jobs for the thread that runs the model, and the events it sends back."""
 
 import time
 from collections.abc import Callable
@@ -11,15 +11,15 @@ from runtime.session.generate import Sampling
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """Text that an answer goes on with."""
+class TextPiece:
+    """The next text of an answer."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The end of an answer: by `stop` or `length`, and what it took."""
+    """The end of an answer: `reason` is `stop` or `length`, `took` holds its counters and times."""
 
     reason: str
     num_tokens: int
@@ -28,30 +28,30 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """There is no answer, or no more of it; `status` as HTTP has them."""
+    """The request failed, maybe after some text; `status` is an HTTP status."""
 
     message: str
     status: int
 
 
-Event = Piece | Done | Failed
+Event = TextPiece | Done | Failed
 
 
 @dataclass(slots=True, eq=False)
-class Job:
-    """A prompt [1, S] to be gone on from; `tell` hears of every event, on the thread that runs the model."""
+class GenerationJob:
+    """A prompt [1, S] to continue. `tell` is called with each event on the thread that runs the model."""
 
     prompt: torch.Tensor
     sampling: Sampling
     stops: tuple[str, ...]
     tell: Callable[[Event], None]
     arrived_s: float = field(default_factory=time.perf_counter)
-    has_left: bool = False  # nobody waits for the answer any more
+    has_left: bool = False  # the client has disconnected
 
 
 @dataclass(slots=True, eq=False)
 class Switch:
-    """Another preset, once what came before it is answered; `settled` with None, or with what stands in the way."""
+    """A switch to another preset after the earlier requests; `settled` gets None, or the error that prevents it."""
 
     preset: str
     settled: Future[None] = field(default_factory=Future)

@@ -1,4 +1,4 @@
-"""What a server has done, as JSON for the page and as text for Prometheus."""
+"""Counters of a server, as JSON for the page and as text for Prometheus."""
 
 from collections.abc import Iterator, Mapping
 
@@ -16,9 +16,9 @@ _SUMS = {
 
 
 def live(scheduler: Scheduler) -> dict[str, object]:
-    """Sums so far, which a reader of two of them can make rates of, and what is resident now."""
+    """Cumulative counters, from whose differences the page computes rates, and the present residency."""
     cache, shape = scheduler.session.controller.cache, scheduler.session.opened.shape
-    # A layer each, an expert a character: 0 absent, 1 on its way, 2 resident.
+    # One string for each layer with a digit for each expert: 0 absent, 1 loading, 2 resident.
     residency = ["".join(map(str, cache.layer_states(layer).tolist())) for layer in range(shape.num_layers)]
     return scheduler.tally.read() | {
         "preset": scheduler.preset,
@@ -31,7 +31,7 @@ def live(scheduler: Scheduler) -> dict[str, object]:
 
 
 def prometheus(scheduler: Scheduler, model: str) -> str:
-    """The text format, version 0.0.4."""
+    """Counters in the Prometheus text format, version 0.0.4."""
     return "".join(f"{line}\n" for line in _lines(scheduler, model))
 
 

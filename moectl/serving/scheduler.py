@@ -1,4 +1,4 @@
-"""Who runs next: one thread owns the session, takes requests in the order they came, and gives each its turns."""
+"""The scheduler: one thread owns the session, takes requests in order of arrival and runs their passes in turns."""
 
 import logging
 import threading
@@ -7,22 +7,22 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 from artifacts.errors import Problem
-from moectl.serving.jobs import Failed, Job, Switch
-from moectl.serving.limits import Limits
-from moectl.serving.row import Row
+from moectl.serving.active_request import ActiveRequest
+from moectl.serving.guard import ServerLimits
+from moectl.serving.jobs import Failed, GenerationJob, Switch
 from moectl.serving.tally import Tally
 from runtime.session.interleave import Interleave
 from runtime.session.session import Session
 
-# Passes of a request before the next one's turn: more cost others time, fewer cost hits, since at each change another's
-# experts push out some of its own (docs/decisions.md has the figures).
+# Passes of a request before the next request's turn: more delay the others, fewer lower the hit rate, since every
+# change of request evicts some experts of the last one (figures in docs/decisions.md).
 PASSES = 4
 
 _log = logging.getLogger("moectl")
 
 
 class Full(Exception):
-    """As many requests as the limits allow are here already."""
+    """The queue is full."""
 
 
 class Closing(Exception):
@@ -30,31 +30,31 @@ class Closing(Exception):
 
 
 class Scheduler:
-    """`build` makes a session run by a preset; there is one at a time, and no other thread runs its model."""
+    """Runs requests on one session. `build` makes a session for a preset; only this thread runs its model."""
 
-    def __init__(self, build: Callable[[str], Session], preset: str, limits: Limits) -> None:
+    def __init__(self, build: Callable[[str], Session], preset: str, limits: ServerLimits) -> None:
         self.preset, self.limits = preset, limits
         self.session: Session
         self.receipt: dict[str, object]
         self.tally: Tally
         self._build = build
-        self._rows: list[Row] = []
-        self._waiting: deque[Job | Switch] = deque()
-        self._num_taken = 0  # requests that are waiting or under way
+        self._active: list[ActiveRequest] = []
+        self._waiting: deque[GenerationJob | Switch] = deque()
+        self._num_taken = 0  # waiting and running requests
         self._is_closing = False
         self._changed = threading.Condition()
         self._ready: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, name="moectl-serve", daemon=True)
 
-    # On any thread
+    # Called on any thread
 
     def start(self) -> None:
-        """Until the session is there. Raises what stands in its way."""
+        """Start the thread and wait for the session. Raises the error that prevents it."""
         self._thread.start()
         self._ready.result()
 
     def close(self) -> None:
-        """Nothing more is answered, what is under way is broken off, and the session is closed."""
+        """Break off running requests, refuse waiting ones and close the session."""
         with self._changed:
             self._is_closing = True
             self._changed.notify()
@@ -66,14 +66,14 @@ class Scheduler:
 
     @property
     def num_running(self) -> int:
-        return len(self._rows)
+        return len(self._active)
 
     @property
     def num_waiting(self) -> int:
-        return max(0, self._num_taken - len(self._rows))
+        return max(0, self._num_taken - len(self._active))
 
-    def submit(self, job: Job) -> None:
-        """Raises Full or Closing."""
+    def submit(self, job: GenerationJob) -> None:
+        """Queue a job. Raises Full or Closing."""
         with self._changed:
             self._check_open()
             if self._num_taken >= self.limits.num_rows + self.limits.num_waiting:
@@ -84,7 +84,7 @@ class Scheduler:
             self._changed.notify()
 
     def switch(self, preset: str) -> Switch:
-        """Takes its turn as a request does. Raises Closing."""
+        """Queue a switch of the preset. Raises Closing."""
         switch = Switch(preset)
         with self._changed:
             self._check_open()
@@ -92,9 +92,11 @@ class Scheduler:
             self._changed.notify()
         return switch
 
-    def leave(self, job: Job) -> None:
-        """Nobody waits for the answer any more, if it was not there already: a row is free after the pass under way, a
-        place in the queue at once."""
+    def leave(self, job: GenerationJob) -> None:
+        """Drop a job whose client has disconnected; no effect on a finished one.
+
+        A waiting job is removed at once, a running one after its present pass.
+        """
         with self._changed:
             job.has_left = True
             if job in self._waiting:
@@ -109,7 +111,7 @@ class Scheduler:
         self._num_taken -= 1
         self.tally.end(outcome)
 
-    # On the thread that runs the model
+    # Called on the scheduler's thread
 
     def _run(self) -> None:
         try:
@@ -131,7 +133,7 @@ class Scheduler:
         self.session = self._build(preset)
         self._interleave = Interleave(self.session)
         self.preset, self.receipt = preset, self.session.receipt()
-        # Where a prompt says what stays resident, the next one would say otherwise in the midst of its answer.
+        # Where residency follows the prompt, a second request would change it during the answer to the first.
         self._room = 1 if self.session.parts.policies.residency.places else self.limits.num_rows
 
     def _shut(self) -> None:
@@ -139,9 +141,9 @@ class Scheduler:
         self.session.close()
 
     def _round(self) -> bool:
-        """A turn of everybody; False once there are to be no more."""
+        """Run one turn of every request; False once the scheduler is closing."""
         with self._changed:
-            self._changed.wait_for(lambda: self._rows or self._waiting or self._is_closing)
+            self._changed.wait_for(lambda: self._active or self._waiting or self._is_closing)
             if self._is_closing:
                 return False
             coming = self._coming()
@@ -150,51 +152,53 @@ class Scheduler:
                 self._switch(one)
             else:
                 self._begin(one)
-        for row in list(self._rows):
-            self._turns(row)
+        for active in list(self._active):
+            self._turns(active)
         return True
 
-    def _coming(self) -> list[Job | Switch]:
-        """Who begins now: the first in the queue, as far as there is room. A switch wants the model for itself."""
-        coming: list[Job | Switch] = []
-        while self._waiting and len(self._rows) + len(coming) < self._room:
+    def _coming(self) -> list[GenerationJob | Switch]:
+        """Take from the queue what can start now. A switch starts only when no request is running."""
+        coming: list[GenerationJob | Switch] = []
+        while self._waiting and len(self._active) + len(coming) < self._room:
             if isinstance(self._waiting[0], Switch):
-                return coming or ([] if self._rows else [self._waiting.popleft()])
+                return coming or ([] if self._active else [self._waiting.popleft()])
             coming.append(self._waiting.popleft())
         return coming
 
-    def _begin(self, job: Job) -> None:
+    def _begin(self, job: GenerationJob) -> None:
         try:
-            self._rows.append(Row(job, self._interleave, self.tally, preset=self.preset))
+            self._active.append(ActiveRequest(job, self._interleave, self.tally, preset=self.preset))
         except Exception as error:
             self._over("failed")
             _tell_of(error, job)
 
-    def _turns(self, row: Row) -> None:
-        """Some passes of one request; whatever it fails of is its own affair."""
+    def _turns(self, active: ActiveRequest) -> None:
+        """Run some passes of one request; an error ends that request only."""
         try:
             for _ in range(PASSES):
-                if row.job.has_left:
-                    self._remove(row, "left")
+                if active.job.has_left:
+                    self._remove(active, "left")
                     return
-                row.step()
-                if row.done:
-                    self._remove(row, "answered")  # before the client hears of it: it may ask at once what was counted
-                    row.job.tell(row.done)
+                active.step()
+                if active.done:
+                    self._remove(
+                        active, "answered"
+                    )  # before the client is told, since it may read the counters at once
+                    active.job.tell(active.done)
                     return
         except Exception as error:
-            self._remove(row, "failed")
-            _tell_of(error, row.job)
+            self._remove(active, "failed")
+            _tell_of(error, active.job)
 
-    def _remove(self, row: Row, outcome: str) -> None:
-        row.close()
+    def _remove(self, active: ActiveRequest, outcome: str) -> None:
+        active.close()
         with self._changed:
-            self._rows.remove(row)
+            self._active.remove(active)
             self._over(outcome)
 
     def _switch(self, switch: Switch) -> None:
-        """Build anew; what cannot be leaves the preset as it was, with an empty fast tier."""
-        if not switch.settled.set_running_or_notify_cancel():  # nobody waits for it
+        """Build a session for another preset; on an error rebuild the former one, with an empty fast tier."""
+        if not switch.settled.set_running_or_notify_cancel():  # cancelled
             return
         before = self.preset
         self._shut()
@@ -207,16 +211,16 @@ class Scheduler:
             switch.settled.set_result(None)
 
     def _end(self) -> None:
-        """Whoever is still here is told so."""
+        """Fail the remaining requests and switches, and close the session."""
         with self._changed:
             self._is_closing = True
-            waiting, rows = list(self._waiting), list(self._rows)
+            waiting, running = list(self._waiting), list(self._active)
             self._waiting.clear()
-        for row in rows:
-            self._remove(row, "failed")
-            row.job.tell(Failed("the server is stopping", 503))
+        for active in running:
+            self._remove(active, "failed")
+            active.job.tell(Failed("the server is stopping", 503))
         for one in waiting:
-            if isinstance(one, Job):
+            if isinstance(one, GenerationJob):
                 self._over("failed")
                 one.tell(Failed("the server is stopping", 503))
             elif one.settled.set_running_or_notify_cancel():
@@ -224,8 +228,8 @@ class Scheduler:
         self._shut()
 
 
-def _tell_of(error: Exception, job: Job) -> None:
-    """What a user can mend in our words, the rest by its name and whole in the log."""
+def _tell_of(error: Exception, job: GenerationJob) -> None:
+    """Send an error to the client: the message of a Problem, the type of any other, which is also logged."""
     is_ours = isinstance(error, Problem)
     if not is_ours:
         _log.error("a request failed", exc_info=error)

@@ -1,4 +1,4 @@
-"""What a server has done so far, over all its sessions: sums that only grow."""
+"""Cumulative counters of a server over all its sessions."""
 
 import threading
 import time
@@ -14,7 +14,7 @@ OUTCOMES = ("answered", "left", "failed", "refused")  # left: the client went aw
 
 @dataclass(slots=True)
 class Tally:
-    """Written by the thread that runs the model, read by those that answer: under `lock`."""
+    """Counters that the scheduler's thread writes and other threads read, under `lock`."""
 
     num_layers: int
     table: np.ndarray = field(init=False)  # [F, L]
@@ -33,7 +33,7 @@ class Tally:
         self.table = np.zeros((len(Counter), self.num_layers), np.int64)
 
     def turn(self, turn: PassResult) -> None:
-        """A pass was run."""
+        """Count a pass."""
         with self.lock:
             self.table += turn.counters
             self.num_passes += 1
@@ -42,19 +42,19 @@ class Tally:
             self.exposed_s += turn.exposed_s
 
     def first(self, num_prompt_tokens: int, seconds: float) -> None:
-        """The first token of a request is there."""
+        """Count the first token of a request."""
         with self.lock:
             self.num_prompt_tokens += num_prompt_tokens
             self.num_first += 1
             self.first_s += seconds
 
     def end(self, outcome: str) -> None:
-        """A request is over."""
+        """Count a request that has ended."""
         with self.lock:
             self.requests[outcome] += 1
 
     def read(self) -> dict[str, object]:
-        """All of it at one moment."""
+        """All counters at one moment."""
         with self.lock:
             layers = by_layer(self.table)
             return {

@@ -9,7 +9,6 @@ from artifacts.errors import Incompatible
 
 # What each extra is for; those for working on moectl itself are left out.
 EXTRAS = {
-    "report": "pictures of results, by --png and --picture",
     "serve": "moectl serve",
     "eval": "moectl bench --tasks",
     "peers": "moectl bench --peers accelerate-disk and -cpu",

@@ -1,1 +1,1 @@
-"""Arrays in, tables and heatmaps out."""
+"""Tables, heatmaps, charts and picture files, made from arrays."""

@@ -1,4 +1,4 @@
-"""Expert maps as a sheet and a heatmap: how much more one iteration says than all of them together."""
+"""Expert maps as a sheet and a heatmap: how much more certain one iteration is than the mean of all."""
 
 import numpy as np
 
@@ -6,12 +6,12 @@ from moectl.show.render import Heatmap, Sheet
 
 
 def maps(probabilities: np.ndarray, top_k: int, layer: int | None) -> Sheet:
-    """By layer, or every expert of one; probabilities [N, L, E] of the maps."""
+    """One row for each layer, or for each expert of `layer`; probabilities [N, L, E] of N maps."""
     chosen = np.argsort(-probabilities, axis=2, kind="stable")[:, :, :top_k]
     if layer is not None:
-        use = np.bincount(chosen[:, layer].ravel(), minlength=probabilities.shape[2]) / len(probabilities)
-        one = probabilities[:, layer]
-        rows = list(zip(range(len(use)), one.mean(axis=0), one.max(axis=0), use, strict=True))
+        selected = np.bincount(chosen[:, layer].ravel(), minlength=probabilities.shape[2]) / len(probabilities)
+        of_layer = probabilities[:, layer]
+        rows = list(zip(range(len(selected)), of_layer.mean(axis=0), of_layer.max(axis=0), selected, strict=True))
         columns = ("expert", "mean probability", "largest", f"share of maps with it among the top {top_k}")
         return Sheet(f"Experts of layer {layer} in {len(probabilities):,} maps", columns, rows)
     coarse, fine = _entropy(probabilities.mean(axis=0)), _entropy(probabilities).mean(axis=0)
@@ -28,6 +28,6 @@ def maps_heatmap(probabilities: np.ndarray) -> Heatmap:
 
 
 def _entropy(p: np.ndarray) -> np.ndarray:
-    """[*] in [0, 1] of distributions [*, E]; 0 where there is one expert."""
+    """Entropies [*] over ln E, in [0, 1], of distributions [*, E]; 0 for a single expert."""
     nats = -(p * np.log(np.where(p > 0, p, 1))).sum(axis=-1)
     return nats / np.log(p.shape[-1]) if p.shape[-1] > 1 else nats

@@ -1,60 +1,60 @@
-"""Pictures of results, as SVG or PNG (extra: report)."""
+"""Picture files of results: SVG whose colours follow the reader's light or dark page."""
 
+import re
 from dataclasses import dataclass
-from importlib.util import find_spec
+from html import escape
+from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
 
 from artifacts.common.files import check_writable, replacing
-from artifacts.errors import BadInput, BadUsage
-from moectl.show.render import Heatmap
+from artifacts.errors import BadUsage
+from moectl.show.charts import Bar, bars, heatmap, with_shades
+from moectl.show.render import Heatmap, cell_text
+from moectl.show.svg import Drawing
 
-_FORMATS = (".svg", ".png")
-_COMPUTE, _STALL, _INK = "#3b6ea5", "#e07b39", "#24292f"
+WIDTH = 640
+_MARGIN, _HEAD = 14, 40
+_FILE_STYLE = "svg .title { text-anchor: start; font-size: 13px; font-weight: 600; } .paper { fill: var(--paper); }\n"
 
 
 def check_picture(path: Path) -> None:
     """Raise BadUsage or BadInput, before the work, when a picture could not be written after it."""
-    if path.suffix not in _FORMATS:
-        raise BadUsage(f"a picture is written as {' or '.join(_FORMATS)}, not {path.suffix or path.name!r}")
-    if find_spec("matplotlib") is None:
-        raise BadInput("pictures need matplotlib: pip install 'moectl[report]'")
+    if path.suffix != ".svg":
+        raise BadUsage(f"a picture is written as .svg, not {path.suffix or path.name!r}")
     check_writable(path)
 
 
-def draw_heatmap(heatmap: Heatmap, path: Path) -> None:
-    """The matrix from 0 to its largest, with what its rows and columns are; where a few values would leave all others
-    dark, the scale ends before them, in an arrow."""
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
+def write_picture(drawing: Drawing, path: Path) -> None:
+    """Write an SVG file that holds its title, background and colours; equal drawings give equal bytes."""
+    width, height = drawing.width + 2 * _MARGIN, drawing.height + _HEAD + _MARGIN
+    text = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" width="{width:g}" '
+        f'height="{height:g}" role="img" aria-label="{escape(drawing.says)}">\n<style>\n{_style()}</style>\n'
+        f'<rect class="paper" width="{width:g}" height="{height:g}" rx="8"/>\n'
+        f'<text class="title" x="{_MARGIN}" y="25">{escape(drawing.title)}</text>\n'
+        f'<g transform="translate({_MARGIN} {_HEAD})">{drawing.inside}</g>\n</svg>\n'
+    )
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
 
-    down, across = heatmap.values.shape
-    figure = Figure(figsize=(8, min(8, max(2.4, 1.2 + 6.5 * down / across))), layout="constrained", facecolor="white")
-    axes = figure.subplots()
-    values = heatmap.values.astype(float)
-    usual, largest = np.percentile(values, 90), values.max()
+
+def draw_heatmap(matrix: Heatmap, path: Path) -> None:
+    """Draw the matrix in shades from 0 to its largest value. Where a few values would leave all others pale, the
+    shades end at the 90th percentile."""
+    values = matrix.values.astype(float)
+    usual, largest = float(np.percentile(values, 90)), float(values.max())
     is_cut = 0 < usual * 10 < largest
-    scale = {"vmin": 0, "vmax": usual if is_cut else largest}
-    image = axes.imshow(values, aspect="auto", cmap="inferno", interpolation="nearest", **scale)
-    figure.colorbar(image, ax=axes, pad=0.01, extend="max" if is_cut else "neither")
-    axes.set_xlabel(heatmap.column_name)
-    axes.set_ylabel(heatmap.row_name)
-    axes.set_title(heatmap.title, loc="left", fontsize=11)
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(MaxNLocator(integer=True))
-    with replacing(path) as temporary, rc_context({"svg.fonttype": "none"}):
-        figure.savefig(temporary, format=path.suffix[1:], dpi=150, metadata=_undated(path))
-
-
-def _undated(path: Path) -> dict[str, None] | None:
-    """The same picture is the same bytes."""
-    return {"Date": None} if path.suffix == ".svg" else None
+    top = usual if is_cut else largest
+    says = f"{matrix.title}: rows are {matrix.row_name}, columns are {matrix.column_name}"
+    names = {"row": matrix.row_name, "column": matrix.column_name}
+    drawing = heatmap(matrix.title, values.tolist(), top=top, says=says, width=WIDTH, **names)
+    write_picture(with_shades(drawing, cell_text(top) + " or more" * is_cut), path)
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class DemoRow:
     """One preset on the held-out text."""
 
     preset: str
@@ -70,30 +70,45 @@ class Row:
 class Demonstration:
     """The table and the conditions it was measured under."""
 
-    rows: list[Row]
+    rows: list[DemoRow]
     budget: str
     conditions: str
     receipts: dict[str, dict[str, object]]
 
 
 def draw_demo(demonstration: Demonstration, path: Path) -> None:
-    """Time per token of each preset, the stall in it marked, with hit rate and quality beside."""
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
+    """Draw the time per token of each preset and the stall in it, with hit rate and quality beside the bars."""
+    title = f"Milliseconds per token with {demonstration.budget} of the experts in the fast tier"
+    top = max(row.ms_per_token for row in demonstration.rows)
+    drawing = bars(
+        title,
+        list(map(_demo_bar, demonstration.rows)),
+        top=top,
+        says=f"{title}, by preset",
+        width=WIDTH,
+        parts=("compute", "waiting for experts"),
+    )
+    write_picture(drawing, path)
 
-    figure = Figure(figsize=(8, 0.62 * len(demonstration.rows) + 1.6), layout="constrained", facecolor="white")
-    axes = figure.subplots()
-    for place, row in enumerate(demonstration.rows):
-        stall = min(row.exposed_ms, row.ms_per_token)
-        axes.barh(place, row.ms_per_token - stall, color=_COMPUTE, height=0.6)
-        axes.barh(place, stall, left=row.ms_per_token - stall, color=_STALL, height=0.6)
-        text = f" {row.ms_per_token:.1f} ms · hits {row.hit_rate:.0%} · top-1 {row.top1_agreement:.1%}"
-        axes.text(row.ms_per_token, place, text, va="center", color=_INK, fontsize=9)
-    axes.set_yticks(range(len(demonstration.rows)), [row.preset for row in demonstration.rows])
-    axes.invert_yaxis()
-    axes.set_xlim(0, max(row.ms_per_token for row in demonstration.rows) * 1.65)
-    axes.set_xlabel("milliseconds per token: compute (blue), waiting for experts (orange)")
-    axes.set_title(f"{demonstration.budget} of the experts in the fast tier", loc="left", fontsize=11)
-    axes.spines[["top", "right"]].set_visible(False)
-    with replacing(path) as temporary, rc_context({"svg.fonttype": "none"}):  # text as text: a tenth of the size
-        figure.savefig(temporary, format=path.suffix[1:], metadata=_undated(path))
+
+def _demo_bar(row: DemoRow) -> Bar:
+    stall = min(row.exposed_ms, row.ms_per_token)
+    text = f"{row.ms_per_token:.1f} ms · hits {row.hit_rate:.0%} · top-1 {row.top1_agreement:.1%}"
+    return Bar(row.preset, (row.ms_per_token - stall, stall), text, (row.ms_per_token, row.exposed_ms))
+
+
+def _style() -> str:
+    """`charts.css` with colours in place of its variables, which many programs that show SVG do not know."""
+    text = files("moectl.show").joinpath("charts.css").read_text(encoding="utf-8")
+    palettes, _, rules = text.partition("/* marks */\n")
+    light, dark = (
+        dict(re.findall(r"(--\w+): ([^;]+);", one)) for one in re.findall(r":root \{(.*?)\}", palettes, re.S)
+    )
+    return (
+        f"{_coloured(rules + _FILE_STYLE, light)}"
+        f"@media (prefers-color-scheme: dark) {{\n{_coloured(rules + _FILE_STYLE, light | dark)}}}\n"
+    )
+
+
+def _coloured(rules: str, colours: dict[str, str]) -> str:
+    return re.sub(r"var\((--\w+)\)", lambda use: colours[use[1]], rules)

@@ -1,4 +1,4 @@
-"""Fitted predictors as sheets: how much of what came they had foreseen, beside the routers and the controls."""
+"""Fitted predictors as sheets: their recall beside that of the next router and of controls."""
 
 from collections.abc import Mapping
 
@@ -9,7 +9,7 @@ from moectl.show.render import Heatmap, Sheet
 
 
 def distances(recalls: Mapping[str, np.ndarray], *, note: str = "") -> Sheet:
-    """Mean recall@k by distance, and apart where the layer meant is in the next pass; recalls [L, D] by predictor."""
+    """Mean recall@k by distance, apart for target layers in this pass and in the next; recalls [L, D] by predictor."""
     rows = []
     num_layers, num_distances = next(iter(recalls.values())).shape
     for ahead in range(num_distances):
@@ -21,7 +21,7 @@ def distances(recalls: Mapping[str, np.ndarray], *, note: str = "") -> Sheet:
 
 
 def layers(recalls: Mapping[str, np.ndarray], target: np.ndarray) -> Sheet:
-    """Recall@k by layer and distance, and what the fit was of."""
+    """Recall@k by layer and distance, and the target of each fit."""
     rows = [
         (*at, target[at[0], at[1] - 1], *(values[at[0], at[1] - 1] for values in recalls.values()))
         for at in ((layer, ahead + 1) for layer, ahead in np.ndindex(target.shape))
@@ -30,7 +30,7 @@ def layers(recalls: Mapping[str, np.ndarray], target: np.ndarray) -> Sheet:
 
 
 def stored(rows: pa.Table, num_layers: int, share: float) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """Recalls [L, D] by predictor and targets [L, D] of rows of `predictors`; `share` is what chance names."""
+    """Recalls [L, D] by predictor and targets [L, D] of rows of `predictors`; `share` is the recall by chance."""
     order = np.lexsort((rows["distance"].to_numpy(), rows["layer"].to_numpy()))
     size = (num_layers, -1)
     names = {"learned": "recall", "next_gate": "next_gate_recall", "most frequent": "frequent_recall"}

@@ -2,6 +2,7 @@
 
 import json
 import re
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,22 +11,24 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from moectl.show.columns import groups
-
 _SHADES = " ░▒▓█"
 _HALF_BLOCK = "▀"
-# Dark to bright, evenly spaced; between them colours are mixed.
+# Colours from dark to bright, evenly spaced; values between two of them get a mixed colour.
 _SCALE = np.array([(0, 0, 4), (87, 16, 110), (188, 55, 84), (249, 142, 9), (252, 255, 164)], dtype=float)
-_UNLIMITED = 100_000  # columns: what is piped or written to a file is never cut or wrapped
+_UNLIMITED = 100_000  # columns: output to a pipe or a file is never cut or wrapped
+_FOLDED = 32  # characters: longer texts are wrapped
+_FRAME = 3  # characters beside each column
+
+Group = list[tuple[int, str]]  # columns by index, each with its heading
 
 
 class NumBytes(int):
-    """A number of bytes: in binary units in a table, plain in JSON."""
+    """A number of bytes: shown in binary units in a table, as an integer in JSON."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sheet:
-    """A table: names of columns, and rows of numbers and texts; None is shown as a dash. A note goes below it."""
+    """A table: names of columns, and rows of numbers and texts. None is shown as a dash; the note is printed below."""
 
     title: str
     columns: tuple[str, ...]
@@ -40,7 +43,7 @@ class Sheet:
 
 @dataclass(frozen=True, slots=True)
 class Heatmap:
-    """A matrix [rows, columns] of numbers that are not negative, to be shown from 0 to its largest."""
+    """A matrix [rows, columns] of non-negative numbers, shown on a scale from 0 to its largest value."""
 
     title: str
     values: np.ndarray
@@ -49,7 +52,7 @@ class Heatmap:
 
 
 def console() -> Console:
-    """Stdout as it is now; unlimited in width unless a person sits before it."""
+    """A console on the present stdout, unlimited in width unless stdout is a terminal."""
     shown = Console(highlight=False)
     return shown if shown.is_terminal else Console(highlight=False, width=_UNLIMITED)
 
@@ -60,7 +63,7 @@ def show_json(value: object) -> None:
 
 
 def show_sheet(sheet: Sheet) -> None:
-    """Print a table; columns of numbers are aligned to the right. One wider than the terminal goes below itself."""
+    """Print a table with numbers aligned to the right. A table wider than the terminal is printed in several parts."""
     out = console()
     cells = [[cell_text(value) for value in row] for row in sheet.rows]
     for number, group in enumerate(groups(sheet.columns, cells, room=out.width)):
@@ -75,8 +78,49 @@ def show_sheet(sheet: Sheet) -> None:
         out.print(sheet.note, markup=False)
 
 
+def groups(names: Sequence[str], cells: Sequence[Sequence[str]], *, room: int) -> list[Group]:
+    """Split the columns of a table into groups that fit into `room` characters, so that no word or number is broken.
+
+    Every group begins with the columns that identify a row.
+    """
+    longest = [max((len(row[index]) for row in cells), default=0) for index in range(len(names))]
+    if _total(map(max, longest, map(len, names))) <= room:
+        return [list(enumerate(names))]
+    needs = [max([1, min(long, _FOLDED), *map(len, name.split())]) for name, long in zip(names, longest, strict=True)]
+    columns = [(index, textwrap.fill(name, needs[index])) for index, name in enumerate(names)]
+    if _total(needs) <= room:
+        return [columns]
+    key = _key(cells)
+    begin = [column for column in columns if column[0] in key]
+    parts: list[Group] = []
+    for column in columns:
+        if column[0] in key:
+            continue
+        if not parts or _total(needs[index] for index, _ in [*parts[-1], column]) > room:
+            parts.append([*begin, column])
+        else:
+            parts[-1].append(column)
+    return parts or [columns]
+
+
+def _total(widths: Sequence[int]) -> int:
+    return sum(width + _FRAME for width in widths) + 1
+
+
+def _key(cells: Sequence[Sequence[str]]) -> set[int]:
+    """The first columns, at least one, that distinguish as many rows as all columns do."""
+    key, num_distinct = [0], len({row[0] for row in cells})
+    for index in range(1, len(cells[0]) if cells else 0):
+        if num_distinct == len(cells):
+            break
+        longer = len({tuple(row[column] for column in [*key, index]) for row in cells})
+        if longer > num_distinct:
+            key, num_distinct = [*key, index], longer
+    return set(key)
+
+
 def show_heatmap(heatmap: Heatmap) -> None:
-    """Print a heatmap: two rows a line in colour on a terminal, one row a line in shades of grey elsewhere."""
+    """Print a heatmap: in colour with two rows to a line on a terminal, else in grey with one row to a line."""
     out = console()
     is_coloured = out.is_terminal and out.color_system is not None
     room = out.width - _label_width(heatmap) if out.is_terminal else _UNLIMITED
@@ -99,7 +143,7 @@ def human_bytes(nbytes: float) -> str:
 
 
 def cell_text(value: object) -> str:
-    """A value as tables show it."""
+    """The text of a value in a table."""
     if value is None:
         return "-"
     if isinstance(value, NumBytes):
@@ -114,7 +158,7 @@ def cell_text(value: object) -> str:
 
 
 def _plain(value: object) -> object:
-    """What json cannot write by itself."""
+    """A value that json can write, for one that it cannot."""
     if isinstance(value, np.ndarray):
         return value.tolist()
     if isinstance(value, np.generic):
@@ -127,7 +171,7 @@ def _label_width(heatmap: Heatmap) -> int:
 
 
 def _narrowed(values: np.ndarray, width: int) -> tuple[np.ndarray, int]:
-    """The matrix with neighbouring columns averaged until it fits, and how many went into one."""
+    """The matrix with neighbouring columns averaged until it fits into `width`, and how many were averaged into one."""
     per_character = -(-values.shape[1] // width)
     starts = np.arange(0, values.shape[1], per_character)
     sizes = np.diff([*starts, values.shape[1]])

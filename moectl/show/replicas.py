@@ -1,4 +1,4 @@
-"""Replicas and what they cost, as sheets and heatmaps: rows of the store in, tables out."""
+"""Rows of replicas and of their quantisation loss, as sheets and heatmaps."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from moectl.show.render import Heatmap, NumBytes, Sheet
 
 
 def quant_loss(rows: pa.Table, size: tuple[int, int], layer: int | None) -> Sheet:
-    """Relative error of experts' outputs by width: means of every layer, or every expert of one."""
+    """Relative error of experts' outputs by width: means of each layer, or each expert of `layer`."""
     widths = _widths(rows)
     relative = quant_loss_matrices(rows, *size)["relative"][:, :, [bits - 1 for bits in widths]]
     samples, is_own = _by_expert(rows, "samples", size), _by_expert(rows, "is_own", size)
@@ -31,24 +31,24 @@ def quant_loss(rows: pa.Table, size: tuple[int, int], layer: int | None) -> Shee
 
 
 def quant_loss_heatmap(rows: pa.Table, size: tuple[int, int]) -> Heatmap:
-    """Relative error at the fewest bits, by layer and expert."""
+    """Relative error at the smallest width, by layer and expert."""
     bits = _widths(rows)[0]
     values = quant_loss_matrices(rows, *size)["relative"][:, :, bits - 1]
     return Heatmap(f"Relative error at {bits} bits", values, "layers", "experts")
 
 
 def replicas(rows: pa.Table, layer: int | None, *, verified: bool) -> Sheet:
-    """Bytes by width, or every file of one layer."""
+    """Bytes by width, or each file of `layer`."""
     checked = f"all {len(set(rows['file'].to_pylist())):,} files are what was written" if verified else ""
-    found = rows.to_pylist()
+    files = rows.to_pylist()
     if layer is not None:
         cells = [
             (row["expert"], row["bits"], NumBytes(row["nbytes"]), row["file"], row["hash"][:16])
-            for row in found
+            for row in files
             if row["layer"] == layer
         ]
         return Sheet(f"Replicas in layer {layer}", ("expert", "bits", "bytes", "file", "sha256"), cells, checked)
-    cells = [(bits, len(own), NumBytes(own[0]), NumBytes(sum(own))) for bits, own in _by_width(found)]
+    cells = [(bits, len(sizes), NumBytes(sizes[0]), NumBytes(sum(sizes))) for bits, sizes in _by_width(files)]
     return Sheet("Replicas", ("bits", "experts", "an expert", "all"), cells, checked)
 
 
@@ -59,16 +59,16 @@ def replicas_heatmap(rows: pa.Table, size: tuple[int, int]) -> Heatmap:
     return Heatmap("Bytes of replicas", totals, "layers", "experts")
 
 
-def _by_width(found: Sequence[dict]) -> list[tuple[int, list[int]]]:
-    widths = sorted({row["bits"] for row in found})
-    return [(bits, [row["nbytes"] for row in found if row["bits"] == bits]) for bits in widths]
+def _by_width(files: Sequence[dict]) -> list[tuple[int, list[int]]]:
+    widths = sorted({row["bits"] for row in files})
+    return [(bits, [row["nbytes"] for row in files if row["bits"] == bits]) for bits in widths]
 
 
 def _by_expert(rows: pa.Table, name: str, size: tuple[int, int]) -> np.ndarray:
-    """[L, E] of what is the same at every width."""
+    """A column [L, E] whose values are equal at all widths."""
     values = np.zeros(size, np.int64)
-    own = np.array(rows["basis"].to_pylist()) == "own" if name == "is_own" else _column(rows, name)
-    values[_column(rows, "layer"), _column(rows, "expert")] = own
+    column = np.array(rows["basis"].to_pylist()) == "own" if name == "is_own" else _column(rows, name)
+    values[_column(rows, "layer"), _column(rows, "expert")] = column
     return values
 
 

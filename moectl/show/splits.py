@@ -1,4 +1,4 @@
-"""Curves and splits, as sheets and heatmaps: arrays in, tables out."""
+"""Hit-rate curves and expert splits, as sheets and heatmaps."""
 
 import numpy as np
 
@@ -13,9 +13,9 @@ _RANKS = 4
 _BAR = 32  # characters
 
 
-def curves(found: Curves, layer: int | None) -> Sheet:
-    """One row a layer, or one row for each number of cached experts in a layer."""
-    hit, prediction, cached = found
+def curves(known: Curves, layer: int | None) -> Sheet:
+    """One row for each layer, or for each number of cached experts of `layer`."""
+    hit, prediction, cached = known
     num_experts = prediction.shape[1]
     if layer is not None:
         columns = ("cached experts", "hit rate", "first predicted is cached")
@@ -28,27 +28,27 @@ def curves(found: Curves, layer: int | None) -> Sheet:
     return Sheet("Curves", columns, rows, "hits: rate with so many experts cached under lcp")
 
 
-def curves_heatmap(found: Curves, layer: int | None) -> Heatmap:
-    """Hit rate by layer and cached experts; or in one layer how often each predicted expert is cached."""
+def curves_heatmap(known: Curves, layer: int | None) -> Heatmap:
+    """Hit rate by layer and cached experts, or for `layer` how often each predicted expert is cached."""
     if layer is None:
-        return Heatmap("Hit rate", found[0], "layer", "cached experts")
+        return Heatmap("Hit rate", known[0], "layer", "cached experts")
     return Heatmap(
-        f"Predicted experts cached, layer {layer}", found[2][layer], "rank of the prediction", "cached experts"
+        f"Predicted experts cached, layer {layer}", known[2][layer], "rank of the prediction", "cached experts"
     )
 
 
-def splits(answer: Answer, found: Curves, *, title: str, note: str = "") -> Sheet:
-    """One row a layer."""
+def splits(answer: Answer, known: Curves, *, title: str, note: str = "") -> Sheet:
+    """One row for each layer."""
     budgets, exposed, theta, cache_size = answer
-    hit, first = found[0][np.arange(len(budgets)), cache_size], found[1][:, 0]
+    hit, first = known[0][np.arange(len(budgets)), cache_size], known[1][:, 0]
     columns = ("layer", "budget", "cached experts", "theta", "hit rate", "first prediction", "exposed ms")
     rows = list(zip(range(len(budgets)), budgets, cache_size, theta, hit, first, exposed * 1e3, strict=True))
     return Sheet(title, columns, rows, note)
 
 
 def with_bars(sheet: Sheet, num_experts: int) -> Sheet:
-    """A sheet of splits, with a bar of each layer's experts: what its budget holds, what is cut off the cached ones,
-    what is not cached at all."""
+    """A sheet of splits with a bar of each layer's experts: the share in its budget, the share cut off its cached
+    experts, and the share of experts that are not cached."""
     scale = _BAR / num_experts
     drawn = []
     for row in sheet.rows:
@@ -58,7 +58,7 @@ def with_bars(sheet: Sheet, num_experts: int) -> Sheet:
 
 
 def splits_heatmap(answer: Answer, num_experts: int) -> Heatmap:
-    """Theta of as many places as a layer caches."""
+    """Theta of each place, 0 for places beyond a layer's cache size."""
     _, _, theta, cache_size = answer
     values = np.where(np.arange(num_experts) < cache_size[:, None], theta[:, None], 0.0)
     return Heatmap("Theta of cached experts", values, "layer", "place")

@@ -1,4 +1,4 @@
-"""What a store holds, as sheets and heatmaps: arrays in, tables out."""
+"""The contents of a store, as sheets and heatmaps."""
 
 from collections.abc import Sequence
 
@@ -15,8 +15,8 @@ _MOST_PAIRS = 32
 _HOTTEST = 4
 
 
-def runs(found: Sequence[StoredRun], models: Sequence[ModelInfo]) -> Sheet:
-    """One row per run, oldest first."""
+def runs(stored: Sequence[StoredRun], models: Sequence[ModelInfo]) -> Sheet:
+    """One row for each run, oldest first."""
     names = {model.model_id: model.name for model in models}
     columns = ("run", "command", "model", "data", "tokens", "seconds", "started (UTC)", "wrote")
     rows = [
@@ -30,16 +30,16 @@ def runs(found: Sequence[StoredRun], models: Sequence[ModelInfo]) -> Sheet:
             f"{run.info.started_at:%Y-%m-%d %H:%M:%S}",
             ", ".join(f"{size.num_rows:,} {name}" for name, size in run.contents.items()) or "-",
         )
-        for run in found
+        for run in stored
     ]
     return Sheet("Runs", columns, rows)
 
 
-def models(found: Sequence[ModelInfo]) -> Sheet:
-    """One row per model."""
+def models(stored: Sequence[ModelInfo]) -> Sheet:
+    """One row for each model."""
     columns = ("model", "id", "family", "layers", "experts", "top-k", "expert")
     rows = []
-    for model in found:
+    for model in stored:
         shape = model.shape
         counts = (shape.num_layers, shape.num_experts, shape.top_k)
         rows.append((model.name, model.model_id, model.family, *counts, NumBytes(shape.expert_nbytes)))
@@ -53,7 +53,7 @@ def artefacts(sizes: dict[str, TableSize], *, title: str) -> Sheet:
 
 
 def activations(by_phase: dict[str, tuple[np.ndarray, np.ndarray]], shape: Shape, layer: int | None) -> Sheet:
-    """Use of experts: by layer, or every expert of one layer."""
+    """Use of experts: one row for each layer, or for each expert of `layer`."""
     counts = sum(count for count, _ in by_phase.values())
     if layer is not None:
         return _experts(by_phase, counts[layer], layer)
@@ -76,7 +76,7 @@ def activations_heatmap(by_phase: dict[str, tuple[np.ndarray, np.ndarray]]) -> H
 
 
 def coactivation(pairs: np.ndarray, weighted: np.ndarray, layer: int | None) -> Sheet:
-    """Strongest pairs: a few of every layer, or many of one."""
+    """Strongest pairs: a few of each layer, or many of `layer`."""
     chosen = range(len(pairs)) if layer is None else [layer]
     most = _HOTTEST if layer is None else _MOST_PAIRS
     rows = []
@@ -92,7 +92,7 @@ def coactivation(pairs: np.ndarray, weighted: np.ndarray, layer: int | None) -> 
 
 
 def coactivation_heatmap(pairs: np.ndarray, layer: int | None) -> Heatmap:
-    """q of one layer, or of layer 0."""
+    """q of `layer`, or of layer 0."""
     index = layer or 0
     return Heatmap(f"q[j|i] in layer {index}", conditional(pairs[index]), "i", "experts j")
 
@@ -110,8 +110,10 @@ def entropy_heatmap(percentiles: np.ndarray) -> Heatmap:
 
 
 def similarity(measured: Similarity, layer: int | None) -> Sheet:
-    """How alike experts are, and what the best stand-in costs beside leaving the expert out: by layer, or every expert
-    of one."""
+    """How alike experts are, and the loss by the best stand-in over the loss by leaving the expert out.
+
+    One row for each layer, or for each expert of `layer`.
+    """
     loss = np.where(np.eye(measured.loss.shape[1], dtype=bool), np.inf, measured.loss)
     best = np.divide(
         loss.min(axis=2), measured.left_out, out=np.ones_like(measured.left_out), where=measured.left_out > 0
@@ -133,14 +135,14 @@ def similarity(measured: Similarity, layer: int | None) -> Sheet:
 
 
 def similarity_heatmap(measured: Similarity, layer: int | None) -> Heatmap:
-    """Losses of one layer, or of layer 0, over those of leaving the expert out."""
+    """Losses by stand-ins in `layer`, or in layer 0, over the losses by leaving the expert out."""
     index = layer or 0
     share = measured.loss[index] / np.maximum(measured.left_out[index], np.finfo(float).tiny)[:, None]
     return Heatmap(f"Loss over that of leaving out, layer {index}", share, "experts i", "stand-ins j")
 
 
 def buddy_sizes(table: np.ndarray, q: np.ndarray, alphas: Sequence[float]) -> Sheet:
-    """How long the lists of each layer are and what share of their metric they cover, over active pivots.
+    """Lengths of the buddy lists of each layer, and the share of their metric that they cover, over active pivots.
 
     `table` and `q` [L, E, R] as `artifacts.store.rows.buddy_matrices` gives them.
     """
@@ -160,13 +162,13 @@ def buddy_sizes(table: np.ndarray, q: np.ndarray, alphas: Sequence[float]) -> Sh
 
 
 def buddies(table: np.ndarray, q: np.ndarray, layer: int) -> Sheet:
-    """Every list of one layer."""
+    """Each list of one layer."""
     rows = [(pivot, *_list(table[layer, pivot], q[layer, pivot])) for pivot in range(table.shape[1])]
     return Sheet(f"Buddies in layer {layer}", ("pivot", "size", "covered q", "buddies (q)"), rows)
 
 
 def buddies_heatmap(table: np.ndarray, q: np.ndarray, layer: int | None) -> Heatmap:
-    """List sizes by layer and pivot, or q by pivot and buddy in one layer."""
+    """List sizes by layer and pivot, or q by pivot and buddy in `layer`."""
     if layer is None:
         return Heatmap("Buddies by layer and pivot", (table >= 0).sum(axis=2), "layers", "pivots")
     spread = np.zeros((table.shape[1], table.shape[1]))

@@ -1,1 +1,1 @@
-"""The search as a command: prepare, distribute, verify, tell."""
+"""The search for policies as a command: prepare, distribute, verify, show."""

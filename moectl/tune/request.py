@@ -1,4 +1,4 @@
-"""What a search for policies is asked for, as the command line has it, checked before anything runs."""
+"""The request for a search for policies: options as typed, validated before anything runs."""
 
 import re
 from dataclasses import dataclass
@@ -14,14 +14,17 @@ from runtime.session.settings import check_experts
 
 _ANY = Shape(1, 1, 1, 1)
 _NAME = re.compile(r"[a-z][a-z0-9-]*")
-LOSSLESS = "-lossless"  # the end of the name of the answer that loses nothing
+LOSSLESS = "-lossless"  # suffix of the name of the lossless pick
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """`minutes` say how many candidates are tried, unless `candidates` does. `data`: what a trace is recorded on if the
-    store has none; `held_out`: what picks are verified on; `check_data`: text of another kind, to see what the picks
-    are worth there. `max_loss`: share of perplexity. Raises BadUsage for what is not understood."""
+class TuneRequest:
+    """Validated settings of a search. Raises BadUsage for an invalid value.
+
+    `minutes` limits the number of candidates unless `candidates` gives it. `data` is the text for a trace if the store
+    has none, `held_out` the text for verification, `check_data` text of another kind for a check of the picks.
+    `max_loss` is a share of perplexity.
+    """
 
     budget: str = "25%"
     scaled_to: str | None = None
@@ -60,7 +63,7 @@ class Request:
 
     @property
     def workers(self) -> int | None:
-        """Candidates that are replayed at a time: one, unless more are asked for."""
+        """Number of candidates replayed at a time: 1 by default, None to use all cores of an executor."""
         return self.jobs or (1 if self.executor == LOCAL else None)
 
     @property
@@ -70,7 +73,7 @@ class Request:
 
 
 def share(text: str) -> float:
-    """`0.5%` or `0.005`. Raises BadUsage for what is no share of 0 or more."""
+    """Parse `0.5%` or `0.005`. Raises BadUsage unless the share is in [0, 1)."""
     try:
         value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     except ValueError:

@@ -1,10 +1,10 @@
-"""What a search for policies came to: answers, what stood beside them, what they are worth on other text."""
+"""The result of a search for policies: picks, the presets measured beside them, and the check on other text."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from artifacts.shape import Shape
-from moectl.tune.request import Request
+from moectl.tune.request import TuneRequest
 from profilers.compare.verify_search import Beside, Quality
 from runtime.policies.presets import presets
 from runtime.search.results import SearchResult, Tried
@@ -13,7 +13,7 @@ from runtime.search.space import Combination
 
 @dataclass(frozen=True, slots=True)
 class Pick:
-    """One answer: as predicted, as verified. `name`: of the preset that it becomes."""
+    """One pick as predicted and as verified live; `name` is that of the preset it becomes."""
 
     name: str
     tried: Tried
@@ -23,8 +23,8 @@ class Pick:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """How much faster a pick is than the best published preset of as small a loss: on what it was tuned on, and on
-    other text."""
+    """How much faster a pick is than the best published preset of no larger loss: `here` on the trace of the search,
+    `there` on the other one (the names are the keys in JSON)."""
 
     name: str
     other: str
@@ -34,10 +34,10 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """All that is shown. `live`: everything that was measured beside each other, by name; `why`: where there is no
-    lossy answer."""
+    """All that the command shows. `live` holds what was measured side by side, by name; `why` says why there is no
+    lossy pick."""
 
-    request: Request
+    request: TuneRequest
     shape: Shape
     picks: list[Pick]
     found: SearchResult
@@ -52,5 +52,5 @@ class Tuned:
 
 
 def published_of_others(found: SearchResult) -> dict[str, Tried]:
-    """Presets that come from a paper, not from here."""
+    """Presets that come from a paper rather than from moectl."""
     return {name: one for name, one in found.published.items() if not presets()[name].paper.startswith("moectl")}

@@ -1,4 +1,4 @@
-"""What a search for policies found, as tables, a plot of characters, and JSON."""
+"""The result of a search for policies as tables, a plot in characters, and JSON."""
 
 import shlex
 from collections.abc import Iterator, Sequence
@@ -32,7 +32,7 @@ def show(tuned: Tuned, *, as_json: bool) -> None:
 
 
 def record(tuned: Tuned) -> dict[str, object]:
-    """For JSON."""
+    """The result as JSON values."""
     return {
         "run": tuned.run,
         "why": tuned.why,
@@ -117,7 +117,7 @@ def _of_pick(tuned: Tuned, name: str) -> Tried | None:
 
 
 def _front(tuned: Tuned) -> Sheet:
-    """What nothing beats in time, loss and memory together, and the best published presets for comparison."""
+    """The Pareto front in time, loss and memory, and the best published presets for comparison."""
     front = tuned.found.front()
     columns = ("policies", "scope", "predicted ms", "predicted loss %", "measured loss %", "fast tier", "hit rate")
     rows = [_point(tuned, described(one.combination), one) for one in front[:_MOST]]
@@ -152,14 +152,14 @@ def _told(tuned: Tuned) -> Iterator[tuple[str, object]]:
 
 
 def described(one: Combination) -> str:
-    """What is not plain."""
+    """The policies that differ from on-demand, as text."""
     plain = Combination()
     changed = [f"{axis} {text}" for axis, text in one.policies.items() if text != getattr(plain, axis)]
     return ", ".join(changed) or "on demand"
 
 
 def plot(front: Sequence[Tried], picks: Sequence[Tried]) -> list[str]:
-    """The front as characters: time to the right, loss upwards, answers as *."""
+    """The front in characters: time to the right, loss upwards, picks as *."""
     points = [one for one in (*front, *picks) if one.loss is not None]
     if not points:
         return []

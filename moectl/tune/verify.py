@@ -1,8 +1,8 @@
-"""The answers of a search for policies: chosen by live runs beside what else there is, and tried on other text."""
+"""Chooses the picks of a search by live runs beside published presets, and checks them on other text."""
 
 from artifacts.errors import Incompatible, Problem
 from moectl.shared.progress import progress_bar
-from moectl.tune.request import LOSSLESS, Request
+from moectl.tune.request import LOSSLESS, TuneRequest
 from moectl.tune.result import Check, Pick, published_of_others
 from profilers.compare.verify_search import Beside, Quality, Verifier, fastest, first_within
 from runtime.search.results import MOST_PASSES, SearchResult, Tried
@@ -11,13 +11,18 @@ from runtime.search.space import Combination
 
 _MOST_TRIED = 6  # lossy candidates verified live
 _SHOWN = 2  # lossless candidates, and published presets, measured live beside each other
-_ROUNDING = 1e-3  # nats; whole experts make none, cut ones in bfloat16 some 2e-4
+_ROUNDING = 1e-3  # nats; exact with whole experts, about 2e-4 with split ones in bfloat16
 _BESIDE = ("on-demand", "near", "uniform-bits")
 
 
-def verified(found: SearchResult, verifier: Verifier, request: Request) -> tuple[list[Pick], dict[str, Beside], str]:
-    """The answers: of the fastest lossless ones the one that is fastest live; of the others the first that is good
-    enough live. Both beside the best published ones."""
+def verified(
+    found: SearchResult, verifier: Verifier, request: TuneRequest
+) -> tuple[list[Pick], dict[str, Beside], str]:
+    """Choose a lossless pick, the fastest live of the fastest predicted, and a lossy one, the first that is good enough
+    live. Returns the picks, everything measured beside them by name, and why there is no lossy pick, if so.
+
+    Raises Incompatible if no lossless candidate runs.
+    """
     if not found.lossless:
         raise Incompatible(f"nothing lossless runs at --budget {request.budget}: give more")
     exact = {f"{request.name}{LOSSLESS} ({n})": one for n, one in enumerate(found.lossless[: _SHOWN + 1], 1)}
@@ -52,7 +57,7 @@ def verified(found: SearchResult, verifier: Verifier, request: Request) -> tuple
 
 
 def _unmoved(verifier: Verifier, combination: Combination) -> Quality | None:
-    """The quality of what loses nothing: were it otherwise moectl would be wrong, and its answer with it."""
+    """The quality of a lossless combination, which must not change the logits; None if it cannot be measured."""
     try:
         quality = verifier.quality(combination)
     except Problem:
@@ -61,15 +66,15 @@ def _unmoved(verifier: Verifier, combination: Combination) -> Quality | None:
     return quality
 
 
-def _why(found: SearchResult, request: Request) -> str:
+def _why(found: SearchResult, request: TuneRequest) -> str:
     if not any(one.loss is not None for one in found.lossy):
         return "no candidate that loses something has a measured loss: run `moectl profile` and `moectl quantize`"
     return f"none of the {_MOST_TRIED} most promising kept within {100 * request.max_loss:g} % of perplexity live"
 
 
 def _rivals(found: SearchResult, max_loss: float) -> list[str]:
-    """Published presets that are measured too: the fastest lossless ones, and the fastest that are predicted to lose no
-    more than is allowed, or a little more."""
+    """Published presets to measure as well: the fastest lossless ones, and the fastest with a predicted loss of at most
+    twice the allowed one."""
     published = published_of_others(found)
     by_time = sorted(published, key=lambda name: published[name].ms)
     exact = [name for name in by_time if published[name].is_lossless][:_SHOWN]
@@ -82,9 +87,9 @@ def _within(one: Tried, max_loss: float) -> bool:
 
 
 def checks_of(
-    picks: list[Pick], found: SearchResult, other: Search, search: Search, request: Request, other_name: str
+    picks: list[Pick], found: SearchResult, other: Search, search: Search, request: TuneRequest, other_name: str
 ) -> list[Check]:
-    """On the other trace, replayed as far as the search's: each pick beside the published presets it stood beside."""
+    """Compare each pick with published presets on the other trace, over as many passes as the search replayed."""
     amount = min(other.num_passes, search.num_passes, MOST_PASSES)
     other.scale = search.scale
     checks = []

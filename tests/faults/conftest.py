@@ -1,4 +1,4 @@
-"""A store with one run and copies of checkpoints, for whatever is to be done to them."""
+"""A store with one run, and copies of checkpoints, for tests that damage them."""
 
 import shutil
 from pathlib import Path

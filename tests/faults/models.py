@@ -1,4 +1,4 @@
-"""Checkpoints to be damaged, and the one line that they are refused with."""
+"""Checkpoints to damage, and the line that refuses them."""
 
 import json
 from collections.abc import Callable
@@ -18,7 +18,7 @@ Copy = Callable[..., Path]
 
 
 def refusal(folder: Path | str) -> str:
-    """The one line that opening `folder` is refused with."""
+    """The one line of the refusal to open `folder`."""
     with pytest.raises(BadInput) as caught:
         open_model(str(folder))
     line = str(caught.value)

@@ -33,7 +33,7 @@ for name, nbytes in zip(sys.argv[1::2], map(int, sys.argv[2::2])):
 
 
 def limited(*cases: tuple[Path, int]) -> list[str]:
-    """What a process says for which no file can be longer than so many bytes, by case."""
+    """Output of a process with a limited length of files, by case."""
     return said_by(LIMITED, *(part for case in cases for part in case)).splitlines()
 
 
@@ -57,7 +57,7 @@ def test_earlier_runs_stay(filled: Path) -> None:
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no file is always full here")
 def test_the_exit_code_tells_also_where_stderr_cannot(path: Path) -> None:
-    """As of `2> log` on the disk that is full."""
+    """As with `2> log` on the full disk."""
     said = """
 from artifacts.errors import OutOfResources
 from moectl.shared.exit_codes import exit_code_of
@@ -71,7 +71,7 @@ sys.exit(0 if exit_code_of(full) == 4 else 1)
 
 @contextmanager
 def written(path: Path, code: int) -> Iterator[None]:
-    """A block whose write to `path` fails."""
+    """A context in which the write to `path` fails."""
     with pytest.raises(OutOfResources, match=f"no space left to write {path}"), replacing(path) as temporary:
         temporary.write_text("half")
         yield

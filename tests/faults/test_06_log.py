@@ -31,7 +31,7 @@ for name in sys.argv[1:]:
 
 @pytest.fixture
 def logged(filled: Path) -> Path:
-    """A store whose second run is in the log alone: nobody was told of it."""
+    """A store whose second run, not yet reported complete, is in the log only."""
     assert said_by(KILLED_BEFORE_CHECKPOINT, filled) == "-9\n"
     assert wal_of(filled).stat().st_size > 1000
     return filled
@@ -46,7 +46,7 @@ def test_the_log_is_told_and_taken_up(logged: Path, capsys: pytest.CaptureFixtur
 
 
 def test_without_its_log_a_store_has_what_it_had(logged: Path) -> None:
-    """Every run that was told complete is in the file itself."""
+    """Every run that was reported complete is in the file itself."""
     wal_of(logged).unlink()
     assert verified(logged) == [1]
 

@@ -29,7 +29,7 @@ Older = Callable[[int], Path]
 
 @pytest.fixture
 def older(path: Path) -> Older:
-    """A store of an older schema with one run, as moectl wrote it then."""
+    """A store of an older schema with one run, as that version of moectl wrote it."""
 
     def make(version: int) -> Path:
         write(new := path.with_name("new.duckdb"), 1000)
@@ -114,7 +114,7 @@ def without(path: Path, *changes: str) -> None:
 
 
 def test_a_store_from_between_two_releases_is_completed(older: Older) -> None:
-    """Some tables of the next version are there already, and columns that came before it are not."""
+    """A store that has some tables of the next version already but lacks earlier columns."""
     store = older(2)
     without(
         store,

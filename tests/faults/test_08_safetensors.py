@@ -80,7 +80,7 @@ def test_a_header_that_does_not_fit_its_file(copy: Copy, change: Callable[[dict,
 
 
 def test_a_tensor_named_twice(copy: Copy) -> None:
-    """The last counts, so that bytes are nobody's."""
+    """The last entry counts, so that some bytes belong to no tensor."""
     path = copy("olmoe") / "model.safetensors"
     tensors = parsed(path.read_bytes())
     size = len(tensors.data)

@@ -99,7 +99,7 @@ def test_a_header_nested_without_end(replica: Path) -> None:
 
 
 def test_files_of_another_shape_reach_no_kernel(tmp_path: Path) -> None:
-    """All alike, and safetensors as they should be: only, the codes are of fewer inputs than will be asked for."""
+    """Valid safetensors of equal shapes, but the codes have fewer inputs than the model."""
     files = [artefacts.write_replica(tmp_path / f"{key}.safetensors", key) for key in range(8)]
     for path in files:
         parts = parsed(path.read_bytes()).taken_apart()

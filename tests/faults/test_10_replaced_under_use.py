@@ -66,7 +66,7 @@ def test_a_shard_replaced_is_read_to_its_end_and_one_cut_off_is_told(tmp_path: P
 
 
 def test_a_store_moved_away_before_its_run_is_written_keeps_what_it_has(filled: Path) -> None:
-    """As by somebody who tidies up while a profile runs: the run is in a store of the old name."""
+    """The store is moved while a profile runs: the run is written to a new store of the old name."""
     away = shutil.move(filled, filled.with_name("away.duckdb"))
     assert add_run(filled, run_info(), {"activations": activations(10)}, model=MODEL) == 1
     assert verified(filled) == verified(away) == [1]
@@ -82,7 +82,7 @@ def test_a_store_moved_away_while_it_is_open_has_what_was_written(filled: Path) 
 
 
 def test_a_new_store_moved_away_is_not_removed(path: Path) -> None:
-    """One without a run goes when it is closed; not one that has its name by then."""
+    """An empty store is removed when it is closed, but not another store that has taken its name."""
     with Store.open(path):
         path.rename(away := path.with_name("away.duckdb"))
         write(other := path.with_name("other.duckdb"))

@@ -127,7 +127,7 @@ def test_expert_that_is_not_finite(copy: Copy, value: float) -> None:
     store = open_model(str(with_tensors(copy("olmoe"), spoil))).store
     buffer = aligned(store.layout.nbytes)
     store.read(1, 2, buffer)
-    for _ in range(2):  # refused again when asked again
+    for _ in range(2):  # refused at the second attempt as well
         with pytest.raises(BadInput, match="layer 1, expert 3: gate_up_proj holds NaN or infinity"):
             store.read(1, 3, buffer)
 

@@ -27,7 +27,7 @@ def test_a_tokenizer_that_loads_and_cannot_be_used(copy: Copy) -> None:
 
 
 def test_a_tokenizer_with_more_tokens_than_the_model(copy: Copy) -> None:
-    """Even where a prompt needs none of them: those that it has are likely to mean something else."""
+    """Even if a prompt has none of them, since its tokens probably have another meaning."""
     path = copy("olmoe") / "tokenizer.json"
     tokenizer = json.loads(path.read_text())
     tokenizer["model"]["vocab"]["~"] = VOCABULARY

@@ -14,7 +14,7 @@ import pytest
 
 from artifacts.errors import BadInput
 from moectl.bench.other_tools import read_results
-from profilers.text import files as textfiles
+from profilers.text import files
 from profilers.text.corpus import documents
 from tests.helpers.corpora import refusal, texts, write
 
@@ -85,7 +85,7 @@ def test_json_that_few_expect(tmp_path: Path, row: str, complaint: str) -> None:
 
 
 def test_a_line_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(textfiles, "LONGEST", 20)
+    monkeypatch.setattr(files, "LONGEST", 20)
     assert texts(write(tmp_path / "a.jsonl", '{"text": "short"}\n')) == ["short"]
     assert "longer than 20 characters" in refusal(write(tmp_path / "a.jsonl", '{"text": "not so short"}'))
 
@@ -96,12 +96,12 @@ def test_ten_million_characters_in_a_line(tmp_path: Path) -> None:
 
 
 def test_a_plain_text_without_end_is_cut_where_a_line_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(textfiles, "LONGEST", 4)
+    monkeypatch.setattr(files, "LONGEST", 4)
     assert texts(write(tmp_path / "a.txt", "one\ntwo three\nfour")) == ["one\ntwo ", "three\n", "four"]
 
 
 def test_what_unpacks_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(textfiles, "MOST_UNPACKED", 100)
+    monkeypatch.setattr(files, "MOST_UNPACKED", 100)
     assert "give it unpacked" in refusal(write(tmp_path / "a.parquet.gz", [{"text": "some"}] * 2000))
 
 

@@ -1,6 +1,6 @@
 """A budget or a size of nothing, of less than an expert, of more than the model, or that is no number.
 
-What is a budget, and what is none: tests/runtime/control/test_sizes.py. As a user meets them:
+Valid and invalid budgets: tests/runtime/control/test_sizes.py. As a user meets them:
 tests/moectl/commands/test_bad_input.py.
 """
 
@@ -11,7 +11,7 @@ from artifacts.hardware.machines import MACHINES
 from artifacts.modelshapes.known import unsized
 from artifacts.shape import Shape
 from artifacts.traces.synthetic import parse_dials
-from runtime.control import sizes as budget
+from runtime.control import sizes
 from runtime.policies import parse
 from runtime.policies.base import Artefacts
 from runtime.replay.settings import Setting
@@ -39,29 +39,29 @@ SHAPE = Shape(num_layers=8, num_experts=32, top_k=4, expert_nbytes=1 << 20)
     ],
 )
 def test_at_the_borders(text: str, slots: int, nbytes: int) -> None:
-    assert budget.num_slots(text, SHAPE, per_layer=False) == slots
-    assert budget.budget_nbytes(text, SHAPE) == nbytes
+    assert sizes.num_slots(text, SHAPE, per_layer=False) == slots
+    assert sizes.budget_nbytes(text, SHAPE) == nbytes
 
 
 @pytest.mark.parametrize("text", ["1048575", "0.999x", "0.39%", "1e-400GiB", "0TiB"])
 def test_less_than_an_expert(text: str) -> None:
     with pytest.raises(BadUsage, match="one expert is the least: give at least 1x"):
-        budget.num_slots(text, SHAPE, per_layer=False)
+        sizes.num_slots(text, SHAPE, per_layer=False)
 
 
 @pytest.mark.parametrize("text", ["1e308TiB", "1e309", "-1", "nan", "inf", "1_000", "0x10", "٣GiB", ""])
 def test_sizes_that_are_none(text: str) -> None:
     with pytest.raises(BadUsage, match="is not understood"):
-        budget.nbytes(text)
+        sizes.nbytes(text)
 
 
 @pytest.mark.parametrize("text", ["1e308TB/s", "1e-320B/s", "5GB/s+1e308s", "5GB/s+-1us", "inf", "5GB/s+"])
 def test_rates_that_are_none(text: str) -> None:
     if text == "5GB/s+":
-        assert budget.rate(text) == (5e9, 0.0)
+        assert sizes.rate(text) == (5e9, 0.0)
         return
     with pytest.raises(BadUsage, match="is not understood"):
-        budget.rate(text)
+        sizes.rate(text)
 
 
 @pytest.mark.parametrize("text", ["activation:overfetch=1e308", "next_gate:distance=9223372036854775808"])

@@ -39,7 +39,7 @@ def model(checkpoint: Checkpoint) -> Iterator[Model]:
 
 
 def compare(session: Session, requests: list[Request]) -> None:
-    """Bit for bit, from a fast tier that the request before has left full."""
+    """Compare bit for bit, with a fast tier filled by the previous request."""
     for request in requests:
         assert not differs(said(session, request), request.logits)
         check(session, "a request")

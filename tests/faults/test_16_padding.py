@@ -46,7 +46,7 @@ def test_shards_merge_to_the_same_numbers_in_any_order(opened: MoeModel) -> None
 
 
 def routed(opened: MoeModel, batches: list[list[np.ndarray]]) -> tuple[Trace, int]:
-    """What routers say in prefills of these batches, padded on the left, and how many tokens were counted."""
+    """The routing in prefills of these batches, padded on the left, and the number of counted tokens."""
     with Session(opened, Settings(budget="25%", link="2GB/s")) as session:
         recorder = session.record()
         for batch in batches:
@@ -63,7 +63,7 @@ def routed(opened: MoeModel, batches: list[list[np.ndarray]]) -> tuple[Trace, in
 
 
 def test_a_batch_says_of_every_token_what_it_says_alone(opened: MoeModel) -> None:
-    """Masked: padding is nobody's token, in counters, in what is loaded and in traces."""
+    """Padding is masked: it appears neither in counters nor in loads nor in traces."""
     alone, num_alone = routed(opened, [[sequence] for sequence in SEQUENCES])
     batch, num_batch = routed(opened, [SEQUENCES[:4], SEQUENCES[4:]])
     assert num_alone == num_batch == sum(map(len, SEQUENCES))

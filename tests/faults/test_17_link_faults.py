@@ -65,7 +65,7 @@ def test_a_transfer_that_fails_ends_the_request(link: str, at: int, model: Model
 
 
 def test_what_had_been_issued_when_issuing_failed_does_not_come_later(model: Model, faults: Faults) -> None:
-    """Nobody has noted it, and its slot goes to others."""
+    """An unrecorded transfer must not land in a slot that another expert has by then."""
     gate = threading.Event()
     with session_of(model) as session:
         faults.moving = held(0, gate)
@@ -93,7 +93,7 @@ def test_what_the_disk_refuses_is_told_by_expert(model: Model, monkeypatch: pyte
 
 
 def test_a_link_that_is_stuck_is_told_until_it_is_not(model: Model, faults: Faults) -> None:
-    """Nothing is written meanwhile to a slot that the stuck read may still write to."""
+    """Meanwhile nothing is written to a slot that the stuck read may still write to."""
     gate = threading.Event()
     with session_of(model) as session:
         next_is_exact(session, model)
@@ -109,7 +109,7 @@ def test_a_link_that_is_stuck_is_told_until_it_is_not(model: Model, faults: Faul
 
 
 def test_slow_is_not_stuck(model: Model, faults: Faults) -> None:
-    """Others that land are a sign of life."""
+    """Other transfers that land show that the link works."""
     with session_of(model) as session:
         link = session.parts.tiers.link
         faults.moving, faults.patience_s = sleeping(lambda number: 0.25), 1.0
@@ -128,7 +128,7 @@ def test_any_order_of_arrival_gives_the_same_bits(link: str, model: Model, fault
 
 
 def test_a_thread_that_waits_keeps_no_slot(model: Model) -> None:
-    """Of slots that are laid out anew nothing may stay: the budget has no room for both."""
+    """Slots that are replaced must be freed entirely, since the budget has no room for both."""
     with session_of(model) as session:
         link, before = session.parts.tiers.link, Held.now()
         slots = [torch.empty(model.opened.shape.expert_nbytes, dtype=torch.uint8) for _ in range(8)]
@@ -151,7 +151,7 @@ def test_no_memory_for_a_tensor(share: float, model: Model) -> None:
 
 
 def test_a_session_that_cannot_be_built_leaves_nothing(model: Model) -> None:
-    """At each of its allocations in turn; and where a policy refuses the others after the link was opened."""
+    """Fail at each allocation in turn, and where policies are incompatible after the link was opened."""
     with allocations() as asked, session_of(model):
         num_allocations = len(asked)
     before, failed = Held.now(), 0

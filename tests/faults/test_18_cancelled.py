@@ -59,7 +59,7 @@ def test_an_interruption_at_any_instruction(share: float, session: Session, mode
 def test_an_interruption_while_a_failed_step_is_cleared_away(
     session: Session, model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The books are left as they were, pins and all: the next pass begins by clearing them."""
+    """The controller's state is left with its pins; the next pass begins by clearing it."""
 
     def interrupted() -> None:
         raise KeyboardInterrupt
@@ -82,7 +82,7 @@ def test_a_generation_closed_half_way_ends_at_once(session: Session, model: Mode
 
 
 def test_requests_of_several_threads_take_turns(session: Session, model: Model) -> None:
-    """One is broken off, one forward comes between: the others get all of their tokens."""
+    """One is broken off and a forward runs in between: the others get all of their tokens."""
     prompts = [model.requests[number].prompts for number in (0, 1, 4)]
     alone = [[token.token_id for token in session.generate(prompt, SHORT)] for prompt in prompts]
     found: list[list[int]] = [[], [], []]

@@ -79,7 +79,7 @@ def test_leaving_ends_the_processes() -> None:
 
 
 def poisoned(unit: Unit) -> Record:
-    """Two experts always fail, each in its way, and one of another layer does at first."""
+    """Two experts always fail, in different ways, and one of another layer fails at first."""
     if (unit.layer, unit.expert) == (0, 1):
         os.kill(os.getpid(), signal.SIGKILL)
     if (unit.layer, unit.expert) == (0, 2):

@@ -32,7 +32,7 @@ EACH = "import sys; from moectl.cli import main; sys.exit(max(main(line.split('|
 
 
 def furnished(folder: Path, model: Path) -> Path:
-    """With what commands name: a text, and the model by a link."""
+    """A folder with the inputs of the commands: a text, and the model by a link."""
     lines = [f"Line {line}: {line * line} sheep and a {'very ' * (line % 5)}old dog.\n" for line in range(40)]
     (folder / "text.txt").write_text("".join(lines))
     (folder / "the model").symlink_to(model)
@@ -41,7 +41,7 @@ def furnished(folder: Path, model: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def first(tmp_path_factory: pytest.TempPathFactory, checkpoint: Checkpoint) -> Path:
-    """The store of the first time."""
+    """The store of the first run."""
     folder = furnished(tmp_path_factory.mktemp("first"), checkpoint("olmoe"))
     with pytest.MonkeyPatch.context() as patched:
         patched.chdir(folder)

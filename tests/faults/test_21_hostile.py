@@ -10,7 +10,6 @@ import re
 import shutil
 from pathlib import Path
 
-import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -18,20 +17,18 @@ from jinja2.exceptions import SecurityError
 
 from artifacts.errors import BadInput, OutOfResources, Problem
 from artifacts.modelshapes.known import model_shape
-from artifacts.store.hardware_profiles import stored_profile
-from artifacts.store.store import Store
-from artifacts.traces import parquet as tracefile
+from artifacts.traces import parquet
 from artifacts.traces.parquet import from_table, read_parquet, to_table, write_parquet
 from moectl.cli import main
 from profilers.compare.task_files import keep_templates_in
 from profilers.compare.tasks import load_tasks
 from runtime.model.checkpoint import open_checkpoint
 from runtime.model.open import config_digest, open_model
-from runtime.session.artefacts import load_artefacts
 from runtime.session.presets import find_presets
 from runtime.session.session import Session, Settings
 from tests import ROOT
 from tests.faults.models import Copy, refusal, with_config
+from tests.faults.stores import changed, everything
 from tests.helpers import artefacts
 from tests.helpers.safetensors import Tensors, joined, parsed
 
@@ -57,7 +54,7 @@ def test_index_that_leaves_its_folder(copy: Copy) -> None:
 
 
 def test_pickle_is_read_from_nowhere_but_our_own_processes() -> None:
-    """A task and its result travel between the command and its workers, here or in its Ray cluster; no file does."""
+    """Tasks and results are pickled between the command and its workers, local or on Ray, but never read from files."""
     loading = re.compile(r"pickle\.loads?\(|torch\.load\(|allow_pickle=True|marshal\.loads?\(")
     sources = (path for part in ("artifacts", "runtime", "profilers", "moectl") for path in (ROOT / part).rglob("*.py"))
     found = {path.relative_to(ROOT).as_posix() for path in sources if loading.search(path.read_text())}
@@ -156,21 +153,6 @@ def store(whole: Path, tmp_path: Path) -> Path:
     return shutil.copyfile(whole, tmp_path / "moe.duckdb")
 
 
-def changed(store: Path, statement: str) -> Path:
-    with duckdb.connect(store) as connection:
-        connection.execute(statement)
-    return store
-
-
-def everything(path: Path) -> None:
-    with Store.open(path, read_only=True) as store:
-        load_artefacts(store, artefacts.MODEL.model_id, artefacts.SHAPE)
-        stored_profile(store, artefacts.MODEL.model_id)
-        for run in store.runs():
-            if "traces" in run.contents:
-                from_table(store.read("traces", run.run_id), num_experts=artefacts.SHAPE.num_experts)
-
-
 @pytest.mark.parametrize("name", ["../../etc/passwd", "/etc/passwd", "", "run/../../x"])
 def test_a_manifest_cannot_leave_its_folder(store: Path, name: str) -> None:
     changed(store, f"UPDATE replicas SET file = '{name}' WHERE layer = 1 AND expert = 2")
@@ -256,7 +238,7 @@ def test_a_small_file_of_many_rows_is_not_unpacked(tmp_path: Path, monkeypatch: 
     path = tmp_path / "trace.parquet"
     write_parquet(artefacts.trace(), path)
     read_parquet(path)
-    monkeypatch.setattr(tracefile, "MOST_NBYTES", 1000)
+    monkeypatch.setattr(parquet, "MOST_NBYTES", 1000)
     with pytest.raises(OutOfResources, match="unpacks to more than"):
         read_parquet(path)
 

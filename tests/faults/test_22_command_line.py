@@ -23,7 +23,7 @@ COMMANDS = [command.name for command in app.registered_commands]
 
 
 def test_help_imports_nothing_heavy():
-    """By which it takes less than half a second."""
+    """So that it takes less than half a second."""
     asked = [[], *([name] for name in COMMANDS)]
     code = (
         "import sys\n"
@@ -147,7 +147,7 @@ def test_ctrl_c_is_130():
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Where commands run: with a store that has a profile and a trace."""
+    """The working folder, with a store that has a profile and a trace."""
     folder = tmp_path_factory.mktemp("contract")
     options = ["--tokens", "128", "--length", "64", "--trace", "--store", str(folder / "moe.duckdb")]
     assert main(["profile", *options]) == 0

@@ -1,1 +1,1 @@
-"""What tests share: small checkpoints, stores, corpora, a browser, a server, and Triton in a process of its own."""
+"""Shared helpers of tests: small checkpoints, stores, corpora, a browser, a server, and Triton in its own process."""

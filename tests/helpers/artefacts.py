@@ -1,4 +1,4 @@
-"""A store that holds something of all that a run can read, for a model of 2 layers of 4 experts, made in a moment."""
+"""A small store with every kind of artefact that a run can read, for a model of 2 layers of 4 experts."""
 
 from pathlib import Path
 

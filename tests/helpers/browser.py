@@ -1,4 +1,4 @@
-"""A real browser, driven over its own protocol: pages as people meet them, by keyboard and at a width of choice."""
+"""A real browser, driven over the DevTools protocol: keyboard input and a chosen width."""
 
 import asyncio
 import base64
@@ -15,7 +15,7 @@ _QUIET = ("--disable-background-networking", "--disable-component-update", "--di
 
 
 class Tab:
-    """One page. `said`: what it wrote to the console and what nobody caught; `asked`: addresses it asked for."""
+    """One page. `said` holds console output and uncaught errors, `asked` the requested addresses."""
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         self.said: list[str] = []
@@ -45,7 +45,7 @@ class Tab:
         return found["result"].get("value")
 
     async def press(self, key: str) -> None:
-        """A key as a keyboard sends it."""
+        """Press a key."""
         codes = {"Tab": 9, "Enter": 13, "ArrowDown": 40, "ArrowUp": 38, " ": 32}
         told = {"key": key, "code": "Space" if key == " " else key, "windowsVirtualKeyCode": codes[key]}
         text = {"Enter": "\r", " ": " "}.get(key)
@@ -76,7 +76,7 @@ class Tab:
 
 @asynccontextmanager
 async def browsing(scratch: Path) -> AsyncIterator[Tab]:
-    """A tab of a browser of its own, which is gone afterwards."""
+    """A tab in a new browser, which is ended afterwards."""
     profile = scratch / "profile"
     own = ("--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-port=0", f"--user-data-dir={profile}")
     process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Files of text as people give them, what comes of them, and the one line that they are refused with."""
+"""Files of text in every supported format, and the line that refuses an invalid one."""
 
 import gzip
 import json
@@ -17,7 +17,7 @@ def texts(spec: object) -> list[str]:
 
 
 def write(path: Path, content: str | bytes | list[dict]) -> Path:
-    """Rows become jsonl or parquet as the name says, and .gz is compressed."""
+    """Write rows as jsonl or parquet by the suffix; .gz is compressed."""
     if isinstance(content, list) and ".parquet" in path.suffixes:
         sink = pyarrow.BufferOutputStream()
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(content), sink)
@@ -30,7 +30,7 @@ def write(path: Path, content: str | bytes | list[dict]) -> Path:
 
 
 def refusal(spec: object) -> str:
-    """The one line a user reads."""
+    """The line of the error that a user reads."""
     with pytest.raises(BadInput) as caught:
         texts(spec)
     assert "\n" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""Weights, and inputs that lean on each other as those of trained layers do."""
+"""Weights, and correlated inputs like those of trained layers."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""What runs have learned, and the store that it goes to: without torch, for processes that are killed."""
+"""LearnedMaps maps and the store that keeps them, without torch, for processes that are killed."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ def maps_of(seed: int, count: int, maps: ExpertMaps | None = None) -> ExpertMaps
 
 
 def learned(seed: int, count: int, begun_with: ExpertMaps | None = None) -> LearnedMaps:
-    """A run that set out from these maps and saw `count` iterations of its request 0."""
+    """A run that began with these maps and saw `count` iterations of its request 0."""
     before = len(begun_with) if begun_with else 0
     maps = maps_of(seed, count, begun_with.copy() if begun_with else None)
     return LearnedMaps(maps, np.arange(before, before + count), np.stack([np.zeros(count), np.arange(count)], 1), count)

@@ -19,7 +19,7 @@ CONDITIONS = {
 
 
 def made(*, scale: float = 1.0) -> HardwareProfile:
-    """Loading takes 5 s, one of them whatever comes, and in a run 14, 9 of which are the engine's work."""
+    """Loading takes 5 s, of which 1 s is fixed; in a run 14 s, of which 9 s are the engine's work."""
 
     def spread(seconds: float) -> Spread:
         return Spread(seconds * scale, 0.5 * scale, 4)

@@ -16,7 +16,7 @@ from runtime.model.open import MoeModel
 
 
 def made(opened: MoeModel, folder: Path) -> Replicas:
-    """All widths of every expert, in `folder`; what they lose falls by half with every bit."""
+    """All widths of every expert in `folder`; their loss halves with every bit."""
     shape, layout = opened.shape, opened.store.layout
     buffer, is_transposed = aligned(layout.nbytes), opened.layers[0].experts.is_transposed
     files = []
@@ -46,7 +46,7 @@ def made(opened: MoeModel, folder: Path) -> Replicas:
 
 
 def put(plain: PreTrainedModel, opened: MoeModel, replicas: Replicas, bits: np.ndarray) -> None:
-    """Have every expert of the plain model at its `bits` [L * E], unpacked."""
+    """Set every expert of the plain model to its unpacked replica of `bits` [L * E]."""
     buffer, layout = aligned(opened.store.layout.nbytes), opened.store.layout
     for layer in opened.layers:
         module = plain.get_submodule(layer.name)

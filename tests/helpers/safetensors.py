@@ -1,4 +1,4 @@
-"""Safetensors files taken apart and put together by hand, so that they can be wrong."""
+"""Safetensors files parsed and assembled by hand, so that tests can make invalid ones."""
 
 import json
 import math
@@ -24,7 +24,7 @@ class Tensors:
 
     @classmethod
     def together(cls, parts: Mapping[str, tuple[str, list[int], bytes]]) -> "Tensors":
-        """Kind, shape and bytes by name, one after the other."""
+        """Tensors from kind, shape and bytes by name, in this order."""
         header, data = {}, b""
         for name, (kind, shape, raw) in parts.items():
             header[name] = {"dtype": kind, "shape": shape, "data_offsets": [len(data), len(data) + len(raw)]}
@@ -32,7 +32,7 @@ class Tensors:
         return cls(header, data)
 
     def taken_apart(self) -> dict[str, tuple[str, list[int], bytes]]:
-        """What `together` takes, metadata left out."""
+        """The inverse of `together`, without metadata."""
         entries = {name: entry for name, entry in self.header.items() if name != "__metadata__"}
         return {
             name: (entry["dtype"], entry["shape"], self.data[slice(*entry["data_offsets"])])
@@ -46,6 +46,6 @@ def parsed(file: bytes) -> Tensors:
 
 
 def joined(tensors: Tensors, text: str | None = None) -> bytes:
-    """The file's bytes; `text` instead of its header."""
+    """The bytes of the file; `text` replaces the header if given."""
     header = (text if text is not None else json.dumps(tensors.header)).encode("utf-8", "surrogatepass")
     return len(header).to_bytes(8, "little") + header + tensors.data

@@ -1,4 +1,4 @@
-"""A server as it runs, in this process: on a thread, on a free port."""
+"""A server in this process, on a thread and a free port."""
 
 import signal
 import socket
@@ -13,7 +13,7 @@ from openai import OpenAI, Stream
 
 from moectl.commands import serve
 from moectl.serving.app import Serving
-from moectl.serving.limits import Limits
+from moectl.serving.guard import ServerLimits
 from moectl.serving.scheduler import Scheduler
 from runtime.model.open import MoeModel
 from runtime.session.session import Settings
@@ -32,13 +32,13 @@ class Running:
         return OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=30)
 
     def stop(self) -> None:
-        """As SIGTERM does."""
+        """Stop the server as SIGTERM does."""
         self.server.handle_exit(signal.SIGTERM, None)
 
 
 @contextmanager
-def serving(opened: MoeModel, settings: Settings, limits: Limits, store: Path) -> Iterator[Running]:
-    """Serves `opened` as model `tiny`, for whoever has the key `secret`."""
+def serving(opened: MoeModel, settings: Settings, limits: ServerLimits, store: Path) -> Iterator[Running]:
+    """Serve `opened` as model `tiny` with the API key `secret`."""
     scheduler = serve.scheduler_of(opened, "tiny", settings, limits, store=store, base=16)
     scheduler.start()
     presets = serve.offered(opened, settings, store)
@@ -59,7 +59,15 @@ def serving(opened: MoeModel, settings: Settings, limits: Limits, store: Path) -
 
 
 def rest(stream: Stream) -> tuple[str, dict]:
-    """The text that is still to come, and what it took."""
+    """The remaining text of a stream, and its counters and times."""
     chunks = list(stream)
     [took] = [chunk.moectl for chunk in chunks if hasattr(chunk, "moectl")]
     return "".join(chunk.choices[0].text for chunk in chunks if chunk.choices), took
+
+
+def idle(server: Running) -> None:
+    """Wait until no request is running or waiting; a disconnect is noticed within a token."""
+    end = time.monotonic() + 10
+    while server.scheduler.num_running + server.scheduler.num_waiting:
+        assert time.monotonic() < end
+        time.sleep(0.01)

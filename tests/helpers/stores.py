@@ -1,4 +1,4 @@
-"""A small store for tests, and child processes that do to it what no test can do to itself."""
+"""A small store for tests, and child processes that are killed or limited while they use it."""
 
 import os
 import subprocess
@@ -37,7 +37,7 @@ def activations(num_rows: int, seed: int = 0) -> pa.Table:
 
 
 def write(path: Path, num_rows: int = 20_000, command: str = "profile") -> int:
-    """One more run."""
+    """Write one more run."""
     with Store.open(path) as store:
         store.add_model(MODEL)
         return store.write_run(run_info(command), {"activations": activations(num_rows)})

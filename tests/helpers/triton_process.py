@@ -19,7 +19,7 @@ from tests import ROOT
 needs_triton = pytest.mark.skipif(
     find_spec("triton") is None, reason="triton is not installed here: kernels for GPUs stay untested"
 )
-# Imports once, which takes seconds, and forks for every request, so that no request sees another's module state.
+# Imports once, which takes seconds, and forks for every request, so that requests share no state.
 _SERVER = """
 import io, json, os, sys, traceback
 import torch
@@ -57,7 +57,7 @@ def interpret(code: str, *arguments: str) -> list[str]:
 
 @cache
 def _server() -> subprocess.Popen:
-    """Start the interpreter's process, which ends with this one."""
+    """The server process, which ends with its parent."""
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     environment = os.environ | {"PYTHONPATH": path, "TRITON_INTERPRET": "1"}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}

@@ -1,1 +1,1 @@
-"""Speed and memory, measured in pairs: what docs/performance.md and its neighbours quote."""
+"""Benchmarks of speed and memory, whose figures docs/performance.md and its neighbours quote."""

@@ -1,12 +1,11 @@
-"""What one decision takes: microseconds of `Controller.step`, prefetches included, by preset.
+"""Microseconds of one decision: `Controller.step` with its prefetches, by preset.
 
     python -m tools.bench.controller
     python -m tools.bench.controller --preset near horizon --profile
 
-Decode steps of one token over 16 layers of 64 experts, 8 selected, at a budget of 25 %, with what routers ahead say of
-them. What policies want of a store is made from that trace, and maps begin empty. Times are the processor's, the first
-third of the steps left out. The search for maps, which a run has a thread do while a layer is computed, is done between
-the steps and told apart.
+Decode steps of one token over 16 layers of 64 experts, 8 selected, at a budget of 25 %, with predictions. Artefacts of
+policies are built from the same trace; maps begin empty. Times are CPU times without the first third of the steps. The
+search for maps, which a run does on a thread while a layer is computed, is done between the steps and listed apart.
 """
 
 import argparse
@@ -47,7 +46,7 @@ LOSSLESS = (
     "horizon",
     "foresight",
 )
-TUNED = "tuned"  # what `moectl tune` finds at 25 %
+TUNED = "tuned"  # found by `moectl tune` at 25 %
 _TUNED = {
     "prefetch": "next_gate:distance=2,overfetch=0.5,through=yes",
     "eviction": "horizon",
@@ -77,8 +76,7 @@ def main() -> None:
 
 
 def foreseeing(num_passes: int, *, seed: int = 0) -> Trace:
-    """The synthetic trace of `bench_simulator` with predictions, which name what is selected but for noise, and an
-    embedding a pass."""
+    """The synthetic trace of `tools.bench.simulator` with noisy predictions and an embedding a pass."""
     shape, rng = _MODEL.shape, np.random.default_rng(seed)
     trace = synthetic(shape, num_passes, seed=seed)
     logits = rng.normal(size=(len(trace), shape.num_experts))
@@ -97,7 +95,7 @@ def foreseeing(num_passes: int, *, seed: int = 0) -> Trace:
 
 
 def controller(name: str, trace: Trace) -> tuple[Controller, Matching | None]:
-    """That of a preset, and what matches maps for it."""
+    """The controller of a preset, and its matcher of maps if it has one."""
     setting = Setting(name, policies=_TUNED, scope="global") if name == TUNED else Setting(name, name)
     setting, policies, shape = replace(setting, budget=_BUDGET), setting.build(), _MODEL.shape
     known = Artefacts(
@@ -123,14 +121,14 @@ def controller(name: str, trace: Trace) -> tuple[Controller, Matching | None]:
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Microseconds of each step, and of what is searched between one and the next, if anything is."""
+    """Microseconds of each step, and of the search for maps between the steps, if any."""
 
     steps_us: list[float]
     searches_us: list[float]
 
 
 def timed(trace: Trace, owner: Controller, matching: Matching | None) -> Times:
-    """A replay, step by step."""
+    """Time a replay step by step."""
     decide, found = owner.step, Times([], [])
 
     def step(one: Step) -> Plan:
@@ -149,12 +147,12 @@ def timed(trace: Trace, owner: Controller, matching: Matching | None) -> Times:
 
 
 def quartiles(times_us: list[float]) -> list[str]:
-    """The first third left out: the tier fills, and code is loaded."""
+    """Quartiles without the first third, in which the tier fills and code is loaded."""
     return [f"{us:.1f}" for us in np.percentile(times_us[len(times_us) // 3 :], [25, 50, 75])]
 
 
 def profile(name: str, trace: Trace, owner: Controller) -> None:
-    """Where the time of a replay goes, function by function."""
+    """Profile a replay by function."""
     profiler = cProfile.Profile()
     profiler.runcall(replay, trace, owner)
     print(name)

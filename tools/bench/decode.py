@@ -1,14 +1,14 @@
-"""How fast: every table of docs/performance.md, on any machine.
+"""Measures every table of docs/performance.md, on any machine.
 
     python -m tools.bench.decode                                  prints all of them
     python -m tools.bench.decode --write docs/performance.md      puts them there, and their ratios beside it
     python -m tools.bench.decode --check                          exits 1 where a ratio is worse than the committed one
 
-Sections: `resident`, every expert there, beside transformers' implementations; `controller`, microseconds of a
+Sections: `resident`, every expert resident, beside transformers' implementations; `controller`, microseconds of a
 decision; `link`, a token over an emulated link, live and simulated; `prefill`, a prompt at a quarter of the experts;
-`disk`, beside Accelerate. Rounds take turns and ratios are of one round, so that what else the machine does falls on
-all alike. Two models are measured, the bundled one and a random one of OLMoE's shape that is written to a temporary
-folder first (0.8 GB); `--model` names others.
+`disk`, beside Accelerate. Contenders alternate in rounds and ratios are taken within a round, so that other load of the
+machine affects all alike. Two models are measured, the bundled one and a random one of OLMoE's shape that is written to
+a temporary folder first (0.8 GB); `--model` names others.
 """
 
 import argparse
@@ -48,7 +48,7 @@ from tools.bench.performance import Ratio, Section, Table
 
 BUNDLED, RANDOM = "the bundled model", "random, OLMoE's shape"
 PAGE = ROOT / "docs" / "performance.md"
-LINKS = {BUNDLED: "300MB/s"}  # else the one below: where waiting and computing are of one size
+LINKS = {BUNDLED: "300MB/s"}  # else the default below, where waiting and computing take about as long
 LINK = "3GB/s"
 
 log = logging.getLogger("bench_decode")
@@ -90,7 +90,7 @@ def _resident(models: dict[str, Path], options: argparse.Namespace) -> Section:
 
 
 def _controller(models: dict[str, Path], options: argparse.Namespace) -> Section:
-    """Of presets, on a synthetic trace; ratios are to the plainest."""
+    """Decisions of presets on a synthetic trace; ratios are to on-demand."""
     trace, names = (
         bench_controller.foreseeing(10 * options.rounds),
         (*bench_controller.LOSSLESS, bench_controller.TUNED),
@@ -109,7 +109,7 @@ def _controller(models: dict[str, Path], options: argparse.Namespace) -> Section
 
 
 def _steps_us(name: str, trace: Trace) -> list[float]:
-    """The first third left out."""
+    """Microseconds of the steps without the first third."""
     steps_us = bench_controller.timed(trace, *bench_controller.controller(name, trace)).steps_us
     return steps_us[len(steps_us) // 3 :]
 
@@ -125,7 +125,7 @@ def _prefill(models: dict[str, Path], options: argparse.Namespace) -> Section:
 
 
 def _disk(models: dict[str, Path], options: argparse.Namespace) -> Section:
-    """A process for each way: of the model that is written in Accelerate's layout."""
+    """Each way in a process of its own, on the model in Accelerate's layout."""
     rounds, tokens = max(1, options.rounds // 5), max(4, options.tokens // 2)
     with bench_disk.checkpoint(None) as folder:
         found = bench_disk.rows(folder, rounds=rounds, tokens=tokens)
@@ -145,12 +145,12 @@ SECTIONS: dict[str, Callable[[dict[str, Path], argparse.Namespace], Section]] = 
     "prefill": _prefill,
     "disk": _disk,
 }
-OF_MODELS = {"resident", "link", "prefill"}  # the others have their own
+OF_MODELS = {"resident", "link", "prefill"}  # the other sections name their own models
 
 
 @contextmanager
 def _models(options: argparse.Namespace) -> Iterator[dict[str, Path]]:
-    """Folders by name, of what the sections measure."""
+    """Folders of the measured models, by name."""
     if options.model or not OF_MODELS.intersection(options.only):
         yield {folder.name: folder for folder in options.model}
         return

@@ -3,10 +3,10 @@
     python -m tools.bench.disk
 
 Each way is a process of its own that decodes the same tokens with one thread: first with the page cache of its files
-dropped before every token, which the bytes read from the device prove, then with everything in the page cache.
-Processes take turns in rounds, and a ratio is that of one round. Weights that are no experts stay in memory, but for
-`disk_offload`, which takes the whole model. Experts lie in the fused layout, the one that Accelerate reads without
-rewriting it; without `--model` a random checkpoint of OLMoE's shape is written to a temporary folder first (0.8 GB).
+dropped before every token, as the bytes read from the device prove, then with everything in the page cache. Processes
+alternate in rounds, and ratios are taken within a round. Weights other than experts stay in memory, except with
+`disk_offload`, which offloads the whole model. Experts are in the fused layout, which Accelerate reads directly;
+without `--model` a random checkpoint of OLMoE's shape is written to a temporary folder first (0.8 GB).
 """
 
 import argparse
@@ -33,7 +33,7 @@ from tools.bench.resident import OLMOE_SHAPED, random_model
 log = logging.getLogger("bench_disk")
 
 PEERS = (Way(DEVICE_MAP), Way(WHOLE_MODEL))
-SMALL = "8x"  # a token's experts of one layer: no more memory than Accelerate takes for pages of the file
+SMALL = "8x"  # a token's experts of one layer: no more memory than Accelerate uses for pages of the file
 WAYS = (
     *PEERS,
     Way(OURS, SMALL, "disk", "exact"),
@@ -46,8 +46,8 @@ WAYS = (
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One way over all rounds, medians. `cold_times`, `warm_times`: how often its token goes into one of the better of
-    Accelerate's ways in the same round, with the least and the most."""
+    """Medians of one way over all rounds. `cold_times` and `warm_times` are the speed-up over the better of
+    Accelerate's ways in the same round, with minimum and maximum."""
 
     way: str
     cold_ms: float
@@ -75,7 +75,7 @@ def checkpoint(given: Path | None) -> AbstractContextManager[Path]:
 
 
 def rows(folder: Path, *, rounds: int, tokens: int, ways: Sequence[Way] = WAYS) -> list[Row]:
-    """Measure every way on the checkpoint in `folder`, in rounds that take turns; each begins with another."""
+    """Measure every way on the checkpoint in `folder`, in rounds that each begin with another way."""
     found: dict[Way, list[Reading]] = {way: [] for way in ways}
     with _packed(folder, is_wanted=any(way.is_packed for way in ways)) as packed:
         for turn in range(rounds):
@@ -89,7 +89,7 @@ def rows(folder: Path, *, rounds: int, tokens: int, ways: Sequence[Way] = WAYS) 
 
 @contextmanager
 def _packed(folder: Path, *, is_wanted: bool) -> Iterator[Path]:
-    """The same checkpoint packed, in a temporary folder; nothing there unless it is wanted."""
+    """The same checkpoint packed, in a temporary folder that stays empty unless a way needs it."""
     with tempfile.TemporaryDirectory(prefix="bench-disk-") as scratch:
         if is_wanted:
             pack(open_model(str(folder)), open_checkpoint(folder), Path(scratch) / "packed")
@@ -97,7 +97,7 @@ def _packed(folder: Path, *, is_wanted: bool) -> Iterator[Path]:
 
 
 def sheet(found: Sequence[Row], *, rounds: int, tokens: int) -> Sheet:
-    """The table of a report."""
+    """The rows as a table."""
     columns = ("way", "cold, ms/token", "times", "MiB/token", "warm, ms/token", "times", "MiB/token", "peak, MiB")
     cells = [
         (

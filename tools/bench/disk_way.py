@@ -1,4 +1,4 @@
-"""One way to decode with experts on disk, in a process of its own that imports nothing the way has no need of.
+"""One way to decode with experts on disk, in a process of its own that imports only what this way needs.
 
     python -m tools.bench.disk_way WAY MODEL TOKENS        WAY as JSON; tools.bench.disk compares them
 
@@ -17,13 +17,13 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-PROMPT, WARM_UP = 16, 2  # tokens; of those decoded, cold or warm, the first do not count
+PROMPT, WARM_UP = 16, 2  # tokens; the first of the decoded ones, cold or warm, do not count
 DEVICE_MAP, WHOLE_MODEL, OURS = "accelerate, device_map disk", "accelerate, disk_offload", "moectl"
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One way to decode: a name of above; of moectl also its budget, its link and how it computes experts."""
+    """One way to decode: a name from above and, for moectl, budget, link and computation of experts."""
 
     name: str
     budget: str = ""
@@ -39,8 +39,8 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One process: median seconds of a token and mean bytes of the device for it, cold and warm; `peak_nbytes`: the
-    most memory that was resident while it decoded."""
+    """One process: median seconds of a token and mean bytes read from the device for it, cold and warm; `peak_nbytes`
+    is its peak resident memory while decoding."""
 
     cold_s: float
     warm_s: float
@@ -61,7 +61,7 @@ def measure(way: Way, folder: Path, *, tokens: int) -> Reading:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="bench-disk-") as scratch, _opened(way, folder, Path(scratch)) as model:
         gc.collect()
-        os.sync()  # what is still to be written cannot be dropped
+        os.sync()  # dirty pages cannot be dropped
         _forget_peak()
         cold_s, cold_nbytes = _decode(model, tokens, before=lambda: drop(folder, Path(scratch)))
         _keep(folder, Path(scratch))
@@ -70,7 +70,7 @@ def measure(way: Way, folder: Path, *, tokens: int) -> Reading:
 
 
 def _decode(model: object, tokens: int, *, before: Callable[[], None]) -> tuple[float, float]:
-    """Median seconds and mean bytes of the device of a token; `before` comes before each and is not measured."""
+    """Median seconds and mean bytes read of a token; `before` is called before each token and not measured."""
     import torch
 
     ids = torch.randint(3, model.config.vocab_size, (1, PROMPT + WARM_UP + tokens), generator=torch.manual_seed(0))
@@ -113,7 +113,7 @@ def _opened(way: Way, folder: Path, scratch: Path) -> Iterator[object]:
 
 
 def _experts_on_disk(folder: Path) -> dict[str, str]:
-    """A device map: the experts' modules on disk, all others in memory, each as large as it can be."""
+    """A device map with the experts' modules on disk and all others in memory, in as few entries as possible."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -131,14 +131,14 @@ def _experts_on_disk(folder: Path) -> dict[str, str]:
 
 
 def drop(*folders: Path) -> None:
-    """Have the operating system forget the files of these folders, as long as nobody has them mapped."""
+    """Drop the files of these folders from the page cache, unless a process has them mapped."""
     for path in _files(folders):
         with path.open("rb") as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _keep(*folders: Path) -> None:
-    """Have them all in the page cache."""
+    """Read all files of these folders into the page cache."""
     for path in _files(folders):
         with path.open("rb", buffering=0) as file:
             while file.read(1 << 20):
@@ -150,7 +150,7 @@ def _files(folders: Sequence[Path]) -> list[Path]:
 
 
 def read_nbytes() -> int:
-    """Bytes that this process had the device read so far."""
+    """Bytes that the device has read for this process so far."""
     return int(Path("/proc/self/io").read_text().partition("\nread_bytes:")[2].split()[0])
 
 

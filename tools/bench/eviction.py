@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def compare(path: Path, options: argparse.Namespace) -> Iterator[dict[str, object]]:
-    """One row a scope and size."""
+    """One row for each scope and size."""
     trace = read_parquet(path, num_experts=options.num_experts)
     shape = Shape(trace.num_layers, options.num_experts, trace.experts.shape[1], 1)
     names = [name for name in (*RIVALS, "horizon", "belady") if name != "score" or trace.probabilities is not None]
@@ -75,7 +75,7 @@ def _closed(rates: dict[str, float], options: argparse.Namespace) -> str:
     best = max(rate for name, rate in rates.items() if name not in ("horizon", "belady"))
     if options.prefetch != "none":
         return f"{100 * (rates['horizon'] - best):+.1f}"
-    # Where a token takes the whole scope there is nothing to choose, and a ratio of two prompts' remains says nothing.
+    # If a token selects the whole scope there is nothing to choose, and the ratio is noise of the prompts.
     return f"{(rates['horizon'] - best) / (rates['belady'] - best):.2f}" if rates["belady"] - best > 0.005 else "-"
 
 

@@ -1,4 +1,4 @@
-"""What replicas of one expert cost to make: all widths against one, and seconds at the shapes of published models.
+"""Cost of making the replicas of one expert: all widths against one, and seconds at shapes of published models.
 
     OMP_NUM_THREADS=1 python -m tools.bench.gptq
     OMP_NUM_THREADS=1 python -m tools.bench.gptq --shapes lab --rounds 20
@@ -37,14 +37,14 @@ class Expert:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Seconds of a matrix: of its Hessian per token, of its factor and what else is done once, and per row."""
+    """Seconds of a matrix: of its Hessian per token, of its factorisation and other fixed work, and per row."""
 
     token_s: float
     factor_s: float
     row_s: float
 
     def scaled(self, factor: float) -> "Cost":
-        """With `factor` times the inputs."""
+        """The cost with `factor` times the inputs."""
         return Cost(self.token_s * factor**2, self.factor_s * factor**3, self.row_s * factor**2)
 
     def total(self, num_tokens: int, num_rows: int) -> float:
@@ -59,8 +59,8 @@ SHAPES = {
     "mixtral": Expert(4096, 14336, 256, PUBLISHED * 2 // 8),
     "large": Expert(7168, 2048, 60 * 256, PUBLISHED * 8 // 256),
 }
-SCALED_ALONE = ("mixtral", "large")  # a whole expert of theirs takes too long
-# What is run of a shape: at most so many inputs, rows and tokens.
+SCALED_ALONE = ("mixtral", "large")  # a whole expert of these takes too long
+# Limits on the inputs, rows and tokens that are run of a shape.
 LARGEST_INPUTS, LARGEST_ROWS, LARGEST_TOKENS = 4096, 1024, 4096
 
 
@@ -80,7 +80,7 @@ def main() -> None:
 
 
 def ratio_row(name: str, shape: Expert, options: argparse.Namespace) -> tuple[str, ...]:
-    """All widths and one, whole experts and the solver by itself."""
+    """All widths against one, for whole experts and for the solver alone."""
     weights = _weights(shape, shape.tokens)
     runs = [[_expert(*weights, bits, options.recipe) for bits in (WIDTHS, (4,))] for _ in range(options.rounds)]
     medians = np.median(np.array(runs), axis=0)
@@ -99,7 +99,7 @@ def scaled_row(name: str, shape: Expert, recipe: str) -> tuple[str, ...]:
 
 
 def cost_of(num_inputs: int, recipe: str) -> Cost:
-    """Measured; above LARGEST_INPUTS measured there and scaled."""
+    """The measured cost; above LARGEST_INPUTS measured at that size and scaled."""
     size = min(num_inputs, LARGEST_INPUTS)
     inputs, weight = torch.randn(LARGEST_TOKENS, size), torch.randn(LARGEST_ROWS, size) * 0.02
     metric = hessian(inputs)
@@ -124,7 +124,7 @@ def _weights(shape: Expert, num_tokens: int) -> tuple[torch.Tensor, torch.Tensor
 def _expert(
     inputs: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, bits: tuple[int, ...], recipe: str
 ) -> tuple[float, float]:
-    """Seconds of all of an expert, and of the solver in it."""
+    """Seconds of a whole expert, and of the solver in it."""
     start = time.process_time()
     first = hessian(inputs)
     gate, up = (inputs @ gate_up.T).chunk(2, dim=-1)

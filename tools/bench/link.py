@@ -1,4 +1,4 @@
-"""Decoding over an emulated link: milliseconds of a token, live, beside what the simulator says of the same trace.
+"""Decoding over an emulated link: milliseconds of a live token beside a simulation of the same trace.
 
 A section of tools.bench.decode. In each round the machine is profiled as `moectl profile --hardware` does it, and then
 every preset and budget runs, in an order of its own, so that other work falls on both; the simulator replays the trace
@@ -34,8 +34,7 @@ EFFORT = Effort(lengths=(PROMPT,), turns=20)
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One setting in one round: milliseconds of every decoded token, live, and what is simulated for each of them on
-    average; the hit rate of both."""
+    """One setting in one round: milliseconds of every live token, the simulated mean, and the hit rate of both."""
 
     live_ms: Sequence[float]
     simulated_ms: float
@@ -43,7 +42,7 @@ class Run:
 
 
 def measure(models: dict[str, Path], *, link: dict[str, str], rounds: int, tokens: int, effort: Effort) -> Section:
-    """A table of every model over the link that `link` says for it."""
+    """A table for each model over its link."""
     return Section(
         "link",
         [
@@ -74,7 +73,7 @@ def table(name: str, folder: Path, link: str, *, rounds: int, tokens: int, effor
 
 
 def _window(opened: MoeModel, folder: Path, link: str, effort: Effort) -> str:
-    """What may be prefetched a layer: measured once, so that every round decides alike."""
+    """The prefetch window of a layer, measured once so that every round makes the same decisions."""
     costs = costs_of(profile(opened, folder, link=link, effort=effort), opened.shape)
     return f"{costs.window_nbytes(opened.shape.expert_nbytes, opened.shape.top_k)}B"
 
@@ -92,7 +91,7 @@ def _run(
     with Session(opened, settings) as session:
         reading = read(session, sequences, prefill=PROMPT)
         window, counters = session.parts.window, session.controller.counters.totals()
-    model = replace(guessed(opened.shape), name="measured", assumed=())  # its costs are measured, only its shape counts
+    model = replace(guessed(opened.shape), name="measured", assumed=())  # its costs are measured
     machine, costs = machine_of(measured, opened.shape), costs_of(measured, opened.shape)
     workload = Workload(trace, model, machine, costs=costs, window=window)
     outcome = workload.run(Setting(settings.preset, settings.preset, budget=settings.budget))
@@ -115,5 +114,5 @@ def _table(name: str, link: str, found: dict[tuple[str, str], list[Run]], told: 
 
 
 def _off(ratio: Ratio) -> Ratio:
-    """How far apart both are, whichever is more."""
+    """The relative difference of both."""
     return ratio if ratio.median >= 1 else Ratio(1 / ratio.median, 1 / ratio.upper, 1 / ratio.lower)

@@ -1,4 +1,4 @@
-"""Products with packed weights on a CPU: our kernels beside what else could do them, by width, shape and tokens.
+"""Products with packed weights on a CPU: our kernels beside alternatives, by width, shape and tokens.
 
     python -m tools.bench.low_bit
 
@@ -25,15 +25,15 @@ from torch.nn import functional as F
 from artifacts.quantisation.bit_allocation import WIDTHS
 from artifacts.quantisation.packing import Packed, unpack
 from moectl.show.render import Sheet, show_sheet
-from runtime.kernels import low_bit as lowbit
-from runtime.kernels.cpu import low_bit as lowbit_numba
+from runtime.kernels import low_bit
+from runtime.kernels.cpu import low_bit as cpu_low_bit
 from tools.gpu.checks.low_bit import copied, random_packed
 
 SHAPES = ((1024, 2048), (64, 128), (128, 32))  # [out, in]: OLMoE-1B-7B's, then the bundled model's
 TOKENS = (1, 2, 4, 8, 12, 16, 32, 64)
 COLD_NBYTES = 96 << 20
-LARGE = 1 << 20  # weights, from which on a matrix is measured cold as well
-TURN_S = 2e-3  # of one contender in one round, about
+LARGE = 1 << 20  # matrices of at least this many weights are measured cold as well
+TURN_S = 2e-3  # seconds of one contender in one round, approximately
 
 log = logging.getLogger("bench_lowbit")
 
@@ -43,7 +43,7 @@ Product = Callable[[torch.Tensor, Weights], torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """How the weights lie, made from a Packed, and what multiplies x with them."""
+    """A layout of the weights, made from a Packed, and the product of x with it."""
 
     name: str
     prepare: Callable[[Packed], Weights]
@@ -52,7 +52,7 @@ class Contender:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """By contender: median microseconds of a product, and the median of its ratios to bfloat16."""
+    """Median microseconds of a product by contender, and the median of its ratios to bfloat16."""
 
     shape: tuple[int, int]
     bits: int
@@ -63,11 +63,11 @@ class Result:
 
 
 def as_bfloat16(packed: Packed) -> tuple[torch.Tensor, ...]:
-    return (lowbit.dequantise(packed, torch.bfloat16).contiguous(),)
+    return (low_bit.dequantise(packed, torch.bfloat16).contiguous(),)
 
 
 def as_int4pack(packed: Packed) -> tuple[torch.Tensor, ...]:
-    """w = (q - 8) * s + z: codes of any width in the middle of 4 bits, or z would be large and bfloat16 too coarse."""
+    """w = (q - 8) * s + z, with codes of any width centred in 4 bits; otherwise z would be large and lose precision."""
     middle = 1 << packed.bits - 1
     codes = unpack(packed.qweight.numpy(), packed.bits, packed.num_inputs).T.astype(np.int32) + (8 - middle)
     zeros = 0.5
@@ -85,10 +85,10 @@ def by_int4pack(x: torch.Tensor, weights: tuple[torch.Tensor, ...]) -> torch.Ten
 
 CONTENDERS = (
     Contender("bfloat16", as_bfloat16, lambda x, weights: F.linear(x, *weights)),
-    Contender("stream", lambda packed: packed, lowbit_numba.multiply),
-    Contender("unpack", lambda packed: packed, lambda x, own: F.linear(x, lowbit_numba.dequantise(own, x.dtype))),
+    Contender("stream", lambda packed: packed, cpu_low_bit.multiply),
+    Contender("unpack", lambda packed: packed, lambda x, own: F.linear(x, cpu_low_bit.dequantise(own, x.dtype))),
     Contender("int4pack", as_int4pack, by_int4pack),
-    Contender("torch", lambda packed: packed, lambda x, own: F.linear(x, lowbit.dequantise(own, x.dtype))),
+    Contender("torch", lambda packed: packed, lambda x, own: F.linear(x, low_bit.dequantise(own, x.dtype))),
 )
 
 
@@ -127,7 +127,7 @@ def measure(shape: tuple[int, int], bits: int, tokens: list[int], *, is_cold: bo
 
 
 def copies(weights: Weights, *, is_cold: bool) -> list[Weights]:
-    """One set of weights, or as many as do not fit into any cache."""
+    """One set of weights, or more sets than fit into any cache."""
     number = max(2, COLD_NBYTES // nbytes(weights)) if is_cold else 1
     clone = copied if isinstance(weights, Packed) else lambda tensors: tuple(tensor.clone() for tensor in tensors)
     return [clone(weights) for _ in range(number)]
@@ -138,7 +138,7 @@ def nbytes(weights: Weights) -> int:
 
 
 def run_rounds(x: torch.Tensor, weights: dict[str, list[Weights]], *, rounds: int) -> dict[str, list[float]]:
-    """Seconds of a product per contender and round; the first round warms up, each begins with another contender."""
+    """Seconds of a product per contender and round. The first round warms up; each begins with another contender."""
     turning = {each.name: cycle(weights[each.name]) for each in CONTENDERS}
     calls = {each.name: 1 for each in CONTENDERS}
     seconds: dict[str, list[float]] = {each.name: [] for each in CONTENDERS}
@@ -158,7 +158,7 @@ def run_rounds(x: torch.Tensor, weights: dict[str, list[Weights]], *, rounds: in
 
 
 def conversion(shape: tuple[int, int], bits: int) -> str:
-    """What int4pack's own form of a matrix takes to make and to hold."""
+    """Time and memory of converting a matrix to int4pack's form."""
     packed = random_packed(*shape, bits)
     seconds = []
     for _ in range(5):

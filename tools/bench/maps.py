@@ -1,4 +1,4 @@
-"""What matching expert maps costs a layer, beside the attention block of the same layer on the same machine.
+"""Cost of matching expert maps per layer, beside the attention block of the same layer on the same machine.
 
     OMP_NUM_THREADS=1 python -m tools.bench.maps
 
@@ -45,7 +45,7 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Seconds:
-    """[passes, L] each, and [passes] of the search by embedding, which happens once a pass."""
+    """Seconds [passes, L] of each part, and [passes] of the search by embedding, which happens once a pass."""
 
     attention: np.ndarray
     incremental: np.ndarray
@@ -57,7 +57,7 @@ class Seconds:
 
 
 class _Filled:
-    """Keys and values that are there already: storing one more costs nothing, which flatters attention."""
+    """Preset keys and values: storing one more costs nothing, which favours attention."""
 
     def __init__(self, known: torch.Tensor) -> None:
         self._known = known
@@ -91,7 +91,7 @@ def random_maps(sizes: Sizes, dtype: str) -> ExpertMaps:
 
 
 def attention(sizes: Sizes, *, device: str, dtype: torch.dtype) -> Callable[[], None]:
-    """One layer's attention on one more token of each request, ended when its result is there."""
+    """Attention of one layer on one more token of each request, including the wait for its result."""
     config = Qwen2MoeConfig(
         hidden_size=sizes.hidden, num_attention_heads=sizes.heads, num_key_value_heads=sizes.heads, num_hidden_layers=1
     )
@@ -113,7 +113,7 @@ def attention(sizes: Sizes, *, device: str, dtype: torch.dtype) -> Callable[[], 
 
 
 def measure(maps: ExpertMaps, sizes: Sizes, attend: Callable[[], None], *, passes: int) -> Seconds:
-    """Times of `passes` passes, after one that does not count."""
+    """Times of `passes` passes, after one for warm-up."""
     random = np.random.default_rng(1)
     flat = np.ascontiguousarray(maps.probabilities).reshape(len(maps), -1)
     found = [_one_pass(maps, flat, _distributions(random, sizes.requests, sizes), attend) for _ in range(passes + 1)]
@@ -126,7 +126,7 @@ def measure(maps: ExpertMaps, sizes: Sizes, attend: Callable[[], None], *, passe
 def policy_steps(
     maps: ExpertMaps, sizes: Sizes, attend: Callable[[], None], *, passes: int, in_background: bool
 ) -> np.ndarray:
-    """[passes, L] seconds that a step waits for prefetch policy map, one pass before that does not count."""
+    """Seconds [passes, L] that a step waits for the prefetch policy map, after one pass for warm-up."""
     shape = Shape(sizes.layers, sizes.experts, min(TOP_K, sizes.experts), expert_nbytes=1)
     matching, policy, random = Matching(maps, shape), MapPrefetch(), np.random.default_rng(2)
     policy.prepare(shape, Artefacts(matching=matching))
@@ -148,7 +148,7 @@ def policy_steps(
 
 
 def _one_pass(maps: ExpertMaps, flat: np.ndarray, seen: np.ndarray, attend: Callable[[], None]) -> list[list[float]]:
-    """Of each layer: attention, the next layer of the search, the search from the start, choosing experts."""
+    """Time each layer: attention, the next layer of the search, the search from the start, the choice of experts."""
     under_way, layers = maps.begin(len(seen)), []
     for layer in range(maps.num_layers):
         attention_s, incremental_s = _after(attend, next_layer, under_way, seen[:, layer])
@@ -169,14 +169,14 @@ def by_embedding(maps: ExpertMaps, embeddings: np.ndarray) -> tuple[np.ndarray, 
 
 
 def whole_prefix(flat: np.ndarray, prefix: np.ndarray) -> np.ndarray:
-    """[R, N] cosines of `prefix` [R, l, E] with maps [N, L * E], in one product; their lengths are taken as known."""
+    """Cosines [R, N] of `prefix` [R, l, E] with maps [N, L * E] in one product; norms of the maps are precomputed."""
     query = prefix.reshape(len(prefix), -1)
     lengths = np.sqrt(np.vecdot(query, query))[:, None]
     return query @ flat[:, : query.shape[1]].astype(np.float32, copy=False).T / lengths
 
 
 def choose(maps: ExpertMaps, scores: np.ndarray, layer: int) -> list[tuple[list[int], np.ndarray]]:
-    """What a policy makes of scores [R, N]: each request's experts of a layer and how urgent they are."""
+    """The choice of a policy from scores [R, N]: each request's experts of a layer and their urgency."""
     rows, best = best_matches(scores)
     chosen = []
     for probabilities, score in zip(maps.layer(rows, layer), best.tolist(), strict=True):
@@ -216,13 +216,13 @@ def sheet(seconds: Seconds, maps: ExpertMaps, sizes: Sizes, options: argparse.Na
 
 
 def _distributions(random: np.random.Generator, count: int, sizes: Sizes) -> np.ndarray:
-    """[count, L, E] float32"""
+    """Random distributions [count, L, E], float32."""
     parts = np.exp(2 * random.standard_normal((count, sizes.layers, sizes.experts), np.float32))
     return parts / parts.sum(axis=2, keepdims=True)
 
 
 def _after(attend: Callable[[], None], call: Callable[..., object], *arguments: object) -> tuple[float, float]:
-    """Seconds of attention, and of what comes after it."""
+    """Seconds of attention, and of the work after it."""
     start = time.perf_counter()
     attend()
     middle = time.perf_counter()

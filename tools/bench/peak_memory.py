@@ -23,7 +23,7 @@ from pathlib import Path
 from tools import ROOT
 
 PROMPT = "Offloading moves experts, not tokens."
-NOTHING, PLAIN = "nothing", "plain"  # what a process measures; anything else is the budget of a session
+NOTHING, PLAIN = "nothing", "plain"  # a run of the whole model; any other value is the budget of a session
 SHAPE = {"layers": 10, "experts": 64, "hidden": 1024, "intermediate": 512}
 NAMES = {NOTHING: "imports alone", PLAIN: "transformers, from_pretrained"}
 
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def measure(name: str, folder: Path, *, tokens: int) -> Row:
-    """Load and generate, then say how much of this process has ever been resident."""
+    """Load and generate; return the peak resident memory of this process."""
     import torch
 
     from runtime.session.session import Session, Settings
@@ -102,7 +102,7 @@ def _generate(model, tokenizer, tokens: int) -> list[float]:
 
 @contextmanager
 def _checkpoint(options: argparse.Namespace) -> Iterator[Path]:
-    """The folder given, filled if it is empty, or a temporary one."""
+    """The given folder, filled if it is empty, or a temporary one."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = options.folder or Path(scratch) / "checkpoint"
         if not (folder / "config.json").is_file():
@@ -133,7 +133,7 @@ def _python(module: str, *arguments: str) -> str:
 
 
 def _leave_page_cache(folder: Path) -> None:
-    """Have the operating system forget the files, so that they are read from the disk again."""
+    """Drop the files from the page cache, so that they are read from the disk again."""
     os.sync()
     for path in folder.glob("*.safetensors"):
         with path.open("rb") as file:
@@ -162,7 +162,7 @@ def _show(rows: list[Row], total: int, options: argparse.Namespace) -> None:
 
 
 def _verdict(rows: list[Row]) -> int:
-    """1 if a session grew by as much as all experts take, else 0."""
+    """1 if a session grew by at least the bytes of all experts, else 0."""
     base, plain, *sessions = rows
     return int(any(row.peak_nbytes - base.peak_nbytes >= plain.expert_nbytes for row in sessions))
 

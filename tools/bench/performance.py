@@ -1,4 +1,4 @@
-"""Tables of measurements as a page has them, and ratios that a later measurement is held against."""
+"""Tables of measurements on a page, and the committed ratios that later measurements are compared with."""
 
 import json
 import subprocess
@@ -14,12 +14,12 @@ from artifacts.store.runs import versions
 from profilers.hardware.this_machine import Here
 
 _PACKAGES = ("python", "torch", "transformers", "numpy")
-_LEAST_SPREAD = 0.05  # two runs of the same code on a quiet machine differ by that much
+_LEAST_SPREAD = 0.05  # two runs of the same code on a quiet machine differ by this much
 
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """Median and quartiles over rounds; less is better."""
+    """Median and quartiles of a ratio over rounds; less is better."""
 
     median: float
     lower: float
@@ -27,14 +27,14 @@ class Ratio:
 
     @classmethod
     def of(cls, own: Sequence[float], other: Sequence[float]) -> "Ratio":
-        """Round by round."""
+        """The ratio of two series, round by round."""
         ratios = [one / beside for one, beside in zip(own, other, strict=True)]
         lower, median, upper = np.percentile(ratios, [25, 50, 75]).tolist()
         return cls(median, lower, upper)
 
     @property
     def spread(self) -> float:
-        """By how much another measurement may be worse: how far apart the quartiles are, 5 % at least."""
+        """Allowed relative increase of a later measurement: the quartile distance, at least 5 %."""
         return max(self.upper - self.lower, _LEAST_SPREAD * self.median)
 
     def cells(self) -> tuple[str, str]:
@@ -43,7 +43,7 @@ class Ratio:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """`ratios`, by names of their own, are kept to be compared with."""
+    """A table; `ratios` are stored under their names for later comparison."""
 
     title: str
     columns: tuple[str, ...]
@@ -59,7 +59,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """What one part of the tool measured; a page has a place for each by its `name`."""
+    """The measurements of one section; the page has a place for it by `name`."""
 
     name: str
     tables: Sequence[Table]
@@ -81,8 +81,10 @@ def conditions(command: str) -> str:
 
 
 def write(page: Path, sections: Sequence[Section], told: str) -> None:
-    """Put each section between its marks in `page`, `told` below it, and its ratios into the file beside it. Raises
-    BadInput for a page without the marks."""
+    """Write each section between its marks in `page`, `told` below it, and its ratios into the file beside the page.
+
+    Raises BadInput for a page without the marks.
+    """
     text = page.read_text()
     for section in sections:
         text = _between(text, section, told, page)
@@ -99,12 +101,12 @@ def write(page: Path, sections: Sequence[Section], told: str) -> None:
 
 
 def ratios_of(page: Path) -> Path:
-    """The file with a page's ratios."""
+    """The file of the ratios of a page."""
     return page.with_suffix(".json")
 
 
 def read_ratios(page: Path) -> dict[str, Ratio]:
-    """Raises BadInput where there are none."""
+    """Read the ratios of a page. Raises BadInput if there are none."""
     try:
         return {name: Ratio(**own) for name, own in json.loads(ratios_of(page).read_text()).items()}
     except (OSError, ValueError, TypeError) as problem:
@@ -112,7 +114,7 @@ def read_ratios(page: Path) -> dict[str, Ratio]:
 
 
 def worse(found: Mapping[str, Ratio], committed: Mapping[str, Ratio]) -> list[str]:
-    """A line for each ratio that exceeds the committed one by more than its spread; one that is new is not worse."""
+    """A line for each ratio that exceeds the committed one by more than its spread; new ratios are skipped."""
     return [
         f"{name}: {own.median:.3f}, committed {then.median:.3f} with a spread of {then.spread:.3f}"
         for name, own in found.items()
@@ -130,7 +132,7 @@ def _between(text: str, section: Section, told: str, page: Path) -> str:
 
 
 def _commit() -> str:
-    """Of the folder that this file is in, with a plus where something is not committed."""
+    """The commit of this repository, with a plus if there are uncommitted changes."""
     folder = Path(__file__).parent
     try:
         said = subprocess.run(

@@ -1,8 +1,8 @@
-"""A prompt over an emulated link at a quarter of the experts, against the least that it could take.
+"""A prompt over an emulated link at a quarter of the experts, against a lower bound of its time.
 
 A section of tools.bench.decode. The floor is the longer of two: the same prompt with every expert resident, and all
-bytes of all experts once over the link; the last column counts only the bytes that came. Links have the rate at which
-both are alike, half of it and twice as much.
+bytes of all experts once over the link; the last column counts only the bytes that were loaded. Links have the rate
+at which both are equal, half of it and twice as much.
 """
 
 import time
@@ -24,7 +24,7 @@ SPEEDS = (0.5, 1.0, 2.0)
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt at the budget: seconds of it, of them waiting, and with every expert resident; bytes that came."""
+    """One prompt at the budget: its seconds, the stall in them, seconds with full residency, and loaded bytes."""
 
     seconds: float
     stall_s: float
@@ -33,7 +33,7 @@ class Prompt:
 
 
 def measure(models: dict[str, Path], *, rounds: int, length: int) -> Section:
-    """A table of every model, on prompts of `length` tokens at random."""
+    """A table for each model, on random prompts of `length` tokens."""
     return Section("prefill", [table(name, folder, rounds=rounds, length=length) for name, folder in models.items()])
 
 
@@ -59,7 +59,7 @@ def _prompts(opened: MoeModel, resident: Session, link: str, prompts: list[torch
             [counters] = [session.controller.counters.by_layer(first_pass=-1)]
             moved = sum(layer["demand_bytes"] + layer["prefetch_bytes"] for layer in counters)
             found.append(Prompt(seconds, session.engine.stall_s[-1], _seconds(resident, prompt), moved))
-    return found[1:]  # the first warmed up
+    return found[1:]  # without the warm-up
 
 
 def _seconds(session: Session, prompt: torch.Tensor) -> float:

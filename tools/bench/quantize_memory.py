@@ -1,11 +1,11 @@
-"""Peak memory of `moectl quantize` on a checkpoint that is larger than it ever holds.
+"""Peak memory of `moectl quantize` on a checkpoint larger than that peak.
 
     python -m tools.bench.quantize_memory
 
 makes a random checkpoint of 1.5 GiB in a temporary folder, one layer at a time, quantises the experts of its first
-layers at all four widths, and says what the process that calibrates and the largest worker have ever held, beyond what
-their imports take. Layers are alike: more of them take longer and no more memory. It ends with exit code 1 unless both
-stay below a few times one layer's inputs plus a few copies of one expert.
+layers at all four widths, and prints the peak memory of the calibrating process and of the largest worker beyond their
+imports. More layers take longer, not more memory. Exit code 1 unless both stay below a few times one layer's inputs
+plus a few copies of one expert.
 """
 
 import argparse
@@ -17,10 +17,18 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from profilers.text.batches import Data
+    from runtime.model.open import MoeModel
 
 SHAPE = {"layers": 16, "experts": 16, "hidden": 1024, "intermediate": 1024, "top-k": 4}
 LENGTH = 256
-INPUTS, EXPERTS = 8, 20  # of a layer's inputs and of one expert in float32: what a process may hold besides the model
+INPUTS, EXPERTS = (
+    8,
+    20,
+)  # copies of a layer's inputs and of an expert in float32 that a process may hold besides the model
 
 
 class _Enough(Exception):
@@ -45,20 +53,45 @@ def main() -> None:
 
 
 def measure(folder: Path, options: argparse.Namespace) -> dict[str, int]:
-    """Quantise, and say what this process and its largest worker have ever held."""
+    """Quantise some experts; return the peak memory of this process and of its largest worker, and sizes beside it."""
     import transformers.models.olmoe.modeling_olmoe  # noqa: F401 - what opening the model would import
 
-    from artifacts.store.runs import ModelInfo
     from moectl.commands.quantize import QuantizeRequest, calibration_data
     from moectl.shared.opening import open_quietly
+
+    _import_quantisation()
+    imports = _peak(os.getpid())
+    opened = open_quietly(str(folder), device="cpu")
+    data = calibration_data(opened, QuantizeRequest(samples=options.samples, length=LENGTH))
+
+    worker = _quantise(opened, data, options)
+    tokens = sum(map(len, data.sequences))
+    return {
+        "imports": imports,
+        "calibrating": _peak(os.getpid()),
+        "worker": worker,
+        "others": sum(parameter.nbytes for parameter in opened.model.parameters() if not parameter.is_meta),
+        "inputs": tokens * opened.config.hidden_size * opened.store.layout.dtype.itemsize,
+        "expert": opened.shape.expert_nbytes,
+        "experts": opened.shape.nbytes,
+        "tokens": tokens,
+    }
+
+
+def _import_quantisation() -> None:
+    """Import all that quantising needs, before memory is measured."""
+    import profilers.quantise.replicas
+    import profilers.workers.workers  # noqa: F401
+
+
+def _quantise(opened: "MoeModel", data: "Data", options: argparse.Namespace) -> int:
+    """Quantise `options.experts` experts; return the peak memory of the largest worker."""
+    from artifacts.store.runs import ModelInfo
     from profilers.quantise.method import Method
     from profilers.quantise.replicas import build_replicas
     from profilers.workers.workers import Processes
 
-    imports = _peak(os.getpid())
     workers = [0]
-    opened = open_quietly(str(folder), device="cpu")
-    data = calibration_data(opened, QuantizeRequest(samples=options.samples, length=LENGTH))
 
     def stop(done: int, total: int) -> None:
         print(f"\r{done} experts", end="", file=sys.stderr, flush=True)
@@ -74,27 +107,17 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, int]:
             build_replicas(opened, data, Method(), model=model, store_path=store, executor=jobs, progress=stop)
         except _Enough:
             print(file=sys.stderr)
-    tokens = sum(map(len, data.sequences))
-    return {
-        "imports": imports,
-        "calibrating": _peak(os.getpid()),
-        "worker": max(workers),
-        "others": sum(parameter.nbytes for parameter in opened.model.parameters() if not parameter.is_meta),
-        "inputs": tokens * opened.config.hidden_size * opened.store.layout.dtype.itemsize,
-        "expert": opened.shape.expert_nbytes,
-        "experts": opened.shape.nbytes,
-        "tokens": tokens,
-    }
+    return max(workers)
 
 
 def _peak(process: int) -> int:
-    """Bytes that a process has ever had resident. Its `ru_maxrss` would begin with what its parent had."""
+    """Peak resident bytes of a process. (`ru_maxrss` would include the peak of its parent.)"""
     status = Path(f"/proc/{process}/status").read_text()
     return int(re.search(r"VmHWM:\s+(\d+)", status).group(1)) * 1024
 
 
 def _show(found: dict[str, int], total: int) -> int:
-    """Print the table; 1 if more was held than may be."""
+    """Print the table; return 1 if a peak exceeds its bound."""
     from moectl.show.render import NumBytes, Sheet, show_sheet
 
     grown = {name: found[name] - found["imports"] for name in ("calibrating", "worker")}

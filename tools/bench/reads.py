@@ -1,4 +1,4 @@
-"""What several reads in flight and a packed checkpoint gain: the experts of one token, with the page cache and past it.
+"""Gain by concurrent reads and by a packed checkpoint: the experts of one token, with the page cache and past it.
 
     python -m tools.bench.reads
 
@@ -37,8 +37,10 @@ IN_FLIGHT = (1, 2, 4, 8)
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One layout over one link, medians over the rounds: ms in which a token's experts come, ms of CPU for them.
-    `cold_ratio`: to the fused layout over the disk link, one read at a time, in the same round."""
+    """Medians of one layout over one link: milliseconds to load a token's experts, and CPU milliseconds for it.
+
+    `cold_ratio` is relative to the fused layout over the disk link with one read at a time, in the same round.
+    """
 
     layout: str
     link: str
@@ -82,7 +84,7 @@ def layouts(*shape: str) -> Iterator[dict[str, Path]]:
 
 
 def rows(folders: dict[str, Path], *, rounds: int) -> list[Row]:
-    """Measure each layout over both links, in rounds that take turns; the first round warms up."""
+    """Measure each layout over both links in alternating rounds; the first round warms up."""
     names = [(name, link, count) for name in folders for link in ("disk", "direct") for count in IN_FLIGHT]
     ways = [_Way(folders[name], link, count) for name, link, count in names]
     found: list[list[_Pair]] = [[] for _ in ways]
@@ -105,7 +107,7 @@ class _Way:
         shape = self._opened.shape
         self._link = DiskLink(SlowTier.plain(store), shape, num_threads=num_threads)
         self._slots = [aligned(shape.expert_nbytes) for _ in range(shape.top_k)]
-        self._bring(_experts(self._opened, np.random.default_rng(0), shape.num_experts))  # the first time is checked
+        self._bring(_experts(self._opened, np.random.default_rng(0), shape.num_experts))  # checked once
 
     def cold_and_warm(self, random: np.random.Generator) -> _Pair:
         wanted = _experts(self._opened, random, self._opened.shape.top_k)
@@ -150,7 +152,7 @@ def _row(way: tuple[str, str, int], taken: Sequence[_Pair], usual: Sequence[_Pai
 
 
 def sheet(found: Sequence[Row], *, rounds: int) -> Sheet:
-    """The table of a report."""
+    """The rows as a table."""
     columns = ("layout", "link", "in flight", "cold, ms", "ratio", "CPU, ms", "warm, ms", "CPU, ms", "cold, MiB")
     cells = [
         (

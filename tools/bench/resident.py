@@ -1,7 +1,7 @@
 """Decoding at batch 1 with every expert resident: moectl beside the experts implementations of transformers.
 
 A section of tools.bench.decode. Every implementation decodes the same tokens with the same weights in one process, in
-rounds that take turns; a ratio is that of one round, so that what else the machine does meanwhile falls on all alike.
+alternating rounds; ratios are taken within a round, so that other load of the machine affects all alike.
 """
 
 import subprocess
@@ -32,7 +32,7 @@ OLMOE_SHAPED = ("--layers", "16", "--experts", "64", "--top-k", "8", "--hidden",
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A model and what makes it run its experts in one way."""
+    """A model and a function that selects its implementation of experts."""
 
     name: str
     model: PreTrainedModel
@@ -77,7 +77,7 @@ def _table(name: str, dtype: str, seconds: dict[str, list[float]], *, rounds: in
 def plain_model(
     folder: Path, *, dtype: torch.dtype | None = None, device: str | torch.device = "cpu"
 ) -> PreTrainedModel:
-    """The model as transformers loads it, its weights copied: as views of a file they lie on borders that cost time."""
+    """The model as transformers loads it, with copied weights: views of a file are misaligned, which costs time."""
     options = {"experts_implementation": "eager"} | ({"dtype": dtype} if dtype else {})
     model = AutoModelForCausalLM.from_pretrained(folder, **options).eval().to(device)
     for parameter in model.parameters():
@@ -86,8 +86,8 @@ def plain_model(
 
 
 def run_rounds(contenders: list[Contender], ids: torch.Tensor, *, rounds: int) -> dict[str, list[float]]:
-    """Median seconds of a token per contender and round; a round before the first warms up. Each round begins with
-    another contender."""
+    """Median seconds of a token per contender and round, after one round for warm-up. Each round begins with another
+    contender."""
     seconds: dict[str, list[float]] = {contender.name: [] for contender in contenders}
     for turn in range(rounds + 1):
         start = turn % len(contenders)
@@ -103,7 +103,7 @@ def run_rounds(contenders: list[Contender], ids: torch.Tensor, *, rounds: int) -
 def decode_seconds(
     model: PreTrainedModel, ids: torch.Tensor, *, after_prompt: Callable[[], None] = lambda: None
 ) -> list[float]:
-    """Seconds of each decode step over `ids` [1, PROMPT + tokens], whatever the model would say itself."""
+    """Seconds of each decode step over given `ids` [1, PROMPT + tokens] (teacher-forced)."""
     past = model(input_ids=ids[:, :PROMPT], use_cache=True).past_key_values
     after_prompt()
     seconds = []

@@ -1,4 +1,4 @@
-"""Many clients at once: every token against the run by itself, none lost, and what company costs.
+"""Concurrent clients of a server: every token is compared with a run alone, and the cost of sharing is measured.
 
     python -m tools.bench.serve              200 requests of 8 clients on the bundled model, some of which leave
     python -m tools.bench.serve --presets near,horizon --requests 60 --leave 0.3
@@ -37,7 +37,7 @@ OWN = {"temperature": 0, "extra_body": {"ignore_eos": True, "counters": True}}
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """`leaves`: after how many pieces the client hangs up, if it does."""
+    """One request; `leaves` is the number of pieces after which the client disconnects, if it does."""
 
     prompt: str
     num_tokens: int
@@ -46,7 +46,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    token_ids: list[int] | None  # None: it left
+    token_ids: list[int] | None  # None if the client left
     ttft_ms: float
 
 
@@ -104,7 +104,7 @@ def _requests(options: argparse.Namespace) -> list[Asked]:
 
 
 def _alone(asked: list[Asked], preset: str, options: argparse.Namespace) -> tuple[list[list[int]], float, float]:
-    """What `moectl run` says, one after the other."""
+    """The answers of `moectl run`, one after the other."""
     settings = Settings(preset=preset, budget=options.budget, threads=1)
     with Session.open(str(demo_model()), settings, store=existing(DEFAULT_STORE)) as session:
         begin_s = time.perf_counter()
@@ -133,7 +133,7 @@ def _served(asked: list[Asked], preset: str, options: argparse.Namespace) -> tup
 
 
 async def _clients(asked: list[Asked], url: str, num_clients: int) -> list[Told]:
-    """Each client asks for the next one as soon as it has its answer."""
+    """Run clients that each send the next request as soon as they have an answer."""
     told: list[Told | None] = [None] * len(asked)
     left = iter(range(len(asked)))
 
@@ -160,11 +160,11 @@ async def _ask(api: AsyncOpenAI, one: Asked) -> Told:
     return Told(None, ttft_ms)
 
 
-# What was not built: several requests in a pass
+# For comparison: several requests in a pass, which moectl does not do
 
 
 def _batches(asked: list[Asked], options: argparse.Namespace) -> Sheet:
-    """The same prompts in batches, by transformers itself over the same session; seconds are the thread's own."""
+    """The same prompts in batches, by transformers over the same session; seconds are CPU time of the thread."""
     rows = []
     settings = Settings(preset=options.presets, budget=options.budget, threads=1)
     with Session.open(str(demo_model()), settings, store=existing(DEFAULT_STORE)) as session:

@@ -1,4 +1,4 @@
-"""How fast every eviction policy replays a trace, and what one decision costs a live decode step.
+"""Replay speed of every eviction policy, and the time of one decision in a live decode step.
 
     python -m tools.bench.simulator
     python -m tools.bench.simulator --eviction lru horizon --live
@@ -6,7 +6,7 @@
 
 Without `--trace` the trace is synthetic: decode passes of one token over 16 layers of 64 experts, 8 selected, each
 selection leaning on the one before and on a popularity of its layer. Times are of the processor, and those of the
-fastest round: whatever else the machine does only ever makes a round slower. `us/step` is of steps laid ready, one
+fastest round: other load of the machine only makes a round slower. `us/step` is of steps laid ready, one
 after another, as warm as caches get; `--live` adds the median of what the controller takes between the layers of a
 real decode, where everything else that a model does has been through the caches.
 """
@@ -62,7 +62,7 @@ def main() -> None:
 
 
 def synthetic(shape: Shape, num_passes: int, *, seed: int = 0) -> Trace:
-    """One request's decode passes."""
+    """A synthetic trace of the decode passes of one request."""
     rng = np.random.default_rng(seed)
     popularity = rng.normal(size=(shape.num_layers, shape.num_experts))
     taste = np.zeros_like(popularity)
@@ -109,7 +109,7 @@ def controller(trace: Trace, shape: Shape, eviction: str, options: argparse.Name
 
 
 def profile(trace: Trace, shape: Shape, options: argparse.Namespace) -> None:
-    """Where the time of the replays goes, function by function."""
+    """Profile the replays by function."""
     for name in options.eviction:
         owner, profiler = controller(trace, shape, name, options), cProfile.Profile()
         profiler.runcall(replay, trace, owner)
@@ -118,7 +118,7 @@ def profile(trace: Trace, shape: Shape, options: argparse.Namespace) -> None:
 
 
 def _live(eviction: str, options: argparse.Namespace) -> str | None:
-    """None for who looks into the future."""
+    """Live microseconds of a policy; None for an oracle."""
     needs_future = "next_use" in POLICIES["eviction"][eviction].requires
     return None if needs_future else f"{live_us(eviction, options):.1f}"
 
@@ -152,7 +152,7 @@ def live_us(eviction: str, options: argparse.Namespace, *, num_tokens: int = 96)
 
 
 def _step_us(trace: Trace, owner: Controller) -> float:
-    """Of the second half of the trace, when the cache is full; every step is laid ready before the first is timed."""
+    """Microseconds of a step in the second half of the trace, when the cache is full; steps are prepared beforehand."""
     taken = [
         Step(s.pass_index, s.phase, s.layer, s.experts.astype(np.int64), s.weights, s.probabilities)
         for s in trace.steps()

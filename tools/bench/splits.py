@@ -1,4 +1,4 @@
-"""How much better than the published greedy MoEpic's memory can be shared, and how long curves and solvers take.
+"""Improvement of the split solvers over MoEpic's published greedy one, and the time of curves and solvers.
 
     python -m tools.bench.splits --trace FILE --num-experts 32
     python -m tools.bench.splits --shape 24x60x4 64x256x8 --tokens 1000
@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def _solved(curves: Curves, shape: Shape, budget: float, ratio: float) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Exposed by equal budgets and by each solver, and the seconds of the solvers."""
+    """Exposed time with equal budgets and with each solver, and seconds of the solvers."""
     moe = shape.top_k / ratio
     given = (moe / 2, moe, moe / 4, 1.0, shape.top_k, curves.hit, curves.prediction, curves.prediction_hit)
     total = budget * shape.num_keys

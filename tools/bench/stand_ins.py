@@ -1,4 +1,4 @@
-"""Who should stand in for an absent expert, when all replace the same share of ranks: buddies, or a control.
+"""Compares buddies and controls as stand-ins for absent experts, at an equal share of replaced ranks.
 
     python -m tools.bench.stand_ins --store moe.duckdb [--model FOLDER] [--data held-out.jsonl]
 
@@ -32,7 +32,7 @@ from runtime.session.session import Session, Settings
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """Of one choice on N texts: the share of ranks replaced, KL and loss of log-likelihood [N], nats per token."""
+    """One choice on N texts: share of replaced ranks, KL and loss of log-likelihood [N] in nats per token."""
 
     replaced: float
     kl: np.ndarray
@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def _compared(opened: MoeModel, artefacts: Artefacts, text: Text, options: argparse.Namespace) -> Iterator[list[tuple]]:
-    """The lines of every budget and quota."""
+    """The rows of every budget and quota."""
     with Session(opened, Settings("full")) as session:
         full = read(session, text.sequences, prefill=text.prefill)
     for budget in options.budget:

@@ -1,1 +1,1 @@
-"""Pages and pictures of the documents that the program writes."""
+"""Generated pages and pictures of the documents."""

@@ -1,4 +1,4 @@
-"""Pages of the site that are made from the program: one a command from what `--help` says, and the store's tables.
+"""Generated pages of the site: one for each command from its `--help`, and the tables of the store.
 
 MkDocs calls `on_config` and `on_files` when it builds (mkdocs.yml names this file as a hook).
 """
@@ -13,7 +13,7 @@ from typer.main import get_command
 from artifacts.store.schema import ARTEFACT_TABLES, CONTROL_TABLES, SCHEMA_VERSION
 from moectl.cli import app
 
-# Where a command is told of at length.
+# The page that describes a command at length.
 TOLD = {
     "profile": "profile",
     "merge": "profile",
@@ -36,7 +36,7 @@ TOLD = {
     "export": "export",
     "serve": "serve",
 }
-# What a row of a table stands for.
+# The meaning of a row of each table.
 ROW_OF = {
     "schema_version": "version that the store has had",
     "models": "model, known by its fingerprint",
@@ -58,24 +58,24 @@ ROW_OF = {
     "bench_layers": "preset, setting and layer: its counters",
     "presets": "preset that `moectl tune` found",
 }
-_COMMAS = re.compile(r",\s*(?![^()]*\))")  # those between columns, not inside brackets
+_COMMAS = re.compile(r",\s*(?![^()]*\))")  # commas between columns, not inside brackets
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Commands come last in the navigation."""
+    """Add the commands at the end of the navigation."""
     config.nav.append({"Commands": [path for path in pages() if path.startswith("commands/")]})
     return config
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """The documents of the folder, and those that are made."""
+    """Add the generated pages to the files of the folder."""
     for path, text in pages().items():
         files.append(File.generated(config, path, content=text))
     return files
 
 
 def pages() -> dict[str, str]:
-    """Markdown by path."""
+    """Generated Markdown by path."""
     commands = get_command(app).commands
     rows = [(f"[moectl {name}]({name}.md)", _line(command.help)) for name, command in commands.items()]
     index = f"# Commands\n\n{_table(('command', 'what it does'), rows)}\n"
@@ -101,7 +101,7 @@ def _place(argument: TyperArgument) -> str:
 
 
 def _default(option: TyperOption) -> str:
-    if isinstance(option.show_default, str):  # of the machine, not of the one on which the site is built
+    if isinstance(option.show_default, str):  # depends on the reader's machine, not on the one that builds the site
         return option.show_default
     value = option.default
     return "" if value is None or isinstance(value, bool) or callable(value) or value == () else f"`{value}`"

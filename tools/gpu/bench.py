@@ -1,11 +1,11 @@
-"""Offloading measured on a GPU, beside the floor that bytes set, plain transformers and Accelerate: JSON and a table.
+"""Offloading on a GPU beside the lower bound by bytes, plain transformers and Accelerate: JSON and a table.
 
     python -m tools.gpu.bench --out report.json --table table.md
 
 Random weights of two published shapes, routing skewed and alike from token to token (tools.gpu.models), budgets from 5
-to 100 %. It ends within `--limit` seconds: what is not measured by then says so. Every row is written as soon as it is
-there. `--tiny` takes the same road with very small models on any machine, over an emulated link without a GPU; its
-figures say nothing about one.
+to 100 %. It ends within `--limit` seconds; rows that are not measured by then say so. Every row is written at once.
+`--tiny` runs the same with very small models on any machine, over an emulated link without a GPU; its figures do not
+apply to a GPU.
 """
 
 import argparse
@@ -21,15 +21,15 @@ from pathlib import Path
 import torch
 
 from runtime.model.open import MoeModel
-from tools.gpu import models as gpu_models
+from tools.gpu import models
 from tools.gpu import rows as gpu_rows
 from tools.gpu.check import forget, gpu, versions
 from tools.gpu.models import SHAPES
 from tools.gpu.rows import Rates, Row, Text
 
 PRESETS, BUDGETS = ("on-demand", "mixtral-offloading"), ("50%", "25%", "12.5%", "5%")
-AIMED_AT = "25%"  # where perfect prefetching and tuned policies are held against the floor, and Accelerate runs
-EMULATED_GBPS = 0.05  # of the link where there is no GPU: its models are very small
+AIMED_AT = "25%"  # where perfect prefetching, tuned policies and Accelerate run
+EMULATED_GBPS = 0.05  # of the emulated link without a GPU; its models are very small
 NO_TIME = "not measured: out of time"
 
 Run = tuple[str, str, Callable[[], Row]]
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def run(device: str, options: argparse.Namespace) -> dict:
-    """The report, every row told and written as it comes."""
+    """Make the report; each row is printed and written at once."""
     begin_s, each_s = time.perf_counter(), options.limit / len(options.models)
     on_gpu = device != "cpu"
     link = gpu_rows.link_rate(device) if on_gpu else EMULATED_GBPS * 1e9
@@ -56,7 +56,7 @@ def run(device: str, options: argparse.Namespace) -> dict:
     report = {"gpu": gpu(device), "versions": versions(), "rates": asdict(rates), "models": {}}
     for number, name in enumerate(options.models, 1):
         report["models"][name] = model = {"rows": []}
-        deadline_s = begin_s + number * each_s  # what one model leaves of its time, the next has
+        deadline_s = begin_s + number * each_s  # time that a model does not use goes to the next
         with tempfile.TemporaryDirectory(dir=options.scratch) as folder:
             work = _rows(name, Path(folder), device, rates, options, told=model, deadline_s=deadline_s)
             for row in _survived(work):
@@ -70,7 +70,7 @@ def run(device: str, options: argparse.Namespace) -> dict:
 
 
 def _survived(rows: Iterator[Row]) -> Iterator[Row]:
-    """The rows of one model; the last says why there are no more, if it cannot be made or opened."""
+    """The rows of one model; if it cannot be made or opened, the last row gives the reason."""
     try:
         yield from rows
     except Exception as error:
@@ -87,22 +87,22 @@ def _rows(
     told: dict,
     deadline_s: float,
 ) -> Iterator[Row]:
-    """Plain transformers, then moectl and Accelerate; `told` hears of the model itself."""
+    """Rows of plain transformers, then of moectl and Accelerate; facts on the model are added to `told`."""
     from runtime.model.open import open_model
     from runtime.tiers.ram import RamStore
 
     shape = SHAPES[name]
     layers = options.layers or shape.layers
-    gpu_models.save(shape, folder, layers=layers, device=device, tiny=options.tiny)
+    models.save(shape, folder, layers=layers, device=device, tiny=options.tiny)
     forget()
     opened = open_model(str(folder), device=torch.device(device))
     told |= _about(name, opened, options)
     told["active_nbytes"] = active = gpu_rows.active_nbytes(opened)
     length = options.prompt + options.tokens
-    sequences = gpu_models.texts(opened.config.vocab_size, count=options.sequences + 1, length=length)
+    sequences = models.texts(opened.config.vocab_size, count=options.sequences + 1, length=length)
     text = Text(sequences, options.prompt)
     yield from _plain(folder, device, text, active, rates, told)
-    in_ram = replace(opened, store=RamStore(opened.store, pin=device != "cpu"))  # once, not for every session
+    in_ram = replace(opened, store=RamStore(opened.store, pin=device != "cpu"))  # measured once, not for every session
     runs = Runs(in_ram, folder, text, rates, device, options, told)
     for row_name, budget, work in runs.all():
         if time.perf_counter() > deadline_s:
@@ -115,7 +115,7 @@ def _rows(
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """What is measured of one model beside transformers: the rows that have an aim first. `told`: of the model."""
+    """The measurements of one model by moectl and Accelerate, rows with a target first; `told` holds facts on it."""
 
     opened: MoeModel
     folder: Path
@@ -126,7 +126,7 @@ class Runs:
     told: dict
 
     def all(self) -> list[Run]:
-        """Name, budget and work of every row."""
+        """Name, budget and function of every row."""
         return [
             ("moectl, full, the model's own bits", "100%", partial(self._row, "full", "100%", fused=False)),
             ("moectl, full", "100%", partial(self._row, "full", "100%")),
@@ -168,7 +168,7 @@ class Runs:
 
     def _prompts(self) -> Iterator[Run]:
         length, count = self.options.long_prompt, self.options.sequences + 1
-        prompts = gpu_models.texts(self.opened.config.vocab_size, count=count, length=length, seed=2)
+        prompts = models.texts(self.opened.config.vocab_size, count=count, length=length, seed=2)
         for name, preset, budget, fused in (
             ("full, the model's own bits", "full", "100%", False),
             ("full", "full", "100%", True),
@@ -185,13 +185,13 @@ class Runs:
 
 
 def _plain(folder: Path, device: str, text: Text, active: int, rates: Rates, told: dict) -> list[Row]:
-    """By every implementation of transformers; what its routers say of the first text is told as well."""
+    """Rows of every implementation of transformers; statistics of the routing are added to `told`."""
     from tools.bench.resident import STOCK, plain_model
 
     try:
         model = plain_model(folder, device=device)
-        told["routing"] = asdict(gpu_models.routing(model, text.sequences[0]))
-    except Exception as error:  # too little memory, say: moectl may run all the same
+        told["routing"] = asdict(models.routing(model, text.sequences[0]))
+    except Exception as error:  # for instance too little memory, with which moectl may run nevertheless
         return [gpu_rows.failed("transformers", "all resident", error)]
     measure = partial(gpu_rows.plain_row, model, text=text, active=active, rates=rates)
     found = [gpu_rows.attempt(f"transformers, {way}", "all resident", partial(measure, way)) for way in STOCK]
@@ -214,7 +214,7 @@ def _about(name: str, opened: object, options: argparse.Namespace) -> dict:
 
 
 def markdown(report: dict) -> str:
-    """A table a model, with the conditions above it."""
+    """A table for each model, with its conditions above it."""
     about, rates, lines = report["gpu"] or {"name": "no GPU, emulated link"}, report["rates"], []
     lines.append(
         f"{about['name']}; link {rates['link'] / 1e9:.1f} GB/s, memory {rates['memory'] / 1e9:.0f} GB/s; "

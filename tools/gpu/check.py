@@ -23,8 +23,7 @@ from pathlib import Path
 import torch
 
 from tools import ROOT
-from tools.gpu.checks import kernels as gpu_kernels
-from tools.gpu.checks import low_bit as gpu_lowbit
+from tools.gpu.checks import kernels, low_bit
 from tools.gpu.checks.replicas import FEW_BITS, few_bits
 from tools.gpu.checks.sessions import (
     LARGE,
@@ -64,7 +63,7 @@ def main() -> None:
 
 
 def run(scratch: Path, device: str, options: argparse.Namespace) -> list[Check]:
-    """Every check, each told as it ends."""
+    """Run every check and report each as it ends."""
     torch.set_num_threads(options.threads)
     checks = list(_attempts(_exactness(scratch, device)))
     if device != "cpu":
@@ -93,8 +92,8 @@ def _tell(check: Check) -> Check:
 
 
 def forget() -> None:
-    """What a check held on a GPU is gone before the next one needs as much. Elsewhere nothing is as short, and a
-    collection takes longer than most checks."""
+    """Free the GPU memory of a check before the next one. Without a GPU skip it: a collection takes longer than most
+    checks."""
     if torch.cuda.is_available():
         gc.collect()
         torch.cuda.empty_cache()
@@ -109,9 +108,9 @@ def _exactness(scratch: Path, device: str) -> Iterable[tuple[str, Callable[[], F
 
 
 def _kernels(device: str) -> Iterable[tuple[str, Callable[[], Finding]]]:
-    for name, sizes in gpu_kernels.SIZES.items():
-        yield f"kernels: experts of {name}", partial(gpu_kernels.experts, device, sizes)
-        yield f"kernels: prompts of {name}", partial(gpu_kernels.prompts, device, sizes)
+    for name, sizes in kernels.SIZES.items():
+        yield f"kernels: experts of {name}", partial(kernels.experts, device, sizes)
+        yield f"kernels: prompts of {name}", partial(kernels.prompts, device, sizes)
         yield f"kernels: packed experts of {name}", partial(_packed, device, sizes)
 
 
@@ -123,8 +122,8 @@ def _packed(device: str, sizes: tuple[int, int, int, int]) -> Finding:
 
 def _lowbit(device: str) -> Iterable[tuple[str, Callable[[], Finding]]]:
     for bits in (1, 2, 3, 4):
-        yield f"replicas: {bits} bits, exact", lambda bits=bits: gpu_lowbit.agreement(device, bits)
-        yield f"replicas: {bits} bits, speed", lambda bits=bits: gpu_lowbit.speed(device, bits)
+        yield f"replicas: {bits} bits, exact", lambda bits=bits: low_bit.agreement(device, bits)
+        yield f"replicas: {bits} bits, speed", lambda bits=bits: low_bit.speed(device, bits)
 
 
 def _few_bits(scratch: Path, device: str) -> Iterable[tuple[str, Callable[[], Finding]]]:

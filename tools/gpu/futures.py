@@ -1,5 +1,4 @@
-"""What tools.gpu.bench knows beforehand: the routing of its own texts, for perfect prefetching, and that of others, on
-which policies are tuned."""
+"""Recorded routing for tools.gpu.bench: of its own texts, for perfect prefetching, and of others, for tuning."""
 
 from dataclasses import replace
 from importlib.util import find_spec
@@ -26,11 +25,11 @@ from tools.gpu.rows import Rates, Text
 ORACLE = {"eviction": "belady", "prefetch": "oracle"}
 CANDIDATES, CLIMBING = 32, 16
 _COMPILED = {"horizon", "blend"}  # policies that need numba
-_SEEN_AHEAD = "next_gate:distance=2"  # the farthest that any candidate looks
+_SEEN_AHEAD = "next_gate:distance=2"  # the largest distance of any candidate
 
 
 def recorded(opened: MoeModel, text: Text, *, link: str, prefetch: str = "none") -> Trace:
-    """The routing of every sequence, as any lossless run by our kernels sees it."""
+    """The routing of every sequence, from a lossless run with moectl's kernels."""
     from profilers.compare.quality import read
 
     settings = Settings(policies={"prefetch": prefetch}, budget="100%", link=link, experts=FUSED)
@@ -41,13 +40,13 @@ def recorded(opened: MoeModel, text: Text, *, link: str, prefetch: str = "none")
 
 
 def known_future(opened: MoeModel, text: Text, *, link: str) -> Artefacts:
-    """What Belady's rule and perfect prefetching want of these texts, in this order."""
+    """The future routing of these texts in this order, for Belady and perfect prefetching."""
     return Artefacts(next_use=NextUse.of(recorded(opened, text, link=link), opened.shape))
 
 
 def tuned(opened: MoeModel, text: Text, rates: Rates, *, budget: str, link: str) -> Tried:
-    """The fastest of the lossless policies that fetch what is missing and need nothing from a store, by replays of
-    these texts, of which none should be measured."""
+    """The fastest lossless policies that fetch misses and need no artefacts, by replays of these texts; measure them
+    on other texts."""
     trace = recorded(opened, text, link=link, prefetch=_SEEN_AHEAD)
     nbytes, shape = opened.shape.expert_nbytes, opened.shape
     expert_s = expert_seconds(opened, is_fused=True)
@@ -74,7 +73,7 @@ def _candidates() -> list[Combination]:
 
 
 def other_texts(text: Text, vocabulary: int) -> Text:
-    """As many and as long, of the same kind."""
+    """Other texts of the same number, length and kind."""
     from tools.gpu.models import texts
 
     count, length = len(text.sequences), len(text.sequences[0])

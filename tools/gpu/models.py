@@ -1,4 +1,4 @@
-"""Models of published shapes with random weights whose routing is not: skewed, and alike from token to token.
+"""Models of published shapes with random weights but realistic routing: skewed, and similar from token to token.
 
 Random routers spread over all experts alike, and tokens share no more than chance: nothing could be cached. Here one
 channel of every token is constant and gives each expert a popularity, by Zipf's law, drawn anew in every layer; and
@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import nn
 
-TOPICS, STAYS = 16, 0.92  # a token's topic is the next one's with this chance
+TOPICS, STAYS = 16, 0.92  # probability that the next token has the same topic
 _CONSTANT, _TOPIC, _OWN = 0.3, 0.4, 0.85  # of a token's embedding, as root mean squares
 _SKEW, _SHARPNESS = 0.6, 1.0  # Zipf's exponent of popularity; the spread of what else a router says
-_GAIN = 4.0  # of the experts' last matrix: a layer must change what the next router sees, or it could be foretold
+_GAIN = 4.0  # scale of the experts' last matrix: a layer must change the next router's input
 SMALLEST = {
     "vocab_size": 256,
     "hidden_size": 64,
@@ -93,7 +93,7 @@ def save(shape: Shape, folder: Path, *, layers: int, device: str, tiny: bool) ->
 
 @torch.no_grad()
 def give_routing(model: nn.Module) -> None:
-    """Embeddings with topics and a constant channel; routers that go by them."""
+    """Set embeddings with topics and a constant channel, and routers that read them."""
     from runtime.model.layers import moe_layers
 
     embeddings = model.get_input_embeddings().weight
@@ -116,7 +116,7 @@ def give_routing(model: nn.Module) -> None:
 
 
 def texts(vocabulary: int, *, count: int, length: int, seed: int = 0) -> list[np.ndarray]:
-    """Token ids that keep to a topic for a while, without the three special ones."""
+    """Token ids that follow a topic for a while, without the three special ones."""
     random = np.random.default_rng(seed)
     by_topic = [np.arange(3, vocabulary)[np.arange(3, vocabulary) % TOPICS == topic] for topic in range(TOPICS)]
     found = []
@@ -131,8 +131,8 @@ def texts(vocabulary: int, *, count: int, length: int, seed: int = 0) -> list[np
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """Means over layers: the share of a token's experts that served the token before, what chance would give, and the
-    share of all choices that falls on the busiest quarter of the experts."""
+    """Means over layers: the share of a token's experts that the previous token selected, the same by chance, and the
+    share of all selections on the busiest quarter of the experts."""
 
     repeated: float
     by_chance: float
@@ -141,7 +141,7 @@ class Routing:
 
 @torch.inference_mode()
 def routing(model: nn.Module, ids: np.ndarray) -> Routing:
-    """What the routers of a plain model say of one text."""
+    """Statistics of the routing of one text by a plain model."""
     from runtime.model.layers import moe_layers
 
     layers, said = moe_layers(model), []

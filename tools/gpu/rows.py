@@ -1,4 +1,4 @@
-"""What tools.gpu.bench measures: one row for each way to run a model, beside the least time that its bytes take."""
+"""The rows of tools.gpu.bench: one for each way to run a model, beside the lower bound by its bytes."""
 
 import statistics
 import time
@@ -22,7 +22,7 @@ _COPIED = 256 << 20  # bytes, more than a GPU's cache holds
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Bytes per second: of the link, and of the memory of the fast tier as a copy within it reads and writes."""
+    """Bytes per second of the link, and of the fast tier's memory (reads and writes of a copy within it)."""
 
     link: float
     memory: float
@@ -37,7 +37,7 @@ class Text:
 
     @property
     def num_decoded(self) -> int:
-        """Tokens of the sequences that count."""
+        """Decoded tokens without the warm-up sequence."""
         return sum(len(ids) - self.prompt for ids in self.sequences[1:])
 
 
@@ -46,7 +46,7 @@ class Row:
     """One way to run a model: milliseconds of a prompt and of a decoded token, bytes moved and stall of the latter, all
     of them means. `floor_ms`: the longer of bytes moved over the link's rate and bytes read over memory's.
 
-    A row that decodes nothing is of its prompts, bytes and floor too.
+    A row without decoding has bytes and floor of its prompts.
     """
 
     name: str
@@ -69,7 +69,7 @@ class Row:
 
 
 def attempt(name: str, budget: str, measure: Callable[[], Row]) -> Row:
-    """The row, or why there is none: what does not run here must not hide the others."""
+    """The row, or a row with the reason of its failure, so that an error does not hide other rows."""
     try:
         return measure()
     except Exception as error:
@@ -77,7 +77,7 @@ def attempt(name: str, budget: str, measure: Callable[[], Row]) -> Row:
 
 
 def failed(name: str, budget: str, error: Exception) -> Row:
-    """A row that says in one line what went wrong."""
+    """A row with one line on the error."""
     first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
     return Row(name, budget, why_not=f"{type(error).__name__}: {first}"[:200])
 
@@ -97,7 +97,7 @@ def link_rate(device: str) -> float:
 
 
 def active_nbytes(opened: MoeModel) -> int:
-    """Bytes that a decoded token reads: its experts, and everything else but the table of embeddings."""
+    """Bytes that a decoded token reads: its experts and all other weights but the embedding table."""
     model, shape = opened.model, opened.shape
     table = model.get_input_embeddings().weight
     head = model.get_output_embeddings().weight
@@ -106,7 +106,7 @@ def active_nbytes(opened: MoeModel) -> int:
 
 
 def plain_row(model: torch.nn.Module, experts: str, text: Text, active: int, rates: Rates) -> Row:
-    """transformers, everything resident, by one of its experts implementations."""
+    """A row of transformers with everything resident, by one of its experts implementations."""
     from profilers.compare.quality import read_by
 
     model.set_experts_implementation(experts)
@@ -138,7 +138,7 @@ def settings_of(
     policies: dict[str, str] | None = None,
     scope: str | None = None,
 ) -> Settings:
-    """A budget below one expert a layer is shared by all layers."""
+    """Settings of a row; a budget below one expert a layer has global scope."""
     has_few = sizes.budget_nbytes(budget, opened.shape) < opened.shape.num_layers * opened.shape.expert_nbytes
     return Settings(
         preset,
@@ -153,7 +153,7 @@ def settings_of(
 def session_row(
     opened: MoeModel, settings: Settings, text: Text, rates: Rates, *, artefacts: Artefacts | None = None
 ) -> Row:
-    """moectl, experts over a link by the rates of the machine or those that are emulated."""
+    """A row of moectl, with experts over the machine's link or an emulated one."""
     from profilers.compare.quality import read
 
     with Session(opened, settings, artefacts=artefacts) as session:
@@ -178,7 +178,7 @@ def session_row(
 
 
 def prompt_row(opened: MoeModel, settings: Settings, prompts: list[np.ndarray], rates: Rates) -> Row:
-    """moectl on prompts of which the first warms up; the floor counts every expert that is wanted once, and no
+    """A row of moectl on prompts, the first of which warms up; the floor counts each wanted expert once and no
     arithmetic."""
     from tools.gpu.checks.sessions import finish
 
@@ -215,12 +215,12 @@ def _budget(settings: Settings) -> str:
 
 
 def accelerate_row(opened: MoeModel, folder: Path, budget: str, text: Text, *, device: str, threads: int) -> Row:
-    """Accelerate with as many bytes for experts on the device, the rest in the host's memory, in its own process."""
+    """A row of Accelerate with equal bytes of experts on the device and the rest on the host, in its own process."""
     from profilers.compare.peers import PEERS, Task, read_apart
 
     others = sum(one.nbytes for one in opened.model.parameters() if not one.is_meta)
     room = others + sizes.budget_nbytes(budget, opened.shape)
-    few = tuple(ids[: text.prompt + 4] for ids in text.sequences[:1])  # each token takes it as long as ours take ten
+    few = tuple(ids[: text.prompt + 4] for ids in text.sequences[:1])  # its tokens are ten times as slow
     found = read_apart(Task(PEERS["accelerate-cpu"], folder, device, threads, few, text.prompt, room))
     return Row(
         "Accelerate, CPU offload",
@@ -233,7 +233,7 @@ def accelerate_row(opened: MoeModel, folder: Path, budget: str, text: Text, *, d
 
 
 def _decoded(session: Session, text: Text) -> dict[str, int]:
-    """What was counted in the decode passes of all sequences but the first."""
+    """Counters of the decode passes of all sequences but the first."""
     counters, length = session.controller.counters, len(text.sequences[0]) - text.prompt + 1
     decode = [one for number, one in enumerate(counters.passes[length:]) if number % length]
     assert len(decode) == text.num_decoded, (len(decode), text.num_decoded)

@@ -1,1 +1,1 @@
-"""Does a test notice when one thing of the code changes? `python -m tools.mutation.mutate`."""
+"""Mutation tests of the code: `python -m tools.mutation.mutate`."""

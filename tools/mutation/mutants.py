@@ -1,4 +1,4 @@
-"""Mutants of a source file, one small change each, and whether the tests of that file notice.
+"""Mutants of a source file, one small change each, and whether its tests kill them.
 
 What is changed and how is cosmic-ray's (the extra `mutation`); of its operators those are left out whose mutants
 cannot but fail, such as a division that becomes a shift. A mutant is never written: a child process, forked when all
@@ -45,12 +45,12 @@ OPERATORS = (
     *(f"ReplaceComparisonOperator_{pair}" for pair in _COMPARISON.split()),
     *_OTHERS.split(),
 )
-_COMPILERS = ("part", "exact_part", "kernel")  # decorators that say nothing where nothing is compiled
+_COMPILERS = ("part", "exact_part", "kernel")  # decorators without effect where nothing is compiled
 
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """A file, relative to the root, with one change in a line, `change` as one reads it, and all of its source."""
+    """A mutated file, relative to the root: the line, the `change` in readable form, and the whole source."""
 
     path: str
     line: int
@@ -59,7 +59,7 @@ class Mutant:
 
 
 def mutants(path: str) -> Iterator[Mutant]:
-    """Every change of the file but those of annotations, which nothing reads, in the order of the operators."""
+    """Every mutant of the file, without those of annotations, in the order of the operators."""
     from cosmic_ray.mutating import mutate_code
     from cosmic_ray.plugins import get_operator
 
@@ -74,7 +74,7 @@ def mutants(path: str) -> Iterator[Mutant]:
 
 
 def seconds_of(name: str, tests: Sequence[str]) -> float:
-    """Seconds of compute that the tests take with nothing changed. RuntimeError if they fail."""
+    """CPU seconds of the tests without a mutant. Raises RuntimeError if they fail."""
     code, seconds = _in_a_child(None, name, tests, limit_s=3600)
     if code:
         raise RuntimeError(f"the tests of {name} fail, or find nothing, before anything is changed: {' '.join(tests)}")
@@ -82,16 +82,16 @@ def seconds_of(name: str, tests: Sequence[str]) -> float:
 
 
 def is_killed(mutant: Mutant, tests: Sequence[str], *, limit_s: int) -> bool:
-    """Whether a test fails, or its seconds of compute are used up."""
+    """Whether a test fails, or the limit of CPU seconds is exceeded."""
     return _in_a_child(mutant, mutant.path, tests, limit_s=limit_s)[0] != 0
 
 
 def _prepare() -> None:
-    """Import what is not ours, once, in an environment for children."""
+    """Import third-party packages once, in the environment that children inherit."""
     os.environ |= {
-        "NUMBA_DISABLE_JIT": "1",  # what was compiled before would be run again, and the change missed
+        "NUMBA_DISABLE_JIT": "1",  # a compiled cache would hide the mutant
         "OMP_NUM_THREADS": "1",
-        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # looking for plugins takes longer than most tests here
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # the search for plugins takes longer than most tests
     }
     for name in _THEIRS:
         importlib.import_module(name)
@@ -100,7 +100,7 @@ def _prepare() -> None:
 
 
 def _in_a_child(mutant: Mutant | None, path: str, tests: Sequence[str], *, limit_s: int) -> tuple[int, float]:
-    """Exit status, and seconds of compute."""
+    """Exit status and CPU seconds of a child process."""
     _prepare()
     child = os.fork()
     if not child:
@@ -123,17 +123,17 @@ def _test(mutant: Mutant | None, path: str, tests: Sequence[str], limit_s: int) 
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
     if mutant is not None:
         sys.meta_path.insert(0, _Finder(path.removesuffix(".py").replace("/", "."), mutant))
-    # The same examples every time, and none made smaller: what counts is whether one fails.
+    # The same examples every time, without shrinking: only the failure counts.
     phases = (hypothesis.Phase.explicit, hypothesis.Phase.generate)
     hypothesis.settings.register_profile("mutants", derandomize=True, database=None, deadline=None, phases=phases)
     hypothesis.settings.load_profile("mutants")
     quick = ("--assert=plain", "-p", "no:cacheprovider", "-p", "no:unraisableexception", "--import-mode=importlib")
-    # One after another: what the first notices need not wait until the others are imported.
+    # One file after another: if the first fails, the others need not be imported.
     return int(any(pytest.main(["-x", "-q", *quick, test]) for test in tests))
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds the mutant where its module is asked for."""
+    """Imports the mutant in place of its module."""
 
     def __init__(self, name: str, mutant: Mutant) -> None:
         self._name, self._mutant = name, mutant
@@ -154,7 +154,7 @@ class _Loader(importlib.machinery.SourceFileLoader):
 
 
 def _positions(operator: object, source: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-    """Where cosmic-ray's operator would change something, as it counts them."""
+    """Positions at which cosmic-ray's operator would change something, in its order."""
     from cosmic_ray.ast import Visitor, get_ast
 
     found = []
@@ -169,8 +169,8 @@ def _positions(operator: object, source: str) -> list[tuple[tuple[int, int], tup
 
 
 def _spans_left_out(source: str) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
-    """(line, column) from and to of what nothing runs: annotations, decorators that compile, and the star after which
-    arguments have names."""
+    """Spans of (line, column) that are not mutated: annotations, compiling decorators, and the star of keyword-only
+    arguments."""
     for number, line in enumerate(source.splitlines(), start=1):
         yield from (((number, star.start()), (number, star.end())) for star in re.finditer(r"\*(?=,)", line))
     for node in ast.walk(ast.parse(source)):
@@ -178,7 +178,7 @@ def _spans_left_out(source: str) -> Iterator[tuple[tuple[int, int], tuple[int, i
         if isinstance(node, ast.FunctionDef):
             parts += [each for each in node.decorator_list if _name_of(each) in _COMPILERS]
         for part in filter(None, parts):
-            # A decorator is given from its @ on.
+            # A decorator's span begins at its @.
             yield (part.lineno, part.col_offset - 1), (part.end_lineno, part.end_col_offset)
 
 
@@ -187,7 +187,7 @@ def _name_of(decorator: ast.expr) -> str:
 
 
 def _change(source: str, changed: str, operator: str) -> str:
-    """`before` -> `after`, as much of the line as makes it plain."""
+    """`before` -> `after`, with as much of the line as needed."""
     before, after = source.splitlines(), changed.splitlines()
     if len(before) != len(after):
         return operator

@@ -1,4 +1,4 @@
-"""Tries every mutant of the code that chooses experts, bits and memory: does a test notice that one thing changed?
+"""Runs the tests of every mutant of the code that decides on experts, bits and memory, and reports survivors.
 
     pip install -e '.[test,mutation]'
     python -m tools.mutation.mutate                                  all files of the table below: tens of minutes
@@ -32,7 +32,7 @@ _TEXTS = (
 
 
 def _policy(axis: str, name: str, *tests: str, rows: Sequence[str] = ("",)) -> tuple[str, ...]:
-    """Tests by hand, then what its table says, then its golden counts."""
+    """Tests of a policy: written ones, then those of the table, then golden counts."""
     texts = [f"{text}[{axis}-{name}]" for text in _TEXTS]
     return (*tests, *texts, *(f"{_GOLDEN}[{axis}/{name}{row}]" for row in rows))
 
@@ -107,12 +107,12 @@ TESTS = {
         ),
     ),
 }
-"""Which tests cover a file, the quickest first."""
+"""The tests of each file, the quickest first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Of one file: how many mutants there were, and those that no test noticed."""
+    """The result of one file: the number of mutants, and the survivors."""
 
     path: str
     tried: int
@@ -124,20 +124,20 @@ class Outcome:
 
 
 def outcome_of(path: str, tests: Sequence[str]) -> Outcome:
-    # Twice as long as usual, and some seconds for a busy machine: who takes longer loops for ever.
+    # Twice the usual time and some seconds for a busy machine; a mutant that takes longer counts as an endless loop.
     limit_s = int(2 * seconds_of(path, tests) + 5)
     every = list(mutants(path))
     return Outcome(path, len(every), tuple(each for each in every if not is_killed(each, tests, limit_s=limit_s)))
 
 
 def reasons_on(page: str) -> dict[tuple[str, str], str]:
-    """What the page says of each survivor, by file and change."""
+    """The reasons on the page for each survivor, by file and change."""
     rows = [[cell.strip() for cell in line.split(" | ")] for line in page.splitlines() if line.startswith("| `")]
     return {(row[0].strip("|` "), row[2]): row[3].rstrip("| ") for row in rows if len(row) == 4}
 
 
 def page_of(outcomes: Iterable[Outcome], page: str) -> str:
-    """The page with the tables of these, and the reasons that it had."""
+    """The page with the tables of these results and the reasons it had before."""
     outcomes, reasons = list(outcomes), reasons_on(page)
     lines = ["", "| file | mutants | killed | survived | killed, % |", "|---|---:|---:|---:|---:|"]
     for each in outcomes:

@@ -1,4 +1,4 @@
-"""A torment in a process of its own: a crash, a hang or too much memory ends the process, and is told."""
+"""A torment in a process of its own: a crash, a hang or too much memory ends that process and is reported."""
 
 import multiprocessing
 import os
@@ -14,12 +14,12 @@ from pathlib import Path
 
 from tools.torments import cases
 
-SLOWEST_S = 300.0  # a case, or the preparation of all
+SLOWEST_S = 300.0  # for one case, or for the preparation
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """`loss` is empty where every promise held; `peak_nbytes` is the process's so far."""
+    """`loss` is empty if every promise held; `peak_nbytes` is the peak of the process so far."""
 
     number: int
     fault: str
@@ -29,7 +29,7 @@ class Case:
 
 
 class Cell:
-    """Starts its process with the first case, and again after one that ended it."""
+    """Starts its process with the first case, and anew after a case that ended it."""
 
     def __init__(self, torment: type[cases.Torment], ground: Path, seed: int) -> None:
         self._torment, self._ground, self._seed = torment, ground, seed
@@ -49,7 +49,7 @@ class Cell:
         return Case(number, fault, loss, time.monotonic() - began, peak_nbytes)
 
     def close(self) -> None:
-        """With whatever the torment has started itself."""
+        """End the process and everything that the torment has started."""
         if self._process is None:
             return
         try:
@@ -87,7 +87,7 @@ class Cell:
 
 
 def _cell(pipe: Connection, torment: type[cases.Torment], ground: Path, seed: int) -> None:
-    """Answers once prepared, with what stood in the way, then with a fault, a loss and a peak for each number."""
+    """Answer once after the preparation, with its error if any, then with fault, loss and peak for each number."""
     os.setsid()
     os.environ["OMP_NUM_THREADS"] = "1"  # read by torch when it is first imported
     try:
@@ -96,7 +96,7 @@ def _cell(pipe: Connection, torment: type[cases.Torment], ground: Path, seed: in
         pipe.send(f"not prepared: {traceback.format_exc(limit=-3)}")
         return
     pipe.send("")
-    with suppress(EOFError, BrokenPipeError):  # whoever asked has ended
+    with suppress(EOFError, BrokenPipeError):  # the parent process has ended
         while True:
             number = pipe.recv()
             fault, loss = _case(prepared, random.Random(f"{seed} {torment.__name__} {number}"))

@@ -1,4 +1,4 @@
-"""What must hold of a session whatever has happened to it: books, contents of slots, threads, files, memory."""
+"""Invariants of a session after any fault: the controller's state, contents of slots, threads, files, memory."""
 
 import gc
 import threading
@@ -12,7 +12,7 @@ from tools.torments.cases import Lost
 
 
 def check(session: Session, after: str) -> None:
-    """Raises Lost unless the books are sound and every slot holds the expert that they say."""
+    """Raises Lost unless the controller's state is consistent and every slot holds the expert assigned to it."""
     try:
         session.validate()
     except AssertionError as problem:
@@ -33,7 +33,7 @@ def check(session: Session, after: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a process holds: threads of moectl by name, open files, bytes of tensors."""
+    """Resources of a process: threads of moectl by name, open files, bytes of tensors."""
 
     threads: tuple[str, ...]
     num_files: int
@@ -52,7 +52,7 @@ class Held:
         )
 
     def check(self, before: "Held", what: str) -> None:
-        """Raises Lost where more is held than before."""
+        """Raises Lost if more is held than before."""
         if self.threads != before.threads:
             raise Lost(f"17: {what} left threads: {self.threads}, before {before.threads}")
         if self.num_files > before.num_files:

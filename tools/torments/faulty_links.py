@@ -1,4 +1,4 @@
-"""Links that go wrong on purpose, as torments and tests want them: the real ones, with faults where bytes move."""
+"""Links with injected faults, for torments and tests: the real links, with faults where bytes move."""
 
 import threading
 import time
@@ -14,20 +14,19 @@ from runtime.links.emulated import EmulatedLink
 from runtime.links.link import ThreadTransfer, Transfer
 from runtime.tiers import open as tiers
 
-_LONG_S = 60.0  # more than a busy machine keeps a thread waiting
+_LONG_S = 60.0  # longer than a thread waits on a busy machine
 
 
 class Faults:
-    """What goes wrong, and when: `issuing`, `moving` and `landing` are asked with the number of the issue, of the
-    transfer that begins, and of the question whether one has landed; they may raise, sleep, or say no. `patience_s` of
-    who waits for a disk."""
+    """The faults to inject. `issuing`, `moving` and `landing` are called with the number of the issue, of the transfer
+    and of the query for completion; they may raise, sleep, or return False. `patience_s` is the disk link's timeout."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self.mend()
 
     def mend(self) -> None:
-        """Everything goes well from here on, and is counted from 0."""
+        """Remove all faults and count from 0 again."""
         with self._lock:
             self.num_issued = self.num_moved = self.num_asked = 0
             self.patience_s = _LONG_S
@@ -51,7 +50,7 @@ class Faults:
 
 
 class FaultyDiskLink(DiskLink):
-    """Its reads go wrong on its own threads, and it has no others."""
+    """A disk link whose faults occur on its reader threads."""
 
     def __init__(self, *arguments: object, faults: Faults, **named: object) -> None:
         self._faults = faults
@@ -75,7 +74,7 @@ class FaultyDiskLink(DiskLink):
 
 
 class FaultyEmulatedLink(EmulatedLink):
-    """Bytes are moved as they are collected, and that is where it goes wrong."""
+    """An emulated link, which moves bytes when they are collected; its faults occur there."""
 
     def __init__(self, *arguments: object, faults: Faults, **named: object) -> None:
         self._faults = faults
@@ -95,14 +94,14 @@ class FaultyEmulatedLink(EmulatedLink):
 
 @contextmanager
 def installed(faults: Faults) -> Iterator[Faults]:
-    """Sessions that are built meanwhile have links with these faults."""
+    """Give sessions built within the context links with these faults."""
     disk, emulated = partial(FaultyDiskLink, faults=faults), partial(FaultyEmulatedLink, faults=faults)
     with patch.object(tiers, "DiskLink", disk), patch.object(tiers, "EmulatedLink", emulated):
         yield faults
 
 
 def failing(at: int, error: Callable[[], BaseException]) -> Callable[[int], None]:
-    """Raises on the one numbered `at`."""
+    """A fault that raises on number `at`."""
 
     def fault(number: int) -> None:
         if number == at:
@@ -112,7 +111,7 @@ def failing(at: int, error: Callable[[], BaseException]) -> Callable[[int], None
 
 
 def failing_from(at: int, error: Callable[[], BaseException]) -> Callable[[int], None]:
-    """Raises on the one numbered `at` and on all after it: one alone may be a prefetch that nobody comes for."""
+    """A fault that raises on number `at` and on all later ones: a single one may be an unused prefetch."""
 
     def fault(number: int) -> None:
         if number >= at:
@@ -122,12 +121,12 @@ def failing_from(at: int, error: Callable[[], BaseException]) -> Callable[[int],
 
 
 def sleeping(seconds: Callable[[int], float]) -> Callable[[int], None]:
-    """Every one takes so long."""
+    """A fault that delays every one by these seconds."""
     return lambda number: time.sleep(seconds(number))
 
 
 def held(at: int, gate: threading.Event) -> Callable[[int], None]:
-    """The one numbered `at` does not go on until `gate` is set."""
+    """A fault that holds number `at` until `gate` is set."""
 
     def fault(number: int) -> None:
         if number == at:
@@ -137,4 +136,4 @@ def held(at: int, gate: threading.Event) -> Callable[[int], None]:
 
 
 def _nothing(number: int) -> None:
-    """All is well."""
+    """No fault."""

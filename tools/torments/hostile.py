@@ -1,6 +1,6 @@
-"""What hostile files are made of, and what may come of one: an answer or one of our own errors, in time and in bounds.
+"""Generators of hostile files, and the check of their outcome: a result or a Problem, within limits of time and memory.
 
-Everything follows from the generator that is passed in, so that a case is repeated by its seed.
+All random choices use the generator that is passed in, so that a seed repeats a case.
 """
 
 import json
@@ -17,16 +17,16 @@ from types import FrameType
 from artifacts.errors import Problem
 from tools.torments.cases import Lost
 
-SECONDS = 30.0  # no case is honest work of more than one
-NBYTES = 4 << 30  # of addresses, beyond what the process has already; allocators reserve far more than they use
-LONGEST = 12_000  # characters of a refusal, which may repeat what was typed
+SECONDS = 30.0  # longer than any legitimate case
+NBYTES = 4 << 30  # address space beyond that of the process; allocators reserve far more than they use
+LONGEST = 12_000  # characters of a refusal, which may quote the input
 NUMBERS = (0, -1, 1, 2, 3, 7, 255, 65536, 2**31 - 1, 2**31, 2**32, 2**40, 2**61, 2**63 - 1, 2**63, 2**64, 10**30)
 FRACTIONS = (0.5, -0.0, 1e-320, 1e308, math.nan, math.inf, -math.inf)
 TEXTS = ("", "x", "0", "-1", "nan", "é", "\ud800", "\x00", "../x", "/etc/passwd", "a" * 5000, "{}", "F32", "I64")
 
 
 def refusal(what: str, call: Callable[[], object]) -> Problem | None:
-    """The Problem that `call` ended with, None if it went well. Raises Lost for any other end, and for one too late."""
+    """The Problem that `call` raised, None on success. Raises Lost for any other error, and for a late one."""
     try:
         with _bounded():
             call()
@@ -38,7 +38,7 @@ def refusal(what: str, call: Callable[[], object]) -> Problem | None:
         return problem
     except (KeyboardInterrupt, SystemExit, Lost):
         raise
-    except BaseException as error:  # a panic of Rust's is no Exception
+    except BaseException as error:  # a Rust panic is not an Exception
         raise Lost(f"{what}: {type(error).__name__}: {str(error)[:300]}") from error
 
 
@@ -50,7 +50,7 @@ def damaged(data: bytes, rng: random.Random) -> bytes:
 
 
 def altered(value: object, rng: random.Random) -> object:
-    """A copy of what JSON holds, with one to three of its values replaced, removed, renamed or exchanged."""
+    """A copy of a JSON value with one to three of its parts replaced, removed, renamed or exchanged."""
     value = json.loads(json.dumps(value))
     for _ in range(rng.choice((1, 1, 2, 3))):
         places = list(_places(value))
@@ -61,7 +61,7 @@ def altered(value: object, rng: random.Random) -> object:
 
 
 def odd(rng: random.Random) -> object:
-    """A value that few expect."""
+    """An unusual value."""
     return rng.choice(
         (
             lambda: rng.choice(NUMBERS),
@@ -74,7 +74,7 @@ def odd(rng: random.Random) -> object:
 
 
 def as_text(value: object, rng: random.Random) -> str:
-    """JSON, once in a while with a key twice, too deep, or with a number of thousands of digits."""
+    """JSON text, sometimes with a duplicate key, deep nesting, or a number of thousands of digits."""
     text = json.dumps(value, ensure_ascii=rng.random() < 0.9)
     twist = rng.random()
     if twist < 0.05 and text.startswith("{") and len(text) > 2:
@@ -87,14 +87,14 @@ def as_text(value: object, rng: random.Random) -> str:
 
 
 def write(path: Path, content: str | bytes) -> Path:
-    """Write a file; what is no UTF-8 stays as odd as it is."""
+    """Write a file; characters that UTF-8 cannot encode are kept as surrogates."""
     path.write_bytes(content if isinstance(content, bytes) else content.encode("utf-8", "surrogatepass"))
     return path
 
 
 @contextmanager
 def _bounded() -> Iterator[None]:
-    """Stop what takes too long, and let no more memory be had than a case may need."""
+    """Limit the time and the memory of a case."""
     is_main = threading.current_thread() is threading.main_thread()
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     pages = int(Path("/proc/self/statm").read_text().split()[0])
@@ -112,7 +112,7 @@ def _bounded() -> Iterator[None]:
 
 
 class _TooLong(BaseException):
-    """No library catches it by mistake."""
+    """Derived from BaseException, so that no library catches it."""
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
@@ -120,7 +120,7 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 
 def _places(value: object) -> Iterator[tuple[dict | list, str | int]]:
-    """Every place in a tree: what holds it, and its key or number there."""
+    """Every place in a tree: its container, and its key or index there."""
     if isinstance(value, dict | list):
         for key in list(value) if isinstance(value, dict) else range(len(value)):
             yield value, key
@@ -176,7 +176,7 @@ def _doubled(data: bytes, rng: random.Random) -> bytes:
 
 
 def _of_another_length(data: bytes, rng: random.Random) -> bytes:
-    """The first 8 bytes are often a length."""
+    """Change the first 8 bytes, which are a length in many formats."""
     length = rng.choice((0, 1, 2, len(data), 2**20, 100 << 20, 2**32, 2**40, 2**63, 2**64 - 8, 2**64 - 1))
     return length.to_bytes(8, "little") + data[8:]
 

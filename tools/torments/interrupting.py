@@ -1,4 +1,4 @@
-"""What comes from outside at any moment: an interruption between two instructions, an allocation that fails."""
+"""Events at any moment: an interruption between two instructions, a failing allocation."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -14,7 +14,7 @@ _WATCHED = str(ROOT / "runtime")
 
 
 class Instructions:
-    """Counts the instructions of `runtime` on this thread; KeyboardInterrupt before the one numbered `at`, if given."""
+    """Counts instructions of `runtime` on this thread; raises KeyboardInterrupt before number `at`, if given."""
 
     def __init__(self, at: int | None = None) -> None:
         self.count, self._at = 0, at
@@ -41,7 +41,7 @@ class Instructions:
 
 
 class OutOfMemory(TorchFunctionMode):
-    """Counts torch's functions on this thread; the one numbered `at` finds no memory, if given."""
+    """Counts torch's functions on this thread; number `at` raises OutOfMemoryError, if given."""
 
     def __init__(self, at: int | None = None) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class OutOfMemory(TorchFunctionMode):
 
 @contextmanager
 def allocations(at: int | None = None) -> Iterator[list[int]]:
-    """Counts what `torch.empty` is asked for, in bytes, of whatever thread; the one numbered `at` is refused."""
+    """Records the bytes of each `torch.empty` on any thread; call number `at` fails."""
     asked: list[int] = []
     real = torch.empty
 

@@ -1,4 +1,4 @@
-"""Random small models, presets, budgets and links that lose nothing, and what the plain model says: for torments."""
+"""Random small models and lossless settings, with the outputs of the plain model, for torments."""
 
 import random
 from dataclasses import dataclass, field, replace
@@ -22,12 +22,12 @@ PREFETCHES += ("random", "activation")
 MISSES = ("fetch", "near", "near:fill=no", "near:ratio=0.3,fill=no", "qstar:ratio=0.5")
 LINKS = ("disk", "300MB/s+5us", "2GB/s")
 NUM_DECODED = 2
-_TOLERANCE = 1e-4  # of the largest logit
+_TOLERANCE = 1e-4  # relative to the largest logit
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A batch of prompts [B, S] and the tokens [B, n] that follow; what the plain model says of each pass."""
+    """A batch of prompts [B, S], the tokens [B, n] that follow, and the plain model's logits of each pass."""
 
     prompts: torch.Tensor
     tokens: torch.Tensor
@@ -36,7 +36,7 @@ class Request:
 
 @dataclass
 class Model:
-    """One checkpoint: as moectl opens it, and as it is."""
+    """One checkpoint, opened by moectl and by plain transformers."""
 
     folder: Path
     name: str
@@ -51,12 +51,12 @@ class Model:
 
     @cached_property
     def requests(self) -> list[Request]:
-        """Of one to three prompts each."""
+        """Requests of one to three prompts."""
         generator = torch.Generator().manual_seed(11)
         return [self._request(batch, length, generator) for batch, length in ((1, 3), (1, 12), (3, 7), (2, 1), (1, 25))]
 
     def generated(self, prompt: torch.Tensor, count: int) -> list[int]:
-        """Tokens of the plain model, the most probable ones."""
+        """Greedy tokens of the plain model."""
         named = {"max_new_tokens": count, "min_new_tokens": count, "do_sample": False}
         with torch.inference_mode():
             return self.plain.generate(prompt, **named)[0, prompt.shape[1] :].tolist()
@@ -74,7 +74,7 @@ class Model:
 
 
 class Models:
-    """Every family in float32, some in bfloat16, each made when it is first drawn."""
+    """Every family in float32, some in bfloat16; each is made at its first use."""
 
     def __init__(self, ground: Path) -> None:
         self._ground, self._made = ground, {}
@@ -89,7 +89,7 @@ class Models:
 
 
 def draw_settings(rng: random.Random, shape: Shape) -> Settings:
-    """Of policies that lose nothing; axes of a preset are drawn anew half of the time."""
+    """Random lossless settings; half of the time some axes of the preset are replaced."""
     name = rng.choice(PRESETS)
     scope = rng.choice(("layer", "global"))
     policies = {}
@@ -126,13 +126,13 @@ def said(session: Session, request: Request) -> list[torch.Tensor]:
 
 
 def is_exact(session: Session) -> bool:
-    """Whether it owes the plain model's bits: cut experts, and those of compiled kernels, add up in another order. In
-    bfloat16 that sends tokens to other experts."""
+    """Whether the session must equal the plain model bit for bit. Split experts and compiled kernels add in another
+    order, which in bfloat16 changes the routing."""
     return session.parts.fast.split is None and not session.parts.is_fused
 
 
 def differs(ours: list[torch.Tensor], theirs: list[torch.Tensor], *, to_the_bit: bool = True) -> str:
-    """Where the logits are not those of the plain model; nothing if they are."""
+    """How the logits differ from those of the plain model; empty if they agree."""
     for number, (own, plain) in enumerate(zip(ours, theirs, strict=True)):
         off = float((own.float() - plain.float()).abs().max())
         if not torch.equal(own, plain) and (to_the_bit or off > _TOLERANCE * float(plain.float().abs().max())):

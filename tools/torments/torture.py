@@ -1,11 +1,11 @@
-"""Hard to break: everything that can go wrong, at random, for as many minutes as one has, and what was lost.
+"""Random fault injection for a given number of minutes, and a report of broken promises.
 
     python -m tools.torments.torture --minutes 20                               every torment in turn, by its share
     python -m tools.torments.torture --minutes 20 --write docs/reliability.md   puts the figures into that page
     python -m tools.torments.torture --only killed --case 17                    one case again
 
-Each torment (tools/torments) runs in a process of its own, so that one that crashes, hangs or eats memory is a loss
-and not the end. Exits 1 where anything was lost, and prints how to repeat it.
+Each torment (tools/torments) runs in a process of its own, so that a crash, a hang or exhausted memory counts as a loss
+and does not end the run. Exits 1 if anything was lost, and prints how to repeat it.
 """
 
 import argparse
@@ -28,7 +28,7 @@ FAULTS = ROOT / "tests" / "faults"
 
 @dataclass(slots=True)
 class Found:
-    """What the cases of one torment came to."""
+    """The results of the cases of one torment."""
 
     name: str
     torment: type[cases.Torment]
@@ -60,7 +60,7 @@ def main() -> int:
 
 
 def _run(found: list[Found], cells: dict[str, Cell], options: argparse.Namespace) -> None:
-    """The one that has had least of its share comes next."""
+    """Run next the torment that has had the least of its share."""
     if options.case is not None:
         found[0].take(cells[found[0].name].run(options.case))
         return
@@ -115,7 +115,7 @@ def _by_torment(found: list[Found]) -> performance.Section:
 
 
 def _classes() -> dict[int, str]:
-    """Each class's sentence, by number: the first line of the suite's file that holds its quick tests."""
+    """A sentence on each class, by number: the first line of its file in tests/faults."""
     return {
         int(path.name.split("_")[1]): ast.get_docstring(ast.parse(path.read_text())).partition("\n")[0].rstrip(".")
         for path in sorted(FAULTS.glob("test_*.py"))

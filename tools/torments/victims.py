@@ -1,6 +1,6 @@
-"""Commands of moectl in processes of their own, to be killed or starved: what they should write, and what is there.
+"""Commands of moectl in child processes that are killed or run out of disk, and checks of what they wrote.
 
-A child is a copy of a process that has all imports behind it, so that it begins at once.
+A child is forked from a process with all imports done, so that it starts at once.
 """
 
 import multiprocessing
@@ -35,7 +35,7 @@ COMMANDS = {
     "learn": ("run", "model", "--learn", "--preset", "fmoe", "--budget", "50%", "--link", "50MB/s", "--prompt", "a cat")
     + ("--max-new-tokens", "5", "--greedy", "--threads", "1"),
 }
-# Calls that change the world, or may: a process that dies there is the likeliest to leave something half done.
+# Calls that may change files: a process killed there is the most likely to leave something half done.
 _EVENTS = frozenset(
     ("execute", "commit", "begin", "close", "write", "tofile", "fsync", "replace", "rename", "unlink", "link", "mkdir")
     + ("rmdir", "open", "read", "preadv", "flock", "dumps")
@@ -46,7 +46,7 @@ Runs = frozenset[tuple[str, str]]  # command and content of each
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a command ended: `code` as of `subprocess`, what it said on stderr, and how many events it came to."""
+    """How a command ended: `code` as in `subprocess`, its stderr, and the number of its events."""
 
     code: int
     said: str
@@ -63,7 +63,7 @@ class Death:
 
 
 class Victims:
-    """A model, a text, a store with earlier runs, and what each command adds to it once that has been asked."""
+    """A model, a text, a store with earlier runs, and what each command adds to it."""
 
     def __init__(self, ground: Path) -> None:
         self._ground = ground
@@ -86,8 +86,8 @@ class Victims:
         return Child(self._context, (COMMANDS[command], self._ground, folder, death, longest_file))
 
     def known(self, command: str, *, has_runs: bool, times: int = 1) -> tuple[Runs, Ended]:
-        """All runs once the command was done so many times undisturbed, and how the last time went."""
-        times = times if command == "learn" else 1  # what was learned is where the next begins; all else is the same
+        """All runs after this many undisturbed executions of the command, and how the last one ended."""
+        times = times if command == "learn" else 1  # learned maps change the next run
         key = (command, has_runs, times)
         if key not in self._known:
             folder = self.fresh("known", has_runs=has_runs)
@@ -97,14 +97,14 @@ class Victims:
         return self._known[key]
 
     def fresh(self, name: str, *, has_runs: bool, under: Path | None = None) -> Path:
-        """A folder with a store to be tried, of earlier runs or none."""
+        """A folder with a store of earlier runs, or with none."""
         folder = (under or self._ground) / name
         shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(self.with_runs if has_runs else self.without, folder)
         return folder
 
     def check(self, command: str, folder: Path, *, has_runs: bool, times: int = 0) -> int:
-        """Nothing is lost, half a run or wrong; how often the command came to its end, which was `times` before."""
+        """Check that nothing is lost, partial or wrong; return how often the command has completed (`times` before)."""
         before = found(self.with_runs if has_runs else self.without)
         if not (folder / "moe.duckdb").exists():
             if before:
@@ -118,8 +118,8 @@ class Victims:
         return may[0]
 
     def finish(self, command: str, folder: Path, *, has_runs: bool, times: int) -> tuple[StoreFinding, ...]:
-        """The command once more comes to what it does undisturbed; what is left beside the store. It came to its end
-        `times` before."""
+        """Run the command again, which must give the undisturbed result; return the files left beside the store. It had
+        completed `times` before."""
         self._whole(command, folder)
         now, wanted = found(folder), self.known(command, has_runs=has_runs, times=times + 1)[0]
         if now != wanted:
@@ -147,7 +147,7 @@ class Victims:
 
 
 class Child:
-    """A command under way."""
+    """A running command."""
 
     def __init__(self, context: multiprocessing.context.BaseContext, task: tuple) -> None:
         self._pipe, theirs = context.Pipe(duplex=False)
@@ -158,7 +158,7 @@ class Child:
         theirs.close()
 
     def end(self) -> Ended:
-        """Wait for it, or for its death; one that hangs is lost."""
+        """Wait for its end or its death. Raises Lost if it hangs."""
         if self._death and self._death.event is None:
             self._process.join(self._death.after_s)
             self._process.kill()
@@ -177,7 +177,7 @@ class Child:
 
 
 def found(folder: Path) -> Runs:
-    """What the store of a folder holds; every row and every file of replicas has been looked at."""
+    """The contents of the store in a folder, after reading every row and every replica file."""
     path = folder / "moe.duckdb"
     if not path.exists():
         return frozenset()
@@ -200,7 +200,7 @@ def _told(runs: Runs) -> str:
 
 
 def _modules() -> list[str]:
-    """What commands import when they begin."""
+    """The modules that commands import."""
     verbs = ("profile", "quantize", "build_maps", "bench", "run")
     return ["torch", "transformers.models.olmoe.modeling_olmoe", "tools.make.checkpoint", "moectl.cli"] + [
         f"moectl.commands.{verb}" for verb in verbs
@@ -222,7 +222,7 @@ def _run(
     death: Death | None,
     longest_file: int | None,
 ) -> None:
-    """In the child."""
+    """Run the command in the child process."""
     from moectl.cli import main
 
     said = os.open(ground / "said", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -244,7 +244,7 @@ def _run(
 
 
 class _Counter:
-    """Hears of calls into C, and has the process killed when it has heard enough."""
+    """Counts calls into C and kills the process at a given count."""
 
     def __init__(self, death: Death | None) -> None:
         self.events = 0

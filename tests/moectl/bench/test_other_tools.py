@@ -1,4 +1,4 @@
-"""Results of other tools beside our own, in the forms in which those tools write them."""
+"""Import of results in the formats of other tools."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ from artifacts.errors import BadInput
 from artifacts.store.store import Store
 from moectl.bench.other_tools import keep, read_results
 from moectl.cli import main
-from tests.moectl.bench.test_bench import REPLAY
+from tests.helpers.bench import REPLAY
 
 LLAMA = {
     "build_commit": "8cf427ff",

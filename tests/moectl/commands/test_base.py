@@ -1,7 +1,6 @@
 """`--base 4` from the command line: what `run`, `bench`, `simulate` and `tune` print, and what is refused."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,11 +8,10 @@ import pytest
 from artifacts.store.store import Store
 from moectl.cli import main
 from tests.conftest import Checkpoint
+from tests.moectl.conftest import Said
 
 TEXT = ["--data", "text.jsonl", "--tokens", "24", "--length", "12", "--rounds", "1", "--threads", "1"]
 PROMPT = ["--prompt", "a dog", "--max-new-tokens", "6", "--greedy", "--ignore-eos"]
-
-Said = Callable[..., dict]
 
 
 @pytest.fixture(scope="module")
@@ -32,18 +30,6 @@ def folder(checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> 
 def model(folder: Path, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.chdir(folder)
     return str(checkpoint("olmoe"))
-
-
-@pytest.fixture
-def said(capfd: pytest.CaptureFixture[str]) -> Said:
-    def run(*options: str) -> dict:
-        capfd.readouterr()
-        code = main([*options, "--json"])
-        told = capfd.readouterr()
-        assert (code, told.err) == (0, "")
-        return json.loads(told.out)
-
-    return run
 
 
 def test_a_run_and_its_replay(model: str, said: Said, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from openai import OpenAI
 
 import moectl.commands
 from moectl.cli import main
-from moectl.serving.limits import Limits
+from moectl.serving.guard import ServerLimits
 from runtime.model.open import open_model
 from tests import ROOT
 from tests.conftest import Checkpoint
@@ -49,7 +49,7 @@ def test_a_server_ends_well(checkpoint: Checkpoint, tmp_path: Path) -> None:
 
 def test_what_takes_too_long_is_broken_off(checkpoint: Checkpoint, tmp_path: Path) -> None:
     """Every accepted client is told, whether its request runs or waits, streamed or whole."""
-    limits = Limits(num_rows=1, closing_s=0.2)
+    limits = ServerLimits(num_rows=1, closing_s=0.2)
     asked = EXACT | {"prompt": "sheep", "max_tokens": 240, "stream": True}
     with serving(open_model(str(checkpoint("olmoe"))), SETTINGS, limits, tmp_path / "none.duckdb") as running:
         streams = [running.client().completions.create(**asked) for _ in range(2)]

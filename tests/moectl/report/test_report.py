@@ -1,4 +1,4 @@
-"""`moectl report`: every number on the page is found by a query that it shows; nothing is asked of a network."""
+"""`moectl report`: every number on the page comes from a query that it shows; the page makes no network requests."""
 
 import json
 import re
@@ -34,7 +34,7 @@ BROWSER = next(filter(None, map(shutil.which, ("chromium", "google-chrome", "chr
 
 @dataclass
 class Part:
-    """What a section holds: its queries and all exact values of its marks and numbers."""
+    """A section: its queries, and all exact values of its marks and numbers."""
 
     queries: list[str] = field(default_factory=list)
     values: list[str] = field(default_factory=list)
@@ -42,7 +42,7 @@ class Part:
 
 
 class Reader(HTMLParser):
-    """Takes a page apart, and fails where tags do not match."""
+    """Parses a page; fails if tags do not match."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ def taken_apart(page: Path) -> Reader:
 
 @pytest.fixture(scope="module")
 def store(checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store with everything that a report shows, of a small model."""
+    """A store of a small model with everything that a report shows."""
     folder = tmp_path_factory.mktemp("report")
     text, path, model = folder / "text.jsonl", folder / "moe.duckdb", str(checkpoint("olmoe"))
     text.write_text(
@@ -165,7 +165,7 @@ def test_the_page_needs_nothing_else(page: Path) -> None:
 
 
 def test_who_stands_in_best_is_said_in_words(page: Path, store: Path) -> None:
-    """The difference in KL for a rank, and its error, reckoned here from what each run kept of its texts."""
+    """The difference in KL a rank and its error equal those computed here from the KL by text of each run."""
     text = page.read_text(encoding="utf-8")
     section = text[text.index('<section id="controls"') :]
     with Store.open(store, read_only=True) as held:
@@ -188,7 +188,7 @@ def test_who_stands_in_best_is_said_in_words(page: Path, store: Path) -> None:
 
 
 def test_what_leads(store: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """The newest live bench; in a page of a bench that bench; its own numbers are in the words."""
+    """The newest live bench leads; on the page of a bench that bench does, and the text has its numbers."""
     live, simulated = tmp_path / "live.html", tmp_path / "simulated.html"
     assert main(["report", str(live), "--store", str(store), "--json"]) == 0
     assert json.loads(capfd.readouterr().out) == {"path": str(live), "nbytes": live.stat().st_size}
@@ -255,7 +255,7 @@ def test_what_cannot_be_written_is_said_first(tmp_path: Path, capfd: pytest.Capt
 
 
 def seen_by_a_browser(page: Path, scratch: Path) -> tuple[list[str], set[str]]:
-    """What the page wrote to the console, and the hosts that were asked for anything."""
+    """Console output of the page, and the hosts of its requests."""
     log = scratch / f"{page.stem}.net.json"
     quiet = ("--disable-background-networking", "--disable-component-update", "--disable-sync", "--no-first-run")
     own = ("--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={scratch / 'profile'}")
@@ -264,7 +264,7 @@ def seen_by_a_browser(page: Path, scratch: Path) -> tuple[list[str], set[str]]:
     events = json.loads(log.read_text())["events"]
     urls = (event["params"]["url"] for event in events if "url" in event.get("params", {}))
     hosts = {urlsplit(url).hostname or "" for url in urls}
-    # The browser's own calls home, which it makes for an empty page too.
+    # Requests that the browser makes by itself, also for an empty page.
     asked = {host for host in hosts if not (host.endswith((".google.com", ".googleapis.com")) or not host)}
     return [line for line in done.stderr.splitlines() if ":CONSOLE" in line], asked
 
@@ -279,7 +279,7 @@ def test_a_browser_has_nothing_to_say_and_asks_for_nothing(page: Path, tmp_path:
 
 
 def test_a_bench_of_prompts_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd) -> None:
-    """Its newest trace is a profile's, which decodes nothing: no time per token, no front."""
+    """The newest trace is of a profile without decoding: no time per token, no front."""
     monkeypatch.chdir(tmp_path)
     assert main(["profile", "--tokens", "64", "--length", "32", "--trace", "--no-similarity"]) == 0
     assert main(["bench", "--simulate", "--presets", "near", "--budgets", "25%", "--tokens", "64"]) == 0

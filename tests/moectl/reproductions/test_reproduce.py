@@ -1,4 +1,4 @@
-"""Reproductions: what the papers say beside what we find, what is not known marked, disagreement said."""
+"""Reproductions: figures of papers beside ours, unavailable ones marked, disagreements reported."""
 
 import json
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ from tests import TRACE
 
 @pytest.fixture(autouse=True, scope="module")
 def once() -> Iterator[None]:
-    """What is shown in two ways is worked out once."""
+    """Compute once what two tests show in two ways."""
     with pytest.MonkeyPatch.context() as patched:
         each = {name: cache(work) for name, work in reproduce.REPRODUCTIONS.items()}
         patched.setattr(reproduce, "REPRODUCTIONS", each)
@@ -29,7 +29,7 @@ def once() -> Iterator[None]:
 
 
 def reproduced(name: str, capfd: pytest.CaptureFixture[str]) -> dict:
-    """As data; pages show the command without --json, which is why that runs too."""
+    """The reproduction as JSON; it also runs without --json, as the documents show it."""
     assert main(["simulate", "--reproduce", name]) == 0
     shown = capfd.readouterr().out
     assert "verdict" in shown and "assumed: " in shown

@@ -1,4 +1,4 @@
-"""Tables, heatmaps and numbers as a person reads them."""
+"""Tables, heatmaps and numbers in text form."""
 
 import io
 import json

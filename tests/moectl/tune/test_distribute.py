@@ -1,4 +1,4 @@
-"""A search whose replays are done by workers finds what it finds alone; what takes its worker with it is left out."""
+"""A search with workers finds what it finds alone; a combination that kills its worker is left out."""
 
 import multiprocessing
 import os
@@ -7,8 +7,8 @@ import signal
 import pytest
 
 from artifacts.errors import OutOfResources
-from moectl.tune import distribute as tunespread
-from moectl.tune.distribute import Trying, spread
+from moectl.tune import distribute
+from moectl.tune.distribute import ReplayTask, Task, spread
 from profilers.workers.workers import Processes
 from runtime.search.results import Tried
 from runtime.search.space import Combination
@@ -17,12 +17,12 @@ from tests.runtime.search.test_search import FAST, search
 
 @pytest.fixture(autouse=True)
 def forked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which spares each process a second of imports; that real ones are spawned: tests/profilers."""
+    """Fork workers, which saves each a second of imports; tests/profilers covers spawned ones."""
     monkeypatch.setattr("profilers.workers.workers.get_context", lambda _: multiprocessing.get_context("fork"))
 
 
-class Fragile(Trying):
-    def __call__(self, task: tunespread.Task) -> tuple:
+class Fragile(ReplayTask):
+    def __call__(self, task: Task) -> tuple:
         if task[0].miss == "near":
             os.kill(os.getpid(), signal.SIGKILL)
         return super().__call__(task)
@@ -38,7 +38,7 @@ def test_replays_of_workers_are_those_of_the_search(monkeypatch: pytest.MonkeyPa
     with spread(divided, Processes(1)) as replay_all:
         assert replay_all is None
 
-    monkeypatch.setattr(tunespread, "Trying", Fragile)
+    monkeypatch.setattr(distribute, "ReplayTask", Fragile)
     with spread(divided, Processes(2)) as replay_all:
         found = dict(zip(tried[:-1], replay_all(tried[:-1], 30), strict=True))
     lost = [result for one, result in found.items() if one.miss == "near"]

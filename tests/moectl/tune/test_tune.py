@@ -1,7 +1,6 @@
-"""`moectl tune` as a user runs it: answers verified, kept, and used by the other commands; and bad input."""
+"""`moectl tune` as a user runs it: picks are verified, stored and used by other commands; bad input is refused."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,39 +8,24 @@ import pytest
 from artifacts.store.store import Store
 from moectl.cli import main
 from tests.conftest import Checkpoint
+from tests.moectl.conftest import Said
 
 FEW = ["--data", "text.jsonl", "--held-out", "text.jsonl", "--tokens", "36", "--length", "12", "--rounds", "1"]
 FEW += ["--candidates", "3", "--threads", "1", "--budget", "50%"]
 LINK = ["--link", "5MB/s"]
 
-Tuned = Callable[..., dict]
-
 
 @pytest.fixture
 def model(checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A small model; a folder with a text is where commands run."""
+    """A small model; the working folder holds a text."""
     monkeypatch.chdir(tmp_path)
     lines = [json.dumps({"text": f"{number} sheep and an old dog by the gate"}) for number in range(8)]
     Path("text.jsonl").write_text("\n".join(lines))
     return str(checkpoint("olmoe"))
 
 
-@pytest.fixture
-def said(capfd: pytest.CaptureFixture[str]) -> Tuned:
-    """`said(command, *options)`: what it says in JSON."""
-
-    def run(*options: str) -> dict:
-        capfd.readouterr()
-        code = main([*options, "--json"])
-        told = capfd.readouterr()
-        assert (code, told.err) == (0, "")
-        return json.loads(told.out)
-
-    return run
-
-
-def test_answers_are_kept_and_other_commands_use_them(model: str, said: Tuned) -> None:
-    """The store has no replicas and no profile: the lossless answer is the answer."""
+def test_answers_are_kept_and_other_commands_use_them(model: str, said: Said) -> None:
+    """Without replicas and a profile in the store the lossless pick is the only one."""
     found = said("tune", model, *FEW, *LINK, "--name", "mine")
     assert [pick["name"] for pick in found["picks"]] == ["mine-lossless", "mine"]
     assert "moectl profile" in found["why"]

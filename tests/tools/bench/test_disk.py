@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Checkpoint
-from tools.bench import disk as bench_disk
+from tools.bench import disk
 from tools.bench.disk import PEERS, rows, sheet
 from tools.bench.disk_way import OURS, Reading, Way, _experts_on_disk, measure
 
@@ -41,7 +41,7 @@ def test_a_ratio_is_to_the_better_peer_of_the_round(monkeypatch: pytest.MonkeyPa
         seconds = {PEERS[0]: 4.0, PEERS[1]: 6.0, ours: 2.0 if len(asked) <= 3 else 1.0}[way]
         return Reading(seconds, seconds / 2, 8 << 20, 0, 1 << 20)
 
-    monkeypatch.setattr(bench_disk, "in_process", told)
+    monkeypatch.setattr(disk, "in_process", told)
     found = rows(folder, rounds=2, tokens=1, ways=(*PEERS, ours))
     assert asked == [*PEERS, ours, PEERS[1], ours, PEERS[0]]
     assert given == {folder}
@@ -61,6 +61,6 @@ def test_a_packed_way_reads_the_packed_files(monkeypatch: pytest.MonkeyPatch, fo
         read[way] = {path.name for path in folder.glob("*.safetensors")}
         return Reading(1.0, 1.0, 0, 0, 1 << 20)
 
-    monkeypatch.setattr(bench_disk, "in_process", told)
+    monkeypatch.setattr(disk, "in_process", told)
     rows(folder, rounds=1, tokens=1, ways=(*PEERS, packed))
     assert "model-experts-000.safetensors" in read[packed] and read[PEERS[0]] == {"model.safetensors"}

@@ -4,7 +4,7 @@ import argparse
 
 import pytest
 
-from tools.bench import gptq as bench_gptq
+from tools.bench import gptq
 from tools.bench.gptq import Cost, Expert, ratio_row, scaled_row
 
 
@@ -15,8 +15,8 @@ def test_costs_grow_with_inputs_tokens_and_rows() -> None:
 
 
 def test_rows_of_both_tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_gptq, "LARGEST_ROWS", 8)
-    monkeypatch.setattr(bench_gptq, "LARGEST_TOKENS", 16)
+    monkeypatch.setattr(gptq, "LARGEST_ROWS", 8)
+    monkeypatch.setattr(gptq, "LARGEST_TOKENS", 16)
     shape = Expert(hidden=32, intermediate=32, num_experts=2, tokens=16)
     row = ratio_row("small", shape, argparse.Namespace(rounds=2, recipe="refined"))
     assert row[:2] == ("small", "16") and float(row[4]) > 0

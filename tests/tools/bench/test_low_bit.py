@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from runtime.kernels.low_bit import dequantise
-from tools.bench import low_bit as bench_lowbit
+from tools.bench import low_bit
 from tools.bench.low_bit import CONTENDERS, Contender, conversion, measure, sheet
 from tools.gpu.checks.low_bit import random_packed
 
@@ -21,8 +21,8 @@ def test_every_contender_computes_the_product(contender: Contender, bits: int) -
 
 
 def test_figures_of_every_contender(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_lowbit, "TURN_S", 0.0)
-    monkeypatch.setattr(bench_lowbit, "COLD_NBYTES", 1 << 16)
+    monkeypatch.setattr(low_bit, "TURN_S", 0.0)
+    monkeypatch.setattr(low_bit, "COLD_NBYTES", 1 << 16)
     results = [own for cold in (False, True) for own in measure((32, 64), 3, [1, 2], is_cold=cold, rounds=2)]
     assert [(own.tokens, own.is_cold) for own in results] == [(1, False), (2, False), (1, True), (2, True)]
     assert all(set(own.ratios) == {each.name for each in CONTENDERS} and own.ratios["bfloat16"] == 1 for own in results)

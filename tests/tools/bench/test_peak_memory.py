@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tools.bench.peak_memory import NOTHING, PLAIN, Row, _checkpoint, _verdict, measure
-from tools.make import checkpoint as make_checkpoint
+from tools.make import checkpoint
 
 SHAPE = {"layers": 2, "experts": 8, "hidden": 64, "intermediate": 32}
 EXPERT = 3 * 64 * 32 * 2  # bytes
@@ -18,7 +18,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("made")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["make_checkpoint", str(made), *(f"--{k}={v}" for k, v in SHAPE.items())])
-        make_checkpoint.main()
+        checkpoint.main()
     return made
 
 

@@ -2,13 +2,13 @@
 
 import pytest
 
-from tools.bench import simulator as bench_simulator
+from tools.bench import simulator
 
 
 def test_a_table_of_policies(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--eviction", "lru", "belady", "--passes", "4", "--rounds", "1", "--live"]
     monkeypatch.setattr("sys.argv", ["bench_simulator", *options])
-    bench_simulator.main()
+    simulator.main()
     table = capsys.readouterr().out
     assert "64 steps, 1024 keys" in table and "laid ready" in table and "live" in table
     lru, belady = (next(line for line in table.splitlines() if name in line) for name in ("lru  ", "belady  "))

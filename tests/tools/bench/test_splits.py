@@ -4,7 +4,7 @@
 import pytest
 
 from tests import TRACE
-from tools.bench import splits as bench_splits
+from tools.bench import splits
 
 
 @pytest.mark.parametrize("source", [["--shape", "3x6x2", "--tokens", "80"], ["--trace", str(TRACE)]])
@@ -12,7 +12,7 @@ def test_a_table_of_solvers(
     source: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.argv", ["bench_splits", *source, "--budget", "0.25", "--ratio", "10"])
-    bench_splits.main()
+    splits.main()
     [row] = [line for line in capsys.readouterr().out.splitlines() if "25%" in line]
     even, greedy, dynamic = (float(cell) for cell in row.split("│")[4:7])
     assert 0 <= dynamic <= greedy <= even

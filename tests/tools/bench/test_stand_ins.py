@@ -7,7 +7,7 @@ import pytest
 
 from moectl.cli import main
 from tests.conftest import Checkpoint
-from tools.bench import stand_ins as bench_stand_ins
+from tools.bench import stand_ins
 
 
 def test_a_table_of_stand_ins(
@@ -24,7 +24,7 @@ def test_a_table_of_stand_ins(
     options = ["--store", "moe.duckdb", "--model", model, "--data", "text.jsonl", "--tokens", "64", "--length", "16"]
     few = ["--budget", "50%", "--quota", "0.05", "--draws", "2"]
     monkeypatch.setattr("sys.argv", ["bench_stand_ins", *options, *few])
-    bench_stand_ins.main()
+    stand_ins.main()
     rows = [
         [cell.strip() for cell in line.split("│")[1:-1]]
         for line in capsys.readouterr().out.splitlines()

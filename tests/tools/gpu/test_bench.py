@@ -14,8 +14,7 @@ import torch
 from tests import ROOT
 from tests.helpers.triton_process import interpret, needs_triton
 from tools.bench.resident import plain_model
-from tools.gpu import bench as gpu_bench
-from tools.gpu import models as gpu_models
+from tools.gpu import bench, models
 from tools.gpu.bench import NO_TIME, markdown
 from tools.gpu.rows import Row, attempt
 
@@ -39,12 +38,12 @@ tools.gpu.bench.main()
 """
 KERNELS = """
 import torch
-from tools.gpu.checks import kernels as gpu_kernels, packed as gpu_packed
-gpu_kernels.ALLOWED[torch.bfloat16] = 6e-2  # the interpreter cuts where a GPU rounds
-gpu_packed.BITS = (1, 3)
-found = [gpu_kernels.experts("cpu", (16, 8, 2, 4), calls=1)]
-found.append(gpu_kernels.prompts("cpu", (16, 8, 2, 4), num_tokens=(6,), calls=1))
-found.append(gpu_packed.packed("cpu", (32, 16, 2, 4), turns=1, calls=1))
+from tools.gpu.checks import kernels, packed
+kernels.ALLOWED[torch.bfloat16] = 6e-2  # the interpreter cuts where a GPU rounds
+packed.BITS = (1, 3)
+found = [kernels.experts("cpu", (16, 8, 2, 4), calls=1)]
+found.append(kernels.prompts("cpu", (16, 8, 2, 4), num_tokens=(6,), calls=1))
+found.append(packed.packed("cpu", (32, 16, 2, 4), turns=1, calls=1))
 print(*[passed for passed, _, _ in found])
 """
 
@@ -52,7 +51,7 @@ print(*[passed for passed, _, _ in found])
 def report(tmp_path: Path, **own: object) -> dict:
     options = Namespace(**TINY | {"models": ["mixtral-8x7b"], "budgets": ["25%", "5%"], "limit": 1e9} | own)
     options.out = tmp_path / "report.json"
-    found = gpu_bench.run("cpu", options)
+    found = bench.run("cpu", options)
     assert json.loads(options.out.read_text()) == found
     return found
 
@@ -108,7 +107,7 @@ def test_the_table_has_every_row(found: dict) -> None:
 
 
 def test_what_there_is_no_time_for_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_bench, "_plain", lambda *_: [])
+    monkeypatch.setattr(bench, "_plain", lambda *_: [])
     rows = report(tmp_path, limit=0.0)["models"]["mixtral-8x7b"]["rows"]
     assert [row["why_not"] for row in rows] == [NO_TIME] * (NUM_ROWS + 2 * 2)
 
@@ -124,19 +123,19 @@ def test_a_model_that_cannot_be_made_is_one_row(tmp_path: Path, monkeypatch: pyt
     def save(*_: object, **__: object) -> None:
         raise OSError("no room")
 
-    monkeypatch.setattr(gpu_models, "save", save)
+    monkeypatch.setattr(models, "save", save)
     found = report(tmp_path)
     (row,) = found["models"]["mixtral-8x7b"]["rows"]
     assert row["why_not"] == "OSError: no room" and "no room" in markdown(found)
 
 
-@pytest.mark.parametrize("name", gpu_models.SHAPES)
+@pytest.mark.parametrize("name", models.SHAPES)
 def test_routing_is_skewed_and_alike_from_token_to_token(tmp_path: Path, name: str) -> None:
-    gpu_models.save(gpu_models.SHAPES[name], tmp_path, layers=3, device="cpu", tiny=True)
+    models.save(models.SHAPES[name], tmp_path, layers=3, device="cpu", tiny=True)
     model = plain_model(tmp_path)
-    ids = gpu_models.texts(model.config.vocab_size, count=1, length=200)[0]
-    said = gpu_models.routing(model, ids)
-    mixed = gpu_models.routing(model, np.random.default_rng(0).permutation(ids))
+    ids = models.texts(model.config.vocab_size, count=1, length=200)[0]
+    said = models.routing(model, ids)
+    mixed = models.routing(model, np.random.default_rng(0).permutation(ids))
     assert said.repeated > mixed.repeated + 0.05 and mixed.repeated > said.by_chance
     assert said.busiest_quarter > 0.4
     assert model.dtype is torch.bfloat16

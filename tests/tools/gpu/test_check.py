@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tools.gpu import check as gpu_check
-from tools.gpu.checks import low_bit as gpu_lowbit
+from tools.gpu.checks import low_bit
 from tools.gpu.checks.replicas import FEW_BITS
 from tools.gpu.checks.sessions import RUNS, SMALL, Check, Said, attempt, bandwidth, compare, save_random
 
@@ -44,9 +44,9 @@ def ran(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> tuple[dict[st
         patch.setattr(gpu_check, "LARGE", TINY)
         patch.setattr(gpu_check, "SMALL", TINY)
         patch.setattr(gpu_check, "_bundled", lambda: folder)
-        patch.setattr(gpu_lowbit, "MEASURED", (64, 128))
-        patch.setattr(gpu_lowbit, "SHAPES", ((64, 96, 32),))
-        patch.setattr(gpu_lowbit, "COLD_NBYTES", 1 << 16)
+        patch.setattr(low_bit, "MEASURED", (64, 128))
+        patch.setattr(low_bit, "SHAPES", ((64, 96, 32),))
+        patch.setattr(low_bit, "COLD_NBYTES", 1 << 16)
         options = Namespace(layers=2, tokens=3, threads=1)
         checks = gpu_check.run(tmp_path_factory.mktemp("run"), "cpu", options)
     assert len({check.name for check in checks}) == len(checks)
@@ -107,8 +107,8 @@ def test_a_check_that_cannot_run_fails_in_one_line() -> None:
 def test_a_product_that_differs_is_no_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     from runtime.kernels import low_bit as lowbit
 
-    monkeypatch.setattr(gpu_lowbit, "SHAPES", ((64, 96, 32),))
-    assert attempt("exact", lambda: gpu_lowbit.agreement("cpu", 2)).passed
+    monkeypatch.setattr(low_bit, "SHAPES", ((64, 96, 32),))
+    assert attempt("exact", lambda: low_bit.agreement("cpu", 2)).passed
     honest = lowbit.linear
     monkeypatch.setattr(lowbit, "linear", lambda x, packed: honest(x, packed) * 1.01)
-    assert not attempt("exact", lambda: gpu_lowbit.agreement("cpu", 2)).passed
+    assert not attempt("exact", lambda: low_bit.agreement("cpu", 2)).passed

@@ -7,7 +7,7 @@ import pytest
 
 from artifacts.traces.parquet import read_parquet
 from moectl.bundled import demo_model
-from tools.make import request_trace as make_requests
+from tools.make import request_trace
 
 
 def test_requests_of_two_texts_in_turn(
@@ -21,7 +21,7 @@ def test_requests_of_two_texts_in_turn(
     sizes = ["--requests", "1", "--length", "12", "--prefill", "8"]
     options = [str(demo_model()), str(out), "--first", *sources, "--then", *sources[::-1], *sizes]
     monkeypatch.setattr("sys.argv", ["make_requests", *options])
-    make_requests.main()
+    request_trace.main()
     assert "6 requests for maps, 2 to replay" in capsys.readouterr().out
     trace = read_parquet(out, num_experts=32)
     assert np.unique(trace.request).tolist() == list(range(8))

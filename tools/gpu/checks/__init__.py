@@ -1,1 +1,1 @@
-"""What `tools.gpu.check` checks, a file a part of the runtime."""
+"""The checks of `tools.gpu.check`, one file for each part of the runtime."""

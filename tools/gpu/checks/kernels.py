@@ -13,13 +13,13 @@ from torch.nn import functional as F
 from tools.gpu.checks.sessions import Finding, finish
 
 SIZES = {"olmoe-1b-7b": (2048, 1024, 8, 64), "mixtral-8x7b": (4096, 14336, 2, 8)}  # hidden, neurons, ranks, experts
-ALLOWED = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 2e-2}  # of the largest output
+ALLOWED = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 2e-2}  # relative to the largest output
 PROMPTS = (128, 512)
 _CALLS = 100
 
 
 class Experts:
-    """An arena of random experts, and what torch makes of them, one after another."""
+    """An arena of random experts, and their outputs by torch, one after another."""
 
     def __init__(self, sizes: tuple[int, int, int, int], *, dtype: torch.dtype, device: str) -> None:
         from runtime.kernels.gpu.addressing import Strides
@@ -35,13 +35,13 @@ class Experts:
         self._views = [layout.views(expert.view(torch.uint8)) for expert in self.arena.split(size)]
 
     def step(self, num_tokens: int) -> "Tokens":
-        """Tokens that go to random experts."""
+        """Tokens with random experts."""
         ids = torch.rand(num_tokens, self.count, generator=self.random, device=self.device).topk(self.top_k).indices
         weights = torch.rand(num_tokens, self.top_k, generator=self.random, device=self.device)
         return Tokens(self._normal(num_tokens * self.hidden, self.dtype).view(num_tokens, -1), ids, weights)
 
     def few(self, step: "Tokens") -> torch.Tensor:
-        """By the kernels that read weights for each token."""
+        """Outputs by the kernels that read weights for each token."""
         from runtime.kernels.gpu import gated as fused_triton
 
         y, out = torch.empty(step.ids.numel(), self.hidden, device=self.device), torch.empty_like(step.x)
@@ -50,7 +50,7 @@ class Experts:
         return out
 
     def many(self, step: "Tokens") -> torch.Tensor:
-        """By those that sort tokens by expert first; that ids come to the host belongs to it."""
+        """Outputs by the kernels that sort tokens by expert first, including the copy of ids to the host."""
         from runtime.kernels.gpu import gated as fused_triton
         from runtime.kernels.gpu import gated_tiles as grouped_triton
         from runtime.kernels.gpu.tiles import SortedPairs
@@ -88,15 +88,15 @@ class Tokens(NamedTuple):
 
 
 def experts(device: str, sizes: tuple[int, int, int, int], *, calls: int = _CALLS) -> Finding:
-    """Passed if the kernels give what torch gives of a token in every dtype; microseconds in bfloat16, other experts
-    every time."""
+    """Passed if the kernels agree with torch on one token in every dtype; microseconds in bfloat16 with other experts
+    each time."""
     return _compared(device, sizes, Experts.few, (1,), calls)
 
 
 def prompts(
     device: str, sizes: tuple[int, int, int, int], *, num_tokens: tuple[int, ...] = PROMPTS, calls: int = 10
 ) -> Finding:
-    """The same of prompts, and equal bits when asked twice."""
+    """The same for prompts, and equal bits in a second call."""
     return _compared(device, sizes, Experts.many, num_tokens, calls)
 
 
@@ -130,7 +130,7 @@ def _turn(case: Experts, way: Callable[[Experts, Tokens], torch.Tensor], steps: 
 
 
 def microseconds(work: Callable[[int], object], turns: int, calls: int, device: str) -> float:
-    """Of one call, launches and all, the next experts each time."""
+    """Microseconds of one call including launches, with the next experts each time."""
     work(0)
     finish(device)
     begin_s = time.perf_counter()

@@ -1,4 +1,4 @@
-"""What tools.gpu.check checks of products with packed weights: every width against the oracle, and its speed."""
+"""Checks of products with packed weights: every width against the reference, and its speed."""
 
 import statistics
 import time
@@ -11,16 +11,16 @@ from artifacts.quantisation.packing import Packed, packed_shapes
 
 ALLOWED = 5e-3  # relative to the product with the same weights in float32
 SHAPES = ((1024, 2048, 128), (2048, 1024, 128), (130, 512, 64), (64, 96, 32), (50, 24, 24))  # out, in, group
-COUNTS = (1, 2, 7, 11, 12, 64)  # tokens, on both sides of where a matrix is unpacked
+COUNTS = (1, 2, 7, 11, 12, 64)  # tokens, below and above the number from which on a matrix is unpacked
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MEASURED, MEASURED_COUNTS = (1024, 2048), (1, 4, 11)
-COLD_NBYTES = 256 << 20  # of weights in rotation, more than a GPU's cache holds
+COLD_NBYTES = 256 << 20  # bytes of weights in rotation, more than a GPU's cache holds
 
 
 def random_packed(
     num_outputs: int, num_inputs: int, bits: int, group_size: int | None = None, *, device: str = "cpu", seed: int = 0
 ) -> Packed:
-    """Any words are codes: a matrix that takes no time to make, with zero-points from the lowest to the highest."""
+    """A matrix of random codes, quickly made, with zero-points from the lowest to the highest."""
     if group_size is None:
         group_size = next((size for size in (128, 64, 32) if num_inputs % size == 0), num_inputs)
     random = torch.Generator(device).manual_seed(seed)
@@ -34,7 +34,7 @@ def random_packed(
 
 
 def copied(packed: Packed) -> Packed:
-    """Another one with the same values, at another place in memory."""
+    """A copy at another place in memory."""
     zeros = None if packed.qzeros is None else packed.qzeros.clone()
     return Packed(
         packed.bits, packed.group_size, packed.num_inputs, packed.qweight.clone(), packed.scales.clone(), zeros
@@ -42,7 +42,7 @@ def copied(packed: Packed) -> Packed:
 
 
 def agreement(device: str, bits: int) -> tuple[bool, str, dict]:
-    """The largest relative difference to the oracle over shapes, dtypes and numbers of tokens, and what computed."""
+    """The largest relative difference to the reference over shapes, dtypes and numbers of tokens, and the kernel."""
     from runtime.kernels.low_bit import dequantise, kernel_name, linear
 
     worst = {}
@@ -83,7 +83,7 @@ def speed(device: str, bits: int, *, nbytes: int | None = None, turns: int = 5) 
 
 
 def _seconds(multiply, x: torch.Tensor, weights: list, device: str, *, calls: int = 200) -> float:
-    """Of one product, the next weights each time; launches are part of it, as they are of a decoded token."""
+    """Seconds of one product including launches, with the next weights each time."""
     from tools.gpu.checks.sessions import finish
 
     multiply(x, weights[0])  # compiles

@@ -1,4 +1,4 @@
-"""What tools.gpu.check checks of the kernels for a token's packed experts: every width against the unpacked weights."""
+"""Checks of the kernels for a token's packed experts: every width against the unpacked weights."""
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ _CALLS = 100
 
 
 class Replicas:
-    """Random experts of one width, one after another in a buffer as in slots, of which tokens take turns."""
+    """Random experts of one width, consecutive in a buffer as in slots, which tokens select in turn."""
 
     def __init__(self, sizes: tuple[int, int, int, int], bits: int, *, turns: int, device: str) -> None:
         self.hidden, neurons, self.top_k, _ = sizes
@@ -45,14 +45,14 @@ class Replicas:
         return y
 
     def each(self, x: torch.Tensor, turn: int) -> torch.Tensor:
-        """The same, a kernel for each matrix."""
+        """The same with a kernel for each matrix."""
         from runtime.kernels.low_bit import linear
 
         views = self._views[turn * self.top_k : (turn + 1) * self.top_k]
         return torch.cat([linear(_gated(linear(x, gate_up)), down) for gate_up, down in views])
 
     def unpacked(self, x: torch.Tensor) -> torch.Tensor:
-        """What the weights say, of the first turn."""
+        """Outputs by the unpacked weights, for the first token."""
         from runtime.kernels.low_bit import dequantise
 
         matrices = (tuple(map(dequantise, views)) for views in self._views[: self.top_k])
@@ -60,8 +60,8 @@ class Replicas:
 
 
 def packed(device: str, sizes: tuple[int, int, int, int], *, turns: int = 4, calls: int = _CALLS) -> Finding:
-    """Passed if one token's experts of every width are those of the unpacked weights; microseconds in bfloat16 beside a
-    kernel for each matrix."""
+    """Passed if outputs of every width agree with the unpacked weights; microseconds in bfloat16 beside a kernel for
+    each matrix."""
     relative, figures = {}, {}
     x = torch.randn(1, sizes[0], generator=torch.Generator(device).manual_seed(0), device=device)
     narrow = x.to(torch.bfloat16)
@@ -85,7 +85,7 @@ def _gated(inner: torch.Tensor) -> torch.Tensor:
 
 
 def _layout(expert: dict, bits: int, num_inputs: dict[str, int]) -> ReplicaLayout:
-    """As replicas lie in their files: wide types first."""
+    """The layout of replica files: wide types first."""
     tensors = [(f"{name}.{part}", getattr(packed, part)) for name, packed in expert.items() for part in PARTS]
     tensors = sorted(((name, one) for name, one in tensors if one is not None), key=lambda pair: -pair[1].itemsize)
     ends = np.cumsum([one.nbytes for _, one in tensors]).tolist()
@@ -97,7 +97,7 @@ def _layout(expert: dict, bits: int, num_inputs: dict[str, int]) -> ReplicaLayou
 
 
 def _lying(expert: dict, layout: ReplicaLayout, device: str) -> torch.Tensor:
-    """Its bytes, uint8."""
+    """A tensor as bytes, uint8."""
     buffer = torch.zeros(layout.nbytes, dtype=torch.uint8, device=device)
     for part in layout.parts:
         name, _, own = part.name.partition(".")

@@ -1,4 +1,4 @@
-"""What tools.gpu.check checks of runs below full precision: they say what the plain model says with those weights."""
+"""Checks of runs below full precision: they equal the plain model with the same weights."""
 
 from pathlib import Path
 

@@ -1,7 +1,7 @@
-"""What tools.gpu.check checks: exactness, overlap, bandwidth and speed, each a function of a device.
+"""Checks of sessions: exactness, overlap, bandwidth and speed, each a function of a device.
 
-Nothing of moectl is imported before a check runs: what does not fit the installed transformers then fails a check by
-name, and the others go on.
+moectl is imported only when a check runs: an incompatible transformers then fails that check by name, and the others
+go on.
 """
 
 import statistics
@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 
 NUM_DECODED, NUM_GREEDY = 6, 12
-FETCHED, COMPUTED_ELSEWHERE = 1e-5, 1e-4  # relative in float32: the same kernels, or the host's, or our own
-COARSE = 5e-2  # relative in bfloat16, where one rounding more may change what a router selects
+FETCHED, COMPUTED_ELSEWHERE = 1e-5, 1e-4  # relative in float32: the same kernels, those of the host, or our own
+COARSE = 5e-2  # relative in bfloat16, where another rounding may change a router's selection
 RUNS = {
     "25%": {"budget": "25%"},
     "one expert a layer": {"budget": "{layers}x"},
@@ -39,7 +39,7 @@ RUNS = {
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One finding; `detail` is one line for a person, `figures` are for programs."""
+    """One result; `detail` is one line for readers, `figures` are for programs."""
 
     name: str
     passed: bool
@@ -51,7 +51,7 @@ Finding = tuple[bool, str, dict]
 
 
 def attempt(name: str, check: Callable[[], Finding]) -> Check:
-    """The check's finding, or its failure to run: whatever goes wrong in one must not hide the others."""
+    """The result of the check, or its failure to run, so that an error does not hide other checks."""
     try:
         return Check(name, *check())
     except Exception as error:
@@ -60,7 +60,7 @@ def attempt(name: str, check: Callable[[], Finding]) -> Check:
 
 
 def save_random(folder: Path, *, device: str = "cpu", dtype: torch.dtype = torch.bfloat16, **shape: int) -> Path:
-    """A random OLMoE in `folder`, unless one is there; made on `device`, as random numbers come slowly on a CPU."""
+    """Save a random OLMoE in `folder` unless it exists; made on `device`, since random numbers are slow on a CPU."""
     from transformers import OlmoeConfig, OlmoeForCausalLM
 
     if not (folder / "config.json").is_file():
@@ -102,7 +102,7 @@ LARGE = SMALL | {
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What a model says: logits of a prompt, of a batch, of decoded tokens, and the tokens that it would choose."""
+    """Outputs of a model: logits of a prompt, of a batch and of decoded tokens, and its greedy tokens."""
 
     logits: tuple[torch.Tensor, ...]
     tokens: list[int]
@@ -110,7 +110,7 @@ class Said:
 
 @torch.inference_mode()
 def listen(model: torch.nn.Module, vocabulary: int) -> Said:
-    """Ask a model, plain or offloaded, the same questions."""
+    """Compute the outputs of a model, plain or offloaded."""
     device = model.device
     ids = torch.randint(3, vocabulary, (3, 24), generator=torch.Generator().manual_seed(1)).to(device)
     prompt = model(input_ids=ids[:1], use_cache=True)
@@ -129,7 +129,7 @@ def listen(model: torch.nn.Module, vocabulary: int) -> Said:
 
 
 def plain(folder: Path, dtype: torch.dtype, device: str) -> Said:
-    """What transformers' eager implementation says."""
+    """Outputs of transformers' eager implementation."""
     from tools.bench.resident import plain_model
 
     model = plain_model(folder, dtype=dtype, device=device)
@@ -139,7 +139,7 @@ def plain(folder: Path, dtype: torch.dtype, device: str) -> Said:
 def exactness(
     checkpoint: Callable[[], Path], dtype: torch.dtype, device: str
 ) -> Iterator[tuple[str, Callable[[], Finding]]]:
-    """One check a run: logits and greedy tokens of the offloaded model beside the plain one's on the same device."""
+    """A check for each run: logits and greedy tokens of the offloaded and of the plain model on the same device."""
     theirs = cache(lambda: plain(checkpoint(), dtype, device))
 
     def check(name: str) -> Finding:
@@ -164,8 +164,8 @@ def offloaded(folder: Path, dtype: torch.dtype, device: str, run: dict) -> Said:
 
 
 def compare(ours: Said, theirs: Said, dtype: torch.dtype, *, elsewhere: bool) -> Finding:
-    """Passed if logits differ by no more than the dtype and what computes allow, and tokens are equal, which in
-    bfloat16 is not asked of what other kernels than torch's on this device computed."""
+    """Passed if the difference of logits is within the tolerance of dtype and kernels, and tokens are equal; in
+    bfloat16 tokens are compared only for torch's kernels on this device."""
     pairs = list(zip(ours.logits, theirs.logits, strict=True))
     is_equal = all(torch.equal(*pair) for pair in pairs)
     relative = max(((one - other).abs().max() / other.abs().max()).item() for one, other in pairs)
@@ -182,7 +182,7 @@ def compare(ours: Said, theirs: Said, dtype: torch.dtype, *, elsewhere: bool) ->
 
 
 def bandwidth(device: str, *, nbytes: int = 256 << 20) -> Finding:
-    """Host to device, pinned and pageable, in GB/s; passed if pinning is not in vain."""
+    """Host-to-device GB/s, pinned and pageable; passed if pinned is faster."""
     pinned, pageable = (_copy_gbps(device, nbytes, pin=pin) for pin in (True, False))
     detail = f"host to device: {pinned:.1f} GB/s pinned, {pageable:.1f} GB/s pageable"
     return pinned >= 0.9 * pageable, detail, {"pinned_gbps": pinned, "pageable_gbps": pageable}
@@ -201,13 +201,13 @@ def _copy_gbps(device: str, nbytes: int, *, pin: bool, turns: int = 8) -> float:
 
 
 def finish(device: str) -> None:
-    """Wait for what the current stream was given; on a CPU it is done already."""
+    """Synchronise the current stream; no effect on a CPU."""
     if device != "cpu":
         torch.cuda.current_stream(device).synchronize()
 
 
 def stock_speed(folder: Path, device: str, *, tokens: int) -> Finding:
-    """Milliseconds a token of each stock implementation; those that do not run here are named and left out."""
+    """Milliseconds a token of each stock implementation; those that do not run here are named instead."""
     from tools.bench.resident import STOCK, decode_seconds, plain_model
 
     model = plain_model(folder, device=device)
@@ -216,17 +216,16 @@ def stock_speed(folder: Path, device: str, *, tokens: int) -> Finding:
         try:
             model.set_experts_implementation(implementation)
             figures[implementation] = _ms(decode_seconds(model, _ids(model, tokens)))
-        except (RuntimeError, NotImplementedError, ValueError) as error:  # as kernels say that they miss a device
+        except (RuntimeError, NotImplementedError, ValueError) as error:  # raised by kernels without a device
             failed.append(f"{implementation} does not run: {str(error).splitlines()[0]}")
     told = [f"{name} {ms:.2f} ms/token" for name, ms in figures.items()]
     return "eager" in figures, "; ".join(told + failed), figures
 
 
 def session_speed(folder: Path, device: str, run: str, *, tokens: int) -> Finding:
-    """Decode with `run`: time per token, and how much of the copying compute did not wait for.
+    """Decode with `run`: time per token, and the share of copy time hidden behind compute.
 
-    `hidden_share` is 1 - exposed stall / copy time: the stall as the compute stream's own events tell it, the copy time
-    as the copy stream's do.
+    `hidden_share` is 1 - exposed stall / copy time, measured by events of the compute stream and of the copy stream.
     """
     from runtime.control.counters import hit_rate
     from runtime.model.open import open_model
@@ -271,7 +270,7 @@ def _ms(seconds: list[float]) -> float:
 
 
 def compared(checks: dict[str, Check]) -> Iterator[tuple[str, Callable[[], Finding]]]:
-    """Findings that take two measurements: prefetching hides copy time; what is resident runs as fast as eager."""
+    """Results from two measurements: prefetching hides copy time; resident experts run as fast as eager."""
 
     def hides() -> Finding:
         alone, ahead = (checks[name].figures["hidden_share"] for name in ("25%", "25%, prefetched"))

@@ -1,7 +1,7 @@
-"""Ways to torment moectl: a file each, found by name; `tools.torments.torture` runs them.
+"""Torments of moectl, one file each, found by name; `tools.torments.torture` runs them.
 
-A torment prepares itself once in a folder of its own; then each case draws its fault, does it, and looks whether what
-moectl promises held. What a case does follows from its generator alone, so that a seed repeats it.
+A torment prepares a folder once; each case then draws a fault, causes it, and checks moectl's promises. A case depends
+on its generator alone, so that its seed repeats it.
 """
 
 import random
@@ -12,7 +12,7 @@ from typing import ClassVar, Protocol
 
 
 class Lost(Exception):
-    """A promise was broken: says which. Begins with the fault's class (`13: ...`) where a torment has several."""
+    """A promise was broken. The message begins with the fault's class (`13: ...`) where a torment has several."""
 
 
 class Torment(Protocol):
@@ -22,7 +22,7 @@ class Torment(Protocol):
     share: ClassVar[float]
 
     def __init__(self, ground: Path) -> None:
-        """Prepares what all cases need, in an empty folder."""
+        """Prepare what all cases need in an empty folder."""
 
     def one(self, rng: random.Random) -> str:
         """One case: the fault it met, `13: truncated gzip` where there are several classes.

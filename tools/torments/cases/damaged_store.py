@@ -1,4 +1,4 @@
-"""Bytes of a store that changed, went or were never those of a store; logs and replicas that are not its own."""
+"""Stores with changed, missing or foreign bytes; logs and replicas of other stores."""
 
 import random
 import shutil
@@ -27,13 +27,13 @@ from tools.torments.content_hash import content_hash
 _MODEL = ModelInfo("toy", "a" * 64, "olmoe", Shape(num_layers=2, num_experts=3, top_k=2, expert_nbytes=100))
 _NUM_ROWS = 3000
 _FILLED = ("activations", "traces", "replicas")
-_MAY_BE_EMPTY = "probabilities"  # where it is not, nobody can tell that it was
-_BLOCK = 4096  # bytes of a header; DuckDB's blocks of data begin after three
+_MAY_BE_EMPTY = "probabilities"  # without a log no reader can know of its runs
+_BLOCK = 4096  # bytes of a header; DuckDB's data blocks begin after three headers
 
 
 class DamagedStore:
-    """What is read is what was written or a Problem of one line that names the file; a check tells whatever reading
-    could have met; and whoever writes does it to a sound store or not at all."""
+    """A read returns what was written or raises a Problem of one line that names the file; a check reports whatever a
+    read could meet; a write happens to a sound store or not at all."""
 
     classes = (5, 6, 7, 9)
     share = 3.0
@@ -63,7 +63,7 @@ class DamagedStore:
         return f"{told}, {said}"
 
     def _read(self, path: Path, told: str, *, num_more: int = 0) -> str:
-        """As any command reads, and as a check does. `num_more`: runs that came since."""
+        """Read as a command and as a check do; `num_more` runs were written since."""
         problem = ""
         try:
             found = _content(path)
@@ -92,7 +92,7 @@ class DamagedStore:
             _one_line(error, path, told)
 
     def _between_releases(self, path: Path, told: str) -> str:
-        """Completed with nothing lost, or refused as it is."""
+        """The store is migrated without loss, or refused and left unchanged."""
         before = path.read_bytes()
         with suppress(Problem):
             _content(path)
@@ -202,7 +202,7 @@ def _replica(rng: random.Random, path: Path, logs: dict[str, Path]) -> str:
 
 
 def _schema(rng: random.Random, path: Path, logs: dict[str, Path]) -> str:
-    """As of a moectl between two releases."""
+    """A schema between those of two releases."""
     version = rng.randrange(1, SCHEMA_VERSION + 1)
     with duckdb.connect(str(path)) as connection:
         for table in sorted({rng.choice((*ARTEFACT_TABLES, *_FILLED * 4)) for _ in range(rng.randrange(4))}):
@@ -259,7 +259,7 @@ def _replicas(path: Path) -> pa.Table:
 
 
 def _logs(ground: Path) -> dict[str, Path]:
-    """Logs of other stores: one that was never put into its file."""
+    """Logs of other stores, which were never merged into their files."""
     path = ground / "other.duckdb"
     with Store.open(path) as store:
         store.write_run(_run("profile"), _profile(3))

@@ -1,4 +1,4 @@
-"""Every preset, budget, batch, link, dtype and family against the plain model; what only saves time is left out."""
+"""Every preset, budget, batch, link, dtype and family against the plain model, and against runs without shortcuts."""
 
 import random
 from collections.abc import Callable
@@ -18,7 +18,7 @@ _NUM_TOKENS = 6
 
 
 class Differential:
-    """What loses nothing says what the plain model says, to the bit; leaving any optimisation out changes nothing."""
+    """Lossless settings equal the plain model bit for bit; leaving out any optimisation changes nothing."""
 
     classes = (15,)
     share = 3.0
@@ -57,11 +57,11 @@ def _compare(model: Model, settings: Settings, change: Callable[[Session], None]
 
 
 def _nothing(session: Session) -> None:
-    """As it is."""
+    """Change nothing."""
 
 
 def _without_short_cuts(session: Session) -> None:
-    """Every step is decided and computed the long way."""
+    """Decide and compute every step without shortcuts."""
     steps = session.engine.steps
     steps._can_skip_planning, steps.torch_output._batched = False, None
 

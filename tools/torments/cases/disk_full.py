@@ -15,9 +15,8 @@ _NEWNS, _PRIVATE = 0x20000, 0x44000  # of unshare(2), mount(2): for this process
 
 
 class DiskFull:
-    """Exit 4 and one line, nothing of what was there is lost, nothing half written stays, and with room the same
-    command comes to what it should. The disk is a small one in memory; where none can be mounted, no file can be longer
-    than so many bytes."""
+    """Exit code 4 and one line; earlier data is intact, nothing half written stays, and with space the same command
+    succeeds. The disk is a small tmpfs; where mounting is not allowed, the length of files is limited instead."""
 
     classes = (2, 3)
     share = 3.0
@@ -54,7 +53,7 @@ class DiskFull:
             ballast.unlink()
 
     def _most(self, command: str, *, has_runs: bool) -> int:
-        """A little more bytes than the command needs."""
+        """Slightly more bytes than the command needs."""
         key = (command, has_runs)
         if key not in self._needed:
             folder = self._victims.fresh("whole", has_runs=has_runs)
@@ -77,7 +76,7 @@ def _nbytes(folder: Path) -> int:
 
 
 def _mounted(folder: Path) -> bool:
-    """A disk in memory that goes with this process; False where that is not allowed."""
+    """Mount a tmpfs that ends with this process; False where that is not allowed."""
     libc = ctypes.CDLL(None, use_errno=True)
     if not hasattr(libc, "unshare") or libc.unshare(_NEWNS):
         return False

@@ -1,4 +1,4 @@
-"""The quick tests of the classes that have no torment of their own, under other hash seeds, time zones and locales."""
+"""Quick tests of the classes without a torment of their own, under other hash seeds, time zones and locales."""
 
 import os
 import random
@@ -14,7 +14,7 @@ LOCALES = ("C", "C.UTF-8", "POSIX")
 
 
 class Elsewhere:
-    """One file of tests/faults a case."""
+    """Each case runs one file of tests/faults."""
 
     classes = (4, 10, 16, 19, 20, 22)
     share = 4.0

@@ -1,4 +1,4 @@
-"""Artefacts from anywhere: replica files, the manifest and other rows of a store, and traces in Parquet."""
+"""Untrusted artefacts: replica files, the manifest and other rows of a store, and traces in Parquet."""
 
 import json
 import random
@@ -39,7 +39,7 @@ _KINDS = (pa.int8(), pa.int64(), pa.uint16(), pa.float16(), pa.float64(), pa.str
 
 
 class HostileArtefacts:
-    """One artefact is damaged or altered; then it is read, and used if that went well."""
+    """Damage or alter one artefact; read it, and use it if reading succeeds."""
 
     classes = (9, 21)
     share = 3.0
@@ -96,7 +96,7 @@ class HostileArtefacts:
         refusal("9: a damaged replica among others", lambda: _read_beside([*self._files[:-1], path], bits))
 
     def _rows(self, rng: random.Random) -> None:
-        """Values that a table's types allow, and rows that are gone or there twice."""
+        """Set values that a table's types allow; remove or duplicate rows."""
         path = self._copied()
         changed = []
         with duckdb.connect(path) as connection:
@@ -143,7 +143,7 @@ class HostileArtefacts:
         path = self._ground / "trace.parquet"
         pq.write_table(self._trace, path, compression=rng.choice(("none", "zstd", "snappy")))
         whole = path.read_bytes()
-        at = rng.choice((0, len(whole) // 2, max(0, len(whole) - 3000)))  # what matters most lies at the end
+        at = rng.choice((0, len(whole) // 2, max(0, len(whole) - 3000)))  # a Parquet file has its metadata at the end
         write(path, whole[:at] + damaged(whole[at:], rng))
         refusal(
             "21: a damaged Parquet file", lambda: _replayed(lambda known: read_parquet(path, num_experts=known), rng)
@@ -151,7 +151,7 @@ class HostileArtefacts:
 
 
 def _columns(store: Path) -> list[tuple[str, str, str]]:
-    """Table, column and type of all that a store holds."""
+    """Table, column and type of everything in a store."""
     with duckdb.connect(store) as connection:
         rows = connection.execute("SELECT table_name, column_name, data_type FROM duckdb_columns()").fetchall()
         full = [
@@ -163,7 +163,7 @@ def _columns(store: Path) -> list[tuple[str, str, str]]:
 
 
 def _changed(connection: duckdb.DuckDBPyConnection, table: str, column: str, kind: str, rng: random.Random) -> str:
-    """Do something to a table; what its types and checks forbid it refuses."""
+    """Alter a table; DuckDB refuses what its types and constraints forbid."""
     some = f"(hash(rowid) % {rng.choice((1, 2, 5))}) = 0"
     value, said = _strange_value(connection, table, column, kind, rng)
     statement, values = rng.choice(
@@ -197,7 +197,7 @@ def _strange_value(
 
 
 def _everything(path: Path) -> None:
-    """All that a run or a report reads."""
+    """Read everything that a run or a report reads."""
     with Store.open(path, read_only=True) as store:
         for model in store.models():
             load_artefacts(store, model.model_id, model.shape)
@@ -259,7 +259,7 @@ def _spoil(values: list, row: int, rng: random.Random) -> None:
 
 
 def _replayed(read: Callable[[int | None], object], rng: random.Random) -> None:
-    """Read a trace, and replay it where it can be."""
+    """Read a trace, and replay it if possible."""
     trace = read(rng.choice((_SHAPE.num_experts, _SHAPE.num_experts, 2, None)))
     if len(trace) > _MOST_ROWS:
         return

@@ -1,4 +1,4 @@
-"""What people type and the texts that they name: budgets, sizes, policies, prompts, data, tasks, foreign results."""
+"""Untrusted input: budgets, sizes, policies, prompts, data, tasks, and results of other tools."""
 
 import gzip
 import io
@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Callable
 from pathlib import Path
 
-os.environ["HF_HUB_OFFLINE"] = "1"  # before huggingface_hub is imported, which reads it once
+os.environ["HF_HUB_OFFLINE"] = "1"  # set before huggingface_hub is imported, which reads it once
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -21,7 +21,7 @@ from artifacts.modelshapes.known import unsized
 from artifacts.shape import Shape
 from artifacts.traces.synthetic import parse_dials
 from moectl.bench.other_tools import read_results
-from moectl.bench.request import Request
+from moectl.bench.request import BenchRequest
 from moectl.commands.build_buddies import parse_alphas
 from moectl.commands.inspect.substitution import parse_shares
 from moectl.commands.profile import parse_shard
@@ -80,22 +80,22 @@ _PARSERS: tuple[Callable[[str], object], ...] = (
     lambda text: Settings(budget=text, link=text, near=text, scope=text),
     lambda text: Settings(scaled_to=text),
     lambda text: Settings(preset=text),
-    lambda text: Request(presets=text, budgets=text, links=text),
-    lambda text: Request(scaled_to=text),
-    lambda text: Request(tasks=text),
+    lambda text: BenchRequest(presets=text, budgets=text, links=text),
+    lambda text: BenchRequest(scaled_to=text),
+    lambda text: BenchRequest(tasks=text),
     lambda text: check_tasks([text]),
 )
 
 
 class HostileInputs:
-    """One input is odd, damaged or altered; then it is read, and used if that went well."""
+    """One input is odd, damaged or altered; read it, and use it if reading succeeds."""
 
     classes = (12, 13, 14, 21)
     share = 3.0
 
     def __init__(self, ground: Path) -> None:
         torch.set_num_threads(1)
-        os.chdir(ground)  # whatever a text means as a path, it means here
+        os.chdir(ground)  # texts that are paths are relative to this folder
         os.environ["HOME"] = str(ground)
         self._ground = ground
         self._tokenizer = families.character_tokenizer()
@@ -194,7 +194,7 @@ class HostileInputs:
     def _place(self, rng: random.Random) -> None:
         text = rng.choice(("", "builtin:", "hf:", "/dev/", "~", "model/", "*", "./")) + _any_text(rng)[:300]
         if text.startswith("hf:") and ":" not in text[3:]:
-            text += ":a:b:c"  # what is left would be looked for on the hub
+            text += ":a:b:c"  # any other name would be looked up on the hub
         refusal(f"13: data {text[:60]!r}", lambda: self._tokens(text))
 
     def _task(self, rng: random.Random) -> None:

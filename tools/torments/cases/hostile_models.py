@@ -1,4 +1,4 @@
-"""Checkpoints from anywhere: headers, indexes, configs, tokenizers and tensors that are not what they should be."""
+"""Untrusted checkpoints: wrong headers, indexes, configs, tokenizers and tensors."""
 
 import json
 import logging
@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-os.environ["HF_HUB_OFFLINE"] = "1"  # before huggingface_hub is imported, which reads it once
+os.environ["HF_HUB_OFFLINE"] = "1"  # set before huggingface_hub is imported, which reads it once
 
 import torch
 from transformers.utils import logging as their_logging
@@ -31,7 +31,7 @@ _TEXTS = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
 
 
 class HostileModels:
-    """One file of a small checkpoint is damaged or altered; then it is opened, and if that can be a token is made."""
+    """Damage or alter one file of a small checkpoint; open it, and decode a token if that succeeds."""
 
     classes = (8, 11, 12, 21)
     share = 3.0
@@ -87,7 +87,7 @@ class HostileModels:
         self._tensors_are_read("8: an altered header", rng)
 
     def _tensors_are_read(self, what: str, rng: random.Random) -> None:
-        """Mostly the file alone, which is quick."""
+        """Usually read the file alone, which is quick."""
         if rng.random() < 0.05:
             self._run(what)
             return
@@ -201,7 +201,7 @@ class HostileModels:
             raise Lost(f"11: {name} had shape {other} instead of {shape}, and the model ran")
 
     def _run(self, what: str, *, is_whole: bool = False) -> BadInput | None:
-        """Open it and make a token; `is_whole`: having read every expert."""
+        """Open it and decode a token; with `is_whole`, read every expert first."""
         return refusal(what, lambda: _token(self._folder, is_whole=is_whole))
 
 

@@ -9,12 +9,14 @@ from moectl.shared.exit_codes import DONE
 from tools.torments.cases import Lost
 from tools.torments.victims import COMMANDS, Death, Victims
 
-_LATER_S = 0.03  # after an event: in the midst of what it began
+_LATER_S = 0.03  # after an event, while the operation that it began is running
 
 
 class Killed:
-    """What is complete afterwards is whole, earlier runs are there, and the command again comes to the same rows and
-    the same files. Half of the moments are by the clock, half by the number of calls that change or read a file."""
+    """Complete runs are whole, earlier runs are intact, and the repeated command gives the same rows and files.
+
+    Half of the kills are timed by the clock, half by the number of calls that change or read a file.
+    """
 
     classes = (1,)
     share = 4.0
@@ -24,7 +26,7 @@ class Killed:
 
     def one(self, rng: random.Random) -> str:
         command, has_runs = rng.choice(list(COMMANDS)), rng.random() < 0.5
-        times = 1 + (rng.random() < 0.25)  # whoever is killed while it goes on from where it was killed
+        times = 1 + (rng.random() < 0.25)  # also killed while it resumes
         folder = self._victims.fresh("killed", has_runs=has_runs)
         num_killed = num_whole = 0
         for _ in range(times):
@@ -48,5 +50,5 @@ class Killed:
 
 
 def _is_of_the_dead(finding: StoreFinding) -> bool:
-    """A temporary file that nobody but its writer could have removed; a check tells of it."""
+    """Whether this is a temporary file that only its killed writer could have removed; a check reports it."""
     return "half written by process" in finding.says

@@ -1,85 +1,18 @@
-"""`moectl bench` as a user runs it: the rows, where they are kept, going on after Ctrl-C, and every bad input."""
+"""A live `moectl bench` as a user runs it: rows, the store, resumption after Ctrl-C, tasks and peers."""
 
-import io
 import json
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 
 import pytest
 
-import tests
 from artifacts.store.store import Store
-from moectl.bench import live as benchlive
-from moectl.bench import simulated as benchreplay
+from moectl.bench import live
 from moectl.cli import main
 from profilers.compare import peers
-from tests.conftest import Checkpoint
+from tests.helpers.bench import FEW, LIVE, SAME, Benched, interrupting
 
-TRACE = str(tests.TRACE)
-LIVE = ["--data", "text.jsonl", "--tokens", "24", "--length", "12", "--rounds", "2", "--threads", "1"]
-FEW = ["--presets", "importance,promoe", "--budgets", "25%,50%", "--links", "5MB/s"]
-SAME = [*LIVE, *FEW, "--seed", "5"]
-REPLAY = ["--simulate", "--trace", TRACE, "--budgets", "25%", "--presets", "specmd"]
 MEASURED = ("ttft_ms", "tpot_ms", "tpot_quartiles", "misses", "exposed_ms", "kl", "run")
-
-Benched = Callable[..., dict]
-
-
-@pytest.fixture
-def model(checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A small model; a folder with a text is where commands run."""
-    monkeypatch.chdir(tmp_path)
-    write_text()
-    return str(checkpoint("olmoe"))
-
-
-def write_text() -> None:
-    lines = [json.dumps({"text": f"{number} sheep and an old dog by the gate"}) for number in range(4)]
-    Path("text.jsonl").write_text("\n".join(lines))
-
-
-@pytest.fixture(scope="module")
-def ran(checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict, Path]:
-    """What a whole bench said in JSON, and the folder in which it ran."""
-    folder, said = tmp_path_factory.mktemp("ran"), io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(said):
-        patch.chdir(folder)
-        write_text()
-        assert main(["bench", str(checkpoint("olmoe")), *SAME, "--json"]) == 0
-    return json.loads(said.getvalue()), folder
-
-
-@pytest.fixture
-def benched(capfd: pytest.CaptureFixture[str]) -> Benched:
-    """`benched(*options)`: what the command says in JSON."""
-
-    def run(*options: str) -> dict:
-        capfd.readouterr()
-        code = main(["bench", *options, "--json"])
-        said = capfd.readouterr()
-        assert (code, said.err) == (0, "")
-        return json.loads(said.out)
-
-    return run
-
-
-def interrupting(after: int) -> Callable[..., object]:
-    """A progress bar in which Ctrl-C is pressed when it has been told `after` times."""
-
-    @contextmanager
-    def bar(what: str, *, unit: str) -> Iterator[Callable[[int, int], None]]:
-        told: list[int] = []
-
-        def advance(done: int, total: int) -> None:
-            told.append(done)
-            if len(told) > after:
-                raise KeyboardInterrupt
-
-        yield advance
-
-    return bar
 
 
 def kept(row: dict) -> tuple:
@@ -136,7 +69,7 @@ def write_task(text: str) -> None:
 
 
 def test_tasks_stand_beside_the_other_columns(model: str, benched: Benched, capfd: pytest.CaptureFixture[str]) -> None:
-    """Taken up from the store; measured anew once what is asked has changed."""
+    """Scores are resumed from the store, and measured anew when the task has changed."""
     write_task("an old dog")
     same = [model, *LIVE[:-4], "--rounds", "1", "--presets", "near", "--budgets", "25%", "--tasks", "one.yaml"]
     rows = {row["preset"]: row for row in benched(*same)["rows"] if row["run"]}
@@ -160,26 +93,13 @@ def test_tasks_stand_beside_the_other_columns(model: str, benched: Benched, capf
     assert "one acc" in capfd.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        (["--tasks", "sums"], "unknown task 'sums'"),
-        (["--tasks", "word_problems,"], "empty name"),
-        (["--tasks", "word_problems", "--simulate"], "evaluated live"),
-    ],
-)
-def test_tasks_that_cannot_be(options: list[str], told: str, capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", *options]) == 2
-    assert told in capfd.readouterr().err
-
-
 def test_a_live_bench_goes_on_after_an_interruption(
     model: str, benched: Benched, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first time in the first round, the second time when some settings have both their rounds."""
+    """Interrupted in the first round, and again when some settings have both rounds."""
     for after in (30, 110):
         with monkeypatch.context() as patched:
-            patched.setattr(benchlive, "progress_bar", interrupting(after))
+            patched.setattr(live, "progress_bar", interrupting(after))
             assert main(["bench", model, *LIVE, *FEW]) == 130
             assert capfd.readouterr().err == "moectl: interrupted\n"
     [half_done] = Path().glob("moe.duckdb.bench-*.jsonl")
@@ -223,54 +143,8 @@ def test_the_proportions_of_a_machine(model: str, benched: Benched) -> None:
     assert all(pace == paces[0] for pace in paces)
 
 
-def test_simulated_rows(benched: Benched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    said = benched(*REPLAY)
-    ran = [row["preset"] for row in said["rows"] if not row["why"]]
-    assert set(ran) == {"full", "uniform-bits", "on-demand", "near", "specmd", "oracle"}
-    assert ran.index("oracle") < ran.index("on-demand") < ran.index("full")
-    assert all(row[name] is None for row in said["rows"] for name in ("perplexity_ratio", "kl", "top1_agreement"))
-    assert any("replicas" in note for note in said["notes"])
-    again = benched(*REPLAY)
-    assert again["rows"] == said["rows"] and "6 settings were replayed by an earlier run" in again["conditions"]
-    tight = {row["preset"]: row["why"] for row in benched(*REPLAY, "--budgets", "3x")["rows"]}
-    assert "one expert a layer" in tight["on-demand"] and not tight["full"]
-
-
-def test_a_simulation_over_several_links(benched: Benched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    options = ("--budgets", "25%", "--presets", "near", "--links", "auto,1GB/s+10us")
-    rows = benched("--simulate", "--trace", TRACE, *options)["rows"]
-    found = {row["link"]: row for row in rows if row["preset"] == "on-demand"}
-    assert found["1GB/s+10us"]["tpot_ms"] > 2 * found["auto"]["tpot_ms"]
-    assert found["1GB/s+10us"]["misses"] == found["auto"]["misses"]
-
-
-def test_a_simulation_goes_on_after_an_interruption(
-    benched: Benched, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with monkeypatch.context() as patched:
-        patched.setattr(benchreplay, "progress_bar", interrupting(3))
-        assert main(["bench", *REPLAY]) == 130
-    said = benched(*REPLAY)
-    assert "3 settings were replayed by an earlier run" in said["conditions"]
-    monkeypatch.setenv("MOECTL_STORE", "other.duckdb")
-    whole = benched(*REPLAY)
-    assert [row | {"run": 0} for row in whole["rows"]] == [row | {"run": 0} for row in said["rows"]]
-
-
-def test_a_trace_is_recorded_where_there_is_none(model: str, benched: Benched) -> None:
-    options = (model, *LIVE, "--simulate", "--budgets", "50%", "--presets", "specmd")
-    said = benched(*options)
-    assert "run 1 of moe.duckdb: 24 tokens" in said["conditions"]
-    assert benched(*options)["conditions"].startswith("run 1 of moe.duckdb")
-    with Store.open("moe.duckdb", read_only=True) as store:
-        assert store.run(1).info.command == "trace" and store.runs()[-1].run_id == 7
-
-
 def test_the_tables(ran: tuple[dict, Path], model: str, capfd: pytest.CaptureFixture[str]) -> None:
-    """Of what is in the store."""
+    """The tables are made from the store."""
     shutil.copyfile(ran[1] / "moe.duckdb", "moe.duckdb")
     assert main(["bench", model, *SAME]) == 0
     out = capfd.readouterr().out
@@ -278,42 +152,8 @@ def test_the_tables(ran: tuple[dict, Path], model: str, capfd: pytest.CaptureFix
     assert out.count("promoe") == 1 and "predictors" in out, "one line, and the reason in it"
 
 
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        (["--presets", "nearr"], "did you mean near"),
-        (["--presets", "near,,full"], "empty name"),
-        (["--budgets", "a lot"], "budget 'a lot' is not understood"),
-        (["--links", "fast"], "rate 'fast' is not understood"),
-        (["--links", "cuda"], "needs the model on a CUDA device"),
-        (["--scaled-to", "toaster"], "unknown machine 'toaster'"),
-        (["--scaled-to", "a100-pcie4", "--links", "5GB/s"], "leave out --links"),
-        (["--trace", TRACE], "are of a simulated bench"),
-        (["--simulate", "--scaled-to", "a100-pcie4"], "give --machine"),
-        (["--simulate", "--links", "disk"], "rate 'disk' is not understood"),
-        (["--simulate", "--machine", "toaster"], "unknown machine 'toaster'"),
-        (["--length", "50"], "no sequence of --length 50"),
-        (["--simulate"], "olmoe-1b-7b is a shape without weights"),
-    ],
-)
-def test_usage(options: list[str], says: str, model: str, capfd: pytest.CaptureFixture[str]) -> None:
-    name = "olmoe-1b-7b" if options == ["--simulate"] else model
-    assert main(["bench", name, *LIVE, *options]) == 2
-    said = capfd.readouterr()
-    assert says in said.err and said.err.count("\n") == 1 and not said.out
-    assert not Path("moe.duckdb").exists()
-
-
-def test_data(model: str, capfd: pytest.CaptureFixture[str]) -> None:
-    Path("short.txt").write_text("a dog")
-    for data, says in (("nowhere.txt", "no data at 'nowhere.txt'"), ("short.txt", "no document of 12 tokens")):
-        assert main(["bench", model, *LIVE, "--data", data]) == 3
-        assert says in capfd.readouterr().err
-    assert not Path("moe.duckdb").exists()
-
-
 def test_peers_stand_beside(model: str, benched: Benched, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a process of its own: here the peer would fail. Its row has times and quality, and is never the best."""
+    """A peer runs in a process of its own; its row has times and quality and is never marked as the best."""
     monkeypatch.setattr(peers, "read_here", None)
     options = ["--presets", "near", "--budgets", "50%", "--links", "1MB/s", "--rounds", "1"]
     said = benched(model, *LIVE, *options, "--peers", "transformers-eager,accelerate-cpu")
@@ -325,9 +165,3 @@ def test_peers_stand_beside(model: str, benched: Benched, monkeypatch: pytest.Mo
     assert "processes of their own" in said["notes"][1]
     with Store.open("moe.duckdb", read_only=True) as store:
         assert set(store.run(plain["run"]).contents) == {"bench"}
-
-
-def test_peers_that_are_not_known(capfd: pytest.CaptureFixture[str]) -> None:
-    for options, told in ((["--peers", "vllm"], "transformers-eager"), (["--simulate", "--peers", "all"], "live")):
-        assert main(["bench", *options]) == 2
-        assert told in capfd.readouterr().err

@@ -1,4 +1,4 @@
-"""What clients may ask for, as OpenAI's reference names it; what is not offered is refused by name."""
+"""Bodies of requests, with the names of OpenAI's reference; an option that is not offered is refused by name."""
 
 import secrets
 from typing import Annotated, Any, Literal
@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, PlainValidator, model_validat
 
 from runtime.session.generate import Sampling
 
-# Accepted where they say what happens anyway, refused where they ask for more. None always says so.
+# Accepted with the value of the default behaviour (or None), refused with any other.
 _ONLY: dict[str, object] = {
     "n": 1,
     "best_of": 1,
@@ -40,15 +40,15 @@ def _stops(given: Any) -> tuple[str, ...]:
 
 
 def _prompt(given: Any) -> str | list[int]:
-    one = given[0] if isinstance(given, list) and len(given) == 1 and isinstance(given[0], str | list) else given
-    is_ids = isinstance(one, list) and all(type(token) is int and 0 <= token < 2**31 for token in one)
-    if not (isinstance(one, str) or is_ids):
+    prompt = given[0] if isinstance(given, list) and len(given) == 1 and isinstance(given[0], str | list) else given
+    is_ids = isinstance(prompt, list) and all(type(token) is int and 0 <= token < 2**31 for token in prompt)
+    if not (isinstance(prompt, str) or is_ids):
         raise ValueError("one text or one list of token ids; send several prompts side by side")
-    return one
+    return prompt
 
 
 def _content(given: Any) -> str:
-    """Text in parts comes together."""
+    """The text of a message; its parts are joined."""
     if isinstance(given, str):
         return given
     parts = given if isinstance(given, list) else [given]
@@ -67,11 +67,11 @@ class _Strict(BaseModel):
 
 class StreamOptions(_Strict):
     include_usage: bool = False
-    include_obfuscation: bool = False  # not for us, who send every token by itself anyway
+    include_obfuscation: bool = False  # accepted and ignored: tokens are sent one by one
 
 
-class Asked(_Strict):
-    """What both kinds of request share. `top_k`, `repetition_penalty`, `ignore_eos` and `counters` are moectl's own."""
+class RequestBody(_Strict):
+    """Fields of both kinds of request; `top_k`, `repetition_penalty`, `ignore_eos` and `counters` are moectl's own."""
 
     model: str
     stream: bool = False
@@ -98,11 +98,11 @@ class Asked(_Strict):
 
     @property
     def has_usage(self) -> bool:
-        """Whether a stream ends with what was used."""
+        """Whether a stream ends with its token counts."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
     def sampling(self, max_new_tokens: int) -> Sampling:
-        """OpenAI's defaults are 1 for temperature and top_p, and a seed nobody knows."""
+        """Sampling with OpenAI's defaults: temperature 1, top_p 1 and a random seed."""
         return Sampling(
             max_new_tokens=max_new_tokens,
             temperature=1.0 if self.temperature is None else self.temperature,
@@ -114,7 +114,7 @@ class Asked(_Strict):
         )
 
 
-class AskedCompletion(Asked):
+class CompletionBody(RequestBody):
     """One prompt: text, or token ids."""
 
     prompt: Annotated[str | list[int], PlainValidator(_prompt)]
@@ -127,10 +127,10 @@ class Message(_Strict):
     refusal: str | None = None
 
 
-class AskedChat(Asked):
+class ChatBody(RequestBody):
     messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: Count | None = None
 
 
-class AskedPreset(_Strict):
+class PresetBody(_Strict):
     preset: str

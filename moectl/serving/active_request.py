@@ -1,10 +1,10 @@
-"""One request under way: its generation, its text, and what it has taken so far."""
+"""One running request: its generation, its text, and its counters and times."""
 
 import time
 
 import numpy as np
 
-from moectl.serving.jobs import Done, Job, Piece
+from moectl.serving.jobs import Done, GenerationJob, TextPiece
 from moectl.serving.tally import Tally
 from runtime.control.counters import by_layer, totals
 from runtime.session.detokenise import Detokeniser, Stops
@@ -12,10 +12,10 @@ from runtime.session.generate import Token, TokenTiming
 from runtime.session.interleave import Interleave
 
 
-class Row:
-    """`step` until it is `done`; its job hears of text as it comes. `preset`: the one in force."""
+class ActiveRequest:
+    """Call `step` until `done` is set; text goes to the job as it is decoded. `preset` is the one in force."""
 
-    def __init__(self, job: Job, rows: Interleave, tally: Tally, *, preset: str) -> None:
+    def __init__(self, job: GenerationJob, rows: Interleave, tally: Tally, *, preset: str) -> None:
         self.job = job
         self.done: Done | None = None
         opened = rows.session.opened
@@ -29,7 +29,7 @@ class Row:
         self._exposed_s = 0.0
 
     def step(self) -> None:
-        """One pass. Raises what it failed of."""
+        """Run one pass. Raises the error of a pass that fails."""
         turn = self._generation.step()
         self._tally.turn(turn)
         self._counters = self._counters + turn.counters
@@ -44,7 +44,7 @@ class Row:
             self._end("stop" if is_stopped else "length")
 
     def close(self) -> None:
-        """It goes no further, and gives its memory back."""
+        """End the generation and free its memory."""
         self._generation.close()
 
     def _take(self, token: Token) -> None:
@@ -58,7 +58,7 @@ class Row:
 
     def _tell(self, text: str) -> None:
         if text:
-            self.job.tell(Piece(text))
+            self.job.tell(TextPiece(text))
 
     def _end(self, reason: str) -> None:
         self.done = Done(reason, len(self._ids), self._took())

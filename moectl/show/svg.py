@@ -1,0 +1,111 @@
+"""Parts of SVG charts: scales, axes and shades. Colours come from the classes in `charts.css`."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from html import escape
+
+LEVELS = 9  # shades of a heatmap
+_DECADES = (1, 2, 5)
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """The elements of a chart in a box of this size; `says` describes it in a sentence, for screen readers."""
+
+    title: str
+    inside: str
+    width: float
+    height: float
+    says: str
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """The size of a chart with two axes, and its margins around the plotted area."""
+
+    width: float = 380
+    height: float = 290
+    left: float = 56
+    right: float = 14
+    top: float = 16
+    bottom: float = 42
+
+    @property
+    def across(self) -> dict[str, float]:
+        """Start and end of a horizontal scale."""
+        return {"start": self.left, "end": self.width - self.right}
+
+    @property
+    def upwards(self) -> dict[str, float]:
+        """Start and end of a vertical scale."""
+        return {"start": self.height - self.bottom, "end": self.top}
+
+
+@dataclass(frozen=True, slots=True)
+class AxisScale:
+    """Maps values to pixels. `ticks` are values with their text."""
+
+    place: Callable[[float], float]
+    ticks: tuple[tuple[float, str], ...]
+    name: str
+
+
+def linear_scale(
+    high: float, *, name: str, start: float, end: float, shown: Callable[[float], str] = "{:g}".format
+) -> AxisScale:
+    """From 0 to `high`, with about five round ticks."""
+    step = round_step(high / 5)
+    ticks = tuple((number * step, shown(number * step)) for number in range(math.floor(high / step + 1e-9) + 1))
+    return AxisScale(lambda value: start + value / high * (end - start), ticks, name)
+
+
+def log_scale(values: Sequence[float], *, name: str, start: float, end: float) -> AxisScale:
+    """Of positive values; ticks at 1, 2 and 5 of each decade, or at decades alone where there are many."""
+    low, high = math.log10(min(values) / 1.25), math.log10(max(values) * 1.25)
+    steps = _DECADES if high - low < 2 else (1,)
+    candidates = [m * 10.0**e for e in range(math.floor(low), math.ceil(high) + 1) for m in steps]
+    ticks = tuple((value, f"{value:g}") for value in candidates if low <= math.log10(value) <= high)
+    return AxisScale(lambda value: start + (math.log10(value) - low) / (high - low) * (end - start), ticks, name)
+
+
+def axes(x: AxisScale, y: AxisScale, frame: Frame) -> str:
+    """The grid with its ticks, and the names of both axes."""
+    foot, end = frame.height - frame.bottom, frame.width - frame.right
+    lines = [
+        f'<line class="grid" x1="{x.place(v):.1f}" x2="{x.place(v):.1f}" y1="{frame.top}" y2="{foot}"/>'
+        f'<text class="tick" x="{x.place(v):.1f}" y="{foot + 15}">{text}</text>'
+        for v, text in x.ticks
+    ] + [
+        f'<line class="grid" x1="{frame.left}" x2="{end}" y1="{y.place(v):.1f}" y2="{y.place(v):.1f}"/>'
+        f'<text class="tick end" x="{frame.left - 6}" y="{y.place(v) + 4:.1f}">{text}</text>'
+        for v, text in y.ticks
+    ]
+    middle = (frame.top + foot) / 2
+    return (
+        "".join(lines)
+        + f'<text class="axis" x="{(frame.left + end) / 2:.1f}" y="{frame.height - 8}">{escape(x.name)}</text>'
+        + f'<text class="axis" transform="translate(11 {middle:.1f}) rotate(-90)">{escape(y.name)}</text>'
+    )
+
+
+def shade_of(value: float, top: float) -> int:
+    """The shade of a value: 0 for 0, the last for `top` and more."""
+    share = value / top if top > 0 else 0.0
+    return min(LEVELS - 1, max(0, math.ceil(share * (LEVELS - 1))))
+
+
+def name_width(names: Sequence[str]) -> float:
+    """Pixels that the longest name takes in front of a row."""
+    return 7.2 * max(map(len, names)) + 10
+
+
+def round_step(least: float) -> float:
+    """The smallest of 1, 2 and 5 times a power of ten that is not below `least`."""
+    power = 10.0 ** math.floor(math.log10(least)) if least > 0 else 1.0
+    return next(step * power for step in (1, 2, 5, 10) if step * power >= least - 1e-12)
+
+
+def exact(value: object) -> str:
+    """A value in full precision, as a query returns it."""
+    return escape(repr(value) if isinstance(value, float) else str(value))

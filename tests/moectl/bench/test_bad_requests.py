@@ -1,0 +1,61 @@
+"""`moectl bench` refuses bad options and data with one line."""
+
+from pathlib import Path
+
+import pytest
+
+from moectl.cli import main
+from tests.helpers.bench import LIVE, TRACE
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--tasks", "sums"], "unknown task 'sums'"),
+        (["--tasks", "word_problems,"], "empty name"),
+        (["--tasks", "word_problems", "--simulate"], "evaluated live"),
+    ],
+)
+def test_tasks_that_cannot_be(options: list[str], told: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", *options]) == 2
+    assert told in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--presets", "nearr"], "did you mean near"),
+        (["--presets", "near,,full"], "empty name"),
+        (["--budgets", "a lot"], "budget 'a lot' is not understood"),
+        (["--links", "fast"], "rate 'fast' is not understood"),
+        (["--links", "cuda"], "needs the model on a CUDA device"),
+        (["--scaled-to", "toaster"], "unknown machine 'toaster'"),
+        (["--scaled-to", "a100-pcie4", "--links", "5GB/s"], "leave out --links"),
+        (["--trace", TRACE], "are of a simulated bench"),
+        (["--simulate", "--scaled-to", "a100-pcie4"], "give --machine"),
+        (["--simulate", "--links", "disk"], "rate 'disk' is not understood"),
+        (["--simulate", "--machine", "toaster"], "unknown machine 'toaster'"),
+        (["--length", "50"], "no sequence of --length 50"),
+        (["--simulate"], "olmoe-1b-7b is a shape without weights"),
+    ],
+)
+def test_usage(options: list[str], says: str, model: str, capfd: pytest.CaptureFixture[str]) -> None:
+    name = "olmoe-1b-7b" if options == ["--simulate"] else model
+    assert main(["bench", name, *LIVE, *options]) == 2
+    said = capfd.readouterr()
+    assert says in said.err and said.err.count("\n") == 1 and not said.out
+    assert not Path("moe.duckdb").exists()
+
+
+def test_data(model: str, capfd: pytest.CaptureFixture[str]) -> None:
+    Path("short.txt").write_text("a dog")
+    for data, says in (("nowhere.txt", "no data at 'nowhere.txt'"), ("short.txt", "no document of 12 tokens")):
+        assert main(["bench", model, *LIVE, "--data", data]) == 3
+        assert says in capfd.readouterr().err
+    assert not Path("moe.duckdb").exists()
+
+
+def test_peers_that_are_not_known(capfd: pytest.CaptureFixture[str]) -> None:
+    for options, told in ((["--peers", "vllm"], "transformers-eager"), (["--simulate", "--peers", "all"], "live")):
+        assert main(["bench", *options]) == 2
+        assert told in capfd.readouterr().err

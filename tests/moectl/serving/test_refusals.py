@@ -1,0 +1,79 @@
+"""Requests that a server refuses: invalid ones, clients without the key, and a full queue."""
+
+import json
+import time
+
+import httpx2
+import openai
+import pytest
+from openai import OpenAI
+
+from tests.helpers.serving import EXACT, Running, idle
+
+
+@pytest.mark.parametrize(
+    ("asked", "status", "told"),
+    [
+        ({"model": "gpt-5"}, 404, "there is no model 'gpt-5' here, only 'tiny'"),
+        ({"prompt": "a " * 400}, 400, "exceed the model's"),
+        ({"prompt": [9, 999_999]}, 400, "outside the vocabulary"),
+        ({"prompt": [9, -1]}, 400, "prompt: one text or one list of token ids"),
+        ({"prompt": ""}, 400, "the prompt is empty"),
+        ({"prompt": ["one", "two"]}, 400, "send several prompts side by side"),
+        ({"prompt": None}, 400, "prompt: one text"),
+        ({"max_tokens": 201}, 400, "at most 200 tokens, not 201"),
+        ({"max_tokens": 0}, 400, "max_tokens: Input should be greater than or equal to 1"),
+        ({"temperature": 2.5}, 400, "temperature: Input should be less than or equal to 2"),
+        ({"temperature": "hot"}, 400, "temperature: Input should be a valid number"),
+        ({"top_p": 0}, 400, "top_p: Input should be greater than 0"),
+        ({"seed": 2**64}, 400, "seed: "),
+        ({"n": 2}, 400, "n can only be 1 here"),
+        ({"logprobs": 3}, 400, "logprobs can only be False here"),
+        ({"stop": ["a"] * 5}, 400, "stop: one text or up to four"),
+        ({"stop": ""}, 400, "stop: one text or up to four"),
+        ({"temprature": 0.3}, 400, "temprature: Extra inputs are not permitted"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_what_is_refused(web: httpx2.Client, asked: dict, status: int, told: str) -> None:
+    answer = web.post("/v1/completions", json={"model": "tiny", "prompt": "sheep", "max_tokens": 2} | asked)
+    error = answer.json()["error"]
+    assert answer.status_code == status and told in error["message"]
+    assert error.keys() == {"message", "type", "param", "code"} and error["type"] == "invalid_request_error"
+
+
+def test_who_is_refused(server: Running, web: httpx2.Client) -> None:
+    with pytest.raises(openai.AuthenticationError, match="the API key is wrong"):
+        server.client("guess").models.list()
+    assert (
+        httpx2.get(f"{server.url}/metrics").status_code == 401 and httpx2.get(f"{server.url}/live").status_code == 401
+    )
+    assert httpx2.get(f"{server.url}/health").json() == {"status": "ok"}
+    assert web.get("/v1/models", headers={"Host": "elsewhere.example:80"}).status_code == 403
+    json_only = {"Content-Type": "application/json"}
+    asked = json.dumps({"model": "tiny", "prompt": "sheep"})
+    for content, headers, status in (
+        ("{'model': 1", json_only, 400),
+        ("[]", json_only, 400),
+        (asked, {"Content-Type": "text/plain"}, 400),  # as an HTML form of another site sends it
+        ("x" * 30_000, json_only, 413),
+        ((b"x" * 1000 for _ in range(30)), json_only, 413),
+    ):
+        answer = web.post("/v1/completions", content=content, headers=headers)
+        assert (answer.status_code, answer.json().keys()) == (status, {"error"})
+    assert web.get("/v1/engines").json()["error"]["message"] == "GET /v1/engines: Not Found"
+
+
+def test_a_full_queue_says_so(server: Running, client: OpenAI) -> None:
+    asked = EXACT | {"prompt": "sheep", "max_tokens": 200, "stream": True}
+    streams = [client.completions.create(**asked) for _ in range(6)]
+    with pytest.raises(openai.RateLimitError) as refused:
+        client.completions.create(**asked)
+    assert refused.value.response.headers["Retry-After"] == "1" and refused.value.code == "queue_full"
+    streams[5].close()  # a waiting one
+    while server.scheduler.num_waiting > 2:
+        time.sleep(0.01)
+    streams[5] = client.completions.create(**asked)
+    for stream in streams:
+        stream.close()
+    idle(server)
