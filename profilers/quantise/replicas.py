@@ -8,7 +8,6 @@ import fcntl
 import hashlib
 import json
 import shutil
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -20,14 +19,14 @@ import torch
 from artifacts.errors import BadInput, OutOfResources, Partly
 from artifacts.quantisation.gptq import VERSION
 from artifacts.quantisation.replica_file import FORMAT, is_intact, read_metadata, replica_root
-from artifacts.store.runs import ModelInfo, RunInfo, utc_now
+from artifacts.store.runs import ModelInfo
 from artifacts.store.store import add_run
 from profilers.quantise.calibration import LayerInputs, LayerTokens, describing, keep_inputs
 from profilers.quantise.lockstep import Arrived, Lockstep, batches
 from profilers.quantise.method import Method, check_method, expected_nbytes, projections
 from profilers.quantise.one_expert import LOSS_TOKENS, Record, Unit, quantise, record, tables
 from profilers.text.batches import Data
-from profilers.text.corpus import data_digest
+from profilers.text.run import TextRun
 from profilers.workers.memory import return_large_buffers
 from profilers.workers.workers import ATTEMPTS, Executor, Processes, Workers
 from runtime.model.arithmetic import accumulate, expert_forward, gather, weigh
@@ -71,28 +70,18 @@ def build_replicas(
     Raises BadUsage for a method that this model does not allow, OutOfResources for a full disk, workers that are all
     killed and a folder that another process is filling, Partly when some experts could not be done.
     """
-    started_at, start_s = utc_now(), time.monotonic()
+    run = TextRun(data)
     shapes = projections(opened.layers[0])
     check_method(method, shapes)
-    digest = data_digest(data.sequences)
-    folder = replica_root(store_path) / f"{model.model_id}-{_identity(method, digest)}"
+    folder = replica_root(store_path) / f"{model.model_id}-{_identity(method, run.digest)}"
     with _owning(folder):
         job = _Job(opened, method, folder, model.fingerprint, progress)
         job.take_up()
         resumed = len(job.records)
         job.check_space(expected_nbytes(method, shapes))
         job.run(data.sequences, executor)
-        info = RunInfo(
-            command=QUANTIZE,
-            model_id=model.model_id,
-            started_at=started_at,
-            seconds=time.monotonic() - start_s,
-            data=data.spec,
-            data_digest=digest,
-            tokens=sum(map(len, data.sequences)),
-            seed=data.seed,
-            parameters=asdict(method) | {"folder": folder.name, "sequences": len(data.sequences)},
-        )
+        parameters = asdict(method) | {"folder": folder.name, "sequences": len(data.sequences)}
+        info = run.info(QUANTIZE, model, parameters)
         records = tuple(job.records[key] for key in range(opened.shape.num_keys))
         run_id = add_run(store_path, info, tables(records), model=model)
     return Built(run_id, folder, records, info.tokens, info.seconds, resumed)

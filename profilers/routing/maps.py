@@ -5,7 +5,6 @@ sequence is a request in one pass: its prompt is iteration 0, every later token 
 maps, and the iterations of one batch.
 """
 
-import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,10 +15,11 @@ from torch import nn
 
 from artifacts.routing.expert_maps import DTYPES, ExpertMaps, mean_rows
 from artifacts.store.expert_maps import COMMAND, TABLE, map_rows
-from artifacts.store.runs import ModelInfo, RunInfo, utc_now
+from artifacts.store.runs import ModelInfo
 from artifacts.store.store import add_run
-from profilers.text.batches import Batch, Batching, Data, check_sequences, padded, real_rows
-from profilers.text.corpus import data_digest
+from profilers.routing.teacher_forced import TokenPlaces, run_batches, token_rows
+from profilers.text.batches import Batch, Batching, Data
+from profilers.text.run import TextRun
 from runtime.policies.base import Step
 from runtime.session.session import Session
 
@@ -69,23 +69,13 @@ def build_maps(
 
     Raises BadUsage for a distance beyond the model's layers or a capacity of nothing.
     """
-    started_at, start_s = utc_now(), time.monotonic()
-    maps, total = _empty(session, plan), sum(map(len, data.sequences))
+    run, maps = TextRun(data), _empty(session, plan)
     running = observe_iterations(session, batching.batches(data.sequences), prefill=batching.prefill)
-    origins, num_iterations = _fill(maps, running, lambda done: progress(done, total))
-    info = RunInfo(
-        command=COMMAND,
-        model_id=model.model_id,
-        started_at=started_at,
-        seconds=time.monotonic() - start_s,
-        data=data.spec,
-        data_digest=data_digest(data.sequences),
-        tokens=total,
-        seed=data.seed,
-        parameters={**asdict(plan), **asdict(batching), "iterations": num_iterations, "replaced": maps.num_replaced},
-    )
+    origins, num_iterations = _fill(maps, running, lambda done: progress(done, data.num_tokens))
+    counts = {"iterations": num_iterations, "replaced": maps.num_replaced}
+    info = run.info(COMMAND, model, {**asdict(plan), **asdict(batching), **counts})
     run_id = add_run(store_path, info, {TABLE: map_rows(maps, origins)}, model=model)
-    return BuiltMaps(run_id, maps, len(data.sequences), num_iterations, total, info.seconds)
+    return BuiltMaps(run_id, maps, len(data.sequences), num_iterations, data.num_tokens, info.seconds)
 
 
 def _fill(
@@ -106,45 +96,32 @@ def _fill(
 def observe_iterations(
     session: Session, batches: Iterable[Batch], *, prefill: int
 ) -> Iterator[tuple[Batch, Iterations]]:
-    """Run batches through the session's watcher and yield each with what was seen of its iterations, in order."""
+    """Run batches through the session and yield each with what was seen of its iterations, in order."""
     collector = _Collector(session, prefill)
-    watcher = session.watcher
-    watcher.see_probabilities()
-    watcher.on_pass, watcher.on_step = collector.begin_pass, collector.add
-    handle = session.opened.model.get_input_embeddings().register_forward_hook(collector.embed)
-    try:
-        for batch in batches:
-            check_sequences(session.opened.model, batch.sequences)
-            ids, mask = padded(batch.sequences)
-            collector.rows = real_rows(ids, mask)
-            session.new_requests(len(batch.sequences))
-            session.forward(ids, mask=mask)
-            yield batch, collector.iterations(batch.first)
-    finally:
-        handle.remove()
-        watcher.on_pass = watcher.on_step = None
+    session.watcher.see_probabilities()
+    hooks = [(session.opened.model.get_input_embeddings(), collector.embed)]
+    for batch in run_batches(session, batches, collector, hooks):
+        yield batch, collector.iterations(batch.first)
 
 
 class _Collector:
-    """Hears the engine's passes and steps, and the embedding of their tokens; keeps means, not tokens."""
+    """Averages the routers' probabilities and the embeddings over the tokens of each iteration."""
 
     def __init__(self, session: Session, prefill: int) -> None:
-        self.rows = np.zeros(0, bool)
         self._shape, self._prefill = session.opened.shape, prefill
 
+    def begin_batch(self, rows: np.ndarray) -> None:
+        self._rows = rows
+
     def begin_pass(self, requests: np.ndarray) -> None:
-        request = requests - requests[0]
-        position = np.arange(len(request)) - np.searchsorted(request, request)
-        iteration = np.maximum(position - self._prefill + 1, 0) if self._prefill else position
-        is_last = np.diff(request, append=-1).astype(bool) | np.diff(iteration, append=-1).astype(bool)
-        self._last = np.flatnonzero(is_last)
-        self._request, self._iteration = request[self._last], iteration[self._last]
+        tokens = TokenPlaces.of(requests, self._prefill)
+        self._last = np.flatnonzero(tokens.ends_iteration)
+        self._request, self._iteration = tokens.request[self._last], tokens.iteration[self._last]
         size = (len(self._last), self._shape.num_layers, self._shape.num_experts)
         self._probabilities = np.empty(size, np.float32)
 
     def embed(self, module: nn.Module, args: tuple, output: torch.Tensor) -> None:
-        tokens = output.flatten(0, -2).float().cpu().numpy()[self.rows]
-        self._embeddings = mean_rows(tokens, self._last)
+        self._embeddings = mean_rows(token_rows(output, self._rows), self._last)
 
     def add(self, step: Step) -> None:
         self._probabilities[:, step.layer] = mean_rows(step.probabilities, self._last)

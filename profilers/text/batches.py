@@ -80,3 +80,7 @@ class Data:
     spec: str
     sequences: Sequence[np.ndarray]
     seed: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(map(len, self.sequences))

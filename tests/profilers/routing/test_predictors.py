@@ -12,7 +12,7 @@ from artifacts.store.predictors import load_predictors
 from artifacts.store.runs import ModelInfo
 from artifacts.store.store import Store
 from moectl.bundled import demo_model
-from profilers.routing.predictor_fit import Fit, Recall, Seen, Tuning, choose
+from profilers.routing.predictor_fit import Recall, RidgeFit, RouterBatch, TargetTuning, choose
 from profilers.routing.predictors import Plan, build_predictors, observe_inputs
 from profilers.text.batches import Batching, Data
 from profilers.text.corpus import documents, token_sequences
@@ -23,23 +23,23 @@ from tests.conftest import Checkpoint
 SHAPE = Shape(num_layers=2, num_experts=5, top_k=2, expert_nbytes=1)
 
 
-def linear(num_tokens: int, seed: int) -> Seen:
+def linear(num_tokens: int, seed: int) -> RouterBatch:
     """Layer 1's logits are linear in layer 0's inputs, and layer 0's of the next token in layer 1's."""
     maps = np.random.default_rng(9).normal(size=(2, 6, 5)).astype(np.float32)
     x = np.random.default_rng(seed).normal(size=(2, num_tokens, 6)).astype(np.float32)
     first = np.concatenate([np.zeros((1, 5), np.float32), x[1, :-1] @ maps[1]])
     tensors = [[torch.from_numpy(part) for part in parts] for parts in (x, (first, x[0] @ maps[0] + 1))]
-    return Seen(*tensors, predicted=[], following=torch.arange(num_tokens - 1))
+    return RouterBatch(*tensors, predicted=[], following=torch.arange(num_tokens - 1))
 
 
 def test_ridge_finds_a_linear_map_and_adds_over_batches() -> None:
-    fits = [Fit(SHAPE, distance=2, num_features=3, seed=0) for _ in range(2)]
+    fits = [RidgeFit(SHAPE, distance=2, num_features=3, seed=0) for _ in range(2)]
     whole = linear(200, 1)
     fits[0].add(whole)
-    fits[1].add(Seen([x[:120] for x in whole.inputs], [z[:120] for z in whole.logits], [], torch.arange(119)))
+    fits[1].add(RouterBatch([x[:120] for x in whole.inputs], [z[:120] for z in whole.logits], [], torch.arange(119)))
     # The second half's first token follows nobody, the first half's last is followed by nobody.
     fits[1].scale[:] = fits[0].scale
-    fits[1].add(Seen([x[119:] for x in whole.inputs], [z[119:] for z in whole.logits], [], torch.arange(80)))
+    fits[1].add(RouterBatch([x[119:] for x in whole.inputs], [z[119:] for z in whole.logits], [], torch.arange(80)))
     unseen, weights = linear(50, 2), fits[0].solve()["logits"]
     for layer in range(2):
         rows, logits = unseen.ahead(layer, 1)
@@ -59,12 +59,12 @@ def test_recall_counts_the_selected_among_the_named() -> None:
 
 
 def test_the_better_target_is_chosen_and_scaled_for_its_likelihood() -> None:
-    seen, fit = linear(300, 3), Fit(SHAPE, distance=1, num_features=0, seed=0)
+    seen, fit = linear(300, 3), RidgeFit(SHAPE, distance=1, num_features=0, seed=0)
     fit.add(seen)
     candidates = fit.solve()
     candidates["selected"][0] = 0  # says nothing of layer 1
     candidates["logits"] *= 0.25
-    tuned = {name: Tuning(SHAPE, 1) for name in candidates}
+    tuned = {name: TargetTuning(SHAPE, 1) for name in candidates}
     for name, weights in candidates.items():
         tuned[name].add(linear(100, 4), fit, weights)
     weights, target = choose(candidates, tuned)

@@ -20,7 +20,8 @@ from artifacts.store.store import Store
 from profilers.routing import profile as profiling
 from profilers.routing.distribute import Counted, Counting, parts
 from profilers.routing.observe import Foresight
-from profilers.routing.profile import Profiled, merge_shards, profile_routing
+from profilers.routing.profile import Profiled, profile_routing
+from profilers.routing.shards import merge_shards
 from profilers.routing.tables import stored
 from profilers.text.batches import Batching, Data
 from profilers.text.corpus import data_digest
