@@ -16,7 +16,7 @@ from profilers.compare.quality import Quality, Reading, compare, losses_by_text,
 from profilers.compare.tasks import Score, Tasks, evaluate
 from profilers.text.batches import check_sequences
 from profilers.text.corpus import pieces
-from profilers.text.document import Document
+from profilers.text.files import Document
 from runtime.engine.output import choose_output
 from runtime.model.open import MoeModel
 from runtime.policies.base import Artefacts

@@ -27,8 +27,7 @@ from profilers.quantise.method import Method, check_method, expected_nbytes, pro
 from profilers.quantise.one_expert import LOSS_TOKENS, Record, Unit, quantise, record, tables
 from profilers.text.batches import Data
 from profilers.text.run import TextRun
-from profilers.workers.memory import return_large_buffers
-from profilers.workers.workers import ATTEMPTS, Executor, Processes, Workers
+from profilers.workers.workers import ATTEMPTS, Executor, Processes, Workers, return_large_buffers
 from runtime.model.arithmetic import accumulate, expert_forward, gather, weigh
 from runtime.model.layers import MoeLayer
 from runtime.model.layout import aligned

@@ -8,7 +8,7 @@ import pytest
 from artifacts.errors import BadInput, BadUsage, Incompatible
 from profilers.compare.bench import Bench, Paces, Sample, Setting, Text, schedule, summary, text_of
 from profilers.compare.samples import KeptSamples
-from profilers.text.document import Document
+from profilers.text.files import Document
 from runtime.model.open import MoeModel, open_model
 from runtime.policies.base import Artefacts
 from tests.conftest import Checkpoint
