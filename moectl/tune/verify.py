@@ -4,7 +4,7 @@ from artifacts.errors import Incompatible, Problem
 from moectl.shared.progress import progress_bar
 from moectl.tune.request import LOSSLESS, Request
 from moectl.tune.result import Check, Pick, published_of_others
-from profilers.compare.verify_search import Beside, Quality, Verifier, fastest, first_within
+from profilers.compare.verify_search import CandidateQuality, MeasuredBeside, Verifier, fastest, first_within
 from runtime.search.results import MOST_PASSES, Found, Tried
 from runtime.search.search import Search
 from runtime.search.space import Combination
@@ -15,7 +15,7 @@ _ROUNDING = 1e-3  # nats; whole experts make none, cut ones in bfloat16 some 2e-
 _BESIDE = ("on-demand", "near", "uniform-bits")
 
 
-def verified(found: Found, verifier: Verifier, request: Request) -> tuple[list[Pick], dict[str, Beside], str]:
+def verified(found: Found, verifier: Verifier, request: Request) -> tuple[list[Pick], dict[str, MeasuredBeside], str]:
     """The answers: of the fastest lossless ones the one that is fastest live; of the others the first that is good
     enough live. Both beside the best published ones."""
     if not found.lossless:
@@ -51,7 +51,7 @@ def verified(found: Found, verifier: Verifier, request: Request) -> tuple[list[P
     return [lossless, pick], kept, ""
 
 
-def _unmoved(verifier: Verifier, combination: Combination) -> Quality | None:
+def _unmoved(verifier: Verifier, combination: Combination) -> CandidateQuality | None:
     """The quality of what loses nothing: were it otherwise moectl would be wrong, and its answer with it."""
     try:
         quality = verifier.quality(combination)

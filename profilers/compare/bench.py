@@ -12,8 +12,8 @@ import numpy as np
 
 from artifacts.errors import BadInput, BadUsage
 from artifacts.hardware.machines import MACHINES, machine
-from profilers.compare.quality import Quality, Reading, compare, losses_by_text, read
-from profilers.compare.tasks import Score, Tasks, evaluate
+from profilers.compare.quality import Quality, TextReading, compare, losses_by_text, read
+from profilers.compare.tasks import Tasks, TaskScore, evaluate
 from profilers.text.batches import check_sequences
 from profilers.text.corpus import pieces
 from profilers.text.files import Document
@@ -27,7 +27,7 @@ from runtime.session.settings import EXACT, FUSED
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class BenchSetting:
     """What is measured: a preset at a budget over a link, as a user writes them. `link` may name a machine: then link
     and near tier are emulated in its proportions. A preset that fixes its budget has that one."""
 
@@ -37,7 +37,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class BenchText:
     """Sequences of one length, of which the first `prefill` tokens are the prompt."""
 
     sequences: tuple[np.ndarray, ...]
@@ -49,7 +49,7 @@ class Text:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class BenchSample:
     """One setting in one round. `ttft_ms` and `tpot_ms` of each sequence: its prompt's, and the mean of its decoded
     tokens'. Counters, `exposed_ms` of stall and quality are over all sequences, the warm-up left out; `kl_by_text` and
     `loss_by_text` (of log-likelihood, nats per token) are of each; `seconds` that all of it took."""
@@ -81,7 +81,7 @@ class Quartiles:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class BenchResult:
     """One setting over all rounds: medians, and how far apart the quartiles of times are."""
 
     ttft_ms: Quartiles
@@ -100,7 +100,7 @@ class Measured:
         return {name: sum(layer[name] for layer in self.by_layer) for name in names}
 
 
-def text_of(documents: Iterator[Document], tokenizer, *, length: int, num_tokens: int) -> Text:
+def text_of(documents: Iterator[Document], tokenizer, *, length: int, num_tokens: int) -> BenchText:
     """The beginnings of the first documents of at least `length` tokens, `num_tokens` in all; half of each is prompt.
 
     Raises BadUsage when that is no sequence, BadInput when no document is that long.
@@ -113,19 +113,19 @@ def text_of(documents: Iterator[Document], tokenizer, *, length: int, num_tokens
     found = tuple(islice(long, num_tokens // length))
     if not found:
         raise BadInput(f"the data has no document of {length} tokens: give longer text, or a smaller --length")
-    return Text(found, length // 2)
+    return BenchText(found, length // 2)
 
 
-def schedule(settings: Sequence[Setting], *, rounds: int, seed: int) -> list[tuple[int, Setting]]:
+def schedule(settings: Sequence[BenchSetting], *, rounds: int, seed: int) -> list[tuple[int, BenchSetting]]:
     """Every setting once a round, in an order drawn anew each round: what else the machine does falls on all alike."""
     rng = np.random.default_rng(seed)
     return [(turn, settings[index]) for turn in range(rounds) for index in rng.permutation(len(settings))]
 
 
-def summary(samples: Sequence[Sample]) -> Measured:
+def summary(samples: Sequence[BenchSample]) -> BenchResult:
     """Of one setting."""
     layers = zip(*(sample.by_layer for sample in samples), strict=True)
-    return Measured(
+    return BenchResult(
         ttft_ms=Quartiles.of([value for sample in samples for value in sample.ttft_ms]),
         tpot_ms=Quartiles.of([value for sample in samples for value in sample.tpot_ms]),
         by_layer=tuple({name: median_low(one[name] for one in same) for name in same[0]} for same in layers),
@@ -137,7 +137,7 @@ def summary(samples: Sequence[Sample]) -> Measured:
     )
 
 
-class Paces:
+class LinkEmulations:
     """How each link is emulated and what may be prefetched over it: measured once, so that every setting in every round
     has the same. `known` are those of an interrupted bench; `experts` as in `Settings`."""
 
@@ -167,8 +167,8 @@ class Bench:
         self,
         opened: MoeModel,
         artefacts: Artefacts,
-        text: Text,
-        paces: Paces,
+        text: BenchText,
+        paces: LinkEmulations,
         stored: Mapping[str, Preset] = MappingProxyType({}),
         *,
         devices: int = 1,
@@ -176,7 +176,7 @@ class Bench:
         check_sequences(opened.model, text.sequences)
         self._stored, self._devices = stored, devices
         self._opened, self._artefacts, self._text, self.paces = opened, artefacts, text, paces
-        self._full: Reading | None = None
+        self._full: TextReading | None = None
 
     def read_full(self) -> None:
         """What the full model makes of the text: quality is against this."""
@@ -191,11 +191,11 @@ class Bench:
             return compare(self.full, read(session, self._text.sequences, prefill=self._text.prefill))
 
     @property
-    def full(self) -> Reading:
+    def full(self) -> TextReading:
         assert self._full is not None, "read_full comes first"
         return self._full
 
-    def measure(self, setting: Setting, progress: Callable[[int], None] = lambda decoded: None) -> Sample:
+    def measure(self, setting: BenchSetting, progress: Callable[[int], None] = lambda decoded: None) -> BenchSample:
         """Read the text, after its first sequence has warmed the cache. Raises a Problem for what cannot run."""
         begin_s = perf_counter()
         with Session(self._opened, self._settings(setting), artefacts=self._artefacts) as session:
@@ -205,12 +205,12 @@ class Bench:
             reading = read(session, self._text.sequences, prefill=self._text.prefill, progress=progress)
             return self._sample(session, reading, first_pass, begin_s)
 
-    def scores(self, setting: Setting, tasks: Tasks) -> tuple[Score, ...]:
+    def scores(self, setting: BenchSetting, tasks: Tasks) -> tuple[TaskScore, ...]:
         """What a setting, from an empty cache, makes of tasks. Nothing is timed."""
         with Session(self._opened, self._settings(setting), artefacts=self._artefacts) as session:
             return evaluate(session, tasks)
 
-    def _settings(self, setting: Setting) -> Settings:
+    def _settings(self, setting: BenchSetting) -> Settings:
         preset = self._stored.get(setting.preset, setting.preset)
         return Settings(preset, budget=setting.budget, devices=self._devices, **self.paces.of(setting.link))
 
@@ -218,7 +218,7 @@ class Bench:
         if session.parts.policies.brings_ahead and len(session.parts.slots):
             self.paces.of(link).setdefault("window", f"{session.parts.window}B")
 
-    def _sample(self, session: Session, reading: Reading, first_pass: int, begin_s: float) -> Sample:
+    def _sample(self, session: Session, reading: TextReading, first_pass: int, begin_s: float) -> BenchSample:
         sample = sample_of(
             reading, self.full, self._text, fast_nbytes=int(session.receipt()["fast_bytes"]), begin_s=begin_s
         )
@@ -229,12 +229,14 @@ class Bench:
         )
 
 
-def sample_of(reading: Reading, full: Reading, text: Text, *, fast_nbytes: int, begin_s: float) -> Sample:
+def sample_of(
+    reading: TextReading, full: TextReading, text: BenchText, *, fast_nbytes: int, begin_s: float
+) -> BenchSample:
     """Times, and quality against the full model; nothing is counted and nothing stalled. `begin_s` on the clock."""
     quality = compare(reading, full)
     kl, loss = losses_by_text(reading, full, num_texts=len(text.sequences))
     decode_s = np.reshape(reading.decode_s, (len(text.sequences), -1))
-    return Sample(
+    return BenchSample(
         ttft_ms=tuple(1e3 * seconds for seconds in reading.prefill_s),
         tpot_ms=tuple((1e3 * decode_s.mean(axis=1)).tolist()),
         by_layer=(),

@@ -9,8 +9,8 @@ import numpy as np
 from artifacts.hardware.profile import HardwareProfile
 from artifacts.modelshapes.known import guessed
 from artifacts.traces.trace import Trace
-from profilers.compare.quality import Reading, read
-from profilers.hardware.load_times import Effort
+from profilers.compare.quality import TextReading, read
+from profilers.hardware.load_times import TimingEffort
 from profilers.hardware.profile import layer_seconds
 from runtime.control.counters import hit_rate
 from runtime.engine.engine import NAME
@@ -22,7 +22,7 @@ from runtime.session.session import Session, Settings
 
 PRESET = "on-demand"
 _TIMES = 3
-_BETWEEN = Effort(turns=4)
+_BETWEEN = TimingEffort(turns=4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ def _simulated(opened: MoeModel, profile: HardwareProfile, trace: Trace, budget:
 
 
 def _prediction(
-    profile: HardwareProfile, outcome: Outcome, budget: str, runs: Sequence[Sequence[Reading]], pace: float
+    profile: HardwareProfile, outcome: Outcome, budget: str, runs: Sequence[Sequence[TextReading]], pace: float
 ) -> Prediction:
     seconds = [[one for reading in run for one in reading.decode_s] for run in runs]
     stalls = [[one for reading in run for one in reading.stall_s] for run in runs]

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from artifacts.errors import BadInput, OutOfResources
-from profilers.compare.bench import Sample, Setting, Text, sample_of
-from profilers.compare.quality import Reading, read_by
+from profilers.compare.bench import BenchSample, BenchSetting, BenchText, sample_of
+from profilers.compare.quality import TextReading, read_by
 from profilers.workers.workers import Processes, Workers
 from runtime.control import sizes
 from runtime.model.open import MoeModel
@@ -54,7 +54,7 @@ PEERS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class PeerTask:
     """What a process measures. `memory_nbytes`: what weights may take on the device that computes, where a peer
     offloads."""
 
@@ -71,7 +71,7 @@ class Task:
 class PeerReading:
     """`expert_nbytes`: bytes of experts that stayed on the device; `memory_nbytes`: of all weights there."""
 
-    reading: Reading
+    reading: TextReading
     expert_nbytes: int
     memory_nbytes: int
 
@@ -87,15 +87,15 @@ def check(peer: Peer, device: str) -> None:
 class PeerBench:
     """Measures peers on the text of a bench. `full`: what the full model made of it."""
 
-    def __init__(self, opened: MoeModel, folder: Path, text: Text, *, threads: int) -> None:
+    def __init__(self, opened: MoeModel, folder: Path, text: BenchText, *, threads: int) -> None:
         self._opened, self._folder, self._text, self._threads = opened, folder, text, threads
         self._others = sum(one.nbytes for one in opened.model.parameters() if one.device.type != "meta")
 
-    def measure(self, setting: Setting, full: Reading) -> Sample:
+    def measure(self, setting: BenchSetting, full: TextReading) -> BenchSample:
         """In a process of its own; the budget is of experts, all other weights come on top. Raises a Problem for what
         cannot run here."""
         begin_s = perf_counter()
-        task = Task(
+        task = PeerTask(
             PEERS[setting.preset],
             self._folder,
             str(self._opened.model.device),
@@ -108,7 +108,7 @@ class PeerBench:
         return sample_of(found.reading, full, self._text, fast_nbytes=found.expert_nbytes, begin_s=begin_s)
 
 
-def read_apart(task: Task) -> PeerReading:
+def read_apart(task: PeerTask) -> PeerReading:
     """Measure in a process of its own. Raises OutOfResources when the model does not fit, BadInput as `check`."""
     check(task.peer, task.device)
     found: list[PeerReading] = []
@@ -120,7 +120,7 @@ def read_apart(task: Task) -> PeerReading:
     return found[0]
 
 
-def read_here(task: Task) -> PeerReading:
+def read_here(task: PeerTask) -> PeerReading:
     """Load the model and read the text, after its first sequence has warmed whatever there is to warm."""
     torch.set_num_threads(task.threads)
     with tempfile.TemporaryDirectory(prefix="moectl-peer-") as scratch:
@@ -138,7 +138,7 @@ def read_here(task: Task) -> PeerReading:
         return PeerReading(reading, experts, sum(held.values()))
 
 
-def _load(task: Task, scratch: str) -> torch.nn.Module:
+def _load(task: PeerTask, scratch: str) -> torch.nn.Module:
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
@@ -158,7 +158,7 @@ def _load(task: Task, scratch: str) -> torch.nn.Module:
         raise OutOfResources(f"{task.peer.name}: the whole model does not fit into memory") from error
 
 
-def _read_numpy(task: Task) -> tuple:
+def _read_numpy(task: PeerTask) -> tuple:
     """As arrays: a tensor would travel in memory that the process takes with it when it ends."""
     found = read_here(task)
     reading = found.reading
@@ -174,6 +174,7 @@ def _as_torch(
     expert_nbytes: int,
     memory_nbytes: int,
 ) -> PeerReading:
-    nothing = (0.0,) * len(decode_s)
-    reading = Reading(torch.from_numpy(logits), torch.from_numpy(targets), tuple(prefill_s), tuple(decode_s), nothing)
+    stall_s = (0.0,) * len(decode_s)
+    tensors = torch.from_numpy(logits), torch.from_numpy(targets)
+    reading = TextReading(*tensors, tuple(prefill_s), tuple(decode_s), stall_s)
     return PeerReading(reading, expert_nbytes, memory_nbytes)

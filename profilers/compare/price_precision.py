@@ -28,7 +28,7 @@ PRESET = "uniform-bits"
 
 
 @dataclass(frozen=True, slots=True)
-class Assignment:
+class BitAssignment:
     """A way to give every expert its bits, `avg_bits` each: the policy `residency` does it within `budget_nbytes`."""
 
     name: str
@@ -42,7 +42,7 @@ class Assignment:
 
 
 @dataclass(frozen=True, slots=True)
-class Price:
+class PrecisionPrice:
     """Of one assignment, against the full model on the same text: `kl` in nats, `nbytes` of the replicas in memory."""
 
     nbytes: int
@@ -57,7 +57,7 @@ def check_widths(artefacts: Artefacts) -> None:
     check_replicas("inspect precision", artefacts, *WIDTHS)
 
 
-def assignments(replicas: Replicas, *, draws: int, seed: int) -> list[Assignment]:
+def assignments(replicas: Replicas, *, draws: int, seed: int) -> list[BitAssignment]:
     """Uniform widths, then at the bytes of the prefix split of every average the greedy, the split and `draws` random.
 
     An average that is whole is in the first part too, at its own bytes: a split with experts at 1 bit, which have no
@@ -65,15 +65,16 @@ def assignments(replicas: Replicas, *, draws: int, seed: int) -> list[Assignment
     """
     num_keys = replicas.use.size
     made = [
-        Assignment("uniform", float(bits), f"shadow:bits={bits},slots=no", num_keys * replicas.nbytes[bits])
+        BitAssignment("uniform", float(bits), f"shadow:bits={bits},slots=no", num_keys * replicas.nbytes[bits])
         for bits in reversed(WIDTHS)
     ]
     for average in AVERAGES:
         nbytes = sum(replicas.nbytes[bits] for bits in prefix_bits(replicas, average).tolist())
-        made += [Assignment(name, average, f"shadow:bits={name},slots=no", nbytes) for name in ("mixed", "prefix")] + [
-            Assignment("random", average, f"shadow:bits=random,slots=no,seed={seed + draw}", nbytes)
-            for draw in range(draws)
-        ]
+        for name in ("mixed", "prefix"):
+            made.append(BitAssignment(name, average, f"shadow:bits={name},slots=no", nbytes))
+        for draw in range(draws):
+            residency = f"shadow:bits=random,slots=no,seed={seed + draw}"
+            made.append(BitAssignment("random", average, residency, nbytes))
     return made
 
 
@@ -101,7 +102,7 @@ class Precision:
         """Of the full model, over every position but the first of each sequence."""
         return math.exp(self._full_nll)
 
-    def price(self, assignment: Assignment) -> Price:
+    def price(self, assignment: BitAssignment) -> PrecisionPrice:
         """Raises what opening replicas does: BadInput for a damaged file."""
         nll = kl = 0.0
         num_same = 0
@@ -113,7 +114,7 @@ class Precision:
                 kl += F.kl_div(mine, theirs, log_target=True, reduction="sum").item()
                 num_same += int((mine.argmax(-1) == theirs.argmax(-1)).sum())
         count = self._num_scored
-        return Price(nbytes, math.exp(nll / count - self._full_nll), kl / count, num_same / count)
+        return PrecisionPrice(nbytes, math.exp(nll / count - self._full_nll), kl / count, num_same / count)
 
     def _read(self, session: Session) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Of each sequence of T tokens the logits [T - 1, V] of its next tokens [T - 1]."""

@@ -18,7 +18,7 @@ from runtime.replay.replay import replay
 
 
 @dataclass(frozen=True, slots=True)
-class Tier:
+class PrefetchTier:
     """The fast tier that is prefetched into, and the bytes of link that a step leaves for it."""
 
     num_slots: int
@@ -28,7 +28,7 @@ class Tier:
 
 
 @dataclass(frozen=True, slots=True)
-class Foresight:
+class PrefetchForesight:
     """What one policy foresaw, and what came of it.
 
     `recall`: share of what decode steps wanted that had been named for them; `precision`: share of what was named for
@@ -47,7 +47,7 @@ class Foresight:
     hit_rate: float
 
 
-def foresight(trace: Trace, shape: Shape, prefetch: str, tier: Tier, artefacts: Artefacts) -> Foresight:
+def foresight(trace: Trace, shape: Shape, prefetch: str, tier: PrefetchTier, artefacts: Artefacts) -> PrefetchForesight:
     """Replay the trace by a prefetch policy from an empty cache. Raises BadUsage or Incompatible."""
     texts = {"routing": "standard", "miss": "fetch", "residency": "uniform", "eviction": tier.eviction}
     policies = build(texts | {"prefetch": prefetch})
@@ -64,10 +64,10 @@ def foresight(trace: Trace, shape: Shape, prefetch: str, tier: Tier, artefacts: 
     return _found(watched, controller.counters.totals(), shape)
 
 
-def _found(watched: "_Watched", totals: Mapping[str, int], shape: Shape) -> Foresight:
+def _found(watched: "_Watched", totals: Mapping[str, int], shape: Shape) -> PrefetchForesight:
     brought = max(1, totals["prefetches"])
     wasted = totals["wasted_bytes"] / shape.expert_nbytes
-    return Foresight(
+    return PrefetchForesight(
         recall=watched.num_right / max(1, watched.num_wanted),
         precision=watched.num_right / max(1, watched.num_named),
         in_time=max(0.0, (totals["prefetches"] - wasted - totals["late"]) / brought),

@@ -23,7 +23,7 @@ from runtime.policies.miss.buddy import Buddy
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class SubstitutionLimits:
     """When and how often a token's absent experts may be replaced; those that may not are fetched.
 
     The fields are those of the buddy policy. Without `percentile` there is no entropy gate; `beta` bounds the share of
@@ -38,7 +38,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Price:
+class SubstitutionPrice:
     """Of one policy under one draw of residents: `absent` and `replaced` shares of all ranks, and the perplexity over
     that of the full model. A dropped rank counts as replaced."""
 
@@ -63,11 +63,11 @@ class Substitution:
         """Of the full model."""
         return math.exp(self._full_nll)
 
-    def price(self, policy: Miss, limits: Limits, residents: np.ndarray) -> Price:
+    def price(self, policy: Miss, limits: SubstitutionLimits, residents: np.ndarray) -> SubstitutionPrice:
         """The price of a prepared policy within limits; `residents` [L, E] bool."""
         replacing = _Replacing(policy, _gate(limits, self._entropy, self._opened.shape), limits.beta, residents)
         nll = self._nll(replacing.choose)
-        return Price(
+        return SubstitutionPrice(
             replacing.num_absent / replacing.num_ranks,
             replacing.num_replaced / replacing.num_ranks,
             math.exp(nll - self._full_nll),
@@ -133,7 +133,7 @@ class _Replacing:
         return np.where(allowed, self._policy.choose(step, residents).selected, step.selected)
 
 
-def _gate(limits: Limits, entropy: np.ndarray, shape: Shape) -> Buddy:
+def _gate(limits: SubstitutionLimits, entropy: np.ndarray, shape: Shape) -> Buddy:
     """The gates of the buddy policy, whose share of absent experts is that of a token here and judged by itself."""
     gate = Buddy(percentile=limits.percentile or 0, margin=limits.margin, beta=math.inf, rho=limits.rho)
     if limits.percentile is None:

@@ -12,7 +12,7 @@ from runtime.session.session import Session
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class TextReading:
     """What a session made of held-out text: N scored positions over a vocabulary of V.
 
     `logits` [N, V] float32 and the tokens `targets` [N] that really came next; `prefill_s`: seconds of each prompt,
@@ -46,7 +46,7 @@ def read(
     *,
     prefill: int,
     progress: Callable[[int], None] = lambda decoded: None,
-) -> Reading:
+) -> TextReading:
     """Give the session the first `prefill` tokens of each sequence as a prompt, then the rest one by one.
 
     Each decode step is scored; the prompt is not, so that what is compared is what a user would read.
@@ -73,7 +73,7 @@ def read_by(
     device: torch.device,
     begin: Callable[[int], None] = lambda requests: None,
     decoded: Callable[[int], None] = lambda count: None,
-) -> Reading:
+) -> TextReading:
     """The same with any model: `forward(ids, past)` gives `logits` and `past_key_values`; `begin` is told of every new
     request, `decoded` of every decoded token. Nothing stalls."""
     logits, prefill_s, decode_s = [], [], []
@@ -88,10 +88,10 @@ def read_by(
             decode_s.append(seconds)
             decoded(len(decode_s))
     targets = torch.from_numpy(np.concatenate([sequence[prefill:] for sequence in sequences]))
-    return Reading(torch.stack(logits), targets, tuple(prefill_s), tuple(decode_s), (0.0,) * len(decode_s))
+    return TextReading(torch.stack(logits), targets, tuple(prefill_s), tuple(decode_s), (0.0,) * len(decode_s))
 
 
-def compare(reading: Reading, full: Reading) -> Quality:
+def compare(reading: TextReading, full: TextReading) -> Quality:
     """`reading` against the full model's on the same text."""
     mine, theirs = (F.log_softmax(r.logits, dim=-1) for r in (reading, full))
     return Quality(
@@ -101,7 +101,7 @@ def compare(reading: Reading, full: Reading) -> Quality:
     )
 
 
-def losses_by_text(reading: Reading, full: Reading, *, num_texts: int) -> tuple[np.ndarray, np.ndarray]:
+def losses_by_text(reading: TextReading, full: TextReading, *, num_texts: int) -> tuple[np.ndarray, np.ndarray]:
     """KL divergence and loss of log-likelihood of each text [num_texts], nats per scored token, against the full
     model's; texts are of one length."""
     mine, theirs = (F.log_softmax(r.logits, dim=-1) for r in (reading, full))

@@ -6,9 +6,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 from artifacts.errors import BadInput
-from profilers.compare.bench import Sample, Setting
+from profilers.compare.bench import BenchSample, BenchSetting
 
-Key = tuple[int, Setting]  # round and setting
+Key = tuple[int, BenchSetting]  # round and setting
 
 
 class KeptSamples:
@@ -17,16 +17,16 @@ class KeptSamples:
     def __init__(self, store_path: Path, digest: str) -> None:
         self.path = store_path.with_name(f"{store_path.name}.bench-{digest}.jsonl")
 
-    def load(self) -> tuple[dict[Key, Sample], dict[str, dict[str, str]]]:
+    def load(self) -> tuple[dict[Key, BenchSample], dict[str, dict[str, str]]]:
         """The samples so far, and the paces by link that they were measured at. Raises BadInput for a damaged file."""
         samples, paces = {}, {}
         for line in self._lines():
-            setting = Setting(**line["setting"])
+            setting = BenchSetting(**line["setting"])
             samples[line["round"], setting] = _sample(line["sample"])
             paces.setdefault(setting.link, {}).update(line["pace"])
         return samples, paces
 
-    def add(self, turn: int, setting: Setting, sample: Sample, *, pace: dict[str, str]) -> None:
+    def add(self, turn: int, setting: BenchSetting, sample: BenchSample, *, pace: dict[str, str]) -> None:
         line = {"round": turn, "setting": asdict(setting), "sample": asdict(sample), "pace": pace}
         with self.path.open("a", encoding="utf-8") as file:
             file.write(f"{json.dumps(line)}\n")
@@ -47,5 +47,5 @@ class KeptSamples:
             raise BadInput(f"{self.path} is damaged ({error}): remove it, and the bench begins anew") from error
 
 
-def _sample(fields: dict) -> Sample:
-    return Sample(**{name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()})
+def _sample(fields: dict) -> BenchSample:
+    return BenchSample(**{name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()})

@@ -25,7 +25,7 @@ FORMS = f"a YAML file of a task, a folder of them, or {HARNESS}NAME for one of t
 
 
 @dataclass(frozen=True, slots=True)
-class Score:
+class TaskScore:
     """One metric of one task: its value, its standard error where one is known, and over how many documents."""
 
     task: str
@@ -80,7 +80,7 @@ def load_tasks(names: Sequence[str]) -> Tasks:
     return Tasks(tuple(loaded), digest)
 
 
-def evaluate(session: Session, tasks: Tasks) -> tuple[Score, ...]:
+def evaluate(session: Session, tasks: Tasks) -> tuple[TaskScore, ...]:
     """Every metric of every task. A score of likelihood is of one pass over question and answer; what is generated is
     decoded token by token."""
     from lm_eval.evaluator import evaluate as harness
@@ -130,7 +130,7 @@ def _built(manager: Any, spec: str, name: str) -> list[Any]:
         ) from error
 
 
-def _scores(task: str, values: dict[str, Any]) -> list[Score]:
+def _scores(task: str, values: dict[str, Any]) -> list[TaskScore]:
     """Of the harness's `{"acc,none": 0.5, "acc_stderr,none": 0.1, "sample_len": 40, ...}`."""
     found = []
     for key, value in values.items():
@@ -140,5 +140,5 @@ def _scores(task: str, values: dict[str, Any]) -> list[Score]:
         stderr = values.get(f"{metric}_stderr,{rest}")
         named = metric if rest == "none" else key
         known = float(stderr) if isinstance(stderr, float | int) else None
-        found.append(Score(task, named, float(value), known, int(values["sample_len"])))
+        found.append(TaskScore(task, named, float(value), known, int(values["sample_len"])))
     return found

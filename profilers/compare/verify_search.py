@@ -6,9 +6,18 @@ from math import log
 from statistics import fmean, median
 
 from artifacts.errors import Problem
-from profilers.compare.bench import Bench, Measured, Paces, Sample, Setting, Text, schedule, summary
-from profilers.compare.quality import Quality as Compared
-from profilers.hardware.live_costs import Pace
+from profilers.compare.bench import (
+    Bench,
+    BenchResult,
+    BenchSample,
+    BenchSetting,
+    BenchText,
+    LinkEmulations,
+    schedule,
+    summary,
+)
+from profilers.compare.quality import Quality
+from profilers.hardware.live_costs import LiveCosts
 from runtime.model.open import MoeModel
 from runtime.policies.base import Artefacts
 from runtime.policies.presets import Preset, presets
@@ -21,15 +30,15 @@ _SAME_TIME = 1.01  # predictions this close are equal, and the smaller loss goes
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class MeasuredBeside:
     """One setting measured beside others: over all rounds, and its time over that of `full` in the same round."""
 
-    measured: Measured
+    measured: BenchResult
     to_full: float
 
 
 @dataclass(frozen=True, slots=True)
-class Quality:
+class CandidateQuality:
     """Of one candidate on the held-out text. `stall_ms` of a whole reading."""
 
     loss: float
@@ -38,7 +47,7 @@ class Quality:
     stall_ms: float
 
     @classmethod
-    def of(cls, sample: Sample) -> "Quality":
+    def of(cls, sample: BenchSample) -> "CandidateQuality":
         return cls(sample.perplexity_ratio - 1, sample.kl, sample.top1_agreement, sample.exposed_ms)
 
 
@@ -47,41 +56,41 @@ class Verifier:
     sequences."""
 
     def __init__(
-        self, opened: MoeModel, artefacts: Artefacts, text: Text, pace: Pace, *, budget: str, timed: int = 2
+        self, opened: MoeModel, artefacts: Artefacts, text: BenchText, pace: LiveCosts, *, budget: str, timed: int = 2
     ) -> None:
         self._known: dict[str, Preset] = {}
         self._budget = budget
-        paces = Paces(opened, {_LINK: dict(pace.settings)})
-        brief = Text(text.sequences[:timed], text.prefill)
+        paces = LinkEmulations(opened, {_LINK: dict(pace.settings)})
+        brief = BenchText(text.sequences[:timed], text.prefill)
         self._whole, self._brief = (Bench(opened, artefacts, one, paces, self._known) for one in (text, brief))
-        self._qualities: dict[Combination, Quality] = {}
+        self._qualities: dict[Combination, CandidateQuality] = {}
         for bench in (self._whole, self._brief):
             bench.read_full()
 
-    def quality(self, combination: Combination, *, briefly: bool = False) -> Quality:
+    def quality(self, combination: Combination, *, briefly: bool = False) -> CandidateQuality:
         """Raises a Problem for what cannot run. `briefly`: on the few sequences on which times are taken."""
         if briefly:
-            return Quality.of(self._brief.measure(self._setting(combination)))
+            return CandidateQuality.of(self._brief.measure(self._setting(combination)))
         if combination not in self._qualities:
-            self._qualities[combination] = Quality.of(self._whole.measure(self._setting(combination)))
+            self._qualities[combination] = CandidateQuality.of(self._whole.measure(self._setting(combination)))
         return self._qualities[combination]
 
-    def loss_of_base(self, checkpoint: MoeModel) -> Compared:
+    def loss_of_base(self, checkpoint: MoeModel) -> Quality:
         """Of the base itself against the checkpoint, on all of the text."""
         return self._whole.loss_of_base(checkpoint)
 
-    def measured(self) -> dict[Combination, Quality]:
+    def measured(self) -> dict[Combination, CandidateQuality]:
         """The qualities that were measured on all of the text."""
         return dict(self._qualities)
 
     def beside(
         self, named: Mapping[str, Combination | str], *, rounds: int, seed: int, progress: Callable[[int, int], None]
-    ) -> dict[str, Beside]:
+    ) -> dict[str, MeasuredBeside]:
         """Combinations, and presets by name, each once a round in an order drawn anew; with `full`. What cannot run is
         left out."""
         settings = {name: self._setting(one) for name, one in {FULL: FULL, **named}.items()}
         distinct = list(dict.fromkeys(settings.values()))
-        samples: dict[Setting, dict[int, Sample]] = {one: {} for one in distinct}
+        samples: dict[BenchSetting, dict[int, BenchSample]] = {one: {} for one in distinct}
         order = schedule(distinct, rounds=rounds, seed=seed)
         for number, (turn, setting) in enumerate(order):
             progress(number, len(order))
@@ -92,29 +101,29 @@ class Verifier:
                 order = [one for one in order if one[1] != setting]
         full = samples[settings[FULL]]
         return {
-            name: Beside(summary(list(own.values())), _to_full(own, full))
+            name: MeasuredBeside(summary(list(own.values())), _to_full(own, full))
             for name, setting in settings.items()
             if (own := samples.get(setting))
         }
 
-    def _setting(self, one: Combination | str) -> Setting:
+    def _setting(self, one: Combination | str) -> BenchSetting:
         if isinstance(one, str):
-            return Setting(one, presets()[one].budget or self._budget, _LINK)
+            return BenchSetting(one, presets()[one].budget or self._budget, _LINK)
         name = "+".join(one)
         self._known.setdefault(name, Preset(name, "a candidate", "moectl tune", **one.policies, scope=one.scope))
-        return Setting(name, self._budget, _LINK)
+        return BenchSetting(name, self._budget, _LINK)
 
 
-def _to_full(own: Mapping[int, Sample], full: Mapping[int, Sample]) -> float:
+def _to_full(own: Mapping[int, BenchSample], full: Mapping[int, BenchSample]) -> float:
     return median(fmean(own[turn].tpot_ms) / fmean(full[turn].tpot_ms) for turn in own if turn in full)
 
 
 def first_within(
     verifier: Verifier, candidates: Sequence[Tried], max_loss: float, *, most: int
-) -> tuple[Tried | None, dict[Combination, Quality]]:
+) -> tuple[Tried | None, dict[Combination, CandidateQuality]]:
     """The first of the candidates, by predicted time, that a live run finds to lose no more than `max_loss`; at most
     `most` are tried. One that loses more than was predicted corrects the predictions of its kind."""
-    found: dict[Combination, Quality] = {}
+    found: dict[Combination, CandidateQuality] = {}
     factor = dict.fromkeys((False, True), 1.0)
     waiting = sorted((one for one in candidates if one.loss is not None), key=_by_time)
     while waiting and len(found) < most:
@@ -141,7 +150,7 @@ def _by_time(one: Tried) -> tuple[int, float]:
     return round(log(one.ms) / log(_SAME_TIME)), one.loss or 0.0
 
 
-def fastest(found: Mapping[str, Beside], names: Iterable[str]) -> str | None:
+def fastest(found: Mapping[str, MeasuredBeside], names: Iterable[str]) -> str | None:
     """Of those that ran, by its time over that of `full`."""
     ran = [name for name in names if name in found]
     return min(ran, key=lambda name: found[name].to_full, default=None)

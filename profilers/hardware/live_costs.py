@@ -32,7 +32,7 @@ _TURNS, _FEW = 24, 4  # tokens on which a part, and a policy's own work, is meas
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class LiveCosts:
     """`settings`: options of `Settings`, by name, that emulate the machine; `costs` what the model then takes;
     `window`: bytes that may be prefetched a layer; `source`: where the costs are from, for a reader."""
 
@@ -43,7 +43,7 @@ class Pace:
     source: str
 
 
-def pace_of(
+def live_costs(
     opened: MoeModel,
     folder: Path,
     *,
@@ -52,7 +52,7 @@ def pace_of(
     experts: str,
     artefacts: Artefacts,
     profile: HardwareProfile | None,
-) -> Pace:
+) -> LiveCosts:
     """`profile`: this model's on this machine, if the store has one; it is of experts computed exactly, and where they
     are not, or there is none, all is measured quickly. Raises BadUsage for a link that is not understood."""
     target = machine(scaled_to) if scaled_to else None
@@ -65,7 +65,7 @@ def pace_of(
     source = "the store's hardware profile" if is_told else "measured quickly: `moectl profile --hardware` is thorough"
     if is_told and not base.shares:
         source += "; few bits are taken to be as much faster as smaller"
-    return Pace(settings | {"window": f"{window}B", "experts": experts}, costs, found, window, source)
+    return LiveCosts(settings | {"window": f"{window}B", "experts": experts}, costs, found, window, source)
 
 
 def _with_link(

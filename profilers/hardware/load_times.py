@@ -26,7 +26,7 @@ _PARTS = 4  # of an expert, one of which is brought to see what bytes take
 
 
 @dataclass(frozen=True, slots=True)
-class Effort:
+class TimingEffort:
     """Tokens of the prompts to try, and how often everything is measured, after a third as often to warm up; tokens on
     which policies' own work is measured, 0 to leave it out."""
 
@@ -39,10 +39,10 @@ class Effort:
         return self.turns // 3
 
 
-THOROUGH, QUICK = Effort(deciding=6), Effort(lengths=(16,), turns=20)
+THOROUGH, QUICK = TimingEffort(deciding=6), TimingEffort(lengths=(16,), turns=20)
 
 
-def loads(opened: MoeModel, folder: Path, of_run: str, effort: Effort) -> Iterator[Load]:
+def loads(opened: MoeModel, folder: Path, of_run: str, effort: TimingEffort) -> Iterator[Load]:
     """The disk as the operating system has it and, where it can be told to forget, cold; RAM; the rate emulated."""
     device, shape, nbytes = opened.model.device, opened.shape, opened.store.layout.nbytes
     slots = torch.empty(num_few(nbytes, shape.num_keys), nbytes, dtype=torch.uint8, device=device)
@@ -122,10 +122,12 @@ def _disk_link(opened: MoeModel, source: CachedSource | None = None) -> Link:
     return DiskLink(source, opened.shape, kept=source)
 
 
-def _latency(link_from: Callable[[ExpertSource], Link], held: _Held, slots: torch.Tensor, effort: Effort) -> Spread:
+def _latency(
+    link_from: Callable[[ExpertSource], Link], held: _Held, slots: torch.Tensor, effort: TimingEffort
+) -> Spread:
     """Seconds of a load that its bytes do not explain: whole experts and parts of them are brought in turns."""
     part = slots[:, : _part(slots.shape[1])]
-    share, once, found = part.shape[1] / slots.shape[1], Effort(turns=1), []
+    share, once, found = part.shape[1] / slots.shape[1], TimingEffort(turns=1), []
     with _closing(link_from(held)) as whole_link, _closing(link_from(held.part())) as part_link:
         for turn in range(effort.warm_up + effort.turns):
             [whole_s] = _bring(whole_link, slots, once, first=turn)
@@ -143,7 +145,7 @@ def _closing(link: Link) -> Iterator[Link]:
         link.close()
 
 
-def _bring(link: Link, slots: torch.Tensor, effort: Effort, *, first: int = 0) -> list[float]:
+def _bring(link: Link, slots: torch.Tensor, effort: TimingEffort, *, first: int = 0) -> list[float]:
     """Seconds of each turn's expert, from asking for it to having it."""
 
     def bring(turn: int) -> None:
@@ -153,9 +155,9 @@ def _bring(link: Link, slots: torch.Tensor, effort: Effort, *, first: int = 0) -
     return seconds_of(bring, slots.device, warm_up=effort.warm_up, turns=effort.turns)
 
 
-def _bring_cold(link: Link, slots: torch.Tensor, folder: Path, effort: Effort) -> list[float]:
+def _bring_cold(link: Link, slots: torch.Tensor, folder: Path, effort: TimingEffort) -> list[float]:
     """The same with the files dropped from memory before every turn; nothing where that has no effect."""
-    seconds, once, before = [], Effort(turns=1), _bytes_read()
+    seconds, once, before = [], TimingEffort(turns=1), _bytes_read()
     if before is None or not hasattr(os, "posix_fadvise"):
         return []
     for turn in range(effort.turns):

@@ -13,9 +13,9 @@ import torch
 from artifacts.hardware.profile import Compute, HardwareProfile, NearCompute, Spread
 from artifacts.quantisation.replicas import Replicas
 from artifacts.shape import FULL_BITS
-from profilers.hardware.load_times import THOROUGH, Effort, loads, num_few
+from profilers.hardware.load_times import THOROUGH, TimingEffort, loads, num_few
 from profilers.hardware.policy_overhead import deciding, places_a_layer
-from profilers.hardware.this_machine import Here
+from profilers.hardware.this_machine import LocalMachine
 from runtime.engine.engine import NAME
 from runtime.kernels.low_bit import make_ready
 from runtime.model.arithmetic import accumulate, assign, expert_forward, gather, weigh
@@ -39,13 +39,13 @@ def measure(
     *,
     link: str = "auto",
     replicas: Replicas | None = None,
-    effort: Effort = THOROUGH,
+    effort: TimingEffort = THOROUGH,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> HardwareProfile:
     """All of it. `folder`: where the checkpoint lies; `link` as for a run, a rate is emulated; `replicas`: widths to
     compute near. Raises BadUsage for a link that is not understood."""
     of_run = link_name(opened, link)
-    before = Here.look(opened.model.device)
+    before = LocalMachine.look(opened.model.device)
     limit = getattr(opened.config, "max_position_embeddings", None) or max(effort.lengths)
     lengths = [1, *sorted({length for length in effort.lengths if 1 < length <= limit})]
     widths = [FULL_BITS, *(replicas.widths if replicas else ())]
@@ -73,7 +73,7 @@ def measure(
 # Computing
 
 
-def _compute(opened: MoeModel, num_tokens: int, moe: Spread, effort: Effort) -> Compute:
+def _compute(opened: MoeModel, num_tokens: int, moe: Spread, effort: TimingEffort) -> Compute:
     return Compute(
         num_tokens,
         attention=layer_seconds(opened, num_tokens, effort),
@@ -83,7 +83,7 @@ def _compute(opened: MoeModel, num_tokens: int, moe: Spread, effort: Effort) -> 
     )
 
 
-def layer_seconds(opened: MoeModel, num_tokens: int, effort: Effort, *, after: str = "eager") -> Spread:
+def layer_seconds(opened: MoeModel, num_tokens: int, effort: TimingEffort, *, after: str = "eager") -> Spread:
     """A layer without its experts: the model's body by its layers. A single token follows on others. `after` says how
     experts are implemented then."""
     body, device = opened.model.base_model, opened.model.device
@@ -97,19 +97,19 @@ def layer_seconds(opened: MoeModel, num_tokens: int, effort: Effort, *, after: s
     return Spread.of([one / opened.shape.num_layers for one in seconds])
 
 
-def _context(opened: MoeModel, effort: Effort) -> int:
+def _context(opened: MoeModel, effort: TimingEffort) -> int:
     """So many that those which are measured still have a position."""
     limit = getattr(opened.config, "max_position_embeddings", None) or 1 << 20
     return max(1, min(_CONTEXT, limit - effort.turns - effort.warm_up))
 
 
-def head_seconds(opened: MoeModel, num_tokens: int, effort: Effort) -> Spread:
+def head_seconds(opened: MoeModel, num_tokens: int, effort: TimingEffort) -> Spread:
     head = opened.model.get_output_embeddings()
     hidden = _hidden(opened, num_tokens)[None].to(head.weight.dtype)
     return Spread.of(_seconds(opened, lambda _: head(hidden), effort))
 
 
-def expert_spread(opened: MoeModel, num_tokens: int, effort: Effort) -> Spread:
+def expert_spread(opened: MoeModel, num_tokens: int, effort: TimingEffort) -> Spread:
     module, views, x = opened.layers[0].experts, _few(opened), _hidden(opened, num_tokens)
     project = opened.store.layout.project
 
@@ -120,7 +120,7 @@ def expert_spread(opened: MoeModel, num_tokens: int, effort: Effort) -> Spread:
 
 
 def decode_experts(
-    opened: MoeModel, link: str, effort: Effort, *, experts: str = EXACT
+    opened: MoeModel, link: str, effort: TimingEffort, *, experts: str = EXACT
 ) -> tuple[Spread, dict[str, Spread]]:
     """Seconds of a layer's experts in a pass of one token when all are there, and what each adds that is not, as
     `miss` and, without the waiting for the link, as `host`; nothing where all are always there.
@@ -160,7 +160,7 @@ def _nothing(step: object) -> None:
     pass
 
 
-def _prompt_experts(opened: MoeModel, num_tokens: int, effort: Effort) -> Spread:
+def _prompt_experts(opened: MoeModel, num_tokens: int, effort: TimingEffort) -> Spread:
     """A layer's experts on tokens that choose alike among all, as those of a prompt nearly do; weights of a few take
     turns in the place of all."""
     shape, device, module = opened.shape, opened.model.device, opened.layers[0].experts
@@ -199,14 +199,14 @@ def _hidden(opened: MoeModel, num_tokens: int, device: torch.device | None = Non
     return values.to(dtype=opened.dtype, device=device or opened.model.device)
 
 
-def _seconds(opened: MoeModel, work: Callable[[int], object], effort: Effort) -> list[float]:
+def _seconds(opened: MoeModel, work: Callable[[int], object], effort: TimingEffort) -> list[float]:
     return seconds_of(work, opened.model.device, warm_up=effort.warm_up, turns=effort.turns)
 
 
 # Near memory
 
 
-def _near(opened: MoeModel, bits: int, replicas: Replicas | None, effort: Effort) -> Iterator[NearCompute]:
+def _near(opened: MoeModel, bits: int, replicas: Replicas | None, effort: TimingEffort) -> Iterator[NearCompute]:
     """One expert on the CPU, in RAM, at one width; a few take turns."""
     store = opened.store if bits == FULL_BITS else open_replicas(opened, replicas, [bits])[bits]
     module, views = opened.layers[0].experts, _few(opened, store, _CPU)
@@ -221,7 +221,7 @@ def _near(opened: MoeModel, bits: int, replicas: Replicas | None, effort: Effort
         yield NearCompute(bits, num_tokens, Spread.of(seconds))
 
 
-def _conditions(opened: MoeModel, here: Here, of_run: str, effort: Effort) -> dict[str, object]:
+def _conditions(opened: MoeModel, here: LocalMachine, of_run: str, effort: TimingEffort) -> dict[str, object]:
     """`load` is as it was before anything was measured."""
     facts = asdict(here)
     return {

@@ -11,7 +11,7 @@ _CGROUP = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory
 
 
 @dataclass(frozen=True, slots=True)
-class Here:
+class LocalMachine:
     """`cores`: on which this process may run; `memory_nbytes`: of RAM, or of it what this process may take;
     `locked_nbytes`: that it may lock in memory, None without a limit; `load`: processes that ran or waited in the last
     minute, None where nobody counts them."""
@@ -27,7 +27,7 @@ class Here:
     gpu_nbytes: int
 
     @classmethod
-    def look(cls, device: torch.device) -> "Here":
+    def look(cls, device: torch.device) -> "LocalMachine":
         """`device`: the one that computes."""
         on_cuda = device.type == "cuda"
         memory, available = _memory()

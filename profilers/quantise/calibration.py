@@ -19,7 +19,7 @@ from torch import nn
 from artifacts.common.files import replacing
 from artifacts.errors import BadInput
 from artifacts.quantisation.gptq import gram
-from profilers.quantise.lockstep import Arrived
+from profilers.quantise.lockstep import LayerBatch
 from profilers.quantise.method import first_projection
 from runtime.model.arithmetic import assign, expert_forward, project
 from runtime.model.layout import is_finite
@@ -77,7 +77,7 @@ def moments_dtype(num_inputs: int) -> torch.dtype:
     return torch.float64 if num_inputs <= _EXACT_UP_TO else torch.float32
 
 
-def keep_inputs(batches: Sequence[Arrived], folder: Path, layer: int) -> LayerInputs:
+def keep_inputs(batches: Sequence[LayerBatch], folder: Path, layer: int) -> LayerInputs:
     """Write a layer's inputs, and their mean X^T X, into `folder`. Raises OutOfResources when the disk is full, and
     BadInput when the model's hidden states are not finite."""
     hidden = batches[0].hidden
@@ -108,7 +108,7 @@ def add_moments(total: torch.Tensor, x: torch.Tensor) -> None:
     total += gram(x)
 
 
-def is_real(batch: Arrived) -> np.ndarray:
+def is_real(batch: LayerBatch) -> np.ndarray:
     """[T] bool: which rows are tokens and not padding."""
     return batch.selected[:, 0] >= 0
 
@@ -116,7 +116,7 @@ def is_real(batch: Arrived) -> np.ndarray:
 class LayerTokens:
     """Which tokens of a layer selected which expert; `assigned` by batch and expert, for computing them."""
 
-    def __init__(self, batches: Sequence[Arrived]) -> None:
+    def __init__(self, batches: Sequence[LayerBatch]) -> None:
         self.assigned = [assign(batch.selected, batch.hidden.device) for batch in batches]
         self._weights = [batch.weights.double().cpu().numpy() for batch in batches]
         real = [is_real(batch) for batch in batches]

@@ -21,7 +21,7 @@ from runtime.model.open import MoeModel
 
 
 @dataclass(frozen=True, slots=True)
-class Arrived:
+class LayerBatch:
     """One batch at the experts of one layer: T rows, of which `selected` is -1 where they are padding."""
 
     hidden: torch.Tensor  # [T, H]
@@ -70,7 +70,7 @@ class Lockstep:
             del layer.experts.moectl_forward
         self._opened.model.set_experts_implementation("eager")
 
-    def layers(self) -> Iterator[tuple[MoeLayer, list[Arrived]]]:
+    def layers(self) -> Iterator[tuple[MoeLayer, list[LayerBatch]]]:
         """Each layer in order of depth with its batches, in the order of `parts`."""
         for layer in self._opened.layers:
             outputs = self._outputs if layer.index else [None] * len(self._passes)
@@ -98,7 +98,7 @@ class _Pass(threading.Thread):
         self._inbox: SimpleQueue = SimpleQueue()
         self._outbox: SimpleQueue = SimpleQueue()
 
-    def advance(self, output: torch.Tensor | None) -> Arrived:
+    def advance(self, output: torch.Tensor | None) -> LayerBatch:
         """Go on with the output of the last layer to the next one. Raises what the model raises."""
         self._inbox.put(output)
         answer = self._outbox.get()
@@ -114,7 +114,7 @@ class _Pass(threading.Thread):
     def arrive(self, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Called by the experts of a layer, on this thread."""
         selected = np.where(self._is_real[:, None], ids.cpu().numpy(), -1)
-        self._outbox.put(Arrived(hidden, selected, weights))
+        self._outbox.put(LayerBatch(hidden, selected, weights))
         return self._next()
 
     def run(self) -> None:

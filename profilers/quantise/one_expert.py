@@ -26,7 +26,7 @@ LOSS_TOKENS = 2048  # of an expert, at most, on which its replicas are compared 
 
 
 @dataclass(frozen=True, slots=True)
-class Unit:
+class ExpertTask:
     """One expert's task. `weights` are its bytes as `layout` describes them, `module` is `calibration.describing`'s;
     `rows` of `inputs` are its own tokens and `gates` its routing weights there; `device` is where to compute."""
 
@@ -45,7 +45,7 @@ class Unit:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class ReplicaRecord:
     """What a replica file says of itself: rows of `quant_loss` and `replicas`, by width."""
 
     path: Path
@@ -54,7 +54,7 @@ class Record:
     hash: str
 
 
-def quantise(unit: Unit) -> Record:
+def quantise(unit: ExpertTask) -> ReplicaRecord:
     """Quantise one expert and write its file. Raises OutOfResources when the disk is full, or is another machine's."""
     if not unit.inputs.path.exists():
         raise OutOfResources(
@@ -76,12 +76,12 @@ def quantise(unit: Unit) -> Record:
     return record(unit.path)
 
 
-def record(path: Path) -> Record:
+def record(path: Path) -> ReplicaRecord:
     """What to enter in the store of a file that is there."""
-    return Record(path, read_metadata(path), replica_nbytes(path), file_hash(path))
+    return ReplicaRecord(path, read_metadata(path), replica_nbytes(path), file_hash(path))
 
 
-def tables(records: Sequence[Record]) -> dict[str, pa.Table]:
+def tables(records: Sequence[ReplicaRecord]) -> dict[str, pa.Table]:
     """Rows of `quant_loss` and `replicas`, by layer, expert and width."""
     entries = [(each, bits) for each in records for bits in sorted(each.nbytes)]
     keys = {
@@ -106,7 +106,7 @@ def tables(records: Sequence[Record]) -> dict[str, pa.Table]:
 
 
 def _quantised(
-    unit: Unit, module: nn.Module, name: str, weight: torch.Tensor, hessian: torch.Tensor
+    unit: ExpertTask, module: nn.Module, name: str, weight: torch.Tensor, hessian: torch.Tensor
 ) -> dict[int, Quantized]:
     method = unit.method
     weight = weight.T.contiguous() if module.is_transposed else weight
@@ -118,7 +118,7 @@ def _quantised(
 
 
 def _losses(
-    module: nn.Module, weights: Weights, replicas: Mapping[str, dict[int, Quantized]], unit: Unit
+    module: nn.Module, weights: Weights, replicas: Mapping[str, dict[int, Quantized]], unit: ExpertTask
 ) -> dict[str, str]:
     """Per width: mse and relative of the expert's output without routing weight, gated with it; all as texts."""
     own = spaced(len(unit.rows), LOSS_TOKENS)
@@ -151,7 +151,7 @@ def _squares(x: torch.Tensor) -> torch.Tensor:
     return torch.linalg.vector_norm(x, dim=1, dtype=torch.float64).square()
 
 
-def _metadata(unit: Unit) -> dict[str, str]:
+def _metadata(unit: ExpertTask) -> dict[str, str]:
     method = unit.method
     return {
         "model": unit.model,

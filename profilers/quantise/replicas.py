@@ -22,9 +22,9 @@ from artifacts.quantisation.replica_file import FORMAT, is_intact, read_metadata
 from artifacts.store.runs import ModelInfo
 from artifacts.store.store import add_run
 from profilers.quantise.calibration import LayerInputs, LayerTokens, describing, keep_inputs
-from profilers.quantise.lockstep import Arrived, Lockstep, batches
+from profilers.quantise.lockstep import LayerBatch, Lockstep, batches
 from profilers.quantise.method import Method, check_method, expected_nbytes, projections
-from profilers.quantise.one_expert import LOSS_TOKENS, Record, Unit, quantise, record, tables
+from profilers.quantise.one_expert import LOSS_TOKENS, ExpertTask, ReplicaRecord, quantise, record, tables
 from profilers.text.batches import Data
 from profilers.text.run import TextRun
 from profilers.workers.workers import ATTEMPTS, Executor, Processes, Workers, return_large_buffers
@@ -42,12 +42,12 @@ Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Built:
+class BuiltReplicas:
     """What a run left in the store; `resumed` experts were done by an earlier, stopped one."""
 
     run_id: int
     folder: Path
-    records: tuple[Record, ...]
+    records: tuple[ReplicaRecord, ...]
     num_tokens: int
     seconds: float
     resumed: int
@@ -62,7 +62,7 @@ def build_replicas(
     store_path: Path,
     executor: Executor = _HERE,
     progress: Progress = lambda done, total: None,
-) -> Built:
+) -> BuiltReplicas:
     """Quantise every expert and write the run; workers write its files. `progress` hears of experts done and experts
     in all.
 
@@ -83,7 +83,7 @@ def build_replicas(
         info = run.info(QUANTIZE, model, parameters)
         records = tuple(job.records[key] for key in range(opened.shape.num_keys))
         run_id = add_run(store_path, info, tables(records), model=model)
-    return Built(run_id, folder, records, info.tokens, info.seconds, resumed)
+    return BuiltReplicas(run_id, folder, records, info.tokens, info.seconds, resumed)
 
 
 class _Job:
@@ -93,7 +93,7 @@ class _Job:
         self._opened, self._method, self._folder, self._model = opened, method, folder, model
         self._progress = progress
         self._host = aligned(opened.store.layout.nbytes)
-        self.records: dict[int, Record] = {}
+        self.records: dict[int, ReplicaRecord] = {}
         self._lost: dict[int, Exception] = {}
         self._num_done = 0
 
@@ -144,7 +144,7 @@ class _Job:
             raise Partly(self._what_is_lost())
 
     def _layer(
-        self, layer: MoeLayer, arrived: list[Arrived], workers: Workers, scratch: Path, *, is_last: bool
+        self, layer: MoeLayer, arrived: list[LayerBatch], workers: Workers, scratch: Path, *, is_last: bool
     ) -> list[torch.Tensor]:
         """Each expert is read once: for its replicas, and for what the layers above it will see."""
         tokens = LayerTokens(arrived)
@@ -187,9 +187,9 @@ class _Job:
             f"done: {listed}; all others are kept, and the same command tries these again. Of the first: {reason}"
         )
 
-    def _unit(self, layer: MoeLayer, expert: int, inputs: LayerInputs, tokens: LayerTokens) -> Unit:
+    def _unit(self, layer: MoeLayer, expert: int, inputs: LayerInputs, tokens: LayerTokens) -> ExpertTask:
         rows, gates = tokens.of(expert)
-        return Unit(
+        return ExpertTask(
             path=self._path(self._key(layer, expert)).absolute(),  # a worker may be in another folder
             model=self._model,
             layer=layer.index,
@@ -204,7 +204,7 @@ class _Job:
             device=str(self._opened.model.device),
         )
 
-    def _done(self, found: Record) -> None:
+    def _done(self, found: ReplicaRecord) -> None:
         layer, expert = int(found.metadata["layer"]), int(found.metadata["expert"])
         self.records[layer * self._opened.shape.num_experts + expert] = found
         self._num_done += 1

@@ -13,7 +13,7 @@ import numpy as np
 
 from artifacts.errors import Incompatible
 from artifacts.traces.trace import Trace
-from profilers.routing.observe import Foresight, RoutingProfile, observe
+from profilers.routing.observe import RoutingForesight, RoutingProfile, observe
 from profilers.text.batches import Batch
 from profilers.workers.workers import Executor
 from runtime.model.open import open_model
@@ -37,7 +37,7 @@ class Counted:
 class Counting:
     """The work of a worker: counts the batches of a task on one thread. The first task opens the model."""
 
-    def __init__(self, name: str, session: Session, prefill: int, keep_trace: Foresight | None) -> None:
+    def __init__(self, name: str, session: Session, prefill: int, keep_trace: RoutingForesight | None) -> None:
         self._name = str(Path(name).resolve()) if Path(name).exists() else name
         self._fingerprint, self._prefill = session.opened.fingerprint, prefill
         self._settings = replace(session.parts.settings, device="cpu", threads=1)

@@ -35,7 +35,7 @@ class Iterations:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ExpertMapOptions:
     """The store of maps that is asked for."""
 
     capacity: int = 1000
@@ -59,7 +59,7 @@ def build_maps(
     session: Session,
     data: Data,
     batching: Batching,
-    plan: Plan,
+    options: ExpertMapOptions,
     *,
     model: ModelInfo,
     store_path: Path,
@@ -69,11 +69,11 @@ def build_maps(
 
     Raises BadUsage for a distance beyond the model's layers or a capacity of nothing.
     """
-    run, maps = TextRun(data), _empty(session, plan)
+    run, maps = TextRun(data), _empty(session, options)
     running = observe_iterations(session, batching.batches(data.sequences), prefill=batching.prefill)
     origins, num_iterations = _fill(maps, running, lambda done: progress(done, data.num_tokens))
     counts = {"iterations": num_iterations, "replaced": maps.num_replaced}
-    info = run.info(COMMAND, model, {**asdict(plan), **asdict(batching), **counts})
+    info = run.info(COMMAND, model, {**asdict(options), **asdict(batching), **counts})
     run_id = add_run(store_path, info, {TABLE: map_rows(maps, origins)}, model=model)
     return BuiltMaps(run_id, maps, len(data.sequences), num_iterations, data.num_tokens, info.seconds)
 
@@ -130,13 +130,13 @@ class _Collector:
         return Iterations(self._request + first_request, self._iteration, self._embeddings, self._probabilities)
 
 
-def _empty(session: Session, plan: Plan) -> ExpertMaps:
+def _empty(session: Session, options: ExpertMapOptions) -> ExpertMaps:
     opened = session.opened
     return ExpertMaps(
-        plan.capacity,
+        options.capacity,
         num_layers=opened.shape.num_layers,
         num_experts=opened.shape.num_experts,
         hidden=opened.model.get_input_embeddings().weight.shape[1],
-        distance=plan.distance,
-        dtype=plan.dtype,
+        distance=options.distance,
+        dtype=options.dtype,
     )

@@ -75,7 +75,7 @@ class RoutingProfile:
 
 
 @dataclass(frozen=True, slots=True)
-class Foresight:
+class RoutingForesight:
     """What a kept trace says of the layers ahead: what the routers of the next `distance` layers say, and as far as it
     reaches, what the predictor does."""
 
@@ -89,7 +89,7 @@ def observe(
     *,
     prefill: int,
     profile: RoutingProfile,
-    keep_trace: Foresight | None = None,
+    keep_trace: RoutingForesight | None = None,
 ) -> Iterator[tuple[Batch, Trace | None]]:
     """Run batches through the session's engine, add what its routers say to `profile`, and yield each batch when done.
 

@@ -28,7 +28,7 @@ _TUNED, _TESTED = 0.1, 0.2  # shares of the tokens
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class PredictorOptions:
     """The predictors that are asked for: of distances 1..`distance`, on `features` random features."""
 
     distance: int = 3
@@ -40,7 +40,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Fitted:
+class FittedPredictors:
     """Predictors, and what they are worth on the last batches: recall@k by predictor, [L, D] each, the controls
     included."""
 
@@ -57,33 +57,33 @@ def build_predictors(
     session: Session,
     data: Data,
     batching: Batching,
-    plan: Plan,
+    options: PredictorOptions,
     *,
     model: ModelInfo,
     store_path: Path,
     progress: Callable[[int, int], None] = lambda done, total: None,
-) -> Fitted:
+) -> FittedPredictors:
     """Fit on the first 7 tenths of the text, choose on the next, test on the rest, and write the run.
 
     Raises BadUsage for a distance as long as the model, BadInput for too little text.
     """
     run, shape = TextRun(data), session.opened.shape
-    if plan.distance > shape.num_layers:
-        raise BadUsage(f"the distance must be 1 to {shape.num_layers}, the model's MoE layers, not {plan.distance}")
+    if options.distance > shape.num_layers:
+        raise BadUsage(f"the distance must be 1 to {shape.num_layers}, the model's MoE layers, not {options.distance}")
     fitting, tuning, testing = _parts(batching.batches(data.sequences))
-    text = _Text(session, plan.distance, lambda done: progress(done, data.num_tokens))
-    fit = RidgeFit(shape, distance=plan.distance, num_features=plan.features, seed=data.seed)
+    text = _Text(session, options.distance, lambda done: progress(done, data.num_tokens))
+    fit = RidgeFit(shape, distance=options.distance, num_features=options.features, seed=data.seed)
     for batch in text.observed(fitting):
         fit.add(batch)
     weights, target = tuned_weights(fit, text.observed(tuning))
     test = PredictorTest(fit)
     for batch in text.observed(testing):
         test.add(batch, weights)
-    predictors, recalls = Predictors(fit.scale, weights, plan.features, data.seed), test.recalls()
-    info = run.info(COMMAND, model, {**asdict(plan), **asdict(batching), "tested": test.num_tokens})
+    predictors, recalls = Predictors(fit.scale, weights, options.features, data.seed), test.recalls()
+    info = run.info(COMMAND, model, {**asdict(options), **asdict(batching), "tested": test.num_tokens})
     rows = predictor_rows(predictors, _columns(target, recalls, fit.num_samples))
     run_id = add_run(store_path, info, {TABLE: rows}, model=model)
-    return Fitted(run_id, predictors, target, recalls, data.num_tokens, test.num_tokens, info.seconds)
+    return FittedPredictors(run_id, predictors, target, recalls, data.num_tokens, test.num_tokens, info.seconds)
 
 
 def _columns(target: np.ndarray, recalls: Mapping[str, np.ndarray], num_samples: int) -> dict[str, np.ndarray]:

@@ -14,7 +14,7 @@ from artifacts.store.store import add_run
 from artifacts.traces.parquet import to_table
 from artifacts.traces.trace import Trace
 from profilers.routing.distribute import Counted, Counting, Part, parts
-from profilers.routing.observe import Foresight, RoutingProfile, observe
+from profilers.routing.observe import RoutingForesight, RoutingProfile, observe
 from profilers.routing.resume import HalfDone
 from profilers.routing.similarity import measure_similarity
 from profilers.routing.tables import tables
@@ -45,7 +45,7 @@ def profile_routing(
     *,
     model: ModelInfo,
     store_path: Path,
-    keep_trace: Foresight | None = None,
+    keep_trace: RoutingForesight | None = None,
     num_samples: int = 0,
     executor: Executor | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
@@ -80,7 +80,7 @@ def profile_routing(
     return Profiled(run_id, counts.profile, counts.total, info.seconds, counts.resumed)
 
 
-def _trace_parameters(keep_trace: Foresight | None) -> dict[str, object]:
+def _trace_parameters(keep_trace: RoutingForesight | None) -> dict[str, object]:
     """The run's parameters that say whether it keeps a trace, and of how many layers ahead."""
     if keep_trace is None:
         return {"trace": False}
@@ -123,7 +123,7 @@ class _Counts:
         self._num_tokens += sum(self._batches[number].num_tokens for number in part)
         self._progress(self._num_tokens, self.total)
 
-    def here(self, session: Session, prefill: int, keep_trace: Foresight | None) -> None:
+    def here(self, session: Session, prefill: int, keep_trace: RoutingForesight | None) -> None:
         """Count the missing batches in this process, one after another."""
         missing = self.missing()
         batches = [self._batches[number] for number in missing]

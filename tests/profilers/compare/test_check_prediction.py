@@ -7,7 +7,7 @@ import pytest
 
 from profilers.compare import check_prediction as prediction
 from profilers.compare.check_prediction import check
-from profilers.hardware.load_times import Effort
+from profilers.hardware.load_times import TimingEffort
 from profilers.hardware.profile import measure
 from runtime.model.open import open_model
 from tests.conftest import Checkpoint
@@ -24,13 +24,13 @@ def sequences() -> list[np.ndarray]:
 @pytest.fixture(autouse=True)
 def once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prediction, "_TIMES", 1)
-    monkeypatch.setattr(prediction, "_BETWEEN", Effort(turns=2))
+    monkeypatch.setattr(prediction, "_BETWEEN", TimingEffort(turns=2))
 
 
 def test_it_is_of_the_run_and_adds_up(checkpoint: Checkpoint, sequences: list[np.ndarray]) -> None:
     folder = checkpoint("olmoe")
     opened = open_model(str(folder))
-    made_of = measure(opened, folder, effort=Effort(lengths=(), turns=2))
+    made_of = measure(opened, folder, effort=TimingEffort(lengths=(), turns=2))
     found = check(opened, made_of, sequences, prefill=PREFILL)
     assert (found.preset, found.budget, found.link) == ("on-demand", "25%", "disk")
     assert found.tokens == 2 * (LENGTH - PREFILL)

@@ -9,13 +9,13 @@ from artifacts.shape import Shape
 from artifacts.traces.next_use import NextUse
 from artifacts.traces.parquet import read_parquet
 from artifacts.traces.trace import Trace
-from profilers.compare.price_prefetch import Foresight, Tier, foresight
+from profilers.compare.price_prefetch import PrefetchForesight, PrefetchTier, foresight
 from runtime.policies.base import Artefacts
 from runtime.policies.presets import Scope
 from tests import TRACE
 
 SHAPE = Shape(num_layers=8, num_experts=32, top_k=4, expert_nbytes=160)
-TIER = Tier(num_slots=64, scope=Scope.GLOBAL, eviction="least_stale", window=320)
+TIER = PrefetchTier(num_slots=64, scope=Scope.GLOBAL, eviction="least_stale", window=320)
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +24,7 @@ def trace() -> Trace:
     return whole.take(whole.request < 2)
 
 
-def found(trace: Trace, text: str, tier: Tier = TIER) -> Foresight:
+def found(trace: Trace, text: str, tier: PrefetchTier = TIER) -> PrefetchForesight:
     return foresight(trace, SHAPE, text, tier, Artefacts(next_use=NextUse.of(trace, SHAPE), predictors=RECORDED))
 
 
@@ -62,7 +62,7 @@ def test_the_controls_are_at_the_ends(trace: Trace) -> None:
 
 
 def test_a_narrow_link_brings_late(trace: Trace) -> None:
-    narrow = Tier(TIER.num_slots, TIER.scope, TIER.eviction, window=60)
+    narrow = PrefetchTier(TIER.num_slots, TIER.scope, TIER.eviction, window=60)
     one, two = (found(trace, f"oracle:distance={distance}", narrow) for distance in (1, 3))
     assert one.late > two.late > 0 and one.in_time + one.late <= 1
     assert found(trace, "oracle:distance=1").late == 0

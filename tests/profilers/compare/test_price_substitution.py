@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from artifacts.errors import BadUsage
-from profilers.compare.price_substitution import Limits, Substitution, buddy_policy, random_residents
+from profilers.compare.price_substitution import Substitution, SubstitutionLimits, buddy_policy, random_residents
 from runtime.model.open import MoeModel, open_model
 from runtime.policies import parse
 from runtime.policies.base import Artefacts, Miss
@@ -19,7 +19,7 @@ from tests.conftest import Checkpoint
 from tests.helpers.families import VOCABULARY
 
 SEQUENCES = [np.random.default_rng(at).integers(3, VOCABULARY, length) for at, length in enumerate((14, 9, 14))]
-OPEN = Limits("none")
+OPEN = SubstitutionLimits("none")
 
 
 @pytest.fixture(scope="module")

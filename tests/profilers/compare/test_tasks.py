@@ -10,7 +10,7 @@ import pytest
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from artifacts.errors import BadInput, BadUsage
-from profilers.compare.tasks import BUILT_IN, Score, built_in, check_tasks, evaluate, load_tasks
+from profilers.compare.tasks import BUILT_IN, TaskScore, built_in, check_tasks, evaluate, load_tasks
 from runtime.model.open import MoeModel, open_model
 from runtime.session.session import Session, Settings
 from tests.conftest import Checkpoint
@@ -92,7 +92,7 @@ def test_every_answer_is_the_plain_models(
     results = expected["results"]
     assert values["choosing", "acc"] == results["choosing"]["acc,none"]
     assert values["reading", "word_perplexity"] == results["reading"]["word_perplexity,none"]
-    assert all(isinstance(score, Score) and score.count == 4 for score in found)
+    assert all(isinstance(score, TaskScore) and score.count == 4 for score in found)
 
 
 def test_routers_see_the_tokens_that_are_asked_for_and_no_padding(

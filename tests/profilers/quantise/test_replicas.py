@@ -16,7 +16,7 @@ from artifacts.store.runs import ModelInfo
 from artifacts.store.store import Store
 from profilers.quantise import replicas
 from profilers.quantise.method import Method
-from profilers.quantise.replicas import Built, build_replicas
+from profilers.quantise.replicas import BuiltReplicas, build_replicas
 from profilers.text.batches import Data
 from profilers.workers.workers import Processes
 from runtime.model.open import MoeModel, open_model
@@ -29,7 +29,7 @@ SEQUENCES = [RANDOM.integers(3, VOCABULARY, length) for length in (20, 31, 9, 31
 METHOD = Method(min_samples=12)
 
 
-def build(opened: MoeModel, folder: str, store: Path, method: Method = METHOD, **options: object) -> Built:
+def build(opened: MoeModel, folder: str, store: Path, method: Method = METHOD, **options: object) -> BuiltReplicas:
     model = ModelInfo(folder, opened.fingerprint, opened.family, opened.shape)
     return build_replicas(opened, Data("test", SEQUENCES), method, model=model, store_path=store, **options)
 

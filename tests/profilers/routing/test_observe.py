@@ -14,7 +14,7 @@ from artifacts.routing.entropy import EntropyHistogram
 from artifacts.traces.trace import DECODE, PREFILL, Trace, concatenate
 from profilers.compare.quality import read
 from profilers.routing.maps import observe_iterations
-from profilers.routing.observe import Foresight, RoutingProfile, observe
+from profilers.routing.observe import RoutingForesight, RoutingProfile, observe
 from profilers.text.batches import Batching
 from runtime.control.build import build_controller
 from runtime.model.open import MoeModel, open_model
@@ -46,7 +46,7 @@ def profile_and_trace(
     profile = RoutingProfile(opened.shape.num_layers, opened.shape.num_experts)
     with Session(opened, Settings(**settings)) as session:
         batches = batching.batches(SEQUENCES)
-        parts = observe(session, batches, prefill=batching.prefill, profile=profile, keep_trace=Foresight())
+        parts = observe(session, batches, prefill=batching.prefill, profile=profile, keep_trace=RoutingForesight())
         return profile, concatenate([trace for _, trace in parts])
 
 

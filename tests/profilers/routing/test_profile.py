@@ -19,7 +19,7 @@ from artifacts.store.runs import ModelInfo
 from artifacts.store.store import Store
 from profilers.routing import profile as profiling
 from profilers.routing.distribute import Counted, Counting, parts
-from profilers.routing.observe import Foresight
+from profilers.routing.observe import RoutingForesight
 from profilers.routing.profile import Profiled, profile_routing
 from profilers.routing.shards import merge_shards
 from profilers.routing.tables import stored
@@ -64,7 +64,7 @@ def profile(
             batching,
             model=info(opened),
             store_path=path,
-            keep_trace=Foresight() if trace else None,
+            keep_trace=RoutingForesight() if trace else None,
             progress=progress,
         )
 
@@ -180,7 +180,7 @@ def test_processes_count_the_same_rows(
 
     def divided() -> Profiled:
         with Session(opened, Settings(budget="25%", threads=1)) as session:
-            known = {"model": model, "store_path": path, "keep_trace": Foresight(), "executor": Processes(2)}
+            known = {"model": model, "store_path": path, "keep_trace": RoutingForesight(), "executor": Processes(2)}
             return profile_routing(session, DATA, BATCHING, **known)
 
     with monkeypatch.context() as broken, pytest.raises(Partly, match="1 of 6 batches .* could not be counted: 3;"):

@@ -15,9 +15,9 @@ from artifacts.errors import OutOfResources
 from artifacts.store.store import Store
 from moectl.bench import simulated as benchreplay
 from moectl.cli import main
-from profilers.compare.bench import Setting
+from profilers.compare.bench import BenchSetting
 from profilers.quantise import replicas
-from profilers.quantise.one_expert import Record, Unit, quantise
+from profilers.quantise.one_expert import ExpertTask, ReplicaRecord, quantise
 from profilers.routing import profile as profiling
 from profilers.routing.distribute import Counted, Counting
 from profilers.workers.choose import executing
@@ -74,7 +74,7 @@ def test_what_another_attempt_would_not_mend_is_raised_at_once(cluster: Executor
         workers.finish()
 
 
-def poisoned(unit: Unit) -> Record:
+def poisoned(unit: ExpertTask) -> ReplicaRecord:
     """One expert always fails, and one of another layer takes its worker with it at first."""
     if (unit.layer, unit.expert) == (0, 1):
         raise ValueError("not finite")
@@ -141,7 +141,7 @@ def rows(store: str) -> dict:
 class Fragile(benchreplay.Replays):
     """One setting always fails."""
 
-    def __call__(self, setting: Setting) -> benchreplay.Replayed:
+    def __call__(self, setting: BenchSetting) -> benchreplay.Replayed:
         if setting.preset == "near":
             raise ValueError("of ours")
         return super().__call__(setting)
