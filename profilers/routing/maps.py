@@ -1,8 +1,7 @@
-"""Observes requests iteration by iteration and keeps what is worth keeping of them as expert maps (fMoE).
+"""Observes requests iteration by iteration and selects the iterations to store as expert maps (fMoE).
 
-Text is teacher-forced: a causal model says the same of a token whether its successors are there or not, so that a
-sequence is a request in one pass: its prompt is iteration 0, every later token one of its own. Memory is bounded: the
-maps, and the iterations of one batch.
+A sequence is a request: its prompt is iteration 0, every later token an iteration of its own. Memory is bounded by the
+maps and the iterations of one batch.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -26,17 +25,17 @@ from runtime.session.session import Session
 
 @dataclass(frozen=True, slots=True)
 class Iterations:
-    """What was seen of I iterations."""
+    """Embeddings and routing probabilities of I iterations."""
 
     request: np.ndarray  # [I] int
     iteration: np.ndarray  # [I] int, 0 the prompt
     embeddings: np.ndarray  # [I, H] float32, mean over the iteration's tokens
-    probabilities: np.ndarray  # [I, L, E] float32, likewise
+    probabilities: np.ndarray  # [I, L, E] float32, mean over the iteration's tokens
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertMapOptions:
-    """The store of maps that is asked for."""
+    """The size of the map store, the prefetch distance of the search, and the type that maps are stored in."""
 
     capacity: int = 1000
     distance: int = 3
@@ -45,7 +44,7 @@ class ExpertMapOptions:
 
 @dataclass(frozen=True, slots=True)
 class BuiltMaps:
-    """The maps, and what they were chosen from."""
+    """The maps of a run, and the number of requests, iterations and tokens that they were selected from."""
 
     run_id: int
     maps: ExpertMaps
@@ -65,9 +64,9 @@ def build_maps(
     store_path: Path,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> BuiltMaps:
-    """Run the requests, fill a store of maps and write it. `progress` hears of tokens done and tokens in all.
+    """Run the requests, fill a store of maps and write it. `progress` is told the tokens done and the tokens in all.
 
-    Raises BadUsage for a distance beyond the model's layers or a capacity of nothing.
+    Raises BadUsage for a distance beyond the model's layers or a capacity of zero.
     """
     run, maps = TextRun(data), _empty(session, options)
     running = observe_iterations(session, batching.batches(data.sequences), prefill=batching.prefill)
@@ -81,22 +80,22 @@ def build_maps(
 def _fill(
     maps: ExpertMaps, running: Iterable[tuple[Batch, Iterations]], progress: Callable[[int], None]
 ) -> tuple[np.ndarray, int]:
-    """Take all iterations in, in order: the request and iteration of each map [N, 2], and how many there were."""
+    """Add all iterations in order. Returns the request and iteration of each map [N, 2], and the number of all."""
     origins = np.zeros((maps.capacity, 2), np.int64)
-    num_iterations = done = 0
-    for batch, seen in running:
-        rows = maps.add(seen.embeddings, seen.probabilities)
-        for row, *origin in zip(rows, seen.request, seen.iteration, strict=True):  # of several in one row the last
-            origins[row] = origin
-        num_iterations, done = num_iterations + len(rows), done + batch.num_tokens
-        progress(done)
+    num_iterations = num_tokens = 0
+    for batch, iterations in running:
+        rows = maps.add(iterations.embeddings, iterations.probabilities)
+        for row, *origin in zip(rows, iterations.request, iterations.iteration, strict=True):
+            origins[row] = origin  # the last of several iterations in one row
+        num_iterations, num_tokens = num_iterations + len(rows), num_tokens + batch.num_tokens
+        progress(num_tokens)
     return origins[: len(maps)], num_iterations
 
 
 def observe_iterations(
     session: Session, batches: Iterable[Batch], *, prefill: int
 ) -> Iterator[tuple[Batch, Iterations]]:
-    """Run batches through the session and yield each with what was seen of its iterations, in order."""
+    """Run batches through the session and yield each with its iterations, in order."""
     collector = _Collector(session, prefill)
     session.watcher.see_probabilities()
     hooks = [(session.opened.model.get_input_embeddings(), collector.embed)]

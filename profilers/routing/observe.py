@@ -1,6 +1,6 @@
-"""Observes a model's routers over text: use by phase, co-activation, entropy; whole traces if wished.
+"""Observes a model's routers on text: use by phase, co-activation, entropy and, on request, whole traces.
 
-Everything counted is additive, so that batches and shards merge to the same numbers in any order.
+All counts are additive, so batches and shards merge to the same numbers in any order.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -22,10 +22,11 @@ from runtime.session.session import Session
 
 
 class RoutingProfile:
-    """What was counted, per layer: L layers of E experts.
+    """Counts of L layers of E experts.
 
-    `use` [L, 2, E] int64: tokens that selected each expert, by phase; `share` [L, 2, E] float64: their routing weights
-    renormalised over the selected. `coactivation` and `entropy`: one a layer, over both phases.
+    `use` [L, 2, E] int64 are the tokens that selected each expert, by phase; `share` [L, 2, E] float64 the sums of
+    their routing weights, renormalised over the selected experts. `coactivation` and `entropy` have one entry per
+    layer, over both phases.
     """
 
     def __init__(self, num_layers: int, num_experts: int) -> None:
@@ -53,7 +54,7 @@ class RoutingProfile:
             mine.merge(theirs)
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Everything by name, for the file of a half-done profile."""
+        """Return all counts by name, as the file of a half-done profile holds them."""
         return {
             "use": self.use,
             "share": self.share,
@@ -64,6 +65,7 @@ class RoutingProfile:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> "RoutingProfile":
+        """Return the profile that `arrays` were made from."""
         num_layers, _, num_experts = arrays["use"].shape
         profile = cls(num_layers, num_experts)
         profile.use, profile.share = arrays["use"].copy(), arrays["share"].copy()
@@ -76,8 +78,8 @@ class RoutingProfile:
 
 @dataclass(frozen=True, slots=True)
 class RoutingForesight:
-    """What a kept trace says of the layers ahead: what the routers of the next `distance` layers say, and as far as it
-    reaches, what the predictor does."""
+    """Predictions that a kept trace holds for each layer's input: those of the routers of the next `distance` layers
+    and, if given, those of a fitted predictor for as many layers as it has."""
 
     distance: int = 1
     predictor: Predictor | None = None
@@ -91,11 +93,11 @@ def observe(
     profile: RoutingProfile,
     keep_trace: RoutingForesight | None = None,
 ) -> Iterator[tuple[Batch, Trace | None]]:
-    """Run batches through the session's engine, add what its routers say to `profile`, and yield each batch when done.
+    """Run batches through the session's engine, add their routing to `profile`, and yield each batch when done.
 
-    Positions below `prefill` count as prefill, the others as decode: a causal model routes a token alike whether its
-    successors are there or not. With `keep_trace` the batch comes with its trace: prefills and decode passes, the
-    routers' probabilities, what each pass was given, and what each layer's input says of the layers ahead.
+    Positions below `prefill` count as prefill, the others as decode. With `keep_trace` each batch comes with its trace:
+    prefill and decode passes, the routers' probabilities, the embeddings of each pass, and the predictions for the
+    layers ahead.
     """
     if keep_trace:
         session.watcher.see_predictions(keep_trace.distance, keep_trace.predictor)
@@ -129,7 +131,7 @@ class _Collector:
             self._steps.append(step)
 
     def trace(self, first_request: int) -> Trace:
-        """The last batch as requests one after another: pass 0 is the prefill, each later token a pass of its own."""
+        """Return the last batch as requests in order: pass 0 is the prefill, each later token a pass of its own."""
         tokens, steps = self._tokens, self._steps
         trace = Trace(
             request=_for_layers(steps, tokens.request + first_request, np.int32),
@@ -149,10 +151,10 @@ class _Collector:
 
 
 def _for_layers(steps: list[Step], column: np.ndarray, dtype: type) -> np.ndarray:
-    """The column [T] once for each step."""
+    """Repeat a column [T] for each step."""
     return np.tile(column, len(steps)).astype(dtype)
 
 
 def _concatenated(parts: list[np.ndarray | None]) -> np.ndarray | None:
-    """Of all steps, or None where steps have none."""
+    """Concatenate the parts of all steps; None where steps have none."""
     return None if parts[0] is None else np.concatenate(parts)

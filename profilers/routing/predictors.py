@@ -1,8 +1,7 @@
-"""Fits predictors of the layers ahead to a model's own routers, and says how good they are on text they never saw.
+"""Fits predictors of the layers ahead to a model's own routers, and measures their recall on held-out text.
 
-Text is teacher-forced, so that one pass over a sequence shows every token's router inputs; past the last layer the
-token after it is meant. Sums of products are all that is kept of the text: ridge regression needs no more, and memory
-does not grow with it.
+One teacher-forced pass over a sequence gives every token's router inputs; a layer ahead of the last one is a layer of
+the next token. Only sums of products are kept of the text, so memory does not grow with it.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,12 +23,12 @@ from profilers.text.run import TextRun
 from runtime.policies.base import Step
 from runtime.session.session import Session
 
-_TUNED, _TESTED = 0.1, 0.2  # shares of the tokens
+_TUNED, _TESTED = 0.1, 0.2  # shares of the tokens that choose targets and that test
 
 
 @dataclass(frozen=True, slots=True)
 class PredictorOptions:
-    """The predictors that are asked for: of distances 1..`distance`, on `features` random features."""
+    """Predictors of distances 1 to `distance` on `features` random features beside the router's input."""
 
     distance: int = 3
     features: int = 512
@@ -41,8 +40,7 @@ class PredictorOptions:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FittedPredictors:
-    """Predictors, and what they are worth on the last batches: recall@k by predictor, [L, D] each, the controls
-    included."""
+    """Predictors, and recall@k on the test text, [L, D] each: theirs and that of the controls, by name."""
 
     run_id: int
     predictors: Predictors
@@ -63,9 +61,9 @@ def build_predictors(
     store_path: Path,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> FittedPredictors:
-    """Fit on the first 7 tenths of the text, choose on the next, test on the rest, and write the run.
+    """Fit on the first seven tenths of the text, choose targets on the next tenth, test on the rest, write the run.
 
-    Raises BadUsage for a distance as long as the model, BadInput for too little text.
+    Raises BadUsage for a distance beyond the model's layers, BadInput for too little text.
     """
     run, shape = TextRun(data), session.opened.shape
     if options.distance > shape.num_layers:
@@ -87,7 +85,7 @@ def build_predictors(
 
 
 def _columns(target: np.ndarray, recalls: Mapping[str, np.ndarray], num_samples: int) -> dict[str, np.ndarray]:
-    """[L, D] each: what the store keeps of a predictor beside its weights."""
+    """Return the columns of the store beside the weights, [L, D] each."""
     return {
         "target": target,
         "recall": recalls["learned"],
@@ -98,11 +96,11 @@ def _columns(target: np.ndarray, recalls: Mapping[str, np.ndarray], num_samples:
 
 
 def _parts(batches: Sequence[Batch]) -> tuple[Sequence[Batch], Sequence[Batch], Sequence[Batch]]:
-    """To fit on, to choose on, to test on, by their shares of the tokens. Raises BadInput when there are too few."""
+    """Divide the batches by shares of the tokens: to fit, to choose, to test. Raises BadInput for too few batches."""
     if len(batches) < 3:
         raise BadInput(f"{len(batches)} batches of text are too few: give more tokens or a smaller --batch")
-    done = np.cumsum([batch.num_tokens for batch in batches])
-    cuts = done.searchsorted(done[-1] * np.array([1 - _TUNED - _TESTED, 1 - _TESTED]), side="right")
+    ends = np.cumsum([batch.num_tokens for batch in batches])
+    cuts = ends.searchsorted(ends[-1] * np.array([1 - _TUNED - _TESTED, 1 - _TESTED]), side="right")
     first = int(np.clip(cuts[0], 1, len(batches) - 2))
     second = int(np.clip(cuts[1], first + 1, len(batches) - 1))
     return batches[:first], batches[first:second], batches[second:]

@@ -21,7 +21,7 @@ from profilers.routing.tables import stored, tables
 
 
 def merge_shards(paths: Sequence[Path], *, into: Path) -> Profiled:
-    """Add the shard runs of several stores to one profile. Raises BadInput unless all of the newest are there."""
+    """Merge the shard runs of several stores into one profile, the newest. Raises BadInput when a shard is missing."""
     started_at, start_s = utc_now(), time.monotonic()
     shards = _whole([shard for path in paths for shard in _shards(path)])
     model, info = shards[0].model, shards[0].run.info
@@ -47,7 +47,7 @@ def merge_shards(paths: Sequence[Path], *, into: Path) -> Profiled:
 
 
 def _whole(shards: list["_Shard"]) -> list["_Shard"]:
-    """All shards of the profile that the newest belongs to, in order. Raises BadInput when some are missing."""
+    """Return all shards of the newest shard's profile, in order. Raises BadInput when some are missing."""
     if not shards:
         raise BadInput("these stores hold no profile shards: make them with moectl profile --shard i/N")
     newest = max(shards, key=lambda shard: shard.run.info.started_at)
@@ -76,7 +76,7 @@ class _Shard:
 
     @property
     def whole(self) -> tuple:
-        """What shards of one profile share."""
+        """The values that all shards of one profile share."""
         shared = {name: value for name, value in self.run.info.parameters.items() if name != "index"}
         return self.model.fingerprint, self.run.info.data_digest, tuple(sorted(shared.items()))
 
