@@ -122,7 +122,9 @@ def _disk_link(opened: MoeModel, source: CachedSource | None = None) -> Link:
     return DiskLink(source, opened.shape, kept=source)
 
 
-def _latency(link_from: Callable[[ExpertSource], Link], held: _Held, slots: torch.Tensor, effort: TimingEffort) -> Spread:
+def _latency(
+    link_from: Callable[[ExpertSource], Link], held: _Held, slots: torch.Tensor, effort: TimingEffort
+) -> Spread:
     """Measure the seconds of a load that do not depend on its bytes: loads of whole experts alternate with parts."""
     part = slots[:, : _part(slots.shape[1])]
     share, once, latencies = part.shape[1] / slots.shape[1], TimingEffort(turns=1), []
