@@ -1,6 +1,5 @@
-"""Settings side by side: their order, their summary, what a sample is, and samples that outlive a process."""
+"""The bench: the order of settings, their summary, the content of a sample, and samples kept across processes."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,22 +17,14 @@ from profilers.compare.bench import (
 )
 from profilers.compare.samples import KeptSamples
 from profilers.text.files import Document
-from runtime.model.open import MoeModel, open_model
+from runtime.model.open import MoeModel
 from runtime.policies.base import Artefacts
-from tests.conftest import Checkpoint
 from tests.helpers.families import character_tokenizer
 
 DOCUMENTS = [Document(f"{number}", f"{number} sheep and an old dog. " * 3) for number in range(3)]
 TEXT = text_of(iter(DOCUMENTS), character_tokenizer(), length=12, num_tokens=24)
 BY_TEXT = (0.2, 0.3), (0.1, 0.2)  # KL, loss
 SAMPLE = BenchSample((1.0, 2.0), (3.0, 5.0), ({"requests": 4, "hits": 1},), 7.0, 100, 1.5, 0.25, 0.5, *BY_TEXT, 9.0)
-
-
-@pytest.fixture(scope="module")
-def opened(checkpoint: Checkpoint) -> Iterator[MoeModel]:
-    model = open_model(str(checkpoint("olmoe")))
-    yield model
-    model.store.close()
 
 
 @pytest.fixture

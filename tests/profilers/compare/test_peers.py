@@ -1,4 +1,4 @@
-"""Peers read the same text as our own full model and find the same; what they hold is counted."""
+"""Peers give the same logits on the same text as the full model; the bytes that they hold are counted."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,22 +11,11 @@ from profilers.compare import peers
 from profilers.compare.bench import BenchText
 from profilers.compare.peers import PEERS, PeerTask, read_apart, read_here
 from profilers.compare.quality import TextReading, compare, read
-from runtime.model.open import MoeModel, open_model
+from runtime.model.open import MoeModel
 from runtime.session.session import Session, Settings
-from tests.conftest import Checkpoint
 
 TEXT = BenchText((np.arange(5, 21), np.arange(30, 46)), 8)
 HAS_ACCELERATE = find_spec("accelerate") is not None
-
-
-@pytest.fixture(scope="module")
-def folder(checkpoint: Checkpoint) -> Path:
-    return checkpoint("olmoe")
-
-
-@pytest.fixture(scope="module")
-def opened(folder: Path) -> MoeModel:
-    return open_model(str(folder))
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
-"""The price of few bits is what the plain model says with those weights in it."""
+"""The price of few bits equals that of the plain model with the dequantised weights."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,29 +12,16 @@ from artifacts.errors import BadInput, Incompatible
 from artifacts.shape import FULL_BITS
 from profilers.compare import quality
 from profilers.compare.price_precision import AVERAGES, BitAssignment, Precision, assignments, check_widths
-from runtime.model.open import MoeModel, open_model
+from runtime.model.open import MoeModel
 from runtime.policies import parse
 from runtime.policies.base import Artefacts
 from runtime.session.session import Session, Settings
-from tests.conftest import Checkpoint
 from tests.helpers.families import VOCABULARY
 from tests.helpers.replicas import made, put
 from tests.runtime.session.test_session import plain_model
 
 SEQUENCES = [np.random.default_rng(at).integers(3, VOCABULARY, length) for at, length in enumerate((14, 9, 14))]
 KINDS = ["mixed", "prefix", "random", "random"]
-
-
-@pytest.fixture(scope="module")
-def folder(checkpoint: Checkpoint) -> Path:
-    return checkpoint("olmoe")
-
-
-@pytest.fixture(scope="module")
-def opened(folder: Path) -> Iterator[MoeModel]:
-    model = open_model(str(folder))
-    yield model
-    model.store.close()
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +40,7 @@ def pricing(opened: MoeModel, artefacts: Artefacts) -> Precision:
 
 
 def widths(opened: MoeModel, artefacts: Artefacts, assignment: BitAssignment) -> np.ndarray:
-    """[L * E] bits."""
+    """Bits [L * E]."""
     policy = parse("residency", assignment.residency)
     policy.prepare(opened.shape, artefacts)
     return policy.share(assignment.budget_nbytes).shadows

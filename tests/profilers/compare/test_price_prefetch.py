@@ -1,4 +1,4 @@
-"""What is foreseen is counted by hand; controls are where they must be; nothing that the trace lacks is made up."""
+"""Recall equals a count by hand, and the controls have the expected extremes."""
 
 
 import numpy as np
@@ -29,7 +29,7 @@ def found(trace: Trace, text: str, tier: PrefetchTier = TIER) -> PrefetchForesig
 
 
 def by_hand(trace: Trace, distance: int) -> float:
-    """Recall of the routers' own predictions for decoded tokens, layers in between included."""
+    """Recall of the routers' own predictions for decoded tokens, up to `distance` layers ahead."""
     steps = list(trace.steps())
     hits = wanted = 0
     for at, step in enumerate(steps):

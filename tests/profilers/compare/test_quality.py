@@ -1,6 +1,5 @@
-"""Quality is what an independent computation on the plain model says it is."""
+"""Quality equals that of an independent computation on the plain model."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -9,25 +8,12 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from profilers.compare.quality import TextReading, compare, losses_by_text, read
-from runtime.model.open import MoeModel, open_model
+from runtime.model.open import MoeModel
 from runtime.session.session import Session, Settings
-from tests.conftest import Checkpoint
 from tests.helpers.families import VOCABULARY
 
 PREFILL = 4
 SEQUENCES = [np.random.default_rng(length).integers(3, VOCABULARY, length) for length in (14, 9, 14)]
-
-
-@pytest.fixture(scope="module")
-def folder(checkpoint: Checkpoint) -> Path:
-    return checkpoint("olmoe")
-
-
-@pytest.fixture(scope="module")
-def opened(folder: Path) -> Iterator[MoeModel]:
-    model = open_model(str(folder))
-    yield model
-    model.store.close()
 
 
 def reading(opened: MoeModel, settings: Settings) -> TextReading:
@@ -52,7 +38,7 @@ def test_lossless_is_as_good(settings: dict[str, str], opened: MoeModel, full: T
 
 
 def test_against_the_plain_model(folder: Path, opened: MoeModel, full: TextReading) -> None:
-    """Whole sequences at once and sums by hand, where the session decodes token by token."""
+    """The plain model reads whole sequences at once; the session decodes token by token."""
     dropping = reading(opened, Settings(budget="25%", policies={"miss": "drop"}))
     plain = AutoModelForCausalLM.from_pretrained(folder, experts_implementation="eager").eval()
     nll = []

@@ -1,4 +1,4 @@
-"""Predictions checked by live runs: quality against the full model, times beside each other, the first that is good."""
+"""Live runs verify predictions: quality against the full model, times side by side, the first good candidate."""
 
 import numpy as np
 import pytest
@@ -35,7 +35,7 @@ def test_quality_is_against_the_full_model(verifier: Verifier) -> None:
 
 
 def test_the_first_that_a_live_run_finds_good_enough(verifier: Verifier) -> None:
-    """Both promise to lose little; the faster one does not keep it by however little it loses."""
+    """Both are predicted to lose little, but the faster one loses more than the limit."""
     losses = {one: verifier.quality(one).loss for one in (WORSE, BETTER)}
     kept = min(losses, key=losses.get)
     other = WORSE if kept == BETTER else BETTER

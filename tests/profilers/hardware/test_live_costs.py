@@ -1,4 +1,4 @@
-"""What a model costs as a live run takes it: proportions of a machine, a given rate, a profile that the store has."""
+"""A model's costs as a live run has them: in a machine's proportions, at a given rate, from a stored profile."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What is measured of a machine, on small models; no figure is judged, only what it is of and that there is one."""
+"""Profiles of a machine with small models: the measured parts are complete; their values are not judged."""
 
 import math
 from pathlib import Path
@@ -33,7 +33,7 @@ def test_every_family_can_be_measured(family: str, checkpoint: Checkpoint) -> No
     assert {"disk", "ram"} <= {load.link for load in profile.loads} <= {"disk", COLD, "ram"}
     assert all(load.gbps > 0 and load.seconds.samples == 3 for load in profile.loads)
     assert [(near.bits, near.tokens) for near in profile.near] == [(16, 1), (16, 16)]
-    assert opened.model.config._experts_implementation == "eager"  # the model is as it was
+    assert opened.model.config._experts_implementation == "eager"  # the model is restored
     assert not any(hasattr(layer.experts, "moectl_forward") for layer in opened.layers)
 
 
@@ -50,9 +50,9 @@ def test_a_rate_is_emulated(checkpoint: Checkpoint) -> None:
     profile = measure(open_model(str(folder)), folder, link="20MB/s", effort=TimingEffort(lengths=(), turns=2))
     emulated = profile.load()
     assert emulated.link == profile.conditions["link"] == "20MB/s"
-    assert emulated.seconds.median >= profile.conditions["expert_bytes"] / 20e6  # what an emulated link promises
+    assert emulated.seconds.median >= profile.conditions["expert_bytes"] / 20e6  # the emulated rate is a lower bound
     assert emulated.miss is not None
-    assert math.isfinite(emulated.latency.median)  # told apart by a fit: what else the machine does moves it
+    assert math.isfinite(emulated.latency.median)  # a fit, which other work on the machine affects
 
 
 def test_progress_ends_with_everything(checkpoint: Checkpoint) -> None:

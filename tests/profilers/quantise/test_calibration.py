@@ -1,4 +1,4 @@
-"""What an expert is calibrated with, by hand; and that few tokens, or none, still make good replicas."""
+"""Hessians equal those computed by hand; experts with few tokens, or none, still get good replicas."""
 
 import pickle
 from pathlib import Path
@@ -31,7 +31,7 @@ T, H, K = 700, 32, 2
 
 
 def arrived(seed: int = 0) -> list[LayerBatch]:
-    """Two batches of correlated hidden states, the last rows of the second padding."""
+    """Two batches of correlated hidden states; the last rows of the second are padding."""
     random = np.random.default_rng(seed)
     mixing = np.random.default_rng(9).standard_normal((H, H)) * np.logspace(0, -2, H)[:, None]
     hidden = torch.from_numpy(random.standard_normal((T, H)) @ mixing).float()

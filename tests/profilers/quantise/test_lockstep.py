@@ -1,4 +1,4 @@
-"""In lockstep every layer sees what it sees in the plain model, and what comes out above is the same."""
+"""In lockstep every layer has the inputs of the plain model, and the model the same output."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Replicas of whole small models of every family: what they cost is what an independent computation says."""
+"""Replicas of small models of every family: their losses equal those of an independent computation."""
 
 import multiprocessing
 import os
@@ -184,7 +184,7 @@ def test_stopped_and_taken_up_it_leaves_the_same_bytes(
 def test_processes_leave_the_same_bytes(
     checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Forked here: those of a whole `moectl quantize --jobs 2` are spawned."""
+    """Processes are forked here to save time; those of `moectl quantize --jobs 2` are spawned."""
     monkeypatch.setattr("profilers.workers.workers.get_context", lambda _: multiprocessing.get_context("fork"))
     folder = str(checkpoint("deepseek_v2"))
     opened = open_model(folder)

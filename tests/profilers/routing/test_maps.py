@@ -1,6 +1,5 @@
-"""Iterations are those of decoding token by token with the plain model; the maps in a store are made of them."""
+"""Iterations equal those of decoding token by token with the plain model; stored maps consist of them."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +25,7 @@ NUM_ITERATIONS = sum(1 + max(0, length - 4) for length in LENGTHS)
 
 
 def by_hand(opened: MoeModel, folder: str, prefill: int) -> Iterations:
-    """Prefill and decode steps of the plain model, its own routers heard by hooks."""
+    """Iterations of the plain model's prefill and decode steps, with hooks on its own routers."""
     plain = AutoModelForCausalLM.from_pretrained(folder, experts_implementation="eager").eval()
     names = {module: name for name, module in opened.model.named_modules()}
     heard: list[torch.Tensor] = []
@@ -63,13 +62,6 @@ def test_iterations_are_those_of_decoding(family: str, prefill: int, checkpoint:
         found = np.concatenate([getattr(part, name) for part in seen])
         assert found == pytest.approx(getattr(expected, name), rel=1e-4, abs=1e-6)
     opened.store.close()
-
-
-@pytest.fixture(scope="module")
-def opened(checkpoint: Checkpoint) -> Iterator[MoeModel]:
-    model = open_model(str(checkpoint("olmoe")))
-    yield model
-    model.store.close()
 
 
 def build(

@@ -1,4 +1,4 @@
-"""Predictors find what there is to find, choose by text they did not see, and beat the bundled model's routers."""
+"""Predictors find a linear map, choose targets on held-out text, and beat the bundled model's routers."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ SHAPE = Shape(num_layers=2, num_experts=5, top_k=2, expert_nbytes=1)
 
 
 def linear(num_tokens: int, seed: int) -> RouterBatch:
-    """Layer 1's logits are linear in layer 0's inputs, and layer 0's of the next token in layer 1's."""
+    """Layer 1's logits are linear in layer 0's inputs; layer 0's logits of the next token are linear in layer 1's."""
     maps = np.random.default_rng(9).normal(size=(2, 6, 5)).astype(np.float32)
     x = np.random.default_rng(seed).normal(size=(2, num_tokens, 6)).astype(np.float32)
     first = np.concatenate([np.zeros((1, 5), np.float32), x[1, :-1] @ maps[1]])
@@ -37,7 +37,7 @@ def test_ridge_finds_a_linear_map_and_adds_over_batches() -> None:
     whole = linear(200, 1)
     fits[0].add(whole)
     fits[1].add(RouterBatch([x[:120] for x in whole.inputs], [z[:120] for z in whole.logits], [], torch.arange(119)))
-    # The second half's first token follows nobody, the first half's last is followed by nobody.
+    # The second half's first token has no predecessor, the first half's last token no successor.
     fits[1].scale[:] = fits[0].scale
     fits[1].add(RouterBatch([x[119:] for x in whole.inputs], [z[119:] for z in whole.logits], [], torch.arange(80)))
     unseen, weights = linear(50, 2), fits[0].solve()["logits"]
@@ -46,7 +46,7 @@ def test_ridge_finds_a_linear_map_and_adds_over_batches() -> None:
         said = fits[0].features(unseen, layer)[rows] @ torch.from_numpy(weights[layer, 0])
         assert float((said - logits).abs().max()) < 0.05
     assert fits[0].num_samples == 200 and fits[0].use.sum() == 2 * 2 * 200
-    # One token was counted twice: everything else agrees.
+    # One token was counted twice; everything else agrees.
     np.testing.assert_allclose(fits[1].solve()["logits"][:, 0], weights[:, 0], atol=0.05)
 
 
