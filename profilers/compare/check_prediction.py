@@ -21,7 +21,7 @@ from runtime.replay.workload import Workload
 from runtime.session.session import Session, Settings
 
 PRESET = "on-demand"
-_RUNS = 3
+_TIMES = 3
 _BETWEEN = TimingEffort(turns=4)
 
 
@@ -64,7 +64,7 @@ def check(
     """
     settings = Settings(PRESET, budget=budget, link=link)
     runs, bare_s = [], []
-    for _ in range(_RUNS):
+    for _ in range(_TIMES):
         with Session(opened, settings) as session:
             readings = []
             for sequence in sequences:
