@@ -11,8 +11,8 @@ import pyarrow as pa
 
 from artifacts.store.runs import ModelInfo, RunInfo, StoredRun, versions
 from artifacts.store.store import Store, add_run
-from profilers.compare.bench import Measured, Setting
-from profilers.compare.tasks import Score
+from profilers.compare.bench import BenchResult, BenchSetting
+from profilers.compare.tasks import TaskScore
 from runtime.control.counters import AT_BITS, hit_rate
 from runtime.replay.settings import Outcome
 
@@ -52,20 +52,20 @@ class BenchRow:
     top1_agreement: float | None = None
     ttft_quartiles: tuple[float, float] | None = None
     tpot_quartiles: tuple[float, float] | None = None
-    tasks: tuple[Score, ...] = ()
+    tasks: tuple[TaskScore, ...] = ()
     run: int | None = None
     best: str = ""
     why: str = ""
 
     @property
-    def setting(self) -> Setting:
-        return Setting(self.preset, self.budget, self.link)
+    def setting(self) -> BenchSetting:
+        return BenchSetting(self.preset, self.budget, self.link)
 
 
 _BESIDE = ("ttft_quartiles", "tpot_quartiles", "tasks", "run", "best", "why")  # not columns of the table
 
 
-def measured_row(setting: Setting, measured: Measured) -> BenchRow:
+def measured_row(setting: BenchSetting, measured: BenchResult) -> BenchRow:
     """The row of a live setting. A peer has times and quality but no counters."""
     ttft, tpot, counters = measured.ttft_ms, measured.tpot_ms, measured.counters
     return BenchRow(
@@ -86,7 +86,7 @@ def measured_row(setting: Setting, measured: Measured) -> BenchRow:
     )
 
 
-def simulated_row(setting: Setting, outcome: Outcome) -> BenchRow:
+def simulated_row(setting: BenchSetting, outcome: Outcome) -> BenchRow:
     """The row of a replayed setting, which has no quality and no quartiles."""
     times = ("ttft_ms", "tpot_ms", "tokens_per_s", "exposed_ms")
     return BenchRow(
@@ -125,7 +125,7 @@ class Ledger:
         self.path, self._job, self._model = path, job, model
         self._model_id = model.model_id if model else model_id
 
-    def finished(self) -> dict[Setting, BenchRow]:
+    def finished(self) -> dict[BenchSetting, BenchRow]:
         """The newest row of each setting that earlier runs of the same bench wrote."""
         if not self.path.exists():
             return {}
@@ -207,7 +207,7 @@ def _row(store: Store, run: StoredRun) -> BenchRow:
         **columns,
         ttft_quartiles=spread["ttft_ms"],
         tpot_quartiles=spread["tpot_ms"],
-        tasks=tuple(Score(**score) for score in run.info.parameters["tasks"]),
+        tasks=tuple(TaskScore(**score) for score in run.info.parameters["tasks"]),
         run=run.run_id,
     )
 

@@ -16,11 +16,11 @@ from moectl.bench.table import Benched, loss_of_base
 from moectl.shared.opening import check_store, model_info, open_quietly, stored_artefacts
 from moectl.shared.progress import progress_bar
 from moectl.shared.text import read_text
-from profilers.compare.bench import Bench, Paces, Sample, Setting, Text, schedule, summary
+from profilers.compare.bench import Bench, BenchSample, BenchSetting, BenchText, LinkEmulations, schedule, summary
 from profilers.compare.peers import PEERS, PeerBench
 from profilers.compare.samples import KeptSamples
-from profilers.compare.tasks import Score, Tasks, load_tasks
-from profilers.hardware.this_machine import Here
+from profilers.compare.tasks import Tasks, TaskScore, load_tasks
+from profilers.hardware.this_machine import LocalMachine
 from profilers.text.corpus import data_digest, documents
 from runtime.model.locate import locate
 from runtime.model.open import MoeModel
@@ -47,14 +47,14 @@ def live(name: str, request: BenchRequest, *, store: Path, device: str, threads:
     request = request.of_model(store, info.model_id)
     text = read_text(opened, request.data, length=request.length, num_tokens=request.tokens, seed=request.seed)
     settings = request.settings()
-    here = Here.look(opened.model.device)
+    here = LocalMachine.look(opened.model.device)
     tasks = load_tasks(request.task_names) if request.task_names else None
     job = _job(request, text, settings, tasks, here=here, artefacts=artefact_runs(store, info.model_id), opened=opened)
     ledger, kept = Ledger(store, job, model=info), KeptSamples(store, job.digest)
     if request.again:
         kept.remove()
     samples, known = kept.load()
-    paces = Paces(opened, known, experts=request.experts)
+    paces = LinkEmulations(opened, known, experts=request.experts)
     bench = Bench(opened, artefacts, text, paces, request.stored, devices=request.devices)
     peers = PeerBench(opened, locate(name), text, threads=threads)
     finished = {} if request.again else ledger.finished()
@@ -77,12 +77,12 @@ class _UnderWay:
     peers: PeerBench
     ledger: Ledger
     kept: KeptSamples
-    samples: dict[tuple[int, Setting], Sample]
-    rows: dict[Setting, BenchRow]
-    refused: dict[Setting, str]
+    samples: dict[tuple[int, BenchSetting], BenchSample]
+    rows: dict[BenchSetting, BenchRow]
+    refused: dict[BenchSetting, str]
     tasks: Tasks | None
 
-    def sample(self, turn: int, setting: Setting, progress: Callable[[int], None]) -> None:
+    def sample(self, turn: int, setting: BenchSetting, progress: Callable[[int], None]) -> None:
         """Measure a setting once and keep the sample, or record why it cannot run."""
         try:
             is_peer = setting.preset in PEERS
@@ -93,11 +93,11 @@ class _UnderWay:
         self.samples[turn, setting] = sample
         self.kept.add(turn, setting, sample, pace=self.bench.paces.of(setting.link))
 
-    def finish(self, setting: Setting, rounds: int) -> None:
+    def finish(self, setting: BenchSetting, rounds: int) -> None:
         """Write a setting that has a sample of every round."""
         samples = [self.samples[turn, setting] for turn in range(rounds) if (turn, setting) in self.samples]
         if len(samples) == rounds:
-            load, measured = Here.look(torch.device("cpu")).load, summary(samples)
+            load, measured = LocalMachine.look(torch.device("cpu")).load, summary(samples)
             self.rows[setting] = self.ledger.write(
                 replace(measured_row(setting, measured), tasks=self._scores(setting)),
                 by_layer=measured.by_layer,
@@ -110,12 +110,14 @@ class _UnderWay:
                 },
             )
 
-    def _scores(self, setting: Setting) -> tuple[Score, ...]:
+    def _scores(self, setting: BenchSetting) -> tuple[TaskScore, ...]:
         """Scores of a preset; peers, which are other programs, have none."""
         return () if self.tasks is None or setting.preset in PEERS else self.bench.scores(setting, self.tasks)
 
 
-def _measure(under_way: _UnderWay, settings: Sequence[Setting], request: BenchRequest, *, num_decoded: int) -> None:
+def _measure(
+    under_way: _UnderWay, settings: Sequence[BenchSetting], request: BenchRequest, *, num_decoded: int
+) -> None:
     order = [
         one for one in schedule(settings, rounds=request.rounds, seed=request.seed) if one[1] not in under_way.rows
     ]
@@ -131,17 +133,17 @@ def _measure(under_way: _UnderWay, settings: Sequence[Setting], request: BenchRe
             under_way.finish(setting, request.rounds)
 
 
-def _refused(setting: Setting, why: str) -> BenchRow:
+def _refused(setting: BenchSetting, why: str) -> BenchRow:
     return BenchRow(**asdict(setting), mode=PEER if setting.preset in PEERS else LIVE, why=why)
 
 
 def _job(
     request: BenchRequest,
-    text: Text,
-    settings: Sequence[Setting],
+    text: BenchText,
+    settings: Sequence[BenchSetting],
     tasks: Tasks | None,
     *,
-    here: Here,
+    here: LocalMachine,
     artefacts: dict[str, int],
     opened: MoeModel,
 ) -> BenchJob:
@@ -166,7 +168,7 @@ def _job(
     return BenchJob(request.data, data_digest(text.sequences), num_tokens, request.seed, conditions)
 
 
-def _conditions(request: BenchRequest, text: Text, here: Here, taken_up: int) -> str:
+def _conditions(request: BenchRequest, text: BenchText, here: LocalMachine, taken_up: int) -> str:
     cores = f"{here.cores} cores of {here.processor}" + (f", {here.gpu}" if here.gpu else "")
     load = "" if here.load is None else f" (load {here.load:.1f} at the start)"
     fused = ", a token's experts fused" if request.experts == FUSED else ""

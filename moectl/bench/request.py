@@ -10,7 +10,7 @@ from artifacts.errors import BadUsage
 from artifacts.hardware.machines import HERE, machine
 from artifacts.quantisation.replicas import check_base
 from artifacts.shape import FULL_BITS, Shape
-from profilers.compare.bench import Setting
+from profilers.compare.bench import BenchSetting
 from profilers.compare.peers import EVERYTHING, PEERS
 from profilers.compare.tasks import check_tasks
 from profilers.workers.choose import LOCAL, check_executor
@@ -130,16 +130,16 @@ class BenchRequest:
     def link_names(self) -> list[str]:
         return [self.scaled_to] if self.scaled_to else names_in(self.links, "--links")
 
-    def settings(self) -> list[Setting]:
+    def settings(self) -> list[BenchSetting]:
         """Every preset at every budget over every link; a preset with a budget of its own once a link.
 
         A simulation adds the oracle. Peers have their own links, and vary the budget only if they offload.
         """
         names = [*self.preset_names, ORACLE] if self.simulate else self.preset_names
         tried = product(self.link_names, names_in(self.budgets, "--budgets"), names)
-        ours = [Setting(name, _budget(name, budget), link) for link, budget, name in tried]
+        ours = [BenchSetting(name, _budget(name, budget), link) for link, budget, name in tried]
         peers = product((PEERS[name] for name in self.peer_names), names_in(self.budgets, "--budgets"))
-        theirs = [Setting(one.name, budget if one.offload else EVERYTHING, one.link) for one, budget in peers]
+        theirs = [BenchSetting(one.name, budget if one.offload else EVERYTHING, one.link) for one, budget in peers]
         return list(dict.fromkeys(ours + theirs))
 
 

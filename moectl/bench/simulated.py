@@ -25,7 +25,7 @@ from moectl.shared.place_trace import base_suffix, place_trace
 from moectl.shared.progress import progress_bar
 from moectl.shared.text import read_text
 from moectl.shared.trace_source import OpenedTrace, TraceSource, open_source
-from profilers.compare.bench import Setting, Text
+from profilers.compare.bench import BenchSetting, BenchText
 from profilers.compare.quality import read
 from profilers.text.corpus import data_digest
 from profilers.workers.choose import executing
@@ -60,7 +60,7 @@ def simulated(name: str, request: BenchRequest, *, store: Path, device: str, thr
     taken_up = len(rows.keys() & set(settings))
     missing = [setting for setting in settings if setting not in rows]
     known = [note for workload in workloads.values() for note in workload.assumed]
-    assumed: dict[Setting, list[str]] = {}
+    assumed: dict[BenchSetting, list[str]] = {}
     with executing(request.executor, request.workers) as executor, progress_bar("simulating", unit="settings") as bar:
         bar(len(rows), len(settings))
 
@@ -82,7 +82,7 @@ def simulated(name: str, request: BenchRequest, *, store: Path, device: str, thr
 class Replayed:
     """The result of one setting: an outcome, or in `why` the reason that there is none."""
 
-    setting: Setting
+    setting: BenchSetting
     outcome: Outcome | None
     why: str
     assumed: list[str]
@@ -97,7 +97,7 @@ class Replays:
         self._workloads, self._stored, self._devices = workloads, stored, devices
         self._of_trace = {link: list(workload.assumed) for link, workload in workloads.items()}
 
-    def __call__(self, setting: Setting) -> Replayed:
+    def __call__(self, setting: BenchSetting) -> Replayed:
         workload, started_at, begin_s = self._workloads[setting.link], utc_now(), perf_counter()
         workload.assumed = list(self._of_trace[setting.link])  # drops assumptions of earlier settings
         outcome, why = None, ""
@@ -109,7 +109,7 @@ class Replays:
 
 
 def _replay(
-    work: Replays, settings: list[Setting], executor: Executor, on_replayed: Callable[[Replayed], None]
+    work: Replays, settings: list[BenchSetting], executor: Executor, on_replayed: Callable[[Replayed], None]
 ) -> Lost:
     """Replay every setting; return the errors of those that failed, by setting."""
     with Workers(work, executor, on_replayed) as workers:
@@ -134,7 +134,7 @@ def _row(done: Replayed, ledger: Ledger) -> BenchRow:
     return ledger.write(row, by_layer=by_layer, started_at=done.started_at, seconds=done.seconds, beside={})
 
 
-def _outcome(workload: Workload, setting: Setting, stored: Mapping[str, Preset], *, devices: int) -> Outcome:
+def _outcome(workload: Workload, setting: BenchSetting, stored: Mapping[str, Preset], *, devices: int) -> Outcome:
     """Replay a setting; for the oracle, the faster of its two scopes."""
     room = {"budget": setting.budget, "devices": devices}
     if setting.preset != ORACLE:
@@ -180,7 +180,7 @@ def _stored_trace(path: Path, opened: MoeModel) -> int | None:
     return next((run.run_id for run in reversed(runs) if run.info.model_id == model_id), None)
 
 
-def record_trace(name: str, opened: MoeModel, text: Text, path: Path, *, data: str, seed: int) -> int:
+def record_trace(name: str, opened: MoeModel, text: BenchText, path: Path, *, data: str, seed: int) -> int:
     """Record the routing of a text, with predictions, into the store; return its run."""
     started_at, begin_s = utc_now(), perf_counter()
     info = model_info(name, opened)
@@ -199,7 +199,7 @@ def record_trace(name: str, opened: MoeModel, text: Text, path: Path, *, data: s
     return add_run(path, run, {"traces": to_table(trace)}, model=info)
 
 
-def _traced(opened: MoeModel, text: Text, store: Path) -> Trace:
+def _traced(opened: MoeModel, text: BenchText, store: Path) -> Trace:
     with Session(opened, Settings()) as session, progress_bar("recording", unit="tokens") as advance:
         recorder = session.record()
         ahead = foresight_for(opened, min(_DISTANCE, opened.shape.num_layers), store=store)

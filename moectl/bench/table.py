@@ -10,7 +10,7 @@ from moectl.bench.other_tools import IMPORTED
 from moectl.bench.request import ORACLE
 from moectl.show.render import NumBytes, Sheet
 from profilers.compare.quality import Quality
-from profilers.compare.tasks import Score
+from profilers.compare.tasks import TaskScore
 from runtime.control import sizes
 
 _BOUNDS = ("full", ORACLE)  # bounds for comparison, which no budget allows to choose
@@ -103,7 +103,7 @@ def _line(row: BenchRow, evaluated: Sequence[tuple[str, str]]) -> tuple:
     )
 
 
-def _score(score: Score | None) -> str | None:
+def _score(score: TaskScore | None) -> str | None:
     if score is None:
         return None
     return f"{score.value:.4f}" + ("" if score.stderr is None else f" (+- {score.stderr:.4f})")

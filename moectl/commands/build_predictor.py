@@ -5,11 +5,13 @@ from pathlib import Path
 from moectl.shared.build_on_text import BuildRequest, build_on_text
 from moectl.show import predictors as predictorviews
 from moectl.show.render import Sheet, human_bytes, show_json, show_sheet
-from profilers.routing.predictors import Fitted, Plan, build_predictors
+from profilers.routing.predictors import FittedPredictors, PredictorOptions, build_predictors
 from runtime.session.settings import Settings
 
 
-def build(name: str | None, settings: Settings, request: BuildRequest[Plan], *, store: Path) -> Fitted:
+def build(
+    name: str | None, settings: Settings, request: BuildRequest[PredictorOptions], *, store: Path
+) -> FittedPredictors:
     """Run the model `name` (None: the bundled one) over the text, and write predictors fitted and tested on it.
 
     Raises BadUsage (distance, features), BadInput (model, data, store) and OutOfResources (disk).
@@ -17,7 +19,7 @@ def build(name: str | None, settings: Settings, request: BuildRequest[Plan], *, 
     return build_on_text(name, settings, request, build_predictors, store=store, doing="running text")
 
 
-def show(fitted: Fitted, *, as_json: bool) -> None:
+def show(fitted: FittedPredictors, *, as_json: bool) -> None:
     """Print the recall of the predictors by distance and by layer."""
     sheet = summary(fitted)
     if as_json:
@@ -37,7 +39,7 @@ def show(fitted: Fitted, *, as_json: bool) -> None:
     show_sheet(sheet)
 
 
-def summary(fitted: Fitted) -> Sheet:
+def summary(fitted: FittedPredictors) -> Sheet:
     note = (
         f"run {fitted.run_id}: {fitted.num_tokens:,} tokens in {fitted.seconds:.1f} s, {fitted.num_tested:,} of them "
         f"only to test on; {human_bytes(fitted.predictors.nbytes)} of predictors"

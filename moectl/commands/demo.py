@@ -17,7 +17,7 @@ from moectl.shared.opening import check_store, open_quietly, stored_artefacts
 from moectl.shared.progress import progress_bar
 from moectl.show.pictures import Demonstration, DemoRow
 from moectl.show.render import Sheet, human_bytes, show_json, show_sheet
-from profilers.compare.quality import Reading, compare, read
+from profilers.compare.quality import TextReading, compare, read
 from profilers.text.batches import Batching
 from profilers.text.corpus import documents, token_sequences
 from runtime.control.counters import hit_rate
@@ -32,7 +32,7 @@ _NUM_SEQUENCES, _PREFILL, _DECODE = 6, 64, 64
 
 @dataclass(frozen=True, slots=True)
 class _Measured:
-    reading: Reading
+    reading: TextReading
     totals: dict[str, int]
     receipt: dict[str, object]
 
@@ -150,7 +150,7 @@ def _measure(
         return _Measured(reading, totals, session.receipt())
 
 
-def _row(preset: str, measured: _Measured, full: Reading) -> DemoRow:
+def _row(preset: str, measured: _Measured, full: TextReading) -> DemoRow:
     quality = compare(measured.reading, full)
     return DemoRow(
         preset=preset,

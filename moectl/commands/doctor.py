@@ -20,7 +20,7 @@ from moectl.shared.opening import open_quietly, stored_artefacts
 from moectl.show.render import Sheet, human_bytes, show_json, show_sheet
 from profilers.compare.check_prediction import Prediction, check
 from profilers.hardware.load_times import QUICK
-from profilers.hardware.this_machine import Here
+from profilers.hardware.this_machine import LocalMachine
 from profilers.text.batches import check_sequences
 from profilers.text.corpus import documents, token_sequences
 from runtime.control import sizes
@@ -52,7 +52,7 @@ def doctor(name: str | None, *, budget: str, link: str, device: str, threads: in
     path = name or str(demo_model())
     opened = open_quietly(path, device=device)
     link_name(opened, link)  # an unknown link is reported before anything is measured
-    here = Here.look(opened.model.device)
+    here = LocalMachine.look(opened.model.device)
     _check_room(opened, budget, here)
     link = hardware.affordable(opened, link)
     stored = _stored(path, opened, store)
@@ -97,7 +97,7 @@ def _stored(name: str, opened: MoeModel, path: Path) -> HardwareMeasurement | No
     return None if profile is None else HardwareMeasurement(name, profile, run.run_id)
 
 
-def _fits(profile: HardwareProfile, here: Here, link: str) -> bool:
+def _fits(profile: HardwareProfile, here: LocalMachine, link: str) -> bool:
     """Return whether the profile was measured on this machine and over this link."""
     is_changed = any(profile.conditions.get(name) != getattr(here, name) for name in ("processor", "cores", "threads"))
     device = "cuda" if here.gpu else "cpu"
@@ -109,7 +109,7 @@ def _measured(name: str, opened: MoeModel, link: str, store: Path) -> HardwareMe
     return HardwareMeasurement(name, hardware.measured(name, opened, link=link, replicas=replicas, effort=QUICK))
 
 
-def _check_room(opened: MoeModel, budget: str, here: Here) -> None:
+def _check_room(opened: MoeModel, budget: str, here: LocalMachine) -> None:
     """Raise OutOfResources before the system would end the process for lack of memory."""
     wanted = sizes.num_slots(budget, opened.shape, per_layer=True) * opened.store.layout.nbytes
     room = here.gpu_nbytes or here.available_nbytes

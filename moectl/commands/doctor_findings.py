@@ -14,7 +14,7 @@ from artifacts.shape import FULL_BITS, Shape
 from artifacts.store.store import Store
 from moectl.shared import installed
 from moectl.show.render import human_bytes
-from profilers.hardware.this_machine import Here
+from profilers.hardware.this_machine import LocalMachine
 
 SLOW_DISK_GBPS = 1.0
 _NAMED = ("torch", "transformers", "duckdb")
@@ -58,7 +58,7 @@ def _extra(name: str, purpose: str) -> DoctorFinding:
     )
 
 
-def of_machine(here: Here, shape: Shape) -> list[DoctorFinding]:
+def of_machine(here: LocalMachine, shape: Shape) -> list[DoctorFinding]:
     """Report the GPU, memory, threads and load."""
     return [_gpu(here, shape), _memory(here, shape), _pinning(here, shape), _threads(here), *_load(here)]
 
@@ -102,7 +102,7 @@ def of_store(path: Path, model_id: str, *, model: str | None, shown: str) -> lis
     ]
 
 
-def of_profile(profile: HardwareProfile, here: Here) -> list[DoctorFinding]:
+def of_profile(profile: HardwareProfile, here: LocalMachine) -> list[DoctorFinding]:
     """Report whether the stored profile is of this machine in its present state."""
     names = ("processor", "cores", "threads")
     changed = [name for name in names if profile.conditions.get(name) != getattr(here, name)]
@@ -119,7 +119,7 @@ def _commands(path: Path, model_id: str) -> set[str]:
         return {run.info.command for run in store.runs() if run.info.model_id == model_id}
 
 
-def _gpu(here: Here, shape: Shape) -> DoctorFinding:
+def _gpu(here: LocalMachine, shape: Shape) -> DoctorFinding:
     if here.gpu is not None:
         share = min(1.0, here.gpu_nbytes / shape.nbytes)
         return DoctorFinding(
@@ -133,7 +133,7 @@ def _gpu(here: Here, shape: Shape) -> DoctorFinding:
     return DoctorFinding("gpu", says, "if the machine has one: its driver is missing, or too old for this torch")
 
 
-def _memory(here: Here, shape: Shape) -> DoctorFinding:
+def _memory(here: LocalMachine, shape: Shape) -> DoctorFinding:
     says = f"the experts take {human_bytes(shape.nbytes)}, of RAM {human_bytes(here.available_nbytes)} can be had"
     if shape.nbytes <= here.available_nbytes:
         return DoctorFinding("memory", says)
@@ -142,7 +142,7 @@ def _memory(here: Here, shape: Shape) -> DoctorFinding:
     )
 
 
-def _pinning(here: Here, shape: Shape) -> DoctorFinding:
+def _pinning(here: LocalMachine, shape: Shape) -> DoctorFinding:
     if here.gpu is None:
         return DoctorFinding("page-locked memory", "none is wanted without a GPU")
     wanted = 1 << (shape.nbytes - 1).bit_length()  # torch rounds a block up to a power of two
@@ -154,7 +154,7 @@ def _pinning(here: Here, shape: Shape) -> DoctorFinding:
     return DoctorFinding("page-locked memory", says, "--link disk; or `ulimit -l unlimited` and more RAM")
 
 
-def _threads(here: Here) -> DoctorFinding:
+def _threads(here: LocalMachine) -> DoctorFinding:
     best = max(1, here.cores - 1)
     says = f"{here.threads} of {here.cores} cores compute"
     if here.threads > best:
@@ -164,7 +164,7 @@ def _threads(here: Here) -> DoctorFinding:
     return DoctorFinding("threads", says)
 
 
-def _load(here: Here) -> list[DoctorFinding]:
+def _load(here: LocalMachine) -> list[DoctorFinding]:
     if here.load is None or here.load <= here.cores:
         return []
     says = f"other work is under way, {here.load:.1f} processes on {here.cores} cores: figures are too high and vary"

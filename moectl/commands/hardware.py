@@ -16,9 +16,9 @@ from moectl.bundled import demo_model
 from moectl.shared.opening import check_store, model_info, open_quietly, stored_artefacts
 from moectl.shared.progress import progress_bar
 from moectl.show.render import Sheet, human_bytes, show_json, show_sheet
-from profilers.hardware.load_times import THOROUGH, Effort
+from profilers.hardware.load_times import THOROUGH, TimingEffort
 from profilers.hardware.profile import measure
-from profilers.hardware.this_machine import Here
+from profilers.hardware.this_machine import LocalMachine
 from runtime.model.locate import locate
 from runtime.model.open import MoeModel
 from runtime.session.link_choice import link_name
@@ -59,7 +59,9 @@ def profile_hardware(name: str | None, *, link: str, device: str, threads: int, 
     return HardwareMeasurement(name, profile, _write(store, info, profile, started_at, time.perf_counter() - begin_s))
 
 
-def measured(name: str, opened: MoeModel, *, link: str, replicas: Replicas | None, effort: Effort) -> HardwareProfile:
+def measured(
+    name: str, opened: MoeModel, *, link: str, replicas: Replicas | None, effort: TimingEffort
+) -> HardwareProfile:
     link_name(opened, link)  # an unknown link is reported before anything is measured
     with progress_bar("measuring", unit="parts") as advance:
         return measure(
@@ -77,7 +79,7 @@ def affordable(opened: MoeModel, link: str) -> str:
     device = opened.model.device
     if link != "auto" or device.type != "cuda":
         return link
-    fits = opened.shape.nbytes <= _MOST_PINNED * Here.look(device).available_nbytes
+    fits = opened.shape.nbytes <= _MOST_PINNED * LocalMachine.look(device).available_nbytes
     return link if fits else "disk"
 
 

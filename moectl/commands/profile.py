@@ -12,7 +12,8 @@ from moectl.shared.opening import check_store, foresight_for, model_info, open_q
 from moectl.shared.progress import progress_bar
 from moectl.shared.text import read_data
 from moectl.show.render import Sheet, show_json, show_sheet
-from profilers.routing.profile import Profiled, merge_shards, profile_routing
+from profilers.routing.profile import Profiled, profile_routing
+from profilers.routing.shards import merge_shards
 from profilers.text.batches import Batching
 from profilers.text.corpus import documents
 from profilers.workers.choose import LOCAL, check_device, check_executor, executing

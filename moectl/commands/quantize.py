@@ -14,7 +14,7 @@ from moectl.shared.progress import progress_bar
 from moectl.shared.text import read_data
 from moectl.show.render import Sheet, human_bytes, show_json, show_sheet
 from profilers.quantise.method import Method, check_method, projections
-from profilers.quantise.replicas import Built, build_replicas
+from profilers.quantise.replicas import BuiltReplicas, build_replicas
 from profilers.text.batches import Data
 from profilers.text.corpus import documents
 from profilers.workers.choose import LOCAL, check_device, check_executor, executing
@@ -46,7 +46,7 @@ def parse_bits(text: str) -> tuple[int, ...]:
         raise BadUsage(f"bits {text!r} are not understood: write widths with commas, as 2,4") from error
 
 
-def quantize(name: str | None, request: QuantizeRequest, *, store: Path) -> Built:
+def quantize(name: str | None, request: QuantizeRequest, *, store: Path) -> BuiltReplicas:
     """Quantise the model `name`, a folder or hub id (None: the bundled one)."""
     name = name or str(demo_model())
     check_store(store)
@@ -77,7 +77,7 @@ def calibration_data(opened: MoeModel, request: QuantizeRequest) -> Data:
     )
 
 
-def show(built: Built, *, as_json: bool) -> None:
+def show(built: BuiltReplicas, *, as_json: bool) -> None:
     """Print the loss of each width, layer by layer, or one JSON object."""
     sheet = layer_sheet(built)
     if as_json:
@@ -88,7 +88,7 @@ def show(built: Built, *, as_json: bool) -> None:
         show_sheet(sheet)
 
 
-def layer_sheet(built: Built) -> Sheet:
+def layer_sheet(built: BuiltReplicas) -> Sheet:
     """Return the mean relative error of the experts' outputs, by layer and width."""
     widths = sorted(built.records[0].nbytes)
     layers = defaultdict(list)
@@ -105,11 +105,11 @@ def layer_sheet(built: Built) -> Sheet:
     return Sheet("Relative error of experts' outputs", ("layer", *(f"{bits} bits" for bits in widths)), rows, note)
 
 
-def nbytes(built: Built) -> dict[int, int]:
+def nbytes(built: BuiltReplicas) -> dict[int, int]:
     """Return the bytes of all replicas, by width."""
     return {bits: sum(record.nbytes[bits] for record in built.records) for bits in sorted(built.records[0].nbytes)}
 
 
-def num_borrowed(built: Built) -> int:
+def num_borrowed(built: BuiltReplicas) -> int:
     """Return how many experts had too few tokens of their own."""
     return sum(record.metadata["basis"] == "layer" for record in built.records)

@@ -30,7 +30,7 @@ from moectl.tune.request import TuneRequest
 from moectl.tune.result import Pick, Tuned
 from moectl.tune.verify import checks_of, verified
 from profilers.compare.verify_search import Verifier
-from profilers.hardware.live_costs import Pace, pace_of
+from profilers.hardware.live_costs import LiveCosts, live_costs
 from profilers.text.corpus import documents
 from profilers.workers.choose import executing
 from runtime.model.locate import locate
@@ -51,7 +51,7 @@ class _Prepared:
     traced: OpenedTrace
     search: Search
     verifier: Verifier
-    pace: Pace
+    pace: LiveCosts
     similarity: Similarity | None
     other: Trace  # requests that the search does not see, to check its picks on
     other_name: str
@@ -98,7 +98,7 @@ def _prepare(name: str, request: TuneRequest, *, store: Path, device: str) -> _P
     text = read_text(opened, request.held_out, length=request.length, num_tokens=request.tokens, seed=request.seed)
     artefacts, similarity, profile = known_of(store, opened)
     based, artefacts = model_on_base(opened, artefacts, request.base)
-    pace = pace_of(
+    pace = live_costs(
         based,
         locate(name),
         scaled_to=request.scaled_to,

@@ -9,7 +9,7 @@ from artifacts.modelshapes.known import ModelShape, model_shape
 from artifacts.traces.trace import Trace, concatenate
 from moectl.bundled import demo_model
 from moectl.shared.opening import open_quietly
-from profilers.routing.observe import Foresight, RoutingProfile, observe
+from profilers.routing.observe import RoutingForesight, RoutingProfile, observe
 from profilers.text.batches import Batching
 from profilers.text.corpus import documents, token_sequences
 from runtime.model.open import MoeModel
@@ -37,5 +37,5 @@ def told(opened: MoeModel, sequences: Sequence[np.ndarray], *, prefill: int, dis
     batches = Batching(batch=16, length=max(map(len, sequences)), prefill=prefill).batches(sequences)
     profile = RoutingProfile(opened.shape.num_layers, opened.shape.num_experts)
     with Session(opened, Settings(preset="full")) as session:
-        parts = observe(session, batches, prefill=prefill, profile=profile, keep_trace=Foresight(distance))
+        parts = observe(session, batches, prefill=prefill, profile=profile, keep_trace=RoutingForesight(distance))
         return concatenate([trace for _, trace in parts])

@@ -8,7 +8,7 @@ from artifacts.errors import BadUsage
 from artifacts.store.predictors import load_predictors
 from artifacts.store.runs import ModelInfo
 from artifacts.store.store import Store
-from profilers.routing.observe import Foresight
+from profilers.routing.observe import RoutingForesight
 from runtime.engine.predictors import Predictor
 from runtime.model.open import MoeModel, open_model
 from runtime.policies.base import Artefacts
@@ -52,7 +52,7 @@ def stored_artefacts(path: Path, opened: MoeModel) -> Artefacts:
         return load_artefacts(store, opened.fingerprint[:16], opened.shape)
 
 
-def foresight_for(opened: MoeModel, distance: int, *, store: Path) -> Foresight:
+def foresight_for(opened: MoeModel, distance: int, *, store: Path) -> RoutingForesight:
     """Return what a trace records of the `distance` layers ahead; the store's predictors speak too if it has any.
 
     Raises BadUsage for a distance beyond the model's layers.
@@ -62,5 +62,5 @@ def foresight_for(opened: MoeModel, distance: int, *, store: Path) -> Foresight:
     with Store.open(store) as opened_store:
         predictors = load_predictors(opened_store, opened.fingerprint[:16], opened.shape)
     if predictors is None:
-        return Foresight(distance, None)
-    return Foresight(distance, Predictor(predictors, min(distance, predictors.distance), opened.model.device))
+        return RoutingForesight(distance, None)
+    return RoutingForesight(distance, Predictor(predictors, min(distance, predictors.distance), opened.model.device))

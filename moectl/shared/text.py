@@ -5,7 +5,7 @@ from itertools import islice
 from transformers import PreTrainedTokenizerBase
 
 from artifacts.errors import BadInput
-from profilers.compare.bench import Text, text_of
+from profilers.compare.bench import BenchText, text_of
 from profilers.text.batches import Data
 from profilers.text.corpus import documents, token_sequences
 from runtime.model.open import MoeModel
@@ -30,7 +30,7 @@ def read_data(
     return Data(spec, list(islice(sequences, at_most)), seed)
 
 
-def read_text(opened: MoeModel, spec: str, *, length: int, num_tokens: int, seed: int) -> Text:
+def read_text(opened: MoeModel, spec: str, *, length: int, num_tokens: int, seed: int) -> BenchText:
     """Read the beginnings of documents of at least `length` tokens, half prompt and half decoded.
 
     Raises BadInput for no tokenizer or no document that long.

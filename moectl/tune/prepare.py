@@ -15,7 +15,7 @@ from moectl.shared.text import read_text
 from moectl.shared.trace_source import OpenedTrace, TraceSource, open_source
 from moectl.tune.request import TuneRequest
 from profilers.compare.verify_search import Verifier
-from profilers.hardware.live_costs import Pace
+from profilers.hardware.live_costs import LiveCosts
 from runtime.model.open import MoeModel
 from runtime.policies.base import Artefacts
 from runtime.search.halving import ETA
@@ -74,7 +74,7 @@ def parts_of(name: str, opened: MoeModel, traced: OpenedTrace, request: TuneRequ
 
 
 def search_on(
-    traced: OpenedTrace, trace: Trace, pace: Pace, similarity: Similarity | None, request: TuneRequest
+    traced: OpenedTrace, trace: Trace, pace: LiveCosts, similarity: Similarity | None, request: TuneRequest
 ) -> Search:
     return Search(
         trace,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from artifacts.shape import Shape
 from moectl.tune.request import TuneRequest
-from profilers.compare.verify_search import Beside, Quality
+from profilers.compare.verify_search import CandidateQuality, MeasuredBeside
 from runtime.policies.presets import presets
 from runtime.search.results import SearchResult, Tried
 from runtime.search.space import Combination
@@ -17,8 +17,8 @@ class Pick:
 
     name: str
     tried: Tried
-    quality: Quality | None
-    live: Beside | None
+    quality: CandidateQuality | None
+    live: MeasuredBeside | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +41,8 @@ class Tuned:
     shape: Shape
     picks: list[Pick]
     found: SearchResult
-    live: Mapping[str, Beside]
-    qualities: Mapping[Combination, Quality]
+    live: Mapping[str, MeasuredBeside]
+    qualities: Mapping[Combination, CandidateQuality]
     oracle_ms: float
     full_ms: float
     checks: list[Check]

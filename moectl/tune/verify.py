@@ -4,7 +4,7 @@ from artifacts.errors import Incompatible, Problem
 from moectl.shared.progress import progress_bar
 from moectl.tune.request import LOSSLESS, TuneRequest
 from moectl.tune.result import Check, Pick, published_of_others
-from profilers.compare.verify_search import Beside, Quality, Verifier, fastest, first_within
+from profilers.compare.verify_search import CandidateQuality, MeasuredBeside, Verifier, fastest, first_within
 from runtime.search.results import MOST_PASSES, SearchResult, Tried
 from runtime.search.search import Search
 from runtime.search.space import Combination
@@ -17,7 +17,7 @@ _BESIDE = ("on-demand", "near", "uniform-bits")
 
 def verified(
     found: SearchResult, verifier: Verifier, request: TuneRequest
-) -> tuple[list[Pick], dict[str, Beside], str]:
+) -> tuple[list[Pick], dict[str, MeasuredBeside], str]:
     """Choose a lossless pick, the fastest live of the fastest predicted, and a lossy one, the first that is good enough
     live. Returns the picks, everything measured beside them by name, and why there is no lossy pick, if so.
 
@@ -56,7 +56,7 @@ def verified(
     return [lossless, pick], kept, ""
 
 
-def _unmoved(verifier: Verifier, combination: Combination) -> Quality | None:
+def _unmoved(verifier: Verifier, combination: Combination) -> CandidateQuality | None:
     """The quality of a lossless combination, which must not change the logits; None if it cannot be measured."""
     try:
         quality = verifier.quality(combination)

@@ -1,1 +1,1 @@
-"""Runs side by side: presets, peers, precisions, stand-ins, tasks, a prediction beside the run."""
+"""Compares runs: presets, other programs, precisions, substitutes, tasks, a prediction with its run."""

@@ -1,5 +1,4 @@
-"""Measures settings beside each other on the same text: round after round in random order, quality against the full
-model's."""
+"""Measures settings on the same text, in rounds of random order, and their quality against the full model."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,11 +11,11 @@ import numpy as np
 
 from artifacts.errors import BadInput, BadUsage
 from artifacts.hardware.machines import MACHINES, machine
-from profilers.compare.quality import Quality, Reading, compare, losses_by_text, read
-from profilers.compare.tasks import Score, Tasks, evaluate
+from profilers.compare.quality import Quality, TextReading, compare, losses_by_text, read
+from profilers.compare.tasks import Tasks, TaskScore, evaluate
 from profilers.text.batches import check_sequences
 from profilers.text.corpus import pieces
-from profilers.text.document import Document
+from profilers.text.files import Document
 from runtime.engine.output import choose_output
 from runtime.model.open import MoeModel
 from runtime.policies.base import Artefacts
@@ -27,9 +26,9 @@ from runtime.session.settings import EXACT, FUSED
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
-    """What is measured: a preset at a budget over a link, as a user writes them. `link` may name a machine: then link
-    and near tier are emulated in its proportions. A preset that fixes its budget has that one."""
+class BenchSetting:
+    """A preset at a budget over a link, as a user writes them. When `link` names a machine, link and near tier are
+    emulated in its proportions. A preset with a fixed budget keeps it."""
 
     preset: str
     budget: str
@@ -37,8 +36,8 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
-    """Sequences of one length, of which the first `prefill` tokens are the prompt."""
+class BenchText:
+    """Sequences of equal length; the first `prefill` tokens of each are its prompt."""
 
     sequences: tuple[np.ndarray, ...]
     prefill: int
@@ -49,10 +48,10 @@ class Text:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
-    """One setting in one round. `ttft_ms` and `tpot_ms` of each sequence: its prompt's, and the mean of its decoded
-    tokens'. Counters, `exposed_ms` of stall and quality are over all sequences, the warm-up left out; `kl_by_text` and
-    `loss_by_text` (of log-likelihood, nats per token) are of each; `seconds` that all of it took."""
+class BenchSample:
+    """One setting in one round. `ttft_ms` is each sequence's prompt, `tpot_ms` the mean of its decoded tokens.
+    Counters, `exposed_ms` of stall and quality are over all sequences without the warm-up; `kl_by_text` and
+    `loss_by_text` (of log-likelihood, nats per token) by sequence. `seconds` are those of the whole measurement."""
 
     ttft_ms: tuple[float, ...]
     tpot_ms: tuple[float, ...]
@@ -69,7 +68,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Quartiles:
-    """Of all sequences in all rounds."""
+    """Quartiles over all sequences in all rounds."""
 
     lower: float
     median: float
@@ -81,8 +80,8 @@ class Quartiles:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """One setting over all rounds: medians, and how far apart the quartiles of times are."""
+class BenchResult:
+    """One setting over all rounds: quartiles of times, medians of everything else."""
 
     ttft_ms: Quartiles
     tpot_ms: Quartiles
@@ -95,40 +94,41 @@ class Measured:
 
     @property
     def counters(self) -> dict[str, int]:
-        """Over all layers; nothing of a program that counts nothing."""
+        """The counters summed over all layers; empty for another program, which has none."""
         names = self.by_layer[0] if self.by_layer else ()
         return {name: sum(layer[name] for layer in self.by_layer) for name in names}
 
 
-def text_of(documents: Iterator[Document], tokenizer, *, length: int, num_tokens: int) -> Text:
-    """The beginnings of the first documents of at least `length` tokens, `num_tokens` in all; half of each is prompt.
+def text_of(documents: Iterator[Document], tokenizer, *, length: int, num_tokens: int) -> BenchText:
+    """Return the beginnings of the first documents of at least `length` tokens, `num_tokens` in all; half is prompt.
 
-    Raises BadUsage when that is no sequence, BadInput when no document is that long.
+    Raises BadUsage when the tokens make no sequence, BadInput when no document is long enough.
     """
     if length < 2 or num_tokens < length:
         raise BadUsage(f"--tokens {num_tokens} are no sequence of --length {length}: one has two tokens or more")
     texts = (next(pieces(document.text)) for document in documents)
     encoded = (tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"] for text in texts)
     long = (np.array(ids[:length], np.int64) for ids in encoded if len(ids) >= length)
-    found = tuple(islice(long, num_tokens // length))
-    if not found:
+    sequences = tuple(islice(long, num_tokens // length))
+    if not sequences:
         raise BadInput(f"the data has no document of {length} tokens: give longer text, or a smaller --length")
-    return Text(found, length // 2)
+    return BenchText(sequences, length // 2)
 
 
-def schedule(settings: Sequence[Setting], *, rounds: int, seed: int) -> list[tuple[int, Setting]]:
-    """Every setting once a round, in an order drawn anew each round: what else the machine does falls on all alike."""
+def schedule(settings: Sequence[BenchSetting], *, rounds: int, seed: int) -> list[tuple[int, BenchSetting]]:
+    """Return every setting once per round, in an order drawn for each round, so that other load on the machine affects
+    all settings alike."""
     rng = np.random.default_rng(seed)
     return [(turn, settings[index]) for turn in range(rounds) for index in rng.permutation(len(settings))]
 
 
-def summary(samples: Sequence[Sample]) -> Measured:
-    """Of one setting."""
+def summary(samples: Sequence[BenchSample]) -> BenchResult:
+    """Summarise the samples of one setting."""
     layers = zip(*(sample.by_layer for sample in samples), strict=True)
-    return Measured(
+    return BenchResult(
         ttft_ms=Quartiles.of([value for sample in samples for value in sample.ttft_ms]),
         tpot_ms=Quartiles.of([value for sample in samples for value in sample.tpot_ms]),
-        by_layer=tuple({name: median_low(one[name] for one in same) for name in same[0]} for same in layers),
+        by_layer=tuple({name: median_low(counts[name] for counts in layer) for name in layer[0]} for layer in layers),
         exposed_ms=median(sample.exposed_ms for sample in samples),
         fast_nbytes=max(sample.fast_nbytes for sample in samples),
         perplexity_ratio=median(sample.perplexity_ratio for sample in samples),
@@ -137,38 +137,40 @@ def summary(samples: Sequence[Sample]) -> Measured:
     )
 
 
-class Paces:
-    """How each link is emulated and what may be prefetched over it: measured once, so that every setting in every round
-    has the same. `known` are those of an interrupted bench; `experts` as in `Settings`."""
+class LinkEmulations:
+    """How each link is emulated and how much may be prefetched over it, measured once for all settings and rounds.
+
+    `known` starts with those of an interrupted bench; `experts` is as in `Settings`.
+    """
 
     def __init__(self, opened: MoeModel, known: dict[str, dict[str, str]], *, experts: str = EXACT) -> None:
         self._opened, self.known, self._experts = opened, dict(known), experts
 
     def of(self, link: str) -> dict[str, str]:
-        """Options of `Settings`, by name."""
+        """Return the options of `Settings` for a link, by name."""
         if link not in self.known:
-            pace = self._scaled(link) if link in MACHINES else {"link": link}
-            self.known[link] = pace | {"experts": self._experts}
+            options = self._scaled(link) if link in MACHINES else {"link": link}
+            self.known[link] = options | {"experts": self._experts}
         return self.known[link]
 
     def _scaled(self, name: str) -> dict[str, str]:
         is_fused = self._experts == FUSED and choose_output(self._opened) is not None
         rates = scaled_rates(self._opened, machine(name), is_fused=is_fused)
         window = scaled_window(self._opened.shape, machine(name))
-        emulated = {"link": f"{rates.link:.0f}B/s", "near": f"{rates.near:.0f}B/s", "window": f"{window}B"}
-        return emulated | {"machine": name}
+        options = {"link": f"{rates.link:.0f}B/s", "near": f"{rates.near:.0f}B/s", "window": f"{window}B"}
+        return options | {"machine": name}
 
 
 class Bench:
-    """Measures settings of one model on one text, presets by name, `stored` ones among them. Raises BadInput for text
+    """Measures settings of one model on one text; `stored` are presets of the store, by name. Raises BadInput for text
     that the model cannot read."""
 
     def __init__(
         self,
         opened: MoeModel,
         artefacts: Artefacts,
-        text: Text,
-        paces: Paces,
+        text: BenchText,
+        paces: LinkEmulations,
         stored: Mapping[str, Preset] = MappingProxyType({}),
         *,
         devices: int = 1,
@@ -176,27 +178,27 @@ class Bench:
         check_sequences(opened.model, text.sequences)
         self._stored, self._devices = stored, devices
         self._opened, self._artefacts, self._text, self.paces = opened, artefacts, text, paces
-        self._full: Reading | None = None
+        self._full: TextReading | None = None
 
     def read_full(self) -> None:
-        """What the full model makes of the text: quality is against this."""
+        """Read the text with the full model, as the reference of quality."""
         with Session(self._opened, Settings("full")) as session:
             self._full = read(session, self._text.sequences, prefill=self._text.prefill)
 
     def loss_of_base(self, checkpoint: MoeModel) -> Quality:
-        """Of the full model on this base against the checkpoint as it is, on the same text. No session is open."""
+        """Return the quality of the full model on this base against the original checkpoint. No session may be open."""
         if self._full is None:
             self.read_full()
         with Session(checkpoint, Settings("full")) as session:
             return compare(self.full, read(session, self._text.sequences, prefill=self._text.prefill))
 
     @property
-    def full(self) -> Reading:
+    def full(self) -> TextReading:
         assert self._full is not None, "read_full comes first"
         return self._full
 
-    def measure(self, setting: Setting, progress: Callable[[int], None] = lambda decoded: None) -> Sample:
-        """Read the text, after its first sequence has warmed the cache. Raises a Problem for what cannot run."""
+    def measure(self, setting: BenchSetting, progress: Callable[[int], None] = lambda decoded: None) -> BenchSample:
+        """Read the text after its first sequence has warmed the cache. Raises a Problem if the setting cannot run."""
         begin_s = perf_counter()
         with Session(self._opened, self._settings(setting), artefacts=self._artefacts) as session:
             self._keep_window(setting.link, session)
@@ -205,12 +207,12 @@ class Bench:
             reading = read(session, self._text.sequences, prefill=self._text.prefill, progress=progress)
             return self._sample(session, reading, first_pass, begin_s)
 
-    def scores(self, setting: Setting, tasks: Tasks) -> tuple[Score, ...]:
-        """What a setting, from an empty cache, makes of tasks. Nothing is timed."""
+    def scores(self, setting: BenchSetting, tasks: Tasks) -> tuple[TaskScore, ...]:
+        """Return a setting's scores on tasks, from an empty cache and without timing."""
         with Session(self._opened, self._settings(setting), artefacts=self._artefacts) as session:
             return evaluate(session, tasks)
 
-    def _settings(self, setting: Setting) -> Settings:
+    def _settings(self, setting: BenchSetting) -> Settings:
         preset = self._stored.get(setting.preset, setting.preset)
         return Settings(preset, budget=setting.budget, devices=self._devices, **self.paces.of(setting.link))
 
@@ -218,7 +220,7 @@ class Bench:
         if session.parts.policies.brings_ahead and len(session.parts.slots):
             self.paces.of(link).setdefault("window", f"{session.parts.window}B")
 
-    def _sample(self, session: Session, reading: Reading, first_pass: int, begin_s: float) -> Sample:
+    def _sample(self, session: Session, reading: TextReading, first_pass: int, begin_s: float) -> BenchSample:
         sample = sample_of(
             reading, self.full, self._text, fast_nbytes=int(session.receipt()["fast_bytes"]), begin_s=begin_s
         )
@@ -229,12 +231,15 @@ class Bench:
         )
 
 
-def sample_of(reading: Reading, full: Reading, text: Text, *, fast_nbytes: int, begin_s: float) -> Sample:
-    """Times, and quality against the full model; nothing is counted and nothing stalled. `begin_s` on the clock."""
+def sample_of(
+    reading: TextReading, full: TextReading, text: BenchText, *, fast_nbytes: int, begin_s: float
+) -> BenchSample:
+    """Return times, and quality against the full model, without counters and stalls. The measurement began at
+    `begin_s` of `perf_counter`."""
     quality = compare(reading, full)
     kl, loss = losses_by_text(reading, full, num_texts=len(text.sequences))
     decode_s = np.reshape(reading.decode_s, (len(text.sequences), -1))
-    return Sample(
+    return BenchSample(
         ttft_ms=tuple(1e3 * seconds for seconds in reading.prefill_s),
         tpot_ms=tuple((1e3 * decode_s.mean(axis=1)).tolist()),
         by_layer=(),

@@ -1,4 +1,4 @@
-"""Checks a hardware profile: a short real run beside what the simulator makes of its trace with the measured costs."""
+"""Checks a hardware profile: compares a short live run with a simulation of its trace at the measured costs."""
 
 import statistics
 from collections.abc import Sequence
@@ -9,8 +9,8 @@ import numpy as np
 from artifacts.hardware.profile import HardwareProfile
 from artifacts.modelshapes.known import guessed
 from artifacts.traces.trace import Trace
-from profilers.compare.quality import Reading, read
-from profilers.hardware.load_times import Effort
+from profilers.compare.quality import TextReading, read
+from profilers.hardware.load_times import TimingEffort
 from profilers.hardware.profile import layer_seconds
 from runtime.control.counters import hit_rate
 from runtime.engine.engine import NAME
@@ -22,16 +22,16 @@ from runtime.session.session import Session, Settings
 
 PRESET = "on-demand"
 _TIMES = 3
-_BETWEEN = Effort(turns=4)
+_BETWEEN = TimingEffort(turns=4)
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Milliseconds per decoded token, and of them waiting for the link: predicted, measured, and predicted over
-    measured. `hit_rate` is of both: live and simulated runs agree on every counter.
+    """Milliseconds per decoded token and of stall, predicted and measured; `ratio` is predicted over measured.
+    `hit_rate` is that of both, since live and simulated runs agree on every counter.
 
-    `pace`: how many times as long a layer without its experts took between the runs as when it was profiled; that much
-    is other work on the machine, and `ratio_at_pace` is what the ratio would be without it.
+    `pace` is the time of a layer without its experts during the runs over that of the profile. It shows the other work
+    on the machine; `ratio_at_pace` is the ratio with the prediction scaled by it.
     """
 
     preset: str
@@ -59,18 +59,18 @@ def check(
 ) -> Prediction:
     """Decode the end of each sequence on demand at a budget, from an empty cache, and predict that run from its trace.
 
-    `link` as for a run; what the profile calls it must be among its loads (BadInput). A token counts with its median
-    over three runs, since other work falls on one of them.
+    `link` is as for a run, and must be among the loads of the profile (BadInput). A token's time is its median over
+    three runs, because other work may delay one of them.
     """
     settings = Settings(PRESET, budget=budget, link=link)
     runs, bare_s = [], []
     for _ in range(_TIMES):
         with Session(opened, settings) as session:
-            run = []
+            readings = []
             for sequence in sequences:
-                run.append(read(session, [sequence], prefill=prefill))
+                readings.append(read(session, [sequence], prefill=prefill))
                 bare_s.append(layer_seconds(opened, 1, _BETWEEN, after=NAME).median)
-        runs.append(run)
+        runs.append(readings)
     trace, counters = _traced(opened, settings, sequences, prefill)
     outcome = _simulated(opened, profile, trace, budget)
     assert {name: outcome.counters[name] for name in ("hits", "misses")} == {
@@ -83,7 +83,7 @@ def check(
 def _traced(
     opened: MoeModel, settings: Settings, sequences: Sequence[np.ndarray], prefill: int
 ) -> tuple[Trace, dict[str, int]]:
-    """The same run once more, written down, which takes time of its own."""
+    """Repeat the run with a recorder, untimed because recording takes time. Returns its trace and counters."""
     with Session(opened, settings) as session:
         recorder = session.record()
         read(session, sequences, prefill=prefill)
@@ -92,16 +92,16 @@ def _traced(
 
 def _simulated(opened: MoeModel, profile: HardwareProfile, trace: Trace, budget: str) -> Outcome:
     shape = opened.shape
-    model = replace(guessed(shape), name="measured", assumed=())  # its costs are measured, only its shape counts
+    model = replace(guessed(shape), name="measured", assumed=())  # only its shape counts: the costs are measured
     machine = machine_of(profile, shape)
     return Workload(trace, model, machine, costs=costs_of(profile, shape)).run(Setting(PRESET, PRESET, budget=budget))
 
 
 def _prediction(
-    profile: HardwareProfile, outcome: Outcome, budget: str, runs: Sequence[Sequence[Reading]], pace: float
+    profile: HardwareProfile, outcome: Outcome, budget: str, runs: Sequence[Sequence[TextReading]], pace: float
 ) -> Prediction:
-    seconds = [[one for reading in run for one in reading.decode_s] for run in runs]
-    stalls = [[one for reading in run for one in reading.stall_s] for run in runs]
+    seconds = [[token_s for reading in readings for token_s in reading.decode_s] for readings in runs]
+    stalls = [[token_s for reading in readings for token_s in reading.stall_s] for readings in runs]
     measured_ms, predicted_ms, num_tokens = _mean_ms(seconds), outcome.times["tpot_ms"], len(seconds[0])
     return Prediction(
         preset=PRESET,
@@ -120,5 +120,5 @@ def _prediction(
 
 
 def _mean_ms(runs: Sequence[Sequence[float]]) -> float:
-    """Over the tokens, each with its median over the runs."""
+    """Return the mean over the tokens of each token's median over the runs."""
     return statistics.fmean(map(statistics.median, zip(*runs, strict=True))) * 1e3

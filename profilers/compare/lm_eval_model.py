@@ -1,6 +1,6 @@
-"""moectl as a model type of lm-evaluation-harness: its requests, one by one, through a session. Needs the extra `eval`.
+"""moectl as a model type of lm-evaluation-harness. Its requests run one by one through a session. Needs extra `eval`.
 
-By the harness's own interface, where importing this module registers the type:
+Importing this module registers the type for the harness's own interface:
 
     import profilers.compare.lm_eval_model
     lm_eval.simple_evaluate(model="moectl", model_args={"pretrained": FOLDER, "preset": "near", "budget": "25%"}, ...)
@@ -18,8 +18,8 @@ from runtime.session.session import Session, Settings
 class SessionLM(HFLM):
     """Scores and generates as the harness's own model type does on the plain model, in batches of one.
 
-    The harness pads batches without a mask: so each request is a pass of its own, and routers, caches and counters see
-    what a user's tokens would show them.
+    The harness pads batches without a mask. Each request is therefore a pass of its own: routers, caches and counters
+    see no padding.
     """
 
     def __init__(
@@ -34,8 +34,8 @@ class SessionLM(HFLM):
         batch_size: int | str | None = 1,
         max_batch_size: int | None = None,
     ) -> None:
-        """`pretrained`: a session, or the checkpoint (folder or hub id) of one that `preset`, `budget` and `link` make,
-        with the artefacts of `store`. Raises BadUsage for batches, BadInput for a model without a tokenizer."""
+        """`pretrained` is a session, or a checkpoint (folder or hub id) to open with `preset`, `budget`, `link` and the
+        artefacts of `store`. Raises BadUsage for batches, BadInput for a model without a tokenizer."""
         if str(batch_size or 1) != "1" or max_batch_size not in (None, 1):
             raise BadUsage(f"moectl evaluates in batches of 1, not of {batch_size}: padding would reach the routers")
         if isinstance(pretrained, str):
@@ -47,7 +47,7 @@ class SessionLM(HFLM):
         super().__init__(pretrained.opened.model, tokenizer=pretrained.opened.tokenizer, batch_size=1)
 
     def _model_call(self, inps: torch.Tensor, attn_mask: None = None, labels: None = None) -> torch.Tensor:
-        """ids [1, S] to logits [1, S, V]."""
+        """Return the logits [1, S, V] of ids [1, S]."""
         self.session.new_requests(1)
         return self.session.forward(inps).logits
 

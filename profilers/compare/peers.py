@@ -1,6 +1,6 @@
-"""Other programs on the same checkpoint and text: plain transformers, and Accelerate that offloads experts.
+"""Measures other programs on the same checkpoint and text: plain transformers, and Accelerate with offloading.
 
-Each measurement is a process of its own, so that nothing of ours is in it: no registered experts, no cache of weights.
+Each measurement runs in a process of its own, without moectl's registered experts and cached weights.
 """
 
 import tempfile
@@ -15,21 +15,21 @@ import numpy as np
 import torch
 
 from artifacts.errors import BadInput, OutOfResources
-from profilers.compare.bench import Sample, Setting, Text, sample_of
-from profilers.compare.quality import Reading, read_by
+from profilers.compare.bench import BenchSample, BenchSetting, BenchText, sample_of
+from profilers.compare.quality import TextReading, read_by
 from profilers.workers.workers import Processes, Workers
 from runtime.control import sizes
 from runtime.model.open import MoeModel
 from runtime.session.devices import resolve_device
 
-EVERYTHING = "100%"  # the budget of a peer that offloads nothing
+EVERYTHING = "100%"  # the budget of a peer without offloading
 _EXPERTS = ".experts."
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A way to run the checkpoint: which of transformers' experts implementations, and what Accelerate offloads to:
-    `disk`, `cpu`, or nothing."""
+    """A way to run the checkpoint: transformers' experts implementation, and where Accelerate offloads to: `disk`,
+    `cpu` or, if empty, nowhere."""
 
     name: str
     experts: str = "grouped_mm"
@@ -37,7 +37,7 @@ class Peer:
 
     @property
     def link(self) -> str:
-        """What its weights come over, as a bench names it."""
+        """The link that its weights are loaded over, as a bench names it."""
         return {"disk": "disk", "cpu": "cuda"}.get(self.offload, "none")
 
 
@@ -54,9 +54,9 @@ PEERS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
-    """What a process measures. `memory_nbytes`: what weights may take on the device that computes, where a peer
-    offloads."""
+class PeerTask:
+    """The measurement of a process. Where a peer offloads, weights may take `memory_nbytes` on the device that
+    computes."""
 
     peer: Peer
     folder: Path
@@ -69,9 +69,9 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class PeerReading:
-    """`expert_nbytes`: bytes of experts that stayed on the device; `memory_nbytes`: of all weights there."""
+    """A peer's reading; `expert_nbytes` of experts and `memory_nbytes` of all weights were on the device."""
 
-    reading: Reading
+    reading: TextReading
     expert_nbytes: int
     memory_nbytes: int
 
@@ -85,43 +85,43 @@ def check(peer: Peer, device: str) -> None:
 
 
 class PeerBench:
-    """Measures peers on the text of a bench. `full`: what the full model made of it."""
+    """Measures peers on the text of a bench."""
 
-    def __init__(self, opened: MoeModel, folder: Path, text: Text, *, threads: int) -> None:
+    def __init__(self, opened: MoeModel, folder: Path, text: BenchText, *, threads: int) -> None:
         self._opened, self._folder, self._text, self._threads = opened, folder, text, threads
-        self._others = sum(one.nbytes for one in opened.model.parameters() if one.device.type != "meta")
+        self._other_nbytes = sum(tensor.nbytes for tensor in opened.model.parameters() if tensor.device.type != "meta")
 
-    def measure(self, setting: Setting, full: Reading) -> Sample:
-        """In a process of its own; the budget is of experts, all other weights come on top. Raises a Problem for what
-        cannot run here."""
+    def measure(self, setting: BenchSetting, full: TextReading) -> BenchSample:
+        """Measure a peer in a process of its own, with quality against the reading of the `full` model. The budget is
+        for experts; all other weights are added to it. Raises a Problem for a peer that cannot run here."""
         begin_s = perf_counter()
-        task = Task(
+        task = PeerTask(
             PEERS[setting.preset],
             self._folder,
             str(self._opened.model.device),
             self._threads,
             self._text.sequences,
             self._text.prefill,
-            self._others + sizes.budget_nbytes(setting.budget, self._opened.shape),
+            self._other_nbytes + sizes.budget_nbytes(setting.budget, self._opened.shape),
         )
-        found = read_apart(task)
-        return sample_of(found.reading, full, self._text, fast_nbytes=found.expert_nbytes, begin_s=begin_s)
+        peer = read_apart(task)
+        return sample_of(peer.reading, full, self._text, fast_nbytes=peer.expert_nbytes, begin_s=begin_s)
 
 
-def read_apart(task: Task) -> PeerReading:
+def read_apart(task: PeerTask) -> PeerReading:
     """Measure in a process of its own. Raises OutOfResources when the model does not fit, BadInput as `check`."""
     check(task.peer, task.device)
-    found: list[PeerReading] = []
-    apart = Processes(2)  # 1 would be this process
-    with Workers(_read_numpy, apart, lambda result: found.append(_as_torch(*result))) as workers:
+    readings: list[PeerReading] = []
+    executor = Processes(2)  # 1 would be this process
+    with Workers(_read_numpy, executor, lambda result: readings.append(_as_torch(*result))) as workers:
         workers.submit(task)
         for error in workers.finish().values():
             raise error
-    return found[0]
+    return readings[0]
 
 
-def read_here(task: Task) -> PeerReading:
-    """Load the model and read the text, after its first sequence has warmed whatever there is to warm."""
+def read_here(task: PeerTask) -> PeerReading:
+    """Load the model and read the text after its first sequence has warmed all caches."""
     torch.set_num_threads(task.threads)
     with tempfile.TemporaryDirectory(prefix="moectl-peer-") as scratch:
         model = _load(task, scratch)
@@ -138,7 +138,7 @@ def read_here(task: Task) -> PeerReading:
         return PeerReading(reading, experts, sum(held.values()))
 
 
-def _load(task: Task, scratch: str) -> torch.nn.Module:
+def _load(task: PeerTask, scratch: str) -> torch.nn.Module:
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
@@ -158,12 +158,12 @@ def _load(task: Task, scratch: str) -> torch.nn.Module:
         raise OutOfResources(f"{task.peer.name}: the whole model does not fit into memory") from error
 
 
-def _read_numpy(task: Task) -> tuple:
-    """As arrays: a tensor would travel in memory that the process takes with it when it ends."""
-    found = read_here(task)
-    reading = found.reading
+def _read_numpy(task: PeerTask) -> tuple:
+    """Return the reading as arrays: a tensor would be in shared memory that ends with its process."""
+    peer = read_here(task)
+    reading = peer.reading
     arrays = (reading.logits.numpy(), reading.targets.numpy())
-    return (*arrays, reading.prefill_s, reading.decode_s, found.expert_nbytes, found.memory_nbytes)
+    return (*arrays, reading.prefill_s, reading.decode_s, peer.expert_nbytes, peer.memory_nbytes)
 
 
 def _as_torch(
@@ -174,6 +174,7 @@ def _as_torch(
     expert_nbytes: int,
     memory_nbytes: int,
 ) -> PeerReading:
-    nothing = (0.0,) * len(decode_s)
-    reading = Reading(torch.from_numpy(logits), torch.from_numpy(targets), tuple(prefill_s), tuple(decode_s), nothing)
+    stall_s = (0.0,) * len(decode_s)
+    tensors = torch.from_numpy(logits), torch.from_numpy(targets)
+    reading = TextReading(*tensors, tuple(prefill_s), tuple(decode_s), stall_s)
     return PeerReading(reading, expert_nbytes, memory_nbytes)

@@ -1,7 +1,7 @@
-"""Prices precisions: how much worse a model reads held-out text when all its experts are resident at few bits.
+"""Prices precisions: measures how much worse a model reads held-out text when all its experts are at few bits.
 
-Whole sequences are read at once, teacher-forced. Every expert is computed on its replica and none at full precision, so
-the ratio is the price of the replicas and of nothing else; token by token it is the same, but for rounding.
+Sequences are read teacher-forced in one pass. Every expert is computed on its replica and none at full precision, so
+the perplexity ratio is the price of the replicas alone. Decoding token by token gives the same, up to rounding.
 """
 
 import math
@@ -28,8 +28,8 @@ PRESET = "uniform-bits"
 
 
 @dataclass(frozen=True, slots=True)
-class Assignment:
-    """A way to give every expert its bits, `avg_bits` each: the policy `residency` does it within `budget_nbytes`."""
+class BitAssignment:
+    """Bits for every expert, `avg_bits` on average, as the policy `residency` assigns them within `budget_nbytes`."""
 
     name: str
     avg_bits: float
@@ -42,8 +42,9 @@ class Assignment:
 
 
 @dataclass(frozen=True, slots=True)
-class Price:
-    """Of one assignment, against the full model on the same text: `kl` in nats, `nbytes` of the replicas in memory."""
+class PrecisionPrice:
+    """The quality of one assignment against the full model on the same text: `kl` in nats. `nbytes` are those of the
+    replicas in memory."""
 
     nbytes: int
     perplexity_ratio: float
@@ -52,29 +53,31 @@ class Price:
 
 
 def check_widths(artefacts: Artefacts) -> None:
-    """Raise Incompatible when there are no replicas, or not all widths of them."""
+    """Raise Incompatible when replicas are missing, or some of their widths."""
     check_required(build(Settings(PRESET).texts()), artefacts)
     check_replicas("inspect precision", artefacts, *WIDTHS)
 
 
-def assignments(replicas: Replicas, *, draws: int, seed: int) -> list[Assignment]:
-    """Uniform widths, then at the bytes of the prefix split of every average the greedy, the split and `draws` random.
+def assignments(replicas: Replicas, *, draws: int, seed: int) -> list[BitAssignment]:
+    """Return the uniform widths; then, for each average, the greedy assignment, the prefix split and `draws` random
+    ones, all within the bytes of the prefix split.
 
-    An average that is whole is in the first part too, at its own bytes: a split with experts at 1 bit, which have no
-    zero-points, takes a little less.
+    A uniform width has its own bytes. A split of the same average takes a little less if it has experts at 1 bit,
+    which have no zero-points.
     """
     num_keys = replicas.use.size
-    made = [
-        Assignment("uniform", float(bits), f"shadow:bits={bits},slots=no", num_keys * replicas.nbytes[bits])
+    all_assignments = [
+        BitAssignment("uniform", float(bits), f"shadow:bits={bits},slots=no", num_keys * replicas.nbytes[bits])
         for bits in reversed(WIDTHS)
     ]
     for average in AVERAGES:
         nbytes = sum(replicas.nbytes[bits] for bits in prefix_bits(replicas, average).tolist())
-        made += [Assignment(name, average, f"shadow:bits={name},slots=no", nbytes) for name in ("mixed", "prefix")] + [
-            Assignment("random", average, f"shadow:bits=random,slots=no,seed={seed + draw}", nbytes)
-            for draw in range(draws)
-        ]
-    return made
+        for name in ("mixed", "prefix"):
+            all_assignments.append(BitAssignment(name, average, f"shadow:bits={name},slots=no", nbytes))
+        for draw in range(draws):
+            residency = f"shadow:bits=random,slots=no,seed={seed + draw}"
+            all_assignments.append(BitAssignment("random", average, residency, nbytes))
+    return all_assignments
 
 
 class Precision:
@@ -85,10 +88,10 @@ class Precision:
     ) -> None:
         check_sequences(opened.model, sequences)
         self._opened, self._artefacts, self._batch = opened, artefacts, batch
-        self._sequences = sorted(sequences, key=len)  # neighbours of about one length need little padding
+        self._sequences = sorted(sequences, key=len)  # sequences of similar length need little padding
         self._num_scored = sum(len(sequence) - 1 for sequence in sequences)
         with Session(opened, Settings("full")) as session:
-            # In the model's own precision: at 32 bits they would be the largest thing in memory.
+            # Kept in the model's own precision: in float32 they would be the largest object in memory.
             self._full = [logits.clone() for logits, _ in self._read(session)]
         nll = sum(
             F.cross_entropy(logits.float(), _targets(sequence), reduction="sum").item()
@@ -98,11 +101,11 @@ class Precision:
 
     @property
     def perplexity(self) -> float:
-        """Of the full model, over every position but the first of each sequence."""
+        """Perplexity of the full model over every position but the first of each sequence."""
         return math.exp(self._full_nll)
 
-    def price(self, assignment: Assignment) -> Price:
-        """Raises what opening replicas does: BadInput for a damaged file."""
+    def price(self, assignment: BitAssignment) -> PrecisionPrice:
+        """Return the price of an assignment. Raises BadInput for a damaged replica file."""
         nll = kl = 0.0
         num_same = 0
         with Session(self._opened, assignment.settings, artefacts=self._artefacts) as session:
@@ -113,10 +116,10 @@ class Precision:
                 kl += F.kl_div(mine, theirs, log_target=True, reduction="sum").item()
                 num_same += int((mine.argmax(-1) == theirs.argmax(-1)).sum())
         count = self._num_scored
-        return Price(nbytes, math.exp(nll / count - self._full_nll), kl / count, num_same / count)
+        return PrecisionPrice(nbytes, math.exp(nll / count - self._full_nll), kl / count, num_same / count)
 
     def _read(self, session: Session) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Of each sequence of T tokens the logits [T - 1, V] of its next tokens [T - 1]."""
+        """Yield for each sequence of T tokens the logits [T - 1, V] and the targets [T - 1] of its next tokens."""
         for start in range(0, len(self._sequences), self._batch):
             rows = self._sequences[start : start + self._batch]
             ids, mask = padded(rows)

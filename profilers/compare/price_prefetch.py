@@ -1,4 +1,4 @@
-"""How well prefetch policies foresee what comes, and what becomes of what they bring: on a trace, in the simulator."""
+"""Measures prefetch policies on a trace in the simulator: how well they predict, and how much of it is in time."""
 
 from collections import defaultdict
 from collections.abc import Mapping
@@ -18,8 +18,8 @@ from runtime.replay.replay import replay
 
 
 @dataclass(frozen=True, slots=True)
-class Tier:
-    """The fast tier that is prefetched into, and the bytes of link that a step leaves for it."""
+class PrefetchTier:
+    """The fast tier to prefetch into, and the bytes that the link may prefetch in a step."""
 
     num_slots: int
     scope: Scope
@@ -28,12 +28,12 @@ class Tier:
 
 
 @dataclass(frozen=True, slots=True)
-class Foresight:
-    """What one policy foresaw, and what came of it.
+class PrefetchForesight:
+    """The quality of one policy's predictions, and the effect of its prefetches.
 
-    `recall`: share of what decode steps wanted that had been named for them; `precision`: share of what was named for
-    them that they wanted; both whatever the cache held. `in_time`: share of prefetches that were there when they were
-    wanted, `late` of those still under way; the rest was wasted, or is still unused.
+    `recall` is the share of the experts wanted in decode steps that the policy had proposed for them, `precision` the
+    share of the proposed that were wanted; both do not depend on the cache. `in_time` is the share of prefetches that
+    were resident when wanted, `late` of those still loading; the rest was wasted or is still unused.
     """
 
     recall: float
@@ -47,8 +47,8 @@ class Foresight:
     hit_rate: float
 
 
-def foresight(trace: Trace, shape: Shape, prefetch: str, tier: Tier, artefacts: Artefacts) -> Foresight:
-    """Replay the trace by a prefetch policy from an empty cache. Raises BadUsage or Incompatible."""
+def foresight(trace: Trace, shape: Shape, prefetch: str, tier: PrefetchTier, artefacts: Artefacts) -> PrefetchForesight:
+    """Replay the trace with a prefetch policy from an empty cache. Raises BadUsage or Incompatible."""
     texts = {"routing": "standard", "miss": "fetch", "residency": "uniform", "eviction": tier.eviction}
     policies = build(texts | {"prefetch": prefetch})
     watched = _Watched(policies.prefetch)
@@ -61,17 +61,17 @@ def foresight(trace: Trace, shape: Shape, prefetch: str, tier: Tier, artefacts: 
         artefacts=artefacts,
     )
     replay(trace, controller)
-    return _found(watched, controller.counters.totals(), shape)
+    return _result(watched, controller.counters.totals(), shape)
 
 
-def _found(watched: "_Watched", totals: Mapping[str, int], shape: Shape) -> Foresight:
-    brought = max(1, totals["prefetches"])
+def _result(watched: "_Watched", totals: Mapping[str, int], shape: Shape) -> PrefetchForesight:
+    num_prefetches = max(1, totals["prefetches"])
     wasted = totals["wasted_bytes"] / shape.expert_nbytes
-    return Foresight(
+    return PrefetchForesight(
         recall=watched.num_right / max(1, watched.num_wanted),
         precision=watched.num_right / max(1, watched.num_named),
-        in_time=max(0.0, (totals["prefetches"] - wasted - totals["late"]) / brought),
-        late=totals["late"] / brought,
+        in_time=max(0.0, (totals["prefetches"] - wasted - totals["late"]) / num_prefetches),
+        late=totals["late"] / num_prefetches,
         prefetch_bytes=totals["prefetch_bytes"],
         wasted_bytes=totals["wasted_bytes"],
         demand_bytes=totals["demand_bytes"],
@@ -81,11 +81,11 @@ def _found(watched: "_Watched", totals: Mapping[str, int], shape: Shape) -> Fore
 
 
 class _Watched:
-    """A prefetch policy, what it names for each step, and how much of it was wanted there."""
+    """A prefetch policy whose proposals are compared with the experts wanted in the steps that they are for."""
 
     def __init__(self, policy: Prefetch) -> None:
         self._policy = policy
-        self._named: defaultdict[int, set[int]] = defaultdict(set)  # keys, by the step they are for
+        self._named: defaultdict[int, set[int]] = defaultdict(set)  # keys, by the step that they are proposed for
         self.num_named = self.num_right = self.num_wanted = 0
 
     def __getattr__(self, name: str) -> Any:

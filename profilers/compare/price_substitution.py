@@ -1,7 +1,7 @@
-"""Prices substitution: how much worse a model reads held-out text when absent experts are replaced, policy by policy.
+"""Prices substitution: measures how much worse a model reads held-out text when a policy replaces absent experts.
 
-Residents are drawn at random once and stay, every token is a decode step of its own, and what a policy leaves alone is
-computed exactly: so the perplexity ratio is the price of the replacements and of nothing else.
+The resident experts are drawn at random and do not change; every token is a decode step of its own; experts that the
+policy does not replace are computed exactly. The perplexity ratio is therefore the price of the replacements alone.
 """
 
 import math
@@ -23,11 +23,11 @@ from runtime.policies.miss.buddy import Buddy
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """When and how often a token's absent experts may be replaced; those that may not are fetched.
+class SubstitutionLimits:
+    """Limits within which a token's absent experts may be replaced; the others are fetched.
 
-    The fields are those of the buddy policy. Without `percentile` there is no entropy gate; `beta` bounds the share of
-    a token's experts that are absent; `rho` the replacements of a token (None: any number).
+    The fields are those of the buddy policy. Without `percentile` there is no entropy gate. `beta` bounds the share of
+    a token's experts that are absent, `rho` its number of replacements (None: no limit).
     """
 
     name: str
@@ -38,9 +38,9 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Price:
-    """Of one policy under one draw of residents: `absent` and `replaced` shares of all ranks, and the perplexity over
-    that of the full model. A dropped rank counts as replaced."""
+class SubstitutionPrice:
+    """The price of one policy with one draw of residents: the shares of all ranks that were `absent` and `replaced`,
+    and the `ratio` of perplexity to that of the full model. A dropped rank counts as replaced."""
 
     absent: float
     replaced: float
@@ -60,21 +60,21 @@ class Substitution:
 
     @property
     def perplexity(self) -> float:
-        """Of the full model."""
+        """Perplexity of the full model."""
         return math.exp(self._full_nll)
 
-    def price(self, policy: Miss, limits: Limits, residents: np.ndarray) -> Price:
-        """The price of a prepared policy within limits; `residents` [L, E] bool."""
+    def price(self, policy: Miss, limits: SubstitutionLimits, residents: np.ndarray) -> SubstitutionPrice:
+        """Return the price of a prepared policy within limits; `residents` is [L, E] bool."""
         replacing = _Replacing(policy, _gate(limits, self._entropy, self._opened.shape), limits.beta, residents)
         nll = self._nll(replacing.choose)
-        return Price(
+        return SubstitutionPrice(
             replacing.num_absent / replacing.num_ranks,
             replacing.num_replaced / replacing.num_ranks,
             math.exp(nll - self._full_nll),
         )
 
     def _nll(self, choose: Callable[[Routed, np.ndarray], np.ndarray]) -> float:
-        """Mean negative log-likelihood over every position but the first of each sequence."""
+        """Return the mean negative log-likelihood over every position but the first of each sequence."""
         total, count = 0.0, 0
         real = np.ones(0, bool)
         with OneExpertRunner(self._opened, lambda routed: choose(routed, real)) as runner:
@@ -90,7 +90,7 @@ class Substitution:
 
 
 def random_residents(shape: Shape, share: float, seed: int) -> np.ndarray:
-    """[L, E] bool: the same number of experts in every layer, drawn at random."""
+    """Return [L, E] bool: the same number of experts in every layer, drawn at random."""
     count = round(share * shape.num_experts)
     if not 0 < count <= shape.num_experts:
         raise BadUsage(f"a resident share of {share:g} leaves {count} of {shape.num_experts} experts of a layer")
@@ -99,7 +99,7 @@ def random_residents(shape: Shape, share: float, seed: int) -> np.ndarray:
 
 
 class _Replacing:
-    """Lets a policy choose for the tokens and ranks that the limits allow, and counts."""
+    """Applies a policy to the tokens and ranks that the limits allow, and counts absent and replaced ranks."""
 
     def __init__(self, policy: Miss, gate: Buddy, beta: float, residents: np.ndarray) -> None:
         self._policy, self._gate, self._beta = policy, gate, beta
@@ -133,18 +133,18 @@ class _Replacing:
         return np.where(allowed, self._policy.choose(step, residents).selected, step.selected)
 
 
-def _gate(limits: Limits, entropy: np.ndarray, shape: Shape) -> Buddy:
-    """The gates of the buddy policy, whose share of absent experts is that of a token here and judged by itself."""
+def _gate(limits: SubstitutionLimits, entropy: np.ndarray, shape: Shape) -> Buddy:
+    """Return the gates of the buddy policy without `beta`, which `_Replacing` applies to each token."""
     gate = Buddy(percentile=limits.percentile or 0, margin=limits.margin, beta=math.inf, rho=limits.rho)
     if limits.percentile is None:
-        entropy = np.full_like(entropy, -1)  # any token's is above it
+        entropy = np.full_like(entropy, -1)  # below the entropy of any token
     none = np.full((shape.num_layers, shape.num_experts, 1), -1)
     gate.prepare(shape, Artefacts(buddies=none, buddy_q=np.zeros(none.shape), entropy=entropy))
     return gate
 
 
 def buddy_policy(artefacts: Artefacts, shape: Shape) -> Buddy:
-    """The buddy policy without gates of its own: every absent expert goes to the first resident of its list."""
+    """Return the buddy policy without gates: the first resident expert of its list replaces every absent expert."""
     policy = Buddy(beta=math.inf)
     policy.prepare(shape, replace(artefacts, entropy=np.full((shape.num_layers, 101), -1.0)))
     return policy

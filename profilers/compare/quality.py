@@ -1,4 +1,4 @@
-"""How good and how fast a session is on held-out text: teacher-forced decoding, compared with the full model."""
+"""Measures quality and speed of a session on held-out text: teacher-forced decoding, compared with the full model."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -12,11 +12,11 @@ from runtime.session.session import Session
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """What a session made of held-out text: N scored positions over a vocabulary of V.
+class TextReading:
+    """The result of reading held-out text: N scored positions over a vocabulary of V.
 
-    `logits` [N, V] float32 and the tokens `targets` [N] that really came next; `prefill_s`: seconds of each prompt,
-    `decode_s`: of each decoded token, `stall_s` of them waiting for the link.
+    `logits` are [N, V] float32, `targets` [N] the text's next tokens. `prefill_s` are the seconds of each prompt,
+    `decode_s` of each decoded token, of which `stall_s` waited for the link.
     """
 
     logits: torch.Tensor
@@ -33,7 +33,8 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """Against the full model on the same text: perplexity ratio, mean KL divergence in nats, equal first choices."""
+    """Quality against the full model on the same text: perplexity ratio, mean KL divergence in nats, and the share of
+    positions with the same most probable token."""
 
     perplexity_ratio: float
     kl: float
@@ -46,10 +47,10 @@ def read(
     *,
     prefill: int,
     progress: Callable[[int], None] = lambda decoded: None,
-) -> Reading:
+) -> TextReading:
     """Give the session the first `prefill` tokens of each sequence as a prompt, then the rest one by one.
 
-    Each decode step is scored; the prompt is not, so that what is compared is what a user would read.
+    Only decode steps are scored: they correspond to the text that a user would read.
     """
 
     def forward(ids: torch.Tensor, past: object) -> object:
@@ -61,8 +62,8 @@ def read(
         stall_s.append(session.engine.stall_s[-1])
         progress(count)
 
-    found = read_by(forward, sequences, prefill=prefill, device=device, begin=session.new_requests, decoded=decoded)
-    return replace(found, stall_s=tuple(stall_s))
+    reading = read_by(forward, sequences, prefill=prefill, device=device, begin=session.new_requests, decoded=decoded)
+    return replace(reading, stall_s=tuple(stall_s))
 
 
 def read_by(
@@ -73,9 +74,9 @@ def read_by(
     device: torch.device,
     begin: Callable[[int], None] = lambda requests: None,
     decoded: Callable[[int], None] = lambda count: None,
-) -> Reading:
-    """The same with any model: `forward(ids, past)` gives `logits` and `past_key_values`; `begin` is told of every new
-    request, `decoded` of every decoded token. Nothing stalls."""
+) -> TextReading:
+    """Read the text with any model: `forward(ids, past)` returns `logits` and `past_key_values`. `begin` is called for
+    every new request, `decoded` with the number of decoded tokens so far. `stall_s` is zero."""
     logits, prefill_s, decode_s = [], [], []
     for sequence in sequences:
         ids = torch.from_numpy(sequence)[None].to(device)
@@ -88,11 +89,11 @@ def read_by(
             decode_s.append(seconds)
             decoded(len(decode_s))
     targets = torch.from_numpy(np.concatenate([sequence[prefill:] for sequence in sequences]))
-    return Reading(torch.stack(logits), targets, tuple(prefill_s), tuple(decode_s), (0.0,) * len(decode_s))
+    return TextReading(torch.stack(logits), targets, tuple(prefill_s), tuple(decode_s), (0.0,) * len(decode_s))
 
 
-def compare(reading: Reading, full: Reading) -> Quality:
-    """`reading` against the full model's on the same text."""
+def compare(reading: TextReading, full: TextReading) -> Quality:
+    """Compare a reading with that of the full model on the same text."""
     mine, theirs = (F.log_softmax(r.logits, dim=-1) for r in (reading, full))
     return Quality(
         perplexity_ratio=float(np.exp(reading.nll - full.nll)),
@@ -101,9 +102,9 @@ def compare(reading: Reading, full: Reading) -> Quality:
     )
 
 
-def losses_by_text(reading: Reading, full: Reading, *, num_texts: int) -> tuple[np.ndarray, np.ndarray]:
-    """KL divergence and loss of log-likelihood of each text [num_texts], nats per scored token, against the full
-    model's; texts are of one length."""
+def losses_by_text(reading: TextReading, full: TextReading, *, num_texts: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return KL divergence and loss of log-likelihood of each text [num_texts], in nats per scored token, against the
+    full model. Texts have equal length."""
     mine, theirs = (F.log_softmax(r.logits, dim=-1) for r in (reading, full))
     kl = F.kl_div(mine, theirs, log_target=True, reduction="none").sum(-1)
     lost = (theirs - mine).gather(1, full.targets[:, None])

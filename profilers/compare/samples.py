@@ -1,4 +1,4 @@
-"""Samples of a bench under way: kept beside the store line by line, and taken up by the same command."""
+"""Keeps the samples of a bench under way beside the store, line by line, so that the same command continues it."""
 
 import json
 import os
@@ -6,27 +6,30 @@ from dataclasses import asdict
 from pathlib import Path
 
 from artifacts.errors import BadInput
-from profilers.compare.bench import Sample, Setting
+from profilers.compare.bench import BenchSample, BenchSetting
 
-Key = tuple[int, Setting]  # round and setting
+Key = tuple[int, BenchSetting]  # round and setting
 
 
 class KeptSamples:
-    """The file of one bench, which `digest` names: all that decides its numbers went into it."""
+    """The file of one bench; its name has the `digest` of everything that its numbers depend on."""
 
     def __init__(self, store_path: Path, digest: str) -> None:
         self.path = store_path.with_name(f"{store_path.name}.bench-{digest}.jsonl")
 
-    def load(self) -> tuple[dict[Key, Sample], dict[str, dict[str, str]]]:
-        """The samples so far, and the paces by link that they were measured at. Raises BadInput for a damaged file."""
-        samples, paces = {}, {}
-        for line in self._lines():
-            setting = Setting(**line["setting"])
-            samples[line["round"], setting] = _sample(line["sample"])
-            paces.setdefault(setting.link, {}).update(line["pace"])
-        return samples, paces
+    def load(self) -> tuple[dict[Key, BenchSample], dict[str, dict[str, str]]]:
+        """Return the samples so far, and the options by link that they were measured with.
 
-    def add(self, turn: int, setting: Setting, sample: Sample, *, pace: dict[str, str]) -> None:
+        Raises BadInput for a damaged file.
+        """
+        samples, options = {}, {}
+        for line in self._lines():
+            setting = BenchSetting(**line["setting"])
+            samples[line["round"], setting] = _sample(line["sample"])
+            options.setdefault(setting.link, {}).update(line["pace"])
+        return samples, options
+
+    def add(self, turn: int, setting: BenchSetting, sample: BenchSample, *, pace: dict[str, str]) -> None:
         line = {"round": turn, "setting": asdict(setting), "sample": asdict(sample), "pace": pace}
         with self.path.open("a", encoding="utf-8") as file:
             file.write(f"{json.dumps(line)}\n")
@@ -35,11 +38,11 @@ class KeptSamples:
         self.path.unlink(missing_ok=True)
 
     def _lines(self) -> list[dict]:
-        """Those written whole: the last one may have been cut off."""
+        """Return the complete lines; the last one may have been cut off."""
         if not self.path.is_file():
             return []
         *whole, rest = self.path.read_bytes().split(b"\n")
-        if rest:  # cut and not written anew: that is done in a moment, and needs no room
+        if rest:  # truncated, because rewriting the file would take time and space
             os.truncate(self.path, self.path.stat().st_size - len(rest))
         try:
             return [json.loads(line) for line in whole]
@@ -47,5 +50,5 @@ class KeptSamples:
             raise BadInput(f"{self.path} is damaged ({error}): remove it, and the bench begins anew") from error
 
 
-def _sample(fields: dict) -> Sample:
-    return Sample(**{name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()})
+def _sample(fields: dict) -> BenchSample:
+    return BenchSample(**{name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()})

@@ -1,6 +1,7 @@
-"""Task files that users give: read before lm-evaluation-harness does, which would run the code that they name.
+"""Checks users' task files before lm-evaluation-harness reads them, because it would run the code that they name.
 
-It imports what `!function` says, loads a metric that it does not know as a script, and lets templates reach Python.
+The harness imports functions named by `!function`, loads unknown metrics as scripts, and gives templates access to
+Python.
 """
 
 from collections.abc import Iterator, Mapping
@@ -10,12 +11,12 @@ import yaml
 
 from artifacts.errors import BadInput, first_line
 
-_MOST_NODES = 100_000  # with what anchors stand for
+_MOST_NODES = 100_000  # with anchors unfolded
 _STANDARD = "tag:yaml.org,2002:"
 
 
 def check_task_file(path: Path, *, seen: frozenset[Path] = frozenset()) -> None:
-    """Raise BadInput for a file, or one that it includes, that is no YAML, names code, or unfolds without end."""
+    """Raise BadInput for a file that is not YAML, names code or unfolds without end, or that includes such a file."""
     if path in seen:
         raise BadInput(f"the task file {path} includes itself: leave that out")
     try:
@@ -34,7 +35,7 @@ def check_task_file(path: Path, *, seen: frozenset[Path] = frozenset()) -> None:
 
 
 def keep_templates_in() -> None:
-    """From now on the harness's templates see what they are given, and nothing of Python."""
+    """Make the harness render templates in a sandbox without access to Python."""
     from jinja2.sandbox import ImmutableSandboxedEnvironment
     from lm_eval import utils
 
@@ -45,7 +46,7 @@ def keep_templates_in() -> None:
 
 
 def _check_nodes(root: yaml.Node | None, path: Path) -> None:
-    """Standard tags only, and not too much behind its anchors."""
+    """Raise BadInput for tags other than the standard ones, and for too many entries behind anchors."""
     sizes: dict[int, int] = {}
     if root is not None and _size(root, sizes, path) > _MOST_NODES:
         raise BadInput(f"the task file {path} unfolds to more than {_MOST_NODES:,} entries: write it out")
@@ -56,7 +57,7 @@ def _size(node: yaml.Node, sizes: dict[int, int], path: Path) -> int:
         return sizes[id(node)]
     if not node.tag.startswith(_STANDARD) or "python" in node.tag:
         raise BadInput(f"the task file {path} names code ({node.tag}), which moectl does not run: use templates")
-    sizes[id(node)] = _MOST_NODES  # one that holds itself has no end
+    sizes[id(node)] = _MOST_NODES  # a node that contains itself would have no end
     parts = node.value if isinstance(node, yaml.CollectionNode) else []
     flat = [part for pair in parts for part in pair] if isinstance(node, yaml.MappingNode) else parts
     sizes[id(node)] = 1 + sum(_size(part, sizes, path) for part in flat)

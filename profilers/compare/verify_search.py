@@ -1,4 +1,4 @@
-"""Checks by live runs what a search predicts: quality on held-out text, and times beside each other, round by round."""
+"""Verifies the predictions of a search by live runs: quality on held-out text, and times in interleaved rounds."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -6,9 +6,18 @@ from math import log
 from statistics import fmean, median
 
 from artifacts.errors import Problem
-from profilers.compare.bench import Bench, Measured, Paces, Sample, Setting, Text, schedule, summary
-from profilers.compare.quality import Quality as Compared
-from profilers.hardware.live_costs import Pace
+from profilers.compare.bench import (
+    Bench,
+    BenchResult,
+    BenchSample,
+    BenchSetting,
+    BenchText,
+    LinkEmulations,
+    schedule,
+    summary,
+)
+from profilers.compare.quality import Quality
+from profilers.hardware.live_costs import LiveCosts
 from runtime.model.open import MoeModel
 from runtime.policies.base import Artefacts
 from runtime.policies.presets import Preset, presets
@@ -16,21 +25,21 @@ from runtime.search.results import Tried
 from runtime.search.space import Combination
 
 FULL = "full"
-_LINK = "tuned"  # a name of the emulation that all share
-_SAME_TIME = 1.01  # predictions this close are equal, and the smaller loss goes first
+_LINK = "tuned"  # the name of the one emulated link
+_SAME_TIME = 1.01  # predicted times within this factor are equal, and the smaller loss is tried first
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
-    """One setting measured beside others: over all rounds, and its time over that of `full` in the same round."""
+class MeasuredBeside:
+    """One setting measured in the same rounds as others: its result, and its time over that of `full` per round."""
 
-    measured: Measured
+    measured: BenchResult
     to_full: float
 
 
 @dataclass(frozen=True, slots=True)
-class Quality:
-    """Of one candidate on the held-out text. `stall_ms` of a whole reading."""
+class CandidateQuality:
+    """The quality of one candidate on the held-out text, and the stall of reading all of it."""
 
     loss: float
     kl: float
@@ -38,50 +47,50 @@ class Quality:
     stall_ms: float
 
     @classmethod
-    def of(cls, sample: Sample) -> "Quality":
+    def of(cls, sample: BenchSample) -> "CandidateQuality":
         return cls(sample.perplexity_ratio - 1, sample.kl, sample.top1_agreement, sample.exposed_ms)
 
 
 class Verifier:
-    """Runs combinations of policies at one budget as a session would, on `text`; times on its first `timed`
+    """Runs combinations of policies in sessions of one budget: quality on `text`, times on its first `timed`
     sequences."""
 
     def __init__(
-        self, opened: MoeModel, artefacts: Artefacts, text: Text, pace: Pace, *, budget: str, timed: int = 2
+        self, opened: MoeModel, artefacts: Artefacts, text: BenchText, pace: LiveCosts, *, budget: str, timed: int = 2
     ) -> None:
-        self._known: dict[str, Preset] = {}
+        self._presets: dict[str, Preset] = {}
         self._budget = budget
-        paces = Paces(opened, {_LINK: dict(pace.settings)})
-        brief = Text(text.sequences[:timed], text.prefill)
-        self._whole, self._brief = (Bench(opened, artefacts, one, paces, self._known) for one in (text, brief))
-        self._qualities: dict[Combination, Quality] = {}
+        emulations = LinkEmulations(opened, {_LINK: dict(pace.settings)})
+        brief = BenchText(text.sequences[:timed], text.prefill)
+        self._whole, self._brief = (Bench(opened, artefacts, part, emulations, self._presets) for part in (text, brief))
+        self._qualities: dict[Combination, CandidateQuality] = {}
         for bench in (self._whole, self._brief):
             bench.read_full()
 
-    def quality(self, combination: Combination, *, briefly: bool = False) -> Quality:
-        """Raises a Problem for what cannot run. `briefly`: on the few sequences on which times are taken."""
+    def quality(self, combination: Combination, *, briefly: bool = False) -> CandidateQuality:
+        """Return a combination's quality, `briefly` on the timed sequences only. Raises a Problem if it cannot run."""
         if briefly:
-            return Quality.of(self._brief.measure(self._setting(combination)))
+            return CandidateQuality.of(self._brief.measure(self._setting(combination)))
         if combination not in self._qualities:
-            self._qualities[combination] = Quality.of(self._whole.measure(self._setting(combination)))
+            self._qualities[combination] = CandidateQuality.of(self._whole.measure(self._setting(combination)))
         return self._qualities[combination]
 
-    def loss_of_base(self, checkpoint: MoeModel) -> Compared:
-        """Of the base itself against the checkpoint, on all of the text."""
+    def loss_of_base(self, checkpoint: MoeModel) -> Quality:
+        """Return the quality of the base against the checkpoint on all of the text."""
         return self._whole.loss_of_base(checkpoint)
 
-    def measured(self) -> dict[Combination, Quality]:
-        """The qualities that were measured on all of the text."""
+    def measured(self) -> dict[Combination, CandidateQuality]:
+        """Return the qualities measured so far on all of the text."""
         return dict(self._qualities)
 
     def beside(
         self, named: Mapping[str, Combination | str], *, rounds: int, seed: int, progress: Callable[[int, int], None]
-    ) -> dict[str, Beside]:
-        """Combinations, and presets by name, each once a round in an order drawn anew; with `full`. What cannot run is
-        left out."""
-        settings = {name: self._setting(one) for name, one in {FULL: FULL, **named}.items()}
+    ) -> dict[str, MeasuredBeside]:
+        """Measure combinations, presets by name, and `full`, each once per round in a random order. Those that
+        cannot run are left out."""
+        settings = {name: self._setting(candidate) for name, candidate in {FULL: FULL, **named}.items()}
         distinct = list(dict.fromkeys(settings.values()))
-        samples: dict[Setting, dict[int, Sample]] = {one: {} for one in distinct}
+        samples: dict[BenchSetting, dict[int, BenchSample]] = {setting: {} for setting in distinct}
         order = schedule(distinct, rounds=rounds, seed=seed)
         for number, (turn, setting) in enumerate(order):
             progress(number, len(order))
@@ -89,59 +98,65 @@ class Verifier:
                 samples[setting][turn] = self._brief.measure(setting)
             except Problem:
                 samples.pop(setting, None)
-                order = [one for one in order if one[1] != setting]
+                order = [planned for planned in order if planned[1] != setting]
         full = samples[settings[FULL]]
         return {
-            name: Beside(summary(list(own.values())), _to_full(own, full))
+            name: MeasuredBeside(summary(list(by_round.values())), _to_full(by_round, full))
             for name, setting in settings.items()
-            if (own := samples.get(setting))
+            if (by_round := samples.get(setting))
         }
 
-    def _setting(self, one: Combination | str) -> Setting:
-        if isinstance(one, str):
-            return Setting(one, presets()[one].budget or self._budget, _LINK)
-        name = "+".join(one)
-        self._known.setdefault(name, Preset(name, "a candidate", "moectl tune", **one.policies, scope=one.scope))
-        return Setting(name, self._budget, _LINK)
+    def _setting(self, candidate: Combination | str) -> BenchSetting:
+        if isinstance(candidate, str):
+            return BenchSetting(candidate, presets()[candidate].budget or self._budget, _LINK)
+        name = "+".join(candidate)
+        preset = Preset(name, "a candidate", "moectl tune", **candidate.policies, scope=candidate.scope)
+        self._presets.setdefault(name, preset)
+        return BenchSetting(name, self._budget, _LINK)
 
 
-def _to_full(own: Mapping[int, Sample], full: Mapping[int, Sample]) -> float:
-    return median(fmean(own[turn].tpot_ms) / fmean(full[turn].tpot_ms) for turn in own if turn in full)
+def _to_full(samples: Mapping[int, BenchSample], full: Mapping[int, BenchSample]) -> float:
+    """Return the median over rounds of a setting's time over that of `full`."""
+    return median(fmean(samples[turn].tpot_ms) / fmean(full[turn].tpot_ms) for turn in samples if turn in full)
 
 
 def first_within(
     verifier: Verifier, candidates: Sequence[Tried], max_loss: float, *, most: int
-) -> tuple[Tried | None, dict[Combination, Quality]]:
-    """The first of the candidates, by predicted time, that a live run finds to lose no more than `max_loss`; at most
-    `most` are tried. One that loses more than was predicted corrects the predictions of its kind."""
-    found: dict[Combination, Quality] = {}
+) -> tuple[Tried | None, dict[Combination, CandidateQuality]]:
+    """Return the first candidate by predicted time whose loss in a live run is at most `max_loss`, and all qualities
+    measured. At most `most` are tried. A loss above its prediction corrects the predictions of the same kind."""
+    qualities: dict[Combination, CandidateQuality] = {}
     factor = dict.fromkeys((False, True), 1.0)
-    waiting = sorted((one for one in candidates if one.loss is not None), key=_by_time)
-    while waiting and len(found) < most:
-        hopeful = [one for one in waiting if one.loss * factor[_replaces(one)] <= max_loss]
-        tried = hopeful[0] if hopeful else min(waiting, key=lambda one: one.loss * factor[_replaces(one)])
+    waiting = sorted((candidate for candidate in candidates if candidate.loss is not None), key=_by_time)
+
+    def expected_loss(candidate: Tried) -> float:
+        return candidate.loss * factor[_replaces(candidate)]
+
+    while waiting and len(qualities) < most:
+        hopeful = [candidate for candidate in waiting if expected_loss(candidate) <= max_loss]
+        tried = hopeful[0] if hopeful else min(waiting, key=expected_loss)
         waiting.remove(tried)
         try:
-            quality = found[tried.combination] = verifier.quality(tried.combination)
+            quality = qualities[tried.combination] = verifier.quality(tried.combination)
         except Problem:
             continue
         if quality.loss <= max_loss:
-            return tried, found
+            return tried, qualities
         kind = _replaces(tried)
         factor[kind] = max(factor[kind], quality.loss / max(tried.loss, 1e-9))
-    return None, found
+    return None, qualities
 
 
-def _replaces(one: Tried) -> bool:
-    return one.damage[1] > one.damage[0]
+def _replaces(candidate: Tried) -> bool:
+    return candidate.damage[1] > candidate.damage[0]
 
 
-def _by_time(one: Tried) -> tuple[int, float]:
-    """Equal times count as one: the smaller loss goes first."""
-    return round(log(one.ms) / log(_SAME_TIME)), one.loss or 0.0
+def _by_time(candidate: Tried) -> tuple[int, float]:
+    """Sort by predicted time, rounded to `_SAME_TIME`, then by loss."""
+    return round(log(candidate.ms) / log(_SAME_TIME)), candidate.loss or 0.0
 
 
-def fastest(found: Mapping[str, Beside], names: Iterable[str]) -> str | None:
-    """Of those that ran, by its time over that of `full`."""
-    ran = [name for name in names if name in found]
-    return min(ran, key=lambda name: found[name].to_full, default=None)
+def fastest(measured: Mapping[str, MeasuredBeside], names: Iterable[str]) -> str | None:
+    """Return the name of least time over that of `full`, among those that ran."""
+    ran = [name for name in names if name in measured]
+    return min(ran, key=lambda name: measured[name].to_full, default=None)

@@ -1,1 +1,1 @@
-"""Times what a model costs on this machine: the parts of a pass, loads, policies."""
+"""Measures what a model costs on this machine: the parts of a pass, loads, policies."""

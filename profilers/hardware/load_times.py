@@ -1,4 +1,4 @@
-"""Measures loading one expert over every link that a machine has, and from a disk that nothing was kept of."""
+"""Measures loading one expert over every link of a machine, and from a disk without cached pages."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -21,14 +21,14 @@ from runtime.session.probe import seconds_of
 from runtime.tiers.slow import SlowTier
 
 LENGTHS = (16, 64, 256)
-_FEW, _MANY_NBYTES = 8, 64 << 20  # experts that take turns, and bytes that no cache holds
-_PARTS = 4  # of an expert, one of which is brought to see what bytes take
+_FEW, _MANY_NBYTES = 8, 64 << 20  # experts that take turns; bytes that no processor cache holds
+_PARTS = 4  # of an expert; loading one of them shows how seconds depend on bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Effort:
-    """Tokens of the prompts to try, and how often everything is measured, after a third as often to warm up; tokens on
-    which policies' own work is measured, 0 to leave it out."""
+class TimingEffort:
+    """How much to measure: the lengths of prompts in tokens, the turns of every measurement, which a third as many
+    warm up, and the tokens on which policies' own work is measured (0: not at all)."""
 
     lengths: tuple[int, ...] = LENGTHS
     turns: int = 30
@@ -39,11 +39,12 @@ class Effort:
         return self.turns // 3
 
 
-THOROUGH, QUICK = Effort(deciding=6), Effort(lengths=(16,), turns=20)
+THOROUGH, QUICK = TimingEffort(deciding=6), TimingEffort(lengths=(16,), turns=20)
 
 
-def loads(opened: MoeModel, folder: Path, of_run: str, effort: Effort) -> Iterator[Load]:
-    """The disk as the operating system has it and, where it can be told to forget, cold; RAM; the rate emulated."""
+def loads(opened: MoeModel, folder: Path, of_run: str, effort: TimingEffort) -> Iterator[Load]:
+    """Yield loads from the disk with the operating system's cache and, where the cache can be dropped, without; from
+    RAM; and over the emulated link of a run."""
     device, shape, nbytes = opened.model.device, opened.shape, opened.store.layout.nbytes
     slots = torch.empty(num_few(nbytes, shape.num_keys), nbytes, dtype=torch.uint8, device=device)
     pin = device.type == "cuda"
@@ -78,7 +79,7 @@ def loads(opened: MoeModel, folder: Path, of_run: str, effort: Effort) -> Iterat
 
 
 class _Held:
-    """A source of a few experts that are held in RAM, page-locked if `pin`."""
+    """A source of a few experts in RAM, page-locked if `pin`."""
 
     def __init__(self, opened: MoeModel, *, pin: bool) -> None:
         nbytes = opened.store.layout.nbytes
@@ -88,10 +89,10 @@ class _Held:
         self._num_experts = opened.shape.num_experts
 
     def part(self) -> "_Held":
-        """The same source of the first bytes of each."""
-        found = copy(self)
-        found.experts = [buffer[: _part(len(buffer))] for buffer in self.experts]
-        return found
+        """Return a source of the first bytes of each expert."""
+        source = copy(self)
+        source.experts = [buffer[: _part(len(buffer))] for buffer in self.experts]
+        return source
 
     def view(self, layer: int, expert: int, *, bits: int) -> torch.Tensor:
         return self.experts[layer * self._num_experts + expert]
@@ -105,8 +106,7 @@ class _Held:
 
 
 def num_few(nbytes: int, num_keys: int) -> int:
-    """So many of the experts, each of so many bytes, that one is read from memory when it comes again: fewer would stay
-    in a cache."""
+    """Return how many experts of `nbytes` must take turns so that none stays in a processor cache."""
     return min(max(_FEW, _MANY_NBYTES // nbytes), num_keys)
 
 
@@ -115,23 +115,25 @@ def _part(nbytes: int) -> int:
 
 
 def _disk_link(opened: MoeModel, source: CachedSource | None = None) -> Link:
-    """From the checkpoint, or from another source by the same way."""
+    """Return the link that reads the checkpoint, or another source in the same way."""
     device, nbytes, source = opened.model.device, opened.store.layout.nbytes, source or SlowTier.plain(opened.store)
     if device.type == "cuda":
         return CudaLink(source, opened.shape, device=device, slot_nbytes=nbytes, is_pinned=False)
     return DiskLink(source, opened.shape, kept=source)
 
 
-def _latency(link_from: Callable[[ExpertSource], Link], held: _Held, slots: torch.Tensor, effort: Effort) -> Spread:
-    """Seconds of a load that its bytes do not explain: whole experts and parts of them are brought in turns."""
+def _latency(
+    link_from: Callable[[ExpertSource], Link], held: _Held, slots: torch.Tensor, effort: TimingEffort
+) -> Spread:
+    """Measure the seconds of a load that do not depend on its bytes: loads of whole experts alternate with parts."""
     part = slots[:, : _part(slots.shape[1])]
-    share, once, found = part.shape[1] / slots.shape[1], Effort(turns=1), []
+    share, once, latencies = part.shape[1] / slots.shape[1], TimingEffort(turns=1), []
     with _closing(link_from(held)) as whole_link, _closing(link_from(held.part())) as part_link:
         for turn in range(effort.warm_up + effort.turns):
             [whole_s] = _bring(whole_link, slots, once, first=turn)
             [part_s] = _bring(part_link, part, once, first=turn)
-            found.append((part_s - share * whole_s) / (1 - share))
-    return Spread.of(found[effort.warm_up :])
+            latencies.append((part_s - share * whole_s) / (1 - share))
+    return Spread.of(latencies[effort.warm_up :])
 
 
 @contextmanager
@@ -143,8 +145,8 @@ def _closing(link: Link) -> Iterator[Link]:
         link.close()
 
 
-def _bring(link: Link, slots: torch.Tensor, effort: Effort, *, first: int = 0) -> list[float]:
-    """Seconds of each turn's expert, from asking for it to having it."""
+def _bring(link: Link, slots: torch.Tensor, effort: TimingEffort, *, first: int = 0) -> list[float]:
+    """Return the seconds of each turn's load, from the request to its end."""
 
     def bring(turn: int) -> None:
         key = (first + turn) % len(slots)
@@ -153,16 +155,16 @@ def _bring(link: Link, slots: torch.Tensor, effort: Effort, *, first: int = 0) -
     return seconds_of(bring, slots.device, warm_up=effort.warm_up, turns=effort.turns)
 
 
-def _bring_cold(link: Link, slots: torch.Tensor, folder: Path, effort: Effort) -> list[float]:
-    """The same with the files dropped from memory before every turn; nothing where that has no effect."""
-    seconds, once, before = [], Effort(turns=1), _bytes_read()
+def _bring_cold(link: Link, slots: torch.Tensor, folder: Path, effort: TimingEffort) -> list[float]:
+    """Return the same with the files dropped from the page cache before every turn; empty where that has no effect."""
+    seconds, once, before = [], TimingEffort(turns=1), _bytes_read()
     if before is None or not hasattr(os, "posix_fadvise"):
         return []
     for turn in range(effort.turns):
         _forget(folder)
         seconds += _bring(link, slots, once, first=turn)
-    came = _bytes_read() - before
-    return seconds if came >= effort.turns * slots[0].nbytes / 2 else []
+    num_read = _bytes_read() - before
+    return seconds if num_read >= effort.turns * slots[0].nbytes / 2 else []
 
 
 def _forget(folder: Path) -> None:
@@ -175,7 +177,7 @@ def _forget(folder: Path) -> None:
 
 
 def _bytes_read() -> int | None:
-    """That this process had from storage; None where nobody counts them."""
+    """Return the bytes that this process has read from storage; None where the system does not count them."""
     try:
         lines = Path("/proc/self/io").read_text().splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""What policies take themselves: seconds that a step of one token spends on seeing and deciding, policy by policy."""
+"""Measures the overhead of policies: the seconds that a step of one token spends on observing and deciding."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,27 +26,28 @@ _SEARCHED = {"prefetch": space.PREFETCH, "eviction": space.EVICTION}
 def deciding(
     opened: MoeModel, link: str, *, tokens: int, experts: str = EXACT, artefacts: Artefacts | None = None
 ) -> dict[str, float]:
-    """Seconds a layer that each policy of prefetching and eviction takes beyond the plain one, by axis and text, where
-    a token's experts are there: by its name, and as a search may try it. Those that cannot run are left out. And
-    `EACH_LOAD`: what deciding on one that is not there adds. A few `tokens` are decoded, each twice."""
+    """Return the seconds per layer that each prefetch and eviction policy takes beyond the plain one, by axis and text,
+    when all experts of a token are resident. Policies have their default parameters and those that a search tries; a
+    policy that cannot run is left out. `EACH_LOAD` is the time that deciding on a miss adds. `tokens` tokens are
+    decoded, each twice."""
     if resolve_link(opened, link=link, near=None, scaled_to=None).kind == "emulated":
-        opened = replace(opened, store=RamStore(opened.store))  # once, not for every session
+        opened = replace(opened, store=RamStore(opened.store))  # one copy for all sessions
     settings = Settings(budget=f"{opened.shape.num_layers * places_a_layer(opened)}x", link=link, experts=experts)
     settings = replace(settings, window=f"{opened.shape.top_k * opened.shape.expert_nbytes}B")
     plain_s, load_s = _step_seconds(opened, settings, artefacts, tokens)
-    found = {EACH_LOAD: load_s}
+    seconds = {EACH_LOAD: load_s}
     for axis, plain in _PLAIN.items():
         for text in dict.fromkeys(text for text in (*POLICIES[axis], *_SEARCHED[axis]) if text != plain):
             try:
-                own_s, _ = _step_seconds(opened, replace(settings, policies={axis: text}), artefacts, tokens)
+                policy_s, _ = _step_seconds(opened, replace(settings, policies={axis: text}), artefacts, tokens)
             except Problem:
                 continue
-            found[f"{axis} {describe(parse(axis, text))}"] = max(0.0, own_s - plain_s)
-    return found
+            seconds[f"{axis} {describe(parse(axis, text))}"] = max(0.0, policy_s - plain_s)
+    return seconds
 
 
 def places_a_layer(opened: MoeModel) -> int:
-    """Slots of a layer in which a token finds some of its experts and not others."""
+    """Return slots per layer with which a token finds some of its experts resident and misses others."""
     top_k = opened.shape.top_k
     return 2 * top_k if opened.shape.num_experts >= 4 * top_k else top_k
 
@@ -54,20 +55,20 @@ def places_a_layer(opened: MoeModel) -> int:
 def _step_seconds(
     opened: MoeModel, settings: Settings, artefacts: Artefacts | None, tokens: int
 ) -> tuple[float, float]:
-    """Median over the layers of tokens that come a second time; and of what each miss added to the first."""
-    random, there, added = np.random.default_rng(0), [], []
+    """Return the median over layers when a token is decoded again, and what each miss adds at first."""
+    random, resident_s, added = np.random.default_rng(0), [], []
     with Session(opened, settings, artefacts=artefacts) as session, torch.inference_mode():
         for _ in range(tokens):
             token = torch.from_numpy(random.integers(0, opened.config.vocab_size, (1, 1)))
             first, second = (_timed(session, token) for _ in range(2))
-            there += second
-            misses = sum(layer["misses"] for layer in session.controller.counters.by_layer(first_pass=-2))
-            added += [(sum(first) - sum(second)) / misses] if misses else []
-    return median(there), max(0.0, median(added)) if added else 0.0
+            resident_s += second
+            num_misses = sum(layer["misses"] for layer in session.controller.counters.by_layer(first_pass=-2))
+            added += [(sum(first) - sum(second)) / num_misses] if num_misses else []
+    return median(resident_s), max(0.0, median(added)) if added else 0.0
 
 
 def _timed(session: Session, token: torch.Tensor) -> list[float]:
-    """Seconds in which each layer is seen and decided and its loads are asked for."""
+    """Return each layer's seconds for observing the router, deciding and issuing the loads."""
     owners = (session.watcher, "step"), (session.controller, "step"), (session.parts.tiers.link, "issue")
     seconds: list[float] = []
     for owner, name in owners:
@@ -81,7 +82,7 @@ def _timed(session: Session, token: torch.Tensor) -> list[float]:
 
 
 def _timing(work: Callable[..., object], seconds: list[float], *, begins: bool) -> Callable[..., object]:
-    """Its time is added to the last of `seconds`, or begins another."""
+    """Wrap `work` so that its time is added to the last of `seconds`, or to a new one if it `begins` a layer."""
 
     def timed(*arguments: object, **options: object) -> object:
         begin_s = perf_counter()

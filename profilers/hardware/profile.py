@@ -1,6 +1,6 @@
-"""Measures a machine with a model: parts of a pass by number of tokens, loads by link, experts near their memory.
+"""Measures a machine with a model: parts of a pass by number of tokens, loads by link, experts in the near tier.
 
-Everything is measured by what runs it: the model's own layers, the engine, the links, the near tier's arithmetic.
+The code of a run is measured: the model's own layers, the engine, the links, the near tier's arithmetic.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -13,9 +13,9 @@ import torch
 from artifacts.hardware.profile import Compute, HardwareProfile, NearCompute, Spread
 from artifacts.quantisation.replicas import Replicas
 from artifacts.shape import FULL_BITS
-from profilers.hardware.load_times import THOROUGH, Effort, loads, num_few
+from profilers.hardware.load_times import THOROUGH, TimingEffort, loads, num_few
 from profilers.hardware.policy_overhead import deciding, places_a_layer
-from profilers.hardware.this_machine import Here
+from profilers.hardware.this_machine import LocalMachine
 from runtime.engine.engine import NAME
 from runtime.kernels.low_bit import make_ready
 from runtime.model.arithmetic import accumulate, assign, expert_forward, gather, weigh
@@ -28,7 +28,7 @@ from runtime.session.session import Session, Settings
 from runtime.session.settings import EXACT
 from runtime.tiers.replicas import ReplicaStore, open_replicas
 
-_CONTEXT = 64  # tokens that a decoded token looks back on, at least
+_CONTEXT = 64  # tokens before a decoded token
 _NEAR_TOKENS = (1, 16)
 _CPU = torch.device("cpu")
 
@@ -39,27 +39,25 @@ def measure(
     *,
     link: str = "auto",
     replicas: Replicas | None = None,
-    effort: Effort = THOROUGH,
+    effort: TimingEffort = THOROUGH,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> HardwareProfile:
-    """All of it. `folder`: where the checkpoint lies; `link` as for a run, a rate is emulated; `replicas`: widths to
-    compute near. Raises BadUsage for a link that is not understood."""
+    """Measure the whole profile. `folder` holds the checkpoint; `link` is that of a run, and a rate is emulated;
+    `replicas` give the widths to compute in the near tier. Raises BadUsage for a link that is not understood."""
     of_run = link_name(opened, link)
-    before = Here.look(opened.model.device)
+    before = LocalMachine.look(opened.model.device)
     limit = getattr(opened.config, "max_position_embeddings", None) or max(effort.lengths)
     lengths = [1, *sorted({length for length in effort.lengths if 1 < length <= limit})]
     widths = [FULL_BITS, *(replicas.widths if replicas else ())]
     total, done = len(lengths) + 1 + len(widths), 0
     compute, near = [], []
-    of_decode, beside = decode_experts(opened, link, effort)
+    of_decode, of_misses = decode_experts(opened, link, effort)
     for length in lengths:
         moe = of_decode if length == 1 else _prompt_experts(opened, length, effort)
         compute.append(_compute(opened, length, moe, effort))
         progress(done := done + 1, total)
-    brought = (
-        replace(load, **beside) if load.link == of_run else load for load in loads(opened, folder, of_run, effort)
-    )
-    measured = tuple(brought)
+    of_links = loads(opened, folder, of_run, effort)
+    measured = tuple(replace(load, **of_misses) if load.link == of_run else load for load in of_links)
     progress(done := done + 1, total)
     for bits in widths:
         near += _near(opened, bits, replicas, effort)
@@ -73,7 +71,7 @@ def measure(
 # Computing
 
 
-def _compute(opened: MoeModel, num_tokens: int, moe: Spread, effort: Effort) -> Compute:
+def _compute(opened: MoeModel, num_tokens: int, moe: Spread, effort: TimingEffort) -> Compute:
     return Compute(
         num_tokens,
         attention=layer_seconds(opened, num_tokens, effort),
@@ -83,9 +81,9 @@ def _compute(opened: MoeModel, num_tokens: int, moe: Spread, effort: Effort) -> 
     )
 
 
-def layer_seconds(opened: MoeModel, num_tokens: int, effort: Effort, *, after: str = "eager") -> Spread:
-    """A layer without its experts: the model's body by its layers. A single token follows on others. `after` says how
-    experts are implemented then."""
+def layer_seconds(opened: MoeModel, num_tokens: int, effort: TimingEffort, *, after: str = "eager") -> Spread:
+    """Measure a layer without its experts: the time of the model's body over its layers. A single token is decoded
+    after a context. `after` is the experts implementation to restore."""
     body, device = opened.model.base_model, opened.model.device
     ids = torch.zeros(1, num_tokens, dtype=torch.int64, device=device)
     with without_experts(opened, after=after), torch.inference_mode():
@@ -94,22 +92,22 @@ def layer_seconds(opened: MoeModel, num_tokens: int, effort: Effort, *, after: s
             past = body(input_ids=ids.expand(1, _context(opened, effort)), use_cache=True).past_key_values
             context = {"past_key_values": past, "use_cache": True}
         seconds = _seconds(opened, lambda _: body(input_ids=ids, **context), effort)
-    return Spread.of([one / opened.shape.num_layers for one in seconds])
+    return Spread.of([pass_s / opened.shape.num_layers for pass_s in seconds])
 
 
-def _context(opened: MoeModel, effort: Effort) -> int:
-    """So many that those which are measured still have a position."""
+def _context(opened: MoeModel, effort: TimingEffort) -> int:
+    """Return the tokens of the context: as many as leave positions for the measured tokens."""
     limit = getattr(opened.config, "max_position_embeddings", None) or 1 << 20
     return max(1, min(_CONTEXT, limit - effort.turns - effort.warm_up))
 
 
-def head_seconds(opened: MoeModel, num_tokens: int, effort: Effort) -> Spread:
+def head_seconds(opened: MoeModel, num_tokens: int, effort: TimingEffort) -> Spread:
     head = opened.model.get_output_embeddings()
     hidden = _hidden(opened, num_tokens)[None].to(head.weight.dtype)
     return Spread.of(_seconds(opened, lambda _: head(hidden), effort))
 
 
-def expert_spread(opened: MoeModel, num_tokens: int, effort: Effort) -> Spread:
+def expert_spread(opened: MoeModel, num_tokens: int, effort: TimingEffort) -> Spread:
     module, views, x = opened.layers[0].experts, _few(opened), _hidden(opened, num_tokens)
     project = opened.store.layout.project
 
@@ -120,49 +118,49 @@ def expert_spread(opened: MoeModel, num_tokens: int, effort: Effort) -> Spread:
 
 
 def decode_experts(
-    opened: MoeModel, link: str, effort: Effort, *, experts: str = EXACT
+    opened: MoeModel, link: str, effort: TimingEffort, *, experts: str = EXACT
 ) -> tuple[Spread, dict[str, Spread]]:
-    """Seconds of a layer's experts in a pass of one token when all are there, and what each adds that is not, as
-    `miss` and, without the waiting for the link, as `host`; nothing where all are always there.
+    """Return the seconds of a layer's experts in a pass of one token when all are resident, and what a miss adds: as
+    `miss`, and as `host` without the stall; nothing where there are no misses.
 
-    Two tokens come one after the other into a fast tier that holds both tokens' experts and no more, which brings
-    some; then both come again, and all are there, though no longer in the caches of the processor. Where experts are
-    few, it is one. Last comes one without experts, so that all see the same machine.
+    Two tokens are decoded with a fast tier that holds just the experts of both, so some are loaded. Then both are
+    decoded again, with all experts resident but no longer in the processor's caches. With few experts it is one token.
+    A pass without experts follows each time, so that all are measured under the same load of the machine.
     """
     shape, random = opened.shape, np.random.default_rng(0)
-    there, added, worked = [], [], []
+    resident, added, worked = [], [], []
     places = places_a_layer(opened)
     settings = Settings(budget=f"{shape.num_layers * places}x", link=link, experts=experts)
     with Session(opened, settings) as session, torch.inference_mode():
-        session.watcher.on_step = _nothing  # which keeps the controller deciding, as it must below the whole model
+        session.watcher.on_step = _ignore  # makes the controller decide even where the whole model fits
         for turn in range(effort.warm_up + effort.turns):
             drawn = random.integers(0, opened.config.vocab_size, (places // shape.top_k, 1, 1))
             tokens = [token.to(opened.model.device) for token in torch.from_numpy(drawn)]
-            brought_s = sum(pass_seconds(session, token) for token in tokens)
+            loading_s = sum(pass_seconds(session, token) for token in tokens)
             stall_s = sum(session.engine.stall_s[-len(tokens) :])
-            there_s = sum(pass_seconds(session, token) for token in tokens)
+            resident_s = sum(pass_seconds(session, token) for token in tokens)
             by_layer = session.controller.counters.by_layer(first_pass=-2 * len(tokens))
             num_misses = sum(layer["misses"] for layer in by_layer)
             with without_experts(opened, after=NAME):
-                bare_s = min(pass_seconds(session, tokens[0]) for _ in range(2))  # the first finds colder caches
+                bare_s = min(pass_seconds(session, tokens[0]) for _ in range(2))  # caches are colder in the first
             if turn >= effort.warm_up:
-                there.append((there_s / len(tokens) - bare_s) / shape.num_layers)
-                added += [(brought_s - there_s) / num_misses] if num_misses else []
-                worked += [(brought_s - stall_s - there_s) / num_misses] if num_misses else []
-    return Spread.of(there), {"miss": Spread.of(added), "host": Spread.of(worked)} if len(added) > 1 else {}
+                resident.append((resident_s / len(tokens) - bare_s) / shape.num_layers)
+                added += [(loading_s - resident_s) / num_misses] if num_misses else []
+                worked += [(loading_s - stall_s - resident_s) / num_misses] if num_misses else []
+    return Spread.of(resident), {"miss": Spread.of(added), "host": Spread.of(worked)} if len(added) > 1 else {}
 
 
 def pass_seconds(session: Session, token: torch.Tensor) -> float:
     return seconds_of(lambda _: session.forward(token), token.device, warm_up=0, turns=1)[0]
 
 
-def _nothing(step: object) -> None:
+def _ignore(step: object) -> None:
     pass
 
 
-def _prompt_experts(opened: MoeModel, num_tokens: int, effort: Effort) -> Spread:
-    """A layer's experts on tokens that choose alike among all, as those of a prompt nearly do; weights of a few take
-    turns in the place of all."""
+def _prompt_experts(opened: MoeModel, num_tokens: int, effort: TimingEffort) -> Spread:
+    """Measure a layer's experts on tokens that select all experts evenly, as a prompt nearly does. The weights of a few
+    experts serve for all in turns."""
     shape, device, module = opened.shape, opened.model.device, opened.layers[0].experts
     views, hidden = _few(opened), _hidden(opened, num_tokens)
     scores = np.random.default_rng(0).random((num_tokens, shape.num_experts))
@@ -173,9 +171,9 @@ def _prompt_experts(opened: MoeModel, num_tokens: int, effort: Effort) -> Spread
         assigned = assign(selected, device)
         out = torch.zeros_like(hidden)
         for expert in sorted(assigned):
-            own = assigned[expert]
-            y = expert_forward(module, views[expert % len(views)], gather(hidden, own))
-            accumulate(out, weigh(y, weights, own), own)
+            tokens = assigned[expert]
+            y = expert_forward(module, views[expert % len(views)], gather(hidden, tokens))
+            accumulate(out, weigh(y, weights, tokens), tokens)
         return out
 
     return Spread.of(_seconds(opened, layer, effort))
@@ -184,30 +182,30 @@ def _prompt_experts(opened: MoeModel, num_tokens: int, effort: Effort) -> Spread
 def _few(
     opened: MoeModel, store: DiskStore | ReplicaStore | None = None, device: torch.device | None = None
 ) -> list[Mapping[str, object]]:
-    """Experts that take turns, as `expert_forward` takes them: more than a cache would hold, as in a run."""
+    """Return experts that take turns, as `expert_forward` takes them: as in a run, more than a cache holds."""
     store, device, shape = store or opened.store, device or opened.model.device, opened.shape
-    found, nbytes = [], store.layout.nbytes
+    views, nbytes = [], store.layout.nbytes
     for key in range(num_few(nbytes, shape.num_keys)):
         store.read(*divmod(key, shape.num_experts), buffer := aligned(nbytes))
-        found.append(store.layout.views(buffer.to(device)))
-    return found
+        views.append(store.layout.views(buffer.to(device)))
+    return views
 
 
 def _hidden(opened: MoeModel, num_tokens: int, device: torch.device | None = None) -> torch.Tensor:
-    """[num_tokens, H] at random, always the same."""
+    """Return random hidden states [num_tokens, H], always the same."""
     values = torch.randn(num_tokens, opened.config.hidden_size, generator=torch.Generator().manual_seed(0))
     return values.to(dtype=opened.dtype, device=device or opened.model.device)
 
 
-def _seconds(opened: MoeModel, work: Callable[[int], object], effort: Effort) -> list[float]:
+def _seconds(opened: MoeModel, work: Callable[[int], object], effort: TimingEffort) -> list[float]:
     return seconds_of(work, opened.model.device, warm_up=effort.warm_up, turns=effort.turns)
 
 
 # Near memory
 
 
-def _near(opened: MoeModel, bits: int, replicas: Replicas | None, effort: Effort) -> Iterator[NearCompute]:
-    """One expert on the CPU, in RAM, at one width; a few take turns."""
+def _near(opened: MoeModel, bits: int, replicas: Replicas | None, effort: TimingEffort) -> Iterator[NearCompute]:
+    """Measure one expert of one width on the CPU, in RAM; a few experts take turns."""
     store = opened.store if bits == FULL_BITS else open_replicas(opened, replicas, [bits])[bits]
     module, views = opened.layers[0].experts, _few(opened, store, _CPU)
     make_ready({bits} - {FULL_BITS}, _CPU)
@@ -221,12 +219,12 @@ def _near(opened: MoeModel, bits: int, replicas: Replicas | None, effort: Effort
         yield NearCompute(bits, num_tokens, Spread.of(seconds))
 
 
-def _conditions(opened: MoeModel, here: Here, of_run: str, effort: Effort) -> dict[str, object]:
-    """`load` is as it was before anything was measured."""
-    facts = asdict(here)
+def _conditions(opened: MoeModel, machine: LocalMachine, of_run: str, effort: TimingEffort) -> dict[str, object]:
+    """Return the conditions of the profile; `machine` was observed before the measurements."""
+    facts = asdict(machine)
     return {
         "device": opened.model.device.type,
-        "device_name": facts.pop("gpu") or here.processor,
+        "device_name": facts.pop("gpu") or machine.processor,
         **facts,
         "link": of_run,
         "dtype": str(opened.store.layout.dtype).removeprefix("torch."),

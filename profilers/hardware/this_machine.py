@@ -1,4 +1,4 @@
-"""The machine that this process runs on, as far as figures depend on it."""
+"""The machine that this process runs on: the properties that measurements depend on."""
 
 import os
 import platform
@@ -11,10 +11,10 @@ _CGROUP = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory
 
 
 @dataclass(frozen=True, slots=True)
-class Here:
-    """`cores`: on which this process may run; `memory_nbytes`: of RAM, or of it what this process may take;
-    `locked_nbytes`: that it may lock in memory, None without a limit; `load`: processes that ran or waited in the last
-    minute, None where nobody counts them."""
+class LocalMachine:
+    """`cores` are those that this process may use, `memory_nbytes` is RAM or the container's limit, `locked_nbytes` the
+    limit of page-locked memory or None, `load` the number of processes that ran or waited in the last minute, None
+    where the system does not count them."""
 
     processor: str
     cores: int
@@ -27,8 +27,8 @@ class Here:
     gpu_nbytes: int
 
     @classmethod
-    def look(cls, device: torch.device) -> "Here":
-        """`device`: the one that computes."""
+    def look(cls, device: torch.device) -> "LocalMachine":
+        """Observe the machine now; `device` is the one that computes."""
         on_cuda = device.type == "cuda"
         memory, available = _memory()
         return cls(
@@ -59,7 +59,7 @@ def _processor() -> str:
 
 
 def _memory() -> tuple[int, int]:
-    """Bytes of RAM, and of them those that can be had; a container's limit counts."""
+    """Return the bytes of RAM and those available, both within the container's limit."""
     whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 0
     fields = (line.split() for line in _lines(Path("/proc/meminfo")))
     available = next((int(field[1]) * 1024 for field in fields if field[0] == "MemAvailable:"), whole)
@@ -78,7 +78,7 @@ def _locked() -> int | None:
 
 
 def _lines(path: Path) -> list[str]:
-    """None of a file that is not there, as on other systems."""
+    """Return the lines of a file, none where it does not exist, as on other systems."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

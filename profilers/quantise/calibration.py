@@ -1,9 +1,9 @@
-"""What calibrates an expert: the inputs of its layer in one file, and from it the expert's own and a share of the rest.
+"""Writes the inputs of a layer to one file and computes each expert's Hessians from them.
 
-GPTQ weighs an error by the inputs it meets, X^T X. An expert that few tokens selected has too few of its own, so every
-expert also counts `k` tokens' worth of its layer's mean, k the inputs of the projection: where own tokens are many that
-vanishes, where there are none it stands alone. For the second projection the mean is over the expert's own activations
-on a sample of the layer's tokens.
+GPTQ weighs errors by the moments X^T X of a projection's inputs. An expert that few tokens selected has too few inputs,
+so the layer's mean moments are added with the weight of k tokens, k being the projection's number of inputs: they are
+negligible for an expert with many tokens and the only moments of one without. For the second projection the mean is
+over the expert's own activations on a sample of the layer's tokens.
 """
 
 import os
@@ -19,14 +19,14 @@ from torch import nn
 from artifacts.common.files import replacing
 from artifacts.errors import BadInput
 from artifacts.quantisation.gptq import gram
-from profilers.quantise.lockstep import Arrived
+from profilers.quantise.lockstep import LayerBatch
 from profilers.quantise.method import first_projection
 from runtime.model.arithmetic import assign, expert_forward, project
 from runtime.model.layout import is_finite
 
-SAMPLE = 1024  # tokens of a layer on which an expert's own activations stand for those it lacks
-_CHUNK = 2048  # tokens that are in float32 at a time
-_EXACT_UP_TO = 1024  # inputs; sums over tokens are in float64 up to here, beyond it memory decides
+SAMPLE = 1024  # tokens of a layer's sample
+_CHUNK = 2048  # tokens in float32 at a time
+_EXACT_UP_TO = 1024  # inputs of a projection up to which moments are in float64; above, float32 saves memory
 _CPU = torch.device("cpu")
 
 Weights = dict[str, torch.Tensor]
@@ -34,9 +34,9 @@ Weights = dict[str, torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class LayerInputs:
-    """The inputs of one layer's experts in a file: T tokens, padding left out, in the order of the batches.
+    """The inputs of one layer's experts in a file: T tokens without padding, in the order of the batches.
 
-    `moments` is the file of the layer's mean X^T X / T.
+    `moments` is the file of the layer's mean moments X^T X / T.
     """
 
     path: Path
@@ -46,16 +46,16 @@ class LayerInputs:
     dtype: torch.dtype
 
     def read(self, rows: np.ndarray, device: torch.device = _CPU) -> Iterator[torch.Tensor]:
-        """The inputs of these tokens in float32, in parts [n, H]."""
+        """Yield the inputs of these tokens in float32, in parts [n, H]."""
         with self.path.open("rb", buffering=0) as file:
             for start in range(0, len(rows), _CHUNK):
-                # Row by row and not mapped: mapped pages would count as ours, and for a busy expert they are the layer.
+                # Read row by row: mapped pages would count as this process's memory, up to the whole layer's inputs.
                 part = rows[start : start + _CHUNK].tolist()
-                found = torch.empty(len(part), self.width, dtype=self.dtype)
-                for target, row in zip(found.view(torch.uint8).numpy(), part, strict=True):
+                inputs = torch.empty(len(part), self.width, dtype=self.dtype)
+                for target, row in zip(inputs.view(torch.uint8).numpy(), part, strict=True):
                     count = os.preadv(file.fileno(), [target], row * target.nbytes)
                     assert count == target.nbytes, f"{self.path} ends in row {row}"
-                yield found.to(device).float()
+                yield inputs.to(device).float()
 
     def mean_moments(self) -> torch.Tensor:
         """[H, H], float64 up to 1024 inputs and else float32."""
@@ -63,22 +63,22 @@ class LayerInputs:
         return flat.view(moments_dtype(self.width)).view(self.width, self.width)
 
     def sample(self) -> np.ndarray:
-        """Rows that stand for the whole layer: at most `SAMPLE`, evenly spaced."""
+        """Return the rows of the layer's sample: at most `SAMPLE`, evenly spaced."""
         return spaced(self.num_tokens, SAMPLE)
 
 
 def spaced(total: int, most: int) -> np.ndarray:
-    """At most `most` of `total` indices, evenly spaced: index i is `i * total // most`."""
+    """Return at most `most` of `total` indices, evenly spaced: index i is `i * total // most`."""
     return np.arange(total) if total <= most else np.arange(most) * total // most
 
 
 def moments_dtype(num_inputs: int) -> torch.dtype:
-    """Of X^T X of a projection with so many inputs."""
+    """Return the type in which X^T X of a projection is summed."""
     return torch.float64 if num_inputs <= _EXACT_UP_TO else torch.float32
 
 
-def keep_inputs(batches: Sequence[Arrived], folder: Path, layer: int) -> LayerInputs:
-    """Write a layer's inputs, and their mean X^T X, into `folder`. Raises OutOfResources when the disk is full, and
+def keep_inputs(batches: Sequence[LayerBatch], folder: Path, layer: int) -> LayerInputs:
+    """Write a layer's inputs and their mean moments into `folder`. Raises OutOfResources when the disk is full, and
     BadInput when the model's hidden states are not finite."""
     hidden = batches[0].hidden
     width, dtype = hidden.shape[1], hidden.dtype
@@ -108,15 +108,16 @@ def add_moments(total: torch.Tensor, x: torch.Tensor) -> None:
     total += gram(x)
 
 
-def is_real(batch: Arrived) -> np.ndarray:
-    """[T] bool: which rows are tokens and not padding."""
+def is_real(batch: LayerBatch) -> np.ndarray:
+    """Return [T] bool: which rows are tokens and not padding."""
     return batch.selected[:, 0] >= 0
 
 
 class LayerTokens:
-    """Which tokens of a layer selected which expert; `assigned` by batch and expert, for computing them."""
+    """The tokens of a layer that selected each expert; `assigned` lists them by batch and expert, as `gather` takes
+    them."""
 
-    def __init__(self, batches: Sequence[Arrived]) -> None:
+    def __init__(self, batches: Sequence[LayerBatch]) -> None:
         self.assigned = [assign(batch.selected, batch.hidden.device) for batch in batches]
         self._weights = [batch.weights.double().cpu().numpy() for batch in batches]
         real = [is_real(batch) for batch in batches]
@@ -124,7 +125,7 @@ class LayerTokens:
         self._numbers = [np.cumsum(part) - 1 + start for part, start in zip(real, before, strict=False)]
 
     def of(self, expert: int) -> tuple[np.ndarray, np.ndarray]:
-        """Rows of `LayerInputs` that selected this expert, rising, and its routing weights there, float64."""
+        """Return the rows of `LayerInputs` that selected this expert, ascending, and its routing weights, float64."""
         rows, weights = [np.zeros(0, np.int64)], [np.zeros(0)]
         for assigned, gates, numbers in zip(self.assigned, self._weights, self._numbers, strict=True):
             if expert in assigned:
@@ -139,7 +140,7 @@ class LayerTokens:
 
 
 def describing(module: nn.Module) -> bytes:
-    """The experts module without its parameters, pickled: what an expert's arithmetic asks of it."""
+    """Return the pickled experts module without its parameters: the attributes that an expert's arithmetic reads."""
     bare = module.__class__.__new__(module.__class__)
     bare.__dict__ = {name: value for name, value in module.__dict__.items() if name != "moectl_forward"}
     bare._parameters = {}
@@ -147,20 +148,20 @@ def describing(module: nn.Module) -> bytes:
 
 
 def activations(module: nn.Module, weights: Weights, x: torch.Tensor) -> torch.Tensor:
-    """What the expert's second projection reads: x [n, H] -> [n, I]."""
+    """Return the inputs of the expert's second projection: x [n, H] -> [n, I]."""
     y = project(module, weights, first_projection(module), x)
     return module._apply_gate(y) if module.has_gate else module.act_fn(y)
 
 
 def output(module: nn.Module, weights: Weights, x: torch.Tensor) -> torch.Tensor:
-    """The expert on x [n, H] -> [n, H], without a routing weight; in parts, since what lies between may be wide."""
+    """Compute the expert on x [n, H] -> [n, H] without a routing weight, in parts because I may be large."""
     return torch.cat([expert_forward(module, weights, part) for part in x.split(_CHUNK // 4)])
 
 
 def hessians(
     module: nn.Module, weights: Weights, inputs: LayerInputs, rows: np.ndarray
 ) -> dict[str, tuple[torch.Tensor, int]]:
-    """Per projection 2/n X^T X [in, in] over the tokens in `rows` and the layer's share, and n, own tokens alone."""
+    """Return the Hessian 2/n X^T X [in, in] of each projection: over the tokens in `rows` and the layer's mean."""
     device = weights["down_proj"].device
     first = inputs.mean_moments().to(device) * inputs.width
     second = _mean_second(module, weights, inputs)
@@ -168,12 +169,12 @@ def hessians(
     for x in inputs.read(rows, device):
         add_moments(first, x)
         add_moments(second, activations(module, weights, x))
-    found = {first_projection(module): first, "down_proj": second}
-    return {name: total.mul_(2 / (len(rows) + len(total))) for name, total in found.items()}
+    totals = {first_projection(module): first, "down_proj": second}
+    return {name: total.mul_(2 / (len(rows) + len(total))) for name, total in totals.items()}
 
 
 def _mean_second(module: nn.Module, weights: Weights, inputs: LayerInputs) -> torch.Tensor:
-    """[I, I]: mean X^T X of the expert's activations on the layer's sample."""
+    """Return [I, I]: the mean X^T X of the expert's activations on the layer's sample."""
     rows, total = inputs.sample(), None
     for x in inputs.read(rows, weights["down_proj"].device):
         y = activations(module, weights, x)

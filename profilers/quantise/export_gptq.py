@@ -1,4 +1,4 @@
-"""Writes a whole checkpoint with its experts at 2, 3 or 4 bits, in the layout that GPTQ readers share (version 2)."""
+"""Writes a whole checkpoint with its experts at 2, 3 or 4 bits, in the common GPTQ layout (version 2)."""
 
 import json
 import os
@@ -32,7 +32,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class _Slice:
-    """Outputs of a projection that are a module of their own in a published checkpoint."""
+    """Rows of a projection's part that are a module of their own in a published checkpoint."""
 
     module: str
     part: str
@@ -48,10 +48,10 @@ def export_gptq(
     first_file: Path,
     progress: Progress = lambda done, total: None,
 ) -> None:
-    """Write `out`, a new folder, whole or not at all. `read(layer, expert)` gives replicas of one width.
+    """Write `out`, a new folder, whole or not at all. `read(layer, expert)` returns replicas of one width.
 
-    `first_file` is any of their files, for how they were made. Raises BadInput when sizes do not suit GPTQ readers or
-    the folder is there already, OutOfResources when the disk is full.
+    `first_file` is any of their files; its metadata says how they were made. Raises BadInput when GPTQ readers cannot
+    take the sizes or the folder exists, OutOfResources when the disk is full.
     """
     shape, layout = opened.shape, opened.store.layout
     located = locate_experts(opened.model, opened.layers, shape=shape, layout=layout, tensors=checkpoint.tensors)
@@ -65,9 +65,9 @@ def export_gptq(
                 pieces = located.extents[layer.index * shape.num_experts + expert]
                 stored = [(piece, names.get((piece.shard.path, piece.offset, piece.nbytes), "")) for piece in pieces]
                 parts = read(layer.index, expert)
-                for each in _slices(layer, expert, stored, layout):
-                    tensors |= _module(each, parts)
-                    groups[each.module] = parts[each.part].group_size
+                for slice_ in _slices(layer, expert, stored, layout):
+                    tensors |= _module(slice_, parts)
+                    groups[slice_.module] = parts[slice_.part].group_size
                 bits = next(part.bits for part in parts.values() if isinstance(part, Packed))
             weight_map |= _write(folder, f"model-experts-{layer.index:03}.safetensors", tensors)
             progress(layer.index + 1, shape.num_layers)
@@ -78,43 +78,43 @@ def export_gptq(
 
 
 def _slices(layer: MoeLayer, expert: int, stored: list[tuple[Extent, str]], layout: ExpertLayout) -> list[_Slice]:
-    """The modules of one expert: by their names in this checkpoint, or, where it is fused, by the usual ones."""
+    """Return the modules of one expert, by their names in this checkpoint, or by the usual names where it is fused."""
     if all(name.endswith(".weight") for _, name in stored):
         return _as_stored(layout, stored)
     module, base = layer.experts, f"{layer.name}.{expert}"
     first = first_projection(module)
     whole, half = slice(None), projections(layer)[first][0] // 2
-    found = [_Slice(f"{base}.down_proj", "down_proj", whole)]
+    down = _Slice(f"{base}.down_proj", "down_proj", whole)
     if not module.has_gate:
-        return [_Slice(f"{base}.up_proj", first, whole), *found]
+        return [_Slice(f"{base}.up_proj", first, whole), down]
     gate, up = (slice(half), slice(half, None)) if module.is_concatenated else (slice(0, None, 2), slice(1, None, 2))
-    return [_Slice(f"{base}.gate_proj", first, gate), _Slice(f"{base}.up_proj", first, up), *found]
+    return [_Slice(f"{base}.gate_proj", first, gate), _Slice(f"{base}.up_proj", first, up), down]
 
 
 def _as_stored(layout: ExpertLayout, stored: list[tuple[Extent, str]]) -> list[_Slice]:
-    """Each stored tensor fills some rows of a part: where they lie in the slot says which."""
-    found = []
+    """Return the rows of a part that each stored tensor fills, from its place in the expert's slot."""
+    slices = []
     for piece, name in stored:
         part = next(part for part in layout.parts if part.offset <= piece.start < part.offset + part.nbytes)
         row_nbytes = part.nbytes // part.shape[0]
         start, stop = ((at - part.offset) // row_nbytes for at in (piece.start, piece.stop))
-        found.append(_Slice(name.removesuffix(".weight"), part.name, slice(start, stop)))
-    return found
+        slices.append(_Slice(name.removesuffix(".weight"), part.name, slice(start, stop)))
+    return slices
 
 
-def _module(each: _Slice, parts: Parts) -> dict[str, torch.Tensor]:
-    whole = Quantized.from_packed(parts[each.part])
-    zeros = whole.zeros[each.rows]
-    own = Quantized(whole.bits, whole.group_size, whole.codes[each.rows], whole.scales[each.rows], zeros)
-    tensors = gptq_tensors(own.packed())
-    bias = parts.get(f"{each.part}_bias")
+def _module(slice_: _Slice, parts: Parts) -> dict[str, torch.Tensor]:
+    """Return the tensors of one module, by their names in the checkpoint."""
+    whole, rows = Quantized.from_packed(parts[slice_.part]), slice_.rows
+    module = Quantized(whole.bits, whole.group_size, whole.codes[rows], whole.scales[rows], whole.zeros[rows])
+    tensors = gptq_tensors(module.packed())
+    bias = parts.get(f"{slice_.part}_bias")
     if bias is not None:
-        tensors["bias"] = bias[each.rows]
-    return {f"{each.module}.{name}": tensor for name, tensor in tensors.items()}
+        tensors["bias"] = bias[rows]
+    return {f"{slice_.module}.{name}": tensor for name, tensor in tensors.items()}
 
 
 def _config(bits: int, groups: Mapping[str, int], others: Mapping[str, torch.Tensor], made: Mapping) -> dict:
-    """Modules of the same kind, layers and experts apart, share an entry: every number in a name becomes a pattern."""
+    """Return the quantisation config. Modules whose names differ only in numbers share an entry, by a pattern."""
     usual = max(groups.values())
     dynamic = {f"+:{_pattern(name)}": {"group_size": size} for name, size in groups.items() if size != usual}
     matrices = [name.removesuffix(".weight") for name, tensor in others.items() if name.endswith(".weight")]
@@ -124,19 +124,19 @@ def _config(bits: int, groups: Mapping[str, int], others: Mapping[str, torch.Ten
 
 
 def _pattern(name: str) -> str:
-    """`layers.3.mlp` -> `layers\\.\\d+\\.mlp`."""
+    """Replace numbers by a pattern: `layers.3.mlp` -> `layers\\.\\d+\\.mlp`."""
     return r"\.".join(r"\d+" if word.isdecimal() else word for word in name.split("."))
 
 
 def _write(folder: Path, name: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
-    """One shard; returns its entries of the index."""
+    """Write one shard and return its entries of the index."""
     with replacing(folder / name) as temporary:
         temporary.write_bytes(save({key: tensor.contiguous() for key, tensor in tensors.items()}, {"format": "pt"}))
     return dict.fromkeys(tensors, name)
 
 
 def _write_texts(source: Path, folder: Path, config: dict, weight_map: Mapping[str, str]) -> None:
-    """Index, configs, and whatever else lies beside the checkpoint's weights."""
+    """Write the index and the configs, and copy the other files beside the checkpoint's weights."""
     skipped = {"model.safetensors.index.json", "config.json"}
     for pattern in WANTED:
         for path in source.glob(pattern):
@@ -155,7 +155,7 @@ def _write_texts(source: Path, folder: Path, config: dict, weight_map: Mapping[s
 
 @contextmanager
 def _new_folder(out: Path) -> Iterator[Path]:
-    """Lend a folder beside `out` that takes its name when all went well, and else goes away."""
+    """Lend a folder beside `out` that is renamed to it on success and removed on failure."""
     if out.exists():
         raise BadInput(f"{out} is there already: name a new folder")
     check_writable(out)

@@ -1,8 +1,8 @@
-"""Takes all batches of a text through a model layer by layer, exactly and in bounded memory, whatever the family.
+"""Takes all batches of a text through a model layer by layer, exactly and in bounded memory, for every model family.
 
-Every batch is a forward pass on a thread of its own that stops where a layer's experts are called; only one ever runs.
-When all are there, the caller has all inputs of that layer, computes its experts in any way it likes, and lets the
-passes go on. What is kept of a pass is what its own code holds there: its hidden states, and nothing of other layers.
+Every batch is a forward pass on a thread of its own that stops where a layer's experts are called; only one thread runs
+at a time. When all passes have stopped, the caller has the inputs of that layer's experts, computes their outputs and
+lets the passes continue. A stopped pass holds only its own hidden states, and nothing of other layers.
 """
 
 import threading
@@ -21,8 +21,8 @@ from runtime.model.open import MoeModel
 
 
 @dataclass(frozen=True, slots=True)
-class Arrived:
-    """One batch at the experts of one layer: T rows, of which `selected` is -1 where they are padding."""
+class LayerBatch:
+    """One batch at the experts of one layer: T rows; `selected` is -1 in rows of padding."""
 
     hidden: torch.Tensor  # [T, H]
     selected: np.ndarray  # [T, K] int64
@@ -30,23 +30,23 @@ class Arrived:
 
 
 def batches(sequences: Sequence[np.ndarray], *, num_tokens: int) -> list[tuple[np.ndarray, ...]]:
-    """The sequences, longest first, in batches of at most `num_tokens` rows with their padding (one sequence at least).
+    """Return the sequences, longest first, in batches of at most `num_tokens` rows with padding, at least one each.
 
-    Equal lengths keep their order, so that the batches follow from the sequences alone.
+    Sequences of equal length keep their order, so the batches depend on the sequences alone.
     """
     ordered = sorted(sequences, key=len, reverse=True)
-    found, start = [], 0
+    parts, start = [], 0
     while start < len(ordered):
         count = max(1, num_tokens // len(ordered[start]))
-        found.append(tuple(ordered[start : start + count]))
+        parts.append(tuple(ordered[start : start + count]))
         start += count
-    return found
+    return parts
 
 
 class Lockstep:
-    """A context manager in which `layers` yields every layer's batches, after which their outputs are to be `put`.
+    """A context manager in which `layers` yields every layer's batches; the caller then gives their outputs to `put`.
 
-    The last layer needs none. Compute is single-threaded, so that a number of threads changes no bit.
+    The last layer needs no outputs. Passes compute on one thread, so results do not depend on the number of threads.
     """
 
     def __init__(self, opened: MoeModel, parts: Sequence[tuple[np.ndarray, ...]]) -> None:
@@ -59,36 +59,36 @@ class Lockstep:
         self._opened.model.set_experts_implementation(NAME)
         for layer in self._opened.layers:
             layer.experts.moectl_forward = _arrive
-        for each in self._passes:
-            each.start()
+        for one_pass in self._passes:
+            one_pass.start()
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, traceback: TracebackType | None) -> None:
-        for each in self._passes:
-            each.stop()
+        for one_pass in self._passes:
+            one_pass.stop()
         for layer in self._opened.layers:
             del layer.experts.moectl_forward
         self._opened.model.set_experts_implementation("eager")
 
-    def layers(self) -> Iterator[tuple[MoeLayer, list[Arrived]]]:
-        """Each layer in order of depth with its batches, in the order of `parts`."""
+    def layers(self) -> Iterator[tuple[MoeLayer, list[LayerBatch]]]:
+        """Yield each layer in order of depth with its batches, in the order of `parts`."""
         for layer in self._opened.layers:
             outputs = self._outputs if layer.index else [None] * len(self._passes)
             assert outputs is not None, f"layer {layer.index - 1} was given no outputs"
             self._outputs = None
-            yield layer, [each.advance(output) for each, output in zip(self._passes, outputs, strict=True)]
+            yield layer, [one_pass.advance(output) for one_pass, output in zip(self._passes, outputs, strict=True)]
 
     def put(self, outputs: Sequence[torch.Tensor]) -> None:
-        """What the layer's experts make of each batch, [T, H]."""
+        """Set the output of the layer's experts for each batch, [T, H]."""
         self._outputs = outputs
 
 
 class _Stopped(BaseException):
-    """Ends a pass that nobody wants the rest of."""
+    """Ends a pass whose remaining layers are not needed."""
 
 
 class _Pass(threading.Thread):
-    """One forward pass. It and its caller take turns: exactly one of them runs."""
+    """One forward pass on a thread. Either the pass or its caller runs, never both."""
 
     def __init__(self, opened: MoeModel, sequences: tuple[np.ndarray, ...]) -> None:
         super().__init__(daemon=True)
@@ -98,8 +98,8 @@ class _Pass(threading.Thread):
         self._inbox: SimpleQueue = SimpleQueue()
         self._outbox: SimpleQueue = SimpleQueue()
 
-    def advance(self, output: torch.Tensor | None) -> Arrived:
-        """Go on with the output of the last layer to the next one. Raises what the model raises."""
+    def advance(self, output: torch.Tensor | None) -> LayerBatch:
+        """Continue with the output of the last layer up to the next. Raises any exception of the model."""
         self._inbox.put(output)
         answer = self._outbox.get()
         if isinstance(answer, BaseException):
@@ -107,18 +107,18 @@ class _Pass(threading.Thread):
         return answer
 
     def stop(self) -> None:
-        """End the pass where it stands, and the thread."""
+        """End the pass at its current layer, and its thread."""
         self._inbox.put(_Stopped())
         self.join()
 
     def arrive(self, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """Called by the experts of a layer, on this thread."""
+        """Stop at the experts of a layer, on this thread, until their output [T, H] is given."""
         selected = np.where(self._is_real[:, None], ids.cpu().numpy(), -1)
-        self._outbox.put(Arrived(hidden, selected, weights))
+        self._outbox.put(LayerBatch(hidden, selected, weights))
         return self._next()
 
     def run(self) -> None:
-        torch.set_num_threads(1)  # a thread starts with torch's default, not with its maker's number
+        torch.set_num_threads(1)  # a thread starts with torch's default number, not with that of its parent
         try:
             self._next()
             device = self._model.device
@@ -127,7 +127,7 @@ class _Pass(threading.Thread):
                 self._model(input_ids=self._ids.to(device), attention_mask=mask, use_cache=False)
         except _Stopped:
             return
-        except Exception as error:  # whatever it is, the caller raises it
+        except Exception as error:  # raised again in `advance`
             self._outbox.put(error)
 
     def _next(self) -> torch.Tensor | None:

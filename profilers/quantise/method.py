@@ -1,4 +1,4 @@
-"""How experts are quantised, and what of it a model's shapes allow."""
+"""The quantisation method of a model's experts, and its check against the model's shapes."""
 
 from dataclasses import dataclass
 
@@ -11,15 +11,15 @@ from artifacts.quantisation.gptq import RECIPES, group_size_for
 from artifacts.quantisation.packing import packed_shapes
 from runtime.model.layers import MoeLayer
 
-LOWERED = (128, 64, 32)  # group sizes that give way to a smaller one where they do not divide
+LOWERED = (128, 64, 32)  # group sizes that are replaced by a smaller one where they do not divide the inputs
 
-Shapes = dict[str, tuple[int, int]]  # of one expert's projections: outputs and inputs, by name
+Shapes = dict[str, tuple[int, int]]  # outputs and inputs of one expert's projections, by name
 
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """Widths, the group size wished for, damping, recipe; and below how many tokens of its own an expert is judged by
-    its layer's."""
+    """Widths, group size, damping and recipe. The loss of an expert with fewer than `min_samples` tokens is measured on
+    its layer's sample too."""
 
     bits: tuple[int, ...] = WIDTHS
     group_size: int = 128
@@ -29,19 +29,19 @@ class Method:
 
 
 def first_projection(module: nn.Module) -> str:
-    """The name of the projection that reads the expert's input."""
+    """Return the name of the projection that reads the expert's input."""
     return "gate_up_proj" if module.has_gate else "up_proj"
 
 
 def projections(layer: MoeLayer) -> Shapes:
-    """Outputs and inputs of an expert's projections, by name."""
+    """Return the outputs and inputs of an expert's projections, by name."""
     module, shapes = layer.experts, layer.shapes
     names = (first_projection(module), "down_proj")
     return {name: shapes[name][::-1] if module.is_transposed else shapes[name] for name in names}
 
 
 def check_method(method: Method, shapes: Shapes) -> None:
-    """Raise BadUsage for widths, a recipe or a group size that cannot be had."""
+    """Raise BadUsage for widths, a recipe, damping or a group size that is not available."""
     if not method.bits or not set(method.bits) <= set(WIDTHS):
         raise BadUsage(f"replicas have 1, 2, 3 or 4 bits, not {', '.join(map(str, method.bits)) or 'none'}")
     if method.recipe not in RECIPES:
@@ -60,7 +60,7 @@ def check_method(method: Method, shapes: Shapes) -> None:
 
 
 def expected_nbytes(method: Method, shapes: Shapes) -> int:
-    """Bytes of one expert's replicas, without biases."""
+    """Return the bytes of one expert's replicas, without biases."""
     return sum(
         dtype.itemsize * int(np.prod(shape))
         for bits in method.bits

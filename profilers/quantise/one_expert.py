@@ -1,7 +1,7 @@
-"""One expert: its weights and its calibration in, all its replicas in one file out, with what each of them costs.
+"""Quantises one expert: writes all its replicas to one file, with the loss of each.
 
-This is the unit of work of `moectl quantize`. It needs nothing but its arguments and two files of its layer's inputs:
-any process can do it, and its file is the same bytes wherever it is done.
+This is the task of a worker of `moectl quantize`. It needs only its arguments and two files of its layer's inputs, so
+any process can do it; the file has the same bytes on every machine.
 """
 
 import pickle
@@ -22,13 +22,14 @@ from profilers.quantise.calibration import LayerInputs, Weights, hessians, outpu
 from profilers.quantise.method import Method
 from runtime.model.layout import ExpertLayout
 
-LOSS_TOKENS = 2048  # of an expert, at most, on which its replicas are compared with it
+LOSS_TOKENS = 2048  # tokens of an expert, at most, on which its replicas' losses are measured
 
 
 @dataclass(frozen=True, slots=True)
-class Unit:
-    """One expert's task. `weights` are its bytes as `layout` describes them, `module` is `calibration.describing`'s;
-    `rows` of `inputs` are its own tokens and `gates` its routing weights there; `device` is where to compute."""
+class ExpertTask:
+    """The arguments of one expert's quantisation. `weights` are its bytes as `layout` describes them and `module` is
+    that of `calibration.describing`. `rows` of `inputs` are the tokens that selected it, `gates` its routing weights
+    there."""
 
     path: Path
     model: str
@@ -45,8 +46,8 @@ class Unit:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
-    """What a replica file says of itself: rows of `quant_loss` and `replicas`, by width."""
+class ReplicaRecord:
+    """The content of a replica file's metadata, for the rows of `quant_loss` and `replicas`; `nbytes` by width."""
 
     path: Path
     metadata: Mapping[str, str]
@@ -54,8 +55,9 @@ class Record:
     hash: str
 
 
-def quantise(unit: Unit) -> Record:
-    """Quantise one expert and write its file. Raises OutOfResources when the disk is full, or is another machine's."""
+def quantise(unit: ExpertTask) -> ReplicaRecord:
+    """Quantise one expert and write its file. Raises OutOfResources when the disk is full or the inputs are on another
+    machine."""
     if not unit.inputs.path.exists():
         raise OutOfResources(
             f"{socket.gethostname()} sees no {unit.inputs.path}: workers on other machines need the store in a folder "
@@ -65,8 +67,8 @@ def quantise(unit: Unit) -> Record:
     with torch.inference_mode():
         parts = unit.layout.views(torch.from_numpy(unit.weights))
         weights = {name: part.to(unit.device).float() for name, part in parts.items()}
-        found = hessians(module, weights, unit.inputs, unit.rows)
-        replicas = {name: _quantised(unit, module, name, weights[name], hessian) for name, hessian in found.items()}
+        by_name = hessians(module, weights, unit.inputs, unit.rows)
+        replicas = {name: _quantised(unit, module, name, weights[name], hessian) for name, hessian in by_name.items()}
         losses = _losses(module, weights, replicas, unit)
     biases = {name: part for name, part in parts.items() if name.endswith("_bias")}
     files = {
@@ -76,13 +78,13 @@ def quantise(unit: Unit) -> Record:
     return record(unit.path)
 
 
-def record(path: Path) -> Record:
-    """What to enter in the store of a file that is there."""
-    return Record(path, read_metadata(path), replica_nbytes(path), file_hash(path))
+def record(path: Path) -> ReplicaRecord:
+    """Return the record of a file that was written."""
+    return ReplicaRecord(path, read_metadata(path), replica_nbytes(path), file_hash(path))
 
 
-def tables(records: Sequence[Record]) -> dict[str, pa.Table]:
-    """Rows of `quant_loss` and `replicas`, by layer, expert and width."""
+def tables(records: Sequence[ReplicaRecord]) -> dict[str, pa.Table]:
+    """Return the rows of `quant_loss` and `replicas`, by layer, expert and width."""
     entries = [(each, bits) for each in records for bits in sorted(each.nbytes)]
     keys = {
         name: np.array([int(each.metadata[name]) for each, _ in entries], np.uint16) for name in ("layer", "expert")
@@ -106,7 +108,7 @@ def tables(records: Sequence[Record]) -> dict[str, pa.Table]:
 
 
 def _quantised(
-    unit: Unit, module: nn.Module, name: str, weight: torch.Tensor, hessian: torch.Tensor
+    unit: ExpertTask, module: nn.Module, name: str, weight: torch.Tensor, hessian: torch.Tensor
 ) -> dict[int, Quantized]:
     method = unit.method
     weight = weight.T.contiguous() if module.is_transposed else weight
@@ -118,7 +120,7 @@ def _quantised(
 
 
 def _losses(
-    module: nn.Module, weights: Weights, replicas: Mapping[str, dict[int, Quantized]], unit: Unit
+    module: nn.Module, weights: Weights, replicas: Mapping[str, dict[int, Quantized]], unit: ExpertTask
 ) -> dict[str, str]:
     """Per width: mse and relative of the expert's output without routing weight, gated with it; all as texts."""
     own = spaced(len(unit.rows), LOSS_TOKENS)
@@ -141,17 +143,17 @@ def _losses(
 
 
 def _dequantised(module: nn.Module, replicas: Mapping[str, dict[int, Quantized]], bits: int) -> Weights:
-    """As the file will hold them, in the module's own orientation."""
-    found = {name: by_bits[bits].dequantised() for name, by_bits in replicas.items()}
-    return {name: weight.T if module.is_transposed else weight for name, weight in found.items()}
+    """Return the weights of one width as the file will hold them, in the module's own orientation."""
+    weights = {name: by_bits[bits].dequantised() for name, by_bits in replicas.items()}
+    return {name: weight.T if module.is_transposed else weight for name, weight in weights.items()}
 
 
 def _squares(x: torch.Tensor) -> torch.Tensor:
-    """[n, H] -> [n]: each token's sum of squares, float64."""
+    """Return each token's sum of squares in float64: [n, H] -> [n]."""
     return torch.linalg.vector_norm(x, dim=1, dtype=torch.float64).square()
 
 
-def _metadata(unit: Unit) -> dict[str, str]:
+def _metadata(unit: ExpertTask) -> dict[str, str]:
     method = unit.method
     return {
         "model": unit.model,
@@ -164,5 +166,5 @@ def _metadata(unit: Unit) -> dict[str, str]:
 
 
 def _text(value: float | torch.Tensor) -> str:
-    """Exact to the last bit."""
+    """Return the text of a number, exact to the last bit."""
     return repr(float(value))

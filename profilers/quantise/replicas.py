@@ -1,14 +1,13 @@
-"""Replicas of every expert of a model: calibrated layer by layer, one file an expert, then all rows at once.
+"""Builds replicas of every expert of a model: layer by layer, one file per expert, then all rows of the store at once.
 
-Stopped at any moment, the same call goes on with the experts whose files are missing, to the same bytes. Memory is
-bounded: one layer's inputs (hidden states of the calibration text), and one expert a job.
+After an interruption the same call continues with the experts whose files are missing, and writes the same bytes.
+Memory is bounded by one layer's inputs (hidden states of the calibration text) and one expert per worker.
 """
 
 import fcntl
 import hashlib
 import json
 import shutil
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -20,36 +19,35 @@ import torch
 from artifacts.errors import BadInput, OutOfResources, Partly
 from artifacts.quantisation.gptq import VERSION
 from artifacts.quantisation.replica_file import FORMAT, is_intact, read_metadata, replica_root
-from artifacts.store.runs import ModelInfo, RunInfo, utc_now
+from artifacts.store.runs import ModelInfo
 from artifacts.store.store import add_run
 from profilers.quantise.calibration import LayerInputs, LayerTokens, describing, keep_inputs
-from profilers.quantise.lockstep import Arrived, Lockstep, batches
+from profilers.quantise.lockstep import LayerBatch, Lockstep, batches
 from profilers.quantise.method import Method, check_method, expected_nbytes, projections
-from profilers.quantise.one_expert import LOSS_TOKENS, Record, Unit, quantise, record, tables
+from profilers.quantise.one_expert import LOSS_TOKENS, ExpertTask, ReplicaRecord, quantise, record, tables
 from profilers.text.batches import Data
-from profilers.text.corpus import data_digest
-from profilers.workers.memory import return_large_buffers
-from profilers.workers.workers import ATTEMPTS, Executor, Processes, Workers
+from profilers.text.run import TextRun
+from profilers.workers.workers import ATTEMPTS, Executor, Processes, Workers, return_large_buffers
 from runtime.model.arithmetic import accumulate, expert_forward, gather, weigh
 from runtime.model.layers import MoeLayer
 from runtime.model.layout import aligned
 from runtime.model.open import MoeModel
 
 QUANTIZE = "quantize"
-BATCH_TOKENS = 4096  # rows of a batch, padding included
+BATCH_TOKENS = 4096  # rows of a batch, with padding
 _HERE = Processes(1)
-_HOPELESS = 4  # experts lost and none done: it is not the experts
+_MOST_LOST_AT_FIRST = 4  # experts lost before any is done show that the cause is not in the experts
 
 Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Built:
-    """What a run left in the store; `resumed` experts were done by an earlier, stopped one."""
+class BuiltReplicas:
+    """Replicas that were written; an earlier run that was stopped had done `resumed` of the experts."""
 
     run_id: int
     folder: Path
-    records: tuple[Record, ...]
+    records: tuple[ReplicaRecord, ...]
     num_tokens: int
     seconds: float
     resumed: int
@@ -64,53 +62,43 @@ def build_replicas(
     store_path: Path,
     executor: Executor = _HERE,
     progress: Progress = lambda done, total: None,
-) -> Built:
-    """Quantise every expert and write the run; workers write its files. `progress` hears of experts done and experts
-    in all.
+) -> BuiltReplicas:
+    """Quantise every expert and write the run; workers write its files. `progress` is told the experts done and the
+    experts in all.
 
-    Raises BadUsage for a method that this model does not allow, OutOfResources for a full disk, workers that are all
-    killed and a folder that another process is filling, Partly when some experts could not be done.
+    Raises BadUsage for a method that this model does not allow; OutOfResources for a full disk, for workers that are
+    all killed and for a folder that another process is filling; Partly when some experts could not be quantised.
     """
-    started_at, start_s = utc_now(), time.monotonic()
+    run = TextRun(data)
     shapes = projections(opened.layers[0])
     check_method(method, shapes)
-    digest = data_digest(data.sequences)
-    folder = replica_root(store_path) / f"{model.model_id}-{_identity(method, digest)}"
+    folder = replica_root(store_path) / f"{model.model_id}-{_identity(method, run.digest)}"
     with _owning(folder):
         job = _Job(opened, method, folder, model.fingerprint, progress)
         job.take_up()
         resumed = len(job.records)
         job.check_space(expected_nbytes(method, shapes))
         job.run(data.sequences, executor)
-        info = RunInfo(
-            command=QUANTIZE,
-            model_id=model.model_id,
-            started_at=started_at,
-            seconds=time.monotonic() - start_s,
-            data=data.spec,
-            data_digest=digest,
-            tokens=sum(map(len, data.sequences)),
-            seed=data.seed,
-            parameters=asdict(method) | {"folder": folder.name, "sequences": len(data.sequences)},
-        )
+        parameters = asdict(method) | {"folder": folder.name, "sequences": len(data.sequences)}
+        info = run.info(QUANTIZE, model, parameters)
         records = tuple(job.records[key] for key in range(opened.shape.num_keys))
         run_id = add_run(store_path, info, tables(records), model=model)
-    return Built(run_id, folder, records, info.tokens, info.seconds, resumed)
+    return BuiltReplicas(run_id, folder, records, info.tokens, info.seconds, resumed)
 
 
 class _Job:
-    """One model under way; `records` by key fill up."""
+    """The quantisation of one model; `records` holds the finished experts by key."""
 
     def __init__(self, opened: MoeModel, method: Method, folder: Path, model: str, progress: Progress) -> None:
         self._opened, self._method, self._folder, self._model = opened, method, folder, model
         self._progress = progress
         self._host = aligned(opened.store.layout.nbytes)
-        self.records: dict[int, Record] = {}
+        self.records: dict[int, ReplicaRecord] = {}
         self._lost: dict[int, Exception] = {}
         self._num_done = 0
 
     def take_up(self) -> None:
-        """Count what an earlier run left whole; remove what is not, and what it had under way."""
+        """Record the experts whose files an earlier run finished, and remove its unfinished ones."""
         for path in self._folder.glob(".*.tmp"):
             path.unlink()
         for key in range(self._opened.shape.num_keys):
@@ -119,7 +107,7 @@ class _Job:
                 self.records[key] = record(path)
 
     def check_space(self, nbytes: int) -> None:
-        """Raise OutOfResources now, not after hours, if the disk cannot take what is missing, `nbytes` an expert."""
+        """Raise OutOfResources if the disk cannot take the missing files of `nbytes` each."""
         needed = nbytes * (self._opened.shape.num_keys - len(self.records))
         free = shutil.disk_usage(self._folder).free
         if needed > free:
@@ -129,7 +117,7 @@ class _Job:
             )
 
     def run(self, sequences: Sequence[np.ndarray], executor: Executor) -> None:
-        """Do every expert that has no record yet."""
+        """Quantise every expert without a record. Raises Partly when some are lost."""
         num_experts, num_keys = self._opened.shape.num_experts, self._opened.shape.num_keys
         self._progress(len(self.records), num_keys)
         missing = [key for key in range(num_keys) if key not in self.records]
@@ -153,19 +141,19 @@ class _Job:
                     break
                 lockstep.put(outputs)
         if self._lost:
-            raise Partly(self._what_is_lost())
+            raise Partly(self._loss_message())
 
     def _layer(
-        self, layer: MoeLayer, arrived: list[Arrived], workers: Workers, scratch: Path, *, is_last: bool
+        self, layer: MoeLayer, arrived: list[LayerBatch], workers: Workers, scratch: Path, *, is_last: bool
     ) -> list[torch.Tensor]:
-        """Each expert is read once: for its replicas, and for what the layers above it will see."""
+        """Read each expert once, submit it for quantisation, and add its output to the layer's [T, H] of each batch."""
         tokens = LayerTokens(arrived)
         outputs = [torch.zeros_like(batch.hidden) for batch in arrived]
         missing = [e for e in range(self._opened.shape.num_experts) if self._key(layer, e) not in self.records]
         inputs = keep_inputs(arrived, scratch, layer.index) if missing else None
         for expert in range(self._opened.shape.num_experts):
-            is_wanted = any(expert in assigned for assigned in tokens.assigned)
-            if expert not in missing and (is_last or not is_wanted):
+            is_selected = any(expert in assigned for assigned in tokens.assigned)
+            if expert not in missing and (is_last or not is_selected):
                 continue
             self._opened.store.read(layer.index, expert, self._host)
             if expert in missing:
@@ -179,7 +167,7 @@ class _Job:
         return outputs
 
     def _finish(self, layer: MoeLayer, inputs: LayerInputs | None, tokens: LayerTokens, workers: Workers) -> None:
-        """Wait for the layer's experts, and note those that are lost for good."""
+        """Wait for the layer's experts and note those that are lost after all attempts."""
 
         def again(expert: int) -> None:
             self._opened.store.read(layer.index, expert, self._host)
@@ -187,10 +175,10 @@ class _Job:
 
         lost = workers.persist(again)
         self._lost |= {self._key(layer, expert): error for expert, error in lost.items()}
-        if len(self._lost) >= _HOPELESS and not self._num_done:
+        if len(self._lost) >= _MOST_LOST_AT_FIRST and not self._num_done:
             raise next(iter(lost.values()))
 
-    def _what_is_lost(self) -> str:
+    def _loss_message(self) -> str:
         of_layer = [divmod(key, self._opened.shape.num_experts) for key in self._lost]
         listed = ", ".join(f"layer {layer} expert {expert}" for layer, expert in of_layer)
         reason = str(next(iter(self._lost.values()))).strip().splitlines()[-1]
@@ -199,9 +187,9 @@ class _Job:
             f"done: {listed}; all others are kept, and the same command tries these again. Of the first: {reason}"
         )
 
-    def _unit(self, layer: MoeLayer, expert: int, inputs: LayerInputs, tokens: LayerTokens) -> Unit:
+    def _unit(self, layer: MoeLayer, expert: int, inputs: LayerInputs, tokens: LayerTokens) -> ExpertTask:
         rows, gates = tokens.of(expert)
-        return Unit(
+        return ExpertTask(
             path=self._path(self._key(layer, expert)).absolute(),  # a worker may be in another folder
             model=self._model,
             layer=layer.index,
@@ -216,9 +204,9 @@ class _Job:
             device=str(self._opened.model.device),
         )
 
-    def _done(self, found: Record) -> None:
-        layer, expert = int(found.metadata["layer"]), int(found.metadata["expert"])
-        self.records[layer * self._opened.shape.num_experts + expert] = found
+    def _done(self, record: ReplicaRecord) -> None:
+        layer, expert = int(record.metadata["layer"]), int(record.metadata["expert"])
+        self.records[layer * self._opened.shape.num_experts + expert] = record
         self._num_done += 1
         self._progress(len(self.records), self._opened.shape.num_keys)
 
@@ -226,8 +214,8 @@ class _Job:
         layer, expert = divmod(key, self._opened.shape.num_experts)
         try:
             metadata = read_metadata(path)
-            own = (metadata.get("model"), metadata.get("layer"), metadata.get("expert"))
-            return own == (self._model, str(layer), str(expert)) and is_intact(path)
+            origin = (metadata.get("model"), metadata.get("layer"), metadata.get("expert"))
+            return origin == (self._model, str(layer), str(expert)) and is_intact(path)
         except BadInput:
             return False
 
@@ -240,7 +228,7 @@ class _Job:
 
 
 def _identity(method: Method, digest: str) -> str:
-    """8 hexadecimal digits of all that decides the files' bytes, the model apart."""
+    """Return 8 hexadecimal digits of everything but the model that the files' bytes depend on."""
     settings = asdict(method) | {
         "data": digest,
         "batch": BATCH_TOKENS,
@@ -253,7 +241,7 @@ def _identity(method: Method, digest: str) -> str:
 
 @contextmanager
 def _owning(folder: Path) -> Iterator[None]:
-    """Make the folder and keep other processes out of it; a folder that is left empty goes away again."""
+    """Make the folder and lock it against other processes; a folder that is left empty is removed at the end."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / ".lock"
     with path.open("w") as lock:
@@ -268,8 +256,8 @@ def _owning(folder: Path) -> Iterator[None]:
 
 
 def _leave(folder: Path, lock: Path) -> None:
-    """Only who holds the lock may: to anybody else a folder that was just begun looks empty."""
-    with suppress(OSError):  # somebody moved it, or begins in it: it is no longer ours to tidy
+    """Remove the folder if it is empty. Only the holder of the lock may: a folder just begun looks empty to others."""
+    with suppress(OSError):  # another process has moved the folder or begun to fill it
         if [*folder.iterdir()] == [lock]:
             lock.unlink()
             folder.rmdir()
@@ -289,7 +277,7 @@ def _scratch(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Another number of threads rounds differently: files would depend on the machine's load."""
+    """Compute on one thread: rounding depends on the number of threads, and files may not depend on the machine."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -1,1 +1,1 @@
-"""Runs text through a model and counts what the routers say: profiles, expert maps, predictors."""
+"""Runs text through a model and measures its routers: profiles, expert maps, predictors."""

@@ -1,4 +1,7 @@
-"""Batches of a profile as tasks: whoever can read the checkpoint counts them, and they count the same wherever."""
+"""Divides the batches of a profile into tasks for workers, which open the checkpoint and count on their own.
+
+The counts do not depend on the worker.
+"""
 
 import pickle
 import socket
@@ -10,20 +13,21 @@ import numpy as np
 
 from artifacts.errors import Incompatible
 from artifacts.traces.trace import Trace
-from profilers.routing.observe import Foresight, RoutingProfile, observe
+from profilers.routing.observe import RoutingForesight, RoutingProfile, observe
 from profilers.text.batches import Batch
 from profilers.workers.workers import Executor
-from runtime.model.open import MoeModel, open_model
-from runtime.session.session import Session, Settings
+from runtime.model.open import open_model
+from runtime.session.session import Session
 
-_TURNS, _MOST = 4, 64  # tasks of a worker, at least, where there is as much to do; batches of a task, at most
+_MIN_TASKS = 4  # for each worker, where there are enough batches
+_MAX_BATCHES = 64  # of a task
 
 Part = tuple[int, ...]  # numbers of batches
 
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """What the routers said in some batches: `arrays` of a RoutingProfile, and their traces where those are kept."""
+    """The counts of some batches: `arrays` of a RoutingProfile, and a trace for each batch where traces are kept."""
 
     part: Part
     arrays: Mapping[str, np.ndarray]
@@ -31,19 +35,18 @@ class Counted:
 
 
 class Counting:
-    """The work of a worker: it opens the model with its first task, and computes on one thread."""
+    """The work of a worker: counts the batches of a task on one thread. The first task opens the model."""
 
-    def __init__(
-        self, name: str, opened: MoeModel, settings: Settings, prefill: int, keep_trace: Foresight | None
-    ) -> None:
+    def __init__(self, name: str, session: Session, prefill: int, keep_trace: RoutingForesight | None) -> None:
         self._name = str(Path(name).resolve()) if Path(name).exists() else name
-        self._fingerprint, self._prefill = opened.fingerprint, prefill
-        self._settings = replace(settings, device="cpu", threads=1)
-        self._keep_trace = pickle.dumps(keep_trace)  # or processes of one machine would share its tensors' memory
+        self._fingerprint, self._prefill = session.opened.fingerprint, prefill
+        self._settings = replace(session.parts.settings, device="cpu", threads=1)
+        self.is_traced = keep_trace is not None
+        self._keep_trace = pickle.dumps(keep_trace)  # pickled now, or processes would share the memory of its tensors
         self._session: Session | None = None
 
     def __call__(self, task: tuple[Part, Sequence[Batch]]) -> Counted:
-        """Raises Incompatible where the name leads to another model than it does for who gives the task."""
+        """Count a task. Raises Incompatible where the name leads to another model than in the process that submits."""
         part, batches = task
         session = self._opened()
         profile = RoutingProfile(session.opened.shape.num_layers, session.opened.shape.num_experts)
@@ -65,6 +68,6 @@ class Counting:
 
 
 def parts(missing: Sequence[int], executor: Executor, *, is_traced: bool) -> list[Part]:
-    """The batches as tasks: several at a time where they are many, one where their traces come with them."""
-    size = 1 if is_traced else min(_MOST, max(1, len(missing) // (_TURNS * executor.count)))
+    """Divide the batches into tasks: of several batches where there are many, of one where traces are kept."""
+    size = 1 if is_traced else min(_MAX_BATCHES, max(1, len(missing) // (_MIN_TASKS * executor.count)))
     return [tuple(missing[start : start + size]) for start in range(0, len(missing), size)]

@@ -1,11 +1,9 @@
-"""Observes requests iteration by iteration and keeps what is worth keeping of them as expert maps (fMoE).
+"""Observes requests iteration by iteration and selects the iterations to store as expert maps (fMoE).
 
-Text is teacher-forced: a causal model says the same of a token whether its successors are there or not, so that a
-sequence is a request in one pass: its prompt is iteration 0, every later token one of its own. Memory is bounded: the
-maps, and the iterations of one batch.
+A sequence is a request: its prompt is iteration 0, every later token an iteration of its own. Memory is bounded by the
+maps and the iterations of one batch.
 """
 
-import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,27 +14,28 @@ from torch import nn
 
 from artifacts.routing.expert_maps import DTYPES, ExpertMaps, mean_rows
 from artifacts.store.expert_maps import COMMAND, TABLE, map_rows
-from artifacts.store.runs import ModelInfo, RunInfo, utc_now
+from artifacts.store.runs import ModelInfo
 from artifacts.store.store import add_run
-from profilers.text.batches import Batch, Batching, Data, check_sequences, padded, real_rows
-from profilers.text.corpus import data_digest
+from profilers.routing.teacher_forced import TokenPlaces, run_batches, token_rows
+from profilers.text.batches import Batch, Batching, Data
+from profilers.text.run import TextRun
 from runtime.policies.base import Step
 from runtime.session.session import Session
 
 
 @dataclass(frozen=True, slots=True)
 class Iterations:
-    """What was seen of I iterations."""
+    """Embeddings and routing probabilities of I iterations."""
 
     request: np.ndarray  # [I] int
     iteration: np.ndarray  # [I] int, 0 the prompt
     embeddings: np.ndarray  # [I, H] float32, mean over the iteration's tokens
-    probabilities: np.ndarray  # [I, L, E] float32, likewise
+    probabilities: np.ndarray  # [I, L, E] float32, mean over the iteration's tokens
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """The store of maps that is asked for."""
+class ExpertMapOptions:
+    """The size of the map store, the prefetch distance of the search, and the type that maps are stored in."""
 
     capacity: int = 1000
     distance: int = 3
@@ -45,7 +44,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class BuiltMaps:
-    """The maps, and what they were chosen from."""
+    """The maps of a run, and the number of requests, iterations and tokens that they were selected from."""
 
     run_id: int
     maps: ExpertMaps
@@ -59,92 +58,69 @@ def build_maps(
     session: Session,
     data: Data,
     batching: Batching,
-    plan: Plan,
+    options: ExpertMapOptions,
     *,
     model: ModelInfo,
     store_path: Path,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> BuiltMaps:
-    """Run the requests, fill a store of maps and write it. `progress` hears of tokens done and tokens in all.
+    """Run the requests, fill a store of maps and write it. `progress` is told the tokens done and the tokens in all.
 
-    Raises BadUsage for a distance beyond the model's layers or a capacity of nothing.
+    Raises BadUsage for a distance beyond the model's layers or a capacity of zero.
     """
-    started_at, start_s = utc_now(), time.monotonic()
-    maps, total = _empty(session, plan), sum(map(len, data.sequences))
+    run, maps = TextRun(data), _empty(session, options)
     running = observe_iterations(session, batching.batches(data.sequences), prefill=batching.prefill)
-    origins, num_iterations = _fill(maps, running, lambda done: progress(done, total))
-    info = RunInfo(
-        command=COMMAND,
-        model_id=model.model_id,
-        started_at=started_at,
-        seconds=time.monotonic() - start_s,
-        data=data.spec,
-        data_digest=data_digest(data.sequences),
-        tokens=total,
-        seed=data.seed,
-        parameters={**asdict(plan), **asdict(batching), "iterations": num_iterations, "replaced": maps.num_replaced},
-    )
+    origins, num_iterations = _fill(maps, running, lambda done: progress(done, data.num_tokens))
+    counts = {"iterations": num_iterations, "replaced": maps.num_replaced}
+    info = run.info(COMMAND, model, {**asdict(options), **asdict(batching), **counts})
     run_id = add_run(store_path, info, {TABLE: map_rows(maps, origins)}, model=model)
-    return BuiltMaps(run_id, maps, len(data.sequences), num_iterations, total, info.seconds)
+    return BuiltMaps(run_id, maps, len(data.sequences), num_iterations, data.num_tokens, info.seconds)
 
 
 def _fill(
     maps: ExpertMaps, running: Iterable[tuple[Batch, Iterations]], progress: Callable[[int], None]
 ) -> tuple[np.ndarray, int]:
-    """Take all iterations in, in order: the request and iteration of each map [N, 2], and how many there were."""
+    """Add all iterations in order. Returns the request and iteration of each map [N, 2], and the number of all."""
     origins = np.zeros((maps.capacity, 2), np.int64)
-    num_iterations = done = 0
-    for batch, seen in running:
-        rows = maps.add(seen.embeddings, seen.probabilities)
-        for row, *origin in zip(rows, seen.request, seen.iteration, strict=True):  # of several in one row the last
-            origins[row] = origin
-        num_iterations, done = num_iterations + len(rows), done + batch.num_tokens
-        progress(done)
+    num_iterations = num_tokens = 0
+    for batch, iterations in running:
+        rows = maps.add(iterations.embeddings, iterations.probabilities)
+        for row, *origin in zip(rows, iterations.request, iterations.iteration, strict=True):
+            origins[row] = origin  # the last of several iterations in one row
+        num_iterations, num_tokens = num_iterations + len(rows), num_tokens + batch.num_tokens
+        progress(num_tokens)
     return origins[: len(maps)], num_iterations
 
 
 def observe_iterations(
     session: Session, batches: Iterable[Batch], *, prefill: int
 ) -> Iterator[tuple[Batch, Iterations]]:
-    """Run batches through the session's watcher and yield each with what was seen of its iterations, in order."""
+    """Run batches through the session and yield each with its iterations, in order."""
     collector = _Collector(session, prefill)
-    watcher = session.watcher
-    watcher.see_probabilities()
-    watcher.on_pass, watcher.on_step = collector.begin_pass, collector.add
-    handle = session.opened.model.get_input_embeddings().register_forward_hook(collector.embed)
-    try:
-        for batch in batches:
-            check_sequences(session.opened.model, batch.sequences)
-            ids, mask = padded(batch.sequences)
-            collector.rows = real_rows(ids, mask)
-            session.new_requests(len(batch.sequences))
-            session.forward(ids, mask=mask)
-            yield batch, collector.iterations(batch.first)
-    finally:
-        handle.remove()
-        watcher.on_pass = watcher.on_step = None
+    session.watcher.see_probabilities()
+    hooks = [(session.opened.model.get_input_embeddings(), collector.embed)]
+    for batch in run_batches(session, batches, collector, hooks):
+        yield batch, collector.iterations(batch.first)
 
 
 class _Collector:
-    """Hears the engine's passes and steps, and the embedding of their tokens; keeps means, not tokens."""
+    """Averages the routers' probabilities and the embeddings over the tokens of each iteration."""
 
     def __init__(self, session: Session, prefill: int) -> None:
-        self.rows = np.zeros(0, bool)
         self._shape, self._prefill = session.opened.shape, prefill
 
+    def begin_batch(self, rows: np.ndarray) -> None:
+        self._rows = rows
+
     def begin_pass(self, requests: np.ndarray) -> None:
-        request = requests - requests[0]
-        position = np.arange(len(request)) - np.searchsorted(request, request)
-        iteration = np.maximum(position - self._prefill + 1, 0) if self._prefill else position
-        is_last = np.diff(request, append=-1).astype(bool) | np.diff(iteration, append=-1).astype(bool)
-        self._last = np.flatnonzero(is_last)
-        self._request, self._iteration = request[self._last], iteration[self._last]
+        tokens = TokenPlaces.of(requests, self._prefill)
+        self._last = np.flatnonzero(tokens.ends_iteration)
+        self._request, self._iteration = tokens.request[self._last], tokens.iteration[self._last]
         size = (len(self._last), self._shape.num_layers, self._shape.num_experts)
         self._probabilities = np.empty(size, np.float32)
 
     def embed(self, module: nn.Module, args: tuple, output: torch.Tensor) -> None:
-        tokens = output.flatten(0, -2).float().cpu().numpy()[self.rows]
-        self._embeddings = mean_rows(tokens, self._last)
+        self._embeddings = mean_rows(token_rows(output, self._rows), self._last)
 
     def add(self, step: Step) -> None:
         self._probabilities[:, step.layer] = mean_rows(step.probabilities, self._last)
@@ -153,13 +129,13 @@ class _Collector:
         return Iterations(self._request + first_request, self._iteration, self._embeddings, self._probabilities)
 
 
-def _empty(session: Session, plan: Plan) -> ExpertMaps:
+def _empty(session: Session, options: ExpertMapOptions) -> ExpertMaps:
     opened = session.opened
     return ExpertMaps(
-        plan.capacity,
+        options.capacity,
         num_layers=opened.shape.num_layers,
         num_experts=opened.shape.num_experts,
         hidden=opened.model.get_input_embeddings().weight.shape[1],
-        distance=plan.distance,
-        dtype=plan.dtype,
+        distance=options.distance,
+        dtype=options.dtype,
     )

@@ -1,6 +1,6 @@
-"""Observes a model's routers over text: use by phase, co-activation, entropy; whole traces if wished.
+"""Observes a model's routers on text: use by phase, co-activation, entropy and, on request, whole traces.
 
-Everything counted is additive, so that batches and shards merge to the same numbers in any order.
+All counts are additive, so batches and shards merge to the same numbers in any order.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,17 +14,19 @@ from artifacts.routing.coactivation import Coactivation, additive_shares
 from artifacts.routing.entropy import EntropyHistogram, token_entropy
 from artifacts.routing.expert_maps import mean_rows
 from artifacts.traces.trace import PHASES, Trace
-from profilers.text.batches import Batch, check_sequences, padded, real_rows
+from profilers.routing.teacher_forced import TokenPlaces, run_batches, token_rows
+from profilers.text.batches import Batch
 from runtime.engine.predictors import Predictor
 from runtime.policies.base import Step
 from runtime.session.session import Session
 
 
 class RoutingProfile:
-    """What was counted, per layer: L layers of E experts.
+    """Counts of L layers of E experts.
 
-    `use` [L, 2, E] int64: tokens that selected each expert, by phase; `share` [L, 2, E] float64: their routing weights
-    renormalised over the selected. `coactivation` and `entropy`: one a layer, over both phases.
+    `use` [L, 2, E] int64 are the tokens that selected each expert, by phase; `share` [L, 2, E] float64 the sums of
+    their routing weights, renormalised over the selected experts. `coactivation` and `entropy` have one entry per
+    layer, over both phases.
     """
 
     def __init__(self, num_layers: int, num_experts: int) -> None:
@@ -52,7 +54,7 @@ class RoutingProfile:
             mine.merge(theirs)
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Everything by name, for the file of a half-done profile."""
+        """Return all counts by name, as the file of a half-done profile holds them."""
         return {
             "use": self.use,
             "share": self.share,
@@ -63,6 +65,7 @@ class RoutingProfile:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> "RoutingProfile":
+        """Return the profile that `arrays` were made from."""
         num_layers, _, num_experts = arrays["use"].shape
         profile = cls(num_layers, num_experts)
         profile.use, profile.share = arrays["use"].copy(), arrays["share"].copy()
@@ -74,9 +77,9 @@ class RoutingProfile:
 
 
 @dataclass(frozen=True, slots=True)
-class Foresight:
-    """What a kept trace says of the layers ahead: what the routers of the next `distance` layers say, and as far as it
-    reaches, what the predictor does."""
+class RoutingForesight:
+    """Predictions that a kept trace holds for each layer's input: those of the routers of the next `distance` layers
+    and, if given, those of a fitted predictor for as many layers as it has."""
 
     distance: int = 1
     predictor: Predictor | None = None
@@ -88,57 +91,39 @@ def observe(
     *,
     prefill: int,
     profile: RoutingProfile,
-    keep_trace: Foresight | None = None,
+    keep_trace: RoutingForesight | None = None,
 ) -> Iterator[tuple[Batch, Trace | None]]:
-    """Run batches through the session's engine, add what its routers say to `profile`, and yield each batch when done.
+    """Run batches through the session's engine, add their routing to `profile`, and yield each batch when done.
 
-    Positions below `prefill` count as prefill, the others as decode: a causal model routes a token alike whether its
-    successors are there or not. With `keep_trace` the batch comes with its trace: prefills and decode passes, the
-    routers' probabilities, what each pass was given, and what each layer's input says of the layers ahead.
+    Positions below `prefill` count as prefill, the others as decode. With `keep_trace` each batch comes with its trace:
+    prefill and decode passes, the routers' probabilities, the embeddings of each pass, and the predictions for the
+    layers ahead.
     """
     if keep_trace:
         session.watcher.see_predictions(keep_trace.distance, keep_trace.predictor)
         session.watcher.see_probabilities()
     collector = _Collector(profile, prefill, keep_trace is not None)
-    session.watcher.on_pass, session.watcher.on_step = collector.begin_pass, collector.add
-    embedding = session.opened.model.get_input_embeddings()
-    handles = [embedding.register_forward_hook(collector.embed)] if keep_trace else []
-    try:
-        for batch in batches:
-            check_sequences(session.opened.model, batch.sequences)
-            ids, mask = padded(batch.sequences)
-            collector.rows = real_rows(ids, mask)
-            session.new_requests(len(batch.sequences))
-            session.forward(ids, mask=mask)
-            yield batch, collector.trace(batch.first) if keep_trace else None
-    finally:
-        for handle in handles:
-            handle.remove()
-        session.watcher.on_pass = session.watcher.on_step = None
-
-
-def _joined(parts: list[np.ndarray | None]) -> np.ndarray | None:
-    return None if parts[0] is None else np.concatenate(parts)
+    hooks = [(session.opened.model.get_input_embeddings(), collector.embed)] if keep_trace else []
+    for batch in run_batches(session, batches, collector, hooks):
+        yield batch, collector.trace(batch.first) if keep_trace else None
 
 
 class _Collector:
-    """Hears the engine's passes and steps."""
+    """Adds the engine's steps to a profile and, for a trace, keeps them and the inputs of the pass."""
 
     def __init__(self, profile: RoutingProfile, prefill: int, keep_trace: bool) -> None:
         self._profile, self._prefill, self._keep_trace = profile, prefill, keep_trace
-        self.rows = np.zeros(0, bool)
+
+    def begin_batch(self, rows: np.ndarray) -> None:
+        self._rows = rows
 
     def begin_pass(self, requests: np.ndarray) -> None:
-        starts = np.flatnonzero(np.diff(requests, prepend=requests[0] - 1))
-        lengths = np.diff([*starts, len(requests)])
-        self._requests = np.repeat(np.arange(len(starts)), lengths)
-        self._positions = np.arange(len(requests)) - np.repeat(starts, lengths)
-        self._is_decode = self._positions >= self._prefill
+        self._tokens = TokenPlaces.of(requests, self._prefill)
+        self._is_decode = self._tokens.position >= self._prefill
         self._steps: list[Step] = []
 
     def embed(self, module: nn.Module, args: tuple, output: torch.Tensor) -> None:
-        """Every token's input of the pass under way; `rows` say which are tokens."""
-        self._embedded = output.flatten(0, -2).float().cpu().numpy()[self.rows]
+        self._embedded = token_rows(output, self._rows)
 
     def add(self, step: Step) -> None:
         self._profile.update(step, self._is_decode)
@@ -146,22 +131,30 @@ class _Collector:
             self._steps.append(step)
 
     def trace(self, first_request: int) -> Trace:
-        """The last batch as requests one after another: pass 0 is the prefill, each later token a pass of its own."""
-        num_layers = len(self._steps)
-        pass_ = np.maximum(self._positions - self._prefill + 1, 0) if self._prefill else self._positions
-        is_last = np.diff(self._requests, append=-1).astype(bool) | np.diff(pass_, append=-1).astype(bool)
+        """Return the last batch as requests in order: pass 0 is the prefill, each later token a pass of its own."""
+        tokens, steps = self._tokens, self._steps
         trace = Trace(
-            request=np.tile(self._requests + first_request, num_layers).astype(np.int32),
-            pass_=np.tile(pass_, num_layers).astype(np.int32),
-            phase=np.tile(self._is_decode, num_layers).astype(np.uint8),
-            layer=np.repeat([step.layer for step in self._steps], len(pass_)).astype(np.int32),
-            token=np.tile(self._positions, num_layers).astype(np.int32),
-            experts=np.concatenate([step.selected for step in self._steps]).astype(np.uint16),
-            weights=np.concatenate([step.weights for step in self._steps]).astype(np.float32),
-            probabilities=np.concatenate([step.probabilities for step in self._steps]),
-            predicted=np.concatenate([step.predicted for step in self._steps]),
-            learned=_joined([step.learned for step in self._steps]),
-            iteration=np.tile(np.append(0, is_last[:-1].cumsum()), num_layers).astype(np.int32),
-            embeddings=mean_rows(self._embedded, np.flatnonzero(is_last)),
+            request=_for_layers(steps, tokens.request + first_request, np.int32),
+            pass_=_for_layers(steps, tokens.iteration, np.int32),
+            phase=_for_layers(steps, self._is_decode, np.uint8),
+            layer=np.repeat([step.layer for step in steps], len(tokens.request)).astype(np.int32),
+            token=_for_layers(steps, tokens.position, np.int32),
+            experts=np.concatenate([step.selected for step in steps]).astype(np.uint16),
+            weights=np.concatenate([step.weights for step in steps]).astype(np.float32),
+            probabilities=np.concatenate([step.probabilities for step in steps]),
+            predicted=np.concatenate([step.predicted for step in steps]),
+            learned=_concatenated([step.learned for step in steps]),
+            iteration=_for_layers(steps, np.append(0, tokens.ends_iteration[:-1].cumsum()), np.int32),
+            embeddings=mean_rows(self._embedded, np.flatnonzero(tokens.ends_iteration)),
         )
         return trace.take(np.lexsort((trace.token, trace.layer, trace.pass_, trace.request)))
+
+
+def _for_layers(steps: list[Step], column: np.ndarray, dtype: type) -> np.ndarray:
+    """Repeat a column [T] for each step."""
+    return np.tile(column, len(steps)).astype(dtype)
+
+
+def _concatenated(parts: list[np.ndarray | None]) -> np.ndarray | None:
+    """Concatenate the parts of all steps; None where steps have none."""
+    return None if parts[0] is None else np.concatenate(parts)

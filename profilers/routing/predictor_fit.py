@@ -1,11 +1,11 @@
-"""Ridge regression of what routers say layers ahead, choosing between two targets, and testing what came of it.
+"""Fits by ridge regression what routers say layers ahead, chooses between two targets and tests the result.
 
-Only sums of products are kept of the text, of float32 products within a batch and of float64 over batches.
+Only sums of products are kept of the text: float32 within a batch and float64 over batches.
 
 Shapes: T tokens, L layers, D distances, E experts, H hidden, A features.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,14 +15,16 @@ from artifacts.routing.predictors import TARGETS
 from artifacts.shape import Shape
 from runtime.engine.predictors import Features
 
-_RIDGE = 1e-4  # of the mean square of a feature
-_FACTORS = 2.0 ** np.arange(-2, 5.5, 0.5)  # on a fit's outputs, tried on text that it did not see
+_RIDGE = 1e-4  # as a share of the mean square of a feature
+_FACTORS = 2.0 ** np.arange(-2, 5.5, 0.5)  # multiply a fit's outputs; tried on text that the fit has not seen
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """Of T tokens and every layer the router's input and what it said, and what the routers ahead said of it;
-    `following` are tokens that have a successor, in the next row."""
+class RouterBatch:
+    """Inputs and logits of every layer's router on T tokens, and what the routers ahead predict from the same inputs.
+
+    `following` are the rows of tokens that have a successor; it is in the next row.
+    """
 
     inputs: list[torch.Tensor]  # L of [T, H]
     logits: list[torch.Tensor]  # L of [T, E]
@@ -30,7 +32,7 @@ class Seen:
     following: torch.Tensor
 
     def ahead(self, layer: int, distance: int) -> tuple[slice | torch.Tensor, torch.Tensor]:
-        """Rows of a layer that have a target `distance` layers ahead, and its logits."""
+        """Return the rows that have a target `distance` layers ahead, and the target's logits."""
         target = layer + distance
         if target < len(self.logits):
             return slice(None), self.logits[target]
@@ -38,13 +40,15 @@ class Seen:
 
 
 def selected(logits: torch.Tensor, top_k: int) -> torch.Tensor:
-    """[T, E] 1 where an expert is among the `top_k` of largest logit."""
+    """[T, E]: 1 where an expert is among the `top_k` of largest logit, else 0."""
     return torch.zeros_like(logits).scatter_(1, logits.topk(top_k, dim=1).indices, 1)
 
 
-class Fit:
-    """Of two targets on the same features: the logits ahead, and whether an expert is selected. `use` [L, E]: tokens
-    that selected each expert."""
+class RidgeFit:
+    """Fits two targets on the same features: the logits ahead, and whether an expert is selected.
+
+    `scale` [L] normalises each layer's inputs; `use` [L, E] counts the tokens that selected each expert.
+    """
 
     def __init__(self, shape: Shape, *, distance: int, num_features: int, seed: int) -> None:
         self.shape, self.distance = shape, distance
@@ -56,28 +60,32 @@ class Fit:
         self._moments: dict[tuple[int, bool], torch.Tensor] = {}  # by layer, and whether its target is in the next pass
         self._products: dict[tuple[int, int], torch.Tensor] = {}  # by layer and distance
 
-    def add(self, seen: Seen) -> None:
+    def add(self, batch: RouterBatch) -> None:
+        """Add the batch's products to the sums."""
         if self._features is None:
-            self._begin(seen)
-        top_k = self.shape.top_k
-        self.num_samples += len(seen.inputs[0])
+            self._begin(batch)
+        self.num_samples += len(batch.inputs[0])
         for layer in range(self.shape.num_layers):
-            self.use[layer] += selected(seen.logits[layer], top_k).sum(0).cpu().numpy()
-            features, counted = self.features(seen, layer), set()
-            for distance in range(1, self.distance + 1):
-                rows, logits = seen.ahead(layer, distance)
-                own, at = features[rows], (layer, self._wraps(layer, distance))
-                if at not in counted:
-                    counted.add(at)
-                    _add(self._moments, at, own.T @ own)
-                _add(self._products, (layer, distance), own.T @ torch.cat((logits, selected(logits, top_k)), dim=1))
+            self.use[layer] += selected(batch.logits[layer], self.shape.top_k).sum(0).cpu().numpy()
+            self._add_layer(batch, layer)
 
-    def features(self, seen: Seen, layer: int) -> torch.Tensor:
-        """[T, A] of a layer's inputs."""
-        return self._features.of(seen.inputs[layer], float(self.scale[layer]))
+    def _add_layer(self, batch: RouterBatch, layer: int) -> None:
+        features, counted = self.features(batch, layer), set()
+        for distance in range(1, self.distance + 1):
+            rows, logits = batch.ahead(layer, distance)
+            x, moment = features[rows], (layer, self._wraps(layer, distance))
+            if moment not in counted:
+                counted.add(moment)
+                _add(self._moments, moment, x.T @ x)
+            targets = torch.cat((logits, selected(logits, self.shape.top_k)), dim=1)
+            _add(self._products, (layer, distance), x.T @ targets)
+
+    def features(self, batch: RouterBatch, layer: int) -> torch.Tensor:
+        """Return the features [T, A] of a layer's inputs."""
+        return self._features.of(batch.inputs[layer], float(self.scale[layer]))
 
     def solve(self) -> dict[str, np.ndarray]:
-        """Weights [L, D, A, E] of each target."""
+        """Return the weights [L, D, A, E] of each target."""
         solved = []
         for (layer, distance), products in self._products.items():
             moments = self._moments[layer, self._wraps(layer, distance)]
@@ -87,94 +95,115 @@ class Fit:
         return dict(zip(TARGETS, np.split(weights, len(TARGETS), axis=3), strict=True))
 
     def _wraps(self, layer: int, distance: int) -> bool:
+        """Whether the target is in the next token's pass."""
         return layer + distance >= self.shape.num_layers
 
-    def _begin(self, seen: Seen) -> None:
-        """The first batch tells how large inputs are."""
-        mean_squares = [float(x.double().square().mean()) for x in seen.inputs]
+    def _begin(self, batch: RouterBatch) -> None:
+        """Set the scale of the inputs from the first batch."""
+        mean_squares = [float(x.double().square().mean()) for x in batch.inputs]
         self.scale[:] = 1 / np.sqrt(np.maximum(mean_squares, 1e-12))
-        hidden, device = seen.inputs[0].shape[1], seen.inputs[0].device
+        hidden, device = batch.inputs[0].shape[1], batch.inputs[0].device
         self._features = Features(hidden, self._num_features, self._seed, device)
 
 
-def _add(sums: dict, at: tuple, product: torch.Tensor) -> None:
-    if at in sums:
-        sums[at] += product
+def _add(sums: dict, key: tuple, product: torch.Tensor) -> None:
+    if key in sums:
+        sums[key] += product
     else:
-        sums[at] = product.double()
+        sums[key] = product.double()
 
 
 class Recall:
-    """Of the k experts selected, the share among the k named, by layer and distance."""
+    """Measures the share of the k selected experts that are among the k predicted, by layer and distance."""
 
     def __init__(self, shape: Shape, distance: int) -> None:
         self._top_k = shape.top_k
         self._hits = np.zeros((shape.num_layers, distance))
         self._tokens = np.zeros_like(self._hits)
 
-    def add(self, at: tuple[int, int], named: torch.Tensor, wanted: torch.Tensor) -> None:
-        """`named` [T, E] or [1, E] scores, `wanted` [T, E] logits."""
-        chosen = selected(named, self._top_k) * selected(wanted, self._top_k)
-        self._hits[at] += float(chosen.sum()) / self._top_k
-        self._tokens[at] += len(wanted)
+    def add(self, place: tuple[int, int], scores: torch.Tensor, logits: torch.Tensor) -> None:
+        """Add tokens of a layer and distance: predicted `scores` [T, E] or [1, E], and the router's `logits` [T, E]."""
+        hits = selected(scores, self._top_k) * selected(logits, self._top_k)
+        self._hits[place] += float(hits.sum()) / self._top_k
+        self._tokens[place] += len(logits)
 
     def mean(self) -> np.ndarray:
+        """[L, D]."""
         return self._hits / np.maximum(self._tokens, 1)
 
 
-class Tuning:
-    """Recall of a fit on text that it did not see, and its cross-entropy by the factor on its outputs."""
+class TargetTuning:
+    """Measures one target's weights on text that the fit has not seen: recall, and cross-entropy by output factor."""
 
     def __init__(self, shape: Shape, distance: int) -> None:
         self.recall = Recall(shape, distance)
         self.losses = np.zeros((shape.num_layers, distance, len(_FACTORS)))
 
-    def add(self, seen: Seen, fit: Fit, weights: np.ndarray) -> None:
-        for at, said, logits in _said(seen, fit, weights):
-            self.recall.add(at, said, logits)
+    def add(self, batch: RouterBatch, fit: RidgeFit, weights: np.ndarray) -> None:
+        for place, scores, logits in _predictions(batch, fit, weights):
+            self.recall.add(place, scores, logits)
             p = logits.softmax(-1)
-            self.losses[at] += [float(-(p * (said * f).log_softmax(-1)).sum()) for f in _FACTORS.tolist()]
+            self.losses[place] += [float(-(p * (scores * f).log_softmax(-1)).sum()) for f in _FACTORS.tolist()]
 
 
-def _said(seen: Seen, fit: Fit, weights: np.ndarray) -> Iterator[tuple[tuple[int, int], torch.Tensor, torch.Tensor]]:
-    """By layer and distance what the weights say [T, E], and the logits that came."""
+def _predictions(
+    batch: RouterBatch, fit: RidgeFit, weights: np.ndarray
+) -> Iterator[tuple[tuple[int, int], torch.Tensor, torch.Tensor]]:
+    """Yield by layer and distance the scores [T, E] that the weights give, and the target's logits [T, E]."""
     for layer in range(fit.shape.num_layers):
-        features = fit.features(seen, layer)
+        features = fit.features(batch, layer)
         for ahead in range(fit.distance):
-            rows, logits = seen.ahead(layer, ahead + 1)
+            rows, logits = batch.ahead(layer, ahead + 1)
             yield (layer, ahead), features[rows] @ torch.from_numpy(weights[layer, ahead]).to(features), logits
 
 
-def choose(candidates: dict[str, np.ndarray], tuned: dict[str, Tuning]) -> tuple[np.ndarray, np.ndarray]:
-    """For each layer and distance the target of better recall, its outputs times the factor that makes the likeliest
-    probabilities of them: weights [L, D, A, E] and targets [L, D]."""
+def tuned_weights(fit: RidgeFit, batches: Iterable[RouterBatch]) -> tuple[np.ndarray, np.ndarray]:
+    """Solve the fit and choose between its targets on `batches`, which it has not seen. Returns as `choose`."""
+    candidates = fit.solve()
+    tuned = {target: TargetTuning(fit.shape, fit.distance) for target in candidates}
+    for batch in batches:
+        for target, weights in candidates.items():
+            tuned[target].add(batch, fit, weights)
+    return choose(candidates, tuned)
+
+
+def choose(candidates: dict[str, np.ndarray], tuned: dict[str, TargetTuning]) -> tuple[np.ndarray, np.ndarray]:
+    """Choose for each layer and distance the target of better recall, and multiply its weights by the factor of least
+    cross-entropy. Returns weights [L, D, A, E] and targets [L, D]."""
     recalls = np.stack([tuned[target].recall.mean() for target in TARGETS])
     best = recalls.argmax(axis=0)
     weights = np.empty_like(candidates[TARGETS[0]])
-    for at in np.ndindex(best.shape):
-        target = TARGETS[best[at]]
-        weights[at] = candidates[target][at] * _FACTORS[tuned[target].losses[at].argmin()]
+    for place in np.ndindex(best.shape):
+        target = TARGETS[best[place]]
+        weights[place] = candidates[target][place] * _FACTORS[tuned[target].losses[place].argmin()]
     return weights, np.array(TARGETS)[best]
 
 
-class Tested:
-    """Recall of the chosen fit, of the routers ahead asked about this input, and of the most frequent experts."""
+class PredictorTest:
+    """Measures recall on the test text: of the chosen weights, and of the controls that they are compared with."""
 
-    def __init__(self, shape: Shape, distance: int, use: np.ndarray) -> None:
-        self._recalls = [Recall(shape, distance) for _ in range(3)]
-        self._use = use
+    def __init__(self, fit: RidgeFit) -> None:
+        self._fit = fit
+        self._learned, self._next_gate, self._frequent = (Recall(fit.shape, fit.distance) for _ in range(3))
         self.num_tokens = 0
 
-    def add(self, seen: Seen, fit: Fit, weights: np.ndarray) -> None:
-        self.num_tokens += len(seen.inputs[0])
-        fitted, gates, frequent = self._recalls
-        for (layer, ahead), said, logits in _said(seen, fit, weights):
-            rows, _ = seen.ahead(layer, ahead + 1)
-            use = torch.from_numpy(self._use[(layer + ahead + 1) % len(self._use)])
-            fitted.add((layer, ahead), said, logits)
-            gates.add((layer, ahead), seen.predicted[layer][rows, ahead], logits)
-            frequent.add((layer, ahead), use[None].to(said), logits)
+    def add(self, batch: RouterBatch, weights: np.ndarray) -> None:
+        use = self._fit.use
+        self.num_tokens += len(batch.inputs[0])
+        for (layer, ahead), scores, logits in _predictions(batch, self._fit, weights):
+            rows, _ = batch.ahead(layer, ahead + 1)
+            frequent = torch.from_numpy(use[(layer + ahead + 1) % len(use)])
+            self._learned.add((layer, ahead), scores, logits)
+            self._next_gate.add((layer, ahead), batch.predicted[layer][rows, ahead], logits)
+            self._frequent.add((layer, ahead), frequent[None].to(scores), logits)
 
-    def recalls(self) -> list[np.ndarray]:
-        """[L, D] each: fitted, next_gate, frequent."""
-        return [recall.mean() for recall in self._recalls]
+    def recalls(self) -> dict[str, np.ndarray]:
+        """[L, D] each: the fitted weights, the routers ahead on this layer's input, the experts most frequent in the
+        text of the fit, and a random choice."""
+        shape, learned = self._fit.shape, self._learned.mean()
+        return {
+            "learned": learned,
+            "next_gate": self._next_gate.mean(),
+            "most frequent": self._frequent.mean(),
+            "random": np.full(learned.shape, shape.top_k / shape.num_experts),
+        }

@@ -1,27 +1,25 @@
-"""A whole profile: text in, one run in the store out; stopped half-way it goes on where it was."""
+"""Profiles a model's routers on text and writes one run. A profile that was stopped continues where it stopped."""
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
-
-import numpy as np
-import pyarrow as pa
 
 from artifacts.errors import BadInput, Partly
 from artifacts.routing.similarity import Similarity
-from artifacts.store.rows import similarity_matrices, similarity_rows
-from artifacts.store.runs import ModelInfo, RunInfo, StoredRun, utc_now, versions
-from artifacts.store.store import Store, add_run
-from artifacts.traces.parquet import from_table, to_table
-from artifacts.traces.trace import Trace, concatenate
+from artifacts.shape import Shape
+from artifacts.store.rows import similarity_rows
+from artifacts.store.runs import ModelInfo
+from artifacts.store.store import add_run
+from artifacts.traces.parquet import to_table
+from artifacts.traces.trace import Trace
 from profilers.routing.distribute import Counted, Counting, Part, parts
-from profilers.routing.observe import Foresight, RoutingProfile, observe
+from profilers.routing.observe import RoutingForesight, RoutingProfile, observe
 from profilers.routing.resume import HalfDone
 from profilers.routing.similarity import measure_similarity
-from profilers.routing.tables import stored, tables
+from profilers.routing.tables import tables
 from profilers.text.batches import Batch, Batching, Data
-from profilers.text.corpus import data_digest
+from profilers.text.run import TextRun
 from profilers.workers.workers import ATTEMPTS, Executor, Lost, Workers
 from runtime.session.session import Session
 
@@ -31,7 +29,7 @@ _KEEP_EVERY_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Profiled:
-    """What a profile left in the store; `resumed` batches were done by an earlier, stopped run."""
+    """A profile that was written; an earlier run that was stopped had counted `resumed` of its batches."""
 
     run_id: int
     profile: RoutingProfile
@@ -47,57 +45,43 @@ def profile_routing(
     *,
     model: ModelInfo,
     store_path: Path,
-    keep_trace: Foresight | None = None,
+    keep_trace: RoutingForesight | None = None,
     num_samples: int = 0,
     executor: Executor | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Profiled:
-    """Profile a model's routers and write the run. `progress` hears of tokens done and tokens in all.
+    """Profile a model's routers and write the run. `progress` is told the tokens done and the tokens of all batches.
 
-    A shard's run is called `profile-shard`; `merge_shards` makes a profile of all of them. With `num_samples`, divided
-    among the shards, it also measures what experts are worth in each other's place. With an `executor` its workers
-    open the model by its name and count, one thread each; else the session does. Raises Partly when some batches could
-    not be done.
+    A shard's run is called `profile-shard`; `shards.merge_shards` makes one profile of all shards. `num_samples`
+    tokens, divided among the shards, measure how well each expert replaces another. The workers of an `executor` open
+    the model by its name and count on one thread each; without one the session counts. Raises Partly for lost batches.
     """
-    started_at, start_s = utc_now(), time.monotonic()
-    digest = data_digest(data.sequences)
-    settings = asdict(batching) | _kept(keep_trace)
-    half_done = HalfDone(store_path, {"model": model.fingerprint, "data": digest, **settings})
+    run = TextRun(data)
     batches = batching.batches(data.sequences)
     if not batches:
         raise BadInput(f"shard {batching.index + 1}/{batching.count} has no data: ask for fewer shards or more tokens")
-    profile, done = half_done.load() or (RoutingProfile(model.shape.num_layers, model.shape.num_experts), set())
-    resumed, counts = len(done), _Counts(profile, done, batches, half_done, progress)
+    settings = asdict(batching) | _trace_parameters(keep_trace)
+    half_done = HalfDone(store_path, {"model": model.fingerprint, "data": run.digest, **settings})
+    counts = _Counts(model.shape, batches, half_done, progress)
     if executor is None or executor.is_here:
         counts.here(session, batching.prefill, keep_trace)
     else:
-        work = Counting(model.name, session.opened, session.parts.settings, batching.prefill, keep_trace)
-        counts.spread(work, executor, is_traced=keep_trace is not None)
-    rows = tables(profile)
+        counts.spread(Counting(model.name, session, batching.prefill, keep_trace), executor)
+    rows = tables(counts.profile)
     if num_samples:
-        half_done.keep(profile, counts.done)
-        similarity = _similarity(session, batches, batching, num_samples=num_samples, seed=data.seed)
-        rows["similarity"] = similarity_rows(similarity)
+        counts.keep()
+        rows["similarity"] = similarity_rows(_similarity(session, batches, batching, num_samples, data.seed))
     if keep_trace:
         rows["traces"] = to_table(half_done.trace(len(batches)))
-    info = RunInfo(
-        command=PROFILE if batching.count == 1 else SHARD,
-        model_id=model.model_id,
-        started_at=started_at,
-        seconds=time.monotonic() - start_s,
-        data=data.spec,
-        data_digest=digest,
-        tokens=counts.total,
-        seed=data.seed,
-        parameters=settings | {"samples": num_samples},
-    )
+    command = PROFILE if batching.count == 1 else SHARD
+    info = run.info(command, model, settings | {"samples": num_samples}, num_tokens=counts.total)
     run_id = add_run(store_path, info, rows, model=model)
     half_done.remove()
-    return Profiled(run_id, profile, counts.total, info.seconds, resumed)
+    return Profiled(run_id, counts.profile, counts.total, info.seconds, counts.resumed)
 
 
-def _kept(keep_trace: Foresight | None) -> dict[str, object]:
-    """What of the layers ahead the trace of a run says, for its parameters."""
+def _trace_parameters(keep_trace: RoutingForesight | None) -> dict[str, object]:
+    """The run's parameters that say whether it keeps a trace, and of how many layers ahead."""
     if keep_trace is None:
         return {"trace": False}
     learned = keep_trace.predictor.distance if keep_trace.predictor else 0
@@ -105,70 +89,75 @@ def _kept(keep_trace: Foresight | None) -> dict[str, object]:
 
 
 class _Counts:
-    """A profile under way: `done` are the numbers of the batches that it holds, kept beside the store every few
-    seconds."""
+    """A profile under way, taken up where an earlier run stopped and kept beside the store every few seconds.
+
+    `done` are the numbers of the batches that it holds, `resumed` how many of them it was taken up with; `total` are
+    the tokens of all batches.
+    """
 
     def __init__(
-        self,
-        profile: RoutingProfile,
-        done: set[int],
-        batches: Sequence[Batch],
-        half_done: HalfDone,
-        progress: Callable[[int, int], None],
+        self, shape: Shape, batches: Sequence[Batch], half_done: HalfDone, progress: Callable[[int, int], None]
     ) -> None:
-        self.done, self._profile, self._batches = done, profile, batches
-        self._half_done, self._progress = half_done, progress
-        self._num_tokens = sum(batches[at].num_tokens for at in done)
-        self.total = sum(batch.num_tokens for batch in batches)
+        self.profile, self.done = half_done.load() or (RoutingProfile(shape.num_layers, shape.num_experts), set())
+        self.resumed, self.total = len(self.done), sum(batch.num_tokens for batch in batches)
+        self._batches, self._half_done, self._progress = batches, half_done, progress
+        self._num_tokens = sum(batches[number].num_tokens for number in self.done)
         self._kept_at_s = time.monotonic()
 
     def missing(self) -> list[int]:
-        return [at for at in range(len(self._batches)) if at not in self.done]
+        return [number for number in range(len(self._batches)) if number not in self.done]
+
+    def keep(self) -> None:
+        """Write the counts so far beside the store."""
+        self._half_done.keep(self.profile, self.done)
+        self._kept_at_s = time.monotonic()
 
     def add(self, part: Part, traces: Sequence[Trace | None]) -> None:
         """Note batches that the profile now holds, and keep their traces."""
-        for at, trace in zip(part, traces, strict=True):
+        for number, trace in zip(part, traces, strict=True):
             if trace is not None:
-                self._half_done.keep_trace(trace, at)
+                self._half_done.keep_trace(trace, number)
         self.done.update(part)
         if time.monotonic() - self._kept_at_s > _KEEP_EVERY_S:
-            self._half_done.keep(self._profile, self.done)
-            self._kept_at_s = time.monotonic()
-        self._num_tokens += sum(self._batches[at].num_tokens for at in part)
+            self.keep()
+        self._num_tokens += sum(self._batches[number].num_tokens for number in part)
         self._progress(self._num_tokens, self.total)
 
-    def here(self, session: Session, prefill: int, keep_trace: Foresight | None) -> None:
-        """Do what is missing, one batch after another."""
+    def here(self, session: Session, prefill: int, keep_trace: RoutingForesight | None) -> None:
+        """Count the missing batches in this process, one after another."""
         missing = self.missing()
-        batches = [self._batches[at] for at in missing]
-        running = observe(session, batches, prefill=prefill, profile=self._profile, keep_trace=keep_trace)
-        for at, (_, trace) in zip(missing, running, strict=True):
-            self.add((at,), (trace,))
+        batches = [self._batches[number] for number in missing]
+        running = observe(session, batches, prefill=prefill, profile=self.profile, keep_trace=keep_trace)
+        for number, (_, trace) in zip(missing, running, strict=True):
+            self.add((number,), (trace,))
 
-    def spread(self, work: Counting, executor: Executor, *, is_traced: bool) -> None:
-        """Have what is missing done by workers; sums are exact, so that their order does not matter."""
+    def spread(self, work: Counting, executor: Executor) -> None:
+        """Have workers count the missing batches. The sums are exact, so the order of the results does not matter.
 
-        def heard(counted: Counted) -> None:
-            self._profile.merge(RoutingProfile.from_arrays(counted.arrays))
+        Raises Partly when some batches could not be counted.
+        """
+
+        def take(counted: Counted) -> None:
+            self.profile.merge(RoutingProfile.from_arrays(counted.arrays))
             self.add(counted.part, counted.traces)
 
         def submit(part: Part) -> None:
-            workers.submit((part, [self._batches[at] for at in part]), part)
+            workers.submit((part, [self._batches[number] for number in part]), part)
 
         def again(part: Part) -> None:
-            for at in part:  # one by one, so that what is lost is no more than has to be
-                submit((at,))
+            for number in part:  # one by one, so that a batch that fails takes no other with it
+                submit((number,))
 
-        with Workers(work, executor, heard) as workers:
-            for part in parts(self.missing(), executor, is_traced=is_traced):
+        with Workers(work, executor, take) as workers:
+            for part in parts(self.missing(), executor, is_traced=work.is_traced):
                 submit(part)
             lost = workers.persist(again)
         if lost:
-            self._half_done.keep(self._profile, self.done)
-            raise Partly(self._what_is_lost(lost)) if self.done else next(iter(lost.values()))
+            self.keep()
+            raise Partly(self._loss_message(lost)) if self.done else next(iter(lost.values()))
 
-    def _what_is_lost(self, lost: Lost) -> str:
-        listed = ", ".join(f"{at + 1}" for part in sorted(lost) for at in part)
+    def _loss_message(self, lost: Lost) -> str:
+        listed = ", ".join(f"{number + 1}" for part in sorted(lost) for number in part)
         reason = str(next(iter(lost.values()))).strip().splitlines()[-1]
         return (
             f"{len(lost)} of {len(self._batches)} batches were tried {ATTEMPTS} times and could not be counted: "
@@ -177,9 +166,9 @@ class _Counts:
 
 
 def _similarity(
-    session: Session, batches: Sequence[Batch], batching: Batching, *, num_samples: int, seed: int
+    session: Session, batches: Sequence[Batch], batching: Batching, num_samples: int, seed: int
 ) -> Similarity:
-    """A shard measures its share of the samples, on its own text."""
+    """Measure the shard's share of the samples on its own text."""
     sequences = [sequence for batch in batches for sequence in batch.sequences]
     session.engine.uninstall()
     try:
@@ -188,80 +177,3 @@ def _similarity(
         )
     finally:
         session.engine.install()
-
-
-def merge_shards(paths: Sequence[Path], *, into: Path) -> Profiled:
-    """Add the shard runs of several stores to one profile. Raises BadInput unless all of the newest are there."""
-    started_at, start_s = utc_now(), time.monotonic()
-    shards = _whole([shard for path in paths for shard in _shards(path)])
-    model, info = shards[0].model, shards[0].run.info
-    profile = RoutingProfile(model.shape.num_layers, model.shape.num_experts)
-    for shard in shards:
-        profile.merge(shard.profile)
-    rows = tables(profile)
-    if all(shard.similarity is not None for shard in shards):
-        rows["similarity"] = similarity_rows(Similarity.merge([shard.similarity for shard in shards]))
-    if all(shard.trace is not None for shard in shards):
-        trace = concatenate([from_table(shard.trace, num_experts=model.shape.num_experts) for shard in shards])
-        rows["traces"] = to_table(trace.take(np.argsort(trace.request, kind="stable")))
-    merged = replace(
-        info,
-        command=PROFILE,
-        started_at=started_at,
-        seconds=time.monotonic() - start_s,
-        tokens=sum(shard.run.info.tokens for shard in shards),
-        parameters=dict(info.parameters) | {"index": 0, "count": 1, "shards": len(shards)},
-        versions=versions(),
-    )
-    return Profiled(add_run(into, merged, rows, model=model), profile, merged.tokens, merged.seconds, resumed=0)
-
-
-def _whole(shards: list["_Shard"]) -> list["_Shard"]:
-    """All shards of the profile that the newest belongs to, in order. Raises BadInput when some are missing."""
-    if not shards:
-        raise BadInput("these stores hold no profile shards: make them with moectl profile --shard i/N")
-    newest = max(shards, key=lambda shard: shard.run.info.started_at)
-    group = {shard.index: shard for shard in shards if shard.whole == newest.whole}
-    missing = [f"{index + 1}/{newest.count}" for index in range(newest.count) if index not in group]
-    if missing:
-        raise BadInput(f"shards {', '.join(missing)} of this profile are in none of the stores: profile them first")
-    return [group[index] for index in range(newest.count)]
-
-
-@dataclass(frozen=True, slots=True)
-class _Shard:
-    run: StoredRun
-    model: ModelInfo
-    profile: RoutingProfile
-    trace: pa.Table | None
-    similarity: Similarity | None
-
-    @property
-    def index(self) -> int:
-        return self.run.info.parameters["index"]
-
-    @property
-    def count(self) -> int:
-        return self.run.info.parameters["count"]
-
-    @property
-    def whole(self) -> tuple:
-        """What shards of one profile share."""
-        shared = {name: value for name, value in self.run.info.parameters.items() if name != "index"}
-        return self.model.fingerprint, self.run.info.data_digest, tuple(sorted(shared.items()))
-
-
-def _shards(path: Path) -> list[_Shard]:
-    with Store.open(path, read_only=True) as store:
-        models = {model.model_id: model for model in store.models()}
-        runs = [run for run in store.runs() if run.info.command == SHARD]
-        return [_shard(store, run, models[run.info.model_id]) for run in runs]
-
-
-def _shard(store: Store, run: StoredRun, model: ModelInfo) -> _Shard:
-    trace = store.read("traces", run.run_id) if "traces" in run.contents else None
-    similarity = None
-    if "similarity" in run.contents:
-        size = (model.shape.num_layers, model.shape.num_experts)
-        similarity = similarity_matrices(store.read("similarity", run.run_id), *size)
-    return _Shard(run, model, stored(store, run.run_id, model.shape), trace, similarity)

@@ -1,4 +1,4 @@
-"""A profile that is half done: kept beside the store, whole or not at all, and taken up by the same command."""
+"""Keeps a half-done profile beside the store, so that the same command continues it."""
 
 import hashlib
 import json
@@ -17,7 +17,7 @@ from profilers.routing.observe import RoutingProfile
 
 
 class HalfDone:
-    """The folder of one profile under way; `identity` is all that decides its numbers."""
+    """The folder of one profile under way; `identity` holds everything that its numbers depend on."""
 
     def __init__(self, store_path: Path, identity: Mapping[str, object]) -> None:
         digest = hashlib.sha256(json.dumps(dict(identity), sort_keys=True).encode()).hexdigest()[:16]
@@ -25,7 +25,7 @@ class HalfDone:
         self._state = self.folder / "state.npz"
 
     def load(self) -> tuple[RoutingProfile, set[int]] | None:
-        """The counts so far and the batches that they are of; None when nothing was kept. Raises BadInput."""
+        """Return the counts so far and the batches counted, None without a file. Raises BadInput for a damaged one."""
         if not self._state.is_file():
             return None
         try:
@@ -44,7 +44,7 @@ class HalfDone:
         write_parquet(trace, self._trace_path(batch))
 
     def trace(self, num_batches: int) -> Trace:
-        """The kept traces of the first `num_batches` batches, in order."""
+        """Return the kept traces of the first `num_batches` batches, in order."""
         return concatenate([read_parquet(self._trace_path(batch)) for batch in range(num_batches)])
 
     def remove(self) -> None:

@@ -1,6 +1,6 @@
-"""Measures what one expert is worth in place of another: on a sample of tokens, every expert of a layer is computed.
+"""Measures how well one expert replaces another, by computing every expert of a layer on a sample of tokens.
 
-Memory is bounded: the inputs of the sample in every layer, the outputs of one layer's experts, and one expert.
+Memory is bounded by the sample's inputs in every layer, the outputs of one layer's experts, and one expert.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,19 +12,18 @@ import torch
 from artifacts.errors import BadUsage
 from artifacts.routing.similarity import Similarity
 from profilers.text.batches import check_sequences, padded, real_rows
-from runtime.engine.one_expert import ExpertBuffer, OneExpertRunner, Routed
+from runtime.engine.one_expert import OneExpertRunner, Routed
 from runtime.model.arithmetic import expert_forward
 from runtime.model.open import MoeModel
 
-# Tokens of one sequence are alike: the sample is drawn from so many times as many tokens.
-SPREAD = 4
-_OUTPUT_NBYTES = 1 << 30  # outputs of one layer's experts kept at a time; beyond it experts are read again
-_BLOCK_NBYTES = 64 << 20  # of them in float64 at a time
+SPREAD = 4  # sample from this many times as many tokens, because tokens of one sequence resemble each other
+_OUTPUT_NBYTES = 1 << 30  # outputs of one layer's experts held at a time; for more tokens the experts are read again
+_BLOCK_NBYTES = 64 << 20  # outputs in float64 at a time
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """One layer's sample: n tokens as they reach its experts."""
+    """One layer's sample: the inputs of its experts and the routing of n tokens."""
 
     hidden: torch.Tensor  # [n, H]
     selected: np.ndarray  # [n, K]
@@ -40,8 +39,8 @@ def measure_similarity(
     seed: int = 0,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Similarity:
-    """Cosines of experts' outputs and the loss of letting one stand in for another, on `num_samples` tokens drawn from
-    `sequences` (all of them if there are fewer). `progress` hears of layers done and layers in all."""
+    """Return cosines of experts' outputs and the losses of replacing one by another, on `num_samples` tokens drawn from
+    `sequences` (all tokens if there are fewer). `progress` is told the layers done and the layers in all."""
     if num_samples < 1:
         raise BadUsage(f"similarity needs at least one sample, not {num_samples}")
     samples = sample_inputs(opened, sequences, num_samples=num_samples, batch=batch, seed=seed)
@@ -55,35 +54,35 @@ def measure_similarity(
 def sample_inputs(
     opened: MoeModel, sequences: Sequence[np.ndarray], *, num_samples: int, batch: int, seed: int
 ) -> list[Sampled]:
-    """The same tokens in every layer: drawn at random from randomly chosen sequences."""
+    """Return each layer's sample: the same tokens in every layer, drawn at random from randomly chosen sequences."""
     random = np.random.default_rng(seed)
     chosen = _enough(sequences, SPREAD * num_samples, random)
     total = sum(map(len, chosen))
     wanted = np.zeros(total, bool)
     wanted[random.choice(total, min(num_samples, total), replace=False)] = True
     check_sequences(opened.model, chosen)
-    kept: list[list[Sampled]] = [[] for _ in opened.layers]
+    parts: list[list[Sampled]] = [[] for _ in opened.layers]
     rows = np.zeros(0, np.int64)
 
     def keep(routed: Routed) -> np.ndarray:
         at = torch.from_numpy(rows).to(routed.hidden.device)
         weights = routed.weights[at].double().cpu().numpy()
-        kept[routed.layer].append(Sampled(routed.hidden[at], routed.selected[rows], weights))
+        parts[routed.layer].append(Sampled(routed.hidden[at], routed.selected[rows], weights))
         return routed.selected
 
-    done = 0
+    num_done = 0
     with OneExpertRunner(opened, keep) as runner:
         for start in range(0, len(chosen), batch):
             ids, mask = padded(chosen[start : start + batch])
-            at = np.flatnonzero(real_rows(ids, mask))
-            rows = at[wanted[done : done + len(at)]]
+            tokens = np.flatnonzero(real_rows(ids, mask))
+            rows = tokens[wanted[num_done : num_done + len(tokens)]]
             runner.forward(ids, mask)
-            done += len(at)
-    return [_joined(parts) for parts in kept]
+            num_done += len(tokens)
+    return [_concatenated(layer) for layer in parts]
 
 
 def layer_similarity(opened: MoeModel, index: int, sample: Sampled) -> Similarity:
-    """One layer's similarity, arrays [1, E, E]."""
+    """Return one layer's similarity, in arrays [1, E, E]."""
     sums = _Sums(opened.shape.num_experts, sample)
     room = opened.shape.num_experts * sample.hidden.shape[1] * sample.hidden.element_size()
     step = max(1, _OUTPUT_NBYTES // room)
@@ -94,7 +93,7 @@ def layer_similarity(opened: MoeModel, index: int, sample: Sampled) -> Similarit
 
 
 def _outputs(opened: MoeModel, index: int, hidden: torch.Tensor) -> torch.Tensor:
-    """[E, n, H]: every expert on every token, each read once."""
+    """Return [E, n, H]: the output of every expert on every token. Each expert is read once."""
     layer, expert = opened.layers[index], ExpertBuffer(opened)
     outputs = hidden.new_empty(opened.shape.num_experts, *hidden.shape)
     with torch.inference_mode():
@@ -104,12 +103,12 @@ def _outputs(opened: MoeModel, index: int, hidden: torch.Tensor) -> torch.Tensor
 
 
 class _Sums:
-    """What adds up over the sampled tokens of a layer, in float64."""
+    """Sums over the sampled tokens of a layer, in float64."""
 
     def __init__(self, num_experts: int, sample: Sampled) -> None:
         self._sample = sample
         self._routed = np.bincount(sample.selected.ravel(), minlength=num_experts)
-        # What no sampled token was routed to borrows all of them, at the weight that a rank has in this layer.
+        # An expert that no sampled token selected is measured on all of them, at the layer's mean weight of a rank.
         self._borrowing = np.flatnonzero(self._routed == 0).tolist()
         self._borrowed_weight = float(np.sqrt((sample.weights**2).mean()))
         self._cosine = np.zeros((num_experts, num_experts))
@@ -117,7 +116,7 @@ class _Sums:
         self._left_out = np.zeros(num_experts)
 
     def add(self, outputs: torch.Tensor, rows: slice) -> None:
-        """outputs [E, n, H] of these rows of the sample."""
+        """Add `outputs` [E, n, H] of these rows of the sample."""
         num_experts, num_tokens, width = outputs.shape
         selected, weights = self._sample.selected[rows], self._sample.weights[rows]
         step = max(1, _BLOCK_NBYTES // (num_experts * width * 8))
@@ -135,31 +134,31 @@ class _Sums:
                 self._add_loss(expert, block, np.full(block.shape[1], self._borrowed_weight))
 
     def _add_loss(self, expert: int, outputs: torch.Tensor, weights: np.ndarray) -> None:
-        """outputs [E, t, H] on tokens that `expert` serves with `weights` [t]."""
+        """Add `outputs` [E, t, H] on tokens that selected `expert` with `weights` [t]."""
         squared = torch.from_numpy(weights**2).to(outputs.device)
-        own = outputs[expert]
-        self._loss[expert] += ((outputs - own).square().mean(dim=2) @ squared).cpu().numpy()
-        self._left_out[expert] += float(own.square().mean(dim=1) @ squared)
+        exact = outputs[expert]
+        self._loss[expert] += ((outputs - exact).square().mean(dim=2) @ squared).cpu().numpy()
+        self._left_out[expert] += float(exact.square().mean(dim=1) @ squared)
 
     def similarity(self) -> Similarity:
         num_tokens = len(self._sample.selected)
-        served = np.where(self._routed > 0, self._routed, num_tokens)
-        loss, left_out = self._loss / served[:, None], self._left_out / served
+        num_served = np.where(self._routed > 0, self._routed, num_tokens)
+        loss, left_out = self._loss / num_served[:, None], self._left_out / num_served
         return Similarity(self._cosine[None] / num_tokens, loss[None], left_out[None], self._routed[None])
 
 
 def _enough(sequences: Sequence[np.ndarray], num_tokens: int, random: np.random.Generator) -> list[np.ndarray]:
-    """Sequences in random order until they hold so many tokens."""
+    """Choose sequences in random order until they hold `num_tokens` tokens."""
     chosen, total = [], 0
-    for at in random.permutation(len(sequences)).tolist():
-        chosen.append(sequences[at])
-        total += len(sequences[at])
+    for index in random.permutation(len(sequences)).tolist():
+        chosen.append(sequences[index])
+        total += len(sequences[index])
         if total >= num_tokens:
             break
     return chosen
 
 
-def _joined(parts: list[Sampled]) -> Sampled:
+def _concatenated(parts: list[Sampled]) -> Sampled:
     return Sampled(
         torch.cat([part.hidden for part in parts]),
         np.concatenate([part.selected for part in parts]),

@@ -1,4 +1,4 @@
-"""A routing profile as rows of the store, and back."""
+"""Converts a routing profile to rows of the store, and back."""
 
 import numpy as np
 import pyarrow as pa
@@ -11,7 +11,7 @@ from profilers.routing.observe import RoutingProfile
 
 
 def tables(profile: RoutingProfile) -> dict[str, pa.Table]:
-    """The rows of `activations`, `coactivations` and `entropy`."""
+    """Return the rows of `activations`, `coactivations` and `entropy`."""
     arrays = profile.arrays()
     layer, phase, expert = (index.ravel() for index in np.indices(profile.use.shape))
     pair_layer, i, j = np.nonzero(arrays["pairs"])
@@ -45,7 +45,7 @@ def tables(profile: RoutingProfile) -> dict[str, pa.Table]:
 
 
 def stored(store: Store, run_id: int, shape: Shape) -> RoutingProfile:
-    """The profile that a run wrote."""
+    """Return the profile that a run wrote."""
     size = (shape.num_layers, shape.num_experts)
     use = activation_matrices(store.read("activations", run_id), *size)
     pairs, weighted = coactivation_matrices(store.read("coactivations", run_id), *size)

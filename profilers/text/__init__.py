@@ -1,1 +1,1 @@
-"""Documents, token sequences and padded batches from wherever text comes."""
+"""Documents, token sequences and padded batches, from every source of text."""

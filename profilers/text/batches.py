@@ -1,4 +1,4 @@
-"""Token sequences as padded batches."""
+"""Divides token sequences into batches and pads them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,8 +12,21 @@ from runtime.session.generate import check_tokens
 
 
 @dataclass(frozen=True, slots=True)
+class Data:
+    """Text as it is profiled: the specification that the user gave, and its token sequences."""
+
+    spec: str
+    sequences: Sequence[np.ndarray]
+    seed: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(map(len, self.sequences))
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
-    """Token sequences that go through the model together; the first of them is request `first` of the whole data."""
+    """Token sequences that the model computes together; the first is request `first` of all the data."""
 
     first: int
     sequences: tuple[np.ndarray, ...]
@@ -25,11 +38,10 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Batching:
-    """How text goes through the model: `batch` sequences of at most `length` tokens, each beginning with a
-    prompt of `prefill`.
+    """How sequences are batched: `batch` at a time, each of at most `length` tokens and with a prompt of `prefill`.
 
-    Shard `index` of `count` takes every `count`-th batch, so that batches, and with them every rounding, are the same
-    however the work is divided.
+    Shard `index` of `count` takes every `count`-th batch: the batches, and with them all rounding, do not depend on
+    the number of shards.
     """
 
     batch: int = 16
@@ -45,13 +57,13 @@ class Batching:
             raise BadUsage(f"shard {self.index + 1}/{self.count} does not exist: write i/N with 1 <= i <= N")
 
     def batches(self, sequences: Sequence[np.ndarray]) -> list[Batch]:
-        """This shard's batches, in order."""
+        """Return this shard's batches, in order."""
         starts = range(0, len(sequences), self.batch)[self.index :: self.count]
         return [Batch(start, tuple(sequences[start : start + self.batch])) for start in starts]
 
 
 def padded(sequences: Sequence[np.ndarray]) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """ids and mask [B, S] of sequences of unequal length, padded on the right; no mask when nothing is padded."""
+    """Return ids and mask [B, S] of the sequences, padded on the right; the mask is None when none is padded."""
     longest = max(map(len, sequences))
     ids = np.zeros((len(sequences), longest), np.int64)
     mask = np.zeros_like(ids)
@@ -62,21 +74,12 @@ def padded(sequences: Sequence[np.ndarray]) -> tuple[torch.Tensor, torch.Tensor 
 
 
 def real_rows(ids: torch.Tensor, mask: torch.Tensor | None) -> np.ndarray:
-    """[B * S] bool: which rows of a flattened batch are tokens and not padding."""
+    """Return [B * S] bool: which rows of a flattened batch are tokens and not padding."""
     return np.ones(ids.numel(), bool) if mask is None else mask.numpy().astype(bool).ravel()
 
 
 def check_sequences(model: PreTrainedModel, sequences: Sequence[np.ndarray]) -> None:
-    """Raise BadInput when the model cannot read these sequences: ids it does not know, too many tokens."""
+    """Raise BadInput for sequences that the model cannot read: unknown token ids or too many tokens."""
     longest = max(map(len, sequences))
     highest = max(int(sequence.max()) for sequence in sequences)
     check_tokens(model, highest=highest, length=longest, what=f"sequences of {longest} tokens")
-
-
-@dataclass(frozen=True, slots=True)
-class Data:
-    """Text as the profile saw it: what the user named, and the token sequences it became."""
-
-    spec: str
-    sequences: Sequence[np.ndarray]
-    seed: int = 0

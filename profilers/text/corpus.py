@@ -1,6 +1,6 @@
-"""From a word on the command line to token sequences: where text comes from, and how it is cut.
+"""Reads the text that a data specification names and cuts it into token sequences.
 
-A data specification is a path (a file or a folder; an existing path wins over everything), `hf:name[:config[:split]]`,
+A data specification is a path (a file or a folder; an existing path takes precedence), `hf:name[:config[:split]]`,
 `builtin` (docstrings of the running Python's standard library) or `builtin:held-out` (the part of them that the demo
 model was not trained on).
 """
@@ -15,19 +15,19 @@ from artifacts.errors import BadInput, BadUsage
 from profilers.text import files as textfiles
 from profilers.text import hub
 from profilers.text import python as pythontext
-from profilers.text.document import Document
+from profilers.text.files import Document
 
 __all__ = ["Document", "data_digest", "documents", "token_sequences"]
 
 FORMS = "a text, jsonl or parquet file, a folder of them, hf:name[:config[:split]], builtin or builtin:held-out"
-PIECE = 1 << 20  # characters: a file of gigabytes is not tokenised as a whole for its first thousand tokens
+PIECE = 1 << 20  # characters tokenised at a time: the first tokens of a file of gigabytes do not need all of it
 
 
 def documents(spec: str, *, seed: int = 0) -> Iterator[Document]:
-    """The documents that `spec` names, blank ones left out; always the same and in the same order.
+    """Yield the documents that `spec` names, blank ones excluded, always the same and in the same order.
 
-    The seed sets the order of the built-in documents only: files and hub data keep their own. Raises BadInput at once
-    for a specification that leads nowhere, and while iterating for text that cannot be read or when there is none.
+    The seed sets the order of the built-in documents only; files and hub data keep theirs. Raises BadInput at once for
+    a specification that names no data, and while iterating for text that cannot be read or when there is no text.
     """
     return not_blank(source(spec, seed=seed), spec)
 
@@ -45,34 +45,34 @@ def source(spec: str, *, seed: int) -> Iterator[Document]:
 
 
 def not_blank(texts: Iterable[Document], spec: str) -> Iterator[Document]:
-    found = False
+    is_blank = True
     for document in texts:
         if document.text.strip():
-            found = True
+            is_blank = False
             yield document
-    if not found:
+    if is_blank:
         raise BadInput(f"{spec} holds no text: give {FORMS} with text in it")
 
 
 def token_sequences(documents: Iterable[Document], tokenizer, *, length: int, num_tokens: int) -> Iterator[np.ndarray]:
-    """Each document's tokens, no special ones added, cut into int64 arrays [T], 2 <= T <= length.
+    """Yield each document's tokens, without special ones, cut into int64 arrays [T], 2 <= T <= length.
 
-    Ends after `num_tokens` tokens in all, which may shorten the last array. A remainder of one token is left out: it
-    predicts nothing. Raises BadInput when there is no sequence at all.
+    Stops after `num_tokens` tokens in all, which may shorten the last array. A remainder of one token is dropped: it
+    predicts no other. Raises BadInput when no sequence remains.
     """
     if min(length, num_tokens) < 2:
         raise BadUsage(f"a sequence needs at least 2 tokens, not a length of {length} and {num_tokens} tokens in all")
-    left = num_tokens
-    for sequence in uncounted(documents, tokenizer, length):
-        yield sequence[:left]
-        left -= len(sequence)
-        if left < 2:
+    num_left = num_tokens
+    for sequence in all_sequences(documents, tokenizer, length):
+        yield sequence[:num_left]
+        num_left -= len(sequence)
+        if num_left < 2:
             return
-    if left == num_tokens:
+    if num_left == num_tokens:
         raise BadInput("the data has no document of two tokens or more: give more text")
 
 
-def uncounted(documents: Iterable[Document], tokenizer, length: int) -> Iterator[np.ndarray]:
+def all_sequences(documents: Iterable[Document], tokenizer, length: int) -> Iterator[np.ndarray]:
     for document in documents:
         for piece in pieces(document.text):
             ids = tokenizer(piece, add_special_tokens=False, verbose=False)["input_ids"]
@@ -81,7 +81,7 @@ def uncounted(documents: Iterable[Document], tokenizer, length: int) -> Iterator
 
 
 def pieces(text: str) -> Iterator[str]:
-    """The text in parts of at most `PIECE` characters, cut after the end of a line where there is one."""
+    """Yield the text in parts of at most `PIECE` characters, cut at the end of a line where a part has one."""
     start = 0
     while start < len(text):
         end = start + PIECE
@@ -92,7 +92,7 @@ def pieces(text: str) -> Iterator[str]:
 
 
 def data_digest(sequences: Iterable[np.ndarray]) -> str:
-    """sha256 in hexadecimal of the token ids and of where each sequence ends."""
+    """Return the sha256, in hexadecimal, of the token ids and of the sequences' lengths."""
     digest = hashlib.sha256()
     for sequence in sequences:
         digest.update(np.array([len(sequence), *sequence], dtype="<i8").tobytes())

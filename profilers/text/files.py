@@ -1,7 +1,7 @@
-"""Documents from files on disk: text, jsonl, parquet, any of them gzipped, and folders of these.
+"""Documents, and how they are read from files: text, jsonl, parquet, any of them gzipped, and folders of these.
 
-They are read here and not through `datasets`, whose cache is keyed on path and time and can serve an edited file's old
-rows.
+Files are not read through `datasets`: its cache is keyed on path and time and can return the old rows of an edited
+file.
 """
 
 import contextlib
@@ -9,22 +9,30 @@ import gzip
 import io
 import zlib
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from artifacts.common.untrusted import parse_json
 from artifacts.errors import BadInput, first_line
-from profilers.text.document import Document
 
 if TYPE_CHECKING:
     import pyarrow
 
-LONGEST = 1 << 26  # characters of a line, and of a plain text at a time
+LONGEST = 1 << 26  # characters of a line, or of one part of a plain text
 MOST_UNPACKED = 1 << 30  # bytes
 
 
+@dataclass(frozen=True, slots=True)
+class Document:
+    """One text; `name` says where it is from and is the same in every run."""
+
+    name: str
+    text: str
+
+
 def read(path: Path) -> Iterator[Document]:
-    """The documents of a file, or of all files of a folder in sorted order, hidden ones left out."""
+    """Yield the documents of a file, or of all files of a folder in sorted order, hidden files excluded."""
     for file in files(path):
         yield from read_file(file)
 
@@ -42,7 +50,7 @@ def is_hidden(relative: Path) -> bool:
 
 
 def read_file(path: Path) -> Iterator[Document]:
-    """A text file is one document; a row of jsonl or parquet is one."""
+    """Yield a text file as one document, and each row of jsonl or parquet as one."""
     reader = READERS.get(kind(path), text_document)
     with plain_errors(path), opened(path) as file:
         yield from reader(path, file)
@@ -59,7 +67,7 @@ def opened(path: Path) -> IO[bytes]:
 
 @contextlib.contextmanager
 def plain_errors(path: Path) -> Iterator[None]:
-    """What a damaged or foreign file raises, as one line."""
+    """Turn the errors of a file that is damaged or of another format into a BadInput of one line."""
     try:
         yield
     except UnicodeDecodeError as error:
@@ -73,7 +81,7 @@ def plain_errors(path: Path) -> Iterator[None]:
 
 
 def text_document(path: Path, file: IO[bytes]) -> Iterator[Document]:
-    """One, or of a very long file one after the other."""
+    """Yield one document, or several in order for a very long file."""
     text = io.TextIOWrapper(file, encoding="utf-8-sig")
     while part := text.read(LONGEST):
         yield Document(str(path), part + text.readline(LONGEST))
@@ -103,18 +111,18 @@ def parquet_documents(path: Path, file: IO[bytes]) -> Iterator[Document]:
     try:
         source = unpacked(path, file) if path.suffix.lower() == ".gz" else file
         table = pyarrow.parquet.ParquetFile(source)
-        nothing = dict.fromkeys(table.schema_arrow.names)
+        empty_row = dict.fromkeys(table.schema_arrow.names)
         batches = table.iter_batches(batch_size=256, columns=text_columns(table.schema_arrow))
         rows = (row for batch in batches for row in batch.to_pylist() or [{}] * batch.num_rows)
         for number, row in enumerate(rows, start=1):
             where = f"{path}:{number}"
-            yield Document(where, row_text(nothing | row, where))
+            yield Document(where, row_text(empty_row | row, where))
     except (pyarrow.ArrowException, OverflowError) as error:
         raise BadInput(f"{path} is not a whole parquet file ({first_line(error)}): fetch or write it again") from error
 
 
 def unpacked(path: Path, file: IO[bytes]) -> IO[bytes]:
-    """In memory, since Parquet is read from its end."""
+    """Unpack a gzipped file into memory, because Parquet is read from its end."""
     whole = file.read(MOST_UNPACKED + 1)
     if len(whole) > MOST_UNPACKED:
         raise BadInput(f"{path} unpacks to more than {MOST_UNPACKED / 2**30:.0f} GiB: give it unpacked")
@@ -122,7 +130,7 @@ def unpacked(path: Path, file: IO[bytes]) -> IO[bytes]:
 
 
 def text_columns(schema: "pyarrow.Schema") -> list[str]:
-    """What is read of a file: `text`, else every column of strings. Others may hold what Python has no value for."""
+    """Return the columns to read: `text`, else every column of strings. Other types may have no value in Python."""
     import pyarrow.types as kinds
 
     def is_text(kind: "pyarrow.DataType") -> bool:
@@ -134,7 +142,7 @@ def text_columns(schema: "pyarrow.Schema") -> list[str]:
 
 
 def row_text(row: object, where: str) -> str:
-    """The text of a row. Raises BadInput where there is none, or one that is not Unicode."""
+    """Return the text of a row. Raises BadInput where a row has no text, or text that is not Unicode."""
     text = fields_text(row, where)
     try:
         text.encode()
@@ -144,7 +152,7 @@ def row_text(row: object, where: str) -> str:
 
 
 def fields_text(row: object, where: str) -> str:
-    """The field `text`, or else all string fields, one a line (a question and its answer, say)."""
+    """Return the field `text`, or else all string fields, one a line (for example a question and its answer)."""
     if not isinstance(row, Mapping):
         raise BadInput(f"{where}: a row must be an object with a field 'text', not {type(row).__name__}")
     if isinstance(row.get("text"), str):

@@ -1,16 +1,15 @@
-"""Documents from the Hugging Face hub, streamed: `hf:name[:config[:split]]`."""
+"""Streams documents from the Hugging Face hub: `hf:name[:config[:split]]`."""
 
 from collections.abc import Iterable, Iterator
 
 from artifacts.errors import BadInput, first_line
-from profilers.text.document import Document
-from profilers.text.files import row_text
+from profilers.text.files import Document, row_text
 
 REMEDY = "check the name, the configuration, the split and the network, or give a local file"
 
 
 def read(spec: str) -> Iterator[Document]:
-    """Rows in the order of the data set. The split is `train` unless named, the configuration its default one."""
+    """Yield the rows in the data set's order. Without a name the split is `train`, the configuration the default."""
     name, config, split = parsed(spec)
     for number, row in enumerate(rows(spec, name, config=config, split=split), start=1):
         where = f"{spec}:{number}"
@@ -28,7 +27,7 @@ def rows(spec: str, name: str, *, config: str | None, split: str) -> Iterator[ob
     import datasets
     from datasets.exceptions import DatasetsError
 
-    # datasets lets StopIteration escape for data without files, and wraps no error of the network
+    # datasets raises StopIteration for data without files, and does not wrap network errors.
     errors = (OSError, ValueError, RuntimeError, StopIteration, DatasetsError)
     try:
         stream: Iterable = datasets.load_dataset(name, config, split=split, streaming=True)

@@ -1,8 +1,7 @@
-"""Text that every CPython ships: docstrings and source of its standard library, its reference prose, its C headers.
+"""Text that every CPython ships: docstrings and source of its standard library, its language reference, its C headers.
 
-Nothing is imported or executed to get it: sources are parsed. The held-out part is fixed by name (`is_held_out`), so it
-is the same on every machine and in every version that has the document at all; a module is held out with its docstrings
-and its code.
+Sources are parsed; nothing is imported or executed. The held-out part is fixed by name (`is_held_out`), so it is the
+same on every machine and in every version that has the document. A module's docstrings and code are held out together.
 """
 
 import ast
@@ -13,10 +12,10 @@ import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from profilers.text.document import Document
+from profilers.text.files import Document
 
-# Tests and bundled third parties are no library; encodings and pydoc_data are tables; the rest is not
-# in every version.
+# Left out: tests and bundled third parties (no library code), encodings and pydoc_data (tables), and modules that not
+# every version has.
 SKIPPED = frozenset(
     {
         *(
@@ -37,25 +36,25 @@ SCOPES = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def is_held_out(name: str) -> bool:
-    """One document in ten is never trained on: those whose crc32(name) is a multiple of ten."""
+    """Whether a document is kept from training: one in ten is, those whose crc32(name) is a multiple of ten."""
     return zlib.crc32(name.encode()) % 10 == 0
 
 
 def docstrings(*, held_out: bool, seed: int = 0) -> Iterator[Document]:
-    """One document a module: its docstrings, outer ones first. The seed sets the order of modules."""
+    """Yield one document per module: its docstrings, outer ones first. The seed sets the order of modules."""
     for name, tree in modules(held_out=held_out, seed=seed):
         texts = (ast.get_docstring(node) for node in ast.walk(tree) if isinstance(node, SCOPES))
         yield from document(name, "\n\n".join(text for text in texts if text))
 
 
 def source_code(*, held_out: bool, seed: int = 0) -> Iterator[Document]:
-    """One document a module: its source without docstrings and comments."""
+    """Yield one document per module: its source without docstrings and comments."""
     for name, tree in modules(held_out=held_out, seed=seed):
         yield from document(name, ast.unparse(without_docstrings(tree)))
 
 
 def reference(*, held_out: bool, seed: int = 0) -> Iterator[Document]:
-    """One document a topic of `help()`: chapters of the language reference, in English."""
+    """Yield one document per topic of `help()`: chapters of the language reference, in English."""
     path = stdlib() / "pydoc_data" / "topics.py"
     topics = literal_dict(parse(path)) if path.is_file() else {}
     for name in chosen(topics, held_out=held_out, seed=seed):
@@ -63,7 +62,7 @@ def reference(*, held_out: bool, seed: int = 0) -> Iterator[Document]:
 
 
 def headers(*, held_out: bool, seed: int = 0) -> Iterator[Document]:
-    """One document a C header of the interpreter; none where its development files are not installed."""
+    """Yield one document per C header of the interpreter; none where its development files are not installed."""
     root = Path(sysconfig.get_paths()["include"])
     paths = {path.relative_to(root).as_posix(): path for path in root.rglob("*.h")}
     for name in chosen(paths, held_out=held_out, seed=seed):
@@ -80,14 +79,14 @@ def stdlib() -> Path:
 
 
 def chosen(names: Iterable[str], *, held_out: bool, seed: int) -> list[str]:
-    """The names that are held out, or all others, in an order given by the seed."""
+    """Return the names that are held out, or all others, in an order given by the seed."""
     ordered = sorted(names)
     random.Random(seed).shuffle(ordered)
     return [name for name in ordered if is_held_out(name) == held_out]
 
 
 def modules(*, held_out: bool, seed: int) -> Iterator[tuple[str, ast.Module]]:
-    """Dotted name and syntax tree of each module of the standard library that has one."""
+    """Yield the dotted name and the syntax tree of each module of the standard library that has source."""
     root = stdlib()
     paths = {dotted(path.relative_to(root)): path for path in module_files(root)}
     for name in chosen(paths, held_out=held_out, seed=seed):
@@ -98,7 +97,7 @@ def modules(*, held_out: bool, seed: int) -> Iterator[tuple[str, ast.Module]]:
 
 def module_files(root: Path) -> Iterator[Path]:
     for folder, subfolders, files in os.walk(root):
-        subfolders[:] = [name for name in subfolders if is_library(name)]  # not even listed: site-packages can be huge
+        subfolders[:] = [name for name in subfolders if is_library(name)]  # before listing: site-packages can be huge
         yield from (Path(folder, name) for name in files if name.endswith(".py") and is_library(name))
 
 
@@ -112,7 +111,7 @@ def dotted(relative: Path) -> str:
 
 
 def parse(path: Path) -> ast.Module:
-    """An empty module where this Python cannot read the file: distributions drop odd ones beside the library."""
+    """Parse a file; a file that this Python cannot read, as some distributions install, gives an empty module."""
     try:
         return ast.parse(path.read_bytes())
     except (SyntaxError, ValueError):

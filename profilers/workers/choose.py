@@ -1,4 +1,4 @@
-"""Where the workers of a command are, as the command line has it."""
+"""Chooses the executor that the command line names."""
 
 import os
 import re
@@ -14,7 +14,7 @@ _RAY = re.compile(r"ray(:auto|:.+:\d+)?")
 
 
 def check_executor(text: str) -> None:
-    """Raise BadUsage for what is no executor."""
+    """Raise BadUsage for a text that names no executor."""
     if text != LOCAL and not _RAY.fullmatch(text):
         raise BadUsage(f"--executor {text!r} is not understood: give local, ray, ray:auto or ray:HOST:PORT")
 
@@ -27,8 +27,8 @@ def check_device(opened: MoeModel) -> None:
 
 @contextmanager
 def executing(text: str, jobs: int | None) -> Iterator[Executor]:
-    """`local`: `jobs` processes of this machine; `ray[:address]`: so many tasks at a time on a cluster. Without
-    `jobs` one a core. Raises BadUsage, and OutOfResources when there is no such cluster."""
+    """Lend an executor: for `local`, `jobs` processes of this machine; for `ray[:address]`, a cluster that does `jobs`
+    tasks at a time; without `jobs`, one per core. Raises BadUsage, and OutOfResources for a cluster out of reach."""
     check_executor(text)
     if text == LOCAL:
         yield Processes(jobs or os.cpu_count() or 1)

@@ -1,7 +1,7 @@
-"""Workers on a Ray cluster: what processes of one machine do, on all the machines that it has.
+"""Workers on a Ray cluster: the same tasks as processes of one machine do, on all machines of the cluster.
 
-A worker is a place in the cluster's queue, and Ray says where its task runs. Tasks and results travel pickled, as they
-do between processes: arrays are then the task's own, and not views of memory that cannot be written.
+A worker is a place in the cluster's queue; Ray chooses where its task runs. Tasks and results are pickled, as they are
+between processes: arrays then belong to the task and are not views of read-only memory.
 """
 
 import logging
@@ -19,16 +19,15 @@ from ray._private import worker as rays_worker
 from ray.exceptions import RayError, RayTaskError
 
 from artifacts.errors import Incompatible, OutOfResources, first_line
-from profilers.workers.memory import return_large_buffers
-from profilers.workers.workers import Work, outcome
+from profilers.workers.workers import Work, outcome, return_large_buffers
 
 _QUIET = {"logging_level": logging.ERROR, "log_to_driver": False}
-_PATIENCE_S = 10.0  # until somebody answers at an address
-_known: dict[str, Work] = {}  # in a process of the cluster: the work that its last task was for
+_CONNECT_TIMEOUT_S = 10.0
+_work_by_name: dict[str, Work] = {}  # in a process of the cluster: the work of its last task
 
 
 class RayCluster:
-    """An executor: `count` tasks at a time on the cluster that this process has joined."""
+    """An executor of `count` tasks at a time on the cluster that this process has joined."""
 
     is_here = False
 
@@ -37,19 +36,19 @@ class RayCluster:
         self._stored: dict[int, tuple[Work, str, ray.ObjectRef]] = {}
 
     def start(self, work: Work) -> "RayWorker":
-        """The work itself goes to the cluster once, and to a process with its first task."""
+        """Start a worker. The work is sent to the cluster once, and to each of its processes with the first task."""
         if id(work) not in self._stored:
             self._stored[id(work)] = work, uuid4().hex, ray.put(pickle.dumps(work))
-        _, name, kept = self._stored[id(work)]
-        return RayWorker(name, kept)
+        _, name, reference = self._stored[id(work)]
+        return RayWorker(name, reference)
 
     def ready(self, busy: Sequence["RayWorker"]) -> list["RayWorker"]:
-        ready, _ = ray.wait([each.result for each in busy])
-        return [each for each in busy if each.result in ready]
+        ready, _ = ray.wait([worker.result for worker in busy])
+        return [worker for worker in busy if worker.result in ready]
 
 
 class RayWorker:
-    """A worker that is one task of the cluster at a time."""
+    """A worker that does one task of the cluster at a time."""
 
     def __init__(self, work_name: str, work: ray.ObjectRef) -> None:
         self._work_name, self._work = work_name, work
@@ -57,13 +56,13 @@ class RayWorker:
 
     def send(self, task: object, name: Hashable) -> None:
         self.name = name
-        # In a list the work stays where it is until somebody asks for it.
+        # Ray fetches an argument before the task begins, but not a reference inside a list.
         self.result = _remote.remote(self._work_name, [self._work], pickle.dumps(task))
 
     def outcome(self) -> tuple[bool, object]:
         try:
             return pickle.loads(ray.get(self.result))
-        except RayTaskError as error:  # `outcome` lets nothing pass: it did not even begin
+        except RayTaskError as error:  # `outcome` catches all exceptions of the work, so the task never began
             raise Incompatible(
                 f"a Ray worker cannot begin ({first_line(error.cause)}): every node needs the same moectl, with all "
                 "that it depends on"
@@ -74,30 +73,30 @@ class RayWorker:
                 "give fewer --jobs; the same command goes on where it stopped"
             ) from error
         finally:
-            self.result = None  # or the cluster would keep what it held until the next task
+            self.result = None  # otherwise the cluster would keep the result until the next task
 
     def end(self) -> None:
-        """What it is at ends with this process's part in the cluster. Ray 2.60 aborts the process that cancels a task
-        by force just as it is done."""
+        """Do nothing: the task ends when this process leaves the cluster. Cancelling by force is no option, since Ray
+        2.60 aborts the process that cancels a task at the moment when it completes."""
 
 
 def _do(work_name: str, work: list[ray.ObjectRef], task: bytes) -> bytes:
-    """In a process of the cluster, which does many tasks one after another."""
-    if work_name not in _known:
+    """Do a task, in a process of the cluster that does many tasks one after another."""
+    if work_name not in _work_by_name:
         torch.set_num_threads(1)
         return_large_buffers()
-        _known.clear()
-        _known[work_name] = pickle.loads(ray.get(work[0]))
-    return pickle.dumps(outcome(_known[work_name], pickle.loads(task)))
+        _work_by_name.clear()
+        _work_by_name[work_name] = pickle.loads(ray.get(work[0]))
+    return pickle.dumps(outcome(_work_by_name[work_name], pickle.loads(task)))
 
 
-_remote = ray.remote(num_cpus=1, max_retries=0)(_do)  # who submits says how often
+_remote = ray.remote(num_cpus=1, max_retries=0)(_do)  # `Workers` decides on retries
 
 
 @contextmanager
 def ray_cluster(address: str | None, jobs: int | None) -> Iterator[RayCluster]:
-    """Join a cluster, `auto` or HOST:PORT, or without an address start one here of `jobs` CPUs that ends with the
-    block; one that this process has joined already is taken as it is. Raises OutOfResources when there is none."""
+    """Join the cluster at `auto` or HOST:PORT. Without an address start one here of `jobs` CPUs that ends with the
+    block. A cluster that this process has joined already is used as it is. Raises OutOfResources when none answers."""
     if ray.is_initialized():
         yield RayCluster(jobs or _num_cpus())
         return
@@ -108,9 +107,9 @@ def ray_cluster(address: str | None, jobs: int | None) -> Iterator[RayCluster]:
 @contextmanager
 def _joined(address: str) -> Iterator[None]:
     try:
-        if address != "auto":  # or Ray would try for minutes
+        if address != "auto":  # without this check Ray would try for minutes
             host, _, port = address.rpartition(":")
-            socket.create_connection((host, int(port)), timeout=_PATIENCE_S).close()
+            socket.create_connection((host, int(port)), timeout=_CONNECT_TIMEOUT_S).close()
         ray.init(address=address, **_QUIET)
     except (OSError, RuntimeError) as error:
         raise OutOfResources(
@@ -125,7 +124,7 @@ def _joined(address: str) -> Iterator[None]:
 
 @contextmanager
 def _started(num_cpus: int) -> Iterator[None]:
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray has no other switch: nothing is told to anybody
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # the only way to turn usage reports off
     with tempfile.TemporaryDirectory(prefix="moectl-ray-", ignore_cleanup_errors=True) as folder:
         try:
             ray.init(address="local", num_cpus=num_cpus, include_dashboard=False, _temp_dir=folder, **_QUIET)
@@ -142,7 +141,7 @@ def _started(num_cpus: int) -> Iterator[None]:
 
 @contextmanager
 def _hushed() -> Iterator[None]:
-    """Of workers that are lost Ray tells on stdout, whatever its log level: who asks hears of them from us."""
+    """Keep Ray from printing lost workers on stdout, which it does at every log level; `Workers` reports them."""
     rays_worker._worker_logs_enabled = False
     try:
         yield
@@ -151,7 +150,7 @@ def _hushed() -> Iterator[None]:
 
 
 def _num_cpus() -> int:
-    """Of all nodes together."""
+    """Return the number of CPUs of all nodes together."""
     count = int(ray.cluster_resources().get("CPU", 0))
     if count < 1:
         raise OutOfResources("the Ray cluster has no CPUs: add a node, or give --jobs and wait for one")

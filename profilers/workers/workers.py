@@ -1,8 +1,10 @@
-"""A few workers that each do one task after another: processes of this machine, or whatever else an executor starts.
+"""Distributes tasks to workers: processes of this machine, or those of another executor.
 
-Processes die with the one that made them, and it hears of theirs.
+A worker process ends with the process that started it. When a worker process dies, the process that started it is
+told.
 """
 
+import ctypes
 import signal
 import traceback
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -17,49 +19,52 @@ from typing import Protocol
 import torch
 
 from artifacts.errors import OutOfResources, Problem
-from profilers.workers.memory import return_large_buffers
 
 Work = Callable[[object], object]
 Lost = dict[Hashable, Exception]
 
-ATTEMPTS = 3  # at a task that takes its worker with it
+ATTEMPTS = 3  # at a task that fails or kills its worker
+_M_MMAP_THRESHOLD = -3  # a parameter of glibc's mallopt
+_LARGE_NBYTES = 1 << 20
 
 
 class Worker(Protocol):
-    """Who does one task at a time; `name` is that of the last one it was sent."""
+    """Does one task at a time; `name` is that of the task it was last sent."""
 
     name: Hashable
 
     def send(self, task: object, name: Hashable) -> None:
-        """Begin a task, and do not wait for it."""
+        """Begin a task without waiting for it."""
 
     def outcome(self) -> tuple[bool, object]:
-        """Wait for what `outcome` below gave. Raises OutOfResources when the worker is gone."""
+        """Wait for the result of `outcome` below. Raises OutOfResources when the worker has died."""
 
     def end(self) -> None:
-        """Ask nothing more of it, in the midst of a task too."""
+        """End the worker, even during a task."""
 
 
 class Executor(Protocol):
-    """Where workers are: `count` of them at a time. `is_here`: in this process, one task after another."""
+    """Starts up to `count` workers. With `is_here` tasks run in this process instead, one after another."""
 
     count: int
     is_here: bool
 
     def start(self, work: Work) -> Worker:
-        """One more worker."""
+        """Start one more worker."""
 
     def ready(self, busy: Sequence[Worker]) -> Sequence[Worker]:
-        """Wait until some of these have an outcome, and give those."""
+        """Wait until some of these workers have an outcome, and return those."""
 
 
 class Workers:
-    """A context manager; `submit` waits while all are busy, and `done` hears every result, in the order of arrival.
+    """A context manager; `submit` waits while all workers are busy, and `done` is called with every result as it
+    arrives.
 
-    Every worker but this process computes on one torch thread: two that wait for each other on a busy machine cost many
-    times the work. Leaving on an error ends the workers in the midst of their tasks.
+    Worker processes compute on one torch thread each: threads that wait for each other on a busy machine cost many
+    times the work. Leaving the context on an error ends the workers during their tasks.
 
-    A task that takes its worker with it, or raises what is no Problem, is lost: others go on, and `finish` says which.
+    A task that kills its worker, or raises an exception other than a Problem, is lost: the others continue, and
+    `finish` returns the lost ones.
     """
 
     def __init__(self, work: Work, executor: Executor, done: Callable[[object], None]) -> None:
@@ -76,7 +81,7 @@ class Workers:
             worker.end()
 
     def submit(self, task: object, name: Hashable = None) -> None:
-        """Have a task done; `name` is for what is lost. Raises the Problem of an earlier one."""
+        """Give a task to a worker; `name` identifies it if it is lost. Raises the Problem of an earlier task."""
         if self._executor.is_here:
             self._done(self._work(task))
             return
@@ -90,7 +95,7 @@ class Workers:
         worker.send(task, name)
 
     def finish(self) -> Lost:
-        """Wait for all tasks, and give those lost since it was last asked: OutOfResources for a worker that was killed,
+        """Wait for all tasks and return those lost since the last call: OutOfResources for a worker that was killed,
         RuntimeError with the traceback for a bug. Raises as `submit`."""
         while self._busy:
             self._collect()
@@ -98,8 +103,8 @@ class Workers:
         return lost
 
     def persist(self, again: Callable[[Hashable], None]) -> Lost:
-        """As `finish`, but what is lost is tried again first, `ATTEMPTS` times in all: memory was short for a moment,
-        perhaps. `again` submits it anew, by its name."""
+        """As `finish`, but try lost tasks again first, `ATTEMPTS` times in all, since memory may have been short only
+        for a moment. `again` submits the task of a name."""
         lost = self.finish()
         for _ in range(ATTEMPTS - 1):
             for name in lost:
@@ -125,8 +130,19 @@ class Workers:
                 self._lost[worker.name] = RuntimeError(f"in a worker process:\n{value}")
 
 
+def return_large_buffers() -> None:
+    """Make the C library return large buffers to the operating system as soon as they are freed.
+
+    By default glibc keeps what a thread has freed for that thread alone. With a thread per batch the process would hold
+    several times the memory in use. Other C libraries have no such setting and need none.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, _LARGE_NBYTES)
+
+
 class Processes:
-    """An executor: `count` processes of this machine; a single one is this one."""
+    """An executor of `count` processes of this machine; with a count of 1 it is the current process."""
 
     def __init__(self, count: int) -> None:
         self.count, self.is_here = count, count == 1
@@ -143,16 +159,16 @@ class Process:
     """A worker that is a process of this machine."""
 
     def __init__(self, work: Work) -> None:
-        context = get_context("spawn")  # a fork would copy torch's threads in whatever state they are
+        context = get_context("spawn")  # a fork would copy torch's threads in an undefined state
         self.connection, theirs = context.Pipe()
         self.process: BaseProcess = context.Process(target=_serve, args=(theirs, work), daemon=True)
         with _interrupts_held():
             self.process.start()
-        theirs.close()  # or nobody would notice when the worker is gone
+        theirs.close()  # otherwise the end of the worker would not close the connection
 
     def send(self, task: object, name: Hashable) -> None:
         self.name = name
-        with suppress(ConnectionError):  # it was killed as it waited; `outcome` says so
+        with suppress(ConnectionError):  # the worker was killed while it waited; `outcome` raises that
             self.connection.send(task)
 
     def outcome(self) -> tuple[bool, object]:
@@ -173,11 +189,11 @@ class Process:
 
 @contextmanager
 def _interrupts_held() -> Iterator[None]:
-    """Ctrl-C waits, and a process started meanwhile is deaf to it: it would else fall over while it still imports."""
+    """Hold Ctrl-C back. A process started meanwhile ignores it; otherwise the process could fail during its imports."""
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
-    ensure_running()  # multiprocessing's tracker starts with the first worker, and lets interrupts in again as it does
+    ensure_running()  # starting multiprocessing's tracker unblocks interrupts, so it must start before they are blocked
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -186,7 +202,7 @@ def _interrupts_held() -> Iterator[None]:
 
 
 def _serve(connection: Connection, work: Work) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; whoever made us ends us
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent ends this process
     torch.set_num_threads(1)
     return_large_buffers()
     while True:
@@ -198,10 +214,10 @@ def _serve(connection: Connection, work: Work) -> None:
 
 
 def outcome(work: Work, task: object) -> tuple[bool, object]:
-    """Whether a task was done, and its result; else the Problem, or the traceback of a bug."""
+    """Do a task. Returns True and its result, or False and the Problem, or False and the traceback of a bug."""
     try:
         return True, work(task)
     except Problem as problem:
         return False, problem
-    except Exception:  # a bug: the caller raises it with where it was
+    except Exception:  # a bug: the parent process raises it with this traceback
         return False, traceback.format_exc()

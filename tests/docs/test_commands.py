@@ -24,7 +24,7 @@ from moectl.commands import demo, doctor, hardware
 from moectl.commands.reproduce import REPRODUCTIONS
 from profilers.compare import check_prediction as prediction
 from profilers.compare import tasks
-from profilers.hardware.load_times import Effort
+from profilers.hardware.load_times import TimingEffort
 from tests import ROOT
 
 BLOCK = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -40,7 +40,7 @@ def commands(page: Path) -> list[str]:
 
 @pytest.fixture(autouse=True)
 def quickly(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    little = Effort(lengths=(16,), turns=3)
+    little = TimingEffort(lengths=(16,), turns=3)
     monkeypatch.setattr(hardware, "THOROUGH", little)
     monkeypatch.setattr(doctor, "QUICK", little)
     monkeypatch.setattr(prediction, "_TIMES", 1)

@@ -14,7 +14,7 @@ from artifacts.common.files import FULL, replacing
 from artifacts.errors import BadInput, OutOfResources
 from artifacts.store.check import check_store
 from artifacts.store.store import Store
-from profilers.compare.bench import Setting
+from profilers.compare.bench import BenchSetting
 from profilers.compare.samples import KeptSamples
 from tests.helpers.stores import said_by, verified, write
 
@@ -89,7 +89,7 @@ def test_a_file_is_what_it_was(tmp_path: Path, code: int) -> None:
 
 def test_the_samples_of_a_bench_before_the_one_that_was_cut_off_stay(tmp_path: Path) -> None:
     kept = KeptSamples(tmp_path / "moe.duckdb", "digest")
-    setting = Setting("lru", "25%")
+    setting = BenchSetting("lru", "25%")
     line = f'{{"round": 0, "setting": {{"preset": "{setting.preset}", "budget": "25%"}}, "sample": {{}}, "pace": {{}}}}'
     kept.path.write_text(f"{line[:40]}")
     assert kept.load() == ({}, {}) and kept.path.read_text() == ""

@@ -14,7 +14,7 @@ import pytest
 from artifacts.errors import OutOfResources
 from moectl.cli import main
 from profilers.quantise import replicas
-from profilers.quantise.one_expert import Record, Unit, quantise
+from profilers.quantise.one_expert import ExpertTask, ReplicaRecord, quantise
 from profilers.workers.workers import Processes, Workers
 from tests.conftest import Checkpoint
 
@@ -78,7 +78,7 @@ def test_leaving_ends_the_processes() -> None:
     assert not worker.is_alive()
 
 
-def poisoned(unit: Unit) -> Record:
+def poisoned(unit: ExpertTask) -> ReplicaRecord:
     """Two experts always fail, in different ways, and one of another layer fails at first."""
     if (unit.layer, unit.expert) == (0, 1):
         os.kill(os.getpid(), signal.SIGKILL)
@@ -90,7 +90,7 @@ def poisoned(unit: Unit) -> Record:
     return quantise(unit)
 
 
-def dead(_: Unit) -> Record:
+def dead(_: ExpertTask) -> ReplicaRecord:
     os.kill(os.getpid(), signal.SIGKILL)
 
 

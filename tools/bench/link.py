@@ -15,7 +15,7 @@ from artifacts.hardware.profile import HardwareProfile
 from artifacts.modelshapes.known import guessed
 from artifacts.traces.trace import Trace
 from profilers.compare.quality import read
-from profilers.hardware.load_times import Effort
+from profilers.hardware.load_times import TimingEffort
 from profilers.hardware.policy_overhead import deciding
 from profilers.hardware.profile import measure as profile
 from runtime.model.open import MoeModel, open_model
@@ -29,7 +29,7 @@ from tools.bench.performance import Ratio, Section, Table
 PRESETS = ("on-demand", "near", "mixtral-offloading", "specmd", "moe-infinity")
 BUDGETS = ("12.5%", "25%", "50%")
 PROMPT, NUM_SEQUENCES, DECIDING = 16, 2, 4
-EFFORT = Effort(lengths=(PROMPT,), turns=20)
+EFFORT = TimingEffort(lengths=(PROMPT,), turns=20)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,9 @@ class Run:
     hit_rate: float
 
 
-def measure(models: dict[str, Path], *, link: dict[str, str], rounds: int, tokens: int, effort: Effort) -> Section:
+def measure(
+    models: dict[str, Path], *, link: dict[str, str], rounds: int, tokens: int, effort: TimingEffort
+) -> Section:
     """A table for each model over its link."""
     return Section(
         "link",
@@ -52,7 +54,7 @@ def measure(models: dict[str, Path], *, link: dict[str, str], rounds: int, token
     )
 
 
-def table(name: str, folder: Path, link: str, *, rounds: int, tokens: int, effort: Effort) -> Table:
+def table(name: str, folder: Path, link: str, *, rounds: int, tokens: int, effort: TimingEffort) -> Table:
     """One model. Each setting decodes the same few sequences of so many tokens from an empty cache."""
     opened = open_model(str(folder))
     opened = replace(opened, store=RamStore(opened.store))  # once, not for every session
@@ -72,7 +74,7 @@ def table(name: str, folder: Path, link: str, *, rounds: int, tokens: int, effor
     return _table(name, link, found, f"{rounds} rounds of {NUM_SEQUENCES} x {tokens} tokens")
 
 
-def _window(opened: MoeModel, folder: Path, link: str, effort: Effort) -> str:
+def _window(opened: MoeModel, folder: Path, link: str, effort: TimingEffort) -> str:
     """The prefetch window of a layer, measured once so that every round makes the same decisions."""
     costs = costs_of(profile(opened, folder, link=link, effort=effort), opened.shape)
     return f"{costs.window_nbytes(opened.shape.expert_nbytes, opened.shape.top_k)}B"

@@ -11,7 +11,7 @@ import torch
 
 from artifacts.errors import BadInput
 from artifacts.store.runs import versions
-from profilers.hardware.this_machine import Here
+from profilers.hardware.this_machine import LocalMachine
 
 _PACKAGES = ("python", "torch", "transformers", "numpy")
 _LEAST_SPREAD = 0.05  # two runs of the same code on a quiet machine differ by this much
@@ -71,7 +71,7 @@ class Section:
 
 def conditions(command: str) -> str:
     """Machine, versions, commit and command in one line."""
-    here, known = Here.look(torch.device("cpu")), versions()
+    here, known = LocalMachine.look(torch.device("cpu")), versions()
     load = "" if here.load is None else f", load {here.load:.1f}"
     packages = ", ".join(f"{name} {known[name]}" for name in _PACKAGES)
     return (

@@ -20,8 +20,8 @@ from artifacts.store.store import Store
 from moectl.bundled import demo_model
 from moectl.shared.opening import open_quietly
 from moectl.show.render import Sheet, show_sheet
-from profilers.compare.bench import Text, text_of
-from profilers.compare.quality import Reading, losses_by_text, read
+from profilers.compare.bench import BenchText, text_of
+from profilers.compare.quality import TextReading, losses_by_text, read
 from profilers.text.corpus import documents
 from runtime.model.open import MoeModel
 from runtime.policies.base import Artefacts
@@ -54,7 +54,9 @@ def main() -> None:
     show_sheet(Sheet(f"Who stands in, on {len(text.sequences)} texts of {options.data}", columns, rows))
 
 
-def _compared(opened: MoeModel, artefacts: Artefacts, text: Text, options: argparse.Namespace) -> Iterator[list[tuple]]:
+def _compared(
+    opened: MoeModel, artefacts: Artefacts, text: BenchText, options: argparse.Namespace
+) -> Iterator[list[tuple]]:
     """The rows of every budget and quota."""
     with Session(opened, Settings("full")) as session:
         full = read(session, text.sequences, prefill=text.prefill)
@@ -73,7 +75,7 @@ def _compared(opened: MoeModel, artefacts: Artefacts, text: Text, options: argpa
             yield [_line(budget, quota, name, price, prices[BUDDY]) for name, price in prices.items()]
 
 
-def _price(opened: MoeModel, artefacts: Artefacts, text: Text, full: Reading, budget: str, miss: str) -> Price:
+def _price(opened: MoeModel, artefacts: Artefacts, text: BenchText, full: TextReading, budget: str, miss: str) -> Price:
     settings = Settings("buddymoe", policies={"miss": miss, "prefetch": "none"}, budget=budget)
     with Session(opened, settings, artefacts=artefacts) as session:
         reading = read(session, text.sequences, prefill=text.prefill)

@@ -216,12 +216,12 @@ def _budget(settings: Settings) -> str:
 
 def accelerate_row(opened: MoeModel, folder: Path, budget: str, text: Text, *, device: str, threads: int) -> Row:
     """A row of Accelerate with equal bytes of experts on the device and the rest on the host, in its own process."""
-    from profilers.compare.peers import PEERS, Task, read_apart
+    from profilers.compare.peers import PEERS, PeerTask, read_apart
 
     others = sum(one.nbytes for one in opened.model.parameters() if not one.is_meta)
     room = others + sizes.budget_nbytes(budget, opened.shape)
     few = tuple(ids[: text.prompt + 4] for ids in text.sequences[:1])  # its tokens are ten times as slow
-    found = read_apart(Task(PEERS["accelerate-cpu"], folder, device, threads, few, text.prompt, room))
+    found = read_apart(PeerTask(PEERS["accelerate-cpu"], folder, device, threads, few, text.prompt, room))
     return Row(
         "Accelerate, CPU offload",
         budget,

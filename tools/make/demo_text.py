@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Iterator
 
-from profilers.text.document import Document
+from profilers.text.files import Document
 from profilers.text.python import docstrings, headers, reference, source_code
 from tools.make.word_problems import word_problems
 

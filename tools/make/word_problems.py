@@ -4,7 +4,7 @@ import itertools
 import random
 from collections.abc import Callable, Iterator
 
-from profilers.text.document import Document
+from profilers.text.files import Document
 
 Question = tuple[str, list[str], int]  # the question, the steps of its answer, the number they come to
 

@@ -18,7 +18,14 @@ from moectl.shared.opening import check_store, open_quietly
 from moectl.shared.progress import progress_bar
 from moectl.shared.text import read_data
 from moectl.show.render import NumBytes, Sheet, show_json, show_sheet
-from profilers.compare.price_precision import PRESET, Assignment, Precision, Price, assignments, check_widths
+from profilers.compare.price_precision import (
+    PRESET,
+    BitAssignment,
+    Precision,
+    PrecisionPrice,
+    assignments,
+    check_widths,
+)
 from profilers.text.corpus import data_digest
 from runtime.model.open import MoeModel
 from runtime.policies.base import Artefacts
@@ -123,7 +130,7 @@ def _artefacts(opened: MoeModel, store: Path, *, name: str) -> Artefacts:
     return artefacts
 
 
-def _prices(pricing: Precision, wanted: Sequence[Assignment]) -> list[tuple[Assignment, Price]]:
+def _prices(pricing: Precision, wanted: Sequence[BitAssignment]) -> list[tuple[BitAssignment, PrecisionPrice]]:
     priced = []
     with progress_bar("pricing", unit="assignments") as advance:
         for assignment in wanted:
@@ -132,7 +139,7 @@ def _prices(pricing: Precision, wanted: Sequence[Assignment]) -> list[tuple[Assi
     return priced
 
 
-def _bench(priced: Sequence[tuple[Assignment, Price]]) -> pa.Table:
+def _bench(priced: Sequence[tuple[BitAssignment, PrecisionPrice]]) -> pa.Table:
     """Return a row of the table `bench` for each measurement; columns of time and traffic stay NULL."""
     return pa.Table.from_pylist(
         [
@@ -151,11 +158,11 @@ def _bench(priced: Sequence[tuple[Assignment, Price]]) -> pa.Table:
     )
 
 
-def _kind(assignment: Assignment) -> tuple[float, str]:
+def _kind(assignment: BitAssignment) -> tuple[float, str]:
     return assignment.avg_bits, assignment.name
 
 
-def _row(draws: Sequence[tuple[Assignment, Price]], full_nbytes: int) -> PrecisionRow:
+def _row(draws: Sequence[tuple[BitAssignment, PrecisionPrice]], full_nbytes: int) -> PrecisionRow:
     prices = [price for _, price in draws]
     ratios = np.array([price.perplexity_ratio for price in prices])
     nbytes = max(price.nbytes for price in prices)

@@ -10,7 +10,7 @@ from artifacts.traces.trace import Trace
 from moectl.shared.progress import progress_bar
 from moectl.shared.trace_source import OpenedTrace, TraceSource, open_source
 from moectl.show.render import NumBytes, Sheet, show_json, show_sheet
-from profilers.compare.price_prefetch import Foresight, Tier, foresight
+from profilers.compare.price_prefetch import PrefetchForesight, PrefetchTier, foresight
 from runtime.control import sizes
 from runtime.policies import parse
 from runtime.policies.base import Artefacts
@@ -42,7 +42,7 @@ class PrefetchRow:
 
     predictor: str
     distance: int
-    priced: Foresight
+    priced: PrefetchForesight
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ def prefetching(source: TraceSource, request: PrefetchRequest) -> MeasuredPrefet
     """
     opened = open_source(replace(source, with_maps=True))
     shape = opened.model.shape
-    tier = Tier(
+    tier = PrefetchTier(
         num_slots=sizes.num_slots(request.budget, shape, per_layer=False),
         scope=Scope.GLOBAL,
         eviction=request.eviction,

@@ -16,7 +16,13 @@ from moectl.shared.opening import open_quietly
 from moectl.shared.progress import progress_bar
 from moectl.shared.text import read_data
 from moectl.show.render import Sheet, show_json, show_sheet
-from profilers.compare.price_substitution import Limits, Price, Substitution, buddy_policy, random_residents
+from profilers.compare.price_substitution import (
+    Substitution,
+    SubstitutionLimits,
+    SubstitutionPrice,
+    buddy_policy,
+    random_residents,
+)
 from runtime.model.open import MoeModel
 from runtime.policies import parse
 from runtime.policies.base import Artefacts, Miss
@@ -24,10 +30,10 @@ from runtime.policies.base import Artefacts, Miss
 CONTROLS = ("zero", "random_resident", "best_resident")
 K_MAX, LENGTH = 16, 256
 LIMITS = (
-    Limits("none"),
-    Limits("rho 1", rho=1),
-    Limits("gates", percentile=15, margin=0.5, beta=0.75),
-    Limits("gates, rho 1", percentile=15, margin=0.5, beta=0.75, rho=1),
+    SubstitutionLimits("none"),
+    SubstitutionLimits("rho 1", rho=1),
+    SubstitutionLimits("gates", percentile=15, margin=0.5, beta=0.75),
+    SubstitutionLimits("gates, rho 1", percentile=15, margin=0.5, beta=0.75, rho=1),
 )
 
 
@@ -147,7 +153,7 @@ def _control(opened: MoeModel, name: str) -> Callable[[int], Miss]:
     return make
 
 
-def _row(share: float, limits: str, policy: str, prices: list[Price]) -> SubstitutionRow:
+def _row(share: float, limits: str, policy: str, prices: list[SubstitutionPrice]) -> SubstitutionRow:
     ratios = np.array([price.ratio for price in prices])
     return SubstitutionRow(
         resident=share,

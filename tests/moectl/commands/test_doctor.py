@@ -14,12 +14,12 @@ from moectl.cli import main
 from moectl.commands import doctor, hardware
 from moectl.commands import doctor_findings as findings
 from profilers.compare import check_prediction as prediction
-from profilers.hardware.load_times import Effort
-from profilers.hardware.this_machine import Here
+from profilers.hardware.load_times import TimingEffort
+from profilers.hardware.this_machine import LocalMachine
 from tests.conftest import Checkpoint
 from tests.helpers.measured import made
 
-HERE = Here("abacus", 4, 3, 64 << 30, 32 << 30, None, 0.5, None, 0)
+HERE = LocalMachine("abacus", 4, 3, 64 << 30, 32 << 30, None, 0.5, None, 0)
 SHAPE = Shape(num_layers=2, num_experts=8, top_k=2, expert_nbytes=1 << 30)
 DISK = ("--threads", "1", "--json")
 
@@ -27,7 +27,7 @@ DISK = ("--threads", "1", "--json")
 @pytest.fixture(autouse=True)
 def quickly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The shortest measurement, in a folder of the test's own."""
-    little = Effort(lengths=(4,), turns=2)
+    little = TimingEffort(lengths=(4,), turns=2)
     monkeypatch.setattr(hardware, "THOROUGH", little)
     monkeypatch.setattr(doctor, "QUICK", little)
     monkeypatch.setattr(prediction, "_TIMES", 1)
@@ -157,7 +157,7 @@ def test_seconds_of_another_model_are_refused(model: str, capfd: pytest.CaptureF
 def test_a_budget_larger_than_memory_is_refused(
     model: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(Here, "look", lambda device: replace(HERE, available_nbytes=1000))
+    monkeypatch.setattr(LocalMachine, "look", lambda device: replace(HERE, available_nbytes=1000))
     assert main(["doctor", model]) == 4
     assert "1000 B can be had: give a smaller --budget" in capfd.readouterr().err
 
@@ -165,7 +165,7 @@ def test_a_budget_larger_than_memory_is_refused(
 # Sentences
 
 
-def sentence(here: Here, topic: str, shape: Shape = SHAPE) -> findings.DoctorFinding:
+def sentence(here: LocalMachine, topic: str, shape: Shape = SHAPE) -> findings.DoctorFinding:
     return next(found for found in findings.of_machine(here, shape) if found.topic == topic)
 
 
@@ -207,7 +207,7 @@ def test_disks() -> None:
 
 
 def test_a_profile_of_another_machine() -> None:
-    same = Here("abacus", 2, 1, 1, 1, None, 0.0, None, 0)
+    same = LocalMachine("abacus", 2, 1, 1, 1, None, 0.0, None, 0)
     assert findings.of_profile(made(), same) == []
     [found] = findings.of_profile(made(), replace(same, cores=64))
     assert "cores 2 then, 64 now" in found.says and found.remedy == "moectl profile --hardware"

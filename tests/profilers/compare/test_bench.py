@@ -1,41 +1,41 @@
-"""Settings side by side: their order, their summary, what a sample is, and samples that outlive a process."""
+"""The bench: the order of settings, their summary, the content of a sample, and samples kept across processes."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from artifacts.errors import BadInput, BadUsage, Incompatible
-from profilers.compare.bench import Bench, Paces, Sample, Setting, Text, schedule, summary, text_of
+from profilers.compare.bench import (
+    Bench,
+    BenchSample,
+    BenchSetting,
+    BenchText,
+    LinkEmulations,
+    schedule,
+    summary,
+    text_of,
+)
 from profilers.compare.samples import KeptSamples
-from profilers.text.document import Document
-from runtime.model.open import MoeModel, open_model
+from profilers.text.files import Document
+from runtime.model.open import MoeModel
 from runtime.policies.base import Artefacts
-from tests.conftest import Checkpoint
 from tests.helpers.families import character_tokenizer
 
 DOCUMENTS = [Document(f"{number}", f"{number} sheep and an old dog. " * 3) for number in range(3)]
 TEXT = text_of(iter(DOCUMENTS), character_tokenizer(), length=12, num_tokens=24)
 BY_TEXT = (0.2, 0.3), (0.1, 0.2)  # KL, loss
-SAMPLE = Sample((1.0, 2.0), (3.0, 5.0), ({"requests": 4, "hits": 1},), 7.0, 100, 1.5, 0.25, 0.5, *BY_TEXT, 9.0)
-
-
-@pytest.fixture(scope="module")
-def opened(checkpoint: Checkpoint) -> Iterator[MoeModel]:
-    model = open_model(str(checkpoint("olmoe")))
-    yield model
-    model.store.close()
+SAMPLE = BenchSample((1.0, 2.0), (3.0, 5.0), ({"requests": 4, "hits": 1},), 7.0, 100, 1.5, 0.25, 0.5, *BY_TEXT, 9.0)
 
 
 @pytest.fixture
 def bench(opened: MoeModel) -> Bench:
-    made = Bench(opened, Artefacts(), TEXT, Paces(opened, {}))
+    made = Bench(opened, Artefacts(), TEXT, LinkEmulations(opened, {}))
     made.read_full()
     return made
 
 
 def test_every_round_has_every_setting_in_another_order() -> None:
-    settings = [Setting("near", f"{number}x") for number in range(6)]
+    settings = [BenchSetting("near", f"{number}x") for number in range(6)]
     order = schedule(settings, rounds=3, seed=1)
     rounds = [[setting for turn, setting in order if turn == number] for number in range(3)]
     assert [turn for turn, _ in order] == [0] * 6 + [1] * 6 + [2] * 6
@@ -44,7 +44,7 @@ def test_every_round_has_every_setting_in_another_order() -> None:
 
 
 def test_a_summary_is_of_all_sequences_in_all_rounds() -> None:
-    other = Sample((3.0, 4.0), (7.0, 9.0), ({"requests": 4, "hits": 3},), 9.0, 100, 1.7, 0.75, 0.5, *BY_TEXT, 9.0)
+    other = BenchSample((3.0, 4.0), (7.0, 9.0), ({"requests": 4, "hits": 3},), 9.0, 100, 1.7, 0.75, 0.5, *BY_TEXT, 9.0)
     found = summary([SAMPLE, other, SAMPLE])
     assert (found.ttft_ms.lower, found.ttft_ms.median, found.ttft_ms.upper) == (1.25, 2.0, 2.75)
     assert (found.tpot_ms.median, found.exposed_ms, found.perplexity_ratio, found.kl) == (5.0, 7.0, 1.5, 0.25)
@@ -65,14 +65,14 @@ def test_text_is_the_beginning_of_what_is_long_enough() -> None:
 def test_what_is_lossless_is_measured_so(bench: Bench) -> None:
     heard: list[int] = []
     for preset in ("full", "near", "on-demand"):
-        sample = bench.measure(Setting(preset, "25%"), heard.append)
+        sample = bench.measure(BenchSetting(preset, "25%"), heard.append)
         assert (sample.perplexity_ratio, sample.kl, sample.top1_agreement) == (1, 0, 1)
         assert len(sample.ttft_ms) == len(sample.tpot_ms) == 2 and min(sample.tpot_ms) > 0
     assert heard == [*range(1, 13)] * 3
 
 
 def test_what_is_lossy_is_priced_and_counts_the_same_twice(bench: Bench) -> None:
-    first, second = (bench.measure(Setting("importance", "25%", "1MB/s")) for _ in range(2))
+    first, second = (bench.measure(BenchSetting("importance", "25%", "1MB/s")) for _ in range(2))
     assert first.kl > 0 and first.perplexity_ratio != 1
     assert (first.by_layer, first.kl, first.fast_nbytes) == (second.by_layer, second.kl, second.fast_nbytes)
     assert first.exposed_ms > 0 and sum(layer["demand_bytes"] for layer in first.by_layer) > 0
@@ -80,26 +80,26 @@ def test_what_is_lossy_is_priced_and_counts_the_same_twice(bench: Bench) -> None
 
 def test_a_setting_that_cannot_run_says_why(bench: Bench) -> None:
     with pytest.raises(Incompatible, match="moectl quantize"):
-        bench.measure(Setting("shadow", "25%"))
+        bench.measure(BenchSetting("shadow", "25%"))
     with pytest.raises(BadUsage, match="holds 0 experts"):
-        bench.measure(Setting("on-demand", "1B"))
+        bench.measure(BenchSetting("on-demand", "1B"))
 
 
 def test_every_setting_of_a_link_has_the_same_pace(opened: MoeModel, bench: Bench) -> None:
-    bench.measure(Setting("specmd", "50%", "1MB/s"))
+    bench.measure(BenchSetting("specmd", "50%", "1MB/s"))
     pace = bench.paces.of("1MB/s")
     assert pace["link"] == "1MB/s" and pace["window"].endswith("B")
     bench.paces.known["1MB/s"]["window"] = "7B"
-    bench.measure(Setting("specmd", "25%", "1MB/s"))
+    bench.measure(BenchSetting("specmd", "25%", "1MB/s"))
     assert bench.paces.of("1MB/s")["window"] == "7B"
     scaled = bench.paces.of("rtx3090-pcie4")
     assert scaled.keys() == {"link", "near", "window", "machine", "experts"}
     assert scaled == bench.paces.of("rtx3090-pcie4")
-    assert Paces(opened, bench.paces.known).of("rtx3090-pcie4") == scaled
+    assert LinkEmulations(opened, bench.paces.known).of("rtx3090-pcie4") == scaled
 
 
 def test_samples_outlive_a_process(tmp_path: Path) -> None:
-    kept, setting = KeptSamples(tmp_path / "moe.duckdb", "abc"), Setting("near", "25%", "5GB/s")
+    kept, setting = KeptSamples(tmp_path / "moe.duckdb", "abc"), BenchSetting("near", "25%", "5GB/s")
     assert kept.load() == ({}, {})
     kept.add(0, setting, SAMPLE, pace={"link": "5GB/s"})
     kept.add(1, setting, SAMPLE, pace={"link": "5GB/s", "window": "8B"})
@@ -113,6 +113,6 @@ def test_samples_outlive_a_process(tmp_path: Path) -> None:
 
 
 def test_text_that_the_model_cannot_read(opened: MoeModel) -> None:
-    strange = Text((TEXT.sequences[0] + 10_000,), 6)
+    strange = BenchText((TEXT.sequences[0] + 10_000,), 6)
     with pytest.raises(BadInput):
-        Bench(opened, Artefacts(), strange, Paces(opened, {}))
+        Bench(opened, Artefacts(), strange, LinkEmulations(opened, {}))

@@ -1,4 +1,4 @@
-"""A prediction beside a run: of the same requests, and by the costs that it was given."""
+"""A prediction is of the same requests as its run, and follows from the given costs."""
 
 from dataclasses import replace
 
@@ -7,7 +7,7 @@ import pytest
 
 from profilers.compare import check_prediction as prediction
 from profilers.compare.check_prediction import check
-from profilers.hardware.load_times import Effort
+from profilers.hardware.load_times import TimingEffort
 from profilers.hardware.profile import measure
 from runtime.model.open import open_model
 from tests.conftest import Checkpoint
@@ -24,13 +24,13 @@ def sequences() -> list[np.ndarray]:
 @pytest.fixture(autouse=True)
 def once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prediction, "_TIMES", 1)
-    monkeypatch.setattr(prediction, "_BETWEEN", Effort(turns=2))
+    monkeypatch.setattr(prediction, "_BETWEEN", TimingEffort(turns=2))
 
 
 def test_it_is_of_the_run_and_adds_up(checkpoint: Checkpoint, sequences: list[np.ndarray]) -> None:
     folder = checkpoint("olmoe")
     opened = open_model(str(folder))
-    made_of = measure(opened, folder, effort=Effort(lengths=(), turns=2))
+    made_of = measure(opened, folder, effort=TimingEffort(lengths=(), turns=2))
     found = check(opened, made_of, sequences, prefill=PREFILL)
     assert (found.preset, found.budget, found.link) == ("on-demand", "25%", "disk")
     assert found.tokens == 2 * (LENGTH - PREFILL)
@@ -41,11 +41,11 @@ def test_it_is_of_the_run_and_adds_up(checkpoint: Checkpoint, sequences: list[np
 
 
 def test_it_is_by_the_costs_given(checkpoint: Checkpoint, sequences: list[np.ndarray]) -> None:
-    """Where everything fits, a token takes two layers and the head: 47 s by hand."""
+    """When all experts are resident, a token takes two layers and the head: 47 s by hand."""
     opened = open_model(str(checkpoint("olmoe")))
     found = check(opened, made(), sequences, prefill=PREFILL, budget="100%")
     warm = 2 * (10 + 12) + 3
-    assert found.predicted_ms / 1e3 >= warm and found.hit_rate < 1  # what the prompts did not want is brought
+    assert found.predicted_ms / 1e3 >= warm and found.hit_rate < 1  # experts that the prompts did not select are loaded
     slow = check(opened, made(scale=2.0), sequences, prefill=PREFILL, budget="100%")
     assert slow.predicted_ms == pytest.approx(2 * found.predicted_ms)
     assert found.pace < 1 and found.measured_ms < found.predicted_ms

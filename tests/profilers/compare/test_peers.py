@@ -1,4 +1,4 @@
-"""Peers read the same text as our own full model and find the same; what they hold is counted."""
+"""Peers give the same logits on the same text as the full model; the bytes that they hold are counted."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -8,39 +8,28 @@ import pytest
 
 from artifacts.errors import BadInput
 from profilers.compare import peers
-from profilers.compare.bench import Text
-from profilers.compare.peers import PEERS, Task, read_apart, read_here
-from profilers.compare.quality import Reading, compare, read
-from runtime.model.open import MoeModel, open_model
+from profilers.compare.bench import BenchText
+from profilers.compare.peers import PEERS, PeerTask, read_apart, read_here
+from profilers.compare.quality import TextReading, compare, read
+from runtime.model.open import MoeModel
 from runtime.session.session import Session, Settings
-from tests.conftest import Checkpoint
 
-TEXT = Text((np.arange(5, 21), np.arange(30, 46)), 8)
+TEXT = BenchText((np.arange(5, 21), np.arange(30, 46)), 8)
 HAS_ACCELERATE = find_spec("accelerate") is not None
 
 
 @pytest.fixture(scope="module")
-def folder(checkpoint: Checkpoint) -> Path:
-    return checkpoint("olmoe")
-
-
-@pytest.fixture(scope="module")
-def opened(folder: Path) -> MoeModel:
-    return open_model(str(folder))
-
-
-@pytest.fixture(scope="module")
-def full(opened: MoeModel) -> Reading:
+def full(opened: MoeModel) -> TextReading:
     with Session(opened, Settings("full")) as session:
         return read(session, TEXT.sequences, prefill=TEXT.prefill)
 
 
-def task(name: str, folder: Path, *, memory_nbytes: int = 0) -> Task:
-    return Task(PEERS[name], folder, "cpu", 1, TEXT.sequences, TEXT.prefill, memory_nbytes)
+def task(name: str, folder: Path, *, memory_nbytes: int = 0) -> PeerTask:
+    return PeerTask(PEERS[name], folder, "cpu", 1, TEXT.sequences, TEXT.prefill, memory_nbytes)
 
 
 @pytest.mark.parametrize("name", ["transformers-eager", "transformers-batched", "transformers-grouped"])
-def test_plain_transformers_finds_the_same(name: str, folder: Path, opened: MoeModel, full: Reading) -> None:
+def test_plain_transformers_finds_the_same(name: str, folder: Path, opened: MoeModel, full: TextReading) -> None:
     found = read_here(task(name, folder))
     quality = compare(found.reading, full)
     assert quality.kl < 1e-6 and quality.top1_agreement == 1
@@ -49,7 +38,7 @@ def test_plain_transformers_finds_the_same(name: str, folder: Path, opened: MoeM
 
 
 @pytest.mark.skipif(not HAS_ACCELERATE, reason="Accelerate is not installed (extra: peers)")
-def test_accelerate_holds_what_it_may(folder: Path, opened: MoeModel, full: Reading) -> None:
+def test_accelerate_holds_what_it_may(folder: Path, opened: MoeModel, full: TextReading) -> None:
     others = sum(one.nbytes for one in opened.model.parameters() if one.device.type != "meta")
     limit = others + int(0.75 * opened.shape.nbytes)
     found = read_here(task("accelerate-disk", folder, memory_nbytes=limit))

@@ -1,6 +1,5 @@
-"""The price of few bits is what the plain model says with those weights in it."""
+"""The price of few bits equals that of the plain model with the dequantised weights."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,12 +11,11 @@ from transformers import PreTrainedModel
 from artifacts.errors import BadInput, Incompatible
 from artifacts.shape import FULL_BITS
 from profilers.compare import quality
-from profilers.compare.price_precision import AVERAGES, Assignment, Precision, assignments, check_widths
-from runtime.model.open import MoeModel, open_model
+from profilers.compare.price_precision import AVERAGES, BitAssignment, Precision, assignments, check_widths
+from runtime.model.open import MoeModel
 from runtime.policies import parse
 from runtime.policies.base import Artefacts
 from runtime.session.session import Session, Settings
-from tests.conftest import Checkpoint
 from tests.helpers.families import VOCABULARY
 from tests.helpers.replicas import made, put
 from tests.runtime.session.test_session import plain_model
@@ -27,24 +25,12 @@ KINDS = ["mixed", "prefix", "random", "random"]
 
 
 @pytest.fixture(scope="module")
-def folder(checkpoint: Checkpoint) -> Path:
-    return checkpoint("olmoe")
-
-
-@pytest.fixture(scope="module")
-def opened(folder: Path) -> Iterator[MoeModel]:
-    model = open_model(str(folder))
-    yield model
-    model.store.close()
-
-
-@pytest.fixture(scope="module")
 def artefacts(opened: MoeModel, tmp_path_factory: pytest.TempPathFactory) -> Artefacts:
     return Artefacts(replicas=made(opened, tmp_path_factory.mktemp("replicas")))
 
 
 @pytest.fixture(scope="module")
-def wanted(artefacts: Artefacts) -> list[Assignment]:
+def wanted(artefacts: Artefacts) -> list[BitAssignment]:
     return assignments(artefacts.replicas, draws=2, seed=3)
 
 
@@ -53,8 +39,8 @@ def pricing(opened: MoeModel, artefacts: Artefacts) -> Precision:
     return Precision(opened, artefacts, SEQUENCES, batch=2)
 
 
-def widths(opened: MoeModel, artefacts: Artefacts, assignment: Assignment) -> np.ndarray:
-    """[L * E] bits."""
+def widths(opened: MoeModel, artefacts: Artefacts, assignment: BitAssignment) -> np.ndarray:
+    """Bits [L * E]."""
     policy = parse("residency", assignment.residency)
     policy.prepare(opened.shape, artefacts)
     return policy.share(assignment.budget_nbytes).shadows
@@ -69,7 +55,7 @@ def said(plain: PreTrainedModel) -> torch.Tensor:
 
 
 def test_uniform_first_and_then_every_average_at_the_same_bytes(
-    opened: MoeModel, artefacts: Artefacts, wanted: list[Assignment]
+    opened: MoeModel, artefacts: Artefacts, wanted: list[BitAssignment]
 ) -> None:
     assert [(one.name, one.avg_bits) for one in wanted] == [("uniform", bits) for bits in (4, 3, 2, 1)] + [
         (kind, average) for average in AVERAGES for kind in KINDS
@@ -85,7 +71,7 @@ def test_uniform_first_and_then_every_average_at_the_same_bytes(
 
 @pytest.mark.parametrize("at", [2, -4, -1], ids=["uniform", "mixed", "random"])
 def test_against_the_plain_model(
-    at: int, folder: Path, opened: MoeModel, artefacts: Artefacts, wanted: list[Assignment], pricing: Precision
+    at: int, folder: Path, opened: MoeModel, artefacts: Artefacts, wanted: list[BitAssignment], pricing: Precision
 ) -> None:
     plain, assignment = plain_model(folder), wanted[at]
     full = said(plain)
@@ -102,9 +88,9 @@ def test_against_the_plain_model(
 
 
 def test_token_by_token_is_the_same(
-    opened: MoeModel, artefacts: Artefacts, wanted: list[Assignment], pricing: Precision
+    opened: MoeModel, artefacts: Artefacts, wanted: list[BitAssignment], pricing: Precision
 ) -> None:
-    def decoded(settings: Settings) -> quality.Reading:
+    def decoded(settings: Settings) -> quality.TextReading:
         with Session(opened, settings, artefacts=artefacts) as session:
             return quality.read(session, SEQUENCES, prefill=1)
 
@@ -115,7 +101,7 @@ def test_token_by_token_is_the_same(
 
 
 def test_padding_is_not_counted(
-    opened: MoeModel, artefacts: Artefacts, wanted: list[Assignment], pricing: Precision
+    opened: MoeModel, artefacts: Artefacts, wanted: list[BitAssignment], pricing: Precision
 ) -> None:
     alone = Precision(opened, artefacts, SEQUENCES, batch=1)
     assert alone.perplexity == pytest.approx(pricing.perplexity, rel=1e-5)

@@ -1,4 +1,4 @@
-"""What is foreseen is counted by hand; controls are where they must be; nothing that the trace lacks is made up."""
+"""Recall equals a count by hand, and the controls have the expected extremes."""
 
 
 import numpy as np
@@ -9,13 +9,13 @@ from artifacts.shape import Shape
 from artifacts.traces.next_use import NextUse
 from artifacts.traces.parquet import read_parquet
 from artifacts.traces.trace import Trace
-from profilers.compare.price_prefetch import Foresight, Tier, foresight
+from profilers.compare.price_prefetch import PrefetchForesight, PrefetchTier, foresight
 from runtime.policies.base import Artefacts
 from runtime.policies.presets import Scope
 from tests import TRACE
 
 SHAPE = Shape(num_layers=8, num_experts=32, top_k=4, expert_nbytes=160)
-TIER = Tier(num_slots=64, scope=Scope.GLOBAL, eviction="least_stale", window=320)
+TIER = PrefetchTier(num_slots=64, scope=Scope.GLOBAL, eviction="least_stale", window=320)
 
 
 @pytest.fixture(scope="module")
@@ -24,12 +24,12 @@ def trace() -> Trace:
     return whole.take(whole.request < 2)
 
 
-def found(trace: Trace, text: str, tier: Tier = TIER) -> Foresight:
+def found(trace: Trace, text: str, tier: PrefetchTier = TIER) -> PrefetchForesight:
     return foresight(trace, SHAPE, text, tier, Artefacts(next_use=NextUse.of(trace, SHAPE), predictors=RECORDED))
 
 
 def by_hand(trace: Trace, distance: int) -> float:
-    """Recall of the routers' own predictions for decoded tokens, layers in between included."""
+    """Recall of the routers' own predictions for decoded tokens, up to `distance` layers ahead."""
     steps = list(trace.steps())
     hits = wanted = 0
     for at, step in enumerate(steps):
@@ -62,7 +62,7 @@ def test_the_controls_are_at_the_ends(trace: Trace) -> None:
 
 
 def test_a_narrow_link_brings_late(trace: Trace) -> None:
-    narrow = Tier(TIER.num_slots, TIER.scope, TIER.eviction, window=60)
+    narrow = PrefetchTier(TIER.num_slots, TIER.scope, TIER.eviction, window=60)
     one, two = (found(trace, f"oracle:distance={distance}", narrow) for distance in (1, 3))
     assert one.late > two.late > 0 and one.in_time + one.late <= 1
     assert found(trace, "oracle:distance=1").late == 0

@@ -1,4 +1,4 @@
-"""The price of substitution is what the plain model says when its routing is altered by hand."""
+"""The price of substitution equals that of the plain model with its routing altered by hand."""
 
 import math
 from collections.abc import Callable
@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from artifacts.errors import BadUsage
-from profilers.compare.price_substitution import Limits, Substitution, buddy_policy, random_residents
+from profilers.compare.price_substitution import Substitution, SubstitutionLimits, buddy_policy, random_residents
 from runtime.model.open import MoeModel, open_model
 from runtime.policies import parse
 from runtime.policies.base import Artefacts, Miss
@@ -19,7 +19,7 @@ from tests.conftest import Checkpoint
 from tests.helpers.families import VOCABULARY
 
 SEQUENCES = [np.random.default_rng(at).integers(3, VOCABULARY, length) for at, length in enumerate((14, 9, 14))]
-OPEN = Limits("none")
+OPEN = SubstitutionLimits("none")
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def pricing(opened: MoeModel) -> Substitution:
 
 @pytest.fixture(scope="module")
 def buddies(opened: MoeModel) -> np.ndarray:
-    """[L, E, 4] random lists."""
+    """Random lists [L, E, 4]."""
     random, num_experts = np.random.default_rng(0), opened.shape.num_experts
     peers = [[e for e in random.permutation(num_experts) if e != pivot][:4] for pivot in range(num_experts)]
     return np.tile(peers, (opened.shape.num_layers, 1, 1))
@@ -59,7 +59,7 @@ def policies(opened: MoeModel, buddies: np.ndarray) -> dict[str, Miss]:
 
 
 def perplexity(folder: str, opened: MoeModel, alter: Callable[[int, torch.Tensor, torch.Tensor], tuple]) -> float:
-    """Of the plain model, the experts of each layer called with what `alter` makes of ids and weights."""
+    """The plain model, with the experts of each layer called on ids and weights that `alter` returns."""
     plain = AutoModelForCausalLM.from_pretrained(folder, experts_implementation="eager").eval()
     for layer in opened.layers:
         experts = plain.get_submodule(layer.name)
@@ -114,7 +114,7 @@ def test_buddies_take_the_place_and_the_weight(
 def test_limits_bind_every_policy_alike(
     name: str, pricing: Substitution, opened: MoeModel, buddies: np.ndarray
 ) -> None:
-    """Top-2: with beta 0.5 a token with one expert absent is left alone, with 0.6 it is not."""
+    """With top-2, beta 0.5 excludes a token with one absent expert; 0.6 includes it."""
     policy, resident = policies(opened, buddies)[name], residents(opened)
 
     def replaced(**limits: float) -> float:
@@ -129,7 +129,7 @@ def test_limits_bind_every_policy_alike(
 
 
 def test_padding_is_not_counted(pricing: Substitution, opened: MoeModel, buddies: np.ndarray) -> None:
-    """A batch of two with sequences of unequal length, and each by itself."""
+    """A batch of two sequences of unequal length gives the same as each sequence alone."""
     policy, resident = policies(opened, buddies)["buddy"], residents(opened)
     entropy = np.zeros((opened.shape.num_layers, 101))
     alone = Substitution(opened, SEQUENCES, entropy, batch=1).price(policy, OPEN, resident)

@@ -1,6 +1,5 @@
-"""Quality is what an independent computation on the plain model says it is."""
+"""Quality equals that of an independent computation on the plain model."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -8,51 +7,38 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from profilers.compare.quality import Reading, compare, losses_by_text, read
-from runtime.model.open import MoeModel, open_model
+from profilers.compare.quality import TextReading, compare, losses_by_text, read
+from runtime.model.open import MoeModel
 from runtime.session.session import Session, Settings
-from tests.conftest import Checkpoint
 from tests.helpers.families import VOCABULARY
 
 PREFILL = 4
 SEQUENCES = [np.random.default_rng(length).integers(3, VOCABULARY, length) for length in (14, 9, 14)]
 
 
-@pytest.fixture(scope="module")
-def folder(checkpoint: Checkpoint) -> Path:
-    return checkpoint("olmoe")
-
-
-@pytest.fixture(scope="module")
-def opened(folder: Path) -> Iterator[MoeModel]:
-    model = open_model(str(folder))
-    yield model
-    model.store.close()
-
-
-def reading(opened: MoeModel, settings: Settings) -> Reading:
+def reading(opened: MoeModel, settings: Settings) -> TextReading:
     with Session(opened, settings) as session:
         return read(session, SEQUENCES, prefill=PREFILL)
 
 
 @pytest.fixture(scope="module")
-def full(opened: MoeModel) -> Reading:
+def full(opened: MoeModel) -> TextReading:
     return reading(opened, Settings(preset="full"))
 
 
-def test_the_full_model_is_as_good_as_itself(opened: MoeModel, full: Reading) -> None:
+def test_the_full_model_is_as_good_as_itself(opened: MoeModel, full: TextReading) -> None:
     again = compare(reading(opened, Settings(preset="full")), full)
     assert (again.perplexity_ratio, again.kl, again.top1_agreement) == (1, 0, 1)
 
 
 @pytest.mark.parametrize("settings", [{"budget": "2x"}, {"preset": "near"}, {"preset": "specmd"}])
-def test_lossless_is_as_good(settings: dict[str, str], opened: MoeModel, full: Reading) -> None:
+def test_lossless_is_as_good(settings: dict[str, str], opened: MoeModel, full: TextReading) -> None:
     quality = compare(reading(opened, Settings(**settings)), full)
     assert (quality.perplexity_ratio, quality.kl, quality.top1_agreement) == (1, 0, 1)
 
 
-def test_against_the_plain_model(folder: Path, opened: MoeModel, full: Reading) -> None:
-    """Whole sequences at once and sums by hand, where the session decodes token by token."""
+def test_against_the_plain_model(folder: Path, opened: MoeModel, full: TextReading) -> None:
+    """The plain model reads whole sequences at once; the session decodes token by token."""
     dropping = reading(opened, Settings(budget="25%", policies={"miss": "drop"}))
     plain = AutoModelForCausalLM.from_pretrained(folder, experts_implementation="eager").eval()
     nll = []
@@ -85,10 +71,10 @@ def test_progress_counts_decoded_tokens(opened: MoeModel) -> None:
 def test_losses_by_text_are_those_of_each_by_itself() -> None:
     torch.manual_seed(0)
     targets = torch.randint(7, (6,))
-    mine, full = (Reading(torch.randn(6, 7), targets, (), (), ()) for _ in range(2))
+    mine, full = (TextReading(torch.randn(6, 7), targets, (), (), ()) for _ in range(2))
     kl, loss = losses_by_text(mine, full, num_texts=2)
     for number, part in enumerate((slice(0, 3), slice(3, 6))):
-        one, other = (Reading(each.logits[part], targets[part], (), (), ()) for each in (mine, full))
+        one, other = (TextReading(each.logits[part], targets[part], (), (), ()) for each in (mine, full))
         alone = compare(one, other)
         assert kl[number] == pytest.approx(alone.kl, rel=1e-5)
         assert np.exp(loss[number]) == pytest.approx(alone.perplexity_ratio, rel=1e-5)

@@ -1,8 +1,7 @@
-"""Tasks of lm-evaluation-harness through a session give what the harness's own model type gives on the plain model."""
+"""Tasks of lm-evaluation-harness score alike through a session and through the harness's own model type."""
 
 import json
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,10 +9,9 @@ import pytest
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from artifacts.errors import BadInput, BadUsage
-from profilers.compare.tasks import BUILT_IN, Score, built_in, check_tasks, evaluate, load_tasks
-from runtime.model.open import MoeModel, open_model
+from profilers.compare.tasks import BUILT_IN, TaskScore, built_in, check_tasks, evaluate, load_tasks
+from runtime.model.open import MoeModel
 from runtime.session.session import Session, Settings
-from tests.conftest import Checkpoint
 from tools.make import questions as make_questions
 
 harness = pytest.importorskip(
@@ -33,18 +31,6 @@ LOSSLESS = [{"preset": "full"}, {"preset": "on-demand", "budget": "25%"}, {"pres
 
 
 @pytest.fixture(scope="module")
-def folder(checkpoint: Checkpoint) -> Path:
-    return checkpoint("olmoe")
-
-
-@pytest.fixture(scope="module")
-def opened(folder: Path) -> Iterator[MoeModel]:
-    model = open_model(str(folder))
-    yield model
-    model.store.close()
-
-
-@pytest.fixture(scope="module")
 def plain(folder: Path) -> PreTrainedModel:
     return AutoModelForCausalLM.from_pretrained(folder, experts_implementation="eager").eval()
 
@@ -61,7 +47,7 @@ def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def answers(model: object, tasks: Path) -> dict[str, object]:
-    """Everything that the harness asked for and got, and its metrics."""
+    """All requests and answers of the harness, and its metrics."""
     given = {"tasks": {one.task_name: one for one in load_tasks([str(tasks)]).loaded}, "groups": {}, "group_map": {}}
     found = harness.evaluate(model, given, bootstrap_iters=0)
     samples = {
@@ -92,7 +78,7 @@ def test_every_answer_is_the_plain_models(
     results = expected["results"]
     assert values["choosing", "acc"] == results["choosing"]["acc,none"]
     assert values["reading", "word_perplexity"] == results["reading"]["word_perplexity,none"]
-    assert all(isinstance(score, Score) and score.count == 4 for score in found)
+    assert all(isinstance(score, TaskScore) and score.count == 4 for score in found)
 
 
 def test_routers_see_the_tokens_that_are_asked_for_and_no_padding(
@@ -117,7 +103,7 @@ def test_routers_see_the_tokens_that_are_asked_for_and_no_padding(
 def test_the_harness_knows_moectl_by_name(folder: Path, tasks: Path, expected: dict[str, object]) -> None:
     from lm_eval.api.registry import get_model
 
-    import profilers.compare.lm_eval_model  # noqa: F401  registers it
+    import profilers.compare.lm_eval_model  # noqa: F401  registers the type
 
     named = get_model("moectl")
     given = {"pretrained": str(folder), "preset": "near", "budget": "25%"}

@@ -1,11 +1,11 @@
-"""Predictions checked by live runs: quality against the full model, times beside each other, the first that is good."""
+"""Live runs verify predictions: quality against the full model, times side by side, the first good candidate."""
 
 import numpy as np
 import pytest
 
-from profilers.compare.bench import Text
+from profilers.compare.bench import BenchText
 from profilers.compare.verify_search import FULL, Verifier, fastest, first_within
-from profilers.hardware.live_costs import Pace
+from profilers.hardware.live_costs import LiveCosts
 from runtime.model.open import open_model
 from runtime.policies.base import Artefacts
 from runtime.search.results import Tried
@@ -23,8 +23,8 @@ def tried(combination: Combination, ms: float, loss: float | None) -> Tried:
 def verifier(checkpoint: Checkpoint) -> Verifier:
     opened = open_model(str(checkpoint("olmoe")))
     rows = np.random.default_rng(0).integers(0, opened.config.vocab_size, (3, 16))
-    pace = Pace({"link": "50MB/s", "experts": "exact"}, costs=None, machine=None, window=0, source="")
-    return Verifier(opened, Artefacts(), Text(tuple(rows), 8), pace, budget="25%", timed=2)
+    pace = LiveCosts({"link": "50MB/s", "experts": "exact"}, costs=None, machine=None, window=0, source="")
+    return Verifier(opened, Artefacts(), BenchText(tuple(rows), 8), pace, budget="25%", timed=2)
 
 
 def test_quality_is_against_the_full_model(verifier: Verifier) -> None:
@@ -35,7 +35,7 @@ def test_quality_is_against_the_full_model(verifier: Verifier) -> None:
 
 
 def test_the_first_that_a_live_run_finds_good_enough(verifier: Verifier) -> None:
-    """Both promise to lose little; the faster one does not keep it by however little it loses."""
+    """Both are predicted to lose little, but the faster one loses more than the limit."""
     losses = {one: verifier.quality(one).loss for one in (WORSE, BETTER)}
     kept = min(losses, key=losses.get)
     other = WORSE if kept == BETTER else BETTER

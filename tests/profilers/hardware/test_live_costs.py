@@ -1,4 +1,4 @@
-"""What a model costs as a live run takes it: proportions of a machine, a given rate, a profile that the store has."""
+"""A model's costs as a live run has them: in a machine's proportions, at a given rate, from a stored profile."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import pytest
 
 from artifacts.hardware.machines import machine
 from artifacts.hardware.profile import Compute, HardwareProfile, Load, NearCompute, Spread
-from profilers.hardware.live_costs import pace_of
+from profilers.hardware.live_costs import live_costs
 from runtime.model.open import open_model
 from runtime.policies.base import Artefacts
 from runtime.session.probe import scaled_window
@@ -31,7 +31,7 @@ def test_a_machines_proportions(checkpoint: Checkpoint) -> None:
     folder = checkpoint("olmoe")
     opened, target = open_model(str(folder)), machine("rtx3090-pcie4")
     known = {"scaled_to": target.name, "link": "auto", "experts": "exact", "artefacts": Artefacts()}
-    pace = pace_of(opened, Path(folder), profile=PROFILE, **known)
+    pace = live_costs(opened, Path(folder), profile=PROFILE, **known)
     costs = pace.costs
     assert "profile" in pace.source and pace.machine == target
     assert costs.near.memory_s / costs.load_s == pytest.approx(target.link_gbps / target.near_gbps)
@@ -46,7 +46,7 @@ def test_a_machines_proportions(checkpoint: Checkpoint) -> None:
 def test_without_a_profile_or_with_fused_experts_it_is_measured(checkpoint: Checkpoint) -> None:
     folder = checkpoint("olmoe")
     opened = open_model(str(folder))
-    pace = pace_of(
+    pace = live_costs(
         opened,
         Path(folder),
         scaled_to=None,

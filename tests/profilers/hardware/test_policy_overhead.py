@@ -1,4 +1,4 @@
-"""What policies take themselves: each that can run has a figure, and what takes longer is told."""
+"""The overhead of policies: each that can run has a figure, and a slower policy has a larger one."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""The loss table by hand: inputs from the plain model, weights from the files, ten lines of numpy in between."""
+"""Computes the loss table independently: inputs from the plain model, weights from the files, the rest in numpy."""
 
 import json
 from pathlib import Path
@@ -13,9 +13,9 @@ from profilers.text.batches import padded, real_rows
 
 
 def heard(folder: str, names: list[str], sequences: list[np.ndarray]) -> list[tuple[torch.Tensor, ...]]:
-    """Inputs [T, H], ids and weights [T, K] of each experts module, as transformers' own model calls it.
+    """Return inputs [T, H], ids and weights [T, K] of each experts module, as transformers' own model calls it.
 
-    On all sequences at once, as calibration does: alone, bfloat16 would round them otherwise.
+    All sequences are in one batch, as in calibration, because bfloat16 rounds differently in another batch.
     """
     plain = AutoModelForCausalLM.from_pretrained(folder, experts_implementation="eager").eval()
     [together] = batches(sequences, num_tokens=4096)
@@ -31,7 +31,7 @@ def heard(folder: str, names: list[str], sequences: list[np.ndarray]) -> list[tu
 
 
 def stored_weight(path: Path, part: str, bits: int) -> np.ndarray:
-    """One matrix [out, in] out of a replica file, code by code."""
+    """Return one matrix [out, in] of a replica file, computed code by code."""
     tensors, group_size = load_file(path), int(header(path)[f"{part}.group_size"])
     qweight, scales = (tensors[f"{bits}.{part}.{name}"] for name in ("qweight", "scales"))
     num_groups, num_outputs = scales.shape
@@ -44,7 +44,7 @@ def stored_weight(path: Path, part: str, bits: int) -> np.ndarray:
 
 
 def codes_of(words: np.ndarray, bits: int, count: int) -> np.ndarray:
-    """[count, m] from streams of 32-bit words [w, m], by way of single bits."""
+    """Return the codes [count, m] in streams of 32-bit words [w, m], bit by bit."""
     single = np.unpackbits(np.ascontiguousarray(words.T).view(np.uint8), axis=1, bitorder="little")
     fields = single[:, : count * bits].reshape(len(single), count, bits).astype(np.int64)
     return (fields << np.arange(bits)).sum(axis=2).T

@@ -1,4 +1,4 @@
-"""What an expert is calibrated with, by hand; and that few tokens, or none, still make good replicas."""
+"""Hessians equal those computed by hand; experts with few tokens, or none, still get good replicas."""
 
 import pickle
 from pathlib import Path
@@ -21,24 +21,24 @@ from profilers.quantise.calibration import (
     output,
     spaced,
 )
-from profilers.quantise.lockstep import Arrived
+from profilers.quantise.lockstep import LayerBatch
 from profilers.quantise.method import Method
-from profilers.quantise.one_expert import Unit, quantise
+from profilers.quantise.one_expert import ExpertTask, quantise
 from runtime.model.open import MoeModel, open_model
 from tests.conftest import Checkpoint
 
 T, H, K = 700, 32, 2
 
 
-def arrived(seed: int = 0) -> list[Arrived]:
-    """Two batches of correlated hidden states, the last rows of the second padding."""
+def arrived(seed: int = 0) -> list[LayerBatch]:
+    """Two batches of correlated hidden states; the last rows of the second are padding."""
     random = np.random.default_rng(seed)
     mixing = np.random.default_rng(9).standard_normal((H, H)) * np.logspace(0, -2, H)[:, None]
     hidden = torch.from_numpy(random.standard_normal((T, H)) @ mixing).float()
     selected = np.argsort(random.random((T, 8)), axis=1)[:, :K]
     selected[-10:] = -1
     weights = torch.from_numpy(random.random((T, K))).float()
-    return [Arrived(hidden[part], selected[part], weights[part]) for part in (slice(0, 300), slice(300, T))]
+    return [LayerBatch(hidden[part], selected[part], weights[part]) for part in (slice(0, 300), slice(300, T))]
 
 
 @pytest.fixture
@@ -82,8 +82,8 @@ def test_hessians_by_hand(opened: MoeModel, tmp_path: Path, monkeypatch: pytest.
         torch.testing.assert_close(found[name], expected, rtol=1e-5, atol=1e-6)
 
 
-def unit(opened: MoeModel, inputs: LayerInputs, rows: np.ndarray, path: Path) -> Unit:
-    return Unit(
+def unit(opened: MoeModel, inputs: LayerInputs, rows: np.ndarray, path: Path) -> ExpertTask:
+    return ExpertTask(
         path=path,
         model="m",
         layer=0,

@@ -1,11 +1,11 @@
-"""In lockstep every layer sees what it sees in the plain model, and what comes out above is the same."""
+"""In lockstep every layer has the inputs of the plain model, and the model the same output."""
 
 import numpy as np
 import pytest
 import torch
 
 from artifacts.errors import BadInput
-from profilers.quantise.lockstep import Arrived, Lockstep, batches
+from profilers.quantise.lockstep import LayerBatch, Lockstep, batches
 from runtime.engine.one_expert import ExpertBuffer, OneExpertRunner, Routed
 from runtime.model.arithmetic import accumulate, assign, expert_forward, gather, weigh
 from runtime.model.open import MoeModel, open_model
@@ -16,7 +16,7 @@ LENGTHS = (9, 12, 5, 12, 3, 7)
 SEQUENCES = [np.random.default_rng(at).integers(3, VOCABULARY, length) for at, length in enumerate(LENGTHS)]
 
 
-def computed(opened: MoeModel, layer, batch: Arrived) -> torch.Tensor:
+def computed(opened: MoeModel, layer, batch: LayerBatch) -> torch.Tensor:
     out, one = torch.zeros_like(batch.hidden), ExpertBuffer(opened)
     for expert, assigned in sorted(assign(batch.selected, batch.hidden.device).items()):
         y = expert_forward(layer.experts, one.read(layer.index, expert), gather(batch.hidden, assigned))

@@ -1,4 +1,4 @@
-"""Replicas of whole small models of every family: what they cost is what an independent computation says."""
+"""Replicas of small models of every family: their losses equal those of an independent computation."""
 
 import multiprocessing
 import os
@@ -16,7 +16,7 @@ from artifacts.store.runs import ModelInfo
 from artifacts.store.store import Store
 from profilers.quantise import replicas
 from profilers.quantise.method import Method
-from profilers.quantise.replicas import Built, build_replicas
+from profilers.quantise.replicas import BuiltReplicas, build_replicas
 from profilers.text.batches import Data
 from profilers.workers.workers import Processes
 from runtime.model.open import MoeModel, open_model
@@ -29,7 +29,7 @@ SEQUENCES = [RANDOM.integers(3, VOCABULARY, length) for length in (20, 31, 9, 31
 METHOD = Method(min_samples=12)
 
 
-def build(opened: MoeModel, folder: str, store: Path, method: Method = METHOD, **options: object) -> Built:
+def build(opened: MoeModel, folder: str, store: Path, method: Method = METHOD, **options: object) -> BuiltReplicas:
     model = ModelInfo(folder, opened.fingerprint, opened.family, opened.shape)
     return build_replicas(opened, Data("test", SEQUENCES), method, model=model, store_path=store, **options)
 
@@ -184,7 +184,7 @@ def test_stopped_and_taken_up_it_leaves_the_same_bytes(
 def test_processes_leave_the_same_bytes(
     checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Forked here: those of a whole `moectl quantize --jobs 2` are spawned."""
+    """Processes are forked here to save time; those of `moectl quantize --jobs 2` are spawned."""
     monkeypatch.setattr("profilers.workers.workers.get_context", lambda _: multiprocessing.get_context("fork"))
     folder = str(checkpoint("deepseek_v2"))
     opened = open_model(folder)

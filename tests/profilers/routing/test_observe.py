@@ -1,4 +1,4 @@
-"""What is observed of routers, against a plain count of what transformers itself says of them."""
+"""Observed routing, compared with a plain count of the router logits that transformers returns."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,7 +14,7 @@ from artifacts.routing.entropy import EntropyHistogram
 from artifacts.traces.trace import DECODE, PREFILL, Trace, concatenate
 from profilers.compare.quality import read
 from profilers.routing.maps import observe_iterations
-from profilers.routing.observe import Foresight, RoutingProfile, observe
+from profilers.routing.observe import RoutingForesight, RoutingProfile, observe
 from profilers.text.batches import Batching
 from runtime.control.build import build_controller
 from runtime.model.open import MoeModel, open_model
@@ -28,7 +28,7 @@ from tests.conftest import Checkpoint
 from tests.helpers.families import VOCABULARY
 
 PREFILL_LENGTH = 6
-LENGTHS = (12, 9, 3, 12, 7, 1, 12, 2, 10, 6, 12)  # unequal, so that batches are padded; some without decode
+LENGTHS = (12, 9, 3, 12, 7, 1, 12, 2, 10, 6, 12)  # unequal, so that batches are padded; some have no decode
 BATCHING = Batching(batch=4, length=12, prefill=PREFILL_LENGTH)
 
 
@@ -46,7 +46,7 @@ def profile_and_trace(
     profile = RoutingProfile(opened.shape.num_layers, opened.shape.num_experts)
     with Session(opened, Settings(**settings)) as session:
         batches = batching.batches(SEQUENCES)
-        parts = observe(session, batches, prefill=batching.prefill, profile=profile, keep_trace=Foresight())
+        parts = observe(session, batches, prefill=batching.prefill, profile=profile, keep_trace=RoutingForesight())
         return profile, concatenate([trace for _, trace in parts])
 
 
@@ -60,7 +60,7 @@ def test_a_trace_has_the_iterations_that_expert_maps_are_made_of(opened: MoeMode
 
 
 def assert_equal(first: RoutingProfile, second: RoutingProfile) -> None:
-    """Bit for bit."""
+    """Equal bit for bit."""
     ours, theirs = first.arrays(), second.arrays()
     assert ours.keys() == theirs.keys()
     assert all(np.array_equal(ours[name], theirs[name]) for name in ours)
@@ -71,19 +71,12 @@ def assert_equal_traces(first: Trace, second: Trace) -> None:
     assert ours.keys() == theirs.keys()
     given = [trace.embeddings[trace.iteration] for trace in (first, second)]
     assert np.array_equal(*given)
-    del ours["iteration"]  # shards number them in their own order
+    del ours["iteration"]  # shards number iterations in their own order
     assert all(np.array_equal(ours[name], theirs[name]) for name in ours)
 
 
-@pytest.fixture(scope="module")
-def opened(checkpoint: Checkpoint) -> Iterator[MoeModel]:
-    model = open_model(str(checkpoint("olmoe")))
-    yield model
-    model.store.close()
-
-
 def selections(folder: object, top_k: int) -> Iterator[tuple[int, int, np.ndarray, np.ndarray]]:
-    """Of every token, one sequence at a time without any padding: position, layer, its experts and their p~."""
+    """Yield for every token, one sequence at a time without padding: position, layer, its experts and their p~."""
     plain = AutoModelForCausalLM.from_pretrained(folder, experts_implementation="eager").eval()
     for sequence in SEQUENCES:
         with torch.inference_mode():
@@ -127,7 +120,7 @@ def test_counts_are_those_of_the_plain_model(family: str, checkpoint: Checkpoint
 
 
 def assert_percentiles(percentiles: np.ndarray, values: np.ndarray) -> None:
-    """At most p % of the values lie below the p-th, at least p % not above it, but for the width of a bin."""
+    """At most p % of the values are below the p-th percentile and at least p % not above it, up to a bin's width."""
     grain = 1.5 / EntropyHistogram.NUM_BINS
     for percent, value in enumerate(percentiles):
         assert (values < value - grain).mean() <= percent / 100 + 1e-9
@@ -143,7 +136,7 @@ def test_numbers_do_not_depend_on_the_budget(settings: dict[str, str], opened: M
 
 
 class CountingStore:
-    """A store that remembers what was read of it."""
+    """A store that records its reads."""
 
     def __init__(self, opened: MoeModel) -> None:
         self._store, self.layout, self.shape = opened.store, opened.store.layout, opened.shape
@@ -193,7 +186,7 @@ def test_a_trace_has_a_prefill_and_a_pass_for_every_later_token(prefill: int, op
 
 @pytest.mark.parametrize("name", ["on-demand", "near"])
 def test_a_trace_replays_as_the_tokens_decode_live(name: str, opened: MoeModel) -> None:
-    """The profile runs whole sequences at once; what it writes down is what decoding one by one would have done."""
+    """The profile runs whole sequences at once; its trace is that of decoding token by token."""
     _, trace = profile_and_trace(opened)
     settings = Settings(preset=name, budget="25%")
     with Session(opened, settings) as session:
@@ -212,7 +205,7 @@ def test_a_trace_replays_as_the_tokens_decode_live(name: str, opened: MoeModel) 
 
 
 def test_a_trace_says_what_the_next_routers_would(opened: MoeModel) -> None:
-    """As a live run with that prefetching writes it down, within rounding."""
+    """The predictions equal those that a live run with that prefetching records, up to rounding."""
     _, trace = profile_and_trace(opened)
     with Session(opened, Settings(policies={"prefetch": "next_gate"}, budget="50%")) as session:
         recorder = session.record()

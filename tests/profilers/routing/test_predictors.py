@@ -1,4 +1,4 @@
-"""Predictors find what there is to find, choose by text they did not see, and beat the bundled model's routers."""
+"""Predictors find a linear map, choose targets on held-out text, and beat the bundled model's routers."""
 
 from pathlib import Path
 
@@ -12,8 +12,8 @@ from artifacts.store.predictors import load_predictors
 from artifacts.store.runs import ModelInfo
 from artifacts.store.store import Store
 from moectl.bundled import demo_model
-from profilers.routing.predictor_fit import Fit, Recall, Seen, Tuning, choose
-from profilers.routing.predictors import Plan, build_predictors, observe_inputs
+from profilers.routing.predictor_fit import Recall, RidgeFit, RouterBatch, TargetTuning, choose
+from profilers.routing.predictors import PredictorOptions, build_predictors, observe_inputs
 from profilers.text.batches import Batching, Data
 from profilers.text.corpus import documents, token_sequences
 from runtime.model.open import open_model
@@ -23,30 +23,30 @@ from tests.conftest import Checkpoint
 SHAPE = Shape(num_layers=2, num_experts=5, top_k=2, expert_nbytes=1)
 
 
-def linear(num_tokens: int, seed: int) -> Seen:
-    """Layer 1's logits are linear in layer 0's inputs, and layer 0's of the next token in layer 1's."""
+def linear(num_tokens: int, seed: int) -> RouterBatch:
+    """Layer 1's logits are linear in layer 0's inputs; layer 0's logits of the next token are linear in layer 1's."""
     maps = np.random.default_rng(9).normal(size=(2, 6, 5)).astype(np.float32)
     x = np.random.default_rng(seed).normal(size=(2, num_tokens, 6)).astype(np.float32)
     first = np.concatenate([np.zeros((1, 5), np.float32), x[1, :-1] @ maps[1]])
     tensors = [[torch.from_numpy(part) for part in parts] for parts in (x, (first, x[0] @ maps[0] + 1))]
-    return Seen(*tensors, predicted=[], following=torch.arange(num_tokens - 1))
+    return RouterBatch(*tensors, predicted=[], following=torch.arange(num_tokens - 1))
 
 
 def test_ridge_finds_a_linear_map_and_adds_over_batches() -> None:
-    fits = [Fit(SHAPE, distance=2, num_features=3, seed=0) for _ in range(2)]
+    fits = [RidgeFit(SHAPE, distance=2, num_features=3, seed=0) for _ in range(2)]
     whole = linear(200, 1)
     fits[0].add(whole)
-    fits[1].add(Seen([x[:120] for x in whole.inputs], [z[:120] for z in whole.logits], [], torch.arange(119)))
-    # The second half's first token follows nobody, the first half's last is followed by nobody.
+    fits[1].add(RouterBatch([x[:120] for x in whole.inputs], [z[:120] for z in whole.logits], [], torch.arange(119)))
+    # The second half's first token has no predecessor, the first half's last token no successor.
     fits[1].scale[:] = fits[0].scale
-    fits[1].add(Seen([x[119:] for x in whole.inputs], [z[119:] for z in whole.logits], [], torch.arange(80)))
+    fits[1].add(RouterBatch([x[119:] for x in whole.inputs], [z[119:] for z in whole.logits], [], torch.arange(80)))
     unseen, weights = linear(50, 2), fits[0].solve()["logits"]
     for layer in range(2):
         rows, logits = unseen.ahead(layer, 1)
         said = fits[0].features(unseen, layer)[rows] @ torch.from_numpy(weights[layer, 0])
         assert float((said - logits).abs().max()) < 0.05
     assert fits[0].num_samples == 200 and fits[0].use.sum() == 2 * 2 * 200
-    # One token was counted twice: everything else agrees.
+    # One token was counted twice; everything else agrees.
     np.testing.assert_allclose(fits[1].solve()["logits"][:, 0], weights[:, 0], atol=0.05)
 
 
@@ -59,12 +59,12 @@ def test_recall_counts_the_selected_among_the_named() -> None:
 
 
 def test_the_better_target_is_chosen_and_scaled_for_its_likelihood() -> None:
-    seen, fit = linear(300, 3), Fit(SHAPE, distance=1, num_features=0, seed=0)
+    seen, fit = linear(300, 3), RidgeFit(SHAPE, distance=1, num_features=0, seed=0)
     fit.add(seen)
     candidates = fit.solve()
     candidates["selected"][0] = 0  # says nothing of layer 1
     candidates["logits"] *= 0.25
-    tuned = {name: Tuning(SHAPE, 1) for name in candidates}
+    tuned = {name: TargetTuning(SHAPE, 1) for name in candidates}
     for name, weights in candidates.items():
         tuned[name].add(linear(100, 4), fit, weights)
     weights, target = choose(candidates, tuned)
@@ -89,7 +89,7 @@ def test_inputs_and_successors_are_those_of_the_text(checkpoint: Checkpoint) -> 
     assert torch.equal(rows, seen.following) and torch.equal(logits, seen.logits[0][seen.following + 1])
 
 
-def bundled(tmp_path: Path, tokens: int, plan: Plan, batch: int = 8):
+def bundled(tmp_path: Path, tokens: int, plan: PredictorOptions, batch: int = 8):
     opened = open_model(str(demo_model()))
     sequences = list(token_sequences(documents("builtin"), opened.tokenizer, length=128, num_tokens=tokens))
     model = ModelInfo("demo", opened.fingerprint, opened.family, opened.shape)
@@ -105,7 +105,7 @@ def bundled(tmp_path: Path, tokens: int, plan: Plan, batch: int = 8):
 
 
 def test_they_beat_the_routers_on_text_they_never_saw(tmp_path: Path) -> None:
-    fitted = bundled(tmp_path, 6000, Plan(distance=2, features=64))
+    fitted = bundled(tmp_path, 6000, PredictorOptions(distance=2, features=64))
     recalls = {name: values.mean(axis=0) for name, values in fitted.recalls.items()}
     assert (recalls["learned"] > recalls["next_gate"] + 0.02).all()
     assert (recalls["next_gate"] > recalls["random"]).all() and (recalls["most frequent"] > recalls["random"]).all()
@@ -115,12 +115,12 @@ def test_they_beat_the_routers_on_text_they_never_saw(tmp_path: Path) -> None:
         [run] = store.runs()
     assert np.array_equal(read.weights, fitted.predictors.weights)
     assert run.info.tokens == fitted.num_tokens == 6000 and run.info.parameters["tested"] == fitted.num_tested
-    again = bundled(tmp_path, 6000, Plan(distance=2, features=64))
+    again = bundled(tmp_path, 6000, PredictorOptions(distance=2, features=64))
     assert np.array_equal(again.predictors.weights, fitted.predictors.weights)
 
 
 def test_too_little_text_or_too_far_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="too few"):
-        bundled(tmp_path, 100, Plan(distance=1))
+        bundled(tmp_path, 100, PredictorOptions(distance=1))
     with pytest.raises(BadUsage, match="1 to 8"):
-        bundled(tmp_path, 2000, Plan(distance=9))
+        bundled(tmp_path, 2000, PredictorOptions(distance=9))

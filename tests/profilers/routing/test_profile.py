@@ -1,9 +1,9 @@
-"""A profile in the store: what comes back, shards put together, and work that was stopped half-way."""
+"""Profiles in the store: reading them back, merging shards, and continuing one that was stopped."""
 
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
@@ -19,13 +19,14 @@ from artifacts.store.runs import ModelInfo
 from artifacts.store.store import Store
 from profilers.routing import profile as profiling
 from profilers.routing.distribute import Counted, Counting, parts
-from profilers.routing.observe import Foresight
-from profilers.routing.profile import Profiled, merge_shards, profile_routing
+from profilers.routing.observe import RoutingForesight
+from profilers.routing.profile import Profiled, profile_routing
+from profilers.routing.shards import merge_shards
 from profilers.routing.tables import stored
 from profilers.text.batches import Batching, Data
 from profilers.text.corpus import data_digest
 from profilers.workers.workers import Processes
-from runtime.model.open import MoeModel, open_model
+from runtime.model.open import MoeModel
 from runtime.session.session import Session, Settings
 from tests.conftest import Checkpoint
 from tests.helpers.families import VOCABULARY
@@ -34,13 +35,6 @@ BATCHING = Batching(batch=2, length=10, prefill=4)
 LENGTHS = (10, 7, 10, 10, 3, 10, 8, 10, 10, 5, 10)
 DATA = Data("a test", [np.random.default_rng(at).integers(3, VOCABULARY, n) for at, n in enumerate(LENGTHS)], seed=3)
 TABLES = ("activations", "coactivations", "entropy", "traces")
-
-
-@pytest.fixture(scope="module")
-def opened(checkpoint: Checkpoint) -> Iterator[MoeModel]:
-    model = open_model(str(checkpoint("olmoe")))
-    yield model
-    model.store.close()
 
 
 def info(opened: MoeModel) -> ModelInfo:
@@ -63,7 +57,7 @@ def profile(
             batching,
             model=info(opened),
             store_path=path,
-            keep_trace=Foresight() if trace else None,
+            keep_trace=RoutingForesight() if trace else None,
             progress=progress,
         )
 
@@ -75,7 +69,7 @@ def rows(path: Path, run_id: int, tables: tuple[str, ...] = TABLES) -> dict[str,
 
 @pytest.fixture(scope="module")
 def whole(opened: MoeModel, tmp_path_factory: pytest.TempPathFactory) -> dict[str, pa.Table]:
-    """Every row of the whole profile, done in one go."""
+    """Every row of the whole profile, counted in one run."""
     path = tmp_path_factory.mktemp("whole") / "moe.duckdb"
     return rows(path, profile(opened, path).run_id)
 
@@ -107,7 +101,7 @@ def test_without_a_trace_none_is_kept(opened: MoeModel, tmp_path: Path, whole: d
 
 
 def test_shards_measure_similarity_together(opened: MoeModel, tmp_path: Path) -> None:
-    """Small as they are, they measure all of their tokens, whose means are then those of the whole."""
+    """The shards are small enough to measure all their tokens, so the merged means are those of the whole."""
 
     def measured(path: Path, batching: Batching) -> Profiled:
         with Session(opened, Settings(budget="25%")) as session:
@@ -132,7 +126,7 @@ def test_shards_measure_similarity_together(opened: MoeModel, tmp_path: Path) ->
 def test_shards_in_any_order_are_the_whole(
     order: tuple[int, ...], opened: MoeModel, tmp_path: Path, whole: dict[str, pa.Table]
 ) -> None:
-    """Shards 1 and 3 share a store, as two runs of one machine would."""
+    """Shards 1 and 3 share a store, as two runs on one machine would."""
     paths = [tmp_path / name for name in ("first.duckdb", "second.duckdb", "first.duckdb")]
     for index in order:
         profile(opened, paths[index], batching=replace(BATCHING, index=index, count=3))
@@ -158,7 +152,7 @@ def test_shards_that_do_not_make_a_whole_are_refused(opened: MoeModel, tmp_path:
 
 
 class Poisoned(Counting):
-    """Batch 2 always takes its worker with it."""
+    """Batch 2 always kills its worker."""
 
     def __call__(self, task: tuple) -> Counted:
         if 2 in task[0]:
@@ -173,13 +167,13 @@ def test_processes_count_the_same_rows(
     whole: dict[str, pa.Table],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Forked, which spares each a second of imports; a batch that cannot be counted costs the others nothing."""
+    """Processes are forked to save a second of imports; a batch that cannot be counted does not affect the others."""
     monkeypatch.setattr("profilers.workers.workers.get_context", lambda _: multiprocessing.get_context("fork"))
     path, model = tmp_path / "moe.duckdb", replace(info(opened), name=str(checkpoint("olmoe")))
 
     def divided() -> Profiled:
         with Session(opened, Settings(budget="25%", threads=1)) as session:
-            known = {"model": model, "store_path": path, "keep_trace": Foresight(), "executor": Processes(2)}
+            known = {"model": model, "store_path": path, "keep_trace": RoutingForesight(), "executor": Processes(2)}
             return profile_routing(session, DATA, BATCHING, **known)
 
     with monkeypatch.context() as broken, pytest.raises(Partly, match="1 of 6 batches .* could not be counted: 3;"):
@@ -202,7 +196,7 @@ def test_tasks_are_several_batches_where_they_are_many() -> None:
 
 
 class FailingStore:
-    """A store that cannot be read any more after so many experts."""
+    """A store that fails after `num_reads` experts."""
 
     def __init__(self, opened: MoeModel, num_reads: int) -> None:
         self._store, self.layout, self.shape = opened.store, opened.store.layout, opened.shape
@@ -219,7 +213,7 @@ class FailingStore:
 def test_what_was_stopped_goes_on_and_ends_alike(
     num_reads: int, opened: MoeModel, tmp_path: Path, whole: dict[str, pa.Table], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the middle of a batch, some layers of which were counted already."""
+    """The profile stops in the middle of a batch, some layers of which have been counted."""
     monkeypatch.setattr(profiling, "_KEEP_EVERY_S", 0)
     path = tmp_path / "moe.duckdb"
     with pytest.raises(BadInput, match="disk is gone"):

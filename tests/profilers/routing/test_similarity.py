@@ -1,4 +1,4 @@
-"""Cosines and losses are those of an independent computation on the plain model."""
+"""Cosines and losses equal those of an independent computation on the plain model."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ NAMES = ("cosine", "loss", "left_out", "samples")
 
 
 def by_hand(opened: MoeModel, folder: str) -> list[tuple[np.ndarray, ...]]:
-    """Of each layer, from the plain model's own experts: one expert alone is its module with that expert selected."""
+    """Return each layer's values from the plain model's experts module, called with one expert selected at a time."""
     plain = AutoModelForCausalLM.from_pretrained(folder, experts_implementation="eager").eval()
     found = []
     for layer in opened.layers:
@@ -54,7 +54,7 @@ def _layer(experts: nn.Module, x: torch.Tensor, ids: torch.Tensor, weights: torc
 
 @pytest.mark.parametrize("family", ["olmoe", "gpt_oss", "deepseek_v2"])
 def test_against_the_plain_model(family: str, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measuring, "_OUTPUT_NBYTES", 20_000)  # in several parts
+    monkeypatch.setattr(measuring, "_OUTPUT_NBYTES", 20_000)  # small, so that outputs come in several parts
     monkeypatch.setattr(measuring, "_BLOCK_NBYTES", 9_000)
     folder = str(checkpoint(family))
     opened = open_model(folder)
@@ -63,11 +63,6 @@ def test_against_the_plain_model(family: str, checkpoint: Checkpoint, monkeypatc
         for name, values in zip(NAMES, expected, strict=True):
             assert getattr(found, name)[layer] == pytest.approx(values, rel=1e-5, abs=1e-7), name
     opened.store.close()
-
-
-@pytest.fixture(scope="module")
-def opened(checkpoint: Checkpoint) -> MoeModel:
-    return open_model(str(checkpoint("olmoe")))
 
 
 def test_experts_without_tokens_borrow_the_sample(opened: MoeModel) -> None:

@@ -1,6 +1,6 @@
-"""Where text comes from: every form of a data specification, and how text is cut.
+"""Every form of a data specification, and how text is cut into sequences.
 
-What is wrong with files and names: tests/faults/test_13_data.py.
+Bad files and names are tested in tests/faults/test_13_data.py.
 """
 
 import itertools
@@ -23,7 +23,7 @@ JOINED = ["How many?\nFour.", "Why?\nBecause."]
 
 
 def characters(text: str, *, add_special_tokens: bool, verbose: bool) -> dict[str, list[int]]:
-    """A tokenizer whose tokens are the text's characters."""
+    """A tokenizer with a token per character."""
     assert not add_special_tokens
     return {"input_ids": [ord(character) for character in text]}
 

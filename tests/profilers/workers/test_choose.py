@@ -1,4 +1,4 @@
-"""Executors as the command line has them: what is none, a cluster that is not there, a package that is missing."""
+"""Executors of the command line: unknown ones, a cluster out of reach, a missing package."""
 
 import sys
 from pathlib import Path
@@ -31,7 +31,7 @@ def test_a_cluster_that_is_not_there_is_said_at_once(address: str) -> None:
 
 
 def test_a_cluster_that_cannot_begin_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ray's sockets lie in its folder, and their names may not be long."""
+    """Ray's sockets are in its folder, and their paths must be short."""
     pytest.importorskip("ray", reason="needs Ray: pip install 'moectl[ray]'")
     (folder := tmp_path / ("long" * 20)).mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(folder))

@@ -1,6 +1,6 @@
-"""Workers on a real Ray cluster of two: one that is killed, a task that always fails, and the numbers of one process.
+"""Workers on a real Ray cluster of two: a killed one, a task that always fails, and the same numbers as one process.
 
-One cluster for all tests of this file, begun and ended as `--executor ray` does.
+All tests of this file share one cluster, started and ended as `--executor ray` does.
 """
 
 import json
@@ -15,9 +15,9 @@ from artifacts.errors import OutOfResources
 from artifacts.store.store import Store
 from moectl.bench import simulated as benchreplay
 from moectl.cli import main
-from profilers.compare.bench import Setting
+from profilers.compare.bench import BenchSetting
 from profilers.quantise import replicas
-from profilers.quantise.one_expert import Record, Unit, quantise
+from profilers.quantise.one_expert import ExpertTask, ReplicaRecord, quantise
 from profilers.routing import profile as profiling
 from profilers.routing.distribute import Counted, Counting
 from profilers.workers.choose import executing
@@ -33,7 +33,7 @@ TEXT = ["--data", "text.txt"]
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Executor]:
     with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("PYTHONPATH", str(ROOT))  # what is done is found in this file
+        patched.setenv("PYTHONPATH", str(ROOT))  # workers import this file
         with executing("ray", 2) as cluster:
             yield cluster
     assert not ray.is_initialized()
@@ -41,7 +41,7 @@ def cluster() -> Iterator[Executor]:
 
 @pytest.fixture
 def model(cluster: Executor, checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A checkpoint; the test's own folder, with a text in it, is where commands run, and workers are elsewhere."""
+    """A checkpoint. Commands run in the test's own folder, which has a text; the workers run in another."""
     monkeypatch.chdir(tmp_path)
     lines = [f"Line {line}: {line * line} sheep and a {'very ' * (line % 5)}old dog.\n" for line in range(40)]
     Path("text.txt").write_text("".join(lines))
@@ -74,8 +74,8 @@ def test_what_another_attempt_would_not_mend_is_raised_at_once(cluster: Executor
         workers.finish()
 
 
-def poisoned(unit: Unit) -> Record:
-    """One expert always fails, and one of another layer takes its worker with it at first."""
+def poisoned(unit: ExpertTask) -> ReplicaRecord:
+    """One expert always fails; one of another layer kills its worker at the first attempt."""
     if (unit.layer, unit.expert) == (0, 1):
         raise ValueError("not finite")
     if (unit.layer, unit.expert) == (1, 3) and not (begun := unit.path.with_suffix(".begun")).exists():
@@ -106,7 +106,7 @@ def files(store: str = "moe.duckdb") -> dict[str, bytes]:
 
 
 class Poisoned(Counting):
-    """Batch 3 always fails, and batch 5 does where others come with it."""
+    """Batch 3 always fails; batch 5 fails when its task has other batches."""
 
     def __call__(self, task: tuple) -> Counted:
         if 3 in task[0] or 5 in task[0] and len(task[0]) > 1:
@@ -139,9 +139,9 @@ def rows(store: str) -> dict:
 
 
 class Fragile(benchreplay.Replays):
-    """One setting always fails."""
+    """One setting always fails to replay."""
 
-    def __call__(self, setting: Setting) -> benchreplay.Replayed:
+    def __call__(self, setting: BenchSetting) -> benchreplay.Replayed:
         if setting.preset == "near":
             raise ValueError("of ours")
         return super().__call__(setting)

@@ -1,4 +1,4 @@
-"""Workers: every task is done once, in processes that are deaf to Ctrl-C. What goes wrong in them: tests/faults."""
+"""Every task is done once, in processes that ignore Ctrl-C. Failures of workers are tested in tests/faults."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ def work(task: object) -> object:
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_every_task_once(count: int) -> None:
-    """Deaf is also the one with which multiprocessing's tracker starts, which lets interrupts in again."""
+    """The worker that starts multiprocessing's tracker, which unblocks interrupts, ignores Ctrl-C too."""
     resource_tracker._resource_tracker._stop()
     heard = []
     with Workers(work, Processes(count), heard.append) as workers:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from artifacts.errors import BadInput
-from profilers.hardware.load_times import Effort
+from profilers.hardware.load_times import TimingEffort
 from tests.conftest import Checkpoint
 from tools.bench import (
     decode as bench_decode,
@@ -42,7 +42,7 @@ def test_a_link_is_measured_and_simulated(checkpoint: Checkpoint, monkeypatch: p
     monkeypatch.setattr(bench_link, "PRESETS", ("on-demand", "mixtral-offloading"))
     monkeypatch.setattr(bench_link, "BUDGETS", ("50%",))
     monkeypatch.setattr(bench_link, "DECIDING", 1)
-    effort = Effort(lengths=(4,), turns=2)
+    effort = TimingEffort(lengths=(4,), turns=2)
     table = bench_link.table("tiny", checkpoint("olmoe"), "20MB/s", rounds=1, tokens=4, effort=effort)
     assert [row[:2] for row in table.rows] == [("on-demand", "50%"), ("mixtral-offloading", "50%")]
     assert all(float(row[3]) > 0 and float(row[4]) > 0 for row in table.rows)

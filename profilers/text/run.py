@@ -1,0 +1,33 @@
+"""The row that a run over text leaves in the store: what it read, when it began and how long it took."""
+
+import time
+from collections.abc import Mapping
+
+from artifacts.store.runs import ModelInfo, RunInfo, utc_now
+from profilers.text.batches import Data
+from profilers.text.corpus import data_digest
+
+
+class TextRun:
+    """A run over text; its time begins when it is made."""
+
+    def __init__(self, data: Data) -> None:
+        self._started_at, self._start_s = utc_now(), time.monotonic()
+        self._data = data
+        self.digest = data_digest(data.sequences)
+
+    def info(
+        self, command: str, model: ModelInfo, parameters: Mapping[str, object], *, num_tokens: int | None = None
+    ) -> RunInfo:
+        """Return the row; its time ends now. `num_tokens` are those read, all of the data unless given."""
+        return RunInfo(
+            command=command,
+            model_id=model.model_id,
+            started_at=self._started_at,
+            seconds=time.monotonic() - self._start_s,
+            data=self._data.spec,
+            data_digest=self.digest,
+            tokens=self._data.num_tokens if num_tokens is None else num_tokens,
+            seed=self._data.seed,
+            parameters=parameters,
+        )
