@@ -35,7 +35,7 @@ from profilers.text.corpus import documents
 from profilers.workers.choose import executing
 from runtime.model.locate import locate
 from runtime.model.open import MoeModel
-from runtime.search.results import Found, Plan
+from runtime.search.results import SearchPlan, SearchResult
 from runtime.search.search import Search
 from runtime.session.equip import model_on_base
 
@@ -117,7 +117,7 @@ def _prepare(name: str, request: Request, *, store: Path, device: str) -> _Prepa
 
 
 def _receipt(
-    name: str, request: Request, prepared: _Prepared, plan: Plan, found: Found, planned: str
+    name: str, request: Request, prepared: _Prepared, plan: SearchPlan, found: SearchResult, planned: str
 ) -> dict[str, object]:
     search, pace = prepared.search, prepared.pace
     return {
