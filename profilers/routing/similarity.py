@@ -12,7 +12,7 @@ import torch
 from artifacts.errors import BadUsage
 from artifacts.routing.similarity import Similarity
 from profilers.text.batches import check_sequences, padded, real_rows
-from runtime.engine.one_expert import OneExpertRunner, Routed
+from runtime.engine.one_expert import ExpertBuffer, OneExpertRunner, Routed
 from runtime.model.arithmetic import expert_forward
 from runtime.model.open import MoeModel
 
