@@ -36,9 +36,9 @@ def build_maps(
 ) -> None:
     """Keep maps of what routers say, iteration by iteration, to prefetch by when something like it comes (fMoE)."""
     from moectl.commands import build_maps as command
-    from profilers.routing.maps import ExpertMapOptions
+    from profilers.routing.maps import ExpertMapPlan
     from profilers.text.batches import Batching
 
-    plan, batching = fill(ExpertMapOptions, options), fill(Batching, options)
+    plan, batching = fill(ExpertMapPlan, options), fill(Batching, options)
     request = fill(command.BuildRequest, options, plan=plan, batching=batching, seed=seed)
     command.show(command.build(model, engine.settings(), request, store=store), as_json=json)

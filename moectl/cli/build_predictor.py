@@ -33,9 +33,9 @@ def build_predictor(
 ) -> None:
     """Learn from routers' inputs which experts the layers ahead will want, to prefetch by; tested on held-out text."""
     from moectl.commands import build_predictor as command
-    from profilers.routing.predictors import PredictorOptions
+    from profilers.routing.predictors import PredictorPlan
     from profilers.text.batches import Batching
 
-    plan, batching = fill(PredictorOptions, options), fill(Batching, options, prefill=0)
+    plan, batching = fill(PredictorPlan, options), fill(Batching, options, prefill=0)
     request = fill(command.BuildRequest, options, plan=plan, batching=batching, seed=seed)
     command.show(command.build(model, engine.settings(), request, store=store), as_json=json)

@@ -4,11 +4,11 @@ from pathlib import Path
 
 from moectl.shared.build_on_text import BuildRequest, build_on_text
 from moectl.show.render import NumBytes, Sheet, show_json, show_sheet
-from profilers.routing.maps import BuiltMaps, ExpertMapOptions, build_maps
+from profilers.routing.maps import BuiltMaps, ExpertMapPlan, build_maps
 from runtime.session.settings import Settings
 
 
-def build(name: str | None, settings: Settings, request: BuildRequest[ExpertMapOptions], *, store: Path) -> BuiltMaps:
+def build(name: str | None, settings: Settings, request: BuildRequest[ExpertMapPlan], *, store: Path) -> BuiltMaps:
     """Run the model `name` (None: the bundled one) over the text as requests, and write its expert maps.
 
     Raises BadUsage (distance, dtype), BadInput (model, data, store) and OutOfResources (capacity).

@@ -5,12 +5,12 @@ from pathlib import Path
 from moectl.shared.build_on_text import BuildRequest, build_on_text
 from moectl.show import predictors as predictorviews
 from moectl.show.render import Sheet, human_bytes, show_json, show_sheet
-from profilers.routing.predictors import FittedPredictors, PredictorOptions, build_predictors
+from profilers.routing.predictors import FittedPredictors, PredictorPlan, build_predictors
 from runtime.session.settings import Settings
 
 
 def build(
-    name: str | None, settings: Settings, request: BuildRequest[PredictorOptions], *, store: Path
+    name: str | None, settings: Settings, request: BuildRequest[PredictorPlan], *, store: Path
 ) -> FittedPredictors:
     """Run the model `name` (None: the bundled one) over the text, and write predictors fitted and tested on it.
 

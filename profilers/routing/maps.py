@@ -34,7 +34,7 @@ class Iterations:
 
 
 @dataclass(frozen=True, slots=True)
-class ExpertMapOptions:
+class ExpertMapPlan:
     """The size of the map store, the prefetch distance of the search, and the type that maps are stored in."""
 
     capacity: int = 1000
@@ -58,7 +58,7 @@ def build_maps(
     session: Session,
     data: Data,
     batching: Batching,
-    options: ExpertMapOptions,
+    plan: ExpertMapPlan,
     *,
     model: ModelInfo,
     store_path: Path,
@@ -68,11 +68,11 @@ def build_maps(
 
     Raises BadUsage for a distance beyond the model's layers or a capacity of zero.
     """
-    run, maps = TextRun(data), _empty(session, options)
+    run, maps = TextRun(data), _empty(session, plan)
     running = observe_iterations(session, batching.batches(data.sequences), prefill=batching.prefill)
     origins, num_iterations = _fill(maps, running, lambda done: progress(done, data.num_tokens))
     counts = {"iterations": num_iterations, "replaced": maps.num_replaced}
-    info = run.info(COMMAND, model, {**asdict(options), **asdict(batching), **counts})
+    info = run.info(COMMAND, model, {**asdict(plan), **asdict(batching), **counts})
     run_id = add_run(store_path, info, {TABLE: map_rows(maps, origins)}, model=model)
     return BuiltMaps(run_id, maps, len(data.sequences), num_iterations, data.num_tokens, info.seconds)
 
@@ -129,13 +129,13 @@ class _Collector:
         return Iterations(self._request + first_request, self._iteration, self._embeddings, self._probabilities)
 
 
-def _empty(session: Session, options: ExpertMapOptions) -> ExpertMaps:
+def _empty(session: Session, plan: ExpertMapPlan) -> ExpertMaps:
     opened = session.opened
     return ExpertMaps(
-        options.capacity,
+        plan.capacity,
         num_layers=opened.shape.num_layers,
         num_experts=opened.shape.num_experts,
         hidden=opened.model.get_input_embeddings().weight.shape[1],
-        distance=options.distance,
-        dtype=options.dtype,
+        distance=plan.distance,
+        dtype=plan.dtype,
     )

@@ -27,7 +27,7 @@ _TUNED, _TESTED = 0.1, 0.2  # shares of the tokens that choose targets and that 
 
 
 @dataclass(frozen=True, slots=True)
-class PredictorOptions:
+class PredictorPlan:
     """Predictors of distances 1 to `distance` on `features` random features beside the router's input."""
 
     distance: int = 3
@@ -55,7 +55,7 @@ def build_predictors(
     session: Session,
     data: Data,
     batching: Batching,
-    options: PredictorOptions,
+    plan: PredictorPlan,
     *,
     model: ModelInfo,
     store_path: Path,
@@ -66,19 +66,19 @@ def build_predictors(
     Raises BadUsage for a distance beyond the model's layers, BadInput for too little text.
     """
     run, shape = TextRun(data), session.opened.shape
-    if options.distance > shape.num_layers:
-        raise BadUsage(f"the distance must be 1 to {shape.num_layers}, the model's MoE layers, not {options.distance}")
+    if plan.distance > shape.num_layers:
+        raise BadUsage(f"the distance must be 1 to {shape.num_layers}, the model's MoE layers, not {plan.distance}")
     fitting, tuning, testing = _parts(batching.batches(data.sequences))
-    text = _Text(session, options.distance, lambda done: progress(done, data.num_tokens))
-    fit = RidgeFit(shape, distance=options.distance, num_features=options.features, seed=data.seed)
+    text = _Text(session, plan.distance, lambda done: progress(done, data.num_tokens))
+    fit = RidgeFit(shape, distance=plan.distance, num_features=plan.features, seed=data.seed)
     for batch in text.observed(fitting):
         fit.add(batch)
     weights, target = tuned_weights(fit, text.observed(tuning))
     test = PredictorTest(fit)
     for batch in text.observed(testing):
         test.add(batch, weights)
-    predictors, recalls = Predictors(fit.scale, weights, options.features, data.seed), test.recalls()
-    info = run.info(COMMAND, model, {**asdict(options), **asdict(batching), "tested": test.num_tokens})
+    predictors, recalls = Predictors(fit.scale, weights, plan.features, data.seed), test.recalls()
+    info = run.info(COMMAND, model, {**asdict(plan), **asdict(batching), "tested": test.num_tokens})
     rows = predictor_rows(predictors, _columns(target, recalls, fit.num_samples))
     run_id = add_run(store_path, info, {TABLE: rows}, model=model)
     return FittedPredictors(run_id, predictors, target, recalls, data.num_tokens, test.num_tokens, info.seconds)

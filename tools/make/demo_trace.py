@@ -22,7 +22,7 @@ from artifacts.traces.parquet import to_table
 from artifacts.traces.trace import Trace
 from moectl.bundled import demo_model
 from profilers.compare.quality import read
-from profilers.routing.predictors import PredictorOptions, build_predictors
+from profilers.routing.predictors import PredictorPlan, build_predictors
 from profilers.text.batches import Batching, Data
 from profilers.text.corpus import documents, token_sequences
 from runtime.engine.predictors import Predictor
@@ -59,7 +59,7 @@ def fitted(opened: MoeModel) -> Predictor:
             session,
             Data("builtin", list(texts)),
             Batching(length=128, prefill=0),
-            PredictorOptions(DISTANCE, FEATURES),
+            PredictorPlan(DISTANCE, FEATURES),
             model=model,
             store_path=Path(folder) / "moe.duckdb",
         )

@@ -11,7 +11,7 @@ from artifacts.errors import BadUsage
 from artifacts.store.expert_maps import TABLE, stored_maps
 from artifacts.store.runs import ModelInfo
 from artifacts.store.store import Store
-from profilers.routing.maps import BuiltMaps, ExpertMapOptions, Iterations, build_maps, observe_iterations
+from profilers.routing.maps import BuiltMaps, ExpertMapPlan, Iterations, build_maps, observe_iterations
 from profilers.text.batches import Batching, Data
 from runtime.model.open import MoeModel, open_model
 from runtime.session.session import Session, Settings
@@ -65,19 +65,19 @@ def test_iterations_are_those_of_decoding(family: str, prefill: int, checkpoint:
 
 
 def build(
-    opened: MoeModel, path: Path, options: ExpertMapOptions, heard: list[tuple[int, int]] | None = None
+    opened: MoeModel, path: Path, plan: ExpertMapPlan, heard: list[tuple[int, int]] | None = None
 ) -> BuiltMaps:
     model = ModelInfo("a model", opened.fingerprint, opened.family, opened.shape)
     advance = (lambda done, total: heard.append((done, total))) if heard is not None else (lambda done, total: None)
     with Session(opened, Settings(budget="25%")) as session:
         return build_maps(
-            session, Data("a test", SEQUENCES, 3), BATCHING, options, model=model, store_path=path, progress=advance
+            session, Data("a test", SEQUENCES, 3), BATCHING, plan, model=model, store_path=path, progress=advance
         )
 
 
 def test_everything_fits(opened: MoeModel, tmp_path: Path) -> None:
     heard: list[tuple[int, int]] = []
-    built = build(opened, tmp_path / "moe.duckdb", ExpertMapOptions(capacity=100, distance=2), heard)
+    built = build(opened, tmp_path / "moe.duckdb", ExpertMapPlan(capacity=100, distance=2), heard)
     assert (len(built.maps), built.num_iterations, built.num_requests) == (NUM_ITERATIONS, NUM_ITERATIONS, len(LENGTHS))
     assert built.maps.num_replaced == 0 and built.num_tokens == sum(LENGTHS)
     assert heard == [(30, 40), (40, 40)]
@@ -93,9 +93,9 @@ def test_everything_fits(opened: MoeModel, tmp_path: Path) -> None:
 
 
 def test_a_small_store_keeps_its_capacity_and_says_where_maps_come_from(opened: MoeModel, tmp_path: Path) -> None:
-    whole = build(opened, tmp_path / "whole.duckdb", ExpertMapOptions(capacity=100, distance=1))
-    built = build(opened, tmp_path / "small.duckdb", ExpertMapOptions(capacity=5, distance=1))
-    again = build(opened, tmp_path / "again.duckdb", ExpertMapOptions(capacity=5, distance=1))
+    whole = build(opened, tmp_path / "whole.duckdb", ExpertMapPlan(capacity=100, distance=1))
+    built = build(opened, tmp_path / "small.duckdb", ExpertMapPlan(capacity=5, distance=1))
+    again = build(opened, tmp_path / "again.duckdb", ExpertMapPlan(capacity=5, distance=1))
     assert len(built.maps) == 5 and built.maps.num_replaced == NUM_ITERATIONS - 5
     assert np.array_equal(built.maps.probabilities, again.maps.probabilities)
     with Store.open(tmp_path / "whole.duckdb") as store:
@@ -108,5 +108,5 @@ def test_a_small_store_keeps_its_capacity_and_says_where_maps_come_from(opened: 
 
 def test_a_distance_beyond_the_layers_is_refused_before_anything_runs(opened: MoeModel, tmp_path: Path) -> None:
     with pytest.raises(BadUsage, match="distance must be 1 to 2"):
-        build(opened, tmp_path / "moe.duckdb", ExpertMapOptions(distance=3))
+        build(opened, tmp_path / "moe.duckdb", ExpertMapPlan(distance=3))
     assert not list(tmp_path.iterdir())

@@ -13,7 +13,7 @@ from artifacts.store.runs import ModelInfo
 from artifacts.store.store import Store
 from moectl.bundled import demo_model
 from profilers.routing.predictor_fit import Recall, RidgeFit, RouterBatch, TargetTuning, choose
-from profilers.routing.predictors import PredictorOptions, build_predictors, observe_inputs
+from profilers.routing.predictors import PredictorPlan, build_predictors, observe_inputs
 from profilers.text.batches import Batching, Data
 from profilers.text.corpus import documents, token_sequences
 from runtime.model.open import open_model
@@ -89,7 +89,7 @@ def test_inputs_and_successors_are_those_of_the_text(checkpoint: Checkpoint) -> 
     assert torch.equal(rows, seen.following) and torch.equal(logits, seen.logits[0][seen.following + 1])
 
 
-def bundled(tmp_path: Path, tokens: int, plan: PredictorOptions, batch: int = 8):
+def bundled(tmp_path: Path, tokens: int, plan: PredictorPlan, batch: int = 8):
     opened = open_model(str(demo_model()))
     sequences = list(token_sequences(documents("builtin"), opened.tokenizer, length=128, num_tokens=tokens))
     model = ModelInfo("demo", opened.fingerprint, opened.family, opened.shape)
@@ -105,7 +105,7 @@ def bundled(tmp_path: Path, tokens: int, plan: PredictorOptions, batch: int = 8)
 
 
 def test_they_beat_the_routers_on_text_they_never_saw(tmp_path: Path) -> None:
-    fitted = bundled(tmp_path, 6000, PredictorOptions(distance=2, features=64))
+    fitted = bundled(tmp_path, 6000, PredictorPlan(distance=2, features=64))
     recalls = {name: values.mean(axis=0) for name, values in fitted.recalls.items()}
     assert (recalls["learned"] > recalls["next_gate"] + 0.02).all()
     assert (recalls["next_gate"] > recalls["random"]).all() and (recalls["most frequent"] > recalls["random"]).all()
@@ -115,12 +115,12 @@ def test_they_beat_the_routers_on_text_they_never_saw(tmp_path: Path) -> None:
         [run] = store.runs()
     assert np.array_equal(read.weights, fitted.predictors.weights)
     assert run.info.tokens == fitted.num_tokens == 6000 and run.info.parameters["tested"] == fitted.num_tested
-    again = bundled(tmp_path, 6000, PredictorOptions(distance=2, features=64))
+    again = bundled(tmp_path, 6000, PredictorPlan(distance=2, features=64))
     assert np.array_equal(again.predictors.weights, fitted.predictors.weights)
 
 
 def test_too_little_text_or_too_far_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="too few"):
-        bundled(tmp_path, 100, PredictorOptions(distance=1))
+        bundled(tmp_path, 100, PredictorPlan(distance=1))
     with pytest.raises(BadUsage, match="1 to 8"):
-        bundled(tmp_path, 2000, PredictorOptions(distance=9))
+        bundled(tmp_path, 2000, PredictorPlan(distance=9))
