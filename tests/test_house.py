@@ -1,5 +1,6 @@
 """The house stays as docs/architecture.md draws it: imports run one way between packages and between rooms."""
 
+import ast
 import subprocess
 import sys
 from graphlib import CycleError, TopologicalSorter
@@ -66,3 +67,14 @@ def test_what_decides_imports_no_torch(room: str) -> None:
     code = f"import sys, importlib\nfor name in {names!r}: importlib.import_module(name)\nprint('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert len(names) > 3 and done.stdout == "False\n"
+
+
+def test_a_public_class_name_stands_for_one_class() -> None:
+    """In all four packages together: a reader who meets `Request` need not ask whose."""
+    homes: dict[str, list[str]] = {}
+    for name, path in (each for package in PACKAGES for each in modules(package)):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes.setdefault(node.name, []).append(name)
+    shared = {name: where for name, where in homes.items() if len(where) > 1}
+    assert len(homes) > 300 and not shared
