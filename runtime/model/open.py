@@ -33,7 +33,7 @@ class MoeModel:
     """`model` in evaluation mode, experts on `meta`; `store` reads them from the checkpoint by layer and expert.
 
     `tokenizer` is None if the folder has none; `fingerprint` identifies the model, wherever its folder lies. On a
-    low-bit `base` (runtime/session/on_base.py), `store` reads replicas and `shape` has their bytes; `dtype` and
+    low-bit `base` (runtime/session/equip.py), `store` reads replicas and `shape` has their bytes; `dtype` and
     `stored_shape`, by which the artefact store identifies the model, stay the checkpoint's.
     """
 
