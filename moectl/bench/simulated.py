@@ -99,13 +99,13 @@ class Replays:
 
     def __call__(self, setting: BenchSetting) -> Replayed:
         workload, started_at, begin_s = self._workloads[setting.link], utc_now(), perf_counter()
-        workload.assumed = list(self._of_trace[setting.link])  # drops assumptions of earlier settings
+        workload.assumed[:] = self._of_trace[setting.link]  # drops assumptions of earlier settings; the list is shared
         outcome, why = None, ""
         try:
             outcome = _outcome(workload, setting, self._stored, devices=self._devices)
         except Problem as problem:
             why = str(problem)
-        return Replayed(setting, outcome, why, workload.assumed, started_at, perf_counter() - begin_s)
+        return Replayed(setting, outcome, why, list(workload.assumed), started_at, perf_counter() - begin_s)
 
 
 def _replay(
