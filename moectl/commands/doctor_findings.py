@@ -12,7 +12,7 @@ from artifacts.hardware.profile import COLD, COMMAND, HardwareProfile
 from artifacts.quantisation.replicas import typical
 from artifacts.shape import FULL_BITS, Shape
 from artifacts.store.store import Store
-from moectl.shared import installed
+from moectl.shared import installed, neighbours
 from moectl.show.render import human_bytes
 from profilers.hardware.this_machine import LocalMachine
 
@@ -46,8 +46,13 @@ def of_installation() -> list[DoctorFinding]:
     says = f"Python {platform.python_version()}, {named}; what moectl needs is here, {len(needs)} packages"
     return [
         DoctorFinding("installation", says),
+        *(_shared_name(name, owners) for name, owners in neighbours.sharing().items()),
         *(_extra(name, purpose) for name, purpose in installed.EXTRAS.items()),
     ]
+
+
+def _shared_name(name: str, owners: list[str]) -> DoctorFinding:
+    return DoctorFinding(f"package {name}", f"{', '.join(owners)} owns files under this name too", neighbours.REMEDY)
 
 
 def _extra(name: str, purpose: str) -> DoctorFinding:

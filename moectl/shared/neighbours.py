@@ -10,14 +10,14 @@ from pathlib import Path
 
 PACKAGES = ("artifacts", "runtime", "profilers")
 _INCOMPATIBLE = 5  # the exit code of artifacts.errors.Incompatible, which may not be importable here
-_REMEDY = "install moectl in a virtual environment of its own"
+REMEDY = "install moectl in a virtual environment of its own"
 
 
 def refuse_foreign() -> None:
     """Exit with one line on stderr and code 5 where Python would import another distribution's package for ours."""
     problem = foreign()
     if problem:
-        print(f"moectl: {problem}: {_REMEDY}", file=sys.stderr)
+        print(f"moectl: {problem}: {REMEDY}", file=sys.stderr)
         raise SystemExit(_INCOMPATIBLE)
 
 

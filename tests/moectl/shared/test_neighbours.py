@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from moectl.commands.doctor_findings import of_installation
 from moectl.shared import neighbours
 from tests import ROOT
 
@@ -70,3 +71,5 @@ def test_a_name_that_is_shared_is_listed(tmp_path: Path, monkeypatch: pytest.Mon
     owned_by_another(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     assert neighbours.sharing() == {"artifacts": ["forensics 1.0"]}
+    [finding] = [each for each in of_installation() if each.topic == "package artifacts"]
+    assert finding.says == "forensics 1.0 owns files under this name too" and finding.remedy == neighbours.REMEDY
