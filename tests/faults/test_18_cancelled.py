@@ -66,7 +66,7 @@ def test_an_interruption_while_a_failed_step_is_cleared_away(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(session.controller, "forget", interrupted)
+        patched.setattr(session.controller, "clear", interrupted)
         patched.setattr(session.parts.tiers.link, "collect", lambda transfer: interrupted())
         said(session, model.requests[1])
     next_is_exact(session, model)

@@ -180,8 +180,8 @@ def test_reads_that_begin_on_borders_need_no_buffer(tmp_path: Path, monkeypatch:
         file = DirectFile(path)
     except BadInput:
         pytest.skip("this file system has no reads past the page cache")
-    buffered, plain = [], direct_io._own_buffer
-    monkeypatch.setattr(direct_io, "_own_buffer", lambda nbytes: buffered.append(nbytes) or plain(nbytes))
+    buffered, plain = [], direct_io._thread_buffer
+    monkeypatch.setattr(direct_io, "_thread_buffer", lambda nbytes: buffered.append(nbytes) or plain(nbytes))
     for offset, start, by_buffer in ((8192, 0, [4096]), (8192, 64, [12288]), (8200, 0, [12288])):
         slot = aligned(4096 + 9000)[start : start + 9000].zero_()
         buffered.clear()
