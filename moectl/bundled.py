@@ -1,4 +1,4 @@
-"""The model that comes with moectl: where it is, and when a command takes it though another may have been meant."""
+"""The bundled model: where it is, and how commands tell that a user may have meant another."""
 
 from importlib.resources import files
 from pathlib import Path
@@ -12,14 +12,14 @@ def demo_model() -> Path:
 
 
 def as_named(name: str | None) -> str | None:
-    """What stands for a model on a command line; None is the bundled one, which the word `bundled` names too."""
+    """The model that a command line names; None is the bundled one, which the word `bundled` names too."""
     return None if name == BUNDLED and not Path(name).exists() else name
 
 
 def also_held(store: Path) -> str:
-    """A sentence for whoever named no model though the store has artefacts of another; else nothing.
+    """A sentence for a user who named no model while the store holds artefacts of another; else an empty string.
 
-    A store that cannot be read is left to the command, which says so.
+    Errors of a store that cannot be read are left to the command.
     """
     from artifacts.errors import Problem
     from artifacts.store.store import Store
@@ -35,5 +35,5 @@ def also_held(store: Path) -> str:
 
 
 def is_bundled(name: str) -> bool:
-    """By its folder, of whichever installation."""
+    """Whether the name is the folder of a bundled model, of this installation or another."""
     return Path(name).parts[-2:] == demo_model().parts[-2:]
