@@ -75,6 +75,9 @@ TESTS = {
         for name in ("best_resident", "random_resident", "substitute", "zero")
     },
     "runtime/policies/miss/shared.py": (_MISSES,),
+    "runtime/engine/engine.py": ("tests/runtime/engine/test_engine.py",),
+    "runtime/session/session.py": ("tests/runtime/session/test_requests.py",),
+    "runtime/links/link.py": ("tests/runtime/links/test_link.py",),
     "artifacts/quantisation/bit_allocation.py": ("tests/artifacts/quantisation/test_bit_allocation.py",),
     "artifacts/splits/solve.py": (
         *(
