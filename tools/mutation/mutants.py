@@ -19,6 +19,7 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import hypothesis
 import pytest
@@ -135,7 +136,8 @@ def _test(mutant: Mutant | None, path: str, tests: Sequence[str], limit_s: int) 
     hypothesis.settings.load_profile("mutants")
     quick = ("--assert=plain", "-p", "no:cacheprovider", "-p", "no:unraisableexception", "--import-mode=importlib")
     # One file after another: if the first fails, the others need not be imported.
-    return int(any(pytest.main(["-x", "-q", *quick, test]) for test in tests))
+    by_file = groupby(tests, key=lambda test: test.partition("::")[0])
+    return int(any(pytest.main(["-x", "-q", *quick, *some]) for _, some in by_file))
 
 
 class _Finder(importlib.abc.MetaPathFinder):

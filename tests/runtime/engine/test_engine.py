@@ -1,4 +1,5 @@
-"""The engine takes a model over and gives it back, bills each pass for its own waits, and sees a state that cannot be."""
+"""The engine takes a model over and gives it back, bills each pass for its own waits, and sees a
+state that cannot be."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
