@@ -78,7 +78,9 @@ TESTS = {
     "runtime/engine/engine.py": ("tests/runtime/engine/test_engine.py",),
     "runtime/session/session.py": ("tests/runtime/session/test_requests.py",),
     "runtime/engine/routers.py": ("tests/runtime/engine/test_routers.py",),
-    "runtime/links/link.py": ("tests/runtime/links/test_link.py",),
+    "runtime/links/link.py": ("tests/runtime/links/test_link.py", "tests/runtime/links/test_thread_link.py"),
+    "runtime/links/emulated.py": ("tests/runtime/links/test_emulated.py",),
+    "runtime/links/disk.py": ("tests/runtime/links/test_disk_link.py",),
     "artifacts/quantisation/bit_allocation.py": ("tests/artifacts/quantisation/test_bit_allocation.py",),
     "artifacts/splits/solve.py": (
         *(
