@@ -75,9 +75,11 @@ TESTS = {
         for name in ("best_resident", "random_resident", "substitute", "zero")
     },
     "runtime/policies/miss/shared.py": (_MISSES,),
-    "runtime/engine/engine.py": ("tests/runtime/engine/test_engine.py",),
     "runtime/session/session.py": ("tests/runtime/session/test_requests.py",),
-    "runtime/engine/routers.py": ("tests/runtime/engine/test_routers.py",),
+    **{
+        f"runtime/engine/{name}.py": (f"tests/runtime/engine/test_{name}.py",)
+        for name in ("engine", "step", "output_torch", "routers")
+    },
     "runtime/links/link.py": ("tests/runtime/links/test_link.py", "tests/runtime/links/test_thread_link.py"),
     "runtime/links/emulated.py": ("tests/runtime/links/test_emulated.py",),
     "runtime/links/disk.py": ("tests/runtime/links/test_disk_link.py",),

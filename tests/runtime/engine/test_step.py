@@ -1,0 +1,376 @@
+"""One step: loads are issued first, what is there is computed meanwhile, and each expert once it is there."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from runtime.control.plan import NO_SLOT, Place, Plan, Wave
+from runtime.engine import step as module
+from runtime.engine.step import StepExecutor
+from runtime.links.link import DEMAND, PREFETCH
+
+E, H = 4, 2
+FIXED = "the places of experts that stay"
+
+
+class Output:
+    """An output that writes down what it is asked for."""
+
+    def __init__(self, events: list, name: str) -> None:
+        self.events, self.name = events, name
+        self.whole: set[int] = set()
+
+    def begin(self, module: object, hidden: object, experts: np.ndarray, weights: torch.Tensor) -> None:
+        self.events.append((self.name, "begin", experts.tolist(), weights.tolist()))
+
+    def begin_token(self, module: object, hidden: object, experts: list[int], weights: np.ndarray) -> None:
+        self.events.append((self.name, "begin token", experts, weights.tolist()))
+
+    def add(self, places: list[Place]) -> None:
+        self.events.append(("add", *(place.key for place in places)))
+        assert places
+        self.places = [*getattr(self, "places", []), *places]
+
+    def add_near(self, places: tuple[Place, ...], near: object, ready: list[Place]) -> None:
+        self.events.append(("near", *(place.key for place in places), "with", *(place.key for place in ready)))
+
+    def finish(self) -> str:
+        return f"finished by {self.name}"
+
+    def forward(self, module: object, hidden: object, experts: list[int], places: object, weights: object) -> str:
+        assert places == FIXED
+        return f"forward by {self.name} of {experts}"
+
+    def clear(self) -> None:
+        self.events.append((self.name, "clear"))
+
+
+class OnDevice(Output):
+    """One that also computes a layer whose experts all stay, without the host."""
+
+    def note_whole_layer(self, layer: int, slots: list[int]) -> None:
+        self.whole.add(layer)
+        self.events.append(("whole", layer, slots))
+
+    def forward_on_device(self, layer: int, hidden: object, ids: object, weights: object) -> str:
+        return f"on the device, layer {layer}"
+
+
+class Link:
+    """A link on which those have landed that are named in `landed`, and those that were collected."""
+
+    def __init__(self, events: list) -> None:
+        self.events, self.landed, self.is_concurrent = events, set(), False
+
+    def issue(self, key: int, slot: object, *, urgency: int, bits: int) -> SimpleNamespace:
+        self.events.append(("issue" if urgency == DEMAND else "prefetch", key))
+        return SimpleNamespace(key=key, slot=slot, urgency=urgency, bits=bits)
+
+    def has_landed(self, transfer: SimpleNamespace) -> bool:
+        return transfer.key in self.landed
+
+    def collect(self, transfer: SimpleNamespace) -> None:
+        self.events.append(("collect", transfer.key))
+        self.landed.add(transfer.key)
+
+    def cancel(self, transfer: SimpleNamespace) -> None:
+        self.events.append(("cancel", transfer.key))
+
+    def clear(self) -> None:
+        self.events.append("link cleared")
+
+    def wait_for_copies(self) -> None:
+        self.events.append("link waited for")
+
+
+class Bench:
+    """An executor whose surroundings are fakes; `events` has in order what it asked of them."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, **named: object) -> None:
+        options = {"fused": None, "holds_all": False, "holds_low": False, "are_apart": False, "is_concurrent": False}
+        options |= {"shadows": None, "suits": True, "is_worth": False} | named
+        self.events: list = []
+        self.made: dict[str, object] = {}
+        self.link = Link(self.events)
+        self.link.is_concurrent = options["is_concurrent"]
+        fused: Output | None = options["fused"] and options["fused"](self.events, "fused")
+        patch.setattr(module, "GpuOutput", OnDevice)
+        patch.setattr(module, "choose_output", lambda opened: lambda opened, resident: fused)
+        patch.setattr(module, "CpuOutput", SimpleNamespace(suits=lambda opened: options["suits"]))
+        patch.setattr(module, "is_worth_batching", lambda opened: options["is_worth"])
+        patch.setattr(module, "TokenKernels", lambda opened, resident: "kernels")
+        patch.setattr(module, "ResidentExperts", self._resident)
+        patch.setattr(module, "TorchOutput", self._torch)
+        self.plan: Plan = plan()
+        self.fixed: object = None
+        places = [Place(key, 10 + key) for key in range(2 * E)]
+        self.controller = SimpleNamespace(
+            holds_all=options["holds_all"],
+            holds_low=options["holds_low"],
+            step=lambda step: self.plan,
+            fixed_places=lambda layer, experts: self.fixed,
+            is_whole=lambda layer: layer == 1,
+            count_fixed=lambda layer: self.events.append(("fixed", layer)),
+            shape=SimpleNamespace(num_experts=E),
+            cache=SimpleNamespace(places=places, shadows=np.arange(2 * E) % 4 + 1),
+        )
+        self.watcher = SimpleNamespace(rows=None, on_step=None, step=self._step)
+        tiers = SimpleNamespace(
+            link=self.link,
+            near=SimpleNamespace(begin=lambda near: self.events.append("near begins"), finish=lambda: None),
+            slow=SimpleNamespace(together=lambda opened: "batched"),
+        )
+        arena = SimpleNamespace(device=torch.device("cpu"))
+        slots = SimpleNamespace(are_apart=options["are_apart"], arenas=[arena])
+        self.steps = StepExecutor(
+            object(),
+            self.controller,
+            self.watcher,
+            tiers=tiers,
+            slots=slots,
+            shadows=options["shadows"],
+            is_fused=fused is not None,
+        )
+
+    def run(self, num_tokens: int = 1, layer: int = 0) -> object:
+        self.events.clear()
+        ids = torch.arange(num_tokens * 2).view(num_tokens, 2) % E
+        hidden, weights = torch.zeros(num_tokens, H), torch.full((num_tokens, 2), 0.5)
+        return self.steps.run(SimpleNamespace(index=layer, experts=None), hidden, ids, weights)
+
+    def work(self, num_tokens: int = 2) -> list:
+        """The events of a step without those that begin it."""
+        self.run(num_tokens)
+        begun = next(at for at, event in enumerate(self.events) if event == "near begins")
+        return self.events[begun + 1 :]
+
+    def coming(self, *places: Place, landed: bool = False) -> None:
+        """Have prefetches under way."""
+        self.steps._issue(places, PREFETCH)
+        if landed:
+            self.link.landed |= {place.key for place in places}
+
+    def _resident(self, opened: object, slots: object, slow: object, shadows: object) -> SimpleNamespace:
+        return SimpleNamespace(slots=slots, room=lambda place: ("room", place.slot))
+
+    def _torch(self, resident: object, batched: object, kernels: object) -> Output:
+        self.made |= {"batched": batched, "kernels": kernels}
+        return Output(self.events, "torch")
+
+    def _step(self, layer: int, ids: torch.Tensor, weights: torch.Tensor) -> SimpleNamespace:
+        return SimpleNamespace(layer=layer, selected=ids.numpy(), weights=weights.numpy())
+
+
+def plan(*waves: Wave, near: tuple = (), low: tuple = (), prefetches: tuple = (), **own: object) -> Plan:
+    selected = own.get("selected", np.array([[1, 0], [2, -1]]))
+    return Plan(0, selected, own.get("weights"), waves, near, low, prefetches)
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Bench]:
+    return lambda **named: Bench(monkeypatch, **named)
+
+
+A, B, C, D, F, G = (Place(key, slot) for key, slot in enumerate((0, 1, 0, 1, 0, 5)))
+
+
+@pytest.mark.parametrize(
+    ("named", "batched", "kernels"),
+    [
+        ({}, "batched", "kernels"),
+        ({"suits": False}, "batched", None),
+        ({"are_apart": True}, None, "kernels"),
+        ({"fused": Output}, None, None),
+        ({"fused": OnDevice}, None, None),
+    ],
+)
+def test_torch_gets_batches_and_kernels_where_nothing_else_computes(
+    bench: Callable[..., Bench], named: dict, batched: object, kernels: object
+) -> None:
+    made = bench(**named)
+    assert made.made == {"batched": batched, "kernels": kernels} and made.steps.num_not_landed == 0
+    assert (made.steps.gpu_output is not None) == (named.get("fused") is OnDevice)
+
+
+def test_a_step_without_loads_brings_ahead_and_computes_on_replicas_and_near(bench: Callable[..., Bench]) -> None:
+    made = bench()
+    made.plan = plan(low=(A, B), near=(C,), prefetches=(G,))
+    assert made.work() == [("prefetch", 5), ("add", 0, 1), ("near", 2, "with")]
+    made.plan = plan()
+    assert made.work() == []
+
+
+def test_loads_come_first_then_what_is_low_and_what_is_there_and_prefetches_last(bench: Callable[..., Bench]) -> None:
+    made = bench()
+    made.plan = plan(Wave((A,), (B,)), low=(D,), prefetches=(G,))
+    assert made.work() == [("issue", 1), ("add", 3), ("prefetch", 5), ("add", 0), ("collect", 1), ("add", 1)]
+    assert list(made.steps.pending) == [5]
+    assert (made.steps.pending[5].slot, made.steps.pending[5].bits) == (("room", 5), 16)
+
+
+def test_what_has_landed_is_computed_with_what_was_there(bench: Callable[..., Bench]) -> None:
+    made = bench()
+    made.coming(B, landed=True)
+    made.plan = plan(Wave((A, B), ()))
+    assert made.work() == [("collect", 1), ("add", 0, 1)] and not made.steps.pending
+    made.plan = plan(Wave((), (A,)))
+    made.link.landed.clear()
+    assert made.work() == [("issue", 0), ("collect", 0), ("add", 0)]
+
+
+def test_a_load_of_the_next_wave_is_issued_when_its_slot_is_free(bench: Callable[..., Bench]) -> None:
+    made = bench()
+    made.plan = plan(Wave((A,), (B,)), Wave((), (C, D)), Wave((), (F,)), prefetches=(G,))
+    assert made.work() == [
+        ("issue", 1),
+        *(("add", 0), ("issue", 2), ("collect", 1), ("add", 1), ("issue", 3)),
+        *(("collect", 2), ("add", 2), ("issue", 4), ("collect", 3), ("add", 3)),
+        *(("prefetch", 5), ("collect", 4), ("add", 4)),
+    ]
+
+
+def test_a_load_into_a_slot_that_no_expert_of_the_wave_uses_is_issued_after_the_wave(
+    bench: Callable[..., Bench],
+) -> None:
+    made = bench()
+    made.plan = plan(Wave((A,), ()), Wave((D,), (G, C)))
+    issued = [("add", 0), ("issue", 2), ("issue", 5)]
+    assert made.work() == [*issued, ("add", 3), ("collect", 5), ("add", 5), ("collect", 2), ("add", 2)]
+
+
+@pytest.mark.parametrize("later", [(), (Wave((), (C,)),)], ids=["one wave", "two waves"])
+def test_near_experts_are_computed_in_the_first_wave_while_loads_are_under_way(
+    bench: Callable[..., Bench], later: tuple[Wave, ...]
+) -> None:
+    """Together with what is there, unless a load waits for one of its slots."""
+    made = bench()
+    made.plan = plan(Wave((A,), (B,)), *later, near=(D,))
+    near = [("near", 3, "with", 0)] if not later else [("add", 0), ("issue", 2), ("near", 3, "with")]
+    rest = [("collect", 2), ("add", 2)] if later else []
+    assert made.work() == [("issue", 1), *near, ("collect", 1), ("add", 1), *rest]
+
+
+@pytest.mark.parametrize(
+    ("named", "num_tokens", "waits"),
+    [
+        ({"is_concurrent": True, "is_worth": True}, 1, True),
+        ({"is_concurrent": True, "is_worth": True}, 2, False),
+        ({"is_concurrent": True}, 1, False),
+        ({"is_worth": True}, 1, False),
+    ],
+)
+def test_one_tokens_experts_are_one_call_where_reads_land_together(
+    bench: Callable[..., Bench], named: dict, num_tokens: int, waits: bool
+) -> None:
+    made = bench(**named)
+    made.plan = plan(Wave((G,), (A, B)))
+    first = [("issue", 0), ("issue", 1)]
+    if waits:
+        assert made.work(num_tokens) == [*first, *(("collect", key) for key in (1, 0, 0, 1)), ("add", 5, 0, 1)]
+    else:
+        assert made.work(num_tokens) == [*first, ("add", 5), ("collect", 0), ("add", 0), ("collect", 1), ("add", 1)]
+
+
+def test_what_has_not_landed_is_computed_on_the_replica_that_stays(bench: Callable[..., Bench]) -> None:
+    """Also where reads land together: nothing is waited for."""
+    made = bench(shadows="replicas", is_concurrent=True, is_worth=True)
+    made.coming(A, B)
+    made.link.landed = {0}
+    made.plan = plan(Wave((A, B), ()))
+    assert made.work(1) == [("collect", 0), ("add", 0), ("add", 1)]
+    assert made.steps.num_not_landed == 1 and list(made.steps.pending) == [1]
+    late = made.steps.torch_output.places[-1]
+    assert (late.key, late.slot, late.bits) == (1, NO_SLOT, 2)
+
+
+def test_a_transfer_that_is_on_its_way_into_a_slot_is_cancelled_before_the_next_one(
+    bench: Callable[..., Bench],
+) -> None:
+    made = bench()
+    made.coming(A)
+    made.plan = plan(Wave((), (C,)))
+    assert made.work() == [("cancel", 0), ("issue", 2), ("collect", 2), ("add", 2)]
+
+
+def test_a_batch_begins_with_the_plans_experts_and_weights_and_rows_of_padding(bench: Callable[..., Bench]) -> None:
+    made = bench()
+    made.run(2)
+    assert made.events[0] == ("torch", "begin", [[1, 0], [2, -1]], [[0.5, 0.5], [0.5, 0.5]])
+    made.plan = plan(weights=np.array([[0.25, 1.0], [2.0, 0.0]]))
+    made.run(2)
+    assert made.events[0] == ("torch", "begin", [[1, 0], [2, -1]], [[0.25, 1.0], [2.0, 0.0]])
+    made.watcher.rows = np.array([1, 3])
+    assert made.run(4) == "finished by torch"
+    padded = [[0.0, 0.0], [0.25, 1.0], [0.0, 0.0], [2.0, 0.0]]
+    assert made.events[0] == ("torch", "begin", [[-1, -1], [1, 0], [-1, -1], [2, -1]], padded)
+
+
+@pytest.mark.parametrize("kind", [Output, OnDevice])
+def test_a_fused_output_takes_one_token_with_its_weights_on_the_host(
+    bench: Callable[..., Bench], kind: type[Output]
+) -> None:
+    made = bench(fused=kind)
+    made.plan = plan(selected=np.array([[3, -1]]))
+    assert made.run(1) == "finished by fused"
+    assert made.events[0] == ("fused", "begin token", [3, -1], [0.5, 0.5])
+    made.plan = plan(selected=np.array([[3, -1]]), weights=np.array([[0.25, 0.0]]))
+    made.run(1)
+    assert made.events[0] == ("fused", "begin token", [3, -1], [0.25, 0.0])
+    made.plan = plan()
+    batch = "fused" if kind is OnDevice else "torch"
+    assert made.run(2) == f"finished by {batch}" and made.events[0][:2] == (batch, "begin")
+
+
+@pytest.mark.parametrize("named", [{"holds_all": True}, {"holds_low": True}])
+@pytest.mark.parametrize("name", ["torch", "fused"])
+def test_nothing_is_planned_for_a_token_whose_experts_all_stay(
+    bench: Callable[..., Bench], named: dict, name: str
+) -> None:
+    made = bench(**named, fused=Output if name == "fused" else None)
+    made.plan = plan(selected=np.array([[0, 1]]))
+    planned = f"finished by {name}"
+    assert made.run() == planned, "these experts are not there yet"
+    made.fixed = FIXED
+    assert made.run() == f"forward by {name} of [0, 1]" and made.events == []
+    assert made.run(2) == "finished by torch"
+    made.watcher.on_step = print
+    assert made.run() == planned, "an observer is to see the step"
+
+
+@pytest.mark.parametrize("named", [{}, {"holds_all": True, "are_apart": True}])
+def test_a_step_is_planned_where_experts_come_and_go_or_lie_apart(bench: Callable[..., Bench], named: dict) -> None:
+    made = bench(**named)
+    made.fixed = FIXED
+    assert made.run() == "finished by torch"
+
+
+def test_a_layer_that_stays_as_a_whole_never_leaves_the_device(bench: Callable[..., Bench]) -> None:
+    made = bench(fused=OnDevice, holds_all=True)
+    made.plan = plan(selected=np.array([[0, 1]]))
+    assert made.run(layer=0) == "finished by fused", "this layer is not whole"
+    assert made.run(layer=1) == "on the device, layer 1"
+    assert made.events == [("whole", 1, [14, 15, 16, 17]), ("fixed", 1)]
+    assert made.run(layer=1) == "on the device, layer 1" and made.events == [("fixed", 1)]
+    assert made.run(2, layer=1) == "finished by fused"
+    made.coming(G)
+    assert made.run(layer=1) == "finished by fused", "a transfer is under way"
+    other = bench(fused=OnDevice)
+    assert other.run(layer=1) == "finished by fused", "experts may leave"
+
+
+def test_slots_are_released_when_no_copy_is_under_way_and_laid_out_again(bench: Callable[..., Bench]) -> None:
+    made = bench()
+    made.coming(A)
+    slots = made.steps.resident.slots
+    made.events.clear()
+    made.steps.release_slots()
+    assert made.events == ["link cleared", "link waited for"] and not made.steps.pending
+    assert not hasattr(made.steps, "resident") and not hasattr(made.steps, "torch_output")
+    made.steps.lay_out(slots)
+    made.coming(A)
+    made.events.clear()
+    made.steps.clear()
+    assert made.events == ["link cleared", ("torch", "clear")] and not made.steps.pending
