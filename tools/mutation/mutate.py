@@ -78,8 +78,19 @@ TESTS = {
     "runtime/session/session.py": ("tests/runtime/session/test_requests.py",),
     **{
         f"runtime/engine/{name}.py": (f"tests/runtime/engine/test_{name}.py",)
-        for name in ("engine", "step", "output_torch", "routers")
+        for name in ("engine", "step", "output", "output_torch", "one_expert", "routers")
     },
+    "runtime/engine/output_cpu.py": ("tests/runtime/engine/test_output.py",),
+    "runtime/session/observers.py": ("tests/runtime/session/test_observers.py",),
+    "runtime/session/receipt.py": ("tests/runtime/session/test_receipt.py",),
+    "runtime/session/learn_maps.py": tuple(
+        f"tests/runtime/session/test_learn_maps.py::test_{name}"
+        for name in (
+            "the_next_run_begins_with_the_learned_maps",
+            "of_two_runs_on_one_store_neither_is_lost",
+            "a_full_store_of_maps_stays_as_large",
+        )
+    ),
     "runtime/links/link.py": ("tests/runtime/links/test_link.py", "tests/runtime/links/test_thread_link.py"),
     "runtime/links/emulated.py": ("tests/runtime/links/test_emulated.py",),
     "runtime/links/disk.py": ("tests/runtime/links/test_disk_link.py",),

@@ -1,0 +1,130 @@
+"""Which compiled code suits a model, and how the one for a CPU orders a token's experts and weights."""
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from runtime.control.plan import NO_SLOT, Place
+from runtime.engine import output, output_cpu
+from runtime.engine.output import choose_output
+from runtime.engine.output_cpu import CpuOutput
+from runtime.engine.output_gpu import GpuOutput
+
+E, K, H = 6, 3, 4
+
+
+@pytest.mark.parametrize(
+    ("suit", "num_devices", "chosen"),
+    [
+        ((CpuOutput,), 1, CpuOutput),
+        ((GpuOutput,), 1, GpuOutput),
+        ((CpuOutput,), 2, CpuOutput),
+        ((GpuOutput,), 2, None),
+        ((GpuOutput,), 0, None),
+        ((), 1, None),
+    ],
+)
+def test_a_gpus_kernels_are_for_one_device(
+    monkeypatch: pytest.MonkeyPatch, suit: tuple[type, ...], num_devices: int, chosen: type | None
+) -> None:
+    for kind in (output.CpuOutput, output.GpuOutput):
+        monkeypatch.setattr(kind, "suits", staticmethod(lambda opened, kind=kind: kind in suit))
+    assert choose_output(object(), num_devices=num_devices) is chosen
+    if num_devices == 1:
+        assert choose_output(object()) is chosen
+
+
+class Kernels:
+    """Kernels that add the number of the expert to its row, once for each call."""
+
+    def __init__(self, opened: object, resident: object) -> None:
+        self.calls: list[tuple] = []
+
+    def take(self, hidden: torch.Tensor) -> None:
+        self.token = hidden
+
+    def starts(self, places: Sequence[Place]) -> list[int]:
+        return [place.slot * 10 for place in places]
+
+    def add(self, places: Sequence[Place], starts: list[int], rows: Sequence[int], y: np.ndarray) -> None:
+        self.calls.append((starts, list(rows)))
+        for place, row in zip(places, rows, strict=True):
+            y[row] += place.key % E
+
+
+def combine(y: np.ndarray, weights: np.ndarray, count: int, out: np.ndarray) -> None:
+    out[:] = sum(y[row] * weights[row] for row in range(count))
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> CpuOutput:
+    monkeypatch.setattr(output_cpu, "TokenKernels", Kernels)
+    monkeypatch.setattr(output_cpu, "kernels", lambda name: SimpleNamespace(combine=combine))
+    shape = SimpleNamespace(num_experts=E, top_k=K)
+    opened = SimpleNamespace(shape=shape, dtype=torch.float32, config=SimpleNamespace(hidden_size=H))
+    made = CpuOutput(opened, object())
+    made._y += 99  # of an earlier token
+    return made
+
+
+HIDDEN = torch.ones(1, H)
+
+
+def test_rows_are_by_ascending_expert_without_what_is_left_out(made: CpuOutput) -> None:
+    made.begin_token(None, HIDDEN, [5, -1, 0], np.array([0.5, 9.0, 0.25], np.float32))
+    made.add([Place(E + 5, 2), Place(E, 1)])
+    assert made._kernels.calls == [([20, 10], [1, 0])] and made._kernels.token is HIDDEN
+    assert made.finish().tolist() == [[2.5] * H]
+
+
+def test_near_experts_come_after_what_is_ready_and_lie_where_the_near_tier_has_them(made: CpuOutput) -> None:
+    made.begin_token(None, HIDDEN, [3, 1, 2], np.array([1.0, 2.0, 4.0], np.float32))
+    near = SimpleNamespace(content=lambda place: SimpleNamespace(data_ptr=lambda: 1000 + place.key))
+    made.add_near([Place(E + 3, NO_SLOT), Place(E + 1, NO_SLOT)], near, [Place(E + 2, 4)])
+    assert made._kernels.calls == [([40], [1]), ([1000 + E + 3], [2]), ([1000 + E + 1], [0])]
+    assert made.finish().tolist() == [[3.0 + 2.0 + 8.0] * H]
+
+
+def test_a_whole_token_is_one_call_in_ascending_order(made: CpuOutput) -> None:
+    places = [Place(E + 5, 0), Place(E + 1, 1), Place(E + 2, 2)]
+    weights = torch.tensor([[1.0, 2.0, 4.0]], dtype=torch.bfloat16)
+    out = made.forward(None, HIDDEN, [5, 1, 2], places, weights)
+    assert made._kernels.calls == [([10, 20, 0], [0, 1, 2])]
+    assert out.tolist() == [[5.0 + 2.0 + 8.0] * H]
+
+
+def suited(monkeypatch: pytest.MonkeyPatch, *, plain: Sequence[bool], dtype: torch.dtype, device: str) -> bool:
+    monkeypatch.setattr(output_cpu, "is_plain", lambda experts: experts)
+    layers = [SimpleNamespace(experts=each) for each in plain]
+    return CpuOutput.suits(
+        SimpleNamespace(layers=layers, dtype=dtype, model=SimpleNamespace(device=torch.device(device)))
+    )
+
+
+def test_experts_of_a_known_kind_and_type_on_a_cpu_suit(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert suited(monkeypatch, plain=[True], dtype=torch.bfloat16, device="cpu")
+    assert not suited(monkeypatch, plain=[False, True], dtype=torch.float32, device="cpu")
+    assert not suited(monkeypatch, plain=[True], dtype=torch.float64, device="cpu")
+    assert not suited(monkeypatch, plain=[True], dtype=torch.float32, device="meta")
+    assert not suited(monkeypatch, plain=[True], dtype=torch.float32, device="cuda")
+
+
+def test_a_timed_expert_multiplies_one_token_by_each_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple] = []
+
+    class Form:
+        def multiply(self, places: tuple, starts: list[int], operands: tuple) -> None:
+            x, rows, y, like = operands
+            calls.append((places, starts, x.shape, rows.tolist(), y.shape, like.dtype))
+
+    monkeypatch.setattr(output_cpu, "form_of", lambda layout, dtype: Form())
+    layer = SimpleNamespace(shapes={"down_proj": (H, 7)})
+    opened = SimpleNamespace(store=SimpleNamespace(layout=None), dtype=torch.float32, layers=[layer])
+    contents = [SimpleNamespace(data_ptr=lambda start=start: start) for start in (10, 20)]
+    work = CpuOutput.timed_expert(opened, contents)
+    for turn in range(3):
+        work(turn)
+    assert calls == [((), [start], (H,), [0], (1, H), np.float32) for start in (10, 20, 10)]

@@ -1,0 +1,136 @@
+"""The receipt says what is in force, and each fallback has its line."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from runtime.control.resplit import NOT_ANEW
+from runtime.session import receipt as module
+from runtime.session.receipt import fallbacks_of, receipt
+from runtime.session.settings import EXACT, FUSED
+
+CPU, GPUS = (torch.device("cpu"),), (torch.device("cuda", 0), torch.device("cuda", 1))
+
+
+def parts_of(**own: object) -> SimpleNamespace:
+    """A session's parts, as far as a receipt reads them."""
+    devices = own.pop("devices", CPU)
+    settings = {"preset": "on-demand", "experts": EXACT, "devices": len(devices), "scaled_to": None, "verify": False}
+    config = SimpleNamespace(name_or_path=own.pop("name", "a/model"))
+    opened = SimpleNamespace(
+        config=config,
+        family="olmoe",
+        dtype=torch.bfloat16,
+        base=16,
+        shape=SimpleNamespace(num_keys=16, expert_nbytes=64),
+        model=SimpleNamespace(device=devices[0]),
+    )
+    cache = SimpleNamespace(num_slots=4, shape=opened.shape, shadows=own.pop("resident", None))
+    link = SimpleNamespace(conditions=lambda: {"kind": "disk"})
+    made = {
+        "opened": opened,
+        "settings": SimpleNamespace(**settings | {key: own.pop(key) for key in settings.keys() & own}),
+        "policies": SimpleNamespace(fallbacks=["a policy's"], matching=None, widths=(4,)),
+        "controller": SimpleNamespace(cache=cache, by_device=lambda: [{"hits": number} for number in range(2)]),
+        "fused": SimpleNamespace(name="fused"),
+        "is_fused": False,
+        "scope": "layer",
+        "budget": "25%",
+        "fast": SimpleNamespace(split=None, holds=lambda shape: False),
+        "fast_nbytes": 256,
+        "watcher": SimpleNamespace(predictor=None),
+        "tiers": SimpleNamespace(pinned_nbytes=0, link=link, near=SimpleNamespace(conditions=dict)),
+        "window": 64,
+        "computed_widths": [],
+        "shadows": None,
+        "engine": SimpleNamespace(steps=SimpleNamespace(num_not_landed=3)),
+        "link": SimpleNamespace(kind="emulated"),
+        "devices": devices,
+    }
+    return SimpleNamespace(**made | own)
+
+
+@pytest.fixture(autouse=True)
+def policies_are_named_by_their_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "POLICIES", {})
+    monkeypatch.setattr(module.split_solver, "receipt", lambda split, shape: {})
+    monkeypatch.setattr(module, "tokens_between", lambda asked, split, policies: split is not None and 1)
+
+
+def test_what_is_not_there_leaves_its_line_empty() -> None:
+    said = receipt(parts_of(), None, fallbacks=["one"])
+    assert [said[name] for name in ("reconfigured", "replicas", "predictors", "maps", "near")] == [{}] * 5
+    assert said["model"] == "a/model" and said["dtype"] == "bfloat16" and said["device"] == "cpu"
+    assert said["experts_of_a_token"] == "torch" and said["fallbacks"] == ["one"]
+    assert (said["slots"], said["experts"], said["expert_bytes"], said["fast_bytes"]) == (4, 16, 64, 256)
+    assert receipt(parts_of(name=""), None, fallbacks=[])["model"] == "olmoe"
+
+
+def test_what_is_there_has_a_receipt_of_its_own() -> None:
+    own = [SimpleNamespace(receipt=lambda name=name: {"of": name}) for name in ("solver", "predictor", "maps")]
+    matching = SimpleNamespace(fallbacks=[], matching=own[2], widths=())
+    parts = parts_of(is_fused=True, watcher=SimpleNamespace(predictor=own[1]), policies=matching)
+    said = receipt(parts, own[0], fallbacks=[])
+    assert [said[name]["of"] for name in ("reconfigured", "predictors", "maps")] == ["solver", "predictor", "maps"]
+    assert said["experts_of_a_token"] == "fused"
+
+
+@pytest.mark.parametrize(
+    ("devices", "names"),
+    [
+        (GPUS, ["cuda:0", "cuda:1"]),
+        (CPU * 2, ["cpu part 0", "cpu part 1"]),
+        (CPU, ["cpu part 0"]),
+    ],
+)
+def test_devices_have_their_names_and_parts_of_one_have_numbers(devices: tuple, names: list[str]) -> None:
+    said = receipt(parts_of(devices=devices), None, fallbacks=[])["devices"]
+    assert said == {name: {"hits": number} for number, name in enumerate(names)}
+
+
+def test_replicas_are_counted_by_their_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "kernel_name", lambda device: f"of {device}")
+    said = receipt(parts_of(computed_widths=[4]), None, fallbacks=[])["replicas"]
+    assert said == {
+        "slow_tier_bits": ["4"],
+        "resident": {},
+        "resident_bytes": 0,
+        "not_landed": 3,
+        "verified": False,
+        "kernel": "of cpu",
+    }
+    resident, shadows = np.array([2, 2, 3]), SimpleNamespace(nbytes=99)
+    said = receipt(parts_of(computed_widths=[2, 3], resident=resident, shadows=shadows), None, fallbacks=[])["replicas"]
+    assert said["resident"] == {"2_bits": 2, "3_bits": 1} and said["resident_bytes"] == 99
+
+
+NOT_FUSED = "experts of olmoe on {} are not fused: torch computes"
+FROM_DISK = "link disk reads more than a segment for each: use a link from RAM"
+SPLIT = SimpleNamespace(split="split", holds=lambda shape: False)
+
+
+@pytest.mark.parametrize(
+    ("own", "lines"),
+    [
+        ({}, []),
+        ({"experts": EXACT, "is_fused": True}, []),
+        ({"experts": FUSED, "is_fused": True}, []),
+        ({"experts": FUSED}, [NOT_FUSED.format("cpu")]),
+        ({"experts": FUSED, "devices": GPUS}, [NOT_FUSED.format("2 devices")]),
+        ({"devices": CPU * 2}, ["devices: 2 parts of cpu in the place of GPUs"]),
+        ({"devices": GPUS}, []),
+        ({"devices": GPUS, "fast": SPLIT}, [NOT_ANEW]),
+        ({"fast": SPLIT}, []),
+        ({"fast": SPLIT, "link": SimpleNamespace(kind="disk")}, [FROM_DISK]),
+        ({"fast": SPLIT, "link": SimpleNamespace(kind="cuda")}, []),
+        ({"link": SimpleNamespace(kind="disk")}, []),
+        (
+            {"fast": SimpleNamespace(split=None, holds=lambda shape: True)},
+            ["budget 25% holds the whole model: every expert stays resident"],
+        ),
+    ],
+)
+def test_each_fallback_has_a_line(own: dict, lines: list[str]) -> None:
+    assert fallbacks_of(parts_of(**own)) == ["a policy's", *lines]
