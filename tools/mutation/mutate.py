@@ -81,8 +81,10 @@ TESTS = {
         for name in ("engine", "step", "output", "output_torch", "one_expert", "routers")
     },
     "runtime/engine/output_cpu.py": ("tests/runtime/engine/test_output.py",),
-    "runtime/session/observers.py": ("tests/runtime/session/test_observers.py",),
-    "runtime/session/receipt.py": ("tests/runtime/session/test_receipt.py",),
+    **{
+        f"runtime/session/{name}.py": (f"tests/runtime/session/test_{name}.py",)
+        for name in ("observers", "probe", "receipt")
+    },
     "runtime/session/learn_maps.py": tuple(
         f"tests/runtime/session/test_learn_maps.py::test_{name}"
         for name in (

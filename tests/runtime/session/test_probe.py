@@ -1,0 +1,178 @@
+"""Measurements at the start of a session: what is timed, on what, and how rates and windows follow from it."""
+
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from runtime.links.link import DEMAND
+from runtime.model.open import MoeModel, open_model
+from runtime.session import probe
+from runtime.session.probe import Rates, link_bytes_per_second, prefetch_window, scaled_rates, scaled_window
+from tests.conftest import Checkpoint
+
+CPU = torch.device("cpu")
+MACHINE = SimpleNamespace(link_gbps=25.0, near_gbps=50.0, fast_gbps=100.0)
+SHAPE = SimpleNamespace(expert_nbytes=1000, num_layers=4, top_k=2, num_experts=8)
+OPENED = SimpleNamespace(shape=SHAPE)
+
+
+@pytest.fixture(scope="module")
+def opened(checkpoint: Checkpoint) -> Iterator[MoeModel]:
+    opened = open_model(str(checkpoint("olmoe")))
+    yield opened
+    opened.store.close()
+
+
+@pytest.fixture
+def timed(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Experts take a millisecond, fused ones half, the rest of a token 20 ms. Returns the `is_fused` that was asked."""
+    asked: list[bool] = []
+
+    def expert_seconds(opened: object, *, is_fused: bool) -> float:
+        asked.append(is_fused)
+        return 0.5e-3 if is_fused else 1e-3
+
+    monkeypatch.setattr(probe, "expert_seconds", expert_seconds)
+    monkeypatch.setattr(probe, "rest_seconds", lambda opened, *, dense: 0.02)
+    monkeypatch.setattr(probe, "rounded_window", lambda experts, nbytes: (experts, nbytes))
+    return asked
+
+
+def test_rates_have_the_ratios_of_the_target(timed: list[bool]) -> None:
+    assert scaled_rates(OPENED, MACHINE) == Rates(link=0.25e6, near=0.5e6)
+    assert scaled_rates(OPENED, MACHINE, is_fused=True) == Rates(link=0.5e6, near=1e6)
+    assert timed == [False, True]
+
+
+def test_a_scaled_window_is_computed_from_the_target(timed: list[bool]) -> None:
+    assert scaled_window(SHAPE, MACHINE) == (0.5, 1000) and timed == []
+
+
+def test_a_window_is_what_the_link_moves_while_a_layer_is_computed(timed: list[bool]) -> None:
+    """A layer takes 5 ms besides its two experts."""
+    experts, nbytes = prefetch_window(OPENED, 1e6)
+    assert experts == pytest.approx(7.0) and nbytes == 1000
+    assert prefetch_window(OPENED, 1e6, is_fused=True)[0] == pytest.approx(6.0)
+    assert timed == [False, True]
+
+
+class Link:
+    """A link on which a load takes a millisecond for each byte of its slot, on the given clock."""
+
+    def __init__(self, now_s: list[float]) -> None:
+        self.keys: list[int] = []
+        self.drained, self._now_s = 0, now_s
+
+    def issue(self, key: int, slot: torch.Tensor, *, urgency: int) -> torch.Tensor:
+        assert urgency == DEMAND
+        self.keys.append(key)
+        return slot
+
+    def collect(self, transfer: torch.Tensor) -> None:
+        self._now_s[0] += 1e-3 * len(transfer)
+
+    def drain_stalls(self) -> float:
+        self.drained += 1
+        return 0.0
+
+
+@pytest.fixture
+def now_s(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now_s = [100.0]
+    monkeypatch.setattr(probe, "time", SimpleNamespace(perf_counter=lambda: now_s[0]))
+    return now_s
+
+
+@pytest.mark.parametrize(
+    ("num_slots", "num_experts", "num_devices", "keys"),
+    [
+        (9, 64, 1, [0, 1, 2, 3, 4, 5, 6, 7]),
+        (3, 64, 1, [0, 1, 2, 0, 1, 2, 0, 1]),
+        (9, 2, 1, [0, 1] * 4),
+        (9, 5, 2, [0, 2, 4, 0, 2, 4, 0, 2]),
+    ],
+)
+def test_bandwidth_is_measured_on_experts_of_the_first_device_in_slots_that_are_there(
+    now_s: list[float], num_slots: int, num_experts: int, num_devices: int, keys: list[int]
+) -> None:
+    link, slots = Link(now_s), [torch.zeros(4, dtype=torch.uint8) for _ in range(num_slots)]
+    named = {} if num_devices == 1 else {"num_devices": num_devices}
+    assert link_bytes_per_second(link, slots, num_experts, **named) == pytest.approx(1e3)
+    assert link.keys == keys and link.drained == 1
+
+
+def test_calls_of_the_warm_up_are_left_out(now_s: list[float]) -> None:
+    turns: list[int] = []
+
+    def work(turn: int) -> None:
+        assert torch.is_inference_mode_enabled()
+        turns.append(turn)
+        now_s[0] += 9.0 if turn < 2 else turn
+
+    assert probe.seconds_of(work, CPU, warm_up=2, turns=3) == [2.0, 3.0, 4.0] and turns == [0, 1, 2, 3, 4]
+    assert probe._median_seconds(work, CPU, warm_up=2, turns=3) == 3.0
+
+
+def counted(monkeypatch: pytest.MonkeyPatch, name: str) -> list:
+    """The arguments of each call of one of the module's functions."""
+    calls, plain = [], getattr(probe, name)
+
+    def call(*given: object, **named: object) -> object:
+        calls.append(given)
+        return plain(*given, **named)
+
+    monkeypatch.setattr(probe, name, call)
+    return calls
+
+
+def test_several_experts_of_the_first_layer_take_turns_on_one_token(
+    opened: MoeModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = counted(monkeypatch, "expert_forward")
+    monkeypatch.setattr(probe, "_NUM_EXPERTS", 3)
+    assert 0 < probe.expert_seconds(opened) < 1
+    assert all(module is opened.layers[0].experts for module, _, _ in calls)
+    assert {x.shape for _, _, x in calls} == {(1, opened.config.hidden_size)}
+    first = [views["down_proj"] for _, views, _ in calls[:4]]
+    assert first[0].data_ptr() == first[3].data_ptr() and len({part.data_ptr() for part in first}) == 3
+    content = torch.empty(opened.store.layout.nbytes, dtype=torch.uint8)
+    for expert in range(3):
+        opened.store.read(0, expert, content)
+        assert torch.equal(opened.store.layout.views(content)["down_proj"], first[expert])
+
+
+def test_a_fused_expert_is_timed_by_its_own_code(opened: MoeModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    turns: list[int] = []
+
+    def timed_expert(opened: MoeModel, contents: list[torch.Tensor]) -> Callable[[int], None]:
+        assert len(contents) == opened.shape.num_experts and contents[0].dtype is torch.uint8
+        return turns.append
+
+    monkeypatch.setattr(probe, "choose_output", lambda opened: SimpleNamespace(timed_expert=timed_expert))
+    assert probe.expert_seconds(opened, is_fused=True) >= 0 and turns[:3] == [0, 1, 2]
+
+
+class Dense:
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def install(self) -> None:
+        self.calls.append("install")
+
+    def uninstall(self) -> None:
+        self.calls.append("uninstall")
+
+
+def test_the_rest_of_a_token_is_timed_without_experts_and_with_what_computes_it(opened: MoeModel) -> None:
+    seen, dense = [], Dense()
+    handle = opened.model.register_forward_pre_hook(
+        lambda model, args, kwargs: seen.append((kwargs["input_ids"].shape, model.config._experts_implementation)),
+        with_kwargs=True,
+    )
+    assert 0 < probe.rest_seconds(opened, dense=dense) < 1 and dense.calls == ["install", "uninstall"]
+    assert probe.rest_seconds(opened) > 0
+    handle.remove()
+    assert set(seen) == {((1, 1), "moectl-no-experts")}
+    assert opened.model.config._experts_implementation == "eager"
