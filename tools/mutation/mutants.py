@@ -27,10 +27,9 @@ import pytest
 from tools import ROOT
 
 OURS = ("artifacts", "runtime", "profilers", "moectl", "tests", "tools")
-_THEIRS = (
-    *("numpy", "numba", "pyarrow.parquet", "hypothesis.strategies"),
-    *("transformers.models.olmoe.modeling_olmoe", "transformers.convert_slow_tokenizer", "tabulate"),
-)
+_THEIRS = ("numpy", "numba", "pyarrow.parquet", "hypothesis.strategies")
+_OF_MODELS = ("transformers.models.olmoe.modeling_olmoe", "transformers.convert_slow_tokenizer", "tabulate")
+_WITHOUT_MODELS = ("artifacts/", "runtime/policies/")  # tests of these files need not wait for the import of torch
 _MOST_BYTES = 8 << 30
 _WAITS = 3  # times as long as it computes at most: a mutant may wait for a thread for ever
 
@@ -92,14 +91,14 @@ def is_killed(mutant: Mutant, tests: Sequence[str], *, limit_s: int) -> bool:
     return _in_a_child(mutant, mutant.path, tests, limit_s=limit_s)[0] != 0
 
 
-def _prepare() -> None:
-    """Import third-party packages once, in the environment that children inherit."""
+def _prepare(path: str) -> None:
+    """Import the third-party packages that tests of this file need, once, in the environment that children inherit."""
     os.environ |= {
         "NUMBA_DISABLE_JIT": "1",  # a compiled cache would hide the mutant
         "OMP_NUM_THREADS": "1",
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # the search for plugins takes longer than most tests
     }
-    for name in _THEIRS:
+    for name in _THEIRS if path.startswith(_WITHOUT_MODELS) else (*_THEIRS, *_OF_MODELS):
         importlib.import_module(name)
     assert importlib.import_module("numba").config.DISABLE_JIT, "numba was imported before, and compiles"
     gc.freeze()
@@ -107,7 +106,7 @@ def _prepare() -> None:
 
 def _in_a_child(mutant: Mutant | None, path: str, tests: Sequence[str], *, limit_s: int) -> tuple[int, float]:
     """Exit status and CPU seconds of a child process."""
-    _prepare()
+    _prepare(path)
     child = os.fork()
     if not child:
         try:
