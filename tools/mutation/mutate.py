@@ -3,6 +3,7 @@
     pip install -e '.[test,mutation]'
     python -m tools.mutation.mutate                                  all files of the table below: tens of minutes
     python -m tools.mutation.mutate runtime/policies/miss/buddy.py   these
+    python -m tools.mutation.mutate --sample 40 runtime/links/link.py   40 of its mutants, drawn with a fixed seed
     python -m tools.mutation.mutate --write                          and put the tables into docs/mutation.md
 
 Prints tried, killed and what survived of every file. On the page each survivor has its reason, which is kept when the
@@ -10,6 +11,7 @@ page is written again; one that is new says that it has none, and is to be looke
 """
 
 import argparse
+import random
 import sys
 import time
 from collections.abc import Iterable, Sequence
@@ -133,22 +135,31 @@ TESTS = {
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of one file: the number of mutants, and the survivors."""
+    """The result of one file: the number of mutants that were tried, the survivors, and the number that there are."""
 
     path: str
     tried: int
     survivors: tuple[Mutant, ...]
+    count: int
 
     @property
     def share_killed(self) -> float:
         return 1 - len(self.survivors) / self.tried if self.tried else 1.0
 
+    @property
+    def num_tried(self) -> str:
+        """For the page: `8`, or `4 of 8` of a sample."""
+        return f"{self.tried}" if self.tried == self.count else f"{self.tried} of {self.count}"
 
-def outcome_of(path: str, tests: Sequence[str]) -> Outcome:
+
+def outcome_of(path: str, tests: Sequence[str], *, sample: int | None = None) -> Outcome:
+    """Try every mutant of a file, or a `sample` of them that is the same every time."""
     # Twice the usual time and some seconds for a busy machine; a mutant that takes longer counts as an endless loop.
     limit_s = int(2 * seconds_of(path, tests) + 5)
     every = list(mutants(path))
-    return Outcome(path, len(every), tuple(each for each in every if not is_killed(each, tests, limit_s=limit_s)))
+    tried = every if sample is None or sample >= len(every) else random.Random(0).sample(every, sample)
+    survivors = tuple(each for each in tried if not is_killed(each, tests, limit_s=limit_s))
+    return Outcome(path, len(tried), survivors, len(every))
 
 
 def reasons_on(page: str) -> dict[tuple[str, str], str]:
@@ -163,7 +174,9 @@ def page_of(outcomes: Iterable[Outcome], page: str) -> str:
     lines = ["", "| file | mutants | killed | survived | killed, % |", "|---|---:|---:|---:|---:|"]
     for each in outcomes:
         left = len(each.survivors)
-        lines.append(f"| {each.path} | {each.tried} | {each.tried - left} | {left} | {100 * each.share_killed:.1f} |")
+        lines.append(
+            f"| {each.path} | {each.num_tried} | {each.tried - left} | {left} | {100 * each.share_killed:.1f} |"
+        )
     lines += ["", "| survivor in | line | change | why no test notices |", "|---|---:|---|---|"]
     for each in outcomes:
         for mutant in sorted(each.survivors, key=lambda mutant: mutant.line):
@@ -179,7 +192,8 @@ def _cell(change: str) -> str:
 
 def _show(outcome: Outcome, seconds: float) -> None:
     killed = outcome.tried - len(outcome.survivors)
-    print(f"{outcome.path}: {killed} of {outcome.tried} killed, {100 * outcome.share_killed:.1f} % ({seconds:.0f} s)")
+    tried = f"{outcome.path}: {killed} of {outcome.tried} killed, {100 * outcome.share_killed:.1f} %"
+    print(f"{tried} ({outcome.count} mutants, {seconds:.0f} s)", flush=True)
     for mutant in sorted(outcome.survivors, key=lambda mutant: mutant.line):
         print(f"  {mutant.line}: {mutant.change}", flush=True)
 
@@ -187,6 +201,7 @@ def _show(outcome: Outcome, seconds: float) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("files", nargs="*", metavar="FILE", help="of the table; all of them where none is named")
+    parser.add_argument("--sample", type=int, metavar="N", help="of the mutants of each file; all by default")
     parser.add_argument("--write", action="store_true", help="put the tables into docs/mutation.md; needs all files")
     options = parser.parse_args()
     if unknown := [path for path in options.files if path not in TESTS]:
@@ -196,7 +211,7 @@ def main() -> None:
     outcomes = []
     for path in options.files or TESTS:
         started = time.monotonic()
-        outcomes.append(outcome_of(path, TESTS[path]))
+        outcomes.append(outcome_of(path, TESTS[path], sample=options.sample))
         _show(outcomes[-1], time.monotonic() - started)
     if options.write:
         PAGE.write_text(page_of(outcomes, PAGE.read_text(encoding="utf-8")), encoding="utf-8")

@@ -39,13 +39,14 @@ for path, test, before, after in (
 
 def test_the_page_keeps_its_reasons() -> None:
     two = (Mutant("a.py", 3, "x | y -> x & y", ""), Mutant("a.py", 2, "a < b -> a <= b", ""))
-    page = page_of([Outcome("a.py", 8, two)], "# Title\n\nText.\n")
+    page = page_of([Outcome("a.py", 8, two, 8)], "# Title\n\nText.\n")
     assert page.startswith("# Title\n\nText.\n") and "| a.py | 8 | 6 | 2 | 75.0 |" in page
     assert page.count(UNKNOWN) == 2
     known = page.replace(f"`x ∣ y` → `x & y` | {UNKNOWN}", "`x ∣ y` → `x & y` | never both")
     moved = (Mutant("a.py", 9, "x | y -> x & y", ""), two[1])
-    again = page_of([Outcome("a.py", 8, moved)], known)
+    again = page_of([Outcome("a.py", 8, moved, 20)], known)
     assert "| 9 | `x ∣ y` → `x & y` | never both |" in again and again.count(UNKNOWN) == 1
+    assert "| a.py | 8 of 20 | 6 | 2 | 75.0 |" in again, "a sample says so"
 
 
 @pytest.mark.parametrize("path", TESTS)
