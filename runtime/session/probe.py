@@ -141,9 +141,7 @@ def seconds_of(work: Callable[[int], object], device: torch.device, *, warm_up: 
     return seconds[warm_up:]
 
 
-def _median_seconds(
-    work: Callable[[int], object], device: torch.device, *, warm_up: int = 10, turns: int = 50
-) -> float:
+def _median_seconds(work: Callable[[int], object], device: torch.device, *, warm_up: int = 10, turns: int) -> float:
     return statistics.median(seconds_of(work, device, warm_up=warm_up, turns=turns))
 
 

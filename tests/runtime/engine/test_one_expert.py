@@ -34,10 +34,16 @@ def test_a_batch_has_the_logits_of_a_session(opened: MoeModel) -> None:
 
     with Session(opened, Settings("full")) as session:
         whole, masked = session.forward(IDS).logits, session.forward(IDS, mask=MASK).logits
+    kept: list[bool] = []
+    handle = opened.model.register_forward_pre_hook(
+        lambda model, args, kwargs: kept.append(kwargs["use_cache"]), with_kwargs=True
+    )
     with OneExpertRunner(opened, keep) as runner:
         assert torch.equal(runner.forward(IDS), whole)
         assert torch.allclose(runner.forward(IDS, MASK)[MASK.bool()], masked[MASK.bool()], atol=1e-5)
         assert not torch.allclose(whole[0], masked[0], atol=1e-3)
+    handle.remove()
+    assert kept == [False, False], "keys and values would take memory"
     assert [routed.layer for routed in heard] == [0, 1, 0, 1]
     for routed in heard:
         assert routed.logits.shape == (IDS.numel(), opened.shape.num_experts)
@@ -71,3 +77,11 @@ def test_the_next_read_overwrites_the_expert_and_nothing_is_copied_on_a_cpu(open
         opened.store.read(layer, expert, content)
         for name, part in opened.store.layout.views(content).items():
             assert torch.equal(views[name], part)
+
+
+def test_an_expert_is_copied_to_where_the_model_is(opened: MoeModel) -> None:
+    buffer, content = ExpertBuffer(opened), aligned(opened.store.layout.nbytes)
+    buffer._device = torch.zeros_like(buffer._host)
+    buffer.read(1, 2)
+    opened.store.read(1, 2, content)
+    assert torch.equal(buffer._device, content)

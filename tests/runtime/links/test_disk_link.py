@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from runtime.links import disk
-from runtime.links.disk import READS_IN_FLIGHT, READS_PAST_CACHE, DiskLink
+from runtime.links.disk import DiskLink
 from runtime.links.link import DEMAND, PREFETCH
 from tests.runtime.links.test_link import SHAPE, Numbered, slots, wait_for
 
@@ -41,10 +41,8 @@ def link(source: Cached) -> Iterator[DiskLink]:
     link.close()
 
 
-def test_a_small_demand_that_is_in_the_page_cache_is_copied_at_once(
-    link: DiskLink, source: Cached, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source.held, (slot,) = {1, 2, 3}, slots(1)
+def test_a_small_demand_that_is_in_the_page_cache_is_copied_at_once(link: DiskLink, source: Cached) -> None:
+    source.held, (slot,) = {1, 2}, slots(1)
     transfer = link.issue(1, slot, urgency=DEMAND)
     assert link.has_landed(transfer) and transfer.started and (slot == 101).all() and source.begun == []
     link.cancel(transfer)  # it has begun, so that there is nothing in the queue
@@ -52,22 +50,24 @@ def test_a_small_demand_that_is_in_the_page_cache_is_copied_at_once(
     link.collect(link.issue(2, slot, urgency=PREFETCH))  # a thread reads it, and compute goes on
     link.collect(link.issue(4, slot, urgency=DEMAND))
     assert source.begun == [2, 4] and source.asked == [1, 4]
-    monkeypatch.setattr(disk, "_AT_ONCE_NBYTES", 64)
-    assert link.has_landed(link.issue(3, slot, urgency=DEMAND)) and source.begun == [2, 4]
-    monkeypatch.setattr(disk, "_AT_ONCE_NBYTES", 63)
-    link.collect(link.issue(3, slot, urgency=DEMAND))
-    assert source.begun == [2, 4, 3]
     link.close()
     with pytest.raises(RuntimeError, match="link is closed"):
         link.issue(1, slot, urgency=DEMAND)
-    assert source.asked == [1, 4, 3]
+    assert source.asked == [1, 4]
+
+
+def test_a_demand_of_more_than_a_mebibyte_is_left_to_a_thread(link: DiskLink, source: Cached) -> None:
+    source.held = {1}
+    for nbytes in (1 << 20, (1 << 20) + 1):
+        link.collect(link.issue(1, torch.zeros(nbytes, dtype=torch.uint8), urgency=DEMAND))
+    assert source.asked == [1] and source.begun == [1]
 
 
 @pytest.mark.parametrize(
     ("named", "threads", "cache"),
     [
-        ({}, READS_IN_FLIGHT, "used"),
-        ({"is_direct": True}, READS_PAST_CACHE, "bypassed"),
+        ({}, 4, "used"),
+        ({"is_direct": True}, 8, "bypassed"),
         ({"is_direct": True, "num_threads": 2}, 2, "bypassed"),
         ({"num_threads": 1}, 1, "used"),
     ],

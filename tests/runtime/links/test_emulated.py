@@ -150,7 +150,19 @@ def test_a_hurried_prefetch_comes_behind_the_demands_and_before_the_other_prefet
     assert (demand.lands_at_s, hurried.lands_at_s, clock.time_s) == (2.0, 3.0, 3.0)
     later = link.issue(4, buffers[4], urgency=DEMAND)
     link.collect(ahead)
-    assert ahead.lands_at_s == 4.0 and later.lands_at_s == 0.0 and not later.started
+    assert ahead.lands_at_s == 4.0 and not later.started
+
+
+def test_a_demand_that_is_collected_in_the_queue_keeps_its_place(link: EmulatedLink) -> None:
+    """And the demands after it come before the prefetches."""
+    buffers = slots(6)
+    link.issue(0, buffers[0], urgency=DEMAND)
+    first, second = (link.issue(key, buffers[key], urgency=DEMAND) for key in (1, 2))
+    begun, waiting = (link.issue(key, buffers[key], urgency=PREFETCH) for key in (3, 4))
+    link.collect(second)
+    later = link.issue(5, buffers[5], urgency=DEMAND)
+    link.collect(waiting)
+    assert [each.lands_at_s for each in (first, second, begun, later, waiting)] == [2.0, 3.0, 4.0, 5.0, 6.0]
 
 
 def test_a_cancelled_transfer_that_has_begun_keeps_the_line(link: EmulatedLink) -> None:
