@@ -56,6 +56,8 @@ _HORIZON = tuple(
     )
 )
 _BUDDY_ROWS = ("", *(f":quota=0.2,stand_in={name}" for name in ("buddy", "random_resident", "best_resident", "zero")))
+_MODEL, _CHECKPOINTS = "tests/runtime/model", "tests/faults/test_11_checkpoint.py"
+_OPENED = f"{_MODEL}/test_open.py::test_everything_equals_the_plain_model"
 _SPLITS, _STAGES = "tests/artifacts/splits/test_solve.py", "tests/artifacts/splits/test_kernels.py"
 TESTS = {
     **{
@@ -106,6 +108,25 @@ TESTS = {
             )
         ),
     ),
+    "runtime/model/layout.py": (f"{_MODEL}/test_layout.py",),
+    "runtime/model/arithmetic.py": (f"{_MODEL}/test_arithmetic.py",),
+    "runtime/model/layers.py": (f"{_MODEL}/test_layers.py", f"{_MODEL}/test_open.py::test_layers_count_moe_layers_only"),
+    "runtime/model/expert_store.py": (f"{_MODEL}/test_expert_store.py",),
+    "runtime/model/expert_tensors.py": (
+        *(f"{_OPENED}[{case}-float32]" for case in ("olmoe-fused", "olmoe-hub", "qwen3_moe-hub", "gpt_oss-hub")),
+        *(
+            f"{_CHECKPOINTS}::test_{name}"
+            for name in (
+                "missing_expert_tensor",
+                "missing_experts_of_a_layer",
+                "surplus_expert",
+                "wrong_shape",
+                "wrong_shape_of_fused_experts",
+            )
+        ),
+        f"{_MODEL}/test_expert_tensors.py",
+    ),
+    "runtime/session/interleave.py": ("tests/runtime/session/test_interleave.py",),
 }
 """The tests of each file, the quickest first."""
 
