@@ -108,10 +108,10 @@ TESTS = {
             )
         ),
     ),
-    "runtime/model/layout.py": (f"{_MODEL}/test_layout.py",),
-    "runtime/model/arithmetic.py": (f"{_MODEL}/test_arithmetic.py",),
-    "runtime/model/layers.py": (f"{_MODEL}/test_layers.py", f"{_MODEL}/test_open.py::test_layers_count_moe_layers_only"),
-    "runtime/model/expert_store.py": (f"{_MODEL}/test_expert_store.py",),
+    **{
+        f"runtime/model/{name}.py": (f"{_MODEL}/test_{name}.py",)
+        for name in ("layout", "arithmetic", "layers", "expert_store")
+    },
     "runtime/model/expert_tensors.py": (
         *(f"{_OPENED}[{case}-float32]" for case in ("olmoe-fused", "olmoe-hub", "qwen3_moe-hub", "gpt_oss-hub")),
         *(
