@@ -26,8 +26,8 @@ NAN = float("nan")
 BY_HAND = ExpertLayout.of({"gate_up_proj": (4, 16), "down_proj": (10, 3)}, torch.float32)  # 256, then 120 and 8 more
 PLACES = {"gate": (0, 128), "up": (128, 256), "down": (256, 376), "": ()}  # "" is a gap in the file
 FILES = {  # tensors in their order: the expert's key, and which of its tensors
-    "a": ["0down", "0gate", "0up", "1gate", "1", "1up", "1down", "2down"],
-    "b": ["2gate", "2up", "3up", "3gate", "3down"],
+    "a": ["0down", "0gate", "0up", "1gate", "1down", "1up", "2down"],
+    "b": ["2gate", "2", "2up", "3up", "3gate", "3down"],
 }
 
 
@@ -176,7 +176,7 @@ def test_every_expert_is_where_its_tensors_are(tmp_path: Path) -> None:
 
 def test_adjacent_tensors_are_one_read(tmp_path: Path) -> None:
     extents = by_hand(tmp_path)._extents
-    assert [num_reads(each, torch.float32) for each in extents] == [1, 2, 2, 2]
+    assert [num_reads(each, torch.float32) for each in extents] == [1, 1, 3, 2]
     assert [num_reads(each, torch.bfloat16) for each in extents] == [3, 3, 3, 3]
 
 
@@ -217,9 +217,9 @@ def test_the_page_cache_gives_only_whole_checked_unchanged_experts(tmp_path: Pat
     read(store, 1, spans=((0, 256),))
     assert not store.read_kept(0, 1, out), "only a part of it was checked"
     read(store, 1), read(store, 2), read(store, 3)
-    if not store.read_kept(0, 1, out):
+    if not store._extents[0][0].shard.read_kept(0, [memoryview(bytearray(8))]):
         pytest.skip("this system does not tell what the page cache has")
-    assert torch.equal(floats(out), values(1))
+    assert store.read_kept(0, 1, out) and torch.equal(floats(out), values(1))
     assert store.read_kept(1, 0, out) and torch.equal(floats(out), values(2))
     assert not store.read_kept(1, 1, out), "a part of it is converted"
     assert not direct_or_skip(store).read_kept(0, 1, out)
