@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 import sys
+import tomllib
 from email.parser import Parser
 from pathlib import Path
 from zipfile import ZipFile
@@ -39,6 +40,26 @@ def test_it_has_every_file_of_the_packages_and_no_other(wheel: ZipFile) -> None:
     expected = {path.relative_to(ROOT).as_posix() for path in sources if "__pycache__" not in path.parts}
     assert {"moectl/demo/model.safetensors", "runtime/policies/presets.toml", "profilers/py.typed"} <= expected
     assert {name for name in wheel.namelist() if ".dist-info/" not in name} == expected
+
+
+def test_nothing_in_it_runs_when_it_is_installed(wheel: ZipFile) -> None:
+    """No .pth, which Python runs as it starts, no scripts but the entry point, nothing compiled or executable."""
+    files = [each for each in wheel.infolist() if not each.is_dir()]
+    own = {each.filename.partition("/")[2] for each in files if ".dist-info/" in each.filename}
+    assert own == {"METADATA", "WHEEL", "RECORD", "entry_points.txt", "top_level.txt"}
+    assert {each.filename.split("/")[0] for each in files if ".dist-info/" not in each.filename} == {*PACKAGES}
+    suffixes = {Path(each.filename).suffix for each in files}
+    assert not suffixes & {".pth", ".pyc", ".so", ".pyd", ".dll", ".exe", ".sh"}
+    assert not [each.filename for each in files if each.external_attr >> 16 & 0o111]
+    [about] = [name for name in wheel.namelist() if name.endswith("/WHEEL")]
+    assert "Root-Is-Purelib: true" in wheel.read(about).decode()
+
+
+def test_building_it_runs_no_code_of_ours() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert project["build-system"] == {"requires": ["setuptools>=77"], "build-backend": "setuptools.build_meta"}
+    assert project["tool"]["setuptools"].keys() == {"packages", "package-data"} and "dynamic" not in project["project"]
+    assert not [name for name in ("setup.py", "setup.cfg") if (ROOT / name).exists()]
 
 
 def test_it_says_what_it_is(wheel: ZipFile) -> None:

@@ -1,4 +1,4 @@
-"""Generated pages of the site: one for each command from its `--help`, and the tables of the store.
+"""Generated pages of the site: one for each command from its `--help`, the tables of the store, and SECURITY.md.
 
 MkDocs calls `on_config` and `on_files` when it builds (mkdocs.yml names this file as a hook).
 """
@@ -12,6 +12,7 @@ from typer.main import get_command
 
 from artifacts.store.schema import ARTEFACT_TABLES, CONTROL_TABLES, SCHEMA_VERSION
 from moectl.cli import app
+from tools import ROOT
 
 # The page that describes a command at length.
 TOLD = {
@@ -80,7 +81,8 @@ def pages() -> dict[str, str]:
     rows = [(f"[moectl {name}]({name}.md)", _line(command.help)) for name, command in commands.items()]
     index = f"# Commands\n\n{_table(('command', 'what it does'), rows)}\n"
     made = {f"commands/{name}.md": _command(name, command) for name, command in commands.items()}
-    return {"commands/index.md": index, "schema.md": _schema(), **made}
+    security = (ROOT / "SECURITY.md").read_text(encoding="utf-8").replace("](docs/", "](")
+    return {"commands/index.md": index, "schema.md": _schema(), "security.md": security, **made}
 
 
 def _command(name: str, command: TyperCommand) -> str:

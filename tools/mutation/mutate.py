@@ -58,6 +58,8 @@ _HORIZON = tuple(
     )
 )
 _BUDDY_ROWS = ("", *(f":quota=0.2,stand_in={name}" for name in ("buddy", "random_resident", "best_resident", "zero")))
+_MODEL, _DAMAGED = "tests/runtime/model", "tests/faults/test_11_checkpoint.py"
+_OPENED = f"{_MODEL}/test_open.py::test_everything_equals_the_plain_model"
 _SPLITS, _STAGES = "tests/artifacts/splits/test_solve.py", "tests/artifacts/splits/test_kernels.py"
 TESTS = {
     **{
@@ -129,6 +131,19 @@ TESTS = {
             )
         ),
     ),
+    **{
+        f"runtime/model/{name}.py": (f"{_MODEL}/test_{name}.py",)
+        for name in ("layout", "arithmetic", "layers", "expert_store")
+    },
+    "runtime/model/expert_tensors.py": (
+        f"{_MODEL}/test_expert_tensors.py",
+        *(
+            f"{_DAMAGED}::test_{what}"
+            for what in ("missing_expert_tensor", "missing_experts_of_a_layer", "surplus_expert")
+        ),
+        *(f"{_OPENED}[{case}-float32]" for case in ("olmoe-fused", "olmoe-hub", "phimoe-hub", "gpt_oss-hub")),
+    ),
+    "runtime/session/interleave.py": ("tests/runtime/session/test_interleave.py",),
 }
 """The tests of each file, the quickest first."""
 

@@ -1,5 +1,6 @@
-"""Slots and stores: alignment, views, reads from disk and RAM, and files that change while a store is open."""
+"""Stores of experts: reads from disk and RAM, and files that change while a store is open."""
 
+import json
 import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
@@ -8,36 +9,26 @@ from pathlib import Path
 import pytest
 import torch
 
-from artifacts.errors import BadInput, OutOfResources
+from artifacts.errors import BadInput
+from artifacts.shape import Shape
 from runtime.model import direct_io
-from runtime.model.expert_store import DiskStore
-from runtime.model.layout import ExpertLayout, aligned
+from runtime.model.checkpoint import open_checkpoint
+from runtime.model.expert_store import DiskStore, Extent, num_reads
+from runtime.model.layout import ExpertLayout, Spans, aligned
 from runtime.model.open import open_model
 from runtime.tiers.neuron_major import NeuronLayout
 from runtime.tiers.ram import RamStore
 from tests.conftest import Checkpoint
 from tests.helpers.families import LAYOUTS, save
+from tests.helpers.safetensors import Tensors, joined
 
-
-def test_parts_are_aligned_to_64_bytes() -> None:
-    layout = ExpertLayout.of({"gate_up_proj": (3, 5), "gate_up_proj_bias": (3,), "down_proj": (5, 3)}, torch.bfloat16)
-    assert [(part.offset, part.nbytes) for part in layout.parts] == [(0, 30), (64, 6), (128, 30)]
-    assert layout.nbytes == 192
-
-
-def test_views_share_the_buffer() -> None:
-    layout = ExpertLayout.of({"up_proj": (3, 5), "down_proj": (5, 3)}, torch.float32)
-    buffer = aligned(layout.nbytes + 64).zero_()
-    views = layout.views(buffer)
-    views["down_proj"][4, 2] = 1.0
-    assert {name: tuple(view.shape) for name, view in views.items()} == {"up_proj": (3, 5), "down_proj": (5, 3)}
-    assert buffer[64:124].view(torch.float32)[-1] == 1.0
-    assert all(view.data_ptr() % 64 == 0 for view in views.values())
-
-
-def test_aligned_without_room() -> None:
-    with pytest.raises(OutOfResources, match="no room for"):
-        aligned(2**60)
+NAN = float("nan")
+BY_HAND = ExpertLayout.of({"gate_up_proj": (4, 16), "down_proj": (10, 3)}, torch.float32)  # 256, then 120 and 8 more
+PLACES = {"gate": (0, 128), "up": (128, 256), "down": (256, 376), "": ()}  # "" is a gap in the file
+FILES = {  # tensors in their order: the expert's key, and which of its tensors
+    "a": ["0down", "0gate", "0up", "1gate", "1down", "1up", "2down"],
+    "b": ["2gate", "2", "2up", "3up", "3gate", "3down"],
+}
 
 
 def test_a_slot_may_be_longer_than_an_expert(store: DiskStore) -> None:
@@ -173,3 +164,103 @@ def direct_or_skip(store: DiskStore) -> DiskStore:
         return store.direct()
     except BadInput as error:
         pytest.skip(str(error))
+
+
+def test_every_expert_is_where_its_tensors_are(tmp_path: Path) -> None:
+    """Tensors of one expert follow each other in another order, have a gap between them, are in two files, or of
+    another dtype."""
+    store = by_hand(tmp_path)
+    for key in range(4):
+        assert torch.equal(read(store, key), values(key))
+
+
+def test_adjacent_tensors_are_one_read(tmp_path: Path) -> None:
+    extents = by_hand(tmp_path)._extents
+    assert [num_reads(each, torch.float32) for each in extents] == [1, 1, 3, 2]
+    assert [num_reads(each, torch.bfloat16) for each in extents] == [3, 3, 3, 3]
+
+
+@pytest.mark.parametrize("spans", [((0, 4),), ((128, 256),), ((0, 256),), ((64, 72), (124, 260)), ((200, 376),)])
+def test_spans_of_every_expert_are_read_and_no_other_bytes(tmp_path: Path, spans: Spans) -> None:
+    store = by_hand(tmp_path)
+    for key in range(4):
+        got = read(store, key, spans=spans)
+        inside = torch.zeros(94, dtype=torch.bool)
+        for start, stop in spans:
+            inside[start // 4 : stop // 4] = True
+        assert torch.equal(got[inside], values(key)[inside]) and got[~inside].isnan().all()
+
+
+def test_a_part_that_was_finite_says_nothing_of_the_rest(tmp_path: Path) -> None:
+    """Each part is checked when it is first read, whatever was read before."""
+    store = by_hand(tmp_path, damaged="2down")
+    for _ in range(2):
+        read(store, 2, spans=((0, 256),))
+        for spans in ((), ((200, 376),), ((256, 376),)):
+            with pytest.raises(BadInput, match="layer 1, expert 0: down_proj holds NaN or infinity"):
+                read(store, 2, spans=spans)
+
+
+def test_what_was_checked_is_not_checked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = by_hand(tmp_path)
+    checked = []
+    monkeypatch.setattr(store, "_check_finite", lambda *place: checked.append((*place[:2], place[3])))
+    for spans in ((), ((0, 256),), (), ((0, 256),)):
+        read(store, 1, spans=spans)
+    assert checked == [(0, 1, ((0, 384),)), (0, 1, ((0, 256),))]
+
+
+def test_the_page_cache_gives_only_whole_checked_unchanged_experts(tmp_path: Path) -> None:
+    store = by_hand(tmp_path)
+    out = aligned(BY_HAND.nbytes).fill_(255)
+    assert not store.read_kept(0, 1, out)
+    read(store, 1, spans=((0, 256),))
+    assert not store.read_kept(0, 1, out), "only a part of it was checked"
+    read(store, 1), read(store, 2), read(store, 3)
+    if not store._extents[0][0].shard.read_kept(0, [memoryview(bytearray(8))]):
+        pytest.skip("this system does not tell what the page cache has")
+    assert store.read_kept(0, 1, out) and torch.equal(floats(out), values(1))
+    assert store.read_kept(1, 0, out) and torch.equal(floats(out), values(2))
+    assert not store.read_kept(1, 1, out), "a part of it is converted"
+    assert not direct_or_skip(store).read_kept(0, 1, out)
+
+
+def by_hand(folder: Path, damaged: str = "") -> DiskStore:
+    """Two layers of two experts, of 94 numbers each, in FILES; one of expert 3's tensors has another dtype."""
+    for file, names in FILES.items():
+        parts = {name: _stored(name, is_damaged=name == damaged) for name in names}
+        folder.joinpath(f"{file}.safetensors").write_bytes(joined(Tensors.together(parts)))
+    index = {"weight_map": {name: f"{file}.safetensors" for file, names in FILES.items() for name in names}}
+    folder.joinpath("model.safetensors.index.json").write_text(json.dumps(index))
+    checkpoint = open_checkpoint(folder)
+    extents: list[list[Extent]] = [[] for _ in range(4)]
+    for name, tensor in checkpoint.tensors.items():
+        if place := PLACES[name[1:]]:
+            extents[int(name[0])].append(Extent(tensor.shard, tensor.dtype, tensor.offset, tensor.nbytes, *place))
+    shape = Shape(num_layers=2, num_experts=2, top_k=1, expert_nbytes=BY_HAND.nbytes)
+    return DiskStore(checkpoint, BY_HAND, shape=shape, extents=extents)
+
+
+def _stored(name: str, *, is_damaged: bool) -> tuple[str, list[int], bytes]:
+    kind, dtype = ("BF16", torch.bfloat16) if name == "3up" else ("F32", torch.float32)
+    content = torch.full((5,), 9.0)
+    if place := PLACES[name[1:]]:
+        content = values(int(name[0]))[place[0] // 4 : place[1] // 4]
+    if is_damaged:
+        content[7] = NAN
+    return kind, [len(content)], content.to(dtype).view(torch.uint8).numpy().tobytes()
+
+
+def values(key: int) -> torch.Tensor:
+    """The numbers of an expert, exact in bfloat16 too."""
+    return torch.arange(94.0) + key / 8 if key < 3 else torch.arange(94.0) - 47
+
+
+def read(store: DiskStore, key: int, *, spans: Spans = ()) -> torch.Tensor:
+    out = aligned(BY_HAND.nbytes).fill_(255)  # as float32: NaN
+    store.read(*divmod(key, 2), out, spans=spans)
+    return floats(out)
+
+
+def floats(slot: torch.Tensor) -> torch.Tensor:
+    return slot.view(torch.float32)[:94].clone()

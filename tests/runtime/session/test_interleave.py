@@ -1,15 +1,17 @@
 """Generations that take turns on one session: the tokens and counters of each are those of a run by itself."""
 
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
 import torch
 
+from artifacts.errors import BadInput
 from runtime.control.counters import by_layer, totals
 from runtime.model.open import MoeModel, open_model
 from runtime.session.generate import Sampling
-from runtime.session.interleave import Generation, Interleave
+from runtime.session.interleave import Generation, Interleave, _random_state, _set_random_state
 from runtime.session.session import Session
 from runtime.session.settings import Settings
 from tests.conftest import Checkpoint
@@ -50,7 +52,7 @@ def in_turns(generations: list[Generation]) -> list[list[int]]:
     return tokens
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.5])
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_other_generations_change_no_token(session: Session, rows: Interleave, temperature: float) -> None:
     sampling = Sampling(max_new_tokens=7, temperature=temperature, seed=3, ignore_eos=True)
     expected = alone(session, sampling)
@@ -93,6 +95,36 @@ def test_an_error_ends_only_its_own_generation(session: Session, rows: Interleav
     session.watcher.on_step = None
     assert fails.is_over
     assert tokens + in_turns([stays])[0] == expected[0]
+
+
+def test_a_prompt_that_is_refused_ends_its_generation(session: Session, rows: Interleave) -> None:
+    generation = rows.begin(torch.tensor([[10**6]]), GREEDY)
+    with pytest.raises(BadInput, match="outside the vocabulary"):
+        generation.step()
+    assert generation.is_over
+
+
+def test_the_seconds_of_a_pass_are_its_own(session: Session, rows: Interleave) -> None:
+    begin_s = time.perf_counter()
+    generation = rows.begin(PROMPTS[0], GREEDY)
+    passes = [generation.step() for _ in range(3)]
+    assert all(0 <= each.exposed_s < each.seconds for each in passes)
+    assert sum(each.seconds for each in passes) < time.perf_counter() - begin_s
+    generation.close()
+
+
+def test_the_random_state_is_the_hosts_and_every_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    host, device, given = torch.get_rng_state(), torch.zeros(16, dtype=torch.uint8), []
+    monkeypatch.setattr(torch.cuda, "get_rng_state_all", lambda: [device])
+    monkeypatch.setattr(torch.cuda, "set_rng_state_all", given.append)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    state = _random_state()
+    assert len(state) == 1 and torch.equal(state[0], host)
+    _set_random_state(state)
+    assert not given
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    _set_random_state(_random_state())
+    assert given == [[device]]
 
 
 def test_the_counters_of_an_endless_run_stay_small(
