@@ -18,7 +18,7 @@ _FOLLOWED = """
     repetition_penalty encoder_repetition_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size
     bad_words_ids sequence_bias suppress_tokens begin_suppress_tokens forced_bos_token_id forced_eos_token_id
     exponential_decay_length_penalty remove_invalid_values renormalize_logits watermarking_config
-    pad_token_id bos_token_id eos_token_id decoder_start_token_id disable_compile
+    pad_token_id bos_token_id eos_token_id decoder_start_token_id compile_config disable_compile
 """
 FOLLOWED = frozenset(_FOLLOWED.split())
 """dict[str, object] that stay: transformers' generate() does with them what it always does."""
@@ -66,9 +66,11 @@ def load_generation_config(
     shallow = _Shallow(model.get_input_embeddings().num_embeddings)
 
     def load(settings: dict[str, object]) -> tuple[str, ...]:
-        config = parse(dict(settings))
-        lines = (*_leave_out(config, path.name), *_endless(config, path.name, shallow.config.vocab_size))
-        shallow.try_out(config, tokenizer)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of lengths that a trial does not reach, and of settings left out below
+            config = parse(dict(settings))
+            lines = (*_leave_out(config, path.name), *_endless(config, path.name, shallow.config.vocab_size))
+            shallow.try_out(config, tokenizer)
         model.generation_config = config
         return lines
 
@@ -156,6 +158,5 @@ class _Shallow(PreTrainedModel, GenerationMixin):
         """Draw two tokens by `config`. Raises what generate() raises."""
         self.generation_config = config
         asked = {"do_sample": True, "top_k": 0, "max_new_tokens": 2, "use_cache": False}
-        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of lengths that two tokens cannot have
+        with torch.random.fork_rng(devices=[]):
             self.generate(self._prompt, tokenizer=tokenizer, **asked)
