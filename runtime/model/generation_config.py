@@ -46,9 +46,9 @@ REASONS = {
 """dict[str, object] that are taken out, and the reason that the receipt gives."""
 
 _UNKNOWN = "moectl does not know it"
-_METADATA = {"_from_model_config", "_original_object_hash", "transformers_version"}
+_METADATA = {"_commit_hash", "_from_model_config", "_original_object_hash", "transformers_version"}
 _DEFAULTS = GenerationConfig._get_default_generation_params()
-_LONGEST = 60  # characters of a value within one of our lines
+_LONGEST = 60  # characters of a name or a value within one of our lines
 
 
 def load_generation_config(
@@ -65,20 +65,21 @@ def load_generation_config(
     parse = GenerationConfig.from_dict if is_own else GenerationConfig.from_model_config
     shallow = _Shallow(model.get_input_embeddings().num_embeddings)
 
-    def load(settings: dict[str, object]) -> tuple[str, ...]:
+    def load(settings: dict[str, object]) -> tuple[GenerationConfig, tuple[str, ...]]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of lengths that a trial does not reach, and of settings left out below
             config = parse(dict(settings))
-            lines = (*_leave_out(config, path.name), *_endless(config, path.name, shallow.config.vocab_size))
+            given = settings if is_own else {}  # a config.json has much else in it
+            lines = (*_leave_out(config, given, path.name), *_endless(config, path.name, shallow.config.vocab_size))
             shallow.try_out(config, tokenizer)
-        model.generation_config = config
-        return lines
+        return config, lines
 
     settings = _read(path)
     try:
-        return load(settings)
+        model.generation_config, lines = load(settings)
     except Exception as error:  # transformers raises anything on a bad value, most of it in the midst of generate()
         raise BadInput(f"transformers cannot use {path}: {_fault(settings, load) or first_line(error)}") from error
+    return lines
 
 
 def _read(path: Path) -> dict[str, object]:
@@ -95,7 +96,7 @@ def _fault(settings: dict[str, object], load: Callable[[dict[str, object]], obje
     """The first setting that cannot be used even by itself, its value and the error; None if only several together
     cannot. What ends a text is tried first, as other settings need it."""
     end = "eos_token_id"
-    for name in (end, *settings):
+    for name in sorted(settings, key=lambda name: name != end):
         try:
             load({key: settings[key] for key in (end, name) if key in settings})
         except Exception as error:
@@ -103,18 +104,19 @@ def _fault(settings: dict[str, object], load: Callable[[dict[str, object]], obje
     return None
 
 
-def _leave_out(config: GenerationConfig, file: str) -> tuple[str, ...]:
-    """Take out of `config` what is not followed, and return a line for each reason."""
-    known = vars(GenerationConfig()).keys() | _METADATA
+def _leave_out(config: GenerationConfig, given: dict[str, object], file: str) -> tuple[str, ...]:
+    """Take out of `config` what is not followed, and return a line for each reason. Of what was `given`, transformers
+    may have dropped what it does not know."""
+    known = vars(GenerationConfig())
     left_out: dict[str, list[str]] = {}
-    for name, value in list(vars(config).items()):
+    for name, value in (given | vars(config)).items():
         if name in FOLLOWED or name in _METADATA or _asks_nothing(name, value):
             continue
         left_out.setdefault(REASONS.get(name, _UNKNOWN), []).append(_shown(name, value))
         if name in known:
             setattr(config, name, None)
         else:  # it may hide a method
-            delattr(config, name)
+            vars(config).pop(name, None)
     return tuple(f"{file} asks for {', '.join(asked)}: not followed, {why}" for why, asked in left_out.items())
 
 
@@ -126,9 +128,8 @@ def _asks_nothing(name: str, value: object) -> bool:
 
 
 def _shown(name: str, value: object) -> str:
-    text = json.dumps(value, default=str)
-    text = text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
-    return f"{name if name.isidentifier() else json.dumps(name)} {text}"
+    texts = name if name.isidentifier() else json.dumps(name), json.dumps(value, default=str)
+    return " ".join(text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..." for text in texts)
 
 
 def _endless(config: GenerationConfig, file: str, vocabulary: int) -> tuple[str, ...]:

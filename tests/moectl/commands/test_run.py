@@ -123,9 +123,9 @@ def test_the_models_own_settings_are_followed_or_named(
     options = ("--prompt", PROMPT, "--max-new-tokens", 12, "--greedy")
     said = run_json(capfd, folder, *options)
     assert said["receipt"]["fallbacks"] == [
+        "generation_config.json asks for prompt_lookup_num_tokens 5: not followed, one pass gives one token",
         "generation_config.json asks for num_beams 4: not followed, one sequence is decoded",
         "generation_config.json asks for temperature 0.6: not followed, the options of each request decide",
-        "generation_config.json asks for prompt_lookup_num_tokens 5: not followed, one pass gives one token",
     ]
     ids = {
         penalty: run_json(capfd, model, *options, "--repetition-penalty", penalty)["token_ids"] for penalty in (1, 1.7)

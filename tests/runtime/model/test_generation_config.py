@@ -135,6 +135,13 @@ def test_what_is_left_out_is_named(name: str, opened: MoeModel, tmp_path: Path) 
     assert vars(opened.model.generation_config) == without
 
 
+def test_a_name_that_transformers_drops_is_named_too(opened: MoeModel, tmp_path: Path) -> None:
+    folder = written(tmp_path, _from_model_config=True, repitition_penalty=1.5, **{"a\n" * 99: None, "b\n": [1] * 99})
+    (line,) = load_generation_config(opened.model, folder, opened.tokenizer)
+    assert line.startswith('generation_config.json asks for repitition_penalty 1.5, "b\\n" [1, 1,')
+    assert line.endswith(" 1, ...: not followed, moectl does not know it") and len(line) < 200
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_transformers_cannot_use_is_refused_in_a_line(name: str, opened: MoeModel, tmp_path: Path) -> None:
     value = REFUSED[name]
