@@ -189,11 +189,12 @@ def test_the_seed_decides_what_is_drawn_and_nobody_elses_draws_change() -> None:
 
 
 def test_a_stream_that_is_closed_stops_the_generation() -> None:
-    model = Listed(*([5] for _ in range(100_000)))
-    tokens = stream(model, PROMPT, Sampling(5))
+    model, said = Listed(*([5] for _ in range(100_000))), []
+    tokens = stream(model, PROMPT, Sampling(5), turn=turn_of(True, said, waits_s=0.05))
     assert next(tokens).token_id == 5 and len(alive()) == 1 and alive()[0].daemon
     tokens.close()
-    assert model.num_given < 100_000 and not alive()
+    assert model.num_given < 100_000 and said[-1] == "over"
+    assert not alive()
 
 
 def test_an_error_comes_after_the_tokens_before_it() -> None:
@@ -204,11 +205,12 @@ def test_an_error_comes_after_the_tokens_before_it() -> None:
     assert not alive()
 
 
-def turn_of(may_begin: bool, said: list[str]) -> Callable:
+def turn_of(may_begin: bool, said: list[str], *, waits_s: float = 0.0) -> Callable:
     @contextmanager
     def turn(stop: threading.Event) -> Iterator[bool]:
         said.append(f"{threading.current_thread().name} {stop.is_set()}")
         yield may_begin
+        time.sleep(waits_s)
         said.append("over")
 
     return turn
