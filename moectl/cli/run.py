@@ -54,7 +54,9 @@ class SamplingOptions:
     temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.8
     top_k: Annotated[int, typer.Option(min=0, help="Draw from so many of the most probable tokens; 0 from all.")] = 50
     top_p: Annotated[float, typer.Option(help="Draw from the most probable tokens up to this probability.")] = 0.95
-    repetition_penalty: Annotated[float, typer.Option(help="Above 1 makes repeating less probable.")] = 1.0
+    repetition_penalty: Annotated[
+        float | None, typer.Option(help="Above 1 makes repeating less probable; the model's own unless given.")
+    ] = None
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past the end of the text.")] = False
 
 

@@ -82,7 +82,7 @@ class RequestBody(_Strict):
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     stop: Annotated[tuple[str, ...], PlainValidator(_stops)] = ()
     top_k: Annotated[int, Field(ge=0)] = 0
-    repetition_penalty: Annotated[float, Field(gt=0)] = 1.0
+    repetition_penalty: Annotated[float, Field(gt=0)] | None = None
     ignore_eos: bool = False
     counters: bool = False
 

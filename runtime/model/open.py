@@ -15,10 +15,11 @@ from artifacts.shape import FULL_BITS, Shape
 from runtime.model.checkpoint import Checkpoint, open_checkpoint
 from runtime.model.expert_store import DiskStore
 from runtime.model.expert_tensors import locate_experts
+from runtime.model.generation_config import load_generation_config
 from runtime.model.layers import MoeLayer, moe_layers
 from runtime.model.layout import ExpertLayout, ExpertStore
 from runtime.model.locate import locate, read_config
-from runtime.model.skeleton import build_skeleton, load_generation_config, load_resident, parse_config
+from runtime.model.skeleton import build_skeleton, load_resident, parse_config
 
 VOLATILE = {"transformers_version", "_name_or_path"}  # config entries that do not change the model
 REPACKED_FROM, REPACKED_CONFIG = "moectl_packed_from", "moectl_packed_config"  # in headers that `moectl pack` writes
@@ -34,7 +35,8 @@ class MoeModel:
 
     `tokenizer` is None if the folder has none; `fingerprint` identifies the model, wherever its folder lies. On a
     low-bit `base` (runtime/session/equip.py), `store` reads replicas and `shape` has their bytes; `dtype` and
-    `stored_shape`, by which the artefact store identifies the model, stay the checkpoint's.
+    `stored_shape`, by which the artefact store identifies the model, stay the checkpoint's. `unfollowed` names the
+    generation settings of the checkpoint that are left out.
     """
 
     model: PreTrainedModel
@@ -48,6 +50,7 @@ class MoeModel:
     dtype: torch.dtype
     stored_shape: Shape
     base: int = FULL_BITS
+    unfollowed: tuple[str, ...] = ()
 
 
 def open_model(name: str, *, dtype: torch.dtype | None = None, device: str | torch.device = "cpu") -> MoeModel:
@@ -65,23 +68,15 @@ def open_model(name: str, *, dtype: torch.dtype | None = None, device: str | tor
     model = build_skeleton(config, dtype)
     layers = moe_layers(model)
     layout = ExpertLayout.of(layers[0].shapes, dtype)
-    first = layers[0]
-    shape = Shape(
-        num_layers=len(layers),
-        num_experts=first.num_experts,
-        top_k=first.top_k,
-        expert_nbytes=layout.nbytes,
-        num_neurons=first.num_neurons,
-        neuron_nbytes=first.neuron_weights * dtype.itemsize,
-    )
+    shape = _shape(layers, layout)
     located = locate_experts(model, layers, shape=shape, layout=layout, tensors=checkpoint.tensors)
     experts = {f"{layer.name}.{part.name}" for layer in layers for part in layout.parts}
     load_resident(model, located.others, experts=experts, dtype=dtype, device=torch.device(device), folder=folder)
-    load_generation_config(model, folder)
+    tokenizer = _tokenizer(folder, model.get_input_embeddings().num_embeddings)
     return MoeModel(
         model=model,
         config=model.config,
-        tokenizer=_tokenizer(folder, model.get_input_embeddings().num_embeddings),
+        tokenizer=tokenizer,
         layers=layers,
         shape=shape,
         store=DiskStore(checkpoint, layout, shape=shape, extents=located.extents),
@@ -89,6 +84,19 @@ def open_model(name: str, *, dtype: torch.dtype | None = None, device: str | tor
         family=config.model_type,
         dtype=dtype,
         stored_shape=shape,
+        unfollowed=load_generation_config(model, folder, tokenizer),
+    )
+
+
+def _shape(layers: tuple[MoeLayer, ...], layout: ExpertLayout) -> Shape:
+    first = layers[0]
+    return Shape(
+        num_layers=len(layers),
+        num_experts=first.num_experts,
+        top_k=first.top_k,
+        expert_nbytes=layout.nbytes,
+        num_neurons=first.num_neurons,
+        neuron_nbytes=first.neuron_weights * layout.dtype.itemsize,
     )
 
 

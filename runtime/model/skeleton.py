@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers import initialization as init
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import convert_and_load_state_dict_in_model
@@ -69,18 +69,6 @@ def load_resident(
     model._finalize_model_loading(model, loading, info)
     model.requires_grad_(False)
     _check_resident(model, experts)
-
-
-def load_generation_config(model: PreTrainedModel, folder: Path) -> None:
-    """Load generation_config.json, else the generation settings in config.json, as `from_pretrained` does."""
-    path = folder / "generation_config.json"
-    if not path.is_file():
-        model.generation_config = GenerationConfig.from_pretrained(folder, "config.json", _from_model_config=True)
-        return
-    try:
-        model.generation_config = GenerationConfig.from_pretrained(folder)
-    except Exception as error:  # as above
-        raise BadInput(f"transformers cannot use {path}: {first_line(error)}") from error
 
 
 def _check_loaded(model: PreTrainedModel, info: LoadStateDictInfo) -> None:

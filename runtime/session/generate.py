@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 import torch
-from transformers import PreTrainedModel, StoppingCriteria, StoppingCriteriaList
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteria, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 
 from artifacts.errors import BadInput, BadUsage
@@ -19,40 +19,43 @@ TakeTurn = Callable[[threading.Event], AbstractContextManager[bool]]
 
 _END = object()
 _LEAST, _MOST = 1e-4, 1e4  # of what logits are divided by: divided by more or less, they are no longer finite
+_NO_END = {"stop_strings": None, "exponential_decay_length_penalty": None}  # what else ends a text
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How the next token is drawn; `temperature` 0 takes the most probable one. Raises BadUsage for a value out of
-    range."""
+    """How the next token is drawn; `temperature` 0 takes the most probable one. Without a `repetition_penalty` that of
+    the model's generation_config.json holds. Raises BadUsage for a value out of range."""
 
     max_new_tokens: int = 128
     temperature: float = 0.0
     top_k: int = 50
     top_p: float = 1.0
-    repetition_penalty: float = 1.0
+    repetition_penalty: float | None = None
     seed: int = 0
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
             raise BadUsage(f"max-new-tokens must be at least 1, not {self.max_new_tokens}")
-        is_sound = 0 < self.top_p <= 1 and self.top_k >= 0 and self.repetition_penalty > 0
+        is_sound = 0 < self.top_p <= 1 and self.top_k >= 0
         is_sound &= self.temperature == 0 or _LEAST <= self.temperature <= _MOST
-        if not (is_sound and _LEAST <= self.repetition_penalty <= _MOST):
+        if not (is_sound and (self.repetition_penalty is None or _LEAST <= self.repetition_penalty <= _MOST)):
             raise BadUsage(
                 "sampling needs temperature >= 0, 0 < top-p <= 1, top-k >= 0 and repetition-penalty > 0, "
                 f"neither beyond {_LEAST:g} and {_MOST:g}"
             )
 
     def options(self) -> dict[str, object]:
-        """The keyword arguments of generate()."""
-        common = {"max_new_tokens": self.max_new_tokens, "repetition_penalty": self.repetition_penalty}
+        """The keyword arguments of generate(), which come before what the model's generation settings say."""
+        options: dict[str, object] = {"max_new_tokens": self.max_new_tokens}
+        if self.repetition_penalty is not None:
+            options["repetition_penalty"] = float(self.repetition_penalty)
         if self.ignore_eos:
-            common["min_new_tokens"] = self.max_new_tokens
+            options |= {"min_new_tokens": self.max_new_tokens} | _NO_END
         if not self.temperature:
-            return common | {"do_sample": False, "temperature": None, "top_k": None, "top_p": None}
-        return common | {"do_sample": True, "temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p}
+            return options | {"do_sample": False, "temperature": None, "top_k": None, "top_p": None}
+        return options | {"do_sample": True, "temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,15 +88,17 @@ def stream(
     prompt: torch.Tensor,
     sampling: Sampling,
     *,
+    tokenizer: PreTrainedTokenizerBase | None = None,
     turn: TakeTurn = lambda stop: nullcontext(True),
 ) -> Iterator[Token]:
-    """Generate from `prompt` [1, S] int64 once `turn` is there. Closing the iterator stops the generation; an error in
-    the generation is raised here. Raises BadInput for a prompt that the model cannot take."""
+    """Generate from `prompt` [1, S] int64 once `turn` is there; `tokenizer` finds texts that end the generation.
+    Closing the iterator stops it; an error in it is raised here. Raises BadInput for a prompt that the model cannot
+    take."""
     check_prompt(model, prompt, sampling.max_new_tokens)
     tokens: queue.SimpleQueue = queue.SimpleQueue()
     stop = threading.Event()
     start_s = time.perf_counter()
-    arguments = (model, prompt, sampling, tokens, stop, turn, start_s, torch.get_num_threads())
+    arguments = (model, prompt, sampling, tokenizer, tokens, stop, turn, start_s, torch.get_num_threads())
     worker = threading.Thread(target=_generate, args=arguments, name="moectl-generate", daemon=True)
     try:
         worker.start()
@@ -131,6 +136,7 @@ def _generate(
     model: PreTrainedModel,
     prompt: torch.Tensor,
     sampling: Sampling,
+    tokenizer: PreTrainedTokenizerBase | None,
     tokens: queue.SimpleQueue,
     stop: threading.Event,
     turn: TakeTurn,
@@ -148,6 +154,7 @@ def _generate(
                 attention_mask=torch.ones_like(prompt),
                 streamer=_Streamer(tokens, start_s),
                 stopping_criteria=StoppingCriteriaList([_Stopped(stop)]),
+                tokenizer=tokenizer,
                 **sampling.options(),
             )
     except BaseException as error:  # `stream` raises it again
@@ -165,9 +172,12 @@ class _Streamer(BaseStreamer):
         self._tokens, self._start_s, self._index = tokens, start_s, -1
 
     def put(self, value: torch.Tensor) -> None:
-        if self._index >= 0:  # the prompt comes first
-            self._tokens.put(Token(int(value.reshape(-1)[0]), self._index, time.perf_counter() - self._start_s))
-        self._index += 1
+        if self._index < 0:  # the prompt comes first
+            self._index = 0
+            return
+        for token_id in value.reshape(-1).tolist():
+            self._tokens.put(Token(token_id, self._index, time.perf_counter() - self._start_s))
+            self._index += 1
 
     def end(self) -> None:
         """Do nothing: `_generate` marks the end of the queue, after an error too."""

@@ -63,8 +63,8 @@ class Generation:
         self._go, self._back = threading.Event(), threading.Event()
         self._has_passed = self._is_left = False
         self._random_state = _random_state() if self._is_drawn else []
-        model = session.opened.model
-        self._tokens = stream(model, prompt.to(model.device), sampling, turn=self._take_turns)
+        model, tokenizer = session.opened.model, session.opened.tokenizer
+        self._tokens = stream(model, prompt.to(model.device), sampling, tokenizer=tokenizer, turn=self._take_turns)
 
     def step(self) -> PassResult:
         """Run one pass and draw its token; the turn ends where the next pass would begin. Raises the error that ended

@@ -85,4 +85,4 @@ def fallbacks_of(parts: Parts) -> list[str]:
         lines.append("link disk reads more than a segment for each: use a link from RAM")
     if parts.fast.holds(opened.shape):
         lines.append(f"budget {parts.budget} holds the whole model: every expert stays resident")
-    return lines
+    return [*lines, *opened.unfollowed]

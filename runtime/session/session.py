@@ -150,8 +150,9 @@ class Session:
     ) -> Iterator[Token]:
         """Stream tokens after `prompt` [1, S] int64; other requests wait until the last one. `told` is then called
         with the effort of this generation. Raises BadInput for a prompt that the model cannot take."""
+        model, tokenizer = self.opened.model, self.opened.tokenizer
         turn = partial(self._turn, told=told)
-        yield from stream(self.opened.model, prompt.to(self.opened.model.device), sampling, turn=turn)
+        yield from stream(model, prompt.to(model.device), sampling, tokenizer=tokenizer, turn=turn)
 
     def new_requests(self, count: int) -> None:
         """Number the rows of coming passes as `count` new requests; no earlier request goes on."""

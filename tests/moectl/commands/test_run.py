@@ -113,6 +113,31 @@ def test_sampling_is_that_of_transformers(model: Path, capfd: pytest.CaptureFixt
     assert said["token_ids"] == expected[0, ids.shape[1] :].tolist()
 
 
+def test_the_models_own_settings_are_followed_or_named(
+    model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = shutil.copytree(model, tmp_path / "model")
+    path = folder / "generation_config.json"
+    asked = {"repetition_penalty": 1.7, "prompt_lookup_num_tokens": 5, "num_beams": 4, "temperature": 0.6}
+    path.write_text(json.dumps(json.loads(path.read_text()) | asked))
+    options = ("--prompt", PROMPT, "--max-new-tokens", 12, "--greedy")
+    said = run_json(capfd, folder, *options)
+    assert said["receipt"]["fallbacks"] == [
+        "generation_config.json asks for prompt_lookup_num_tokens 5: not followed, one pass gives one token",
+        "generation_config.json asks for num_beams 4: not followed, one sequence is decoded",
+        "generation_config.json asks for temperature 0.6: not followed, the options of each request decide",
+    ]
+    ids = {
+        penalty: run_json(capfd, model, *options, "--repetition-penalty", penalty)["token_ids"] for penalty in (1, 1.7)
+    }
+    assert said["token_ids"] == ids[1.7] != ids[1]
+    assert run_json(capfd, folder, *options, "--repetition-penalty", 1.0)["token_ids"] == ids[1]
+    path.write_text(json.dumps({"eos_token_id": "x"}))
+    assert main(["run", str(folder), *map(str, options)]) == 3
+    line = f'moectl: transformers cannot use {path}: eos_token_id "x": it must be a token id, or a list of them\n'
+    assert capfd.readouterr() == ("", line)
+
+
 def test_chat_answers_every_turn(
     model: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -60,6 +60,18 @@ def test_other_generations_change_no_token(session: Session, rows: Interleave, t
     assert len({tuple(tokens) for tokens in expected}) == len(PROMPTS)
 
 
+def test_the_models_own_settings_hold_in_turns(
+    session: Session, rows: Interleave, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without = alone(session, Sampling(7))
+    settings = session.opened.model.generation_config
+    monkeypatch.setattr(settings, "stop_strings", [session.opened.tokenizer.decode(without[0][2])])
+    monkeypatch.setattr(settings, "begin_suppress_tokens", [without[1][0]])
+    expected = alone(session, Sampling(7))
+    assert in_turns([rows.begin(prompt, Sampling(7)) for prompt in PROMPTS]) == expected
+    assert expected[0] == without[0][:3] and expected[1][0] != without[1][0]
+
+
 def test_the_counters_of_the_turns_add_up_to_those_of_the_session(session: Session, rows: Interleave) -> None:
     passes: list[set[int]] = []
     session.watcher.on_pass = lambda requests: passes.append(set(requests.tolist()))

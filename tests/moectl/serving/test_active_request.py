@@ -1,0 +1,33 @@
+"""Why an answer ended."""
+
+import pytest
+import torch
+
+from moectl.serving.active_request import ActiveRequest
+from moectl.serving.jobs import Done, Event, GenerationJob, TextPiece
+from moectl.serving.tally import Tally
+from runtime.model.open import MoeModel
+from runtime.session.generate import Sampling
+from runtime.session.interleave import Interleave
+from runtime.session.session import Session
+from tests.helpers.serving import SETTINGS
+
+
+def answered(session: Session, num_tokens: int) -> tuple[str, Done]:
+    told: list[Event] = []
+    rows = Interleave(session)
+    job = GenerationJob(torch.tensor([[5, 9, 2, 14]]), Sampling(num_tokens), (), told.append)
+    request = ActiveRequest(job, rows, Tally(session.opened.shape.num_layers), preset="on-demand")
+    while request.done is None:
+        request.step()
+    rows.close()
+    return "".join(piece.text for piece in told if isinstance(piece, TextPiece)), request.done
+
+
+def test_a_text_that_the_models_own_settings_end_was_stopped(opened: MoeModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Session(opened, SETTINGS) as session:
+        text, done = answered(session, 6)
+        assert (done.reason, done.num_tokens) == ("length", 6)
+        monkeypatch.setattr(opened.model.generation_config, "stop_strings", [text[2]])
+        begun, done = answered(session, 6)
+    assert text.startswith(begun) and (done.reason, done.num_tokens) == ("stop", text.index(text[2]) + 1)
