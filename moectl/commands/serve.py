@@ -24,7 +24,7 @@ try:
     import uvicorn
 
     from moectl.serving.app import Serving, application
-    from moectl.serving.guard import LOOPBACK, ServerLimits
+    from moectl.serving.guard import LOOPBACK, ServerLimits, host_name
     from moectl.serving.scheduler import Scheduler
 except ModuleNotFoundError as missing:
     raise BadInput(f"serving needs {missing.name}: pip install 'moectl[serve]'") from None
@@ -138,7 +138,7 @@ def _listening(host: str, port: int) -> socket.socket:
 
 def _names(host: str) -> tuple[str, ...]:
     """Return the host names by which local programs call a server that only they can reach, none if others can."""
-    return LOOPBACK if _shown(host) in LOOPBACK else ()
+    return LOOPBACK if host_name(_shown(host)) in LOOPBACK else ()
 
 
 def _shown(host: str) -> str:

@@ -31,7 +31,7 @@ VALUES = [
     "medium",
 ]
 VALUES += [[], [1], ["text"], ["a", ""], [["a"], ["b"]], [True], [None], {}, {"a": "b"}, {"a": 1}, {"type": "text"}]
-VALUES += [{"type": "json_object"}, {"type": "text", "text": "a"}, [{"type": "text", "text": "a"}], "text", "medium"]
+VALUES += [{"type": "json_object"}, {"type": "text", "text": "a"}, [{"type": "text", "text": "a"}], "text"]
 VALUES += [[{"type": "text", "text": "a", "detail": "high"}], [{"type": "image_url", "image_url": "a"}], ["a"] * 5]
 
 TEXTS = [value for value in VALUES if isinstance(value, str)]
