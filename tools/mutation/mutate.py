@@ -106,6 +106,8 @@ TESTS = {
             )
         ),
     ),
+    "moectl/serving/bodies.py": ("tests/moectl/serving/test_bodies.py",),
+    "moectl/serving/guard.py": ("tests/moectl/serving/test_guard.py",),
 }
 """The tests of each file, the quickest first."""
 

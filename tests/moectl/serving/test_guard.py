@@ -5,8 +5,7 @@ import asyncio
 import pytest
 
 from artifacts.errors import BadUsage
-from moectl.commands.serve import LOOPBACK
-from moectl.serving.guard import Guard, ServerLimits, host_name
+from moectl.serving.guard import LOOPBACK, Guard, ServerLimits, host_name
 
 Header = tuple[str, str]
 
