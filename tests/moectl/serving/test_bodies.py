@@ -163,6 +163,22 @@ def test_the_values_are_those_of_the_request() -> None:
     assert free[0].seed != free[1].seed
 
 
+def test_borders() -> None:
+    def completion(**given: object) -> tuple | None:
+        return refused(CompletionBody, LEAST[CompletionBody] | given)
+
+    assert completion(stop=["a"] * 4) is completion(prompt=[0, 2**31 - 1]) is completion(seed=-(2**63)) is None
+    for given in ({"stop": ["a"] * 5}, {"prompt": [0, 2**31]}, {"prompt": [-1]}, {"seed": 2**63}, {"max_tokens": 0}):
+        assert completion(**given) == tuple(given)
+    assert completion(repetition_penalty=float("inf")) == ("repetition_penalty",)
+    for part in ({"type": "a", "text": "b"}, {"type": "video", "text": "b"}, {"text": "b"}, "text"):
+        assert refused(Message, {"role": "user", "content": [part]}) == ("content",)
+    with pytest.raises(ValidationError, match='can only be "auto" here: leave it out'):
+        ChatBody(**LEAST[ChatBody], service_tier="priority")
+    body = CompletionBody(**LEAST[CompletionBody])
+    assert (body.stream, body.ignore_eos, body.counters, body.has_usage) == (None, False, False, False)
+
+
 def test_the_page_names_every_field() -> None:
     page = (ROOT / "docs" / "serve.md").read_text(encoding="utf-8")
     names = {name for body in (CompletionBody, ChatBody, Message) for name in body.model_fields}
