@@ -34,7 +34,7 @@ def _fill_closed() -> None:
             continue
         os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free
         if name != "stdin" and getattr(sys, name) is None:
-            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115
 
 
 def lost_output() -> str | None:
