@@ -93,12 +93,13 @@ def from_table(table: pa.Table, *, num_experts: int | None = None) -> Trace:
     if missing:
         raise BadInput(f"it has no column {', '.join(missing)} (needed: {', '.join(_REQUIRED)})")
     experts = _matrix(table, "experts", pa.uint16())
+    _check_ids(experts, num_experts)
     probabilities = _matrix(table, "probabilities", pa.float32()) if "probabilities" in table.column_names else None
     if probabilities is not None:
-        num_experts = num_experts or probabilities.shape[1]
-        if probabilities.shape[1] != num_experts:
-            raise BadInput(f"column probabilities has lists of {probabilities.shape[1]} for {num_experts} experts")
-    _check_ids(experts, num_experts)
+        _check_ids(experts, probabilities.shape[1])
+        if num_experts not in (None, probabilities.shape[1]):
+            told = f"lists of {probabilities.shape[1]}, a layer {num_experts} experts"
+            raise BadInput(f"column probabilities has {told}: it is another model's")
     layer = _numbers(table, "layer")
     if layer.max() >= MOST_LAYERS:
         raise BadInput(f"row {layer.argmax()} has a layer {layer.max()}; no model has more than {MOST_LAYERS:,}")

@@ -121,11 +121,14 @@ _TO_SAY_SO_S = 5
 
 
 def _run(serving: Serving, listening: socket.socket) -> None:
-    """Serve until SIGTERM or Ctrl-C, and then until running requests are answered or their time is up."""
+    """Serve until SIGTERM, Ctrl-C or the end of the terminal, then until running requests end or their time is up."""
     logging.basicConfig(format="moectl: %(message)s")
     # After its shutdown uvicorn raises the signal again, which would end this process with an error.
     signal.signal(signal.SIGTERM, lambda *_: None)
-    Server(serving).run(sockets=[listening])
+    server = Server(serving)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
+        signal.signal(signal.SIGHUP, server.handle_exit)
+    server.run(sockets=[listening])
 
 
 def _listening(host: str, port: int) -> socket.socket:
