@@ -101,11 +101,6 @@ class RequestBody(_Strict):
         """Whether a stream ends with its token counts."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
-    @property
-    def num_new(self) -> int | None:
-        """The requested limit on new tokens, None for as many as there is room for."""
-        return self.max_tokens
-
     def sampling(self, max_new_tokens: int) -> Sampling:
         """Sampling with OpenAI's defaults: temperature 1, top_p 1 and a random seed."""
         return Sampling(
@@ -130,6 +125,7 @@ class CompletionBody(RequestBody):
 
     @property
     def num_new(self) -> int:
+        """The requested limit on new tokens."""
         return _SHORT if self.max_tokens is None else self.max_tokens
 
 
@@ -187,6 +183,7 @@ class ChatBody(RequestBody):
 
     @property
     def num_new(self) -> int | None:
+        """The requested limit on new tokens, None for as many as there is room for."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
 

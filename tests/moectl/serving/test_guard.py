@@ -111,6 +111,7 @@ def test_a_key_opens_all_but_the_page_and_health() -> None:
         ([("Authorization", "Bearer guess")], 401),
         ([("Authorization", "secret")], 401),
         ([("Authorization", "Basic secret")], 401),
+        ([("Authorization", "Token secret")], 401),
         ([("Authorization", "Bearer secret")], 200),
         ([("Authorization", "BEARER secret")], 200),
     ):
