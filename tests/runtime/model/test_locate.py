@@ -46,9 +46,10 @@ def test_what_the_hub_cannot_have_is_refused_at_once(
     with pytest.raises(BadInput) as refused:
         locate.locate(name)
     assert str(refused.value) == told
-    monkeypatch.setitem(sys.modules, "moectl.commands.run", None)
-    assert main(["run", name, "--prompt", "a"]) == 3
-    assert capsys.readouterr().err == f"moectl: {told}\n"
+    for command in (["run", name, "--prompt", "a"], ["pack", name, "out"]):
+        monkeypatch.setitem(sys.modules, f"moectl.commands.{command[0]}", None)
+        assert main(command) == 3
+        assert capsys.readouterr().err == f"moectl: {told}\n"
 
 
 def test_a_hub_that_does_not_answer_costs_seconds(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
