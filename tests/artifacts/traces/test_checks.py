@@ -104,7 +104,7 @@ def test_a_damaged_trace_is_refused_or_means_the_same(data: st.DataObject) -> No
     try:
         back = from_table(data.draw(damaged(table)), num_experts=E)
     except BadInput as error:
-        assert "\n" not in str(error) and "row" in str(error) or "not numbers" in str(error)
+        assert "\n" not in str(error) and any(word in str(error) for word in ("row", "not numbers", "no column"))
         return
     assert meaning(back) == meaning(trace) or back.assumed or are_whole_tokens_lost(back, trace)
 
