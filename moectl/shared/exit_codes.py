@@ -53,7 +53,9 @@ def _report(error: Exception) -> int:
     if isinstance(error, OSError) and (loss := lost_output()):
         return _print_line(loss, RESOURCES)
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return _print_line(f"no space left to write {error.filename or 'stdout or a file'}; free some and try again", RESOURCES)
+        return _print_line(
+            f"no space left to write {error.filename or 'stdout or a file'}; free some and try again", RESOURCES
+        )
     # DuckDB raises this when Ctrl-C interrupts one of its queries.
     if isinstance(error, RuntimeError) and "Query interrupted" in str(error):
         return _print_line("interrupted", INTERRUPTED)
