@@ -1,5 +1,6 @@
 """Traces to and from Arrow tables and Parquet files."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pyarrow.parquet as pq
 from artifacts.common.files import replacing
 from artifacts.errors import BadInput, OutOfResources, first_line
 from artifacts.shape import MOST_LAYERS
+from artifacts.traces.checks import check_rows
 from artifacts.traces.trace import PHASES, Trace, guessed_phase
 
 MOST_NBYTES = 8 << 30
@@ -29,8 +31,9 @@ def read_parquet(path: str | Path, *, num_experts: int | None = None) -> Trace:
     """Read a trace from any Parquet file with the columns `pass`, `layer`, `token` and `experts`.
 
     `request`, `phase`, `weights`, `probabilities`, `predicted`, `learned` and `embedding` may be missing;
-    `Trace.assumed` says what was assumed in place of the first three. With `num_experts`, every expert id must be below
-    it. Raises BadInput, and OutOfResources for a file that unpacks to more than `MOST_NBYTES`.
+    `Trace.assumed` says what was assumed in place of the first three, and whether rows are missing. With `num_experts`,
+    every expert id must be below it. Raises BadInput, which names the row, counted from 0, and OutOfResources for a
+    file that unpacks to more than `MOST_NBYTES`.
     """
     path = Path(path)
     if not path.is_file():
@@ -91,9 +94,15 @@ def from_table(table: pa.Table, *, num_experts: int | None = None) -> Trace:
         raise BadInput(f"it has no column {', '.join(missing)} (needed: {', '.join(_REQUIRED)})")
     experts = _matrix(table, "experts", pa.uint16())
     _check_ids(experts, num_experts)
+    probabilities = _matrix(table, "probabilities", pa.float32()) if "probabilities" in table.column_names else None
+    if probabilities is not None:
+        _check_ids(experts, probabilities.shape[1])
+        if num_experts not in (None, probabilities.shape[1]):
+            told = f"lists of {probabilities.shape[1]}, a layer {num_experts} experts"
+            raise BadInput(f"column probabilities has {told}: it is another model's")
     layer = _numbers(table, "layer")
     if layer.max() >= MOST_LAYERS:
-        raise BadInput(f"it has a layer {layer.max()}; no model has more than {MOST_LAYERS:,}")
+        raise BadInput(f"row {layer.argmax()} has a layer {layer.max()}; no model has more than {MOST_LAYERS:,}")
     trace = Trace(
         request=_numbers(table, "request") if "request" in table.column_names else _zeros(table, np.int32),
         pass_=_numbers(table, "pass"),
@@ -102,10 +111,11 @@ def from_table(table: pa.Table, *, num_experts: int | None = None) -> Trace:
         token=_numbers(table, "token"),
         experts=experts,
         weights=_weights(table, experts),
-        probabilities=_matrix(table, "probabilities", pa.float32()) if "probabilities" in table.column_names else None,
+        probabilities=probabilities,
         **{name: _predicted(table, name, num_experts) for name in _PREDICTED_LAYERS if name in table.column_names},
         assumed=_assumed(table),
     )
+    trace = replace(trace, assumed=(*trace.assumed, *check_rows(trace)))
     if "embedding" in table.column_names:
         trace = replace(trace, **_embeddings(table, trace))
     return replace(trace, phase=_phase(table) if "phase" in table.column_names else guessed_phase(trace))
@@ -128,44 +138,67 @@ def _numbers(table: pa.Table, name: str) -> np.ndarray:
     """A column of non-negative whole numbers as [N] int32."""
     values = _cast(table[name].combine_chunks(), pa.int32(), name)
     if values.min() < 0:
-        raise BadInput(f"column {name} holds {values.min()}; it counts from 0")
+        raise BadInput(f"column {name} holds {values.min()} in row {values.argmin()}; it counts from 0")
     return values
 
 
-def _matrix(table: pa.Table, name: str, kind: pa.DataType, *, least: float = 0) -> np.ndarray:
-    """A column of lists of one length as [N, length]."""
-    column = table[name].combine_chunks()
-    if not (pa.types.is_list(column.type) or pa.types.is_large_list(column.type) or _is_fixed(column.type)):
-        raise BadInput(f"column {name} holds {column.type}, not lists")
-    lengths = column.value_lengths() if not _is_fixed(column.type) else pa.array([column.type.list_size])
-    shortest, longest = pc.min_max(lengths).values() if len(lengths) else (0, 0)
-    if column.null_count or shortest != longest or not longest.as_py():
-        raise BadInput(f"column {name} needs lists of one length in every row, not of {shortest} to {longest}")
-    values = _cast(column.flatten(), kind, name).reshape(table.num_rows, -1)
+def _matrix(
+    table: pa.Table, name: str, kind: pa.DataType, *, least: float = 0, rows: np.ndarray | None = None
+) -> np.ndarray:
+    """A column of lists of one length as [N, length]; of `rows` [N] only if they are given."""
+    column = table[name].combine_chunks() if rows is None else table[name].combine_chunks().take(rows)
+    rows = range(len(column)) if rows is None else rows
+    length = _length(column, name, rows)
+    values = _cast(column.flatten(), kind, name, rows, length).reshape(-1, length)
     if not np.isfinite(values).all() or values.min() < least:
-        raise BadInput(f"column {name} holds numbers that are negative or not finite")
+        row = rows[(~(np.isfinite(values) & (values >= least))).any(axis=1).argmax()]
+        raise BadInput(f"column {name} holds numbers that are negative or not finite in row {row}")
     return values
 
 
-def _is_fixed(kind: pa.DataType) -> bool:
-    return pa.types.is_fixed_size_list(kind)
+def _length(column: pa.Array, name: str, rows: Sequence[int]) -> int:
+    """The length of every list of the column. Raises BadInput where they differ."""
+    kind = column.type
+    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)):
+        raise BadInput(f"column {name} holds {kind}, not lists")
+    is_fixed = pa.types.is_fixed_size_list(kind)
+    lengths = pa.array([kind.list_size]) if is_fixed else column.value_lengths()
+    shortest, longest = (value.as_py() for value in pc.min_max(lengths).values())
+    if column.null_count or shortest != longest or not longest:
+        all_lengths = np.full(len(column), kind.list_size) if is_fixed else lengths.fill_null(0).to_numpy()
+        each = np.where(column.is_valid(), all_lengths, 0)
+        other = (each != each[0]).argmax()
+        told = f"{each[0]} in row {rows[0]}, {each[other]} in row {rows[other]}"
+        raise BadInput(f"column {name} needs lists of one length in every row, and has {told}")
+    return longest
 
 
-def _cast(values: pa.Array, kind: pa.DataType, name: str) -> np.ndarray:
+def _cast(
+    values: pa.Array, kind: pa.DataType, name: str, rows: Sequence[int] | None = None, width: int = 1
+) -> np.ndarray:
+    """The numbers of a column, `width` of them in a row."""
+    rows = range(len(values)) if rows is None else rows
+    if not (pa.types.is_integer(values.type) or pa.types.is_floating(values.type)):
+        raise BadInput(f"column {name} holds {values.type}, not numbers")
     if values.null_count:
-        raise BadInput(f"column {name} has empty places")
+        raise BadInput(
+            f"column {name} has an empty place in row {rows[pc.index(values.is_null(), True).as_py() // width]}"
+        )
     try:
         # Floats may be rounded (float64 files are common); whole numbers must not lose anything.
         return values.cast(kind, safe=not pa.types.is_floating(kind)).to_numpy(zero_copy_only=False)
-    except pa.ArrowException as error:
-        raise BadInput(f"column {name}: {first_line(error)}") from error
+    except pa.ArrowInvalid as error:
+        kept = pc.equal(values.cast(kind, safe=False).cast(values.type, safe=False), values)
+        row = rows[pc.index(kept, False).as_py() // width]
+        raise BadInput(f"column {name}, row {row}: {first_line(error)}") from error
 
 
 def _check_ids(experts: np.ndarray, num_experts: int | None) -> None:
-    highest = int(experts.max())
-    if num_experts is not None and highest >= num_experts:
+    if num_experts is not None and experts.max() >= num_experts:
+        row, rank = np.unravel_index(experts.argmax(), experts.shape)
         raise BadInput(
-            f"it selects expert {highest}, but a layer has only {num_experts} experts (0 to {num_experts - 1})"
+            f"row {row} selects expert {experts[row, rank]}, but a layer has only {num_experts} experts "
+            f"(0 to {num_experts - 1})"
         )
 
 
@@ -180,12 +213,19 @@ def _weights(table: pa.Table, experts: np.ndarray) -> np.ndarray:
 
 def _phase(table: pa.Table) -> np.ndarray:
     texts = table["phase"].combine_chunks()
-    if pa.types.is_dictionary(texts.type):
-        texts = texts.dictionary_decode()
-    codes = pc.index_in(texts, value_set=pa.array(PHASES).cast(texts.type)) if _is_text(texts.type) else None
-    if codes is None or codes.null_count:
-        raise BadInput(f"column phase must say {' or '.join(PHASES)} in every row")
+    codes = _codes(texts.dictionary).take(texts.indices) if pa.types.is_dictionary(texts.type) else _codes(texts)
+    if codes.null_count:
+        row = pc.index(codes.is_null(), True)
+        raise BadInput(f"column phase must say {' or '.join(PHASES)} in every row, and does not in row {row}")
     return codes.to_numpy().astype(np.uint8)
+
+
+def _codes(texts: pa.Array) -> pa.Array:
+    """The phase of each text, null for a text that names none."""
+    is_text = _is_text(texts.type)
+    return (
+        pc.index_in(texts, value_set=pa.array(PHASES).cast(texts.type)) if is_text else pa.nulls(len(texts), pa.int32())
+    )
 
 
 def _is_text(kind: pa.DataType) -> bool:
@@ -216,7 +256,7 @@ def _first_rows_only(trace: Trace) -> pa.ListArray:
 
 def _embeddings(table: pa.Table, trace: Trace) -> dict[str, np.ndarray]:
     given = np.flatnonzero(table["embedding"].combine_chunks().is_valid())
-    embeddings = _matrix(table.select(["embedding"]).take(given), "embedding", pa.float32(), least=-np.inf)
+    embeddings = _matrix(table, "embedding", pa.float32(), least=-np.inf, rows=given)
     rows, given_rows = trace.iteration_numbers(), trace.iteration_numbers()[given]
     numbers, at = np.unique(given_rows, return_index=True)
     iteration = numbers.searchsorted(rows).clip(max=len(numbers) - 1)

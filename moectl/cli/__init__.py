@@ -1,7 +1,5 @@
 """The command line: `moectl COMMAND`, one module for each command."""
 
-import io
-import sys
 from collections.abc import Callable, Sequence
 from typing import Annotated
 
@@ -34,6 +32,7 @@ from moectl.cli import (  # noqa: E402
 )
 from moectl.cli.groups import flattened  # noqa: E402
 from moectl.shared.exit_codes import exit_code_of  # noqa: E402
+from moectl.shared.streams import prepare_streams  # noqa: E402
 
 __all__ = ["app", "main"]
 
@@ -90,6 +89,5 @@ def _moectl(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command (by default that of the command line) and return its exit code."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a terminal that is not UTF-8 shows `?` instead of raising
+    prepare_streams()
     return exit_code_of(lambda: app(args=arguments, prog_name="moectl"))

@@ -11,6 +11,7 @@ from artifacts.errors import BadUsage
 from moectl import bundled
 from moectl.cli import completion
 from moectl.cli.groups import fill
+from runtime.model.locate import check_name
 
 if TYPE_CHECKING:
     from runtime.policies.presets import Preset as NamedPreset
@@ -20,11 +21,16 @@ if TYPE_CHECKING:
 def _or_bundled(context: typer.Context, name: str | None) -> str | None:
     """Return the model's name, None for the bundled one; say so when the store suggests that another was meant.
 
+    Raises BadInput for a name that can be no model's.
+
     `--store` is read before the model, for it is eager.
     """
     if name is None and not context.resilient_parsing and (hint := bundled.also_held(context.params["store"])):
         typer.echo(f"moectl: {hint}: name it after `{context.info_name}` to mean it", err=True)
-    return bundled.as_named(name)
+    named = bundled.as_named(name)
+    if named is not None and not context.resilient_parsing:
+        check_name(named)  # before the imports of the command, which take seconds
+    return named
 
 
 StorePath = Annotated[

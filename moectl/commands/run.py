@@ -38,6 +38,8 @@ def run_command(
         raise BadUsage("give either --prompt TEXT or --chat")
     if is_chat and (as_json or trace):
         raise BadUsage("--json and --trace go with --prompt, not with --chat")
+    if is_chat and sys.stdin is None:
+        raise BadUsage("--chat reads turns from stdin, which is closed")
     if trace:
         check_writable(trace)
     name = name or str(demo_model())
@@ -172,4 +174,7 @@ def _ask() -> str | None:
     try:
         return next((line.strip() for line in sys.stdin if line.strip()), None)
     except UnicodeDecodeError:
-        raise BadInput("what came on stdin is not text in UTF-8: convert it") from None
+        encoding = sys.stdin.encoding.upper()
+        raise BadInput(f"what came on stdin is not text in {encoding}: convert it, or set PYTHONIOENCODING") from None
+    except OSError as error:  # a folder, a terminal that is gone
+        raise BadInput(f"stdin cannot be read: {error.strerror}") from None

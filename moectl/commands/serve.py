@@ -24,7 +24,7 @@ try:
     import uvicorn
 
     from moectl.serving.app import Serving, application
-    from moectl.serving.guard import LOOPBACK, ServerLimits
+    from moectl.serving.guard import LOOPBACK, ServerLimits, host_name
     from moectl.serving.scheduler import Scheduler
 except ModuleNotFoundError as missing:
     raise BadInput(f"serving needs {missing.name}: pip install 'moectl[serve]'") from None
@@ -121,11 +121,14 @@ _TO_SAY_SO_S = 5
 
 
 def _run(serving: Serving, listening: socket.socket) -> None:
-    """Serve until SIGTERM or Ctrl-C, and then until running requests are answered or their time is up."""
+    """Serve until SIGTERM, Ctrl-C or the end of the terminal, then until running requests end or their time is up."""
     logging.basicConfig(format="moectl: %(message)s")
     # After its shutdown uvicorn raises the signal again, which would end this process with an error.
     signal.signal(signal.SIGTERM, lambda *_: None)
-    Server(serving).run(sockets=[listening])
+    server = Server(serving)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
+        signal.signal(signal.SIGHUP, server.handle_exit)
+    server.run(sockets=[listening])
 
 
 def _listening(host: str, port: int) -> socket.socket:
@@ -138,7 +141,7 @@ def _listening(host: str, port: int) -> socket.socket:
 
 def _names(host: str) -> tuple[str, ...]:
     """Return the host names by which local programs call a server that only they can reach, none if others can."""
-    return LOOPBACK if _shown(host) in LOOPBACK else ()
+    return LOOPBACK if host_name(_shown(host)) in LOOPBACK else ()
 
 
 def _shown(host: str) -> str:

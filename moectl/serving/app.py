@@ -27,8 +27,6 @@ from runtime.session.generate import check_prompt
 
 T = TypeVar("T")
 
-_SHORT = 16  # default max_tokens of a completion, as in OpenAI's API
-
 
 @dataclass(frozen=True, slots=True)
 class Serving:
@@ -69,13 +67,13 @@ def application(serving: Serving) -> Guard:
         _check_model(serving, asked.model)
         turns = [{"role": message.role, "content": message.content} for message in asked.messages]
         prompt = await _encoded(asyncio.to_thread(scheduler.session.encode, turns))
-        return await _answer(serving, asked, request, prompt, asked.max_completion_tokens or asked.max_tokens)
+        return await _answer(serving, asked, request, prompt, asked.num_new)
 
     @app.post("/v1/completions")
     async def complete(asked: CompletionBody, request: Request) -> object:
         _check_model(serving, asked.model)
         prompt = await _encoded(_prompt(asked.prompt, scheduler))
-        return await _answer(serving, asked, request, prompt, asked.max_tokens or _SHORT)
+        return await _answer(serving, asked, request, prompt, asked.num_new)
 
     return Guard(app, api_key=serving.api_key, hosts=serving.hosts, body_nbytes=scheduler.limits.body_nbytes)
 

@@ -1,39 +1,32 @@
 """Bodies of requests, with the names of OpenAI's reference; an option that is not offered is refused by name."""
 
+import json
 import secrets
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, ValidationInfo, field_validator
 
 from runtime.session.generate import Sampling
 
-# Accepted with the value of the default behaviour (or None), refused with any other.
-_ONLY: dict[str, object] = {
-    "n": 1,
-    "best_of": 1,
-    "echo": False,
-    "suffix": "",
-    "logprobs": False,
-    "top_logprobs": 0,
-    "frequency_penalty": 0,
-    "presence_penalty": 0,
-    "logit_bias": {},
-    "tools": [],
-    "tool_choice": "none",
-    "functions": [],
-    "function_call": "none",
-    "response_format": {"type": "text"},
-    "modalities": ["text"],
-    "audio": None,
-    "prediction": None,
-    "reasoning_effort": None,
-    "web_search_options": None,
-}
-_IGNORED = ("user", "metadata", "store", "safety_identifier", "prompt_cache_key", "service_tier", "parallel_tool_calls")
+_SHORT = 16  # default max_tokens of a completion, as in OpenAI's API
+
+
+def _only(*values: object) -> PlainValidator:
+    """Accept null and `values`, which all ask for the default behaviour. Types count: False is not 0."""
+
+    def check(given: Any) -> None:
+        if given is not None and not any(type(given) is type(value) and given == value for value in values):
+            raise ValueError(f"can only be {json.dumps(values[0] if values else None)} here: leave it out")
+
+    return PlainValidator(check)
+
+
+Absent = Annotated[None, _only()]
+ZeroPenalty = Annotated[None, _only(0, 0.0)]
 
 
 def _stops(given: Any) -> tuple[str, ...]:
-    stops = [given] if isinstance(given, str) else given or []
+    stops = [] if given is None else [given] if isinstance(given, str) else given
     if not (isinstance(stops, list) and len(stops) <= 4 and all(isinstance(stop, str) and stop for stop in stops)):
         raise ValueError("one text or up to four, none of them empty")
     return tuple(stops)
@@ -44,6 +37,8 @@ def _prompt(given: Any) -> str | list[int]:
     is_ids = isinstance(prompt, list) and all(type(token) is int and 0 <= token < 2**31 for token in prompt)
     if not (isinstance(prompt, str) or is_ids):
         raise ValueError("one text or one list of token ids; send several prompts side by side")
+    if not prompt:
+        raise ValueError("the prompt is empty: give at least one token of text")
     return prompt
 
 
@@ -51,11 +46,14 @@ def _content(given: Any) -> str:
     """The text of a message; its parts are joined."""
     if isinstance(given, str):
         return given
-    parts = given if isinstance(given, list) else [given]
-    texts = [part.get("text") for part in parts if isinstance(part, dict) and part.get("type") == "text"]
-    if len(texts) < len(parts) or not all(isinstance(text, str) for text in texts):
+    if not (isinstance(given, list) and given and all(_is_text(part) for part in given)):
         raise ValueError("a text, or parts of the type text")
-    return "".join(texts)
+    return "".join(part["text"] for part in given)
+
+
+def _is_text(part: Any) -> bool:
+    is_text = isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
+    return is_text and part.keys() == {"type", "text"}
 
 
 Count = Annotated[int, Field(ge=1)]
@@ -67,34 +65,36 @@ class _Strict(BaseModel):
 
 class StreamOptions(_Strict):
     include_usage: bool = False
-    include_obfuscation: bool = False  # accepted and ignored: tokens are sent one by one
+    include_obfuscation: Annotated[None, _only(False)] = None
 
 
 class RequestBody(_Strict):
     """Fields of both kinds of request; `top_k`, `repetition_penalty`, `ignore_eos` and `counters` are moectl's own."""
 
     model: str
-    stream: bool = False
+    stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: Count | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     stop: Annotated[tuple[str, ...], PlainValidator(_stops)] = ()
+    n: Annotated[None, _only(1)] = None
+    frequency_penalty: ZeroPenalty = None
+    presence_penalty: ZeroPenalty = None
+    logit_bias: Annotated[None, _only({})] = None
+    user: str | None = None  # ignored
     top_k: Annotated[int, Field(ge=0)] = 0
     repetition_penalty: Annotated[float, Field(gt=0)] | None = None
     ignore_eos: bool = False
     counters: bool = False
 
-    @model_validator(mode="before")
+    @field_validator("stream_options")
     @classmethod
-    def _refuse(cls, given: Any) -> Any:
-        if not isinstance(given, dict):
-            return given
-        for name, only in _ONLY.items():
-            if given.get(name) not in (None, only):
-                raise ValueError(f"{name} can only be {only!r} here: leave it out")
-        return {name: value for name, value in given.items() if name not in _ONLY and name not in _IGNORED}
+    def _goes_with_stream(cls, options: StreamOptions | None, info: ValidationInfo) -> StreamOptions | None:
+        if options is not None and not info.data.get("stream"):
+            raise ValueError("only with stream: true")
+        return options
 
     @property
     def has_usage(self) -> bool:
@@ -118,18 +118,73 @@ class CompletionBody(RequestBody):
     """One prompt: text, or token ids."""
 
     prompt: Annotated[str | list[int], PlainValidator(_prompt)]
+    best_of: Annotated[None, _only(1)] = None
+    echo: Annotated[None, _only(False)] = None
+    suffix: Annotated[None, _only("")] = None
+    logprobs: Absent = None  # 0 would ask for the log probability of each token
+
+    @property
+    def num_new(self) -> int:
+        """The requested limit on new tokens."""
+        return _SHORT if self.max_tokens is None else self.max_tokens
+
+
+def _role(given: str) -> str:
+    # Templates that do not know the newer name would leave the message out without a word.
+    return "system" if given == "developer" else given
 
 
 class Message(_Strict):
-    role: Literal["system", "developer", "user", "assistant"]
+    """One turn. Empty fields that OpenAI's answers carry beside the text are accepted, so that one can be sent back."""
+
+    role: Annotated[Literal["system", "developer", "user", "assistant"], AfterValidator(_role)]
     content: Annotated[str, PlainValidator(_content)]
-    name: str | None = None
-    refusal: str | None = None
+    name: Absent = None
+    refusal: Absent = None
+    tool_calls: Annotated[None, _only([])] = None
+    function_call: Absent = None
+    audio: Absent = None
+    annotations: Annotated[None, _only([])] = None
 
 
 class ChatBody(RequestBody):
     messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: Count | None = None
+    logprobs: Annotated[None, _only(False)] = None
+    top_logprobs: Annotated[None, _only(0)] = None
+    tools: Annotated[None, _only([])] = None
+    tool_choice: Annotated[None, _only("none")] = None
+    functions: Annotated[None, _only([])] = None
+    function_call: Annotated[None, _only("none")] = None
+    response_format: Annotated[None, _only({"type": "text"})] = None
+    modalities: Annotated[None, _only(["text"])] = None
+    audio: Absent = None
+    prediction: Absent = None
+    reasoning_effort: Absent = None
+    verbosity: Annotated[None, _only("medium")] = None
+    web_search_options: Absent = None
+    moderation: Absent = None
+    store: Annotated[None, _only(False)] = None
+    service_tier: Annotated[None, _only("auto", "default")] = None
+    # Ignored: they do not change an answer.
+    metadata: dict[str, str] | None = None
+    parallel_tool_calls: bool | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_options: dict[str, str] | None = None
+    prompt_cache_retention: str | None = None
+
+    @field_validator("max_completion_tokens")
+    @classmethod
+    def _is_the_only_limit(cls, limit: int | None, info: ValidationInfo) -> int | None:
+        if limit is not None and info.data.get("max_tokens") is not None:
+            raise ValueError("give it or max_tokens, not both")
+        return limit
+
+    @property
+    def num_new(self) -> int | None:
+        """The requested limit on new tokens, None for as many as there is room for."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
 
 class PresetBody(_Strict):

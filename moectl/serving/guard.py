@@ -1,6 +1,8 @@
 """Access checks before a request reaches the application, and the limits of the server."""
 
+import ipaddress
 import json
+import re
 import secrets
 from dataclasses import dataclass
 
@@ -13,6 +15,7 @@ from moectl.serving.answers import Refusal
 
 OPEN_PATHS = ("/", "/health")  # the page holds no data
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
+_AUTHORITY = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+?)\.?(:[0-9]*)?", re.IGNORECASE | re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +38,8 @@ class ServerLimits:
 class Guard:
     """An ASGI application that checks host name, API key and size of a request before it calls `app`.
 
-    `hosts` are the accepted host names; empty accepts any. The check stops DNS rebinding by web pages in a browser.
+    `hosts` are the accepted host names, as `host_name` gives them; empty accepts any. A web page in a browser can
+    neither call the server by a name that it rebound to this machine, nor from an origin of its own.
     """
 
     app: ASGIApp
@@ -64,10 +68,8 @@ class Guard:
             await _refuse(refusal, send)
 
     def _check(self, path: str, headers: Headers) -> None:
-        host = headers.get("host", "").rpartition(":")
-        name = host[0] if host[0] and host[2].isdigit() else headers.get("host", "")
-        if self.hosts and name not in self.hosts:
-            raise Refusal(403, f"this server is not called {name!r}: ask for {self.hosts[0]}")
+        if self.hosts:
+            self._check_names(headers)
         if self.api_key is not None and path not in OPEN_PATHS:
             scheme, _, key = headers.get("authorization", "").partition(" ")
             if scheme.lower() != "bearer" or not secrets.compare_digest(key.encode("latin-1"), self.api_key.encode()):
@@ -78,9 +80,34 @@ class Guard:
         if int(headers.get("content-length", "0")) > self.body_nbytes:
             raise Refusal(413, self._too_large)
 
+    def _check_names(self, headers: Headers) -> None:
+        called, origins = headers.getlist("host"), headers.getlist("origin")
+        if len(called) != 1:
+            raise Refusal(400, f"a request has one Host header, not {len(called)}: ask for {self.hosts[0]}")
+        if host_name(called[0]) not in self.hosts:
+            raise Refusal(403, f"this server is not called {called[0]!r}: ask for {self.hosts[0]}")
+        for origin in origins:
+            if host_name(origin.partition("://")[2]) not in self.hosts:
+                raise Refusal(403, f"pages of {origin!r} may not ask this server")
+
     @property
     def _too_large(self) -> str:
         return f"the request is larger than {self.body_nbytes} bytes"
+
+
+def host_name(authority: str) -> str | None:
+    """The host of `host` or `host:port` as it is compared: lower case, no final dot, IPv6 in its shortest form within
+    brackets. None for a text that is neither."""
+    parts = _AUTHORITY.fullmatch(authority)
+    if parts is None:
+        return None
+    name = parts[1].lower()
+    if not name.startswith("["):
+        return name
+    try:
+        return f"[{ipaddress.IPv6Address(name[1:-1])}]"
+    except ValueError:
+        return None
 
 
 async def _refuse(refusal: Refusal, send: Send) -> None:

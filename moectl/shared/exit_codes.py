@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 
 from artifacts.errors import BadInput, BadUsage, Incompatible, OutOfResources, Partly, Problem
+from moectl.shared.streams import lost_output
 
 DONE, BUG, USAGE, INPUT, RESOURCES, INCOMPATIBLE, PARTLY, INTERRUPTED = 0, 1, 2, 3, 4, 5, 6, 130
 
@@ -19,18 +20,24 @@ def exit_code_of(command: Callable[[], object]) -> int:
     A Problem is printed in one line. Any other exception but an interruption is a bug of moectl's and passes through,
     so that Python prints its traceback and exits with 1.
     """
+    code = _ended(command)
+    if (loss := lost_output()) and code == DONE:
+        return _print_line(loss, RESOURCES)
+    return code
+
+
+def _ended(command: Callable[[], object]) -> int:
     try:
         command()
-        sys.stdout.flush()
         return DONE
     except SystemExit as end:
         # Typer and rich raise SystemExit(1) when the reader of stdout ends early (`| head`), which is no error.
         if isinstance(end.__context__, BrokenPipeError):
-            return _quiet_end()
+            return DONE
         # Typer raises SystemExit(130) for Ctrl-C and prints nothing.
         return _print_line("interrupted", INTERRUPTED) if end.code == INTERRUPTED else _code(end.code)
     except BrokenPipeError:
-        return _quiet_end()
+        return DONE
     except KeyboardInterrupt:
         return _print_line("interrupted", INTERRUPTED)
     except (Problem, MemoryError, OSError, RuntimeError, ModuleNotFoundError) as error:
@@ -43,8 +50,12 @@ def _report(error: Exception) -> int:
         return _print_line(str(error), next(code for kind, code in _CODES.items() if isinstance(error, kind)))
     if isinstance(error, MemoryError) or _is_torchs_out_of_memory(error):
         return _print_line("not enough memory; use a smaller model, batch or budget", RESOURCES)
+    if isinstance(error, OSError) and (loss := lost_output()):
+        return _print_line(loss, RESOURCES)
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return _print_line(f"no space left to write {error.filename or 'a file'}; free some and try again", RESOURCES)
+        return _print_line(
+            f"no space left to write {error.filename or 'stdout or a file'}; free some and try again", RESOURCES
+        )
     # DuckDB raises this when Ctrl-C interrupts one of its queries.
     if isinstance(error, RuntimeError) and "Query interrupted" in str(error):
         return _print_line("interrupted", INTERRUPTED)
@@ -71,9 +82,3 @@ def _code(code: object) -> int:
     if code is None:
         return DONE
     return code if isinstance(code, int) else BUG
-
-
-def _quiet_end() -> int:
-    # At its end Python flushes stdout once more, which would raise again.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return DONE

@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -58,8 +59,13 @@ def console() -> Console:
 
 
 def show_json(value: object) -> None:
-    """Print exactly one JSON object."""
-    print(json.dumps(value, ensure_ascii=False, default=_plain))
+    """Print exactly one JSON object; where stdout cannot hold its text, in escaped form."""
+    text = json.dumps(value, ensure_ascii=False, default=_plain)
+    try:
+        text.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
+    except UnicodeEncodeError:
+        text = json.dumps(value, default=_plain)
+    print(text)
 
 
 def show_sheet(sheet: Sheet) -> None:

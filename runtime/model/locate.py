@@ -1,22 +1,34 @@
 """Finds the folder of a model by the name that the user typed: a local path if it exists, otherwise the hub."""
 
+from difflib import get_close_matches
 from pathlib import Path
 
 from artifacts.common.untrusted import existing, read_json
 from artifacts.errors import BadInput, first_line
 
+_ANSWER_S = 5.0  # how long the hub may take to answer
 # Weights, config and tokenizer; no pickles, no code.
 WANTED = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 
 
 def locate(name: str) -> Path:
-    """Return the folder of the model `name`, a local folder or a hub id; download only if no such path exists."""
+    """Return the folder of the model `name`, a local folder or a hub id; download only if no such path exists.
+
+    Raises BadInput for a name that is neither, within seconds also where the hub does not answer.
+    """
     path = existing(name)
-    if path is not None and path.is_dir():
-        return path
-    if path is not None:
+    if path is None:
+        check_name(name)
+        return _download(name)
+    if not path.is_dir():
         raise BadInput(f"{name} is a file: give the folder that holds the model's config.json")
-    return _download(name)
+    return path
+
+
+def check_name(name: str) -> None:
+    """Raise BadInput for a name that is no path here and cannot be a hub id, which is owner/name."""
+    if existing(name) is None and (name.startswith(("/", ".", "~")) or name.count("/") != 1):
+        raise BadInput(f"{_missing(name)}: check the path; a hub id is owner/name")
 
 
 def read_config(folder: Path) -> dict:
@@ -36,22 +48,53 @@ def read_config(folder: Path) -> dict:
 
 
 def _download(name: str) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError
+    from httpx2 import HTTPError
+    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
-    missing = f"{name!r} is neither a folder here nor reachable as a hub id"
-    if name.startswith(("/", ".", "~")):
-        raise BadInput(f"{missing}: check the path")
+    wanted = {"allow_patterns": WANTED, "ignore_patterns": ["*/*"]}
     try:
-        return Path(snapshot_download(name, allow_patterns=WANTED, ignore_patterns=["*/*"]))
-    except (OSError, HFValidationError) as error:  # every network and hub failure is an OSError
-        raise BadInput(f"{missing}: check the path, the id or the network ({_reason(error)})") from error
+        # Asked here, since snapshot_download asks without a limit on the time.
+        revision = HfApi().model_info(name, timeout=_ANSWER_S).sha
+        return Path(snapshot_download(name, revision=revision, **wanted))
+    except (OSError, HTTPError, HFValidationError) as error:
+        try:
+            return Path(snapshot_download(name, local_files_only=True, **wanted))
+        except (LocalEntryNotFoundError, HFValidationError):
+            raise BadInput(f"{_missing(name)} ({_reason(error)}): check the path, the id or the network") from error
+
+
+def _missing(name: str) -> str:
+    """The beginning of the refusal: what the name is not, and the nearest model folder beside it."""
+    path = Path(name)
+    try:
+        folders = [folder.name for folder in path.parent.iterdir() if (folder / "config.json").is_file()]
+    except (OSError, ValueError):
+        folders = []
+    guesses = get_close_matches(path.name, folders, n=1)
+    guess = f" (did you mean {path.parent / guesses[0]}?)" if guesses else ""
+    return f"{name!r} is neither a folder here{guess} nor reachable as a hub id"
 
 
 def _reason(error: Exception) -> str:
-    """Return the first line of the hub's error, without the advice that follows."""
-    cause = error.__cause__ if isinstance(error.__cause__, OSError) else error
-    return first_line(cause).rstrip(".")
+    """Why the hub gave no model, in a few words."""
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HFValidationError,
+        OfflineModeIsEnabled,
+        RepositoryNotFoundError,
+    )
+
+    match error:
+        case GatedRepoError():
+            return "the hub wants an account with access to it"
+        case RepositoryNotFoundError():
+            return "the hub has no such model, or a private one"
+        case OfflineModeIsEnabled():
+            return "HF_HUB_OFFLINE is set"
+        case HFValidationError():
+            return "it is no hub id"
+    return first_line(error).rstrip(".")
 
 
 def _method(config: dict) -> str:

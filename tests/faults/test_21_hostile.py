@@ -206,7 +206,7 @@ def test_a_preset_of_no_scope(store: Path) -> None:
     [
         ("layer", 4096, "no model has more than 4,096"),
         ("layer", 2**31, "layer"),
-        ("token", None, "empty places"),
+        ("token", None, "an empty place in row"),
         ("pass", "first", "pass"),
         ("experts", [0, 65536], "experts"),
         ("experts", [0, 4], "selects expert 4"),

@@ -1,7 +1,7 @@
 """The house as it stands: what each room is for, what it imports, how long its files and functions are.
 
-    python -m tools.docs.house                                prints rooms and sizes; exits 1 where a limit is passed
-    python -m tools.docs.house --write docs/architecture.md   puts table and picture there: docs/pictures/house.svg
+python -m tools.docs.house                                prints rooms and sizes; exits 1 where a limit is passed
+python -m tools.docs.house --write docs/architecture.md   puts table and picture there: docs/pictures/house.svg
 """
 
 import argparse

@@ -145,6 +145,8 @@ TESTS = {
         *(f"{_OPENED}[{case}-float32]" for case in ("olmoe-fused", "olmoe-hub", "phimoe-hub", "gpt_oss-hub")),
     ),
     "runtime/session/interleave.py": ("tests/runtime/session/test_interleave.py",),
+    "moectl/serving/bodies.py": ("tests/moectl/serving/test_bodies.py",),
+    "moectl/serving/guard.py": ("tests/moectl/serving/test_guard.py",),
 }
 """The tests of each file, the quickest first."""
 

@@ -1,6 +1,5 @@
 """Recall equals a count by hand, and the controls have the expected extremes."""
 
-
 import numpy as np
 import pytest
 

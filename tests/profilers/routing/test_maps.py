@@ -64,9 +64,7 @@ def test_iterations_are_those_of_decoding(family: str, prefill: int, checkpoint:
     opened.store.close()
 
 
-def build(
-    opened: MoeModel, path: Path, plan: ExpertMapPlan, heard: list[tuple[int, int]] | None = None
-) -> BuiltMaps:
+def build(opened: MoeModel, path: Path, plan: ExpertMapPlan, heard: list[tuple[int, int]] | None = None) -> BuiltMaps:
     model = ModelInfo("a model", opened.fingerprint, opened.family, opened.shape)
     advance = (lambda done, total: heard.append((done, total))) if heard is not None else (lambda done, total: None)
     with Session(opened, Settings(budget="25%")) as session:

@@ -1,6 +1,5 @@
 """The benchmark of the solvers runs, on synthetic traces and on a recorded one."""
 
-
 import pytest
 
 from tests import TRACE

@@ -1,0 +1,93 @@
+"""Names of models that are found, and names that are not: at once where the hub cannot have them, else in seconds."""
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import httpx2
+import huggingface_hub
+import pytest
+from huggingface_hub.errors import LocalEntryNotFoundError
+
+from artifacts.errors import BadInput
+from moectl.cli import main
+from runtime.model import locate
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The present folder, with the folders of two models and another one."""
+    for name in ("my-model", "models/olmoe", "my-modlx"):
+        (tmp_path / name).mkdir(parents=True)
+        if name != "my-modlx":
+            (tmp_path / name / "config.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("name", "guess"),
+    [
+        ("my-modle", " (did you mean my-model?)"),
+        ("./my-modle", " (did you mean my-model?)"),
+        ("gpt2", ""),
+        ("a/b/c", ""),
+        ("../my-modle", ""),
+        ("/nowhere/my-model", ""),
+        ("x" * 300, ""),
+    ],
+)
+def test_what_the_hub_cannot_have_is_refused_at_once(
+    name: str, guess: str, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before anything heavy is imported, and the hub is not asked."""
+    monkeypatch.delattr(locate, "_download")
+    told = f"{name!r} is neither a folder here{guess} nor reachable as a hub id: check the path; a hub id is owner/name"
+    with pytest.raises(BadInput) as refused:
+        locate.locate(name)
+    assert str(refused.value) == told
+    for command in (["run", name, "--prompt", "a"], ["pack", name, "out"]):
+        monkeypatch.setitem(sys.modules, f"moectl.commands.{command[0]}", None)
+        assert main(command) == 3
+        assert capsys.readouterr().err == f"moectl: {told}\n"
+
+
+def test_a_hub_that_does_not_answer_costs_seconds(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was downloaded before is found all the same."""
+    asked = []
+
+    def model_info(self: object, name: str, *, timeout: float) -> SimpleNamespace:
+        asked.append((name, timeout))
+        raise httpx2.ReadTimeout("timed out")
+
+    def snapshot_download(name: str, *, local_files_only: bool = False, **_: object) -> str:
+        assert local_files_only
+        if name != "kept/model":
+            raise LocalEntryNotFoundError("nothing here")
+        return str(here / "my-model")
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", model_info)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    assert locate.locate("kept/model") == here / "my-model"
+    with pytest.raises(BadInput) as refused:
+        locate.locate("some/model")
+    told = "'some/model' is neither a folder here nor reachable as a hub id (timed out): check the path, the id or the"
+    assert str(refused.value) == f"{told} network"
+    with pytest.raises(BadInput, match=r"here \(did you mean models/olmoe\?\) nor"):
+        locate.locate("models/olmo")
+    assert asked == [("kept/model", 5.0), ("some/model", 5.0), ("models/olmo", 5.0)]
+
+
+def test_the_revision_that_the_hub_named_is_downloaded(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {}
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda *_, **__: SimpleNamespace(sha="abc"))
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, **more: given.update(more) or str(here))
+    assert locate.locate("some/model") == here
+    assert given["revision"] == "abc" and given["allow_patterns"] == locate.WANTED
+
+
+def test_the_hub_is_not_asked_offline(here: Path) -> None:
+    with pytest.raises(BadInput, match=r"hub id \(HF_HUB_OFFLINE is set\): check"):
+        locate.locate("some/model")
+    with pytest.raises(BadInput, match=r"hub id \(it is no hub id\): check"):
+        locate.locate("not a valid/id")
