@@ -16,7 +16,7 @@ class Intruders:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._descriptors: list[int] = []
+        self._descriptors = [os.open(path, os.O_RDONLY)]
         self.accept()
 
     def accept(self) -> None:
@@ -25,6 +25,13 @@ class Intruders:
 
     def came(self) -> bool:
         """Whether the headers are others than this process left."""
+        # A network file system looks for what other machines wrote when a file is opened.
+        try:
+            self._descriptors.append(os.open(self._path, os.O_RDONLY))
+        except FileNotFoundError:
+            return True
+        except OSError:  # no more files may be open: the last descriptor shows what this machine wrote
+            pass
         return self._headers() != self._seen
 
     def check(self) -> None:
@@ -41,9 +48,4 @@ class Intruders:
             os.close(self._descriptors.pop())
 
     def _headers(self) -> bytes:
-        try:
-            # Opened each time, for that is when a network file system looks for what other machines wrote.
-            self._descriptors.append(os.open(self._path, os.O_RDONLY))
-        except FileNotFoundError:
-            return b""
         return os.pread(self._descriptors[-1], _NBYTES, 0)

@@ -73,6 +73,7 @@ class Store:
         self._connection.close()
         if self._intruders:
             self._intruders.close()
+            self._intruders = None
 
     @property
     def nbytes(self) -> int:
