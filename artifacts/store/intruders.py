@@ -47,5 +47,7 @@ class Intruders:
         while self._descriptors:
             os.close(self._descriptors.pop())
 
-    def _headers(self) -> bytes:
-        return os.pread(self._descriptors[-1], _NBYTES, 0)
+    def _headers(self) -> tuple[int, bytes]:
+        """Which file has the store's name, and its headers."""
+        descriptor = self._descriptors[-1]
+        return os.fstat(descriptor).st_ino, os.pread(descriptor, _NBYTES, 0)

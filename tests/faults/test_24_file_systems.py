@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,39 +15,40 @@ from artifacts.common.locks import locked
 from artifacts.errors import OutOfResources
 from artifacts.store.check import check_store
 from artifacts.store.database import translated
+from artifacts.store.file import wal_of
 from artifacts.store.store import Store
 from tests.helpers.stores import MODEL, activations, run_info, said_by, verified, write
 
 WRITE = "print(write(Path(sys.argv[1])))"
 
 
-def without_its_lock(store: Store) -> Store:
-    """As where locks do not hold: closing any handle of a file drops this process's lock on it."""
-    store.path.open("rb").close()
-    return store
-
-
 def test_a_second_writer_that_was_let_in_is_noticed_before_anything_is_lost(filled: Path) -> None:
+    other = shutil.copyfile(filled, filled.with_name("other.duckdb"))
+    assert write(other) == 2
     with Store.open(filled) as store:
-        without_its_lock(store)
-        assert said_by(WRITE, filled) == "2\n"
+        shutil.copyfile(other, filled)
         with pytest.raises(OutOfResources, match="another process wrote, replaced or removed"):
             store.write_run(run_info(), {"activations": activations(10)})
     assert verified(filled) == [1, 2]
     with Store.open(filled, read_only=True) as store:
-        assert check_store(store).findings == ()
+        assert [finding for finding in check_store(store).findings if finding.is_loss] == []
 
 
 def test_nor_does_closing_lose_what_the_second_wrote(path: Path) -> None:
-    """The first has a model in its write-ahead log, or nothing at all, in a store that it has made."""
-    for has_model in (False, True):
-        with Store.open(path) as store:
-            if has_model:
-                store.add_model(MODEL)
-            without_its_lock(store)
-            said_by(WRITE, path)
-        assert verified(path) == [1]
-        path.unlink()
+    """The first, which has made the store, has a model in its write-ahead log."""
+    with Store.open(path) as store:
+        store.add_model(MODEL)
+        for file in (path, wal_of(path)):  # closing any handle of a file drops this process's lock on it
+            file.open("rb").close()
+        assert said_by(WRITE, path) == "1\n"
+    assert verified(path) == [1]
+
+
+def test_nor_does_one_that_wrote_nothing_remove_it(path: Path, tmp_path: Path) -> None:
+    write(tmp_path / "other.duckdb")
+    with Store.open(path):
+        shutil.copyfile(tmp_path / "other.duckdb", path)
+    assert verified(path) == [1]
 
 
 @pytest.mark.parametrize("is_replaced", [False, True])
@@ -54,7 +56,7 @@ def test_a_run_is_not_written_into_a_file_that_was_moved_away(filled: Path, is_r
     with Store.open(filled) as store:
         filled.rename(filled.with_name("aside.duckdb"))
         if is_replaced:
-            write(filled)
+            shutil.copyfile(filled.with_name("aside.duckdb"), filled)
         with pytest.raises(OutOfResources, match="replaced or removed"):
             store.write_run(run_info(), {"activations": activations(10)})
     assert verified(filled.with_name("aside.duckdb")) == [1]
