@@ -1,6 +1,16 @@
 """Errors that are not bugs of moectl: each carries its remedy in one line."""
 
 _LONGEST = 200  # characters of another program's message within one of our lines
+_MEMORY = "not enough memory; use a smaller model, batch or budget"
+_SHORTAGES = {  # in an error of the system or of another program, and our line
+    "Too many open files": "this process may not open more files; raise its limit, as with ulimit -n",
+    "can't start new thread": "no more threads may be started; raise the limit on processes or memory (ulimit -u, -v)",
+    "Resource temporarily unavailable": "no more processes may be started; raise the limit (ulimit -u)",
+    "No usable temporary directory": "no temporary folder can be written; set TMPDIR to one that can",
+    "Cannot allocate memory": _MEMORY,
+    "DefaultCPUAllocator: can't allocate memory": _MEMORY,
+    "bad allocation": _MEMORY,
+}
 
 
 class Problem(Exception):
@@ -31,3 +41,11 @@ def first_line(error: BaseException) -> str:
     """The first line of another program's error message, shortened; the name of the error where it has no message."""
     line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
     return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 3]}..."
+
+
+def shortage(error: BaseException) -> OutOfResources | None:
+    """The error that a user sees for the system's or another program's one that means that this process lacks
+    something; None for one that means anything else."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # torch's, of a GPU
+        return OutOfResources(_MEMORY)
+    return next((OutOfResources(ours) for theirs, ours in _SHORTAGES.items() if theirs in str(error)), None)

@@ -15,11 +15,12 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # disk full, quota used up, fi
 def replacing(path: str | Path) -> Iterator[Path]:
     """Yield a temporary path beside `path`; when the block succeeds, sync that file and give it the name `path`.
 
-    When the block fails, the temporary file is removed and the old file at `path` stays. Raises BadInput when the
-    folder does not exist or is not writable, OutOfResources when the disk is full.
+    When the block fails, the temporary file is removed and the old file at `path` stays. Where `path` is a link, the
+    file that it leads to is replaced. Raises BadInput when the folder does not exist or is not writable, and when
+    `path` is no plain file, OutOfResources when the disk is full.
     """
-    path = Path(path)
-    check_writable(path)
+    check_writable(Path(path))
+    path = _target(Path(path))
     # The process number keeps two writers of one target from sharing a temporary file.
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -35,12 +36,20 @@ def replacing(path: str | Path) -> Iterator[Path]:
 
 def check_writable(path: Path) -> None:
     """Raise BadInput when a file of this name cannot be written: call it before the work that fills the file."""
-    if not path.parent.is_dir():
-        raise BadInput(f"cannot write {path}: there is no folder {path.parent}; make it first")
+    folder = _target(path).parent
+    if not folder.is_dir():
+        raise BadInput(f"cannot write {path}: there is no folder {folder}; make it first")
     if path.is_dir():
         raise BadInput(f"cannot write {path}: it is a folder; name a file")
-    if not os.access(path.parent, os.W_OK):
-        raise BadInput(f"cannot write {path}: the folder {path.parent} is read-only; name another")
+    if path.exists() and not path.is_file():
+        raise BadInput(f"cannot write {path}: it is no plain file; name another")
+    if not os.access(folder, os.W_OK):
+        raise BadInput(f"cannot write {path}: the folder {folder} is read-only; name another")
+
+
+def _target(path: Path) -> Path:
+    """The file that is meant: a temporary one must lie beside it, on its file system."""
+    return Path(os.path.realpath(path)) if path.is_symlink() else path
 
 
 def sync(path: Path) -> None:

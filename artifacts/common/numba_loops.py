@@ -1,7 +1,9 @@
 """Loops over numpy arrays, compiled by numba. Importing this module imports numba: import it where it is used."""
 
+import pickle
 import warnings
 from collections.abc import Callable
+from functools import cache
 
 from numba import njit
 
@@ -21,15 +23,24 @@ def kernel(signature: str | list[str], *, nogil: bool = False, exact: bool = Fal
 
     `nogil` releases the GIL for loops that run longer than other threads should wait. `exact` keeps the order of
     operations and the rounding of plain Python, for results that others must be able to recompute. Where no cache can
-    be written, the function is compiled anew in every process, with a warning.
+    be written or read, the function is compiled anew in every process, with one warning for all functions.
     """
     fastmath = False if exact else set(_FASTMATH)
 
     def compiled(function: Callable) -> Callable:
         try:
             return njit(signature, cache=True, nogil=nogil, fastmath=fastmath)(function)
-        except (RuntimeError, OSError) as error:
-            warnings.warn(f"compiled code cannot be kept, so that every start takes longer: {error}", stacklevel=2)
+        except (RuntimeError, OSError, EOFError, pickle.PickleError):  # no folder; or a damaged file, as of a power cut
+            _warn()
             return njit(signature, nogil=nogil, fastmath=fastmath)(function)
 
     return compiled
+
+
+@cache
+def _warn() -> None:
+    warnings.warn(
+        "compiled code cannot be kept, so that every start compiles it anew: set NUMBA_CACHE_DIR to an empty folder "
+        "that can be written",
+        stacklevel=1,
+    )

@@ -19,7 +19,7 @@ import torch
 
 from artifacts.common.files import replacing
 from artifacts.common.untrusted import parse_json
-from artifacts.errors import BadInput
+from artifacts.errors import BadInput, OutOfResources, shortage
 from artifacts.quantisation.packing import PARTS, Packed, packed_shapes
 
 FORMAT = "moectl-replica-1"
@@ -272,7 +272,7 @@ def _foreign(path: Path, why: str) -> BadInput:
     return BadInput(f"{path} is damaged or no replica file ({why}): run moectl quantize again")
 
 
-def _unreadable(path: Path, error: OSError) -> BadInput:
-    return BadInput(
+def _unreadable(path: Path, error: OSError) -> BadInput | OutOfResources:
+    return shortage(error) or BadInput(
         f"cannot read {path} ({os.strerror(error.errno) if error.errno else error}): run moectl quantize again"
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import duckdb
 
-from artifacts.errors import BadInput, OutOfResources, Problem, first_line
+from artifacts.errors import BadInput, OutOfResources, Problem, first_line, shortage
 
 _MAGIC = slice(8, 12)
 _FULL = ("No space left", "Disk quota", "File too large")
@@ -32,7 +32,7 @@ def connect(path: Path, *, read_only: bool, patience_s: float | None = None) -> 
             try:
                 return connection_to(path, read_only=read_only)
             except duckdb.IOException as error:
-                if not _lock_holder(error):
+                if not _is_locked(error):
                     raise
                 time.sleep(_RETRY_S)
         return connection_to(path, read_only=read_only)
@@ -103,23 +103,31 @@ def _problem(error: duckdb.Error, path: Path) -> Problem:
             f"{path}.wal beside the store is damaged or of another one ({first_line(error)}); move it away: every run "
             "that was told complete is in the store itself"
         )
-    if holder := _lock_holder(error):
-        return OutOfResources(f"{path} is in use by process {holder}; wait until it ends or name another store")
+    if _is_locked(error):
+        return OutOfResources(f"{path} {_held(error)}")
     if any(sign in text for sign in _FULL):
         return OutOfResources(f"no space left on the disk of {path}; free some and try again: earlier runs are kept")
-    if isinstance(error, duckdb.OutOfMemoryException):
-        return OutOfResources(f"not enough memory to work on {path}: {first_line(error)}")
+    if isinstance(error, duckdb.OutOfMemoryException) or shortage(error):
+        return OutOfResources(f"cannot work on {path} ({first_line(error)}): {shortage(error) or 'not enough memory'}")
     if "Permission denied" in text or "Read-only file system" in text:
         return BadInput(f"may not write {path}; change its permissions or name another store")
     return BadInput(f"{path} is damaged ({first_line(error)}); restore it from a copy or make it anew")
 
 
-def _lock_holder(error: duckdb.Error) -> str:
-    """The number of the process that holds the file, or an empty text if the error has another cause."""
-    if "Could not set lock" not in str(error):
-        return ""
-    match = re.search(r"PID (\d+)", str(error))
-    return match.group(1) if match else "(unknown)"
+def _is_locked(error: duckdb.Error) -> bool:
+    return "Could not set lock" in str(error)
+
+
+def _held(error: duckdb.Error) -> str:
+    """Return what to say of a file whose lock was not granted."""
+    holder = re.search(r"PID ([1-9]\d*)", str(error))
+    if holder:
+        return f"is in use by process {holder[1]}; wait until it ends or name another store"
+    # A holder of another machine or container has no number here, and where there are no locks nothing holds it.
+    return (
+        "is in use by a process that is not seen here, or its file system has no locks; wait, or name a store on a "
+        "local disk"
+    )
 
 
 def _roll_back(connection: duckdb.DuckDBPyConnection) -> None:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -13,6 +14,7 @@ from artifacts.errors import BadInput, Incompatible
 from artifacts.shape import Shape
 from artifacts.store.database import PATIENCE_S, transaction, translated
 from artifacts.store.file import Identity, open_file, remove_made, stored_columns
+from artifacts.store.intruders import Intruders
 from artifacts.store.runs import ModelInfo, RunInfo, StoredRun, TableSize
 from artifacts.store.schema import ARTEFACT_TABLES, lacking
 
@@ -29,10 +31,18 @@ class Store:
     full.
     """
 
-    def __init__(self, path: Path, connection: duckdb.DuckDBPyConnection, *, made: Identity | None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        connection: duckdb.DuckDBPyConnection,
+        *,
+        made: Identity | None,
+        intruders: Intruders | None,
+    ) -> None:
         self.path = path
         self._connection = connection
         self._unwritten = made
+        self._intruders = intruders
 
     @classmethod
     def open(cls, path: str | Path, *, read_only: bool = False, patience_s: float | None = None) -> "Store":
@@ -44,7 +54,7 @@ class Store:
         """
         path = Path(path)
         connection, made = open_file(path, read_only=read_only, patience_s=patience_s)
-        return cls(path, connection, made=made)
+        return cls(path, connection, made=made, intruders=None if read_only else Intruders(path))
 
     def __enter__(self) -> "Store":
         return self
@@ -54,10 +64,16 @@ class Store:
 
     def close(self) -> None:
         """Close the file. Closing twice is harmless."""
-        if self._unwritten:
+        if self._intruders and self._intruders.came():
+            with suppress(duckdb.Error):  # the connection is broken or closed, and writes nothing any more
+                self._connection.execute("PRAGMA disable_checkpoint_on_shutdown")
+        elif self._unwritten:
             remove_made(self.path, self._unwritten)
-            self._unwritten = None
+        self._unwritten = None
         self._connection.close()
+        if self._intruders:
+            self._intruders.close()
+            self._intruders = None
 
     @property
     def nbytes(self) -> int:
@@ -75,6 +91,7 @@ class Store:
             shape = model.shape
             row = [model.model_id, model.name, model.fingerprint, model.family]
             row += [shape.num_layers, shape.num_experts, shape.top_k, shape.expert_nbytes]
+            self._intruders.check()
             with translated(self.path):
                 self._connection.execute("INSERT INTO models VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
             self._unwritten = None
@@ -105,6 +122,7 @@ class Store:
             f"not tables of the store: {tables.keys() - ARTEFACT_TABLES.keys()}"
         )
         contents = {name: {"num_rows": table.num_rows, "nbytes": table.nbytes} for name, table in tables.items()}
+        self._intruders.check()
         with translated(self.path):
             with transaction(self._connection):
                 [(run_id,)] = self._connection.execute("SELECT coalesce(max(run_id), 0) + 1 FROM runs").fetchall()
@@ -113,9 +131,11 @@ class Store:
                 self._insert_run(run_id, run, contents)
                 for name, table in tables.items():
                     self._insert_rows(name, run_id, table)
+                self._intruders.check()
             self._unwritten = None
             # A copy of the file without its write-ahead log would silently lack this run.
             self._connection.execute("CHECKPOINT")
+        self._intruders.accept()
         return run_id
 
     def runs(self) -> list[StoredRun]:

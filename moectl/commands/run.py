@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
+from time import perf_counter
 
 from artifacts.common.files import check_writable
 from artifacts.errors import BadInput, BadUsage
@@ -63,21 +64,22 @@ def run_command(
 def keeping_maps(session: Session, name: str, *, store: Path) -> Iterator[None]:
     """Store the maps that the session has learned when the block ends, also after an interruption; whole iterations
     only."""
-    started_at = utc_now()
+    started_at, begin_s = utc_now(), perf_counter()
     try:
         yield
     finally:
         if session.parts.settings.learn:
-            _keep_maps(session, name, store, started_at)
+            _keep_maps(session, name, store, started_at, perf_counter() - begin_s)
 
 
-def _keep_maps(session: Session, name: str, store: Path, started_at: datetime) -> None:
+def _keep_maps(session: Session, name: str, store: Path, started_at: datetime, seconds: float) -> None:
     kept = write_learned_maps(
         session.parts.policies.matching.learned(),
         store_path=store,
         model=model_info(name, session.opened),
         began_with=session.parts.maps_run,
         started_at=started_at,
+        seconds=seconds,
     )
     if kept is None:  # the run ended within its first pass, with a message of its own
         return

@@ -1,5 +1,6 @@
 """`moectl serve`: an OpenAI-compatible endpoint over a session, and a page that shows what it does."""
 
+import errno
 import logging
 import signal
 import socket
@@ -9,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
-from artifacts.errors import BadInput, BadUsage
+from artifacts.errors import BadInput, BadUsage, OutOfResources
 from artifacts.quantisation.replicas import check_base
 from moectl.bundled import demo_model
 from moectl.shared.opening import existing, open_quietly
@@ -136,6 +137,10 @@ def _listening(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family)
     except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise OutOfResources(
+                f"port {port} of {host} is in use by another server: end that one, or give another --port"
+            ) from None
         raise BadUsage(f"--host {host} --port {port}: {error.strerror or error}") from None
 
 

@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Callable
 
-from artifacts.errors import BadInput, BadUsage, Incompatible, OutOfResources, Partly, Problem
+from artifacts.errors import BadInput, BadUsage, Incompatible, OutOfResources, Partly, Problem, shortage
 from moectl.shared.streams import lost_output
 
 DONE, BUG, USAGE, INPUT, RESOURCES, INCOMPATIBLE, PARTLY, INTERRUPTED = 0, 1, 2, 3, 4, 5, 6, 130
@@ -48,8 +48,8 @@ def _report(error: Exception) -> int:
     """Print an error that the user can mend and return its code; raise any other again."""
     if isinstance(error, Problem):
         return _print_line(str(error), next(code for kind, code in _CODES.items() if isinstance(error, kind)))
-    if isinstance(error, MemoryError) or _is_torchs_out_of_memory(error):
-        return _print_line("not enough memory; use a smaller model, batch or budget", RESOURCES)
+    if lacking := shortage(error):
+        return _print_line(str(lacking), RESOURCES)
     if isinstance(error, OSError) and (loss := lost_output()):
         return _print_line(loss, RESOURCES)
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -62,12 +62,6 @@ def _report(error: Exception) -> int:
     if isinstance(error, ModuleNotFoundError) and (error.name or "moectl").partition(".")[0] not in _OURS:
         return _print_line(f"{error.name} is not installed: `moectl doctor` says what is missing", INCOMPATIBLE)
     raise error
-
-
-def _is_torchs_out_of_memory(error: Exception) -> bool:
-    """Recognise torch's errors without importing torch: a class of its own for GPUs, a RuntimeError for CPUs."""
-    text = str(error)
-    return type(error).__name__ == "OutOfMemoryError" or "DefaultCPUAllocator: can't allocate memory" in text
 
 
 def _print_line(text: str, code: int) -> int:

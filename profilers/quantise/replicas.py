@@ -4,7 +4,6 @@ After an interruption the same call continues with the experts whose files are m
 Memory is bounded by one layer's inputs (hidden states of the calibration text) and one expert per worker.
 """
 
-import fcntl
 import hashlib
 import json
 import shutil
@@ -16,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from artifacts.common.locks import locked
 from artifacts.errors import BadInput, OutOfResources, Partly
 from artifacts.quantisation.gptq import VERSION
 from artifacts.quantisation.replica_file import FORMAT, is_intact, read_metadata, replica_root
@@ -244,11 +244,7 @@ def _owning(folder: Path) -> Iterator[None]:
     """Make the folder and lock it against other processes; a folder that is left empty is removed at the end."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / ".lock"
-    with path.open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise OutOfResources(f"another moectl quantize is filling {folder}: wait until it ends") from error
+    with locked(path, busy=f"another moectl quantize is filling {folder}: wait until it ends"):
         try:
             yield
         finally:

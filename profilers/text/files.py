@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from artifacts.common.untrusted import parse_json
-from artifacts.errors import BadInput, first_line
+from artifacts.errors import BadInput, first_line, shortage
 
 if TYPE_CHECKING:
     import pyarrow
@@ -77,7 +77,7 @@ def plain_errors(path: Path) -> Iterator[None]:
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise BadInput(f"{path} is not a whole gzip file ({error}): fetch or compress it again") from error
     except OSError as error:
-        raise BadInput(f"{path} cannot be read: {error.strerror or error}") from error
+        raise shortage(error) or BadInput(f"{path} cannot be read: {error.strerror or error}") from error
 
 
 def text_document(path: Path, file: IO[bytes]) -> Iterator[Document]:

@@ -4,7 +4,6 @@ The result is an ordinary safetensors checkpoint of the published layout (one te
 plain transformers opens too. Only the order of tensors differs, and headers are padded to a multiple of 4096 bytes.
 """
 
-import fcntl
 import json
 import os
 import shutil
@@ -15,7 +14,8 @@ from pathlib import Path
 
 from transformers.core_model_loading import revert_weight_conversion
 
-from artifacts.common.files import check_writable, replacing
+from artifacts.common.files import check_writable, replacing, sync
+from artifacts.common.locks import locked
 from artifacts.errors import BadInput, Incompatible, OutOfResources
 from runtime.model.checkpoint import DTYPES, INDEX, Checkpoint, StoredTensor, open_checkpoint
 from runtime.model.expert_store import Extent, num_reads
@@ -26,6 +26,7 @@ from runtime.model.skeleton import build_skeleton
 
 _ALIGNMENT = 4096  # bytes: of the start of a read that bypasses the page cache
 _CHUNK = 4 << 20  # bytes copied at a time
+_LOCK = ".lock"  # in the folder that is being written
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 Progress = Callable[[int, int], None]
@@ -180,22 +181,12 @@ def _folder(out: Path, nbytes: int) -> Iterator[Path]:
         folder.mkdir(exist_ok=True)
     except OSError as error:
         raise BadInput(f"cannot make {folder}: {error.strerror}; name another folder") from error
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        _lock(descriptor, out)
+    with locked(folder / _LOCK, busy=f"another process is packing to {out}: wait for it, or name another folder"):
         _check_room(folder, nbytes)
         yield folder
-        os.fsync(descriptor)
+        sync(folder)
         folder.rename(out)
-    finally:
-        os.close(descriptor)
-
-
-def _lock(descriptor: int, out: Path) -> None:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        raise OutOfResources(f"another process is packing to {out}: wait for it, or name another folder") from error
+        (out / _LOCK).unlink()
 
 
 def _check_room(folder: Path, nbytes: int) -> None:

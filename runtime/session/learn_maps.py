@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from artifacts.routing.expert_maps import ExpertMaps
-from artifacts.store.runs import ModelInfo, RunInfo, StoredRun, utc_now
+from artifacts.store.runs import ModelInfo, RunInfo, StoredRun
 from runtime.policies.shared.maps import LearnedMaps
 
 if TYPE_CHECKING:  # imported late: a run that writes nothing saves the memory of these imports
@@ -26,7 +26,13 @@ class WrittenMaps:
 
 
 def write_learned_maps(
-    learned: LearnedMaps, *, store_path: Path, model: ModelInfo, began_with: int | None, started_at: datetime
+    learned: LearnedMaps,
+    *,
+    store_path: Path,
+    model: ModelInfo,
+    began_with: int | None,
+    started_at: datetime,
+    seconds: float,
 ) -> WrittenMaps | None:
     """Write the maps as a run of their own, whole or not at all; None when no iteration was complete. `began_with` is
     the run whose maps this session started from. If the store has newer maps by now, the new iterations are added to
@@ -48,23 +54,22 @@ def write_learned_maps(
         before = stored_origins(store, latest.run_id) if latest else np.zeros((0, 2), np.int64)
         maps, rows = _joined(store, latest, learned) if is_newer else (learned.maps, learned.newcomers)
         info = RunInfo(
-            command=LEARN,
-            model_id=model.model_id,
-            started_at=started_at,
-            seconds=(utc_now() - started_at).total_seconds(),
-            data="requests",
-            parameters={
-                "capacity": maps.capacity,
-                "distance": maps.distance,
-                "dtype": maps.dtype,
-                "iterations": learned.num_iterations,
-                "after": latest.run_id if latest else None,
-            },
+            LEARN, model.model_id, started_at, seconds, "requests", parameters=_parameters(learned, maps, latest)
         )
         table = map_rows(maps, _origins(before, rows, learned.origins, len(maps)))
         gives_way = latest.run_id if latest and latest.info.command == LEARN else None
         run_id = store.write_run(info, {TABLE: table}, instead_of=gives_way)
     return WrittenMaps(run_id, len(maps), learned.num_iterations, latest.run_id if is_newer else None)
+
+
+def _parameters(learned: LearnedMaps, maps: ExpertMaps, latest: StoredRun | None) -> dict[str, object]:
+    return {
+        "capacity": maps.capacity,
+        "distance": maps.distance,
+        "dtype": maps.dtype,
+        "iterations": learned.num_iterations,
+        "after": latest.run_id if latest else None,
+    }
 
 
 def _joined(store: "Store", latest: StoredRun, learned: LearnedMaps) -> tuple[ExpertMaps, np.ndarray]:

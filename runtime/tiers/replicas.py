@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import torch
 
-from artifacts.errors import BadInput, Incompatible
+from artifacts.errors import BadInput, Incompatible, shortage
 from artifacts.quantisation.packing import PARTS, Packed, packed_shapes
 from artifacts.quantisation.replica_file import verify
 from artifacts.quantisation.replicas import Replicas, in_memory
@@ -123,7 +123,8 @@ class ReplicaStore:
                 while target.nbytes and (count := file.readinto(target)):
                     target = target[count:]
         except OSError as error:
-            raise BadInput(f"{path} cannot be read ({error.strerror}): run moectl quantize again") from error
+            unreadable = BadInput(f"{path} cannot be read ({error.strerror}): run moectl quantize again")
+            raise shortage(error) or unreadable from error
         if target.nbytes:
             raise BadInput(f"{path} is {target.nbytes} bytes short: it changed while in use, run moectl quantize again")
 

@@ -32,7 +32,9 @@ def learned(seed: int, count: int, begun_with: ExpertMaps | None = None) -> Lear
 
 
 def keep(path: Path, what: LearnedMaps, began_with: int | None) -> WrittenMaps:
-    return write_learned_maps(what, store_path=path, model=MODEL, began_with=began_with, started_at=utc_now())
+    return write_learned_maps(
+        what, store_path=path, model=MODEL, began_with=began_with, started_at=utc_now(), seconds=1.5
+    )
 
 
 def read(path: Path) -> tuple[ExpertMaps, np.ndarray, list[tuple[int, str]]]:

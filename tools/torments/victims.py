@@ -19,29 +19,21 @@ from pathlib import Path
 from artifacts.errors import Problem
 from artifacts.store.check import check_store
 from artifacts.store.leftovers import StoreFinding
+from artifacts.store.runs import StoredRun
 from artifacts.store.store import Store
 from tools.torments.cases import Lost
 from tools.torments.content_hash import content_hash
+from tools.torments.victim_commands import BEFORE, COMMANDS, NEW_FOLDER, TIMED, outputs
 
 SLOWEST_S = 120.0  # a command; they take two seconds on a quiet machine
 _WORDS = ("the", "cat", "sat", "on", "a", "mat", "and", "saw", "an", "old", "dog", "by", "the", "gate", "all", "day")
-_TEXT = ("--data", "text.jsonl", "--threads", "1")
-COMMANDS = {
-    "profile": ("profile", "model", *_TEXT, "--tokens", "400", "--trace", "--samples", "24"),
-    "quantize": ("quantize", "model", *_TEXT[:2], "--bits", "2,4", "--samples", "4", "--length", "48", "--jobs", "1"),
-    "build-maps": ("build-maps", "model", *_TEXT, "--tokens", "400"),
-    "bench": ("bench", "model", *_TEXT, "--tokens", "32", "--length", "16", "--rounds", "2")
-    + ("--presets", "importance", "--budgets", "50%", "--links", "50MB/s"),
-    "learn": ("run", "model", "--learn", "--preset", "fmoe", "--budget", "50%", "--link", "50MB/s", "--prompt", "a cat")
-    + ("--max-new-tokens", "5", "--greedy", "--threads", "1"),
-}
 # Calls that may change files: a process killed there is the most likely to leave something half done.
 _EVENTS = frozenset(
     ("execute", "commit", "begin", "close", "write", "tofile", "fsync", "replace", "rename", "unlink", "link", "mkdir")
     + ("rmdir", "open", "read", "preadv", "flock", "dumps")
 )
 
-Runs = frozenset[tuple[str, str]]  # command and content of each
+Runs = frozenset[tuple[str, str]]  # command or output, and content of each
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +68,14 @@ class Victims:
         self.without = ground / "without"
         for folder in (self.with_runs, self.without):
             folder.mkdir()
-        for command in ("build-maps", "profile"):
+        for command in BEFORE:
             self._whole(command, self.with_runs)
 
     def start(
         self, command: str, folder: Path, death: Death | None = None, *, longest_file: int | None = None
     ) -> "Child":
         """On the store of a folder; no file it writes can be longer than so many bytes."""
-        return Child(self._context, (COMMANDS[command], self._ground, folder, death, longest_file))
+        return Child(self._context, ((COMMANDS | BEFORE)[command], self._ground, folder, death, longest_file))
 
     def known(self, command: str, *, has_runs: bool, times: int = 1) -> tuple[Runs, Ended]:
         """All runs after this many undisturbed executions of the command, and how the last one ended."""
@@ -106,10 +98,8 @@ class Victims:
     def check(self, command: str, folder: Path, *, has_runs: bool, times: int = 0) -> int:
         """Check that nothing is lost, partial or wrong; return how often the command has completed (`times` before)."""
         before = found(self.with_runs if has_runs else self.without)
-        if not (folder / "moe.duckdb").exists():
-            if before:
-                raise Lost(f"{command}: the store is gone")
-            return 0
+        if before and not (folder / "moe.duckdb").exists():
+            raise Lost(f"{command}: the store is gone")
         now = found(folder)
         wanted = {n: self.known(command, has_runs=has_runs, times=n)[0] if n else before for n in (times, times + 1)}
         may = [n for n, whole in wanted.items() if before <= now <= whole | before]
@@ -120,7 +110,8 @@ class Victims:
     def finish(self, command: str, folder: Path, *, has_runs: bool, times: int) -> tuple[StoreFinding, ...]:
         """Run the command again, which must give the undisturbed result; return the files left beside the store. It had
         completed `times` before."""
-        self._whole(command, folder)
+        if not (times and command in NEW_FOLDER):
+            self._whole(command, folder)
         now, wanted = found(folder), self.known(command, has_runs=has_runs, times=times + 1)[0]
         if now != wanted:
             raise Lost(f"{command} again: runs are {_told(now)}, not {_told(wanted)}")
@@ -177,20 +168,27 @@ class Child:
 
 
 def found(folder: Path) -> Runs:
-    """The contents of the store in a folder, after reading every row and every replica file."""
+    """The contents of the store in a folder, after reading every row and every replica file, and the outputs."""
     path = folder / "moe.duckdb"
     if not path.exists():
-        return frozenset()
+        return outputs(folder)
     try:
         if wrong := [finding for finding in findings(folder) if finding.is_loss]:
             raise Lost(f"{len(wrong)} findings, first {wrong[0]}")
         with Store.open(path, read_only=True) as store:
-            return frozenset((run.info.command, content_hash(store, run.run_id)) for run in store.runs())
+            return frozenset((run.info.command, _content(store, run)) for run in store.runs()) | outputs(folder)
     except Problem as problem:
         raise Lost(f"the store does not open: {problem}") from problem
 
 
+def _content(store: Store, run: StoredRun) -> str:
+    return "whole" if run.info.command in TIMED else content_hash(store, run.run_id)
+
+
 def findings(folder: Path) -> tuple[StoreFinding, ...]:
+    """What a check of the store finds; nothing where there is none."""
+    if not (folder / "moe.duckdb").exists():
+        return ()
     with Store.open(folder / "moe.duckdb", read_only=True) as store:
         return check_store(store).findings
 
@@ -201,7 +199,7 @@ def _told(runs: Runs) -> str:
 
 def _modules() -> list[str]:
     """The modules that commands import."""
-    verbs = ("profile", "quantize", "build_maps", "bench", "run")
+    verbs = ("profile", "quantize", "build_maps", "bench", "run", "tune", "report", "pack", "export")
     return ["torch", "transformers.models.olmoe.modeling_olmoe", "tools.make.checkpoint", "moectl.cli"] + [
         f"moectl.commands.{verb}" for verb in verbs
     ]
@@ -234,7 +232,7 @@ def _run(
         resource.setrlimit(resource.RLIMIT_FSIZE, (longest_file, resource.RLIM_INFINITY))
     counter = _Counter(death)
     sys.setprofile(counter)
-    code = main([*arguments, "--store", str(folder / "moe.duckdb")])
+    code = main([part.format(folder=folder) for part in arguments])
     sys.setprofile(None)
     if longest_file is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))

@@ -1,15 +1,14 @@
 """A repacked checkpoint is bit-identical, also for transformers; an expert is one read; it is written whole or not at
 all."""
 
-import fcntl
 import json
-import os
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
 
+from artifacts.common.locks import locked
 from artifacts.errors import BadInput, Incompatible, OutOfResources
 from runtime.model import pack as pack_module
 from runtime.model.checkpoint import open_checkpoint
@@ -131,11 +130,8 @@ def test_no_room_no_folder_or_another_process_is_reported_in_one_line(
         assert "\n" not in str(caught.value)
     working = tmp_path / ".packed.packing"
     working.mkdir()
-    descriptor = os.open(working, os.O_RDONLY)
-    fcntl.flock(descriptor, fcntl.LOCK_EX)
-    with pytest.raises(OutOfResources, match="another process is packing to"):
+    with locked(working / ".lock", busy=""), pytest.raises(OutOfResources, match="another process is packing to"):
         repacked(folder, out)
-    os.close(descriptor)
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(pack_module.shutil, "disk_usage", lambda path: usage._replace(free=1000))
     with pytest.raises(OutOfResources, match="packing takes 0.00 GiB and 0.00 GiB are free in .*name another folder"):

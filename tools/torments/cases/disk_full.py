@@ -1,4 +1,4 @@
-"""A disk that is full at any byte of profile, quantise, build-maps, bench and --learn."""
+"""A disk that is full at any byte of a command that writes."""
 
 import ctypes
 import os
@@ -8,7 +8,8 @@ from pathlib import Path
 
 from moectl.shared.exit_codes import DONE, RESOURCES
 from tools.torments.cases import Lost
-from tools.torments.victims import COMMANDS, Ended, Victims
+from tools.torments.victim_commands import drawn
+from tools.torments.victims import Ended, Victims
 
 _DISK = 48 << 20  # bytes
 _NEWNS, _PRIVATE = 0x20000, 0x44000  # of unshare(2), mount(2): for this process and its children alone
@@ -29,7 +30,7 @@ class DiskFull:
         self._needed: dict[tuple[str, bool], int] = {}
 
     def one(self, rng: random.Random) -> str:
-        command, has_runs = rng.choice(list(COMMANDS)), rng.random() < 0.5
+        command, has_runs = drawn(rng)
         folder = self._victims.fresh("full", has_runs=has_runs, under=self._disk)
         room = int(self._most(command, has_runs=has_runs) * rng.random())
         ended = self._starved(command, folder, room)

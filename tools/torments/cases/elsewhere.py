@@ -16,7 +16,7 @@ LOCALES = ("C", "C.UTF-8", "POSIX")
 class Elsewhere:
     """Each case runs one file of tests/faults."""
 
-    classes = (4, 10, 16, 19, 20, 22)
+    classes = (4, 10, 16, 19, 20, 22, 23, 24)
     share = 4.0
 
     def __init__(self, ground: Path) -> None:

@@ -1,4 +1,4 @@
-"""SIGKILL at any moment of profile, quantise, build-maps, bench and --learn, then the same command once more."""
+"""SIGKILL at any moment of a command that writes or generates, then the same command once more."""
 
 import random
 import signal
@@ -7,7 +7,8 @@ from pathlib import Path
 from artifacts.store.leftovers import StoreFinding
 from moectl.shared.exit_codes import DONE
 from tools.torments.cases import Lost
-from tools.torments.victims import COMMANDS, Death, Victims
+from tools.torments.victim_commands import drawn
+from tools.torments.victims import Death, Victims
 
 _LATER_S = 0.03  # after an event, while the operation that it began is running
 
@@ -25,7 +26,7 @@ class Killed:
         self._victims = Victims(ground)
 
     def one(self, rng: random.Random) -> str:
-        command, has_runs = rng.choice(list(COMMANDS)), rng.random() < 0.5
+        command, has_runs = drawn(rng)
         times = 1 + (rng.random() < 0.25)  # also killed while it resumes
         folder = self._victims.fresh("killed", has_runs=has_runs)
         num_killed = num_whole = 0
