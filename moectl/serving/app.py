@@ -21,6 +21,7 @@ from moectl.serving.answers import AnswerFormat, Refusal, error, event
 from moectl.serving.bodies import ChatBody, CompletionBody, PresetBody, RequestBody
 from moectl.serving.encoding import code_of
 from moectl.serving.guard import Guard
+from moectl.serving.half_closed import is_stream
 from moectl.serving.jobs import Done, Encoded, Event, Failed, GenerationJob, TextPiece
 from moectl.serving.scheduler import Closing, Full, Scheduler
 from runtime.session.generate import TooLong, num_positions
@@ -205,6 +206,7 @@ class _Stream(StreamingResponse):
         self._leave = leave
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_stream(scope)
         try:
             await super().__call__(scope, receive, send)
         finally:

@@ -8,9 +8,16 @@ before the answer (RFC 9110, 15.2), a comment within a stream of events.
 import asyncio
 
 import h11
+from starlette.types import Scope
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 _FIRST_S, _PROBE_S = 0.02, 1.0  # a reset arrives after one round trip
+_COMMENTS = "takes_comments"  # in the state of a request
+
+
+def is_stream(scope: Scope) -> None:
+    """Declare that the response to a request is a stream of events, sent as whole events."""
+    scope["state"][_COMMENTS] = True
 
 
 class HalfClosedProtocol(H11Protocol):
@@ -41,7 +48,8 @@ class HalfClosedProtocol(H11Protocol):
         """Send what a waiting client ignores; the transport notices a reset when it sends again."""
         if self.transport.is_closing() or self.cycle.response_complete:
             return
-        is_begun = self.cycle.response_started
-        ignored = h11.Data(data=b":\n\n") if is_begun else h11.InformationalResponse(status_code=100, headers=[])
-        self.transport.write(self.conn.send(ignored))
+        if not self.cycle.response_started:
+            self.transport.write(self.conn.send(h11.InformationalResponse(status_code=100, headers=[])))
+        elif _COMMENTS in self.scope["state"]:
+            self.transport.write(self.conn.send(h11.Data(data=b":\n\n")))
         self._next = self.loop.call_later(wait_s, self._probe, _PROBE_S)

@@ -220,8 +220,10 @@ class Scheduler:
             try:
                 self._open(switch.preset)
             except Exception as error:
-                self._open(before)
-                switch.settled.set_exception(error)
+                try:
+                    self._open(before)
+                finally:
+                    switch.settled.set_exception(error)
             else:
                 switch.settled.set_result(None)
 

@@ -75,6 +75,7 @@ TESTS = {
         for name in ("best_resident", "random_resident", "substitute", "zero")
     },
     "runtime/policies/miss/shared.py": (_MISSES,),
+    "moectl/serving/scheduler.py": ("tests/moectl/serving/test_scheduler.py",),
     "artifacts/quantisation/bit_allocation.py": ("tests/artifacts/quantisation/test_bit_allocation.py",),
     "artifacts/splits/solve.py": (
         *(
