@@ -49,7 +49,8 @@ class HalfClosedProtocol(H11Protocol):
         if self.transport.is_closing() or self.cycle.response_complete:
             return
         if not self.cycle.response_started:
-            self.transport.write(self.conn.send(h11.InformationalResponse(status_code=100, headers=[])))
+            interim = h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue")
+            self.transport.write(self.conn.send(interim))
         elif _COMMENTS in self.scope["state"]:
             self.transport.write(self.conn.send(h11.Data(data=b":\n\n")))
         self._next = self.loop.call_later(wait_s, self._probe, _PROBE_S)

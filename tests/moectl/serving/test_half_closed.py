@@ -9,7 +9,7 @@ from openai import OpenAI
 from tests.helpers.serving import EXACT, Running
 
 ASKED = {"model": "tiny", "prompt": "sheep", "max_tokens": 40, "temperature": 0, "ignore_eos": True}
-INTERIM = "HTTP/1.1 100 \r\n\r\n"
+INTERIM = "HTTP/1.1 100 Continue\r\n\r\n"
 
 
 def request(asked: dict, version: str = "1.1") -> bytes:
