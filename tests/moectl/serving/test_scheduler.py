@@ -55,8 +55,10 @@ def begin(opened: MoeModel) -> Iterator[Begin]:
 
     yield run
     for scheduler in begun:
-        scheduler.close()
-        assert not scheduler.is_alive
+        closing = threading.Thread(target=scheduler.close, daemon=True)
+        closing.start()
+        closing.join(WAIT_S)
+        assert not closing.is_alive() and not scheduler.is_alive
     assert not {"moectl-serve", "moectl-encode"} & {thread.name for thread in threading.enumerate()}
 
 
