@@ -275,11 +275,11 @@ class Scheduler:
 def _encoded(job: GenerationJob, session: Session, limits: ServerLimits) -> Encoded | Failed:
     try:
         return encoded(job, session, limits)
-    except Exception as error:
+    except BaseException as error:  # also a panic of the tokenizer, which is no Exception
         return _failed(error)
 
 
-def _failed(error: Exception) -> Failed:
+def _failed(error: BaseException) -> Failed:
     """What a client is told of an error: the message of a Problem, the type of any other, which is also logged."""
     is_ours = isinstance(error, Problem)
     if not is_ours:

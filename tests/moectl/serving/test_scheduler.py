@@ -222,10 +222,11 @@ def test_a_request_goes_on_while_another_prompt_is_encoded(begin: Begin, monkeyp
         (BadInput("no such word"), Failed("no such word", 400)),
         (OverflowError("too large"), Failed("the prompt cannot be encoded: too large", 400)),
         (RuntimeError("broken"), Failed("internal error: RuntimeError", 500)),
+        (BaseException("a panic"), Failed("internal error: BaseException", 500)),
     ],
 )
 def test_a_prompt_that_cannot_be_encoded_fails_alone(
-    begin: Begin, monkeypatch: pytest.MonkeyPatch, error: Exception, told: Failed
+    begin: Begin, monkeypatch: pytest.MonkeyPatch, error: BaseException, told: Failed
 ) -> None:
     scheduler = begin()
     with monkeypatch.context() as patch:
