@@ -11,7 +11,7 @@ import signal
 import sys
 import types
 from collections.abc import Callable
-from importlib.machinery import PathFinder
+from importlib.util import find_spec
 
 OUT_OF_MEMORY = 99  # exit code
 
@@ -47,10 +47,10 @@ def _answer(
 
 
 def _renderer() -> Callable:
-    path = None
     for name in ("transformers", "transformers.utils"):
-        package = sys.modules[name] = types.ModuleType(name)
-        path = package.__path__ = PathFinder.find_spec(name, path).submodule_search_locations
+        package = types.ModuleType(name)
+        package.__path__ = find_spec(name).submodule_search_locations
+        sys.modules[name] = package
     from transformers.utils.chat_template_utils import render_jinja_template
 
     return render_jinja_template

@@ -175,6 +175,7 @@ def _server(model: Path) -> Iterator[tuple[subprocess.Popen, int]]:
             yield process, int(re.search(r"http://[0-9.]+:(\d+)", process.stderr.readline())[1])
         finally:
             process.send_signal(signal.SIGTERM)
+            print(process.stderr.read(), end="", file=sys.stderr)
 
 
 def _run(soak: Soak, pid: int, options: argparse.Namespace) -> tuple[Counter, list[tuple[int, str]], list[float]]:
