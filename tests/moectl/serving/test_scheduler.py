@@ -295,13 +295,16 @@ def test_a_switch_keeps_its_place_in_the_order(begin: Begin) -> None:
 def test_a_switch_waits_for_the_prompt_that_is_encoded(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
     """The session that encodes is not closed meanwhile."""
     scheduler = begin()
-    with encoding(scheduler, monkeypatch) as begun:
+    before, are_closed = scheduler.session, []
+    monkeypatch.setattr(
+        before, "encode", lambda prompt: (time.sleep(0.3), are_closed.append(before._lock.is_closed))[0]
+    )
+    job = Asked(2)
+    with held(scheduler, Asked(1, torch.tensor([[7]]))):
         switch = scheduler.switch("near")
-        scheduler.submit(job := Asked(2))
-        wait_for(lambda: begun or switch.settled.done())
-        assert switch.settled.done() or scheduler.preset == "on-demand"
+        scheduler.submit(job)
     switch.settled.result(WAIT_S)
-    assert job.end().took["preset"] == "near"
+    assert are_closed == [False] and job.end() == Failed("internal error: AttributeError", 500)
 
 
 def test_a_switch_that_fails_changes_nothing(begin: Begin) -> None:

@@ -104,8 +104,8 @@ def test_an_interruption_ends_the_process(
     def interrupted() -> str:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(templates._process.stdout, "readline", interrupted, raising=False)
-    with pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(templates._process.stdout, "readline", interrupted, raising=False)
         templates.render(tokenizer, TURNS)
     assert templates.render(tokenizer, TURNS[1:]) == TURNS[1]["content"]
     os.kill(templates._process.pid, 9)

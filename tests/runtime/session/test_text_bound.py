@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
+from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from artifacts.errors import BadInput
@@ -90,7 +91,10 @@ def test_it_is_the_longest_token_for_each_position() -> None:
 
 @pytest.fixture(scope="module")
 def opened(checkpoint: Checkpoint) -> MoeModel:
-    return replace(open_model(str(checkpoint("olmoe"))), tokenizer=AutoTokenizer.from_pretrained(demo_model()))
+    tokenizer = AutoTokenizer.from_pretrained(demo_model())
+    first = TemplateProcessing(single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", 0)])
+    tokenizer.backend_tokenizer.post_processor = first
+    return replace(open_model(str(checkpoint("olmoe"))), tokenizer=tokenizer)
 
 
 @pytest.fixture
