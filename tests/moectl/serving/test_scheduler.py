@@ -133,6 +133,7 @@ def test_a_request_goes_on_in_company_only_when_there_is_a_row(begin: Begin) -> 
     with held(scheduler, Asked(6)) as passes:
         for job in jobs:
             scheduler.submit(job)
+        wait_for(lambda: all(job.encoded for job in jobs))
     assert all(isinstance(job.end(), Done) for job in jobs)
     assert passes == [0] * 6 + [1] * 6 + [2] * 6
 
@@ -142,7 +143,7 @@ def test_experts_placed_by_a_prompt_stay_for_its_answer(begin: Begin) -> None:
     other = Asked(6)
     with held(scheduler, Asked(6)) as passes:
         scheduler.submit(other)
-        other.encoded_event()
+        wait_for(lambda: other.encoded)
     other.end()
     assert passes == [0] * 6 + [1] * 6
 
@@ -258,8 +259,8 @@ def test_a_prompt_has_room_for_its_answer(begin: Begin) -> None:
                 assert message.startswith(told) and (status, code) == (400, "context_length_exceeded")
 
 
-def test_a_request_that_fails_ends_alone(begin: Begin) -> None:
-    """At its beginning and in a pass, by an error of ours or another."""
+def test_a_request_that_fails_ends_alone(begin: Begin, caplog: pytest.LogCaptureFixture) -> None:
+    """At its beginning and in a pass, by an error of ours or another, which is logged."""
     scheduler = begin()
 
     for error, told in ((ValueError("broken"), "internal error: ValueError"), (BadInput("a bad pass"), "a bad pass")):
@@ -273,6 +274,7 @@ def test_a_request_that_fails_ends_alone(begin: Begin) -> None:
         assert job.end() == Failed(told, 500)
     scheduler.submit(job := Asked(5, stops=None))
     assert job.end() == Failed("internal error: TypeError", 500)
+    assert [record.exc_info[0] for record in caplog.records] == [ValueError, TypeError]
     assert outcomes(scheduler) == {"failed": 3} and scheduler.num_running == scheduler.num_waiting == 0
     scheduler.submit(job := Asked(5))
     assert isinstance(job.end(), Done)
@@ -305,6 +307,15 @@ def test_a_switch_waits_for_the_prompt_that_is_encoded(begin: Begin, monkeypatch
         scheduler.submit(job)
     switch.settled.result(WAIT_S)
     assert are_closed == [False] and job.end() == Failed("internal error: AttributeError", 500)
+
+
+def test_a_switch_waits_for_the_prompts_before_it(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduler = begin()
+    with encoding(scheduler, monkeypatch) as begun:
+        scheduler.submit(job := Asked(2))
+        wait_for(lambda: begun)
+        switch = scheduler.switch("near")
+    assert job.end().took["preset"] == "on-demand" and switch.settled.result(WAIT_S) is None
 
 
 def test_a_switch_that_fails_changes_nothing(begin: Begin) -> None:
