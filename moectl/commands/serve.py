@@ -26,6 +26,7 @@ try:
 
     from moectl.serving.app import Serving, application
     from moectl.serving.guard import LOOPBACK, ServerLimits, host_name
+    from moectl.serving.half_closed import HalfClosedProtocol
     from moectl.serving.scheduler import Scheduler
 except ModuleNotFoundError as missing:
     raise BadInput(f"serving needs {missing.name}: pip install 'moectl[serve]'") from None
@@ -104,7 +105,10 @@ class Server(uvicorn.Server):
         app = application(serving)
         # The scheduler tells clients what it breaks off; uvicorn would only close their connections.
         seconds = round(serving.scheduler.limits.closing_s) + _TO_SAY_SO_S
-        super().__init__(uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=seconds))
+        config = uvicorn.Config(
+            app, http=HalfClosedProtocol, log_config=None, access_log=False, timeout_graceful_shutdown=seconds
+        )
+        super().__init__(config)
         self._in_time = threading.Timer(serving.scheduler.limits.closing_s, serving.scheduler.close)
         self._in_time.daemon = True
 

@@ -18,8 +18,8 @@ class ActiveRequest:
     def __init__(self, job: GenerationJob, rows: Interleave, tally: Tally, *, preset: str) -> None:
         self.job = job
         self.done: Done | None = None
-        opened = rows.session.opened
-        self._generation, self._tally, self._preset = rows.begin(job.prompt, job.sampling), tally, preset
+        opened, encoded = rows.session.opened, job.encoded
+        self._generation, self._tally, self._preset = rows.begin(encoded.ids, encoded.sampling), tally, preset
         self._text, self._stops = Detokeniser(opened.tokenizer), Stops(job.stops)
         self._ends = _end_tokens(opened.model.generation_config.eos_token_id)
         self._waited_s = time.perf_counter() - job.arrived_s
@@ -53,7 +53,7 @@ class ActiveRequest:
         self._ids.append(token.token_id)
         self._timing.seconds.append(time.perf_counter() - self.job.arrived_s)
         if len(self._ids) == 1:
-            self._tally.first(self.job.prompt.shape[1], self._timing.seconds[0])
+            self._tally.first(self.job.encoded.ids.shape[1], self._timing.seconds[0])
         self._tell(self._stops.add(self._text.add(token.token_id)))
         if self._stops.is_met:
             self._end("stop")

@@ -2,8 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import TypeVar
@@ -12,7 +12,6 @@ import torch
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, StreamingResponse
-from jinja2 import TemplateError
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
@@ -20,10 +19,14 @@ from artifacts.errors import Problem
 from moectl.serving import metrics
 from moectl.serving.answers import AnswerFormat, Refusal, error, event
 from moectl.serving.bodies import ChatBody, CompletionBody, PresetBody, RequestBody
+from moectl.serving.encoding import code_of
 from moectl.serving.guard import Guard
-from moectl.serving.jobs import Done, Event, Failed, GenerationJob, TextPiece
+from moectl.serving.half_closed import is_stream
+from moectl.serving.jobs import Done, Encoded, Event, Failed, GenerationJob, TextPiece
 from moectl.serving.scheduler import Closing, Full, Scheduler
-from runtime.session.generate import check_prompt
+from runtime.session.generate import TooLong, num_positions
+from runtime.session.prompts import Prompt
+from runtime.session.session import Session
 
 T = TypeVar("T")
 
@@ -66,13 +69,12 @@ def application(serving: Serving) -> Guard:
     async def chat(asked: ChatBody, request: Request) -> object:
         _check_model(serving, asked.model)
         turns = [{"role": message.role, "content": message.content} for message in asked.messages]
-        prompt = await _encoded(asyncio.to_thread(scheduler.session.encode, turns))
-        return await _answer(serving, asked, request, prompt, asked.num_new)
+        return await _answer(serving, asked, request, turns, asked.num_new)
 
     @app.post("/v1/completions")
     async def complete(asked: CompletionBody, request: Request) -> object:
         _check_model(serving, asked.model)
-        prompt = await _encoded(_prompt(asked.prompt, scheduler))
+        prompt = await asyncio.to_thread(_bounded, asked.prompt, scheduler.session)
         return await _answer(serving, asked, request, prompt, asked.num_new)
 
     return Guard(app, api_key=serving.api_key, hosts=serving.hosts, body_nbytes=scheduler.limits.body_nbytes)
@@ -131,7 +133,7 @@ def _add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(Problem)
     async def problem_of_user(request: Request, problem: Problem) -> JSONResponse:
-        return JSONResponse(error(400, str(problem)), 400)
+        return JSONResponse(error(400, str(problem), code=code_of(problem)), 400)
 
     @app.exception_handler(HTTPException)
     async def no_such_route(request: Request, problem: HTTPException) -> JSONResponse:
@@ -146,43 +148,52 @@ def _add_errors(app: FastAPI) -> None:
 # One answer
 
 
-async def _prompt(asked: str | list[int], scheduler: Scheduler) -> torch.Tensor:
-    """The prompt as ids [1, S]; token ids are taken as given."""
-    if isinstance(asked, list):
-        return torch.tensor([asked], dtype=torch.int64)
-    return await asyncio.to_thread(scheduler.session.encode, asked)
-
-
-async def _encoded(prompt: Awaitable[torch.Tensor]) -> torch.Tensor:
-    """Await the encoded prompt. Raises Refusal for a prompt that the tokenizer or its template rejects."""
-    try:
-        return await prompt
-    except (ValueError, OverflowError, TemplateError) as problem:
-        raise Refusal(400, f"the prompt cannot be encoded: {problem}") from problem
+def _bounded(asked: str | list[int], session: Session) -> str | torch.Tensor:
+    """The prompt of a completion; token ids are taken as given. Raises TooLong for one that cannot fit, before it is
+    encoded."""
+    if isinstance(asked, str):
+        session.prompts.check(asked)
+        return asked
+    longest = num_positions(session.opened.model)
+    if longest and len(asked) > longest:
+        raise TooLong(f"{len(asked)} prompt tokens exceed the model's {longest} positions: give fewer")
+    return torch.tensor([asked], dtype=torch.int64)
 
 
 async def _answer(
-    serving: Serving, asked: RequestBody, request: Request, prompt: torch.Tensor, max_tokens: int | None
+    serving: Serving, asked: RequestBody, request: Request, prompt: Prompt | torch.Tensor, max_tokens: int | None
 ) -> object:
     scheduler, events = serving.scheduler, asyncio.Queue()
-    loop = asyncio.get_running_loop()
-    max_tokens = _max_tokens(scheduler, prompt, max_tokens)
+    loop, most = asyncio.get_running_loop(), scheduler.limits.max_tokens
+    if max_tokens is not None and max_tokens > most:
+        raise Refusal(400, f"answers here have at most {most} tokens, not {max_tokens}", param="max_tokens")
     job = GenerationJob(
         prompt,
-        asked.sampling(max_tokens),
+        max_tokens,
+        asked.sampling(max_tokens or 1),
         asked.stop,
         tell=lambda event: loop.call_soon_threadsafe(events.put_nowait, event),
     )
-    form = AnswerFormat(
-        "messages" in type(asked).model_fields, serving.model, prompt.shape[1], asked.has_usage, asked.counters
-    )
     _or_refuse(lambda: scheduler.submit(job))
-    if asked.stream:
-        return _Stream(_streamed(form, _until_done(events)), lambda: scheduler.leave(job))
-    try:
+    with ExitStack() as at_end:
+        at_end.callback(scheduler.leave, job)
+        num_tokens = await _unless_gone(request, _num_prompt_tokens(events))
+        if num_tokens is None:
+            return None
+        is_chat = "messages" in type(asked).model_fields
+        form = AnswerFormat(is_chat, serving.model, num_tokens, asked.has_usage, asked.counters)
+        if asked.stream:
+            return _Stream(_streamed(form, _until_done(events)), at_end.pop_all().close)
         return await _unless_gone(request, _gathered(form, _until_done(events)))
-    finally:
-        scheduler.leave(job)
+
+
+async def _num_prompt_tokens(events: asyncio.Queue[Event]) -> int:
+    """Wait until the prompt is encoded. Raises Refusal, so that a stream too has the status of its error."""
+    match await events.get():
+        case Encoded(ids):
+            return ids.shape[1]
+        case Failed(message, status, code):
+            raise Refusal(status, message, code=code)
 
 
 class _Stream(StreamingResponse):
@@ -193,23 +204,11 @@ class _Stream(StreamingResponse):
         self._leave = leave
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_stream(scope)
         try:
             await super().__call__(scope, receive, send)
         finally:
             self._leave()
-
-
-def _max_tokens(scheduler: Scheduler, prompt: torch.Tensor, asked: int | None) -> int:
-    """The largest number of tokens of the answer: as requested, else as many as fit. Raises Refusal."""
-    model, most = scheduler.session.opened.model, scheduler.limits.max_tokens
-    if asked is not None and asked > most:
-        raise Refusal(400, f"answers here have at most {most} tokens, not {asked}", param="max_tokens")
-    try:
-        check_prompt(model, prompt, asked or 1)
-    except Problem as problem:
-        raise Refusal(400, str(problem), code="context_length_exceeded" if prompt.numel() else None) from problem
-    positions = getattr(model.config, "max_position_embeddings", None) or prompt.shape[1] + most
-    return asked or min(most, positions - prompt.shape[1])
 
 
 async def _until_done(events: asyncio.Queue[Event]) -> AsyncIterator[Event]:
@@ -247,8 +246,8 @@ async def _gathered(form: AnswerFormat, events: AsyncIterator[Event]) -> dict[st
     raise AssertionError("an answer without an end")
 
 
-async def _unless_gone(request: Request, answer: Coroutine[None, None, dict[str, object]]) -> dict[str, object] | None:
-    """The answer, or None once the client has disconnected."""
+async def _unless_gone(request: Request, answer: Coroutine[None, None, T]) -> T | None:
+    """What `answer` returns, or None once the client has disconnected."""
 
     async def hangs_up() -> None:
         while (await request.receive())["type"] != "http.disconnect":

@@ -4,10 +4,20 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 
 from runtime.session.generate import Sampling
+from runtime.session.prompts import Prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """The prompt of a request as token ids [1, S] int64, and the sampling with the number of tokens that have room."""
+
+    ids: torch.Tensor
+    sampling: Sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,25 +38,34 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The request failed, maybe after some text; `status` is an HTTP status."""
+    """The request failed, maybe after some text; `status` is an HTTP status, `code` one of OpenAI's API."""
 
     message: str
     status: int
+    code: str | None = None
 
 
-Event = TextPiece | Done | Failed
+Event = Encoded | TextPiece | Done | Failed
 
 
 @dataclass(slots=True, eq=False)
 class GenerationJob:
-    """A prompt [1, S] to continue. `tell` is called with each event on the thread that runs the model."""
+    """A prompt to continue: a text, a chat or token ids [1, S]. Without `max_tokens` the answer has as many as have
+    room; `sampling` holds the rest. `tell` is called on a thread of the scheduler, with Encoded or Failed first."""
 
-    prompt: torch.Tensor
+    prompt: Prompt | torch.Tensor
+    max_tokens: int | None
     sampling: Sampling
     stops: tuple[str, ...]
     tell: Callable[[Event], None]
+    encoded: Encoded | None = None
     arrived_s: float = field(default_factory=time.perf_counter)
     has_left: bool = False  # the client has disconnected
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it can begin as soon as it is its turn."""
+        return self.encoded is not None
 
 
 @dataclass(slots=True, eq=False)
@@ -55,3 +74,4 @@ class Switch:
 
     preset: str
     settled: Future[None] = field(default_factory=Future)
+    is_ready: ClassVar[bool] = True

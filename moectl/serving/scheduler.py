@@ -1,4 +1,5 @@
-"""The scheduler: one thread owns the session, takes requests in order of arrival and runs their passes in turns."""
+"""The scheduler takes requests in order of arrival: one thread encodes their prompts, another one owns the session and
+runs their passes in turns."""
 
 import logging
 import threading
@@ -8,8 +9,9 @@ from concurrent.futures import Future
 
 from artifacts.errors import Problem
 from moectl.serving.active_request import ActiveRequest
+from moectl.serving.encoding import encoded
 from moectl.serving.guard import ServerLimits
-from moectl.serving.jobs import Failed, GenerationJob, Switch
+from moectl.serving.jobs import Encoded, Failed, GenerationJob, Switch
 from moectl.serving.tally import Tally
 from runtime.session.interleave import Interleave
 from runtime.session.session import Session
@@ -30,7 +32,11 @@ class Closing(Exception):
 
 
 class Scheduler:
-    """Runs requests on one session. `build` makes a session for a preset; only this thread runs its model."""
+    """Runs requests on one session. `build` makes a session for a preset; only one thread runs its model.
+
+    A prompt is encoded while its request waits, one at a time, so that requests under way go on meanwhile and a client
+    that leaves costs nothing more.
+    """
 
     def __init__(self, build: Callable[[str], Session], preset: str, limits: ServerLimits) -> None:
         self.preset, self.limits = preset, limits
@@ -45,6 +51,8 @@ class Scheduler:
         self._changed = threading.Condition()
         self._ready: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, name="moectl-serve", daemon=True)
+        self._encoder = threading.Thread(target=self._encode_waiting, name="moectl-encode", daemon=True)
+        self._encoding = threading.Lock()  # held while a prompt is encoded, and while the session is replaced
 
     # Called on any thread
 
@@ -52,13 +60,15 @@ class Scheduler:
         """Start the thread and wait for the session. Raises the error that prevents it."""
         self._thread.start()
         self._ready.result()
+        self._encoder.start()
 
     def close(self) -> None:
         """Break off running requests, refuse waiting ones and close the session."""
         with self._changed:
             self._is_closing = True
-            self._changed.notify()
+            self._changed.notify_all()
         self._thread.join()
+        self._encoder.join()
 
     @property
     def is_alive(self) -> bool:
@@ -81,7 +91,7 @@ class Scheduler:
                 raise Full
             self._num_taken += 1
             self._waiting.append(job)
-            self._changed.notify()
+            self._changed.notify_all()
 
     def switch(self, preset: str) -> Switch:
         """Queue a switch of the preset. Raises Closing."""
@@ -89,7 +99,7 @@ class Scheduler:
         with self._changed:
             self._check_open()
             self._waiting.append(switch)
-            self._changed.notify()
+            self._changed.notify_all()
         return switch
 
     def leave(self, job: GenerationJob) -> None:
@@ -143,7 +153,7 @@ class Scheduler:
     def _round(self) -> bool:
         """Run one turn of every request; False once the scheduler is closing."""
         with self._changed:
-            self._changed.wait_for(lambda: self._active or self._waiting or self._is_closing)
+            self._changed.wait_for(lambda: self._active or self._has_ready or self._is_closing)
             if self._is_closing:
                 return False
             coming = self._coming()
@@ -159,18 +169,22 @@ class Scheduler:
     def _coming(self) -> list[GenerationJob | Switch]:
         """Take from the queue what can start now. A switch starts only when no request is running."""
         coming: list[GenerationJob | Switch] = []
-        while self._waiting and len(self._active) + len(coming) < self._room:
+        while self._has_ready and len(self._active) + len(coming) < self._room:
             if isinstance(self._waiting[0], Switch):
                 return coming or ([] if self._active else [self._waiting.popleft()])
             coming.append(self._waiting.popleft())
         return coming
+
+    @property
+    def _has_ready(self) -> bool:
+        return bool(self._waiting) and self._waiting[0].is_ready
 
     def _begin(self, job: GenerationJob) -> None:
         try:
             self._active.append(ActiveRequest(job, self._interleave, self.tally, preset=self.preset))
         except Exception as error:
             self._over("failed")
-            _tell_of(error, job)
+            job.tell(_failed(error))
 
     def _turns(self, active: ActiveRequest) -> None:
         """Run some passes of one request; an error ends that request only."""
@@ -188,7 +202,7 @@ class Scheduler:
                     return
         except Exception as error:
             self._remove(active, "failed")
-            _tell_of(error, active.job)
+            active.job.tell(_failed(error))
 
     def _remove(self, active: ActiveRequest, outcome: str) -> None:
         active.close()
@@ -201,14 +215,17 @@ class Scheduler:
         if not switch.settled.set_running_or_notify_cancel():  # cancelled
             return
         before = self.preset
-        self._shut()
-        try:
-            self._open(switch.preset)
-        except Exception as error:
-            self._open(before)
-            switch.settled.set_exception(error)
-        else:
-            switch.settled.set_result(None)
+        with self._encoding:
+            self._shut()
+            try:
+                self._open(switch.preset)
+            except Exception as error:
+                try:
+                    self._open(before)
+                finally:
+                    switch.settled.set_exception(error)
+            else:
+                switch.settled.set_result(None)
 
     def _end(self) -> None:
         """Fail the remaining requests and switches, and close the session."""
@@ -216,6 +233,7 @@ class Scheduler:
             self._is_closing = True
             waiting, running = list(self._waiting), list(self._active)
             self._waiting.clear()
+            self._changed.notify_all()
         for active in running:
             self._remove(active, "failed")
             active.job.tell(Failed("the server is stopping", 503))
@@ -225,12 +243,45 @@ class Scheduler:
                 one.tell(Failed("the server is stopping", 503))
             elif one.settled.set_running_or_notify_cancel():
                 one.settled.set_exception(Closing())
-        self._shut()
+        with self._encoding:
+            self._shut()
+
+    # Called on the encoder's thread
+
+    def _encode_waiting(self) -> None:
+        while job := self._to_encode():
+            with self._encoding:
+                found = _encoded(job, self.session, self.limits)
+            job.tell(found)
+            with self._changed:
+                if isinstance(found, Encoded):
+                    job.encoded = found
+                elif job in self._waiting:
+                    self._waiting.remove(job)
+                    self._over("failed")
+                self._changed.notify_all()
+
+    def _to_encode(self) -> GenerationJob | None:
+        """Wait for a prompt that is not encoded yet, and return the first; None once the scheduler is closing."""
+
+        def first() -> GenerationJob | None:
+            return next((one for one in self._waiting if not one.is_ready), None)
+
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_closing or first())
+            return None if self._is_closing else first()
 
 
-def _tell_of(error: Exception, job: GenerationJob) -> None:
-    """Send an error to the client: the message of a Problem, the type of any other, which is also logged."""
+def _encoded(job: GenerationJob, session: Session, limits: ServerLimits) -> Encoded | Failed:
+    try:
+        return encoded(job, session, limits)
+    except BaseException as error:  # also a panic of the tokenizer, which is no Exception
+        return _failed(error)
+
+
+def _failed(error: BaseException) -> Failed:
+    """What a client is told of an error: the message of a Problem, the type of any other, which is also logged."""
     is_ours = isinstance(error, Problem)
     if not is_ours:
         _log.error("a request failed", exc_info=error)
-    job.tell(Failed(str(error) if is_ours else f"internal error: {type(error).__name__}", 500))
+    return Failed(str(error) if is_ours else f"internal error: {type(error).__name__}", 500)

@@ -1,19 +1,13 @@
-"""Text in, text out: prompts and chats are encoded, tokens are decoded as they are generated, and the effort is
-reported."""
+"""Text as it is generated, and the effort that the answer took."""
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 
-import torch
 from transformers import PreTrainedTokenizerBase
 
-from artifacts.errors import BadInput, first_line
 from runtime.control.counters import hit_rate
 from runtime.session.detokenise import Detokeniser
 from runtime.session.generate import Token, TokenTiming
-
-Prompt = str | Sequence[Mapping[str, str]]  # a text, or the messages of a chat, each with `role` and `content`
-_NO_TEMPLATE = "the tokenizer has no chat template: turns are separated by blank lines"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,34 +94,3 @@ def _pieces(
         so_far.token_ids.append(token.token_id)
         yield text.add(token.token_id)
     yield text.rest()
-
-
-def encode(tokenizer: PreTrainedTokenizerBase | None, prompt: Prompt, *, fallbacks: list[str]) -> torch.Tensor:
-    """Token ids [1, S] int64; of a chat by the tokenizer's template. Without a template the turns are separated by
-    blank lines, and a line is added to `fallbacks`, once. Raises BadInput."""
-    if tokenizer is None:
-        raise BadInput("the checkpoint has no tokenizer: put tokenizer.json beside it")
-    if isinstance(prompt, str):
-        return _encode(tokenizer, prompt)
-    if tokenizer.chat_template:
-        return _by_template(tokenizer, prompt)
-    if _NO_TEMPLATE not in fallbacks:
-        fallbacks.append(_NO_TEMPLATE)
-    return _encode(tokenizer, "\n\n".join(turn["content"].strip() for turn in prompt) + "\n\n")
-
-
-def _encode(tokenizer: PreTrainedTokenizerBase, prompt: str) -> torch.Tensor:
-    if any("\ud800" <= character <= "\udfff" for character in prompt):  # how Python decodes bytes that are not UTF-8
-        raise BadInput("the prompt is not text in UTF-8: convert it")
-    ids = tokenizer(prompt, return_tensors="pt").input_ids if prompt else torch.zeros(1, 0)
-    return ids.to(torch.int64)
-
-
-def _by_template(tokenizer: PreTrainedTokenizerBase, turns: Sequence[Mapping[str, str]]) -> torch.Tensor:
-    asked = {"add_generation_prompt": True, "return_tensors": "pt", "return_dict": True}
-    try:
-        return tokenizer.apply_chat_template(list(turns), **asked)["input_ids"]
-    except Exception as error:  # a template is a program of the model's, which may raise anything
-        raise BadInput(
-            f"the model's chat template cannot be used ({first_line(error)}): give --prompt instead"
-        ) from error

@@ -22,6 +22,10 @@ _LEAST, _MOST = 1e-4, 1e4  # of what logits are divided by: divided by more or l
 _NO_END = {"stop_strings": None, "exponential_decay_length_penalty": None}  # what else ends a text
 
 
+class TooLong(BadInput):
+    """A prompt that has no room in the model's positions, with the tokens that are to follow it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """How the next token is drawn; `temperature` 0 takes the most probable one. Without a `repetition_penalty` that of
@@ -113,8 +117,8 @@ def stream(
 
 
 def check_prompt(model: PreTrainedModel, prompt: torch.Tensor, num_new: int) -> None:
-    """Raise BadInput for a prompt [1, S] that is empty, or too long with `num_new` tokens after it, or of unknown
-    tokens."""
+    """Raise BadInput for a prompt [1, S] that is empty or of unknown tokens, TooLong where `num_new` tokens after it
+    have no room."""
     if prompt.numel() == 0:
         raise BadInput("the prompt is empty: give at least one token of text")
     what = f"{prompt.shape[1]} prompt tokens and {num_new} new ones"
@@ -122,14 +126,19 @@ def check_prompt(model: PreTrainedModel, prompt: torch.Tensor, num_new: int) -> 
 
 
 def check_tokens(model: PreTrainedModel, *, highest: int, length: int, what: str) -> None:
-    """Raise BadInput if token id `highest` is outside the model's vocabulary, or `length` tokens, which the error calls
-    `what`, are more than its positions."""
+    """Raise BadInput if token id `highest` is outside the model's vocabulary, TooLong if `length` tokens, which the
+    error calls `what`, are more than its positions."""
     vocabulary = model.get_input_embeddings().num_embeddings
     if highest >= vocabulary:
         raise BadInput(f"token {highest} is outside the vocabulary of {vocabulary}: the tokenizer is another model's")
-    longest = getattr(model.config, "max_position_embeddings", None)
+    longest = num_positions(model)
     if longest and length > longest:
-        raise BadInput(f"{what} exceed the model's {longest} positions: give fewer")
+        raise TooLong(f"{what} exceed the model's {longest} positions: give fewer")
+
+
+def num_positions(model: PreTrainedModel) -> int | None:
+    """The most tokens of a prompt and its answer together, None where the model's configuration names no limit."""
+    return getattr(model.config, "max_position_embeddings", None)
 
 
 def _generate(

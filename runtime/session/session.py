@@ -19,13 +19,14 @@ from runtime.control.recorder import Recorder
 from runtime.model.layout import ALIGNMENT
 from runtime.model.open import MoeModel, open_model
 from runtime.policies.base import Artefacts, FastTier
-from runtime.session.answers import Effort, Prompt, Stream, encode
+from runtime.session.answers import Effort, Stream
 from runtime.session.build import build_parts, lay_out_slots
 from runtime.session.devices import resolve_device
 from runtime.session.equip import equip
 from runtime.session.generate import Sampling, Token, check_tokens, stream
 from runtime.session.lock import SessionLock
 from runtime.session.observers import observe, reconfiguration
+from runtime.session.prompts import Prompt, PromptEncoder
 from runtime.session.receipt import fallbacks_of, receipt
 from runtime.session.settings import Settings
 from runtime.tiers.slots import Slots
@@ -53,6 +54,8 @@ class Session:
             self.watcher, self.engine = self.parts.watcher, self.parts.engine
             self.reconfiguration = reconfiguration(self.parts, lay_out=self._lay_out)
             self.fallbacks = fallbacks_of(self.parts)
+            self.prompts = PromptEncoder(opened, fallbacks=self.fallbacks)
+            undo.callback(self.prompts.close)
             self._undo = undo.pop_all()
 
     @classmethod
@@ -143,7 +146,7 @@ class Session:
     def encode(self, prompt: Prompt) -> torch.Tensor:
         """Token ids [1, S] int64; of a chat by the tokenizer's template. Without a template the turns are separated by
         blank lines, and the receipt says so. Raises BadInput."""
-        return encode(self.opened.tokenizer, prompt, fallbacks=self.fallbacks)
+        return self.prompts.encode(prompt)
 
     def generate(
         self, prompt: torch.Tensor, sampling: Sampling, *, told: Callable[[Effort], None] | None = None

@@ -101,6 +101,7 @@ TESTS = {
     "runtime/links/emulated.py": ("tests/runtime/links/test_emulated.py",),
     "runtime/links/disk.py": ("tests/runtime/links/test_disk_link.py",),
     "runtime/session/generate.py": ("tests/runtime/session/test_generate.py",),
+    "moectl/serving/scheduler.py": ("tests/moectl/serving/test_scheduler.py",),
     "artifacts/quantisation/bit_allocation.py": ("tests/artifacts/quantisation/test_bit_allocation.py",),
     "artifacts/splits/solve.py": (
         *(

@@ -5,6 +5,7 @@ import time
 
 import httpx2
 import pytest
+import torch
 from openai import OpenAI
 
 from runtime.model.open import MoeModel
@@ -83,6 +84,29 @@ def test_whoever_hangs_up_frees_the_row(server: Running, client: OpenAI, web: ht
         assert time.monotonic() < end
         time.sleep(0.01)
     idle(server)
+
+
+def test_a_client_may_leave_before_its_prompt_is_encoded(
+    server: Running, web: httpx2.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One prompt is being encoded, one waits for that; the server answers others meanwhile."""
+    session, go, encoded = server.scheduler.session, threading.Event(), []
+    encode = session.encode
+
+    def wait(prompt: str) -> torch.Tensor:
+        encoded.append(prompt)
+        assert go.wait(10)
+        return encode(prompt)
+
+    monkeypatch.setattr(session, "encode", wait)
+    left = server.scheduler.tally.read()["requests"]["left"]
+    for prompt in ("sheep", "dog"):
+        with pytest.raises(httpx2.TimeoutException):
+            web.post("/v1/completions", json={"model": "tiny", "prompt": prompt}, timeout=0.1)
+    assert web.get("/health").json() == {"status": "ok"} and "moectl_requests_waiting" in web.get("/metrics").text
+    idle(server)
+    go.set()
+    assert encoded == ["sheep"] and server.scheduler.tally.read()["requests"]["left"] == left + 2
 
 
 def test_a_seed_draws_the_same_in_company(client: OpenAI, opened: MoeModel) -> None:

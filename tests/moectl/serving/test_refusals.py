@@ -8,6 +8,7 @@ import openai
 import pytest
 from openai import OpenAI
 
+from runtime.session.text_bound import TextBound
 from tests.helpers.serving import EXACT, Running, idle
 
 
@@ -16,6 +17,7 @@ from tests.helpers.serving import EXACT, Running, idle
     [
         ({"model": "gpt-5"}, 404, "there is no model 'gpt-5' here, only 'tiny'"),
         ({"prompt": "a " * 400}, 400, "exceed the model's"),
+        ({"prompt": "a " * 400, "stream": True}, 400, "exceed the model's"),  # before the first event
         ({"prompt": [9, 999_999]}, 400, "outside the vocabulary"),
         ({"prompt": [9, -1]}, 400, "prompt: one text or one list of token ids"),
         ({"prompt": ""}, 400, "the prompt is empty"),
@@ -40,6 +42,17 @@ def test_what_is_refused(web: httpx2.Client, asked: dict, status: int, told: str
     error = answer.json()["error"]
     assert answer.status_code == status and told in error["message"]
     assert error.keys() == {"message", "type", "param", "code"} and error["type"] == "invalid_request_error"
+
+
+def test_what_cannot_fit_is_refused_before_it_is_queued(
+    server: Running, web: httpx2.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(server.scheduler.session.prompts.__dict__, "_bound", TextBound(4096, drops_spaces=False))
+    monkeypatch.setattr(server.scheduler, "submit", lambda job: pytest.fail("it was queued"))
+    for prompt, told in (("a" * 4097, "4097 characters of prompt exceed"), ([9] * 4097, "4097 prompt tokens exceed")):
+        answer = web.post("/v1/completions", json={"model": "tiny", "prompt": prompt})
+        error = answer.json()["error"]
+        assert answer.status_code == 400 and told in error["message"] and error["code"] == "context_length_exceeded"
 
 
 def test_who_is_refused(server: Running, web: httpx2.Client) -> None:

@@ -1,0 +1,56 @@
+"""Connections of which the client has closed its side: it may still wait for the answer, or be gone.
+
+Both look the same until something is sent, since TCP tells the end of what a client sends either way. A client that
+has gone answers what is sent with a reset. So the server sends what a waiting client ignores: an interim response
+before the answer (RFC 9110, 15.2), a comment within a stream of events.
+"""
+
+import asyncio
+
+import h11
+from starlette.types import Scope
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+_FIRST_S, _PROBE_S = 0.02, 1.0  # a reset arrives after one round trip
+_COMMENTS = "takes_comments"  # in the state of a request
+
+
+def is_stream(scope: Scope) -> None:
+    """Declare that the response to a request is a stream of events, sent as whole events."""
+    scope["state"][_COMMENTS] = True
+
+
+class HalfClosedProtocol(H11Protocol):
+    """HTTP by h11 for uvicorn; answers requests of clients that have shut down their side of the connection."""
+
+    is_half_closed = False
+    _next: asyncio.TimerHandle | None = None
+
+    def eof_received(self) -> bool:
+        """Whether the connection stays open for the answer. An HTTP/1.0 client knows no interim response."""
+        waits = self.cycle is not None and not self.cycle.more_body and not self.cycle.response_complete
+        self.is_half_closed = waits and self.scope["http_version"] != "1.0"
+        if self.is_half_closed:
+            self._probe(_FIRST_S)
+        return self.is_half_closed
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._next:
+            self._next.cancel()
+        super().connection_lost(exc)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()  # begins with the next request, if the client sent several at once
+        if self.is_half_closed and self.cycle.response_complete:
+            self.transport.close()
+
+    def _probe(self, wait_s: float) -> None:
+        """Send what a waiting client ignores; the transport notices a reset when it sends again."""
+        if self.transport.is_closing() or self.cycle.response_complete:
+            return
+        if not self.cycle.response_started:
+            interim = h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue")
+            self.transport.write(self.conn.send(interim))
+        elif _COMMENTS in self.scope["state"]:
+            self.transport.write(self.conn.send(h11.Data(data=b":\n\n")))
+        self._next = self.loop.call_later(wait_s, self._probe, _PROBE_S)

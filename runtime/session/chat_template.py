@@ -1,0 +1,93 @@
+"""Chats as text by the model's own template, which is a program: it runs in a process with limits."""
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerBase
+
+from artifacts.errors import BadInput, BadUsage, first_line
+from runtime.session import template_child
+
+LIMIT_S = 5.0  # of one rendering, which usually takes some milliseconds
+LIMIT_NBYTES = 1 << 30  # of the process: Python and its imports take 170 MiB, a chat of 4 MiB some copies of it
+
+
+class ChatTemplates:
+    """Renders chats in one process, which starts at the first `render` and ends at `close`. Threads take turns."""
+
+    def __init__(self, *, limit_s: float = LIMIT_S, limit_nbytes: int = LIMIT_NBYTES) -> None:
+        self._limit_s, self._limit_nbytes = limit_s, limit_nbytes
+        self._lock, self._process, self._is_closed = threading.Lock(), None, False
+
+    def render(self, tokenizer: PreTrainedTokenizerBase, turns: Sequence[Mapping[str, str]]) -> str:
+        """The prompt for the answer to `turns`, as `tokenizer.apply_chat_template` makes it. Raises BadInput for a
+        template that fails or exceeds a limit, and BadUsage after `close`."""
+        try:
+            template = tokenizer.get_chat_template()
+        except ValueError as error:  # several templates, none of them the default
+            raise _unusable(first_line(error)) from error
+        asked = {"template": template, "turns": list(turns), "special_tokens": tokenizer.special_tokens_map}
+        with self._lock:
+            answer = self._answer(json.dumps(asked))
+        if "error" in answer:
+            raise _unusable(first_line(Exception(answer["error"])))
+        return answer["text"]
+
+    def close(self) -> None:
+        """End the process. Further calls do nothing."""
+        with self._lock:
+            self._is_closed = True
+            self._end()
+
+    def _answer(self, asked: str) -> dict[str, str]:
+        if self._is_closed:
+            raise BadUsage("the session is closed: open another one")
+        if self._process is None or self._process.poll() is not None:
+            self._end()
+            self._process = self._start()
+        try:
+            with suppress(BrokenPipeError):  # the process has ended: its exit code says why
+                print(asked, file=self._process.stdin, flush=True)
+            answer = self._process.stdout.readline()
+        except BaseException:  # Ctrl-C, for one: the answer would be taken for that of the next request
+            self._end()
+            raise
+        return json.loads(answer) if answer else self._raise_end()
+
+    def _start(self) -> subprocess.Popen[str]:
+        limits = str(self._limit_s), str(self._limit_nbytes)
+        # In a session of its own: Ctrl-C is for the parent, which then ends this process.
+        return subprocess.Popen(
+            [sys.executable, "-P", str(Path(template_child.__file__)), *limits],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            encoding="ascii",
+            start_new_session=True,
+        )
+
+    def _raise_end(self) -> dict[str, str]:
+        code = self._process.wait()
+        self._end()
+        if code == -signal.SIGALRM:
+            raise BadInput(f"the model's chat template takes more than {self._limit_s:g} s: give --prompt instead")
+        if code == template_child.OUT_OF_MEMORY:
+            most = f"{self._limit_nbytes >> 20} MiB"
+            raise BadInput(f"the model's chat template takes more than {most} of memory: give --prompt instead")
+        raise _unusable(f"its process ended with code {code}")
+
+    def _end(self) -> None:
+        if self._process is not None:
+            process, self._process = self._process, None
+            process.kill()
+            process.communicate()
+
+
+def _unusable(reason: str) -> BadInput:
+    return BadInput(f"the model's chat template cannot be used ({reason}): give --prompt instead")
