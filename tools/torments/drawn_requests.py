@@ -27,10 +27,12 @@ class Asked:
     def plain_options(self) -> dict[str, object]:
         """The keyword arguments of generate() that ask the same of plain transformers."""
         one = self.sampling
-        options = {"max_new_tokens": one.max_new_tokens, "do_sample": one.temperature > 0}
-        options |= {"repetition_penalty": one.repetition_penalty}
+        options: dict[str, object] = {"max_new_tokens": one.max_new_tokens, "do_sample": one.temperature > 0}
+        if one.repetition_penalty is not None:
+            options["repetition_penalty"] = one.repetition_penalty
         if one.ignore_eos:
-            options["min_new_tokens"] = one.max_new_tokens
+            nothing_else_ends_it = {"stop_strings": None, "exponential_decay_length_penalty": None}
+            options |= {"min_new_tokens": one.max_new_tokens} | nothing_else_ends_it
         if one.temperature > 0:
             options |= {"temperature": one.temperature, "top_k": one.top_k, "top_p": one.top_p}
         return options
@@ -47,7 +49,7 @@ def draw_request(rng: random.Random, positions: int) -> Asked:
         temperature=rng.choice((0.0, 0.0, 0.3, 1.0, 2.5)),
         top_k=rng.choice((0, 1, 3, 50, 500)),
         top_p=rng.choice((1.0, 1.0, 0.9, 0.4, 0.01)),
-        repetition_penalty=rng.choice((1.0, 1.0, 1.3, 0.7)),
+        repetition_penalty=rng.choice((None, None, 1.0, 1.3, 0.7)),
         seed=rng.randrange(1 << 32),
         ignore_eos=rng.random() < 0.3,
     )
@@ -91,6 +93,7 @@ FIELDS: Mapping[str, Callable[[random.Random], object]] = {
     "encoder_repetition_penalty": lambda rng: rng.choice((0.5, 1.5)),
     "eos_token_id": lambda rng: rng.choice((_token(rng), [2, *_tokens(rng, 30)])),
     "epsilon_cutoff": lambda rng: rng.choice((0.01, 0.2)),
+    "guidance_scale": lambda rng: 1.5,
     "eta_cutoff": lambda rng: rng.choice((0.01, 0.2)),
     "exponential_decay_length_penalty": lambda rng: [rng.randint(0, 6), rng.choice((0.5, 1.5))],
     "forced_bos_token_id": _token,
@@ -100,14 +103,20 @@ FIELDS: Mapping[str, Callable[[random.Random], object]] = {
     "min_new_tokens": lambda rng: rng.randint(0, 10),
     "min_p": lambda rng: rng.choice((0.05, 0.5)),
     "no_repeat_ngram_size": lambda rng: rng.randint(1, 3),
+    "num_beams": lambda rng: rng.randint(2, 3),
+    "output_scores": lambda rng: True,
+    "prompt_lookup_num_tokens": lambda rng: rng.randint(1, 5),
     "remove_invalid_values": lambda rng: True,
     "renormalize_logits": lambda rng: True,
     "repetition_penalty": lambda rng: rng.choice((0.5, 1.7)),
     "sequence_bias": lambda rng: [[_tokens(rng, 2), rng.choice((-5.0, 5.0))] for _ in range(rng.randint(1, 4))],
+    "stop_strings": lambda rng: [rng.choice(_CHARACTERS) for _ in range(rng.randint(1, 9))],
     "suppress_tokens": lambda rng: _tokens(rng, 60),
     "temperature": lambda rng: rng.choice((0.2, 1.8)),
+    "top_h": lambda rng: rng.choice((0.3, 0.8)),
     "top_k": lambda rng: rng.choice((1, 5)),
     "top_p": lambda rng: rng.choice((0.3, 0.95)),
     "typical_p": lambda rng: rng.choice((0.2, 0.9)),
     "use_cache": lambda rng: rng.random() < 0.5,
+    "watermarking_config": lambda rng: {"greenlist_ratio": rng.choice((0.25, 0.5)), "bias": 3.0},
 }

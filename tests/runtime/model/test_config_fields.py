@@ -3,6 +3,9 @@ one line."""
 
 import ast
 import inspect
+import json
+import re
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,12 +13,16 @@ from pathlib import Path
 import pytest
 import torch
 from transformers import PreTrainedModel
+from transformers.models.olmoe.modeling_olmoe import OlmoeExperts
 
+from artifacts.errors import BadInput
 from artifacts.modelshapes.known import from_config
 from runtime.model.open import MoeModel, open_model
 from runtime.session.generate import Sampling
 from runtime.session.session import Session
 from runtime.session.settings import FUSED, Settings
+from tests.conftest import Checkpoint
+from tests.faults.models import refusal
 from tests.helpers.families import FAMILIES, save
 from tests.helpers.varied import VARIED
 from tests.runtime.session.test_session import plain_model
@@ -50,25 +57,84 @@ def test_every_varied_field_is_followed_to_the_bit(pair: tuple[PreTrainedModel, 
     assert known == opened.shape or opened.layers[0].experts.has_bias
 
 
-def model_forward(model):
-    return lambda ids, past: model(ids, past_key_values=past, use_cache=True)
-
-
 def of_passes(model: PreTrainedModel | Session) -> list[torch.Tensor]:
     """The logits of a prompt and of two tokens after it."""
-    forward = (lambda ids, past: model.forward(ids, past=past)) if isinstance(model, Session) else model_forward(model)
     logits, past = [], None
     for ids in (PROMPT.view(2, -1), PROMPT[:, :2].T, PROMPT[:, 2:4].T):
-        output = forward(ids, past)
+        output = model.forward(ids, past=past) if isinstance(model, Session) else model(ids, past_key_values=past)
         logits.append(output.logits)
         past = output.past_key_values
     return logits
+
+
+REFUSED = {
+    "phimoe": ({"num_experts_per_tok": 1}, "the router beside model.layers.0.mlp.experts always takes 2"),
+    "deepseek_v2": ({"norm_topk_prob": True}, "transformers' deepseek_v2 does not follow"),
+    "gpt_oss": ({"hidden_act": "gelu"}, "transformers' gpt_oss does not follow"),
+    "mixtral": ({"attention_bias": True}, "transformers' mixtral does not follow"),
+    "qwen3_moe": ({"num_experts_per_token": 1, "num_experts_per_tok": None}, "did you mean num_experts_per_tok"),
+    "olmoe": ({"head_dim": 16}, "transformers' olmoe cannot run with this config.json"),
+    "qwen2_moe": ({"vision_config": {"quantization_config": {"quant_method": "fp8"}}}, r"is quantised \(fp8\)"),
+}
+
+
+@pytest.mark.parametrize("family", REFUSED)
+def test_what_no_code_follows_is_refused_in_one_line(family: str, checkpoint: Checkpoint, tmp_path: Path) -> None:
+    fields, line = REFUSED[family]
+    assert re.search(line, refusal_of(checkpoint(family), tmp_path, fields))
+
+
+@pytest.mark.parametrize(
+    ("fields", "line"),
+    [
+        ({"return_dict": False}, "cannot run with this config.json"),
+        ({"is_encoder_decoder": True}, "is a decoder only"),
+        ({"quantization_config": {}}, "is quantised"),
+        ({"text_config": {"moe": {"compression_config": {"quant_method": "awq"}}}}, r"is quantised \(awq\)"),
+        ({"scoring_func": "sigmoid"}, "does not follow"),
+        ({"routed_scaling_factor": 2.5}, "does not follow"),
+    ],
+)
+def test_a_field_of_another_familys_is_refused(fields: dict, line: str, checkpoint: Checkpoint, tmp_path: Path) -> None:
+    assert re.search(line, refusal_of(checkpoint("olmoe"), tmp_path, fields))
+
+
+def test_fields_that_change_nothing_are_none_of_it(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    copied(checkpoint("olmoe"), tmp_path, {"scoring_func": "softmax", "moe_layer_freq": 1, "n_shared_experts": None})
+    open_model(str(tmp_path)).store.close()
+
+
+def test_experts_that_add_up_otherwise_are_refused(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As three families do whose sums are float32 whatever the dtype: in float32 there is no difference."""
+    eager = OlmoeExperts.forward.__wrapped__
+
+    def in_float32(self: OlmoeExperts, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        parts = [eager(self, hidden, ids[:, k : k + 1], weights[:, k : k + 1]).float() for k in range(ids.shape[1])]
+        return sum(parts).to(hidden.dtype) if hidden.dtype is not torch.float32 else eager(self, hidden, ids, weights)
+
+    monkeypatch.setattr(OlmoeExperts.forward, "__wrapped__", in_float32)
+    open_model(str(checkpoint("olmoe"))).store.close()
+    with pytest.raises(BadInput, match="adds up experts in torch.bfloat16 in another way"):
+        open_model(str(checkpoint("olmoe", "hub", "bfloat16")))
+
+
+def copied(folder: Path, to: Path, fields: dict[str, object]) -> None:
+    """Copy a checkpoint with these fields in its config.json, without those that are None."""
+    shutil.copytree(folder, to, dirs_exist_ok=True)
+    stored = json.loads((to / "config.json").read_text()) | fields
+    (to / "config.json").write_text(json.dumps({name: value for name, value in stored.items() if value is not None}))
+
+
+def refusal_of(folder: Path, to: Path, fields: dict[str, object]) -> str:
+    copied(folder, to, fields)
+    return refusal(to)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_field_that_a_familys_code_reads_is_varied(family: str) -> None:
     config, model = FAMILIES[family]()
     changed = {name for fields in VARIED[family] for name in fields if fields[name] != getattr(config, name, None)}
+    changed |= REFUSED[family][0].keys()
     changed |= {alias for alias, name in config.attribute_map.items() if name in changed}
     fields = fields_read(inspect.getsource(sys.modules[type(model).__module__]))
     assert "num_experts_per_tok" in fields

@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 from transformers import AutoTokenizer, GenerationConfig
 
-from artifacts.errors import Problem
-from runtime.model.skeleton import load_generation_config
+from artifacts.errors import BadInput
+from runtime.model.generation_config import load_generation_config
 from runtime.session.interleave import Interleave
 from runtime.session.session import Session
 from runtime.session.settings import FUSED, Settings
@@ -37,16 +37,21 @@ class AgainstGenerate:
         settings, way = _settings(rng, model), rng.choice(list(_WAYS))
         fields = draw_fields(rng)
         asked = [draw_request(rng, model.opened.config.max_position_embeddings) for _ in range(rng.randint(1, 3))]
-        plain = Plain(model, fields)
-        load_generation_config(model.opened.model, model.folder)
+        (model.folder / "generation_config.json").write_text(json.dumps(fields))
+        told = load_generation_config(model.opened.model, model.folder, model.opened.tokenizer)
+        drawn = f"{model.name}, {lossless.described(settings)}, {fields}, {way}"
+        plain = Plain(model, {name: fields[name] for name in fields if f"{name} " not in " ".join(told)})
         try:
             with Session(model.opened, settings) as session:
                 said = _WAYS[way](session, asked, rng)
                 check(session, way)
             _compare(said, asked, plain)
-        except (Lost, Problem) as problem:
-            told = f"{model.name}, {lossless.described(settings)}, {fields}, {way}"
-            raise Lost(f"15: {problem} [{told}]") from problem
+        except BadInput as refused:
+            way = "refused by both"
+            if not any(map(plain.refuses, asked)):
+                raise Lost(f"15: {refused} [{drawn}]") from refused
+        except Lost as problem:
+            raise Lost(f"15: {problem} [{drawn}]") from problem
         return f"{model.opened.family}, {way}"
 
 
@@ -57,20 +62,28 @@ def _compare(said: Sequence[list[int]], asked: Sequence[Asked], plain: "Plain") 
 
 
 class Plain:
-    """Plain transformers, with the same generation_config.json."""
+    """Plain transformers, with those fields of generation_config.json that moectl does not say to leave out."""
 
     def __init__(self, model: Model, fields: dict[str, object]) -> None:
-        (model.folder / "generation_config.json").write_text(json.dumps(fields))
         self._model, self._tokenizer = model.plain, AutoTokenizer.from_pretrained(model.folder)
-        self._model.generation_config = GenerationConfig.from_pretrained(model.folder)
+        self._model.generation_config = GenerationConfig.from_dict(fields)
 
     def said(self, asked: Asked) -> list[int]:
         """The tokens that follow the prompt."""
         prompt = self._encoded(asked)
+        options = asked.plain_options() | {"tokenizer": self._tokenizer}
         torch.manual_seed(asked.sampling.seed)
         with torch.inference_mode():
-            ids = self._model.generate(prompt, attention_mask=torch.ones_like(prompt), **asked.plain_options())
+            ids = self._model.generate(prompt, attention_mask=torch.ones_like(prompt), **options)
         return ids[0, prompt.shape[1] :].tolist()
+
+    def refuses(self, asked: Asked) -> bool:
+        """Whether no token can be drawn."""
+        try:
+            self.said(asked)
+        except RuntimeError:
+            return True
+        return False
 
     def _encoded(self, asked: Asked) -> torch.Tensor:
         if asked.is_ids:
