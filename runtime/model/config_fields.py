@@ -49,12 +49,12 @@ def check_fields(stored: Mapping, model: PreTrainedModel) -> None:
     """Raise BadInput for a field of `stored`, a config.json, that changes a forward pass and that the model's own code
     does not read, and for one whose name is a slip of a missing field's."""
     config = model.config.get_text_config()
-    source = inspect.getsource(sys.modules[type(model).__module__])
-    known = {field.name for field in fields(config)} | set(config.attribute_map)
+    source = "".join(inspect.getsource(sys.modules[type(part).__module__]) for part in (model, config))
+    own = {field.name: field.default for field in fields(config)}
     for given in (stored, stored.get("text_config")):
         if isinstance(given, Mapping):
-            _check_read(given, source, config.model_type)
-            _check_names(given, known, config.model_type)
+            _check_read(given, own, source, config.model_type)
+            _check_names(given, own.keys() | config.attribute_map.keys(), config.model_type)
 
 
 def quantisation(stored: object) -> object:
@@ -65,10 +65,13 @@ def quantisation(stored: object) -> object:
     return None
 
 
-def _check_read(given: Mapping, source: str, family: str) -> None:
+def _check_read(given: Mapping, own: Mapping, source: str, family: str) -> None:
+    """What a family has by default needs no reading."""
     for name, neutral in NEUTRAL.items():
         value = given.get(name)
-        if value is not None and value not in neutral and not re.search(rf'config(\.|, "){name}\b', source):
+        if value is None or value in neutral or value == own.get(name):
+            continue
+        if not re.search(rf'(config|self)(\.|, "){name}\b', source):
             raise BadInput(
                 f"the config.json says {name} {str(value)[:40]}, which transformers' {family} does not follow: "
                 "remove it if the model was trained without it"

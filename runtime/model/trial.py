@@ -17,7 +17,7 @@ from artifacts.errors import BadInput, first_line
 from runtime.model.arithmetic import accumulate, assign, expert_forward, gather, weigh
 from runtime.model.layers import MoeLayer
 
-_NUM_TOKENS, _NUM_EXPERTS, _NUM_NEURONS = 6, 3, 4  # of the random experts
+_NUM_TOKENS, _NUM_EXPERTS, _NUM_NEURONS = 6, 8, 4  # of the random experts
 
 
 def try_model(model: PreTrainedModel, layers: tuple[MoeLayer, ...]) -> None:
@@ -64,7 +64,7 @@ def _zeros(layer: MoeLayer, hidden: torch.Tensor, ids: torch.Tensor, weights: to
 def _adds_alike(layer: MoeLayer, like: torch.Tensor, weights_dtype: torch.dtype) -> bool:
     """Whether the module's own eager code gives the bits of `runtime.model.arithmetic` on a few narrow experts."""
     random = torch.Generator().manual_seed(0)
-    experts, top_k = _narrow(layer, like, random), min(2, layer.num_experts)
+    experts, top_k = _narrow(layer, like, random), min(layer.top_k, _NUM_EXPERTS)
     hidden = torch.randn(_NUM_TOKENS, like.shape[-1], generator=random).to(like)
     weights = torch.rand(_NUM_TOKENS, top_k, generator=random).to(like.device, weights_dtype)
     ids = torch.rand(_NUM_TOKENS, min(_NUM_EXPERTS, layer.num_experts), generator=random).argsort(-1)[:, :top_k]

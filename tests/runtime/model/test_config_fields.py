@@ -12,10 +12,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import PreTrainedModel
-from transformers.models.olmoe.modeling_olmoe import OlmoeExperts
+from transformers import NemotronHConfig, NemotronHForCausalLM, PreTrainedModel
 
-from artifacts.errors import BadInput
 from artifacts.modelshapes.known import from_config
 from runtime.model.open import MoeModel, open_model
 from runtime.session.generate import Sampling
@@ -23,7 +21,7 @@ from runtime.session.session import Session
 from runtime.session.settings import FUSED, Settings
 from tests.conftest import Checkpoint
 from tests.faults.models import refusal
-from tests.helpers.families import FAMILIES, save
+from tests.helpers.families import COMMON, FAMILIES, save
 from tests.helpers.varied import VARIED
 from tests.runtime.session.test_session import plain_model
 from tools.torments.lossless import differs
@@ -73,7 +71,7 @@ REFUSED = {
     "gpt_oss": ({"hidden_act": "gelu"}, "transformers' gpt_oss does not follow"),
     "mixtral": ({"attention_bias": True}, "transformers' mixtral does not follow"),
     "qwen3_moe": ({"num_experts_per_token": 1, "num_experts_per_tok": None}, "did you mean num_experts_per_tok"),
-    "olmoe": ({"head_dim": 16}, "transformers' olmoe cannot run with this config.json"),
+    "olmoe": ({"kv_sharing_modes": ["x"]}, "transformers' olmoe cannot run with this config.json"),
     "qwen2_moe": ({"vision_config": {"quantization_config": {"quant_method": "fp8"}}}, r"is quantised \(fp8\)"),
 }
 
@@ -104,18 +102,19 @@ def test_fields_that_change_nothing_are_none_of_it(checkpoint: Checkpoint, tmp_p
     open_model(str(tmp_path)).store.close()
 
 
-def test_experts_that_add_up_otherwise_are_refused(checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As three families do whose sums are float32 whatever the dtype: in float32 there is no difference."""
-    eager = OlmoeExperts.forward.__wrapped__
-
-    def in_float32(self: OlmoeExperts, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        parts = [eager(self, hidden, ids[:, k : k + 1], weights[:, k : k + 1]).float() for k in range(ids.shape[1])]
-        return sum(parts).to(hidden.dtype) if hidden.dtype is not torch.float32 else eager(self, hidden, ids, weights)
-
-    monkeypatch.setattr(OlmoeExperts.forward, "__wrapped__", in_float32)
-    open_model(str(checkpoint("olmoe"))).store.close()
-    with pytest.raises(BadInput, match="adds up experts in torch.bfloat16 in another way"):
-        open_model(str(checkpoint("olmoe", "hub", "bfloat16")))
+def test_experts_that_add_up_otherwise_are_refused(tmp_path: Path) -> None:
+    """Nemotron-H adds experts up in the dtype of the router's weights, float32."""
+    config = NemotronHConfig(
+        **COMMON | {"layers_block_type": ["moe", "attention", "moe"], "n_routed_experts": 4, "head_dim": 8},
+        moe_intermediate_size=24,
+        moe_shared_expert_intermediate_size=24,
+    )
+    model = NemotronHForCausalLM(config)
+    for dtype in (torch.float32, torch.bfloat16):
+        model.to(dtype).save_pretrained(tmp_path)
+        if dtype is torch.float32:
+            open_model(str(tmp_path)).store.close()
+    assert "NemotronHExperts adds up experts in torch.bfloat16 in another way" in refusal(tmp_path)
 
 
 def copied(folder: Path, to: Path, fields: dict[str, object]) -> None:
