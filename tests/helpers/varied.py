@@ -29,7 +29,7 @@ _LONG = {
     "original_max_position_embeddings": 16,
 }
 _LINEAR = {"rope_type": "linear", "rope_theta": 77.0, "factor": 3.0}
-_DYNAMIC = {"rope_type": "dynamic", "rope_theta": 500.0, "factor": 2.0, "original_max_position_embeddings": 16}
+_DYNAMIC = {"rope_type": "dynamic", "rope_theta": 500.0, "factor": 2.0}
 
 _SIZES = {
     "hidden_size": 48,
