@@ -90,6 +90,7 @@ def test_what_no_code_follows_is_refused_in_one_line(family: str, checkpoint: Ch
         ({"quantization_config": {}}, "is quantised"),
         ({"text_config": {"moe": {"compression_config": {"quant_method": "awq"}}}}, r"is quantised \(awq\)"),
         ({"scoring_func": "sigmoid"}, "does not follow"),
+        ({"_experts_implementation": "batched_mm"}, "does not follow"),
         ({"routed_scaling_factor": 2.5}, "does not follow"),
     ],
 )

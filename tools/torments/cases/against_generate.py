@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 from transformers import AutoTokenizer, GenerationConfig
+from transformers.utils import logging
 
 from artifacts.errors import BadInput
 from runtime.model.generation_config import load_generation_config
@@ -30,6 +31,7 @@ class AgainstGenerate:
 
     def __init__(self, ground: Path) -> None:
         torch.set_num_threads(1)
+        logging.set_verbosity_error()  # generate() warns of settings that a greedy request does not use
         self._models = Models(ground)
 
     def one(self, rng: random.Random) -> str:
