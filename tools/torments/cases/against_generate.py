@@ -40,19 +40,18 @@ class AgainstGenerate:
         fields = draw_fields(rng)
         asked = [draw_request(rng, model.opened.config.max_position_embeddings) for _ in range(rng.randint(1, 3))]
         (model.folder / "generation_config.json").write_text(json.dumps(fields))
-        told = load_generation_config(model.opened.model, model.folder, model.opened.tokenizer)
-        drawn = f"{model.name}, {lossless.described(settings)}, {fields}, {way}"
-        plain = Plain(model, {name: fields[name] for name in fields if f"{name} " not in " ".join(told)})
+        plain = Plain(model, fields)
         try:
+            told = load_generation_config(model.opened.model, model.folder, model.opened.tokenizer)
+            plain.leave_out(" ".join(told))
             with Session(model.opened, settings) as session:
                 said = _WAYS[way](session, asked, rng)
                 check(session, way)
             _compare(said, asked, plain)
-        except BadInput as refused:
-            way = "refused by both"
-            if not any(map(plain.refuses, asked)):
-                raise Lost(f"15: {refused} [{drawn}]") from refused
-        except Lost as problem:
+        except (BadInput, Lost) as problem:
+            if isinstance(problem, BadInput) and any(map(plain.refuses, asked)):
+                return f"{model.opened.family}, refused by both"
+            drawn = f"{model.name}, {lossless.described(settings)}, {fields}, {way}"
             raise Lost(f"15: {problem} [{drawn}]") from problem
         return f"{model.opened.family}, {way}"
 
@@ -64,26 +63,31 @@ def _compare(said: Sequence[list[int]], asked: Sequence[Asked], plain: "Plain") 
 
 
 class Plain:
-    """Plain transformers, with those fields of generation_config.json that moectl does not say to leave out."""
+    """Plain transformers, with these fields of a generation_config.json."""
 
     def __init__(self, model: Model, fields: dict[str, object]) -> None:
-        self._model, self._tokenizer = model.plain, AutoTokenizer.from_pretrained(model.folder)
-        self._model.generation_config = GenerationConfig.from_dict(fields)
+        self._model, self._fields = model.plain, fields
+        self._tokenizer = AutoTokenizer.from_pretrained(model.folder)
+
+    def leave_out(self, told: str) -> None:
+        """Do without the fields that moectl says not to follow."""
+        self._fields = {name: value for name, value in self._fields.items() if f"{name} " not in told}
 
     def said(self, asked: Asked) -> list[int]:
         """The tokens that follow the prompt."""
         prompt = self._encoded(asked)
         options = asked.plain_options() | {"tokenizer": self._tokenizer}
+        self._model.generation_config = GenerationConfig.from_dict(self._fields)
         torch.manual_seed(asked.sampling.seed)
         with torch.inference_mode():
             ids = self._model.generate(prompt, attention_mask=torch.ones_like(prompt), **options)
         return ids[0, prompt.shape[1] :].tolist()
 
     def refuses(self, asked: Asked) -> bool:
-        """Whether no token can be drawn."""
+        """Whether plain transformers refuses the fields, or finds no token to draw."""
         try:
             self.said(asked)
-        except RuntimeError:
+        except (RuntimeError, ValueError):
             return True
         return False
 
