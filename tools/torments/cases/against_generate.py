@@ -39,8 +39,8 @@ class AgainstGenerate:
         settings, way = _settings(rng, model), rng.choice(list(_WAYS))
         fields = draw_fields(rng)
         asked = [draw_request(rng, model.opened.config.max_position_embeddings) for _ in range(rng.randint(1, 3))]
+        plain = Plain(model, fields)  # loaded before the file is there, which it might refuse
         (model.folder / "generation_config.json").write_text(json.dumps(fields))
-        plain = Plain(model, fields)
         try:
             told = load_generation_config(model.opened.model, model.folder, model.opened.tokenizer)
             plain.leave_out(" ".join(told))
