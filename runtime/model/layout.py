@@ -106,7 +106,7 @@ def fill(out: torch.Tensor, content: torch.Tensor) -> None:
 def is_finite(values: torch.Tensor) -> bool:
     """Return whether a floating-point tensor holds neither NaN nor infinity."""
     # The extremes show both; isfinite of every element would take 20 times as long and a mask in memory.
-    return all(bool(extreme.isfinite()) for extreme in torch.aminmax(values))
+    return values.numel() == 0 or all(bool(extreme.isfinite()) for extreme in torch.aminmax(values))
 
 
 def round_up(nbytes: int) -> int:

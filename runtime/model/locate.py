@@ -5,6 +5,7 @@ from pathlib import Path
 
 from artifacts.common.untrusted import existing, read_json
 from artifacts.errors import BadInput, first_line
+from runtime.model.config_fields import quantisation
 
 _ANSWER_S = 5.0  # how long the hub may take to answer
 # Weights, config and tokenizer; no pickles, no code.
@@ -42,8 +43,8 @@ def read_config(folder: Path) -> dict:
         raise BadInput(f"{path} is not JSON ({error}): download it again") from error
     if not isinstance(config, dict):
         raise BadInput(f"{path} holds a {type(config).__name__} instead of a JSON object: download it again")
-    if config.get("quantization_config"):
-        raise BadInput(f"{folder} is quantised ({_method(config)}): moectl opens unquantised checkpoints only")
+    if (quantised := quantisation(config)) is not None:
+        raise BadInput(f"{folder} is quantised ({_method(quantised)}): moectl opens unquantised checkpoints only")
     return config
 
 
@@ -97,6 +98,5 @@ def _reason(error: Exception) -> str:
     return first_line(error).rstrip(".")
 
 
-def _method(config: dict) -> str:
-    quantization = config["quantization_config"]
-    return str(quantization.get("quant_method", "unknown method") if isinstance(quantization, dict) else quantization)
+def _method(quantised: object) -> str:
+    return str(quantised.get("quant_method", "unknown method") if isinstance(quantised, dict) else quantised)

@@ -13,6 +13,7 @@ from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTr
 from artifacts.errors import BadInput, first_line
 from artifacts.shape import FULL_BITS, Shape
 from runtime.model.checkpoint import Checkpoint, open_checkpoint
+from runtime.model.config_fields import check_fields
 from runtime.model.expert_store import DiskStore
 from runtime.model.expert_tensors import locate_experts
 from runtime.model.generation_config import load_generation_config
@@ -20,6 +21,7 @@ from runtime.model.layers import MoeLayer, moe_layers
 from runtime.model.layout import ExpertLayout, ExpertStore
 from runtime.model.locate import locate, read_config
 from runtime.model.skeleton import build_skeleton, load_resident, parse_config
+from runtime.model.trial import try_model
 
 VOLATILE = {"transformers_version", "_name_or_path"}  # config entries that do not change the model
 REPACKED_FROM, REPACKED_CONFIG = "moectl_packed_from", "moectl_packed_config"  # in headers that `moectl pack` writes
@@ -66,12 +68,14 @@ def open_model(name: str, *, dtype: torch.dtype | None = None, device: str | tor
     config = parse_config(folder)
     dtype = dtype or config.dtype or _stored_dtype(checkpoint)
     model = build_skeleton(config, dtype)
+    check_fields(stored_config, model)
     layers = moe_layers(model)
     layout = ExpertLayout.of(layers[0].shapes, dtype)
     shape = _shape(layers, layout)
     located = locate_experts(model, layers, shape=shape, layout=layout, tensors=checkpoint.tensors)
     experts = {f"{layer.name}.{part.name}" for layer in layers for part in layout.parts}
     load_resident(model, located.others, experts=experts, dtype=dtype, device=torch.device(device), folder=folder)
+    try_model(model, layers)
     tokenizer = _tokenizer(folder, model.get_input_embeddings().num_embeddings)
     return MoeModel(
         model=model,

@@ -19,6 +19,8 @@ TakeTurn = Callable[[threading.Event], AbstractContextManager[bool]]
 
 _END = object()
 _LEAST, _MOST = 1e-4, 1e4  # of what logits are divided by: divided by more or less, they are no longer finite
+_NO_PROBABILITY = "probability tensor contains either"  # as torch.multinomial begins
+_NOTHING_TO_DRAW = "the options of the request and of the model's generation_config.json leave no token to draw"
 _NO_END = {"stop_strings": None, "exponential_decay_length_penalty": None}  # what else ends a text
 
 
@@ -166,7 +168,9 @@ def _generate(
                 tokenizer=tokenizer,
                 **sampling.options(),
             )
-    except BaseException as error:  # `stream` raises it again
+    except RuntimeError as error:  # `stream` raises what is put
+        tokens.put(BadInput(_NOTHING_TO_DRAW) if _NO_PROBABILITY in str(error) else error)
+    except BaseException as error:
         tokens.put(error)
     finally:
         tokens.put(_END)

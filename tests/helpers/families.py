@@ -1,13 +1,14 @@
 """Small random models of every supported family, and checkpoints of them in both layouts in use.
 
-`FAMILIES[name]()` gives `(config, model)`, seeded and in float32; `save(name, layout, path)` writes a checkpoint with
-a tokenizer whose tokens are single characters.
+`FAMILIES[name](fields)` gives `(config, model)`, seeded and in float32, with these config fields in place of its own;
+`save(name, layout, path)` writes a checkpoint with a tokenizer whose tokens are single characters.
 DeepSeek-V2 begins with a dense layer and Qwen3-MoE has one in the middle: MoE layers are not all layers. Qwen2-MoE ties
 its embeddings. No expert weight is square and none is constant, so that a transposed or skipped one is noticed.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 import transformers
@@ -18,13 +19,21 @@ from transformers.utils import logging
 LAYOUTS = ("hub", "fused")  # one tensor per expert and projection, as published; whole [E, ...] parameters
 VOCABULARY = 96
 
-Family = Callable[[], tuple[PreTrainedConfig, PreTrainedModel]]
+Family = Callable[..., tuple[PreTrainedConfig, PreTrainedModel]]
 
 
-def save(family: str, layout: str, path: Path, dtype: torch.dtype = torch.float32, shard_size: str = "50GB") -> Path:
-    """Write a checkpoint of `family` to `path` and return it; a small `shard_size`, say `40KB`, splits it in shards."""
+def save(
+    family: str,
+    layout: str,
+    path: Path,
+    dtype: torch.dtype = torch.float32,
+    shard_size: str = "50GB",
+    fields: Mapping[str, object] | None = None,
+) -> Path:
+    """Write a checkpoint of `family` to `path` and return it; a small `shard_size`, say `40KB`, splits it in shards.
+    `fields` replace some of its config."""
     assert layout in LAYOUTS, layout
-    model = FAMILIES[family]()[1].to(dtype)
+    model = FAMILIES[family](fields or {})[1].to(dtype)
     model.config.dtype = dtype
     logging.disable_progress_bar()
     model.save_pretrained(path, save_original_format=layout == "hub", max_shard_size=shard_size)
@@ -45,8 +54,8 @@ def character_tokenizer() -> PreTrainedTokenizerFast:
 def _family(prefix: str, **own: object) -> Family:
     """A maker of models of the classes `<prefix>Config` and `<prefix>ForCausalLM`."""
 
-    def make() -> tuple[PreTrainedConfig, PreTrainedModel]:
-        config = getattr(transformers, f"{prefix}Config")(**COMMON | own)
+    def make(fields: Mapping[str, object] = MappingProxyType({})) -> tuple[PreTrainedConfig, PreTrainedModel]:
+        config = getattr(transformers, f"{prefix}Config")(**COMMON | own | fields)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             model = getattr(transformers, f"{prefix}ForCausalLM")(config).eval()

@@ -9,9 +9,12 @@ import torch
 from transformers import PreTrainedModel
 
 from artifacts.shape import Shape
+from runtime.model.checkpoint import open_checkpoint
 from runtime.model.open import MoeModel, open_model
+from runtime.model.pack import pack
 from runtime.session.session import Session, Settings
 from tests.helpers.families import FAMILIES, VOCABULARY, save
+from tests.helpers.varied import VARIED
 from tests.runtime.session.test_session import plain_model
 
 PRESETS = ("on-demand", "near", "mixtral-offloading", "moe-infinity", "specmd", "horizon", "monde", "full", "fmoe")
@@ -21,7 +24,10 @@ PREFETCHES = ("none", "next_gate", "next_gate:distance=2,overfetch=0.5,through=y
 PREFETCHES += ("random", "activation")
 MISSES = ("fetch", "near", "near:fill=no", "near:ratio=0.3,fill=no", "qstar:ratio=0.5")
 LINKS = ("disk", "300MB/s+5us", "2GB/s")
+DTYPES = ("float32", "bfloat16", "float16")
+FORMATS = ("hub", "fused", "shards", "packed")  # `packed` is what `moectl pack` writes
 NUM_DECODED = 2
+TEMPLATE = "{% for turn in messages %}{{ turn.role }}: {{ turn.content }}\n{% endfor %}> "
 _TOLERANCE = 1e-4  # relative to the largest logit
 
 
@@ -59,7 +65,9 @@ class Model:
         """Greedy tokens of the plain model."""
         named = {"max_new_tokens": count, "min_new_tokens": count, "do_sample": False}
         with torch.inference_mode():
-            return self.plain.generate(prompt, **named)[0, prompt.shape[1] :].tolist()
+            return self.plain.generate(prompt, attention_mask=torch.ones_like(prompt), **named)[
+                0, prompt.shape[1] :
+            ].tolist()
 
     def _request(self, batch: int, length: int, generator: torch.Generator) -> Request:
         prompts = torch.randint(3, VOCABULARY, (batch, length), generator=generator)
@@ -74,18 +82,38 @@ class Model:
 
 
 class Models:
-    """Every family in float32, some in bfloat16; each is made at its first use."""
+    """Every family, with fields of its config varied, in every dtype, each in one of the formats; made at its first
+    use."""
 
     def __init__(self, ground: Path) -> None:
         self._ground, self._made = ground, {}
 
     def draw(self, rng: random.Random) -> Model:
-        family, dtype = rng.choice([*((family, "float32") for family in FAMILIES), ("olmoe", "bfloat16")])
-        name = f"{family}-{dtype}"
+        name = rng.choice(_choices())
         if name not in self._made:
-            folder = save(family, rng.choice(("hub", "fused")), self._ground / name, getattr(torch, dtype))
-            self._made[name] = Model(folder, name)
+            self._made[name] = Model(_written(*name, self._ground), "-".join(map(str, name)))
         return self._made[name]
+
+
+def _choices() -> list[tuple[str, int, str, str]]:
+    """Family, number of the set of varied fields (0: none), dtype and format of each model."""
+    kinds = [(family, number) for family in FAMILIES for number in range(len(VARIED[family]) + 1)]
+    named = enumerate((*kind, dtype) for kind in kinds for dtype in DTYPES)
+    return [(*name, FORMATS[index % len(FORMATS)]) for index, name in named]
+
+
+def _written(family: str, number: int, dtype: str, stored: str, ground: Path) -> Path:
+    """A new checkpoint. The experts of GPT-OSS cannot be packed."""
+    folder, fields = ground / f"{family}-{number}-{dtype}", VARIED[family][number - 1] if number else {}
+    layout, size = ("fused" if stored == "fused" else "hub"), ("40KB" if stored == "shards" else "50GB")
+    save(family, layout, folder, getattr(torch, dtype), size, fields)
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    if stored != "packed" or family == "gpt_oss":
+        return folder
+    opened, packed = open_model(str(folder)), folder.with_name(f"{folder.name}-packed")
+    pack(opened, open_checkpoint(folder), packed)
+    opened.store.close()
+    return packed
 
 
 def draw_settings(rng: random.Random, shape: Shape) -> Settings:

@@ -2,6 +2,7 @@
 
     python -m tools.torments.torture --minutes 20                               every torment in turn, by its share
     python -m tools.torments.torture --minutes 20 --write docs/reliability.md   puts the figures into that page
+    python -m tools.torments.torture --only against_generate --cases 2000       so many cases of one torment
     python -m tools.torments.torture --only killed --case 17                    one case again
 
 Each torment (tools/torments) runs in a process of its own, so that a crash, a hang or exhausted memory counts as a loss
@@ -65,13 +66,15 @@ def _run(found: list[Found], cells: dict[str, Cell], options: argparse.Namespace
         found[0].take(cells[found[0].name].run(options.case))
         return
     end = time.monotonic() + 60 * options.minutes
-    while time.monotonic() < end:
+    while len(found[0].cases) < options.cases if options.cases else time.monotonic() < end:
         next_one = min(found, key=lambda one: one.spent_s / one.torment.share)
         next_one.take(cells[next_one.name].run(len(next_one.cases)))
 
 
 def _report(found: list[Found], options: argparse.Namespace) -> int:
-    sections = [_by_class(found, options), _by_torment(found)]
+    """With a number of cases, the table goes between the torment's own marks in the page."""
+    by_torment = _by_torment(found, options.only[0] if options.cases else "torments")
+    sections = [by_torment] if options.cases else [_by_class(found, options), by_torment]
     for section in sections:
         for table in section.tables:
             show_sheet(Sheet(table.title, table.columns, table.rows, table.note))
@@ -96,7 +99,7 @@ def _by_class(found: list[Found], options: argparse.Namespace) -> performance.Se
     return performance.Section("classes", [performance.Table("By class of fault", columns, rows, note)])
 
 
-def _by_torment(found: list[Found]) -> performance.Section:
+def _by_torment(found: list[Found], name: str) -> performance.Section:
     rows = [
         (
             one.name,
@@ -111,7 +114,7 @@ def _by_torment(found: list[Found]) -> performance.Section:
     ]
     columns = ("torment", "cases", "kinds of fault", "seconds", "slowest, s", "peak MiB", "lost cases")
     note = "a process each; a case is repeated by `python -m tools.torments.torture --only NAME --case N`"
-    return performance.Section("torments", [performance.Table("By torment", columns, rows, note)])
+    return performance.Section(name, [performance.Table("By torment", columns, rows, note)])
 
 
 def _classes() -> dict[int, str]:
@@ -131,11 +134,12 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=1.0, help="for all torments together")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", nargs="+", choices=cases.names(), default=cases.names(), help="these torments")
+    parser.add_argument("--cases", type=int, metavar="N", help="so many cases of one torment, however long they take")
     parser.add_argument("--case", type=int, metavar="N", help="one case of one torment")
     parser.add_argument("--write", type=Path, metavar="PAGE", help="put the figures into this page")
     options = parser.parse_args()
-    if options.case is not None and len(options.only) > 1:
-        parser.error("--case repeats one case of one torment: name it by --only")
+    if (options.cases or options.case is not None) and len(options.only) > 1:
+        parser.error("--cases and --case are for one torment: name it by --only")
     return options
 
 

@@ -9,6 +9,7 @@ import pytest
 from artifacts.errors import BadInput, BadUsage, Incompatible
 from runtime import Answer, Sampling, Session, Settings
 from tests.conftest import Checkpoint
+from tests.helpers.families import VOCABULARY
 
 PROMPTS = ("It was a dark and stormy night;", "sheep", "the old gate")
 LONG, SHORT = Sampling(max_new_tokens=64, ignore_eos=True), Sampling(max_new_tokens=6, ignore_eos=True)
@@ -86,6 +87,15 @@ def test_a_prompt_that_the_model_cannot_take_is_refused(session: Session) -> Non
         session.stream("").answer()
     with pytest.raises(BadInput, match="is not text in UTF-8"):
         session.stream("\udc80")
+
+
+def test_options_that_leave_no_token_are_refused(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plain generate() fails in the midst of a draw."""
+    monkeypatch.setattr(session.opened.model.generation_config, "suppress_tokens", list(range(VOCABULARY)))
+    with pytest.raises(BadInput, match="leave no token to draw"):
+        session.stream("a", Sampling(2, temperature=1.0)).answer()
+    monkeypatch.undo()
+    assert session.stream("a", Sampling(2, temperature=1.0, ignore_eos=True)).answer().token_ids
 
 
 def test_what_cannot_be_opened_is_refused(checkpoint: Checkpoint, tmp_path: Path) -> None:

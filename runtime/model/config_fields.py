@@ -1,0 +1,93 @@
+"""Refuses what a config.json says and no code would follow: transformers ignores in silence what a family does not
+read."""
+
+import inspect
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from difflib import get_close_matches
+
+from transformers import PreTrainedModel
+
+from artifacts.errors import BadInput
+
+# What the tested families do where their code reads no such field. Unset fields change nothing.
+_PLAIN: Mapping[str, object] = {
+    "_experts_implementation": "eager",
+    "attention_bias": False,
+    "attention_multiplier": 1,
+    "attn_logit_softcapping": None,
+    "clip_qkv": None,
+    "decoder_sparse_step": 1,
+    "embedding_multiplier": 1,
+    "final_logit_softcapping": None,
+    "first_k_dense_replace": 0,
+    "hidden_act": "silu",
+    "logit_scale": 1,
+    "logits_scaling": 1,
+    "mlp_bias": False,
+    "mlp_only_layers": [],
+    "moe_layer_freq": 1,
+    "n_group": 1,
+    "n_shared_experts": 0,
+    "norm_topk_prob": False,
+    "num_shared_experts": 0,
+    "residual_multiplier": 1,
+    "routed_scaling_factor": 1,
+    "router_logit_softcapping": None,
+    "scoring_func": "softmax",
+    "shared_expert_intermediate_size": 0,
+    "swiglu_limit": None,
+}
+UNREAD: Mapping[str, Mapping[str, object]] = {
+    **dict.fromkeys(("olmoe", "qwen2_moe", "qwen3_moe", "phimoe", "deepseek_v2"), _PLAIN),
+    **dict.fromkeys(("mixtral", "gpt_oss"), _PLAIN | {"norm_topk_prob": True}),  # they always normalise
+}
+_ALIKE = 0.9  # of two names, one of which is a slip of the other
+_QUANTISED = ("quantization_config", "compression_config")
+
+
+def check_fields(stored: Mapping, model: PreTrainedModel) -> None:
+    """Raise BadInput for a field of `stored`, a config.json, that changes a forward pass and that the model's own code
+    does not read, and for one whose name is a slip of a missing field's."""
+    config = model.config.get_text_config()
+    known = {field.name for field in fields(config)} | set(config.attribute_map)
+    for given in (stored, stored.get("text_config")):
+        if isinstance(given, Mapping):
+            _check_read(given, model)
+            _check_names(given, known, config.model_type)
+
+
+def quantisation(stored: object) -> object:
+    """Return how a config.json says, at any depth, that its checkpoint is quantised; None if it does not."""
+    if isinstance(stored, Mapping):
+        found = (stored.get(name) for name in _QUANTISED)
+        return next((one for one in (*found, *map(quantisation, stored.values())) if one is not None), None)
+    return None
+
+
+def _check_read(given: Mapping, model: PreTrainedModel) -> None:
+    family = model.config.model_type
+    unusual = [
+        (name, given[name]) for name, usual in UNREAD.get(family, {}).items() if given.get(name) not in (None, usual)
+    ]
+    source = inspect.getsource(sys.modules[type(model).__module__]) if unusual else ""
+    for name, value in unusual:
+        if not re.search(rf'config(\.|, "){name}\b', source):
+            raise BadInput(
+                f"the config.json says {name} {str(value)[:40]}, which transformers' {family} does not follow: "
+                "remove it if the model was trained without it"
+            )
+
+
+def _check_names(given: Mapping, known: set[str], family: str) -> None:
+    for name, meant in _slips(given, known):
+        raise BadInput(f"the config.json says {name}, which {family} does not have: did you mean {meant}?")
+
+
+def _slips(given: Mapping, known: set[str]) -> Iterator[tuple[str, str]]:
+    missing = known - given.keys()
+    for name in given.keys() - known:
+        for meant in get_close_matches(str(name), missing, n=1, cutoff=_ALIKE):
+            yield name, meant

@@ -1,0 +1,91 @@
+"""Tries a model before it is used: one pass without its experts, and the arithmetic of experts on a few random weights.
+
+What a config asks for and the family's own code cannot do, or does in another way than moectl, is refused here in one
+line. It would end the first request or change its tokens otherwise.
+"""
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from artifacts.errors import BadInput, first_line
+from runtime.model.arithmetic import accumulate, assign, expert_forward, gather, weigh
+from runtime.model.layers import MoeLayer
+
+_NUM_TOKENS, _NUM_EXPERTS, _NUM_NEURONS = 6, 8, 4  # of the random experts
+
+
+def try_model(model: PreTrainedModel, layers: tuple[MoeLayer, ...]) -> None:
+    """Run one pass of two tokens in which experts give zeros. Raises BadInput if it fails, if a router takes another
+    number of experts than its config says, or if the family adds its experts up in another way than moectl."""
+    family = model.config.model_type
+    if model.config.is_encoder_decoder:
+        raise BadInput(f"the config.json says is_encoder_decoder, and {family} is a decoder only: correct it")
+    ids = torch.zeros(1, 2, dtype=torch.int64, device=model.device)
+    try:
+        with _without_experts(layers), torch.inference_mode():
+            model(input_ids=ids, use_cache=True)
+    except BadInput:
+        raise
+    except Exception as error:  # the family's code may raise anything on a config that does not fit it
+        raise BadInput(f"transformers' {family} cannot run with this config.json: {first_line(error)}") from error
+
+
+@contextmanager
+def _without_experts(layers: tuple[MoeLayer, ...]) -> Iterator[None]:
+    for layer in layers:
+        layer.experts.forward = partial(_zeros, layer)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del layer.experts.forward
+
+
+def _zeros(layer: MoeLayer, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    if ids.shape[-1] != layer.top_k:
+        raise BadInput(
+            f"num_experts_per_tok is {layer.top_k}, and the router beside {layer.name} always takes {ids.shape[-1]}: "
+            "correct the config.json"
+        )
+    if layer.index == 0 and not _adds_alike(layer, hidden, weights.dtype):
+        raise BadInput(
+            f"{type(layer.experts).__name__} adds up experts in {hidden.dtype} in another way than moectl, which would "
+            "change tokens: such a model cannot be offloaded"
+        )
+    return torch.zeros_like(hidden)
+
+
+def _adds_alike(layer: MoeLayer, like: torch.Tensor, weights_dtype: torch.dtype) -> bool:
+    """Whether the module's own eager code gives the bits of `runtime.model.arithmetic` on a few narrow experts."""
+    random = torch.Generator().manual_seed(0)
+    experts, top_k = _narrow(layer, like, random), min(layer.top_k, _NUM_EXPERTS)
+    hidden = torch.randn(_NUM_TOKENS, like.shape[-1], generator=random).to(like)
+    weights = torch.rand(_NUM_TOKENS, top_k, generator=random).to(like.device, weights_dtype)
+    ids = torch.rand(_NUM_TOKENS, min(_NUM_EXPERTS, layer.num_experts), generator=random).argsort(-1)[:, :top_k]
+    out = torch.zeros_like(hidden)
+    for expert, assigned in sorted(assign(ids.numpy(), like.device).items()):
+        views = {name: parameter[expert] for name, parameter in experts.named_parameters(recurse=False)}
+        y = expert_forward(experts, views, gather(hidden, assigned))
+        accumulate(out, weigh(y, weights, assigned), assigned)
+    eager = type(experts).forward.__wrapped__
+    return torch.equal(eager(experts, hidden, ids.to(like.device), weights), out)
+
+
+def _narrow(layer: MoeLayer, like: torch.Tensor, random: torch.Generator) -> nn.Module:
+    """The experts module with a few random experts of a few neurons."""
+    hidden, experts = like.shape[-1], copy.copy(layer.experts)
+    sizes = {"gate_up_proj": (2 * _NUM_NEURONS, hidden), "up_proj": (_NUM_NEURONS, hidden)}
+    sizes["down_proj"] = (hidden, _NUM_NEURONS)
+    experts._parameters = {}
+    for name in layer.shapes:
+        size = sizes[name.removesuffix("_bias")]
+        size = size[:1] if name.endswith("_bias") else size[:: -1 if experts.is_transposed else 1]
+        values = torch.randn(min(_NUM_EXPERTS, layer.num_experts), *size, generator=random)
+        experts._parameters[name] = nn.Parameter(values.to(like), requires_grad=False)
+    return experts
