@@ -18,7 +18,7 @@ import torch
 
 from artifacts.errors import BadInput, OutOfResources, Partly
 from artifacts.quantisation.gptq import VERSION
-from artifacts.quantisation.replica_file import FORMAT, is_intact, read_metadata, replica_root
+from artifacts.quantisation.replica_file import FORMAT, SOURCE, is_intact, read_metadata, replica_root
 from artifacts.store.runs import ModelInfo
 from artifacts.store.store import add_run
 from profilers.quantise.calibration import LayerInputs, LayerTokens, describing, keep_inputs
@@ -43,7 +43,8 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class BuiltReplicas:
-    """Replicas that were written; an earlier run that was stopped had done `resumed` of the experts."""
+    """Replicas that were written. An earlier run that was stopped had done `resumed` of the experts, and `remade` more
+    of other weights than the checkpoint has."""
 
     run_id: int
     folder: Path
@@ -51,6 +52,7 @@ class BuiltReplicas:
     num_tokens: int
     seconds: float
     resumed: int
+    remade: int
 
 
 def build_replicas(
@@ -66,8 +68,9 @@ def build_replicas(
     """Quantise every expert and write the run; workers write its files. `progress` is told the experts done and the
     experts in all.
 
-    Raises BadUsage for a method that this model does not allow; OutOfResources for a full disk, for workers that are
-    all killed and for a folder that another process is filling; Partly when some experts could not be quantised.
+    Raises BadUsage for a method that this model does not allow; BadInput for a checkpoint that changes meanwhile;
+    OutOfResources for a full disk, for workers that are all killed and for a folder that another process is filling;
+    Partly when some experts could not be quantised.
     """
     run = TextRun(data)
     shapes = projections(opened.layers[0])
@@ -82,29 +85,37 @@ def build_replicas(
         parameters = asdict(method) | {"folder": folder.name, "sequences": len(data.sequences)}
         info = run.info(QUANTIZE, model, parameters)
         records = tuple(job.records[key] for key in range(opened.shape.num_keys))
+        opened.store.check_unchanged()
         run_id = add_run(store_path, info, tables(records), model=model)
-    return BuiltReplicas(run_id, folder, records, info.tokens, info.seconds, resumed)
+    return BuiltReplicas(run_id, folder, records, info.tokens, info.seconds, resumed, job.num_of_others)
 
 
 class _Job:
-    """The quantisation of one model; `records` holds the finished experts by key."""
+    """The quantisation of one model; `records` holds the finished experts by key, and `num_of_others` counts files that
+    were of other weights."""
 
     def __init__(self, opened: MoeModel, method: Method, folder: Path, model: str, progress: Progress) -> None:
         self._opened, self._method, self._folder, self._model = opened, method, folder, model
         self._progress = progress
         self._host = aligned(opened.store.layout.nbytes)
         self.records: dict[int, ReplicaRecord] = {}
+        self.num_of_others = 0
         self._lost: dict[int, Exception] = {}
         self._num_done = 0
 
     def take_up(self) -> None:
-        """Record the experts whose files an earlier run finished, and remove its unfinished ones."""
+        """Record the experts whose files an earlier run finished from the weights that the checkpoint has now, which
+        reads each of them once, and remove its unfinished ones."""
         for path in self._folder.glob(".*.tmp"):
             path.unlink()
         for key in range(self._opened.shape.num_keys):
             path = self._path(key)
-            if path.is_file() and self._is_whole(path, key):
+            if not (path.is_file() and self._is_whole(path, key)):
+                continue
+            if self._is_of_present_weights(path, key):
                 self.records[key] = record(path)
+            else:
+                self.num_of_others += 1
 
     def check_space(self, nbytes: int) -> None:
         """Raise OutOfResources if the disk cannot take the missing files of `nbytes` each."""
@@ -146,7 +157,12 @@ class _Job:
     def _layer(
         self, layer: MoeLayer, arrived: list[LayerBatch], workers: Workers, scratch: Path, *, is_last: bool
     ) -> list[torch.Tensor]:
-        """Read each expert once, submit it for quantisation, and add its output to the layer's [T, H] of each batch."""
+        """Read each expert once, submit it for quantisation, and add its output to the layer's [T, H] of each batch.
+
+        The inputs are of one checkpoint, which is checked first, and each file names its expert's bytes: a file that is
+        of what was read while the checkpoint was rewritten is not taken up later.
+        """
+        self._opened.store.check_unchanged()
         tokens = LayerTokens(arrived)
         outputs = [torch.zeros_like(batch.hidden) for batch in arrived]
         missing = [e for e in range(self._opened.shape.num_experts) if self._key(layer, e) not in self.records]
@@ -218,6 +234,10 @@ class _Job:
             return origin == (self._model, str(layer), str(expert)) and is_intact(path)
         except BadInput:
             return False
+
+    def _is_of_present_weights(self, path: Path, key: int) -> bool:
+        self._opened.store.read(*divmod(key, self._opened.shape.num_experts), self._host)
+        return read_metadata(path).get(SOURCE) == self._opened.store.layout.digest(self._host)
 
     def _key(self, layer: MoeLayer, expert: int) -> int:
         return layer.index * self._opened.shape.num_experts + expert
