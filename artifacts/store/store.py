@@ -87,7 +87,7 @@ class Store:
         if former in fingerprints and fingerprint not in fingerprints:
             raise Incompatible(
                 f"{self.path} is of an older moectl, which did not look at the weights of {name}: run moectl profile "
-                "on it again, into this store or a new one, then what was built on the old profile"
+                "again, into it or a new store, and then what was built on the old profile"
             )
 
     def require_model(self, fingerprint: str, *, former: str, name: str) -> ModelInfo:
@@ -103,8 +103,9 @@ class Store:
             if model.fingerprint == fingerprint:
                 return model
         others = ", ".join(f"{model.name} ({model.model_id})" for model in models) or "no model yet"
+        since = ", whose files have changed since" if any(model.name == name for model in models) else ""
         raise Incompatible(
-            f"{self.path} holds {others}, not {name} ({fingerprint[:16]}); "
+            f"{self.path} holds {others}, not {name} ({fingerprint[:16]}){since}; "
             "name another store or run moectl profile on this model first"
         )
 

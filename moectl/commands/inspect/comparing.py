@@ -25,7 +25,7 @@ def compared(store: Store, name: str) -> list[StoreFinding]:
     try:
         model = store.require_model(opened.fingerprint, former=opened.former_fingerprint, name=name)
     except Incompatible as problem:
-        return [StoreFinding(name, str(problem), "name this store's model, or run moectl profile on this one")]
+        return [StoreFinding(name, str(problem), "run moectl profile on it, or name a model of this store")]
     runs = [run for run in store.runs() if run.info.model_id == model.model_id and "replicas" in run.contents]
     findings = list(_other_sources(store, runs, opened))
     opened.store.check_unchanged()
