@@ -10,6 +10,7 @@ from artifacts.errors import BadInput
 from artifacts.shape import Shape
 from artifacts.store.file import wal_of
 from artifacts.store.store import Store, add_run
+from moectl.commands.run import keeping_maps
 from runtime.model.checkpoint import Shard, open_checkpoint
 from runtime.model.open import open_model
 from runtime.model.pack import pack
@@ -131,6 +132,19 @@ def test_a_checkpoint_written_into_while_it_is_packed_leaves_no_folder(copy: Cop
     invert(folder, UP)
     pack(open_model(str(folder)), open_checkpoint(folder), out)
     assert open_model(str(out)).fingerprint == opened.fingerprint
+
+
+def test_a_checkpoint_written_into_leaves_no_learned_maps(copy: Copy, path: Path) -> None:
+    settings = Settings("fmoe", budget="50%", link="disk", window="1B", learn=True)
+    with (
+        Session(open_model(str(folder := copy("olmoe"))), settings) as session,
+        pytest.raises(BadInput, match=CHANGED),
+        keeping_maps(session, "model", store=path),
+    ):
+        assert len(words(session)) == 4
+        invert(folder, UP)
+        words(session)
+    assert not path.exists()
 
 
 def test_a_checkpoints_folder_may_be_read_only(copy: Copy, tmp_path: Path) -> None:
