@@ -18,7 +18,7 @@ import torch
 
 from artifacts.errors import BadInput, OutOfResources, Partly
 from artifacts.quantisation.gptq import VERSION
-from artifacts.quantisation.replica_file import FORMAT, SOURCE, is_intact, read_metadata, replica_root
+from artifacts.quantisation.replica_file import FORMAT, SOURCE, check_identity, is_intact, read_metadata, replica_root
 from artifacts.store.runs import ModelInfo
 from artifacts.store.store import add_run
 from profilers.quantise.calibration import LayerInputs, LayerTokens, describing, keep_inputs
@@ -110,12 +110,11 @@ class _Job:
             path.unlink()
         for key in range(self._opened.shape.num_keys):
             path = self._path(key)
-            if not (path.is_file() and self._is_whole(path, key)):
-                continue
-            if self._is_of_present_weights(path, key):
-                self.records[key] = record(path)
-            else:
-                self.num_of_others += 1
+            if path.is_file() and (source := self._source(path, key)):
+                if source == self._present_source(key):
+                    self.records[key] = record(path)
+                else:
+                    self.num_of_others += 1
 
     def check_space(self, nbytes: int) -> None:
         """Raise OutOfResources if the disk cannot take the missing files of `nbytes` each."""
@@ -157,12 +156,8 @@ class _Job:
     def _layer(
         self, layer: MoeLayer, arrived: list[LayerBatch], workers: Workers, scratch: Path, *, is_last: bool
     ) -> list[torch.Tensor]:
-        """Read each expert once, submit it for quantisation, and add its output to the layer's [T, H] of each batch.
-
-        The inputs are of one checkpoint, which is checked first, and each file names its expert's bytes: a file that is
-        of what was read while the checkpoint was rewritten is not taken up later.
-        """
-        self._opened.store.check_unchanged()
+        """Read each expert once, submit it for quantisation, and add its output to the layer's [T, H] of each batch."""
+        self._opened.store.check_unchanged()  # the inputs are of one checkpoint; each file names its expert's bytes
         tokens = LayerTokens(arrived)
         outputs = [torch.zeros_like(batch.hidden) for batch in arrived]
         missing = [e for e in range(self._opened.shape.num_experts) if self._key(layer, e) not in self.records]
@@ -226,18 +221,16 @@ class _Job:
         self._num_done += 1
         self._progress(len(self.records), self._opened.shape.num_keys)
 
-    def _is_whole(self, path: Path, key: int) -> bool:
-        layer, expert = divmod(key, self._opened.shape.num_experts)
-        try:
+    def _source(self, path: Path, key: int) -> str | None:
+        """Return the hash of the expert that a file was made of; None unless it is whole and of this model and key."""
+        with suppress(BadInput):
             metadata = read_metadata(path)
-            origin = (metadata.get("model"), metadata.get("layer"), metadata.get("expert"))
-            return origin == (self._model, str(layer), str(expert)) and is_intact(path)
-        except BadInput:
-            return False
+            check_identity(path, metadata, model=self._model, key=divmod(key, self._opened.shape.num_experts))
+            return metadata.get(SOURCE) if is_intact(path) else None
 
-    def _is_of_present_weights(self, path: Path, key: int) -> bool:
+    def _present_source(self, key: int) -> str:
         self._opened.store.read(*divmod(key, self._opened.shape.num_experts), self._host)
-        return read_metadata(path).get(SOURCE) == self._opened.store.layout.digest(self._host)
+        return self._opened.store.layout.digest(self._host)
 
     def _key(self, layer: MoeLayer, expert: int) -> int:
         return layer.index * self._opened.shape.num_experts + expert

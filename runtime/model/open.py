@@ -62,15 +62,7 @@ def open_model(name: str, *, dtype: torch.dtype | None = None, device: str | tor
     model = build_skeleton(config, dtype)
     layers = moe_layers(model)
     layout = ExpertLayout.of(layers[0].shapes, dtype)
-    first = layers[0]
-    shape = Shape(
-        num_layers=len(layers),
-        num_experts=first.num_experts,
-        top_k=first.top_k,
-        expert_nbytes=layout.nbytes,
-        num_neurons=first.num_neurons,
-        neuron_nbytes=first.neuron_weights * dtype.itemsize,
-    )
+    shape = _shape(layers, layout)
     located = locate_experts(model, layers, shape=shape, layout=layout, tensors=checkpoint.tensors)
     experts = {f"{layer.name}.{part.name}" for layer in layers for part in layout.parts}
     load_resident(model, located.others, experts=experts, dtype=dtype, device=torch.device(device), folder=folder)
@@ -90,6 +82,18 @@ def open_model(name: str, *, dtype: torch.dtype | None = None, device: str | tor
     )
     checkpoint.check_unchanged()
     return opened
+
+
+def _shape(layers: tuple[MoeLayer, ...], layout: ExpertLayout) -> Shape:
+    first = layers[0]
+    return Shape(
+        num_layers=len(layers),
+        num_experts=first.num_experts,
+        top_k=first.top_k,
+        expert_nbytes=layout.nbytes,
+        num_neurons=first.num_neurons,
+        neuron_nbytes=first.neuron_weights * layout.dtype.itemsize,
+    )
 
 
 def _check_numbers(config: object, checkpoint: Checkpoint) -> None:
