@@ -128,6 +128,8 @@ def test_replicas_with_other_outputs_are_another_models(
             nbytes = len(data) // (rows * width)
             cut = b"".join(data[row * width * nbytes :][: width // 2 * nbytes] for row in range(rows))
             tensors[f"4.down_proj.{name}"] = (kind, [rows, width // 2], cut)
-        path.write_bytes(joined(Tensors.together(tensors)))
+        changed = Tensors.together(tensors)
+        said = {"__metadata__": parts.header["__metadata__"]}
+        path.write_bytes(joined(Tensors(said | changed.header, changed.data)))
     with pytest.raises(Incompatible, match="a down_proj of another model"):
         open_replicas(opened, stored, [4])
