@@ -22,13 +22,20 @@ from artifacts.common.untrusted import parse_json
 from artifacts.errors import BadInput, OutOfResources, shortage
 from artifacts.quantisation.packing import PARTS, Packed, packed_shapes
 
-FORMAT = "moectl-replica-1"
+FORMAT = "moectl-replica-2"
+SOURCE = "source"  # in the metadata: the sha256 of the expert that the replicas are made of
+_OLDER = ("moectl-replica-1",)  # without the source
 _DIGEST = "digest"
 _HEADER_LIMIT = 100 << 20  # bytes, as in the safetensors format
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I32": torch.int32}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _GROUP_SIZE = re.compile("[1-9][0-9]{0,8}")
 _CHUNK = 1 << 20
+
+
+class OlderFormat(BadInput):
+    """A whole file of replicas that does not say which weights it was made of."""
+
 
 Parts = dict[str, Packed | torch.Tensor]
 
@@ -83,7 +90,7 @@ def read_replica(path: Path, bits: int, *, model: str | None = None, key: tuple[
     that is missing, truncated, foreign or of another expert, and for a width that the file lacks.
     """
     header = _read_header(path)
-    _check_identity(path, header.metadata, model, key)
+    check_identity(path, header.metadata, model=model, key=key)
     of_width = {name: entry for name, entry in header.entries.items() if name.startswith(f"{bits}.")}
     if not of_width:
         raise BadInput(f"{path} has no {bits}-bit replica, only {', '.join(map(str, widths(header.metadata)))}")
@@ -101,6 +108,18 @@ def read_replica(path: Path, bits: int, *, model: str | None = None, key: tuple[
 def read_metadata(path: Path) -> dict[str, str]:
     """Read the metadata of a whole file. Raises BadInput as `read_replica` does."""
     return _read_header(path).metadata
+
+
+def check_identity(
+    path: Path, metadata: Mapping[str, str], *, model: str | None = None, key: tuple[int, int] | None = None
+) -> None:
+    """Raise BadInput unless the metadata are of this format and, where they are given, of the model with this
+    fingerprint and of this layer and expert."""
+    _check_format(path, metadata)
+    if model is not None and metadata.get("model") != model:
+        raise BadInput(f"{path} holds replicas of another model: run moectl quantize again")
+    if key is not None and (metadata.get("layer"), metadata.get("expert")) != tuple(map(str, key)):
+        raise BadInput(f"{path} holds another expert than layer {key[0]}, expert {key[1]}: run moectl quantize again")
 
 
 def widths(metadata: Mapping[str, str]) -> list[int]:
@@ -189,13 +208,6 @@ def _parts(path: Path, bits: int, tensors: dict[str, torch.Tensor], metadata: Ma
     return parts
 
 
-def _check_identity(path: Path, metadata: Mapping[str, str], model: str | None, key: tuple[int, int] | None) -> None:
-    if model is not None and metadata.get("model") != model:
-        raise BadInput(f"{path} holds replicas of another model: run moectl quantize again")
-    if key is not None and (metadata.get("layer"), metadata.get("expert")) != tuple(map(str, key)):
-        raise BadInput(f"{path} holds another expert than layer {key[0]}, expert {key[1]}: run moectl quantize again")
-
-
 def _read_header(path: Path) -> _Header:
     """Parse and check: offsets in order without holes, and the file exactly as long as they require."""
     length = int.from_bytes(_read(path, 0, 8).tobytes(), "little")
@@ -207,8 +219,7 @@ def _read_header(path: Path) -> _Header:
         metadata = _metadata(entries.pop("__metadata__", {}))
     except (ValueError, TypeError, AttributeError) as error:
         raise _foreign(path, "its header cannot be read") from error
-    if metadata.get("format") != FORMAT:
-        raise _foreign(path, f"its format is {metadata.get('format', 'None')[:40]}, not {FORMAT}")
+    _check_format(path, metadata)
     try:
         known_widths = widths(metadata)
         checked = {name: _entry(name, entry, known_widths) for name, entry in entries.items()}
@@ -220,6 +231,15 @@ def _read_header(path: Path) -> _Header:
     if nbytes != 8 + length + ends[-1]:
         raise _foreign(path, "its length is not what its header says")
     return _Header(metadata, checked, 8 + length)
+
+
+def _check_format(path: Path, metadata: Mapping[str, str]) -> None:
+    if metadata.get("format") in _OLDER:
+        raise OlderFormat(
+            f"{path} is of an older moectl, which did not record the weights it was made of: run moectl quantize again"
+        )
+    if metadata.get("format") != FORMAT:
+        raise _foreign(path, f"its format is {metadata.get('format', 'None')[:40]}, not {FORMAT}")
 
 
 def _metadata(texts: object) -> dict[str, str]:

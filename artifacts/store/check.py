@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from artifacts.errors import BadInput
-from artifacts.quantisation.replica_file import replica_nbytes, replica_root, verify
+from artifacts.quantisation.replica_file import OlderFormat, replica_nbytes, replica_root, verify
 from artifacts.store.leftovers import StoreFinding, beside, unnamed
 from artifacts.store.runs import StoredRun
 from artifacts.store.schema import ARTEFACT_TABLES, SCHEMA_VERSION, columns
@@ -141,6 +141,8 @@ def _damage_of(root: Path, file: str, hash: str, nbytes: dict[int, int]) -> str:
         if replica_nbytes(path) != nbytes:
             return "have another size than was written"
         verify(path, hash)
+    except OlderFormat:
+        return "are of an older moectl, which did not record the weights they are of"
     except BadInput:
         return "are not what was written (damaged or replaced)"
     return ""

@@ -97,18 +97,32 @@ class Store:
             self._unwritten = None
         return model.model_id
 
-    def require_model(self, fingerprint: str, *, name: str) -> ModelInfo:
-        """Return the entry of the model with this fingerprint; `name` is how a message calls the model.
+    def refuse_former(self, fingerprint: str, *, former: str, name: str) -> None:
+        """Raise Incompatible when the store knows the model by its `former` fingerprint only, which says nothing of its
+        weights: its artefacts may be another model's."""
+        fingerprints = {model.fingerprint for model in self.models()}
+        if former in fingerprints and fingerprint not in fingerprints:
+            raise Incompatible(
+                f"{self.path} is of an older moectl, which did not look at the weights of {name}: run moectl profile "
+                "again, into it or a new store, and then what was built on the old profile"
+            )
 
-        Raises Incompatible, naming both sides, when the store holds artefacts of other models only.
+    def require_model(self, fingerprint: str, *, former: str, name: str) -> ModelInfo:
+        """Return the entry of the model with this fingerprint; `former` is what older stores call it, and `name` how a
+        message calls it.
+
+        Raises Incompatible, naming both sides, when the store holds artefacts of other models only, or was written
+        by a moectl whose fingerprints say nothing of weights.
         """
+        self.refuse_former(fingerprint, former=former, name=name)
         models = self.models()
         for model in models:
             if model.fingerprint == fingerprint:
                 return model
         others = ", ".join(f"{model.name} ({model.model_id})" for model in models) or "no model yet"
+        since = ", whose files have changed since" if any(model.name == name for model in models) else ""
         raise Incompatible(
-            f"{self.path} holds {others}, not {name} ({fingerprint[:16]}); "
+            f"{self.path} holds {others}, not {name} ({fingerprint[:16]}){since}; "
             "name another store or run moectl profile on this model first"
         )
 

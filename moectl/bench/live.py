@@ -13,7 +13,7 @@ from artifacts.store.runs import utc_now
 from moectl.bench.ledger import LIVE, PEER, BenchJob, BenchRow, Ledger, artefact_runs, measured_row
 from moectl.bench.request import BenchRequest
 from moectl.bench.table import Benched, loss_of_base
-from moectl.shared.opening import check_store, model_info, open_quietly, stored_artefacts
+from moectl.shared.opening import check_store, model_info, open_quietly, refuse_former, stored_artefacts
 from moectl.shared.progress import progress_bar
 from moectl.shared.text import read_text
 from profilers.compare.bench import Bench, BenchSample, BenchSetting, BenchText, LinkEmulations, schedule, summary
@@ -40,6 +40,7 @@ def live(name: str, request: BenchRequest, *, store: Path, device: str, threads:
     check_store(store)
     documents(request.data)  # a wrong path is reported before a model is opened
     checkpoint = open_quietly(name, device=device)
+    refuse_former(store, checkpoint, name=name)
     opened, artefacts = model_on_base(checkpoint, stored_artefacts(store, checkpoint), request.base)
     for link in set(request.link_names) - MACHINES.keys():
         resolve_link(opened, link=link, near=None, scaled_to=None)

@@ -20,7 +20,7 @@ from artifacts.traces.trace import Trace
 from moectl.bench.ledger import SIMULATED, BenchJob, BenchRow, Ledger, artefact_runs, simulated_row
 from moectl.bench.request import AUTO, DEFAULT_MACHINE, ORACLE, BenchRequest
 from moectl.bench.table import Benched
-from moectl.shared.opening import check_store, foresight_for, model_info, open_quietly
+from moectl.shared.opening import check_store, foresight_for, model_info, open_quietly, refuse_former
 from moectl.shared.place_trace import base_suffix, place_trace
 from moectl.shared.progress import progress_bar
 from moectl.shared.text import read_text
@@ -164,6 +164,7 @@ def _source(name: str, request: BenchRequest, *, store: Path, device: str) -> Tr
     if name in MODELS and not Path(name).exists():
         raise BadUsage(f"{name} is a shape without weights, and a trace of it cannot be recorded: give --trace FILE")
     opened = open_quietly(name, device=device)
+    refuse_former(store, opened, name=name)
     run = _stored_trace(store, opened)
     if run is None:
         text = read_text(opened, request.data, length=request.length, num_tokens=request.tokens, seed=request.seed)

@@ -100,8 +100,8 @@ def _price_prefetching(model: str | None, options: InspectOptions, *, store: Pat
 def _check_store(model: str | None, options: InspectOptions, *, store: Path, as_json: bool) -> None:
     from moectl.commands.inspect import checking as command
 
-    command.refuse_views(heatmap=options.heatmap, layer=options.layer, run=options.run, model=model)
-    verified = command.verified(store)
+    command.refuse_views(heatmap=options.heatmap, layer=options.layer, run=options.run)
+    verified = command.verified(store, model=model)
     command.show(verified, as_json=as_json)
     raise typer.Exit(verified.exit_code)
 

@@ -8,13 +8,16 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from artifacts.errors import Incompatible
 from artifacts.hardware.profile import COLD, COMMAND, HardwareProfile
 from artifacts.quantisation.replicas import typical
 from artifacts.shape import FULL_BITS, Shape
 from artifacts.store.store import Store
 from moectl.shared import installed, neighbours
+from moectl.shared.opening import refuse_former
 from moectl.show.render import human_bytes
 from profilers.hardware.this_machine import LocalMachine
+from runtime.model.open import MoeModel
 
 SLOW_DISK_GBPS = 1.0
 _NAMED = ("torch", "transformers", "duckdb")
@@ -105,6 +108,15 @@ def of_store(path: Path, model_id: str, *, model: str | None, shown: str) -> lis
         for command, (says, verb) in _BUILT.items()
         if command not in built
     ]
+
+
+def of_former(path: Path, opened: MoeModel, *, model: str) -> list[DoctorFinding]:
+    """Report a store of an older moectl, whose artefacts may be of other weights."""
+    try:
+        refuse_former(path, opened, name=model)
+    except Incompatible as problem:
+        return [DoctorFinding("store", str(problem), "moectl profile")]
+    return []
 
 
 def of_profile(profile: HardwareProfile, here: LocalMachine) -> list[DoctorFinding]:

@@ -82,7 +82,8 @@ def show(built: BuiltReplicas, *, as_json: bool) -> None:
     sheet = layer_sheet(built)
     if as_json:
         summary = {"run": built.run_id, "tokens": built.num_tokens, "seconds": built.seconds}
-        summary |= {"experts": len(built.records), "resumed_experts": built.resumed, "borrowing": num_borrowed(built)}
+        summary |= {"experts": len(built.records), "resumed_experts": built.resumed}
+        summary |= {"remade_experts": built.remade, "borrowing": num_borrowed(built)}
         show_json(summary | {"folder": str(built.folder), "bytes": nbytes(built), "layers": sheet.records()})
     else:
         show_sheet(sheet)
@@ -100,9 +101,14 @@ def layer_sheet(built: BuiltReplicas) -> Sheet:
     sizes = ", ".join(f"{bits} bits {human_bytes(size)}" for bits, size in total.items())
     note = (
         f"run {built.run_id}: {len(built.records):,} experts on {built.num_tokens:,} tokens in {built.seconds:.1f} s "
-        f"({built.resumed:,} done before), {num_borrowed(built):,} judged on their layer's tokens; bytes: {sizes}"
+        f"({built.resumed:,} done before{_remade(built)}), {num_borrowed(built):,} judged on their layer's tokens; "
+        f"bytes: {sizes}"
     )
     return Sheet("Relative error of experts' outputs", ("layer", *(f"{bits} bits" for bits in widths)), rows, note)
+
+
+def _remade(built: BuiltReplicas) -> str:
+    return f", {built.remade:,} of other weights made again" if built.remade else ""
 
 
 def nbytes(built: BuiltReplicas) -> dict[int, int]:

@@ -63,12 +63,13 @@ def run_command(
 @contextmanager
 def keeping_maps(session: Session, name: str, *, store: Path) -> Iterator[None]:
     """Store the maps that the session has learned when the block ends, also after an interruption; whole iterations
-    only."""
+    only, and none where the checkpoint was written into: the last may be of two models."""
     started_at, begin_s = utc_now(), perf_counter()
     try:
         yield
     finally:
         if session.parts.settings.learn:
+            session.parts.tiers.slow.check_unchanged()
             _keep_maps(session, name, store, started_at, perf_counter() - begin_s)
 
 

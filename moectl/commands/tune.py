@@ -19,7 +19,7 @@ from artifacts.store.store import add_run
 from artifacts.traces.trace import Trace
 from moectl.bench.table import loss_of_base
 from moectl.bundled import demo_model
-from moectl.shared.opening import check_store, model_info, open_quietly
+from moectl.shared.opening import check_store, model_info, open_quietly, refuse_former
 from moectl.shared.place_trace import trace_on_base
 from moectl.shared.progress import progress_bar
 from moectl.shared.text import read_text
@@ -95,6 +95,7 @@ def _check(name: str, request: TuneRequest) -> None:
 def _prepare(name: str, request: TuneRequest, *, store: Path, device: str) -> _Prepared:
     """Open the model, find or record a trace, and measure what a unit of expert error costs."""
     opened = open_quietly(name, device=device)
+    refuse_former(store, opened, name=name)
     text = read_text(opened, request.held_out, length=request.length, num_tokens=request.tokens, seed=request.seed)
     artefacts, similarity, profile = known_of(store, opened)
     based, artefacts = model_on_base(opened, artefacts, request.base)

@@ -44,6 +44,13 @@ def check_store(path: Path) -> None:
         pass
 
 
+def refuse_former(path: Path, opened: MoeModel, *, name: str) -> None:
+    """Raise Incompatible for a store of an older moectl that knows the model, but not by its weights."""
+    if path.exists():
+        with Store.open(path, read_only=True) as store:
+            store.refuse_former(opened.fingerprint, former=opened.former_fingerprint, name=name)
+
+
 def stored_artefacts(path: Path, opened: MoeModel) -> Artefacts:
     """Load the model's artefacts from the store; none when there is no store."""
     if not path.exists():

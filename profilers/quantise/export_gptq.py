@@ -51,7 +51,7 @@ def export_gptq(
     """Write `out`, a new folder, whole or not at all. `read(layer, expert)` returns replicas of one width.
 
     `first_file` is any of their files; its metadata says how they were made. Raises BadInput when GPTQ readers cannot
-    take the sizes or the folder exists, OutOfResources when the disk is full.
+    take the sizes, the folder exists or the checkpoint changes, OutOfResources when the disk is full.
     """
     shape, layout = opened.shape, opened.store.layout
     located = locate_experts(opened.model, opened.layers, shape=shape, layout=layout, tensors=checkpoint.tensors)
@@ -75,6 +75,7 @@ def export_gptq(
         weight_map |= _write(folder, "model-others.safetensors", others)
         config = _config(bits, groups, others, read_metadata(first_file))
         _write_texts(checkpoint.folder, folder, config, weight_map)
+        checkpoint.check_unchanged()
 
 
 def _slices(layer: MoeLayer, expert: int, stored: list[tuple[Extent, str]], layout: ExpertLayout) -> list[_Slice]:

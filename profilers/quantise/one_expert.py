@@ -17,7 +17,7 @@ from torch import nn
 
 from artifacts.errors import BadInput, OutOfResources
 from artifacts.quantisation.gptq import Quantized, group_size_for, quantize
-from artifacts.quantisation.replica_file import file_hash, read_metadata, replica_nbytes, write_replicas
+from artifacts.quantisation.replica_file import SOURCE, file_hash, read_metadata, replica_nbytes, write_replicas
 from profilers.quantise.calibration import LayerInputs, Weights, hessians, output, spaced
 from profilers.quantise.method import Method
 from runtime.model.layout import ExpertLayout
@@ -157,6 +157,7 @@ def _metadata(unit: ExpertTask) -> dict[str, str]:
     method = unit.method
     return {
         "model": unit.model,
+        SOURCE: unit.layout.digest(torch.from_numpy(unit.weights)),
         "layer": str(unit.layer),
         "expert": str(unit.expert),
         "recipe": method.recipe,

@@ -18,7 +18,7 @@ import torch
 from artifacts.common.locks import locked
 from artifacts.errors import BadInput, OutOfResources, Partly
 from artifacts.quantisation.gptq import VERSION
-from artifacts.quantisation.replica_file import FORMAT, is_intact, read_metadata, replica_root
+from artifacts.quantisation.replica_file import FORMAT, SOURCE, check_identity, is_intact, read_metadata, replica_root
 from artifacts.store.runs import ModelInfo
 from artifacts.store.store import add_run
 from profilers.quantise.calibration import LayerInputs, LayerTokens, describing, keep_inputs
@@ -43,7 +43,8 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class BuiltReplicas:
-    """Replicas that were written; an earlier run that was stopped had done `resumed` of the experts."""
+    """Replicas that were written. An earlier run that was stopped had done `resumed` of the experts, and `remade` more
+    of other weights than the checkpoint has."""
 
     run_id: int
     folder: Path
@@ -51,6 +52,7 @@ class BuiltReplicas:
     num_tokens: int
     seconds: float
     resumed: int
+    remade: int
 
 
 def build_replicas(
@@ -66,8 +68,9 @@ def build_replicas(
     """Quantise every expert and write the run; workers write its files. `progress` is told the experts done and the
     experts in all.
 
-    Raises BadUsage for a method that this model does not allow; OutOfResources for a full disk, for workers that are
-    all killed and for a folder that another process is filling; Partly when some experts could not be quantised.
+    Raises BadUsage for a method that this model does not allow; BadInput for a checkpoint that changes meanwhile;
+    OutOfResources for a full disk, for workers that are all killed and for a folder that another process is filling;
+    Partly when some experts could not be quantised.
     """
     run = TextRun(data)
     shapes = projections(opened.layers[0])
@@ -82,29 +85,36 @@ def build_replicas(
         parameters = asdict(method) | {"folder": folder.name, "sequences": len(data.sequences)}
         info = run.info(QUANTIZE, model, parameters)
         records = tuple(job.records[key] for key in range(opened.shape.num_keys))
+        opened.store.check_unchanged()
         run_id = add_run(store_path, info, tables(records), model=model)
-    return BuiltReplicas(run_id, folder, records, info.tokens, info.seconds, resumed)
+    return BuiltReplicas(run_id, folder, records, info.tokens, info.seconds, resumed, job.num_of_others)
 
 
 class _Job:
-    """The quantisation of one model; `records` holds the finished experts by key."""
+    """The quantisation of one model; `records` holds the finished experts by key, and `num_of_others` counts files that
+    were of other weights."""
 
     def __init__(self, opened: MoeModel, method: Method, folder: Path, model: str, progress: Progress) -> None:
         self._opened, self._method, self._folder, self._model = opened, method, folder, model
         self._progress = progress
         self._host = aligned(opened.store.layout.nbytes)
         self.records: dict[int, ReplicaRecord] = {}
+        self.num_of_others = 0
         self._lost: dict[int, Exception] = {}
         self._num_done = 0
 
     def take_up(self) -> None:
-        """Record the experts whose files an earlier run finished, and remove its unfinished ones."""
+        """Record the experts whose files an earlier run finished from the weights that the checkpoint has now, which
+        reads each of them once, and remove its unfinished ones."""
         for path in self._folder.glob(".*.tmp"):
             path.unlink()
         for key in range(self._opened.shape.num_keys):
             path = self._path(key)
-            if path.is_file() and self._is_whole(path, key):
-                self.records[key] = record(path)
+            if path.is_file() and (source := self._source(path, key)):
+                if source == self._present_source(key):
+                    self.records[key] = record(path)
+                else:
+                    self.num_of_others += 1
 
     def check_space(self, nbytes: int) -> None:
         """Raise OutOfResources if the disk cannot take the missing files of `nbytes` each."""
@@ -147,6 +157,7 @@ class _Job:
         self, layer: MoeLayer, arrived: list[LayerBatch], workers: Workers, scratch: Path, *, is_last: bool
     ) -> list[torch.Tensor]:
         """Read each expert once, submit it for quantisation, and add its output to the layer's [T, H] of each batch."""
+        self._opened.store.check_unchanged()  # the inputs are of one checkpoint; each file names its expert's bytes
         tokens = LayerTokens(arrived)
         outputs = [torch.zeros_like(batch.hidden) for batch in arrived]
         missing = [e for e in range(self._opened.shape.num_experts) if self._key(layer, e) not in self.records]
@@ -210,14 +221,16 @@ class _Job:
         self._num_done += 1
         self._progress(len(self.records), self._opened.shape.num_keys)
 
-    def _is_whole(self, path: Path, key: int) -> bool:
-        layer, expert = divmod(key, self._opened.shape.num_experts)
-        try:
+    def _source(self, path: Path, key: int) -> str | None:
+        """Return the hash of the expert that a file was made of; None unless it is whole and of this model and key."""
+        with suppress(BadInput):
             metadata = read_metadata(path)
-            origin = (metadata.get("model"), metadata.get("layer"), metadata.get("expert"))
-            return origin == (self._model, str(layer), str(expert)) and is_intact(path)
-        except BadInput:
-            return False
+            check_identity(path, metadata, model=self._model, key=divmod(key, self._opened.shape.num_experts))
+            return metadata.get(SOURCE) if is_intact(path) else None
+
+    def _present_source(self, key: int) -> str:
+        self._opened.store.read(*divmod(key, self._opened.shape.num_experts), self._host)
+        return self._opened.store.layout.digest(self._host)
 
     def _key(self, layer: MoeLayer, expert: int) -> int:
         return layer.index * self._opened.shape.num_experts + expert

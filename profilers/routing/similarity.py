@@ -99,6 +99,7 @@ def _outputs(opened: MoeModel, index: int, hidden: torch.Tensor) -> torch.Tensor
     with torch.inference_mode():
         for number, out in enumerate(outputs):
             out.copy_(expert_forward(layer.experts, expert.read(index, number), hidden))
+    opened.store.check_unchanged()
     return outputs
 
 

@@ -138,6 +138,7 @@ class Engine:
         self.stall_s.append(self.steps.link.drain_stalls())
         self._num_finished = len(self.controller.counters.passes)
         self._is_in_pass = False
+        self._slow.check_unchanged()  # before anything is made of this pass's logits
 
     def _layer_forward(self, layer: MoeLayer) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]:
         steps = self.steps

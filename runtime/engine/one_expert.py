@@ -76,11 +76,14 @@ class OneExpertRunner:
         self._opened.model.set_experts_implementation("eager")
 
     def forward(self, ids: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
-        """Logits [B, S, V] of ids [B, S]; zeros of the mask [B, S] mark padding."""
+        """Logits [B, S, V] of ids [B, S]; zeros of the mask [B, S] mark padding. Raises BadInput if the checkpoint was
+        written into meanwhile."""
         device = self._opened.model.device
         with torch.inference_mode():
             mask = None if mask is None else mask.to(device)
-            return self._opened.model(input_ids=ids.to(device), attention_mask=mask, use_cache=False).logits
+            logits = self._opened.model(input_ids=ids.to(device), attention_mask=mask, use_cache=False).logits
+        self._opened.store.check_unchanged()
+        return logits
 
     def _keep_logits(self, index: int) -> Callable:
         def hook(gate: nn.Module, args: tuple, output: tuple) -> None:

@@ -56,7 +56,8 @@ class Shard:
         self._descriptor = descriptor
         if hasattr(os, "posix_fadvise"):  # readahead would fetch an expert's neighbours too
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
-        self.nbytes = os.fstat(descriptor).st_size
+        self._stamp = _stamp(descriptor)
+        self.nbytes, _ = self._stamp
         header = self._header()
         self.header_digest = hashlib.sha256(header).digest()
         entries = json.loads(header)
@@ -86,6 +87,36 @@ class Shard:
             return os.preadv(self._descriptor, targets, offset, _NOWAIT) == sum(target.nbytes for target in targets)
         except OSError:  # not cached, or not supported by this file system; `read_into` reports real errors
             return False
+
+    def sample(self, offset: int, nbytes: int) -> bytes:
+        """Read a few bytes; BadInput if the file ends before."""
+        assert self._closer.alive, f"{self.path} is closed: its descriptor may be another file's by now"
+        found = os.pread(self._descriptor, nbytes, offset)
+        if len(found) < nbytes:
+            raise BadInput(f"{self.path} ends before byte {offset + nbytes}: it changed while in use, copy it again")
+        return found
+
+    def read_ahead(self, offset: int, nbytes: int) -> None:
+        """Have the kernel begin to read these bytes, so that many places are read side by side."""
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(self._descriptor, offset, nbytes, os.POSIX_FADV_WILLNEED)
+
+    def check_unchanged(self) -> None:
+        """Raise BadInput if the file was written into since it was opened. A file that was renamed over it is another
+        file, which this shard does not read."""
+        if _stamp(self._descriptor) != self._stamp:
+            raise BadInput(
+                f"{self.path} changed while it is in use: what was read is of two models, start again once it is whole"
+            )
+
+    def check_in_place(self) -> None:
+        """Raise BadInput if the path leads to another file than the one that was opened."""
+        try:
+            is_same = os.path.samestat(self.path.stat(), os.fstat(self._descriptor))
+        except OSError as error:
+            raise BadInput(f"{self.path} cannot be opened again ({error.strerror}): start again") from error
+        if not is_same:
+            raise BadInput(f"{self.path} was replaced since it was opened: start again")
 
     def close(self) -> None:
         self._closer()
@@ -127,6 +158,11 @@ class Checkpoint:
     shards: tuple[Shard, ...]
     tensors: dict[str, StoredTensor]
 
+    def check_unchanged(self) -> None:
+        """Raise BadInput that names a file which was written into since it was opened."""
+        for shard in self.shards:
+            shard.check_unchanged()
+
     def close(self) -> None:
         for shard in self.shards:
             shard.close()
@@ -143,6 +179,12 @@ def read_tensor(file: File, offset: int, nbytes: int, dtype: torch.dtype) -> tor
     raw = torch.empty(nbytes, dtype=torch.uint8)
     file.read_into(offset, [memoryview(raw.numpy())])
     return raw.view(dtype)
+
+
+def _stamp(descriptor: int) -> tuple[int, int]:
+    """Return numbers that change when an open file is written into."""
+    status = os.fstat(descriptor)
+    return status.st_size, status.st_mtime_ns
 
 
 def _shard_paths(folder: Path) -> list[Path]:

@@ -53,9 +53,12 @@ class DiskStore:
         self._direct: dict[Path, DirectFile] = {}
 
     def direct(self) -> "DiskStore":
-        """Return a store that bypasses the page cache. Raises BadInput where the file system cannot."""
+        """Return a store that bypasses the page cache. Raises BadInput where the file system cannot, and where another
+        file has taken the name of one that is open."""
         store = copy(self)
         store._direct = {shard.path: DirectFile(shard.path) for shard in self._checkpoint.shards}
+        for shard in self._checkpoint.shards:
+            shard.check_in_place()
         return store
 
     def read(self, layer: int, expert: int, out: torch.Tensor, *, spans: Spans = ()) -> None:
@@ -87,6 +90,11 @@ class DiskStore:
         return all(
             run.shard.read_kept(run.offset, [target[start:stop] for start, stop in run.spans]) for run in reads.runs
         )
+
+    def check_unchanged(self) -> None:
+        """Raise BadInput that names a file which was written into since it was opened. It costs a system call a file,
+        so that it is called once a pass."""
+        self._checkpoint.check_unchanged()
 
     def close(self) -> None:
         """Close the files; reading afterwards is a bug."""

@@ -1,5 +1,6 @@
 """How an expert's tensors lie in a slot, and buffers that hold slots."""
 
+import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
@@ -35,6 +36,9 @@ class ExpertStore(Protocol):
     shape: Shape
 
     def read(self, layer: int, expert: int, out: torch.Tensor) -> None: ...
+
+    def check_unchanged(self) -> None:
+        """Raise BadInput if files whose experts were read have been written into since they were opened."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +81,14 @@ class ExpertLayout:
             part.name: buffer[part.offset : part.offset + part.nbytes].view(self.dtype).view(part.shape)
             for part in self.parts
         }
+
+    def digest(self, buffer: torch.Tensor) -> str:
+        """Return the sha256 of an expert in `buffer`, uint8 [nbytes] or longer on the CPU, without the bytes between
+        its parts: the same wherever the checkpoint keeps the expert."""
+        digest = hashlib.sha256()
+        for part in self.parts:
+            digest.update(memoryview(buffer[part.offset : part.offset + part.nbytes].numpy()))
+        return digest.hexdigest()
 
     def several(self, part: Part, memory: torch.Tensor) -> torch.Tensor:
         """View one part of several experts that are adjacent in `memory`, uint8, as [n, *shape]; nothing is copied."""

@@ -1,8 +1,5 @@
 """Opens a Mixture-of-Experts model without its experts: all else is loaded, and the experts can be read one by one."""
 
-import hashlib
-import json
-import re
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
@@ -16,6 +13,7 @@ from runtime.model.checkpoint import Checkpoint, open_checkpoint
 from runtime.model.config_fields import check_fields
 from runtime.model.expert_store import DiskStore
 from runtime.model.expert_tensors import locate_experts
+from runtime.model.fingerprint import fingerprint, former_fingerprint
 from runtime.model.generation_config import load_generation_config
 from runtime.model.layers import MoeLayer, moe_layers
 from runtime.model.layout import ExpertLayout, ExpertStore
@@ -23,10 +21,7 @@ from runtime.model.locate import locate, read_config
 from runtime.model.skeleton import build_skeleton, load_resident, parse_config
 from runtime.model.trial import try_model
 
-VOLATILE = {"transformers_version", "_name_or_path"}  # config entries that do not change the model
-REPACKED_FROM, REPACKED_CONFIG = "moectl_packed_from", "moectl_packed_config"  # in headers that `moectl pack` writes
 _MOST = torch.finfo(torch.float32).max  # the largest number that torch computes with in float32
-_FINGERPRINT = re.compile("[0-9a-f]{64}")  # safe in the names of files
 DEPTHS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")  # config entries for the number of layers
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 
@@ -35,10 +30,10 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model",
 class MoeModel:
     """`model` in evaluation mode, experts on `meta`; `store` reads them from the checkpoint by layer and expert.
 
-    `tokenizer` is None if the folder has none; `fingerprint` identifies the model, wherever its folder lies. On a
-    low-bit `base` (runtime/session/equip.py), `store` reads replicas and `shape` has their bytes; `dtype` and
-    `stored_shape`, by which the artefact store identifies the model, stay the checkpoint's. `unfollowed` names the
-    generation settings of the checkpoint that are left out.
+    `tokenizer` is None if the folder has none. `fingerprint` identifies the model, wherever its folder lies; older
+    stores call it by `former_fingerprint`. On a low-bit `base` (runtime/session/equip.py), `store` reads replicas and
+    `shape` has their bytes; `dtype` and `stored_shape`, by which the artefact store identifies the model, stay the
+    checkpoint's. `unfollowed` names the generation settings of the checkpoint that are left out.
     """
 
     model: PreTrainedModel
@@ -48,6 +43,7 @@ class MoeModel:
     shape: Shape
     store: ExpertStore
     fingerprint: str
+    former_fingerprint: str
     family: str
     dtype: torch.dtype
     stored_shape: Shape
@@ -77,19 +73,22 @@ def open_model(name: str, *, dtype: torch.dtype | None = None, device: str | tor
     load_resident(model, located.others, experts=experts, dtype=dtype, device=torch.device(device), folder=folder)
     try_model(model, layers)
     tokenizer = _tokenizer(folder, model.get_input_embeddings().num_embeddings)
-    return MoeModel(
+    opened = MoeModel(
         model=model,
         config=model.config,
         tokenizer=tokenizer,
         layers=layers,
         shape=shape,
         store=DiskStore(checkpoint, layout, shape=shape, extents=located.extents),
-        fingerprint=_fingerprint(stored_config, checkpoint),
+        fingerprint=fingerprint(stored_config, checkpoint),
+        former_fingerprint=former_fingerprint(stored_config, checkpoint),
         family=config.model_type,
         dtype=dtype,
         stored_shape=shape,
         unfollowed=load_generation_config(model, folder, tokenizer),
     )
+    checkpoint.check_unchanged()
+    return opened
 
 
 def _shape(layers: tuple[MoeLayer, ...], layout: ExpertLayout) -> Shape:
@@ -122,32 +121,6 @@ def _check_numbers(config: object, checkpoint: Checkpoint) -> None:
 def _stored_dtype(checkpoint: Checkpoint) -> torch.dtype:
     floating = (tensor.dtype for tensor in checkpoint.tensors.values() if tensor.dtype.is_floating_point)
     return next(floating, torch.float32)
-
-
-def config_digest(folder: Path) -> str:
-    """Return the sha256 of the canonical config."""
-    return _config_digest(read_config(folder)).hexdigest()
-
-
-def _fingerprint(config: dict, checkpoint: Checkpoint) -> str:
-    """Return the sha256 of the canonical config and each shard's header and size, shards in the order of their names.
-
-    A repacked checkpoint has the fingerprint of its origin: artefacts of the weights hold for both.
-    """
-    digest = _config_digest(config)
-    origins = {shard.metadata.get(REPACKED_FROM) for shard in checkpoint.shards}
-    configs = {shard.metadata.get(REPACKED_CONFIG) for shard in checkpoint.shards}
-    if configs == {digest.hexdigest()} and len(origins) == 1 and _FINGERPRINT.fullmatch(str(*origins)):
-        return str(*origins)
-    for shard in checkpoint.shards:
-        digest.update(shard.header_digest)
-        digest.update(shard.nbytes.to_bytes(8, "little"))
-    return digest.hexdigest()
-
-
-def _config_digest(config: dict) -> "hashlib._Hash":
-    lasting = {name: value for name, value in config.items() if name not in VOLATILE}
-    return hashlib.sha256(json.dumps(lasting, sort_keys=True, separators=(",", ":")).encode())
 
 
 def _tokenizer(folder: Path, vocabulary: int) -> PreTrainedTokenizerBase | None:

@@ -20,8 +20,16 @@ from artifacts.errors import BadInput, Incompatible, OutOfResources
 from runtime.model.checkpoint import DTYPES, INDEX, Checkpoint, StoredTensor, open_checkpoint
 from runtime.model.expert_store import Extent, num_reads
 from runtime.model.expert_tensors import LocatedExperts, locate_experts
-from runtime.model.locate import WANTED
-from runtime.model.open import REPACKED_CONFIG, REPACKED_FROM, MoeModel, config_digest
+from runtime.model.fingerprint import (
+    REPACKED_CONFIG,
+    REPACKED_CONTENT,
+    REPACKED_FROM,
+    config_digest,
+    content_digest,
+    fingerprint,
+)
+from runtime.model.locate import WANTED, read_config
+from runtime.model.open import MoeModel
 from runtime.model.skeleton import build_skeleton
 
 _ALIGNMENT = 4096  # bytes: of the start of a read that bypasses the page cache
@@ -47,16 +55,23 @@ def pack(
 ) -> Repacked:
     """Write `out`, a new folder, completely or not at all; files that an interrupted run completed are kept.
 
-    Raises BadInput if the folder exists or cannot be made, Incompatible for a family whose experts transformers stores
-    only by layer, OutOfResources if the disk has no room or another process packs to the same folder.
+    Raises BadInput if the folder exists or cannot be made, and if `checkpoint` is not `opened` or changes meanwhile;
+    Incompatible for a family whose experts transformers stores only by layer; OutOfResources if the disk has no room or
+    another process packs to the same folder.
     """
+    if fingerprint(read_config(checkpoint.folder), checkpoint) != opened.fingerprint:
+        raise BadInput(f"{checkpoint.folder} was replaced since it was opened: start again")
     located = _located(opened, checkpoint)
     shards = _shards(opened, located)
     with _folder(out, sum(tensor.nbytes for tensors in shards.values() for tensor in tensors)) as folder:
-        origin = {REPACKED_FROM: opened.fingerprint, REPACKED_CONFIG: config_digest(checkpoint.folder)}
-        metadata = {"format": "pt"} | origin
+        metadata = {
+            "format": "pt",
+            REPACKED_FROM: opened.fingerprint,
+            REPACKED_CONFIG: config_digest(checkpoint.folder),
+            REPACKED_CONTENT: content_digest(tensor for tensors in shards.values() for tensor in tensors),
+        }
         for done, (name, tensors) in enumerate(shards.items()):
-            _write(folder / name, tensors, metadata)
+            _write(folder / name, tensors, metadata, check=checkpoint.check_unchanged)
             progress(done + 1, len(shards))
         weight_map = {tensor.name: name for name, tensors in shards.items() for tensor in tensors}
         _write_texts(checkpoint.folder, folder, weight_map)
@@ -116,8 +131,9 @@ def _stored(target: tuple[StoredTensor, Extent], extents: Sequence[Extent]) -> S
     return replace(tensor, dtype=parts[0].dtype, shard=parts[0].shard, offset=parts[0].offset, nbytes=parts[0].nbytes)
 
 
-def _write(path: Path, tensors: Sequence[StoredTensor], metadata: dict[str, str]) -> None:
-    """Write one safetensors file with the tensors in this order, unless it is complete already."""
+def _write(path: Path, tensors: Sequence[StoredTensor], metadata: dict[str, str], *, check: Callable[[], None]) -> None:
+    """Write one safetensors file with the tensors in this order, unless it is complete already. `check` raises where
+    what was read is not to be kept."""
     header, nbytes = _header(tensors, metadata), sum(tensor.nbytes for tensor in tensors)
     if path.is_file() and path.stat().st_size == len(header) + nbytes and _begins_with(path, header):
         return
@@ -128,6 +144,7 @@ def _write(path: Path, tensors: Sequence[StoredTensor], metadata: dict[str, str]
                 chunk = bytearray(min(_CHUNK, tensor.nbytes - start))
                 tensor.shard.read_into(tensor.offset + start, [memoryview(chunk)])
                 file.write(chunk)
+        check()
 
 
 def _header(tensors: Sequence[StoredTensor], metadata: dict[str, str]) -> bytes:

@@ -54,7 +54,7 @@ def _load(opened: MoeModel, settings: Settings, *, name: str, store: Path, base:
         is_required = is_replicas or settings.requires and not settings.learn
         if not is_required and opened.fingerprint not in {model.fingerprint for model in held.models()}:
             return Artefacts()
-        model = held.require_model(opened.fingerprint, name=name)
+        model = held.require_model(opened.fingerprint, former=opened.former_fingerprint, name=name)
         return load_artefacts(held, model.model_id, opened.shape, wants=settings.wants)
 
 

@@ -11,7 +11,8 @@ class RamStore:
     """All experts that `disk` reads, copied once into one aligned buffer [L*E, nbytes].
 
     `pin` page-locks the buffer for asynchronous copies to a GPU; `progress`, if given, is called with the number of
-    experts copied so far. Raises OutOfResources when there is no room for the buffer.
+    experts copied so far. Raises OutOfResources when there is no room for the buffer, BadInput when the files change
+    meanwhile.
     """
 
     def __init__(self, disk: ExpertStore, *, pin: bool = False, progress: Callable[[int], None] | None = None) -> None:
@@ -22,11 +23,15 @@ class RamStore:
             disk.read(*divmod(key, self.shape.num_experts), buffer[key])
             if progress is not None:
                 progress(key + 1)
+        disk.check_unchanged()
         self._experts = list(buffer[:, : self.layout.nbytes].unbind())
 
     def view(self, layer: int, expert: int) -> torch.Tensor:
         """One expert's bytes where they lie, uint8 [nbytes]."""
         return self._experts[layer * self.shape.num_experts + expert]
+
+    def check_unchanged(self) -> None:
+        """Return always: the experts are copies of one checkpoint, whatever its files hold by now."""
 
     def read(self, layer: int, expert: int, out: torch.Tensor) -> None:
         """Copy one expert to the start of `out`, uint8 [nbytes] or longer."""

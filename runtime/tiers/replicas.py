@@ -10,7 +10,7 @@ import torch
 
 from artifacts.errors import BadInput, Incompatible, shortage
 from artifacts.quantisation.packing import PARTS, Packed, packed_shapes
-from artifacts.quantisation.replica_file import verify
+from artifacts.quantisation.replica_file import check_identity, verify
 from artifacts.quantisation.replicas import Replicas, in_memory
 from artifacts.shape import Shape
 from runtime.kernels.low_bit import project_packed
@@ -94,15 +94,19 @@ class ReplicaLayout:
 class ReplicaStore:
     """The replicas of one precision on disk, one file an expert. Reads one at a time and keeps no file open.
 
-    Raises BadInput for a file that is missing or damaged, Incompatible for one of another shape. Thread-safe.
+    `model` is the fingerprint that the files must name. Raises BadInput for a file that is missing, damaged or of
+    another model or expert, Incompatible for one of another shape. Thread-safe.
     """
 
-    def __init__(self, files: Sequence[Path], *, bits: int, shape: Shape, num_inputs: dict[str, int]) -> None:
+    def __init__(
+        self, files: Sequence[Path], *, bits: int, shape: Shape, num_inputs: dict[str, int], model: str
+    ) -> None:
         assert len(files) == shape.num_keys, (len(files), shape)
         self.shape, self._files = shape, files
         tensors = [_tensors(path, bits) for path in files]
         self.layout = ReplicaLayout.of(bits, tensors[0], num_inputs)
-        for path, of_file in zip(files, tensors, strict=True):
+        for key, (path, of_file) in enumerate(zip(files, tensors, strict=True)):
+            check_identity(path, of_file[0].shard.metadata, model=model, key=divmod(key, shape.num_experts))
             if ReplicaLayout.of(bits, of_file, num_inputs) != self.layout:
                 raise Incompatible(f"{path} holds a replica of another shape: run moectl quantize again")
         self._offsets = [of_file[0].offset for of_file in tensors]
@@ -128,6 +132,9 @@ class ReplicaStore:
         if target.nbytes:
             raise BadInput(f"{path} is {target.nbytes} bytes short: it changed while in use, run moectl quantize again")
 
+    def check_unchanged(self) -> None:
+        """Return always: each read recognises its file."""
+
     def _recognise(self, key: int, stamp: tuple[int, ...]) -> None:
         """Raise BadInput where a file whose `stamp` is new has other tensors than before."""
         if stamp == self._seen[key]:
@@ -150,7 +157,10 @@ def open_replicas(opened: MoeModel, replicas: Replicas | None, widths: Sequence[
     matrices = {name: shape for name, shape in first.shapes.items() if not name.endswith("_bias")}
     num_inputs = {name: shape[axis] for name, shape in matrices.items()}
     stores = {
-        bits: ReplicaStore(replicas.files, bits=bits, shape=opened.shape, num_inputs=num_inputs) for bits in widths
+        bits: ReplicaStore(
+            replicas.files, bits=bits, shape=opened.shape, num_inputs=num_inputs, model=opened.fingerprint
+        )
+        for bits in widths
     }
     for store in stores.values():
         for name, shape in first.shapes.items():

@@ -40,6 +40,11 @@ class SlowTier:
         store = self.stores[bits]
         return isinstance(store, DiskStore) and store.read_kept(layer, expert, out)
 
+    def check_unchanged(self) -> None:
+        """Raise BadInput if a file that experts are read from was written into since it was opened."""
+        for store in self.stores.values():
+            store.check_unchanged()
+
     def view(self, layer: int, expert: int, *, bits: int = FULL_BITS) -> torch.Tensor | None:
         """The replica's bytes where they lie in RAM; None where it is on disk."""
         store = self.stores[bits]

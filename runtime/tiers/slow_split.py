@@ -28,6 +28,10 @@ class NeuronMajorStore:
         self._disk.read(layer, expert, stored)
         self.layout.pack(self._disk.layout.views(stored), out[: self.layout.nbytes])
 
+    def check_unchanged(self) -> None:
+        """Raise BadInput if the checkpoint was written into since it was opened."""
+        self._disk.check_unchanged()
+
     def read_segment(self, layer: int, expert: int, out: torch.Tensor, *, is_bottom: bool) -> None:
         """Fill `out`, as long as the segment, with a top or a bottom. Reads only the spans that hold the segment."""
         stored, segment = aligned(self._disk.layout.nbytes), self.layout.segment(len(out), is_bottom=is_bottom)

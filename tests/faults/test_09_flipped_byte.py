@@ -107,7 +107,13 @@ def test_files_of_another_shape_reach_no_kernel(tmp_path: Path) -> None:
         parts["4.down_proj.qweight"] = (kind, [rows // 2, width], data[: len(data) // 2])
         path.write_bytes(joined(Tensors.together(parts)))
     with pytest.raises(Incompatible, match="a replica of another shape"):
-        ReplicaStore(files, bits=4, shape=artefacts.SHAPE, num_inputs=artefacts.NUM_INPUTS)
+        ReplicaStore(
+            files,
+            bits=4,
+            shape=artefacts.SHAPE,
+            num_inputs=artefacts.NUM_INPUTS,
+            model=artefacts.MODEL.fingerprint,
+        )
 
 
 def test_replicas_with_other_outputs_are_another_models(
@@ -122,6 +128,8 @@ def test_replicas_with_other_outputs_are_another_models(
             nbytes = len(data) // (rows * width)
             cut = b"".join(data[row * width * nbytes :][: width // 2 * nbytes] for row in range(rows))
             tensors[f"4.down_proj.{name}"] = (kind, [rows, width // 2], cut)
-        path.write_bytes(joined(Tensors.together(tensors)))
+        changed = Tensors.together(tensors)
+        said = {"__metadata__": parts.header["__metadata__"]}
+        path.write_bytes(joined(Tensors(said | changed.header, changed.data)))
     with pytest.raises(Incompatible, match="a down_proj of another model"):
         open_replicas(opened, stored, [4])

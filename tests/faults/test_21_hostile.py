@@ -23,7 +23,8 @@ from moectl.cli import main
 from profilers.compare.task_files import keep_templates_in
 from profilers.compare.tasks import load_tasks
 from runtime.model.checkpoint import open_checkpoint
-from runtime.model.open import config_digest, open_model
+from runtime.model.fingerprint import config_digest, content_digest
+from runtime.model.open import open_model
 from runtime.session.presets import find_presets
 from runtime.session.session import Session, Settings
 from tests import ROOT
@@ -120,7 +121,9 @@ def test_a_packed_checkpoint_is_not_named_by_its_header(copy: Copy) -> None:
     path = folder / "model.safetensors"
     tensors = parsed(path.read_bytes())
     for origin, is_taken in (("b" * 64, True), ("../../../../etc/", False)):
+        content = content_digest(open_checkpoint(folder).tensors.values())
         said = {"moectl_packed_from": origin, "moectl_packed_config": config_digest(folder)}
+        said["moectl_packed_content"] = content
         path.write_bytes(joined(Tensors(tensors.header | {"__metadata__": said}, tensors.data)))
         found = open_model(str(folder)).fingerprint
         assert (found == origin) == is_taken and len(found) == 64

@@ -38,7 +38,8 @@ def made(opened: MoeModel, folder: Path) -> Replicas:
             for bits in WIDTHS
         }
         files.append(folder / f"{key}.safetensors")
-        write_replicas(files[-1], replicas, {})
+        layer, expert = divmod(key, shape.num_experts)
+        write_replicas(files[-1], replicas, {"model": opened.fingerprint, "layer": str(layer), "expert": str(expert)})
     loss = np.tile(0.5 ** np.array(WIDTHS), (shape.num_layers, shape.num_experts, 1))
     use = np.random.default_rng(0).random((shape.num_layers, shape.num_experts))
     nbytes = {bits: in_memory(size) for bits, size in replica_nbytes(files[0]).items()}

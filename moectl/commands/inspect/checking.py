@@ -1,6 +1,6 @@
 """`moectl inspect store --verify`: compare every row and every replica file with what the runs recorded."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from artifacts.errors import BadUsage
@@ -24,16 +24,24 @@ class Verified:
         return INPUT if any(finding.is_loss for finding in findings) else PARTLY if findings else DONE
 
 
-def refuse_views(*, heatmap: bool, layer: int | None, run: int | None, model: str | None) -> None:
+def refuse_views(*, heatmap: bool, layer: int | None, run: int | None) -> None:
     """Raise BadUsage for options that show a part of a store only."""
-    if heatmap or layer is not None or run is not None or model is not None:
-        raise BadUsage("inspect store --verify looks at all of a store: leave the model, --run, --layer, --heatmap out")
+    if heatmap or layer is not None or run is not None:
+        raise BadUsage("inspect store --verify looks at all of a store: leave --run, --layer and --heatmap out")
 
 
-def verified(store: Path) -> Verified:
-    """Check a store. Raises BadInput, Incompatible and OutOfResources when it cannot be opened."""
+def verified(store: Path, *, model: str | None) -> Verified:
+    """Check a store, and compare it with a checkpoint, a folder or hub id, if one is named.
+
+    Raises BadInput, Incompatible and OutOfResources when the store or the checkpoint cannot be opened.
+    """
     with Store.open(store, read_only=True) as opened:
-        return Verified(store, check_store(opened))
+        checked = check_store(opened)
+        if model is not None:
+            from moectl.commands.inspect.comparing import compared  # imports torch, which a store alone does not need
+
+            checked = replace(checked, findings=(*checked.findings, *compared(opened, model)))
+        return Verified(store, checked)
 
 
 def show(result: Verified, *, as_json: bool) -> None:

@@ -131,7 +131,7 @@ def _policies(
     """Return, controls first, functions that make each policy for a draw, and the profile's entropy [L, 101]."""
     shape = opened.shape
     with Store.open(store, read_only=True) as stored:
-        model = stored.require_model(opened.fingerprint, name=name)
+        model = stored.require_model(opened.fingerprint, former=opened.former_fingerprint, name=name)
         profile = find_profile(stored, run, model_id=model.model_id)
         entropy = entropy_percentiles(stored.read("entropy", profile.run_id))
         scores = {metric: metric_scores(stored, profile, shape, metric) for metric in reversed(METRICS)}

@@ -125,7 +125,7 @@ def test_a_foreign_file_is_refused(path: Path) -> None:
     from safetensors.torch import save_file
 
     save_file({"4.gate_up_proj.qweight": torch.zeros(3, dtype=torch.int32)}, path)
-    with pytest.raises(BadInput, match="its format is None, not moectl-replica-1"):
+    with pytest.raises(BadInput, match="its format is None, not moectl-replica-2"):
         read_replica(path, 4)
     wrong = replicas()
     wrong[3]["down_proj"] = packed(4, num_outputs=33, num_inputs=24, group_size=24)

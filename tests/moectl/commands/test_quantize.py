@@ -2,19 +2,26 @@
 
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from artifacts.store.check import check_store
 from artifacts.store.store import Store
 from moectl.cli import main
+from runtime.model.checkpoint import StoredTensor, open_checkpoint
+from runtime.model.fingerprint import _places
+from runtime.model.open import open_model
 from tests import ROOT
 from tests.conftest import Checkpoint
+from tests.helpers.rewritten import invert
 
 OPTIONS = ("--data", "text.txt", "--samples", "24", "--length", "32", "--jobs", "1")
 
@@ -94,6 +101,68 @@ def test_what_was_written_is_shown_and_verified(model: str, capfd: pytest.Captur
     said_by(capfd, "quantize", model, *OPTIONS)
     assert path.read_bytes() == whole
     assert "all 16 files" in said_by(capfd, "inspect", "replicas", "--verify")
+
+
+def test_a_model_of_other_weights_is_not_served_by_the_old_ones_replicas(
+    model: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The old model's store is asked about one whose experts alone are others, header and sizes being the same."""
+    new = str(shutil.copytree(model, tmp_path / "new"))
+    said_by(capfd, "quantize", model, *OPTIONS, "--bits", "4")
+    assert "no findings" in said_by(capfd, "inspect", "store", model, "--verify")
+    invert(Path(new), "model.layers.1.mlp.experts.3.up_proj.weight")
+    for options in (("--base", "4"), ("--preset", "shadow")):
+        said = said_by(capfd, "run", new, "--prompt", "x", "--max-new-tokens", "1", *options, code=5)
+        assert re.search(r"moe\.duckdb holds .*/olmoe.* \(\w{16}\), not .*/new \(\w{16}\)", said)
+    assert checked(capfd, new) == [new], "the store does not hold it"
+    again = json.loads(said_by(capfd, "quantize", new, *OPTIONS, "--bits", "4", "--json"))
+    assert (again["resumed_experts"], again["remade_experts"]) == (0, 0) and len(files("moe.duckdb")) == 32
+    assert checked(capfd, new) == [] == checked(capfd, model)
+
+
+def test_a_byte_between_the_samples_is_seen_where_experts_are_compared(
+    checkpoint: Checkpoint, model: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = shutil.copytree(checkpoint("olmoe", "fused"), tmp_path / "fused")
+    said_by(capfd, "quantize", str(folder), *OPTIONS, "--bits", "4")
+    before = open_model(str(folder)).fingerprint
+    tensor = open_checkpoint(folder).tensors["model.layers.0.mlp.experts.gate_up_proj"]
+    with (folder / "model.safetensors").open("r+b") as file:
+        file.seek(tensor.offset + 5 * tensor.nbytes // 8 + next(_unsampled(tensor, expert=5)))
+        file.write(bytes([1, 2]))
+    assert open_model(str(folder)).fingerprint == before, "this is what the samples do not see"
+    assert checked(capfd, str(folder)) == ["run 1"]
+    assert "15 done before, 1 of other weights made again" in said_by(
+        capfd, "quantize", str(folder), *OPTIONS, "--bits", "4"
+    )
+
+
+def test_replicas_of_an_older_moectl_are_refused(model: str, capfd: pytest.CaptureFixture[str]) -> None:
+    said_by(capfd, "quantize", model, *OPTIONS, "--bits", "4")
+    with Store.open("moe.duckdb") as store:
+        paths = sorted(Path("moe.duckdb.replicas").rglob("L*.safetensors"))
+        for path in paths:
+            path.write_bytes(path.read_bytes().replace(b"moectl-replica-2", b"moectl-replica-1"))
+        [finding] = check_store(store).findings
+    assert "16 of 16 replica files are of an older moectl, which did not record the weights" in finding.says
+    said = said_by(capfd, "run", model, "--prompt", "x", "--max-new-tokens", "1", "--base", "4", code=3)
+    assert "is of an older moectl, which did not record the weights it was made of: run moectl quantize again" in said
+
+
+def checked(capfd: pytest.CaptureFixture[str], model: str) -> list[str]:
+    """What `moectl inspect store MODEL --verify` has findings about."""
+    capfd.readouterr()
+    code = main(["inspect", "store", model, "--verify", "--json"])
+    findings = json.loads(capfd.readouterr().out)["findings"]
+    assert code == (3 if findings else 0)
+    return [finding["about"] for finding in findings]
+
+
+def _unsampled(tensor: StoredTensor, *, expert: int) -> Iterator[int]:
+    """Offsets in a slice of a fused tensor that the fingerprint does not read."""
+    nbytes = tensor.nbytes // 8
+    sampled = {offset + byte - expert * nbytes for offset, count in _places(tensor) for byte in range(count)}
+    return (offset for offset in range(0, nbytes, 4) if not {offset, offset + 1} & sampled)
 
 
 @pytest.mark.parametrize(

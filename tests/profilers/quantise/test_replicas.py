@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from artifacts.errors import BadUsage, OutOfResources
+from artifacts.errors import BadInput, BadUsage, OutOfResources
 from artifacts.quantisation.replica_file import replica_root, verify
 from artifacts.store.rows import quant_loss_matrices
 from artifacts.store.runs import ModelInfo
@@ -22,6 +23,7 @@ from profilers.workers.workers import Processes
 from runtime.model.open import MoeModel, open_model
 from tests.conftest import Checkpoint
 from tests.helpers.families import FAMILIES, VOCABULARY
+from tests.helpers.rewritten import invert
 from tests.profilers.quantise.replicas_by_hand import header, heard, stored_weight
 
 RANDOM = np.random.default_rng(0)
@@ -179,6 +181,24 @@ def test_stopped_and_taken_up_it_leaves_the_same_bytes(
     assert files(store) == files(tmp_path / "whole.duckdb")
     names = {path.name for path in built.folder.iterdir()}
     assert names == {".lock"} | {Path(name).name for name in files(store)}
+
+
+@pytest.mark.parametrize(("done", "remade"), [(3, 0), (10, 1), (16, 0)])
+def test_a_checkpoint_written_into_meanwhile_makes_no_run(
+    done: int, remade: int, checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    """The last expert is changed in an earlier layer, in its own layer before it is read, and afterwards."""
+    folder = shutil.copytree(checkpoint("olmoe"), tmp_path / "model")
+    last, store = "model.layers.1.mlp.experts.7.up_proj.weight", tmp_path / "moe.duckdb"
+    opened = open_model(str(folder))
+    with pytest.raises(BadInput, match="changed while it is in use"):
+        build(opened, str(folder), store, progress=lambda count, _: count == done and invert(folder, last))
+    assert not store.exists()
+    invert(folder, last)
+    built = build(open_model(str(folder)), str(folder), store)
+    assert built.remade == remade and built.resumed == len(built.records) - remade - 8 * (done == 3)
+    build(opened_again := open_model(str(checkpoint("olmoe"))), str(folder), tmp_path / "whole.duckdb")
+    assert opened_again.fingerprint == opened.fingerprint and files(store) == files(tmp_path / "whole.duckdb")
 
 
 def test_processes_leave_the_same_bytes(

@@ -146,6 +146,9 @@ class CountingStore:
         self.reads.append((layer, expert))
         self._store.read(layer, expert, out)
 
+    def check_unchanged(self) -> None:
+        self._store.check_unchanged()
+
 
 def test_an_expert_is_loaded_once_a_batch(opened: MoeModel) -> None:
     store = CountingStore(opened)

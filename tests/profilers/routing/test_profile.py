@@ -208,6 +208,9 @@ class FailingStore:
             raise BadInput("the disk is gone")
         self._store.read(layer, expert, out)
 
+    def check_unchanged(self) -> None:
+        self._store.check_unchanged()
+
 
 @pytest.mark.parametrize("num_reads", [3, 20, 40, 60])
 def test_what_was_stopped_goes_on_and_ends_alike(

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from artifacts.errors import BadInput, Incompatible
+from artifacts.errors import BadInput
 from artifacts.shape import FULL_BITS
 from runtime.control.counters import AT_BITS
 from runtime.model.layout import aligned
@@ -145,5 +145,5 @@ def test_damaged_missing_and_foreign_files_are_refused(checkpoint: Checkpoint, t
     made(opened, tmp_path)
     (tmp_path / "foreign").mkdir()
     foreign = made(open_model(str(checkpoint("gpt_oss"))), tmp_path / "foreign").files[:1] + replicas.files[1:]
-    with pytest.raises(Incompatible, match="holds a replica of another shape: run moectl quantize again"):
+    with pytest.raises(BadInput, match="holds replicas of another model: run moectl quantize again"):
         open_replicas(opened, dataclasses.replace(replicas, files=foreign), [2])

@@ -212,7 +212,8 @@ def _everything(path: Path) -> None:
 
 
 def _read_beside(files: list[Path], bits: int) -> None:
-    store = ReplicaStore(files, bits=bits, shape=_SHAPE, num_inputs=artefacts.NUM_INPUTS)
+    fingerprint = artefacts.MODEL.fingerprint
+    store = ReplicaStore(files, bits=bits, shape=_SHAPE, num_inputs=artefacts.NUM_INPUTS, model=fingerprint)
     buffer = aligned(store.layout.nbytes)
     for key in range(_SHAPE.num_keys):
         store.read(*divmod(key, _SHAPE.num_experts), buffer)
