@@ -28,8 +28,9 @@ class Intruders:
         # A network file system looks for what other machines wrote when a file is opened.
         try:
             self._descriptors.append(os.open(self._path, os.O_RDONLY))
-        except FileNotFoundError:
-            return True
+        except FileNotFoundError:  # moved away, where what is written is still found, or removed
+            if not os.fstat(self._descriptors[-1]).st_nlink:
+                return True
         except OSError:  # no more files may be open: the last descriptor shows what this machine wrote
             pass
         return self._headers() != self._seen

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from artifacts.errors import BadUsage
+from artifacts.modelshapes import MODELS
 from moectl import bundled
 from moectl.cli import completion
 from moectl.cli.groups import fill
@@ -28,7 +29,7 @@ def _or_bundled(context: typer.Context, name: str | None) -> str | None:
     if name is None and not context.resilient_parsing and (hint := bundled.also_held(context.params["store"])):
         typer.echo(f"moectl: {hint}: name it after `{context.info_name}` to mean it", err=True)
     named = bundled.as_named(name)
-    if named is not None and not context.resilient_parsing:
+    if named is not None and named not in MODELS and not context.resilient_parsing:
         check_name(named)  # before the imports of the command, which take seconds
     return named
 

@@ -41,7 +41,7 @@ class ActiveRequest:
             if not self._stops.is_met:
                 self._tell(self._stops.rest())
             # The model's generation settings may end a text otherwise, by `stop_strings` for one.
-            is_stopped = self._stops.is_met or len(self._ids) < self.job.sampling.max_new_tokens
+            is_stopped = self._stops.is_met or len(self._ids) < self.job.encoded.sampling.max_new_tokens
             is_stopped |= bool(self._ids) and self._ids[-1] in self._ends
             self._end("stop" if is_stopped else "length")
 

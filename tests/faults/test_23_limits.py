@@ -107,10 +107,10 @@ def test_what_is_no_plain_file_is_not_replaced_by_one(tmp_path: Path) -> None:
     assert (tmp_path / "pipe").is_fifo()
 
 
-def test_a_port_in_use_is_told_before_the_model_is_opened(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_port_in_use_is_told_before_the_model_is_opened(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = str(server.getsockname()[1])
-        assert main(["serve", "no-such-model", "--port", port]) == 4
+        assert main(["serve", str(tmp_path), "--port", port]) == 4
         assert capsys.readouterr().err == (
             f"moectl: port {port} of 127.0.0.1 is in use by another server: end that one, or give another --port\n"
         )

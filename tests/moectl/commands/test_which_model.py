@@ -60,5 +60,6 @@ def test_text_that_is_not_there_is_told_before_a_model_is_opened(
     verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main([verb, "./no-model", "--data", "notes.txt"]) == 3
+    Path("no-model").mkdir()
+    assert main([verb, "no-model", "--data", "notes.txt"]) == 3
     assert capfd.readouterr().err.startswith("moectl: no data at 'notes.txt'")

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from moectl.serving.active_request import ActiveRequest
-from moectl.serving.jobs import Done, Event, GenerationJob, TextPiece
+from moectl.serving.jobs import Done, Encoded, Event, GenerationJob, TextPiece
 from moectl.serving.tally import Tally
 from runtime.model.open import MoeModel
 from runtime.session.generate import Sampling
@@ -16,7 +16,8 @@ from tests.helpers.serving import SETTINGS
 def answered(session: Session, num_tokens: int) -> tuple[str, Done]:
     told: list[Event] = []
     rows = Interleave(session)
-    job = GenerationJob(torch.tensor([[5, 9, 2, 14]]), Sampling(num_tokens), (), told.append)
+    ids = torch.tensor([[5, 9, 2, 14]])
+    job = GenerationJob(ids, num_tokens, Sampling(num_tokens), (), told.append, Encoded(ids, Sampling(num_tokens)))
     request = ActiveRequest(job, rows, Tally(session.opened.shape.num_layers), preset="on-demand")
     while request.done is None:
         request.step()

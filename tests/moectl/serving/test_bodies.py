@@ -52,7 +52,7 @@ BOTH = {
     "logit_bias": [None, {}],
     "user": [None, *TEXTS],
     "top_k": [0, 1, 2, 10**30],
-    "repetition_penalty": [1, 2, 1.0, 0.5, 1e-3, 10**30],
+    "repetition_penalty": [None, 1, 2, 1.0, 0.5, 1e-3, 10**30],
     "ignore_eos": FLAGS[1:],
     "counters": FLAGS[1:],
 }
@@ -159,7 +159,7 @@ def test_the_values_are_those_of_the_request() -> None:
     exact = CompletionBody(**short, temperature=0, top_p=0.5, seed=0, top_k=0, stop="a").sampling(3)
     assert (exact.max_new_tokens, exact.temperature, exact.top_p, exact.seed, exact.top_k) == (3, 0, 0.5, 0, 0)
     free = [CompletionBody(**short).sampling(3) for _ in range(2)]
-    assert (free[0].temperature, free[0].top_p, free[0].top_k, free[0].repetition_penalty) == (1, 1, 0, 1)
+    assert (free[0].temperature, free[0].top_p, free[0].top_k, free[0].repetition_penalty) == (1, 1, 0, None)
     assert free[0].seed != free[1].seed
 
 

@@ -26,6 +26,7 @@ def parts_of(**own: object) -> SimpleNamespace:
         base=16,
         shape=SimpleNamespace(num_keys=16, expert_nbytes=64),
         model=SimpleNamespace(device=devices[0]),
+        unfollowed=own.pop("unfollowed", ()),
     )
     cache = SimpleNamespace(num_slots=4, shape=opened.shape, shadows=own.pop("resident", None))
     link = SimpleNamespace(conditions=lambda: {"kind": "disk"})
@@ -125,6 +126,7 @@ SPLIT = SimpleNamespace(split="split", holds=lambda shape: False)
         ({"fast": SPLIT}, []),
         ({"fast": SPLIT, "link": SimpleNamespace(kind="disk")}, [FROM_DISK]),
         ({"fast": SPLIT, "link": SimpleNamespace(kind="cuda")}, []),
+        ({"unfollowed": ("beams are not followed",)}, ["beams are not followed"]),
         ({"link": SimpleNamespace(kind="disk")}, []),
         (
             {"fast": SimpleNamespace(split=None, holds=lambda shape: True)},
