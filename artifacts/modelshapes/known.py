@@ -15,6 +15,7 @@ from artifacts.shape import MOST_LAYERS, Shape
 
 _PROJECTIONS = 3  # gate, up, down
 _DTYPE_NBYTES = {"float32": 4.0, "float16": 2.0, "bfloat16": 2.0}
+_QUANTISED = "quantization_config"
 _LIMIT = 1 << 40  # the largest count that a config may hold
 _MXFP4_NBYTES = 4.25 / 8  # 4 bits a weight, and 8 bits for each 32 weights
 
@@ -125,21 +126,23 @@ def from_config(path: Path) -> ModelShape:
 
 
 def read_config(path: Path) -> Mapping:
-    """Return the fields of a config.json, or of its text model where it describes several. Raises BadInput."""
+    """Return the fields of a config.json, or of its text model where it describes several, with the quantisation of
+    all. Raises BadInput."""
     try:
         config = read_json(path)
     except (OSError, ValueError) as error:
         raise BadInput(f"{path} cannot be read as a model's config.json: {error}") from error
     text = config.get("text_config", config) if isinstance(config, Mapping) else None
-    return text if isinstance(text, Mapping) else {}
+    return {_QUANTISED: config.get(_QUANTISED)} | text if isinstance(text, Mapping) else {}
 
 
 def _weight_nbytes(config: Mapping) -> float:
     """Bytes of one expert weight as published: quantised, or in the dtype of all other weights."""
-    quantised = config.get("quantization_config")
-    method = quantised.get("quant_method") if isinstance(quantised, Mapping) else None
-    stored = {"mxfp4": _MXFP4_NBYTES, "fp8": 1.0}.get(str(method))
-    return stored or _DTYPE_NBYTES.get(str(config.get("dtype") or config.get("torch_dtype")), 2.0)
+    if config.get(_QUANTISED):
+        from artifacts.formats.table import quantisation_of  # which imports torch
+
+        return quantisation_of(config).weight_nbytes
+    return _DTYPE_NBYTES.get(str(config.get("dtype") or config.get("torch_dtype")), 2.0)
 
 
 def _num_moe_layers(config: Mapping, path: Path) -> int:

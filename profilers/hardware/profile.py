@@ -162,7 +162,7 @@ def _prompt_experts(opened: MoeModel, num_tokens: int, effort: TimingEffort) -> 
     """Measure a layer's experts on tokens that select all experts evenly, as a prompt nearly does. The weights of a few
     experts serve for all in turns."""
     shape, device, module = opened.shape, opened.model.device, opened.layers[0].experts
-    views, hidden = _few(opened), _hidden(opened, num_tokens)
+    views, hidden, project = _few(opened), _hidden(opened, num_tokens), opened.store.layout.project
     scores = np.random.default_rng(0).random((num_tokens, shape.num_experts))
     selected = np.argsort(scores, axis=1)[:, : shape.top_k]
     weights = torch.full((num_tokens, shape.top_k), 1 / shape.top_k, dtype=hidden.dtype, device=device)
@@ -172,7 +172,7 @@ def _prompt_experts(opened: MoeModel, num_tokens: int, effort: TimingEffort) -> 
         out = torch.zeros_like(hidden)
         for expert in sorted(assigned):
             tokens = assigned[expert]
-            y = expert_forward(module, views[expert % len(views)], gather(hidden, tokens))
+            y = expert_forward(module, views[expert % len(views)], gather(hidden, tokens), project=project)
             accumulate(out, weigh(y, weights, tokens), tokens)
         return out
 

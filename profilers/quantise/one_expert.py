@@ -20,7 +20,7 @@ from artifacts.quantisation.gptq import Quantized, group_size_for, quantize
 from artifacts.quantisation.replica_file import SOURCE, file_hash, read_metadata, replica_nbytes, write_replicas
 from profilers.quantise.calibration import LayerInputs, Weights, hessians, output, spaced
 from profilers.quantise.method import Method
-from runtime.model.layout import ExpertLayout
+from runtime.model.expert_store import StoredLayout
 
 LOSS_TOKENS = 2048  # tokens of an expert, at most, on which its replicas' losses are measured
 
@@ -37,7 +37,7 @@ class ExpertTask:
     expert: int
     method: Method
     module: bytes
-    layout: ExpertLayout
+    layout: StoredLayout
     weights: np.ndarray
     inputs: LayerInputs
     rows: np.ndarray
@@ -65,7 +65,7 @@ def quantise(unit: ExpertTask) -> ReplicaRecord:
         )
     module = pickle.loads(unit.module)
     with torch.inference_mode():
-        parts = unit.layout.views(torch.from_numpy(unit.weights))
+        parts = unit.layout.weights(torch.from_numpy(unit.weights))
         weights = {name: part.to(unit.device).float() for name, part in parts.items()}
         by_name = hessians(module, weights, unit.inputs, unit.rows)
         replicas = {name: _quantised(unit, module, name, weights[name], hessian) for name, hessian in by_name.items()}

@@ -169,7 +169,7 @@ class _Job:
             self._opened.store.read(layer.index, expert, self._host)
             if expert in missing:
                 workers.submit(self._unit(layer, expert, inputs, tokens), expert)
-            weights = self._opened.store.layout.views(self._host.to(arrived[0].hidden.device))
+            weights = self._opened.store.layout.weights(self._host.to(arrived[0].hidden.device))
             for batch, assigned, out in zip(arrived, tokens.assigned, outputs, strict=True):
                 if expert in assigned and not is_last:
                     y = expert_forward(layer.experts, weights, gather(batch.hidden, assigned[expert]))

@@ -10,7 +10,7 @@ from artifacts.quantisation.packing import PARTS, Packed
 from runtime.control.plan import NO_SLOT, Place
 from runtime.kernels.load import AS_NUMPY, kernels
 from runtime.model.arithmetic import DOWN, GATE_UP
-from runtime.model.layout import ExpertLayout
+from runtime.model.layout import ExpertLayout, Layout
 from runtime.model.open import MoeModel
 from runtime.tiers.fast import ResidentExperts
 from runtime.tiers.replicas import ReplicaLayout
@@ -85,6 +85,11 @@ def forms_of(slow: SlowTier | SegmentTier, shadows: Shadows | None, dtype: torch
         return dict.fromkeys(slow.stores, CpuSegments(slow))
     layouts = {bits: store.layout for bits, store in slow.stores.items()} | (shadows.layouts if shadows else {})
     return {bits: form_of(layout, dtype) for bits, layout in layouts.items()}
+
+
+def has_form(layout: Layout) -> bool:
+    """Whether there is compiled code for experts of this layout."""
+    return isinstance(layout, ExpertLayout | ReplicaLayout)
 
 
 def form_of(layout: ExpertLayout | ReplicaLayout, dtype: torch.dtype) -> CpuForm:

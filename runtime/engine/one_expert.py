@@ -37,14 +37,13 @@ class ExpertBuffer:
         self._host = aligned(self._store.layout.nbytes)
         is_host = opened.model.device.type == "cpu"
         self._device = self._host if is_host else torch.empty_like(self._host, device=opened.model.device)
-        self._views = self._store.layout.views(self._device)
 
     def read(self, layer: int, expert: int) -> dict[str, torch.Tensor]:
         """The expert's parameters by name, valid until the next read."""
         self._store.read(layer, expert, self._host)
         if self._device is not self._host:
             self._device.copy_(self._host)
-        return self._views
+        return self._store.layout.weights(self._device)
 
 
 class OneExpertRunner:

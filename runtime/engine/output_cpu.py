@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from runtime.control.plan import Place
-from runtime.engine.forms_cpu import TokenKernels, TokenOperands, form_of
+from runtime.engine.forms_cpu import TokenKernels, TokenOperands, form_of, has_form
 from runtime.kernels.batched import is_plain
 from runtime.kernels.load import AS_NUMPY, kernels
 from runtime.model.open import MoeModel
@@ -34,7 +34,7 @@ class CpuOutput:
     def suits(opened: MoeModel) -> bool:
         """Whether kernels exist for such experts: gated by SiLU, without bias, each matrix by rows."""
         is_kind = is_plain(opened.layers[0].experts) and opened.dtype in AS_NUMPY
-        return is_kind and opened.model.device.type == "cpu"
+        return is_kind and has_form(opened.store.layout) and opened.model.device.type == "cpu"
 
     @staticmethod
     def timed_expert(opened: MoeModel, contents: Sequence[torch.Tensor]) -> Callable[[int], None]:

@@ -15,7 +15,6 @@ from torch import nn
 from transformers.activations import SiLUActivation
 from transformers.integrations.moe import _default_apply_gate
 
-from artifacts.shape import FULL_BITS
 from runtime.model.arithmetic import expert_forward, project
 from runtime.model.layout import ExpertLayout
 from runtime.model.open import MoeModel
@@ -90,7 +89,7 @@ def choose_batched(opened: MoeModel) -> BatchedExperts | SequentialExperts | Non
 
     None if no batch gives the same bits, on a GPU, and for experts that are too large to gain by it.
     """
-    if opened.base != FULL_BITS:
+    if not opened.store.layout.is_plain:
         return SequentialExperts(opened.store.layout.project)
     if not is_worth_batching(opened) or not gates_by_row(opened.layers[0].experts):
         return None

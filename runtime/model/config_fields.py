@@ -45,8 +45,6 @@ UNREAD: Mapping[str, Mapping[str, object]] = {
     **dict.fromkeys(("mixtral", "gpt_oss"), _PLAIN | {"norm_topk_prob": True}),  # they always normalise
 }
 _ALIKE = 0.9  # of two names, one of which is a slip of the other
-_QUANTISED = ("quantization_config", "compression_config")
-
 
 def check_fields(stored: Mapping, model: PreTrainedModel) -> None:
     """Raise BadInput for a field of `stored`, a config.json, that changes a forward pass and that the model's own code
@@ -57,14 +55,6 @@ def check_fields(stored: Mapping, model: PreTrainedModel) -> None:
         if isinstance(given, Mapping):
             _check_read(given, model)
             _check_names(given, known, config.model_type)
-
-
-def quantisation(stored: object) -> object:
-    """Return how a config.json says, at any depth, that its checkpoint is quantised; None if it does not."""
-    if isinstance(stored, Mapping):
-        found = (stored.get(name) for name in _QUANTISED)
-        return next((one for one in (*found, *map(quantisation, stored.values())) if one is not None), None)
-    return None
 
 
 def _check_read(given: Mapping, model: PreTrainedModel) -> None:

@@ -1,8 +1,8 @@
 """The slow tier on disk: reads one expert at a time from a checkpoint's own files."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -11,12 +11,15 @@ from artifacts.errors import BadInput
 from artifacts.shape import Shape
 from runtime.model.checkpoint import Checkpoint, File, Shard, read_tensor
 from runtime.model.direct_io import DirectFile
-from runtime.model.layout import ExpertLayout, Spans, is_finite
+from runtime.model.layout import ExpertLayout, Spans
+from runtime.model.quantised_layout import QuantisedLayout
+
+StoredLayout = ExpertLayout | QuantisedLayout
 
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Contiguous stored bytes of one expert, and where they belong in its slot: from `start` to `stop`."""
+    """Contiguous stored bytes of one expert, and their place in its slot, from `start` to `stop`, as `slot_dtype`."""
 
     shard: Shard
     dtype: torch.dtype
@@ -24,6 +27,7 @@ class Extent:
     nbytes: int
     start: int
     stop: int
+    slot_dtype: torch.dtype
 
     def within(self, start: int, stop: int) -> "Extent | None":
         """Return the part that belongs between `start` and `stop` of the slot, multiples of an element; None if none
@@ -33,7 +37,7 @@ class Extent:
             return None
         scale, size = self.nbytes, self.stop - self.start  # stored bytes for bytes of the slot
         offset = self.offset + (first - self.start) * scale // size
-        return Extent(self.shard, self.dtype, offset, (last - first) * scale // size, first, last)
+        return replace(self, offset=offset, nbytes=(last - first) * scale // size, start=first, stop=last)
 
 
 class DiskStore:
@@ -43,12 +47,12 @@ class DiskStore:
     """
 
     def __init__(
-        self, checkpoint: Checkpoint, layout: ExpertLayout, *, shape: Shape, extents: Sequence[Sequence[Extent]]
+        self, checkpoint: Checkpoint, layout: StoredLayout, *, shape: Shape, extents: Sequence[Sequence[Extent]]
     ) -> None:
         assert len(extents) == shape.num_keys, (len(extents), shape)
         self.layout, self.shape = layout, shape
         self._checkpoint, self._extents = checkpoint, extents
-        self._reads = [_Reads.of(expert, layout.dtype) for expert in extents]
+        self._reads = [_Reads.of(expert) for expert in extents]
         self._checked: set[tuple[int, Spans]] = set()
         self._direct: dict[Path, DirectFile] = {}
 
@@ -67,13 +71,13 @@ class DiskStore:
         Raises BadInput if the file has shrunk, or if bytes that are read for the first time are not finite.
         """
         key = layer * self.shape.num_experts + expert
-        reads = _Reads.of(_within(self._extents[key], spans), self.layout.dtype) if spans else self._reads[key]
+        reads = _Reads.of(_within(self._extents[key], spans)) if spans else self._reads[key]
         target = memoryview(out.numpy())
         for run in reads.runs:
             self._file(run.shard).read_into(run.offset, [target[start:stop] for start, stop in run.spans])
         for extent in reads.conversions:
             values = read_tensor(self._file(extent.shard), extent.offset, extent.nbytes, extent.dtype)
-            out[extent.start : extent.stop].view(self.layout.dtype).copy_(values)
+            out[extent.start : extent.stop].view(extent.slot_dtype).copy_(values)
         if (key, spans) not in self._checked:
             self._check_finite(layer, expert, out, spans or ((0, self.layout.nbytes),))
             self._checked.add((key, spans))
@@ -104,17 +108,13 @@ class DiskStore:
         return self._direct.get(shard.path, shard)
 
     def _check_finite(self, layer: int, expert: int, buffer: torch.Tensor, spans: Spans) -> None:
-        for part in self.layout.parts:
-            for start, stop in _overlaps(spans, part.offset, part.offset + part.nbytes):
-                if not is_finite(buffer[start:stop].view(self.layout.dtype)):
-                    raise BadInput(
-                        f"layer {layer}, expert {expert}: {part.name} holds NaN or infinity, the checkpoint is damaged"
-                    )
+        if name := self.layout.unsound(buffer, spans):
+            raise BadInput(f"layer {layer}, expert {expert}: {name} holds NaN or infinity, the checkpoint is damaged")
 
 
-def num_reads(extents: Sequence[Extent], dtype: torch.dtype) -> int:
-    """Return the number of reads that load an expert as `dtype`."""
-    reads = _Reads.of(extents, dtype)
+def num_reads(extents: Sequence[Extent]) -> int:
+    """Return the number of reads that load an expert."""
+    reads = _Reads.of(extents)
     return len(reads.runs) + len(reads.conversions)
 
 
@@ -136,9 +136,9 @@ class _Reads:
     conversions: tuple[Extent, ...]
 
     @classmethod
-    def of(cls, extents: Sequence[Extent], dtype: torch.dtype) -> "_Reads":
-        plain = [extent for extent in extents if extent.dtype == dtype]
-        return cls(tuple(_runs(plain)), tuple(extent for extent in extents if extent.dtype != dtype))
+    def of(cls, extents: Sequence[Extent]) -> "_Reads":
+        plain = [extent for extent in extents if extent.dtype == extent.slot_dtype]
+        return cls(tuple(_runs(plain)), tuple(extent for extent in extents if extent.dtype != extent.slot_dtype))
 
 
 def _runs(extents: Sequence[Extent]) -> list[_Run]:
@@ -164,9 +164,3 @@ def _within(extents: Sequence[Extent], spans: Spans) -> list[Extent]:
     """Return the parts of the extents that belong to these spans of the slot."""
     parts = (extent.within(start, stop) for extent in extents for start, stop in spans)
     return [part for part in parts if part is not None]
-
-
-def _overlaps(spans: Spans, first: int, last: int) -> Iterator[tuple[int, int]]:
-    for start, stop in spans:
-        if max(start, first) < min(stop, last):
-            yield max(start, first), min(stop, last)

@@ -1,9 +1,11 @@
 """Which stored bytes belong to which expert, in both checkpoint layouts, by transformers' own conversion rules."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
+import torch
 from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import (
@@ -16,19 +18,23 @@ from transformers.core_model_loading import (
 )
 
 from artifacts.errors import BadInput
+from artifacts.formats.base import Format
 from artifacts.shape import Shape
 from runtime.model.checkpoint import StoredTensor
-from runtime.model.expert_store import Extent
+from runtime.model.expert_store import Extent, StoredLayout
 from runtime.model.layers import MoeLayer
 from runtime.model.layout import ExpertLayout, Part
+from runtime.model.quantised_layout import PLAIN, Piece, QuantisedLayout
+from runtime.model.quantised_tensor import QuantisedTensor, Tensors
 
 
 @dataclass(frozen=True, slots=True)
 class LocatedExperts:
-    """The stored bytes of every expert, `extents[key]`, and the stored tensors of the rest of the model."""
+    """How an expert lies in a slot, the stored bytes of every expert, `extents[key]`, and the rest of the model."""
 
+    layout: StoredLayout
     extents: tuple[tuple[Extent, ...], ...]
-    others: dict[str, StoredTensor]
+    others: Tensors
 
 
 def locate_experts(
@@ -37,9 +43,11 @@ def locate_experts(
     *,
     shape: Shape,
     layout: ExpertLayout,
-    tensors: dict[str, StoredTensor],
+    tensors: Tensors,
 ) -> LocatedExperts:
     """Find every expert's bytes among `tensors`, stored as fused [E, ...] or as one tensor per expert and projection.
+
+    `layout` is that of the module's own numbers, in which experts lie unless they are quantised.
 
     Raises BadInput, which names the tensor, for a missing or surplus expert, a wrong shape, and a layout whose
     conversion is more than copying.
@@ -56,7 +64,7 @@ def locate_experts(
             search.add_fused(*place, tensors[name])
         else:
             search.add_one(*place, tensors[name], converter, source, names.renamed(name))
-    return LocatedExperts(search.complete(), others)
+    return LocatedExperts(*search.complete(), others)
 
 
 class _Names:
@@ -82,32 +90,57 @@ class _Names:
         return name
 
 
+class _Slice(NamedTuple):
+    """One expert's part of a stored tensor: a matrix that is not quantised, or one component of a quantised one."""
+
+    role: str
+    format: Format | None
+    tensor: StoredTensor
+    offset: int
+    nbytes: int
+    shape: tuple[int, ...]
+
+    def piece(self, part: Part, source: int, dtype: torch.dtype) -> Piece:
+        """What it is in a slot: numbers that are not quantised are of the module's dtype there."""
+        kept_as = dtype if self.format is None else self.tensor.dtype
+        return Piece(part.name, source, self.role, self.format, kept_as, self.shape)
+
+    def extent(self, start: int, stop: int, dtype: torch.dtype) -> Extent:
+        return Extent(self.tensor.shard, self.tensor.dtype, self.offset, self.nbytes, start, stop, dtype)
+
+
 class _Search:
-    """The extents found so far: `_extents[key][part, i]` is source i of the n that make up that part."""
+    """The slices found so far: `_slices[key][part, i]` is source i of the n that make up that part's rows."""
 
     def __init__(self, shape: Shape, layout: ExpertLayout, layers: tuple[MoeLayer, ...]) -> None:
         self._shape, self._layers, self._layout = shape, layers, layout
-        self._extents: list[dict[tuple[str, int], Extent]] = [{} for _ in range(shape.num_keys)]
+        self._is_transposed = layers[0].experts.is_transposed
+        self._slices: list[dict[tuple[str, int], list[_Slice]]] = [{} for _ in range(shape.num_keys)]
         self._sources = {(layer.index, part.name): (part.name,) for layer in layers for part in layout.parts}
         self.places = {f"{layer.name}.{part.name}": (layer, part) for layer in layers for part in layout.parts}
 
-    def add_fused(self, layer: MoeLayer, part: Part, tensor: StoredTensor) -> None:
+    def add_fused(self, layer: MoeLayer, part: Part, tensor: StoredTensor | QuantisedTensor) -> None:
         """Add a tensor [E, ...], whose e-th slice is expert e."""
-        _check_shape(tensor, (self._shape.num_experts, *part.shape))
-        stride = tensor.nbytes // self._shape.num_experts
+        is_turned = self._is_transposed and isinstance(tensor, QuantisedTensor)  # those are [out, in] in every module
+        _check_shape(tensor, (self._shape.num_experts, *(reversed(part.shape) if is_turned else part.shape)))
         for expert in range(self._shape.num_experts):
-            extent = Extent(
-                tensor.shard,
-                tensor.dtype,
-                tensor.offset + expert * stride,
-                stride,
-                part.offset,
-                part.offset + part.nbytes,
-            )
-            self._extents[self._key(layer, expert)][part.name, 0] = extent
+            self._slices[self._key(layer, expert)][part.name, 0] = [
+                slice_._replace(
+                    offset=slice_.offset + expert * slice_.nbytes // self._shape.num_experts,
+                    nbytes=slice_.nbytes // self._shape.num_experts,
+                    shape=slice_.shape[1:],
+                )
+                for slice_ in _whole(tensor)
+            ]
 
     def add_one(
-        self, layer: MoeLayer, part: Part, tensor: StoredTensor, converter: WeightConverter, source: str, renamed: str
+        self,
+        layer: MoeLayer,
+        part: Part,
+        tensor: StoredTensor | QuantisedTensor,
+        converter: WeightConverter,
+        source: str,
+        renamed: str,
     ) -> None:
         """Add a tensor of one expert: source i of n fills the i-th of n equal blocks of the part's rows."""
         _check_plain(converter, tensor.name)
@@ -116,23 +149,67 @@ class _Search:
         index, rows = sources.index(source), part.shape[0] // len(sources)
         _check_shape(tensor, (rows, *part.shape[1:]))
         expert = self._expert(layer, tensor.name, source, renamed)
-        nbytes = part.nbytes // len(sources)
-        start = part.offset + index * nbytes
-        extent = Extent(tensor.shard, tensor.dtype, tensor.offset, tensor.nbytes, start, start + nbytes)
-        self._extents[self._key(layer, expert)][part.name, index] = extent
+        self._slices[self._key(layer, expert)][part.name, index] = _whole(tensor)
 
-    def complete(self) -> tuple[tuple[Extent, ...], ...]:
-        """Return the extents by key; BadInput for the first expert that lacks one."""
+    def complete(self) -> tuple[StoredLayout, tuple[tuple[Extent, ...], ...]]:
+        """Return the layout and the extents by key; BadInput for the first expert that lacks a slice."""
         for layer in self._layers:
             for expert in range(self._shape.num_experts):
                 self._check_complete(layer, expert)
-        return tuple(tuple(extents.values()) for extents in self._extents)
+        if any(slice_.format for slices in self._slices[0].values() for slice_ in slices):
+            return self._quantised()
+        return self._layout, tuple(tuple(self._plain(key)) for key in range(self._shape.num_keys))
+
+    def _plain(self, key: int) -> Iterator[Extent]:
+        """The extents of an expert that is not quantised: the sources of a part fill equal blocks of it."""
+        layer = key // self._shape.num_experts
+        for part in self._layout.parts:
+            count = len(self._sources[layer, part.name])
+            for index in range(count):
+                (slice_,) = self._slices[key][part.name, index]
+                if slice_.format:
+                    raise self._otherwise(key)
+                nbytes = part.nbytes // count
+                start = part.offset + index * nbytes
+                yield slice_.extent(start, start + nbytes, self._layout.dtype)
+
+    def _quantised(self) -> tuple[QuantisedLayout, tuple[tuple[Extent, ...], ...]]:
+        """The layout of the first expert, and all extents; every expert must be stored alike."""
+        layout = QuantisedLayout.of(self._pieces(0), self._layout.dtype, is_transposed=self._is_transposed)
+        extents = []
+        for key in range(self._shape.num_keys):
+            if self._pieces(key) != layout.pieces:
+                raise self._otherwise(key)
+            slices = (slice_ for _, _, slice_ in self._in_order(key))
+            places = zip(slices, layout.pieces, layout.offsets, strict=True)
+            extents.append(
+                tuple(slice_.extent(offset, offset + piece.nbytes, piece.dtype) for slice_, piece, offset in places)
+            )
+        return layout, tuple(extents)
+
+    def _pieces(self, key: int) -> tuple[Piece, ...]:
+        dtype = self._layout.dtype
+        return tuple(slice_.piece(part, index, dtype) for part, index, slice_ in self._in_order(key))
+
+    def _in_order(self, key: int) -> Iterator[tuple[Part, int, _Slice]]:
+        layer = key // self._shape.num_experts
+        for part in self._layout.parts:
+            for index in range(len(self._sources[layer, part.name])):
+                for slice_ in self._slices[key][part.name, index]:
+                    yield part, index, slice_
+
+    def _otherwise(self, key: int) -> BadInput:
+        layer, expert = divmod(key, self._shape.num_experts)
+        return BadInput(
+            f"layer {layer}, expert {expert} is stored in another format than layer 0, expert 0: moectl needs experts "
+            "that are stored alike"
+        )
 
     def _check_complete(self, layer: MoeLayer, expert: int) -> None:
-        extents = self._extents[self._key(layer, expert)]
+        slices = self._slices[self._key(layer, expert)]
         for part in self._layout.parts:
             for index, source in enumerate(self._sources[layer.index, part.name]):
-                if (part.name, index) not in extents:
+                if (part.name, index) not in slices:
                     raise BadInput(
                         f"layer {layer.index}, expert {expert}: {_projection(source)} is missing from the checkpoint "
                         f"({layer.name}): download it again"
@@ -151,7 +228,15 @@ class _Search:
         return layer.index * self._shape.num_experts + expert
 
 
-def _check_shape(tensor: StoredTensor, expected: Iterable[int]) -> None:
+def _whole(tensor: StoredTensor | QuantisedTensor) -> list[_Slice]:
+    """The whole of a tensor as slices, one for each of its components."""
+    if isinstance(tensor, QuantisedTensor):
+        components = tensor.components.items()
+        return [_Slice(role, tensor.format, each, each.offset, each.nbytes, each.shape) for role, each in components]
+    return [_Slice(PLAIN, None, tensor, tensor.offset, tensor.nbytes, tensor.shape)]
+
+
+def _check_shape(tensor: StoredTensor | QuantisedTensor, expected: Iterable[int]) -> None:
     if tensor.shape != tuple(expected):
         raise BadInput(
             f"{tensor.name} has shape {list(tensor.shape)} where the config asks for {list(expected)}: "

@@ -1,7 +1,7 @@
 """How an expert's tensors lie in a slot, and buffers that hold slots."""
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import ClassVar, Protocol
@@ -20,6 +20,7 @@ Spans = tuple[tuple[int, int], ...]  # of a slot: bytes from start to stop
 class Layout(Protocol):
     """How an expert of one precision lies in a slot."""
 
+    is_plain: bool  # whether each part is one tensor of the module's own numbers
     dtype: torch.dtype  # of most of its parts
     project: Callable[..., torch.Tensor]  # the product that `expert_forward` computes with its views
 
@@ -55,6 +56,7 @@ class Part:
 class ExpertLayout:
     """The parts of one expert at full precision in a slot: each 64-byte aligned, all of one dtype."""
 
+    is_plain: ClassVar[bool] = True
     project: ClassVar[Callable[..., torch.Tensor]] = staticmethod(project)
 
     parts: tuple[Part, ...]
@@ -90,6 +92,18 @@ class ExpertLayout:
             digest.update(memoryview(buffer[part.offset : part.offset + part.nbytes].numpy()))
         return digest.hexdigest()
 
+    def weights(self, buffer: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The parts as the module has them: here the views."""
+        return self.views(buffer)
+
+    def unsound(self, buffer: torch.Tensor, spans: Spans) -> str | None:
+        """The name of a part that holds NaN or infinity within these spans of `buffer`; None if all is finite."""
+        for part in self.parts:
+            for start, stop in _overlaps(spans, part.offset, part.offset + part.nbytes):
+                if not is_finite(buffer[start:stop].view(self.dtype)):
+                    return part.name
+        return None
+
     def several(self, part: Part, memory: torch.Tensor) -> torch.Tensor:
         """View one part of several experts that are adjacent in `memory`, uint8, as [n, *shape]; nothing is copied."""
         return memory.view(self.dtype).view(-1, *part.shape)
@@ -119,6 +133,12 @@ def is_finite(values: torch.Tensor) -> bool:
     """Return whether a floating-point tensor holds neither NaN nor infinity."""
     # The extremes show both; isfinite of every element would take 20 times as long and a mask in memory.
     return values.numel() == 0 or all(bool(extreme.isfinite()) for extreme in torch.aminmax(values))
+
+
+def _overlaps(spans: Spans, first: int, last: int) -> Iterator[tuple[int, int]]:
+    for start, stop in spans:
+        if max(start, first) < min(stop, last):
+            yield max(start, first), min(stop, last)
 
 
 def round_up(nbytes: int) -> int:

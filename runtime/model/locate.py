@@ -5,7 +5,6 @@ from pathlib import Path
 
 from artifacts.common.untrusted import existing, read_json
 from artifacts.errors import BadInput, first_line
-from runtime.model.config_fields import quantisation
 
 _ANSWER_S = 5.0  # how long the hub may take to answer
 # Weights, config and tokenizer; no pickles, no code.
@@ -33,7 +32,7 @@ def check_name(name: str) -> None:
 
 
 def read_config(folder: Path) -> dict:
-    """Return `config.json` as stored; BadInput if it is missing, not JSON, or of a quantised checkpoint."""
+    """Return `config.json` as stored; BadInput if it is missing or not JSON."""
     path = folder / "config.json"
     if not path.is_file():
         raise BadInput(f"{folder} has no config.json: it is not a transformers model folder")
@@ -43,8 +42,6 @@ def read_config(folder: Path) -> dict:
         raise BadInput(f"{path} is not JSON ({error}): download it again") from error
     if not isinstance(config, dict):
         raise BadInput(f"{path} holds a {type(config).__name__} instead of a JSON object: download it again")
-    if (quantised := quantisation(config)) is not None:
-        raise BadInput(f"{folder} is quantised ({_method(quantised)}): moectl opens unquantised checkpoints only")
     return config
 
 
@@ -96,7 +93,3 @@ def _reason(error: Exception) -> str:
         case HFValidationError():
             return "it is no hub id"
     return first_line(error).rstrip(".")
-
-
-def _method(quantised: object) -> str:
-    return str(quantised.get("quant_method", "unknown method") if isinstance(quantised, dict) else quantised)

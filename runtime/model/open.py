@@ -1,6 +1,6 @@
 """Opens a Mixture-of-Experts model without its experts: all else is loaded, and the experts can be read one by one."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 
@@ -8,6 +8,7 @@ import torch
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from artifacts.errors import BadInput, first_line
+from artifacts.formats.table import quantisation_of
 from artifacts.shape import FULL_BITS, Shape
 from runtime.model.checkpoint import Checkpoint, open_checkpoint
 from runtime.model.config_fields import check_fields
@@ -18,6 +19,7 @@ from runtime.model.generation_config import load_generation_config
 from runtime.model.layers import MoeLayer, moe_layers
 from runtime.model.layout import ExpertLayout, ExpertStore
 from runtime.model.locate import locate, read_config
+from runtime.model.quantised_tensor import gather_matrices
 from runtime.model.skeleton import build_skeleton, load_resident, parse_config
 from runtime.model.trial import try_model
 
@@ -68,7 +70,10 @@ def open_model(name: str, *, dtype: torch.dtype | None = None, device: str | tor
     layers = moe_layers(model)
     layout = ExpertLayout.of(layers[0].shapes, dtype)
     shape = _shape(layers, layout)
-    located = locate_experts(model, layers, shape=shape, layout=layout, tensors=checkpoint.tensors)
+    tensors = gather_matrices(checkpoint.tensors, quantisation_of(stored_config))
+    located = locate_experts(model, layers, shape=shape, layout=layout, tensors=tensors)
+    if not located.layout.is_plain:
+        shape = replace(shape, expert_nbytes=located.layout.nbytes, num_neurons=0, neuron_nbytes=1)
     experts = {f"{layer.name}.{part.name}" for layer in layers for part in layout.parts}
     load_resident(model, located.others, experts=experts, dtype=dtype, device=torch.device(device), folder=folder)
     try_model(model, layers)
@@ -79,7 +84,7 @@ def open_model(name: str, *, dtype: torch.dtype | None = None, device: str | tor
         tokenizer=tokenizer,
         layers=layers,
         shape=shape,
-        store=DiskStore(checkpoint, layout, shape=shape, extents=located.extents),
+        store=DiskStore(checkpoint, located.layout, shape=shape, extents=located.extents),
         fingerprint=fingerprint(stored_config, checkpoint),
         former_fingerprint=former_fingerprint(stored_config, checkpoint),
         family=config.model_type,

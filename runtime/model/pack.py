@@ -61,6 +61,8 @@ def pack(
     """
     if fingerprint(read_config(checkpoint.folder), checkpoint) != opened.fingerprint:
         raise BadInput(f"{checkpoint.folder} was replaced since it was opened: start again")
+    if not opened.store.layout.is_plain:
+        raise Incompatible("the checkpoint has its experts in few bits, which moectl does not repack: use it as it is")
     located = _located(opened, checkpoint)
     shards = _shards(opened, located)
     with _folder(out, sum(tensor.nbytes for tensors in shards.values() for tensor in tensors)) as folder:
@@ -184,7 +186,7 @@ def _checked(opened: MoeModel, folder: Path) -> tuple[int, int]:
 
 
 def _most_reads(opened: MoeModel, located: LocatedExperts) -> int:
-    return max(num_reads(extents, opened.store.layout.dtype) for extents in located.extents)
+    return max(num_reads(extents) for extents in located.extents)
 
 
 @contextmanager

@@ -9,7 +9,6 @@ import torch
 from artifacts.errors import BadUsage
 from artifacts.hardware.machines import HERE, machine
 from artifacts.routing.expert_maps import ExpertMaps
-from artifacts.shape import FULL_BITS
 from runtime.control import sizes
 from runtime.control.build import build_controller, fast_tier, lay_out, pools
 from runtime.control.controller import Controller
@@ -76,6 +75,8 @@ def _choose(opened: MoeModel, settings: Settings, artefacts: Artefacts) -> Choic
     partitions = Partitions(opened.shape.num_experts, settings.devices)
     devices = devices_for(opened, settings.devices)
     fast = _choose_fast_tier(opened, settings, policies, scope=scope, budget=budget, artefacts=artefacts)
+    if fast.split is not None and not opened.store.layout.is_plain:
+        raise BadUsage("split cuts experts by neuron, and this checkpoint has them packed: choose another --residency")
     fused = choose_output(opened, num_devices=settings.devices)
     is_asked = settings.experts == FUSED and fused is not None
     link = resolve_link(opened, link=settings.link, near=settings.near, scaled_to=settings.scaled_to, is_fused=is_asked)
@@ -129,8 +130,8 @@ def _open_slots(choices: Choices) -> Slots:
         split=fast.split,
         partitions=choices.partitions,
     )
-    is_plain = opened.base == FULL_BITS and not choices.is_fused
-    return Slots(shared, choices.devices, parts=opened.store.layout.parts if is_plain else ())
+    layout = opened.store.layout
+    return Slots(shared, choices.devices, parts=layout.parts if layout.is_plain and not choices.is_fused else ())
 
 
 def _open_shadows(choices: Choices, slots: Slots, artefacts: Artefacts) -> Shadows | None:

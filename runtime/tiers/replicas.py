@@ -26,6 +26,7 @@ class ReplicaLayout:
     `num_inputs` has the input size of each projection. Parts are named `gate_up_proj.qweight` or `gate_up_proj_bias`.
     """
 
+    is_plain: ClassVar[bool] = False
     project: ClassVar[Callable[..., torch.Tensor]] = staticmethod(project_packed)
     dtype: ClassVar[torch.dtype] = torch.int32
 

@@ -46,8 +46,8 @@ def test_dense_model(tmp_path: Path) -> None:
 
 
 def test_quantised_checkpoint(copy: Copy) -> None:
-    folder = with_config(copy("gpt_oss"), quantization_config={"quant_method": "mxfp4"})
-    assert "is quantised (mxfp4)" in refusal(folder)
+    folder = with_config(copy("gpt_oss"), quantization_config={"quant_method": "hqq"})
+    assert "quantised by 'hqq': moectl reads fp8" in refusal(folder)
 
 
 def test_no_weights(copy: Copy) -> None:

@@ -1,0 +1,63 @@
+"""AWQ: 4-bit codes, eight outputs in a word and these in the order in which its kernels (`gemm`) take them.
+
+`w[o, k] = scales[k // g, o] * (q[k, o] - z[k // g, o])`; output 8 n + ORDER[i] has bits 4 i to 4 i + 3 of word n.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+
+from artifacts.formats.base import Loop, Stored, are_sound, is_number, loops, require
+from artifacts.formats.codes import unpack
+
+_BITS = 4
+_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+_PER_WORD = len(_ORDER)
+
+
+@dataclass(frozen=True, slots=True)
+class Awq:
+    """`qweight` int32 [in, out / 8], `qzeros` int32 [groups, out / 8], `scales` [groups, out]."""
+
+    name: str = "awq"
+
+    def weight_nbytes(self, group_size: int) -> float:
+        return _BITS / 8 + ((2 + _BITS / 8) / group_size if group_size else 0)
+
+    def shape(self, stored: Mapping[str, Stored]) -> tuple[int, int]:
+        words, zeros, scales = (stored[role] for role in ("qweight", "qzeros", "scales"))
+        require(words.dtype is zeros.dtype is torch.int32, f"codes of {words.dtype} and {zeros.dtype}")
+        require(is_number(scales.dtype), f"scales of {scales.dtype}")
+        require(len(words.shape) == len(scales.shape) == 2 and 0 not in words.shape, "tensors that are no matrices")
+        (num_inputs, num_words), (num_groups, num_outputs) = words.shape, scales.shape
+        require(num_outputs == num_words * _PER_WORD, f"{num_outputs} scales of {num_words * _PER_WORD} outputs")
+        require(zeros.shape == (num_groups, num_words), f"zero-points {list(zeros.shape)} are of no such groups")
+        require(num_groups and num_inputs % num_groups == 0, f"{num_groups} groups of {num_inputs} inputs")
+        return num_outputs, num_inputs
+
+    def dequantise(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        codes, points = _codes(tensors["qweight"]), _codes(tensors["qzeros"])
+        group_size = len(codes) // len(points)
+        scales = tensors["scales"].float()
+        spread = (tensor.repeat_interleave(group_size, 0) for tensor in (points, scales))
+        return ((codes - next(spread)).float() * next(spread)).T.contiguous()
+
+    def loop(self, tensors: Mapping[str, torch.Tensor]) -> Loop | None:
+        points, scales = _codes(tensors["qzeros"]).numpy(), tensors["scales"].float().numpy()
+        places = np.argsort(_ORDER).astype(np.int64)
+        return partial(loops().from_words_of_outputs, tensors["qweight"].numpy(), places, points, scales)
+
+    def is_sound(self, tensors: Mapping[str, torch.Tensor]) -> bool:
+        return are_sound(tensors.values())
+
+
+def _codes(words: torch.Tensor) -> torch.Tensor:
+    """int32 [n, 8 w] of words [n, w], in the order of the outputs."""
+    num_outputs = words.shape[1] * _PER_WORD
+    stored = unpack(words, _BITS, num_outputs).unflatten(1, (-1, _PER_WORD))
+    codes = torch.empty_like(stored)
+    codes[..., _ORDER] = stored
+    return codes.flatten(1)

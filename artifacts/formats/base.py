@@ -1,0 +1,79 @@
+"""What a format is: the tensors that hold one matrix, checks of their types and shapes, and the published formula."""
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
+from importlib import import_module
+from types import ModuleType
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+
+from artifacts.errors import BadInput
+
+Loop = Callable[[int, np.ndarray], None]
+"""Fills an array float32 [n, in] with the rows of the matrix from the given one on."""
+
+
+class Stored(NamedTuple):
+    """Type and shape of a stored tensor."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+
+class Format(Protocol):
+    """One way to store a matrix [out, in] in several tensors, which are known by their roles."""
+
+    name: str
+
+    def weight_nbytes(self, group_size: int) -> float:
+        """Bytes of one weight of a large matrix, scales included, in groups of so many; 0 for one group a row."""
+
+    def shape(self, stored: Mapping[str, Stored]) -> tuple[int, int]:
+        """The shape [out, in] of the matrix that these tensors hold, by role. Raises Unfit where they do not fit."""
+
+    def dequantise(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """The matrix, float32 [out, in], on the device of its tensors."""
+
+    def loop(self, tensors: Mapping[str, torch.Tensor]) -> Loop | None:
+        """The same by compiled code, for tensors on a CPU; None where only `dequantise` does it."""
+
+    def is_sound(self, tensors: Mapping[str, torch.Tensor]) -> bool:
+        """Whether no stored number is NaN or infinite."""
+
+
+class Unfit(BadInput):
+    """Tensors that do not hold a matrix of this format; the message says why, the caller adds their name."""
+
+
+@cache
+def loops() -> ModuleType:
+    """The compiled loops; importing numba takes half a second."""
+    return import_module("artifacts.formats.loops")
+
+
+def require(is_fit: bool, why: str) -> None:
+    """Raise Unfit with `why` unless the tensors are fit."""
+    if not is_fit:
+        raise Unfit(why)
+
+
+def is_number(dtype: torch.dtype) -> bool:
+    """Whether a scale of this type is a number as it stands: a float of 16 bits or more."""
+    return dtype in (torch.float32, torch.float16, torch.bfloat16)
+
+
+def are_sound(tensors: Iterable[torch.Tensor]) -> bool:
+    """Whether stored tensors hold neither NaN nor infinity; any integer is sound."""
+    return all(map(_is_sound, tensors))
+
+
+def _is_sound(tensor: torch.Tensor) -> bool:
+    if tensor.dtype is torch.float8_e4m3fn:
+        return not bool((tensor.view(torch.uint8) & 0x7F == 0x7F).any())
+    if tensor.dtype is torch.float8_e8m0fnu:
+        return not bool((tensor.view(torch.uint8) == 0xFF).any())
+    if tensor.dtype is torch.float8_e5m2:
+        return not bool((tensor.view(torch.uint8) & 0x7F >= 0x7C).any())
+    return not tensor.is_floating_point() or bool(torch.stack(torch.aminmax(tensor)).isfinite().all())

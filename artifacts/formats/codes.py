@@ -1,0 +1,23 @@
+"""Codes of few bits: unpacking of words and bytes, and the values of 4-bit floats."""
+
+import torch
+
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+"""The number of each code of a 4-bit float: sign, two bits of exponent, one of mantissa (OCP Microscaling, table 5)."""
+
+
+def unpack(words: torch.Tensor, bits: int, count: int) -> torch.Tensor:
+    """The first `count` codes of each row of `words` int32 [n, w], a little-endian stream: int32 [n, count]."""
+    starts = torch.arange(count, device=words.device) * bits
+    index, shift = starts // 32, starts % 32
+    wide = words.long() & 0xFFFFFFFF
+    codes = wide[:, index] >> shift
+    following = wide[:, (index + 1).clamp(max=words.shape[1] - 1)] << (32 - shift)
+    return ((codes | torch.where(shift + bits > 32, following, 0)) & (2**bits - 1)).int()
+
+
+def floats(packed: torch.Tensor) -> torch.Tensor:
+    """The numbers of 4-bit floats in bytes [..., n], the first in the low half: float32 [..., 2n]."""
+    values = torch.tensor(E2M1, device=packed.device)
+    halves = torch.stack((packed & 0xF, packed >> 4), dim=-1)
+    return values[halves.int()].flatten(-2)

@@ -1,0 +1,68 @@
+"""Eight-bit floats with a scale for each block, row or matrix: DeepSeek-V3, Qwen3, GLM and MiniMax in FP8, and
+compressed-tensors' `float-quantized` and `int-quantized`.
+
+`w[o, k] = weight[o, k] * scale[o // b, k // c]`, where b x c is the block, as the shape of the scales says. The last
+block of a row or column may be cut off (finegrained_fp8.py of transformers; DeepSeek-V3's `weight_dequant`).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from artifacts.formats.base import Loop, Stored, are_sound, is_number, loops, require
+
+BLOCK = 128  # rows and columns of a block, unless the config names others
+_EIGHT_BITS = (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8)
+
+
+@dataclass(frozen=True, slots=True)
+class Scaled:
+    """Eight-bit weights and their scales; `block` is the rows and columns of a block as the config gives them."""
+
+    name: str = "fp8"
+    block: tuple[int, int] = (BLOCK, BLOCK)
+
+    def weight_nbytes(self, group_size: int) -> float:
+        return 1 + 4 / (self.block[0] * self.block[1])
+
+    def shape(self, stored: Mapping[str, Stored]) -> tuple[int, int]:
+        weight, scale = stored["weight"], stored["scale"]
+        require(weight.dtype in _EIGHT_BITS, f"weights of {weight.dtype} are not of eight bits")
+        require(is_number(scale.dtype) or scale.dtype is torch.float8_e8m0fnu, f"scales of {scale.dtype}")
+        require(len(weight.shape) == 2 and 0 not in weight.shape, f"a matrix of shape {list(weight.shape)}")
+        grid = _grid(scale.shape)
+        fits = (_grid((1,)), (weight.shape[0], 1), _blocks(weight.shape, self.block))
+        require(grid in fits, f"scales {list(scale.shape)} are of no blocks of a matrix {list(weight.shape)}")
+        return weight.shape
+
+    def dequantise(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        weight, scale = tensors["weight"].float(), tensors["scale"].float()
+        scale = scale.reshape(_grid(tuple(scale.shape)))
+        for axis, (size, count) in enumerate(zip(weight.shape, scale.shape, strict=True)):
+            if count > 1 and count != size:
+                scale = scale.repeat_interleave(self.block[axis], axis).narrow(axis, 0, size)
+        return weight * scale
+
+    def loop(self, tensors: Mapping[str, torch.Tensor]) -> Loop | None:
+        weight, scale = tensors["weight"], tensors["scale"].float()
+        grid = scale.reshape(_grid(tuple(scale.shape))).numpy()
+        values = torch.arange(256, dtype=torch.uint8).view(weight.dtype).float().numpy()
+        height, width = (
+            -(-size // count) if count in (1, size) else block
+            for size, count, block in zip(weight.shape, grid.shape, self.block, strict=True)
+        )
+        return partial(loops().from_bytes, weight.view(torch.uint8).numpy(), values, grid, height, width)
+
+    def is_sound(self, tensors: Mapping[str, torch.Tensor]) -> bool:
+        return are_sound(tensors.values())
+
+
+def _grid(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The scales' shape as rows and columns; one scale for all is [1, 1], and one for each row [rows, 1]."""
+    return (*shape, *(1, 1)[len(shape) :])
+
+
+def _blocks(shape: tuple[int, ...], block: tuple[int, int]) -> tuple[int, ...]:
+    return tuple(-(-size // width) for size, width in zip(shape, block, strict=True))

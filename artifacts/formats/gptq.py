@@ -1,0 +1,73 @@
+"""GPTQ: codes in a stream of 32-bit words down the inputs, as AutoGPTQ and GPTQModel write them (2, 3, 4 and 8 bits).
+
+`w[o, k] = scales[g, o] * (q[k, o] - z[g, o])` with the group `g = g_idx[k]`, which `desc_act` permutes. The first
+version of the layout stores z - 1, the second z.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from artifacts.formats.base import Loop, Stored, are_sound, is_number, loops, require
+from artifacts.formats.codes import unpack
+
+BITS = (2, 3, 4, 8)
+
+
+@dataclass(frozen=True, slots=True)
+class Gptq:
+    """`qweight` int32 [in * bits / 32, out], `qzeros` int32 [groups, out * bits / 32], `scales` [groups, out], `g_idx`
+    int32 [in], which may be missing where the groups follow each other."""
+
+    name: str = "gptq"
+    bits: int = 4
+    zero_offset: int = 1  # what the first version of the layout subtracted from a zero-point
+    is_permuted: bool = False  # `desc_act`: the groups do not follow each other
+
+    def weight_nbytes(self, group_size: int) -> float:
+        return self.bits / 8 + ((2 + self.bits / 8) / group_size if group_size else 0)
+
+    def shape(self, stored: Mapping[str, Stored]) -> tuple[int, int]:
+        words, zeros, scales = (stored[role] for role in ("qweight", "qzeros", "scales"))
+        require(words.dtype is zeros.dtype is torch.int32, f"codes of {words.dtype} and {zeros.dtype}")
+        require(is_number(scales.dtype), f"scales of {scales.dtype}")
+        require(len(words.shape) == len(scales.shape) == len(zeros.shape) == 2, "tensors that are no matrices")
+        num_groups, num_outputs = scales.shape
+        require(0 not in (*words.shape, num_groups) and words.shape[1] == num_outputs, "scales of other outputs")
+        fit = (num_groups, -(-num_outputs * self.bits // 32))
+        require(zeros.shape == fit, f"zero-points {list(zeros.shape)} are of no such groups")
+        num_inputs = words.shape[0] * 32 // self.bits
+        indexed = stored.get("g_idx")
+        require(indexed is not None or not self.is_permuted, "desc_act is set and g_idx is missing")
+        require(indexed is None or indexed.shape == (num_inputs,), f"g_idx is not of {num_inputs} inputs")
+        require(num_inputs % num_groups == 0 or indexed is not None, f"{num_groups} groups of {num_inputs} inputs")
+        return num_outputs, num_inputs
+
+    def dequantise(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        words, scales = tensors["qweight"], tensors["scales"].float()
+        points, num_inputs = self._points(tensors), words.shape[0] * 32 // self.bits
+        group = _groups(tensors.get("g_idx"), num_inputs, len(scales), words.device)
+        return (unpack(words.T, self.bits, num_inputs) - points.T[:, group]).float() * scales.T[:, group]
+
+    def loop(self, tensors: Mapping[str, torch.Tensor]) -> Loop | None:
+        words, scales = tensors["qweight"], tensors["scales"].float()
+        points, num_inputs = self._points(tensors), words.shape[0] * 32 // self.bits
+        groups = _groups(tensors.get("g_idx"), num_inputs, len(scales), words.device)
+        arrays = (points.contiguous().numpy(), scales.numpy(), groups.numpy())
+        return partial(loops().from_column_words, words.numpy(), self.bits, *arrays)
+
+    def is_sound(self, tensors: Mapping[str, torch.Tensor]) -> bool:
+        return are_sound(tensors.values())
+
+    def _points(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """The zero-points, int32 [groups, out]."""
+        stored = unpack(tensors["qzeros"], self.bits, tensors["scales"].shape[1])
+        return stored + self.zero_offset & 2**self.bits - 1
+
+
+def _groups(indexed: torch.Tensor | None, num_inputs: int, num_groups: int, device: torch.device) -> torch.Tensor:
+    if indexed is not None:
+        return indexed.long()
+    return torch.arange(num_inputs, device=device) // (num_inputs // num_groups)

@@ -1,0 +1,51 @@
+"""MXFP4: 4-bit floats with one power of two for each 32 weights (OCP Microscaling 1.0), as gpt-oss has its experts.
+
+`w[o, 32 g + i] = e2m1(blocks[o, g, i // 2]) * 2 ** (scales[o, g] - 127)`, the even one of two in the low half of a
+byte.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+
+from artifacts.formats.base import Loop, Stored, loops, require
+from artifacts.formats.codes import E2M1, floats
+
+GROUP = 32
+_BIAS, _NAN = 127, 255  # of a scale, which is an exponent (e8m0)
+_BYTES = (torch.uint8, torch.float8_e8m0fnu)
+
+
+@dataclass(frozen=True, slots=True)
+class MxFp4:
+    """`blocks` uint8 [out, in / 32, 16] or [out, in / 2], `scales` uint8 [out, in / 32]."""
+
+    name: str = "mxfp4"
+
+    def weight_nbytes(self, group_size: int) -> float:
+        return 0.5 + 1 / GROUP
+
+    def shape(self, stored: Mapping[str, Stored]) -> tuple[int, int]:
+        blocks, scales = stored["blocks"], stored["scales"]
+        require(blocks.dtype is torch.uint8 and scales.dtype in _BYTES, f"{blocks.dtype} with {scales.dtype}")
+        require(len(scales.shape) == 2 and 0 not in scales.shape, f"scales of shape {list(scales.shape)}")
+        num_outputs, num_groups = scales.shape
+        fits = ((num_outputs, num_groups, GROUP // 2), (num_outputs, num_groups * GROUP // 2))
+        require(blocks.shape in fits, f"blocks {list(blocks.shape)} do not fit scales {list(scales.shape)}")
+        return num_outputs, num_groups * GROUP
+
+    def dequantise(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        scales = tensors["scales"].view(torch.uint8)
+        numbers = floats(tensors["blocks"].reshape(*scales.shape, GROUP // 2))
+        return torch.ldexp(numbers, scales.int()[..., None] - _BIAS).flatten(1)
+
+    def loop(self, tensors: Mapping[str, torch.Tensor]) -> Loop | None:
+        scales = torch.ldexp(torch.ones(tensors["scales"].shape), tensors["scales"].view(torch.uint8).int() - _BIAS)
+        codes = tensors["blocks"].reshape(len(scales), -1).numpy()
+        return partial(loops().from_half_bytes, codes, np.array(E2M1, np.float32), scales.numpy())
+
+    def is_sound(self, tensors: Mapping[str, torch.Tensor]) -> bool:
+        return not bool((tensors["scales"].view(torch.uint8) == _NAN).any())

@@ -1,0 +1,56 @@
+"""NVFP4: 4-bit floats with an 8-bit scale for each 16 weights and one scale for the matrix.
+
+`w[o, k] = e2m1(packed[o, k // 2]) * scale[o, k // 16] * g`, where modelopt stores g itself (`weight_scale_2`) and
+compressed-tensors its inverse (`weight_global_scale`).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+
+import numpy as np
+import torch
+
+from artifacts.formats.base import Loop, Stored, are_sound, loops, require
+from artifacts.formats.codes import E2M1, floats
+
+GROUP = 16
+
+
+@dataclass(frozen=True, slots=True)
+class NvFp4:
+    """`packed` uint8 [out, in / 2], `scale` e4m3 [out, in / 16], `global` float32 of one number."""
+
+    name: str = "nvfp4"
+    is_inverse: bool = False
+
+    def weight_nbytes(self, group_size: int) -> float:
+        return 0.5 + 1 / GROUP
+
+    def shape(self, stored: Mapping[str, Stored]) -> tuple[int, int]:
+        packed, scale, matrix = stored["packed"], stored["scale"], stored["global"]
+        types = packed.dtype, scale.dtype, matrix.dtype
+        require(types == (torch.uint8, torch.float8_e4m3fn, torch.float32), f"tensors of {types}")
+        require(prod(matrix.shape) == 1, f"{prod(matrix.shape)} scales of the matrix")
+        require(len(scale.shape) == 2 and 0 not in scale.shape, f"scales of shape {list(scale.shape)}")
+        num_outputs, num_groups = scale.shape
+        fit = (num_outputs, num_groups * GROUP // 2)
+        require(packed.shape == fit, f"weights {list(packed.shape)} do not fit scales {list(scale.shape)}")
+        return num_outputs, num_groups * GROUP
+
+    def dequantise(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        numbers = floats(tensors["packed"]).unflatten(1, (-1, GROUP))
+        return (numbers * self._scales(tensors)[..., None]).flatten(1)
+
+    def loop(self, tensors: Mapping[str, torch.Tensor]) -> Loop | None:
+        values = np.array(E2M1, np.float32)
+        return partial(loops().from_half_bytes, tensors["packed"].numpy(), values, self._scales(tensors).numpy())
+
+    def is_sound(self, tensors: Mapping[str, torch.Tensor]) -> bool:
+        return are_sound(tensors.values())
+
+    def _scales(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """The scale of each group, float32 [out, in / 16]."""
+        matrix, scale = tensors["global"].reshape(()), tensors["scale"].float()
+        return scale / matrix if self.is_inverse else scale * matrix

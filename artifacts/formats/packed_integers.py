@@ -1,0 +1,74 @@
+"""compressed-tensors' `pack-quantized`: signed integers of 4 or 8 bits in 32-bit words along the inputs, as Kimi-K2 has
+its experts.
+
+`w[o, k] = scale[o, g] * (q[o, k] - 2^(bits-1) - z[o, g])` with the group `g = k // size`, or `g_idx[k]` where
+activations order the columns. A stored zero-point is z + 2^(bits-1); symmetric weights have none.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from artifacts.formats.base import Loop, Stored, are_sound, is_number, loops, require
+from artifacts.formats.codes import unpack
+
+BITS = (4, 8)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedIntegers:
+    """`packed` int32 [out, in * bits / 32], `scale` [out, groups]; optional are `zero_point` int32 [out * bits / 32,
+    groups], `g_idx` [in] and `size` int64 [2], which repeats the shape."""
+
+    name: str = "pack-quantized"
+    bits: int = 4
+
+    def weight_nbytes(self, group_size: int) -> float:
+        return self.bits / 8 + (2 / group_size if group_size else 0)
+
+    def shape(self, stored: Mapping[str, Stored]) -> tuple[int, int]:
+        packed, scale = stored["packed"], stored["scale"]
+        require(packed.dtype is torch.int32, f"codes of {packed.dtype}")
+        require(is_number(scale.dtype), f"scales of {scale.dtype}")
+        require(len(packed.shape) == len(scale.shape) == 2 and 0 not in packed.shape, "tensors that are no matrices")
+        num_outputs, num_inputs = packed.shape[0], packed.shape[1] * 32 // self.bits
+        require(scale.shape[0] == num_outputs, f"{scale.shape[0]} scales of {num_outputs} outputs")
+        num_groups, indexed = scale.shape[1], stored.get("g_idx")
+        require(bool(num_groups) and num_inputs % num_groups == 0, f"{num_groups} groups of {num_inputs} inputs")
+        require(indexed is None or indexed.shape == (num_inputs,), f"g_idx is not of {num_inputs} inputs")
+        points, words = stored.get("zero_point"), -(-num_outputs * self.bits // 32)
+        require(points is None or points.shape == (words, num_groups), "zero-points of other groups")
+        require("size" not in stored or stored["size"].shape == (2,), "a weight_shape that is not of two numbers")
+        return num_outputs, num_inputs
+
+    def dequantise(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        packed, scale = tensors["packed"], tensors["scale"].float()
+        num_inputs = packed.shape[1] * 32 // self.bits
+        group = torch.arange(num_inputs, device=packed.device) // (num_inputs // scale.shape[1])
+        if self._is_ordered(tensors):
+            group = tensors["g_idx"].long()
+        zeros = self._zeros(tensors).expand(scale.shape)
+        return (unpack(packed, self.bits, num_inputs) - zeros[:, group]).float() * scale[:, group]
+
+    def loop(self, tensors: Mapping[str, torch.Tensor]) -> Loop | None:
+        if self._is_ordered(tensors):
+            return None
+        scales = tensors["scale"].float()
+        zeros = self._zeros(tensors).expand(scales.shape).contiguous()
+        return partial(loops().from_row_words, tensors["packed"].numpy(), self.bits, zeros.numpy(), scales.numpy())
+
+    def is_sound(self, tensors: Mapping[str, torch.Tensor]) -> bool:
+        return are_sound(tensors.values())
+
+    def _zeros(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """The zero-points, int32 [out, groups], or [1, 1] for symmetric weights."""
+        points = tensors.get("zero_point")
+        if points is None:
+            return torch.full((1, 1), 1 << self.bits - 1, dtype=torch.int32, device=tensors["packed"].device)
+        return unpack(points.T, self.bits, len(tensors["packed"])).T
+
+    def _is_ordered(self, tensors: Mapping[str, torch.Tensor]) -> bool:
+        """Whether activations order the columns; the library writes -1 where they do not."""
+        return "g_idx" in tensors and not bool((tensors["g_idx"] < 0).any())

@@ -1,0 +1,139 @@
+"""How an expert that a checkpoint stores in few bits lies in a slot: packed as it was published."""
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import nn
+
+from artifacts.formats.base import Format, are_sound
+from artifacts.formats.numbers import numbers
+from runtime.model.arithmetic import project
+from runtime.model.layout import Spans, round_up
+
+PLAIN = ""  # the role of the only tensor of a part that is not quantised
+
+
+class Piece(NamedTuple):
+    """One stored tensor of an expert, in its role in the format of a matrix; `source` counts the matrices that are the
+    rows of one part of the module. `format` is None for numbers as they are."""
+
+    part: str
+    source: int
+    role: str
+    format: Format | None
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return prod(self.shape) * self.dtype.itemsize
+
+
+class QuantisedMatrix(NamedTuple):
+    """One matrix in a slot: a format with its tensors by role, views of the slot."""
+
+    format: Format | None
+    tensors: Mapping[str, torch.Tensor]
+
+    def numbers(self, dtype: torch.dtype) -> torch.Tensor:
+        """The matrix [out, in] in this dtype."""
+        return self.tensors[PLAIN] if self.format is None else numbers(self.format, self.tensors, dtype)
+
+    def is_sound(self) -> bool:
+        """Whether no number is NaN or infinite."""
+        return are_sound(self.tensors.values()) if self.format is None else self.format.is_sound(self.tensors)
+
+
+Parts = dict[str, "list[QuantisedMatrix] | torch.Tensor"]
+
+
+@dataclass(frozen=True, slots=True)
+class QuantisedLayout:
+    """The pieces of one expert in a slot, each 64-byte aligned. `dtype` is the module's; `is_transposed` says whether
+    it has its matrices as [in, out]."""
+
+    is_plain: ClassVar[bool] = False
+
+    pieces: tuple[Piece, ...]
+    offsets: tuple[int, ...]
+    dtype: torch.dtype
+    is_transposed: bool
+
+    @classmethod
+    def of(cls, pieces: Sequence[Piece], dtype: torch.dtype, *, is_transposed: bool) -> "QuantisedLayout":
+        """Lay out the pieces in their order."""
+        offsets, offset = [], 0
+        for piece in pieces:
+            offsets.append(offset)
+            offset = round_up(offset + piece.nbytes)
+        return cls(tuple(pieces), tuple(offsets), dtype, is_transposed)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a slot, a multiple of 64."""
+        return round_up(self.offsets[-1] + self.pieces[-1].nbytes)
+
+    @property
+    def project(self) -> Callable[..., torch.Tensor]:
+        return project_quantised
+
+    def views(self, buffer: torch.Tensor) -> Parts:
+        """Views of `buffer`, uint8 [nbytes] or longer, on any device: of each part the matrices that are its rows, or
+        its numbers where it has one tensor that is not quantised."""
+        matrices: dict[str, dict[int, QuantisedMatrix]] = {}
+        for piece, offset in zip(self.pieces, self.offsets, strict=True):
+            view = buffer[offset : offset + piece.nbytes].view(piece.dtype).view(piece.shape)
+            of_part = matrices.setdefault(piece.part, {})
+            of_part.setdefault(piece.source, QuantisedMatrix(piece.format, {})).tensors[piece.role] = view
+        return {part: _plain(list(of_part.values())) for part, of_part in matrices.items()}
+
+    def weights(self, buffer: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The numbers of each part, as the module has them; copies, but for parts that are not quantised."""
+        return {
+            name: part if isinstance(part, torch.Tensor) else _joined(part, self.dtype, self.is_transposed)
+            for name, part in self.views(buffer).items()
+        }
+
+    def digest(self, buffer: torch.Tensor) -> str:
+        """Return the sha256 of an expert in `buffer`, uint8 [nbytes] or longer on the CPU, without the bytes between
+        its pieces: the same wherever the checkpoint keeps the expert."""
+        digest = hashlib.sha256()
+        for piece, offset in zip(self.pieces, self.offsets, strict=True):
+            digest.update(memoryview(buffer[offset : offset + piece.nbytes].numpy()))
+        return digest.hexdigest()
+
+    def unsound(self, buffer: torch.Tensor, spans: Spans) -> str | None:
+        """The name of a part that holds NaN or infinity; None if all are finite."""
+        for name, part in self.views(buffer).items():
+            matrices = part if isinstance(part, list) else [QuantisedMatrix(None, {PLAIN: part})]
+            if not all(matrix.is_sound() for matrix in matrices):
+                return name
+        return None
+
+
+def _plain(matrices: list[QuantisedMatrix]) -> list[QuantisedMatrix] | torch.Tensor:
+    is_one = len(matrices) == 1 and matrices[0].format is None
+    return matrices[0].tensors[PLAIN] if is_one else matrices
+
+
+def project_quantised(module: nn.Module, weights: Parts, name: str, x: torch.Tensor) -> torch.Tensor:
+    """Compute one projection of one expert, x [t, in] -> [t, out], on numbers in x's dtype that lie as in the module.
+
+    The result has the bits of the module with dequantised weights.
+    """
+    if isinstance(weights[name], torch.Tensor):
+        return project(module, weights, name, x)
+    whole = {name: _joined(weights[name], x.dtype, module.is_transposed)}
+    bias = f"{name}_bias"
+    return project(module, whole | {bias: weights[bias]} if module.has_bias else whole, name, x)
+
+
+def _joined(matrices: list[QuantisedMatrix], dtype: torch.dtype, is_transposed: bool) -> torch.Tensor:
+    """The rows of all matrices as one, [out, in] or transposed."""
+    numbers = [matrix.numbers(dtype) for matrix in matrices]
+    whole = numbers[0] if len(numbers) == 1 else torch.cat(numbers)
+    return whole.T.contiguous() if is_transposed else whole

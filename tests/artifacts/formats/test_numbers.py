@@ -1,0 +1,170 @@
+"""Every format against its published formula, written out number by number, and the compiled loops against the formula
+in torch."""
+
+import math
+
+import pytest
+import torch
+
+from artifacts.formats.base import Format
+from artifacts.formats.fp8 import Scaled
+from artifacts.formats.gptq import Gptq
+from artifacts.formats.numbers import numbers
+from artifacts.formats.nvfp4 import NvFp4
+from artifacts.formats.packed_integers import PackedIntegers
+from artifacts.formats.table import quantisation_of
+from artifacts.quantisation.gptq import Quantized
+from artifacts.quantisation.gptq_checkpoint import gptq_tensors
+from tests.helpers.published import CONFIGS, MAKERS
+
+ROWS, COLUMNS = 64, 96
+E2M1 = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
+
+
+def format_of(method: str) -> Format:
+    return quantisation_of({"quantization_config": dict(CONFIGS[method])}).spellings[0].format
+
+
+def drawn(method: str, seed: int = 0) -> dict[str, torch.Tensor]:
+    return MAKERS[method](ROWS, COLUMNS, torch.Generator().manual_seed(seed))
+
+
+def code(words: torch.Tensor, index: int, bits: int) -> int:
+    """Code number `index` of a little-endian stream of 32-bit words, bit by bit."""
+    stream = range(index * bits, (index + 1) * bits)
+    return sum((int(words[bit // 32]) >> (bit % 32) & 1) << place for place, bit in enumerate(stream))
+
+
+def float4(code: int) -> float:
+    return (-1 if code & 8 else 1) * E2M1[code & 7]
+
+
+def float8(byte: int) -> float:
+    """An e4m3 number from its bits."""
+    sign, exponent, mantissa = -1 if byte & 0x80 else 1, byte >> 3 & 15, byte & 7
+    return sign * (math.ldexp(8 + mantissa, exponent - 10) if exponent else math.ldexp(mantissa, -9))
+
+
+def at_fp8(tensors: dict[str, torch.Tensor], o: int, k: int) -> float:
+    return float8(int(tensors["weight"].view(torch.uint8)[o, k])) * float(tensors["scale"][o // 16, k // 16])
+
+
+def at_mxfp4(tensors: dict[str, torch.Tensor], o: int, k: int) -> float:
+    byte = int(tensors["blocks"][o, k // 32, k % 32 // 2])
+    return math.ldexp(float4(byte >> 4 * (k % 2) & 15), int(tensors["scales"][o, k // 32]) - 127)
+
+
+def at_nvfp4(tensors: dict[str, torch.Tensor], o: int, k: int) -> float:
+    scale = torch.tensor(float(tensors["scale"][o, k // 16])) * tensors["global"]
+    return float4(int(tensors["packed"][o, k // 2]) >> 4 * (k % 2) & 15) * float(scale)
+
+
+def at_packed(tensors: dict[str, torch.Tensor], o: int, k: int) -> float:
+    return (code(tensors["packed"][o], k, 4) - 8) * float(tensors["scale"][o, k // 32])
+
+
+def at_gptq(tensors: dict[str, torch.Tensor], o: int, k: int) -> float:
+    zero = code(tensors["qzeros"][k // 32], o, 4) + 1 & 15
+    return (code(tensors["qweight"][:, o], k, 4) - zero) * float(tensors["scales"][k // 32, o])
+
+
+def at_awq(tensors: dict[str, torch.Tensor], o: int, k: int) -> float:
+    place = [0, 4, 1, 5, 2, 6, 3, 7][o % 8]
+    words = tensors["qweight"][k, o // 8], tensors["qzeros"][k // 32, o // 8]
+    q, z = (int(word) >> 4 * place & 15 for word in words)
+    return (q - z) * float(tensors["scales"][k // 32, o])
+
+
+FORMULAS = {
+    "fp8": at_fp8,
+    "mxfp4": at_mxfp4,
+    "nvfp4": at_nvfp4,
+    "compressed-tensors": at_packed,
+    "gptq": at_gptq,
+    "awq": at_awq,
+}
+
+
+@pytest.mark.parametrize("method", FORMULAS)
+def test_numbers_are_those_of_the_published_formula(method: str) -> None:
+    tensors = drawn(method)
+    matrix = format_of(method).dequantise(tensors)
+    assert matrix.shape == (ROWS, COLUMNS)
+    for o in range(0, ROWS, 5):
+        for k in range(0, COLUMNS, 7):
+            assert float(matrix[o, k]) == pytest.approx(FORMULAS[method](tensors, o, k), rel=1e-6), (o, k)
+
+
+VARIANTS = {
+    **{method: (format_of(method), lambda method=method: drawn(method, seed=1)) for method in MAKERS},
+    "fp8 of blocks that are cut off": (
+        Scaled(block=(40, 50)),
+        lambda: drawn("fp8") | {"scale": torch.rand(2, 2)},
+    ),
+    "fp8 with a scale for each row": (Scaled(), lambda: drawn("fp8") | {"scale": torch.rand(ROWS, 1)}),
+    "fp8 with one scale": (Scaled(), lambda: drawn("fp8") | {"scale": torch.tensor(0.3)}),
+    "integers of 8 bits": (
+        Scaled(),
+        lambda: {
+            "weight": torch.randint(-128, 128, (ROWS, COLUMNS)).to(torch.int8),
+            "scale": torch.rand(ROWS)[:, None],
+        },
+    ),
+    "packed integers of 8 bits": (
+        PackedIntegers(bits=8),
+        lambda: {
+            "packed": torch.randint(-(2**31), 2**31, (ROWS, COLUMNS // 4)).int(),
+            "scale": torch.rand(ROWS, 3),
+            "zero_point": torch.randint(-(2**31), 2**31, (ROWS // 4, 3)).int(),
+        },
+    ),
+    "packed integers in the order of activations": (
+        PackedIntegers(),
+        lambda: drawn("compressed-tensors") | {"g_idx": torch.randint(0, 3, (COLUMNS,)).int()},
+    ),
+    "gptq in the order of activations": (
+        Gptq(is_permuted=True),
+        lambda: drawn("gptq") | {"g_idx": torch.randint(0, 3, (COLUMNS,)).int()},
+    ),
+    "nvfp4 with an inverse scale": (NvFp4(is_inverse=True), lambda: drawn("nvfp4")),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_compiled_loops_give_the_bits_of_the_formula(variant: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    form, make = VARIANTS[variant]
+    tensors = make()
+    assert torch.equal(numbers(form, tensors, dtype), form.dequantise(tensors).to(dtype))
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4])
+def test_gptq_reads_what_moectl_exports(bits: int) -> None:
+    """A second witness: the writer of checkpoints is tested against GPTQModel's files."""
+    torch.manual_seed(0)
+    codes = torch.randint(0, 2**bits, (ROWS, COLUMNS)).to(torch.uint8)
+    zeros = torch.randint(0, 2**bits, (ROWS, COLUMNS // 32)).to(torch.uint8)
+    quantised = Quantized(bits, 32, codes, torch.rand(ROWS, COLUMNS // 32).half(), zeros)
+    tensors = gptq_tensors(quantised.packed())
+    assert torch.equal(Gptq(bits=bits, zero_offset=0).dequantise(tensors), quantised.dequantised())
+    assert torch.equal(numbers(Gptq(bits=bits, zero_offset=0), tensors, torch.float32), quantised.dequantised())
+
+
+UNSOUND = {
+    "fp8": ("weight", lambda tensor: tensor.view(torch.uint8)[3].fill_(0x7F)),
+    "mxfp4": ("scales", lambda tensor: tensor[3].fill_(255)),
+    "nvfp4": ("scale", lambda tensor: tensor.view(torch.uint8)[3].fill_(0xFF)),
+    "compressed-tensors": ("scale", lambda tensor: tensor[3].fill_(torch.nan)),
+    "gptq": ("scales", lambda tensor: tensor[1].fill_(torch.inf)),
+    "awq": ("scales", lambda tensor: tensor[1].fill_(torch.nan)),
+}
+
+
+@pytest.mark.parametrize("method", UNSOUND)
+def test_nan_in_any_scale_is_seen(method: str) -> None:
+    form, tensors = format_of(method), drawn(method)
+    assert form.is_sound(tensors)
+    role, spoil = UNSOUND[method]
+    spoil(tensors[role])
+    assert not form.is_sound(tensors)
