@@ -12,7 +12,7 @@ from artifacts.formats.table import quantisation_of
 from artifacts.shape import FULL_BITS, Shape
 from runtime.model.checkpoint import Checkpoint, open_checkpoint
 from runtime.model.config_fields import check_fields
-from runtime.model.expert_store import DiskStore
+from runtime.model.expert_store import DiskStore, StoredLayout
 from runtime.model.expert_tensors import locate_experts
 from runtime.model.fingerprint import fingerprint, former_fingerprint
 from runtime.model.generation_config import load_generation_config
@@ -61,6 +61,7 @@ def open_model(name: str, *, dtype: torch.dtype | None = None, device: str | tor
     """
     folder = locate(name)
     stored_config = read_config(folder)
+    quantisation = quantisation_of(stored_config)
     checkpoint = open_checkpoint(folder)
     _check_numbers(stored_config, checkpoint)
     config = parse_config(folder)
@@ -70,10 +71,9 @@ def open_model(name: str, *, dtype: torch.dtype | None = None, device: str | tor
     layers = moe_layers(model)
     layout = ExpertLayout.of(layers[0].shapes, dtype)
     shape = _shape(layers, layout)
-    tensors = gather_matrices(checkpoint.tensors, quantisation_of(stored_config))
+    tensors = gather_matrices(checkpoint.tensors, quantisation)
     located = locate_experts(model, layers, shape=shape, layout=layout, tensors=tensors)
-    if not located.layout.is_plain:
-        shape = replace(shape, expert_nbytes=located.layout.nbytes, num_neurons=0, neuron_nbytes=1)
+    shape = _as_stored(shape, located.layout)
     experts = {f"{layer.name}.{part.name}" for layer in layers for part in layout.parts}
     load_resident(model, located.others, experts=experts, dtype=dtype, device=torch.device(device), folder=folder)
     try_model(model, layers)
@@ -106,6 +106,13 @@ def _shape(layers: tuple[MoeLayer, ...], layout: ExpertLayout) -> Shape:
         num_neurons=first.num_neurons,
         neuron_nbytes=first.neuron_weights * layout.dtype.itemsize,
     )
+
+
+def _as_stored(shape: Shape, layout: StoredLayout) -> Shape:
+    """The shape with the bytes of experts as they are stored; packed ones have no neurons that could be cut."""
+    if layout.is_plain:
+        return shape
+    return replace(shape, expert_nbytes=layout.nbytes, num_neurons=0, neuron_nbytes=1)
 
 
 def _check_numbers(config: object, checkpoint: Checkpoint) -> None:

@@ -26,6 +26,7 @@ def test_whoever_names_no_model_hears_of_the_one_that_the_store_holds(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     store = holding(tmp_path / "mine.duckdb", "my-model")
+    Path("my-model").mkdir()
     assert main(["run", "--store", str(store)]) == 2  # without a prompt
     told = capfd.readouterr().err.splitlines()
     assert told[0] == f"moectl: no model is named, so it is the bundled one; {store} also holds my-model: " + (

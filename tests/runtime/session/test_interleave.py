@@ -125,6 +125,15 @@ def test_the_seconds_of_a_pass_are_its_own(session: Session, rows: Interleave) -
     generation.close()
 
 
+def test_a_greedy_generation_leaves_the_random_state_alone(rows: Interleave) -> None:
+    generation = rows.begin(PROMPTS[0], GREEDY)
+    torch.rand(1)
+    before = torch.get_rng_state()
+    while not generation.is_over:
+        generation.step()
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_the_random_state_is_the_hosts_and_every_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     host, device, given = torch.get_rng_state(), torch.zeros(16, dtype=torch.uint8), []
     monkeypatch.setattr(torch.cuda, "get_rng_state_all", lambda: [device])
@@ -143,10 +152,11 @@ def test_the_counters_of_an_endless_run_stay_small(
     session: Session, rows: Interleave, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("runtime.session.interleave._MANY_PASSES", 3)
-    counters = []
+    counters, kept = [], []
     for prompt in PROMPTS:
         generation = rows.begin(prompt, GREEDY)
         while not generation.is_over:
             counters.append(generation.step().counters)
-    assert len(session.controller.counters.passes) <= 4 and len(session.engine.stall_s) <= 4
+            kept += [len(session.controller.counters.passes), len(session.engine.stall_s)]
+    assert max(kept) == 4  # one more than may be kept, which the next pass folds
     assert totals(by_layer(sum(counters))) == session.controller.counters.totals()
