@@ -61,8 +61,8 @@ def open_model(name: str, *, dtype: torch.dtype | None = None, device: str | tor
     """
     folder = locate(name)
     stored_config = read_config(folder)
-    quantisation = quantisation_of(stored_config)
     checkpoint = open_checkpoint(folder)
+    tensors = gather_matrices(checkpoint.tensors, quantisation_of(stored_config))
     _check_numbers(stored_config, checkpoint)
     config = parse_config(folder)
     dtype = dtype or config.dtype or _stored_dtype(checkpoint)
@@ -71,7 +71,6 @@ def open_model(name: str, *, dtype: torch.dtype | None = None, device: str | tor
     layers = moe_layers(model)
     layout = ExpertLayout.of(layers[0].shapes, dtype)
     shape = _shape(layers, layout)
-    tensors = gather_matrices(checkpoint.tensors, quantisation)
     located = locate_experts(model, layers, shape=shape, layout=layout, tensors=tensors)
     shape = _as_stored(shape, located.layout)
     experts = {f"{layer.name}.{part.name}" for layer in layers for part in layout.parts}

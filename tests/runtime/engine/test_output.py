@@ -12,6 +12,8 @@ from runtime.engine import output, output_cpu
 from runtime.engine.output import choose_output
 from runtime.engine.output_cpu import CpuOutput
 from runtime.engine.output_gpu import GpuOutput
+from runtime.model.layout import ExpertLayout, Layout
+from runtime.model.quantised_layout import QuantisedLayout
 
 E, K, H = 6, 3, 4
 
@@ -96,12 +98,18 @@ def test_a_whole_token_is_one_call_in_ascending_order(made: CpuOutput) -> None:
     assert out.tolist() == [[5.0 + 2.0 + 8.0] * H]
 
 
-def suited(monkeypatch: pytest.MonkeyPatch, *, plain: Sequence[bool], dtype: torch.dtype, device: str) -> bool:
+def suited(
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    plain: Sequence[bool],
+    dtype: torch.dtype,
+    device: str,
+    layout: Layout = ExpertLayout((), torch.float32),
+) -> bool:
     monkeypatch.setattr(output_cpu, "is_plain", lambda experts: experts)
     layers = [SimpleNamespace(experts=each) for each in plain]
-    return CpuOutput.suits(
-        SimpleNamespace(layers=layers, dtype=dtype, model=SimpleNamespace(device=torch.device(device)))
-    )
+    model, store = SimpleNamespace(device=torch.device(device)), SimpleNamespace(layout=layout)
+    return CpuOutput.suits(SimpleNamespace(layers=layers, dtype=dtype, model=model, store=store))
 
 
 def test_experts_of_a_known_kind_and_type_on_a_cpu_suit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,6 +118,8 @@ def test_experts_of_a_known_kind_and_type_on_a_cpu_suit(monkeypatch: pytest.Monk
     assert not suited(monkeypatch, plain=[True], dtype=torch.float64, device="cpu")
     assert not suited(monkeypatch, plain=[True], dtype=torch.float32, device="meta")
     assert not suited(monkeypatch, plain=[True], dtype=torch.float32, device="cuda")
+    as_published = QuantisedLayout((), (), torch.float32, False)
+    assert not suited(monkeypatch, plain=[True], dtype=torch.float32, device="cpu", layout=as_published)
 
 
 def test_a_timed_expert_multiplies_one_token_by_each_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
