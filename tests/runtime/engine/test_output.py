@@ -98,13 +98,16 @@ def test_a_whole_token_is_one_call_in_ascending_order(made: CpuOutput) -> None:
     assert out.tolist() == [[5.0 + 2.0 + 8.0] * H]
 
 
+PLAIN = ExpertLayout((), torch.float32)
+
+
 def suited(
     monkeypatch: pytest.MonkeyPatch,
     *,
     plain: Sequence[bool],
     dtype: torch.dtype,
     device: str,
-    layout: Layout = ExpertLayout((), torch.float32),
+    layout: Layout = PLAIN,
 ) -> bool:
     monkeypatch.setattr(output_cpu, "is_plain", lambda experts: experts)
     layers = [SimpleNamespace(experts=each) for each in plain]
