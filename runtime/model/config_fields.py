@@ -46,6 +46,7 @@ UNREAD: Mapping[str, Mapping[str, object]] = {
 }
 _ALIKE = 0.9  # of two names, one of which is a slip of the other
 
+
 def check_fields(stored: Mapping, model: PreTrainedModel) -> None:
     """Raise BadInput for a field of `stored`, a config.json, that changes a forward pass and that the model's own code
     does not read, and for one whose name is a slip of a missing field's."""

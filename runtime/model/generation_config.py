@@ -21,7 +21,7 @@ _FOLLOWED = """
     pad_token_id bos_token_id eos_token_id decoder_start_token_id compile_config disable_compile
 """
 FOLLOWED = frozenset(_FOLLOWED.split())
-"""dict[str, object] that stay: transformers' generate() does with them what it always does."""
+"""Settings that stay: transformers' generate() does with them what it always does."""
 
 _REQUESTED = "do_sample temperature top_k top_p max_length max_new_tokens"
 _SEVERAL = """
@@ -43,7 +43,7 @@ REASONS = {
     **dict.fromkeys(_CACHE.split(), "keys and values are kept as transformers does by default"),
     **dict.fromkeys(_OUTPUT.split(), "only tokens are returned"),
 }
-"""dict[str, object] that are taken out, and the reason that the receipt gives."""
+"""Settings that are taken out, and the reason that the receipt gives."""
 
 _UNKNOWN = "moectl does not know it"
 _METADATA = {"_commit_hash", "_from_model_config", "_original_object_hash", "transformers_version"}

@@ -84,9 +84,7 @@ def test_artefacts_of_another_model_are_refused_by_name(filled):
 
 def test_a_store_of_an_older_moectl_is_told_from_another_models(filled):
     with Store.open(filled) as store:
-        with pytest.raises(
-            Incompatible, match="older moectl, which did not look at the weights of demo: run moectl"
-        ):
+        with pytest.raises(Incompatible, match="older moectl, which did not look at the weights of demo: run moectl"):
             store.require_model("b" * 64, former=MODEL.fingerprint, name="demo")
         store.add_model(again := replace(MODEL, fingerprint="b" * 64))
         assert store.require_model("b" * 64, former=MODEL.fingerprint, name="demo") == again
