@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 
 from artifacts.errors import Problem
-from runtime.session.generate import Sampling
+from runtime.session.generate import Sampling, num_positions
 from runtime.session.interleave import Generation, Interleave
 from runtime.session.session import Session
 from tools.torments import lossless
@@ -59,11 +59,13 @@ def generation_closed(case: EngineCase, session: Session) -> None:
 
 def session_closed(case: EngineCase, session: Session) -> None:
     """The session is closed during a generation, whose rest ends with a reason."""
-    tokens = session.generate(case.prompt(), Sampling(200, ignore_eos=True))
+    prompt, positions = case.prompt(), num_positions(case.model.opened.model)
+    num_new = min(200, positions - prompt.shape[1])
+    tokens = session.generate(prompt, Sampling(num_new, ignore_eos=True))
     next(tokens)
     session.close()
     with case.ends_with(Problem):
-        if len(list(tokens)) < 199:
+        if len(list(tokens)) < num_new - 1:
             raise Lost("18: a generation that was closed ends as if it were whole")
     session.__init__(case.model.opened, case.settings)
 
