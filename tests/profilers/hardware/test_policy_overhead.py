@@ -21,9 +21,9 @@ def test_a_policy_that_takes_its_time_is_found_out(checkpoint: Checkpoint, monke
     monkeypatch.setattr(Frequency, "propose", propose)
     opened = open_model(str(checkpoint("olmoe")))
     assert places_a_layer(opened) < opened.shape.num_experts
-    found = deciding(opened, "50MB/s", tokens=2)
+    found = deciding(opened, "50MB/s", tokens=5)
     assert found["prefetch frequency"] > 4e-3 > found["eviction lfu"] >= 0
-    assert 0 <= found[EACH_LOAD] < 4e-3  # 0 where noise is larger
+    assert 0 < found[EACH_LOAD] < 4e-3
     assert "prefetch next_gate" in found and "eviction lru" not in found
     assert "prefetch learned" not in found, "which no store has fitted"
     assert opened.model.config._experts_implementation == "eager"
