@@ -156,7 +156,7 @@ class _Search:
         for layer in self._layers:
             for expert in range(self._shape.num_experts):
                 self._check_complete(layer, expert)
-        if any(slice_.format for slices in self._slices[0].values() for slice_ in slices):
+        if any(slice_.format for slices in self._slices for found in slices.values() for slice_ in found):
             return self._quantised()
         return self._layout, tuple(tuple(self._plain(key)) for key in range(self._shape.num_keys))
 
@@ -167,8 +167,6 @@ class _Search:
             count = len(self._sources[layer, part.name])
             for index in range(count):
                 (slice_,) = self._slices[key][part.name, index]
-                if slice_.format:
-                    raise self._otherwise(key)
                 nbytes = part.nbytes // count
                 start = part.offset + index * nbytes
                 yield slice_.extent(start, start + nbytes, self._layout.dtype)
@@ -179,7 +177,11 @@ class _Search:
         extents = []
         for key in range(self._shape.num_keys):
             if self._pieces(key) != layout.pieces:
-                raise self._otherwise(key)
+                layer, expert = divmod(key, self._shape.num_experts)
+                raise BadInput(
+                    f"layer {layer}, expert {expert} is stored in another format than layer 0, expert 0: moectl needs "
+                    "experts that are stored alike"
+                )
             slices = (slice_ for _, _, slice_ in self._in_order(key))
             places = zip(slices, layout.pieces, layout.offsets, strict=True)
             extents.append(
@@ -197,13 +199,6 @@ class _Search:
             for index in range(len(self._sources[layer, part.name])):
                 for slice_ in self._slices[key][part.name, index]:
                     yield part, index, slice_
-
-    def _otherwise(self, key: int) -> BadInput:
-        layer, expert = divmod(key, self._shape.num_experts)
-        return BadInput(
-            f"layer {layer}, expert {expert} is stored in another format than layer 0, expert 0: moectl needs experts "
-            "that are stored alike"
-        )
 
     def _check_complete(self, layer: MoeLayer, expert: int) -> None:
         slices = self._slices[self._key(layer, expert)]

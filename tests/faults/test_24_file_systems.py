@@ -1,4 +1,4 @@
-"""A file system without locks, or with locks that keep nobody out; a file that is on another one or is moved."""
+"""A file system whose locks are missing or do not exclude a second holder; a store on another file system, or moved."""
 
 import errno
 import fcntl

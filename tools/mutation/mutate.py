@@ -144,6 +144,12 @@ TESTS = {
             for what in ("missing_expert_tensor", "missing_experts_of_a_layer", "surplus_expert")
         ),
         *(f"{_OPENED}[{case}-float32]" for case in ("olmoe-fused", "olmoe-hub", "phimoe-hub", "gpt_oss-hub")),
+        f"{_MODEL}/test_quantised_tensor.py::test_experts_in_two_formats_are_refused",
+        *(
+            f"{_MODEL}/test_quantised_tensor.py::test_logits_and_tokens_are_those_of_the_dequantised_model"
+            f"[{pair}-on-demand]"
+            for pair in ("fp8-deepseek_v2", "mxfp4-gpt_oss")
+        ),
     ),
     "runtime/session/interleave.py": ("tests/runtime/session/test_interleave.py",),
     "moectl/serving/bodies.py": ("tests/moectl/serving/test_bodies.py",),

@@ -10,30 +10,12 @@ from torch import nn
 
 from artifacts.errors import BadUsage
 from runtime.control.cache import LOADING
-from runtime.links import emulated
-from runtime.links.clock import VirtualClock
 from runtime.links.link import PREFETCH
-from runtime.model.open import MoeModel, open_model
+from runtime.model.open import MoeModel
 from runtime.session.session import Session, Settings
-from tests.conftest import Checkpoint
 
 RATE = 1e6  # bytes per second
 PROMPT, OTHER = torch.arange(3, 9)[None], torch.arange(20, 27)[None]
-
-
-@pytest.fixture(scope="module")
-def opened(checkpoint: Checkpoint) -> Iterator[MoeModel]:
-    opened = open_model(str(checkpoint("olmoe")))
-    yield opened
-    opened.store.close()
-
-
-@pytest.fixture
-def session(opened: MoeModel, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
-    """On virtual time, in which compute takes none: every load is waited for from its beginning to its end."""
-    monkeypatch.setattr(emulated, "WallClock", VirtualClock)
-    with Session(opened, Settings(budget="50%", link="1MB/s")) as session:
-        yield session
 
 
 @contextmanager

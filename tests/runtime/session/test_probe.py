@@ -1,28 +1,20 @@
 """Measurements at the start of a session: what is timed, on what, and how rates and windows follow from it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from runtime.links.link import DEMAND
-from runtime.model.open import MoeModel, open_model
+from runtime.model.open import MoeModel
 from runtime.session import probe
 from runtime.session.probe import Rates, link_bytes_per_second, prefetch_window, scaled_rates, scaled_window
-from tests.conftest import Checkpoint
 
 CPU = torch.device("cpu")
 MACHINE = SimpleNamespace(link_gbps=25.0, near_gbps=50.0, fast_gbps=100.0)
 SHAPE = SimpleNamespace(expert_nbytes=1000, num_layers=4, top_k=2, num_experts=8)
 OPENED = SimpleNamespace(shape=SHAPE)
-
-
-@pytest.fixture(scope="module")
-def opened(checkpoint: Checkpoint) -> Iterator[MoeModel]:
-    opened = open_model(str(checkpoint("olmoe")))
-    yield opened
-    opened.store.close()
 
 
 @pytest.fixture

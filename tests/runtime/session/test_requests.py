@@ -1,7 +1,6 @@
 """Requests of a session: what is refused, how they are numbered, and what their effort counts."""
 
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,10 +8,7 @@ import pytest
 import torch
 
 from artifacts.errors import BadInput, BadUsage
-from runtime.links import emulated
-from runtime.links.clock import VirtualClock
 from runtime.model.layout import ALIGNMENT
-from runtime.model.open import MoeModel, open_model
 from runtime.session import session as module
 from runtime.session.answers import Effort
 from runtime.session.generate import Sampling
@@ -22,21 +18,6 @@ from tests.conftest import Checkpoint
 
 PROMPT = torch.arange(3, 9)[None]
 RATE = 1e6  # bytes per second
-
-
-@pytest.fixture(scope="module")
-def opened(checkpoint: Checkpoint) -> Iterator[MoeModel]:
-    opened = open_model(str(checkpoint("olmoe")))
-    yield opened
-    opened.store.close()
-
-
-@pytest.fixture
-def session(opened: MoeModel, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
-    """On virtual time, in which compute takes none: every load is waited for from its beginning to its end."""
-    monkeypatch.setattr(emulated, "WallClock", VirtualClock)
-    with Session(opened, Settings(budget="50%", link="1MB/s")) as session:
-        yield session
 
 
 def test_a_checkpoint_is_opened_by_its_name(checkpoint: Checkpoint, tmp_path: Path) -> None:
