@@ -151,7 +151,8 @@ def _compressed_groups(config: Mapping, groups: Mapping) -> Iterator[Group]:
     for group in groups.values():
         group = group if isinstance(group, Mapping) else {}
         weights = group.get("weights")
-        scheme = _compressed_scheme(group.get("format") or config.get("format"), weights if weights else {})
+        weights = weights if isinstance(weights, Mapping) else {}
+        scheme = _compressed_scheme(group.get("format") or config.get("format"), weights)
         yield Group(scheme, _patterns(group, "targets") or _ALL)
 
 
@@ -168,13 +169,19 @@ def _compressed_scheme(layout: object, weights: Mapping) -> Scheme:
             _number("num_bits", weights.get("num_bits"), (8,))
             if has_zeros:
                 raise BadInput(f"{layout} with zero-points: moectl reads symmetric weights of 8 bits, and packed ones")
-            blocks = {"block": _block(weights.get("block_structure")), "tensor": (WHOLE, WHOLE)}
-            return _scaled("float-quantized", blocks.get(str(weights.get("strategy")), (1, WHOLE)))
+            return _scaled("float-quantized", _scaled_block(weights))
         case "nvfp4-pack-quantized":
             return Scheme(layout, _NVFP4.bits, _NVFP4.block, _NVFP4.scale_nbytes)
         case "mxfp4-pack-quantized":
             return Scheme(layout, _MXFP4.bits, _MXFP4.block, _MXFP4.scale_nbytes)
     raise BadInput(f"compressed-tensors in the format {str(layout)[:40]!r}: moectl reads {', '.join(_COMPRESSED)}")
+
+
+def _scaled_block(weights: Mapping) -> tuple[int, int]:
+    """The block of compressed-tensors' weights of 8 bits, by their strategy."""
+    if weights.get("strategy") == "block" or isinstance(weights.get("block_structure"), list):
+        return _block(weights.get("block_structure"))
+    return (WHOLE, WHOLE) if weights.get("strategy") == "tensor" else (1, WHOLE)
 
 
 _COMPRESSED = (

@@ -6,7 +6,6 @@ Imports no torch: a plan reads it in milliseconds.
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 from artifacts.common.untrusted import read_json
@@ -40,7 +39,6 @@ class Stated:
         return best.scheme if _strength(best, module) else None
 
 
-@cache
 def _strength(group: Group, module: str) -> int:
     return max((strength(target, module) for target in group.targets), default=0)
 
