@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from artifacts.errors import BadInput
+from artifacts.formats.base import UNSOUND
 from artifacts.shape import Shape
 from runtime.model.checkpoint import Checkpoint, File, Shard, read_tensor
 from runtime.model.direct_io import DirectFile
@@ -109,7 +110,8 @@ class DiskStore:
 
     def _check_finite(self, layer: int, expert: int, buffer: torch.Tensor, spans: Spans) -> None:
         if name := self.layout.unsound(buffer, spans):
-            raise BadInput(f"layer {layer}, expert {expert}: {name} holds NaN or infinity, the checkpoint is damaged")
+            what = "NaN or infinity" if self.layout.is_plain else UNSOUND
+            raise BadInput(f"layer {layer}, expert {expert}: {name} holds {what}, the checkpoint is damaged")
 
 
 def num_reads(extents: Sequence[Extent]) -> int:

@@ -62,7 +62,7 @@ def open_model(name: str, *, dtype: torch.dtype | None = None, device: str | tor
     folder = locate(name)
     stored_config = read_config(folder)
     checkpoint = open_checkpoint(folder)
-    tensors = gather_matrices(checkpoint.tensors, quantisation_of(stored_config))
+    tensors = gather_matrices(checkpoint.tensors, quantisation_of(stored_config, folder))
     _check_numbers(stored_config, checkpoint)
     config = parse_config(folder)
     dtype = dtype or config.dtype or _stored_dtype(checkpoint)

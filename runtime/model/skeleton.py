@@ -18,6 +18,13 @@ from artifacts.errors import BadInput, first_line
 from runtime.model.checkpoint import StoredTensor
 from runtime.model.layout import is_finite
 
+_SUPERFLUOUS = (
+    r"(^|\.)mtp(_|\.)",
+    r"(^|\.)(visual|vision\w*|audio\w*|image_newline|mm_projector|multi_modal_projector)\.",
+    r"rotary_emb\.(original_)?inv_freq$",
+    r"(^|\.)position_ids$",
+)
+
 
 def parse_config(folder: Path) -> PreTrainedConfig:
     """Parse the config with transformers; code that comes with a model is never run."""
@@ -79,6 +86,11 @@ def _check_loaded(model: PreTrainedModel, info: LoadStateDictInfo) -> None:
         )
     for name, error in info.conversion_errors.items():
         raise BadInput(f"{name} cannot be made from the stored tensors: {error.strip().splitlines()[-1]}")
+    for name in sorted(_really_unexpected(model, info.unexpected_keys)):
+        raise BadInput(
+            f"{name} in the checkpoint is nothing that transformers' {model.config.model_type} has: without it the "
+            "output could be wrong, so such a checkpoint is not opened"
+        )
     for name in sorted(_really_missing(model, info.missing_keys)):
         raise BadInput(f"{name} is missing from the checkpoint: download it again")
 
@@ -89,6 +101,24 @@ def _really_missing(model: PreTrainedModel, missing: set[str]) -> set[str]:
     tied = {name for pair in pairs for name in pair if not missing.issuperset(pair)}
     optional = "|".join(f"({pattern})" for pattern in model._keys_to_ignore_on_load_missing or ())
     return {name for name in missing - tied if not (optional and re.search(optional, name))}
+
+
+def _really_unexpected(model: PreTrainedModel, unexpected: set[str]) -> set[str]:
+    """Return the unexpected names without those that the family declares superfluous, and those of parts that predict
+    further tokens, see, hear or were once stored and are computed now."""
+    patterns = [*_SUPERFLUOUS, *(model._keys_to_ignore_on_load_unexpected or ())]
+    depth = getattr(model.config.get_text_config(), "num_hidden_layers", None)
+    return {
+        name
+        for name in unexpected
+        if not any(re.search(pattern, name) for pattern in patterns) and not _is_beyond(name, depth)
+    }
+
+
+def _is_beyond(name: str, depth: int | None) -> bool:
+    """Whether it is of a layer behind the last, as DeepSeek, GLM and others store those that predict further tokens."""
+    layer = re.search(r"(?:^|\.)layers\.(\d+)\.", name)
+    return layer is not None and depth is not None and int(layer.group(1)) >= depth
 
 
 def _check_resident(model: PreTrainedModel, experts: set[str]) -> None:

@@ -9,26 +9,33 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from artifacts.formats.table import Spelling, quantisation_of
+from artifacts.formats.stated import stated_quantisation
+from artifacts.formats.table import Spelling, spellings_of
 
 Tensors = dict[str, torch.Tensor]
 Maker = Callable[[int, int, torch.Generator], Tensors]
 """Random tensors by role for a matrix [out, in]."""
+Choose = Callable[[str, torch.Tensor], Maker | None]
+"""What makes the tensors of a matrix, by its name and numbers; None where it is left as it is."""
 
 
-def publish(plain: Path, out: Path, method: str, *, config: Mapping | None = None) -> Path:
-    """Write the checkpoint `plain` to `out` with matrices of experts and of attention in the format `method`, and their
-    numbers into `plain`. The codes are random."""
+def publish(
+    plain: Path, out: Path, method: str, *, config: Mapping | None = None, choose: Choose | None = None
+) -> Path:
+    """Write the checkpoint `plain` to `out` with matrices of experts and of attention in the format `method`, or those
+    that are chosen, and their numbers into `plain`. The codes are random."""
     quantization = dict(config or CONFIGS[method])
-    spelling = quantisation_of({"quantization_config": quantization}).spellings[0]
+    stated = stated_quantisation({"quantization_config": quantization})
+    choose = choose or (lambda name, tensor: MAKERS[method] if _is_quantised(name, tensor, method) else None)
     generator = torch.Generator().manual_seed(0)
     numbers, stored = {}, {}
     tensors = load_file(plain / "model.safetensors")
     for name, tensor in tensors.items():
-        if not _is_quantised(name, tensor, method):
+        if (make := choose(name, tensor)) is None:
             stored[name] = tensor
             continue
-        numbers[name] = _into(tensor, name, spelling, MAKERS[method], generator, stored)
+        spelling = spellings_of(stated.scheme_of(name.removesuffix(".weight")))[0]
+        numbers[name] = _into(tensor, name, spelling, make, generator, stored)
     shutil.copytree(plain, out)
     save_file(stored, out / "model.safetensors", metadata={"format": "pt"})
     save_file(tensors | numbers, plain / "model.safetensors", metadata={"format": "pt"})
@@ -81,9 +88,10 @@ def _floats(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
     return torch.randn(shape, generator=generator).to(torch.float8_e4m3fn)
 
 
-def _fp8(rows: int, columns: int, generator: torch.Generator) -> Tensors:
-    scale = _scales((-(-rows // 16), -(-columns // 16)), generator, 0.2)
-    return {"weight": _floats((rows, columns), generator), "scale": scale}
+def fp8(rows: int, columns: int, generator: torch.Generator, *, block: int = 16) -> Tensors:
+    """In blocks, or with one scale a row where a block is of no size."""
+    grid = (-(-rows // block), -(-columns // block)) if block else (rows, 1)
+    return {"weight": _floats((rows, columns), generator), "scale": _scales(grid, generator, 0.2)}
 
 
 def _mxfp4(rows: int, columns: int, generator: torch.Generator) -> Tensors:
@@ -91,25 +99,29 @@ def _mxfp4(rows: int, columns: int, generator: torch.Generator) -> Tensors:
     return {"blocks": _bytes((rows, columns // 32, 16), generator), "scales": scales}
 
 
-def _packed(rows: int, columns: int, generator: torch.Generator) -> Tensors:
-    scale = _scales((rows, columns // 32), generator).bfloat16()
-    return {"packed": _words((rows, columns // 8), generator), "scale": scale, "size": torch.tensor([rows, columns])}
+def packed(
+    rows: int, columns: int, generator: torch.Generator, *, bits: int = 4, group: int = 32, has_zeros: bool = False
+) -> Tensors:
+    scale = _scales((rows, columns // group), generator).bfloat16()
+    words = _words((rows, columns * bits // 32), generator)
+    zeros = {"zero_point": _words((rows * bits // 32, columns // group), generator)} if has_zeros else {}
+    return {"packed": words, "scale": scale, "size": torch.tensor([rows, columns]), **zeros}
 
 
-def _gptq(rows: int, columns: int, generator: torch.Generator) -> Tensors:
+def gptq(rows: int, columns: int, generator: torch.Generator, *, bits: int = 4, group: int = 32) -> Tensors:
     return {
-        "qweight": _words((columns // 8, rows), generator),
-        "qzeros": _words((columns // 32, rows // 8), generator),
-        "scales": _scales((columns // 32, rows), generator).half(),
-        "g_idx": torch.arange(columns, dtype=torch.int32) // 32,
+        "qweight": _words((columns * bits // 32, rows), generator),
+        "qzeros": _words((columns // group, rows * bits // 32), generator),
+        "scales": _scales((columns // group, rows), generator).half(),
+        "g_idx": torch.arange(columns, dtype=torch.int32) // group,
     }
 
 
-def _awq(rows: int, columns: int, generator: torch.Generator) -> Tensors:
+def awq(rows: int, columns: int, generator: torch.Generator, *, group: int = 32) -> Tensors:
     return {
         "qweight": _words((columns, rows // 8), generator),
-        "qzeros": _words((columns // 32, rows // 8), generator),
-        "scales": _scales((columns // 32, rows), generator).half(),
+        "qzeros": _words((columns // group, rows // 8), generator),
+        "scales": _scales((columns // group, rows), generator).half(),
     }
 
 
@@ -119,11 +131,11 @@ def _nvfp4(rows: int, columns: int, generator: torch.Generator) -> Tensors:
 
 
 MAKERS: dict[str, Maker] = {
-    "fp8": _fp8,
+    "fp8": fp8,
     "mxfp4": _mxfp4,
-    "compressed-tensors": _packed,
-    "gptq": _gptq,
-    "awq": _awq,
+    "compressed-tensors": packed,
+    "gptq": gptq,
+    "awq": awq,
     "nvfp4": _nvfp4,
 }
 _INT4 = {"num_bits": 4, "type": "int", "group_size": 32, "symmetric": True}
