@@ -5,11 +5,13 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import torch
+from torch import nn
 
 from artifacts.quantisation.packing import PARTS, Packed
 from artifacts.shape import FULL_BITS
 from runtime.control.plan import NO_SLOT, Place
-from runtime.engine.forms_published_gpu import GpuPublished
+from runtime.engine.forms_published_gpu import GpuPublished, clamped_gate
+from runtime.kernels.batched import is_plain
 from runtime.kernels.gpu.addressing import WORD, Matrix, Strides
 from runtime.kernels.gpu.stored_matrix import is_readable
 from runtime.kernels.load import kernels
@@ -35,14 +37,14 @@ class GpuForms:
     """The form of every resident expert. `full` is that of whole experts as the checkpoint has them, None where all are
     cut."""
 
-    def __init__(self, resident: ResidentExperts) -> None:
+    def __init__(self, resident: ResidentExperts, module: nn.Module) -> None:
         slots, slow, shadows = resident.slots, resident.slow, resident.shadows
         self._num_experts = resident.num_experts
         self.full = self._packed = None
         if isinstance(slow, SegmentTier):
             self._by_row = _segment_forms(slow, self._num_experts, slots.arena, slots.starts)
             return
-        self.full = full_form(slow.stores[FULL_BITS].layout, slots.arena, slots.starts)
+        self.full = full_form(module, slow.stores[FULL_BITS].layout, slots.arena, slots.starts)
         low = {bits: store.layout for bits, store in slow.stores.items() if bits != FULL_BITS}
         self._packed = {
             (bits, False): GpuPacked(replica, slots.arena, slots.starts, is_by_key=False)
@@ -128,17 +130,20 @@ class GpuPacked:
         kernels("gpu.gated_packed").multiply(x, numbers, self._starts, self._buffer, **matrices, y=y)
 
 
-def has_form(layout: Layout) -> bool:
-    """Whether there are kernels for whole experts of this layout."""
-    return isinstance(layout, ExpertLayout) or isinstance(layout, QuantisedLayout) and is_readable(layout)
+def has_form(module: nn.Module, layout: Layout) -> bool:
+    """Whether there are kernels for whole experts of this module and layout."""
+    if isinstance(layout, QuantisedLayout):
+        return is_readable(layout) and (is_plain(module) or clamped_gate(module) is not None)
+    return isinstance(layout, ExpertLayout) and is_plain(module)
 
 
 def full_form(
-    layout: ExpertLayout | QuantisedLayout, arena: torch.Tensor, starts: Sequence[int]
+    module: nn.Module, layout: ExpertLayout | QuantisedLayout, arena: torch.Tensor, starts: Sequence[int]
 ) -> GpuFullPrecision | GpuPublished:
-    """The form of whole experts in `arena`, uint8, at `starts`, in bytes."""
+    """The form of whole experts of this module in `arena`, uint8, at `starts`, in bytes."""
     if isinstance(layout, QuantisedLayout):
-        return GpuPublished(layout, arena, torch.tensor(starts, dtype=torch.int64, device=arena.device))
+        in_bytes = torch.tensor(starts, dtype=torch.int64, device=arena.device)
+        return GpuPublished(layout, arena, in_bytes, clamped_gate(module))
     return GpuFullPrecision.of(arena, starts, layout.dtype, Strides.whole(layout))
 
 

@@ -16,7 +16,6 @@ from runtime.control.plan import Place
 from runtime.engine.forms_gpu import GpuForm, GpuForms, GpuFullPrecision, full_form, has_form
 from runtime.engine.forms_published_gpu import GpuPublished
 from runtime.engine.host_copy import near_forward
-from runtime.kernels.batched import is_plain
 from runtime.kernels.gpu.tiles import SortedPairs
 from runtime.kernels.load import kernels
 from runtime.model.arithmetic import Assigned, assign, expert_forward, gather
@@ -43,23 +42,24 @@ class GpuOutput:
 
     def __init__(self, opened: MoeModel, resident: ResidentExperts) -> None:
         self._resident, self._num_experts = resident, opened.shape.num_experts
-        self._forms, self._device = GpuForms(resident), resident.slots.device
+        self._forms, self._device = GpuForms(resident, opened.layers[0].experts), resident.slots.device
         self.whole: dict[int, torch.Tensor] = {}
 
     @staticmethod
     def suits(opened: MoeModel) -> bool:
-        """Whether kernels exist for such experts: gated by SiLU, without bias, each matrix by rows."""
+        """Whether kernels exist for such experts: gated by SiLU, without bias, each matrix by rows; and gpt-oss's as
+        published."""
         layout = opened.store.layout
-        has_kernels = has_form(layout) and layout.dtype in _DTYPES
-        return has_kernels and is_plain(opened.layers[0].experts) and _runs_on(opened.model.device)
+        has_kernels = has_form(opened.layers[0].experts, layout) and layout.dtype in _DTYPES
+        return has_kernels and _runs_on(opened.model.device)
 
     @staticmethod
     def timed_expert(opened: MoeModel, contents: Sequence[torch.Tensor]) -> Callable[[int], None]:
         """A function to be timed: it computes expert number i of `contents`, uint8 on the GPU, on one token."""
         layout, device = opened.store.layout, contents[0].device
-        x = torch.zeros(1, opened.layers[0].shapes["down_proj"][0], dtype=layout.dtype, device=device)
+        x = torch.zeros(1, opened.config.hidden_size, dtype=layout.dtype, device=device)
         zero, y = torch.zeros(1, 1, dtype=torch.int32, device=device), torch.empty(1, x.shape[1], device=device)
-        forms = [full_form(layout, content, [0]) for content in contents]
+        forms = [full_form(opened.layers[0].experts, layout, content, [0]) for content in contents]
         return lambda turn: forms[turn % len(forms)].multiply(x, zero, y)
 
     def begin_token(self, module: nn.Module, hidden: torch.Tensor, experts: Sequence[int], weights: np.ndarray) -> None:

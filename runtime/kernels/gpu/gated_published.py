@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from runtime.kernels.gpu.blocks import swiglu
+from runtime.kernels.gpu.blocks import clamped_swiglu, swiglu
 from runtime.kernels.gpu.published import block_sizes, product
 from runtime.kernels.gpu.stored_matrix import GatedMatrices
 
@@ -26,11 +26,11 @@ def multiply(
     """Write y [T * K, H] for the pairs that have an expert: x [T, H]; numbers [T, K] are indices into `starts`, in
     bytes from the beginning of `arena`, uint8; a negative number is no expert."""
     top_k, num_pairs = numbers.shape[1], numbers.numel()
-    gate, up, up_first, down = matrices
-    inner = torch.empty(num_pairs, down.num_inputs, dtype=x.dtype, device=x.device)
-    blocks = block_sizes(gate)
-    _inner[(triton.cdiv(down.num_inputs, blocks["block_rows"]), num_pairs)](
-        x, numbers, starts, arena, inner, top_k, gate=gate, up=up, up_first=up_first, neurons=down.num_inputs, **blocks
+    down, neurons = matrices.down, matrices.down.num_inputs
+    inner = torch.empty(num_pairs, neurons, dtype=x.dtype, device=x.device)
+    blocks = block_sizes(matrices.gate)
+    _inner[(triton.cdiv(neurons, blocks["block_rows"]), num_pairs)](
+        x, numbers, starts, arena, inner, top_k, matrices=matrices, **blocks
     )
     blocks = block_sizes(down)
     _down[(triton.cdiv(down.num_outputs, blocks["block_rows"]), num_pairs)](
@@ -47,19 +47,25 @@ def _expert(number, starts_ptr, arena_ptr):
 @triton.jit
 def _inner(
     x_ptr, numbers_ptr, starts_ptr, arena_ptr, inner_ptr, top_k,
-    gate: tl.constexpr, up: tl.constexpr, up_first: tl.constexpr, neurons: tl.constexpr,
-    block_rows: tl.constexpr, block_columns: tl.constexpr,
+    matrices: tl.constexpr, block_rows: tl.constexpr, block_columns: tl.constexpr,
 ):  # fmt: skip
-    """Compute silu(gate) * up for some neurons of one pair."""
+    """Compute the activation of gate and up for some neurons of one pair."""
     pair = tl.program_id(1)
     number = tl.load(numbers_ptr + pair)
     if number >= 0:
+        neurons: tl.constexpr = matrices.down.num_inputs
+        dtype: tl.constexpr = inner_ptr.dtype.element_ty
         expert_ptr = _expert(number, starts_ptr, arena_ptr)
-        token_ptr, dtype = x_ptr + (pair // top_k) * gate.num_inputs, inner_ptr.dtype.element_ty
-        rows = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
-        gates = product(token_ptr, expert_ptr, rows, gate, dtype, block_rows, block_columns)
-        ups = product(token_ptr, expert_ptr, rows + up_first, up, dtype, block_rows, block_columns)
-        tl.store(inner_ptr + pair * neurons + rows, swiglu(gates, ups, dtype), mask=rows < neurons)
+        token_ptr = x_ptr + (pair // top_k) * matrices.gate.num_inputs
+        places = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
+        rows = places * matrices.step
+        gates = product(token_ptr, expert_ptr, rows, matrices.gate, dtype, block_rows, block_columns)
+        ups = product(token_ptr, expert_ptr, rows + matrices.up_first, matrices.up, dtype, block_rows, block_columns)
+        if matrices.activation is None:
+            acts = swiglu(gates, ups, dtype)
+        else:
+            acts = clamped_swiglu(gates, ups, matrices.activation.alpha, matrices.activation.limit, dtype)
+        tl.store(inner_ptr + pair * neurons + places, acts, mask=places < neurons)
 
 
 @triton.jit

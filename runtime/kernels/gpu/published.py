@@ -35,14 +35,19 @@ def product(
     x_ptr, expert_ptr, rows, matrix: tl.constexpr, dtype: tl.constexpr,
     block_rows: tl.constexpr, block_columns: tl.constexpr,
 ):  # fmt: skip
-    """Multiply some rows of a matrix, dequantised to `dtype`, by a vector x [in]: float32 [block_rows]."""
+    """Multiply some rows of a matrix, dequantised to `dtype`, by a vector x [in], and add the bias if there is one:
+    float32 [block_rows]."""
     sums = tl.zeros((block_rows, block_columns), tl.float32)
     for first in range(0, matrix.num_inputs, block_columns):
         columns = first + tl.arange(0, block_columns)
         x = tl.load(x_ptr + columns, mask=columns < matrix.num_inputs, other=0.0).to(tl.float32)
         weights = numbers(expert_ptr, rows, first, matrix, dtype, block_columns)
         sums += weights.to(dtype).to(tl.float32) * x[None, :]
-    return tl.sum(sums, axis=1)
+    y = tl.sum(sums, axis=1)
+    if matrix.bias is not None:
+        start = (expert_ptr + matrix.bias).to(tl.pointer_type(dtype))
+        y = y.to(dtype).to(tl.float32) + tl.load(start + rows, mask=rows < matrix.num_outputs, other=0.0).to(tl.float32)
+    return y
 
 
 @triton.jit

@@ -5,8 +5,7 @@ expert's beginning, all distances in elements of what is read.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -73,23 +72,37 @@ class StoredZeros:
 
 @dataclass(frozen=True, slots=True)
 class StoredMatrix:
-    """A matrix [out, in]. Without `zeros` the zero-point of `integer` codes is half their range."""
+    """A matrix [out, in]. Without `zeros` the zero-point of `integer` codes is half their range; `bias` is where the
+    numbers lie that are added to a product."""
 
     num_outputs: int
     num_inputs: int
     codes: StoredCodes
     scales: StoredScales | None = None
     zeros: StoredZeros | None = None
+    bias: int | None = None
 
 
-class GatedMatrices(NamedTuple):
-    """The matrices of a gated expert. Where gate and up are one, both are that matrix, and `up_first` is the row with
-    which up begins."""
+@dataclass(frozen=True, slots=True)
+class ClampedGate:
+    """gpt-oss's activation `(up + 1) * gate * sigmoid(alpha * gate)`, gate at most `limit`, up within it; rows of gate
+    and up take turns."""
+
+    alpha: float
+    limit: float
+
+
+@dataclass(frozen=True, slots=True)
+class GatedMatrices:
+    """The matrices of a gated expert, and its activation: SiLU where it is None. Where gate and up are one, both are
+    that matrix; up begins with row `up_first`, and `step` is the distance between rows of either."""
 
     gate: StoredMatrix
     up: StoredMatrix
     up_first: int
+    step: int
     down: StoredMatrix
+    activation: ClampedGate | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,17 +126,21 @@ def is_readable(layout: QuantisedLayout) -> bool:
     return words and {piece.source for piece in layout.pieces if piece.part == DOWN} == {0}
 
 
-def gated_matrices(layout: QuantisedLayout) -> GatedMatrices:
+def gated_matrices(layout: QuantisedLayout, activation: ClampedGate | None = None) -> GatedMatrices:
     """Describe the matrices of an expert that lies so."""
     found: dict[tuple[str, int], tuple[list[Piece], list[int]]] = {}
     for piece, offset in zip(layout.pieces, layout.offsets, strict=True):
         pieces, offsets = found.setdefault((piece.part, piece.source), ([], []))
         pieces.append(piece)
         offsets.append(offset)
-    matrices = {of: stored_matrix(*each) for of, each in found.items()}
-    gate, down = matrices[GATE_UP, 0], matrices[DOWN, 0]
-    up = matrices.get((GATE_UP, 1))
-    return GatedMatrices(gate, up or gate, 0 if up else gate.num_outputs // 2, down)
+    biases = {name: found.pop((f"{name}_bias", 0), None) for name in (GATE_UP, DOWN)}
+    matrices = {
+        (name, source): replace(stored_matrix(*each), bias=biases[name] and biases[name][1][0])
+        for (name, source), each in found.items()
+    }
+    gate, down, up = matrices[GATE_UP, 0], matrices[DOWN, 0], matrices.get((GATE_UP, 1))
+    up_first, step = (1, 2) if activation else (0 if up else gate.num_outputs // 2, 1)
+    return GatedMatrices(gate, up or gate, up_first, step, down, activation)
 
 
 def stored_matrix(pieces: Sequence[Piece], offsets: Sequence[int]) -> StoredMatrix:

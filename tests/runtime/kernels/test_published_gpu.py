@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from artifacts.formats.base import Stored
-from runtime.kernels.gpu.stored_matrix import GatedMatrices, gated_matrices, is_readable
+from runtime.kernels.gpu.stored_matrix import ClampedGate, gated_matrices, is_readable
 from runtime.model.arithmetic import DOWN, GATE_UP
 from runtime.model.quantised_layout import PLAIN, Piece, QuantisedLayout
 from tests.helpers.triton_process import compiler, cubin_size, interpret, needs_triton
@@ -110,16 +110,17 @@ def test_words_of_another_type_are_left_to_torch() -> None:
 
 
 @needs_triton
-@pytest.mark.parametrize("name", ["fp8 in blocks", "nvfp4, inverse", "packed, 8 bits", "gptq_v2, 3 bits", "awq"])
+@pytest.mark.parametrize(
+    "name", ["fp8 in blocks", "mxfp4", "nvfp4, inverse", "packed, 8 bits", "gptq_v2, 3 bits", "awq"]
+)
 def test_they_compile_for_gpus(name: str, tmp_path: Path) -> None:
     from runtime.kernels.gpu import gated_published, published
 
     tensors = dict.fromkeys(("x_ptr", "inner_ptr", "out_ptr"), "*bf16")
     tensors |= {"numbers_ptr": "*i32", "starts_ptr": "*i64", "arena_ptr": "*u8", "expert_ptr": "*u8", "y_ptr": "*fp32"}
-    matrices: GatedMatrices = gated_matrices(layout_of(name))
-    blocks, sizes = published.block_sizes(matrices.down), {"up_first": 0, "neurons": 128}
+    matrices = gated_matrices(layout_of(name), ClampedGate(1.702, 7.0) if name == "mxfp4" else None)
+    blocks = published.block_sizes(matrices.down)
     with compiler(tmp_path):
-        gate_up = {"gate": matrices.gate, "up": matrices.up, **sizes}
-        assert cubin_size(gated_published._inner, 80, tensors, **gate_up, **blocks)
+        assert cubin_size(gated_published._inner, 80, tensors, matrices=matrices, **blocks)
         assert cubin_size(gated_published._down, 90, tensors, matrix=matrices.down, **blocks)
         assert cubin_size(published._dequantise, 80, tensors, matrix=matrices.down, **blocks)

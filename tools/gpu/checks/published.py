@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import torch
+from torch import nn
 from torch.nn import functional as F
 
 from runtime.control.plan import Place
@@ -51,7 +52,7 @@ class PublishedExperts:
         for slot in self._slots:
             self._fill(slot)
         starts = [number * self.layout.nbytes for number in range(count)]
-        self.form = full_form(self.layout, self._buffer, starts)
+        self.form = full_form(nn.Module(), self.layout, self._buffer, starts)
 
     def _fill(self, slot: torch.Tensor) -> None:
         for name, matrices in self.layout.views(slot).items():
@@ -87,7 +88,7 @@ class PublishedExperts:
         shapes = {GATE_UP: (2 * self.neurons, self.hidden), DOWN: (self.hidden, self.neurons)}
         layout, count = ExpertLayout.of(shapes, self.dtype), len(self._slots)
         arena = torch.zeros(count * layout.nbytes, dtype=torch.uint8, device=self.device)
-        form = full_form(layout, arena, [number * layout.nbytes for number in range(count)])
+        form = full_form(nn.Module(), layout, arena, [number * layout.nbytes for number in range(count)])
         y = torch.empty(self.top_k, self.hidden, device=self.device)
         return lambda x, numbers: form.multiply(x, numbers, y)
 
