@@ -30,7 +30,8 @@ class GpuForm(Protocol):
     def number(self, place: Place) -> int: ...
 
     def multiply(self, x: torch.Tensor, numbers: torch.Tensor, y: torch.Tensor) -> None:
-        """Write y [T * K, H] float32 of x [T, H], where numbers [T, K] are not below zero."""
+        """Write y [T * K, H] of x [T, H], where numbers [T, K] are not below zero. It is float32; of experts as
+        published it may be of x's type."""
 
 
 class GpuForms:
