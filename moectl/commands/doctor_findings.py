@@ -83,15 +83,14 @@ def of_disk(profile: HardwareProfile) -> list[DoctorFinding]:
     return [DoctorFinding("disk", says, "a larger --budget, a faster disk, or RAM that keeps what was read")]
 
 
-def of_room(path: Path, shape: Shape, *, weight_nbytes: float) -> DoctorFinding:
-    """Report whether the store's disk has room for replicas of all widths that are smaller than the checkpoint;
-    `weight_nbytes` is the size of a weight there."""
+def of_room(path: Path, shape: Shape, *, weight_nbytes: int) -> DoctorFinding:
+    """Report whether the store's disk has room for replicas of all widths; `weight_nbytes` is the size of a weight."""
     folder = next(each for each in path.absolute().parents if each.is_dir())
     free = shutil.disk_usage(folder).free
     sizes = typical(np.ones((1, 1)), expert_nbytes=shape.expert_nbytes, weight_nbytes=weight_nbytes).nbytes
     wanted = shape.num_keys * sum(nbytes for bits, nbytes in sizes.items() if bits != FULL_BITS)
-    says = f"replicas of every expert at 1 to {max(sizes.keys() - {FULL_BITS})} bits take {human_bytes(wanted)} beside "
-    says += f"the store, {human_bytes(free)} are free there"
+    says = f"replicas of every expert at 1 to 4 bits take {human_bytes(wanted)} beside the store, {human_bytes(free)} "
+    says += "are free there"
     if wanted <= free:
         return DoctorFinding("disk space", says)
     return DoctorFinding(

@@ -18,12 +18,15 @@ def publish(plain: Path, out: Path, method: str, *, config: Mapping | None = Non
     """Write the checkpoint `plain` to `out` with matrices of experts and of attention in the format `method`, and their
     numbers into `plain`. The codes are random."""
     generator = torch.Generator().manual_seed(0)
+
+    def make(matrix: torch.Tensor) -> Tensors:
+        return MAKERS[method](*matrix.shape, generator)
+
     numbers = published.publish(
         plain,
         out,
         dict(config or CONFIGS[method]),
-        lambda matrix: MAKERS[method](*matrix.shape, generator),
-        is_quantised=lambda name, tensor: _is_quantised(name, tensor, method),
+        lambda name, tensor: make if _is_quantised(name, tensor, method) else None,
     )
     tensors = load_file(plain / "model.safetensors")
     save_file(tensors | numbers, plain / "model.safetensors", metadata={"format": "pt"})

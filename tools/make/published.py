@@ -16,15 +16,15 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from artifacts.formats.codes import E2M1
-from artifacts.formats.fp8 import BLOCK
 from artifacts.formats.table import Spelling, quantisation_of
 
 Tensors = dict[str, torch.Tensor]
 Encode = Callable[[torch.Tensor], Tensors]
 """The tensors by role that hold a matrix [out, in] in few bits."""
-IsQuantised = Callable[[str, torch.Tensor], bool]
+Choose = Callable[[str, torch.Tensor], Encode | None]
+"""What encodes the matrices of a stored tensor, by its name and numbers; None where it is left as it is."""
 
-_GROUP = 32
+_BLOCK, _GROUP = 128, 32
 _INDEX = "model.safetensors.index.json"
 
 
@@ -33,23 +33,21 @@ def is_expert(name: str, tensor: torch.Tensor) -> bool:
     return ".experts." in name and "bias" not in name and tensor.dim() >= 2
 
 
-def publish(
-    model: Path, out: Path, quantization: Mapping, encode: Encode, *, is_quantised: IsQuantised = is_expert
-) -> Tensors:
-    """Write the checkpoint `model` to `out` with some of its matrices as the config entry `quantization` says; return
-    the numbers that these now stand for, by the names of their parameters."""
+def publish(model: Path, out: Path, quantization: Mapping, choose: Choose) -> Tensors:
+    """Write the checkpoint `model` to `out` with chosen matrices as the config entry `quantization` says; return the
+    numbers that these now stand for, by the names of their parameters."""
     spelling = quantisation_of({"quantization_config": quantization}).spellings[0]
-    shutil.copytree(model, out)
+    shutil.copytree(model, out, ignore=shutil.ignore_patterns("*.safetensors"))
     numbers: Tensors = {}
     files: dict[str, str] = {}
-    for path in sorted(out.glob("*.safetensors")):
+    for path in sorted(model.glob("*.safetensors")):
         stored: Tensors = {}
         for name, tensor in load_file(path).items():
-            if is_quantised(name, tensor):
+            if encode := choose(name, tensor):
                 numbers[name] = _encode(tensor, name, spelling, encode, stored)
             else:
                 stored[name] = tensor
-        save_file(stored, path, metadata={"format": "pt"})
+        save_file(stored, out / path.name, metadata={"format": "pt"})
         files |= dict.fromkeys(stored, path.name)
     _add(out / "config.json", {"quantization_config": quantization})
     if (out / _INDEX).exists():
@@ -77,10 +75,10 @@ def _add(path: Path, entries: Mapping) -> None:
 
 def fp8(matrix: torch.Tensor) -> Tensors:
     """8-bit floats; the largest number of a block becomes the largest of the type."""
-    rows, columns = (-(-size // BLOCK) for size in matrix.shape)
-    padded = torch.zeros(rows * BLOCK, columns * BLOCK)
+    rows, columns = (-(-size // _BLOCK) for size in matrix.shape)
+    padded = torch.zeros(rows * _BLOCK, columns * _BLOCK)
     padded[: matrix.shape[0], : matrix.shape[1]] = matrix
-    blocks = padded.view(rows, BLOCK, columns, BLOCK)
+    blocks = padded.view(rows, _BLOCK, columns, _BLOCK)
     scale = blocks.abs().amax(dim=(1, 3)).clamp(min=1e-12) / torch.finfo(torch.float8_e4m3fn).max
     codes = (blocks / scale[:, None, :, None]).view_as(padded)[: matrix.shape[0], : matrix.shape[1]]
     return {"weight": codes.to(torch.float8_e4m3fn), "scale": scale}
@@ -118,10 +116,16 @@ def _compressed(format: str, weights: Mapping) -> Mapping:
 
 _FOUR_BITS = {"num_bits": 4, "group_size": _GROUP, "symmetric": True}
 FORMATS: dict[str, tuple[Mapping, Encode]] = {
-    "fp8": ({"quant_method": "fp8", "weight_block_size": [BLOCK, BLOCK]}, fp8),
+    "fp8": ({"quant_method": "fp8", "weight_block_size": [_BLOCK, _BLOCK]}, fp8),
     "mxfp4": (_compressed("mxfp4-pack-quantized", _FOUR_BITS | {"type": "float"}), mxfp4),
     "int4": (_compressed("pack-quantized", _FOUR_BITS | {"type": "int"}), int4),
 }
+
+
+def experts_in(format: str) -> tuple[Mapping, Choose]:
+    """The config entry of a format, and the choice of experts alone."""
+    quantization, encode = FORMATS[format]
+    return quantization, lambda name, tensor: encode if is_expert(name, tensor) else None
 
 
 def main() -> None:
@@ -130,7 +134,7 @@ def main() -> None:
     parser.add_argument("out", type=Path, help="folder to write to, which must not exist")
     parser.add_argument("--format", choices=FORMATS, default="mxfp4")
     options = parser.parse_args()
-    publish(options.model, options.out, *FORMATS[options.format])
+    publish(options.model, options.out, *experts_in(options.format))
 
 
 if __name__ == "__main__":
