@@ -67,8 +67,9 @@ def no_smaller(method: Method, opened: MoeModel) -> tuple[int, ...]:
     first = opened.layers[0]
     biases = sum(prod(shape) for name, shape in first.shapes.items() if name.endswith("_bias"))
     nbytes = {
-        bits: in_memory(expected_nbytes(replace(method, bits=(bits,)), projections(first)))
-        + biases * opened.dtype.itemsize
+        bits: in_memory(
+            expected_nbytes(replace(method, bits=(bits,)), projections(first)) + biases * opened.dtype.itemsize
+        )
         for bits in WIDTHS
     }
     return tuple(bits for bits, size in nbytes.items() if size >= opened.stored_shape.expert_nbytes)
@@ -79,7 +80,7 @@ def smaller(method: Method, opened: MoeModel) -> Method:
     left."""
     larger = no_smaller(method, opened)
     left = tuple(bits for bits in method.bits if bits not in larger)
-    if method.bits and not left:
+    if not left:
         raise BadUsage(
             f"replicas of {', '.join(map(str, method.bits))} bits are no smaller than the experts of the checkpoint "
             f"({opened.expert_format}): give fewer --bits"
