@@ -56,15 +56,17 @@ def publish(model: Path, out: Path, quantization: Mapping, choose: Choose) -> Te
 
 
 def _encode(tensor: torch.Tensor, name: str, spelling: Spelling, encode: Encode, stored: Tensors) -> torch.Tensor:
-    """Put the tensors of a matrix [out, in], or of gpt-oss's [E, in, out], into `stored`; return its numbers."""
+    """Put the tensors of a matrix [out, in], or of those of all experts, into `stored`; return its numbers."""
     stem = name.removesuffix(".weight") if spelling.is_module else name
     if tensor.dim() == 2:
         roles = encode(tensor)
         numbers = spelling.format.dequantise(roles)
     else:
-        each = [encode(matrix.T) for matrix in tensor]
+        is_turned = "blocks" in spelling.roles  # gpt-oss has [E, in, out] in the model
+        each = [encode(matrix.T if is_turned else matrix) for matrix in tensor]
         roles = {role: torch.stack([of[role] for of in each]) for role in each[0]}
-        numbers = torch.stack([spelling.format.dequantise(of).T for of in each])
+        numbers = torch.stack([spelling.format.dequantise(of) for of in each])
+        numbers = numbers.transpose(1, 2) if is_turned else numbers
     stored |= {stem + spelling.roles[role]: value.contiguous() for role, value in roles.items()}
     return numbers.to(tensor.dtype).contiguous()
 
