@@ -1,7 +1,7 @@
 """Opens a Mixture-of-Experts model without its experts: all else is loaded, and the experts can be read one by one."""
 
 from dataclasses import dataclass, replace
-from math import inf
+from math import inf, prod
 from pathlib import Path
 
 import torch
@@ -51,6 +51,16 @@ class MoeModel:
     stored_shape: Shape
     base: int = FULL_BITS
     unfollowed: tuple[str, ...] = ()
+
+    @property
+    def weight_nbytes(self) -> float:
+        """Bytes of one weight of an expert as it is stored, with its share of scales."""
+        return self.shape.expert_nbytes / sum(map(prod, self.layers[0].shapes.values()))
+
+    @property
+    def expert_format(self) -> str:
+        """How experts are stored, as `mxfp4, 4.25 bits`."""
+        return f"{self.store.layout.format}, {8 * self.weight_nbytes:.3g} bits"
 
 
 def open_model(name: str, *, dtype: torch.dtype | None = None, device: str | torch.device = "cpu") -> MoeModel:

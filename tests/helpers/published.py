@@ -1,18 +1,15 @@
 """Checkpoints with experts in few bits, in the layouts in which they are published, beside plain ones of the same
 numbers."""
 
-import json
-import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
 
-from artifacts.formats.stated import stated_quantisation
-from artifacts.formats.table import Spelling, spellings_of
+from tools.make import published
+from tools.make.published import Encode, Tensors
 
-Tensors = dict[str, torch.Tensor]
 Maker = Callable[[int, int, torch.Generator], Tensors]
 """Random tensors by role for a matrix [out, in]."""
 Choose = Callable[[str, torch.Tensor], Maker | None]
@@ -24,49 +21,21 @@ def publish(
 ) -> Path:
     """Write the checkpoint `plain` to `out` with matrices of experts and of attention in the format `method`, or those
     that are chosen, and their numbers into `plain`. The codes are random."""
-    quantization = dict(config or CONFIGS[method])
-    stated = stated_quantisation({"quantization_config": quantization})
     choose = choose or (lambda name, tensor: MAKERS[method] if _is_quantised(name, tensor, method) else None)
     generator = torch.Generator().manual_seed(0)
-    numbers, stored = {}, {}
+
+    def encode(name: str, tensor: torch.Tensor) -> Encode | None:
+        make = choose(name, tensor)
+        return make and (lambda matrix: make(*matrix.shape, generator))
+
+    numbers = published.publish(plain, out, dict(config or CONFIGS[method]), encode)
     tensors = load_file(plain / "model.safetensors")
-    for name, tensor in tensors.items():
-        if (make := choose(name, tensor)) is None:
-            stored[name] = tensor
-            continue
-        spelling = spellings_of(stated.scheme_of(name.removesuffix(".weight")))[0]
-        numbers[name] = _into(tensor, name, spelling, make, generator, stored)
-    shutil.copytree(plain, out)
-    save_file(stored, out / "model.safetensors", metadata={"format": "pt"})
     save_file(tensors | numbers, plain / "model.safetensors", metadata={"format": "pt"})
-    _add_config(out, quantization)
     return out
 
 
-def _into(
-    tensor: torch.Tensor, name: str, spelling: Spelling, make: Maker, generator: torch.Generator, stored: Tensors
-) -> torch.Tensor:
-    """Put random tensors of a matrix into `stored`; return its numbers."""
-    stem = name.removesuffix(".weight") if spelling.is_module else name
-    if tensor.dim() == 2:
-        roles = make(*tensor.shape, generator)
-        numbers = spelling.format.dequantise(roles)
-    else:  # gpt-oss: [E, in, out] in the model
-        each = [make(tensor.shape[2], tensor.shape[1], generator) for _ in range(len(tensor))]
-        roles = {role: torch.stack([of[role] for of in each]) for role in each[0]}
-        numbers = torch.stack([spelling.format.dequantise(of).T for of in each])
-    stored |= {stem + spelling.roles[role]: value.contiguous() for role, value in roles.items()}
-    return numbers.to(tensor.dtype).contiguous()
-
-
 def _is_quantised(name: str, tensor: torch.Tensor, method: str) -> bool:
-    is_expert = ".experts." in name and "bias" not in name and tensor.dim() >= 2
-    return is_expert or method != "mxfp4" and "self_attn.o_proj.weight" in name
-
-
-def _add_config(folder: Path, quantization: Mapping) -> None:
-    path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": quantization}))
+    return published.is_expert(name, tensor) or method != "mxfp4" and "self_attn.o_proj.weight" in name
 
 
 # Random tensors
