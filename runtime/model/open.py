@@ -1,11 +1,13 @@
 """Opens a Mixture-of-Experts model without its experts: all else is loaded, and the experts can be read one by one."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 from math import inf
 from pathlib import Path
 
 import torch
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.core_model_loading import WeightTransform
 
 from artifacts.errors import BadInput, first_line
 from artifacts.formats.table import quantisation_of
@@ -15,11 +17,13 @@ from runtime.model.config_fields import check_fields
 from runtime.model.expert_store import DiskStore, StoredLayout
 from runtime.model.expert_tensors import locate_experts
 from runtime.model.fingerprint import fingerprint, former_fingerprint
+from runtime.model.gguf_config import gguf_mapping, gguf_tokenizer, has_tokenizer
+from runtime.model.gguf_file import gguf_matrices
 from runtime.model.generation_config import load_generation_config
 from runtime.model.layers import MoeLayer, moe_layers
 from runtime.model.layout import ExpertLayout, ExpertStore
 from runtime.model.locate import locate, read_config
-from runtime.model.quantised_tensor import gather_matrices
+from runtime.model.quantised_tensor import Tensors, gather_matrices
 from runtime.model.skeleton import build_skeleton, load_resident, parse_config
 from runtime.model.trial import try_model
 
@@ -62,7 +66,7 @@ def open_model(name: str, *, dtype: torch.dtype | None = None, device: str | tor
     folder = locate(name)
     stored_config = read_config(folder)
     checkpoint = open_checkpoint(folder)
-    tensors = gather_matrices(checkpoint.tensors, quantisation_of(stored_config))
+    tensors = _tensors(checkpoint, stored_config)
     _check_numbers(stored_config, checkpoint)
     config = parse_config(folder)
     dtype = dtype or config.dtype or _stored_dtype(checkpoint)
@@ -71,10 +75,12 @@ def open_model(name: str, *, dtype: torch.dtype | None = None, device: str | tor
     layers = moe_layers(model)
     layout = ExpertLayout.of(layers[0].shapes, dtype)
     shape = _shape(layers, layout)
-    located = locate_experts(model, layers, shape=shape, layout=layout, tensors=tensors)
+    found = {"shape": shape, "layout": layout, "tensors": tensors}
+    located = locate_experts(model, layers, **found, mapping=_mapping(folder))
     shape = _as_stored(shape, located.layout)
     experts = {f"{layer.name}.{part.name}" for layer in layers for part in layout.parts}
-    load_resident(model, located.others, experts=experts, dtype=dtype, device=torch.device(device), folder=folder)
+    place = {"dtype": dtype, "device": torch.device(device), "folder": folder}
+    load_resident(model, located.others, experts=experts, **place, mapping=_mapping(folder))
     try_model(model, layers)
     tokenizer = _tokenizer(folder, model.get_input_embeddings().num_embeddings)
     opened = MoeModel(
@@ -93,6 +99,16 @@ def open_model(name: str, *, dtype: torch.dtype | None = None, device: str | tor
     )
     checkpoint.check_unchanged()
     return opened
+
+
+def _tensors(checkpoint: Checkpoint, config: dict) -> Tensors:
+    if checkpoint.folder.is_file():
+        return gguf_matrices(checkpoint)
+    return gather_matrices(checkpoint.tensors, quantisation_of(config))
+
+
+def _mapping(folder: Path) -> list[WeightTransform] | None:
+    return gguf_mapping() if folder.is_file() else None
 
 
 def _shape(layers: tuple[MoeLayer, ...], layout: ExpertLayout) -> Shape:
@@ -130,16 +146,22 @@ def _check_numbers(config: object, checkpoint: Checkpoint) -> None:
 
 
 def _stored_dtype(checkpoint: Checkpoint) -> torch.dtype:
+    """The dtype of the first tensor of floats; of a GGUF file that of the largest, and bfloat16 where that is packed."""
+    if checkpoint.folder.is_file():
+        largest = max(checkpoint.tensors.values(), key=lambda tensor: tensor.nbytes)
+        return largest.dtype if largest.dtype.is_floating_point else torch.bfloat16
     floating = (tensor.dtype for tensor in checkpoint.tensors.values() if tensor.dtype.is_floating_point)
     return next(floating, torch.float32)
 
 
 def _tokenizer(folder: Path, vocabulary: int) -> PreTrainedTokenizerBase | None:
     """Load the tokenizer, None if the folder has none. Tokens that were added to it are checked when they are used."""
-    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
+    is_gguf = folder.is_file()
+    if not (has_tokenizer(folder) if is_gguf else any((folder / name).is_file() for name in TOKENIZER_FILES)):
         return None
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        load = gguf_tokenizer if is_gguf else partial(AutoTokenizer.from_pretrained, trust_remote_code=False)
+        tokenizer = load(folder)
         tokenizer("a")  # some bad settings raise only at the first use
     except Exception as error:  # None would look like a model without a tokenizer
         raise BadInput(f"the tokenizer in {folder} cannot be loaded: {first_line(error)}") from error

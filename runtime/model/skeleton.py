@@ -1,7 +1,7 @@
 """A transformers model without its routed experts: built on `meta`, the other tensors loaded as transformers does."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -9,7 +9,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers import initialization as init
 from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import convert_and_load_state_dict_in_model
+from transformers.core_model_loading import WeightTransform, convert_and_load_state_dict_in_model
 from transformers.modeling_utils import LoadStateDictConfig
 from transformers.utils import logging
 from transformers.utils.loading_report import LoadStateDictInfo
@@ -17,11 +17,14 @@ from transformers.utils.loading_report import LoadStateDictInfo
 from artifacts.errors import BadInput, first_line
 from runtime.model.checkpoint import StoredTensor
 from runtime.model.layout import is_finite
+from runtime.model.locate import read_config
 
 
 def parse_config(folder: Path) -> PreTrainedConfig:
     """Parse the config with transformers; code that comes with a model is never run."""
     try:
+        if folder.is_file():
+            return AutoConfig.for_model(**read_config(folder))
         return AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # transformers raises anything on a broken config.json
         raise BadInput(f"transformers cannot use the config.json of {folder}: {first_line(error)}") from error
@@ -47,8 +50,10 @@ def load_resident(
     dtype: torch.dtype,
     device: torch.device,
     folder: Path,
+    mapping: Sequence[WeightTransform] | None = None,
 ) -> None:
-    """Load `tensors` into `model` on `device`, all but the parameters named in `experts`, which stay on `meta`.
+    """Load `tensors` into `model` on `device`, all but the parameters named in `experts`, which stay on `meta`;
+    `mapping` leads from stored names to the model's, by default as the model's own checkpoints are.
 
     Raises BadInput for the first parameter that is missing, of the wrong shape or not finite; none is initialised at
     random.
@@ -60,7 +65,7 @@ def load_resident(
         device_map={"": device},
         dtype=dtype,
         dtype_plan=model._get_dtype_plan(dtype),
-        weight_mapping=get_model_conversion_mapping(model),
+        weight_mapping=get_model_conversion_mapping(model) if mapping is None else [*mapping],
     )
     with _no_progress_bar():
         info, _ = convert_and_load_state_dict_in_model(model, tensors, loading, None)

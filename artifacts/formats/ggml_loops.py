@@ -1,0 +1,68 @@
+"""Compiled loops that turn ggml's blocks into numbers, to the bit as the formulas in torch.
+
+Importing this module imports numba. Each fills `panel` float32 [n, in] with the rows of a matrix [out, in] from row
+`first` on, from `blocks` uint8 [out, bytes of a row] and `scales` and `minima` float32 [out, groups].
+"""
+
+import numpy as np
+
+from artifacts.common.numba_loops import kernel
+
+_BLOCKS = "uint8[:, ::1], float32[:, ::1], float32[:, ::1]"
+_PANEL = "int64, float32[:, ::1]"
+
+
+@kernel(f"void({_BLOCKS}, {_PANEL})", nogil=True, exact=True)
+def from_bytes(blocks, scales, minima, first, panel):
+    """Q8_0: a scale of two bytes and 32 signed bytes."""
+    for r in range(len(panel)):
+        row, out = blocks[first + r], panel[r]
+        for block in range(scales.shape[1]):
+            scale = scales[first + r, block]
+            for i in range(32):
+                out[32 * block + i] = np.float32(np.int8(row[34 * block + 2 + i])) * scale
+
+
+@kernel(f"void({_BLOCKS}, int64, int64, int64, float32[::1], {_PANEL})", nogil=True, exact=True)
+def from_halves(blocks, scales, minima, nbytes, start, width, values, first, panel):
+    """Codes of 4 bits from byte `start` on of blocks of `nbytes`: `width` bytes have the codes of 2 `width` weights,
+    the first half of these low. `values` [16] has the number of each code; groups are of 32 weights."""
+    for r in range(len(panel)):
+        row, out, scale, minimum = blocks[first + r], panel[r], scales[first + r], minima[first + r]
+        c = 0
+        for block in range(0, blocks.shape[1], nbytes):
+            for run in range(block + start, block + nbytes, width):
+                low, high = c // 32, (c + width) // 32
+                for i in range(width):
+                    out[c + i] = values[row[run + i] & 15] * scale[low] - minimum[low]
+                    out[c + width + i] = values[row[run + i] >> 4] * scale[high] - minimum[high]
+                c += 2 * width
+
+
+@kernel(f"void({_BLOCKS}, {_PANEL})", nogil=True, exact=True)
+def from_five_bits(blocks, scales, minima, first, panel):
+    """Q5_K: 16 bytes of scales, 32 with the fifth bits (bit g is of group g), 128 with the other four."""
+    for r in range(len(panel)):
+        row, out = blocks[first + r], panel[r]
+        for group in range(scales.shape[1]):
+            block, g = group // 8 * 176, group % 8
+            scale, minimum = scales[first + r, group], minima[first + r, group]
+            for i in range(32):
+                low = row[block + 48 + g // 2 * 32 + i] >> (4 * (g % 2)) & 15
+                fifth = row[block + 16 + i] >> g & 1
+                out[32 * group + i] = np.float32(low | fifth << 4) * scale - minimum
+
+
+@kernel(f"void({_BLOCKS}, {_PANEL})", nogil=True, exact=True)
+def from_six_bits(blocks, scales, minima, first, panel):
+    """Q6_K: 128 bytes with the low four bits, 64 with the upper two, 16 scales, a scale of two bytes."""
+    for r in range(len(panel)):
+        row, out = blocks[first + r], panel[r]
+        for group in range(scales.shape[1]):
+            block, g = group // 16 * 210, group % 16
+            half, quarter, side = g // 8, g % 8 // 2, 16 * (g % 2)  # of 128, 32 and 16 weights
+            scale = scales[first + r, group]
+            for i in range(side, side + 16):
+                low = row[block + 64 * half + 32 * (quarter % 2) + i] >> (4 * (quarter // 2)) & 15
+                upper = row[block + 128 + 32 * half + i] >> (2 * quarter) & 3
+                out[16 * group + i - side] = np.float32(np.int64(low | upper << 4) - 32) * scale

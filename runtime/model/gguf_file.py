@@ -1,0 +1,98 @@
+"""GGUF files: which belong together, where each tensor lies in them, and which of these hold matrices in few bits.
+
+Headers are read by transformers' own reader, by private functions of it: hence its pinned version. The package `gguf`
+takes ten seconds for a vocabulary of 150,000 tokens, a string at a time.
+"""
+
+import hashlib
+import struct
+from math import prod
+from pathlib import Path
+from textwrap import shorten
+
+import torch
+from transformers.integrations.gguf.reader import _mapped, _read_metadata, _read_tensor_table
+
+from artifacts.errors import BadInput
+from artifacts.formats.ggml import GGML
+from runtime.model.checkpoint import Checkpoint, Contents, Shard, StoredTensor
+from runtime.model.locate import PART
+from runtime.model.quantised_tensor import QuantisedTensor, Tensors
+
+# By the number that ggml gives them (enum ggml_type in ggml.h).
+_PLAIN = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}
+_BLOCKS = {2: "Q4_0", 8: "Q8_0", 12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 39: "MXFP4"}
+_OTHERS = {3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 10: "Q2_K", 11: "Q3_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS"}
+_OTHERS |= {19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 29: "IQ1_M", 40: "NVFP4"}
+_READ = ", ".join(("F32", "F16", "BF16", *GGML))
+_ALIGNMENT = 32  # bytes: where tensors begin, unless `general.alignment` says otherwise
+
+
+class GgufShard(Shard):
+    """One open GGUF file; a tensor in few bits is uint8 [..., bytes of a row], and `types` has the name of its type.
+
+    Raises BadInput if the file is missing, truncated, no GGUF file, or has a tensor of a type that is not read.
+    """
+
+    types: dict[str, str]
+
+    def _check_whole(self) -> None:
+        if not self.path.is_file():
+            raise BadInput(f"{self.path} is missing: the model is in several files, so download this one too")
+
+    def _contents(self) -> Contents:
+        try:
+            mapped = _mapped(str(self.path))
+            metadata, count, position = _read_metadata(mapped, str(self.path))
+            entries, end = _read_tensor_table(mapped, count, position)
+        except (ValueError, OSError, struct.error, OverflowError, MemoryError, TypeError) as error:
+            reason = shorten(str(error), 160)
+            raise BadInput(f"{self.path} is truncated or no GGUF file ({reason}): download it again") from error
+        alignment = metadata.get("general.alignment", _ALIGNMENT)
+        if type(alignment) is not int or alignment <= 0:
+            raise BadInput(f"{self.path} says general.alignment {str(alignment)[:30]}: download it again")
+        self.types, start = {}, -(-end // alignment) * alignment
+        tensors = {entry[0]: self._tensor(*entry, start=start) for entry in entries}
+        return Contents(hashlib.sha256(mapped[:end]).digest(), {}, tensors)
+
+    def _tensor(self, name: str, shape: tuple[int, ...], number: int, offset: int, *, start: int) -> StoredTensor:
+        dtype = _PLAIN.get(number, torch.uint8)
+        if dtype is torch.uint8:
+            shape = self._in_bytes(name, shape, number)
+        nbytes = prod(shape) * dtype.itemsize
+        if start + offset + nbytes > self.nbytes:
+            raise BadInput(f"{self.path} ends within {name}: it is truncated, download it again")
+        return StoredTensor(name, dtype, shape, self, start + offset, nbytes)
+
+    def _in_bytes(self, name: str, shape: tuple[int, ...], number: int) -> tuple[int, ...]:
+        """The shape of a tensor of blocks, its last dimension in bytes."""
+        if number not in _BLOCKS:
+            shown = _OTHERS.get(number, f"the unknown type {number}")
+            raise BadInput(f"{self.path}: {name} is {shown}, and moectl reads {_READ}: take a file of these types")
+        self.types[name] = _BLOCKS[number]
+        form = GGML[self.types[name]]
+        if not shape or shape[-1] % form.num_weights:
+            raise BadInput(f"{self.path}: {name} has rows of {shape[-1:]} in {form.name}: download it again")
+        return (*shape[:-1], shape[-1] // form.num_weights * form.nbytes)
+
+
+def open_parts(path: Path) -> tuple[GgufShard, ...]:
+    """Open a GGUF file, and where its name says that it is one of several parts, all of them."""
+    if not (found := PART.fullmatch(path.name)):
+        return (GgufShard(path),)
+    count = found["count"]
+    names = (f"{found['stem']}-{number:05}-of-{count}.gguf" for number in range(1, int(count) + 1))
+    return tuple(GgufShard(path.with_name(name)) for name in names)
+
+
+def gguf_matrices(checkpoint: Checkpoint) -> Tensors:
+    """The tensors of GGUF files by their names there, those of blocks as matrices in few bits."""
+    return {name: _matrix(tensor) for name, tensor in checkpoint.tensors.items()}
+
+
+def _matrix(tensor: StoredTensor) -> StoredTensor | QuantisedTensor:
+    if tensor.name not in tensor.shard.types:
+        return tensor
+    form = GGML[tensor.shard.types[tensor.name]]
+    shape = (*tensor.shape[:-1], tensor.shape[-1] // form.nbytes * form.num_weights)
+    return QuantisedTensor(tensor.name, form, {"blocks": tensor}, shape)
