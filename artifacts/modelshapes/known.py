@@ -128,6 +128,8 @@ def from_config(path: Path) -> ModelShape:
 def read_config(path: Path) -> Mapping:
     """Return the fields of a config.json, or of its text model where it describes several, with the quantisation of
     all. Raises BadInput."""
+    if path.suffix == ".gguf":
+        raise BadInput(f"{path.name} has no config.json: give the model's name, as qwen3-30b-a3b, or its config.json")
     try:
         config = read_json(path)
     except (OSError, ValueError) as error:

@@ -25,6 +25,7 @@ from runtime.model.checkpoint import StoredTensor
 from runtime.model.expert_store import Extent, StoredLayout
 from runtime.model.layers import MoeLayer
 from runtime.model.layout import ExpertLayout, Part
+from runtime.model.mixed_layout import LayoutNumber, MixedLayout
 from runtime.model.quantised_layout import PLAIN, Piece, QuantisedLayout
 from runtime.model.quantised_tensor import QuantisedTensor, Tensors
 
@@ -187,23 +188,33 @@ class _Search:
                 start = part.offset + index * nbytes
                 yield slice_.extent(start, start + nbytes, self._layout.dtype)
 
-    def _quantised(self) -> tuple[QuantisedLayout, tuple[tuple[Extent, ...], ...]]:
-        """The layout of the first expert, and all extents; every expert must be stored alike."""
-        layout = QuantisedLayout.of(self._pieces(0), self._layout.dtype, is_transposed=self._is_transposed)
-        extents = []
-        for key in range(self._shape.num_keys):
-            if self._pieces(key) != layout.pieces:
-                layer, expert = divmod(key, self._shape.num_experts)
-                raise BadInput(
-                    f"layer {layer}, expert {expert} is stored in another format than layer 0, expert 0: moectl needs "
-                    "experts that are stored alike"
-                )
-            slices = (slice_ for _, _, slice_ in self._in_order(key))
-            places = zip(slices, layout.pieces, layout.offsets, strict=True)
-            extents.append(
-                tuple(slice_.extent(offset, offset + piece.nbytes, piece.dtype) for slice_, piece, offset in places)
+    def _quantised(self) -> tuple[StoredLayout, tuple[tuple[Extent, ...], ...]]:
+        """The layout of experts that are all stored alike, or the one that has every way in which some are, and the
+        extents."""
+        pieces = [self._pieces(key) for key in range(self._shape.num_keys)]
+        layouts = {
+            each: QuantisedLayout.of(each, self._layout.dtype, is_transposed=self._is_transposed) for each in pieces
+        }
+        if len(layouts) == 1:
+            return layouts[pieces[0]], tuple(self._packed(key, layouts[pieces[0]]) for key in range(len(pieces)))
+        numbers = {each: LayoutNumber(number) for number, each in enumerate(layouts)}
+        mixed = MixedLayout(tuple(layouts.values()))
+        return mixed, tuple(
+            (
+                Extent(numbers[each], torch.uint8, 0, 1, 0, 1, torch.uint8),
+                *self._packed(key, layouts[each], mixed.start),
             )
-        return layout, tuple(extents)
+            for key, each in enumerate(pieces)
+        )
+
+    def _packed(self, key: int, layout: QuantisedLayout, start: int = 0) -> tuple[Extent, ...]:
+        """The extents of an expert that lies in its slot from `start` on."""
+        slices = (slice_ for _, _, slice_ in self._in_order(key))
+        places = zip(slices, layout.pieces, layout.offsets, strict=True)
+        return tuple(
+            slice_.extent(start + offset, start + offset + piece.nbytes, piece.dtype)
+            for slice_, piece, offset in places
+        )
 
     def _pieces(self, key: int) -> tuple[Piece, ...]:
         dtype = self._layout.dtype

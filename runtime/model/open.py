@@ -17,9 +17,9 @@ from runtime.model.config_fields import check_fields
 from runtime.model.expert_store import DiskStore, StoredLayout
 from runtime.model.expert_tensors import locate_experts
 from runtime.model.fingerprint import fingerprint, former_fingerprint
+from runtime.model.generation_config import load_generation_config
 from runtime.model.gguf_config import gguf_mapping, gguf_tokenizer, has_tokenizer
 from runtime.model.gguf_file import gguf_matrices
-from runtime.model.generation_config import load_generation_config
 from runtime.model.layers import MoeLayer, moe_layers
 from runtime.model.layout import ExpertLayout, ExpertStore
 from runtime.model.locate import locate, read_config

@@ -2,13 +2,16 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from zlib import crc32
 
 import gguf
 import numpy as np
+import torch
 from gguf import GGMLQuantizationType as Type
-from tests.helpers.families import FAMILIES
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+from tests.helpers.families import FAMILIES
 
 TOKENS = ["<pad>", "<bos>", "<eos>", *bytes_to_unicode().values(), "th"]
 SIZES = {
@@ -19,6 +22,7 @@ SIZES = {
     "mlp_only_layers": [],
     "num_experts": 6,
 }
+OWN = {"qwen3_moe": {"head_dim": 64}, "qwen2_moe": {"shared_expert_intermediate_size": 256}}
 ARCHITECTURES = {"qwen3_moe": gguf.MODEL_ARCH.QWEN3MOE, "qwen2_moe": gguf.MODEL_ARCH.QWEN2MOE}
 _PLAIN = {"F32": np.float32, "F16": np.float16}
 _MIDDLE = {"Q4_K": 7.5, "Q5_K": 15.5}  # of its codes
@@ -29,22 +33,31 @@ Types = Callable[[str], str]
 
 def made(family: str) -> PreTrainedModel:
     """The model whose numbers, as far as a type can hold them, are in the files of `write`."""
-    return FAMILIES[family](SIZES | {"shared_expert_intermediate_size": 256} if family == "qwen2_moe" else SIZES)[1]
+    return FAMILIES[family](SIZES | OWN[family])[1]
 
 
-def write(family: str, path: Path, types: Types, *, parts: int = 1, change: Callable = lambda arrays: None) -> Path:
+def write(
+    family: str,
+    path: Path,
+    types: Types,
+    *,
+    parts: int = 1,
+    change: Callable[[dict[str, np.ndarray]], None] = lambda arrays: None,
+    describe: Callable[[gguf.GGUFWriter], None] = lambda writer: None,
+) -> Path:
     """Write a model to `path`, or to files `-0000n-of-0000m.gguf` beside it; returns the path of the first.
 
-    `change` may alter the dict of arrays by their names. Norms and routers are of float32, as llama.cpp writes them.
+    `change` may alter the arrays by their names, `describe` adds entries. Norms and routers are of float32, as llama.cpp writes them.
     """
     model = made(family)
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[ARCHITECTURES[family]], split_max_tensors=_each(model, parts))
     _describe(writer, model)
+    describe(writer)
     arrays = _arrays(model, ARCHITECTURES[family])
     change(arrays)
     for name, array in arrays.items():
         type_ = "F32" if array.ndim == 1 or "ffn_gate_inp" in name else types(name)
-        data = _encoded(array, type_)
+        data = _encoded(name, array, type_)
         writer.add_tensor(name, data, raw_dtype=None if type_ in _PLAIN else Type[type_])
     writer.write_header_to_file(path)
     writer.write_kv_data_to_file()
@@ -53,10 +66,10 @@ def write(family: str, path: Path, types: Types, *, parts: int = 1, change: Call
     return path if parts == 1 else path.with_name(f"{path.stem}-00001-of-{parts:05}.gguf")
 
 
-def reference(path: Path, family: str, dtype: object) -> PreTrainedModel:
-    """The model as transformers' own loader of GGUF files dequantises it."""
-    config = made(family).config
-    config.dtype = dtype
+def reference(path: Path, dtype: torch.dtype) -> PreTrainedModel:
+    """The model as transformers' own loader of GGUF files dequantises it, in the sizes that it does not read."""
+    config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
+    config.moe_intermediate_size = config.shared_expert_intermediate_size = SIZES["moe_intermediate_size"]
     loading = {"gguf_file": path.name, "config": config, "dtype": dtype, "experts_implementation": "eager"}
     return AutoModelForCausalLM.from_pretrained(path.parent, **loading).eval()
 
@@ -101,7 +114,9 @@ def _arrays(model: PreTrainedModel, architecture: gguf.MODEL_ARCH) -> dict[str, 
         array = parameter.float().numpy()
         if name.endswith("gate_up_proj"):
             layer = name.split(".")[2]
-            arrays[f"blk.{layer}.ffn_gate_exps.weight"], arrays[f"blk.{layer}.ffn_up_exps.weight"] = np.split(array, 2, 1)
+            arrays[f"blk.{layer}.ffn_gate_exps.weight"], arrays[f"blk.{layer}.ffn_up_exps.weight"] = np.split(
+                array, 2, 1
+            )
         elif name not in tied:
             stem, _, ending = name.rpartition(".")
             of_module = ending in ("weight", "bias")
@@ -110,11 +125,11 @@ def _arrays(model: PreTrainedModel, architecture: gguf.MODEL_ARCH) -> dict[str, 
     return arrays
 
 
-def _encoded(array: np.ndarray, type_: str) -> np.ndarray:
+def _encoded(name: str, array: np.ndarray, type_: str) -> np.ndarray:
     if type_ in _PLAIN:
         return array.astype(_PLAIN[type_])
     if type_ in _MIDDLE or type_ == "Q6_K":
-        return blocks(type_, array.size // 256).reshape(*array.shape[:-1], -1)
+        return blocks(type_, array.size // 256, crc32(name.encode())).reshape(*array.shape[:-1], -1)
     return gguf.quants.quantize(np.ascontiguousarray(array), Type[type_])
 
 
