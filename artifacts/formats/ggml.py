@@ -1,7 +1,7 @@
 """ggml's blocks, of which GGUF files are made: Q8_0, Q4_0, Q4_K, Q5_K, Q6_K and MXFP4 (ggml-common.h, ggml-quants.c).
 
-A row is a sequence of blocks. `w = scale * code - minimum`, with a scale, and in Q4_K and Q5_K a minimum, for each group
-of 32 weights, or of 16 in Q6_K. Every sum and product is rounded to float32.
+A row is a sequence of blocks. `w = scale * code - minimum`, with a scale, and in Q4_K and Q5_K a minimum, for each
+group of 32 weights, or of 16 in Q6_K. Every sum and product is rounded to float32.
 """
 
 from collections.abc import Callable, Mapping

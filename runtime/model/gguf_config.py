@@ -8,10 +8,9 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.core_model_loading import Concatenate, WeightConverter, WeightRenaming, WeightTransform
 from transformers.integrations.ggml import GGUF_CONFIG_DEFAULTS_MAPPING, GGUF_CONFIG_MAPPING
 from transformers.integrations.gguf.gguf_conversion_mapping import DENSE_DECODER_RENAMINGS, Unsqueeze
-from transformers.integrations.gguf.reader import read_gguf_metadata
 
 from artifacts.errors import BadInput
-from runtime.model.checkpoint import open_checkpoint
+from runtime.model.gguf_file import open_parts
 
 FAMILIES = {"qwen2moe": "qwen2_moe", "qwen3moe": "qwen3_moe"}
 """The families of transformers by the architecture that a file names."""
@@ -42,11 +41,10 @@ def gguf_config(path: Path) -> dict:
 
     Raises BadInput for an architecture that is not read, and for positions that are scaled.
     """
-    checkpoint = open_checkpoint(path)
-    names = set(checkpoint.tensors)
-    checkpoint.close()
-    metadata, _ = read_gguf_metadata(str(checkpoint.shards[0].path))
-    architecture = metadata["general.architecture"]
+    shards = open_parts(path)
+    names = {name for shard in shards for name in shard.tensors}
+    metadata = shards[0].entries
+    architecture = metadata.get("general.architecture")
     if architecture not in FAMILIES:
         known = ", ".join(FAMILIES)
         raise BadInput(f"{path} is a GGUF file of {str(architecture)[:40]}: moectl reads {known}")
@@ -81,9 +79,10 @@ def gguf_mapping() -> list[WeightTransform]:
 
 def has_tokenizer(path: Path) -> bool:
     """Whether a GGUF file holds a vocabulary."""
-    return "tokenizer.ggml.model" in read_gguf_metadata(str(path))[0]
+    return "tokenizer.ggml.model" in open_parts(path)[0].entries
 
 
 def gguf_tokenizer(path: Path) -> PreTrainedTokenizerBase:
-    """Make the tokenizer that a GGUF file holds. Raises what transformers raises."""
-    return PreTrainedTokenizerFast.from_pretrained(path.parent, gguf_file=path.name)
+    """Make the tokenizer that a GGUF file holds, of several the first. Raises what transformers raises."""
+    first = open_parts(path)[0].path
+    return PreTrainedTokenizerFast.from_pretrained(first.parent, gguf_file=first.name)

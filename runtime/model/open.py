@@ -7,7 +7,6 @@ from pathlib import Path
 
 import torch
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.core_model_loading import WeightTransform
 
 from artifacts.errors import BadInput, first_line
 from artifacts.formats.table import quantisation_of
@@ -18,13 +17,13 @@ from runtime.model.expert_store import DiskStore, StoredLayout
 from runtime.model.expert_tensors import locate_experts
 from runtime.model.fingerprint import fingerprint, former_fingerprint
 from runtime.model.generation_config import load_generation_config
-from runtime.model.gguf_config import gguf_mapping, gguf_tokenizer, has_tokenizer
+from runtime.model.gguf_config import gguf_tokenizer, has_tokenizer
 from runtime.model.gguf_file import gguf_matrices
 from runtime.model.layers import MoeLayer, moe_layers
 from runtime.model.layout import ExpertLayout, ExpertStore
 from runtime.model.locate import locate, read_config
 from runtime.model.quantised_tensor import Tensors, gather_matrices
-from runtime.model.skeleton import build_skeleton, load_resident, parse_config
+from runtime.model.skeleton import build_skeleton, load_resident, mapping_of, parse_config
 from runtime.model.trial import try_model
 
 _MOST = torch.finfo(torch.float32).max  # the largest number that torch computes with in float32
@@ -74,13 +73,11 @@ def open_model(name: str, *, dtype: torch.dtype | None = None, device: str | tor
     check_fields(stored_config, model)
     layers = moe_layers(model)
     layout = ExpertLayout.of(layers[0].shapes, dtype)
-    shape = _shape(layers, layout)
-    found = {"shape": shape, "layout": layout, "tensors": tensors}
-    located = locate_experts(model, layers, **found, mapping=_mapping(folder))
-    shape = _as_stored(shape, located.layout)
+    plain, mapping = _shape(layers, layout), mapping_of(model, folder)
+    located = locate_experts(model, layers, shape=plain, layout=layout, tensors=tensors, mapping=mapping)
+    shape = _as_stored(plain, located.layout)
     experts = {f"{layer.name}.{part.name}" for layer in layers for part in layout.parts}
-    place = {"dtype": dtype, "device": torch.device(device), "folder": folder}
-    load_resident(model, located.others, experts=experts, **place, mapping=_mapping(folder))
+    load_resident(model, located.others, experts=experts, dtype=dtype, device=torch.device(device), folder=folder)
     try_model(model, layers)
     tokenizer = _tokenizer(folder, model.get_input_embeddings().num_embeddings)
     opened = MoeModel(
@@ -105,10 +102,6 @@ def _tensors(checkpoint: Checkpoint, config: dict) -> Tensors:
     if checkpoint.folder.is_file():
         return gguf_matrices(checkpoint)
     return gather_matrices(checkpoint.tensors, quantisation_of(config))
-
-
-def _mapping(folder: Path) -> list[WeightTransform] | None:
-    return gguf_mapping() if folder.is_file() else None
 
 
 def _shape(layers: tuple[MoeLayer, ...], layout: ExpertLayout) -> Shape:
@@ -146,7 +139,7 @@ def _check_numbers(config: object, checkpoint: Checkpoint) -> None:
 
 
 def _stored_dtype(checkpoint: Checkpoint) -> torch.dtype:
-    """The dtype of the first tensor of floats; of a GGUF file that of the largest, and bfloat16 where that is packed."""
+    """The dtype of the first tensor of floats; of GGUF files that of the largest, or bfloat16 where it is packed."""
     if checkpoint.folder.is_file():
         largest = max(checkpoint.tensors.values(), key=lambda tensor: tensor.nbytes)
         return largest.dtype if largest.dtype.is_floating_point else torch.bfloat16

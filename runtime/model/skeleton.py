@@ -1,7 +1,7 @@
 """A transformers model without its routed experts: built on `meta`, the other tensors loaded as transformers does."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from transformers.utils.loading_report import LoadStateDictInfo
 
 from artifacts.errors import BadInput, first_line
 from runtime.model.checkpoint import StoredTensor
+from runtime.model.gguf_config import gguf_mapping
 from runtime.model.layout import is_finite
 from runtime.model.locate import read_config
 
@@ -42,6 +43,11 @@ def build_skeleton(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedMo
     return model.eval().requires_grad_(False)
 
 
+def mapping_of(model: PreTrainedModel, folder: Path) -> list[WeightTransform]:
+    """The way from stored names to the parameters of a model, for the files of `folder`."""
+    return gguf_mapping() if folder.is_file() else get_model_conversion_mapping(model)
+
+
 def load_resident(
     model: PreTrainedModel,
     tensors: dict[str, StoredTensor],
@@ -50,10 +56,8 @@ def load_resident(
     dtype: torch.dtype,
     device: torch.device,
     folder: Path,
-    mapping: Sequence[WeightTransform] | None = None,
 ) -> None:
-    """Load `tensors` into `model` on `device`, all but the parameters named in `experts`, which stay on `meta`;
-    `mapping` leads from stored names to the model's, by default as the model's own checkpoints are.
+    """Load `tensors` into `model` on `device`, all but the parameters named in `experts`, which stay on `meta`.
 
     Raises BadInput for the first parameter that is missing, of the wrong shape or not finite; none is initialised at
     random.
@@ -65,7 +69,7 @@ def load_resident(
         device_map={"": device},
         dtype=dtype,
         dtype_plan=model._get_dtype_plan(dtype),
-        weight_mapping=get_model_conversion_mapping(model) if mapping is None else [*mapping],
+        weight_mapping=mapping_of(model, folder),
     )
     with _no_progress_bar():
         info, _ = convert_and_load_state_dict_in_model(model, tensors, loading, None)

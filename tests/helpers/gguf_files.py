@@ -47,7 +47,8 @@ def write(
 ) -> Path:
     """Write a model to `path`, or to files `-0000n-of-0000m.gguf` beside it; returns the path of the first.
 
-    `change` may alter the arrays by their names, `describe` adds entries. Norms and routers are of float32, as llama.cpp writes them.
+    `change` may alter the arrays by their names, `describe` adds entries. Norms and routers are of float32, as
+    llama.cpp writes them.
     """
     model = made(family)
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[ARCHITECTURES[family]], split_max_tensors=_each(model, parts))

@@ -42,7 +42,7 @@ CASES = {
 @pytest.mark.parametrize(("family", "types"), CASES.values(), ids=CASES)
 def test_logits_and_tokens_are_those_of_transformers_loader(tmp_path: Path, family: str, types: Types) -> None:
     opened = open_model(str(write(family, tmp_path / "model.gguf", types)))
-    assert opened.dtype is (torch.float16 if types("output.weight") == "F16" else torch.bfloat16)
+    assert opened.dtype is (torch.float16 if types("ffn_up_exps") == "F16" else torch.bfloat16)
     theirs, sampling = reference(tmp_path / "model.gguf", opened.dtype), Sampling(6, ignore_eos=True)
     options = {"attention_mask": torch.ones_like(IDS), **sampling.options()}
     with torch.inference_mode():
