@@ -44,10 +44,12 @@ def gguf_config(path: Path) -> dict:
     shards = open_parts(path)
     names = {name for shard in shards for name in shard.tensors}
     metadata = shards[0].entries
-    architecture = metadata.get("general.architecture")
+    architecture = str(metadata.get("general.architecture"))
     if architecture not in FAMILIES:
         known = ", ".join(FAMILIES)
-        raise BadInput(f"{path} is a GGUF file of {str(architecture)[:40]}: moectl reads {known}")
+        raise BadInput(f"{path} is a GGUF file of {architecture[:40]}: moectl reads {known}")
+    if "token_embd.weight" not in names:
+        raise BadInput(f"{path} has no token_embd.weight: it is a vocabulary or a part of a model, take the whole")
     if metadata.get(f"{architecture}.rope.scaling.type", "none") != "none":
         raise BadInput(f"{path} scales its positions (rope.scaling), which moectl does not read in GGUF files")
     family = FAMILIES[architecture]

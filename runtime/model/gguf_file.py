@@ -5,6 +5,7 @@ takes ten seconds for a vocabulary of 150,000 tokens, and these a tenth of one.
 """
 
 import hashlib
+import os
 import struct
 from functools import lru_cache
 from math import prod
@@ -54,7 +55,7 @@ def _header(path: Path, stamp: tuple[int, int]) -> _Header:
         mapped = _mapped(str(path))
         entries, num_tensors, position = _entries(mapped)
         tensors, end = _read_tensor_table(mapped, num_tensors, position)
-    except (ValueError, OSError, struct.error, OverflowError, MemoryError, TypeError) as error:
+    except (ValueError, OSError, struct.error, OverflowError, IndexError, MemoryError) as error:
         reason = shorten(str(error), 160)
         raise BadInput(f"{path} is truncated or no GGUF file ({reason}): download it again") from error
     return _Header(entries, tensors, end, hashlib.sha256(mapped[:end]).digest())
@@ -87,6 +88,8 @@ class GgufShard(Shard):
     def _check_whole(self) -> None:
         if not self.path.is_file():
             raise BadInput(f"{self.path} is missing: the model is in several files, so download this one too")
+        if not os.access(self.path, os.R_OK):
+            raise BadInput(f"{self.path} cannot be read: permission denied")
 
     def _contents(self) -> Contents:
         header = _header(self.path, self._stamp)
@@ -96,6 +99,8 @@ class GgufShard(Shard):
         self.entries, self.types = header.entries, {}
         start = -(-header.nbytes // alignment) * alignment
         tensors = {each[0]: self._tensor(*each, start=start) for each in header.tensors}
+        if len(tensors) < len(header.tensors):
+            raise BadInput(f"{self.path} has two tensors of one name: download it again")
         return Contents(header.digest, {}, tensors)
 
     def _tensor(self, name: str, shape: tuple[int, ...], number: int, offset: int, *, start: int) -> StoredTensor:
