@@ -5,9 +5,10 @@ group of 32 weights, or of 16 in Q6_K. Every sum and product is rounded to float
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
+import numpy as np
 import torch
 
 from artifacts.formats.base import Loop, Stored, loops, require
@@ -28,9 +29,9 @@ class GgmlBlocks:
     name: str
     num_weights: int  # of a block
     nbytes: int  # of a block
-    scales: Callable[[torch.Tensor], _Scales]
-    codes: Callable[[torch.Tensor], torch.Tensor]
-    fill: tuple
+    scales: Callable[[torch.Tensor], _Scales] = field(compare=False)
+    codes: Callable[[torch.Tensor], torch.Tensor] = field(compare=False)
+    fill: tuple = field(compare=False)
 
     def weight_nbytes(self, group_size: int) -> float:
         return self.nbytes / self.num_weights
@@ -55,8 +56,7 @@ class GgmlBlocks:
         minima = torch.zeros_like(scales) if minima is None else minima
         of_rows = (each.reshape(len(blocks), -1).contiguous().numpy() for each in (scales, minima))
         name, *others = self.fill
-        values = [other.numpy() if isinstance(other, torch.Tensor) else other for other in others]
-        return partial(getattr(loops("ggml_loops"), name), blocks.numpy(), *of_rows, *values)
+        return partial(getattr(loops("ggml_loops"), name), blocks.numpy(), *of_rows, *others)
 
     def is_sound(self, tensors: Mapping[str, torch.Tensor]) -> bool:
         return all(bool(each.isfinite().all()) for each in self.scales(self._blocks(tensors)) if each is not None)
@@ -124,20 +124,15 @@ def _codes_6k(blocks: torch.Tensor) -> torch.Tensor:
     return (_halves(blocks[:, :128], 64) | upper << 4).float() - 32
 
 
-def _nibbles(nbytes: int, start: int, width: int, values: tuple[int, ...]) -> tuple:
-    """The loop of codes of four bits, which begin at byte `start` of a block."""
-    return "from_halves", nbytes, start, width, torch.tensor(values).float()
-
-
 GGML: Mapping[str, GgmlBlocks] = {
     form.name: form
     for form in (
         GgmlBlocks("Q8_0", 32, 34, _one_scale, _codes_8, ("from_bytes",)),
-        GgmlBlocks("Q4_0", 32, 18, _one_scale, _codes_4, _nibbles(18, 2, 16, tuple(range(-8, 8)))),
-        GgmlBlocks("Q4_K", 256, 144, _scales_k, _codes_4k, _nibbles(144, 16, 32, tuple(range(16)))),
+        GgmlBlocks("Q4_0", 32, 18, _one_scale, _codes_4, ("from_halves", 2, np.arange(-8, 8, dtype=np.float32))),
+        GgmlBlocks("Q4_K", 256, 144, _scales_k, _codes_4k, ("from_four_bits",)),
         GgmlBlocks("Q5_K", 256, 176, _scales_k, _codes_5k, ("from_five_bits",)),
         GgmlBlocks("Q6_K", 256, 210, _scales_6, _codes_6k, ("from_six_bits",)),
-        GgmlBlocks("MXFP4", 32, 17, _exponent, _codes_mxfp4, _nibbles(17, 1, 16, _E2M1_DOUBLED)),
+        GgmlBlocks("MXFP4", 32, 17, _exponent, _codes_mxfp4, ("from_halves", 1, np.array(_E2M1_DOUBLED, np.float32))),
     )
 }
 """The types of quantised tensors that are read, by ggml's name."""

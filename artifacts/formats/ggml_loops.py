@@ -23,20 +23,29 @@ def from_bytes(blocks, scales, minima, first, panel):
                 out[32 * block + i] = np.float32(np.int8(row[34 * block + 2 + i])) * scale
 
 
-@kernel(f"void({_BLOCKS}, int64, int64, int64, float32[::1], {_PANEL})", nogil=True, exact=True)
-def from_halves(blocks, scales, minima, nbytes, start, width, values, first, panel):
-    """Codes of 4 bits from byte `start` on of blocks of `nbytes`: `width` bytes have the codes of 2 `width` weights,
-    the first half of these low. `values` [16] has the number of each code; groups are of 32 weights."""
+@kernel(f"void({_BLOCKS}, int64, float32[::1], {_PANEL})", nogil=True, exact=True)
+def from_halves(blocks, scales, minima, start, values, first, panel):
+    """Q4_0 and MXFP4: a scale of `start` bytes, and 16 bytes with the codes of 32 weights, the first half of these low;
+    `values` [16] has the number of each code."""
     for r in range(len(panel)):
-        row, out, scale, minimum = blocks[first + r], panel[r], scales[first + r], minima[first + r]
-        c = 0
-        for block in range(0, blocks.shape[1], nbytes):
-            for run in range(block + start, block + nbytes, width):
-                low, high = c // 32, (c + width) // 32
-                for i in range(width):
-                    out[c + i] = values[row[run + i] & 15] * scale[low] - minimum[low]
-                    out[c + width + i] = values[row[run + i] >> 4] * scale[high] - minimum[high]
-                c += 2 * width
+        row, out = blocks[first + r], panel[r]
+        for block in range(scales.shape[1]):
+            scale, codes = scales[first + r, block], (start + 16) * block + start
+            for i in range(16):
+                out[32 * block + i] = values[row[codes + i] & 15] * scale
+                out[32 * block + 16 + i] = values[row[codes + i] >> 4] * scale
+
+
+@kernel(f"void({_BLOCKS}, {_PANEL})", nogil=True, exact=True)
+def from_four_bits(blocks, scales, minima, first, panel):
+    """Q4_K: 16 bytes of scales, 128 with the codes of 8 groups of 32 weights, of two groups in a byte."""
+    for r in range(len(panel)):
+        row, out = blocks[first + r], panel[r]
+        for group in range(scales.shape[1]):
+            codes, shift = group // 8 * 144 + 16 + group % 8 // 2 * 32, 4 * (group % 2)
+            scale, minimum = scales[first + r, group], minima[first + r, group]
+            for i in range(32):
+                out[32 * group + i] = np.float32(row[codes + i] >> shift & 15) * scale - minimum
 
 
 @kernel(f"void({_BLOCKS}, {_PANEL})", nogil=True, exact=True)
@@ -61,8 +70,9 @@ def from_six_bits(blocks, scales, minima, first, panel):
         for group in range(scales.shape[1]):
             block, g = group // 16 * 210, group % 16
             half, quarter, side = g // 8, g % 8 // 2, 16 * (g % 2)  # of 128, 32 and 16 weights
+            lows, low_shift = block + 64 * half + 32 * (quarter % 2) + side, 4 * (quarter // 2)
+            uppers, upper_shift = block + 128 + 32 * half + side, 2 * quarter
             scale = scales[first + r, group]
-            for i in range(side, side + 16):
-                low = row[block + 64 * half + 32 * (quarter % 2) + i] >> (4 * (quarter // 2)) & 15
-                upper = row[block + 128 + 32 * half + i] >> (2 * quarter) & 3
-                out[16 * group + i - side] = np.float32(np.int64(low | upper << 4) - 32) * scale
+            for i in range(16):
+                low, upper = row[lows + i] >> low_shift & 15, row[uppers + i] >> upper_shift & 3
+                out[16 * group + i] = np.float32(np.int64(low | upper << 4) - 32) * scale

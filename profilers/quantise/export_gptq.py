@@ -53,7 +53,7 @@ def export_gptq(
     `first_file` is any of their files; its metadata says how they were made. Raises BadInput when GPTQ readers cannot
     take the sizes, the folder exists or the checkpoint changes, OutOfResources when the disk is full.
     """
-    if checkpoint.folder.is_file() or not opened.store.layout.is_plain:
+    if not opened.store.layout.is_plain:
         raise BadInput("the checkpoint has its experts in few bits already: export from the checkpoint it was made of")
     shape, layout = opened.shape, opened.store.layout
     located = locate_experts(opened.model, opened.layers, shape=shape, layout=layout, tensors=checkpoint.tensors)

@@ -183,14 +183,10 @@ class Checkpoint:
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:
-    """Open every shard of `folder`, or of the model in a GGUF file, and read only the headers; BadInput names the file
-    that cannot be used."""
+    """Open every shard of `folder` and read only the headers; BadInput names the file that cannot be used."""
     if folder.is_file():
-        from runtime.model.gguf_file import open_parts
-
-        shards = open_parts(folder)
-    else:
-        shards = tuple(Shard(path) for path in _shard_paths(folder))
+        raise BadInput(f"{folder} is a GGUF file: moectl repacks and exports safetensors only, use it as it is")
+    shards = tuple(Shard(path) for path in _shard_paths(folder))
     return Checkpoint(folder, shards, {name: tensor for shard in shards for name, tensor in shard.tensors.items()})
 
 

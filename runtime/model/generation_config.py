@@ -11,7 +11,7 @@ from transformers.modeling_outputs import CausalLMOutput
 
 from artifacts.common.untrusted import read_json
 from artifacts.errors import BadInput, first_line
-from runtime.model.locate import read_config
+from runtime.model.gguf_config import gguf_config
 
 _FOLLOWED = """
     min_length min_new_tokens max_time stop_strings
@@ -75,7 +75,7 @@ def load_generation_config(
             shallow.try_out(config, tokenizer)
         return config, lines
 
-    settings = read_config(folder) if folder.is_file() else _read(path)
+    settings = gguf_config(folder) if folder.is_file() else _read(path)
     try:
         model.generation_config, lines = load(settings)
     except Exception as error:  # transformers raises anything on a bad value, most of it in the midst of generate()

@@ -134,6 +134,12 @@ def open_parts(path: Path) -> tuple[GgufShard, ...]:
     return tuple(GgufShard(path.with_name(name)) for name in names)
 
 
+def open_gguf(path: Path) -> Checkpoint:
+    """Open the files of a model and read only their headers; BadInput names the file that cannot be used."""
+    shards = open_parts(path)
+    return Checkpoint(path, shards, {name: tensor for shard in shards for name, tensor in shard.tensors.items()})
+
+
 def gguf_matrices(checkpoint: Checkpoint) -> Tensors:
     """The tensors of GGUF files by their names there, those of blocks as matrices in few bits."""
     return {name: _matrix(tensor) for name, tensor in checkpoint.tensors.items()}

@@ -38,11 +38,7 @@ def check_name(name: str) -> None:
 
 
 def read_config(folder: Path) -> dict:
-    """Return `config.json` as stored, or what a GGUF file says of its model; BadInput if it is missing or not JSON."""
-    if folder.is_file():
-        from runtime.model.gguf_config import gguf_config
-
-        return gguf_config(folder)
+    """Return `config.json` as stored; BadInput if it is missing or not JSON."""
     path = folder / "config.json"
     if not path.is_file():
         raise BadInput(f"{folder} has no config.json: it is not a transformers model folder")

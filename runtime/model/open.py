@@ -17,8 +17,8 @@ from runtime.model.expert_store import DiskStore, StoredLayout
 from runtime.model.expert_tensors import locate_experts
 from runtime.model.fingerprint import fingerprint, former_fingerprint
 from runtime.model.generation_config import load_generation_config
-from runtime.model.gguf_config import gguf_tokenizer, has_tokenizer
-from runtime.model.gguf_file import gguf_matrices
+from runtime.model.gguf_config import gguf_config, gguf_tokenizer, has_tokenizer
+from runtime.model.gguf_file import gguf_matrices, open_gguf
 from runtime.model.layers import MoeLayer, moe_layers
 from runtime.model.layout import ExpertLayout, ExpertStore
 from runtime.model.locate import locate, read_config
@@ -63,11 +63,10 @@ def open_model(name: str, *, dtype: torch.dtype | None = None, device: str | tor
     damaged or not supported.
     """
     folder = locate(name)
-    stored_config = read_config(folder)
-    checkpoint = open_checkpoint(folder)
+    stored_config, checkpoint = _read(folder)
     tensors = _tensors(checkpoint, stored_config)
     _check_numbers(stored_config, checkpoint)
-    config = parse_config(folder)
+    config = parse_config(folder, stored_config)
     dtype = dtype or config.dtype or _stored_dtype(checkpoint)
     model = build_skeleton(config, dtype)
     check_fields(stored_config, model)
@@ -96,6 +95,13 @@ def open_model(name: str, *, dtype: torch.dtype | None = None, device: str | tor
     )
     checkpoint.check_unchanged()
     return opened
+
+
+def _read(folder: Path) -> tuple[dict, Checkpoint]:
+    """The config as stored, and the files."""
+    if folder.is_file():
+        return gguf_config(folder), open_gguf(folder)
+    return read_config(folder), open_checkpoint(folder)
 
 
 def _tensors(checkpoint: Checkpoint, config: dict) -> Tensors:

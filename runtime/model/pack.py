@@ -61,8 +61,6 @@ def pack(
     """
     if fingerprint(read_config(checkpoint.folder), checkpoint) != opened.fingerprint:
         raise BadInput(f"{checkpoint.folder} was replaced since it was opened: start again")
-    if checkpoint.folder.is_file():
-        raise Incompatible(f"{checkpoint.folder.name} is a GGUF file, which moectl does not repack: use it as it is")
     if not opened.store.layout.is_plain:
         raise Incompatible("the checkpoint has its experts in few bits, which moectl does not repack: use it as it is")
     located = _located(opened, checkpoint)

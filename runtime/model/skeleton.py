@@ -1,7 +1,7 @@
 """A transformers model without its routed experts: built on `meta`, the other tensors loaded as transformers does."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,14 +18,13 @@ from artifacts.errors import BadInput, first_line
 from runtime.model.checkpoint import StoredTensor
 from runtime.model.gguf_config import gguf_mapping
 from runtime.model.layout import is_finite
-from runtime.model.locate import read_config
 
 
-def parse_config(folder: Path) -> PreTrainedConfig:
-    """Parse the config with transformers; code that comes with a model is never run."""
+def parse_config(folder: Path, stored: Mapping) -> PreTrainedConfig:
+    """Parse the config with transformers, of a GGUF file what it says; code that comes with a model is never run."""
     try:
         if folder.is_file():
-            return AutoConfig.for_model(**read_config(folder))
+            return AutoConfig.for_model(**stored)
         return AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # transformers raises anything on a broken config.json
         raise BadInput(f"transformers cannot use the config.json of {folder}: {first_line(error)}") from error
@@ -73,6 +72,9 @@ def load_resident(
     )
     with _no_progress_bar():
         info, _ = convert_and_load_state_dict_in_model(model, tensors, loading, None)
+    if folder.is_file() and info.unexpected_keys:
+        name = min(info.unexpected_keys)
+        raise BadInput(f"{folder} has {name}, which is no tensor of {model.config.model_type}: moectl does not read it")
     info.missing_keys -= experts
     _check_loaded(model, info)
     model._finalize_model_loading(model, loading, info)

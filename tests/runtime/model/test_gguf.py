@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from artifacts.errors import BadInput, Incompatible
+from artifacts.errors import BadInput
 from moectl.cli import main
-from runtime.model.checkpoint import open_checkpoint
+from runtime.model.gguf_file import open_gguf
 from runtime.model.locate import locate
 from runtime.model.open import open_model
-from runtime.model.pack import pack
 from runtime.session.generate import Sampling
 from runtime.session.session import Session, Settings
 from tests.helpers.gguf_files import Types, every, reference, write
@@ -47,7 +46,7 @@ def test_logits_and_tokens_are_those_of_transformers_loader(tmp_path: Path, fami
     options = {"attention_mask": torch.ones_like(IDS), **sampling.options()}
     with torch.inference_mode():
         logits, tokens = theirs(IDS).logits, theirs.generate(IDS, **options)[0, IDS.shape[1] :].tolist()
-    for preset in ("on-demand", "near", "horizon"):
+    for preset in ("on-demand", "near", "horizon") if types is mixed else ("on-demand",):
         with Session(opened, Settings(preset=preset, budget="30%")) as session:
             with torch.inference_mode():
                 assert torch.equal(opened.model(IDS).logits, logits)
@@ -108,7 +107,7 @@ def test_gate_and_up_may_be_one_tensor(whole: Path, tmp_path: Path) -> None:
 def test_a_fingerprint_is_of_the_content(whole: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copy(whole, tmp_path / "other-name.gguf"))
     assert open_model(str(copy)).fingerprint == open_model(str(whole)).fingerprint
-    tensor = open_checkpoint(whole).tensors["blk.1.ffn_up_exps.weight"]
+    tensor = open_gguf(whole).tensors["blk.1.ffn_up_exps.weight"]
     with copy.open("r+b") as file:
         file.seek(tensor.offset)
         file.write(bytes(8))
@@ -122,10 +121,10 @@ def test_the_command_line_runs_a_file(whole: Path, capsys: pytest.CaptureFixture
     assert capsys.readouterr().err.startswith("moectl: model.gguf has no config.json: give the model's name")
 
 
-def test_it_is_not_repacked(tmp_path: Path) -> None:
-    path = write("qwen3_moe", tmp_path / "model.gguf", every("F16"))
-    with pytest.raises(Incompatible, match="is a GGUF file, which moectl does not repack"):
-        pack(open_model(str(path)), open_checkpoint(path), tmp_path / "out")
+def test_it_is_not_repacked(whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["pack", str(whole), str(tmp_path / "out")]) == 3
+    assert "model.gguf is a GGUF file: moectl repacks and exports safetensors only" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
 # What is not whole, or of another kind, is refused
@@ -161,7 +160,7 @@ def _of_type(name: bytes, number: int) -> Callable[[Path], None]:
 
 
 def _nan(path: Path) -> None:
-    tensor = open_checkpoint(path).tensors["blk.1.ffn_down_exps.weight"]
+    tensor = open_gguf(path).tensors["blk.1.ffn_down_exps.weight"]
     content = bytearray(path.read_bytes())
     content[tensor.offset : tensor.offset + 2] = b"\xff\xff"
     path.write_bytes(content)
@@ -187,6 +186,7 @@ REFUSED = {
     "a missing tensor": (_replaced(b"blk.1.ffn_up_exps", b"blk.1.ffn_xx_exps"), "ffn_up_exps.weight is missing"),
     "NaN": (_nan, "layer 1, expert 0: down_proj holds NaN"),
     "a tensor twice": (_replaced(b"blk.1.ffn_up_exps", b"blk.0.ffn_up_exps"), "has two tensors of one name"),
+    "a tensor of no use": (_replaced(b"blk.1.attn_q.weight", b"blk.1.attn_x.weight"), "attn_x.weight, which is no"),
     "a vocabulary": (_replaced(b"token_embd.weight", b"token_ambd.weight"), "has no token_embd.weight"),
     "two models": (_two_models, "has 2 models in GGUF: give the file of one"),
 }
