@@ -66,13 +66,14 @@ def from_five_bits(blocks, scales, minima, first, panel):
 def from_six_bits(blocks, scales, minima, first, panel):
     """Q6_K: 128 bytes with the low four bits, 64 with the upper two, 16 scales, a scale of two bytes."""
     for r in range(len(panel)):
-        row, out = blocks[first + r], panel[r]
-        for group in range(scales.shape[1]):
-            block, g = group // 16 * 210, group % 16
-            half, quarter, side = g // 8, g % 8 // 2, 16 * (g % 2)  # of 128, 32 and 16 weights
-            lows, low_shift = block + 64 * half + 32 * (quarter % 2) + side, 4 * (quarter // 2)
-            uppers, upper_shift = block + 128 + 32 * half + side, 2 * quarter
-            scale = scales[first + r, group]
+        row, out, scale = blocks[first + r], panel[r], scales[first + r]
+        for run in range(len(scale) // 4):  # 16 bytes of the upper bits: weights of four groups
+            half, side = run // 2, 16 * (run % 2)
+            lows, uppers = half // 2 * 210 + half % 2 * 64 + side, half // 2 * 210 + 128 + half % 2 * 32 + side
+            c, g = 128 * half + side, 8 * half + run % 2
             for i in range(16):
-                low, upper = row[lows + i] >> low_shift & 15, row[uppers + i] >> upper_shift & 3
-                out[16 * group + i] = np.float32(np.int64(low | upper << 4) - 32) * scale
+                one, two, upper = row[lows + i], row[lows + 32 + i], row[uppers + i]
+                out[c + i] = np.float32(np.int64(one & 15 | (upper & 3) << 4) - 32) * scale[g]
+                out[c + 32 + i] = np.float32(np.int64(two & 15 | (upper >> 2 & 3) << 4) - 32) * scale[g + 2]
+                out[c + 64 + i] = np.float32(np.int64(one >> 4 | (upper >> 4 & 3) << 4) - 32) * scale[g + 4]
+                out[c + 96 + i] = np.float32(np.int64(two >> 4 | upper >> 6 << 4) - 32) * scale[g + 6]

@@ -275,8 +275,10 @@ def _check_plain(converter: WeightConverter, name: str) -> None:
 
 
 def _is_joined(converter: WeightConverter) -> bool:
-    """Whether the conversion does no more than join the rows of tensors [E, ...]."""
-    return all(isinstance(step, Concatenate) and step.dim == 1 for step in converter.operations)
+    """Whether the conversion does no more than join the rows of tensors [E, ...], of which none is one expert's."""
+    first, *others = converter.operations
+    is_join = isinstance(first, Concatenate) and first.dim == 1 and not others
+    return is_join and not any("*" in source for source in converter.source_patterns)
 
 
 def _projection(source: str) -> str:

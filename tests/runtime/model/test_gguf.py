@@ -4,6 +4,7 @@ where they are not whole or of another kind."""
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import gguf
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 
 from artifacts.errors import BadInput
 from moectl.cli import main
+from profilers.compare.peers import PeerBench
 from runtime.model.gguf_file import open_gguf
 from runtime.model.locate import locate
 from runtime.model.open import open_model
@@ -125,6 +127,12 @@ def test_it_is_not_repacked(whole: Path, tmp_path: Path, capsys: pytest.CaptureF
     assert main(["pack", str(whole), str(tmp_path / "out")]) == 3
     assert "model.gguf is a GGUF file: moectl repacks and exports safetensors only" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+def test_other_programs_are_not_compared(whole: Path) -> None:
+    bench = PeerBench(open_model(str(whole)), whole, None, threads=1)
+    with pytest.raises(BadInput, match="accelerate does not read model.gguf"):
+        bench.measure(SimpleNamespace(preset="accelerate"), None)
 
 
 # What is not whole, or of another kind, is refused
