@@ -49,9 +49,9 @@ class Unfit(BadInput):
 
 
 @cache
-def loops() -> ModuleType:
+def loops(module: str = "loops") -> ModuleType:
     """The compiled loops; importing numba takes half a second."""
-    return import_module("artifacts.formats.loops")
+    return import_module(f"artifacts.formats.{module}")
 
 
 def require(is_fit: bool, why: str) -> None:

@@ -171,6 +171,8 @@ def read_quantisation(path: Path) -> Stated | None:
 
 
 def _whole(path: Path) -> Mapping:
+    if path.suffix == ".gguf":
+        raise BadInput(f"{path.name} has no config.json: give the model's name, as qwen3-30b-a3b, or its config.json")
     try:
         config = read_json(path)
     except (OSError, ValueError) as error:

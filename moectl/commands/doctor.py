@@ -62,8 +62,7 @@ def doctor(name: str | None, *, budget: str, link: str, device: str, threads: in
     all_findings = findings.of_installation()
     all_findings += findings.of_machine(here, opened.shape) + findings.of_disk(measured.profile)
     all_findings.append(findings.of_experts(opened))
-    weight_nbytes = findings.stored_weight_nbytes(opened)
-    all_findings.append(findings.of_room(store, opened.stored_shape, weight_nbytes=weight_nbytes))
+    all_findings.append(findings.of_room(store, opened.stored_shape, weight_nbytes=opened.weight_nbytes))
     all_findings += findings.of_former(store, opened, model=path)
     all_findings += findings.of_store(store, opened.fingerprint[:16], model=name, shown=shown)
     if stored is not None:

@@ -1,6 +1,5 @@
 """What hinders a model on a machine, in plain sentences, each with its remedy."""
 
-import math
 import platform
 import shutil
 from dataclasses import dataclass
@@ -86,15 +85,8 @@ def of_disk(profile: HardwareProfile) -> list[DoctorFinding]:
 
 def of_experts(opened: MoeModel) -> DoctorFinding:
     """Report the format in which the checkpoint has its experts."""
-    layout, dtype = opened.store.layout, str(opened.dtype).removeprefix("torch.")
-    names = {dtype} if layout.is_plain else {piece.format.name if piece.format else dtype for piece in layout.pieces}
-    says = f"stored in {' and '.join(sorted(names))}, {8 * stored_weight_nbytes(opened):.3g} bits a weight with scales"
-    return DoctorFinding("experts", f"{says}; computed in {dtype}")
-
-
-def stored_weight_nbytes(opened: MoeModel) -> float:
-    """Bytes of one weight of an expert as the checkpoint has it, with scales and biases."""
-    return opened.stored_shape.expert_nbytes / sum(math.prod(shape) for shape in opened.layers[0].shapes.values())
+    dtype = str(opened.dtype).removeprefix("torch.")
+    return DoctorFinding("experts", f"stored as {opened.expert_format} a weight with scales; computed in {dtype}")
 
 
 def of_room(path: Path, shape: Shape, *, weight_nbytes: float) -> DoctorFinding:

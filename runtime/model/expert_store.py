@@ -13,16 +13,17 @@ from artifacts.shape import Shape
 from runtime.model.checkpoint import Checkpoint, File, Shard, read_tensor
 from runtime.model.direct_io import DirectFile
 from runtime.model.layout import ExpertLayout, Spans
+from runtime.model.mixed_layout import LayoutNumber, MixedLayout
 from runtime.model.quantised_layout import QuantisedLayout
 
-StoredLayout = ExpertLayout | QuantisedLayout
+StoredLayout = ExpertLayout | QuantisedLayout | MixedLayout
 
 
 @dataclass(frozen=True, slots=True)
 class Extent:
     """Contiguous stored bytes of one expert, and their place in its slot, from `start` to `stop`, as `slot_dtype`."""
 
-    shard: Shard
+    shard: Shard | LayoutNumber
     dtype: torch.dtype
     offset: int
     nbytes: int
@@ -105,7 +106,7 @@ class DiskStore:
         """Close the files; reading afterwards is a bug."""
         self._checkpoint.close()
 
-    def _file(self, shard: Shard) -> File:
+    def _file(self, shard: Shard | LayoutNumber) -> File:
         return self._direct.get(shard.path, shard)
 
     def _check_finite(self, layer: int, expert: int, buffer: torch.Tensor, spans: Spans) -> None:
@@ -124,7 +125,7 @@ def num_reads(extents: Sequence[Extent]) -> int:
 class _Run:
     """Extents that follow each other in one file, read by one call into the spans of the slot."""
 
-    shard: Shard
+    shard: Shard | LayoutNumber
     offset: int
     nbytes: int
     spans: Spans

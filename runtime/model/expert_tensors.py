@@ -1,7 +1,7 @@
 """Which stored bytes belong to which expert, in both checkpoint layouts, by transformers' own conversion rules."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -13,6 +13,7 @@ from transformers.core_model_loading import (
     MergeModulelist,
     WeightConverter,
     WeightRenaming,
+    WeightTransform,
     dot_natural_key,
     rename_source_key,
 )
@@ -24,6 +25,7 @@ from runtime.model.checkpoint import StoredTensor
 from runtime.model.expert_store import Extent, StoredLayout
 from runtime.model.layers import MoeLayer
 from runtime.model.layout import ExpertLayout, Part
+from runtime.model.mixed_layout import LayoutNumber, MixedLayout
 from runtime.model.quantised_layout import PLAIN, Piece, QuantisedLayout
 from runtime.model.quantised_tensor import QuantisedTensor, Tensors
 
@@ -44,15 +46,17 @@ def locate_experts(
     shape: Shape,
     layout: ExpertLayout,
     tensors: Tensors,
+    mapping: Sequence[WeightTransform] | None = None,
 ) -> LocatedExperts:
     """Find every expert's bytes among `tensors`, stored as fused [E, ...] or as one tensor per expert and projection.
 
-    `layout` is that of the module's own numbers, in which experts lie unless they are quantised.
+    `layout` is that of the module's own numbers, in which experts lie unless they are quantised. `mapping` leads from
+    stored names to the model's, by default as the model's own checkpoints are.
 
     Raises BadInput, which names the tensor, for a missing or surplus expert, a wrong shape, and a layout whose
     conversion is more than copying.
     """
-    names = _Names(model)
+    names = _Names(model, get_model_conversion_mapping(model) if mapping is None else mapping)
     search = _Search(shape, layout, layers)
     others = {}
     for name in sorted(tensors, key=dot_natural_key):  # in the loader's order: some renamings depend on it
@@ -62,6 +66,8 @@ def locate_experts(
             others[name] = tensors[name]
         elif converter is None:
             search.add_fused(*place, tensors[name])
+        elif _is_joined(converter):
+            search.add_fused(*place, tensors[name], sources=converter.source_patterns, source=source)
         else:
             search.add_one(*place, tensors[name], converter, source, names.renamed(name))
     return LocatedExperts(*search.complete(), others)
@@ -70,8 +76,7 @@ def locate_experts(
 class _Names:
     """Maps stored names to the model's parameters, by private functions of transformers: hence its pinned version."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
-        mapping = get_model_conversion_mapping(model)
+    def __init__(self, model: PreTrainedModel, mapping: Sequence[WeightTransform]) -> None:
         self._prefix, self._state = model.base_model_prefix, model.state_dict()
         self._renamings = [rule for rule in mapping if isinstance(rule, WeightRenaming)]
         self._converters = [rule for rule in mapping if isinstance(rule, WeightConverter)]
@@ -119,12 +124,24 @@ class _Search:
         self._sources = {(layer.index, part.name): (part.name,) for layer in layers for part in layout.parts}
         self.places = {f"{layer.name}.{part.name}": (layer, part) for layer in layers for part in layout.parts}
 
-    def add_fused(self, layer: MoeLayer, part: Part, tensor: StoredTensor | QuantisedTensor) -> None:
-        """Add a tensor [E, ...], whose e-th slice is expert e."""
+    def add_fused(
+        self,
+        layer: MoeLayer,
+        part: Part,
+        tensor: StoredTensor | QuantisedTensor,
+        *,
+        sources: Sequence[str] = ("",),
+        source: str = "",
+    ) -> None:
+        """Add a tensor [E, ...], whose e-th slice is expert e, or the source i of n of its rows."""
         is_turned = self._is_transposed and isinstance(tensor, QuantisedTensor)  # those are [out, in] in every module
-        _check_shape(tensor, (self._shape.num_experts, *(reversed(part.shape) if is_turned else part.shape)))
+        rows, *columns = reversed(part.shape) if is_turned else part.shape
+        _check_shape(tensor, (self._shape.num_experts, rows // len(sources), *columns))
+        index = sources.index(source)
+        if len(sources) > 1:
+            self._sources[layer.index, part.name] = tuple(sources)
         for expert in range(self._shape.num_experts):
-            self._slices[self._key(layer, expert)][part.name, 0] = [
+            self._slices[self._key(layer, expert)][part.name, index] = [
                 slice_._replace(
                     offset=slice_.offset + expert * slice_.nbytes // self._shape.num_experts,
                     nbytes=slice_.nbytes // self._shape.num_experts,
@@ -171,23 +188,33 @@ class _Search:
                 start = part.offset + index * nbytes
                 yield slice_.extent(start, start + nbytes, self._layout.dtype)
 
-    def _quantised(self) -> tuple[QuantisedLayout, tuple[tuple[Extent, ...], ...]]:
-        """The layout of the first expert, and all extents; every expert must be stored alike."""
-        layout = QuantisedLayout.of(self._pieces(0), self._layout.dtype, is_transposed=self._is_transposed)
-        extents = []
-        for key in range(self._shape.num_keys):
-            if self._pieces(key) != layout.pieces:
-                layer, expert = divmod(key, self._shape.num_experts)
-                raise BadInput(
-                    f"layer {layer}, expert {expert} is stored in another format than layer 0, expert 0: moectl needs "
-                    "experts that are stored alike"
-                )
-            slices = (slice_ for _, _, slice_ in self._in_order(key))
-            places = zip(slices, layout.pieces, layout.offsets, strict=True)
-            extents.append(
-                tuple(slice_.extent(offset, offset + piece.nbytes, piece.dtype) for slice_, piece, offset in places)
+    def _quantised(self) -> tuple[StoredLayout, tuple[tuple[Extent, ...], ...]]:
+        """The layout of experts that are all stored alike, or the one that has every way in which some are, and the
+        extents."""
+        pieces = [self._pieces(key) for key in range(self._shape.num_keys)]
+        layouts = {
+            each: QuantisedLayout.of(each, self._layout.dtype, is_transposed=self._is_transposed) for each in pieces
+        }
+        if len(layouts) == 1:
+            return layouts[pieces[0]], tuple(self._packed(key, layouts[pieces[0]]) for key in range(len(pieces)))
+        numbers = {each: LayoutNumber(number) for number, each in enumerate(layouts)}
+        mixed = MixedLayout(tuple(layouts.values()))
+        return mixed, tuple(
+            (
+                Extent(numbers[each], torch.uint8, 0, 1, 0, 1, torch.uint8),
+                *self._packed(key, layouts[each], mixed.start),
             )
-        return layout, tuple(extents)
+            for key, each in enumerate(pieces)
+        )
+
+    def _packed(self, key: int, layout: QuantisedLayout, start: int = 0) -> tuple[Extent, ...]:
+        """The extents of an expert that lies in its slot from `start` on."""
+        slices = (slice_ for _, _, slice_ in self._in_order(key))
+        places = zip(slices, layout.pieces, layout.offsets, strict=True)
+        return tuple(
+            slice_.extent(start + offset, start + offset + piece.nbytes, piece.dtype)
+            for slice_, piece, offset in places
+        )
 
     def _pieces(self, key: int) -> tuple[Piece, ...]:
         dtype = self._layout.dtype
@@ -247,6 +274,13 @@ def _check_plain(converter: WeightConverter, name: str) -> None:
         raise BadInput(f"{name} is stored in a way that moectl cannot read expert by expert ({converter.operations})")
 
 
+def _is_joined(converter: WeightConverter) -> bool:
+    """Whether the conversion does no more than join the rows of tensors [E, ...], of which none is one expert's."""
+    first, *others = converter.operations
+    is_join = isinstance(first, Concatenate) and first.dim == 1 and not others
+    return is_join and not any("*" in source for source in converter.source_patterns)
+
+
 def _projection(source: str) -> str:
-    """`mlp.experts.*.up_proj.weight` -> `up_proj.weight`."""
-    return source.rpartition("*.")[2]
+    """`mlp.experts.*.up_proj.weight` -> `up_proj.weight`; `\\.ffn_up_exps\\.weight` -> `ffn_up_exps.weight`."""
+    return source.rpartition("*.")[2].replace("\\", "").removeprefix(".")

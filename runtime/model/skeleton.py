@@ -1,7 +1,7 @@
 """A transformers model without its routed experts: built on `meta`, the other tensors loaded as transformers does."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -9,13 +9,14 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers import initialization as init
 from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import convert_and_load_state_dict_in_model
+from transformers.core_model_loading import WeightTransform, convert_and_load_state_dict_in_model
 from transformers.modeling_utils import LoadStateDictConfig
 from transformers.utils import logging
 from transformers.utils.loading_report import LoadStateDictInfo
 
 from artifacts.errors import BadInput, first_line
 from runtime.model.checkpoint import StoredTensor
+from runtime.model.gguf_config import gguf_mapping
 from runtime.model.layout import is_finite
 
 _SUPERFLUOUS = (
@@ -26,9 +27,11 @@ _SUPERFLUOUS = (
 )
 
 
-def parse_config(folder: Path) -> PreTrainedConfig:
-    """Parse the config with transformers; code that comes with a model is never run."""
+def parse_config(folder: Path, stored: Mapping) -> PreTrainedConfig:
+    """Parse the config with transformers, of a GGUF file what it says; code that comes with a model is never run."""
     try:
+        if folder.is_file():
+            return AutoConfig.for_model(**stored)
         return AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # transformers raises anything on a broken config.json
         raise BadInput(f"transformers cannot use the config.json of {folder}: {first_line(error)}") from error
@@ -44,6 +47,11 @@ def build_skeleton(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedMo
     except Exception as error:  # as above: it may come from any size in the config
         raise BadInput(f"transformers cannot build a language model from this config: {first_line(error)}") from error
     return model.eval().requires_grad_(False)
+
+
+def mapping_of(model: PreTrainedModel, folder: Path) -> list[WeightTransform]:
+    """The way from stored names to the parameters of a model, for the files of `folder`."""
+    return gguf_mapping() if folder.is_file() else get_model_conversion_mapping(model)
 
 
 def load_resident(
@@ -67,10 +75,13 @@ def load_resident(
         device_map={"": device},
         dtype=dtype,
         dtype_plan=model._get_dtype_plan(dtype),
-        weight_mapping=get_model_conversion_mapping(model),
+        weight_mapping=mapping_of(model, folder),
     )
     with _no_progress_bar():
         info, _ = convert_and_load_state_dict_in_model(model, tensors, loading, None)
+    if folder.is_file() and info.unexpected_keys:
+        name = min(info.unexpected_keys)
+        raise BadInput(f"{folder} has {name}, which is no tensor of {model.config.model_type}: moectl does not read it")
     info.missing_keys -= experts
     _check_loaded(model, info)
     model._finalize_model_loading(model, loading, info)

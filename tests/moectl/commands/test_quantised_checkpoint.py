@@ -46,12 +46,12 @@ def test_the_doctor_knows_the_format_of_experts(checkpoints: tuple[Path, Path], 
     for folder in checkpoints:
         opened = open_model(str(folder))
         told.append(findings.of_experts(opened).says)
-        weight_nbytes = findings.stored_weight_nbytes(opened)
+        weight_nbytes = opened.weight_nbytes
         found = findings.of_room(tmp_path / "moe.duckdb", opened.stored_shape, weight_nbytes=weight_nbytes)
         rooms.add(found.says.split(" beside ")[0])
         opened.store.close()
-    assert told[0] == "stored in bfloat16, 16 bits a weight with scales; computed in bfloat16"
-    assert re.fullmatch(r"stored in fp8, 8\.\d+ bits a weight with scales; computed in bfloat16", told[1])
+    assert told[0] == "stored as bfloat16, 16 bits a weight with scales; computed in bfloat16"
+    assert re.fullmatch(r"stored as fp8, 8\.\d+ bits a weight with scales; computed in bfloat16", told[1])
     assert len(rooms) == 1
 
 
