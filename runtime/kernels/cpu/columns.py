@@ -11,7 +11,6 @@ from numba import carray
 from artifacts.common.numba_loops import kernel
 from artifacts.formats.awq import ORDER
 from runtime.kernels.cpu.gated import bits_of, part, pointer
-from runtime.kernels.cpu.pairs import LANES, OUTPUT_ROWS, WORD_ROWS, add_rows_of_outputs, add_rows_of_words
 from runtime.kernels.cpu.published import (
     BITS,
     CODES,
@@ -32,21 +31,64 @@ from runtime.kernels.cpu.published import (
     sums_of_groups,
     u32,
 )
+from runtime.kernels.cpu.vectors import (
+    LANES,
+    OUTPUT_ROWS,
+    PANEL,
+    WORD_ROWS,
+    add_pairs_of_codes,
+    add_rows_of_outputs,
+    add_rows_of_words,
+)
 
 _PER_WORD = 8  # codes of 4 bits
-_PLACES = np.array(ORDER)
-_BLOCK = 256  # outputs whose sums of all groups stay in a core's nearest cache
+_PLACES = np.argsort(ORDER)
+_BLOCK = 1024  # outputs whose sums of all groups stay in a core's nearest cache
 
 
 @part
-def _add_groups(words, width, token, sums):
+def _add_groups(words, num_rows, token, sums):
     """Add 4-bit codes less 8, in vectors: `token` [I / 8, 4] has pairs of x."""
-    num_rows, table, stride = width // _PER_WORD, TABLES[INTEGERS_4].ctypes.data, 4 * words.shape[1]
+    table, stride = TABLES[INTEGERS_4].ctypes.data, 4 * words.shape[1]
     blocks = words.shape[1] // LANES
     for group in range(len(sums)):
         for row in range(group * num_rows, (group + 1) * num_rows, WORD_ROWS):
             x, own = token[row:].ctypes.data, sums[group].ctypes.data
             add_rows_of_words(words[row].ctypes.data, stride, x, table, blocks, own)
+
+
+@part
+def _add_in_order(words, index, x, sums):
+    """The same where the groups do not follow each other: codes of a group are multiplied by pairs, a panel of outputs
+    at a time, whose words stay in a core's cache."""
+    starts, offsets, rotations, token = _pairs_of_groups(index, x, len(sums), 4 * words.shape[1])
+    table = TABLES[INTEGERS_4].ctypes.data
+    for panel in range(0, words.shape[1], PANEL):
+        own = words[0, panel:].ctypes.data
+        for group in range(len(sums)):
+            first, num_pairs = starts[group], (starts[group + 1] - starts[group]) // 2
+            places = (offsets[first:].ctypes.data, rotations[first:].ctypes.data, token[first:].ctypes.data)
+            add_pairs_of_codes(own, *places, table, num_pairs, sums[group, panel:].ctypes.data)
+
+
+@part
+def _pairs_of_groups(index, x, num_groups, stride):
+    """The inputs by group: where each group begins [G + 1], and of each input in that order where its words begin, how
+    far they turn and its x. A group of an odd number ends with an input of no weight."""
+    starts = np.zeros(num_groups + 1, np.int64)
+    for k in range(len(index)):
+        starts[index[k] + 1] += 1
+    for group in range(num_groups):
+        starts[group + 1] += starts[group] + starts[group + 1] % 2
+    offsets, rotations = np.zeros(starts[num_groups], np.int64), np.zeros(starts[num_groups], np.int32)
+    token, places = np.zeros(starts[num_groups], np.uint16), starts.copy()
+    for k in range(len(index)):
+        place = places[index[k]]
+        places[index[k]] += 1
+        offsets[place] = k // _PER_WORD * stride
+        rotations[place] = (4 * (k % _PER_WORD) + 16 * (place % 2)) % 32
+        token[place] = np.uint16(bits_of(x[k]) >> u32(16))
+    return starts, offsets, rotations, token
 
 
 @part
@@ -107,13 +149,12 @@ def _add_rows(words, begin, end, token, num_words, sums):
 
 
 @part
-def _add_outputs(words, begin, end, first, x, sums):
-    """The same for the words from `first` on, in float32."""
-    for k in range(begin, end):
-        for place in range(_PER_WORD):
-            shift = u32(4 * place)
-            for n in range(first, words.shape[1]):
-                sums[place, n] += x[k] * f32(i32(u32(u32(words[k, n]) >> shift) & u32(15)) - i32(8))
+def _add_outputs(words, first, x, sums):
+    """The same of one row for the words from `first` on, in float32."""
+    for place in range(_PER_WORD):
+        own, shift = sums[place], u32(4 * place)
+        for n in range(first, len(words)):
+            own[n] += x * f32(i32(u32(u32(words[n]) >> shift) & u32(15)) - i32(8))
 
 
 @part
@@ -133,18 +174,21 @@ def multiply_stream(fields, start, x, y, is_narrow):
     sums_x = np.empty(num_groups, np.float32)
     sums_of_groups(x, width, index, sums_x)
     sums = np.zeros((num_groups, num_outputs), np.float32)
-    is_fast = (
-        is_narrow
-        and bits == 4
+    is_fast, num_rows = is_narrow and bits == 4, width // _PER_WORD
+    middle = i32(8)
+    if is_fast and len(index) and num_outputs % PANEL == 0:
+        _add_in_order(words, index, x, sums)
+    elif (
+        is_fast
         and len(index) == 0
         and num_outputs % LANES == 0
-        and width % (_PER_WORD * WORD_ROWS) == 0
-    )
-    if is_fast:
-        _add_groups(words, width, _in_halves(x), sums)
+        and width == num_rows // WORD_ROWS * WORD_ROWS * _PER_WORD
+    ):
+        _add_groups(words, num_rows, _in_halves(x), sums)
     else:
+        middle = i32(0)
         _add_codes(words, bits, width, index, x, sums)
-    _scale_stream(fields, start, sums, sums_x, i32(8 if is_fast else 0), y)
+    _scale_stream(fields, start, sums, sums_x, middle, y)
 
 
 @kernel(f"void({MATRIX})", nogil=True)
@@ -162,11 +206,11 @@ def multiply_output_words(fields, start, x, y, is_narrow):
         begin, end = group * width, (group + 1) * width
         if num_fast:
             _add_rows(words, begin, end, token, num_fast, sums)
-        _add_outputs(words, begin, end, num_fast, x, sums)
-        total = x[begin:end].sum()
+        for k in range(begin, end if num_fast < num_words else begin):
+            _add_outputs(words[k], num_fast, x[k], sums)
+        zeros_x = -x[begin:end].sum()
+        _add_outputs(zeros[group], 0, zeros_x, sums)
         read_scales(start + fields[SCALES], fields[SCALE_TYPE], group * len(y), -1, 0, scales)
-        for place in range(_PER_WORD):
-            first, shift = _PLACES[place], u32(4 * place)
-            for n in range(num_words):
-                zero = f32(i32(u32(u32(zeros[group, n]) >> shift) & u32(15)) - i32(8))
-                y[_PER_WORD * n + first] += scales[_PER_WORD * n + first] * (sums[place, n] - zero * total)
+        for n in range(num_words):
+            for i in range(_PER_WORD):
+                y[_PER_WORD * n + i] += scales[_PER_WORD * n + i] * sums[_PLACES[i], n]

@@ -10,13 +10,13 @@ from numba import carray
 
 from artifacts.common.numba_loops import kernel
 from runtime.kernels.cpu.gated import bits_of, part, pointer
-from runtime.kernels.cpu.pairs import dot_by_fours, dot_by_ones, dot_by_twos
 from runtime.kernels.cpu.published import (
     BITS,
     CODES,
     E4M3,
     E5M2,
     HEIGHT,
+    INT8,
     INT32_LIKE,
     IS_INVERSE,
     KIND,
@@ -26,7 +26,6 @@ from runtime.kernels.cpu.published import (
     SCALE_TYPE,
     SCALES,
     TABLES,
-    UINT8,
     UINT8_LIKE,
     WHOLE,
     WIDTH,
@@ -39,8 +38,9 @@ from runtime.kernels.cpu.published import (
     sums_of_groups,
     u32,
 )
+from runtime.kernels.cpu.vectors import e4m3, e5m2, half_bytes, half_bytes_by_fours, half_bytes_by_twos, int8, uint8
 
-_STEP = 64  # codes that `pairs` takes at a time
+_STEP, _STEP_OF_BYTES = 64, 32  # codes of 4 and 8 bits that `vectors` takes at a time
 
 
 @part
@@ -68,10 +68,10 @@ def _zeros(fields, start, row, scales, sums):
 def _dot(codes, x, scales, table, width):
     """One row in vectors; `x` is in the order of its steps."""
     if width == 16:
-        return dot_by_fours(codes, x, scales.ctypes.data, table, len(scales), 1)
+        return half_bytes_by_fours(codes, x, scales.ctypes.data, table, len(scales), 1)
     if width == 32:
-        return dot_by_twos(codes, x, scales.ctypes.data, table, len(scales), 1)
-    return dot_by_ones(codes, x, scales.ctypes.data, table, len(scales), width // _STEP)
+        return half_bytes_by_twos(codes, x, scales.ctypes.data, table, len(scales), 1)
+    return half_bytes(codes, x, scales.ctypes.data, table, len(scales), width // _STEP)
 
 
 @part
@@ -102,29 +102,29 @@ def _half_bytes(codes, numbers, x, width, index, parts):
 
 
 @part
-def _ordered_bytes(codes, flipped, x, index, parts):
-    """Write the sum of each group of integers of a row."""
-    parts[:] = 0
-    for k in range(len(x)):
-        parts[index[k]] += f32(np.int8(np.uint8(codes[k]) ^ np.uint8(flipped))) * x[k]
+def _bytes_in_vectors(kind, codes, x, scales, steps):
+    """The groups of a row that have a scale in `scales`, each of so many steps."""
+    num_scales, scales = len(scales), scales.ctypes.data
+    if kind == E4M3:
+        return e4m3(codes, x, scales, scales, num_scales, steps)
+    if kind == E5M2:
+        return e5m2(codes, x, scales, scales, num_scales, steps)
+    if kind == INT8:
+        return int8(codes, x, scales, scales, num_scales, steps)
+    return uint8(codes, x, scales, scales, num_scales, steps)
 
 
 @part
-def _floats(codes, shift, worth, x, width, parts):
-    for group in range(len(parts)):
-        total = f32(0)
-        for k in range(group * width, min(len(x), (group + 1) * width)):
-            total += float8(u32(codes[k]), shift) * x[k]
-        parts[group] = total * worth
-
-
-@part
-def _integers(codes, flipped, x, width, parts):
-    for group in range(len(parts)):
-        total = f32(0)
-        for k in range(group * width, min(len(x), (group + 1) * width)):
-            total += f32(np.int8(np.uint8(codes[k]) ^ np.uint8(flipped))) * x[k]
-        parts[group] = total
+def _bytes(kind, codes, first, x, width, index, scales):
+    """The columns of a row from `first` on."""
+    total, shift = f32(0), u32(21 if kind == E5M2 else 20)
+    for k in range(first, len(x)):
+        scale = scales[index[k] if len(index) else k // width]
+        if kind in (E4M3, E5M2):
+            total += scale * (float8(u32(codes[k]), shift) * x[k])
+        else:
+            total += scale * (f32(i32(codes[k] ^ 0x80) - 128) if kind == INT8 else f32(i32(codes[k]) - 128)) * x[k]
+    return total
 
 
 @kernel(f"void({MATRIX})", nogil=True)
@@ -158,20 +158,18 @@ def multiply_bytes(fields, start, x, y, is_narrow):
     codes = carray(pointer(start + fields[CODES], UINT8_LIKE), (len(y), len(x)))
     index = group_of_columns(fields, start, len(x))
     scales = np.empty(fields[NUM_GROUPS], np.float32)
-    sums, parts = np.empty_like(scales), np.empty_like(scales)
+    sums = np.empty_like(scales)
     sums_of_groups(x, width, index, sums)
-    shift, worth = u32(21 if kind == E5M2 else 20), f32(2.0**56 if kind == E5M2 else 2.0**60)
-    flipped, token = u32(0x80 if kind == UINT8 else 0), x * worth  # half before and half behind: nothing gets too small
+    num_fast = 0 if len(index) or width % _STEP_OF_BYTES else len(x) // width
+    worth = f32(2.0**60 if kind == E4M3 else 2.0**56 if kind == E5M2 else 1)  # twice, so that nothing gets too small
+    token = x * worth
     for row in range(len(y)):
         if row % fields[HEIGHT] == 0:
             _read_row(fields, start, row, scales)
         if fields[ZEROS] >= 0:
             y[row] -= _zeros(fields, start, row, scales, sums)
-        if len(index):
-            _ordered_bytes(codes[row], flipped, x, index, parts)
-        elif kind in (E4M3, E5M2):
-            _floats(codes[row], shift, worth, token, width, parts)
-        else:
-            _integers(codes[row], flipped, x, width, parts)
-        for group in range(len(scales)):
-            y[row] += scales[group] * parts[group]
+        total = _bytes(kind, codes[row], num_fast * width, token, width, index, scales)
+        if num_fast:
+            own = (codes[row].ctypes.data, token.ctypes.data, scales[:num_fast])
+            total += _bytes_in_vectors(kind, *own, width // _STEP_OF_BYTES)
+        y[row] += total * worth

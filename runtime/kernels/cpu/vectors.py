@@ -1,8 +1,9 @@
-"""Products of 4-bit codes with bfloat16, written in vectors: one instruction looks up the numbers of 32 codes in a
-table, and another adds up the products of pairs.
+"""Products of codes of 4 and 8 bits with one token, written in vectors, which LLVM would not find in loops.
 
-Processors with AVX512-BF16 have both; for others LLVM writes them out, which is right and slow. The numbers in tables
-and x are bfloat16 as uint16, sums are float32. Operands are int64 addresses. Importing this module imports numba.
+Codes of 4 bits are multiplied with bfloat16: one instruction looks up the numbers of 32 codes in a table, and another
+adds up the products of pairs. Processors with AVX512-BF16 have both; for others LLVM writes them out, which is right
+and slow. Numbers in tables are bfloat16 as uint16, sums are float32. Operands are int64 addresses. Importing this
+module imports numba.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ from numba.extending import intrinsic
 HAS_PAIRS = bool(binding.get_host_cpu_features().get("avx512bf16"))
 LANES = 16  # sums in a vector, each of pairs
 WORD_ROWS, OUTPUT_ROWS = 4, 8  # that are added at once
+PANEL = 64  # outputs of `add_pairs_of_codes`
 
 _i8, _i16, _i32, _i64, _f32 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
 _FAST = ("contract", "reassoc")
@@ -98,8 +100,7 @@ def _add_pairs(builder: ir.IRBuilder, sums: ir.Value, numbers: ir.Value, x: ir.V
         operands = [builder.bitcast(operand, _vector(_BFloat())) for operand in (numbers, x)]
         return _called(builder, "llvm.x86.avx512bf16.dpbf16ps.512", _SUMS, [sums, *operands])
     for half in (_low, _high):
-        product = builder.fmul(half(builder, numbers), half(builder, x), flags=_FAST)
-        sums = builder.fadd(sums, product, flags=_FAST)
+        sums = _plus_product(builder, sums, half(builder, numbers), half(builder, x))
     return sums
 
 
@@ -117,11 +118,11 @@ def _added_up(builder: ir.IRBuilder, sums: ir.Value) -> ir.Value:
     return _called(builder, "llvm.vector.reduce.fadd.v16f32", _f32, [ir.Constant(_f32, 0.0), sums])
 
 
-def _row(scales_per_step: int) -> Callable[..., float]:
-    """Return `dot(codes, x, scales, table, num_scales, steps)`: a row of 4-bit codes times x, in steps of 32 bytes.
+def _row(products: Callable[..., ir.Value], scales_per_step: int = 1) -> Callable[..., float]:
+    """Return `dot(codes, x, scales, table, num_scales, steps)`: a row of codes times x, in steps of 32 bytes of codes.
 
-    A step has this many scales, or, where it is one, `steps` steps have the same. Of each step the low halves of bytes
-    come first in x. scales are float32, the table holds 32 numbers.
+    A step has this many scales, float32, or, where it is one, `steps` steps have the same. `products` makes the sums of
+    a step from the table and the addresses of its codes and its x, which takes 128 bytes.
     """
     lanes = [lane * scales_per_step // LANES for lane in range(LANES)]
 
@@ -136,14 +137,8 @@ def _row(scales_per_step: int) -> Callable[..., float]:
                 scale = _spread(builder, _load(builder, address, _vector(_f32, scales_per_step)), lanes)
                 with cgutils.for_range(builder, steps, intp=_i64) as inner:
                     step = builder.add(builder.mul(outer.index, steps), inner.index)
-                    packed = _load(builder, _next(builder, codes, step, 32), _vector(_i8))
-                    packed, token = builder.zext(packed, _NUMBERS), _next(builder, x, step, 128)
-                    part = _filled(_SUMS, 0.0)
-                    for half in range(2):
-                        numbers = _looked_up(builder, table, packed, 4 * half)
-                        part = _add_pairs(builder, part, numbers, _load(builder, token, _NUMBERS, 64 * half))
-                    total = builder.fadd(builder.load(sums), builder.fmul(part, scale, flags=_FAST), flags=_FAST)
-                    builder.store(total, sums)
+                    part = products(builder, table, _next(builder, codes, step, 32), _next(builder, x, step, 128))
+                    builder.store(_plus_product(builder, builder.load(sums), part, scale), sums)
             return _added_up(builder, builder.load(sums))
 
         return types.float32(*[types.int64] * 6), generate
@@ -151,7 +146,56 @@ def _row(scales_per_step: int) -> Callable[..., float]:
     return dot
 
 
-dot_by_fours, dot_by_twos, dot_by_ones = _row(4), _row(2), _row(1)
+def _half_bytes(builder: ir.IRBuilder, table: ir.Value, codes: ir.Value, x: ir.Value) -> ir.Value:
+    """64 codes of 4 bits with x in bfloat16, for the low halves of bytes first."""
+    codes, sums = builder.zext(_load(builder, codes, _vector(_i8)), _NUMBERS), _filled(_SUMS, 0.0)
+    for half in range(2):
+        numbers = _looked_up(builder, table, codes, 4 * half)
+        sums = _add_pairs(builder, sums, numbers, _load(builder, x, _NUMBERS, 64 * half))
+    return sums
+
+
+def _bytes(numbers: Callable[[ir.IRBuilder, ir.Value], ir.Value]) -> Callable[..., ir.Value]:
+    """32 numbers of 8 bits with x in float32; `numbers` makes float32 of 16 bytes."""
+
+    def products(builder: ir.IRBuilder, table: ir.Value, codes: ir.Value, x: ir.Value) -> ir.Value:
+        sums = _filled(_SUMS, 0.0)
+        for half in range(2):
+            own = numbers(builder, _load(builder, codes, _vector(_i8, LANES), LANES * half))
+            sums = _plus_product(builder, sums, own, _load(builder, x, _SUMS, 4 * LANES * half))
+        return sums
+
+    return products
+
+
+def _floats(exponent_bits: int) -> Callable[[ir.IRBuilder, ir.Value], ir.Value]:
+    """8-bit floats, less a power of two: their bits go where float32 has sign, exponent and mantissa."""
+    shift = 16 + exponent_bits
+    mask = 0x80000000 | 0x7F << shift
+
+    def numbers(builder: ir.IRBuilder, codes: ir.Value) -> ir.Value:
+        wide = builder.shl(builder.sext(codes, _PAIRS), _filled(_PAIRS, shift))
+        return builder.bitcast(builder.and_(wide, _filled(_PAIRS, mask)), _SUMS)
+
+    return numbers
+
+
+def _signed(builder: ir.IRBuilder, codes: ir.Value) -> ir.Value:
+    return builder.sitofp(builder.sext(codes, _PAIRS), _SUMS)
+
+
+def _unsigned(builder: ir.IRBuilder, codes: ir.Value) -> ir.Value:
+    """Integers without sign, less 128."""
+    return _signed(builder, builder.xor(codes, _filled(codes.type, 0x80)))
+
+
+def _plus_product(builder: ir.IRBuilder, sums: ir.Value, numbers: ir.Value, x: ir.Value) -> ir.Value:
+    return builder.fadd(sums, builder.fmul(numbers, x, flags=_FAST), flags=_FAST)
+
+
+half_bytes_by_fours, half_bytes_by_twos, half_bytes = (_row(_half_bytes, number) for number in (4, 2, 1))
+e4m3, e5m2 = _row(_bytes(_floats(4))), _row(_bytes(_floats(5)))
+int8, uint8 = _row(_bytes(_signed)), _row(_bytes(_unsigned))
 
 
 @intrinsic
@@ -209,3 +253,43 @@ def _interleaved(builder: ir.IRBuilder, first: ir.Value, second: ir.Value) -> li
     lower = builder.or_(builder.and_(first, low), builder.shl(second, sixteen))
     upper = builder.or_(builder.lshr(first, sixteen), builder.and_(second, high))
     return [builder.bitcast(lower, _NUMBERS), builder.bitcast(upper, _NUMBERS)]
+
+
+@intrinsic
+def add_pairs_of_codes(context, words, offsets, rotations, x, table, num_pairs, sums):
+    """Add pairs of codes in any order to `PANEL` sums. For each code `offsets` has where its words begin, int64 bytes
+    from `words`, and `rotations` how far they turn, int32; x has its number."""
+
+    def generate(target, builder, signature, arguments):
+        words, offsets, rotations, x, table, num_pairs, sums = arguments
+        table = _load(builder, table, _NUMBERS)
+        addresses = [builder.add(sums, _i64(64 * block)) for block in range(PANEL // LANES)]
+        totals = [cgutils.alloca_once_value(builder, _load(builder, address, _SUMS)) for address in addresses]
+        with cgutils.for_range(builder, num_pairs, intp=_i64) as loop:
+            token = _splat(builder, _load(builder, _next(builder, x, loop.index, 4), _i32))
+            where, turn = _next(builder, offsets, loop.index, 16), _next(builder, rotations, loop.index, 8)
+            rows = [builder.add(words, _load(builder, where, _i64, 8 * half)) for half in range(2)]
+            turns = [_splat(builder, _load(builder, turn, _i32, 4 * half)) for half in range(2)]
+            for block, total in enumerate(totals):
+                halves = [_load(builder, row, _PAIRS, 64 * block) for row in rows]
+                codes = _one_of_each(builder, halves, turns)
+                numbers = _looked_up(builder, table, codes, 0)
+                builder.store(
+                    _add_pairs(builder, builder.load(total), numbers, builder.bitcast(token, _NUMBERS)), total
+                )
+        for total, address in zip(totals, addresses, strict=True):
+            _store(builder, builder.load(total), address)
+        return target.get_dummy_value()
+
+    return types.void(*[types.int64] * 7), generate
+
+
+def _one_of_each(builder: ir.IRBuilder, words: Sequence[ir.Value], turns: Sequence[ir.Value]) -> ir.Value:
+    """The low halves of the first words beside the high halves of the second, each turned to the right."""
+    turned = [
+        _called(builder, "llvm.fshr.v16i32", _PAIRS, [own, own, turn]) for own, turn in zip(words, turns, strict=True)
+    ]
+    low, high = (
+        builder.and_(own, _filled(_PAIRS, mask)) for own, mask in zip(turned, (0xFFFF, 0xFFFF0000), strict=True)
+    )
+    return builder.bitcast(builder.or_(low, high), _NUMBERS)
