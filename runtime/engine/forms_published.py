@@ -64,7 +64,7 @@ class CpuPublished:
     @cached_property
     def _is_narrow(self) -> bool:
         """Whether the processor multiplies x and activations as they are."""
-        return self._dtype is torch.bfloat16 and kernels("cpu.vectors").HAS_PAIRS
+        return self._dtype is torch.bfloat16 and kernels("cpu.lanes").HAS_PAIRS
 
     def _multiply(self, matrices: list[Multiplier], start: int, x: np.ndarray, y: np.ndarray) -> None:
         """Add x times matrices whose rows follow each other to y."""

@@ -2,12 +2,12 @@
 
     OMP_NUM_THREADS=1 python -m tools.bench.published
 
-Eight experts a call. A format and bfloat16 take turns in rounds, and a ratio is that of one round: what else the
-machine does falls on both alike. Experts are cold: each has as many copies as no cache holds, which take turns.
+Eight experts a call. A format and bfloat16 take turns in rounds, so that what else the machine does falls on both
+alike; times are of the processor, the least of all rounds. Experts are cold: each has as many copies as no cache holds,
+which take turns.
 """
 
 import argparse
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ COLD_NBYTES = 96 << 20
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Stored bits of a weight, and the median of the ratios to bfloat16, by shape."""
+    """Stored bits of a weight, and the ratios to bfloat16, by shape."""
 
     name: str
     bits: float
@@ -85,24 +85,22 @@ def _multiplier(layout: ExpertLayout | QuantisedLayout, content: torch.Tensor, h
 
 
 def _ratio(own: Callable[[], None], plain: Callable[[], None], rounds: int) -> float:
-    """The median over the rounds of the time of `own` by that of `plain`; the first round warms up."""
-    times = [(_seconds(own), _seconds(plain)) for _ in range(rounds + 1)]
-    return statistics.median(mine / theirs for mine, theirs in times[1:])
+    """The least time of `own` by the least of `plain`, in rounds; the first warms up."""
+    times = [(_seconds(own), _seconds(plain)) for _ in range(rounds + 1)][1:]
+    return min(mine for mine, _ in times) / min(theirs for _, theirs in times)
 
 
 def _seconds(work: Callable[[], None]) -> float:
-    begin_s = time.perf_counter()
+    begin_s = time.thread_time()
     work()
-    return time.perf_counter() - begin_s
+    return time.thread_time() - begin_s
 
 
 def sheet(results: Sequence[Result], *, rounds: int) -> Sheet:
     shapes = list(results[0].ratios)
     columns = ("format", "bits a weight", *(f"{neurons} x {hidden}" for hidden, neurons in shapes))
     rows = [(own.name, f"{own.bits:.2f}", *(f"{own.ratios[shape]:.2f}" for shape in shapes)) for own in results]
-    note = (
-        f"time of a token by {NUM_EXPERTS} cold experts over that in bfloat16, medians of {rounds} rounds; one thread"
-    )
+    note = f"time of a token by {NUM_EXPERTS} cold experts over that in bfloat16, least of {rounds} rounds; one thread"
     return Sheet("Experts in published formats", columns, rows, note)
 
 

@@ -11,6 +11,7 @@ from numba import carray
 from artifacts.common.numba_loops import kernel
 from artifacts.formats.awq import ORDER
 from runtime.kernels.cpu.gated import bits_of, part, pointer
+from runtime.kernels.cpu.lanes import LANES
 from runtime.kernels.cpu.published import (
     BITS,
     CODES,
@@ -32,13 +33,13 @@ from runtime.kernels.cpu.published import (
     u32,
 )
 from runtime.kernels.cpu.vectors import (
-    LANES,
     OUTPUT_ROWS,
     PANEL,
     WORD_ROWS,
     add_pairs_of_codes,
     add_rows_of_outputs,
-    add_rows_of_words,
+    add_words_of_eight,
+    add_words_of_four,
 )
 
 _PER_WORD = 8  # codes of 4 bits
@@ -47,14 +48,18 @@ _BLOCK = 1024  # outputs whose sums of all groups stay in a core's nearest cache
 
 
 @part
-def _add_groups(words, num_rows, token, sums):
-    """Add 4-bit codes less 8, in vectors: `token` [I / 8, 4] has pairs of x."""
+def _add_groups(words, bits, num_rows, token, sums):
+    """Add codes of 4 bits less 8, or of 8 bits, in vectors: a group is of so many rows of words, and `token` has four
+    pairs of x, or four x, for each."""
     table, stride = TABLES[INTEGERS_4].ctypes.data, 4 * words.shape[1]
     blocks = words.shape[1] // LANES
     for group in range(len(sums)):
         for row in range(group * num_rows, (group + 1) * num_rows, WORD_ROWS):
             x, own = token[row:].ctypes.data, sums[group].ctypes.data
-            add_rows_of_words(words[row].ctypes.data, stride, x, table, blocks, own)
+            if bits == 4:
+                add_words_of_eight(words[row].ctypes.data, stride, x, table, blocks, own)
+            else:
+                add_words_of_four(words[row].ctypes.data, stride, x, table, blocks, own)
 
 
 @part
@@ -100,6 +105,12 @@ def _in_halves(x):
             for half in range(2):
                 token[row, i, half] = np.uint16(bits_of(x[row * _PER_WORD + 4 * half + i]) >> u32(16))
     return token
+
+
+@part
+def _as_words(x):
+    """The bits of x, four numbers a row."""
+    return x.view(np.uint16).reshape(len(x) // 4, 4, 2)
 
 
 @part
@@ -174,21 +185,16 @@ def multiply_stream(fields, start, x, y, is_narrow):
     sums_x = np.empty(num_groups, np.float32)
     sums_of_groups(x, width, index, sums_x)
     sums = np.zeros((num_groups, num_outputs), np.float32)
-    is_fast, num_rows = is_narrow and bits == 4, width // _PER_WORD
-    middle = i32(8)
-    if is_fast and len(index) and num_outputs % PANEL == 0:
+    is_narrow, per_word = is_narrow and bits == 4, 32 // bits
+    is_even = len(index) == 0 and num_outputs % LANES == 0 and width % (WORD_ROWS * per_word) == 0
+    if is_narrow and len(index) and num_outputs % PANEL == 0:
         _add_in_order(words, index, x, sums)
-    elif (
-        is_fast
-        and len(index) == 0
-        and num_outputs % LANES == 0
-        and width == num_rows // WORD_ROWS * WORD_ROWS * _PER_WORD
-    ):
-        _add_groups(words, num_rows, _in_halves(x), sums)
+    elif is_even and (is_narrow or bits == 8):
+        _add_groups(words, bits, width // per_word, _in_halves(x) if is_narrow else _as_words(x), sums)
     else:
-        middle = i32(0)
+        is_narrow = False
         _add_codes(words, bits, width, index, x, sums)
-    _scale_stream(fields, start, sums, sums_x, middle, y)
+    _scale_stream(fields, start, sums, sums_x, i32(8 if is_narrow else 0), y)
 
 
 @kernel(f"void({MATRIX})", nogil=True)
