@@ -83,13 +83,14 @@ def _read_bytes(stored, is_exponent, out):
 
 @part
 def group_of_columns(fields, start, num_columns):
-    """The group of each column, [I]; empty where groups follow each other."""
+    """The group of each column, [I]; empty where groups follow each other, also where numbers are of no group:
+    compressed-tensors writes -1, and nothing else checks bounds."""
     if fields[INDEX] < 0:
         return np.empty(0, np.int32)
     index = carray(pointer(start + fields[INDEX], INT32_LIKE), num_columns)
     for k in range(num_columns):
         if index[k] != k // fields[WIDTH]:
-            return index if index.min() >= 0 else index[:0]
+            return index if index.min() >= 0 and index.max() < fields[NUM_GROUPS] else index[:0]
     return index[:0]
 
 

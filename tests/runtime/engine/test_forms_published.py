@@ -10,7 +10,7 @@ from runtime.engine.token_operands import TokenOperands
 from runtime.kernels.load import AS_NUMPY
 from runtime.model.arithmetic import DOWN, GATE_UP
 from runtime.model.quantised_layout import QuantisedLayout
-from tools.bench.stored_matrices import random_expert, variants
+from tools.bench.stored_matrices import Stored, random_expert, variants
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 1e-2}  # of the largest output
 SIZES = {  # hidden, neurons, group
@@ -39,6 +39,26 @@ def expected(layout: QuantisedLayout, content: torch.Tensor, x: torch.Tensor) ->
     weights = layout.weights(content)
     gate, up = F.linear(x.float(), weights[GATE_UP]).to(x.dtype).chunk(2, dim=-1)
     return F.linear((F.silu(gate) * up).float(), weights[DOWN])[0]
+
+
+def multiplied(layout: QuantisedLayout, content: torch.Tensor, hidden: int) -> torch.Tensor:
+    """The output [H] on a token of ones, in bfloat16."""
+    y, like = np.zeros((1, hidden), np.float32), torch.empty(0, dtype=AS_NUMPY[torch.bfloat16]).numpy()
+    operands = TokenOperands(np.ones(hidden, np.float32), np.zeros(1, np.int64), y, like)
+    CpuPublished(layout, torch.bfloat16).multiply((), [content.data_ptr()], operands)
+    return torch.from_numpy(y[0])
+
+
+@pytest.mark.parametrize("name", ["compressed-tensors, 4 bits", "compressed-tensors, 8 bits", "GPTQ, 4 bits"])
+@pytest.mark.parametrize("number", [-1, 1000], ids=["as the library writes it", "damaged"])
+def test_numbers_of_no_group_leave_groups_in_their_order(name: str, number: int) -> None:
+    format, make = variants(32)[name]
+    indexed = Stored(format, lambda r, c: make(r, c) | {"g_idx": torch.full((c,), number, dtype=torch.int32)})
+    outputs = []
+    for stored in (Stored(format, make), indexed):
+        torch.manual_seed(0)
+        outputs.append(multiplied(*random_expert(stored, 128, 64, torch.bfloat16), 128))
+    assert outputs[0].any() and torch.equal(*outputs)
 
 
 @pytest.mark.parametrize(("name", "size", "dtype"), CASES)
