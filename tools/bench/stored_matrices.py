@@ -67,22 +67,29 @@ def variants(group: int) -> Mapping[str, Stored]:
             ", in the order of activations": lambda r, c, bits: {"g_idx": _shuffled(c, group)},
         }.items()
     }
-    gptq = {
-        f"GPTQ, {bits} bits": Stored(Gptq(bits=bits), lambda r, c, bits=bits: _gptq(r, c, bits, group))
-        for bits in (2, 3, 4, 8)
-    }
     return {
         **eight_bit,
         "MXFP4": Stored(MxFp4(), _mxfp4),
         "NVFP4": Stored(NvFp4(), _nvfp4),
         "NVFP4, inverse": Stored(NvFp4(is_inverse=True), _nvfp4),
         **packed,
+        **_streams(group),
+        "AWQ": Stored(Awq(), lambda r, c: _awq(r, c, group)),
+    }
+
+
+def _streams(group: int) -> Mapping[str, Stored]:
+    """GPTQ's formats."""
+    gptq = {
+        f"GPTQ, {bits} bits": Stored(Gptq(bits=bits), lambda r, c, bits=bits: _gptq(r, c, bits, group))
+        for bits in (2, 3, 4, 8)
+    }
+    return {
         **gptq,
         "GPTQ, 4 bits, gptq_v2": Stored(Gptq(zero_offset=0), lambda r, c: _gptq(r, c, 4, group)),
         "GPTQ, 4 bits, desc_act": Stored(
             Gptq(is_permuted=True), lambda r, c: _gptq(r, c, 4, group) | {"g_idx": _shuffled(c, group)}
         ),
-        "AWQ": Stored(Awq(), lambda r, c: _awq(r, c, group)),
     }
 
 
