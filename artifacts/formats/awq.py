@@ -14,8 +14,8 @@ from artifacts.formats.base import Loop, Stored, are_sound, is_number, loops, re
 from artifacts.formats.codes import unpack
 
 _BITS = 4
-_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-_PER_WORD = len(_ORDER)
+ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+_PER_WORD = len(ORDER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Awq:
 
     def loop(self, tensors: Mapping[str, torch.Tensor]) -> Loop | None:
         points, scales = _codes(tensors["qzeros"]).numpy(), tensors["scales"].float().numpy()
-        places = np.argsort(_ORDER).astype(np.int64)
+        places = np.argsort(ORDER).astype(np.int64)
         return partial(loops().from_words_of_outputs, tensors["qweight"].numpy(), places, points, scales)
 
     def is_sound(self, tensors: Mapping[str, torch.Tensor]) -> bool:
@@ -58,5 +58,5 @@ def _codes(words: torch.Tensor) -> torch.Tensor:
     num_outputs = words.shape[1] * _PER_WORD
     stored = unpack(words, _BITS, num_outputs).unflatten(1, (-1, _PER_WORD))
     codes = torch.empty_like(stored)
-    codes[..., _ORDER] = stored
+    codes[..., ORDER] = stored
     return codes.flatten(1)

@@ -1,17 +1,20 @@
-"""The forms in which experts lie in RAM (whole, cut in two, packed), with compiled code for one token for each."""
+"""The forms in which experts lie in RAM (whole, cut in two, packed, as published), with compiled code for one token."""
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
 
 from artifacts.quantisation.packing import PARTS, Packed
 from runtime.control.plan import NO_SLOT, Place
+from runtime.engine.forms_published import CpuPublished, has_published_form
+from runtime.engine.token_operands import TokenOperands
 from runtime.kernels.load import AS_NUMPY, kernels
 from runtime.model.arithmetic import DOWN, GATE_UP
 from runtime.model.layout import ExpertLayout, Layout
 from runtime.model.open import MoeModel
+from runtime.model.quantised_layout import QuantisedLayout
 from runtime.tiers.fast import ResidentExperts
 from runtime.tiers.replicas import ReplicaLayout
 from runtime.tiers.shadow_replicas import Shadows
@@ -62,16 +65,6 @@ class TokenKernels:
         return torch.from_numpy(y).to(hidden.dtype)[:, None]
 
 
-class TokenOperands(NamedTuple):
-    """The last arguments of every kernel: the token [H], the row of `y` [K, H] for each expert, and an empty array of
-    the weights' type."""
-
-    x: np.ndarray
-    rows: np.ndarray
-    y: np.ndarray
-    like: np.ndarray
-
-
 class CpuForm(Protocol):
     """Multiplies a token by experts of one form."""
 
@@ -89,11 +82,15 @@ def forms_of(slow: SlowTier | SegmentTier, shadows: Shadows | None, dtype: torch
 
 def has_form(layout: Layout) -> bool:
     """Whether there is compiled code for experts of this layout."""
+    if isinstance(layout, QuantisedLayout):
+        return has_published_form(layout)
     return isinstance(layout, ExpertLayout | ReplicaLayout)
 
 
-def form_of(layout: ExpertLayout | ReplicaLayout, dtype: torch.dtype) -> CpuForm:
+def form_of(layout: ExpertLayout | ReplicaLayout | QuantisedLayout, dtype: torch.dtype) -> CpuForm:
     """The form of experts with this layout, for a model of this dtype."""
+    if isinstance(layout, QuantisedLayout):
+        return CpuPublished(layout, dtype)
     return CpuPacked(layout, dtype) if isinstance(layout, ReplicaLayout) else CpuWhole(layout)
 
 

@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from runtime.control.plan import Place
-from runtime.engine.forms_cpu import TokenKernels, TokenOperands, form_of, has_form
+from runtime.engine.forms_cpu import TokenKernels, form_of, has_form
+from runtime.engine.token_operands import TokenOperands
 from runtime.kernels.batched import is_plain
 from runtime.kernels.load import AS_NUMPY, kernels
 from runtime.model.open import MoeModel

@@ -56,7 +56,7 @@ def _weight(context, element):
 
 
 @intrinsic
-def _bits(context, value):
+def bits_of(context, value):
     """Return the bits of a float32."""
 
     def generate(_, builder, __, arguments):
@@ -70,7 +70,7 @@ def _rounded(value, like):
     """Round float32 to the nearest bfloat16, ties to even, if the weights are bfloat16; NaN stays NaN."""
     if not _is_narrow(like) or value != value:
         return value
-    bits = _bits(value)
+    bits = bits_of(value)
     return _weight(np.uint16(u32(bits + u32(0x7FFF) + u32(u32(bits >> u32(16)) & u32(1))) >> u32(16)))
 
 
@@ -118,6 +118,13 @@ def add_segments(addresses, neurons, x, rows, y, like):
                 out[h] += act * _weight(down[h])
 
 
+@kernel([f"void(float32[::1], float32[::1], {like})" for like in LIKE], nogil=True)
+def activate(inner, acts, like):
+    """Write acts [I]: silu(gate) * up of inner [2 I], gate above up."""
+    for n in range(len(acts)):
+        acts[n] = swiglu(inner[n], inner[len(acts) + n], like)
+
+
 @kernel([f"void(float32[:, ::1], float32[::1], int64, {out})" for out in LIKE], nogil=True)
 def combine(y, weights, num_rows, out):
     """Write out [H]: the sum, in order, of the first `num_rows` rows of y [K, H] times their weights [K]."""
@@ -125,7 +132,7 @@ def combine(y, weights, num_rows, out):
         total = f32(0)
         for i in range(num_rows):
             total = _rounded(total + _rounded(_rounded(y[i, h], out) * weights[i], out), out)
-        out[h] = np.uint16(_bits(total) >> u32(16)) if _is_narrow(out) else total
+        out[h] = np.uint16(bits_of(total) >> u32(16)) if _is_narrow(out) else total
 
 
 @kernel([f"void(int64, {like}, {like}, {like})" for like in LIKE], nogil=True)
@@ -137,4 +144,4 @@ def project(address, bias, x, out):
     for o in range(len(out)):
         total = _dot(matrix[o], token)
         total = _rounded(total + _weight(bias[o]) if len(bias) else total, out)
-        out[o] = np.uint16(_bits(total) >> u32(16)) if _is_narrow(out) else total
+        out[o] = np.uint16(bits_of(total) >> u32(16)) if _is_narrow(out) else total

@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 import torch
 
+from artifacts.formats.fp8 import Scaled
 from runtime.control.plan import NO_SLOT, Place
 from runtime.engine import output, output_cpu
 from runtime.engine.output import choose_output
 from runtime.engine.output_cpu import CpuOutput
 from runtime.engine.output_gpu import GpuOutput
 from runtime.model.layout import ExpertLayout, Layout
-from runtime.model.quantised_layout import QuantisedLayout
+from runtime.model.quantised_layout import Piece, QuantisedLayout
 
 E, K, H = 6, 3, 4
 
@@ -121,8 +122,10 @@ def test_experts_of_a_known_kind_and_type_on_a_cpu_suit(monkeypatch: pytest.Monk
     assert not suited(monkeypatch, plain=[True], dtype=torch.float64, device="cpu")
     assert not suited(monkeypatch, plain=[True], dtype=torch.float32, device="meta")
     assert not suited(monkeypatch, plain=[True], dtype=torch.float32, device="cuda")
-    as_published = QuantisedLayout((), (), torch.float32, False)
-    assert not suited(monkeypatch, plain=[True], dtype=torch.float32, device="cpu", layout=as_published)
+    for form, suits in ((Scaled(), True), (None, False)):
+        piece = Piece("down_proj", 0, "weight", form, torch.int8, (2, 2))
+        as_published = QuantisedLayout.of([piece], torch.float32, is_transposed=False)
+        assert suited(monkeypatch, plain=[True], dtype=torch.float32, device="cpu", layout=as_published) == suits
 
 
 def test_a_timed_expert_multiplies_one_token_by_each_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:

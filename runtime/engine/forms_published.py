@@ -1,0 +1,205 @@
+"""Experts that lie in RAM as they were published, with compiled code for one token."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from artifacts.formats.awq import Awq
+from artifacts.formats.base import Format
+from artifacts.formats.fp8 import Scaled
+from artifacts.formats.gptq import Gptq
+from artifacts.formats.mxfp4 import MxFp4
+from artifacts.formats.nvfp4 import GROUP as NVFP4_GROUP
+from artifacts.formats.nvfp4 import NvFp4
+from artifacts.formats.packed_integers import PackedIntegers
+from runtime.control.plan import Place
+from runtime.engine.token_operands import TokenOperands
+from runtime.kernels.load import kernels
+from runtime.model.arithmetic import DOWN, GATE_UP
+from runtime.model.quantised_layout import Piece, QuantisedLayout
+
+_WORDS = ("g_idx", "zero_point")  # optional tensors, which the kernels take as int32
+_NOT_THERE = -1
+
+
+Described = dict[str, int | str]  # fields of a matrix, by name; a constant of the kernels by its name
+Multiplier = tuple[slice, np.ndarray, Callable[..., None]]  # the rows, fields and kernel of a matrix
+
+
+class StoredMatrix(NamedTuple):
+    """One matrix [num_outputs, num_inputs] of an expert: by role its tensors and where they begin, in bytes."""
+
+    format: Format
+    tensors: Mapping[str, Piece]
+    offsets: Mapping[str, int]
+    num_outputs: int
+    num_inputs: int
+
+
+class CpuPublished:
+    """Experts in a published format, for a model of this dtype."""
+
+    def __init__(self, layout: QuantisedLayout, dtype: torch.dtype) -> None:
+        self._layout, self._dtype = layout, dtype
+        num_neurons = sum(matrix.num_outputs for matrix in _matrices(layout, GATE_UP)) // 2
+        self._inner, self._acts = np.empty(2 * num_neurons, np.float32), np.empty(num_neurons, np.float32)
+
+    def multiply(self, places: Sequence[Place], starts: list[int], operands: TokenOperands) -> None:
+        activate, (inner, down) = kernels("cpu.gated").activate, self._multipliers
+        for start, row in zip(starts, operands.rows, strict=True):
+            self._inner[:] = 0
+            self._multiply(inner, start, operands.x, self._inner)
+            activate(self._inner, self._acts, operands.like)
+            self._multiply(down, start, self._acts, operands.y[row])
+
+    @cached_property
+    def _multipliers(self) -> tuple[list[Multiplier], list[Multiplier]]:
+        """Those of gate and up, and those of down. Kernels are compiled here, so that a run that does not use them does
+        not wait for them."""
+        return _multipliers(self._layout, GATE_UP), _multipliers(self._layout, DOWN)
+
+    @cached_property
+    def _is_narrow(self) -> bool:
+        """Whether the processor multiplies x and activations as they are."""
+        return self._dtype is torch.bfloat16 and kernels("cpu.lanes").HAS_PAIRS
+
+    def _multiply(self, matrices: list[Multiplier], start: int, x: np.ndarray, y: np.ndarray) -> None:
+        """Add x times matrices whose rows follow each other to y."""
+        for rows, fields, multiply in matrices:
+            multiply(fields, start, x, y[rows], self._is_narrow)
+
+
+def has_published_form(layout: QuantisedLayout) -> bool:
+    """Whether there is compiled code for every matrix of an expert."""
+    return all(
+        type(piece.format) in _DESCRIBED and (piece.role not in _WORDS or piece.dtype is torch.int32)
+        for piece in layout.pieces
+    )
+
+
+def _multipliers(layout: QuantisedLayout, part: str) -> list[Multiplier]:
+    """The matrices that are the rows of one part, each with its rows and its kernel."""
+    multipliers, first = [], 0
+    for matrix in _matrices(layout, part):
+        rows = slice(first, first + matrix.num_outputs)
+        described = _DESCRIBED[type(matrix.format)](matrix)
+        module, name = _KERNELS[described["KIND"]]
+        multipliers.append((rows, np.array(_fields({"HEIGHT": 1} | described)), getattr(kernels(module), name)))
+        first = rows.stop
+    return multipliers
+
+
+def _matrices(layout: QuantisedLayout, part: str) -> list[StoredMatrix]:
+    """The matrices that are the rows of one part."""
+    found: dict[int, tuple[dict[str, Piece], dict[str, int]]] = {}
+    for piece, offset in zip(layout.pieces, layout.offsets, strict=True):
+        if piece.part == part:
+            tensors, offsets = found.setdefault(piece.source, ({}, {}))
+            tensors[piece.role], offsets[piece.role] = piece, offset
+    return [_matrix(*stored) for stored in found.values()]
+
+
+def _matrix(tensors: Mapping[str, Piece], offsets: Mapping[str, int]) -> StoredMatrix:
+    form = next(iter(tensors.values())).format
+    return StoredMatrix(form, tensors, offsets, *form.shape(tensors))
+
+
+def _fields(described: Described) -> list[int]:
+    """The fields of `runtime.kernels.cpu.published`."""
+    names, values = kernels("cpu.published"), [_NOT_THERE] * kernels("cpu.published").NUM_FIELDS
+    for name, value in described.items():
+        values[getattr(names, name)] = getattr(names, value) if isinstance(value, str) else value
+    return values
+
+
+def _scales(matrix: StoredMatrix, role: str, num_groups: int) -> Described:
+    """What the kernels know of scales in groups of columns."""
+    return {
+        "SCALES": matrix.offsets[role],
+        "SCALE_TYPE": _SCALE_TYPES[matrix.tensors[role].dtype],
+        "NUM_GROUPS": num_groups,
+        "WIDTH": -(-matrix.num_inputs // num_groups),
+    }
+
+
+def _eight_bit_floats(matrix: StoredMatrix) -> Described:
+    scale, weight = matrix.tensors["scale"], matrix.tensors["weight"]
+    rows, columns = (*scale.shape, 1, 1)[:2]
+    height, width = (
+        -(-size // count) if count in (1, size) else block
+        for size, count, block in zip(weight.shape, (rows, columns), matrix.format.block, strict=True)
+    )
+    described = _scales(matrix, "scale", columns)
+    kind = {torch.float8_e4m3fn: "E4M3", torch.float8_e5m2: "E5M2", torch.int8: "INT8"}[weight.dtype]
+    return described | {"KIND": kind, "CODES": matrix.offsets["weight"], "HEIGHT": height, "WIDTH": width}
+
+
+def _mxfp4(matrix: StoredMatrix) -> Described:
+    described = _scales(matrix, "scales", matrix.tensors["scales"].shape[1])
+    return described | {"KIND": "FLOATS_4", "CODES": matrix.offsets["blocks"]}
+
+
+def _nvfp4(matrix: StoredMatrix) -> Described:
+    return _scales(matrix, "scale", matrix.num_inputs // NVFP4_GROUP) | {
+        "KIND": "FLOATS_4",
+        "CODES": matrix.offsets["packed"],
+        "WHOLE": matrix.offsets["global"],
+        "IS_INVERSE": int(matrix.format.is_inverse),
+    }
+
+
+def _packed_integers(matrix: StoredMatrix) -> Described:
+    return _scales(matrix, "scale", matrix.tensors["scale"].shape[1]) | {
+        "KIND": "INTEGERS_4" if matrix.format.bits == 4 else "UINT8",
+        "CODES": matrix.offsets["packed"],
+        "BITS": matrix.format.bits,
+        "ZEROS": matrix.offsets.get("zero_point", _NOT_THERE),
+        "INDEX": matrix.offsets.get("g_idx", _NOT_THERE),
+    }
+
+
+def _gptq(matrix: StoredMatrix) -> Described:
+    return _scales(matrix, "scales", matrix.tensors["scales"].shape[0]) | {
+        "KIND": "STREAM",
+        "CODES": matrix.offsets["qweight"],
+        "BITS": matrix.format.bits,
+        "ZEROS": matrix.offsets["qzeros"],
+        "ZERO_OFFSET": matrix.format.zero_offset,
+        "INDEX": matrix.offsets.get("g_idx", _NOT_THERE),
+    }
+
+
+def _awq(matrix: StoredMatrix) -> Described:
+    return _scales(matrix, "scales", matrix.tensors["scales"].shape[0]) | {
+        "KIND": "OUTPUT_WORDS",
+        "CODES": matrix.offsets["qweight"],
+        "ZEROS": matrix.offsets["qzeros"],
+    }
+
+
+_DESCRIBED = {
+    Scaled: _eight_bit_floats,
+    MxFp4: _mxfp4,
+    NvFp4: _nvfp4,
+    PackedIntegers: _packed_integers,
+    Gptq: _gptq,
+    Awq: _awq,
+}
+_SCALE_TYPES = {
+    torch.float32: "FLOAT32",
+    torch.float16: "FLOAT16",
+    torch.bfloat16: "BFLOAT16",
+    torch.float8_e8m0fnu: "E8M0",
+    torch.uint8: "E8M0",
+    torch.float8_e4m3fn: "FLOAT8",
+}
+_HALF_BYTES, _BYTES = ("cpu.rows", "multiply_half_bytes"), ("cpu.rows", "multiply_bytes")
+_KERNELS = {
+    **dict.fromkeys(("FLOATS_4", "INTEGERS_4"), _HALF_BYTES),
+    **dict.fromkeys(("E4M3", "E5M2", "INT8", "UINT8"), _BYTES),
+    "STREAM": ("cpu.columns", "multiply_stream"),
+    "OUTPUT_WORDS": ("cpu.columns", "multiply_output_words"),
+}

@@ -1,0 +1,116 @@
+"""Vectors of LLVM's code: the parts of which `vectors` makes its products. A vector is of 16 sums, float32, or of 32
+numbers, bfloat16 as uint16, or of as many codes. Importing this module imports numba.
+"""
+
+from collections.abc import Sequence
+
+from llvmlite import binding, ir
+from numba.core import cgutils
+
+HAS_PAIRS = bool(binding.get_host_cpu_features().get("avx512bf16"))
+"""Whether the processor multiplies pairs of bfloat16; if not, LLVM writes that out, which is right and slow."""
+
+LANES = 16  # sums in a vector, each of pairs
+
+I8, I16, I32, I64, F32 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
+_FAST = ("contract", "reassoc")
+
+
+class _BFloat(ir.Type):
+    """LLVM's bfloat, which llvmlite does not name."""
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _BFloat)
+
+    def __hash__(self) -> int:
+        return hash(_BFloat)
+
+
+def vector(element: ir.Type, count: int = 2 * LANES) -> ir.VectorType:
+    return ir.VectorType(element, count)
+
+
+SUMS, NUMBERS, PAIRS = vector(F32, LANES), vector(I16), vector(I32, LANES)
+
+
+def load(builder: ir.IRBuilder, address: ir.Value, kind: ir.Type, offset: int = 0) -> ir.Value:
+    """What lies `offset` bytes behind the address."""
+    return builder.load(builder.inttoptr(builder.add(address, I64(offset)), kind.as_pointer()), align=1)
+
+
+def store(builder: ir.IRBuilder, value: ir.Value, address: ir.Value) -> None:
+    builder.store(value, builder.inttoptr(address, value.type.as_pointer()), align=1)
+
+
+def advanced(builder: ir.IRBuilder, address: ir.Value, index: ir.Value, nbytes: int | ir.Value) -> ir.Value:
+    """The address `index` times so many bytes further on."""
+    return builder.add(address, builder.mul(index, I64(nbytes) if isinstance(nbytes, int) else nbytes))
+
+
+def filled(kind: ir.VectorType, value: float) -> ir.Constant:
+    return ir.Constant(kind, [value] * kind.count)
+
+
+def spread(builder: ir.IRBuilder, values: ir.Value, lanes: Sequence[int]) -> ir.Value:
+    """A vector of the values with these indices."""
+    return builder.shuffle_vector(values, values, ir.Constant(vector(I32, len(lanes)), list(lanes)))
+
+
+def splat(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
+    one = builder.insert_element(ir.Constant(vector(value.type, LANES), ir.Undefined), value, I32(0))
+    return spread(builder, one, [0] * LANES)
+
+
+def called(builder: ir.IRBuilder, name: str, result: ir.Type, operands: Sequence[ir.Value]) -> ir.Value:
+    """The result of a function that LLVM knows by this name."""
+    kind = ir.FunctionType(result, [operand.type for operand in operands])
+    return builder.call(
+        cgutils.get_or_insert_function(builder.module, kind, name),
+        operands,
+        fastmath=("reassoc",) if "reduce" in name else (),
+    )
+
+
+def looked_up(builder: ir.IRBuilder, table: ir.Value, codes: ir.Value, shift: int) -> ir.Value:
+    """Numbers of the codes at this bit of 32 lanes of 16 bits. The table is there twice: the bit above a code does not
+    matter."""
+    if shift:
+        codes = builder.lshr(codes, filled(NUMBERS, shift))
+    if HAS_PAIRS:
+        return called(builder, "llvm.x86.avx512.permvar.hi.512", NUMBERS, [table, codes])
+    codes = builder.and_(codes, filled(NUMBERS, 2 * LANES - 1))
+    out = ir.Constant(NUMBERS, ir.Undefined)
+    for lane in map(I32, range(2 * LANES)):
+        out = builder.insert_element(out, builder.extract_element(table, builder.extract_element(codes, lane)), lane)
+    return out
+
+
+def add_pairs(builder: ir.IRBuilder, sums: ir.Value, numbers: ir.Value, x: ir.Value) -> ir.Value:
+    """Add the products of lanes 2 i and 2 i + 1 to sum i."""
+    if HAS_PAIRS:
+        operands = [builder.bitcast(operand, vector(_BFloat())) for operand in (numbers, x)]
+        return called(builder, "llvm.x86.avx512bf16.dpbf16ps.512", SUMS, [sums, *operands])
+    for half in (_low, _high):
+        sums = plus_product(builder, sums, half(builder, numbers), half(builder, x))
+    return sums
+
+
+def _low(builder: ir.IRBuilder, numbers: ir.Value) -> ir.Value:
+    """The even lanes as float32."""
+    return builder.bitcast(builder.shl(builder.bitcast(numbers, PAIRS), filled(PAIRS, 16)), SUMS)
+
+
+def _high(builder: ir.IRBuilder, numbers: ir.Value) -> ir.Value:
+    """The odd lanes as float32."""
+    return builder.bitcast(builder.and_(builder.bitcast(numbers, PAIRS), filled(PAIRS, 0xFFFF0000)), SUMS)
+
+
+def added_up(builder: ir.IRBuilder, sums: ir.Value) -> ir.Value:
+    return called(builder, "llvm.vector.reduce.fadd.v16f32", F32, [ir.Constant(F32, 0.0), sums])
+
+
+def plus_product(builder: ir.IRBuilder, sums: ir.Value, numbers: ir.Value, x: ir.Value) -> ir.Value:
+    return builder.fadd(sums, builder.fmul(numbers, x, flags=_FAST), flags=_FAST)

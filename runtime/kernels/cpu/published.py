@@ -1,0 +1,124 @@
+"""What kernels for published formats share: how a matrix is described to them, and how its scales are read.
+
+Importing this module imports numba.
+"""
+
+import numpy as np
+from llvmlite import ir
+from numba import carray, types
+from numba.extending import intrinsic
+
+from artifacts.common.numba_loops import kernel
+from artifacts.formats.codes import E2M1
+from runtime.kernels.cpu.gated import part, pointer
+
+# A matrix is int64 [NUM_FIELDS]. Offsets count bytes from the start of its expert; -1 is that of a missing tensor.
+(
+    KIND,
+    CODES,
+    SCALES,
+    SCALE_TYPE,
+    HEIGHT,  # rows with one scale
+    WIDTH,  # columns with one scale
+    NUM_GROUPS,  # of columns
+    ZEROS,
+    ZERO_OFFSET,  # what is added to a stored zero-point
+    INDEX,  # the group of each column
+    WHOLE,  # the scale of the matrix
+    IS_INVERSE,  # whether that divides
+    BITS,
+    NUM_FIELDS,
+) = range(14)
+FLOATS_4, INTEGERS_4, E4M3, E5M2, INT8, UINT8, STREAM, OUTPUT_WORDS = range(8)  # of KIND
+FLOAT32, FLOAT16, BFLOAT16, E8M0, FLOAT8 = range(5)  # of SCALE_TYPE
+
+MATRIX = "int64[::1], int64, float32[::1], float32[::1], boolean"  # fields, start, x, y, is_narrow
+
+f32, i32, u32 = np.float32, np.int32, np.uint32
+UINT8_LIKE, UINT16_LIKE, INT32_LIKE = np.zeros(1, np.uint8), np.zeros(1, np.uint16), np.zeros(1, np.int32)
+_FLOAT_LIKE = np.zeros(1, np.float32)
+NUMBERS = np.array([E2M1, [code - 8 for code in range(16)]], np.float32)  # of each code of 4 bits, by KIND
+TABLES = np.tile((NUMBERS.view(np.uint32) >> 16).astype(np.uint16), 2)  # the same as bfloat16, twice
+
+
+@intrinsic
+def number(context, bits):
+    """The float32 of these bits."""
+
+    def generate(_, builder, __, arguments):
+        return builder.bitcast(arguments[0], ir.FloatType())
+
+    return types.float32(types.uint32), generate
+
+
+@part
+def float8(byte, shift):
+    """An 8-bit float over a power of two, which is `float8_worth`: its exponent goes where that of float32 ends."""
+    magnitude = u32(u32(byte & u32(0x7F)) << shift)
+    return number(u32(magnitude | u32(u32(byte & u32(0x80)) << u32(24))))
+
+
+@part
+def _read_halves(halves, is_float16, out):
+    if is_float16:
+        for i in range(len(out)):
+            half = u32(halves[i])
+            bits = u32(u32(half & u32(0x7FFF)) << u32(13)) | u32(u32(half & u32(0x8000)) << u32(16))
+            out[i] = number(u32(bits)) * f32(2.0**112)
+    else:
+        for i in range(len(out)):
+            out[i] = number(u32(u32(halves[i]) << u32(16)))
+
+
+@part
+def _read_bytes(stored, is_exponent, out):
+    if is_exponent:
+        for i in range(len(out)):
+            byte = u32(stored[i])
+            out[i] = number(u32(byte << u32(23)) if byte else u32(1 << 22))
+    else:
+        for i in range(len(out)):
+            out[i] = float8(u32(stored[i]), u32(20)) * f32(2.0**120)
+
+
+@part
+def group_of_columns(fields, start, num_columns):
+    """The group of each column, [I]; empty where groups follow each other, also where numbers are of no group:
+    compressed-tensors writes -1, and nothing else checks bounds."""
+    if fields[INDEX] < 0:
+        return np.empty(0, np.int32)
+    index = carray(pointer(start + fields[INDEX], INT32_LIKE), num_columns)
+    for k in range(num_columns):
+        if index[k] != k // fields[WIDTH]:
+            return index if index.min() >= 0 and index.max() < fields[NUM_GROUPS] else index[:0]
+    return index[:0]
+
+
+@part
+def sums_of_groups(x, width, index, out):
+    """Write the sum of every group of columns: those with its number in `index`, or `width` after each other where
+    that is empty; the last may be cut off."""
+    out[:] = 0
+    for k in range(len(index)):
+        out[index[k]] += x[k]
+    if len(index) == 0:
+        for group in range(len(out)):
+            out[group] = x[group * width : (group + 1) * width].sum()
+
+
+@kernel("void(int64, int64, int64, int64, int64, float32[::1])", nogil=True)
+def read_scales(address, kind, first, whole, is_inverse, out):
+    """Fill out [n] with the scales from number `first` on; `whole` is the address of a further factor, or -1."""
+    if kind == FLOAT32:
+        stored = carray(pointer(address + 4 * first, _FLOAT_LIKE), out.shape)
+        out[:] = stored
+    elif kind in (FLOAT16, BFLOAT16):
+        halves = carray(pointer(address + 2 * first, UINT16_LIKE), out.shape)
+        _read_halves(halves, kind == FLOAT16, out)
+    else:
+        stored_bytes = carray(pointer(address + first, UINT8_LIKE), out.shape)
+        _read_bytes(stored_bytes, kind == E8M0, out)
+    if whole >= 0:
+        factor = carray(pointer(whole, _FLOAT_LIKE), 1)[0]
+        for i in range(len(out)):
+            out[i] = out[i] / factor if is_inverse else out[i] * factor

@@ -1,0 +1,64 @@
+"""Experts in a published format computed where they lie: close to the model's own code, and counted alike."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from runtime.model.open import MoeModel, open_model
+from runtime.policies.base import Artefacts
+from runtime.session.session import Session, Settings
+from runtime.session.settings import EXACT, FUSED
+from tests.helpers import families
+from tests.helpers.published import publish
+from tests.runtime.engine.test_output_cpu import TOLERANCE, decoded
+from tests.runtime.replay.test_replay import live_and_replayed
+
+SIZES = {"hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 96}
+METHODS = {
+    "fp8": "qwen3_moe",
+    "compressed-tensors": "deepseek_v2",
+    "gptq": "qwen2_moe",
+    "awq": "mixtral",
+    "nvfp4": "qwen3_moe",
+}
+
+
+@pytest.fixture(scope="module", params=METHODS)
+def opened(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MoeModel]:
+    folder, family = tmp_path_factory.mktemp("published"), METHODS[request.param]
+    fields = {name: size for name, size in SIZES.items() if family != "mixtral" or name != "moe_intermediate_size"}
+    plain = families.save(family, "hub", folder / "plain", torch.float32, fields=fields)
+    opened = open_model(str(publish(plain, folder / "published", request.param)))
+    yield opened
+    opened.store.close()
+
+
+@pytest.mark.parametrize(
+    "settings", [Settings(), Settings(preset="near"), Settings(preset="specmd", link="100MB/s+20us")]
+)
+def test_decoding_gives_the_logits_of_torch(opened: MoeModel, settings: Settings) -> None:
+    fused, exact = decoded(opened, settings, experts=FUSED), decoded(opened, Settings())
+    assert (fused - exact).abs().max() <= TOLERANCE[torch.float32] * exact.abs().max()
+    assert (fused.argmax(dim=1) == exact.argmax(dim=1)).all()
+
+
+def test_live_equals_replay_and_torch(opened: MoeModel, tmp_path: Path) -> None:
+    runs = {}
+    for experts in (EXACT, FUSED):
+        torch.manual_seed(0)  # of the batch
+        settings = Settings(budget="50%", experts=experts)
+        runs[experts] = live_and_replayed(opened, settings, Artefacts(), tmp_path / "trace.parquet")
+    live, again = runs[FUSED]
+    for other in (again, runs[EXACT][0]):
+        assert np.array_equal(live.counters.passes, other.counters.passes)
+        assert np.array_equal(live.cache.state, other.cache.state)
+    assert live.counters.totals()["misses"] > 0
+
+
+def test_the_receipt_names_what_computes(opened: MoeModel) -> None:
+    with Session(opened, Settings(budget="50%", experts=FUSED)) as session:
+        assert session.receipt()["experts_of_a_token"] == "fused"
+        assert not any("fused" in line for line in session.fallbacks)

@@ -1,0 +1,149 @@
+"""Random matrices in the published formats and their variants, and experts of them as they lie in a slot."""
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import torch
+
+from artifacts.formats.awq import Awq
+from artifacts.formats.base import Format
+from artifacts.formats.fp8 import Scaled
+from artifacts.formats.gptq import Gptq
+from artifacts.formats.mxfp4 import MxFp4
+from artifacts.formats.nvfp4 import NvFp4
+from artifacts.formats.packed_integers import PackedIntegers
+from runtime.model.arithmetic import DOWN, GATE_UP
+from runtime.model.layout import aligned
+from runtime.model.quantised_layout import Piece, QuantisedLayout
+
+Tensors = dict[str, torch.Tensor]
+
+
+class Stored(NamedTuple):
+    """A format, and a maker of random tensors by role for a matrix [rows, columns]."""
+
+    format: Format
+    make: Callable[[int, int], Tensors]
+
+
+def random_expert(
+    stored: Stored, hidden: int, neurons: int, dtype: torch.dtype
+) -> tuple[QuantisedLayout, torch.Tensor]:
+    """An expert of random matrices gate, up and down: its layout and its bytes."""
+    shapes = ((GATE_UP, 0, neurons, hidden), (GATE_UP, 1, neurons, hidden), (DOWN, 0, hidden, neurons))
+    tensors = {
+        Piece(part, source, role, stored.format, tensor.dtype, tuple(tensor.shape)): tensor
+        for part, source, rows, columns in shapes
+        for role, tensor in stored.make(rows, columns).items()
+    }
+    layout = QuantisedLayout.of(list(tensors), dtype, is_transposed=False)
+    content = aligned(layout.nbytes)
+    for (piece, tensor), offset in zip(tensors.items(), layout.offsets, strict=True):
+        content[offset : offset + piece.nbytes] = tensor.contiguous().view(-1).view(torch.uint8)
+    return layout, content
+
+
+def variants(group: int) -> Mapping[str, Stored]:
+    """Every format by name, in groups of so many inputs where it has groups of any size."""
+    blocks = Scaled(block=(group, group))
+    eight_bit = {
+        "FP8, blocks": Stored(blocks, lambda r, c: _floats(r, c) | _blocks(r, c, group)),
+        "FP8, one scale a row": Stored(Scaled(), lambda r, c: _floats(r, c) | {"scale": _scales(r, 1).bfloat16()}),
+        "FP8, one scale": Stored(Scaled(), lambda r, c: _floats(r, c) | {"scale": torch.tensor(0.3)}),
+        "FP8, e5m2": Stored(Scaled(), lambda r, c: _floats(r, c, torch.float8_e5m2) | {"scale": _scales(r, 1)}),
+        "FP8, scales of 8 bits": Stored(
+            Scaled(block=(group, group)), lambda r, c: _floats(r, c) | _powers(r, c, group)
+        ),
+        "int8, one scale a row": Stored(Scaled(), lambda r, c: _integers(r, c) | {"scale": _scales(r, 1, 0.001)}),
+    }
+    packed = {
+        f"compressed-tensors, {bits} bits{name}": Stored(
+            PackedIntegers(bits=bits), lambda r, c, bits=bits, own=own: _packed(r, c, bits, group) | own(r, c, bits)
+        )
+        for bits in (4, 8)
+        for name, own in {
+            "": lambda r, c, bits: {},
+            ", asymmetric": lambda r, c, bits: {"zero_point": _words(r * bits // 32, c // group)},
+            ", in the order of activations": lambda r, c, bits: {"g_idx": _shuffled(c, group)},
+        }.items()
+    }
+    return {
+        **eight_bit,
+        "MXFP4": Stored(MxFp4(), _mxfp4),
+        "NVFP4": Stored(NvFp4(), _nvfp4),
+        "NVFP4, inverse": Stored(NvFp4(is_inverse=True), _nvfp4),
+        **packed,
+        **_streams(group),
+        "AWQ": Stored(Awq(), lambda r, c: _awq(r, c, group)),
+    }
+
+
+def _streams(group: int) -> Mapping[str, Stored]:
+    """GPTQ's formats."""
+    gptq = {
+        f"GPTQ, {bits} bits": Stored(Gptq(bits=bits), lambda r, c, bits=bits: _gptq(r, c, bits, group))
+        for bits in (2, 3, 4, 8)
+    }
+    return {
+        **gptq,
+        "GPTQ, 4 bits, gptq_v2": Stored(Gptq(zero_offset=0), lambda r, c: _gptq(r, c, 4, group)),
+        "GPTQ, 4 bits, desc_act": Stored(
+            Gptq(is_permuted=True), lambda r, c: _gptq(r, c, 4, group) | {"g_idx": _shuffled(c, group)}
+        ),
+    }
+
+
+def _words(rows: int, columns: int) -> torch.Tensor:
+    return torch.randint(-(2**31), 2**31, (rows, columns)).to(torch.int32)
+
+
+def _scales(rows: int, columns: int, size: float = 0.02) -> torch.Tensor:
+    return (0.5 + torch.rand(rows, columns)) * size
+
+
+def _shuffled(columns: int, group: int) -> torch.Tensor:
+    return (torch.arange(columns) // group)[torch.randperm(columns)].to(torch.int32)
+
+
+def _floats(rows: int, columns: int, dtype: torch.dtype = torch.float8_e4m3fn) -> Tensors:
+    """Numbers of every size that the dtype has: also the least, which have no leading one."""
+    return {"weight": (torch.randn(rows, columns) * torch.randint(-9, 1, (rows, columns)).float().exp2()).to(dtype)}
+
+
+def _integers(rows: int, columns: int) -> Tensors:
+    return {"weight": torch.randint(-128, 128, (rows, columns)).to(torch.int8)}
+
+
+def _blocks(rows: int, columns: int, size: int) -> Tensors:
+    return {"scale": _scales(-(-rows // size), -(-columns // size), 0.2)}
+
+
+def _powers(rows: int, columns: int, size: int) -> Tensors:
+    return {"scale": _blocks(rows, columns, size)["scale"].to(torch.float8_e8m0fnu)}
+
+
+def _mxfp4(rows: int, columns: int) -> Tensors:
+    blocks = torch.randint(0, 256, (rows, columns // 32, 16), dtype=torch.uint8)
+    return {"blocks": blocks, "scales": torch.randint(118, 122, (rows, columns // 32), dtype=torch.uint8)}
+
+
+def _nvfp4(rows: int, columns: int) -> Tensors:
+    packed = torch.randint(0, 256, (rows, columns // 2), dtype=torch.uint8)
+    scale = _scales(rows, columns // 16, 1.0).to(torch.float8_e4m3fn)
+    return {"packed": packed, "scale": scale, "global": torch.tensor([0.5])}
+
+
+def _packed(rows: int, columns: int, bits: int, group: int) -> Tensors:
+    scale = _scales(rows, columns // group, 0.1 / 2**bits).bfloat16()
+    return {"packed": _words(rows, columns * bits // 32), "scale": scale, "size": torch.tensor([rows, columns])}
+
+
+def _gptq(rows: int, columns: int, bits: int, group: int) -> Tensors:
+    scales = _scales(columns // group, rows, 0.1 / 2**bits).half()
+    zeros = _words(columns // group, -(-rows * bits // 32))
+    return {"qweight": _words(columns * bits // 32, rows), "qzeros": zeros, "scales": scales}
+
+
+def _awq(rows: int, columns: int, group: int) -> Tensors:
+    scales = _scales(columns // group, rows, 0.1 / 2**4).half()
+    return {"qweight": _words(columns, rows // 8), "qzeros": _words(columns // group, rows // 8), "scales": scales}
