@@ -8,6 +8,7 @@ import torch
 
 from artifacts.errors import BadInput
 from artifacts.formats.base import Format, Stored, Unfit
+from artifacts.formats.numbers import numbers
 from artifacts.formats.table import Quantisation, Spelling
 from runtime.model.checkpoint import StoredTensor
 
@@ -32,9 +33,9 @@ class QuantisedTensor:
         if not self.format.is_sound(tensors):
             raise BadInput(f"{self.name} holds NaN or infinity, the checkpoint is damaged")
         if len(self.shape) == 2:
-            return self.format.dequantise(tensors)
-        rows = range(self.shape[0])
-        return torch.stack([self.format.dequantise({role: t[row] for role, t in tensors.items()}) for row in rows])
+            return numbers(self.format, tensors, torch.float32)
+        each = ({role: tensor[row] for role, tensor in tensors.items()} for row in range(self.shape[0]))
+        return torch.stack([numbers(self.format, of, torch.float32) for of in each])
 
 
 Tensors = dict[str, StoredTensor | QuantisedTensor]
