@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
+from artifacts.errors import BadInput
 from runtime.links.disk import READS_IN_FLIGHT, READS_PAST_CACHE
 from runtime.model.checkpoint import File
 from runtime.model.direct_io import DirectFile
@@ -42,12 +43,15 @@ class PlainFile:
 
 
 def device_rate(places: Sequence[Place], drop: Callable[[], None]) -> float:
-    """Bytes per second of these reads by themselves, the page cache dropped before: through the cache or past it, as
-    many in flight as moectl's link has, whichever is faster."""
+    """Bytes per second of these reads by themselves, the page cache dropped before: through the cache, or past it where
+    the file system can, as many in flight as moectl's link has; whichever is faster."""
     drop()
     through = _rate(places, PlainFile, READS_IN_FLIGHT)
     drop()
-    return max(through, _rate(places, DirectFile, READS_PAST_CACHE))
+    try:
+        return max(through, _rate(places, DirectFile, READS_PAST_CACHE))
+    except BadInput:
+        return through
 
 
 def keep(places: Sequence[Place]) -> None:

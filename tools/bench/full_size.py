@@ -130,7 +130,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--model", action="append", choices=sorted(CONFIGS), help="only this one; may be repeated")
     parser.add_argument("--tokens", type=int, default=3, help="decoded cold, and warm, at each budget")
     parser.add_argument("--prompt", type=int, default=512, help="tokens of the prompt")
-    parser.add_argument("--profiled", type=int, default=32, help="tokens of the profile")
+    parser.add_argument("--profiled", type=int, default=16, help="tokens of the profile")
     parser.add_argument("--keep", type=Path, help="folder where the checkpoints are, or are made, and stay")
     parser.add_argument("--write", type=Path, help="page whose sections are written")
     return parser.parse_args()

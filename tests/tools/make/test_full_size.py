@@ -1,4 +1,4 @@
-"""Checkpoints in published layouts: small ones are those that transformers itself loads, and moectl opens them alike."""
+"""Checkpoints in published layouts: transformers itself loads small ones, and moectl computes the same."""
 
 import json
 from pathlib import Path
@@ -18,6 +18,7 @@ GPT_OSS = {"num_hidden_layers": 2, "num_local_experts": 8, "hidden_size": 128, "
 QWEN = {"num_hidden_layers": 2, "num_experts": 16, "hidden_size": 256, "moe_intermediate_size": 256}
 SMALL = {name: sizes | {"vocab_size": 300} for name, sizes in zip(CONFIGS, (GPT_OSS, QWEN), strict=True)}
 DEQUANTISED = {"gpt-oss-20b": Mxfp4Config(dequantize=True), "qwen3-30b-a3b-fp8": FineGrainedFP8Config(dequantize=True)}
+PUBLISHED = {"gpt-oss-20b": (459, 13_761_264_768), "qwen3-30b-a3b-fp8": (37_491, 31_170_000_000)}  # tensors, bytes
 IDS = torch.arange(3, 20)[None]
 
 
