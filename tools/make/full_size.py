@@ -26,6 +26,9 @@ SHARD_NBYTES = 4_500_000_000
 _MOST_POOLED = 1 << 25  # numbers in a block, at most
 _STEP = 15_485_863  # numbers from the beginning of a tensor in its block to that of the next; a prime
 _STD = 0.02  # of weights, as at the beginning of training
+_EMBEDDED_STD = (
+    8  # so large that tokens stay apart through all layers: else attention makes them alike, and routers too
+)
 _FP8_STD = 64  # of codes: the largest of a million is below the largest of e4m3, 448
 _EXPONENTS = (119, 122)  # of MXFP4: codes have a standard deviation of 3
 
@@ -62,7 +65,7 @@ def _dense(name: str, shape: tuple[int, ...], quantization: Mapping) -> Iterator
     if quantization["quant_method"] == "fp8" and ".self_attn." in name and len(shape) == 2:
         yield from _fp8(name, shape)
     else:
-        yield Entry(name, "BF16", shape, "ones" if name.endswith("norm.weight") else "normal")
+        yield Entry(name, "BF16", shape, next((of for end, of in _CONTENT.items() if name.endswith(end)), "normal"))
 
 
 def _fp8_experts(stem: str, config: Mapping) -> Iterator[Entry]:
@@ -86,6 +89,7 @@ def _mxfp4_experts(stem: str, config: Mapping) -> Iterator[Entry]:
         yield Entry(f"{stem}.{name}_bias", "BF16", (experts, rows), "normal")
 
 
+_CONTENT = {"norm.weight": "ones", "embed_tokens.weight": "embedded"}  # by the end of a name
 _EXPERTS = {"fp8": _fp8_experts, "mxfp4": _mxfp4_experts}
 
 
@@ -114,6 +118,8 @@ def _make_block(content: str, size: int, seed: int) -> memoryview:
     match content:
         case "normal":
             block = numbers.normal_(0, _STD, generator=random).bfloat16()
+        case "embedded":
+            block = numbers.normal_(0, _EMBEDDED_STD, generator=random).bfloat16()
         case "floats":
             block = numbers.normal_(0, _FP8_STD, generator=random).to(torch.float8_e4m3fn)
         case "scales":
