@@ -39,14 +39,13 @@ _TEXT = "Experts that do not fit into memory stay on disk and are read when a ro
 def main() -> None:
     options = _options()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    sections = []
+    told = performance.conditions(f"python -m tools.bench.full_size {' '.join(_given(options))}")
     for name in options.model or CONFIGS:
         with checkpoint(name, changes={}, keep=options.keep) as folder:
-            sections.append(Section(name, tables(rehearse(folder, _request(options), profiled=options.profiled))))
-        print("\n\n".join(table.markdown() for table in sections[-1].tables), flush=True)
-    if options.write:
-        told = performance.conditions(f"python -m tools.bench.full_size {' '.join(_given(options))}")
-        performance.write(options.write, sections, told)
+            section = Section(name, tables(rehearse(folder, _request(options), profiled=options.profiled)))
+        print("\n\n".join(table.markdown() for table in section.tables), flush=True)
+        if options.write:
+            performance.write(options.write, [section], told)
 
 
 @contextmanager
