@@ -42,16 +42,17 @@ class PlainFile:
         os.close(self._descriptor)
 
 
-def device_rate(places: Sequence[Place], drop: Callable[[], None]) -> float:
-    """Bytes per second of these reads by themselves, the page cache dropped before: through the cache, or past it where
-    the file system can, as many in flight as moectl's link has; whichever is faster."""
-    drop()
-    through = _rate(places, PlainFile, READS_IN_FLIGHT)
-    drop()
+def cached_rate(places: Sequence[Place]) -> float:
+    """Bytes per second of these reads by themselves through the page cache, as many in flight as moectl's link has."""
+    return _rate(places, PlainFile, READS_IN_FLIGHT)
+
+
+def direct_rate(places: Sequence[Place]) -> float:
+    """The same past the page cache; 0 where the file system has no such reads."""
     try:
-        return max(through, _rate(places, DirectFile, READS_PAST_CACHE))
+        return _rate(places, DirectFile, READS_PAST_CACHE)
     except BadInput:
-        return through
+        return 0.0
 
 
 def keep(places: Sequence[Place]) -> None:

@@ -24,7 +24,7 @@ from runtime.model.checkpoint import open_checkpoint
 from runtime.model.expert_store import DiskStore
 from runtime.model.open import MoeModel, open_model
 from runtime.session.session import Session, Settings
-from tools.bench.device_reads import Place, copy_rate, device_rate, keep
+from tools.bench.device_reads import Place, cached_rate, copy_rate, direct_rate, keep
 from tools.bench.disk_way import drop, forget_peak, peak_nbytes, read_nbytes
 
 _FULLER = 1.2  # experts that the prompt before the first token selects, over those that fit
@@ -66,7 +66,8 @@ class Decoded:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One budget; `peak_nbytes` is the peak resident memory of decoding cold."""
+    """One budget; `peak_nbytes` is the peak resident memory of decoding cold, `direct_rate` that of the same reads by
+    themselves past the page cache, 0 where there are none."""
 
     budget: str
     slots_nbytes: int
@@ -74,6 +75,7 @@ class Cell:
     peak_nbytes: int
     cold: Decoded
     warm: Decoded
+    direct_rate: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,16 +139,20 @@ def _cell(opened: MoeModel, folder: Path, budget: str, *, tokens: int) -> Cell:
     forget_peak()
     with _session(opened, budget) as session:
         first_pass = session.num_passes + 1
-        cold, beside = [], []
+        cold, alone, past = [], [], []
         for token in _decoded(session, budget, tokens, before=lambda _: forget()):
             cold.append(token)
-            beside.append(device_rate(token.places, forget))
+            forget()
+            alone.append(cached_rate(token.places))
+            forget()
+            past.append(direct_rate(token.places))
         peak, slots_nbytes = peak_nbytes(), session.parts.slots.nbytes
         hit_rate = session.effort(first_pass=first_pass).hit_rate
     with _session(opened, budget) as session:
         warm = list(_decoded(session, budget, tokens, before=lambda number: keep(cold[number].places)))
     copied = [copy_rate(opened.shape.expert_nbytes, 64) for _ in range(3)]
-    return Cell(budget, slots_nbytes, hit_rate, peak, _medians(cold, beside), _medians(warm, copied))
+    decoded = _medians(cold, alone), _medians(warm, copied)
+    return Cell(budget, slots_nbytes, hit_rate, peak, *decoded, median(past))
 
 
 def _prompted(opened: MoeModel, folder: Path, request: FullSizeRequest) -> Prompted:

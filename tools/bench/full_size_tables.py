@@ -55,7 +55,7 @@ def _opening(opening: Opening, files_nbytes: int) -> Table:
 
 def _cold(cells: Sequence[Cell], opening: Opening) -> Table:
     columns = ("budget", "slots, GiB", "hits", "ms/token", "of it waiting", "MiB/token", "MiB/token of the device")
-    columns += ("GB/s", "the device alone", "share", "share of the whole token", "all else resident, GiB")
+    columns += ("GB/s", "reads alone", "share", "share of the token", "past the cache", "all else, GiB")
     rows = []
     for cell in cells:
         cold, besides = cell.cold, cell.peak_nbytes - cell.slots_nbytes - opening.dense_nbytes
@@ -72,13 +72,14 @@ def _cold(cells: Sequence[Cell], opening: Opening) -> Table:
                 f"{cold.beside / 1e9:.2f}",
                 f"{cold.rate / cold.beside:.0%}",
                 f"{cold.loaded_nbytes / cold.seconds / cold.beside:.0%}",
+                f"{cell.direct_rate / 1e9:.2f}" if cell.direct_rate else "-",
                 f"{besides / _GIB:.2f}",
             )
         )
     note = (
-        "medians; the page cache dropped before every token; GB/s while at least one read was under way, beside the "
-        "same reads by themselves right after, in plain threads, through the page cache or past it, whichever was "
-        f"faster; to reach: a share of {LEAST_COLD:.0%}, {MOST_BESIDES_GIB} GiB of all else"
+        "medians; the page cache dropped before every token; GB/s while at least one read was under way; reads alone: "
+        "the same by themselves right after, in plain threads, as many in flight, and past the page cache; share of "
+        f"the token: with its computing; to reach: a share of {LEAST_COLD:.0%}, {MOST_BESIDES_GIB} GiB of all else"
     )
     return Table("Decoding, cold", columns, rows, note)
 
