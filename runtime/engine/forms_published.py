@@ -29,7 +29,7 @@ Described = dict[str, int | str]  # fields of a matrix, by name; a constant of t
 Multiplier = tuple[slice, np.ndarray, Callable[..., None]]  # the rows, fields and kernel of a matrix
 
 
-class StoredMatrix(NamedTuple):
+class PublishedMatrix(NamedTuple):
     """One matrix [num_outputs, num_inputs] of an expert: by role its tensors and where they begin, in bytes."""
 
     format: Format
@@ -92,7 +92,7 @@ def _multipliers(layout: QuantisedLayout, part: str) -> list[Multiplier]:
     return multipliers
 
 
-def _matrices(layout: QuantisedLayout, part: str) -> list[StoredMatrix]:
+def _matrices(layout: QuantisedLayout, part: str) -> list[PublishedMatrix]:
     """The matrices that are the rows of one part."""
     found: dict[int, tuple[dict[str, Piece], dict[str, int]]] = {}
     for piece, offset in zip(layout.pieces, layout.offsets, strict=True):
@@ -102,9 +102,9 @@ def _matrices(layout: QuantisedLayout, part: str) -> list[StoredMatrix]:
     return [_matrix(*stored) for stored in found.values()]
 
 
-def _matrix(tensors: Mapping[str, Piece], offsets: Mapping[str, int]) -> StoredMatrix:
+def _matrix(tensors: Mapping[str, Piece], offsets: Mapping[str, int]) -> PublishedMatrix:
     form = next(iter(tensors.values())).format
-    return StoredMatrix(form, tensors, offsets, *form.shape(tensors))
+    return PublishedMatrix(form, tensors, offsets, *form.shape(tensors))
 
 
 def _fields(described: Described) -> list[int]:
@@ -115,7 +115,7 @@ def _fields(described: Described) -> list[int]:
     return values
 
 
-def _scales(matrix: StoredMatrix, role: str, num_groups: int) -> Described:
+def _scales(matrix: PublishedMatrix, role: str, num_groups: int) -> Described:
     """What the kernels know of scales in groups of columns."""
     return {
         "SCALES": matrix.offsets[role],
@@ -125,7 +125,7 @@ def _scales(matrix: StoredMatrix, role: str, num_groups: int) -> Described:
     }
 
 
-def _eight_bit_floats(matrix: StoredMatrix) -> Described:
+def _eight_bit_floats(matrix: PublishedMatrix) -> Described:
     scale, weight = matrix.tensors["scale"], matrix.tensors["weight"]
     rows, columns = (*scale.shape, 1, 1)[:2]
     height, width = (
@@ -137,12 +137,12 @@ def _eight_bit_floats(matrix: StoredMatrix) -> Described:
     return described | {"KIND": kind, "CODES": matrix.offsets["weight"], "HEIGHT": height, "WIDTH": width}
 
 
-def _mxfp4(matrix: StoredMatrix) -> Described:
+def _mxfp4(matrix: PublishedMatrix) -> Described:
     described = _scales(matrix, "scales", matrix.tensors["scales"].shape[1])
     return described | {"KIND": "FLOATS_4", "CODES": matrix.offsets["blocks"]}
 
 
-def _nvfp4(matrix: StoredMatrix) -> Described:
+def _nvfp4(matrix: PublishedMatrix) -> Described:
     return _scales(matrix, "scale", matrix.num_inputs // NVFP4_GROUP) | {
         "KIND": "FLOATS_4",
         "CODES": matrix.offsets["packed"],
@@ -151,7 +151,7 @@ def _nvfp4(matrix: StoredMatrix) -> Described:
     }
 
 
-def _packed_integers(matrix: StoredMatrix) -> Described:
+def _packed_integers(matrix: PublishedMatrix) -> Described:
     return _scales(matrix, "scale", matrix.tensors["scale"].shape[1]) | {
         "KIND": "INTEGERS_4" if matrix.format.bits == 4 else "UINT8",
         "CODES": matrix.offsets["packed"],
@@ -161,7 +161,7 @@ def _packed_integers(matrix: StoredMatrix) -> Described:
     }
 
 
-def _gptq(matrix: StoredMatrix) -> Described:
+def _gptq(matrix: PublishedMatrix) -> Described:
     return _scales(matrix, "scales", matrix.tensors["scales"].shape[0]) | {
         "KIND": "STREAM",
         "CODES": matrix.offsets["qweight"],
@@ -172,7 +172,7 @@ def _gptq(matrix: StoredMatrix) -> Described:
     }
 
 
-def _awq(matrix: StoredMatrix) -> Described:
+def _awq(matrix: PublishedMatrix) -> Described:
     return _scales(matrix, "scales", matrix.tensors["scales"].shape[0]) | {
         "KIND": "OUTPUT_WORDS",
         "CODES": matrix.offsets["qweight"],

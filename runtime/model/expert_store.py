@@ -97,6 +97,11 @@ class DiskStore:
             run.shard.read_kept(run.offset, [target[start:stop] for start, stop in run.spans]) for run in reads.runs
         )
 
+    def places(self, layer: int, expert: int) -> list[tuple[Path, int, int]]:
+        """File, offset and bytes of each read that loads an expert."""
+        reads = self._reads[layer * self.shape.num_experts + expert]
+        return [(read.shard.path, read.offset, read.nbytes) for read in (*reads.runs, *reads.conversions)]
+
     def check_unchanged(self) -> None:
         """Raise BadInput that names a file which was written into since it was opened. It costs a system call a file,
         so that it is called once a pass."""

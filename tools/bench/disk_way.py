@@ -62,11 +62,11 @@ def measure(way: Way, folder: Path, *, tokens: int) -> Reading:
     with tempfile.TemporaryDirectory(prefix="bench-disk-") as scratch, _opened(way, folder, Path(scratch)) as model:
         gc.collect()
         os.sync()  # dirty pages cannot be dropped
-        _forget_peak()
+        forget_peak()
         cold_s, cold_nbytes = _decode(model, tokens, before=lambda: drop(folder, Path(scratch)))
         _keep(folder, Path(scratch))
         warm_s, warm_nbytes = _decode(model, tokens, before=lambda: None)
-        return Reading(cold_s, warm_s, cold_nbytes, warm_nbytes, _peak_nbytes())
+        return Reading(cold_s, warm_s, cold_nbytes, warm_nbytes, peak_nbytes())
 
 
 def _decode(model: object, tokens: int, *, before: Callable[[], None]) -> tuple[float, float]:
@@ -154,11 +154,11 @@ def read_nbytes() -> int:
     return int(Path("/proc/self/io").read_text().partition("\nread_bytes:")[2].split()[0])
 
 
-def _forget_peak() -> None:
+def forget_peak() -> None:
     Path("/proc/self/clear_refs").write_text("5")
 
 
-def _peak_nbytes() -> int:
+def peak_nbytes() -> int:
     status = Path("/proc/self/status").read_text()
     return int(status.partition("VmHWM:")[2].split()[0]) * 1024
 

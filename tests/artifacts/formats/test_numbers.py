@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from artifacts.formats.base import Format
+from artifacts.formats.base import Format, are_sound
 from artifacts.formats.fp8 import Scaled
 from artifacts.formats.gptq import Gptq
 from artifacts.formats.numbers import numbers
@@ -168,3 +168,9 @@ def test_nan_in_any_scale_is_seen(method: str) -> None:
     role, spoil = UNSOUND[method]
     spoil(tensors[role])
     assert not form.is_sound(tensors)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu], ids=str)
+def test_every_code_of_eight_bits_is_sound_where_it_is_finite(dtype: torch.dtype) -> None:
+    codes = torch.arange(256, dtype=torch.uint8).view(dtype)
+    assert [are_sound([codes[[0, 129, code]]]) for code in range(256)] == codes.float().isfinite().tolist()
