@@ -169,7 +169,7 @@ def _prompted(opened: MoeModel, folder: Path, request: FullSizeRequest) -> Promp
 
 
 def _session(opened: MoeModel, budget: str) -> Session:
-    return Session(opened, Settings(budget=budget, link="disk", device="cpu"))
+    return Session(opened, Settings(budget=budget, link="disk", device="cpu", experts="fused"))
 
 
 def _decoded(session: Session, budget: str, tokens: int, *, before: Callable[[int], None]) -> Iterator[_Token]:
