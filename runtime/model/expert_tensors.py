@@ -10,7 +10,9 @@ from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import (
     Concatenate,
+    Interleave,
     MergeModulelist,
+    Transpose,
     WeightConverter,
     WeightRenaming,
     dot_natural_key,
@@ -19,6 +21,7 @@ from transformers.core_model_loading import (
 
 from artifacts.errors import BadInput
 from artifacts.formats.base import Format
+from artifacts.formats.turned import Turned
 from artifacts.shape import Shape
 from runtime.model.checkpoint import StoredTensor
 from runtime.model.expert_store import Extent, StoredLayout
@@ -60,8 +63,8 @@ def locate_experts(
         place = search.places.get(target)
         if place is None:
             others[name] = tensors[name]
-        elif converter is None:
-            search.add_fused(*place, tensors[name])
+        elif converter is None or _is_swap(converter):
+            search.add_fused(*place, tensors[name], converter)
         else:
             search.add_one(*place, tensors[name], converter, source, names.renamed(name))
     return LocatedExperts(*search.complete(), others)
@@ -99,6 +102,7 @@ class _Slice(NamedTuple):
     offset: int
     nbytes: int
     shape: tuple[int, ...]
+    swapped: tuple[int, ...] | None = None
 
     def piece(self, part: Part, source: int, dtype: torch.dtype) -> Piece:
         """What it is in a slot: numbers that are not quantised are of the module's dtype there."""
@@ -106,7 +110,8 @@ class _Slice(NamedTuple):
         return Piece(part.name, source, self.role, self.format, kept_as, self.shape)
 
     def extent(self, start: int, stop: int, dtype: torch.dtype) -> Extent:
-        return Extent(self.tensor.shard, self.tensor.dtype, self.offset, self.nbytes, start, stop, dtype)
+        stored = self.tensor.shard, self.tensor.dtype, self.offset, self.nbytes
+        return Extent(*stored, start, stop, dtype, swapped=self.swapped)
 
 
 class _Search:
@@ -119,16 +124,23 @@ class _Search:
         self._sources = {(layer.index, part.name): (part.name,) for layer in layers for part in layout.parts}
         self.places = {f"{layer.name}.{part.name}": (layer, part) for layer in layers for part in layout.parts}
 
-    def add_fused(self, layer: MoeLayer, part: Part, tensor: StoredTensor | QuantisedTensor) -> None:
-        """Add a tensor [E, ...], whose e-th slice is expert e."""
-        is_turned = self._is_transposed and isinstance(tensor, QuantisedTensor)  # those are [out, in] in every module
-        _check_shape(tensor, (self._shape.num_experts, *(reversed(part.shape) if is_turned else part.shape)))
+    def add_fused(
+        self, layer: MoeLayer, part: Part, tensor: StoredTensor | QuantisedTensor, swap: WeightConverter | None
+    ) -> None:
+        """Add a tensor [E, ...], whose e-th slice is expert e, as the module has it but for `swap`."""
+        is_quantised = isinstance(tensor, QuantisedTensor)
+        shape = tuple(reversed(part.shape)) if self._is_transposed and is_quantised else part.shape  # those: [out, in]
+        is_turned = swap is not None and _is_turned(swap, tensor, shape)
+        _check_shape(tensor, (self._shape.num_experts, *(reversed(shape) if is_turned else shape)))
+        swapped = _swapped(swap, tensor, is_turned=is_turned)
         for expert in range(self._shape.num_experts):
             self._slices[self._key(layer, expert)][part.name, 0] = [
                 slice_._replace(
                     offset=slice_.offset + expert * slice_.nbytes // self._shape.num_experts,
                     nbytes=slice_.nbytes // self._shape.num_experts,
                     shape=slice_.shape[1:],
+                    swapped=swapped,
+                    format=Turned(slice_.format) if is_turned and is_quantised else slice_.format,
                 )
                 for slice_ in _whole(tensor)
             ]
@@ -237,6 +249,35 @@ def _check_shape(tensor: StoredTensor | QuantisedTensor, expected: Iterable[int]
             f"{tensor.name} has shape {list(tensor.shape)} where the config asks for {list(expected)}: "
             "config and weights are not of the same model"
         )
+
+
+def _is_swap(converter: WeightConverter) -> bool:
+    """Whether the conversion swaps two dimensions of every expert: of its matrix, or of its rows in pairs."""
+    steps = converter.operations
+    if len(steps) == 1 and isinstance(steps[0], Transpose):
+        return {steps[0].dim0, steps[0].dim1} == {1, 2}
+    return len(steps) == 1 and isinstance(steps[0], Interleave) and steps[0].dim == 1 and not steps[0].inverse
+
+
+def _is_turned(swap: WeightConverter, tensor: StoredTensor | QuantisedTensor, shape: tuple[int, ...]) -> bool:
+    """Whether this tensor [E, ...] is stored transposed. Some rules say so for every tensor, some look at shapes."""
+    (step,) = swap.operations
+    return isinstance(step, Transpose) and not (step.check_dims and tensor.shape[1:] == shape)
+
+
+def _swapped(
+    swap: WeightConverter | None, tensor: StoredTensor | QuantisedTensor, *, is_turned: bool
+) -> tuple[int, ...] | None:
+    """The stored shape of one expert, if the module has the first two dimensions swapped. Raises BadInput for rows in
+    pairs in few bits."""
+    is_quantised = isinstance(tensor, QuantisedTensor)
+    if is_turned:
+        return None if is_quantised else tensor.shape[1:]
+    if swap is None or not isinstance(swap.operations[0], Interleave):
+        return None
+    if is_quantised:
+        raise BadInput(f"{tensor.name} has its rows in pairs and in few bits: moectl reads one or the other")
+    return (tensor.shape[1] // 2, 2, *tensor.shape[2:])
 
 
 def _check_plain(converter: WeightConverter, name: str) -> None:

@@ -20,7 +20,7 @@ from runtime.model.layers import MoeLayer, moe_layers
 from runtime.model.layout import ExpertLayout, ExpertStore
 from runtime.model.locate import locate, read_config
 from runtime.model.quantised_tensor import gather_matrices
-from runtime.model.skeleton import build_skeleton, load_resident, parse_config
+from runtime.model.skeleton import build_skeleton, keep_text_model, load_resident, parse_config
 from runtime.model.trial import try_model
 
 _MOST = torch.finfo(torch.float32).max  # the largest number that torch computes with in float32
@@ -35,7 +35,8 @@ class MoeModel:
     `tokenizer` is None if the folder has none. `fingerprint` identifies the model, wherever its folder lies; older
     stores call it by `former_fingerprint`. On a low-bit `base` (runtime/session/equip.py), `store` reads replicas and
     `shape` has their bytes; `dtype` and `stored_shape`, by which the artefact store identifies the model, stay the
-    checkpoint's. `unfollowed` names the generation settings of the checkpoint that are left out.
+    checkpoint's. `sum_dtype` is that in which the model adds experts up. `unfollowed` has a line for each generation
+    setting of the checkpoint that is left out, and one for the part of a multimodal model that is not loaded.
     """
 
     model: PreTrainedModel
@@ -48,6 +49,7 @@ class MoeModel:
     former_fingerprint: str
     family: str
     dtype: torch.dtype
+    sum_dtype: torch.dtype
     stored_shape: Shape
     base: int = FULL_BITS
     unfollowed: tuple[str, ...] = ()
@@ -65,9 +67,10 @@ def open_model(name: str, *, dtype: torch.dtype | None = None, device: str | tor
     tensors = gather_matrices(checkpoint.tensors, quantisation_of(stored_config))
     _check_numbers(stored_config, checkpoint)
     config = parse_config(folder)
-    dtype = dtype or config.dtype or _stored_dtype(checkpoint)
+    dtype = dtype or config.dtype or config.get_text_config().dtype or _stored_dtype(checkpoint)
     model = build_skeleton(config, dtype)
-    check_fields(stored_config, model)
+    keep_text_model(model)
+    check_fields(stored_config, config, model)
     layers = moe_layers(model)
     layout = ExpertLayout.of(layers[0].shapes, dtype)
     shape = _shape(layers, layout)
@@ -75,7 +78,7 @@ def open_model(name: str, *, dtype: torch.dtype | None = None, device: str | tor
     shape = _as_stored(shape, located.layout)
     experts = {f"{layer.name}.{part.name}" for layer in layers for part in layout.parts}
     load_resident(model, located.others, experts=experts, dtype=dtype, device=torch.device(device), folder=folder)
-    try_model(model, layers)
+    sum_dtype = try_model(model, layers)
     tokenizer = _tokenizer(folder, model.get_input_embeddings().num_embeddings)
     opened = MoeModel(
         model=model,
@@ -88,11 +91,17 @@ def open_model(name: str, *, dtype: torch.dtype | None = None, device: str | tor
         former_fingerprint=former_fingerprint(stored_config, checkpoint),
         family=config.model_type,
         dtype=dtype,
+        sum_dtype=sum_dtype,
         stored_shape=shape,
-        unfollowed=load_generation_config(model, folder, tokenizer),
+        unfollowed=(*_text_only(config), *load_generation_config(model, folder, tokenizer)),
     )
     checkpoint.check_unchanged()
     return opened
+
+
+def _text_only(config: PreTrainedConfig) -> tuple[str, ...]:
+    is_multimodal = config.get_text_config() is not config
+    return (f"{config.model_type} is opened for text: its weights for other input are not loaded",) * is_multimodal
 
 
 def _shape(layers: tuple[MoeLayer, ...], layout: ExpertLayout) -> Shape:
