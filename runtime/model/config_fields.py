@@ -53,7 +53,7 @@ def check_fields(stored: Mapping, config: PreTrainedConfig, model: PreTrainedMod
     for given, parsed in ((stored, config), (stored.get("text_config"), config.get_text_config())):
         if isinstance(given, Mapping):
             _check_read(given, model)
-            known = {field.name for field in fields(parsed)} | set(parsed.attribute_map)
+            known = {field.name for field in fields(parsed)} | {*parsed.attribute_map, *parsed.attribute_map.values()}
             _check_names(given, known, parsed.model_type)
 
 

@@ -14,6 +14,7 @@ from runtime.model.checkpoint import Checkpoint, open_checkpoint
 from runtime.model.config_fields import check_fields
 from runtime.model.expert_store import DiskStore, StoredLayout
 from runtime.model.expert_tensors import locate_experts
+from runtime.model.families import check_family
 from runtime.model.fingerprint import fingerprint, former_fingerprint
 from runtime.model.generation_config import load_generation_config
 from runtime.model.layers import MoeLayer, moe_layers
@@ -63,6 +64,7 @@ def open_model(name: str, *, dtype: torch.dtype | None = None, device: str | tor
     """
     folder = locate(name)
     stored_config = read_config(folder)
+    check_family(stored_config)
     checkpoint = open_checkpoint(folder)
     tensors = gather_matrices(checkpoint.tensors, quantisation_of(stored_config))
     _check_numbers(stored_config, checkpoint)
