@@ -38,7 +38,7 @@ def build_skeleton(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedMo
     """Build the model in evaluation mode, every tensor on `meta`, experts dispatched eagerly."""
     try:
         with torch.device("meta"), init.no_tie_weights():
-            model = _auto_class(config).from_config(
+            model = auto_class(config).from_config(
                 config, dtype=dtype, experts_implementation="eager", trust_remote_code=False
             )
     except Exception as error:  # as above: it may come from any size in the config
@@ -46,8 +46,11 @@ def build_skeleton(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedMo
     return model.eval().requires_grad_(False)
 
 
-def _auto_class(config: PreTrainedConfig) -> type[AutoModelForCausalLM] | type[AutoModelForMultimodalLM]:
-    is_causal = type(config) in AutoModelForCausalLM._model_mapping
+def auto_class(config: PreTrainedConfig) -> type[AutoModelForCausalLM] | type[AutoModelForMultimodalLM]:
+    """The class by which transformers opens what is published with such a config: a whole multimodal model where there
+    is one, since the names of its weights are that model's."""
+    is_multimodal = config.get_text_config() is not config and type(config) in AutoModelForMultimodalLM._model_mapping
+    is_causal = not is_multimodal and type(config) in AutoModelForCausalLM._model_mapping
     return AutoModelForCausalLM if is_causal else AutoModelForMultimodalLM
 
 

@@ -8,8 +8,10 @@ from collections.abc import Mapping
 from dataclasses import fields
 
 import torch
-from transformers import AutoModelForCausalLM, AutoModelForMultimodalLM, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from runtime.model.skeleton import auto_class
 
 _ANY = {
     "d_model": 32,
@@ -55,7 +57,9 @@ _TEXT = {
     "mamba_head_dim": 8,
     "mamba_n_heads": 4,
     "mamba_num_heads": 4,
+    "moe_hidden_size": 16,
     "moe_intermediate_size": 24,
+    "moe_latent_size": 16,
     "moe_k": 2,
     "moe_num_experts": 4,
     "moe_shared_expert_intermediate_size": 24,
@@ -100,7 +104,10 @@ FAMILIES: Mapping[str, Mapping[str, object]] = {
     "deepseek_v32": _LATENT,
     "deepseek_v4": {},
     "dots1": {},
-    "dots3_note": {},
+    "dots3_note": {
+        "audio_config": {"adapter_input_size": 32, "adapter_out_dim": 32, "downsample_hidden_size": 16},
+        "vision_config": {"adapter_in_dim": 32, "adapter_out_dim": 32, "mlp_layer_types": ["dense", "dense"]},
+    },
     "dots3_note_text": _LATENT
     | _SPARSE
     | {"layer_types": ["indexed_attention"] * 2, "n_group": 2, "per_layer_config": {}},
@@ -197,13 +204,6 @@ def tiny(family: str) -> PreTrainedModel:
             if parameter.numel() > 1 and parameter.data.unique().numel() == 1:  # norms and biases are born alike
                 parameter.data += 0.1 * torch.randn_like(parameter)
     return model
-
-
-def auto_class(config: PreTrainedConfig) -> type[AutoModelForCausalLM] | type[AutoModelForMultimodalLM]:
-    """The class by which transformers opens what is published with such a config."""
-    is_multimodal = config.get_text_config() is not config and type(config) in AutoModelForMultimodalLM._model_mapping
-    is_causal = not is_multimodal and type(config) in AutoModelForCausalLM._model_mapping
-    return AutoModelForCausalLM if is_causal else AutoModelForMultimodalLM
 
 
 def _config(kind: type[PreTrainedConfig], own: Mapping[str, object], *, is_text: bool) -> PreTrainedConfig:

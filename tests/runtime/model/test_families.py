@@ -19,8 +19,9 @@ from transformers.utils import logging
 from artifacts.errors import BadInput
 from runtime.model.families import REFUSED
 from runtime.model.open import open_model
+from runtime.model.skeleton import auto_class
 from runtime.session.session import Session, Settings
-from tools.make.families import FAMILIES, auto_class, tiny
+from tools.make.families import FAMILIES, tiny
 
 IDS = torch.arange(5, 17)[None]
 PRESETS = ("on-demand", "near", "horizon")
