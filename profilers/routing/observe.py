@@ -142,7 +142,7 @@ class _Collector:
             experts=np.concatenate([step.selected for step in steps]).astype(np.uint16),
             weights=np.concatenate([step.weights for step in steps]).astype(np.float32),
             probabilities=np.concatenate([step.probabilities for step in steps]),
-            predicted=np.concatenate([step.predicted for step in steps]),
+            predicted=_concatenated([step.predicted for step in steps]),
             learned=_concatenated([step.learned for step in steps]),
             iteration=_for_layers(steps, np.append(0, tokens.ends_iteration[:-1].cumsum()), np.int32),
             embeddings=mean_rows(self._embedded, np.flatnonzero(tokens.ends_iteration)),

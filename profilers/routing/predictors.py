@@ -20,6 +20,7 @@ from profilers.routing.predictor_fit import PredictorTest, RidgeFit, RouterBatch
 from profilers.routing.teacher_forced import Hook, run_batches
 from profilers.text.batches import Batch, Batching, Data
 from profilers.text.run import TextRun
+from runtime.engine.router_ahead import reason_not_asked
 from runtime.policies.base import Step
 from runtime.session.session import Session
 
@@ -121,7 +122,10 @@ class _Text:
 
 
 def observe_inputs(session: Session, batches: Iterable[Batch], distance: int) -> Iterator[tuple[Batch, RouterBatch]]:
-    """Run batches through the session and yield each with its routers' inputs and logits, in order."""
+    """Run batches through the session and yield each with its routers' inputs and logits, in order. Raises BadInput for
+    a model whose routers cannot be asked ahead."""
+    if reason := reason_not_asked(session.opened):
+        raise BadInput(f"{reason}, and fitted predictors are compared with them")
     session.watcher.see_predictions(distance)
     collector = _Collector(session)
     hooks = [(layer.gate, collector.keep(layer.index)) for layer in session.opened.layers]

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import nn
-from torch.nn.functional import linear
 
 from artifacts.routing.expert_maps import mean_rows
 from artifacts.traces.trace import DECODE, PREFILL
 from runtime.engine.host_copy import HostCopy, real_rows
 from runtime.engine.predictors import Predictor
+from runtime.engine.router_ahead import RouterAhead, reason_not_asked, routers_ahead
 from runtime.model.open import MoeModel
 from runtime.policies.step import Step, last_tokens
 
@@ -21,17 +21,18 @@ class _Routed:
     """A router's input and logits, kept until its experts are called."""
 
     x: torch.Tensor | None = None
-    extra: tuple = ()
     logits: torch.Tensor | None = None
 
 
 @dataclass(slots=True)
 class _Pass:
-    """The pass under way: its phase, the rows that are tokens (None: all), their requests, and each request's mean."""
+    """The pass under way: its phase, the rows that are tokens (None: all), their requests, the ids of all rows, and
+    each request's mean."""
 
     phase: int
     rows: np.ndarray | None
     requests: np.ndarray
+    ids: torch.Tensor | None = None  # [B, S]
     embedding: np.ndarray | None = None  # [R, H]
 
 
@@ -53,7 +54,7 @@ class Watcher:
         self._distance = 0
         self.predictor: Predictor | None = None
         self._routed = [_Routed() for _ in opened.layers]
-        self._gates = [RouterLogits(layer.gate) for layer in opened.layers]
+        self._ahead: list[RouterAhead] = []  # of all layers, once predictions are seen
         self._pass = _Pass(PREFILL, None, np.zeros(0, np.int32))
         self._pass_index = -1
         self._handles: list = []
@@ -77,8 +78,11 @@ class Watcher:
 
     def see_predictions(self, distance: int = 1, predictor: Predictor | None = None) -> None:
         """Make steps carry predictions from here on: what the routers of the next `distance` layers give for this
-        router's input, and what the fitted predictor, if there is one, gives for it."""
-        self._distance = max(self._distance, distance)
+        router's input, and what the fitted predictor, if there is one, gives for it. The routers' are left out where
+        there is a `reason_not_asked`."""
+        if distance and reason_not_asked(self._opened) is None:
+            self._distance = max(self._distance, distance)
+            self._ahead = self._ahead or routers_ahead(self._opened)
         self.predictor = predictor or self.predictor
         self._watch_routers()
 
@@ -96,7 +100,7 @@ class Watcher:
         requests = np.arange(self.first_request, self.first_request + batch, dtype=np.int32).repeat(length)
         rows = real_rows(kwargs.get("attention_mask"), batch, length)
         requests = requests if rows is None else requests[rows]
-        self._pass = _Pass(PREFILL if length > 1 else DECODE, rows, requests)
+        self._pass = _Pass(PREFILL if length > 1 else DECODE, rows, requests, ids)
         self._pass_index += 1
         if self.on_pass is not None:
             self.on_pass(requests)
@@ -162,18 +166,15 @@ class Watcher:
         routed = self._routed[index]
 
         def hook(gate: nn.Module, args: tuple, output: tuple) -> None:
-            routed.x, routed.extra, routed.logits = args[0], args[1:], output[0]
+            routed.x, routed.logits = args[0], output[0]
 
         return hook
 
     def _predictions(self, layer: int, routed: _Routed) -> list[torch.Tensor]:
-        """The distributions [T, E] of each of the next D routers on this router's input."""
-        predicted = []
-        for distance in range(1, self._distance + 1):
-            ahead = (layer + distance) % len(self._gates)
-            logits = self._gates[ahead].logits(routed.x, self._routed[ahead].extra)
-            predicted.append(logits.float().softmax(-1))
-        return predicted
+        """The distributions [T, E] of each of the next D routers on this router's input. The ids of the next pass are
+        not known yet: routers that read them are asked with those of this pass."""
+        ahead = (self._ahead[(layer + distance) % len(self._ahead)] for distance in range(1, self._distance + 1))
+        return [router.distribution(routed.x, self._pass.ids) for router in ahead]
 
 
 def _stacked(ahead: list[np.ndarray]) -> np.ndarray | None:
@@ -181,31 +182,3 @@ def _stacked(ahead: list[np.ndarray]) -> np.ndarray | None:
     if len(ahead) == 1:
         return ahead[0][:, None]
     return np.stack(ahead, axis=1) if ahead else None
-
-
-class RouterLogits:
-    """A router's logits [T, E] for an input that is not its own, without the router's choice of experts: that takes ten
-    times as long as its matrix.
-
-    The first call tests whether the logits are that matrix times the input; a router of another kind always runs whole.
-    """
-
-    def __init__(self, gate: nn.Module) -> None:
-        self._gate = gate
-        self._is_linear: bool | None = None  # None: not tested yet
-
-    def logits(self, x: torch.Tensor, extra: tuple) -> torch.Tensor:
-        """The logits for x [..., H]; `extra` are the other arguments of the router."""
-        if self._is_linear:
-            return self._linear(x)
-        whole = type(self._gate).forward(self._gate, x, *extra)[0]  # without hooks, which would keep the result
-        if self._is_linear is None:
-            self._is_linear = self._multiplies(x) and torch.equal(self._linear(x), whole)
-        return whole
-
-    def _linear(self, x: torch.Tensor) -> torch.Tensor:
-        return linear(x.flatten(0, -2), self._gate.weight, getattr(self._gate, "bias", None))
-
-    def _multiplies(self, x: torch.Tensor) -> bool:
-        weight = getattr(self._gate, "weight", None)
-        return weight is not None and weight.dim() == 2 and (weight.dtype, weight.shape[1]) == (x.dtype, x.shape[-1])

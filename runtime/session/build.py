@@ -17,12 +17,14 @@ from runtime.engine.engine import Engine
 from runtime.engine.output import choose_output
 from runtime.engine.output_cpu import CpuOutput
 from runtime.engine.predictors import Predictor
+from runtime.engine.router_ahead import reason_not_asked
 from runtime.engine.routers import Watcher
 from runtime.kernels.cpu.dense import CompiledLinear
 from runtime.kernels.low_bit import make_ready
 from runtime.model.open import MoeModel
-from runtime.policies import POLICIES, Policies, build
+from runtime.policies import POLICIES, Policies, build, describe
 from runtime.policies.base import Artefacts, FastTier
+from runtime.policies.prefetch.none import NoPrefetch
 from runtime.policies.presets import Scope, preset
 from runtime.session.devices import devices_for
 from runtime.session.link_choice import link_name, resolve_link
@@ -70,7 +72,7 @@ def build_parts(opened: MoeModel, settings: Settings, artefacts: Artefacts, undo
 
 
 def _choose(opened: MoeModel, settings: Settings, artefacts: Artefacts) -> Choices:
-    chosen, policies = preset(settings.preset), build(settings.texts())
+    chosen, policies = preset(settings.preset), _without_predictions(build(settings.texts()), opened)
     scope, budget = Scope(settings.scope or chosen.scope), chosen.budget or settings.budget
     partitions = Partitions(opened.shape.num_experts, settings.devices)
     devices = devices_for(opened, settings.devices)
@@ -97,6 +99,16 @@ def _choose(opened: MoeModel, settings: Settings, artefacts: Artefacts) -> Choic
         link=link,
         maps_run=artefacts.maps_run,
     )
+
+
+def _without_predictions(policies: Policies, opened: MoeModel) -> Policies:
+    """The policies, without a prefetch policy that reads predictions where the model's routers give none."""
+    reason = reason_not_asked(opened) if policies.prefetch.reads_predictions else None
+    if reason is None:
+        return policies
+    none = NoPrefetch()
+    none.fallbacks = (f"--prefetch none instead of {describe(policies.prefetch)}: {reason}",)
+    return replace(policies, prefetch=none)
 
 
 def _choose_fast_tier(

@@ -1,5 +1,4 @@
-"""The watcher's steps carry what routers chose and predict, without padding; logits are those of a router's own
-forward."""
+"""The watcher's steps carry what routers chose and predict, without padding."""
 
 from types import SimpleNamespace
 
@@ -10,55 +9,50 @@ from torch import nn
 from torch.nn.functional import linear
 
 from artifacts.traces.trace import DECODE, PREFILL
-from runtime.engine.routers import RouterLogits, Watcher
+from runtime.engine.routers import Watcher
 from runtime.policies.step import Step
 
 L, E, K, H = 3, 5, 2, 4
 
 
 class Gate(nn.Module):
-    """A router as transformers makes them: logits first, then what it chose. `count` counts its forwards."""
+    """A router as transformers makes them: logits first, then what it chose."""
 
     def __init__(self, seed: int = 0) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.randn(E, H, generator=torch.Generator().manual_seed(seed)))
-        self.count = 0
 
-    def forward(self, x: torch.Tensor, shift: float = 0.0, scale: float = 1.0) -> tuple[torch.Tensor, ...]:
-        self.count += 1
-        logits = linear(x.flatten(0, -2), self.weight) * scale + shift * torch.arange(E)
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        logits = linear(x.flatten(0, -2), self.weight)
         return logits, *logits.softmax(-1).topk(K)
-
-
-class Loud(Gate):
-    """A router whose logits are more than a product."""
-
-    def forward(self, x: torch.Tensor, shift: float = 0.5, scale: float = 2.0) -> tuple[torch.Tensor, ...]:
-        return super().forward(x, shift, scale)
 
 
 class Tiny:
     """An opened model of three routers, none of which reads what the one before it said."""
 
-    def __init__(self, kind: type[Gate] = Gate) -> None:
+    def __init__(self) -> None:
         self.embedding = nn.Embedding(9, H)
-        self.layers = [SimpleNamespace(gate=kind(index), index=index) for index in range(L)]
-        self.model = SimpleNamespace(device=torch.device("cpu"), get_input_embeddings=lambda: self.embedding)
+        self.layers = [SimpleNamespace(gate=Gate(index), index=index, name=f"{index}.experts") for index in range(L)]
+        self.model = SimpleNamespace(
+            device=torch.device("cpu"),
+            get_input_embeddings=lambda: self.embedding,
+            get_submodule=lambda name: nn.Module(),
+        )
         self.watcher = Watcher(self)
         self.inputs: list[torch.Tensor] = []  # of the routers in the last pass
         self.logits: list[torch.Tensor] = []
 
-    def __call__(self, ids: torch.Tensor, mask: torch.Tensor | None = None, **named: float) -> list[Step]:
-        """Run a pass; `named` are further arguments of the routers."""
+    def __call__(self, ids: torch.Tensor, mask: torch.Tensor | None = None) -> list[Step]:
+        """Run a pass."""
         kwargs = {} if mask is None else {"attention_mask": mask}
         self.watcher.begin_pass((ids,), kwargs)
-        return self.steps(self.embedding(ids), *named.values())
+        return self.steps(self.embedding(ids))
 
-    def steps(self, x: torch.Tensor, *extra: float) -> list[Step]:
+    def steps(self, x: torch.Tensor) -> list[Step]:
         self.inputs = [(index + 1) * x.flatten(0, 1) for index in range(L)]
         steps, self.logits = [], []
         for layer, own in zip(self.layers, self.inputs, strict=True):
-            logits, weights, ids = layer.gate(own, *extra)
+            logits, weights, ids = layer.gate(own)
             self.logits.append(logits)
             steps.append(self.watcher.step(layer.index, ids, weights.double()))
         return steps
@@ -176,17 +170,6 @@ def test_predictions_are_what_the_next_routers_say_of_this_ones_input(tiny: Tiny
                 assert np.array_equal(step.predicted[:, ahead], predicted(tiny, step.layer, ahead + 1))
 
 
-def test_a_router_ahead_gets_the_other_arguments_of_its_own() -> None:
-    loud = Tiny(Loud)
-    loud.watcher.see_predictions()
-    with torch.inference_mode():
-        for _ in range(2):
-            steps = loud(IDS, shift=0.25, scale=3.0)
-        for step in steps:
-            whole = loud.layers[(step.layer + 1) % L].gate(loud.inputs[step.layer], 0.25, 3.0)[0].softmax(-1)
-            assert np.array_equal(step.predicted[:, 0], whole)
-
-
 class Fitted:
     """Predictors that give what they are asked about, for two layers ahead."""
 
@@ -217,62 +200,3 @@ def test_what_has_stopped_leaves_no_hook_and_can_begin_again(tiny: Tiny) -> None
         assert [len(module._forward_hooks) for module in hooked] == [1] * 4
         tiny.watcher.stop()
         assert not any(module._forward_hooks for module in hooked)
-
-
-@pytest.mark.parametrize("x", [torch.arange(8.0).view(2, H), torch.arange(12.0).view(1, 3, H)], ids=["[T, H]", "3-d"])
-def test_a_router_that_multiplies_runs_whole_once(x: torch.Tensor) -> None:
-    gate = Gate()
-    logits = RouterLogits(gate)
-    for factor in (1, 2, 3):
-        assert torch.equal(logits.logits(x * factor, ()), linear(x.flatten(0, -2) * factor, gate.weight))
-    assert gate.count == 1
-
-
-def test_the_bias_of_a_router_counts() -> None:
-    class Biased(nn.Linear):
-        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
-            return (super().forward(x),)
-
-    gate = Biased(H, E)
-    logits, x = RouterLogits(gate), torch.arange(8.0).view(2, H)
-    for _ in range(2):
-        assert torch.equal(logits.logits(x, ()), gate(x)[0])
-
-
-def test_a_router_that_does_more_than_multiply_runs_whole() -> None:
-    class Doubled(nn.Linear):
-        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
-            return (2 * super().forward(x),)
-
-    router, x = Doubled(4, 3), torch.arange(8.0).view(2, 4)
-    gate = RouterLogits(router)
-    for _ in range(2):
-        assert torch.equal(gate.logits(x, ()), router(x)[0])
-
-
-@pytest.mark.parametrize(
-    "weight",
-    [
-        None,
-        torch.ones(H),
-        torch.ones(1, E, H),
-        torch.ones(1, H, H),
-        torch.ones(E, H, dtype=torch.bfloat16),
-        torch.ones(E, H + 1),
-        torch.ones(E, H - 1),
-        torch.ones(H, E),
-    ],
-    ids=str,
-)
-def test_a_router_without_such_a_matrix_runs_whole(weight: torch.Tensor | None) -> None:
-    class Constant(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = weight
-
-        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
-            return (x.flatten(0, -2).sum(dim=1, keepdim=True),)
-
-    gate = RouterLogits(Constant())
-    for x in (torch.arange(8.0).view(1, 2, H), torch.arange(12.0).view(3, H)):
-        assert torch.equal(gate.logits(x, ()), x.flatten(0, -2).sum(dim=1, keepdim=True))

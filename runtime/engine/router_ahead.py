@@ -1,0 +1,122 @@
+"""Routers asked ahead: the distribution that a router gives for the input of a router before it."""
+
+from inspect import Parameter, signature
+
+import torch
+from torch import nn
+from torch.nn.functional import linear
+
+from runtime.model.open import MoeModel
+
+_NUM_TOKENS = 256  # random ones, on which a router is held against its matrix
+_OF_THE_PASS = "input_ids"  # the argument that the pass gives to routers that select by the token
+
+
+class RouterAhead:
+    """Gives a router's distribution for any input [.., H]: the K experts that it would select there rank first.
+
+    A whole router takes ten times as long as its matrix. Where it selects the largest logits and these are its matrix
+    times the input (`is_matrix`), the distribution is the softmax of that product. Every other router runs whole, with
+    its correction bias, its groups and its further `arguments`, which are its block's tensors or the ids of the pass.
+    """
+
+    def __init__(self, gate: nn.Module, block: nn.Module, *, arguments: tuple[str, ...], is_matrix: bool) -> None:
+        self._gate, self._block, self._arguments = gate, block, arguments
+        self._is_matrix = is_matrix
+
+    def distribution(self, x: torch.Tensor, ids: torch.Tensor | None) -> torch.Tensor:
+        """The distribution [T, E] for x [.., H], the tokens of which have these ids."""
+        if self._is_matrix and x.dtype == self._gate.weight.dtype:
+            return _product(self._gate, x).float().softmax(-1)
+        further = {name: ids if name == _OF_THE_PASS else getattr(self._block, name) for name in self._arguments}
+        logits, _, selected, *_ = _run(self._gate, x, **further)
+        return ranked_first(logits.float().softmax(-1), selected)
+
+
+def routers_ahead(opened: MoeModel) -> list[RouterAhead]:
+    """The routers of all layers. There must be no `reason_not_asked`."""
+    is_matrix: dict[type, bool] = {}
+    routers = []
+    for layer in opened.layers:
+        gate, block, kind = layer.gate, _block(opened, layer.name), type(layer.gate)
+        arguments, _ = _further(gate, block)
+        if kind not in is_matrix:  # routers of one class and one config are of one kind
+            is_matrix[kind] = not arguments and _selects_by_its_matrix(gate)
+        routers.append(RouterAhead(gate, block, arguments=arguments, is_matrix=is_matrix[kind]))
+    return routers
+
+
+def reason_not_asked(opened: MoeModel) -> str | None:
+    """One line on why routers of this model cannot be asked ahead: they take what only their own layer knows. None: all
+    can be asked."""
+    for layer in opened.layers:
+        _, unknown = _further(layer.gate, _block(opened, layer.name))
+        if unknown:
+            return f"routers of {opened.family} cannot be asked ahead: only their own layer knows their {unknown[0]}"
+    return None
+
+
+def ranked_first(p: torch.Tensor, selected: torch.Tensor) -> torch.Tensor:
+    """Give the values of distributions `p` [T, E] to experts anew: the largest K to the `selected` [T, K] and the rest
+    to the others, both in the order that they have in `p`.
+
+    The values of others are smaller by a bit (one unit in the last place): nobody who ranks meets a tie between a
+    selected expert and another.
+    """
+    values, experts = p.sort(dim=1, descending=True, stable=True)
+    is_selected = torch.zeros_like(p).scatter_(1, selected, 1.0)
+    order = is_selected.gather(1, experts).argsort(dim=1, descending=True, stable=True)
+    others = values[:, selected.shape[1] :]
+    others.copy_(others.nextafter(torch.zeros_like(others)))
+    return torch.empty_like(p).scatter_(1, experts.gather(1, order), values)
+
+
+def _block(opened: MoeModel, experts: str) -> nn.Module:
+    return opened.model.get_submodule(experts.rpartition(".")[0])
+
+
+def _further(gate: nn.Module, block: nn.Module) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The names of the router's arguments beside its input: those that its block or the pass has, and the unknown.
+
+    One that may be left out is, if its block has no more to give than the router's input.
+    """
+    known, unknown = [], []
+    for parameter in _parameters(gate)[1:]:
+        if parameter.name == _OF_THE_PASS or hasattr(block, parameter.name):
+            known.append(parameter.name)
+        elif parameter.default is Parameter.empty or len(_parameters(block)) > 1:
+            unknown.append(parameter.name)
+    return tuple(known), tuple(unknown)
+
+
+def _parameters(module: nn.Module) -> list[Parameter]:
+    """What the forward of this module's class takes."""
+    return list(signature(type(module).forward).parameters.values())[1:]
+
+
+def _selects_by_its_matrix(gate: nn.Module) -> bool:
+    """Whether the router selects the largest of its logits, and these are its matrix times its input.
+
+    Any other state, such as a correction bias, says no: it may change the choice for few tokens. Without such state
+    only the code is left, and limits to groups show on some of a few hundred random tokens.
+    """
+    state = {name for name, _ in (*gate.named_parameters(), *gate.named_buffers())}
+    if "weight" not in state or not state <= {"weight", "bias"} or gate.weight.dim() != 2:
+        return False
+    random = torch.Generator().manual_seed(0)
+    with torch.inference_mode():
+        x = torch.randn(_NUM_TOKENS, gate.weight.shape[1], generator=random).to(gate.weight)
+        logits, _, selected, *_ = _run(gate, x)
+        if not torch.equal(logits, _product(gate, x)):
+            return False
+        chosen = logits.gather(1, selected).sort(descending=True).values
+        return torch.equal(chosen, logits.topk(selected.shape[1]).values)
+
+
+def _product(gate: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return linear(x.flatten(0, -2), gate.weight, getattr(gate, "bias", None))
+
+
+def _run(gate: nn.Module, x: torch.Tensor, **further: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The router's output, without its hooks, which would keep the result."""
+    return type(gate).forward(gate, x, **further)
