@@ -44,10 +44,13 @@ def _into(
     if tensor.dim() == 2:
         roles = make(*tensor.shape, generator)
         numbers = spelling.format.dequantise(roles)
-    else:  # gpt-oss: [E, in, out] in the model
-        each = [make(tensor.shape[2], tensor.shape[1], generator) for _ in range(len(tensor))]
+    else:
+        is_turned = "blocks" in spelling.roles  # gpt-oss has [E, in, out] in the model
+        shape = tensor.shape[:0:-1] if is_turned else tensor.shape[1:]
+        each = [make(*shape, generator) for _ in range(len(tensor))]
         roles = {role: torch.stack([of[role] for of in each]) for role in each[0]}
-        numbers = torch.stack([spelling.format.dequantise(of).T for of in each])
+        numbers = torch.stack([spelling.format.dequantise(of) for of in each])
+        numbers = numbers.transpose(1, 2) if is_turned else numbers
     stored |= {stem + spelling.roles[role]: value.contiguous() for role, value in roles.items()}
     return numbers.to(tensor.dtype).contiguous()
 

@@ -6,6 +6,7 @@ what it is given alike; fields that a config does not have are left out.
 
 from collections.abc import Mapping
 from dataclasses import fields
+from types import MappingProxyType
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -194,9 +195,30 @@ PARTS: Mapping[str, Mapping[str, object]] = {
 """As `FAMILIES`, for text models that are published only within a multimodal one."""
 
 
-def tiny(family: str) -> PreTrainedModel:
-    """A random model of a family, float32, in evaluation mode; multimodal ones have their vision tower."""
-    config = _config(CONFIG_MAPPING[family], FAMILIES[family], is_text=True)
+PUBLISHED: Mapping[str, tuple[str, ...]] = {
+    "fp8": (
+        "deepseek_v2",
+        "deepseek_v3",
+        "glm4_moe",
+        "minimax_m2",
+        "mixtral",
+        "qwen3_5_moe",
+        "qwen3_moe",
+        "qwen3_vl_moe",
+    ),
+    "mxfp4": ("gpt_oss",),
+    "compressed-tensors": ("deepseek_v2", "deepseek_v3", "kimi_k25", "qwen3_moe"),
+    "gptq": ("mixtral", "qwen2_moe"),
+    "awq": ("mixtral",),
+    "nvfp4": ("deepseek_v3", "qwen3_moe"),
+}
+"""By format: families that are published so and tested so; a multimodal one has the format in its text_config."""
+
+
+def tiny(family: str, sizes: Mapping[str, object] = MappingProxyType({})) -> PreTrainedModel:
+    """A random model of a family, float32, in evaluation mode; multimodal ones have their vision tower. `sizes` replace
+    fields of its text model that are alike for all families."""
+    config = _config(CONFIG_MAPPING[family], FAMILIES[family], sizes, is_text=True)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = auto_class(config).from_config(config, experts_implementation="eager").eval()
@@ -206,9 +228,11 @@ def tiny(family: str) -> PreTrainedModel:
     return model
 
 
-def _config(kind: type[PreTrainedConfig], own: Mapping[str, object], *, is_text: bool) -> PreTrainedConfig:
+def _config(
+    kind: type[PreTrainedConfig], own: Mapping[str, object], sizes: Mapping[str, object], *, is_text: bool
+) -> PreTrainedConfig:
     names = {field.name for field in fields(kind)}
-    alike = _ANY | _TEXT if is_text else _ANY
+    alike = _ANY | _TEXT | dict(sizes) if is_text else _ANY
     given = {name: value for name, value in alike.items() if name in names} | dict(own)
     for name, spec in getattr(kind, "sub_configs_defaults", {}).items():
         part = dict(own.get(name, {}))
@@ -220,5 +244,5 @@ def _config(kind: type[PreTrainedConfig], own: Mapping[str, object], *, is_text:
         if part_family := part.pop("model_type", default):
             part_kind = CONFIG_MAPPING[part_family]
         mine = FAMILIES.get(part_kind.model_type) or PARTS.get(part_kind.model_type, {})
-        given[name] = _config(part_kind, published | mine | part, is_text="text" in name)
+        given[name] = _config(part_kind, published | mine | part, sizes, is_text="text" in name)
     return kind(**given)
