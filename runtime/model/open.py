@@ -21,7 +21,7 @@ from runtime.model.layers import MoeLayer, moe_layers
 from runtime.model.layout import ExpertLayout, ExpertStore
 from runtime.model.locate import locate, read_config
 from runtime.model.quantised_tensor import gather_matrices
-from runtime.model.skeleton import build_skeleton, keep_text_model, load_resident, parse_config
+from runtime.model.skeleton import build_skeleton, load_resident, parse_config
 from runtime.model.trial import try_model
 
 _MOST = torch.finfo(torch.float32).max  # the largest number that torch computes with in float32
@@ -59,8 +59,7 @@ class MoeModel:
 def open_model(name: str, *, dtype: torch.dtype | None = None, device: str | torch.device = "cpu") -> MoeModel:
     """Open a local folder or a hub id without ever holding its experts in memory.
 
-    `dtype` defaults to the checkpoint's own. Raises BadInput, which names the cause, for a model that is incomplete,
-    damaged or not supported.
+    `dtype` defaults to the checkpoint's own. Raises BadInput for a model that is incomplete, damaged or refused.
     """
     folder = locate(name)
     stored_config = read_config(folder)
@@ -69,9 +68,8 @@ def open_model(name: str, *, dtype: torch.dtype | None = None, device: str | tor
     tensors = gather_matrices(checkpoint.tensors, quantisation_of(stored_config))
     _check_numbers(stored_config, checkpoint)
     config = parse_config(folder)
-    dtype = dtype or config.dtype or config.get_text_config().dtype or _stored_dtype(checkpoint)
+    dtype = dtype or _dtype(config, checkpoint)
     model = build_skeleton(config, dtype)
-    keep_text_model(model)
     check_fields(stored_config, config, model)
     layers = moe_layers(model)
     layout = ExpertLayout.of(layers[0].shapes, dtype)
@@ -80,7 +78,6 @@ def open_model(name: str, *, dtype: torch.dtype | None = None, device: str | tor
     shape = _as_stored(shape, located.layout)
     experts = {f"{layer.name}.{part.name}" for layer in layers for part in layout.parts}
     load_resident(model, located.others, experts=experts, dtype=dtype, device=torch.device(device), folder=folder)
-    sum_dtype = try_model(model, layers)
     tokenizer = _tokenizer(folder, model.get_input_embeddings().num_embeddings)
     opened = MoeModel(
         model=model,
@@ -93,7 +90,7 @@ def open_model(name: str, *, dtype: torch.dtype | None = None, device: str | tor
         former_fingerprint=former_fingerprint(stored_config, checkpoint),
         family=config.model_type,
         dtype=dtype,
-        sum_dtype=sum_dtype,
+        sum_dtype=try_model(model, layers),
         stored_shape=shape,
         unfollowed=(*_text_only(config), *load_generation_config(model, folder, tokenizer)),
     )
@@ -140,7 +137,9 @@ def _check_numbers(config: object, checkpoint: Checkpoint) -> None:
         _check_numbers(value, checkpoint)
 
 
-def _stored_dtype(checkpoint: Checkpoint) -> torch.dtype:
+def _dtype(config: PreTrainedConfig, checkpoint: Checkpoint) -> torch.dtype:
+    if stated := config.dtype or config.get_text_config().dtype:
+        return stated
     floating = (tensor.dtype for tensor in checkpoint.tensors.values() if tensor.dtype.is_floating_point)
     return next(floating, torch.float32)
 

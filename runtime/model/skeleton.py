@@ -35,7 +35,8 @@ def parse_config(folder: Path) -> PreTrainedConfig:
 
 
 def build_skeleton(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
-    """Build the model in evaluation mode, every tensor on `meta`, experts dispatched eagerly."""
+    """Build the model in evaluation mode, every tensor on `meta`, experts dispatched eagerly; of a multimodal model
+    only what a text uses."""
     try:
         with torch.device("meta"), init.no_tie_weights():
             model = auto_class(config).from_config(
@@ -43,6 +44,7 @@ def build_skeleton(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedMo
             )
     except Exception as error:  # as above: it may come from any size in the config
         raise BadInput(f"transformers cannot build a language model from this config: {first_line(error)}") from error
+    _keep_text_model(model)
     return model.eval().requires_grad_(False)
 
 
@@ -54,7 +56,7 @@ def auto_class(config: PreTrainedConfig) -> type[AutoModelForCausalLM] | type[Au
     return AutoModelForCausalLM if is_causal else AutoModelForMultimodalLM
 
 
-def keep_text_model(model: PreTrainedModel) -> None:
+def _keep_text_model(model: PreTrainedModel) -> None:
     """Drop the modules of a multimodal model that a text does not use, such as its vision tower; their weights in the
     checkpoint are then ignored."""
     if model.config.get_text_config() is model.config:

@@ -74,6 +74,32 @@ def test_logits_are_those_of_transformers(tmp_path: Path, family: str) -> None:
     assert all(torch.equal(ours, expected) for ours in offloaded(fused, PRESETS[:1]))
 
 
+@pytest.mark.parametrize("family", ["qwen3_vl_moe", "inkling_text"])  # published transposed, and with rows in pairs
+def test_experts_that_are_stored_otherwise_are_read_in_parts(tmp_path: Path, family: str) -> None:
+    model = tiny(family)
+    opened = open_model(str(save(model, tmp_path, as_published=True)))
+    layer, (inner, down) = opened.layers[0], opened.store.layout.parts
+    whole, part = (torch.zeros(opened.store.layout.nbytes, dtype=torch.uint8) for _ in range(2))
+    opened.store.read(0, 3, whole)
+    for name, view in opened.store.layout.views(whole).items():
+        assert torch.equal(view, model.get_parameter(f"{layer.name}.{name}")[3])
+    row = inner.nbytes // inner.shape[0]
+    spans = ((inner.offset + 2 * row, inner.offset + 5 * row), (down.offset + 8, down.offset + 24))
+    opened.store.read(0, 3, part, spans=spans)
+    for start, stop in spans:
+        assert torch.equal(part[start:stop], whole[start:stop]) and part[start:stop].any()
+        part[start:stop] = 0
+    assert not part.any()
+
+
+def test_of_a_multimodal_model_only_the_language_model_is_loaded(tmp_path: Path) -> None:
+    opened = open_model(str(save(tiny("kimi_k25"), tmp_path, as_published=True)))
+    assert {name.split(".")[1] for name, _ in opened.model.named_parameters()} == {"language_model"}
+    line = "kimi_k25 is opened for text: its weights for other input are not loaded"
+    with Session(opened, Settings(budget="30%")) as session:
+        assert line in session.receipt()["fallbacks"]
+
+
 @pytest.mark.parametrize("family", REFUSED)
 def test_what_cannot_be_opened_is_refused(tmp_path: Path, family: str) -> None:
     save_file({"weight": torch.zeros(1)}, tmp_path / "model.safetensors")
