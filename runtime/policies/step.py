@@ -18,7 +18,8 @@ class Step:
     selected: np.ndarray  # [T, K] expert ids, rank 0 the strongest
     weights: np.ndarray  # [T, K] float32 routing weights as the model applies them
     probabilities: np.ndarray | None = None  # [T, E] float32, the router's softmax
-    # [T, D, E] float32: what the routers of the next D layers give for this router's input
+    # [T, D, E] float32: distributions of the routers of the next D layers for this router's input; the K experts that a
+    # router would select there have its largest values
     predicted: np.ndarray | None = None
     # [R] rows of the last token of each request; only these predict layers of the next pass
     last: np.ndarray | None = None

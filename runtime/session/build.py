@@ -102,10 +102,13 @@ def _choose(opened: MoeModel, settings: Settings, artefacts: Artefacts) -> Choic
 
 
 def _without_predictions(policies: Policies, opened: MoeModel) -> Policies:
-    """The policies, without a prefetch policy that reads predictions where the model's routers give none."""
+    """The policies, without a prefetch policy that reads predictions where the model's routers give none. Raises
+    BadUsage where what is computed depends on predictions."""
     reason = reason_not_asked(opened) if policies.prefetch.reads_predictions else None
     if reason is None:
         return policies
+    if policies.routing.follows_predictions:
+        raise BadUsage(f"--routing {describe(policies.routing)} follows predictions: {reason}")
     none = NoPrefetch()
     none.fallbacks = (f"--prefetch none instead of {describe(policies.prefetch)}: {reason}",)
     return replace(policies, prefetch=none)

@@ -97,6 +97,14 @@ class Biased(Gate):
         return linear(x.flatten(0, -2), self.weight, self.bias)
 
 
+class Loud(Gate):
+    """The softmax of its logits is 0 for most experts of a token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight.data *= 1000
+
+
 class Doubled(Gate):
     """Its logits are not its product."""
 
@@ -171,7 +179,7 @@ def some(dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.randn(1, 50, H, generator=torch.Generator().manual_seed(2)).to(dtype)
 
 
-@pytest.mark.parametrize("kind", [Gate, Biased])
+@pytest.mark.parametrize("kind", [Gate, Biased, Loud])
 def test_a_router_that_selects_by_its_matrix_gives_its_softmax_without_running(kind: type[Gate]) -> None:
     gates = [kind(), kind()]
     routers, x = routers_ahead(opened(*gates)), some()
