@@ -253,10 +253,12 @@ def _check_shape(tensor: StoredTensor | QuantisedTensor, expected: Iterable[int]
 
 def _is_swap(converter: WeightConverter) -> bool:
     """Whether the conversion swaps two dimensions of every expert: of its matrix, or of its rows in pairs."""
-    steps = converter.operations
-    if len(steps) == 1 and isinstance(steps[0], Transpose):
-        return {steps[0].dim0, steps[0].dim1} == {1, 2}
-    return len(steps) == 1 and isinstance(steps[0], Interleave) and steps[0].dim == 1 and not steps[0].inverse
+    if len(converter.operations) != 1 or len(converter.source_patterns) != 1:
+        return False
+    (step,) = converter.operations
+    if isinstance(step, Transpose):
+        return {step.dim0, step.dim1} == {1, 2}
+    return isinstance(step, Interleave) and step.dim == 1 and not step.inverse
 
 
 def _is_turned(swap: WeightConverter, tensor: StoredTensor | QuantisedTensor, shape: tuple[int, ...]) -> bool:
