@@ -6,7 +6,7 @@ from artifacts.errors import BadInput
 
 MOST_LAYERS, MOST_KEYS = 4096, 1 << 20  # of a model
 MOST_EXPERTS = 1 << 16  # of a layer: ids have 16 bits
-FULL_BITS = 16  # stands for full precision: the checkpoint's dtype, whatever it is, or the base replica in its place
+FULL_BITS = 16  # stands for full precision: the checkpoint's own format, whatever it is, or a base replica
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from artifacts.formats.base import Loop, Stored, are_sound, is_number, loops, require
+from artifacts.formats.base import Loop, Stored, are_sound, is_number, loops, require, require_groups
 from artifacts.formats.codes import unpack
 
 _BITS = 4
@@ -23,9 +23,7 @@ class Awq:
     """`qweight` int32 [in, out / 8], `qzeros` int32 [groups, out / 8], `scales` [groups, out]."""
 
     name: str = "awq"
-
-    def weight_nbytes(self, group_size: int) -> float:
-        return _BITS / 8 + ((2 + _BITS / 8) / group_size if group_size else 0)
+    group_size: int | None = None  # as the config says, 0 for one group
 
     def shape(self, stored: Mapping[str, Stored]) -> tuple[int, int]:
         words, zeros, scales = (stored[role] for role in ("qweight", "qzeros", "scales"))
@@ -36,6 +34,7 @@ class Awq:
         require(num_outputs == num_words * _PER_WORD, f"{num_outputs} scales of {num_words * _PER_WORD} outputs")
         require(zeros.shape == (num_groups, num_words), f"zero-points {list(zeros.shape)} are of no such groups")
         require(num_groups and num_inputs % num_groups == 0, f"{num_groups} groups of {num_inputs} inputs")
+        require_groups(num_groups, num_inputs, self.group_size, is_indexed=False)
         return num_outputs, num_inputs
 
     def dequantise(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:

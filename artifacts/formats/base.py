@@ -27,9 +27,6 @@ class Format(Protocol):
 
     name: str
 
-    def weight_nbytes(self, group_size: int) -> float:
-        """Bytes of one weight of a large matrix, scales included, in groups of so many; 0 for one group a row."""
-
     def shape(self, stored: Mapping[str, Stored]) -> tuple[int, int]:
         """The shape [out, in] of the matrix that these tensors hold, by role. Raises Unfit where they do not fit."""
 
@@ -40,7 +37,11 @@ class Format(Protocol):
         """The same by compiled code, for tensors on a CPU; None where only `dequantise` does it."""
 
     def is_sound(self, tensors: Mapping[str, torch.Tensor]) -> bool:
-        """Whether no stored number is NaN or infinite."""
+        """Whether no stored number is NaN or infinite, and no index leads beyond the groups."""
+
+
+UNSOUND = "NaN or infinity, or an index beyond its groups"
+"""What the tensors of a matrix hold that is not sound, for messages."""
 
 
 class Unfit(BadInput):
@@ -48,15 +49,30 @@ class Unfit(BadInput):
 
 
 @cache
-def loops() -> ModuleType:
+def loops(module: str = "loops") -> ModuleType:
     """The compiled loops; importing numba takes half a second."""
-    return import_module("artifacts.formats.loops")
+    return import_module(f"artifacts.formats.{module}")
 
 
 def require(is_fit: bool, why: str) -> None:
     """Raise Unfit with `why` unless the tensors are fit."""
     if not is_fit:
         raise Unfit(why)
+
+
+def require_groups(num_groups: int, num_inputs: int, group_size: int | None, *, is_indexed: bool) -> None:
+    """Raise Unfit unless the inputs are in groups of this size, which is 0 for one group and None if it is unknown;
+    only with an index of groups the last one may be smaller."""
+    if group_size is not None:
+        size = group_size or num_inputs
+        expected = -(-num_inputs // size)
+        require(num_groups == expected, f"{num_groups} groups of {num_inputs} inputs, and by the config {expected}")
+        require(num_inputs % size == 0 or is_indexed, f"groups of {size} do not divide {num_inputs} inputs")
+
+
+def is_index(groups: torch.Tensor, num_groups: int) -> bool:
+    """Whether every input is of one of the groups."""
+    return int(groups.min()) >= 0 and int(groups.max()) < num_groups
 
 
 def is_number(dtype: torch.dtype) -> bool:

@@ -12,8 +12,8 @@ from functools import partial
 import torch
 
 from artifacts.formats.base import Loop, Stored, are_sound, is_number, loops, require
+from artifacts.formats.schemes import BLOCK
 
-BLOCK = 128  # rows and columns of a block, unless the config names others
 _EIGHT_BITS = (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8)
 
 
@@ -24,12 +24,9 @@ class Scaled:
     name: str = "fp8"
     block: tuple[int, int] = (BLOCK, BLOCK)
 
-    def weight_nbytes(self, group_size: int) -> float:
-        return 1 + 4 / (self.block[0] * self.block[1])
-
     def shape(self, stored: Mapping[str, Stored]) -> tuple[int, int]:
         weight, scale = stored["weight"], stored["scale"]
-        require(weight.dtype in _EIGHT_BITS, f"weights of {weight.dtype} are not of eight bits")
+        require(weight.dtype in _EIGHT_BITS, f"weights of {weight.dtype} with one scale: of 8 bits are float8 and int8")
         require(is_number(scale.dtype) or scale.dtype is torch.float8_e8m0fnu, f"scales of {scale.dtype}")
         require(len(weight.shape) == 2 and 0 not in weight.shape, f"a matrix of shape {list(weight.shape)}")
         grid = _grid(scale.shape)

@@ -10,10 +10,8 @@ from functools import partial
 
 import torch
 
-from artifacts.formats.base import Loop, Stored, are_sound, is_number, loops, require
+from artifacts.formats.base import Loop, Stored, are_sound, is_index, is_number, loops, require, require_groups
 from artifacts.formats.codes import unpack
-
-BITS = (2, 3, 4, 8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +23,7 @@ class Gptq:
     bits: int = 4
     zero_offset: int = 1  # what the first version of the layout subtracted from a zero-point
     is_permuted: bool = False  # `desc_act`: the groups do not follow each other
-
-    def weight_nbytes(self, group_size: int) -> float:
-        return self.bits / 8 + ((2 + self.bits / 8) / group_size if group_size else 0)
+    group_size: int | None = None  # as the config says, 0 for one group
 
     def shape(self, stored: Mapping[str, Stored]) -> tuple[int, int]:
         words, zeros, scales = (stored[role] for role in ("qweight", "qzeros", "scales"))
@@ -43,6 +39,7 @@ class Gptq:
         require(indexed is not None or not self.is_permuted, "desc_act is set and g_idx is missing")
         require(indexed is None or indexed.shape == (num_inputs,), f"g_idx is not of {num_inputs} inputs")
         require(num_inputs % num_groups == 0 or indexed is not None, f"{num_groups} groups of {num_inputs} inputs")
+        require_groups(num_groups, num_inputs, self.group_size, is_indexed=indexed is not None)
         return num_outputs, num_inputs
 
     def dequantise(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -59,7 +56,8 @@ class Gptq:
         return partial(loops().from_column_words, words.numpy(), self.bits, *arrays)
 
     def is_sound(self, tensors: Mapping[str, torch.Tensor]) -> bool:
-        return are_sound(tensors.values())
+        is_indexed = "g_idx" not in tensors or is_index(tensors["g_idx"], len(tensors["scales"]))
+        return is_indexed and are_sound(tensors.values())
 
     def _points(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """The zero-points, int32 [groups, out]."""

@@ -25,9 +25,6 @@ class MxFp4:
 
     name: str = "mxfp4"
 
-    def weight_nbytes(self, group_size: int) -> float:
-        return 0.5 + 1 / GROUP
-
     def shape(self, stored: Mapping[str, Stored]) -> tuple[int, int]:
         blocks, scales = stored["blocks"], stored["scales"]
         require(blocks.dtype is torch.uint8 and scales.dtype in _BYTES, f"{blocks.dtype} with {scales.dtype}")

@@ -25,9 +25,6 @@ class NvFp4:
     name: str = "nvfp4"
     is_inverse: bool = False
 
-    def weight_nbytes(self, group_size: int) -> float:
-        return 0.5 + 1 / GROUP
-
     def shape(self, stored: Mapping[str, Stored]) -> tuple[int, int]:
         packed, scale, matrix = stored["packed"], stored["scale"], stored["global"]
         types = packed.dtype, scale.dtype, matrix.dtype

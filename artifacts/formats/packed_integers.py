@@ -11,10 +11,8 @@ from functools import partial
 
 import torch
 
-from artifacts.formats.base import Loop, Stored, are_sound, is_number, loops, require
+from artifacts.formats.base import Loop, Stored, are_sound, is_index, is_number, loops, require, require_groups
 from artifacts.formats.codes import unpack
-
-BITS = (4, 8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +22,9 @@ class PackedIntegers:
 
     name: str = "pack-quantized"
     bits: int = 4
-
-    def weight_nbytes(self, group_size: int) -> float:
-        return self.bits / 8 + (2 / group_size if group_size else 0)
+    group_size: int | None = None  # as the config says, 0 for one group
+    has_zeros: bool = False  # `symmetric` is false
+    is_permuted: bool = False  # `actorder` is group
 
     def shape(self, stored: Mapping[str, Stored]) -> tuple[int, int]:
         packed, scale = stored["packed"], stored["scale"]
@@ -41,6 +39,9 @@ class PackedIntegers:
         points, words = stored.get("zero_point"), -(-num_outputs * self.bits // 32)
         require(points is None or points.shape == (words, num_groups), "zero-points of other groups")
         require("size" not in stored or stored["size"].shape == (2,), "a weight_shape that is not of two numbers")
+        require_groups(num_groups, num_inputs, self.group_size, is_indexed=indexed is not None)
+        require(points is not None or not self.has_zeros, "not symmetric, and the zero-points are missing")
+        require(indexed is not None or not self.is_permuted, "actorder is group, and g_idx is missing")
         return num_outputs, num_inputs
 
     def dequantise(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -60,7 +61,8 @@ class PackedIntegers:
         return partial(loops().from_row_words, tensors["packed"].numpy(), self.bits, zeros.numpy(), scales.numpy())
 
     def is_sound(self, tensors: Mapping[str, torch.Tensor]) -> bool:
-        return are_sound(tensors.values())
+        is_indexed = not self._is_ordered(tensors) or is_index(tensors["g_idx"], tensors["scale"].shape[1])
+        return is_indexed and are_sound(tensors.values())
 
     def _zeros(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """The zero-points, int32 [out, groups], or [1, 1] for symmetric weights."""

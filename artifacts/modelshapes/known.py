@@ -4,27 +4,31 @@ The figures are those of the configs published with the checkpoints. Only MoE la
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from artifacts.common.suggestions import unknown
 from artifacts.common.untrusted import existing, read_json
 from artifacts.errors import BadInput, BadUsage
+from artifacts.formats.stated import Stated, stated_quantisation
 from artifacts.shape import MOST_LAYERS, Shape
+
+Matrix = tuple[str, int, int]
+"""The name of a module without the prefix of its model, and the rows and columns of its weight."""
 
 _PROJECTIONS = 3  # gate, up, down
 _DTYPE_NBYTES = {"float32": 4.0, "float16": 2.0, "bfloat16": 2.0}
-_QUANTISED = "quantization_config"
 _LIMIT = 1 << 40  # the largest count that a config may hold
+_PREFIXES = ("model.", "model.language_model.", "language_model.model.")
 _MXFP4_NBYTES = 4.25 / 8  # 4 bits a weight, and 8 bits for each 32 weights
 
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
     """What a model costs: `shape` of its MoE layers, hidden size H, bytes per layer of the experts that every token
-    uses, words in its vocabulary, bytes of one expert weight. `assumed` lists what was unknown and what was assumed
-    instead."""
+    uses, words in its vocabulary, bytes of one expert weight as stored, and of any other weight in memory. `assumed`
+    lists what was unknown and what was assumed instead."""
 
     name: str
     shape: Shape
@@ -32,6 +36,7 @@ class ModelShape:
     shared_nbytes: int = 0
     vocabulary: int = 0
     weight_nbytes: float = 2.0
+    dtype_nbytes: float = 2.0
     assumed: tuple[str, ...] = ()
 
 
@@ -50,7 +55,7 @@ def _published(
     """`shared`: intermediate size of all experts together that every token uses."""
     per_neuron = _PROJECTIONS * hidden * weight_nbytes
     shape = Shape(layers, experts, top_k, round(per_neuron * intermediate), intermediate, int(per_neuron))
-    return ModelShape(name, shape, hidden, round(per_neuron * shared), vocabulary, weight_nbytes)
+    return ModelShape(name, shape, hidden, _PROJECTIONS * hidden * shared * 2, vocabulary, weight_nbytes)
 
 
 MODELS = {
@@ -106,46 +111,88 @@ def unsized(num_layers: int, num_experts: int, top_k: int) -> ModelShape:
 
 def from_config(path: Path) -> ModelShape:
     """Read a shape from a transformers config.json; experts have three projections. Raises BadInput."""
-    config = read_config(path)
+    config, quantisation = read_config(path), read_quantisation(path)
     hidden = _number(config, path, "hidden_size")
     intermediate = _number(config, path, "moe_intermediate_size", "intermediate_size")
-    weight_nbytes = _weight_nbytes(config)
-    per_neuron = _PROJECTIONS * hidden * weight_nbytes
+    layers, dtype_nbytes = moe_layers(config, path), dtype_size(config)
+    expert_nbytes = round(_PROJECTIONS * hidden * intermediate * dtype_nbytes)
+    neurons = {"num_neurons": intermediate, "neuron_nbytes": round(_PROJECTIONS * hidden * dtype_nbytes)}
+    if quantisation is not None:  # packed experts have no neurons that could be cut
+        expert_nbytes, neurons = _stored_nbytes(quantisation, layers, hidden, intermediate, dtype_nbytes), {}
     shape = Shape(
-        num_layers=_num_moe_layers(config, path),
+        num_layers=len(layers),
         num_experts=_number(config, path, "num_local_experts", "num_experts", "n_routed_experts"),
         top_k=_number(config, path, "num_experts_per_tok"),
-        expert_nbytes=round(per_neuron * intermediate),
-        num_neurons=intermediate,
-        neuron_nbytes=int(per_neuron),
+        expert_nbytes=expert_nbytes,
+        **neurons,
     )
-    num_shared = _given(config, path, "n_shared_experts")
-    shared = _given(config, path, "shared_expert_intermediate_size") or intermediate * num_shared
-    name, vocabulary = path.parent.name or path.name, _number(config, path, "vocab_size")
-    return ModelShape(name, shape, hidden, round(per_neuron * shared), vocabulary, weight_nbytes)
+    return ModelShape(
+        name=path.parent.name or path.name,
+        shape=shape,
+        hidden=hidden,
+        shared_nbytes=round(_PROJECTIONS * hidden * _shared_width(config, path, intermediate) * dtype_nbytes),
+        vocabulary=_number(config, path, "vocab_size"),
+        weight_nbytes=expert_nbytes / (_PROJECTIONS * hidden * intermediate),
+        dtype_nbytes=dtype_nbytes,
+    )
+
+
+def _stored_nbytes(quantisation: Stated, layers: list[int], hidden: int, intermediate: int, dtype_nbytes: float) -> int:
+    """Bytes of one expert as the files have it; those of the last layer stand for all."""
+    expert = gated(f"layers.{layers[-1] if layers else 0}.mlp.experts.0", hidden, intermediate)
+    return sum(matrix_nbytes(quantisation, *matrix, dtype_nbytes) for matrix in expert)
+
+
+def gated(name: str, hidden: int, width: int) -> Iterator[Matrix]:
+    """The three matrices of a gated layer of so many neurons, none of no neurons."""
+    if width:
+        yield f"{name}.gate_proj", width, hidden
+        yield f"{name}.up_proj", width, hidden
+        yield f"{name}.down_proj", hidden, width
+
+
+def matrix_nbytes(stated: Stated | None, module: str, rows: int, columns: int, dtype_nbytes: float) -> int:
+    """Bytes of a matrix in the files of a checkpoint. The prefix of a module differs between text models and those with
+    other parts."""
+    schemes = [stated.scheme_of(prefix + module) for prefix in _PREFIXES] if stated else [None]
+    return round(rows * columns * dtype_nbytes) if None in schemes else schemes[0].nbytes(rows, columns)
 
 
 def read_config(path: Path) -> Mapping:
-    """Return the fields of a config.json, or of its text model where it describes several, with the quantisation of
-    all. Raises BadInput."""
+    """Return the fields of a config.json, or of its text model where it describes several. Raises BadInput."""
+    config = _whole(path)
+    text = config.get("text_config", config)
+    return text if isinstance(text, Mapping) else {}
+
+
+def read_quantisation(path: Path) -> Stated | None:
+    """Return what a config.json, or a file beside it, says of its quantisation. Raises BadInput."""
+    return stated_quantisation(_whole(path), path.parent)
+
+
+def _whole(path: Path) -> Mapping:
+    if path.suffix == ".gguf":
+        raise BadInput(f"{path.name} has no config.json: give the model's name, as qwen3-30b-a3b, or its config.json")
     try:
         config = read_json(path)
     except (OSError, ValueError) as error:
         raise BadInput(f"{path} cannot be read as a model's config.json: {error}") from error
-    text = config.get("text_config", config) if isinstance(config, Mapping) else None
-    return {_QUANTISED: config.get(_QUANTISED)} | text if isinstance(text, Mapping) else {}
+    return config if isinstance(config, Mapping) else {}
 
 
-def _weight_nbytes(config: Mapping) -> float:
-    """Bytes of one expert weight as published: quantised, or in the dtype of all other weights."""
-    if config.get(_QUANTISED):
-        from artifacts.formats.table import quantisation_of  # which imports torch
-
-        return quantisation_of(config).weight_nbytes
+def dtype_size(config: Mapping) -> float:
+    """Bytes of a weight in the dtype that the config names."""
     return _DTYPE_NBYTES.get(str(config.get("dtype") or config.get("torch_dtype")), 2.0)
 
 
-def _num_moe_layers(config: Mapping, path: Path) -> int:
+def _shared_width(config: Mapping, path: Path, intermediate: int) -> int:
+    """Intermediate size of all experts together that every token uses."""
+    num_shared = _given(config, path, "n_shared_experts")
+    return _given(config, path, "shared_expert_intermediate_size") or intermediate * num_shared
+
+
+def moe_layers(config: Mapping, path: Path) -> list[int]:
+    """The layers that have experts. Raises BadInput."""
     first, num_layers = _given(config, path, "first_k_dense_replace"), _number(config, path, "num_hidden_layers")
     if num_layers > MOST_LAYERS:
         raise BadInput(f"{path} says {num_layers:,} layers: no model has more than {MOST_LAYERS:,}")
@@ -154,7 +201,7 @@ def _num_moe_layers(config: Mapping, path: Path) -> int:
     if not isinstance(dense, list):
         raise BadInput(f"{path} has mlp_only_layers that are no list: download it again")
     offset = 1 if "decoder_sparse_step" in config else 0
-    return sum((layer + offset) % period == 0 and layer not in dense for layer in range(first, num_layers))
+    return [layer for layer in range(first, num_layers) if (layer + offset) % period == 0 and layer not in dense]
 
 
 def _number(config: Mapping, path: Path, *names: str) -> int:

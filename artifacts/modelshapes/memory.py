@@ -3,14 +3,21 @@
 Computed from the fields of a published config alone. Biases and norms, a few thousandths of it, are not counted.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from artifacts.errors import BadInput
-from artifacts.modelshapes.known import MODELS, ModelShape, read_config
-
-_EMBEDDED_NBYTES = 2  # embeddings and the cache stay in 16 bits where the weights have fewer
+from artifacts.formats.stated import Stated, stated_quantisation
+from artifacts.modelshapes.known import (
+    Matrix,
+    ModelShape,
+    gated,
+    matrix_nbytes,
+    moe_layers,
+    read_config,
+    read_quantisation,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +33,8 @@ class Latent:
 
 @dataclass(frozen=True, slots=True)
 class Backbone:
-    """A model without its routed experts. `dense`: intermediate size of the layers that have no experts."""
+    """A model without its routed experts. `dense`: intermediate size of the layers that have no experts, which are the
+    first ones unless `dense_layers` names them; `shared`: name of the experts that every token uses."""
 
     num_layers: int
     heads: int
@@ -35,17 +43,25 @@ class Backbone:
     dense: int = 0
     latent: Latent | None = None
     is_tied: bool = False
+    dense_layers: tuple[int, ...] = ()
+    shared: str = "shared_experts"
+    quantisation: Stated | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class BackboneMemory:
-    """Bytes of all weights except routed experts, and of the attention cache for one token."""
+    """Bytes of all weights except routed experts, in memory and in the checkpoint's files, and of the attention cache
+    for one token. In memory every weight has the model's own dtype."""
 
     weights_nbytes: int
+    stored_nbytes: int
     cache_nbytes: int
 
 
-_MXFP4_NBYTES = MODELS["gpt-oss-20b"].weight_nbytes
+def _published(quantization: Mapping) -> Stated | None:
+    return stated_quantisation({"quantization_config": quantization})
+
+
 _DEEPSEEK = Latent(512, 64, 128, 128, 1536)
 _BACKBONES = {
     "mixtral-8x7b": Backbone(32, 32, 8, 128),
@@ -55,7 +71,7 @@ _BACKBONES = {
     "qwen2-57b-a14b": Backbone(28, 28, 4, 128),
     "deepseek-v2-lite": Backbone(27, 16, 16, 128, 10944, Latent(512, 64, 128, 128, None)),
     "deepseek-v2": Backbone(60, 128, 128, 128, 12288, _DEEPSEEK),
-    "deepseek-v3": Backbone(61, 128, 128, 128, 18432, _DEEPSEEK),
+    "deepseek-v3": Backbone(61, 128, 128, 128, 18432, _DEEPSEEK, quantisation=_published({"quant_method": "fp8"})),
     "qwen3-30b-a3b": Backbone(48, 32, 4, 128),
     "qwen3-235b-a22b": Backbone(94, 64, 4, 128),
     "phi-3.5-moe": Backbone(32, 32, 8, 128),
@@ -81,27 +97,49 @@ def backbone_memory(model: ModelShape, backbone: Backbone) -> BackboneMemory:
         raise BadInput(
             f"{model.name} has {backbone.num_layers} layers and {shape.num_layers} MoE layers: mend its config"
         )
-    weight_nbytes = max(1.0, model.weight_nbytes) if model.weight_nbytes != _MXFP4_NBYTES else _EMBEDDED_NBYTES
-    embeddings = model.vocabulary * hidden * (1 if backbone.is_tied else 2)
-    dense = (backbone.num_layers - shape.num_layers) * 3 * hidden * backbone.dense
+    embeddings = model.vocabulary * hidden
     routers = shape.num_layers * shape.num_experts * hidden
-    attention = backbone.num_layers * _attention_weights(backbone, hidden)
-    inner = (dense + attention) * weight_nbytes + (embeddings + routers) * max(weight_nbytes, _EMBEDDED_NBYTES)
+    matrices = list(_matrices(model, backbone))
+    memory = (embeddings + routers + sum(rows * columns for _, rows, columns in matrices)) * model.dtype_nbytes
+    stored = (embeddings + routers) * model.dtype_nbytes
+    stored += sum(matrix_nbytes(backbone.quantisation, *matrix, model.dtype_nbytes) for matrix in matrices)
     latent = backbone.latent
     width = latent.kv_rank + latent.rope if latent else 2 * backbone.kv_heads * backbone.head_dim
-    cached = backbone.num_layers * width * max(_EMBEDDED_NBYTES, weight_nbytes)
-    return BackboneMemory(round(inner) + shape.num_layers * model.shared_nbytes, round(cached))
+    return BackboneMemory(round(memory), round(stored), round(backbone.num_layers * width * model.dtype_nbytes))
 
 
-def _attention_weights(backbone: Backbone, hidden: int) -> int:
-    """Weights of the attention of one layer."""
-    latent = backbone.latent
+def _matrices(model: ModelShape, backbone: Backbone) -> Iterator[Matrix]:
+    """Every matrix besides routed experts, their routers and the embeddings."""
+    hidden, num_layers = model.hidden, backbone.num_layers
+    shared = round(model.shared_nbytes / (3 * hidden * model.dtype_nbytes))
+    dense_layers = backbone.dense_layers or range(num_layers - model.shape.num_layers)
+    for layer in range(num_layers):
+        for name, rows, columns in _attention(backbone, hidden):
+            yield f"layers.{layer}.self_attn.{name}", rows, columns
+        is_dense = layer in dense_layers
+        yield from gated(f"layers.{layer}.mlp", hidden, backbone.dense if is_dense else 0)
+        yield from gated(f"layers.{layer}.mlp.{backbone.shared}", hidden, 0 if is_dense else shared)
+    if not backbone.is_tied:
+        yield "lm_head", model.vocabulary, hidden
+
+
+def _attention(backbone: Backbone, hidden: int) -> Iterator[Matrix]:
+    """The matrices of the attention of one layer."""
+    latent, heads = backbone.latent, backbone.heads
     if latent is None:
-        return hidden * backbone.head_dim * 2 * (backbone.heads + backbone.kv_heads)
-    query = backbone.heads * (latent.nope + latent.rope)
-    query_weights = hidden * query if latent.q_rank is None else latent.q_rank * (hidden + query)
-    key_value = hidden * (latent.kv_rank + latent.rope) + latent.kv_rank * backbone.heads * (latent.nope + latent.value)
-    return query_weights + key_value + backbone.heads * latent.value * hidden
+        for name, count in (("q_proj", heads), ("k_proj", backbone.kv_heads), ("v_proj", backbone.kv_heads)):
+            yield name, count * backbone.head_dim, hidden
+        yield "o_proj", hidden, heads * backbone.head_dim
+        return
+    query = heads * (latent.nope + latent.rope)
+    if latent.q_rank is None:
+        yield "q_proj", query, hidden
+    else:
+        yield "q_a_proj", latent.q_rank, hidden
+        yield "q_b_proj", query, latent.q_rank
+    yield "kv_a_proj_with_mqa", latent.kv_rank + latent.rope, hidden
+    yield "kv_b_proj", heads * (latent.nope + latent.value), latent.kv_rank
+    yield "o_proj", hidden, heads * latent.value
 
 
 def from_config(path: Path) -> Backbone:
@@ -114,14 +152,18 @@ def from_config(path: Path) -> Backbone:
         *(_number(config, path, name) for name in ("qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")),
         q_rank=config.get("q_lora_rank"),
     )
+    num_layers, sparse = _number(config, path, "num_hidden_layers"), moe_layers(config, path)
     return Backbone(
-        num_layers=_number(config, path, "num_hidden_layers"),
+        num_layers=num_layers,
         heads=heads,
         kv_heads=config.get("num_key_value_heads") or heads,
         head_dim=config.get("head_dim") or _number(config, path, "hidden_size") // heads,
         dense=config.get("intermediate_size") or 0,
         latent=latent or None,
         is_tied=bool(config.get("tie_word_embeddings")),
+        dense_layers=tuple(layer for layer in range(num_layers) if layer not in sparse),
+        shared="shared_expert" if config.get("shared_expert_intermediate_size") else "shared_experts",
+        quantisation=read_quantisation(path),
     )
 
 

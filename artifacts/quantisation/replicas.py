@@ -11,6 +11,7 @@ from artifacts.quantisation.bit_allocation import WIDTHS
 from artifacts.shape import FULL_BITS
 
 BASES = (FULL_BITS, 4, 3, 2)  # on a base of 1 bit no narrower replica would remain
+NO_BASE = "leave out --base, or take a narrower one"
 _ALIGNMENT = 16  # bytes
 
 # Medians of 256 experts of a small trained model, GPTQ in groups of 32, held-out tokens.
@@ -29,7 +30,7 @@ def check_base(bits: int) -> None:
 @dataclass(frozen=True, slots=True)
 class Replicas:
     """Replicas of L layers of E experts. `nbytes`: bytes of one expert in memory by bits, `FULL_BITS` included. `base`:
-    the bits that `FULL_BITS` really stands for.
+    the bits that `FULL_BITS` really stands for. `at_full`: widths that full precision serves at no more bytes.
 
     `loss` [L, E, 4]: mean squared error of an expert's output at 1, 2, 3, 4 bits. `use` [L, E]: squared routing
     weights, summed over tokens, in any unit. `lost` [L, E, 4]: what the model loses by it: loss times use, weighted by
@@ -44,6 +45,7 @@ class Replicas:
     files: tuple[Path, ...] = ()
     hashes: tuple[str, ...] = ()
     base: int = FULL_BITS
+    at_full: tuple[int, ...] = ()
 
     @property
     def widths(self) -> list[int]:
@@ -54,13 +56,25 @@ class Replicas:
         """The same with the replica of so many bits in the place of full precision: only narrower ones remain replicas.
 
         Errors of two widths are nearly uncorrelated, so their squares add up: docs/lowbit.md. Raises Incompatible where
-        there is no such replica.
+        there is no such replica, or none that is smaller.
         """
+        if bits in self.at_full:
+            raise Incompatible(f"replicas of {bits} bits are no smaller than the experts of the checkpoint: {NO_BASE}")
         if bits not in self.widths:
             raise Incompatible(f"no replicas of {bits} bits are stored: run `moectl quantize --bits {bits}`")
         nbytes = {FULL_BITS: self.nbytes[bits]} | {width: self.nbytes[width] for width in self.widths if width < bits}
         loss, lost = (_from_base(table, bits) for table in (self.loss, self.lost))
-        return replace(self, nbytes=nbytes, loss=loss, lost=lost, base=bits)
+        return replace(self, nbytes=nbytes, loss=loss, lost=lost, base=bits, at_full=(bits,))
+
+    def without_larger(self, *more: int) -> "Replicas":
+        """The same without widths that take no fewer bytes than full precision, `more` of which are known to: full
+        precision serves in their place, without loss."""
+        at_full = sorted({bits for bits in self.widths if self.nbytes[bits] >= self.nbytes[FULL_BITS]} | {*more})
+        loss, lost = self.loss.copy(), self.lost.copy()
+        for table in (loss, lost):
+            table[..., np.array(at_full, int) - 1] = 0.0
+        nbytes = {bits: size for bits, size in self.nbytes.items() if bits not in at_full}
+        return replace(self, nbytes=nbytes, loss=loss, lost=lost, at_full=tuple(at_full))
 
 
 def _from_base(table: np.ndarray, bits: int) -> np.ndarray:
@@ -85,11 +99,12 @@ def passed_on(num_layers: int) -> np.ndarray:
 
 
 def typical(use: np.ndarray, *, expert_nbytes: int, weight_nbytes: float = 2.0) -> Replicas:
-    """Replicas of a model that has not been quantised: sizes in groups of 128, losses as measured on a small model."""
+    """Replicas of a model that has none in the store: sizes in groups of 128, losses as measured on a small model."""
     num_weights = expert_nbytes / weight_nbytes
     nbytes = {bits: in_memory(round(num_weights * _bits_per_weight(bits) / 8)) for bits in WIDTHS}
     loss = np.tile(_TYPICAL_RELATIVE_LOSS, (*use.shape, 1))
-    return Replicas({FULL_BITS: expert_nbytes} | nbytes, loss, loss * use[:, :, None] * passed_on(len(use)), use)
+    lost = loss * use[:, :, None] * passed_on(len(use))
+    return Replicas({FULL_BITS: expert_nbytes} | nbytes, loss, lost, use).without_larger()
 
 
 def _bits_per_weight(bits: int) -> float:

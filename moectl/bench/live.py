@@ -67,7 +67,7 @@ def live(name: str, request: BenchRequest, *, store: Path, device: str, threads:
     notes = [NO_ORACLE] + [PEERS_AS_THEY_ARE] * bool(request.peer_names)
     if request.base != FULL_BITS:
         notes.append(loss_of_base(bench.loss_of_base(checkpoint), request.base))
-    return Benched(rows, opened.shape, _conditions(request, text, here, taken_up), tuple(notes), job.digest)
+    return Benched(rows, opened.shape, _conditions(request, text, here, taken_up, opened), tuple(notes), job.digest)
 
 
 @dataclass(slots=True)
@@ -169,9 +169,10 @@ def _job(
     return BenchJob(request.data, data_digest(text.sequences), num_tokens, request.seed, conditions)
 
 
-def _conditions(request: BenchRequest, text: BenchText, here: LocalMachine, taken_up: int) -> str:
+def _conditions(request: BenchRequest, text: BenchText, here: LocalMachine, taken_up: int, opened: MoeModel) -> str:
     cores = f"{here.cores} cores of {here.processor}" + (f", {here.gpu}" if here.gpu else "")
     load = "" if here.load is None else f" (load {here.load:.1f} at the start)"
+    experts = f", experts in {opened.expert_format}"
     fused = ", a token's experts fused" if request.experts == FUSED else ""
     spread = f", experts on {request.devices} devices" * (request.devices > 1)
     resumed = f"; {taken_up} settings were measured by an earlier run of this command" if taken_up else ""
@@ -179,5 +180,5 @@ def _conditions(request: BenchRequest, text: BenchText, here: LocalMachine, take
         f"{len(text.sequences)} texts of {request.data}, {text.prefill} tokens of prompt and "
         f"{request.length - text.prefill} decoded each, {request.rounds} rounds in random order from seed "
         f"{request.seed}; medians over texts and rounds (quartiles); {cores}{load}, "
-        f"{here.threads} threads{fused}{spread}{resumed}"
+        f"{here.threads} threads{experts}{fused}{spread}{resumed}"
     )

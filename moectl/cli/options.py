@@ -90,7 +90,10 @@ Experts = Annotated[
     ),
 ]
 Base = Annotated[
-    int, typer.Option("--base", help="Bits of all experts: 16, as the checkpoint has them, or 4, 3, 2: as quantised.")
+    int,
+    typer.Option(
+        "--base", help="Bits of all experts: 16 for the checkpoint in its own format, or 4, 3, 2: as quantised."
+    ),
 ]
 AvgBits = Annotated[
     float | None,

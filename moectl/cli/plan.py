@@ -24,9 +24,11 @@ def plan(
         ),
     ] = "rtx3090-pcie4",
     context: Annotated[int, typer.Option(help="Tokens that the attention cache holds.")] = 4096,
+    simulate: Annotated[bool, typer.Option("--simulate", help="Replay every preset too, in a minute or less.")] = False,
     json: Json = False,
 ) -> None:
-    """Say what fits into a GPU and what to expect of each preset, from a model's config alone."""
+    """Say what fits into a GPU and what to expect, from a model's config alone."""
     from moectl.commands import plan as command
 
-    command.show(command.plan(model, vram=vram, machine=machine, context=context), as_json=json)
+    deployment = command.plan(model, vram=vram, machine=machine, context=context, simulate=simulate)
+    command.show(deployment, as_json=json)

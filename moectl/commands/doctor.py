@@ -61,7 +61,8 @@ def doctor(name: str | None, *, budget: str, link: str, device: str, threads: in
     shown = "" if store == DEFAULT_STORE else f" --store {store}"
     all_findings = findings.of_installation()
     all_findings += findings.of_machine(here, opened.shape) + findings.of_disk(measured.profile)
-    all_findings.append(findings.of_room(store, opened.stored_shape, weight_nbytes=opened.dtype.itemsize))
+    all_findings.append(findings.of_experts(opened))
+    all_findings.append(findings.of_room(store, opened.stored_shape, weight_nbytes=opened.weight_nbytes))
     all_findings += findings.of_former(store, opened, model=path)
     all_findings += findings.of_store(store, opened.fingerprint[:16], model=name, shown=shown)
     if stored is not None:

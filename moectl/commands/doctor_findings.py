@@ -83,7 +83,13 @@ def of_disk(profile: HardwareProfile) -> list[DoctorFinding]:
     return [DoctorFinding("disk", says, "a larger --budget, a faster disk, or RAM that keeps what was read")]
 
 
-def of_room(path: Path, shape: Shape, *, weight_nbytes: int) -> DoctorFinding:
+def of_experts(opened: MoeModel) -> DoctorFinding:
+    """Report the format in which the checkpoint has its experts."""
+    dtype = str(opened.dtype).removeprefix("torch.")
+    return DoctorFinding("experts", f"stored as {opened.expert_format} a weight with scales; computed in {dtype}")
+
+
+def of_room(path: Path, shape: Shape, *, weight_nbytes: float) -> DoctorFinding:
     """Report whether the store's disk has room for replicas of all widths; `weight_nbytes` is the size of a weight."""
     folder = next(each for each in path.absolute().parents if each.is_dir())
     free = shutil.disk_usage(folder).free

@@ -123,7 +123,10 @@ def sheets(measurement: HardwareMeasurement) -> list[Sheet]:
         )
         for load in profile.loads
     ]
-    near = [(f"{cost.bits}", cost.tokens, _us(cost.seconds)) for cost in profile.near]
+    near = [
+        ("checkpoint" if cost.bits == FULL_BITS else f"{cost.bits}", cost.tokens, _us(cost.seconds))
+        for cost in profile.near
+    ]
     return [
         Sheet(
             "Computing, microseconds (interquartile range)",
@@ -147,7 +150,7 @@ def conditions(measurement: HardwareMeasurement) -> str:
     return (
         f"{kept}: {machine['device_name']}, {machine['cores']} cores of {machine['processor']}, torch threads "
         f"{machine['threads']}, {memory} of RAM, load before {load}; "
-        f"{machine['dtype']}, experts of {expert} ({FULL_BITS} bits: the checkpoint's own); "
+        f"{machine['dtype']}, experts of {expert} in {machine.get('expert_format', machine['dtype'])}; "
         f"medians of {machine['turns']}; one token follows on {machine['context']} or more"
     )
 

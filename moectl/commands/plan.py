@@ -1,4 +1,4 @@
-"""`moectl plan`: from a config alone, without weights: what fits, what to expect of each preset, what to do next."""
+"""`moectl plan`: from a config alone, without weights: what fits, what to expect, what to do next."""
 
 from dataclasses import asdict
 
@@ -8,11 +8,15 @@ from moectl.shared.progress import progress_bar
 from moectl.show.render import NumBytes, Sheet, console, human_bytes, show_json, show_sheet
 
 
-def plan(model: str, *, vram: str, machine: str, context: int) -> DeploymentPlan:
-    """Plan for a model by its name, or by a folder or file with its config."""
-    request = PlanRequest(as_named(model) or str(demo_model()), vram, machine, context)
+def plan(model: str, *, vram: str, machine: str, context: int, simulate: bool) -> DeploymentPlan:
+    """Plan for a model by its name, or by a folder or file with its config; `simulate` replays every preset."""
+    deployment = plan_deployment(PlanRequest(as_named(model) or str(demo_model()), vram, machine, context))
+    if not simulate:
+        return deployment
+    from moectl.commands.plan_simulation import simulated
+
     with progress_bar("simulating", unit="presets") as advance:
-        return plan_deployment(request, advance)
+        return simulated(deployment, advance)
 
 
 def show(deployment: DeploymentPlan, *, as_json: bool) -> None:
@@ -21,7 +25,7 @@ def show(deployment: DeploymentPlan, *, as_json: bool) -> None:
         show_json(_record(deployment))
         return
     show_sheet(_memory(deployment))
-    show_sheet(_speeds(deployment))
+    show_sheet(_speeds(deployment) if deployment.rows else _bounds(deployment))
     not_tried = (f"not tried: {row.preset}: {row.why}" for row in deployment.rows if row.why)
     for line in (*not_tried, *_advice(deployment), *(f"assumed: {line}" for line in assumptions(deployment))):
         console().print(line, markup=False)
@@ -30,17 +34,30 @@ def show(deployment: DeploymentPlan, *, as_json: bool) -> None:
 def _memory(deployment: DeploymentPlan) -> Sheet:
     memory, shape = deployment.memory, deployment.model.shape
     rows = [
-        ("weights besides routed experts", NumBytes(memory.weights_nbytes)),
+        ("weights besides routed experts, in the model's own dtype", NumBytes(memory.weights_nbytes)),
         (f"attention cache, {deployment.request.context:,} tokens", NumBytes(memory.cache_nbytes)),
         ("reserve: driver, activations, buffers", NumBytes(memory.reserve_nbytes)),
         (f"left for experts, {memory.share:.1%} of them", NumBytes(memory.experts_nbytes)),
-        ("all routed experts: in host memory, or on disk", NumBytes(memory.all_experts_nbytes)),
+        ("all routed experts as stored: in host memory, or on disk", NumBytes(memory.all_experts_nbytes)),
+        ("the checkpoint's files", NumBytes(memory.files_nbytes)),
     ]
     note = (
         f"{shape.num_layers} layers of {shape.num_experts} experts, {human_bytes(shape.expert_nbytes)} each, "
         f"{shape.top_k} a token"
     )
     return Sheet(f"{deployment.model.name} in {deployment.request.vram}", ("what", "bytes"), rows, note)
+
+
+def _bounds(deployment: DeploymentPlan) -> Sheet:
+    bounds, share = deployment.bounds, deployment.memory.share
+    rows = [
+        ("none: every expert comes over the link", bounds.none, 1e3 / bounds.none),
+        (f"{share:.1%}, as fits, and even routers", bounds.share, 1e3 / bounds.share),
+        ("all", bounds.all, 1e3 / bounds.all),
+    ]
+    columns = ("experts in the GPU's memory", "tokens/s", "ms/token")
+    note = "one request at a time, without prefetching; --simulate replays every preset"
+    return Sheet(f"Expected on {deployment.machine.name}, by bytes over bandwidth", columns, rows, note)
 
 
 def _speeds(deployment: DeploymentPlan) -> Sheet:
@@ -70,7 +87,7 @@ def _advice(deployment: DeploymentPlan) -> list[str]:
     lines = []
     if exact is not None:
         lines.append(f"without any loss expect most of {exact.preset}: about {exact.tokens_per_s:.3g} tokens/s")
-    if fastest is not exact:
+    if fastest is not None and fastest is not exact:
         lines.append(
             f"fastest is {fastest.preset} ({fastest.tokens_per_s:.3g} tokens/s, {fastest.alters}): "
             "what that costs in quality only the weights can tell"
@@ -80,10 +97,13 @@ def _advice(deployment: DeploymentPlan) -> list[str]:
 
 def next_steps(deployment: DeploymentPlan) -> list[str]:
     """Return commands that replace assumptions by measurements."""
-    name, budget = deployment.request.model, f"{100 * deployment.memory.share:.3g}%"
-    steps = [
+    request, budget = deployment.request, f"{100 * deployment.memory.share:.3g}%"
+    name = request.model
+    simulate = f"moectl plan {name} --vram {request.vram} --machine {request.machine} --context {request.context}"
+    steps = [] if deployment.rows else [f"{simulate} --simulate: what to expect of each preset"]
+    steps += [
         "moectl profile FOLDER --hardware: what this machine really takes, for --machine here",
-        "moectl profile FOLDER --trace: what the routers really do; it decides between the columns from and to",
+        "moectl profile FOLDER --trace: what the routers really do, which decides how often an expert is there",
         f"moectl bench FOLDER --simulate --machine here --presets all --budgets {budget}: the same table on that trace",
     ]
     if any("few bits" in row.alters for row in deployment.rows):
@@ -93,25 +113,34 @@ def next_steps(deployment: DeploymentPlan) -> list[str]:
 
 def assumptions(deployment: DeploymentPlan) -> list[str]:
     """Return what the plan assumes where it has no measurement."""
+    return [
+        *(_of_routers(deployment) if deployment.rows else ()),
+        f"{deployment.machine.name}: {deployment.machine.source}",
+        "time: bytes over bandwidth or operations over peak, whichever is longer; launches, host work, reading the "
+        "attention cache, dense layers and norms are not counted, so that real runs are slower",
+        "experts in the format of the checkpoint, all other weights and the cache in the model's own dtype; without "
+        "biases and norms",
+        *deployment.assumed,
+    ]
+
+
+def _of_routers(deployment: DeploymentPlan) -> list[str]:
     layers, whole = deployment.simulated_layers, deployment.model.shape.num_layers
     part = [f"{layers} of {whole} layers are simulated, which are alike in a synthetic trace"] if layers < whole else []
     return [
         "routers: synthetic, usual ones (skew .8, locality .4, predictability .7), even ones (.4, .1, .5), skewed ones "
         "(1.2, .6, .9); 4 requests of 32 tokens of prompt and 96 decoded, one at a time, from an empty cache",
         *part,
-        f"{deployment.machine.name}: {deployment.machine.source}",
-        "time: bytes over bandwidth or operations over peak, whichever is longer; launches, host work, reading the "
-        "attention cache, dense layers and norms are not counted, so that real runs are slower",
-        "weights besides experts in the checkpoint's own precision, the cache in 16 bits; without biases and norms",
-        *deployment.assumed,
     ]
 
 
 def _record(deployment: DeploymentPlan) -> dict[str, object]:
+    memory = deployment.memory
     return {
         "model": deployment.model.name,
         "machine": deployment.machine.name,
-        "memory": asdict(deployment.memory) | {"share": deployment.memory.share},
+        "memory": asdict(memory) | {"share": memory.share, "files_nbytes": memory.files_nbytes},
+        "tokens_per_s": asdict(deployment.bounds),
         "rows": [asdict(row) for row in deployment.rows],
         "exact": deployment.exact and deployment.exact.preset,
         "fastest": deployment.fastest and deployment.fastest.preset,

@@ -13,7 +13,7 @@ from moectl.shared.opening import check_store, open_quietly
 from moectl.shared.progress import progress_bar
 from moectl.shared.text import read_data
 from moectl.show.render import Sheet, human_bytes, show_json, show_sheet
-from profilers.quantise.method import Method, check_method, projections
+from profilers.quantise.method import Method, check_method, projections, smaller
 from profilers.quantise.replicas import BuiltReplicas, build_replicas
 from profilers.text.batches import Data
 from profilers.text.corpus import documents
@@ -55,6 +55,7 @@ def quantize(name: str | None, request: QuantizeRequest, *, store: Path) -> Buil
     if request.executor != LOCAL:
         check_device(opened)
     check_method(request.method, projections(opened.layers[0]))
+    smaller(request.method, opened)  # widths of which none would save anything are refused before text is read
     data = calibration_data(opened, request)
     model = ModelInfo(name, opened.fingerprint, opened.family, opened.shape)
     with executing(request.executor, request.jobs) as executor, progress_bar("quantising", unit="experts") as advance:
@@ -83,7 +84,7 @@ def show(built: BuiltReplicas, *, as_json: bool) -> None:
     if as_json:
         summary = {"run": built.run_id, "tokens": built.num_tokens, "seconds": built.seconds}
         summary |= {"experts": len(built.records), "resumed_experts": built.resumed}
-        summary |= {"remade_experts": built.remade, "borrowing": num_borrowed(built)}
+        summary |= {"remade_experts": built.remade, "borrowing": num_borrowed(built), "skipped": built.skipped}
         show_json(summary | {"folder": str(built.folder), "bytes": nbytes(built), "layers": sheet.records()})
     else:
         show_sheet(sheet)
@@ -102,9 +103,14 @@ def layer_sheet(built: BuiltReplicas) -> Sheet:
     note = (
         f"run {built.run_id}: {len(built.records):,} experts on {built.num_tokens:,} tokens in {built.seconds:.1f} s "
         f"({built.resumed:,} done before{_remade(built)}), {num_borrowed(built):,} judged on their layer's tokens; "
-        f"bytes: {sizes}"
+        f"bytes: {sizes}{_skipped(built)}"
     )
     return Sheet("Relative error of experts' outputs", ("layer", *(f"{bits} bits" for bits in widths)), rows, note)
+
+
+def _skipped(built: BuiltReplicas) -> str:
+    bits = ", ".join(map(str, built.skipped))
+    return f"; left out: {bits} bits, which are no smaller than the experts of the checkpoint" if bits else ""
 
 
 def _remade(built: BuiltReplicas) -> str:

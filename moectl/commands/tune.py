@@ -137,7 +137,9 @@ def _receipt(
 
 def _against(verifier: Verifier, checkpoint: MoeModel, bits: int) -> str:
     """Say what losses are measured against, for the receipt."""
-    return "the checkpoint" if bits == FULL_BITS else loss_of_base(verifier.loss_of_base(checkpoint), bits)
+    if bits == FULL_BITS:
+        return f"the checkpoint, experts in {checkpoint.expert_format}"
+    return loss_of_base(verifier.loss_of_base(checkpoint), bits)
 
 
 def _keep(

@@ -17,6 +17,7 @@ from runtime.policies.base import Artefacts
 from runtime.session.artefacts import load_artefacts
 
 _SYNTHETIC_MODEL = "olmoe-1b-7b"
+_PADDING = 0.1  # of an expert's bytes at most: biases, alignment in a slot, and scales of blocks that are cut off
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +111,15 @@ def _find(store: Store, run_id: int | None) -> StoredRun:
 
 
 def _with_config(name: str, stored: ModelShape) -> ModelShape:
-    """Return the shape that the profiled folder's config gives, if the folder still holds that model."""
+    """Return the shape that the profiled folder's config gives, if the folder still holds that model, with the bytes
+    that experts have as they are stored."""
     if (Path(name) / "config.json").is_file():
-        configured = model_shape(name)
-        if configured.shape == stored.shape:
+        configured, shape = model_shape(name), stored.shape
+        share = shape.expert_nbytes / configured.shape.expert_nbytes
+        if configured.shape == shape:
             return configured
+        if replace(configured.shape, expert_nbytes=shape.expert_nbytes) == shape and abs(share - 1) < _PADDING:
+            return replace(configured, shape=shape, weight_nbytes=share * configured.weight_nbytes)
     return replace(stored, name=name)
 
 

@@ -37,8 +37,8 @@ def quant_loss_heatmap(rows: pa.Table, size: tuple[int, int]) -> Heatmap:
     return Heatmap(f"Relative error at {bits} bits", values, "layers", "experts")
 
 
-def replicas(rows: pa.Table, layer: int | None, *, verified: bool) -> Sheet:
-    """Bytes by width, or each file of `layer`."""
+def replicas(rows: pa.Table, layer: int | None, *, verified: bool, checkpoint: str) -> Sheet:
+    """Bytes by width, or each file of `layer`. `checkpoint` says how the checkpoint has its experts."""
     checked = f"all {len(set(rows['file'].to_pylist())):,} files are what was written" if verified else ""
     files = rows.to_pylist()
     if layer is not None:
@@ -49,7 +49,8 @@ def replicas(rows: pa.Table, layer: int | None, *, verified: bool) -> Sheet:
         ]
         return Sheet(f"Replicas in layer {layer}", ("expert", "bits", "bytes", "file", "sha256"), cells, checked)
     cells = [(bits, len(sizes), NumBytes(sizes[0]), NumBytes(sum(sizes))) for bits, sizes in _by_width(files)]
-    return Sheet("Replicas", ("bits", "experts", "an expert", "all"), cells, checked)
+    note = "; ".join(filter(None, (f"an expert of the checkpoint: {checkpoint}", checked)))
+    return Sheet("Replicas", ("bits", "experts", "an expert", "all"), cells, note)
 
 
 def replicas_heatmap(rows: pa.Table, size: tuple[int, int]) -> Heatmap:

@@ -95,6 +95,8 @@ class PeerBench:
         """Measure a peer in a process of its own, with quality against the reading of the `full` model. The budget is
         for experts; all other weights are added to it. Raises a Problem for a peer that cannot run here."""
         begin_s = perf_counter()
+        if self._folder.is_file():
+            raise BadInput(f"{setting.preset} does not read {self._folder.name}: moectl compares on safetensors")
         task = PeerTask(
             PEERS[setting.preset],
             self._folder,

@@ -53,31 +53,42 @@ class PrecisionPrice:
 
 
 def check_widths(artefacts: Artefacts) -> None:
-    """Raise Incompatible when replicas are missing, or some of their widths."""
+    """Raise Incompatible when replicas are missing, or some of the widths that are smaller than the checkpoint."""
     check_required(build(Settings(PRESET).texts()), artefacts)
-    check_replicas("inspect precision", artefacts, *WIDTHS)
+    at_full = artefacts.replicas.at_full
+    check_replicas("inspect precision", artefacts, *(bits for bits in WIDTHS if bits not in at_full))
 
 
 def assignments(replicas: Replicas, *, draws: int, seed: int) -> list[BitAssignment]:
-    """Return the uniform widths; then, for each average, the greedy assignment, the prefix split and `draws` random
-    ones, all within the bytes of the prefix split.
+    """Return the uniform widths; then, for each average below the widest, the greedy assignment, the prefix split and
+    `draws` random ones, all within the bytes of the prefix split.
 
     A uniform width has its own bytes. A split of the same average takes a little less if it has experts at 1 bit,
-    which have no zero-points.
+    which have no zero-points. Where a width is left out because the checkpoint is no larger, there is no prefix split,
+    and an average has the bytes of experts of the widths beside it.
     """
-    num_keys = replicas.use.size
+    num_keys, widths = replicas.use.size, replicas.widths
+    is_split = {*WIDTHS} <= {*widths}
     all_assignments = [
         BitAssignment("uniform", float(bits), f"shadow:bits={bits},slots=no", num_keys * replicas.nbytes[bits])
-        for bits in reversed(WIDTHS)
+        for bits in reversed(widths)
     ]
-    for average in AVERAGES:
-        nbytes = sum(replicas.nbytes[bits] for bits in prefix_bits(replicas, average).tolist())
-        for name in ("mixed", "prefix"):
+    for average in (average for average in AVERAGES if average < widths[-1]):
+        nbytes = _budget(replicas, average, is_split=is_split)
+        for name in ("mixed", "prefix") if is_split else ("mixed",):
             all_assignments.append(BitAssignment(name, average, f"shadow:bits={name},slots=no", nbytes))
         for draw in range(draws):
             residency = f"shadow:bits=random,slots=no,seed={seed + draw}"
             all_assignments.append(BitAssignment("random", average, residency, nbytes))
     return all_assignments
+
+
+def _budget(replicas: Replicas, average: float, *, is_split: bool) -> int:
+    if is_split:
+        return sum(replicas.nbytes[bits] for bits in prefix_bits(replicas, average).tolist())
+    num_keys, narrower = replicas.use.size, math.floor(average)
+    num_wider = round(num_keys * (average - narrower))
+    return (num_keys - num_wider) * replicas.nbytes[narrower] + num_wider * replicas.nbytes[math.ceil(average)]
 
 
 class Precision:

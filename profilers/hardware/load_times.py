@@ -168,7 +168,7 @@ def _bring_cold(link: Link, slots: torch.Tensor, folder: Path, effort: TimingEff
 
 
 def _forget(folder: Path) -> None:
-    for path in folder.glob("*.safetensors"):
+    for path in folder.parent.glob("*.gguf") if folder.is_file() else folder.glob("*.safetensors"):
         descriptor = os.open(path, os.O_RDONLY)
         try:
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)

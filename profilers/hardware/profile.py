@@ -229,6 +229,7 @@ def _conditions(opened: MoeModel, machine: LocalMachine, of_run: str, effort: Ti
         "link": of_run,
         "dtype": str(opened.store.layout.dtype).removeprefix("torch."),
         "expert_bytes": opened.store.layout.nbytes,
+        "expert_format": opened.expert_format,
         "context": _context(opened, effort),
         "turns": effort.turns,
     }

@@ -1,6 +1,7 @@
 """The quantisation method of a model's experts, and its check against the model's shapes."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import prod
 
 import numpy as np
 from torch import nn
@@ -9,7 +10,9 @@ from artifacts.errors import BadUsage
 from artifacts.quantisation.bit_allocation import WIDTHS
 from artifacts.quantisation.gptq import RECIPES, group_size_for
 from artifacts.quantisation.packing import packed_shapes
+from artifacts.quantisation.replicas import in_memory
 from runtime.model.layers import MoeLayer
+from runtime.model.open import MoeModel
 
 LOWERED = (128, 64, 32)  # group sizes that are replaced by a smaller one where they do not divide the inputs
 
@@ -57,6 +60,32 @@ def check_method(method: Method, shapes: Shapes) -> None:
             f"groups of {method.group_size} do not divide the inputs of the experts' projections, {sizes}: give "
             f"{', '.join(map(str, usable))}, or 32, 64 or 128, which give way to less where they do not divide"
         )
+
+
+def no_smaller(method: Method, opened: MoeModel) -> tuple[int, ...]:
+    """Return the widths whose replicas take no fewer bytes than an expert takes in the checkpoint."""
+    first = opened.layers[0]
+    biases = sum(prod(shape) for name, shape in first.shapes.items() if name.endswith("_bias"))
+    nbytes = {
+        bits: in_memory(
+            expected_nbytes(replace(method, bits=(bits,)), projections(first)) + biases * opened.dtype.itemsize
+        )
+        for bits in WIDTHS
+    }
+    return tuple(bits for bits, size in nbytes.items() if size >= opened.stored_shape.expert_nbytes)
+
+
+def smaller(method: Method, opened: MoeModel) -> Method:
+    """Return the method without widths that would not be smaller than the checkpoint. Raises BadUsage where none is
+    left."""
+    larger = no_smaller(method, opened)
+    left = tuple(bits for bits in method.bits if bits not in larger)
+    if not left:
+        raise BadUsage(
+            f"replicas of {', '.join(map(str, method.bits))} bits are no smaller than the experts of the checkpoint "
+            f"({opened.expert_format}): give fewer --bits"
+        )
+    return replace(method, bits=left)
 
 
 def expected_nbytes(method: Method, shapes: Shapes) -> int:

@@ -23,7 +23,7 @@ from artifacts.store.runs import ModelInfo
 from artifacts.store.store import add_run
 from profilers.quantise.calibration import LayerInputs, LayerTokens, describing, keep_inputs
 from profilers.quantise.lockstep import LayerBatch, Lockstep, batches
-from profilers.quantise.method import Method, check_method, expected_nbytes, projections
+from profilers.quantise.method import Method, check_method, expected_nbytes, no_smaller, projections, smaller
 from profilers.quantise.one_expert import LOSS_TOKENS, ExpertTask, ReplicaRecord, quantise, record, tables
 from profilers.text.batches import Data
 from profilers.text.run import TextRun
@@ -44,7 +44,8 @@ Progress = Callable[[int, int], None]
 @dataclass(frozen=True, slots=True)
 class BuiltReplicas:
     """Replicas that were written. An earlier run that was stopped had done `resumed` of the experts, and `remade` more
-    of other weights than the checkpoint has."""
+    of other weights than the checkpoint has. Widths that were `skipped` are no smaller than the checkpoint's experts.
+    """
 
     run_id: int
     folder: Path
@@ -53,6 +54,7 @@ class BuiltReplicas:
     seconds: float
     resumed: int
     remade: int
+    skipped: tuple[int, ...] = ()
 
 
 def build_replicas(
@@ -75,6 +77,7 @@ def build_replicas(
     run = TextRun(data)
     shapes = projections(opened.layers[0])
     check_method(method, shapes)
+    asked, method = method.bits, smaller(method, opened)
     folder = replica_root(store_path) / f"{model.model_id}-{_identity(method, run.digest)}"
     with _owning(folder):
         job = _Job(opened, method, folder, model.fingerprint, progress)
@@ -83,11 +86,13 @@ def build_replicas(
         job.check_space(expected_nbytes(method, shapes))
         job.run(data.sequences, executor)
         parameters = asdict(method) | {"folder": folder.name, "sequences": len(data.sequences)}
+        parameters |= {"no_smaller": no_smaller(method, opened), "expert_format": opened.expert_format}
         info = run.info(QUANTIZE, model, parameters)
         records = tuple(job.records[key] for key in range(opened.shape.num_keys))
         opened.store.check_unchanged()
         run_id = add_run(store_path, info, tables(records), model=model)
-    return BuiltReplicas(run_id, folder, records, info.tokens, info.seconds, resumed, job.num_of_others)
+    skipped = tuple(bits for bits in asked if bits not in method.bits)
+    return BuiltReplicas(run_id, folder, records, info.tokens, info.seconds, resumed, job.num_of_others, skipped)
 
 
 class _Job:

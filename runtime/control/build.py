@@ -37,7 +37,8 @@ def check_required(policies: Policies, artefacts: Artefacts) -> None:
                 raise Incompatible(f"the {axis} policy needs {need}, {_REMEDY[need]}")
             if need == "replicas" and not artefacts.replicas.widths:
                 base = artefacts.replicas.base
-                raise Incompatible(f"the {axis} policy needs replicas below a base of {base} bits, {_REMEDY[need]}")
+                than = "smaller than the checkpoint's experts" if base == FULL_BITS else f"below a base of {base} bits"
+                raise Incompatible(f"the {axis} policy needs replicas {than}, {_REMEDY[need]}")
 
 
 def prepare(policies: Policies, shape: Shape, artefacts: Artefacts) -> None:

@@ -1,17 +1,23 @@
-"""The forms in which experts lie on a GPU (at full precision, cut in two, packed), with the kernels of each."""
+"""The forms in which experts lie on a GPU (at full precision, cut in two, packed, as published), with the kernels of
+each."""
 
 from collections.abc import Sequence
 from typing import Protocol
 
 import torch
+from torch import nn
 
 from artifacts.quantisation.packing import PARTS, Packed
 from artifacts.shape import FULL_BITS
 from runtime.control.plan import NO_SLOT, Place
+from runtime.engine.forms_published_gpu import GpuPublished, clamped_gate
+from runtime.kernels.batched import is_plain
 from runtime.kernels.gpu.addressing import WORD, Matrix, Strides
+from runtime.kernels.gpu.stored_matrix import is_readable
 from runtime.kernels.load import kernels
 from runtime.model.arithmetic import DOWN, GATE_UP
-from runtime.model.layout import ExpertLayout
+from runtime.model.layout import ExpertLayout, Layout
+from runtime.model.quantised_layout import QuantisedLayout
 from runtime.tiers.fast import ResidentExperts
 from runtime.tiers.neuron_major import NeuronLayout
 from runtime.tiers.replicas import ReplicaLayout
@@ -24,23 +30,22 @@ class GpuForm(Protocol):
     def number(self, place: Place) -> int: ...
 
     def multiply(self, x: torch.Tensor, numbers: torch.Tensor, y: torch.Tensor) -> None:
-        """Write y [T * K, H] float32 of x [T, H], where numbers [T, K] are not below zero."""
+        """Write y [T * K, H] of x [T, H], where numbers [T, K] are not below zero. It is float32; of experts as
+        published it may be of x's type."""
 
 
 class GpuForms:
-    """The form of every resident expert. `full` is that of whole experts at full precision, None where all are cut."""
+    """The form of every resident expert. `full` is that of whole experts as the checkpoint has them, None where all are
+    cut."""
 
-    def __init__(self, resident: ResidentExperts) -> None:
+    def __init__(self, resident: ResidentExperts, module: nn.Module) -> None:
         slots, slow, shadows = resident.slots, resident.slow, resident.shadows
         self._num_experts = resident.num_experts
-        layout = slow.stores[FULL_BITS].layout
-        arena = slots.arena.view(layout.dtype)
-        starts = _in_weights(slots.starts, layout.dtype, slots.device)
         self.full = self._packed = None
         if isinstance(slow, SegmentTier):
-            self._by_row = _segment_forms(slow, self._num_experts, arena, starts)
+            self._by_row = _segment_forms(slow, self._num_experts, slots.arena, slots.starts)
             return
-        self.full = GpuFullPrecision(arena, starts, Strides.whole(layout))
+        self.full = full_form(module, slow.stores[FULL_BITS].layout, slots.arena, slots.starts)
         low = {bits: store.layout for bits, store in slow.stores.items() if bits != FULL_BITS}
         self._packed = {
             (bits, False): GpuPacked(replica, slots.arena, slots.starts, is_by_key=False)
@@ -67,10 +72,10 @@ class GpuFullPrecision:
         self._arena, self._starts, self._strides = arena, starts, strides
 
     @classmethod
-    def single(cls, layout: ExpertLayout, content: torch.Tensor) -> "GpuFullPrecision":
-        """One expert in a buffer of its own, `content` uint8: its number is 0."""
-        start = torch.zeros(1, dtype=torch.int64, device=content.device)
-        return cls(content.view(layout.dtype), start, Strides.whole(layout))
+    def of(cls, arena: torch.Tensor, starts: Sequence[int], dtype: torch.dtype, strides: Strides) -> "GpuFullPrecision":
+        """The same with `arena` uint8 and `starts` in bytes."""
+        in_weights = [start // dtype.itemsize for start in starts]
+        return cls(arena.view(dtype), torch.tensor(in_weights, dtype=torch.int64, device=arena.device), strides)
 
     def number(self, place: Place) -> int:
         return place.slot
@@ -126,6 +131,23 @@ class GpuPacked:
         kernels("gpu.gated_packed").multiply(x, numbers, self._starts, self._buffer, **matrices, y=y)
 
 
+def has_form(module: nn.Module, layout: Layout) -> bool:
+    """Whether there are kernels for whole experts of this module and layout."""
+    if isinstance(layout, QuantisedLayout):
+        return is_readable(layout) and (is_plain(module) or clamped_gate(module) is not None)
+    return isinstance(layout, ExpertLayout) and is_plain(module)
+
+
+def full_form(
+    module: nn.Module, layout: ExpertLayout | QuantisedLayout, arena: torch.Tensor, starts: Sequence[int]
+) -> GpuFullPrecision | GpuPublished:
+    """The form of whole experts of this module in `arena`, uint8, at `starts`, in bytes."""
+    if isinstance(layout, QuantisedLayout):
+        in_bytes = torch.tensor(starts, dtype=torch.int64, device=arena.device)
+        return GpuPublished(layout, arena, in_bytes, clamped_gate(module))
+    return GpuFullPrecision.of(arena, starts, layout.dtype, Strides.whole(layout))
+
+
 def segment_strides(layout: NeuronLayout, nbytes: int, *, is_bottom: bool) -> Strides:
     """Strides of a segment of so many bytes: each neuron has its row of gate, its row of up, its column of down."""
     segment, hidden = layout.segment(nbytes, is_bottom=is_bottom), layout.hidden
@@ -153,18 +175,13 @@ def packed_matrix(layout: ReplicaLayout, name: str) -> Matrix:
 
 
 def _segment_forms(
-    slow: SegmentTier, num_experts: int, arena: torch.Tensor, starts: torch.Tensor
+    slow: SegmentTier, num_experts: int, arena: torch.Tensor, starts: Sequence[int]
 ) -> dict[int, GpuFullPrecision]:
     """Forms by row of the slow tier: the segments of a row are equally large."""
-    sizes, forms = slow.segments.nbytes, {}
+    sizes, forms, dtype = slow.segments.nbytes, {}, slow.layout.dtype
     for first in range(0, len(sizes), num_experts):
         is_bottom = slow.segments.is_bottom(first)
         if sizes[first]:
             strides = segment_strides(slow.layout, sizes[first], is_bottom=is_bottom)
-            forms[first // num_experts] = GpuFullPrecision(arena, starts, strides)
+            forms[first // num_experts] = GpuFullPrecision.of(arena, starts, dtype, strides)
     return forms
-
-
-def _in_weights(starts: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Bytes from the beginning of the arena as weights."""
-    return torch.tensor([start // dtype.itemsize for start in starts], dtype=torch.int64, device=device)

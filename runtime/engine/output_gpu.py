@@ -13,26 +13,27 @@ import torch
 from torch import nn
 
 from runtime.control.plan import Place
-from runtime.engine.forms_gpu import GpuForm, GpuForms, GpuFullPrecision
+from runtime.engine.forms_gpu import GpuForm, GpuForms, GpuFullPrecision, full_form, has_form
+from runtime.engine.forms_published_gpu import GpuPublished
 from runtime.engine.host_copy import near_forward
-from runtime.kernels.batched import is_plain
 from runtime.kernels.gpu.tiles import SortedPairs
 from runtime.kernels.load import kernels
-from runtime.model.arithmetic import Assigned, assign, gather
-from runtime.model.layout import ExpertLayout
+from runtime.model.arithmetic import Assigned, assign, expert_forward, gather
 from runtime.model.open import MoeModel
 from runtime.tiers.fast import ResidentExperts
 from runtime.tiers.near import NearTier
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _NONE = -1
+_FEW = 8  # tokens; for more, an expert as published is dequantised once. A guess; tools.gpu.check times both
 
 
 class GpuOutput:
     """The output of a layer in Triton kernels.
 
     Many tokens are sorted by expert, and a tile of them reads an expert's weights once; a single token reads them by
-    itself. Torch computes near experts, and replicas of few bits on many tokens.
+    itself, and of experts as published each of a few does. Torch computes near experts, and on many tokens replicas of
+    few bits and experts as published, which a kernel dequantises.
 
     `whole` has, by layer, where each expert begins [E], for layers whose experts are all resident.
     """
@@ -41,23 +42,24 @@ class GpuOutput:
 
     def __init__(self, opened: MoeModel, resident: ResidentExperts) -> None:
         self._resident, self._num_experts = resident, opened.shape.num_experts
-        self._forms, self._device = GpuForms(resident), resident.slots.device
+        self._forms, self._device = GpuForms(resident, opened.layers[0].experts), resident.slots.device
         self.whole: dict[int, torch.Tensor] = {}
 
     @staticmethod
     def suits(opened: MoeModel) -> bool:
-        """Whether kernels exist for such experts: gated by SiLU, without bias, each matrix by rows."""
+        """Whether kernels exist for such experts: gated by SiLU, without bias, each matrix by rows; and gpt-oss's as
+        published."""
         layout = opened.store.layout
-        is_full = isinstance(layout, ExpertLayout) and layout.dtype in _DTYPES
-        return is_full and is_plain(opened.layers[0].experts) and _runs_on(opened.model.device)
+        has_kernels = has_form(opened.layers[0].experts, layout) and layout.dtype in _DTYPES
+        return has_kernels and _runs_on(opened.model.device)
 
     @staticmethod
     def timed_expert(opened: MoeModel, contents: Sequence[torch.Tensor]) -> Callable[[int], None]:
         """A function to be timed: it computes expert number i of `contents`, uint8 on the GPU, on one token."""
         layout, device = opened.store.layout, contents[0].device
-        x = torch.zeros(1, opened.layers[0].shapes["down_proj"][0], dtype=layout.dtype, device=device)
+        x = torch.zeros(1, opened.config.hidden_size, dtype=layout.dtype, device=device)
         zero, y = torch.zeros(1, 1, dtype=torch.int32, device=device), torch.empty(1, x.shape[1], device=device)
-        forms = [GpuFullPrecision.single(layout, content) for content in contents]
+        forms = [full_form(opened.layers[0].experts, layout, content, [0]) for content in contents]
         return lambda turn: forms[turn % len(forms)].multiply(x, zero, y)
 
     def begin_token(self, module: nn.Module, hidden: torch.Tensor, experts: Sequence[int], weights: np.ndarray) -> None:
@@ -83,12 +85,12 @@ class GpuOutput:
             by_form.setdefault(self._forms.of(place), []).append(place)
         for form, alike in by_form.items():
             numbers = {place.key % self._num_experts: form.number(place) for place in alike}
-            if not self._groups:
+            if not self._groups or isinstance(form, GpuPublished) and len(self._hidden) <= _FEW:
                 self._multiply(form, numbers)
             elif isinstance(form, GpuFullPrecision):
                 self._multiply_groups(form, numbers)
             else:
-                self._add_by_torch(alike)
+                self._add_by_torch(form, alike)
 
     def add_near(self, places: Sequence[Place], near: NearTier, ready: Sequence[Place]) -> None:
         """Compute what is `ready` for `add`, then `places` in the near tier."""
@@ -164,19 +166,23 @@ class GpuOutput:
         return self._assigned[expert]
 
     def _multiply(self, form: GpuForm, numbers: dict[int, int]) -> None:
-        by_rank = np.array([[numbers.get(expert, _NONE) for expert in self._experts[0].tolist()]], np.int32)
-        form.multiply(self._hidden, self._to_device(by_rank), self._y)
+        by_rank = [[numbers.get(expert, _NONE) for expert in row] for row in self._experts.tolist()]
+        form.multiply(self._hidden, self._to_device(np.array(by_rank, np.int32)), self._y)
 
     def _multiply_groups(self, form: GpuFullPrecision, numbers: dict[int, int]) -> None:
         tiles = self._to_device(self._groups.tiles(numbers, self._block_tokens))
         sizes = {"top_k": self._experts.shape[1], "block_tokens": self._block_tokens}
         form.multiply_tiles(self._hidden, self._order, tiles, self._y, **sizes)
 
-    def _add_by_torch(self, places: Sequence[Place]) -> None:
+    def _add_by_torch(self, form: GpuForm, places: Sequence[Place]) -> None:
         for place in places:
             expert = place.key % self._num_experts
             x = gather(self._hidden, self._assigned_to(expert))
-            self.add_output(expert, self._resident.forward(self._module, place, x))
+            if isinstance(form, GpuPublished):
+                y = expert_forward(self._module, form.weights(place), x)
+            else:
+                y = self._resident.forward(self._module, place, x)
+            self.add_output(expert, y)
 
     def _to_device(self, array: np.ndarray) -> torch.Tensor:
         """The driver takes so small an array at once: the host does not wait for queued work."""

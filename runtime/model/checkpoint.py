@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from textwrap import shorten
 from types import EllipsisType
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -41,6 +41,14 @@ class File(Protocol):
     def read_into(self, offset: int, targets: Sequence[memoryview]) -> None: ...
 
 
+class Contents(NamedTuple):
+    """What the header of a file says: its sha256, strings stored beside the tensors, and the tensors by name."""
+
+    header_digest: bytes
+    metadata: dict[str, str]
+    tensors: "dict[str, StoredTensor]"
+
+
 class Shard:
     """One open safetensors file; reads are positional, so threads share it without a lock.
 
@@ -50,7 +58,7 @@ class Shard:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        _check_whole(path)
+        self._check_whole()
         descriptor = os.open(path, os.O_RDONLY)
         self._closer = weakref.finalize(self, os.close, descriptor)
         self._descriptor = descriptor
@@ -58,11 +66,7 @@ class Shard:
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
         self._stamp = _stamp(descriptor)
         self.nbytes, _ = self._stamp
-        header = self._header()
-        self.header_digest = hashlib.sha256(header).digest()
-        entries = json.loads(header)
-        self.metadata: dict[str, str] = entries.pop("__metadata__", {})
-        self.tensors = {name: _stored_tensor(self, name, entry, 8 + len(header)) for name, entry in entries.items()}
+        self.header_digest, self.metadata, self.tensors = self._contents()
 
     def read_into(self, offset: int, targets: Sequence[memoryview]) -> None:
         """Fill `targets` one after another with the bytes that follow `offset`; BadInput if the file ends before."""
@@ -121,6 +125,16 @@ class Shard:
     def close(self) -> None:
         self._closer()
 
+    def _check_whole(self) -> None:
+        _check_whole(self.path)
+
+    def _contents(self) -> Contents:
+        header = self._header()
+        entries = json.loads(header)
+        metadata = entries.pop("__metadata__", {})
+        tensors = {name: _stored_tensor(self, name, entry, 8 + len(header)) for name, entry in entries.items()}
+        return Contents(hashlib.sha256(header).digest(), metadata, tensors)
+
     def _header(self) -> bytes:
         length = bytearray(8)
         self.read_into(0, [memoryview(length)])
@@ -170,6 +184,8 @@ class Checkpoint:
 
 def open_checkpoint(folder: Path) -> Checkpoint:
     """Open every shard of `folder` and read only the headers; BadInput names the file that cannot be used."""
+    if folder.is_file():
+        raise BadInput(f"{folder} is a GGUF file: moectl repacks and exports safetensors only, use it as it is")
     shards = tuple(Shard(path) for path in _shard_paths(folder))
     return Checkpoint(folder, shards, {name: tensor for shard in shards for name, tensor in shard.tensors.items()})
 

@@ -8,13 +8,15 @@ from pathlib import Path
 import torch
 
 from artifacts.errors import BadInput
+from artifacts.formats.base import UNSOUND
 from artifacts.shape import Shape
 from runtime.model.checkpoint import Checkpoint, File, Shard, read_tensor
 from runtime.model.direct_io import DirectFile
 from runtime.model.layout import ExpertLayout, Spans
+from runtime.model.mixed_layout import LayoutNumber, MixedLayout
 from runtime.model.quantised_layout import QuantisedLayout
 
-StoredLayout = ExpertLayout | QuantisedLayout
+StoredLayout = ExpertLayout | QuantisedLayout | MixedLayout
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +27,7 @@ class Extent:
     always read whole: the place begins `skipped` numbers behind their first in the slot.
     """
 
-    shard: Shard
+    shard: Shard | LayoutNumber
     dtype: torch.dtype
     offset: int
     nbytes: int
@@ -126,12 +128,13 @@ class DiskStore:
         """Close the files; reading afterwards is a bug."""
         self._checkpoint.close()
 
-    def _file(self, shard: Shard) -> File:
+    def _file(self, shard: Shard | LayoutNumber) -> File:
         return self._direct.get(shard.path, shard)
 
     def _check_finite(self, layer: int, expert: int, buffer: torch.Tensor, spans: Spans) -> None:
         if name := self.layout.unsound(buffer, spans):
-            raise BadInput(f"layer {layer}, expert {expert}: {name} holds NaN or infinity, the checkpoint is damaged")
+            what = "NaN or infinity" if self.layout.is_plain else UNSOUND
+            raise BadInput(f"layer {layer}, expert {expert}: {name} holds {what}, the checkpoint is damaged")
 
 
 def num_reads(extents: Sequence[Extent]) -> int:
@@ -144,7 +147,7 @@ def num_reads(extents: Sequence[Extent]) -> int:
 class _Run:
     """Extents that follow each other in one file, read by one call into the spans of the slot."""
 
-    shard: Shard
+    shard: Shard | LayoutNumber
     offset: int
     nbytes: int
     spans: Spans

@@ -1,7 +1,7 @@
 """Which stored bytes belong to which expert, in both checkpoint layouts, by transformers' own conversion rules."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -9,12 +9,9 @@ import torch
 from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import (
-    Concatenate,
-    Interleave,
-    MergeModulelist,
-    Transpose,
     WeightConverter,
     WeightRenaming,
+    WeightTransform,
     dot_natural_key,
     rename_source_key,
 )
@@ -24,9 +21,11 @@ from artifacts.formats.base import Format
 from artifacts.formats.turned import Turned
 from artifacts.shape import Shape
 from runtime.model.checkpoint import StoredTensor
+from runtime.model.conversions import check_plain, is_joined, is_swap, is_turned, stored_shape
 from runtime.model.expert_store import Extent, StoredLayout
 from runtime.model.layers import MoeLayer
 from runtime.model.layout import ExpertLayout, Part
+from runtime.model.mixed_layout import LayoutNumber, MixedLayout
 from runtime.model.quantised_layout import PLAIN, Piece, QuantisedLayout
 from runtime.model.quantised_tensor import QuantisedTensor, Tensors
 
@@ -47,15 +46,17 @@ def locate_experts(
     shape: Shape,
     layout: ExpertLayout,
     tensors: Tensors,
+    mapping: Sequence[WeightTransform] | None = None,
 ) -> LocatedExperts:
     """Find every expert's bytes among `tensors`, stored as fused [E, ...] or as one tensor per expert and projection.
 
-    `layout` is that of the module's own numbers, in which experts lie unless they are quantised.
+    `layout` is that of the module's own numbers, in which experts lie unless they are quantised. `mapping` leads from
+    stored names to the model's, by default as the model's own checkpoints are.
 
     Raises BadInput, which names the tensor, for a missing or surplus expert, a wrong shape, and a layout whose
     conversion is more than copying.
     """
-    names = _Names(model)
+    names = _Names(model, get_model_conversion_mapping(model) if mapping is None else mapping)
     search = _Search(shape, layout, layers)
     others = {}
     for name in sorted(tensors, key=dot_natural_key):  # in the loader's order: some renamings depend on it
@@ -63,8 +64,10 @@ def locate_experts(
         place = search.places.get(target)
         if place is None:
             others[name] = tensors[name]
-        elif converter is None or _is_swap(converter):
+        elif converter is None or is_swap(converter):
             search.add_fused(*place, tensors[name], converter)
+        elif is_joined(converter):
+            search.add_fused(*place, tensors[name], sources=converter.source_patterns, source=source)
         else:
             search.add_one(*place, tensors[name], converter, source, names.renamed(name))
     return LocatedExperts(*search.complete(), others)
@@ -73,8 +76,7 @@ def locate_experts(
 class _Names:
     """Maps stored names to the model's parameters, by private functions of transformers: hence its pinned version."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
-        mapping = get_model_conversion_mapping(model)
+    def __init__(self, model: PreTrainedModel, mapping: Sequence[WeightTransform]) -> None:
         self._prefix, self._state = model.base_model_prefix, model.state_dict()
         self._renamings = [rule for rule in mapping if isinstance(rule, WeightRenaming)]
         self._converters = [rule for rule in mapping if isinstance(rule, WeightConverter)]
@@ -125,22 +127,33 @@ class _Search:
         self.places = {f"{layer.name}.{part.name}": (layer, part) for layer in layers for part in layout.parts}
 
     def add_fused(
-        self, layer: MoeLayer, part: Part, tensor: StoredTensor | QuantisedTensor, swap: WeightConverter | None
+        self,
+        layer: MoeLayer,
+        part: Part,
+        tensor: StoredTensor | QuantisedTensor,
+        swap: WeightConverter | None = None,
+        *,
+        sources: Sequence[str] = ("",),
+        source: str = "",
     ) -> None:
-        """Add a tensor [E, ...], whose e-th slice is expert e, as the module has it but for `swap`."""
+        """Add a tensor [E, ...], whose e-th slice is expert e but for `swap`, or the source i of n of its rows."""
         is_quantised = isinstance(tensor, QuantisedTensor)
         shape = tuple(reversed(part.shape)) if self._is_transposed and is_quantised else part.shape  # those: [out, in]
-        is_turned = swap is not None and _is_turned(swap, tensor, shape)
-        _check_shape(tensor, (self._shape.num_experts, *(reversed(shape) if is_turned else shape)))
-        swapped = _swapped(swap, tensor, is_turned=is_turned)
+        turns = swap is not None and is_turned(swap, tensor, shape)
+        rows, *columns = reversed(shape) if turns else shape
+        _check_shape(tensor, (self._shape.num_experts, rows // len(sources), *columns))
+        swapped = stored_shape(swap, tensor, is_turned=turns)
+        index = sources.index(source)
+        if len(sources) > 1:
+            self._sources[layer.index, part.name] = tuple(sources)
         for expert in range(self._shape.num_experts):
-            self._slices[self._key(layer, expert)][part.name, 0] = [
+            self._slices[self._key(layer, expert)][part.name, index] = [
                 slice_._replace(
                     offset=slice_.offset + expert * slice_.nbytes // self._shape.num_experts,
                     nbytes=slice_.nbytes // self._shape.num_experts,
                     shape=slice_.shape[1:],
                     swapped=swapped,
-                    format=Turned(slice_.format) if is_turned and is_quantised else slice_.format,
+                    format=Turned(slice_.format) if turns and is_quantised else slice_.format,
                 )
                 for slice_ in _whole(tensor)
             ]
@@ -155,7 +168,7 @@ class _Search:
         renamed: str,
     ) -> None:
         """Add a tensor of one expert: source i of n fills the i-th of n equal blocks of the part's rows."""
-        _check_plain(converter, tensor.name)
+        check_plain(converter, tensor.name)
         sources = tuple(converter.source_patterns)
         self._sources[layer.index, part.name] = sources
         index, rows = sources.index(source), part.shape[0] // len(sources)
@@ -183,23 +196,33 @@ class _Search:
                 start = part.offset + index * nbytes
                 yield slice_.extent(start, start + nbytes, self._layout.dtype)
 
-    def _quantised(self) -> tuple[QuantisedLayout, tuple[tuple[Extent, ...], ...]]:
-        """The layout of the first expert, and all extents; every expert must be stored alike."""
-        layout = QuantisedLayout.of(self._pieces(0), self._layout.dtype, is_transposed=self._is_transposed)
-        extents = []
-        for key in range(self._shape.num_keys):
-            if self._pieces(key) != layout.pieces:
-                layer, expert = divmod(key, self._shape.num_experts)
-                raise BadInput(
-                    f"layer {layer}, expert {expert} is stored in another format than layer 0, expert 0: moectl needs "
-                    "experts that are stored alike"
-                )
-            slices = (slice_ for _, _, slice_ in self._in_order(key))
-            places = zip(slices, layout.pieces, layout.offsets, strict=True)
-            extents.append(
-                tuple(slice_.extent(offset, offset + piece.nbytes, piece.dtype) for slice_, piece, offset in places)
+    def _quantised(self) -> tuple[StoredLayout, tuple[tuple[Extent, ...], ...]]:
+        """The layout of experts that are all stored alike, or the one that has every way in which some are, and the
+        extents."""
+        pieces = [self._pieces(key) for key in range(self._shape.num_keys)]
+        layouts = {
+            each: QuantisedLayout.of(each, self._layout.dtype, is_transposed=self._is_transposed) for each in pieces
+        }
+        if len(layouts) == 1:
+            return layouts[pieces[0]], tuple(self._packed(key, layouts[pieces[0]]) for key in range(len(pieces)))
+        numbers = {each: LayoutNumber(number) for number, each in enumerate(layouts)}
+        mixed = MixedLayout(tuple(layouts.values()))
+        return mixed, tuple(
+            (
+                Extent(numbers[each], torch.uint8, 0, 1, 0, 1, torch.uint8),
+                *self._packed(key, layouts[each], mixed.start),
             )
-        return layout, tuple(extents)
+            for key, each in enumerate(pieces)
+        )
+
+    def _packed(self, key: int, layout: QuantisedLayout, start: int = 0) -> tuple[Extent, ...]:
+        """The extents of an expert that lies in its slot from `start` on."""
+        slices = (slice_ for _, _, slice_ in self._in_order(key))
+        places = zip(slices, layout.pieces, layout.offsets, strict=True)
+        return tuple(
+            slice_.extent(start + offset, start + offset + piece.nbytes, piece.dtype)
+            for slice_, piece, offset in places
+        )
 
     def _pieces(self, key: int) -> tuple[Piece, ...]:
         dtype = self._layout.dtype
@@ -251,45 +274,6 @@ def _check_shape(tensor: StoredTensor | QuantisedTensor, expected: Iterable[int]
         )
 
 
-def _is_swap(converter: WeightConverter) -> bool:
-    """Whether the conversion swaps two dimensions of every expert: of its matrix, or of its rows in pairs."""
-    if len(converter.operations) != 1 or len(converter.source_patterns) != 1:
-        return False
-    (step,) = converter.operations
-    if isinstance(step, Transpose):
-        return {step.dim0, step.dim1} == {1, 2}
-    return isinstance(step, Interleave) and step.dim == 1 and not step.inverse
-
-
-def _is_turned(swap: WeightConverter, tensor: StoredTensor | QuantisedTensor, shape: tuple[int, ...]) -> bool:
-    """Whether this tensor [E, ...] is stored transposed. Some rules say so for every tensor, some look at shapes."""
-    (step,) = swap.operations
-    return isinstance(step, Transpose) and not (step.check_dims and tensor.shape[1:] == shape)
-
-
-def _swapped(
-    swap: WeightConverter | None, tensor: StoredTensor | QuantisedTensor, *, is_turned: bool
-) -> tuple[int, ...] | None:
-    """The stored shape of one expert, if the module has the first two dimensions swapped. Raises BadInput for rows in
-    pairs in few bits."""
-    is_quantised = isinstance(tensor, QuantisedTensor)
-    if is_turned:
-        return None if is_quantised else tensor.shape[1:]
-    if swap is None or not isinstance(swap.operations[0], Interleave):
-        return None
-    if is_quantised:
-        raise BadInput(f"{tensor.name} has its rows in pairs and in few bits: moectl reads one or the other")
-    return (tensor.shape[1] // 2, 2, *tensor.shape[2:])
-
-
-def _check_plain(converter: WeightConverter, name: str) -> None:
-    """Raise BadInput unless the conversion copies bytes unchanged: it stacks experts, then at most joins rows."""
-    kinds = [(type(step), step.dim) for step in converter.operations if isinstance(step, MergeModulelist | Concatenate)]
-    plain = [(MergeModulelist, 0), (Concatenate, 1)][: len(converter.operations)]
-    if kinds != plain or len(kinds) != len(converter.operations):
-        raise BadInput(f"{name} is stored in a way that moectl cannot read expert by expert ({converter.operations})")
-
-
 def _projection(source: str) -> str:
-    """`mlp.experts.*.up_proj.weight` -> `up_proj.weight`."""
-    return source.rpartition("*.")[2]
+    """`mlp.experts.*.up_proj.weight` -> `up_proj.weight`; `\\.ffn_up_exps\\.weight` -> `ffn_up_exps.weight`."""
+    return source.rpartition("*.")[2].replace("\\", "").removeprefix(".")

@@ -11,6 +11,7 @@ from transformers.modeling_outputs import CausalLMOutput
 
 from artifacts.common.untrusted import read_json
 from artifacts.errors import BadInput, first_line
+from runtime.model.gguf_config import gguf_config
 
 _FOLLOWED = """
     min_length min_new_tokens max_time stop_strings
@@ -59,9 +60,9 @@ def load_generation_config(
 
     Raises BadInput, with the name of the setting where one alone is at fault, if transformers cannot use them.
     """
-    path = folder / "generation_config.json"
-    is_own = path.is_file()
-    path = path if is_own else folder / "config.json"
+    path = folder if folder.is_file() else folder / "generation_config.json"
+    is_own = path.is_file() and path != folder
+    path = path if path.is_file() else folder / "config.json"
     parse = GenerationConfig.from_dict if is_own else GenerationConfig.from_model_config
     shallow = _Shallow(model.get_input_embeddings().num_embeddings)
 
@@ -74,7 +75,7 @@ def load_generation_config(
             shallow.try_out(config, tokenizer)
         return config, lines
 
-    settings = _read(path)
+    settings = gguf_config(folder) if folder.is_file() else _read(path)
     try:
         model.generation_config, lines = load(settings)
     except Exception as error:  # transformers raises anything on a bad value, most of it in the midst of generate()

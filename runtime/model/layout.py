@@ -21,6 +21,7 @@ class Layout(Protocol):
     """How an expert of one precision lies in a slot."""
 
     is_plain: bool  # whether each part is one tensor of the module's own numbers
+    format: str  # the name of how its matrices are stored
     dtype: torch.dtype  # of most of its parts
     project: Callable[..., torch.Tensor]  # the product that `expert_forward` computes with its views
 
@@ -71,6 +72,10 @@ class ExpertLayout:
             parts.append(part)
             offset = round_up(offset + part.nbytes)
         return cls(tuple(parts), dtype)
+
+    @property
+    def format(self) -> str:
+        return str(self.dtype).removeprefix("torch.")
 
     @property
     def nbytes(self) -> int:

@@ -1,18 +1,22 @@
 """Finds the folder of a model by the name that the user typed: a local path if it exists, otherwise the hub."""
 
+import re
 from difflib import get_close_matches
 from pathlib import Path
 
 from artifacts.common.untrusted import existing, read_json
 from artifacts.errors import BadInput, first_line
 
+GGUF = ".gguf"
+PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")  # the name of a part of a model
 _ANSWER_S = 5.0  # how long the hub may take to answer
 # Weights, config and tokenizer; no pickles, no code.
 WANTED = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 
 
 def locate(name: str) -> Path:
-    """Return the folder of the model `name`, a local folder or a hub id; download only if no such path exists.
+    """Return the folder of the model `name`, a local folder or a hub id, or its GGUF file, by its path or by the folder
+    that holds it and no other weights; download only if no such path exists.
 
     Raises BadInput for a name that is neither, within seconds also where the hub does not answer.
     """
@@ -20,8 +24,10 @@ def locate(name: str) -> Path:
     if path is None:
         check_name(name)
         return _download(name)
-    if not path.is_dir():
-        raise BadInput(f"{name} is a file: give the folder that holds the model's config.json")
+    if path.is_dir():
+        return only_gguf(path) or path
+    if path.suffix != GGUF:
+        raise BadInput(f"{name} is a file: give the folder that holds the model's config.json, or a GGUF file")
     return path
 
 
@@ -43,6 +49,20 @@ def read_config(folder: Path) -> dict:
     if not isinstance(config, dict):
         raise BadInput(f"{path} holds a {type(config).__name__} instead of a JSON object: download it again")
     return config
+
+
+def only_gguf(folder: Path) -> Path | None:
+    """Return the GGUF file of a folder, of a model in several parts the first; None if the folder has other weights.
+
+    Raises BadInput if the folder has several models.
+    """
+    files = sorted(folder.glob(f"*{GGUF}"))
+    firsts = [path for path in files if not (found := PART.fullmatch(path.name)) or int(found["number"]) == 1]
+    if not files or any(folder.glob("*.safetensors")):
+        return None
+    if len(firsts) > 1:
+        raise BadInput(f"{folder} has {len(firsts)} models in GGUF: give the file of one, as {firsts[0]}")
+    return firsts[0] if firsts else files[0]
 
 
 def _download(name: str) -> Path:

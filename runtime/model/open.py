@@ -1,7 +1,8 @@
 """Opens a Mixture-of-Experts model without its experts: all else is loaded, and the experts can be read one by one."""
 
 from dataclasses import dataclass, replace
-from math import inf
+from functools import partial
+from math import inf, prod
 from pathlib import Path
 
 import torch
@@ -17,11 +18,13 @@ from runtime.model.expert_tensors import locate_experts
 from runtime.model.families import check_family
 from runtime.model.fingerprint import fingerprint, former_fingerprint
 from runtime.model.generation_config import load_generation_config
+from runtime.model.gguf_config import gguf_config, gguf_tokenizer, has_tokenizer
+from runtime.model.gguf_file import gguf_matrices, open_gguf
 from runtime.model.layers import MoeLayer, moe_layers
 from runtime.model.layout import ExpertLayout, ExpertStore
 from runtime.model.locate import locate, read_config
-from runtime.model.quantised_tensor import gather_matrices
-from runtime.model.skeleton import build_skeleton, load_resident, parse_config
+from runtime.model.quantised_tensor import Tensors, gather_matrices
+from runtime.model.skeleton import build_skeleton, load_resident, mapping_of, parse_config
 from runtime.model.trial import try_model
 
 _MOST = torch.finfo(torch.float32).max  # the largest number that torch computes with in float32
@@ -55,6 +58,16 @@ class MoeModel:
     base: int = FULL_BITS
     unfollowed: tuple[str, ...] = ()
 
+    @property
+    def weight_nbytes(self) -> float:
+        """Bytes of one weight of an expert as it is stored, with its share of scales."""
+        return self.shape.expert_nbytes / sum(map(prod, self.layers[0].shapes.values()))
+
+    @property
+    def expert_format(self) -> str:
+        """How experts are stored, as `mxfp4, 4.25 bits`."""
+        return f"{self.store.layout.format}, {8 * self.weight_nbytes:.3g} bits"
+
 
 def open_model(name: str, *, dtype: torch.dtype | None = None, device: str | torch.device = "cpu") -> MoeModel:
     """Open a local folder or a hub id without ever holding its experts in memory.
@@ -62,20 +75,18 @@ def open_model(name: str, *, dtype: torch.dtype | None = None, device: str | tor
     `dtype` defaults to the checkpoint's own. Raises BadInput for a model that is incomplete, damaged or refused.
     """
     folder = locate(name)
-    stored_config = read_config(folder)
-    check_family(stored_config)
-    checkpoint = open_checkpoint(folder)
-    tensors = gather_matrices(checkpoint.tensors, quantisation_of(stored_config))
+    stored_config, checkpoint = _read(folder)
+    tensors = _tensors(checkpoint, stored_config)
     _check_numbers(stored_config, checkpoint)
-    config = parse_config(folder)
+    config = parse_config(folder, stored_config)
     dtype = dtype or _dtype(config, checkpoint)
     model = build_skeleton(config, dtype)
     check_fields(stored_config, config, model)
     layers = moe_layers(model)
     layout = ExpertLayout.of(layers[0].shapes, dtype)
-    shape = _shape(layers, layout)
-    located = locate_experts(model, layers, shape=shape, layout=layout, tensors=tensors)
-    shape = _as_stored(shape, located.layout)
+    plain, mapping = _shape(layers, layout), mapping_of(model, folder)
+    located = locate_experts(model, layers, shape=plain, layout=layout, tensors=tensors, mapping=mapping)
+    shape = _as_stored(plain, located.layout)
     experts = {f"{layer.name}.{part.name}" for layer in layers for part in layout.parts}
     load_resident(model, located.others, experts=experts, dtype=dtype, device=torch.device(device), folder=folder)
     tokenizer = _tokenizer(folder, model.get_input_embeddings().num_embeddings)
@@ -101,6 +112,21 @@ def open_model(name: str, *, dtype: torch.dtype | None = None, device: str | tor
 def _text_only(config: PreTrainedConfig) -> tuple[str, ...]:
     is_multimodal = config.get_text_config() is not config
     return (f"{config.model_type} is opened for text: its weights for other input are not loaded",) * is_multimodal
+
+
+def _read(folder: Path) -> tuple[dict, Checkpoint]:
+    """The config as stored, and the files."""
+    if folder.is_file():
+        return gguf_config(folder), open_gguf(folder)
+    config = read_config(folder)
+    check_family(config)
+    return config, open_checkpoint(folder)
+
+
+def _tensors(checkpoint: Checkpoint, config: dict) -> Tensors:
+    if checkpoint.folder.is_file():
+        return gguf_matrices(checkpoint)
+    return gather_matrices(checkpoint.tensors, quantisation_of(config, checkpoint.folder))
 
 
 def _shape(layers: tuple[MoeLayer, ...], layout: ExpertLayout) -> Shape:
@@ -138,18 +164,25 @@ def _check_numbers(config: object, checkpoint: Checkpoint) -> None:
 
 
 def _dtype(config: PreTrainedConfig, checkpoint: Checkpoint) -> torch.dtype:
+    """That of the config, or of the first tensor of floats; of GGUF files that of the largest, or bfloat16 where it is
+    packed."""
     if stated := config.dtype or config.get_text_config().dtype:
         return stated
+    if checkpoint.folder.is_file():
+        largest = max(checkpoint.tensors.values(), key=lambda tensor: tensor.nbytes)
+        return largest.dtype if largest.dtype.is_floating_point else torch.bfloat16
     floating = (tensor.dtype for tensor in checkpoint.tensors.values() if tensor.dtype.is_floating_point)
     return next(floating, torch.float32)
 
 
 def _tokenizer(folder: Path, vocabulary: int) -> PreTrainedTokenizerBase | None:
     """Load the tokenizer, None if the folder has none. Tokens that were added to it are checked when they are used."""
-    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
+    is_gguf = folder.is_file()
+    if not (has_tokenizer(folder) if is_gguf else any((folder / name).is_file() for name in TOKENIZER_FILES)):
         return None
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        load = gguf_tokenizer if is_gguf else partial(AutoTokenizer.from_pretrained, trust_remote_code=False)
+        tokenizer = load(folder)
         tokenizer("a")  # some bad settings raise only at the first use
     except Exception as error:  # None would look like a model without a tokenizer
         raise BadInput(f"the tokenizer in {folder} cannot be loaded: {first_line(error)}") from error

@@ -73,6 +73,11 @@ class QuantisedLayout:
         return cls(tuple(pieces), tuple(offsets), dtype, is_transposed)
 
     @property
+    def format(self) -> str:
+        """The name of the formats of its matrices, as `mxfp4`."""
+        return " and ".join(dict.fromkeys(piece.format.name for piece in self.pieces if piece.format))
+
+    @property
     def nbytes(self) -> int:
         """Bytes of a slot, a multiple of 64."""
         return round_up(self.offsets[-1] + self.pieces[-1].nbytes)

@@ -7,13 +7,38 @@ from types import EllipsisType
 import torch
 
 from artifacts.errors import BadInput
-from artifacts.formats.base import Format, Stored, Unfit
+from artifacts.formats.base import UNSOUND, Format, Stored, Unfit
+from artifacts.formats.numbers import numbers
 from artifacts.formats.table import Quantisation, Spelling
 from runtime.model.checkpoint import StoredTensor
 
 _FEW_BITS = (torch.float8_e4m3fn, torch.float8_e5m2, torch.uint8, torch.int8, torch.int32)
-_OF_ACTIVATIONS = ("input_scale", "input_global_scale", "k_scale", "v_scale", "output_scale", "activation_scale")
-_OF_WEIGHTS = ("_scale_inv", ".scales", ".qzeros", "weight_scale", "weight_scale_2", "weight_zero_point", "_blocks")
+_OF_ACTIVATIONS = (
+    "activation_scale",
+    "input_global_scale",
+    "input_scale",
+    "input_zero_point",
+    "k_scale",
+    "output_scale",
+    "q_scale",
+    "v_scale",
+)
+_OF_WEIGHTS = (
+    "_blocks",
+    "_global_scale",
+    "_packed",
+    "_scale_inv",
+    ".g_idx",
+    ".qweight",
+    ".qzeros",
+    ".scales",
+    "proj_scales",
+    "weight_g_idx",
+    "weight_scale",
+    "weight_scale_2",
+    "weight_shape",
+    "weight_zero_point",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +55,11 @@ class QuantisedTensor:
         assert index is Ellipsis, f"only [...] is supported, not {index}"
         tensors = {role: tensor.read() for role, tensor in self.components.items()}
         if not self.format.is_sound(tensors):
-            raise BadInput(f"{self.name} holds NaN or infinity, the checkpoint is damaged")
+            raise BadInput(f"{self.name} holds {UNSOUND}: the checkpoint is damaged")
         if len(self.shape) == 2:
-            return self.format.dequantise(tensors)
-        rows = range(self.shape[0])
-        return torch.stack([self.format.dequantise({role: t[row] for role, t in tensors.items()}) for row in rows])
+            return numbers(self.format, tensors, torch.float32)
+        rows = ({role: tensor[row] for role, tensor in tensors.items()} for row in range(self.shape[0]))
+        return torch.stack([numbers(self.format, each, torch.float32) for each in rows])
 
 
 Tensors = dict[str, StoredTensor | QuantisedTensor]
@@ -48,22 +73,26 @@ def gather_matrices(tensors: Mapping[str, StoredTensor], quantisation: Quantisat
     """
     rest: Tensors = {name: tensor for name, tensor in tensors.items() if not name.endswith(_OF_ACTIVATIONS)}
     for spelling in quantisation.spellings if quantisation else ():
-        for name, components in list(_found(spelling, rest)):
+        for name, components in list(_found(quantisation, spelling, rest)):
             for component in components.values():
                 del rest[component.name]
             rest[name] = _quantised(name, spelling.format, components)
-    for name, tensor in rest.items():
-        _check_claimed(name, tensor, quantisation)
+    for name in sorted(rest, key=lambda name: name.endswith(_OF_WEIGHTS)):  # weights first: the line names one of them
+        _check_claimed(name, rest[name], quantisation)
     return rest
 
 
-def _found(spelling: Spelling, tensors: Tensors) -> Iterator[tuple[str, dict[str, StoredTensor]]]:
+def _found(
+    quantisation: Quantisation, spelling: Spelling, tensors: Tensors
+) -> Iterator[tuple[str, dict[str, StoredTensor]]]:
     """Each matrix of this spelling: its name, and its tensors by role."""
-    role, suffix = next(iter(spelling.roles.items()))
+    suffix = spelling.anchor
     for anchor in tensors:
         if not anchor.endswith(suffix) or isinstance(tensors[anchor], QuantisedTensor):
             continue
         stem = anchor.removesuffix(suffix)
+        if not quantisation.is_spelled(stem.removesuffix(".weight"), spelling):
+            continue
         components = {role: tensors.get(stem + ending) for role, ending in spelling.roles.items()}
         components = {role: tensor for role, tensor in components.items() if tensor is not None}
         if spelling.required <= set(components):
@@ -103,4 +132,4 @@ def _check_claimed(name: str, tensor: StoredTensor | QuantisedTensor, quantisati
         dtype = str(tensor.dtype).removeprefix("torch.")
         raise BadInput(f"{name} is {dtype} without scales{by_config}: download the checkpoint again")
     if name.endswith(_OF_WEIGHTS):
-        raise BadInput(f"{name} is a scale without its weight{by_config}: download the checkpoint again")
+        raise BadInput(f"{name} belongs to no matrix that is whole{by_config}: download the checkpoint again")

@@ -1,7 +1,7 @@
 """A transformers model without its routed experts: built on `meta`, the other tensors loaded as transformers does."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,19 +16,29 @@ from transformers import (
 )
 from transformers import initialization as init
 from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import convert_and_load_state_dict_in_model
+from transformers.core_model_loading import WeightTransform, convert_and_load_state_dict_in_model
 from transformers.modeling_utils import LoadStateDictConfig
 from transformers.utils import logging
 from transformers.utils.loading_report import LoadStateDictInfo
 
 from artifacts.errors import BadInput, first_line
 from runtime.model.checkpoint import StoredTensor
+from runtime.model.gguf_config import gguf_mapping
 from runtime.model.layout import is_finite
 
+_SUPERFLUOUS = (
+    r"(^|\.)mtp(_|\.)",
+    r"(^|\.)(visual|vision\w*|audio\w*|image_newline|mm_projector|multi_modal_projector)\.",
+    r"rotary_emb\.(original_)?inv_freq$",
+    r"(^|\.)position_ids$",
+)
 
-def parse_config(folder: Path) -> PreTrainedConfig:
-    """Parse the config with transformers; code that comes with a model is never run."""
+
+def parse_config(folder: Path, stored: Mapping) -> PreTrainedConfig:
+    """Parse the config with transformers, of a GGUF file what it says; code that comes with a model is never run."""
     try:
+        if folder.is_file():
+            return AutoConfig.for_model(**stored)
         return AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # transformers raises anything on a broken config.json
         raise BadInput(f"transformers cannot use the config.json of {folder}: {first_line(error)}") from error
@@ -82,6 +92,11 @@ def _others(module: nn.Module, prefix: str, kept: set[nn.Module | None]) -> Iter
             yield f"{prefix}{name}"
 
 
+def mapping_of(model: PreTrainedModel, folder: Path) -> list[WeightTransform]:
+    """The way from stored names to the parameters of a model, for the files of `folder`."""
+    return gguf_mapping() if folder.is_file() else get_model_conversion_mapping(model)
+
+
 def load_resident(
     model: PreTrainedModel,
     tensors: dict[str, StoredTensor],
@@ -103,10 +118,13 @@ def load_resident(
         device_map={"": device},
         dtype=dtype,
         dtype_plan=model._get_dtype_plan(dtype),
-        weight_mapping=get_model_conversion_mapping(model),
+        weight_mapping=mapping_of(model, folder),
     )
     with _no_progress_bar():
         info, _ = convert_and_load_state_dict_in_model(model, tensors, loading, None)
+    if folder.is_file() and info.unexpected_keys:
+        name = min(info.unexpected_keys)
+        raise BadInput(f"{folder} has {name}, which is no tensor of {model.config.model_type}: moectl does not read it")
     info.missing_keys -= experts
     _check_loaded(model, info)
     model._finalize_model_loading(model, loading, info)
@@ -122,6 +140,11 @@ def _check_loaded(model: PreTrainedModel, info: LoadStateDictInfo) -> None:
         )
     for name, error in info.conversion_errors.items():
         raise BadInput(f"{name} cannot be made from the stored tensors: {error.strip().splitlines()[-1]}")
+    for name in sorted(_really_unexpected(model, info.unexpected_keys)):
+        raise BadInput(
+            f"{name} in the checkpoint is nothing that transformers' {model.config.model_type} has: without it the "
+            "output could be wrong, so such a checkpoint is not opened"
+        )
     for name in sorted(_really_missing(model, info.missing_keys)):
         raise BadInput(f"{name} is missing from the checkpoint: download it again")
 
@@ -132,6 +155,24 @@ def _really_missing(model: PreTrainedModel, missing: set[str]) -> set[str]:
     tied = {name for pair in pairs for name in pair if not missing.issuperset(pair)}
     optional = "|".join(f"({pattern})" for pattern in model._keys_to_ignore_on_load_missing or ())
     return {name for name in missing - tied if not (optional and re.search(optional, name))}
+
+
+def _really_unexpected(model: PreTrainedModel, unexpected: set[str]) -> set[str]:
+    """Return the unexpected names without those that the family declares superfluous, and those of parts that predict
+    further tokens, see, hear or were once stored and are computed now."""
+    patterns = [*_SUPERFLUOUS, *(model._keys_to_ignore_on_load_unexpected or ())]
+    depth = getattr(model.config.get_text_config(), "num_hidden_layers", None)
+    return {
+        name
+        for name in unexpected
+        if not any(re.search(pattern, name) for pattern in patterns) and not _is_beyond(name, depth)
+    }
+
+
+def _is_beyond(name: str, depth: int | None) -> bool:
+    """Whether it is of a layer behind the last, as DeepSeek, GLM and others store those that predict further tokens."""
+    layer = re.search(r"(?:^|\.)layers\.(\d+)\.", name)
+    return layer is not None and depth is not None and int(layer.group(1)) >= depth
 
 
 def _check_resident(model: PreTrainedModel, experts: set[str]) -> None:

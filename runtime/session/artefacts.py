@@ -141,7 +141,9 @@ def _replicas(store: Store, run: StoredRun, shape: Shape) -> Replicas:
     use = np.divide(gated, mse, out=np.zeros_like(mse), where=mse > 0)  # equal at every width
     # An expert that the profiled text did not use still has a loss, by its prior use.
     lost = (gated + _PRIOR_USE * mse * use.mean(axis=1, keepdims=True)) * passed_on(shape.num_layers)
-    return Replicas(
+    with as_written(run, store.path):
+        no_smaller = [WIDTHS[WIDTHS.index(bits)] for bits in run.info.parameters.get("no_smaller", ())]
+    replicas = Replicas(
         nbytes={FULL_BITS: shape.expert_nbytes}
         | {int(width): in_memory(int(nbytes[bits == width].max())) for width in set(bits)},
         loss=mse,
@@ -150,3 +152,4 @@ def _replicas(store: Store, run: StoredRun, shape: Shape) -> Replicas:
         files=tuple(inside(replica_root(store.path), files[key]) for key in range(shape.num_keys)),
         hashes=tuple(hashes[key] for key in range(shape.num_keys)),
     )
+    return replicas.without_larger(*no_smaller)

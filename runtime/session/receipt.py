@@ -20,6 +20,7 @@ def receipt(parts: Parts, reconfiguration: Reconfiguration | None, *, fallbacks:
         "family": opened.family,
         "dtype": str(opened.dtype).removeprefix("torch."),
         "base_bits": opened.base,
+        "expert_format": opened.expert_format,
         "device": str(opened.model.device),
         "devices": _devices(parts),
         "threads": torch.get_num_threads(),

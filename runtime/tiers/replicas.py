@@ -27,6 +27,7 @@ class ReplicaLayout:
     """
 
     is_plain: ClassVar[bool] = False
+    format: ClassVar[str] = "replicas"
     project: ClassVar[Callable[..., torch.Tensor]] = staticmethod(project_packed)
     dtype: ClassVar[torch.dtype] = torch.int32
 

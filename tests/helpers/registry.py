@@ -5,11 +5,11 @@ parts of multimodal families count as families of their own. Correction biases a
 token are random, so that a router which leaves them out selects other experts.
 """
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
 import transformers
-from torch import nn
 from transformers import AutoModel, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING, model_type_to_module_name
 from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
@@ -92,8 +92,9 @@ def text_model(family: str, dtype: torch.dtype) -> PreTrainedModel:
         torch.manual_seed(0)
         model = AutoModel.from_config(config, attn_implementation="eager").eval()
         for layer in moe_layers(model):
-            _roughen(layer.gate)
-            _roughen(model.get_submodule(layer.name.rpartition(".")[0]))
+            block = model.get_submodule(layer.name.rpartition(".")[0])
+            _roughen((*layer.gate.parameters(), *layer.gate.buffers()))
+            _roughen((*block.parameters(recurse=False), *block.buffers(recurse=False)))
     kept = model._keep_in_fp32_modules_strict
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if tensor.is_floating_point() and not any(f".{part}." in f".{name}." for part in kept):
@@ -101,9 +102,9 @@ def text_model(family: str, dtype: torch.dtype) -> PreTrainedModel:
     return model
 
 
-def _roughen(module: nn.Module) -> None:
-    """Give the module's own constants, such as a correction bias, random values."""
-    for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=True)):
+def _roughen(tensors: Iterable[torch.Tensor]) -> None:
+    """Give constants, such as a correction bias, random values, and each token other experts."""
+    for tensor in tensors:
         if tensor.data.unique().numel() > 1:
             continue
         if tensor.is_floating_point():

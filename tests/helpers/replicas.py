@@ -22,7 +22,7 @@ def made(opened: MoeModel, folder: Path) -> Replicas:
     files = []
     for key in range(shape.num_keys):
         opened.store.read(*divmod(key, shape.num_experts), buffer)
-        parts = layout.views(buffer)
+        parts = layout.weights(buffer)
         biases = {name: part.clone() for name, part in parts.items() if name.endswith("_bias")}
         matrices = {
             name: (part.T if is_transposed else part).float().contiguous()
@@ -43,7 +43,8 @@ def made(opened: MoeModel, folder: Path) -> Replicas:
     loss = np.tile(0.5 ** np.array(WIDTHS), (shape.num_layers, shape.num_experts, 1))
     use = np.random.default_rng(0).random((shape.num_layers, shape.num_experts))
     nbytes = {bits: in_memory(size) for bits, size in replica_nbytes(files[0]).items()}
-    return Replicas({FULL_BITS: shape.expert_nbytes} | nbytes, loss, loss * use[:, :, None], use, tuple(files))
+    lost = loss * use[:, :, None]
+    return Replicas({FULL_BITS: shape.expert_nbytes} | nbytes, loss, lost, use, tuple(files)).without_larger()
 
 
 def put(plain: PreTrainedModel, opened: MoeModel, replicas: Replicas, bits: np.ndarray) -> None:
@@ -54,7 +55,7 @@ def put(plain: PreTrainedModel, opened: MoeModel, replicas: Replicas, bits: np.n
         for expert in range(opened.shape.num_experts):
             key = layer.index * opened.shape.num_experts + expert
             opened.store.read(layer.index, expert, buffer)
-            for name, part in layout.views(buffer).items():
+            for name, part in layout.weights(buffer).items():
                 if bits[key] != FULL_BITS and not name.endswith("_bias"):
                     packed = read_replica(replicas.files[key], int(bits[key]))[name]
                     part = dequantise(packed).T if module.is_transposed else dequantise(packed)

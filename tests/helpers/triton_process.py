@@ -25,6 +25,7 @@ import io, json, os, sys, traceback
 import torch
 import tools.gpu.checks.kernels, runtime.session.session
 import runtime.kernels.gpu.gated, runtime.kernels.gpu.gated_packed, runtime.kernels.gpu.gated_tiles
+import runtime.kernels.gpu.gated_published, tools.gpu.checks.published
 torch.set_num_threads(1)
 for request in sys.stdin:
     code, *arguments = json.loads(request)

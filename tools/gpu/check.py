@@ -23,7 +23,7 @@ from pathlib import Path
 import torch
 
 from tools import ROOT
-from tools.gpu.checks import kernels, low_bit
+from tools.gpu.checks import formats, kernels, low_bit
 from tools.gpu.checks.replicas import FEW_BITS, few_bits
 from tools.gpu.checks.sessions import (
     LARGE,
@@ -112,12 +112,20 @@ def _kernels(device: str) -> Iterable[tuple[str, Callable[[], Finding]]]:
         yield f"kernels: experts of {name}", partial(kernels.experts, device, sizes)
         yield f"kernels: prompts of {name}", partial(kernels.prompts, device, sizes)
         yield f"kernels: packed experts of {name}", partial(_packed, device, sizes)
+    for name in formats.CASES:
+        yield f"kernels: experts in {name}", partial(_published, device, name)
 
 
 def _packed(device: str, sizes: tuple[int, int, int, int]) -> Finding:
     from tools.gpu.checks import packed as gpu_packed  # which imports moectl
 
     return gpu_packed.packed(device, sizes)
+
+
+def _published(device: str, name: str) -> Finding:
+    from tools.gpu.checks import published as gpu_published  # which imports moectl
+
+    return gpu_published.published(device, name)
 
 
 def _lowbit(device: str) -> Iterable[tuple[str, Callable[[], Finding]]]:

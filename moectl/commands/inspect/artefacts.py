@@ -19,7 +19,7 @@ from moectl.show import predictors as predictor_views
 from moectl.show import replicas as replica_views
 from moectl.show import splits as split_views
 from moectl.show import store as store_views
-from moectl.show.render import Heatmap, Sheet
+from moectl.show.render import Heatmap, Sheet, human_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,9 @@ def replicas(artefact: Artefact) -> tuple[Sheet, Heatmap]:
     rows = artefact.read("replicas")
     if artefact.verify:
         _verify(artefact.store.path, rows)
-    sheet = replica_views.replicas(rows, artefact.layer, verified=artefact.verify)
+    stored_as = artefact.run.info.parameters.get("expert_format", "in its own format")
+    checkpoint = f"{human_bytes(artefact.shape.expert_nbytes)}, {stored_as}"
+    sheet = replica_views.replicas(rows, artefact.layer, verified=artefact.verify, checkpoint=checkpoint)
     return sheet, replica_views.replicas_heatmap(rows, artefact.size)
 
 

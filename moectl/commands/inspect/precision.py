@@ -49,7 +49,7 @@ class PrecisionRequest:
 class PrecisionRow:
     """One assignment of bits to experts. Several draws have one row: means (geometric for ratios) and extremes.
 
-    `share` is of the bytes of all experts at 16 bits; `kl` is in nats.
+    `share` is of the bytes of all experts in the checkpoint; `kl` is in nats.
     """
 
     avg_bits: float
@@ -86,7 +86,7 @@ def precision(
 ) -> PricedPrecision:
     """Price the model's replicas in the store, and write the result into it, all rows or none.
 
-    Raises BadInput (no text, a damaged replica) and Incompatible (no replicas of this model, or not all widths).
+    Raises BadInput (no text, a damaged replica) and Incompatible (no replicas of this model).
     """
     torch.set_num_threads(threads)
     started_at, begin_s = utc_now(), perf_counter()
@@ -109,7 +109,7 @@ def precision(
     )
     run_id = add_run(store, info, {"bench": _bench(priced)})
     rows = [_row(list(group), opened.shape.nbytes) for _, group in groupby(priced, key=lambda pair: _kind(pair[0]))]
-    return PricedPrecision(run_id, rows, pricing.perplexity, _conditions(request, info))
+    return PricedPrecision(run_id, rows, pricing.perplexity, _conditions(request, info, opened))
 
 
 def show(priced: PricedPrecision, *, as_json: bool) -> None:
@@ -179,7 +179,7 @@ def _row(draws: Sequence[tuple[BitAssignment, PrecisionPrice]], full_nbytes: int
 
 
 def _sheet(priced: PricedPrecision) -> Sheet:
-    columns = ("bits", "assignment", "bytes", "% of 16 bits", "perplexity ratio", "KL", "top-1 agreement")
+    columns = ("bits", "assignment", "bytes", "% of checkpoint", "perplexity ratio", "KL", "top-1 agreement")
     rows = [
         (
             f"{row.avg_bits:g}",
@@ -200,11 +200,12 @@ def _ratio(row: PrecisionRow) -> str:
     return f"{row.perplexity_ratio:.4f}{extremes}"
 
 
-def _conditions(request: PrecisionRequest, info: RunInfo) -> str:
+def _conditions(request: PrecisionRequest, info: RunInfo, opened: MoeModel) -> str:
     installed, perplexity = versions(), info.parameters["perplexity"]
     return (
-        f"{info.tokens:,} tokens of {request.data} in sequences of up to {LENGTH}, teacher-forced, on which the full "
-        f"model's perplexity is {perplexity:.4g}; every expert on its replica, none at full precision; of an average "
-        f"all take the bytes of its prefix split, or less; random drawn {request.draws} times from seed "
-        f"{request.seed}; torch {installed['torch']}, transformers {installed['transformers']}, {info.seconds:.0f} s"
+        f"{info.tokens:,} tokens of {request.data} in sequences of up to {LENGTH}, teacher-forced, on which the "
+        f"checkpoint's perplexity is {perplexity:.4g} (experts: {opened.expert_format}); every expert on its replica, "
+        "none at full precision; of an average all take the bytes of its prefix split, or less (without one, those of "
+        f"experts of the two widths beside it); random drawn {request.draws} times from seed {request.seed}; torch "
+        f"{installed['torch']}, transformers {installed['transformers']}, {info.seconds:.0f} s"
     )

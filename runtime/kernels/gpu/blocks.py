@@ -16,3 +16,12 @@ def swiglu(gate, up, dtype: tl.constexpr):
     gate, up = gate.to(dtype).to(tl.float32), up.to(dtype).to(tl.float32)
     activated = (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32)
     return (activated * up).to(dtype)
+
+
+@triton.jit
+def clamped_swiglu(gate, up, alpha: tl.constexpr, limit: tl.constexpr, dtype: tl.constexpr):
+    """gpt-oss's activation of float32 inputs, rounded to `dtype` where the module rounds."""
+    gate = tl.minimum(gate.to(dtype).to(tl.float32), limit)
+    up = tl.minimum(tl.maximum(up.to(dtype).to(tl.float32), -limit), limit)
+    sigmoid = (1.0 / (1.0 + tl.exp(-(gate * alpha).to(dtype).to(tl.float32)))).to(dtype).to(tl.float32)
+    return ((up + 1.0).to(dtype).to(tl.float32) * (gate * sigmoid).to(dtype).to(tl.float32)).to(dtype)

@@ -54,7 +54,7 @@ def dequantise(packed: Packed, dtype: torch.dtype) -> torch.Tensor:
 
 
 @triton.jit
-def _codes(words, row, last_row, stride, columns, shift, in_range, bits: tl.constexpr):
+def read_codes(words, row, last_row, stride, columns, shift, in_range, bits: tl.constexpr):
     """Read the codes that begin at bit `shift` of each word; at 3 bits some end in the next word."""
     low = tl.load(words + row * stride + columns, mask=in_range, other=0).to(tl.uint32, bitcast=True)
     codes = low >> shift.to(tl.uint32)
@@ -82,7 +82,7 @@ def _group_sums(
         is_input = inputs < end
         x = load_block(x_rows + inputs[None, :], is_token, is_input).to(tl.float32)
         starts, columns, in_range = inputs[:, None] * bits, outputs[None, :], is_input[:, None] & is_output[None, :]
-        codes = _codes(words_ptr, starts >> 5, last_word, num_outputs, columns, starts & 31, in_range, bits)
+        codes = read_codes(words_ptr, starts >> 5, last_word, num_outputs, columns, starts & 31, in_range, bits)
         codes = codes.to(tl.float32)
         sum_x += tl.sum(x, axis=1)
         if num_rows == 1:
@@ -114,7 +114,7 @@ def product(
             total += scale[None, :] * (products - 0.5 * sum_x[:, None])
         else:
             group_ptr, places = zeros_ptr + group * zero_words, outputs * bits
-            zeros = _codes(group_ptr, places >> 5, zero_words - 1, 1, 0, places & 31, is_output, bits)
+            zeros = read_codes(group_ptr, places >> 5, zero_words - 1, 1, 0, places & 31, is_output, bits)
             total += scale[None, :] * (products - zeros.to(tl.float32)[None, :] * sum_x[:, None])
     return total
 
@@ -151,13 +151,15 @@ def _unpack(
     inputs = tl.program_id(1) * block_inputs + tl.arange(0, block_inputs)[:, None]
     in_range = (inputs < num_inputs) & (outputs < num_outputs)
     groups, starts = inputs // group_size, inputs * bits
-    codes = _codes(words_ptr, starts >> 5, last_word, num_outputs, outputs, starts & 31, in_range, bits).to(tl.float32)
+    codes = read_codes(words_ptr, starts >> 5, last_word, num_outputs, outputs, starts & 31, in_range, bits).to(
+        tl.float32
+    )
     scale = tl.load(scales_ptr + groups * num_outputs + outputs, mask=in_range, other=0.0).to(tl.float32)
     if bits == 1:
         weights = scale * (codes - 0.5)
     else:
         first, places = groups * zero_words, outputs * bits
         last = first + zero_words - 1
-        zeros = _codes(zeros_ptr, first + (places >> 5), last, 1, 0, places & 31, in_range, bits)
+        zeros = read_codes(zeros_ptr, first + (places >> 5), last, 1, 0, places & 31, in_range, bits)
         weights = scale * (codes - zeros.to(tl.float32))
     tl.store(out_ptr + inputs * num_outputs + outputs, weights.to(out_ptr.dtype.element_ty), mask=in_range)

@@ -55,9 +55,14 @@ def beyond_free(step: Step, residents: Residents, *, fill: bool) -> np.ndarray:
 
 def check_replicas(name: str, artefacts: Artefacts, *needed: int) -> None:
     """Raise Incompatible when the store lacks a precision that a policy picks."""
+    replicas = artefacts.replicas
     for bits in needed:
-        if bits not in artefacts.replicas.nbytes:
-            replicas = artefacts.replicas
+        if bits not in replicas.nbytes and bits in replicas.at_full and replicas.base == FULL_BITS:
+            raise Incompatible(
+                f"{name} needs replicas of {bits} bits, which are no smaller than the experts of the checkpoint: pick "
+                f"of {', '.join(map(str, replicas.widths)) or 'presets without replicas'}"
+            )
+        if bits not in replicas.nbytes:
             built = ", ".join(map(str, sorted(replicas.nbytes)))
             if replicas.base != FULL_BITS:
                 built = f"{', '.join(map(str, replicas.widths)) or 'none'} below a base of {replicas.base}"

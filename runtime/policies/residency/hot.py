@@ -21,7 +21,8 @@ class Hot(SimpleResidency):
 
     The experts of largest S fill the layer's slots at full precision. The others are computed near their memory: at
     full precision if `avg_bits` is 16, else at 1 to 4 bits by the prefix split over the loss table, on average at most
-    `avg_bits`. On a base of 4 bits, full precision is 4 bits.
+    `avg_bits`. On a base of 4 bits, full precision is 4 bits, and so it is where replicas of 4 bits are no smaller than
+    the checkpoint's experts.
     """
 
     places: ClassVar[bool] = True
@@ -42,8 +43,8 @@ class Hot(SimpleResidency):
     def prepare(self, shape: Shape, artefacts: Artefacts) -> None:
         self._loss = None
         if self.avg_bits != FULL_BITS:
-            self._base = artefacts.replicas.base
-            self.widths = tuple(bits for bits in WIDTHS if bits != self._base)
+            self._at_full = artefacts.replicas.at_full
+            self.widths = tuple(bits for bits in WIDTHS if bits not in self._at_full)
             check_replicas("hot", artefacts, *self.widths)
             self._loss = artefacts.replicas.loss
         self._num_experts = shape.num_experts
@@ -70,7 +71,7 @@ class Hot(SimpleResidency):
         cold = order[~np.isin(order, hot)]
         if self._loss is not None and cold.size:
             few = np.array(prefix_split(self._loss[step.layer, cold], self.avg_bits))
-            bits[cold] = np.where(few == self._base, FULL_BITS, few)
+            bits[cold] = np.where(np.isin(few, self._at_full), FULL_BITS, few)
         return Placement(hot, bits)
 
     def scores(self, layer: int) -> np.ndarray:

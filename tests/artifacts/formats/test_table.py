@@ -1,12 +1,15 @@
 """What a config.json says of its quantisation."""
 
 import re
+from pathlib import Path
 
 import pytest
 import torch
 
 from artifacts.errors import BadInput
-from artifacts.formats.table import METHODS, quantisation_of
+from artifacts.formats.schemes import METHODS
+from artifacts.formats.stated import MODELOPT_FILE, stated_quantisation
+from artifacts.formats.table import quantisation_of
 from tests.helpers.published import CONFIGS, MAKERS
 
 SIZE = 1024
@@ -15,11 +18,11 @@ PACKED = COMPRESSED["config_groups"]["group_0"]
 
 
 @pytest.mark.parametrize("method", MAKERS)
-def test_bytes_of_a_weight_are_those_of_its_tensors(method: str) -> None:
-    quantisation = quantisation_of({"quantization_config": CONFIGS[method]})
+def test_bytes_of_a_matrix_are_those_of_its_tensors(method: str) -> None:
+    (scheme,) = stated_quantisation({"quantization_config": CONFIGS[method]}).schemes
     tensors = MAKERS[method](SIZE, SIZE, torch.Generator().manual_seed(0))
     nbytes = sum(tensor.nbytes for tensor in tensors.values())
-    assert quantisation.weight_nbytes * SIZE * SIZE == pytest.approx(nbytes, rel=0.02)
+    assert scheme.nbytes(SIZE, SIZE) == pytest.approx(nbytes, rel=1e-4)
 
 
 def test_a_quantisation_is_found_at_any_depth_and_under_its_old_name() -> None:
@@ -44,6 +47,10 @@ def of_bits(bits: object) -> dict:
     return COMPRESSED | {"config_groups": {"group_0": PACKED | {"weights": PACKED["weights"] | {"num_bits": bits}}}}
 
 
+def asymmetric() -> dict:
+    return {"config_groups": {"group_0": {"weights": {"num_bits": 8, "symmetric": False}}}}
+
+
 @pytest.mark.parametrize(
     ("config", "line"),
     [
@@ -56,8 +63,58 @@ def of_bits(bits: object) -> dict:
         (COMPRESSED | {"config_groups": {"group_0": None}}, "num_bits is None"),
         (COMPRESSED | {"format": None}, "in the format 'None': moectl reads pack-quantized"),
         (CONFIGS["fp8"] | {"weight_block_size": [128]}, "weight_block_size is [128], which is no size"),
+        (CONFIGS["fp8"] | {"expert_dtype": "fp4"}, "experts of fp4 beside FP8"),
+        (CONFIGS["fp8"] | {"modules_to_not_convert": "lm_head"}, "modules_to_not_convert in the quantisation"),
+        (CONFIGS["awq"] | {"group_size": -2}, "group_size is -2, which is no size of a group"),
+        (CONFIGS["gptq"] | {"dynamic": {"+:.*": {"bits": 5}}}, "bits is 5"),
+        (CONFIGS["gptq"] | {"dynamic": ["lm_head"]}, "`dynamic` that is no object"),
+        (CONFIGS["nvfp4"] | {"quant_algo": "W4A8_AWQ"}, "quant_algo 'W4A8_AWQ': moectl reads NVFP4, FP8"),
+        (CONFIGS["nvfp4"] | {"group_size": 32}, "group_size is 32: moectl reads 16"),
+        (CONFIGS["nvfp4"] | {"quant_algo": "MIXED_PRECISION"}, "without quantized_layers"),
+        (COMPRESSED | {"format": "int-quantized"} | asymmetric(), "int-quantized with zero-points"),
     ],
 )
 def test_what_is_not_read_is_refused(config: object, line: str) -> None:
     with pytest.raises(BadInput, match=re.escape(line)):
         quantisation_of({"quantization_config": config})
+
+
+# Which modules
+
+
+def test_lists_of_modules_to_leave_alone() -> None:
+    for listed, left, kept in (
+        (["lm_head", "model.layers.0.mlp.gate"], "model.layers.0.mlp.gate", "model.layers.0.mlp.gate_proj"),
+        (["self_attn"], "model.layers.3.self_attn.q_proj", "model.layers.3.mlp.up_proj"),
+        (["model.layers.*.self_attn"], "model.layers.1.self_attn.o_proj", "model.layers.1.mlp.up_proj"),
+        (["re:.*(q|k)_proj$"], "model.layers.1.self_attn.k_proj", "model.layers.1.self_attn.o_proj"),
+    ):
+        stated = stated_quantisation({"quantization_config": CONFIGS["fp8"] | {"modules_to_not_convert": listed}})
+        assert stated.scheme_of(left) is None and stated.scheme_of("lm_head") is None
+        assert stated.scheme_of(kept).bits == 8
+
+
+def test_the_most_exact_target_counts() -> None:
+    groups = {
+        str(bits): {"weights": {"num_bits": bits}, "targets": [target]}
+        for bits, target in ((4, "Linear"), (8, "re:.*down_proj"))
+    }
+    stated = stated_quantisation({"quantization_config": COMPRESSED | {"config_groups": groups, "ignore": ["lm_head"]}})
+    assert [stated.scheme_of(f"model.layers.0.mlp.{name}_proj").bits for name in ("up", "down")] == [4, 8]
+    assert stated.scheme_of("lm_head") is None
+
+
+def test_a_pattern_that_is_none_is_refused() -> None:
+    stated = stated_quantisation({"quantization_config": COMPRESSED | {"ignore": ["re:(("]}})
+    with pytest.raises(BadInput, match="is no regular expression"):
+        stated.scheme_of("lm_head")
+
+
+def test_a_cache_in_few_bits_is_no_quantisation_of_weights(tmp_path: Path) -> None:
+    path = tmp_path / MODELOPT_FILE
+    path.write_text('{"quantization": {"quant_algo": null, "kv_cache_quant_algo": "FP8"}}')
+    assert stated_quantisation({}, tmp_path) is None
+    for text in ("{", "[]"):
+        path.write_text(text)
+        with pytest.raises(BadInput, match=f"{MODELOPT_FILE} .*: download it again"):
+            stated_quantisation({}, tmp_path)

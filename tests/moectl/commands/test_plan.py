@@ -2,21 +2,27 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from artifacts.hardware.costs import Costs
 from artifacts.hardware.machines import machine
 from artifacts.modelshapes.known import MODELS, model_shape
 from artifacts.modelshapes.memory import backbone_memory, backbone_of
 from artifacts.traces.synthetic import generate
 from moectl.cli import main
-from moectl.commands.plan_rows import RESERVE_NBYTES, ROUTERS, PlanRequest, divided
+from moectl.commands.plan_rows import RESERVE_NBYTES, PlanRequest, divided
+from moectl.commands.plan_simulation import ROUTERS
 from runtime.policies.presets import presets
 from runtime.replay.settings import Setting
 from runtime.replay.workload import Workload
+from tests import ROOT
 from tests.conftest import Checkpoint
+from tests.helpers.published import CONFIGS
 
 GIB = 1 << 30
 
@@ -50,7 +56,7 @@ def held(folder: Path, experts: int) -> str:
 
 
 def test_what_is_expected_is_a_replay(folder: Path, planned: Planned) -> None:
-    said = planned(str(folder), "--vram", held(folder, 4), "--machine", "5gbps", "--context", "16")
+    said = planned(str(folder), "--vram", held(folder, 4), "--machine", "5gbps", "--context", "16", "--simulate")
     memory, rows = said["memory"], {row["preset"]: row for row in said["rows"]}
     assert memory["experts_nbytes"] * 4 == memory["all_experts_nbytes"] and memory["share"] == 0.25
     assert rows.keys() == presets().keys() - {"full"}
@@ -71,8 +77,35 @@ def test_what_is_expected_is_a_replay(folder: Path, planned: Planned) -> None:
     assert any("--budgets 25%" in step for step in said["next"]) and len(said["assumed"]) >= 5
 
 
+def test_the_quick_answer_has_bounds_and_says_how_to_get_more(folder: Path, planned: Planned) -> None:
+    options = (str(folder), "--vram", held(folder, 4), "--machine", "5gbps", "--context", "16")
+    said = planned(*options)
+    bounds, costs, shape = said["tokens_per_s"], Costs.of(model_shape(str(folder)), machine("5gbps")), (2, 2)
+    loaded_s = shape[0] * shape[1] * (costs.load_latency_s + costs.load_s)
+    assert 1 / bounds["none"] - 1 / bounds["all"] == pytest.approx(loaded_s)
+    assert 1 / bounds["share"] - 1 / bounds["all"] == pytest.approx(0.75 * loaded_s)
+    assert said["rows"] == [] and said["fastest"] is None
+    assert said["next"][0] == f"moectl plan {' '.join(options)} --simulate: what to expect of each preset"
+
+
+def test_neither_torch_nor_the_simulator_is_imported(folder: Path) -> None:
+    """They take seconds, of which a quick answer has none."""
+    path = folder / "config.json"
+    quantised = {"quantization_config": CONFIGS["compressed-tensors"]}
+    path.write_text(json.dumps(json.loads(path.read_text()) | quantised))
+    code = f"""
+import sys
+from moectl.cli import main
+assert main(["plan", {str(folder)!r}, "--vram", "24GB"]) == 0
+print([name for name in ("torch", "numba", "runtime.replay") if name in sys.modules], file=sys.stderr)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stderr == "[]\n", done.stderr
+    assert "the checkpoint's files" in done.stdout
+
+
 def test_everything_fits(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", str(folder), "--vram", "24GB", "--context", "16"]) == 0
+    assert main(["plan", str(folder), "--vram", "24GB", "--context", "16", "--simulate"]) == 0
     said = capfd.readouterr().out
     assert "everything fits" in said and "full" in said and "near" not in said.split("everything fits")[0]
 

@@ -25,6 +25,7 @@ def parts_of(**own: object) -> SimpleNamespace:
         dtype=torch.bfloat16,
         base=16,
         shape=SimpleNamespace(num_keys=16, expert_nbytes=64),
+        expert_format="mxfp4, 4.25 bits",
         model=SimpleNamespace(device=devices[0]),
         unfollowed=own.pop("unfollowed", ()),
     )
@@ -66,6 +67,7 @@ def test_what_is_not_there_leaves_its_line_empty() -> None:
     assert said["model"] == "a/model" and said["dtype"] == "bfloat16" and said["device"] == "cpu"
     assert said["experts_of_a_token"] == "torch" and said["fallbacks"] == ["one"]
     assert (said["slots"], said["experts"], said["expert_bytes"], said["fast_bytes"]) == (4, 16, 64, 256)
+    assert (said["expert_format"], said["base_bits"]) == ("mxfp4, 4.25 bits", 16)
     assert receipt(parts_of(name=""), None, fallbacks=[])["model"] == "olmoe"
 
 

@@ -27,9 +27,10 @@ import sys
 absent = {"duckdb", "datasets", "lm_eval", "numba"}
 sys.modules.update(dict.fromkeys(absent))
 import tools.gpu.check, tools.gpu.checks.sessions, tools.gpu.checks.kernels
-import tools.gpu.checks.low_bit, tools.gpu.checks.replicas
+import tools.gpu.checks.low_bit, tools.gpu.checks.replicas, tools.gpu.checks.formats
 assert "runtime" not in sys.modules, "a check that does not fit what is installed must fail by its own name"
-import tools.gpu.bench, tools.gpu.futures, tools.gpu.checks.packed, runtime.session.session
+import tools.gpu.bench, tools.gpu.futures, tools.gpu.checks.packed, tools.gpu.checks.published
+import runtime.session.session
 import profilers.compare.peers, profilers.compare.quality
 del sys.modules["numba"]  # only experts and replicas on a CPU need it
 sys.argv[1:] = ["--tiny", "--device", "cpu", "--threads", "1", "--prompt", "8", "--tokens", "2", "--sequences", "1"]
@@ -38,12 +39,14 @@ tools.gpu.bench.main()
 """
 KERNELS = """
 import torch
-from tools.gpu.checks import kernels, packed
+from tools.gpu.checks import formats, kernels, packed, published
 kernels.ALLOWED[torch.bfloat16] = 6e-2  # the interpreter cuts where a GPU rounds
 packed.BITS = (1, 3)
 found = [kernels.experts("cpu", (16, 8, 2, 4), calls=1)]
 found.append(kernels.prompts("cpu", (16, 8, 2, 4), num_tokens=(6,), calls=1))
 found.append(packed.packed("cpu", (32, 16, 2, 4), turns=1, calls=1))
+formats.GROUP = 32
+found.append(published.published("cpu", "awq", sizes=(64, 32, 1), turns=1, calls=1))
 print(*[passed for passed, _, _ in found])
 """
 
@@ -152,4 +155,4 @@ def test_it_runs_without_what_machines_for_gpus_lack() -> None:
 
 @needs_triton
 def test_the_checks_of_kernels_pass_where_kernels_are_right() -> None:
-    assert interpret(KERNELS) == ["True True True"]
+    assert interpret(KERNELS) == ["True True True True"]

@@ -1,0 +1,135 @@
+"""ggml's blocks, of which GGUF files are made: Q8_0, Q4_0, Q4_K, Q5_K, Q6_K and MXFP4 (ggml-common.h, ggml-quants.c).
+
+A row is a sequence of blocks. `w = scale * code - minimum`, with a scale, and in Q4_K and Q5_K a minimum, for each
+group of 32 weights, or of 16 in Q6_K. Every sum and product is rounded to float32.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+import torch
+
+from artifacts.formats.base import Loop, Stored, loops, require
+
+_E2M1_DOUBLED = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+_NAN = 255  # of a scale of MXFP4, which is an exponent
+_Scales = tuple[torch.Tensor, torch.Tensor | None]
+
+
+@dataclass(frozen=True, slots=True)
+class GgmlBlocks:
+    """`blocks` uint8 [out, in / num_weights * nbytes].
+
+    `scales` gives the scales and the minima of blocks uint8 [n, nbytes], each float32 [n, groups]; `codes` float32
+    [n, num_weights]; `fill` is the name of the compiled loop, with what it needs besides.
+    """
+
+    name: str
+    num_weights: int  # of a block
+    nbytes: int  # of a block
+    scales: Callable[[torch.Tensor], _Scales] = field(compare=False)
+    codes: Callable[[torch.Tensor], torch.Tensor] = field(compare=False)
+    fill: tuple = field(compare=False)
+
+    def shape(self, stored: Mapping[str, Stored]) -> tuple[int, int]:
+        blocks = stored["blocks"]
+        require(blocks.dtype is torch.uint8 and len(blocks.shape) == 2, f"blocks of {blocks.dtype}")
+        num_outputs, row_nbytes = blocks.shape
+        require(row_nbytes > 0 and row_nbytes % self.nbytes == 0, f"rows of {row_nbytes} bytes")
+        return num_outputs, row_nbytes // self.nbytes * self.num_weights
+
+    def dequantise(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        blocks = self._blocks(tensors)
+        scales, minima = self.scales(blocks)
+        products = self.codes(blocks).unflatten(1, (scales.shape[1], -1)) * scales[..., None]
+        numbers = products if minima is None else products - minima[..., None]
+        return numbers.reshape(len(tensors["blocks"]), -1)
+
+    def loop(self, tensors: Mapping[str, torch.Tensor]) -> Loop | None:
+        blocks = tensors["blocks"]
+        scales, minima = self.scales(self._blocks(tensors))
+        minima = torch.zeros_like(scales) if minima is None else minima
+        of_rows = (each.reshape(len(blocks), -1).contiguous().numpy() for each in (scales, minima))
+        name, *others = self.fill
+        return partial(getattr(loops("ggml_loops"), name), blocks.numpy(), *of_rows, *others)
+
+    def is_sound(self, tensors: Mapping[str, torch.Tensor]) -> bool:
+        return all(bool(each.isfinite().all()) for each in self.scales(self._blocks(tensors)) if each is not None)
+
+    def _blocks(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        return tensors["blocks"].reshape(-1, self.nbytes)
+
+
+def _half(blocks: torch.Tensor, at: int) -> torch.Tensor:
+    """The float16 at this byte of each block, float32 [n, 1]."""
+    return blocks[:, at : at + 2].contiguous().view(torch.float16).float()
+
+
+def _one_scale(blocks: torch.Tensor) -> _Scales:
+    return _half(blocks, 0), None
+
+
+def _exponent(blocks: torch.Tensor) -> _Scales:
+    """MXFP4's scale is half a power of two, as the values of its codes are doubled; NaN where its byte says so."""
+    powers = torch.tensor([2.0 ** (byte - 128) for byte in range(_NAN)] + [torch.nan], device=blocks.device)
+    return powers[blocks[:, :1].int()], None
+
+
+def _scales_k(blocks: torch.Tensor) -> _Scales:
+    """Q4_K and Q5_K: a block's scale and minimum times those of its 8 groups, which have six bits each in 12 bytes."""
+    low, middle, high = blocks[:, 4:16].unflatten(1, (3, 4)).unbind(1)
+    scales = torch.cat((low & 0x3F, (high & 0xF) | (low >> 2 & 0x30)), 1)
+    minima = torch.cat((middle & 0x3F, (high >> 4) | (middle >> 2 & 0x30)), 1)
+    return _half(blocks, 0) * scales.float(), _half(blocks, 2) * minima.float()
+
+
+def _scales_6(blocks: torch.Tensor) -> _Scales:
+    return _half(blocks, 208) * blocks[:, 192:208].contiguous().view(torch.int8).float(), None
+
+
+def _halves(packed: torch.Tensor, width: int) -> torch.Tensor:
+    """The codes of bytes [n, m] by runs of `width`: the low halves of a run, then its high ones; uint8 [n, 2 m]."""
+    runs = packed.unflatten(1, (-1, width))
+    return torch.stack((runs & 0xF, runs >> 4), 2).flatten(1)
+
+
+def _codes_8(blocks: torch.Tensor) -> torch.Tensor:
+    return blocks[:, 2:].contiguous().view(torch.int8).float()
+
+
+def _codes_4(blocks: torch.Tensor) -> torch.Tensor:
+    return _halves(blocks[:, 2:], 16).float() - 8
+
+
+def _codes_mxfp4(blocks: torch.Tensor) -> torch.Tensor:
+    return torch.tensor(_E2M1_DOUBLED, device=blocks.device).float()[_halves(blocks[:, 1:], 16).int()]
+
+
+def _codes_4k(blocks: torch.Tensor) -> torch.Tensor:
+    return _halves(blocks[:, 16:], 32).float()
+
+
+def _codes_5k(blocks: torch.Tensor) -> torch.Tensor:
+    fifth = torch.cat([blocks[:, 16:48] >> bit & 1 for bit in range(8)], 1)
+    return (_halves(blocks[:, 48:], 32) | fifth << 4).float()
+
+
+def _codes_6k(blocks: torch.Tensor) -> torch.Tensor:
+    upper = torch.cat([blocks[:, start : start + 32] >> bit & 3 for start in (128, 160) for bit in (0, 2, 4, 6)], 1)
+    return (_halves(blocks[:, :128], 64) | upper << 4).float() - 32
+
+
+GGML: Mapping[str, GgmlBlocks] = {
+    form.name: form
+    for form in (
+        GgmlBlocks("Q8_0", 32, 34, _one_scale, _codes_8, ("from_bytes",)),
+        GgmlBlocks("Q4_0", 32, 18, _one_scale, _codes_4, ("from_halves", 2, np.arange(-8, 8, dtype=np.float32))),
+        GgmlBlocks("Q4_K", 256, 144, _scales_k, _codes_4k, ("from_four_bits",)),
+        GgmlBlocks("Q5_K", 256, 176, _scales_k, _codes_5k, ("from_five_bits",)),
+        GgmlBlocks("Q6_K", 256, 210, _scales_6, _codes_6k, ("from_six_bits",)),
+        GgmlBlocks("MXFP4", 32, 17, _exponent, _codes_mxfp4, ("from_halves", 1, np.array(_E2M1_DOUBLED, np.float32))),
+    )
+}
+"""The types of quantised tensors that are read, by ggml's name."""

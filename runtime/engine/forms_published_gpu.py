@@ -1,0 +1,64 @@
+"""Experts on a GPU in the format in which the checkpoint publishes them, with their kernels."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
+
+from runtime.control.plan import Place
+from runtime.kernels.gpu.stored_matrix import ClampedGate, StoredMatrix, gated_matrices
+from runtime.kernels.load import kernels
+from runtime.model.arithmetic import DOWN, GATE_UP
+from runtime.model.quantised_layout import QuantisedLayout
+
+
+def clamped_gate(module: nn.Module) -> ClampedGate | None:
+    """The activation of gpt-oss's experts; None for others."""
+    if getattr(type(module), "_apply_gate", None) is not GptOssExperts._apply_gate:
+        return None
+    return ClampedGate(module.alpha, module.limit)
+
+
+class GpuPublished:
+    """Experts in slots, at `starts`, counted in bytes from the beginning of the `arena`, uint8."""
+
+    def __init__(
+        self, layout: QuantisedLayout, arena: torch.Tensor, starts: torch.Tensor, gate: ClampedGate | None
+    ) -> None:
+        self._layout, self._arena, self._starts = layout, arena, starts
+        self._places, self._matrices = starts.tolist(), gated_matrices(layout, gate)
+
+    def number(self, place: Place) -> int:
+        return place.slot
+
+    def starts(self, slots: Sequence[int]) -> torch.Tensor:
+        """Where these slots begin."""
+        return self._starts[torch.tensor(slots, device=self._starts.device)]
+
+    def multiply(
+        self, x: torch.Tensor, numbers: torch.Tensor, y: torch.Tensor, *, starts: torch.Tensor | None = None
+    ) -> None:
+        """As `GpuForm.multiply`; `numbers` index `starts` if given, and slots otherwise."""
+        starts = self._starts if starts is None else starts
+        kernels("gpu.gated_published").multiply(x, numbers, starts, self._arena, matrices=self._matrices, y=y)
+
+    def weights(self, place: Place) -> dict[str, torch.Tensor]:
+        """The dequantised expert at a place, as the module has it."""
+        expert, matrices = self._arena[self._places[place.slot] :], self._matrices
+        of_inner = (matrices.gate,) if matrices.up is matrices.gate else (matrices.gate, matrices.up)
+        return self._dequantised(GATE_UP, expert, of_inner) | self._dequantised(DOWN, expert, (matrices.down,))
+
+    def _dequantised(
+        self, name: str, expert: torch.Tensor, matrices: Sequence[StoredMatrix]
+    ) -> dict[str, torch.Tensor]:
+        """A part of the expert, with its bias; `matrices` are its rows."""
+        dtype, first = self._layout.dtype, matrices[0]
+        shape = sum(matrix.num_outputs for matrix in matrices), first.num_inputs
+        whole = torch.empty(shape, dtype=dtype, device=expert.device)
+        for matrix, rows in zip(matrices, whole.split(first.num_outputs), strict=True):
+            kernels("gpu.published").dequantise(expert, matrix, rows)
+        found = {name: whole.mT if self._layout.is_transposed else whole}
+        if first.bias is not None:
+            found[f"{name}_bias"] = expert[first.bias :][: len(whole) * dtype.itemsize].view(dtype)
+        return found

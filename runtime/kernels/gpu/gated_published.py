@@ -1,0 +1,85 @@
+"""Triton kernels for gated experts on few tokens, on matrices of the published formats where they lie: one kernel
+computes gate, up and activation, one the down projection; `gated.combine` sums.
+
+Weights are rounded to the type of x, as the dequantised model has them. The kernels have not run on a GPU yet. This
+module imports triton.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from runtime.kernels.gpu.blocks import clamped_swiglu, swiglu
+from runtime.kernels.gpu.published import block_sizes, product
+from runtime.kernels.gpu.stored_matrix import GatedMatrices
+
+
+def multiply(
+    x: torch.Tensor,
+    numbers: torch.Tensor,
+    starts: torch.Tensor,
+    arena: torch.Tensor,
+    *,
+    matrices: GatedMatrices,
+    y: torch.Tensor,
+) -> None:
+    """Write y [T * K, H] for the pairs that have an expert: x [T, H]; numbers [T, K] are indices into `starts`, in
+    bytes from the beginning of `arena`, uint8; a negative number is no expert."""
+    top_k, num_pairs = numbers.shape[1], numbers.numel()
+    down, neurons = matrices.down, matrices.down.num_inputs
+    inner = torch.empty(num_pairs, neurons, dtype=x.dtype, device=x.device)
+    blocks = block_sizes(matrices.gate)
+    _inner[(triton.cdiv(neurons, blocks["block_rows"]), num_pairs)](
+        x, numbers, starts, arena, inner, top_k, matrices=matrices, **blocks
+    )
+    blocks = block_sizes(down)
+    _down[(triton.cdiv(down.num_outputs, blocks["block_rows"]), num_pairs)](
+        inner, numbers, starts, arena, y, matrix=down, **blocks
+    )
+
+
+@triton.jit
+def _expert(number, starts_ptr, arena_ptr):
+    """Where an expert begins. Slots begin on 64-byte borders, which the compiler cannot know by itself."""
+    return arena_ptr + tl.multiple_of(tl.load(starts_ptr + number), 64)
+
+
+@triton.jit
+def _inner(
+    x_ptr, numbers_ptr, starts_ptr, arena_ptr, inner_ptr, top_k,
+    matrices: tl.constexpr, block_rows: tl.constexpr, block_columns: tl.constexpr,
+):  # fmt: skip
+    """Compute the activation of gate and up for some neurons of one pair."""
+    pair = tl.program_id(1)
+    number = tl.load(numbers_ptr + pair)
+    if number >= 0:
+        neurons: tl.constexpr = matrices.down.num_inputs
+        dtype: tl.constexpr = inner_ptr.dtype.element_ty
+        expert_ptr = _expert(number, starts_ptr, arena_ptr)
+        token_ptr = x_ptr + (pair // top_k) * matrices.gate.num_inputs
+        places = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
+        rows = places * matrices.step
+        gates = product(token_ptr, expert_ptr, rows, matrices.gate, dtype, block_rows, block_columns)
+        ups = product(token_ptr, expert_ptr, rows + matrices.up_first, matrices.up, dtype, block_rows, block_columns)
+        if matrices.activation is None:
+            acts = swiglu(gates, ups, dtype)
+        else:
+            acts = clamped_swiglu(gates, ups, matrices.activation.alpha, matrices.activation.limit, dtype)
+        tl.store(inner_ptr + pair * neurons + places, acts, mask=places < neurons)
+
+
+@triton.jit
+def _down(
+    inner_ptr, numbers_ptr, starts_ptr, arena_ptr, y_ptr,
+    matrix: tl.constexpr, block_rows: tl.constexpr, block_columns: tl.constexpr,
+):  # fmt: skip
+    """Compute some outputs of one pair's expert."""
+    pair = tl.program_id(1)
+    number = tl.load(numbers_ptr + pair)
+    if number >= 0:
+        expert_ptr = _expert(number, starts_ptr, arena_ptr)
+        acts_ptr = inner_ptr + pair * matrix.num_inputs
+        rows = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
+        y = product(acts_ptr, expert_ptr, rows, matrix, inner_ptr.dtype.element_ty, block_rows, block_columns)
+        places = y_ptr + pair * matrix.num_outputs + rows
+        tl.store(places, y.to(y_ptr.dtype.element_ty), mask=rows < matrix.num_outputs)

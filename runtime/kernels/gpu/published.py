@@ -1,0 +1,171 @@
+"""Triton functions for matrices of the published formats: some of their weights as numbers, with the bits of the
+formula in torch, and the product of some rows with a vector; and a kernel that dequantises a whole matrix.
+
+No time has been measured on a GPU yet; tools.gpu.check measures it. Importing this module imports triton.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from runtime.kernels.gpu.blocks import load_block
+from runtime.kernels.gpu.low_bit import read_codes
+from runtime.kernels.gpu.stored_matrix import StoredMatrix
+
+_BLOCKS = {"rows": (8, 256), "columns": (64, 32), "awq": (64, 32)}  # the long side runs along what is adjacent
+
+
+def block_sizes(matrix: StoredMatrix) -> dict[str, int]:
+    """The outputs and inputs of a matrix that a program takes at a time."""
+    return dict(zip(("block_rows", "block_columns"), _BLOCKS[matrix.codes.order], strict=True))
+
+
+def dequantise(expert: torch.Tensor, matrix: StoredMatrix, out: torch.Tensor) -> None:
+    """Write a matrix of `expert`, uint8, to out [out, in]."""
+    blocks = block_sizes(matrix)
+    grid = (
+        triton.cdiv(matrix.num_outputs, blocks["block_rows"]),
+        triton.cdiv(matrix.num_inputs, blocks["block_columns"]),
+    )
+    _dequantise[grid](expert, out, matrix=matrix, **blocks)
+
+
+@triton.jit
+def product(
+    x_ptr, expert_ptr, rows, matrix: tl.constexpr, dtype: tl.constexpr,
+    block_rows: tl.constexpr, block_columns: tl.constexpr,
+):  # fmt: skip
+    """Multiply some rows of a matrix, dequantised to `dtype`, by a vector x [in], and add the bias if there is one:
+    float32 [block_rows]."""
+    sums = tl.zeros((block_rows, block_columns), tl.float32)
+    for first in range(0, matrix.num_inputs, block_columns):
+        columns = first + tl.arange(0, block_columns)
+        x = tl.load(x_ptr + columns, mask=columns < matrix.num_inputs, other=0.0).to(tl.float32)
+        weights = numbers(expert_ptr, rows, first, matrix, dtype, block_columns)
+        sums += weights.to(dtype).to(tl.float32) * x[None, :]
+    y = tl.sum(sums, axis=1)
+    if matrix.bias is not None:
+        start = (expert_ptr + matrix.bias).to(tl.pointer_type(dtype))
+        y = y.to(dtype).to(tl.float32) + tl.load(start + rows, mask=rows < matrix.num_outputs, other=0.0).to(tl.float32)
+    return y
+
+
+@triton.jit
+def numbers(expert_ptr, rows, first, matrix: tl.constexpr, dtype: tl.constexpr, block_columns: tl.constexpr):
+    """The weights of some rows and of `block_columns` inputs from `first` on, float32: zero where out of range. A
+    matrix that is not quantised is of type `dtype`."""
+    columns = first + tl.arange(0, block_columns)
+    is_row, is_column = rows < matrix.num_outputs, columns < matrix.num_inputs
+    if matrix.codes.kind == "plain":
+        start = (expert_ptr + matrix.codes.start).to(tl.pointer_type(dtype))
+        places = rows[:, None] * matrix.num_inputs + columns[None, :]
+        weights = load_block(start + places, is_row, is_column).to(tl.float32)
+    else:
+        codes = _codes(expert_ptr, rows, first, is_row, is_column, matrix, block_columns)
+        groups = _groups(expert_ptr, columns, is_column, matrix.scales)
+        if matrix.codes.kind == "float":
+            values = _floats(codes, matrix.codes.bits, matrix.codes.mantissa, matrix.codes.bias)
+        elif matrix.codes.kind == "signed":
+            values = ((codes ^ 128) - 128).to(tl.float32)
+        else:
+            zeros = _zeros(expert_ptr, rows, groups, is_row[:, None] & is_column[None, :], matrix)
+            values = (codes - zeros).to(tl.float32)
+        weights = values * _scales(expert_ptr, rows, groups, is_row, is_column, matrix.scales)
+    return weights
+
+
+@triton.jit
+def _codes(expert_ptr, rows, first, is_row, is_column, matrix: tl.constexpr, block_columns: tl.constexpr):
+    """The codes of some weights, int32 [rows, block_columns]."""
+    bits: tl.constexpr = matrix.codes.bits
+    start, columns = expert_ptr + matrix.codes.start, (first + tl.arange(0, block_columns))[None, :]
+    words, in_range = start.to(tl.pointer_type(tl.int32)), is_row[:, None] & is_column[None, :]
+    if matrix.codes.order == "columns":
+        last: tl.constexpr = matrix.num_inputs * bits // 32 - 1
+        places = columns * bits
+        codes = read_codes(words, places >> 5, last, matrix.num_outputs, rows[:, None], places & 31, in_range, bits)
+    elif matrix.codes.order == "awq":
+        shift = _awq_shift(rows)[:, None]
+        codes = read_codes(words, columns, 0, matrix.num_outputs // 8, (rows >> 3)[:, None], shift, in_range, bits)
+    else:
+        per_byte: tl.constexpr = 8 // bits
+        row = start + rows[:, None] * (matrix.num_inputs // per_byte)
+        stored = load_block(row + columns // per_byte, is_row, is_column).to(tl.int32)
+        codes = (stored >> columns % per_byte * bits) & (2**bits - 1)
+    return codes
+
+
+@triton.jit
+def _awq_shift(outputs):
+    """The first bit of an output's code in its word of eight."""
+    return 4 * ((outputs & 7) // 2 + 4 * (outputs & 1))
+
+
+@triton.jit
+def _floats(codes, bits: tl.constexpr, mantissa: tl.constexpr, bias: tl.constexpr):
+    """The numbers of floats of few bits, float32: moved to the places of a float32's bits, and scaled by the
+    difference of the biases, which is exact for small numbers too."""
+    codes = codes.to(tl.uint32)
+    magnitude, sign = codes & (2 ** (bits - 1) - 1), codes >> (bits - 1)
+    return ((magnitude << (23 - mantissa)) | (sign << 31)).to(tl.float32, bitcast=True) * 2.0 ** (127 - bias)
+
+
+@triton.jit
+def _groups(expert_ptr, columns, is_column, scales: tl.constexpr):
+    """The group of each input. Stored groups below zero say that they follow each other."""
+    groups = columns // scales.width
+    if scales.groups is not None:
+        start = (expert_ptr + scales.groups).to(tl.pointer_type(tl.int32))
+        stored = tl.load(start + columns, mask=is_column, other=0)
+        groups = tl.where(stored < 0, groups, stored)
+    return groups
+
+
+@triton.jit
+def _scales(expert_ptr, rows, groups, is_row, is_column, scales: tl.constexpr):
+    """The scale of each weight, float32."""
+    start = expert_ptr + scales.start
+    places = (rows // scales.height)[:, None] * scales.row + groups[None, :] * scales.column
+    if scales.dtype == "float32":
+        stored = load_block(start.to(tl.pointer_type(tl.float32)) + places, is_row, is_column)
+    elif scales.dtype == "float16":
+        stored = load_block(start.to(tl.pointer_type(tl.float16)) + places, is_row, is_column).to(tl.float32)
+    elif scales.dtype == "bfloat16":
+        stored = load_block(start.to(tl.pointer_type(tl.bfloat16)) + places, is_row, is_column).to(tl.float32)
+    elif scales.dtype == "float8_e4m3fn":
+        stored = _floats(load_block(start + places, is_row, is_column), 8, 3, 7)
+    else:  # a power of two: the exponent of a float32, but for the smallest
+        exponent = load_block(start + places, is_row, is_column).to(tl.uint32)
+        stored = tl.where(exponent == 0, 1 << 22, exponent << 23).to(tl.float32, bitcast=True)
+    if scales.matrix is not None:
+        matrix = tl.load((expert_ptr + scales.matrix).to(tl.pointer_type(tl.float32)))
+        stored = tl.div_rn(stored, matrix) if scales.is_inverse else stored * matrix
+    return stored
+
+
+@triton.jit
+def _zeros(expert_ptr, rows, groups, in_range, matrix: tl.constexpr):
+    """The zero-point of each weight, int32, or one for all."""
+    bits: tl.constexpr = matrix.codes.bits
+    if matrix.zeros is None:
+        zeros = 1 << (bits - 1)
+    else:
+        words = (expert_ptr + matrix.zeros.start).to(tl.pointer_type(tl.int32))
+        places, group = (rows * bits)[:, None], groups[None, :] * matrix.zeros.group
+        shift = _awq_shift(rows)[:, None] if matrix.codes.order == "awq" else places & 31
+        last: tl.constexpr = matrix.zeros.num_words - 1
+        stored = read_codes(words, places >> 5, last, matrix.zeros.word, group, shift, in_range, bits)
+        zeros = (stored + matrix.zeros.offset) & ((1 << bits) - 1)
+    return zeros
+
+
+@triton.jit
+def _dequantise(expert_ptr, out_ptr, matrix: tl.constexpr, block_rows: tl.constexpr, block_columns: tl.constexpr):
+    """Dequantise one block of a matrix."""
+    rows = tl.program_id(0) * block_rows + tl.arange(0, block_rows)
+    first = tl.program_id(1) * block_columns
+    columns = first + tl.arange(0, block_columns)
+    dtype = out_ptr.dtype.element_ty
+    weights = numbers(expert_ptr, rows, first, matrix, dtype, block_columns)
+    in_range = (rows < matrix.num_outputs)[:, None] & (columns < matrix.num_inputs)[None, :]
+    tl.store(out_ptr + rows[:, None] * matrix.num_inputs + columns[None, :], weights.to(dtype), mask=in_range)

@@ -1,0 +1,211 @@
+"""Where a matrix of a published format lies in an expert, and what its codes mean, as the GPU kernels take it.
+
+Kernels are compiled for these descriptions: sizes and places are constants in them. All places are in bytes from the
+expert's beginning, all distances in elements of what is read.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from artifacts.formats.awq import Awq
+from artifacts.formats.base import Format, Stored
+from artifacts.formats.fp8 import Scaled
+from artifacts.formats.gptq import Gptq
+from artifacts.formats.mxfp4 import MxFp4
+from artifacts.formats.nvfp4 import NvFp4
+from artifacts.formats.packed_integers import PackedIntegers
+from runtime.model.arithmetic import DOWN, GATE_UP
+from runtime.model.quantised_layout import PLAIN, Piece, QuantisedLayout
+
+_FLOATS = {torch.float8_e4m3fn: (3, 7), torch.float8_e5m2: (2, 15)}  # bits of the mantissa, bias of the exponent
+_E2M1 = (1, 1)
+_WORDS = ("g_idx", "zero_point")  # roles whose type the formats leave open
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCodes:
+    """`kind` is what a code is: a `float` of so many bits of `mantissa` and this `bias`, a `signed` integer, an
+    `integer` from which a zero-point is subtracted, or `plain`, a number of the module's dtype.
+
+    `order` is how codes follow each other: `rows`, bytes along the inputs, the first of two codes in the low half;
+    `columns`, a stream of words down the inputs; `awq`, words of eight outputs, the even ones first.
+    """
+
+    start: int
+    kind: str
+    bits: int
+    order: str = "rows"
+    mantissa: int = 0
+    bias: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StoredScales:
+    """One scale of type `dtype` for `height` outputs and `width` inputs; `row` and `column` are the distances between
+    scales. `groups` is where the group of each input lies; None where groups follow each other. `matrix` is where the
+    scale of the whole matrix lies, by which, where `is_inverse`, the others are divided."""
+
+    start: int
+    dtype: str
+    height: int
+    width: int
+    row: int
+    column: int
+    groups: int | None = None
+    matrix: int | None = None
+    is_inverse: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StoredZeros:
+    """Zero-points of `integer` codes along the outputs, in their order: `word` is the distance between the words of
+    one group, of which there are `num_words`, `group` that between groups. What is stored is less by `offset`."""
+
+    start: int
+    num_words: int
+    word: int
+    group: int
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMatrix:
+    """A matrix [out, in]. Without `zeros` the zero-point of `integer` codes is half their range; `bias` is where the
+    numbers lie that are added to a product."""
+
+    num_outputs: int
+    num_inputs: int
+    codes: StoredCodes
+    scales: StoredScales | None = None
+    zeros: StoredZeros | None = None
+    bias: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ClampedGate:
+    """gpt-oss's activation `(up + 1) * gate * sigmoid(alpha * gate)`, gate at most `limit`, up within it; rows of gate
+    and up take turns."""
+
+    alpha: float
+    limit: float
+
+
+@dataclass(frozen=True, slots=True)
+class GatedMatrices:
+    """The matrices of a gated expert, and its activation: SiLU where it is None. Where gate and up are one, both are
+    that matrix; up begins with row `up_first`, and `step` is the distance between rows of either."""
+
+    gate: StoredMatrix
+    up: StoredMatrix
+    up_first: int
+    step: int
+    down: StoredMatrix
+    activation: ClampedGate | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Pieces:
+    """The pieces of one matrix by role: where they begin, and their types and shapes."""
+
+    starts: dict[str, int]
+    stored: dict[str, Stored]
+
+    def scales(self, role: str, height: int, width: int, row: int, column: int, **others: object) -> StoredScales:
+        dtype = str(self.stored[role].dtype).removeprefix("torch.")
+        return StoredScales(self.starts[role], dtype, height, width, row, column, **others)
+
+    def shape(self, role: str) -> tuple[int, ...]:
+        return self.stored[role].shape
+
+
+def is_readable(layout: QuantisedLayout) -> bool:
+    """Whether the kernels read all matrices of such experts: down is one, gate and up are one or two."""
+    words = all(piece.dtype is torch.int32 for piece in layout.pieces if piece.role in _WORDS)
+    return words and {piece.source for piece in layout.pieces if piece.part == DOWN} == {0}
+
+
+def gated_matrices(layout: QuantisedLayout, activation: ClampedGate | None = None) -> GatedMatrices:
+    """Describe the matrices of an expert that lies so."""
+    found: dict[tuple[str, int], tuple[list[Piece], list[int]]] = {}
+    for piece, offset in zip(layout.pieces, layout.offsets, strict=True):
+        pieces, offsets = found.setdefault((piece.part, piece.source), ([], []))
+        pieces.append(piece)
+        offsets.append(offset)
+    biases = {name: found.pop((f"{name}_bias", 0), None) for name in (GATE_UP, DOWN)}
+    matrices = {
+        (name, source): replace(stored_matrix(*each), bias=biases[name] and biases[name][1][0])
+        for (name, source), each in found.items()
+    }
+    gate, down, up = matrices[GATE_UP, 0], matrices[DOWN, 0], matrices.get((GATE_UP, 1))
+    up_first, step = (1, 2) if activation else (0 if up else gate.num_outputs // 2, 1)
+    return GatedMatrices(gate, up or gate, up_first, step, down, activation)
+
+
+def stored_matrix(pieces: Sequence[Piece], offsets: Sequence[int]) -> StoredMatrix:
+    """Describe the matrix that `pieces` are, which begin at `offsets` in an expert."""
+    starts = {piece.role: offset for piece, offset in zip(pieces, offsets, strict=True)}
+    stored = {piece.role: Stored(piece.dtype, piece.shape) for piece in pieces}
+    form = pieces[0].format
+    if form is None:
+        return StoredMatrix(*stored[PLAIN].shape, StoredCodes(starts[PLAIN], "plain", 0))
+    return _DESCRIBE[type(form)](form, _Pieces(starts, stored), *form.shape(stored))
+
+
+def _scaled(form: Scaled, pieces: _Pieces, rows: int, columns: int) -> StoredMatrix:
+    dtype, grid = pieces.stored["weight"].dtype, (*pieces.shape("scale"), 1, 1)[:2]
+    kind, (mantissa, bias) = ("float", _FLOATS[dtype]) if dtype in _FLOATS else ("signed", (0, 0))
+    height, width = (
+        -(-size // count) if count in (1, size) else block
+        for size, count, block in zip((rows, columns), grid, form.block, strict=True)
+    )
+    codes = StoredCodes(pieces.starts["weight"], kind, 8, mantissa=mantissa, bias=bias)
+    return StoredMatrix(rows, columns, codes, pieces.scales("scale", height, width, grid[1], 1))
+
+
+def _mxfp4(form: MxFp4, pieces: _Pieces, rows: int, columns: int) -> StoredMatrix:
+    codes = StoredCodes(pieces.starts["blocks"], "float", 4, "rows", *_E2M1)
+    count = pieces.shape("scales")[1]
+    return StoredMatrix(rows, columns, codes, pieces.scales("scales", 1, columns // count, count, 1))
+
+
+def _nvfp4(form: NvFp4, pieces: _Pieces, rows: int, columns: int) -> StoredMatrix:
+    codes, count = StoredCodes(pieces.starts["packed"], "float", 4, "rows", *_E2M1), pieces.shape("scale")[1]
+    of_matrix = {"matrix": pieces.starts["global"], "is_inverse": form.is_inverse}
+    return StoredMatrix(rows, columns, codes, pieces.scales("scale", 1, columns // count, count, 1, **of_matrix))
+
+
+def _packed_integers(form: PackedIntegers, pieces: _Pieces, rows: int, columns: int) -> StoredMatrix:
+    codes, count = StoredCodes(pieces.starts["packed"], "integer", form.bits), pieces.shape("scale")[1]
+    groups = pieces.starts.get("g_idx")
+    scales = pieces.scales("scale", 1, columns // count, count, 1, groups=groups)
+    if "zero_point" not in pieces.stored:
+        return StoredMatrix(rows, columns, codes, scales)
+    zeros = StoredZeros(pieces.starts["zero_point"], pieces.shape("zero_point")[0], count, 1)
+    return StoredMatrix(rows, columns, codes, scales, zeros)
+
+
+def _gptq(form: Gptq, pieces: _Pieces, rows: int, columns: int) -> StoredMatrix:
+    codes = StoredCodes(pieces.starts["qweight"], "integer", form.bits, "columns")
+    count, num_words = pieces.shape("qzeros")
+    scales = pieces.scales("scales", 1, max(1, columns // count), 1, rows, groups=pieces.starts.get("g_idx"))
+    zeros = StoredZeros(pieces.starts["qzeros"], num_words, 1, num_words, form.zero_offset)
+    return StoredMatrix(rows, columns, codes, scales, zeros)
+
+
+def _awq(form: Awq, pieces: _Pieces, rows: int, columns: int) -> StoredMatrix:
+    codes = StoredCodes(pieces.starts["qweight"], "integer", 4, "awq")
+    count, num_words = pieces.shape("qzeros")
+    scales = pieces.scales("scales", 1, columns // count, 1, rows)
+    return StoredMatrix(rows, columns, codes, scales, StoredZeros(pieces.starts["qzeros"], num_words, 1, num_words))
+
+
+_DESCRIBE: dict[type[Format], Callable[..., StoredMatrix]] = {
+    Scaled: _scaled,
+    MxFp4: _mxfp4,
+    NvFp4: _nvfp4,
+    PackedIntegers: _packed_integers,
+    Gptq: _gptq,
+    Awq: _awq,
+}

@@ -1,0 +1,153 @@
+"""GGUF files: which belong together, where each tensor lies in them, and which of these hold matrices in few bits.
+
+Headers are read by transformers' own reader, by private functions of it: hence its pinned version. The package `gguf`
+takes ten seconds for a vocabulary of 150,000 tokens, and these a tenth of one.
+"""
+
+import hashlib
+import os
+import struct
+from functools import lru_cache
+from math import prod
+from pathlib import Path
+from textwrap import shorten
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from transformers.integrations.gguf.reader import (
+    _GGUF_VERSIONS,
+    _mapped,
+    _read_string,
+    _read_tensor_table,
+    _read_value,
+)
+
+from artifacts.errors import BadInput
+from artifacts.formats.ggml import GGML
+from runtime.model.checkpoint import Checkpoint, Contents, Shard, StoredTensor
+from runtime.model.locate import PART
+from runtime.model.quantised_tensor import QuantisedTensor, Tensors
+
+# By the number that ggml gives them (enum ggml_type in ggml.h).
+_PLAIN = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}
+_BLOCKS = {2: "Q4_0", 8: "Q8_0", 12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 39: "MXFP4"}
+_OTHERS = {3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 10: "Q2_K", 11: "Q3_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS"}
+_OTHERS |= {19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 29: "IQ1_M", 40: "NVFP4"}
+_READ = ", ".join(("F32", "F16", "BF16", *GGML))
+_MAGIC = b"GGUF"
+_ALIGNMENT = 32  # bytes: where tensors begin, unless `general.alignment` says otherwise
+
+
+class _Header(NamedTuple):
+    """The header of a file: its entries, its tensors as (name, shape, type, offset), its bytes and their sha256."""
+
+    entries: dict[str, object]
+    tensors: list[tuple[str, tuple[int, ...], int, int]]
+    nbytes: int
+    digest: bytes
+
+
+@lru_cache(maxsize=64)  # an opening asks several times
+def _header(path: Path, stamp: tuple[int, int]) -> _Header:
+    """Read the header of the file as of its `stamp`. Raises BadInput."""
+    try:
+        mapped = _mapped(str(path))
+        entries, num_tensors, position = _entries(mapped)
+        tensors, end = _read_tensor_table(mapped, num_tensors, position)
+    except (ValueError, OSError, struct.error, OverflowError, IndexError, MemoryError) as error:
+        reason = shorten(str(error), 160)
+        raise BadInput(f"{path} is truncated or no GGUF file ({reason}): download it again") from error
+    return _Header(entries, tensors, end, hashlib.sha256(mapped[:end]).digest())
+
+
+def _entries(mapped: np.ndarray) -> tuple[dict[str, object], int, int]:
+    """The entries of a file, its number of tensors, and where their table begins. transformers' own function wants an
+    architecture, which only the first of several files names."""
+    version, num_tensors, num_entries = struct.unpack_from("<IQQ", mapped, len(_MAGIC))
+    if bytes(mapped[: len(_MAGIC)]) != _MAGIC or version not in _GGUF_VERSIONS:
+        raise ValueError(f"it begins with neither {_MAGIC.decode()} nor a version of {_GGUF_VERSIONS}")
+    entries, position = {}, len(_MAGIC) + struct.calcsize("<IQQ")
+    for _ in range(num_entries):
+        name, position = _read_string(mapped, position)
+        (kind,) = struct.unpack_from("<I", mapped, position)
+        entries[name], position = _read_value(mapped, position + 4, kind)
+    return entries, num_tensors, position
+
+
+class GgufShard(Shard):
+    """One open GGUF file; a tensor in few bits is uint8 [..., bytes of a row], and `types` has the name of its type.
+    `entries` are what the header says besides tensors; of arrays of strings it has the lengths.
+
+    Raises BadInput if the file is missing, truncated, no GGUF file, or has a tensor of a type that is not read.
+    """
+
+    types: dict[str, str]
+    entries: dict[str, object]
+
+    def _check_whole(self) -> None:
+        if not self.path.is_file():
+            raise BadInput(f"{self.path} is missing: the model is in several files, so download this one too")
+        if not os.access(self.path, os.R_OK):
+            raise BadInput(f"{self.path} cannot be read: permission denied")
+
+    def _contents(self) -> Contents:
+        header = _header(self.path, self._stamp)
+        alignment = header.entries.get("general.alignment", _ALIGNMENT)
+        if type(alignment) is not int or alignment <= 0:
+            raise BadInput(f"{self.path} says general.alignment {str(alignment)[:30]}: download it again")
+        self.entries, self.types = header.entries, {}
+        start = -(-header.nbytes // alignment) * alignment
+        tensors = {each[0]: self._tensor(*each, start=start) for each in header.tensors}
+        if len(tensors) < len(header.tensors):
+            raise BadInput(f"{self.path} has two tensors of one name: download it again")
+        return Contents(header.digest, {}, tensors)
+
+    def _tensor(self, name: str, shape: tuple[int, ...], number: int, offset: int, *, start: int) -> StoredTensor:
+        dtype = _PLAIN.get(number, torch.uint8)
+        if dtype is torch.uint8:
+            shape = self._in_bytes(name, shape, number)
+        nbytes = prod(shape) * dtype.itemsize
+        if start + offset + nbytes > self.nbytes:
+            raise BadInput(f"{self.path} ends within {name}: it is truncated, download it again")
+        return StoredTensor(name, dtype, shape, self, start + offset, nbytes)
+
+    def _in_bytes(self, name: str, shape: tuple[int, ...], number: int) -> tuple[int, ...]:
+        """The shape of a tensor of blocks, its last dimension in bytes."""
+        if number not in _BLOCKS:
+            shown = _OTHERS.get(number, f"the unknown type {number}")
+            raise BadInput(f"{self.path}: {name} is {shown}, and moectl reads {_READ}: take a file of these types")
+        self.types[name] = _BLOCKS[number]
+        form = GGML[self.types[name]]
+        if not shape or shape[-1] % form.num_weights:
+            raise BadInput(f"{self.path}: {name} has rows of {shape[-1:]} in {form.name}: download it again")
+        return (*shape[:-1], shape[-1] // form.num_weights * form.nbytes)
+
+
+def open_parts(path: Path) -> tuple[GgufShard, ...]:
+    """Open a GGUF file, and where its name says that it is one of several parts, all of them."""
+    found = PART.fullmatch(path.name)
+    if found is None:
+        return (GgufShard(path),)
+    count = found["count"]
+    names = (f"{found['stem']}-{number:05}-of-{count}.gguf" for number in range(1, int(count) + 1))
+    return tuple(GgufShard(path.with_name(name)) for name in names)
+
+
+def open_gguf(path: Path) -> Checkpoint:
+    """Open the files of a model and read only their headers; BadInput names the file that cannot be used."""
+    shards = open_parts(path)
+    return Checkpoint(path, shards, {name: tensor for shard in shards for name, tensor in shard.tensors.items()})
+
+
+def gguf_matrices(checkpoint: Checkpoint) -> Tensors:
+    """The tensors of GGUF files by their names there, those of blocks as matrices in few bits."""
+    return {name: _matrix(tensor) for name, tensor in checkpoint.tensors.items()}
+
+
+def _matrix(tensor: StoredTensor) -> StoredTensor | QuantisedTensor:
+    if tensor.name not in tensor.shard.types:
+        return tensor
+    form = GGML[tensor.shard.types[tensor.name]]
+    shape = (*tensor.shape[:-1], tensor.shape[-1] // form.nbytes * form.num_weights)
+    return QuantisedTensor(tensor.name, form, {"blocks": tensor}, shape)

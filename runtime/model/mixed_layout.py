@@ -1,0 +1,96 @@
+"""How experts that a checkpoint stores in different ways lie in slots: some layers in more bits, as GGUF files have
+them, or not quantised."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+
+from runtime.model.layout import ALIGNMENT, Spans
+from runtime.model.quantised_layout import Parts, QuantisedLayout, project_quantised
+
+
+@dataclass(frozen=True, slots=True)
+class MixedLayout:
+    """A slot has room for the largest expert, after a byte that says which of the layouts the expert in it has."""
+
+    is_plain: ClassVar[bool] = False
+    start: ClassVar[int] = ALIGNMENT  # of the expert in its slot
+
+    layouts: tuple[QuantisedLayout, ...]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.layouts[0].dtype
+
+    @property
+    def format(self) -> str:
+        """The names of the formats."""
+        pieces = (piece for layout in self.layouts for piece in layout.pieces)
+        return " and ".join(dict.fromkeys(piece.format.name for piece in pieces if piece.format))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a slot, a multiple of 64."""
+        return self.start + max(layout.nbytes for layout in self.layouts)
+
+    @property
+    def project(self) -> Callable[..., torch.Tensor]:
+        return project_quantised
+
+    def views(self, buffer: torch.Tensor) -> Mapping[str, object]:
+        """Views of the expert that is in `buffer`, uint8 [nbytes] or longer, when they are used. On a GPU each use
+        waits for the byte."""
+        return _Views(buffer, [layout.views(buffer[self.start :]) for layout in self.layouts])
+
+    def weights(self, buffer: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The numbers of each part, as the module has them."""
+        return self._of(buffer).weights(buffer[self.start :])
+
+    def digest(self, buffer: torch.Tensor) -> str:
+        """Return the sha256 of an expert in `buffer`, the same wherever the checkpoint keeps it."""
+        return self._of(buffer).digest(buffer[self.start :])
+
+    def unsound(self, buffer: torch.Tensor, spans: Spans) -> str | None:
+        """The name of a part that holds NaN or infinity; None if all are finite."""
+        return self._of(buffer).unsound(buffer[self.start :], spans)
+
+    def _of(self, buffer: torch.Tensor) -> QuantisedLayout:
+        return self.layouts[int(buffer[0])]
+
+
+class _Views(Mapping):
+    """The views of a slot by each layout, of which its first byte chooses one."""
+
+    def __init__(self, buffer: torch.Tensor, views: Sequence[Parts]) -> None:
+        self._buffer, self._views = buffer, views
+
+    def __getitem__(self, name: str) -> object:
+        return self._views[int(self._buffer[0])][name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._views[0])
+
+    def __len__(self) -> int:
+        return len(self._views[0])
+
+
+class LayoutNumber:
+    """A file of one byte, from which an expert's slot gets the number of its layout."""
+
+    path = Path()
+
+    def __init__(self, number: int) -> None:
+        self._content = bytes([number])
+
+    def read_into(self, offset: int, targets: Sequence[memoryview]) -> None:
+        """Fill the only target, of one byte."""
+        (target,) = targets
+        target[:] = self._content
+
+    def read_kept(self, offset: int, targets: Sequence[memoryview]) -> bool:
+        """As `read_into`; always True."""
+        self.read_into(offset, targets)
+        return True

@@ -1,0 +1,30 @@
+"""Sizes and losses of replicas beside a checkpoint that itself has few bits."""
+
+import numpy as np
+import pytest
+
+from artifacts.errors import Incompatible
+from artifacts.quantisation.replicas import typical
+from artifacts.shape import FULL_BITS
+
+USE = np.ones((2, 3))
+
+
+@pytest.mark.parametrize(
+    ("bits", "widths"), [(16, [1, 2, 3, 4]), (8, [1, 2, 3, 4]), (4.25, [1, 2, 3, 4]), (4, [1, 2, 3])]
+)
+def test_a_width_that_takes_no_fewer_bytes_is_left_out(bits: float, widths: list[int]) -> None:
+    """In groups of 128, a weight takes 4.16 bits at 4."""
+    replicas = typical(USE, expert_nbytes=round(bits * 4096), weight_nbytes=bits / 8)
+    assert replicas.widths == widths and replicas.nbytes[FULL_BITS] == bits * 4096
+    assert replicas.at_full == (4,) * (len(widths) == 3)
+    assert (replicas.loss[..., 3] == 0).all() == (replicas.lost[..., 3] == 0).all() == (len(widths) == 3)
+    assert (replicas.loss[..., :3] > 0).all()
+
+
+def test_what_is_known_to_be_no_smaller_needs_no_replica() -> None:
+    replicas = typical(USE, expert_nbytes=4096).without_larger(3, 4)
+    assert (replicas.widths, replicas.at_full) == ([1, 2], (3, 4))
+    with pytest.raises(Incompatible, match="replicas of 3 bits are no smaller than the experts of the checkpoint"):
+        replicas.on_base(3)
+    assert (replicas.on_base(2).widths, replicas.on_base(2).at_full) == ([1], (2,))

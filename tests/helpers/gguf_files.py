@@ -1,0 +1,155 @@
+"""Small random GGUF files of Qwen's Mixture-of-Experts families, written by the package `gguf`."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from zlib import crc32
+
+import gguf
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType as Type
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+from tests.helpers.families import FAMILIES
+
+TOKENS = ["<pad>", "<bos>", "<eos>", *bytes_to_unicode().values(), "th"]
+SIZES = {
+    "vocab_size": len(TOKENS),
+    "hidden_size": 256,
+    "moe_intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "mlp_only_layers": [],
+    "num_experts": 6,
+}
+OWN = {"qwen3_moe": {"head_dim": 64}, "qwen2_moe": {"shared_expert_intermediate_size": 256}}
+ARCHITECTURES = {"qwen3_moe": gguf.MODEL_ARCH.QWEN3MOE, "qwen2_moe": gguf.MODEL_ARCH.QWEN2MOE}
+_PLAIN = {"F32": np.float32, "F16": np.float16}
+_MIDDLE = {"Q4_K": 7.5, "Q5_K": 15.5}  # of its codes
+
+Types = Callable[[str], str]
+"""The type of a tensor by its name in the file."""
+
+
+def made(family: str) -> PreTrainedModel:
+    """The model whose numbers, as far as a type can hold them, are in the files of `write`."""
+    return FAMILIES[family](SIZES | OWN[family])[1]
+
+
+def write(
+    family: str,
+    path: Path,
+    types: Types,
+    *,
+    parts: int = 1,
+    change: Callable[[dict[str, np.ndarray]], None] = lambda arrays: None,
+    describe: Callable[[gguf.GGUFWriter], None] = lambda writer: None,
+) -> Path:
+    """Write a model to `path`, or to files `-0000n-of-0000m.gguf` beside it; returns the path of the first.
+
+    `change` may alter the arrays by their names, `describe` adds entries. Norms and routers are of float32, as
+    llama.cpp writes them.
+    """
+    model = made(family)
+    writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[ARCHITECTURES[family]], split_max_tensors=_each(model, parts))
+    _describe(writer, model)
+    describe(writer)
+    arrays = _arrays(model, ARCHITECTURES[family])
+    change(arrays)
+    for name, array in arrays.items():
+        type_ = "F32" if array.ndim == 1 or "ffn_gate_inp" in name else types(name)
+        data = _encoded(name, array, type_)
+        writer.add_tensor(name, data, raw_dtype=None if type_ in _PLAIN else Type[type_])
+    writer.write_header_to_file(path)
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path if parts == 1 else path.with_name(f"{path.stem}-00001-of-{parts:05}.gguf")
+
+
+def reference(path: Path, dtype: torch.dtype) -> PreTrainedModel:
+    """The model as transformers' own loader of GGUF files dequantises it, in the sizes that it does not read."""
+    config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
+    config.moe_intermediate_size = config.shared_expert_intermediate_size = SIZES["moe_intermediate_size"]
+    loading = {"gguf_file": path.name, "config": config, "dtype": dtype, "experts_implementation": "eager"}
+    return AutoModelForCausalLM.from_pretrained(path.parent, **loading).eval()
+
+
+def _each(model: PreTrainedModel, parts: int) -> int:
+    """The number of tensors in a part."""
+    return 0 if parts == 1 else -(-(len(model.state_dict()) + model.config.num_hidden_layers) // parts)
+
+
+def _describe(writer: gguf.GGUFWriter, model: PreTrainedModel) -> None:
+    config = model.config
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_expert_count(config.num_experts)
+    writer.add_expert_used_count(config.num_experts_per_tok)
+    writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    if hasattr(config, "shared_expert_intermediate_size"):
+        writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
+    else:
+        writer.add_key_length(config.head_dim)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("qwen2")
+    writer.add_token_list(TOKENS)
+    writer.add_token_types([3] * 3 + [1] * (len(TOKENS) - 3))
+    writer.add_token_merges(["t h"])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+
+
+def _arrays(model: PreTrainedModel, architecture: gguf.MODEL_ARCH) -> dict[str, np.ndarray]:
+    """The parameters by their names in a GGUF file, gate and up apart."""
+    names = gguf.get_tensor_name_map(architecture, model.config.num_hidden_layers)
+    arrays = {}
+    tied = model.all_tied_weights_keys
+    for name, parameter in model.state_dict().items():
+        array = parameter.float().numpy()
+        if name.endswith("gate_up_proj"):
+            layer = name.split(".")[2]
+            arrays[f"blk.{layer}.ffn_gate_exps.weight"], arrays[f"blk.{layer}.ffn_up_exps.weight"] = np.split(
+                array, 2, 1
+            )
+        elif name not in tied:
+            stem, _, ending = name.rpartition(".")
+            of_module = ending in ("weight", "bias")
+            found = names.get_name(stem if of_module else name)
+            arrays[f"{found}.{ending if of_module else 'weight'}"] = array[0] if "shared_expert_gate" in name else array
+    return arrays
+
+
+def _encoded(name: str, array: np.ndarray, type_: str) -> np.ndarray:
+    if type_ in _PLAIN:
+        return array.astype(_PLAIN[type_])
+    if type_ in _MIDDLE or type_ == "Q6_K":
+        return blocks(type_, array.size // 256, crc32(name.encode())).reshape(*array.shape[:-1], -1)
+    return gguf.quants.quantize(np.ascontiguousarray(array), Type[type_])
+
+
+def blocks(type_: str, count: int, seed: int = 0) -> np.ndarray:
+    """Random blocks of a type, uint8 [count, nbytes], of numbers about as large as those of the models."""
+    rng = np.random.default_rng(seed)
+    weights, nbytes = gguf.GGML_QUANT_SIZES[Type[type_]]
+    if type_ in ("Q8_0", "Q4_0", "MXFP4"):
+        return gguf.quants.quantize(rng.normal(size=(count, weights)).astype(np.float32), Type[type_])
+    drawn = rng.integers(0, 256, (count, nbytes), dtype=np.uint8)
+    scales = (rng.random((count, 1)) * 3e-4).astype(np.float16)
+    if type_ == "Q6_K":
+        drawn[:, -2:] = scales.view(np.uint8)
+    else:
+        drawn[:, :2] = scales.view(np.uint8)
+        drawn[:, 2:4] = (scales * np.float16(_MIDDLE[type_])).view(np.uint8)
+    return drawn
+
+
+def every(type_: str, exceptions: Mapping[str, str] | None = None) -> Types:
+    """One type for all tensors but those whose names hold one of the exceptions."""
+    return lambda name: next((other for part, other in (exceptions or {}).items() if part in name), type_)

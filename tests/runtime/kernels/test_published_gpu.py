@@ -1,0 +1,133 @@
+"""The Triton kernels for the published formats give the bits of the formulas and the outputs of the dequantised experts
+in triton's interpreter on a CPU, and compile for GPUs."""
+
+import json
+from pathlib import Path
+
+import torch
+
+from artifacts.formats.base import Stored
+from runtime.kernels.gpu.stored_matrix import ClampedGate, gated_matrices, is_readable
+from runtime.model.arithmetic import DOWN, GATE_UP
+from runtime.model.quantised_layout import PLAIN, Piece, QuantisedLayout
+from tests.helpers.triton_process import compiler, cubin_size, interpret, needs_triton
+from tools.gpu.checks.formats import CASES
+
+JOINED = ("mxfp4", "awq", "fp8 in blocks")
+ALLOWED = {"float32": 1e-6, "float16": 2e-3, "bfloat16": 2e-2}  # the interpreter truncates bfloat16 where a GPU rounds
+EXPERTS = """
+import json, sys
+import torch
+from runtime.kernels.gpu import published as kernels
+from tools.gpu.checks import formats, published
+formats.GROUP, kernels._BLOCKS = 32, dict.fromkeys(kernels._BLOCKS, (128, 128))
+joined, dtypes = json.loads(sys.argv[1])
+numbers = torch.tensor([[2, -1], [1, 2]], dtype=torch.int32)  # and a token with one expert
+for number, (name, case) in enumerate(formats.CASES.items()):
+    dtype = dtypes[number % len(dtypes)] if name in joined else dtypes[0]
+    x = torch.randn(2, 160, generator=torch.Generator().manual_seed(0)).to(getattr(torch, dtype))
+    experts = published.PublishedExperts(
+        case, (160, 96, 2), count=3, dtype=x.dtype, device="cpu", is_joined=name in joined
+    )
+    is_pair = numbers.flatten() >= 0
+    ours, theirs = experts.outputs(x, numbers)[is_pair], experts.by_formula(x, numbers)[is_pair]
+    error = ((ours - theirs).norm() / theirs.norm()).item()
+    print(json.dumps([name, dtype, error, dtype == "bfloat16" or experts.is_dequantised(1)]))
+"""
+CODES = """
+import torch
+from artifacts.formats.base import Stored
+from artifacts.formats.fp8 import Scaled
+from artifacts.formats.mxfp4 import MxFp4
+from runtime.kernels.gpu.published import dequantise
+from runtime.kernels.gpu.stored_matrix import stored_matrix
+from runtime.model.quantised_layout import Piece, QuantisedLayout
+every = torch.arange(256).byte()[None]
+cases = [(Scaled(), {"weight": every.view(dtype), "scale": torch.ones(1)})
+         for dtype in (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8)]
+exponents = torch.arange(253).byte()[:, None]  # larger ones make 4 and 6 infinite
+cases.append((MxFp4(), {"blocks": every[:, :16].repeat(253, 1), "scales": exponents}))
+for form, tensors in cases:
+    pieces = [Piece("", 0, role, form, each.dtype, tuple(each.shape)) for role, each in tensors.items()]
+    layout = QuantisedLayout.of(pieces, torch.float32, is_transposed=False)
+    expert = torch.zeros(layout.nbytes, dtype=torch.uint8)
+    for role, each in layout.views(expert)[""][0].tensors.items():
+        each.copy_(tensors[role])
+    theirs = form.dequantise(tensors)
+    ours = torch.empty_like(theirs)
+    dequantise(expert, stored_matrix(layout.pieces, layout.offsets), ours)
+    ours, theirs = (each[theirs.isfinite()].view(torch.int32) for each in (ours, theirs))
+    print(int(torch.equal(ours, theirs)), theirs.numel())
+plain = torch.randn(5, 7)
+ours = torch.empty_like(plain)
+dequantise(plain.view(torch.uint8).flatten(), stored_matrix([Piece("", 0, "", None, plain.dtype, (5, 7))], [0]), ours)
+print(int(torch.equal(ours, plain)), plain.numel())
+"""
+
+
+def layout_of(name: str, hidden: int = 256, neurons: int = 128) -> QuantisedLayout:
+    matrices = [(GATE_UP, 0, neurons, hidden), (GATE_UP, 1, neurons, hidden), (DOWN, 0, hidden, neurons)]
+    case = CASES[name]
+    pieces = [
+        Piece(part, source, role, case.format, *stored)
+        for part, source, rows, columns in matrices
+        for role, stored in case.roles(rows, columns).items()
+    ]
+    return QuantisedLayout.of(pieces, torch.bfloat16, is_transposed=False)
+
+
+@needs_triton
+def test_outputs_are_those_of_the_dequantised_experts() -> None:
+    lines = [json.loads(line) for line in interpret(EXPERTS, json.dumps([JOINED, list(ALLOWED)]))]
+    assert [name for name, *_ in lines] == list(CASES)
+    for name, dtype, error, is_dequantised in lines:
+        assert error <= ALLOWED[dtype] and is_dequantised, (name, dtype, error)
+
+
+@needs_triton
+def test_every_code_has_the_bits_of_its_number() -> None:
+    """Signs, the smallest numbers and zeros included, every power of two that a scale can be, and numbers as they
+    are."""
+    assert interpret(CODES) == ["1 254", "1 248", "1 256", f"1 {253 * 32}", "1 35"]
+
+
+def test_a_matrix_that_is_not_quantised_is_read_as_it_is() -> None:
+    quantised, plain = layout_of("mxfp4"), Stored(torch.bfloat16, (256, 128))
+    pieces = [piece for piece in quantised.pieces if piece.part == GATE_UP]
+    mixed = QuantisedLayout.of([*pieces, Piece(DOWN, 0, PLAIN, None, *plain)], torch.bfloat16, is_transposed=False)
+    matrices = gated_matrices(mixed)
+    assert matrices.down.codes.kind == "plain" and matrices.down.scales is None
+    assert (matrices.gate.codes.kind, matrices.up_first) == ("float", 0)
+    assert matrices.up.codes.start > matrices.gate.codes.start
+
+
+def test_words_of_another_type_are_left_to_torch() -> None:
+    layout = layout_of("gptq, 4 bits, in any order")
+    assert is_readable(layout)
+    wide = [piece._replace(dtype=torch.int64) if piece.role == "g_idx" else piece for piece in layout.pieces]
+    assert not is_readable(QuantisedLayout.of(wide, torch.bfloat16, is_transposed=False))
+
+
+@needs_triton
+def test_they_compile_for_gpus(tmp_path: Path) -> None:
+    from runtime.kernels.gpu import gated_published, published
+
+    tensors = dict.fromkeys(("x_ptr", "inner_ptr", "out_ptr"), "*bf16")
+    tensors |= {"numbers_ptr": "*i32", "starts_ptr": "*i64", "arena_ptr": "*u8", "expert_ptr": "*u8", "y_ptr": "*fp32"}
+
+    def inner_size(name: str, capability: int, activation: ClampedGate | None = None) -> int:
+        matrices = gated_matrices(layout_of(name), activation)
+        own = {"matrices": matrices, **published.block_sizes(matrices.gate)}
+        return cubin_size(gated_published._inner, capability, tensors, **own)
+
+    def size(kernel: object, name: str, capability: int) -> int:
+        matrix = gated_matrices(layout_of(name)).down
+        return cubin_size(kernel, capability, tensors, matrix=matrix, **published.block_sizes(matrix))
+
+    with compiler(tmp_path):
+        assert inner_size("mxfp4", 80, ClampedGate(1.702, 7.0))
+        assert inner_size("gptq_v2, 3 bits", 90)
+        assert size(gated_published._down, "nvfp4, inverse", 80)
+        assert size(gated_published._down, "awq", 90)
+        assert size(published._dequantise, "fp8 in blocks", 80)
+        assert size(published._dequantise, "packed, 8 bits", 90)

@@ -1,0 +1,224 @@
+"""GGUF files: opened packed, with layers of different types, computed to the bit of transformers' own loader, refused
+where they are not whole or of another kind."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import gguf
+import numpy as np
+import pytest
+import torch
+
+from artifacts.errors import BadInput
+from moectl.cli import main
+from profilers.compare.peers import PeerBench
+from runtime.model.gguf_file import open_gguf
+from runtime.model.locate import locate
+from runtime.model.open import open_model
+from runtime.session.generate import Sampling
+from runtime.session.session import Session, Settings
+from tests.helpers.gguf_files import Types, every, reference, write
+
+IDS = torch.arange(3, 20)[None]
+
+
+def mixed(name: str) -> str:
+    """The types of llama.cpp's Q4_K_M: some layers have their last projection in more bits."""
+    if "ffn_down_exps" in name:
+        return "Q6_K" if "blk.0" in name else "Q5_K"
+    return "Q6_K" if name == "output.weight" else "Q4_K"
+
+
+CASES = {
+    "Q8_0": ("qwen3_moe", every("Q8_0")),
+    "Q4_0, tied, with shared experts": ("qwen2_moe", every("Q4_0")),
+    "MXFP4 beside F16": ("qwen3_moe", every("F16", {"_exps": "MXFP4"})),
+    "F16": ("qwen3_moe", every("F16")),
+    "as Q4_K_M": ("qwen3_moe", mixed),
+}
+
+
+@pytest.mark.parametrize(("family", "types"), CASES.values(), ids=CASES)
+def test_logits_and_tokens_are_those_of_transformers_loader(tmp_path: Path, family: str, types: Types) -> None:
+    opened = open_model(str(write(family, tmp_path / "model.gguf", types)))
+    assert opened.dtype is (torch.float16 if types("ffn_up_exps") == "F16" else torch.bfloat16)
+    theirs, sampling = reference(tmp_path / "model.gguf", opened.dtype), Sampling(6, ignore_eos=True)
+    options = {"attention_mask": torch.ones_like(IDS), **sampling.options()}
+    with torch.inference_mode():
+        logits, tokens = theirs(IDS).logits, theirs.generate(IDS, **options)[0, IDS.shape[1] :].tolist()
+    for preset in ("on-demand", "near", "horizon") if types is mixed else ("on-demand",):
+        with Session(opened, Settings(preset=preset, budget="30%")) as session:
+            with torch.inference_mode():
+                assert torch.equal(opened.model(IDS).logits, logits)
+            assert [token.token_id for token in session.generate(IDS, sampling)] == tokens
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write("qwen3_moe", tmp_path_factory.mktemp("whole") / "model.gguf", mixed)
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write("qwen3_moe", tmp_path_factory.mktemp("parts") / "model.gguf", mixed, parts=3)
+
+
+def experts(path: Path) -> list[str]:
+    """The digest of each expert."""
+    opened = open_model(str(path))
+    buffer = torch.empty(opened.store.layout.nbytes, dtype=torch.uint8)
+    digests = []
+    for key in reversed(range(opened.shape.num_keys)):  # a large one, then smaller ones in the same buffer
+        opened.store.read(*divmod(key, opened.shape.num_experts), buffer)
+        digests.append(opened.store.layout.digest(buffer))
+    return digests
+
+
+def test_a_folder_and_each_part_lead_to_the_model(whole: Path, parts: Path) -> None:
+    assert len(list(parts.parent.iterdir())) == 3
+    assert locate(str(whole.parent)) == whole
+    assert locate(str(parts.parent)) == parts
+    assert experts(whole) == experts(parts.parent) == experts(parts.with_name("model-00002-of-00003.gguf"))
+    assert len(set(experts(whole))) == 12
+
+
+def test_experts_stay_in_their_blocks(whole: Path) -> None:
+    opened = open_model(str(whole))
+    inner = 2 * 256 * gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType.Q4_K][1]
+    down = 256 * gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType.Q6_K][1]
+    assert opened.shape.expert_nbytes == inner + down + 64
+    assert opened.tokenizer("that").input_ids == [258 + 1, *opened.tokenizer("at").input_ids]
+
+
+def test_gate_and_up_may_be_one_tensor(whole: Path, tmp_path: Path) -> None:
+    def join(arrays: dict[str, np.ndarray]) -> None:
+        for layer in ("blk.0", "blk.1"):
+            halves = [arrays.pop(f"{layer}.ffn_{half}_exps.weight") for half in ("gate", "up")]
+            arrays[f"{layer}.ffn_gate_up_exps.weight"] = np.concatenate(halves, 1)
+
+    apart = open_model(str(write("qwen3_moe", tmp_path / "apart.gguf", every("Q8_0"))))
+    joined = open_model(str(write("qwen3_moe", tmp_path / "joined.gguf", every("Q8_0"), change=join)))
+    buffers = [torch.zeros(opened.store.layout.nbytes, dtype=torch.uint8) for opened in (apart, joined)]
+    for opened, buffer in zip((apart, joined), buffers, strict=True):
+        opened.store.read(1, 4, buffer)
+    assert torch.equal(*buffers)
+
+
+def test_a_fingerprint_is_of_the_content(whole: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copy(whole, tmp_path / "other-name.gguf"))
+    assert open_model(str(copy)).fingerprint == open_model(str(whole)).fingerprint
+    tensor = open_gguf(whole).tensors["blk.1.ffn_up_exps.weight"]
+    with copy.open("r+b") as file:
+        file.seek(tensor.offset)
+        file.write(bytes(8))
+    assert open_model(str(copy)).fingerprint != open_model(str(whole)).fingerprint
+
+
+def test_the_command_line_runs_a_file(whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", str(whole), "--prompt", "that", "--max-new-tokens", "3"]) == 0
+    capsys.readouterr()
+    assert main(["plan", str(whole), "--vram", "8GB"]) == 3
+    assert capsys.readouterr().err.startswith("moectl: model.gguf has no config.json: give the model's name")
+
+
+def test_it_is_not_repacked(whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["pack", str(whole), str(tmp_path / "out")]) == 3
+    assert "model.gguf is a GGUF file: moectl repacks and exports safetensors only" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_other_programs_are_not_compared(whole: Path) -> None:
+    bench = PeerBench(open_model(str(whole)), whole, None, threads=1)
+    with pytest.raises(BadInput, match="accelerate does not read model.gguf"):
+        bench.measure(SimpleNamespace(preset="accelerate"), None)
+
+
+# What is not whole, or of another kind, is refused
+
+
+def _cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-3000])
+
+
+def _cut_header(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:2000])
+
+
+def _no_gguf(path: Path) -> None:
+    path.write_bytes(b"GGML" + path.read_bytes()[4:])
+
+
+def _replaced(old: bytes, new: bytes) -> Callable[[Path], None]:
+    """Put other bytes of the same number into the header, wherever the old ones are."""
+    return lambda path: path.write_bytes(path.read_bytes().replace(old, new))
+
+
+def _of_type(name: bytes, number: int) -> Callable[[Path], None]:
+    def change(path: Path) -> None:
+        content = bytearray(path.read_bytes())
+        start = content.index(name) + len(name)
+        dimensions = int.from_bytes(content[start : start + 4], "little")
+        start += 4 + 8 * dimensions
+        content[start : start + 4] = number.to_bytes(4, "little")
+        path.write_bytes(content)
+
+    return change
+
+
+def _nan(path: Path) -> None:
+    tensor = open_gguf(path).tensors["blk.1.ffn_down_exps.weight"]
+    content = bytearray(path.read_bytes())
+    content[tensor.offset : tensor.offset + 2] = b"\xff\xff"
+    path.write_bytes(content)
+
+
+def _two_models(path: Path) -> None:
+    shutil.copy(path, path.with_name("other.gguf"))
+
+
+REFUSED = {
+    "cut": (_cut, "ends within .*: it is truncated"),
+    "cut in its header": (_cut_header, "is truncated or no GGUF file"),
+    "another file": (_no_gguf, "is truncated or no GGUF file"),
+    "another architecture": (
+        _replaced(b"qwen3moe", b"llamaxyz"),
+        "GGUF file of llamaxyz: moectl reads qwen2moe, qwen3moe",
+    ),
+    "a type that is not read": (
+        _of_type(b"blk.0.ffn_up_exps.weight", 10),
+        "is Q2_K, and moectl reads F32, F16, BF16, Q8_0",
+    ),
+    "an unknown type": (_of_type(b"blk.0.ffn_up_exps.weight", 999), "is the unknown type 999, and moectl reads"),
+    "a missing tensor": (_replaced(b"blk.1.ffn_up_exps", b"blk.1.ffn_xx_exps"), "ffn_up_exps.weight is missing"),
+    "NaN": (_nan, "layer 1, expert 0: down_proj holds NaN"),
+    "a tensor twice": (_replaced(b"blk.1.ffn_up_exps", b"blk.0.ffn_up_exps"), "has two tensors of one name"),
+    "a tensor of no use": (_replaced(b"blk.1.attn_q.weight", b"blk.1.attn_x.weight"), "attn_x.weight, which is no"),
+    "a vocabulary": (_replaced(b"token_embd.weight", b"token_ambd.weight"), "has no token_embd.weight"),
+    "two models": (_two_models, "has 2 models in GGUF: give the file of one"),
+}
+
+
+@pytest.mark.parametrize(("change", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_is_not_whole_or_known_is_refused(tmp_path: Path, whole: Path, change: Callable, message: str) -> None:
+    change(Path(shutil.copy(whole, tmp_path)))
+    with pytest.raises(BadInput, match=message) as refused:
+        experts(tmp_path)
+    assert "\n" not in str(refused.value)
+
+
+def test_scaled_positions_are_refused(tmp_path: Path) -> None:
+    def describe(writer: gguf.GGUFWriter) -> None:
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+
+    path = write("qwen3_moe", tmp_path / "model.gguf", every("Q8_0"), describe=describe)
+    with pytest.raises(BadInput, match="scales its positions"):
+        open_model(str(path))
+
+
+def test_a_missing_part_is_named(tmp_path: Path, parts: Path) -> None:
+    for number in (1, 3):
+        shutil.copy(parts.with_name(f"model-0000{number}-of-00003.gguf"), tmp_path)
+    with pytest.raises(BadInput, match=r"model-00002-of-00003.gguf is missing: the model is in several files"):
+        open_model(str(tmp_path))
