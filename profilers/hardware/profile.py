@@ -193,7 +193,7 @@ def _few(
 
 def _hidden(opened: MoeModel, num_tokens: int, device: torch.device | None = None) -> torch.Tensor:
     """Return random hidden states [num_tokens, H], always the same."""
-    values = torch.randn(num_tokens, opened.config.hidden_size, generator=torch.Generator().manual_seed(0))
+    values = torch.randn(num_tokens, opened.layers[0].hidden_size, generator=torch.Generator().manual_seed(0))
     return values.to(dtype=opened.dtype, device=device or opened.model.device)
 
 

@@ -164,7 +164,7 @@ class _Job:
         """Read each expert once, submit it for quantisation, and add its output to the layer's [T, H] of each batch."""
         self._opened.store.check_unchanged()  # the inputs are of one checkpoint; each file names its expert's bytes
         tokens = LayerTokens(arrived)
-        outputs = [torch.zeros_like(batch.hidden) for batch in arrived]
+        outputs = [torch.zeros_like(batch.hidden, dtype=self._opened.sum_dtype) for batch in arrived]
         missing = [e for e in range(self._opened.shape.num_experts) if self._key(layer, e) not in self.records]
         inputs = keep_inputs(arrived, scratch, layer.index) if missing else None
         for expert in range(self._opened.shape.num_experts):
@@ -180,7 +180,7 @@ class _Job:
                     y = expert_forward(layer.experts, weights, gather(batch.hidden, assigned[expert]))
                     accumulate(out, weigh(y, batch.weights, assigned[expert]), assigned[expert])
         self._finish(layer, inputs, tokens, workers)
-        return outputs
+        return [out.to(batch.hidden.dtype) for batch, out in zip(arrived, outputs, strict=True)]
 
     def _finish(self, layer: MoeLayer, inputs: LayerInputs | None, tokens: LayerTokens, workers: Workers) -> None:
         """Wait for the layer's experts and note those that are lost after all attempts."""

@@ -29,7 +29,7 @@ class TokenKernels:
         self._shadows, self._forms = resident.shadows, forms_of(resident.slow, resident.shadows, opened.dtype)
         self._starts = [slot.data_ptr() for slot in resident.slots]
         self._like = torch.empty(0, dtype=AS_NUMPY[opened.dtype]).numpy()
-        self._token = torch.empty(opened.config.hidden_size)
+        self._token = torch.empty(opened.layers[0].hidden_size)
         self._x = self._token.numpy()
 
     def is_packed(self, bits: int) -> bool:

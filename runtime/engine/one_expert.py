@@ -94,11 +94,11 @@ class OneExpertRunner:
         def forward(hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
             routed = Routed(layer.index, hidden, ids.cpu().numpy(), weights, self._logits.pop(layer.index))
             assigned = assign(self._decide(routed), hidden.device)
-            out = torch.zeros_like(hidden)
+            out = torch.zeros_like(hidden, dtype=self._opened.sum_dtype)
             for expert in sorted(assigned):  # the order in which the engine and the model's own code add
                 x = gather(hidden, assigned[expert])
                 y = expert_forward(layer.experts, self._expert.read(layer.index, expert), x)
                 accumulate(out, weigh(y, weights, assigned[expert]), assigned[expert])
-            return out
+            return out.to(hidden.dtype)
 
         return forward

@@ -29,7 +29,7 @@ class CpuOutput:
     def __init__(self, opened: MoeModel, resident: ResidentExperts) -> None:
         self._kernels, self._num_experts = TokenKernels(opened, resident), opened.shape.num_experts
         self._as_numpy = AS_NUMPY[opened.dtype]
-        self._y = np.zeros((opened.shape.top_k, opened.config.hidden_size), np.float32)
+        self._y = np.zeros((opened.shape.top_k, opened.layers[0].hidden_size), np.float32)
 
     @staticmethod
     def suits(opened: MoeModel) -> bool:

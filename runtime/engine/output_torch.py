@@ -24,7 +24,7 @@ class TorchOutput:
     """Takes experts as they are computed, in any order, and adds them up in the model's order.
 
     `batched` computes several experts of one token in one call, if anything does so to the bit. `kernels` computes one
-    token's replicas of few bits, which have no bits of the model to keep.
+    token's replicas of few bits, which have no bits of the model to keep. The model adds experts up in `sum_dtype`.
     """
 
     name: ClassVar[str] = "torch"
@@ -34,8 +34,10 @@ class TorchOutput:
         resident: ResidentExperts,
         batched: BatchedExperts | SequentialExperts | None,
         kernels: TokenKernels | None,
+        *,
+        sum_dtype: torch.dtype,
     ) -> None:
-        self._resident, self._batched, self._kernels = resident, batched, kernels
+        self._resident, self._batched, self._kernels, self._sum_dtype = resident, batched, kernels, sum_dtype
         self._num_experts = resident.num_experts
         self.clear()
 
@@ -86,12 +88,12 @@ class TorchOutput:
 
     def finish(self) -> torch.Tensor:
         """The layer's output [T, H]. Experts add up in ascending order, or the sum would round differently."""
-        out = torch.zeros_like(self._hidden)
+        out, dtype = torch.zeros_like(self._hidden, dtype=self._sum_dtype), self._hidden.dtype
         for expert in sorted(self._outputs):
             assigned = self._assigned[expert]
             accumulate(out, weigh(self._outputs[expert], self._weights, assigned), assigned)
         self.clear()
-        return out
+        return out.to(dtype)
 
     def forward(
         self,
@@ -105,12 +107,12 @@ class TorchOutput:
 
         It makes few calls: one more takes as long as a small expert.
         """
-        shares = (self._forward_all(module, hidden, places) * weights.reshape(-1, 1, 1)).to(hidden.dtype).unbind()
+        shares = (self._forward_all(module, hidden, places) * weights.reshape(-1, 1, 1)).to(self._sum_dtype).unbind()
         first, *others = sorted(range(len(experts)), key=experts.__getitem__)
         out = shares[first]  # eager's sum starts from zeros, which would change the sign of a zero and nothing else
         for rank in others:
             out += shares[rank]
-        return out
+        return out.to(hidden.dtype)
 
     def clear(self) -> None:
         """Drop an unfinished step: the tensors of a prompt would stay in memory otherwise."""

@@ -57,7 +57,7 @@ class StepExecutor:
         self.resident = ResidentExperts(opened, slots, self._slow, self._shadows)
         has_kernels = not self._is_fused and CpuOutput.suits(opened)  # a fused output has kernels of its own
         kernels = TokenKernels(opened, self.resident) if has_kernels else None
-        self.torch_output = TorchOutput(self.resident, self._batched, kernels)
+        self.torch_output = TorchOutput(self.resident, self._batched, kernels, sum_dtype=opened.sum_dtype)
         fused = choose_output(opened)(opened, self.resident) if self._is_fused else None
         self.gpu_output = fused if isinstance(fused, GpuOutput) else None
         self._fused_output: TokenOutput | None = fused

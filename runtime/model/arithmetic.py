@@ -51,7 +51,10 @@ def assign(selected: np.ndarray, device: torch.device) -> dict[int, Assigned]:
     """Group a step's [T, K] expert ids by expert, without -1, in one copy to the device."""
     num_tokens, top_k = selected.shape
     if num_tokens == 1:
-        return {expert: Assigned(None, rank) for rank, expert in enumerate(selected[0].tolist()) if expert >= 0}
+        ranks = [(expert, rank) for rank, expert in enumerate(selected[0].tolist()) if expert >= 0]
+        assigned = {expert: Assigned(None, rank) for expert, rank in ranks}
+        if len(assigned) == len(ranks):  # a router by hashes may give a token one expert twice
+            return assigned
     by_rank = selected.T.ravel()
     order = np.argsort(by_rank, kind="stable")
     places = torch.from_numpy(np.stack((order % num_tokens, order // num_tokens))).to(device)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from difflib import get_close_matches
 
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from artifacts.errors import BadInput
 
@@ -47,15 +47,14 @@ UNREAD: Mapping[str, Mapping[str, object]] = {
 _ALIKE = 0.9  # of two names, one of which is a slip of the other
 
 
-def check_fields(stored: Mapping, model: PreTrainedModel) -> None:
-    """Raise BadInput for a field of `stored`, a config.json, that changes a forward pass and that the model's own code
-    does not read, and for one whose name is a slip of a missing field's."""
-    config = model.config.get_text_config()
-    known = {field.name for field in fields(config)} | set(config.attribute_map)
-    for given in (stored, stored.get("text_config")):
+def check_fields(stored: Mapping, config: PreTrainedConfig, model: PreTrainedModel) -> None:
+    """Raise BadInput for a field of `stored`, a config.json of which `config` was parsed, that changes a forward pass
+    and that the model's own code does not read, and for one whose name is a slip of a missing field's."""
+    for given, parsed in ((stored, config), (stored.get("text_config"), config.get_text_config())):
         if isinstance(given, Mapping):
             _check_read(given, model)
-            _check_names(given, known, config.model_type)
+            known = {field.name for field in fields(parsed)} | {*parsed.attribute_map, *parsed.attribute_map.values()}
+            _check_names(given, known, parsed.model_type)
 
 
 def _check_read(given: Mapping, model: PreTrainedModel) -> None:

@@ -21,7 +21,11 @@ StoredLayout = ExpertLayout | QuantisedLayout | MixedLayout
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Contiguous stored bytes of one expert, and their place in its slot, from `start` to `stop`, as `slot_dtype`."""
+    """Contiguous stored bytes of one expert, and their place in its slot, from `start` to `stop`, as `slot_dtype`.
+
+    Where the slot has the first two dimensions of what is stored swapped, `swapped` is the stored shape. Such bytes are
+    always read whole: the place begins `skipped` numbers behind their first in the slot.
+    """
 
     shard: Shard | LayoutNumber
     dtype: torch.dtype
@@ -30,6 +34,13 @@ class Extent:
     start: int
     stop: int
     slot_dtype: torch.dtype
+    swapped: tuple[int, ...] | None = None
+    skipped: int = 0
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether its place in the slot has the stored bytes as they are."""
+        return self.dtype == self.slot_dtype and self.swapped is None
 
     def within(self, start: int, stop: int) -> "Extent | None":
         """Return the part that belongs between `start` and `stop` of the slot, multiples of an element; None if none
@@ -37,9 +48,20 @@ class Extent:
         first, last = max(start, self.start), min(stop, self.stop)
         if first >= last:
             return None
+        if self.swapped:
+            skipped = self.skipped + (first - self.start) // self.slot_dtype.itemsize
+            return replace(self, start=first, stop=last, skipped=skipped)
         scale, size = self.nbytes, self.stop - self.start  # stored bytes for bytes of the slot
         offset = self.offset + (first - self.start) * scale // size
         return replace(self, offset=offset, nbytes=(last - first) * scale // size, start=first, stop=last)
+
+    def read(self, file: File) -> torch.Tensor:
+        """The numbers for its place, flat, in their stored dtype."""
+        values = read_tensor(file, self.offset, self.nbytes, self.dtype)
+        if self.swapped is None:
+            return values
+        count = (self.stop - self.start) // self.slot_dtype.itemsize
+        return values.view(self.swapped).transpose(0, 1).flatten()[self.skipped : self.skipped + count]
 
 
 class DiskStore:
@@ -78,7 +100,7 @@ class DiskStore:
         for run in reads.runs:
             self._file(run.shard).read_into(run.offset, [target[start:stop] for start, stop in run.spans])
         for extent in reads.conversions:
-            values = read_tensor(self._file(extent.shard), extent.offset, extent.nbytes, extent.dtype)
+            values = extent.read(self._file(extent.shard))
             out[extent.start : extent.stop].view(extent.slot_dtype).copy_(values)
         if (key, spans) not in self._checked:
             self._check_finite(layer, expert, out, spans or ((0, self.layout.nbytes),))
@@ -138,15 +160,15 @@ class _Run:
 
 @dataclass(frozen=True, slots=True)
 class _Reads:
-    """The reads that load an expert: runs of bytes in the slot's dtype, and extents that must be converted to it."""
+    """The reads that load an expert: runs of bytes as the slot has them, and extents that must be converted."""
 
     runs: tuple[_Run, ...]
     conversions: tuple[Extent, ...]
 
     @classmethod
     def of(cls, extents: Sequence[Extent]) -> "_Reads":
-        plain = [extent for extent in extents if extent.dtype == extent.slot_dtype]
-        return cls(tuple(_runs(plain)), tuple(extent for extent in extents if extent.dtype != extent.slot_dtype))
+        copies = [extent for extent in extents if extent.is_copy]
+        return cls(tuple(_runs(copies)), tuple(extent for extent in extents if not extent.is_copy))
 
 
 def _runs(extents: Sequence[Extent]) -> list[_Run]:

@@ -9,8 +9,6 @@ import torch
 from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import (
-    Concatenate,
-    MergeModulelist,
     WeightConverter,
     WeightRenaming,
     WeightTransform,
@@ -20,8 +18,10 @@ from transformers.core_model_loading import (
 
 from artifacts.errors import BadInput
 from artifacts.formats.base import Format
+from artifacts.formats.turned import Turned
 from artifacts.shape import Shape
 from runtime.model.checkpoint import StoredTensor
+from runtime.model.conversions import check_plain, is_joined, is_swap, is_turned, stored_shape
 from runtime.model.expert_store import Extent, StoredLayout
 from runtime.model.layers import MoeLayer
 from runtime.model.layout import ExpertLayout, Part
@@ -64,9 +64,9 @@ def locate_experts(
         place = search.places.get(target)
         if place is None:
             others[name] = tensors[name]
-        elif converter is None:
-            search.add_fused(*place, tensors[name])
-        elif _is_joined(converter):
+        elif converter is None or is_swap(converter):
+            search.add_fused(*place, tensors[name], converter)
+        elif is_joined(converter):
             search.add_fused(*place, tensors[name], sources=converter.source_patterns, source=source)
         else:
             search.add_one(*place, tensors[name], converter, source, names.renamed(name))
@@ -104,6 +104,7 @@ class _Slice(NamedTuple):
     offset: int
     nbytes: int
     shape: tuple[int, ...]
+    swapped: tuple[int, ...] | None = None
 
     def piece(self, part: Part, source: int, dtype: torch.dtype) -> Piece:
         """What it is in a slot: numbers that are not quantised are of the module's dtype there."""
@@ -111,7 +112,8 @@ class _Slice(NamedTuple):
         return Piece(part.name, source, self.role, self.format, kept_as, self.shape)
 
     def extent(self, start: int, stop: int, dtype: torch.dtype) -> Extent:
-        return Extent(self.tensor.shard, self.tensor.dtype, self.offset, self.nbytes, start, stop, dtype)
+        stored = self.tensor.shard, self.tensor.dtype, self.offset, self.nbytes
+        return Extent(*stored, start, stop, dtype, swapped=self.swapped)
 
 
 class _Search:
@@ -129,14 +131,18 @@ class _Search:
         layer: MoeLayer,
         part: Part,
         tensor: StoredTensor | QuantisedTensor,
+        swap: WeightConverter | None = None,
         *,
         sources: Sequence[str] = ("",),
         source: str = "",
     ) -> None:
-        """Add a tensor [E, ...], whose e-th slice is expert e, or the source i of n of its rows."""
-        is_turned = self._is_transposed and isinstance(tensor, QuantisedTensor)  # those are [out, in] in every module
-        rows, *columns = reversed(part.shape) if is_turned else part.shape
+        """Add a tensor [E, ...], whose e-th slice is expert e but for `swap`, or the source i of n of its rows."""
+        is_quantised = isinstance(tensor, QuantisedTensor)
+        shape = tuple(reversed(part.shape)) if self._is_transposed and is_quantised else part.shape  # those: [out, in]
+        turns = swap is not None and is_turned(swap, tensor, shape)
+        rows, *columns = reversed(shape) if turns else shape
         _check_shape(tensor, (self._shape.num_experts, rows // len(sources), *columns))
+        swapped = stored_shape(swap, tensor, is_turned=turns)
         index = sources.index(source)
         if len(sources) > 1:
             self._sources[layer.index, part.name] = tuple(sources)
@@ -146,6 +152,8 @@ class _Search:
                     offset=slice_.offset + expert * slice_.nbytes // self._shape.num_experts,
                     nbytes=slice_.nbytes // self._shape.num_experts,
                     shape=slice_.shape[1:],
+                    swapped=swapped,
+                    format=Turned(slice_.format) if turns and is_quantised else slice_.format,
                 )
                 for slice_ in _whole(tensor)
             ]
@@ -160,7 +168,7 @@ class _Search:
         renamed: str,
     ) -> None:
         """Add a tensor of one expert: source i of n fills the i-th of n equal blocks of the part's rows."""
-        _check_plain(converter, tensor.name)
+        check_plain(converter, tensor.name)
         sources = tuple(converter.source_patterns)
         self._sources[layer.index, part.name] = sources
         index, rows = sources.index(source), part.shape[0] // len(sources)
@@ -264,21 +272,6 @@ def _check_shape(tensor: StoredTensor | QuantisedTensor, expected: Iterable[int]
             f"{tensor.name} has shape {list(tensor.shape)} where the config asks for {list(expected)}: "
             "config and weights are not of the same model"
         )
-
-
-def _check_plain(converter: WeightConverter, name: str) -> None:
-    """Raise BadInput unless the conversion copies bytes unchanged: it stacks experts, then at most joins rows."""
-    kinds = [(type(step), step.dim) for step in converter.operations if isinstance(step, MergeModulelist | Concatenate)]
-    plain = [(MergeModulelist, 0), (Concatenate, 1)][: len(converter.operations)]
-    if kinds != plain or len(kinds) != len(converter.operations):
-        raise BadInput(f"{name} is stored in a way that moectl cannot read expert by expert ({converter.operations})")
-
-
-def _is_joined(converter: WeightConverter) -> bool:
-    """Whether the conversion does no more than join the rows of tensors [E, ...], of which none is one expert's."""
-    first, *others = converter.operations
-    is_join = isinstance(first, Concatenate) and first.dim == 1 and not others
-    return is_join and not any("*" in source for source in converter.source_patterns)
 
 
 def _projection(source: str) -> str:

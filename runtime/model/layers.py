@@ -5,12 +5,13 @@ from dataclasses import dataclass
 from math import prod
 
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils.output_capturing import OutputRecorder
 
 from artifacts.errors import BadInput
 
 GATE_NAMES = ("gate", "router")
+TOP_K_FIELDS = ("num_experts_per_tok", "top_k_experts")  # of a config whose router does not keep its top-k
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,11 @@ class MoeLayer:
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Shapes of ONE expert's parameters by name: those of the module without their first dimension."""
         return {name: tuple(parameter.shape[1:]) for name, parameter in self.experts.named_parameters(recurse=False)}
+
+    @property
+    def hidden_size(self) -> int:
+        """Size of an expert's input and output, H."""
+        return self.shapes["down_proj"][1 if self.experts.is_transposed else 0]
 
     @property
     def num_neurons(self) -> int:
@@ -83,10 +89,14 @@ def _layer(model: PreTrainedModel, index: int, name: str, routers: tuple[type[nn
     block, experts = model.get_submodule(block_name), model.get_submodule(name)
     gate = _gate(block, block_name, routers)
     owner = next((module for module in (gate, block) if hasattr(module, "top_k")), None)
-    top_k = owner.top_k if owner else experts.config.num_experts_per_tok
+    top_k = owner.top_k if owner else _configured_top_k(experts.config)
     if not isinstance(top_k, int):
         raise BadInput(f"{block_name} takes {top_k} experts per token: correct num_experts_per_tok in its config")
     return MoeLayer(index, name, experts, gate, top_k)
+
+
+def _configured_top_k(config: PreTrainedConfig) -> object:
+    return next((getattr(config, name) for name in TOP_K_FIELDS if hasattr(config, name)), None)
 
 
 def _gate(block: nn.Module, block_name: str, routers: tuple[type[nn.Module], ...]) -> nn.Module:

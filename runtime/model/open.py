@@ -15,6 +15,7 @@ from runtime.model.checkpoint import Checkpoint, open_checkpoint
 from runtime.model.config_fields import check_fields
 from runtime.model.expert_store import DiskStore, StoredLayout
 from runtime.model.expert_tensors import locate_experts
+from runtime.model.families import check_family
 from runtime.model.fingerprint import fingerprint, former_fingerprint
 from runtime.model.generation_config import load_generation_config
 from runtime.model.gguf_config import gguf_config, gguf_tokenizer, has_tokenizer
@@ -38,7 +39,8 @@ class MoeModel:
     `tokenizer` is None if the folder has none. `fingerprint` identifies the model, wherever its folder lies; older
     stores call it by `former_fingerprint`. On a low-bit `base` (runtime/session/equip.py), `store` reads replicas and
     `shape` has their bytes; `dtype` and `stored_shape`, by which the artefact store identifies the model, stay the
-    checkpoint's. `unfollowed` names the generation settings of the checkpoint that are left out.
+    checkpoint's. `sum_dtype` is that in which the model adds experts up. `unfollowed` has a line for each generation
+    setting of the checkpoint that is left out, and one for the part of a multimodal model that is not loaded.
     """
 
     model: PreTrainedModel
@@ -51,6 +53,7 @@ class MoeModel:
     former_fingerprint: str
     family: str
     dtype: torch.dtype
+    sum_dtype: torch.dtype
     stored_shape: Shape
     base: int = FULL_BITS
     unfollowed: tuple[str, ...] = ()
@@ -69,17 +72,16 @@ class MoeModel:
 def open_model(name: str, *, dtype: torch.dtype | None = None, device: str | torch.device = "cpu") -> MoeModel:
     """Open a local folder or a hub id without ever holding its experts in memory.
 
-    `dtype` defaults to the checkpoint's own. Raises BadInput, which names the cause, for a model that is incomplete,
-    damaged or not supported.
+    `dtype` defaults to the checkpoint's own. Raises BadInput for a model that is incomplete, damaged or refused.
     """
     folder = locate(name)
     stored_config, checkpoint = _read(folder)
     tensors = _tensors(checkpoint, stored_config)
     _check_numbers(stored_config, checkpoint)
     config = parse_config(folder, stored_config)
-    dtype = dtype or config.dtype or _stored_dtype(checkpoint)
+    dtype = dtype or _dtype(config, checkpoint)
     model = build_skeleton(config, dtype)
-    check_fields(stored_config, model)
+    check_fields(stored_config, config, model)
     layers = moe_layers(model)
     layout = ExpertLayout.of(layers[0].shapes, dtype)
     plain, mapping = _shape(layers, layout), mapping_of(model, folder)
@@ -87,7 +89,6 @@ def open_model(name: str, *, dtype: torch.dtype | None = None, device: str | tor
     shape = _as_stored(plain, located.layout)
     experts = {f"{layer.name}.{part.name}" for layer in layers for part in layout.parts}
     load_resident(model, located.others, experts=experts, dtype=dtype, device=torch.device(device), folder=folder)
-    try_model(model, layers)
     tokenizer = _tokenizer(folder, model.get_input_embeddings().num_embeddings)
     opened = MoeModel(
         model=model,
@@ -100,18 +101,26 @@ def open_model(name: str, *, dtype: torch.dtype | None = None, device: str | tor
         former_fingerprint=former_fingerprint(stored_config, checkpoint),
         family=config.model_type,
         dtype=dtype,
+        sum_dtype=try_model(model, layers),
         stored_shape=shape,
-        unfollowed=load_generation_config(model, folder, tokenizer),
+        unfollowed=(*_text_only(config), *load_generation_config(model, folder, tokenizer)),
     )
     checkpoint.check_unchanged()
     return opened
+
+
+def _text_only(config: PreTrainedConfig) -> tuple[str, ...]:
+    is_multimodal = config.get_text_config() is not config
+    return (f"{config.model_type} is opened for text: its weights for other input are not loaded",) * is_multimodal
 
 
 def _read(folder: Path) -> tuple[dict, Checkpoint]:
     """The config as stored, and the files."""
     if folder.is_file():
         return gguf_config(folder), open_gguf(folder)
-    return read_config(folder), open_checkpoint(folder)
+    config = read_config(folder)
+    check_family(config)
+    return config, open_checkpoint(folder)
 
 
 def _tensors(checkpoint: Checkpoint, config: dict) -> Tensors:
@@ -154,8 +163,11 @@ def _check_numbers(config: object, checkpoint: Checkpoint) -> None:
         _check_numbers(value, checkpoint)
 
 
-def _stored_dtype(checkpoint: Checkpoint) -> torch.dtype:
-    """The dtype of the first tensor of floats; of GGUF files that of the largest, or bfloat16 where it is packed."""
+def _dtype(config: PreTrainedConfig, checkpoint: Checkpoint) -> torch.dtype:
+    """That of the config, or of the first tensor of floats; of GGUF files that of the largest, or bfloat16 where it is
+    packed."""
+    if stated := config.dtype or config.get_text_config().dtype:
+        return stated
     if checkpoint.folder.is_file():
         largest = max(checkpoint.tensors.values(), key=lambda tensor: tensor.nbytes)
         return largest.dtype if largest.dtype.is_floating_point else torch.bfloat16

@@ -6,7 +6,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from torch import nn
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForMultimodalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 from transformers import initialization as init
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightTransform, convert_and_load_state_dict_in_model
@@ -38,15 +45,51 @@ def parse_config(folder: Path, stored: Mapping) -> PreTrainedConfig:
 
 
 def build_skeleton(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
-    """Build the model in evaluation mode, every tensor on `meta`, experts dispatched eagerly."""
+    """Build the model in evaluation mode, every tensor on `meta`, experts dispatched eagerly; of a multimodal model
+    only what a text uses."""
     try:
         with torch.device("meta"), init.no_tie_weights():
-            model = AutoModelForCausalLM.from_config(
+            model = auto_class(config).from_config(
                 config, dtype=dtype, experts_implementation="eager", trust_remote_code=False
             )
     except Exception as error:  # as above: it may come from any size in the config
         raise BadInput(f"transformers cannot build a language model from this config: {first_line(error)}") from error
+    _keep_text_model(model)
     return model.eval().requires_grad_(False)
+
+
+def auto_class(config: PreTrainedConfig) -> type[AutoModelForCausalLM] | type[AutoModelForMultimodalLM]:
+    """The class by which transformers opens what is published with such a config: a whole multimodal model where there
+    is one, since the names of its weights are that model's."""
+    is_multimodal = config.get_text_config() is not config and type(config) in AutoModelForMultimodalLM._model_mapping
+    is_causal = not is_multimodal and type(config) in AutoModelForCausalLM._model_mapping
+    return AutoModelForCausalLM if is_causal else AutoModelForMultimodalLM
+
+
+def _keep_text_model(model: PreTrainedModel) -> None:
+    """Drop the modules of a multimodal model that a text does not use, such as its vision tower; their weights in the
+    checkpoint are then ignored."""
+    if model.config.get_text_config() is model.config:
+        return
+    kept = {model.get_decoder(), model.get_input_embeddings(), model.get_output_embeddings()}
+    names = tuple(_others(model, "", kept))
+    for name in names:
+        parent, _, own = name.rpartition(".")
+        setattr(model.get_submodule(parent), own, None)
+    ignored = {f"^{re.escape(name)}\\." for name in names}
+    model._keys_to_ignore_on_load_unexpected = {*(model._keys_to_ignore_on_load_unexpected or ()), *ignored}
+
+
+def _others(module: nn.Module, prefix: str, kept: set[nn.Module | None]) -> Iterator[str]:
+    """Yield the names of the largest modules with weights that neither are in `kept`, nor hold or belong to one that
+    is."""
+    for name, child in module.named_children():
+        if child in kept:
+            continue
+        if not kept.isdisjoint(child.modules()):
+            yield from _others(child, f"{prefix}{name}.", kept)
+        elif next(child.parameters(), None) is not None:
+            yield f"{prefix}{name}"
 
 
 def mapping_of(model: PreTrainedModel, folder: Path) -> list[WeightTransform]:

@@ -90,7 +90,7 @@ def expert_seconds(opened: MoeModel, *, is_fused: bool = False) -> float:
     if is_fused:
         return _median_seconds(choose_output(opened).timed_expert(opened, contents), device, turns=200)
     views, project = [opened.store.layout.views(content) for content in contents], opened.store.layout.project
-    x = torch.zeros(1, opened.config.hidden_size, dtype=opened.dtype, device=device)
+    x = torch.zeros(1, opened.layers[0].hidden_size, dtype=opened.dtype, device=device)
     return _median_seconds(
         lambda turn: expert_forward(module, views[turn % len(views)], x, project=project), device, turns=200
     )

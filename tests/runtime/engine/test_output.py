@@ -67,7 +67,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> CpuOutput:
     monkeypatch.setattr(output_cpu, "TokenKernels", Kernels)
     monkeypatch.setattr(output_cpu, "kernels", lambda name: SimpleNamespace(combine=combine))
     shape = SimpleNamespace(num_experts=E, top_k=K)
-    opened = SimpleNamespace(shape=shape, dtype=torch.float32, config=SimpleNamespace(hidden_size=H))
+    opened = SimpleNamespace(shape=shape, dtype=torch.float32, layers=[SimpleNamespace(hidden_size=H)])
     made = CpuOutput(opened, object())
     made._y += 99  # of an earlier token
     return made

@@ -107,7 +107,8 @@ def experts() -> Experts:
 
 
 def output_of(experts: Experts, *, batched: bool = True, kernels: bool = True) -> TorchOutput:
-    return TorchOutput(experts, Batched(experts) if batched else None, Kernels(experts) if kernels else None)
+    kinds = Batched(experts) if batched else None, Kernels(experts) if kernels else None
+    return TorchOutput(experts, *kinds, sum_dtype=torch.float32)
 
 
 def step(count: int, top_k: int) -> tuple[torch.Tensor, np.ndarray, torch.Tensor]:
@@ -194,7 +195,7 @@ def test_segments_add_up_to_their_expert(experts: Experts) -> None:
 @pytest.mark.parametrize("count", [1, 2])
 def test_experts_on_devices_apart_are_computed_where_they_lie(count: int) -> None:
     experts = Experts(are_apart=True)
-    given, output = step(count, 2), TorchOutput(experts, None, None)
+    given, output = step(count, 2), TorchOutput(experts, None, None, sum_dtype=torch.float32)
     output.begin(None, *given)
     places = [experts.place(E + 1), experts.place(E)]
     output.add(places)

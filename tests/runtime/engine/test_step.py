@@ -126,7 +126,7 @@ class Bench:
         arena = SimpleNamespace(device=torch.device("cpu"))
         slots = SimpleNamespace(are_apart=options["are_apart"], arenas=[arena])
         self.steps = StepExecutor(
-            object(),
+            SimpleNamespace(sum_dtype=torch.float32),
             self.controller,
             self.watcher,
             tiers=tiers,
@@ -156,7 +156,8 @@ class Bench:
     def _resident(self, opened: object, slots: object, slow: object, shadows: object) -> SimpleNamespace:
         return SimpleNamespace(slots=slots, room=lambda place: ("room", place.slot))
 
-    def _torch(self, resident: object, batched: object, kernels: object) -> Output:
+    def _torch(self, resident: object, batched: object, kernels: object, *, sum_dtype: torch.dtype) -> Output:
+        assert sum_dtype is torch.float32
         self.made |= {"batched": batched, "kernels": kernels}
         return Output(self.events, "torch")
 

@@ -42,6 +42,14 @@ def test_tokens_are_grouped_by_expert_in_order_of_rank(num_tokens: int) -> None:
         assert pairs == expected[expert]
 
 
+def test_a_token_may_select_an_expert_twice() -> None:
+    assigned = assign(np.array([[3, 1, 3]]), torch.device("cpu"))
+    assert {expert: (found.tokens.tolist(), found.ranks.tolist()) for expert, found in assigned.items()} == {
+        1: ([0], [1]),
+        3: ([0, 0], [0, 2]),
+    }
+
+
 def test_a_share_has_the_dtype_of_the_sum() -> None:
     for num_tokens in (1, 2):
         [assigned] = assign(np.zeros((num_tokens, 1), np.int64), torch.device("cpu")).values()

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import NemotronHConfig, NemotronHForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
+from transformers.models.olmoe.modeling_olmoe import OlmoeExperts
 
 from artifacts.modelshapes.known import from_config
 from runtime.model.open import MoeModel, open_model
@@ -21,7 +22,7 @@ from runtime.session.session import Session
 from runtime.session.settings import FUSED, Settings
 from tests.conftest import Checkpoint
 from tests.faults.models import refusal
-from tests.helpers.families import COMMON, FAMILIES, save
+from tests.helpers.families import FAMILIES, save
 from tests.helpers.varied import VARIED
 from tests.runtime.session.test_session import plain_model
 from tools.torments.lossless import differs
@@ -103,19 +104,14 @@ def test_fields_that_change_nothing_are_none_of_it(checkpoint: Checkpoint, tmp_p
     open_model(str(tmp_path)).store.close()
 
 
-def test_experts_that_add_up_otherwise_are_refused(tmp_path: Path) -> None:
-    """Nemotron-H adds experts up in the dtype of the router's weights, float32."""
-    config = NemotronHConfig(
-        **COMMON | {"layers_block_type": ["moe", "attention", "moe"], "n_routed_experts": 4, "head_dim": 8},
-        moe_intermediate_size=24,
-        moe_shared_expert_intermediate_size=24,
-    )
-    model = NemotronHForCausalLM(config)
-    for dtype in (torch.float32, torch.bfloat16):
-        model.to(dtype).save_pretrained(tmp_path)
-        if dtype is torch.float32:
-            open_model(str(tmp_path)).store.close()
-    assert "NemotronHExperts adds up experts in torch.bfloat16 in another way" in refusal(tmp_path)
+def test_experts_that_add_up_otherwise_are_refused(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """No family does so now: the change of one bit in the sum stands for a family of a later version."""
+    eager = OlmoeExperts.forward.__wrapped__
+    monkeypatch.setattr(OlmoeExperts.forward, "__wrapped__", lambda *given: eager(*given) * (1 + 2**-23))
+    line = refusal_of(checkpoint("olmoe"), tmp_path, {})
+    assert "OlmoeExperts adds up experts in torch.float32 in another way" in line
 
 
 def copied(folder: Path, to: Path, fields: dict[str, object]) -> None:

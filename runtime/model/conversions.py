@@ -1,0 +1,53 @@
+"""What transformers' conversion rules do to the experts of a checkpoint, as far as each can be read by itself."""
+
+from transformers.core_model_loading import Concatenate, Interleave, MergeModulelist, Transpose, WeightConverter
+
+from artifacts.errors import BadInput
+from runtime.model.checkpoint import StoredTensor
+from runtime.model.quantised_tensor import QuantisedTensor
+
+
+def is_swap(converter: WeightConverter) -> bool:
+    """Whether the conversion swaps two dimensions of every expert: of its matrix, or of its rows in pairs."""
+    if len(converter.operations) != 1 or len(converter.source_patterns) != 1:
+        return False
+    (step,) = converter.operations
+    if isinstance(step, Transpose):
+        return {step.dim0, step.dim1} == {1, 2}
+    return isinstance(step, Interleave) and step.dim == 1 and not step.inverse
+
+
+def is_turned(swap: WeightConverter, tensor: StoredTensor | QuantisedTensor, shape: tuple[int, ...]) -> bool:
+    """Whether this tensor [E, ...] is stored transposed. Some rules say so for every tensor, some look at shapes."""
+    (step,) = swap.operations
+    return isinstance(step, Transpose) and not (step.check_dims and tensor.shape[1:] == shape)
+
+
+def stored_shape(
+    swap: WeightConverter | None, tensor: StoredTensor | QuantisedTensor, *, is_turned: bool
+) -> tuple[int, ...] | None:
+    """The stored shape of one expert, if the module has the first two dimensions swapped. Raises BadInput for rows in
+    pairs in few bits."""
+    is_quantised = isinstance(tensor, QuantisedTensor)
+    if is_turned:
+        return None if is_quantised else tensor.shape[1:]
+    if swap is None or not isinstance(swap.operations[0], Interleave):
+        return None
+    if is_quantised:
+        raise BadInput(f"{tensor.name} has its rows in pairs and in few bits: moectl reads one or the other")
+    return (tensor.shape[1] // 2, 2, *tensor.shape[2:])
+
+
+def check_plain(converter: WeightConverter, name: str) -> None:
+    """Raise BadInput unless the conversion copies bytes unchanged: it stacks experts, then at most joins rows."""
+    kinds = [(type(step), step.dim) for step in converter.operations if isinstance(step, MergeModulelist | Concatenate)]
+    plain = [(MergeModulelist, 0), (Concatenate, 1)][: len(converter.operations)]
+    if kinds != plain or len(kinds) != len(converter.operations):
+        raise BadInput(f"{name} is stored in a way that moectl cannot read expert by expert ({converter.operations})")
+
+
+def is_joined(converter: WeightConverter) -> bool:
+    """Whether the conversion does no more than join the rows of tensors [E, ...], of which none is one expert's."""
+    first, *others = converter.operations
+    is_join = isinstance(first, Concatenate) and first.dim == 1 and not others
+    return is_join and not any("*" in source for source in converter.source_patterns)
