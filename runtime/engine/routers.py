@@ -32,7 +32,7 @@ class _Pass:
     phase: int
     rows: np.ndarray | None
     requests: np.ndarray
-    ids: torch.Tensor | None = None  # [B, S]
+    ids: torch.Tensor | None = None  # [B, S], until the last layer
     embedding: np.ndarray | None = None  # [R, H]
 
 
@@ -119,6 +119,8 @@ class Watcher:
             tensors += self.predictor.ahead(layer, routed.x)
         arrays = self._to_host(tensors)
         routed.x = routed.logits = None  # those of all layers of a long prompt would fill a GPU
+        if layer == len(self._routed) - 1:
+            self._pass.ids = None
         if self._pass.rows is not None:
             arrays = [array[self._pass.rows] for array in arrays]
         selected, weights_host, *rest = arrays
