@@ -127,7 +127,7 @@ class _Replacing:
             layer=routed.layer,
             selected=routed.selected[rows],
             weights=routed.weights[at].float().cpu().numpy(),
-            probabilities=routed.logits[at].float().softmax(-1).cpu().numpy() if self._sees_probabilities else None,
+            probabilities=routed.probabilities[at].cpu().numpy() if self._sees_probabilities else None,
         )
         allowed = self._gate.replaceable(step, residents)
         return np.where(allowed, self._policy.choose(step, residents).selected, step.selected)

@@ -5,11 +5,14 @@ from typing import Protocol
 
 import numpy as np
 import torch
+from torch import nn
 
 from artifacts.quantisation.packing import PARTS, Packed
 from runtime.control.plan import NO_SLOT, Place
 from runtime.engine.forms_published import CpuPublished, has_published_form
 from runtime.engine.token_operands import TokenOperands
+from runtime.kernels.batched import is_plain
+from runtime.kernels.clamped_gate import ClampedGate, clamped_gate
 from runtime.kernels.load import AS_NUMPY, kernels
 from runtime.model.arithmetic import DOWN, GATE_UP
 from runtime.model.layout import ExpertLayout, Layout
@@ -26,7 +29,7 @@ class TokenKernels:
     """Multiplies one token by experts in RAM, each found by its address."""
 
     def __init__(self, opened: MoeModel, resident: ResidentExperts) -> None:
-        self._shadows, self._forms = resident.shadows, forms_of(resident.slow, resident.shadows, opened.dtype)
+        self._shadows, self._forms = resident.shadows, forms_of(resident.slow, resident.shadows, opened)
         self._starts = [slot.data_ptr() for slot in resident.slots]
         self._like = torch.empty(0, dtype=AS_NUMPY[opened.dtype]).numpy()
         self._token = torch.empty(opened.layers[0].hidden_size)
@@ -72,25 +75,29 @@ class CpuForm(Protocol):
         """Add the output of the expert at each address of `starts` to its row. Only segments look at `places`."""
 
 
-def forms_of(slow: SlowTier | SegmentTier, shadows: Shadows | None, dtype: torch.dtype) -> dict[int, CpuForm]:
+def forms_of(slow: SlowTier | SegmentTier, shadows: Shadows | None, opened: MoeModel) -> dict[int, CpuForm]:
     """By bits, the form of experts that come from the slow tier or stay in the fast one."""
     if isinstance(slow, SegmentTier):
         return dict.fromkeys(slow.stores, CpuSegments(slow))
     layouts = {bits: store.layout for bits, store in slow.stores.items()} | (shadows.layouts if shadows else {})
-    return {bits: form_of(layout, dtype) for bits, layout in layouts.items()}
+    gate = clamped_gate(opened.layers[0].experts)
+    return {bits: form_of(layout, opened.dtype, gate) for bits, layout in layouts.items()}
 
 
-def has_form(layout: Layout) -> bool:
-    """Whether there is compiled code for experts of this layout."""
+def has_form(module: nn.Module, layout: Layout, *, has_replicas: bool) -> bool:
+    """Whether there is compiled code for whole experts of this module and layout, and for their replicas if they have
+    any: those know SiLU's gate and no bias."""
+    if is_plain(module):
+        return isinstance(layout, ExpertLayout | ReplicaLayout) or has_published_form(layout)
+    return clamped_gate(module) is not None and not has_replicas and has_published_form(layout)
+
+
+def form_of(
+    layout: ExpertLayout | ReplicaLayout | QuantisedLayout, dtype: torch.dtype, gate: ClampedGate | None = None
+) -> CpuForm:
+    """The form of experts with this layout and gate (None: SiLU), for a model of this dtype."""
     if isinstance(layout, QuantisedLayout):
-        return has_published_form(layout)
-    return isinstance(layout, ExpertLayout | ReplicaLayout)
-
-
-def form_of(layout: ExpertLayout | ReplicaLayout | QuantisedLayout, dtype: torch.dtype) -> CpuForm:
-    """The form of experts with this layout, for a model of this dtype."""
-    if isinstance(layout, QuantisedLayout):
-        return CpuPublished(layout, dtype)
+        return CpuPublished(layout, dtype, gate)
     return CpuPacked(layout, dtype) if isinstance(layout, ReplicaLayout) else CpuWhole(layout)
 
 

@@ -10,8 +10,9 @@ from torch import nn
 from artifacts.quantisation.packing import PARTS, Packed
 from artifacts.shape import FULL_BITS
 from runtime.control.plan import NO_SLOT, Place
-from runtime.engine.forms_published_gpu import GpuPublished, clamped_gate
+from runtime.engine.forms_published_gpu import GpuPublished
 from runtime.kernels.batched import is_plain
+from runtime.kernels.clamped_gate import clamped_gate
 from runtime.kernels.gpu.addressing import WORD, Matrix, Strides
 from runtime.kernels.gpu.stored_matrix import is_readable
 from runtime.kernels.load import kernels
@@ -131,11 +132,13 @@ class GpuPacked:
         kernels("gpu.gated_packed").multiply(x, numbers, self._starts, self._buffer, **matrices, y=y)
 
 
-def has_form(module: nn.Module, layout: Layout) -> bool:
-    """Whether there are kernels for whole experts of this module and layout."""
-    if isinstance(layout, QuantisedLayout):
-        return is_readable(layout) and (is_plain(module) or clamped_gate(module) is not None)
-    return isinstance(layout, ExpertLayout) and is_plain(module)
+def has_form(module: nn.Module, layout: Layout, *, has_replicas: bool) -> bool:
+    """Whether there are kernels for whole experts of this module and layout, and for their replicas if they have any:
+    those know SiLU's gate and no bias."""
+    is_published = isinstance(layout, QuantisedLayout) and is_readable(layout)
+    if is_plain(module):
+        return isinstance(layout, ExpertLayout) or is_published
+    return clamped_gate(module) is not None and not has_replicas and is_published
 
 
 def full_form(

@@ -17,11 +17,14 @@ from artifacts.formats.nvfp4 import NvFp4
 from artifacts.formats.packed_integers import PackedIntegers
 from runtime.control.plan import Place
 from runtime.engine.token_operands import TokenOperands
+from runtime.kernels.clamped_gate import ClampedGate
 from runtime.kernels.load import kernels
 from runtime.model.arithmetic import DOWN, GATE_UP
+from runtime.model.layout import Layout
 from runtime.model.quantised_layout import Piece, QuantisedLayout
 
 _WORDS = ("g_idx", "zero_point")  # optional tensors, which the kernels take as int32
+_BIASES = (f"{GATE_UP}_bias", f"{DOWN}_bias")
 _NOT_THERE = -1
 
 
@@ -40,20 +43,31 @@ class PublishedMatrix(NamedTuple):
 
 
 class CpuPublished:
-    """Experts in a published format, for a model of this dtype."""
+    """Experts in a published format, for a model of this dtype. They have the clamped `gate` and biases, or SiLU's and
+    none."""
 
-    def __init__(self, layout: QuantisedLayout, dtype: torch.dtype) -> None:
-        self._layout, self._dtype = layout, dtype
+    def __init__(self, layout: QuantisedLayout, dtype: torch.dtype, gate: ClampedGate | None = None) -> None:
+        self._layout, self._dtype, self._gate = layout, dtype, gate
+        self._offsets = {piece.part: offset for piece, offset in zip(layout.pieces, layout.offsets, strict=True)}
         num_neurons = sum(matrix.num_outputs for matrix in _matrices(layout, GATE_UP)) // 2
         self._inner, self._acts = np.empty(2 * num_neurons, np.float32), np.empty(num_neurons, np.float32)
 
     def multiply(self, places: Sequence[Place], starts: list[int], operands: TokenOperands) -> None:
-        activate, (inner, down) = kernels("cpu.gated").activate, self._multipliers
+        inner, down = self._multipliers
         for start, row in zip(starts, operands.rows, strict=True):
             self._inner[:] = 0
             self._multiply(inner, start, operands.x, self._inner)
-            activate(self._inner, self._acts, operands.like)
+            self._activate(start, operands.like)
             self._multiply(down, start, self._acts, operands.y[row])
+            if self._gate:
+                kernels("cpu.gated").add_bias(operands.y[row], start + self._offsets[f"{DOWN}_bias"], operands.like)
+
+    def _activate(self, start: int, like: np.ndarray) -> None:
+        if self._gate is None:
+            kernels("cpu.gated").activate(self._inner, self._acts, like)
+            return
+        bias, constants = start + self._offsets[f"{GATE_UP}_bias"], (self._gate.alpha, self._gate.limit)
+        kernels("cpu.gated").activate_clamped(self._inner, self._acts, bias, *constants, like)
 
     @cached_property
     def _multipliers(self) -> tuple[list[Multiplier], list[Multiplier]]:
@@ -72,10 +86,11 @@ class CpuPublished:
             multiply(fields, start, x, y[rows], self._is_narrow)
 
 
-def has_published_form(layout: QuantisedLayout) -> bool:
-    """Whether there is compiled code for every matrix of an expert."""
-    return all(
-        type(piece.format) in _DESCRIBED and (piece.role not in _WORDS or piece.dtype is torch.int32)
+def has_published_form(layout: Layout) -> bool:
+    """Whether experts lie as published, and there is compiled code for each of their matrices."""
+    return isinstance(layout, QuantisedLayout) and all(
+        piece.part in _BIASES
+        or (type(piece.format) in _DESCRIBED and (piece.role not in _WORDS or piece.dtype is torch.int32))
         for piece in layout.pieces
     )
 

@@ -3,21 +3,13 @@
 from collections.abc import Sequence
 
 import torch
-from torch import nn
-from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 
 from runtime.control.plan import Place
-from runtime.kernels.gpu.stored_matrix import ClampedGate, StoredMatrix, gated_matrices
+from runtime.kernels.clamped_gate import ClampedGate
+from runtime.kernels.gpu.stored_matrix import StoredMatrix, gated_matrices
 from runtime.kernels.load import kernels
 from runtime.model.arithmetic import DOWN, GATE_UP
 from runtime.model.quantised_layout import QuantisedLayout
-
-
-def clamped_gate(module: nn.Module) -> ClampedGate | None:
-    """The activation of gpt-oss's experts; None for others."""
-    if getattr(type(module), "_apply_gate", None) is not GptOssExperts._apply_gate:
-        return None
-    return ClampedGate(module.alpha, module.limit)
 
 
 class GpuPublished:

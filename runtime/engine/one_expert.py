@@ -26,7 +26,7 @@ class Routed:
     hidden: torch.Tensor  # [T, H]
     selected: np.ndarray  # [T, K] int64, rank 0 the strongest
     weights: torch.Tensor  # [T, K] as the model applies them
-    logits: torch.Tensor  # [T, E] of the router
+    probabilities: torch.Tensor  # [T, E] float32, of the router
 
 
 class ExpertBuffer:
@@ -56,14 +56,14 @@ class OneExpertRunner:
     def __init__(self, opened: MoeModel, decide: Callable[[Routed], np.ndarray]) -> None:
         self._opened, self._decide = opened, decide
         self._expert = ExpertBuffer(opened)
-        self._logits: dict[int, torch.Tensor] = {}
+        self._scores: dict[int, torch.Tensor] = {}
         self._handles: list = []
 
     def __enter__(self) -> "OneExpertRunner":
         self._opened.model.set_experts_implementation(NAME)
         for layer in self._opened.layers:
             layer.experts.moectl_forward = self._forward_of(layer)
-            self._handles.append(layer.gate.register_forward_hook(self._keep_logits(layer.index)))
+            self._handles.append(layer.gate.register_forward_hook(self._keep_scores(layer.index)))
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, traceback: TracebackType | None) -> None:
@@ -84,15 +84,16 @@ class OneExpertRunner:
         self._opened.store.check_unchanged()
         return logits
 
-    def _keep_logits(self, index: int) -> Callable:
+    def _keep_scores(self, index: int) -> Callable:
         def hook(gate: nn.Module, args: tuple, output: tuple) -> None:
-            self._logits[index] = output[0]
+            self._scores[index] = output[0]
 
         return hook
 
     def _forward_of(self, layer: MoeLayer) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]:
         def forward(hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-            routed = Routed(layer.index, hidden, ids.cpu().numpy(), weights, self._logits.pop(layer.index))
+            probabilities = layer.distribution(self._scores.pop(layer.index))
+            routed = Routed(layer.index, hidden, ids.cpu().numpy(), weights, probabilities)
             assigned = assign(self._decide(routed), hidden.device)
             out = torch.zeros_like(hidden, dtype=self._opened.sum_dtype)
             for expert in sorted(assigned):  # the order in which the engine and the model's own code add

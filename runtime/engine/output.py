@@ -60,8 +60,11 @@ class BatchOutput(StepOutput, Protocol):
         """Drop an unfinished step and what is known of the contents of slots."""
 
 
-def choose_output(opened: MoeModel, *, num_devices: int = 1) -> type[CpuOutput] | type[GpuOutput] | None:
+def choose_output(
+    opened: MoeModel, *, num_devices: int = 1, has_replicas: bool = False
+) -> type[CpuOutput] | type[GpuOutput] | None:
     """The compiled output for experts of this model's kind where it is, whole or cut in two; None where only torch
-    computes them. A GPU's kernels know one arena of slots, and so one device."""
+    computes them. A GPU's kernels know one arena of slots, and so one device; those of replicas, which may be used
+    beside experts as published, know SiLU's gate and no bias."""
     kinds = (CpuOutput, GpuOutput) if num_devices == 1 else (CpuOutput,)
-    return next((kind for kind in kinds if kind.suits(opened)), None)
+    return next((kind for kind in kinds if kind.suits(opened, has_replicas=has_replicas)), None)

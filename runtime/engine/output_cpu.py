@@ -14,7 +14,7 @@ from torch import nn
 from runtime.control.plan import Place
 from runtime.engine.forms_cpu import TokenKernels, form_of, has_form
 from runtime.engine.token_operands import TokenOperands
-from runtime.kernels.batched import is_plain
+from runtime.kernels.clamped_gate import clamped_gate
 from runtime.kernels.load import AS_NUMPY, kernels
 from runtime.model.open import MoeModel
 from runtime.tiers.fast import ResidentExperts
@@ -32,15 +32,17 @@ class CpuOutput:
         self._y = np.zeros((opened.shape.top_k, opened.layers[0].hidden_size), np.float32)
 
     @staticmethod
-    def suits(opened: MoeModel) -> bool:
-        """Whether kernels exist for such experts: gated by SiLU, without bias, each matrix by rows."""
-        is_kind = is_plain(opened.layers[0].experts) and opened.dtype in AS_NUMPY
-        return is_kind and has_form(opened.store.layout) and opened.model.device.type == "cpu"
+    def suits(opened: MoeModel, *, has_replicas: bool = False) -> bool:
+        """Whether kernels exist for such experts: gated by SiLU, without bias, each matrix by rows; and gpt-oss's as
+        published, where no replicas are computed beside them."""
+        has_kernels = has_form(opened.layers[0].experts, opened.store.layout, has_replicas=has_replicas)
+        return has_kernels and opened.dtype in AS_NUMPY and opened.model.device.type == "cpu"
 
     @staticmethod
     def timed_expert(opened: MoeModel, contents: Sequence[torch.Tensor]) -> Callable[[int], None]:
         """A function to be timed: it computes expert number i of `contents`, uint8 on the CPU, on one token."""
-        form, hidden = form_of(opened.store.layout, opened.dtype), opened.layers[0].shapes["down_proj"][0]
+        first = opened.layers[0]
+        form, hidden = form_of(opened.store.layout, opened.dtype, clamped_gate(first.experts)), first.hidden_size
         like = torch.empty(0, dtype=AS_NUMPY[opened.dtype]).numpy()
         x, y = np.zeros(hidden, np.float32), np.zeros((1, hidden), np.float32)
         operands = TokenOperands(x, np.zeros(1, np.int64), y, like)

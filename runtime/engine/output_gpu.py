@@ -46,11 +46,11 @@ class GpuOutput:
         self.whole: dict[int, torch.Tensor] = {}
 
     @staticmethod
-    def suits(opened: MoeModel) -> bool:
+    def suits(opened: MoeModel, *, has_replicas: bool = False) -> bool:
         """Whether kernels exist for such experts: gated by SiLU, without bias, each matrix by rows; and gpt-oss's as
-        published."""
+        published, where no replicas are computed beside them."""
         layout = opened.store.layout
-        has_kernels = has_form(opened.layers[0].experts, layout) and layout.dtype in _DTYPES
+        has_kernels = has_form(opened.layers[0].experts, layout, has_replicas=has_replicas) and layout.dtype in _DTYPES
         return has_kernels and _runs_on(opened.model.device)
 
     @staticmethod

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 from torch.nn.functional import linear
 
+from runtime.model.layers import MoeLayer
 from runtime.model.open import MoeModel
 
 _NUM_TOKENS = 256  # random ones, on which a router is held against its matrix
@@ -20,8 +21,8 @@ class RouterAhead:
     its correction bias, its groups and its further `arguments`, which are its block's tensors or the ids of the pass.
     """
 
-    def __init__(self, gate: nn.Module, block: nn.Module, *, arguments: tuple[str, ...], is_matrix: bool) -> None:
-        self._gate, self._block, self._arguments = gate, block, arguments
+    def __init__(self, layer: MoeLayer, block: nn.Module, *, arguments: tuple[str, ...], is_matrix: bool) -> None:
+        self._layer, self._gate, self._block, self._arguments = layer, layer.gate, block, arguments
         self._is_matrix = is_matrix
 
     def distribution(self, x: torch.Tensor, ids: torch.Tensor | None) -> torch.Tensor:
@@ -29,8 +30,8 @@ class RouterAhead:
         if self._is_matrix and x.dtype == self._gate.weight.dtype:
             return _product(self._gate, x).float().softmax(-1)
         further = {name: ids if name == _OF_THE_PASS else getattr(self._block, name) for name in self._arguments}
-        logits, _, selected, *_ = _run(self._gate, x, **further)
-        return ranked_first(logits.float().softmax(-1), selected)
+        scores, _, selected, *_ = _run(self._gate, x, **further)
+        return ranked_first(self._layer.distribution(scores), selected)
 
 
 def routers_ahead(opened: MoeModel) -> list[RouterAhead]:
@@ -42,7 +43,7 @@ def routers_ahead(opened: MoeModel) -> list[RouterAhead]:
         arguments, _ = _further(gate, block)
         if kind not in is_matrix:  # routers of one class and one config are of one kind
             is_matrix[kind] = not arguments and _selects_by_its_matrix(gate)
-        routers.append(RouterAhead(gate, block, arguments=arguments, is_matrix=is_matrix[kind]))
+        routers.append(RouterAhead(layer, block, arguments=arguments, is_matrix=is_matrix[kind]))
     return routers
 
 

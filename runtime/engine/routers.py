@@ -113,7 +113,7 @@ class Watcher:
         routed = self._routed[layer]
         tensors = [ids, weights.float()]
         if self._wants_probabilities:
-            tensors.append(routed.logits.float().softmax(-1))
+            tensors.append(self._opened.layers[layer].distribution(routed.logits))
         tensors += self._predictions(layer, routed)
         if self.predictor:
             tensors += self.predictor.ahead(layer, routed.x)

@@ -55,7 +55,7 @@ class StepExecutor:
         """Use these slots, all empty, as the fast tier from here on."""
         opened = self._opened
         self.resident = ResidentExperts(opened, slots, self._slow, self._shadows)
-        has_kernels = not self._is_fused and CpuOutput.suits(opened)  # a fused output has kernels of its own
+        has_kernels = not self._is_fused and CpuOutput.suits(opened, has_replicas=True)  # a fused one has its own
         kernels = TokenKernels(opened, self.resident) if has_kernels else None
         self.torch_output = TorchOutput(self.resident, self._batched, kernels, sum_dtype=opened.sum_dtype)
         fused = choose_output(opened)(opened, self.resident) if self._is_fused else None

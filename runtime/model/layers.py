@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 
+import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils.output_capturing import OutputRecorder
@@ -11,6 +12,7 @@ from transformers.utils.output_capturing import OutputRecorder
 from artifacts.errors import BadInput
 
 GATE_NAMES = ("gate", "router")
+_GIVE_PROBABILITIES = ("Gemma4TextRouter",)  # classes of routers whose first output is no logits
 TOP_K_FIELDS = ("num_experts_per_tok", "top_k_experts")  # of a config whose router does not keep its top-k
 
 
@@ -48,6 +50,11 @@ class MoeLayer:
     @property
     def num_experts(self) -> int:
         return next(self.experts.parameters(recurse=False)).shape[0]
+
+    def distribution(self, scores: torch.Tensor) -> torch.Tensor:
+        """The router's distribution [T, E], float32, from the first of its outputs: the softmax of its logits."""
+        scores = scores.float()
+        return scores if type(self.gate).__name__ in _GIVE_PROBABILITIES else scores.softmax(-1)
 
 
 def moe_layers(model: PreTrainedModel) -> tuple[MoeLayer, ...]:

@@ -9,6 +9,7 @@ import torch
 from artifacts.errors import BadUsage
 from artifacts.hardware.machines import HERE, machine
 from artifacts.routing.expert_maps import ExpertMaps
+from artifacts.shape import FULL_BITS
 from runtime.control import sizes
 from runtime.control.build import build_controller, fast_tier, lay_out, pools
 from runtime.control.controller import Controller
@@ -79,7 +80,8 @@ def _choose(opened: MoeModel, settings: Settings, artefacts: Artefacts) -> Choic
     fast = _choose_fast_tier(opened, settings, policies, scope=scope, budget=budget, artefacts=artefacts)
     if fast.split is not None and not opened.store.layout.is_plain:
         raise BadUsage("split cuts experts by neuron, and this checkpoint has them packed: choose another --residency")
-    fused = choose_output(opened, num_devices=settings.devices)
+    has_replicas = fast.shadows is not None or any(bits != FULL_BITS for bits in policies.widths)
+    fused = choose_output(opened, num_devices=settings.devices, has_replicas=has_replicas)
     is_asked = settings.experts == FUSED and fused is not None
     link = resolve_link(opened, link=settings.link, near=settings.near, scaled_to=settings.scaled_to, is_fused=is_asked)
     return Choices(

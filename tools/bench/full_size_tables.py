@@ -121,20 +121,11 @@ def _long(prompt: Prompted, *, profile_s: float, profiled: int) -> Table:
 
 def _plan(found: Rehearsal) -> Table:
     memory, opening = found.planned["memory"], found.measured.opening
-    share = memory["share"]
-    cell = min(found.measured.cells, key=lambda cell: abs(cell.slots_nbytes / opening.expert_nbytes - share))
     pairs = [
         ("all experts", memory["all_experts_nbytes"], opening.expert_nbytes),
-        ("other weights in the files", memory["weights_nbytes"], found.files_nbytes - opening.expert_nbytes),
+        ("other weights in the files", memory["stored_weights_nbytes"], found.files_nbytes - opening.expert_nbytes),
         ("other weights in memory", memory["weights_nbytes"], opening.dense_nbytes),
     ]
-    loaded = f"loaded for a token, {share:.1%} and {cell.budget}"
-    of_preset = (row for row in found.planned["rows"] if row["preset"] == "on-demand")  # none where all fit
-    pairs += [(loaded, row["moved_nbytes"], cell.cold.loaded_nbytes) for row in of_preset]
     rows = [(what, f"{said:,.0f}", f"{real:,.0f}", f"{said / real - 1:+.1%}") for what, said, real in pairs]
-    note = (
-        "`moectl plan` for a memory that holds all other weights and a quarter of the experts, preset on-demand; its "
-        "routers keep to some experts, those of random weights to none; in memory other weights are dequantised; its "
-        "milliseconds are a GPU's and are left out"
-    )
+    note = "what `moectl plan` reads from the config alone; in memory other weights are dequantised"
     return Table("Planned and measured", ("bytes", "planned", "measured", "difference"), rows, note)

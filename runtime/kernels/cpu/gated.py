@@ -125,6 +125,31 @@ def activate(inner, acts, like):
         acts[n] = swiglu(inner[n], inner[len(acts) + n], like)
 
 
+@part
+def _biased(value, bias, like):
+    """Add a bias as the module does, which rounds before and after."""
+    return _rounded(_rounded(value, like) + _weight(bias), like)
+
+
+@kernel([f"void(float32[::1], float32[::1], int64, float32, float32, {like})" for like in LIKE], nogil=True)
+def activate_clamped(inner, acts, bias, alpha, limit, like):
+    """Write acts [I] by `ClampedGate` of inner [2 I] plus the bias [2 I] at this address."""
+    biases = carray(pointer(bias, like), (len(inner),))
+    for n in range(len(acts)):
+        gate, up = _biased(inner[2 * n], biases[2 * n], like), _biased(inner[2 * n + 1], biases[2 * n + 1], like)
+        gate, up = limit if gate > limit else gate, limit if up > limit else -limit if up < -limit else up
+        sigmoid = _rounded(f32(1) / (f32(1) + np.exp(-_rounded(gate * alpha, like))), like)
+        acts[n] = _rounded(_rounded(up + f32(1), like) * _rounded(gate * sigmoid, like), like)
+
+
+@kernel([f"void(float32[::1], int64, {like})" for like in LIKE], nogil=True)
+def add_bias(y, bias, like):
+    """Add the bias [H] at this address to y [H]."""
+    biases = carray(pointer(bias, like), (len(y),))
+    for h in range(len(y)):
+        y[h] = _biased(y[h], biases[h], like)
+
+
 @kernel([f"void(float32[:, ::1], float32[::1], int64, {out})" for out in LIKE], nogil=True)
 def combine(y, weights, num_rows, out):
     """Write out [H]: the sum, in order, of the first `num_rows` rows of y [K, H] times their weights [K]."""

@@ -16,6 +16,7 @@ from artifacts.formats.gptq import Gptq
 from artifacts.formats.mxfp4 import MxFp4
 from artifacts.formats.nvfp4 import NvFp4
 from artifacts.formats.packed_integers import PackedIntegers
+from runtime.kernels.clamped_gate import ClampedGate
 from runtime.model.arithmetic import DOWN, GATE_UP
 from runtime.model.quantised_layout import PLAIN, Piece, QuantisedLayout
 
@@ -81,15 +82,6 @@ class StoredMatrix:
     scales: StoredScales | None = None
     zeros: StoredZeros | None = None
     bias: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ClampedGate:
-    """gpt-oss's activation `(up + 1) * gate * sigmoid(alpha * gate)`, gate at most `limit`, up within it; rows of gate
-    and up take turns."""
-
-    alpha: float
-    limit: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,8 +46,8 @@ def test_a_batch_has_the_logits_of_a_session(opened: MoeModel) -> None:
     assert kept == [False, False], "keys and values would take memory"
     assert [routed.layer for routed in heard] == [0, 1, 0, 1]
     for routed in heard:
-        assert routed.logits.shape == (IDS.numel(), opened.shape.num_experts)
-        assert np.array_equal(routed.logits.topk(opened.shape.top_k)[1], routed.selected)
+        assert routed.probabilities.shape == (IDS.numel(), opened.shape.num_experts)
+        assert np.array_equal(routed.probabilities.topk(opened.shape.top_k)[1], routed.selected)
         with pytest.raises(FrozenInstanceError):
             routed.layer = 3
 

@@ -9,7 +9,7 @@ import torch
 
 from artifacts.formats.fp8 import Scaled
 from runtime.control.plan import NO_SLOT, Place
-from runtime.engine import output, output_cpu
+from runtime.engine import forms_cpu, output, output_cpu
 from runtime.engine.output import choose_output
 from runtime.engine.output_cpu import CpuOutput
 from runtime.engine.output_gpu import GpuOutput
@@ -34,7 +34,7 @@ def test_a_gpus_kernels_are_for_one_device(
     monkeypatch: pytest.MonkeyPatch, suit: tuple[type, ...], num_devices: int, chosen: type | None
 ) -> None:
     for kind in (output.CpuOutput, output.GpuOutput):
-        monkeypatch.setattr(kind, "suits", staticmethod(lambda opened, kind=kind: kind in suit))
+        monkeypatch.setattr(kind, "suits", staticmethod(lambda opened, kind=kind, **_: kind in suit))
     assert choose_output(object(), num_devices=num_devices) is chosen
     if num_devices == 1:
         assert choose_output(object()) is chosen
@@ -110,7 +110,7 @@ def suited(
     device: str,
     layout: Layout = PLAIN,
 ) -> bool:
-    monkeypatch.setattr(output_cpu, "is_plain", lambda experts: experts)
+    monkeypatch.setattr(forms_cpu, "is_plain", lambda experts: experts)
     layers = [SimpleNamespace(experts=each) for each in plain]
     model, store = SimpleNamespace(device=torch.device(device)), SimpleNamespace(layout=layout)
     return CpuOutput.suits(SimpleNamespace(layers=layers, dtype=dtype, model=model, store=store))
@@ -136,8 +136,8 @@ def test_a_timed_expert_multiplies_one_token_by_each_in_turn(monkeypatch: pytest
             x, rows, y, like = operands
             calls.append((places, starts, x.shape, rows.tolist(), y.shape, like.dtype))
 
-    monkeypatch.setattr(output_cpu, "form_of", lambda layout, dtype: Form())
-    layer = SimpleNamespace(shapes={"down_proj": (H, 7)})
+    monkeypatch.setattr(output_cpu, "form_of", lambda layout, dtype, gate: Form())
+    layer = SimpleNamespace(hidden_size=H, experts=None)
     opened = SimpleNamespace(store=SimpleNamespace(layout=None), dtype=torch.float32, layers=[layer])
     contents = [SimpleNamespace(data_ptr=lambda start=start: start) for start in (10, 20)]
     work = CpuOutput.timed_expert(opened, contents)

@@ -93,7 +93,7 @@ from runtime.policies.base import Artefacts
 from runtime.session.session import Session, Settings
 from tests.helpers.replicas import made
 gated._ROWS, gated._COLUMNS, gated._OUTPUTS = 32, 64, 64
-CpuOutput.suits = staticmethod(lambda opened: False)
+CpuOutput.suits = staticmethod(lambda opened, **_: False)
 output_gpu._runs_on = lambda device: True  # the interpreter runs the kernels on the CPU
 ids = torch.randint(3, 96, (2, 38), generator=torch.Generator().manual_seed(2))
 mask = torch.ones_like(ids)
@@ -134,7 +134,7 @@ from runtime.session.settings import FUSED
 from runtime.model.open import open_model
 from runtime.session.session import Session, Settings
 gated._ROWS, gated._COLUMNS, gated._OUTPUTS = 32, 64, 64
-CpuOutput.suits = staticmethod(lambda opened: False)
+CpuOutput.suits = staticmethod(lambda opened, **_: False)
 output_gpu._runs_on = lambda device: True
 opened = open_model(sys.argv[1])
 with Session(opened, Settings(preset="full", experts=FUSED)) as session:

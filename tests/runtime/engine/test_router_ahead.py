@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from runtime.engine.router_ahead import ranked_first, reason_not_asked, routers_ahead
 from runtime.engine.routers import Watcher
-from runtime.model.layers import moe_layers
+from runtime.model.layers import MoeLayer, moe_layers
 from runtime.policies.prefetch.ahead import named
 from runtime.policies.step import Step
 from tests.helpers.registry import TEXT_FAMILIES, text_model
@@ -42,11 +42,20 @@ def first_steps(model: PreTrainedModel, distance: int) -> list[Step]:
     return steps
 
 
+def check_distribution(layer: MoeLayer, scores: torch.Tensor) -> None:
+    """A router gives logits or the distribution itself; both come out as the distribution."""
+    scores = scores.float()
+    is_distribution = bool((scores >= 0).all()) and torch.allclose(scores.sum(dim=1), torch.ones(len(scores)))
+    assert torch.equal(layer.distribution(scores), scores if is_distribution else scores.softmax(-1))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("family", TEXT_FAMILIES)
 def test_asked_about_its_own_input_a_router_names_what_it_selects(family: str, dtype: torch.dtype) -> None:
     model = text_model(family, dtype)
     num_layers = len(moe_layers(model))
+    for layer in moe_layers(model):
+        layer.gate.register_forward_hook(lambda gate, args, output, layer=layer: check_distribution(layer, output[0]))
     steps = first_steps(model, num_layers)  # so many layers ahead of a layer is the layer itself
     assert len(steps) == num_layers
     for step in steps:
@@ -169,7 +178,7 @@ class Led(Block):
 
 
 def opened(*gates: Gate, block: nn.Module | None = None) -> SimpleNamespace:
-    layers = [SimpleNamespace(gate=gate, name="block.experts") for gate in gates]
+    layers = [MoeLayer(index, "block.experts", experts=None, gate=gate, top_k=K) for index, gate in enumerate(gates)]
     return SimpleNamespace(
         layers=layers, family="fake", model=SimpleNamespace(get_submodule=lambda name: block or Block())
     )

@@ -10,6 +10,7 @@ from torch.nn.functional import linear
 
 from artifacts.traces.trace import DECODE, PREFILL
 from runtime.engine.routers import Watcher
+from runtime.model.layers import MoeLayer
 from runtime.policies.step import Step
 
 L, E, K, H = 3, 5, 2, 4
@@ -32,7 +33,8 @@ class Tiny:
 
     def __init__(self) -> None:
         self.embedding = nn.Embedding(9, H)
-        self.layers = [SimpleNamespace(gate=Gate(index), index=index, name=f"{index}.experts") for index in range(L)]
+        gates = [Gate(index) for index in range(L)]
+        self.layers = [MoeLayer(index, f"{index}.experts", None, gate, K) for index, gate in enumerate(gates)]
         self.model = SimpleNamespace(
             device=torch.device("cpu"),
             get_input_embeddings=lambda: self.embedding,

@@ -99,7 +99,7 @@ class Bench:
         fused: Output | None = options["fused"] and options["fused"](self.events, "fused")
         patch.setattr(module, "GpuOutput", OnDevice)
         patch.setattr(module, "choose_output", lambda opened: lambda opened, resident: fused)
-        patch.setattr(module, "CpuOutput", SimpleNamespace(suits=lambda opened: options["suits"]))
+        patch.setattr(module, "CpuOutput", SimpleNamespace(suits=lambda opened, **_: options["suits"]))
         patch.setattr(module, "is_worth_batching", lambda opened: options["is_worth"])
         patch.setattr(module, "TokenKernels", lambda opened, resident: "kernels")
         patch.setattr(module, "ResidentExperts", self._resident)

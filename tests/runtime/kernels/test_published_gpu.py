@@ -7,7 +7,8 @@ from pathlib import Path
 import torch
 
 from artifacts.formats.base import Stored
-from runtime.kernels.gpu.stored_matrix import ClampedGate, gated_matrices, is_readable
+from runtime.kernels.clamped_gate import ClampedGate
+from runtime.kernels.gpu.stored_matrix import gated_matrices, is_readable
 from runtime.model.arithmetic import DOWN, GATE_UP
 from runtime.model.quantised_layout import PLAIN, Piece, QuantisedLayout
 from tests.helpers.triton_process import compiler, cubin_size, interpret, needs_triton
