@@ -204,7 +204,8 @@ class _Search:
             each: QuantisedLayout.of(each, self._layout.dtype, is_transposed=self._is_transposed) for each in pieces
         }
         if len(layouts) == 1:
-            return layouts[pieces[0]], tuple(self._packed(key, layouts[pieces[0]]) for key in range(len(pieces)))
+            (layout,) = layouts.values()
+            return layout, tuple(self._packed(key, layout) for key in range(len(pieces)))
         numbers = {each: LayoutNumber(number) for number, each in enumerate(layouts)}
         mixed = MixedLayout(tuple(layouts.values()))
         return mixed, tuple(

@@ -150,6 +150,10 @@ TESTS = {
             f"[{pair}-on-demand]"
             for pair in ("fp8-deepseek_v2", "mxfp4-gpt_oss")
         ),
+        *(
+            f"{_MODEL}/test_families.py::test_experts_that_are_stored_otherwise_are_read_in_parts[{family}]"
+            for family in ("qwen3_vl_moe", "inkling_text")
+        ),
     ),
     "runtime/session/interleave.py": ("tests/runtime/session/test_interleave.py",),
     "moectl/serving/bodies.py": ("tests/moectl/serving/test_bodies.py",),
