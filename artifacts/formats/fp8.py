@@ -46,11 +46,15 @@ class Scaled:
         weight, scale = tensors["weight"], tensors["scale"].float()
         grid = scale.reshape(_grid(tuple(scale.shape))).numpy()
         values = torch.arange(256, dtype=torch.uint8).view(weight.dtype).float().numpy()
-        height, width = (
+        block = self.scaled_block(weight.shape, scale.shape)
+        return partial(loops().from_bytes, weight.view(torch.uint8).numpy(), values, grid, *block)
+
+    def scaled_block(self, weight: tuple[int, ...], scale: tuple[int, ...]) -> tuple[int, ...]:
+        """Rows and columns that one scale multiplies, from the shapes of the weights and the scales."""
+        return tuple(
             -(-size // count) if count in (1, size) else block
-            for size, count, block in zip(weight.shape, grid.shape, self.block, strict=True)
+            for size, count, block in zip(weight, _grid(scale), self.block, strict=True)
         )
-        return partial(loops().from_bytes, weight.view(torch.uint8).numpy(), values, grid, height, width)
 
     def is_sound(self, tensors: Mapping[str, torch.Tensor]) -> bool:
         return are_sound(tensors.values())

@@ -21,7 +21,7 @@ from runtime.kernels.clamped_gate import ClampedGate
 from runtime.kernels.load import kernels
 from runtime.model.arithmetic import DOWN, GATE_UP
 from runtime.model.layout import Layout
-from runtime.model.quantised_layout import Piece, QuantisedLayout
+from runtime.model.quantised_layout import Piece, PlacedPieces, QuantisedLayout
 
 _WORDS = ("g_idx", "zero_point")  # optional tensors, which the kernels take as int32
 _BIASES = (f"{GATE_UP}_bias", f"{DOWN}_bias")
@@ -109,15 +109,11 @@ def _multipliers(layout: QuantisedLayout, part: str) -> list[Multiplier]:
 
 def _matrices(layout: QuantisedLayout, part: str) -> list[PublishedMatrix]:
     """The matrices that are the rows of one part."""
-    found: dict[int, tuple[dict[str, Piece], dict[str, int]]] = {}
-    for piece, offset in zip(layout.pieces, layout.offsets, strict=True):
-        if piece.part == part:
-            tensors, offsets = found.setdefault(piece.source, ({}, {}))
-            tensors[piece.role], offsets[piece.role] = piece, offset
-    return [_matrix(*stored) for stored in found.values()]
+    return [_matrix(placed) for placed in layout.matrices[part]]
 
 
-def _matrix(tensors: Mapping[str, Piece], offsets: Mapping[str, int]) -> PublishedMatrix:
+def _matrix(placed: PlacedPieces) -> PublishedMatrix:
+    tensors, offsets = ({role: each[i] for role, each in placed.items()} for i in (0, 1))
     form = next(iter(tensors.values())).format
     return PublishedMatrix(form, tensors, offsets, *form.shape(tensors))
 
@@ -142,12 +138,8 @@ def _scales(matrix: PublishedMatrix, role: str, num_groups: int) -> Described:
 
 def _eight_bit_floats(matrix: PublishedMatrix) -> Described:
     scale, weight = matrix.tensors["scale"], matrix.tensors["weight"]
-    rows, columns = (*scale.shape, 1, 1)[:2]
-    height, width = (
-        -(-size // count) if count in (1, size) else block
-        for size, count, block in zip(weight.shape, (rows, columns), matrix.format.block, strict=True)
-    )
-    described = _scales(matrix, "scale", columns)
+    height, width = matrix.format.scaled_block(weight.shape, scale.shape)
+    described = _scales(matrix, "scale", -(-matrix.num_inputs // width))
     kind = {torch.float8_e4m3fn: "E4M3", torch.float8_e5m2: "E5M2", torch.int8: "INT8"}[weight.dtype]
     return described | {"KIND": kind, "CODES": matrix.offsets["weight"], "HEIGHT": height, "WIDTH": width}
 

@@ -61,8 +61,8 @@ def ranked_first(p: torch.Tensor, selected: torch.Tensor) -> torch.Tensor:
     """Give the values of distributions `p` [T, E] to experts anew: the largest K to the `selected` [T, K] and the rest
     to the others, both in the order that they have in `p`.
 
-    The values of others are smaller by a bit (one unit in the last place): nobody who ranks meets a tie between a
-    selected expert and another.
+    The values of the other experts are reduced by one unit in the last place, so that none of them ties with a selected
+    expert.
     """
     values, experts = p.sort(dim=1, descending=True, stable=True)
     is_selected = torch.zeros_like(p).scatter_(1, selected, 1.0)

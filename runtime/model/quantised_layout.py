@@ -33,6 +33,10 @@ class Piece(NamedTuple):
         return prod(self.shape) * self.dtype.itemsize
 
 
+PlacedPieces = dict[str, tuple[Piece, int]]
+"""The pieces of one matrix by role, each with the byte at which it begins in a slot."""
+
+
 class QuantisedMatrix(NamedTuple):
     """One matrix in a slot: a format with its tensors by role, views of the slot."""
 
@@ -83,18 +87,21 @@ class QuantisedLayout:
         return round_up(self.offsets[-1] + self.pieces[-1].nbytes)
 
     @property
+    def matrices(self) -> dict[str, list[PlacedPieces]]:
+        """Of each part the matrices that are its rows."""
+        found: dict[str, dict[int, PlacedPieces]] = {}
+        for piece, offset in zip(self.pieces, self.offsets, strict=True):
+            found.setdefault(piece.part, {}).setdefault(piece.source, {})[piece.role] = (piece, offset)
+        return {part: list(by_source.values()) for part, by_source in found.items()}
+
+    @property
     def project(self) -> Callable[..., torch.Tensor]:
         return project_quantised
 
     def views(self, buffer: torch.Tensor) -> Parts:
         """Views of `buffer`, uint8 [nbytes] or longer, on any device: of each part the matrices that are its rows, or
         its numbers where it has one tensor that is not quantised."""
-        matrices: dict[str, dict[int, QuantisedMatrix]] = {}
-        for piece, offset in zip(self.pieces, self.offsets, strict=True):
-            view = buffer[offset : offset + piece.nbytes].view(piece.dtype).view(piece.shape)
-            of_part = matrices.setdefault(piece.part, {})
-            of_part.setdefault(piece.source, QuantisedMatrix(piece.format, {})).tensors[piece.role] = view
-        return {part: _plain(list(of_part.values())) for part, of_part in matrices.items()}
+        return {part: _plain([_views(buffer, placed) for placed in stored]) for part, stored in self.matrices.items()}
 
     def weights(self, buffer: torch.Tensor) -> dict[str, torch.Tensor]:
         """The numbers of each part, as the module has them; copies, but for parts that are not quantised."""
@@ -118,6 +125,14 @@ class QuantisedLayout:
             if not all(matrix.is_sound() for matrix in matrices):
                 return name
         return None
+
+
+def _views(buffer: torch.Tensor, placed: PlacedPieces) -> QuantisedMatrix:
+    tensors = {
+        role: buffer[offset : offset + piece.nbytes].view(piece.dtype).view(piece.shape)
+        for role, (piece, offset) in placed.items()
+    }
+    return QuantisedMatrix(next(piece.format for piece, _ in placed.values()), tensors)
 
 
 def _plain(matrices: list[QuantisedMatrix]) -> list[QuantisedMatrix] | torch.Tensor:

@@ -37,7 +37,7 @@ SUMS, NUMBERS, PAIRS = vector(F32, LANES), vector(I16), vector(I32, LANES)
 
 
 def load(builder: ir.IRBuilder, address: ir.Value, kind: ir.Type, offset: int = 0) -> ir.Value:
-    """What lies `offset` bytes behind the address."""
+    """Load the value that lies `offset` bytes behind the address."""
     return builder.load(builder.inttoptr(builder.add(address, I64(offset)), kind.as_pointer()), align=1)
 
 

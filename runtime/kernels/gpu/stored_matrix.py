@@ -4,7 +4,7 @@ Kernels are compiled for these descriptions: sizes and places are constants in t
 expert's beginning, all distances in elements of what is read.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -18,7 +18,7 @@ from artifacts.formats.nvfp4 import NvFp4
 from artifacts.formats.packed_integers import PackedIntegers
 from runtime.kernels.clamped_gate import ClampedGate
 from runtime.model.arithmetic import DOWN, GATE_UP
-from runtime.model.quantised_layout import PLAIN, Piece, QuantisedLayout
+from runtime.model.quantised_layout import PLAIN, PlacedPieces, QuantisedLayout
 
 _FLOATS = {torch.float8_e4m3fn: (3, 7), torch.float8_e5m2: (2, 15)}  # bits of the mantissa, bias of the exponent
 _E2M1 = (1, 1)
@@ -120,40 +120,36 @@ def is_readable(layout: QuantisedLayout) -> bool:
 
 def gated_matrices(layout: QuantisedLayout, activation: ClampedGate | None = None) -> GatedMatrices:
     """Describe the matrices of an expert that lies so."""
-    found: dict[tuple[str, int], tuple[list[Piece], list[int]]] = {}
-    for piece, offset in zip(layout.pieces, layout.offsets, strict=True):
-        pieces, offsets = found.setdefault((piece.part, piece.source), ([], []))
-        pieces.append(piece)
-        offsets.append(offset)
-    biases = {name: found.pop((f"{name}_bias", 0), None) for name in (GATE_UP, DOWN)}
-    matrices = {
-        (name, source): replace(stored_matrix(*each), bias=biases[name] and biases[name][1][0])
-        for (name, source), each in found.items()
-    }
-    gate, down, up = matrices[GATE_UP, 0], matrices[DOWN, 0], matrices.get((GATE_UP, 1))
+    (gate, *up), (down,) = (
+        [replace(stored_matrix(placed), bias=_bias(layout, name)) for placed in layout.matrices[name]]
+        for name in (GATE_UP, DOWN)
+    )
     up_first, step = (1, 2) if activation else (0 if up else gate.num_outputs // 2, 1)
-    return GatedMatrices(gate, up or gate, up_first, step, down, activation)
+    return GatedMatrices(gate, up[0] if up else gate, up_first, step, down, activation)
 
 
-def stored_matrix(pieces: Sequence[Piece], offsets: Sequence[int]) -> StoredMatrix:
-    """Describe the matrix that `pieces` are, which begin at `offsets` in an expert."""
-    starts = {piece.role: offset for piece, offset in zip(pieces, offsets, strict=True)}
-    stored = {piece.role: Stored(piece.dtype, piece.shape) for piece in pieces}
-    form = pieces[0].format
+def _bias(layout: QuantisedLayout, name: str) -> int | None:
+    """Where the bias of this part begins in an expert."""
+    stored = layout.matrices.get(f"{name}_bias")
+    return stored and stored[0][PLAIN][1]
+
+
+def stored_matrix(placed: PlacedPieces) -> StoredMatrix:
+    """Describe a matrix by its pieces and where they begin in an expert."""
+    starts = {role: offset for role, (_, offset) in placed.items()}
+    stored = {role: Stored(piece.dtype, piece.shape) for role, (piece, _) in placed.items()}
+    form = next(piece.format for piece, _ in placed.values())
     if form is None:
         return StoredMatrix(*stored[PLAIN].shape, StoredCodes(starts[PLAIN], "plain", 0))
     return _DESCRIBE[type(form)](form, _Pieces(starts, stored), *form.shape(stored))
 
 
 def _scaled(form: Scaled, pieces: _Pieces, rows: int, columns: int) -> StoredMatrix:
-    dtype, grid = pieces.stored["weight"].dtype, (*pieces.shape("scale"), 1, 1)[:2]
+    dtype = pieces.stored["weight"].dtype
     kind, (mantissa, bias) = ("float", _FLOATS[dtype]) if dtype in _FLOATS else ("signed", (0, 0))
-    height, width = (
-        -(-size // count) if count in (1, size) else block
-        for size, count, block in zip((rows, columns), grid, form.block, strict=True)
-    )
+    height, width = form.scaled_block((rows, columns), pieces.shape("scale"))
     codes = StoredCodes(pieces.starts["weight"], kind, 8, mantissa=mantissa, bias=bias)
-    return StoredMatrix(rows, columns, codes, pieces.scales("scale", height, width, grid[1], 1))
+    return StoredMatrix(rows, columns, codes, pieces.scales("scale", height, width, -(-columns // width), 1))
 
 
 def _mxfp4(form: MxFp4, pieces: _Pieces, rows: int, columns: int) -> StoredMatrix:

@@ -56,12 +56,13 @@ for form, tensors in cases:
         each.copy_(tensors[role])
     theirs = form.dequantise(tensors)
     ours = torch.empty_like(theirs)
-    dequantise(expert, stored_matrix(layout.pieces, layout.offsets), ours)
+    dequantise(expert, stored_matrix(layout.matrices[""][0]), ours)
     ours, theirs = (each[theirs.isfinite()].view(torch.int32) for each in (ours, theirs))
     print(int(torch.equal(ours, theirs)), theirs.numel())
 plain = torch.randn(5, 7)
 ours = torch.empty_like(plain)
-dequantise(plain.view(torch.uint8).flatten(), stored_matrix([Piece("", 0, "", None, plain.dtype, (5, 7))], [0]), ours)
+placed = {"": (Piece("", 0, "", None, plain.dtype, (5, 7)), 0)}
+dequantise(plain.view(torch.uint8).flatten(), stored_matrix(placed), ours)
 print(int(torch.equal(ours, plain)), plain.numel())
 """
 
