@@ -68,7 +68,8 @@ class BenchOptions:
     peers: Annotated[
         str,
         typer.Option(
-            help="Other programs beside them: transformers-eager, -batched, -grouped, accelerate-disk, -cpu, or all."
+            help="Other programs beside them: transformers-eager, -batched, -grouped, accelerate-disk, -cpu, "
+            "llama.cpp-bf16, -q8_0, -q4_0, -mxfp4, or all."
         ),
     ] = ""
     tasks: Annotated[

@@ -15,20 +15,28 @@ def export(
     what: Annotated[
         str,
         typer.Option(
-            help="gptq (a checkpoint: experts from their replicas, the rest as it is), buddies, splits, placement or "
-            "profile (JSON), routing (CSV), override-tensor (an option of llama.cpp)."
+            help="gptq (a checkpoint: experts from their replicas, the rest as it is), gguf (the model as one file for "
+            "llama.cpp), buddies, splits, placement or profile (JSON), routing (CSV), override-tensor (an option of "
+            "llama.cpp)."
         ),
     ] = "gptq",
-    out: Annotated[Path | None, typer.Option(help="The file to write, else stdout; of gptq a new folder.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The file to write, else stdout; of gptq a new folder, of gguf a new file.")
+    ] = None,
     bits: Annotated[int, typer.Option(help="Of gptq: 2, 3 or 4.")] = 4,
+    type: Annotated[str, typer.Option(help="Of gguf: f32, f16, bf16, q8_0, q4_0 or mxfp4.")] = "bf16",
     budget: Budget = "25%",
     store: StorePath = DEFAULT_STORE,
     run: RunId = None,
     json: Json = False,
 ) -> None:
-    """Write what a store holds for other programs."""
+    """Write what a store holds, or the model itself, for other programs."""
     from moectl.commands import export as command
+    from moectl.commands import export_gguf
 
+    if what == export_gguf.GGUF:
+        export_gguf.show(export_gguf.export(model, out, type), as_json=json)
+        return
     if what != command.GPTQ:
         text = command.export_text(model, what, out, budget=budget, store=store, run=run)
         command.show_text(text, as_json=json)

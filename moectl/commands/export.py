@@ -15,6 +15,7 @@ from artifacts.store.runs import StoredRun
 from artifacts.store.store import Store
 from moectl.bundled import demo_model
 from moectl.commands.export_forms import FORMS, JSON_FORMS, OVERRIDE_TENSOR, Exportable, find, override_tensor, routing
+from moectl.commands.export_gguf import GGUF
 from moectl.shared.opening import open_quietly
 from moectl.shared.progress import progress_bar
 from moectl.show.render import console, human_bytes, show_json
@@ -54,7 +55,7 @@ def export_text(
     Raises BadUsage (unknown name), BadInput (store) and Incompatible (no such run, another model).
     """
     if what not in FORMS:
-        raise BadUsage(unknown("export", what, (GPTQ, *FORMS)))
+        raise BadUsage(unknown("export", what, (GPTQ, GGUF, *FORMS)))
     opened = open_quietly(name, device="cpu") if name else None
     with Store.open(store, read_only=True) as kept:
         model = kept.require_model(opened.fingerprint, former=opened.former_fingerprint, name=name) if opened else None

@@ -1,4 +1,4 @@
-"""Measures other programs on the same checkpoint and text: plain transformers, and Accelerate with offloading.
+"""Measures other programs on the same checkpoint and text: plain transformers, Accelerate with offloading, llama.cpp.
 
 Each measurement runs in a process of its own, without moectl's registered experts and cached weights.
 """
@@ -16,9 +16,12 @@ import torch
 
 from artifacts.errors import BadInput, OutOfResources
 from profilers.compare.bench import BenchSample, BenchSetting, BenchText, sample_of
+from profilers.compare.llama_cpp import LlamaCpp, check_installed
 from profilers.compare.quality import TextReading, read_by
+from profilers.quantise.export_gguf import export_gguf
 from profilers.workers.workers import Processes, Workers
 from runtime.control import sizes
+from runtime.model.gguf_file import open_gguf
 from runtime.model.open import MoeModel
 from runtime.session.devices import resolve_device
 
@@ -29,11 +32,12 @@ _EXPERTS = ".experts."
 @dataclass(frozen=True, slots=True)
 class Peer:
     """A way to run the checkpoint: transformers' experts implementation, and where Accelerate offloads to: `disk`,
-    `cpu` or, if empty, nowhere."""
+    `cpu` or, if empty, nowhere; or llama.cpp on a GGUF file of type `gguf`."""
 
     name: str
     experts: str = "grouped_mm"
     offload: str = ""
+    gguf: str = ""
 
     @property
     def link(self) -> str:
@@ -49,6 +53,7 @@ PEERS = {
         Peer("transformers-grouped", "grouped_mm"),
         Peer("accelerate-disk", offload="disk"),
         Peer("accelerate-cpu", offload="cpu"),
+        *(Peer(f"llama.cpp-{type_}", gguf=type_) for type_ in ("bf16", "q8_0", "q4_0", "mxfp4")),
     )
 }
 
@@ -56,7 +61,7 @@ PEERS = {
 @dataclass(frozen=True, slots=True)
 class PeerTask:
     """The measurement of a process. Where a peer offloads, weights may take `memory_nbytes` on the device that
-    computes."""
+    computes. `folder` is the checkpoint, or llama.cpp's file."""
 
     peer: Peer
     folder: Path
@@ -65,6 +70,7 @@ class PeerTask:
     sequences: tuple[np.ndarray, ...]
     prefill: int
     memory_nbytes: int
+    vocab_size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +88,10 @@ def check(peer: Peer, device: str) -> None:
         raise BadInput(f"{peer.name} needs a GPU: without one the CPU's memory is what computes, and is no slow tier")
     if peer.offload and find_spec("accelerate") is None:
         raise BadInput(f"{peer.name} needs Accelerate: pip install 'moectl[peers]'")
+    if peer.gguf:
+        check_installed()
+        if resolve_device(device).type != "cpu":
+            raise BadInput(f"{peer.name} is measured on a CPU: give --device cpu")
 
 
 class PeerBench:
@@ -90,6 +100,7 @@ class PeerBench:
     def __init__(self, opened: MoeModel, folder: Path, text: BenchText, *, threads: int) -> None:
         self._opened, self._folder, self._text, self._threads = opened, folder, text, threads
         self._other_nbytes = sum(tensor.nbytes for tensor in opened.model.parameters() if tensor.device.type != "meta")
+        self._scratch = tempfile.TemporaryDirectory(prefix="moectl-gguf-")
 
     def measure(self, setting: BenchSetting, full: TextReading) -> BenchSample:
         """Measure a peer in a process of its own, with quality against the reading of the `full` model. The budget is
@@ -97,17 +108,27 @@ class PeerBench:
         begin_s = perf_counter()
         if self._folder.is_file():
             raise BadInput(f"{setting.preset} does not read {self._folder.name}: moectl compares on safetensors")
+        peer, device = PEERS[setting.preset], str(self._opened.model.device)
+        check(peer, device)
         task = PeerTask(
-            PEERS[setting.preset],
-            self._folder,
-            str(self._opened.model.device),
+            peer,
+            self._gguf(peer.gguf) if peer.gguf else self._folder,
+            device,
             self._threads,
             self._text.sequences,
             self._text.prefill,
             self._other_nbytes + sizes.budget_nbytes(setting.budget, self._opened.shape),
+            self._opened.model.config.get_text_config().vocab_size,
         )
-        peer = read_apart(task)
-        return sample_of(peer.reading, full, self._text, fast_nbytes=peer.expert_nbytes, begin_s=begin_s)
+        found = read_apart(task)
+        return sample_of(found.reading, full, self._text, fast_nbytes=found.expert_nbytes, begin_s=begin_s)
+
+    def _gguf(self, type_: str) -> Path:
+        """The model as a GGUF file, which is written once and removed with this object."""
+        path = Path(self._scratch.name) / f"{type_}.gguf"
+        if not path.exists():
+            export_gguf(self._opened, self._folder, path, type_)
+        return path
 
 
 def read_apart(task: PeerTask) -> PeerReading:
@@ -124,6 +145,8 @@ def read_apart(task: PeerTask) -> PeerReading:
 
 def read_here(task: PeerTask) -> PeerReading:
     """Load the model and read the text after its first sequence has warmed all caches."""
+    if task.peer.gguf:
+        return _read_gguf(task)
     torch.set_num_threads(task.threads)
     with tempfile.TemporaryDirectory(prefix="moectl-peer-") as scratch:
         model = _load(task, scratch)
@@ -138,6 +161,15 @@ def read_here(task: PeerTask) -> PeerReading:
         held = {name: tensor.nbytes for name, tensor in model.named_parameters() if tensor.device.type == device.type}
         experts = sum(nbytes for name, nbytes in held.items() if _EXPERTS in name)
         return PeerReading(reading, experts, sum(held.values()))
+
+
+def _read_gguf(task: PeerTask) -> PeerReading:
+    length = max(map(len, task.sequences))
+    llama = LlamaCpp(task.folder, threads=task.threads, num_tokens=length, vocab_size=task.vocab_size)
+    llama.read(task.sequences[:1], prefill=task.prefill)
+    reading = llama.read(task.sequences, prefill=task.prefill)
+    held = {name: tensor.nbytes for name, tensor in open_gguf(task.folder).tensors.items()}
+    return PeerReading(reading, sum(nbytes for name, nbytes in held.items() if "_exps." in name), sum(held.values()))
 
 
 def _load(task: PeerTask, scratch: str) -> torch.nn.Module:

@@ -1,4 +1,4 @@
-"""Decoding at batch 1 with every expert resident: moectl beside the experts implementations of transformers.
+"""Decoding at batch 1 with every expert resident: moectl beside transformers' experts implementations and llama.cpp.
 
 A section of tools.bench.decode. Every implementation decodes the same tokens with the same weights in one process, in
 alternating rounds; ratios are taken within a round, so that other load of the machine affects all alike.
@@ -8,10 +8,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 
@@ -19,6 +20,8 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from profilers.compare.llama_cpp import LlamaCpp
+from profilers.quantise.export_gguf import export_gguf
 from runtime.model.open import open_model
 from runtime.session.session import Session, Settings
 from runtime.session.settings import FUSED
@@ -26,17 +29,17 @@ from tools.bench.performance import Ratio, Section, Table
 
 STOCK = ("eager", "grouped_mm", "batched_mm")
 OURS = {"moectl": Settings("full"), "moectl, experts fused": Settings("full", experts=FUSED)}
+LLAMA_CPP = {torch.bfloat16: "bf16", torch.float32: "f32"}  # the types of its files
 PROMPT = 16  # tokens
 OLMOE_SHAPED = ("--layers", "16", "--experts", "64", "--top-k", "8", "--hidden", "512", "--intermediate", "256")
 
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A model and a function that selects its implementation of experts."""
+    """A name, and a function that decodes ids [1, PROMPT + tokens] and returns the seconds of each decoded token."""
 
     name: str
-    model: PreTrainedModel
-    select: Callable[[], None]
+    decode: Callable[[torch.Tensor], Sequence[float]]
 
 
 def measure(models: dict[str, Path], *, rounds: int, tokens: int) -> Section:
@@ -52,12 +55,19 @@ def measure(models: dict[str, Path], *, rounds: int, tokens: int) -> Section:
 def table(name: str, folder: Path, dtype: torch.dtype, *, rounds: int, tokens: int) -> Table:
     """One model in one dtype, on the CPU."""
     stock = plain_model(folder, dtype=dtype)
-    contenders = [Contender(each, stock, partial(stock.set_experts_implementation, each)) for each in STOCK]
+    contenders = [Contender(each, partial(_decode_with, stock, each)) for each in STOCK]
     ids = torch.from_numpy(np.random.default_rng(0).integers(3, stock.config.vocab_size, (1, PROMPT + tokens)))
     with ExitStack() as stack:
         for own, settings in OURS.items():
             session = stack.enter_context(Session(open_model(str(folder), dtype=dtype), settings))
-            contenders.append(Contender(own, session.opened.model, lambda: None))
+            contenders.append(Contender(own, partial(decode_seconds, session.opened.model)))
+        if find_spec("xllamacpp"):
+            type_, scratch = LLAMA_CPP[dtype], Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            export_gguf(session.opened, folder, scratch / "model.gguf", type_)
+            llama = LlamaCpp(
+                scratch / "model.gguf", threads=1, num_tokens=ids.shape[1], vocab_size=stock.config.vocab_size
+            )
+            contenders.append(Contender(f"llama.cpp {type_}", partial(_decode_by_llama_cpp, llama)))
         seconds = run_rounds(contenders, ids, rounds=rounds)
     return _table(name, str(dtype).removeprefix("torch."), seconds, rounds=rounds, tokens=tokens)
 
@@ -92,11 +102,19 @@ def run_rounds(contenders: list[Contender], ids: torch.Tensor, *, rounds: int) -
     for turn in range(rounds + 1):
         start = turn % len(contenders)
         for contender in contenders[start:] + contenders[:start]:
-            contender.select()
-            steps = decode_seconds(contender.model, ids)
+            steps = contender.decode(ids)
             if turn:
                 seconds[contender.name].append(median(steps))
     return seconds
+
+
+def _decode_with(model: PreTrainedModel, implementation: str, ids: torch.Tensor) -> list[float]:
+    model.set_experts_implementation(implementation)
+    return decode_seconds(model, ids)
+
+
+def _decode_by_llama_cpp(llama: LlamaCpp, ids: torch.Tensor) -> Sequence[float]:
+    return llama.read([ids[0].numpy()], prefill=PROMPT).decode_s
 
 
 @torch.inference_mode()

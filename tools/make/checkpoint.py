@@ -3,7 +3,7 @@
     python tools/make/checkpoint.py OUT --family olmoe --layers 10 --experts 64 --hidden 1024 --intermediate 512
 
 makes 2 GiB in bfloat16: one shard a layer, in the layout that published checkpoints have (one tensor per expert and
-projection), with a tokenizer of 256 bytes. Routers and weights are random: good for measuring memory, time and
+projection), with a tokenizer of bytes. Routers and weights are random: good for measuring memory, time and
 exactness of loading, not for measuring anything that depends on what routers have learned.
 """
 
@@ -90,9 +90,10 @@ def layer_tensors(single: PreTrainedConfig, layer: int, *, fused: bool) -> dict[
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
-    """Every byte is a token, plus one that ends a text."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE(vocab={symbol: index for index, symbol in enumerate(alphabet)}, merges=[]))
+    """Every byte is a token, plus one pair, without which llama.cpp opens no vocabulary, and one that ends a text."""
+    tokens = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "th"]
+    merges = [("t", "h")]
+    tokenizer = Tokenizer(models.BPE(vocab={token: index for index, token in enumerate(tokens)}, merges=merges))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END)

@@ -6,11 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors import safe_open
+from transformers import AutoTokenizer
 
 from artifacts.quantisation.gptq import Quantized
 from artifacts.quantisation.gptq_checkpoint import GptqCheckpoint
 from artifacts.quantisation.replica_file import read_replica
+from moectl.bundled import demo_model
 from moectl.cli import main
+from runtime.model.gguf_config import gguf_tokenizer
 from tests.conftest import Checkpoint
 from tests.helpers import families
 from tests.moectl.commands.test_quantize import said_by
@@ -91,3 +94,21 @@ def test_what_cannot_be_exported_is_said(
     assert {path.name for path in tmp_path.iterdir()} == {"text.txt", "moe.duckdb", "moe.duckdb.replicas"}
     Path("out").mkdir()
     assert main(["export", model, "--out", "out"]) == 3
+
+
+def test_a_model_as_one_gguf_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    gguf = ("export", "--what", "gguf", "--type")
+    told = json.loads(said_by(capfd, *gguf, "q8_0", "--out", "demo.gguf", "--json"))
+    assert told == {"file": "demo.gguf", "type": "q8_0", "nbytes": Path("demo.gguf").stat().st_size}
+    theirs, ours = gguf_tokenizer(Path("demo.gguf")), AutoTokenizer.from_pretrained(demo_model())
+    assert theirs.encode("Two sheep, 12 dogs.") == ours.encode("Two sheep, 12 dogs.")
+    for options, code, line in (
+        (("q8_0", "--out", "demo.gguf"), 3, "demo.gguf is there already"),
+        (("q8_0",), 2, "give --out FILE"),
+        (("q3_0", "--out", "new.gguf"), 2, "q4_0"),
+    ):
+        assert main([*gguf, *options]) == code and line in capfd.readouterr().err
+    assert sorted(path.name for path in Path().iterdir()) == ["demo.gguf"]

@@ -7,15 +7,17 @@ import numpy as np
 import pytest
 
 from artifacts.errors import BadInput
-from profilers.compare import peers
+from moectl.bundled import demo_model
+from profilers.compare import llama_cpp, peers
 from profilers.compare.bench import BenchText
 from profilers.compare.peers import PEERS, PeerTask, read_apart, read_here
 from profilers.compare.quality import TextReading, compare, read
-from runtime.model.open import MoeModel
+from profilers.quantise.export_gguf import export_gguf
+from runtime.model.open import MoeModel, open_model
 from runtime.session.session import Session, Settings
 
 TEXT = BenchText((np.arange(5, 21), np.arange(30, 46)), 8)
-HAS_ACCELERATE = find_spec("accelerate") is not None
+HAS_ACCELERATE, HAS_LLAMA_CPP = find_spec("accelerate") is not None, find_spec("xllamacpp") is not None
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +27,7 @@ def full(opened: MoeModel) -> TextReading:
 
 
 def task(name: str, folder: Path, *, memory_nbytes: int = 0) -> PeerTask:
-    return PeerTask(PEERS[name], folder, "cpu", 1, TEXT.sequences, TEXT.prefill, memory_nbytes)
+    return PeerTask(PEERS[name], folder, "cpu", 1, TEXT.sequences, TEXT.prefill, memory_nbytes, vocab_size=2048)
 
 
 @pytest.mark.parametrize("name", ["transformers-eager", "transformers-batched", "transformers-grouped"])
@@ -46,9 +48,29 @@ def test_accelerate_holds_what_it_may(folder: Path, opened: MoeModel, full: Text
     assert compare(found.reading, full).kl < 1e-6
 
 
+@pytest.mark.skipif(not HAS_LLAMA_CPP, reason="llama.cpp is not installed (extra: peers)")
+def test_llama_cpp_reads_the_same_text(tmp_path: Path) -> None:
+    opened = open_model(str(demo_model()))
+    with Session(opened, Settings("full")) as session:
+        full = read(session, TEXT.sequences, prefill=TEXT.prefill)
+    found = {}
+    for type_ in ("bf16", "q4_0"):
+        export_gguf(opened, demo_model(), tmp_path / f"{type_}.gguf", type_)
+        found[type_] = read_here(task(f"llama.cpp-{type_}", tmp_path / f"{type_}.gguf"))
+    assert compare(found["bf16"].reading, full).kl < 1e-2 < compare(found["q4_0"].reading, full).kl < 1
+    assert (
+        found["bf16"].expert_nbytes == opened.shape.nbytes
+        and found["q4_0"].expert_nbytes == opened.shape.nbytes * 9 / 32
+    )
+    assert len(found["bf16"].reading.decode_s) == TEXT.num_decoded and min(found["bf16"].reading.decode_s) > 0
+
+
 def test_what_cannot_run_says_why(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(BadInput, match="needs a GPU"):
         read_apart(task("accelerate-cpu", folder))
     monkeypatch.setattr(peers, "find_spec", lambda name: None)
     with pytest.raises(BadInput, match=r"moectl\[peers\]"):
         read_apart(task("accelerate-disk", folder))
+    monkeypatch.setattr(llama_cpp, "find_spec", lambda name: None)
+    with pytest.raises(BadInput, match=r"xllamacpp.*moectl\[peers\]"):
+        read_apart(task("llama.cpp-bf16", folder))
