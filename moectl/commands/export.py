@@ -19,7 +19,7 @@ from moectl.commands.export_gguf import GGUF
 from moectl.shared.opening import open_quietly
 from moectl.shared.progress import progress_bar
 from moectl.show.render import console, human_bytes, show_json
-from profilers.quantise.export_gptq import export_gptq
+from profilers.export.gptq import export_gptq
 from runtime.model.checkpoint import open_checkpoint
 from runtime.model.locate import locate
 

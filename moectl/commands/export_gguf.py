@@ -9,7 +9,7 @@ from moectl.bundled import demo_model
 from moectl.shared.opening import open_quietly
 from moectl.shared.progress import progress_bar
 from moectl.show.render import console, human_bytes, show_json
-from profilers.quantise.export_gguf import TYPES, export_gguf
+from profilers.export.gguf import TYPES, export_gguf
 from runtime.model.locate import locate
 
 GGUF = "gguf"

@@ -18,7 +18,7 @@ from artifacts.errors import BadInput, OutOfResources
 from profilers.compare.bench import BenchSample, BenchSetting, BenchText, sample_of
 from profilers.compare.llama_cpp import LlamaCpp, check_installed
 from profilers.compare.quality import TextReading, read_by
-from profilers.quantise.export_gguf import export_gguf
+from profilers.export.gguf import export_gguf
 from profilers.workers.workers import Processes, Workers
 from runtime.control import sizes
 from runtime.model.gguf_file import open_gguf

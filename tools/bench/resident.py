@@ -4,6 +4,7 @@ A section of tools.bench.decode. Every implementation decodes the same tokens wi
 alternating rounds; ratios are taken within a round, so that other load of the machine affects all alike.
 """
 
+import logging
 import subprocess
 import sys
 import tempfile
@@ -12,7 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 
@@ -20,9 +20,10 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from profilers.compare.llama_cpp import LlamaCpp
-from profilers.quantise.export_gguf import export_gguf
-from runtime.model.open import open_model
+from artifacts.errors import BadInput
+from profilers.compare.llama_cpp import LlamaCpp, check_installed
+from profilers.export.gguf import export_gguf
+from runtime.model.open import MoeModel, open_model
 from runtime.session.session import Session, Settings
 from runtime.session.settings import FUSED
 from tools.bench.performance import Ratio, Section, Table
@@ -32,6 +33,8 @@ OURS = {"moectl": Settings("full"), "moectl, experts fused": Settings("full", ex
 LLAMA_CPP = {torch.bfloat16: "bf16", torch.float32: "f32"}  # the types of its files
 PROMPT = 16  # tokens
 OLMOE_SHAPED = ("--layers", "16", "--experts", "64", "--top-k", "8", "--hidden", "512", "--intermediate", "256")
+
+log = logging.getLogger("bench_decode")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,15 +64,22 @@ def table(name: str, folder: Path, dtype: torch.dtype, *, rounds: int, tokens: i
         for own, settings in OURS.items():
             session = stack.enter_context(Session(open_model(str(folder), dtype=dtype), settings))
             contenders.append(Contender(own, partial(decode_seconds, session.opened.model)))
-        if find_spec("xllamacpp"):
-            type_, scratch = LLAMA_CPP[dtype], Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            export_gguf(session.opened, folder, scratch / "model.gguf", type_)
-            llama = LlamaCpp(
-                scratch / "model.gguf", threads=1, num_tokens=ids.shape[1], vocab_size=stock.config.vocab_size
-            )
-            contenders.append(Contender(f"llama.cpp {type_}", partial(_decode_by_llama_cpp, llama)))
+        contenders += _llama_cpp(stack, session.opened, folder, num_tokens=ids.shape[1])
         seconds = run_rounds(contenders, ids, rounds=rounds)
     return _table(name, str(dtype).removeprefix("torch."), seconds, rounds=rounds, tokens=tokens)
+
+
+def _llama_cpp(stack: ExitStack, opened: MoeModel, folder: Path, *, num_tokens: int) -> list[Contender]:
+    """llama.cpp on the same weights, where it is installed and can read them."""
+    type_, path = LLAMA_CPP[opened.dtype], Path(stack.enter_context(tempfile.TemporaryDirectory())) / "model.gguf"
+    try:
+        check_installed()
+        export_gguf(opened, folder, path, type_)
+    except BadInput as problem:
+        log.warning("without llama.cpp: %s", problem)
+        return []
+    llama = LlamaCpp(path, threads=1, num_tokens=num_tokens, vocab_size=opened.model.config.vocab_size)
+    return [Contender(f"llama.cpp {type_}", partial(_decode_by_llama_cpp, llama))]
 
 
 def _table(name: str, dtype: str, seconds: dict[str, list[float]], *, rounds: int, tokens: int) -> Table:

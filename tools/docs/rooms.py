@@ -49,7 +49,8 @@ ROOMS: dict[str, dict[str, str]] = {
         "hardware": "",
         "routing": "text workers",
         "quantise": "text workers",
-        "compare": "text workers hardware",
+        "export": "quantise",
+        "compare": "export text workers hardware",
     },
     "moectl": {
         "bundled": "",

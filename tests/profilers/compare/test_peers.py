@@ -12,7 +12,7 @@ from profilers.compare import llama_cpp, peers
 from profilers.compare.bench import BenchText
 from profilers.compare.peers import PEERS, PeerTask, read_apart, read_here
 from profilers.compare.quality import TextReading, compare, read
-from profilers.quantise.export_gguf import export_gguf
+from profilers.export.gguf import export_gguf
 from runtime.model.open import MoeModel, open_model
 from runtime.session.session import Session, Settings
 

@@ -10,7 +10,7 @@ import torch
 from artifacts.errors import BadInput
 from profilers.compare.llama_cpp import LlamaCpp
 from profilers.compare.quality import TextReading, compare, read
-from profilers.quantise.export_gguf import ARCHITECTURES, export_gguf
+from profilers.export.gguf import ARCHITECTURES, export_gguf
 from runtime.model.gguf_config import FAMILIES
 from runtime.model.gguf_file import open_gguf
 from runtime.model.open import MoeModel, open_model

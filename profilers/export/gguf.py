@@ -13,7 +13,7 @@ import torch
 
 from artifacts.common.files import check_writable, replacing
 from artifacts.errors import BadInput
-from profilers.quantise.gguf_vocabulary import add_vocabulary
+from profilers.export.gguf_vocabulary import add_vocabulary
 from profilers.quantise.method import projections
 from runtime.model.arithmetic import DOWN, GATE_UP
 from runtime.model.layers import MoeLayer

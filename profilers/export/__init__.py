@@ -1,0 +1,1 @@
+"""Whole models, written for other programs."""
