@@ -5,7 +5,6 @@ of a plain copy. A batch avoids both costs: the experts of a token are copied si
 the processor's cache, and multiplied by one batched product.
 """
 
-import mmap
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -16,6 +15,7 @@ from transformers.activations import SiLUActivation
 from transformers.integrations.moe import _default_apply_gate
 
 from runtime.model.arithmetic import expert_forward, project
+from runtime.model.huge_pages import anonymous
 from runtime.model.layout import ExpertLayout
 from runtime.model.open import MoeModel
 
@@ -51,7 +51,7 @@ class BatchedExperts:
     def __init__(self, module: nn.Module, layout: ExpertLayout, num_experts: int, *, batched: Collection[str]) -> None:
         self._batched = {name: [part for part in layout.parts if part.name.startswith(name)] for name in batched}
         parts = [part for named in self._batched.values() for part in named]
-        buffers = {part.name: layout.several(part, _memory(num_experts * part.nbytes)) for part in parts}
+        buffers = {part.name: layout.several(part, anonymous(num_experts * part.nbytes)) for part in parts}
         # The buffers for n experts. Their pages take no memory until an expert is copied to them.
         self._into = [{name: buffer[:n] for name, buffer in buffers.items()} for n in range(num_experts + 1)]
 
@@ -115,7 +115,7 @@ class _Trial:
         self.module, self.layout = opened.layers[0].experts, opened.store.layout
         self.num_experts, self._hidden_size = opened.shape.top_k, opened.layers[0].hidden_size
         self._random = torch.Generator().manual_seed(0)
-        self._experts = [self.layout.views(_memory(self.layout.nbytes)) for _ in range(self.num_experts)]
+        self._experts = [self.layout.views(anonymous(self.layout.nbytes)) for _ in range(self.num_experts)]
 
     def exact_projections(self) -> list[str]:
         """Return the projections for which one batched product gives the bits of separate products."""
@@ -175,11 +175,6 @@ def gates_by_row(module: nn.Module) -> bool:
     is_plain = module.has_gate and type(module)._apply_gate is _default_apply_gate
     has_norm = getattr(module, "has_post_expert_norm", False)
     return is_plain and not has_norm and isinstance(module.act_fn, SiLUActivation | nn.SiLU)
-
-
-def _memory(nbytes: int) -> torch.Tensor:
-    """Allocate uint8 [nbytes], page-aligned. Freed pages return to the system, where a heap would keep a trial's."""
-    return torch.frombuffer(mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), dtype=torch.uint8)
 
 
 def _as_operand(module: nn.Module, buffer: torch.Tensor) -> torch.Tensor:

@@ -16,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 
 from artifacts.common.untrusted import existing, read_json
 from artifacts.errors import BadInput
+from runtime.model.huge_pages import HUGE_PAGE, anonymous
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 DTYPES = {
@@ -155,8 +156,11 @@ class StoredTensor:
     nbytes: int
 
     def read(self) -> torch.Tensor:
-        """Return a copy in memory, in the stored dtype; torch aligns it to 64 bytes, unlike a mapped file."""
-        return read_tensor(self.shard, self.offset, self.nbytes, self.dtype).view(self.shape)
+        """Return a copy in memory, in the stored dtype, aligned to 64 bytes, unlike a mapped file; from 2 MiB on in
+        huge pages where there are any."""
+        raw = anonymous(self.nbytes) if self.nbytes >= HUGE_PAGE else torch.empty(self.nbytes, dtype=torch.uint8)
+        self.shard.read_into(self.offset, [memoryview(raw.numpy())])
+        return raw.view(self.dtype).view(self.shape)
 
     def __getitem__(self, index: EllipsisType) -> torch.Tensor:
         """Return the values for `tensor[...]`, by which transformers' loader reads a lazy tensor."""

@@ -12,6 +12,7 @@ from artifacts.errors import OutOfResources
 from artifacts.shape import Shape
 from runtime.model.arithmetic import project
 from runtime.model.direct_io import PAGE
+from runtime.model.huge_pages import HUGE_PAGE, anonymous
 
 ALIGNMENT = 64  # bytes; CPU kernels round differently at other alignments, and results stop being bit-identical
 Spans = tuple[tuple[int, int], ...]  # of a slot: bytes from start to stop
@@ -115,16 +116,17 @@ class ExpertLayout:
 
 
 def aligned(nbytes: int, *, pin: bool = False) -> torch.Tensor:
-    """Allocate a uint8 CPU tensor [nbytes]: page-aligned, so that a device can write to it past the page cache, or
-    page-locked and 64-byte aligned if `pin`. Raises OutOfResources."""
-    spare = 0 if pin else PAGE - ALIGNMENT
+    """Allocate a uint8 CPU tensor [nbytes]: page-aligned, so that a device can write to it past the page cache, and
+    from 2 MiB on in huge pages; or page-locked and 64-byte aligned if `pin`. Raises OutOfResources."""
     try:
-        buffer = torch.empty(nbytes + spare, dtype=torch.uint8, pin_memory=pin)
-    except RuntimeError as error:
+        if nbytes >= HUGE_PAGE and not pin:
+            return anonymous(nbytes)
+        buffer = torch.empty(nbytes + (0 if pin else PAGE - ALIGNMENT), dtype=torch.uint8, pin_memory=pin)
+    except (RuntimeError, OSError) as error:
         kind = "page-locked memory" if pin else "memory"
         raise OutOfResources(f"no room for {nbytes / 2**30:.2f} GiB of {kind}: leave the experts on disk") from error
     assert buffer.data_ptr() % ALIGNMENT == 0, f"torch allocated at {buffer.data_ptr()}, not on a 64-byte border"
-    first = -buffer.data_ptr() % PAGE if spare else 0
+    first = 0 if pin else -buffer.data_ptr() % PAGE
     return buffer[first : first + nbytes]
 
 

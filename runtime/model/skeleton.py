@@ -23,6 +23,7 @@ from transformers.utils.loading_report import LoadStateDictInfo
 
 from artifacts.errors import BadInput, first_line
 from runtime.model.checkpoint import StoredTensor
+from runtime.model.dense_memory import gather
 from runtime.model.gguf_config import gguf_mapping
 from runtime.model.layout import is_finite
 
@@ -129,6 +130,7 @@ def load_resident(
     _check_loaded(model, info)
     model._finalize_model_loading(model, loading, info)
     model.requires_grad_(False)
+    gather(model)
     _check_resident(model, experts)
 
 

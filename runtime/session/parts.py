@@ -12,12 +12,14 @@ from runtime.engine.output_cpu import CpuOutput
 from runtime.engine.output_gpu import GpuOutput
 from runtime.engine.routers import Watcher
 from runtime.kernels.cpu.dense import CompiledLinear
+from runtime.model.dense_memory import on_cpu
 from runtime.model.open import MoeModel
 from runtime.policies import Policies
 from runtime.policies.base import FastTier
 from runtime.policies.presets import Scope
 from runtime.session.settings import Settings
 from runtime.tiers.open import LinkChoice, Tiers
+from runtime.tiers.ram import RamStore
 from runtime.tiers.shadow_replicas import Shadows
 from runtime.tiers.slots import Slots
 
@@ -57,6 +59,19 @@ class Parts(Choices):
     def fast_nbytes(self) -> int:
         """Bytes of the slots and of the replicas beside them."""
         return self.slots.nbytes + (self.shadows.nbytes if self.shadows else 0)
+
+    @property
+    def memory(self) -> dict[str, list[torch.Tensor]]:
+        """What lies in memory of the CPU, by what it is."""
+        in_ram = [store.buffer for store in self.tiers.slow.stores.values() if isinstance(store, RamStore)]
+        held = {
+            "slots": self.slots.arenas,
+            "replicas": [self.shadows.buffer] if self.shadows else [],
+            "dense": [parameter.data for parameter in on_cpu(self.opened.model)],
+            "ram": in_ram,
+        }
+        on_cpu_only = {name: [one for one in tensors if one.device.type == "cpu"] for name, tensors in held.items()}
+        return {name: tensors for name, tensors in on_cpu_only.items() if tensors}
 
     @property
     def computed_widths(self) -> list[int]:

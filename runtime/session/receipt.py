@@ -6,6 +6,7 @@ import torch
 from runtime.control import split_solver
 from runtime.control.resplit import NOT_ANEW, Reconfiguration, tokens_between
 from runtime.kernels.low_bit import kernel_name
+from runtime.model import huge_pages
 from runtime.policies import POLICIES, describe
 from runtime.policies.presets import preset
 from runtime.session.parts import Parts
@@ -38,6 +39,7 @@ def receipt(parts: Parts, reconfiguration: Reconfiguration | None, *, fallbacks:
         "replicas": _replicas(parts),
         "predictors": parts.watcher.predictor.receipt() if parts.watcher.predictor else {},
         "maps": policies.matching.receipt() if policies.matching else {},
+        "huge_pages": {"mode": huge_pages.mode()} | huge_pages.shares(parts.memory),
         "pinned_bytes": parts.tiers.pinned_nbytes,
         "prefetch_window_bytes": parts.window,
         "link": parts.tiers.link.conditions(),

@@ -18,13 +18,13 @@ class RamStore:
     def __init__(self, disk: ExpertStore, *, pin: bool = False, progress: Callable[[int], None] | None = None) -> None:
         self.layout, self.shape, self.is_pinned = disk.layout, disk.shape, pin
         num_keys, stride = self.shape.num_keys, round_up(self.layout.nbytes)
-        buffer = aligned(num_keys * stride, pin=pin).view(num_keys, stride)
+        self.buffer = aligned(num_keys * stride, pin=pin).view(num_keys, stride)
         for key in range(num_keys):
-            disk.read(*divmod(key, self.shape.num_experts), buffer[key])
+            disk.read(*divmod(key, self.shape.num_experts), self.buffer[key])
             if progress is not None:
                 progress(key + 1)
         disk.check_unchanged()
-        self._experts = list(buffer[:, : self.layout.nbytes].unbind())
+        self._experts = list(self.buffer[:, : self.layout.nbytes].unbind())
 
     def view(self, layer: int, expert: int) -> torch.Tensor:
         """One expert's bytes where they lie, uint8 [nbytes]."""

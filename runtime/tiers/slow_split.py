@@ -1,5 +1,6 @@
 """The slow tier of split experts: neuron-major, read a segment at a time."""
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -17,14 +18,16 @@ from runtime.tiers.slow import SlowTier, unreadable
 
 
 class NeuronMajorStore:
-    """Reads experts from `disk`, one at a time, and rearranges each neuron by neuron. Thread-safe; keeps nothing."""
+    """Reads experts from `disk`, one at a time, and rearranges each neuron by neuron. Thread-safe; each thread keeps a
+    buffer of one expert."""
 
     def __init__(self, disk: DiskStore, layout: NeuronLayout) -> None:
         self.layout, self.shape, self._disk = layout, disk.shape, disk
+        self._own = threading.local()
 
     def read(self, layer: int, expert: int, out: torch.Tensor) -> None:
         """Fill `out`, a uint8 CPU tensor [layout.nbytes] or longer, with one expert."""
-        stored = aligned(self._disk.layout.nbytes)
+        stored = self._stored()
         self._disk.read(layer, expert, stored)
         self.layout.pack(self._disk.layout.views(stored), out[: self.layout.nbytes])
 
@@ -34,9 +37,15 @@ class NeuronMajorStore:
 
     def read_segment(self, layer: int, expert: int, out: torch.Tensor, *, is_bottom: bool) -> None:
         """Fill `out`, as long as the segment, with a top or a bottom. Reads only the spans that hold the segment."""
-        stored, segment = aligned(self._disk.layout.nbytes), self.layout.segment(len(out), is_bottom=is_bottom)
+        stored, segment = self._stored(), self.layout.segment(len(out), is_bottom=is_bottom)
         self._disk.read(layer, expert, stored, spans=self.layout.spans(self._disk.layout, segment))
         self.layout.pack(self._disk.layout.views(stored), out, segment)
+
+    def _stored(self) -> torch.Tensor:
+        """This thread's buffer for an expert as it is stored, uint8."""
+        if not hasattr(self._own, "buffer"):
+            self._own.buffer = aligned(self._disk.layout.nbytes)
+        return self._own.buffer
 
 
 @dataclass(frozen=True, slots=True)

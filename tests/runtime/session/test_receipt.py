@@ -45,6 +45,7 @@ def parts_of(**own: object) -> SimpleNamespace:
         "watcher": SimpleNamespace(predictor=None),
         "tiers": SimpleNamespace(pinned_nbytes=0, link=link, near=SimpleNamespace(conditions=dict)),
         "window": 64,
+        "memory": {},
         "computed_widths": [],
         "shadows": None,
         "engine": SimpleNamespace(steps=SimpleNamespace(num_not_landed=3)),

@@ -182,4 +182,5 @@ def test_the_receipt_says_what_is_in_force(checkpoint: Checkpoint) -> None:
     assert receipt["slots"] == receipt["experts"] == opened.shape.num_keys
     assert "every expert stays resident" in receipt["fallbacks"][0]
     assert receipt["policies"]["eviction"] == "least_stale"
+    assert list(receipt["huge_pages"]) == ["mode", "slots", "dense", "ram"]
     assert receipt["link"]["bandwidth_gbps"] / receipt["near"]["near_gbps"] == pytest.approx(25 / 80)

@@ -1,0 +1,41 @@
+"""The weights of a model outside its experts, together in one piece of memory, in huge pages where there are any."""
+
+from collections import defaultdict
+
+import torch
+from torch import nn
+
+from runtime.model.huge_pages import HUGE_PAGE, anonymous, mode
+from runtime.model.layout import round_up
+
+
+def on_cpu(model: nn.Module) -> list[nn.Parameter]:
+    """The parameters that have memory on the CPU; experts are on `meta`."""
+    return [parameter for parameter in model.parameters() if parameter.device.type == "cpu" and parameter.numel()]
+
+
+def gather(model: nn.Module) -> None:
+    """Move the parameters on the CPU together, each on a 64-byte border; those that share memory go on sharing it.
+
+    Those that were read into huge pages and not converted since stay there. All stay where they are if there are no
+    huge pages, or less than one would be filled. They are moved one by one, so that never two copies of all are held.
+    Raises OSError.
+    """
+    of_storage = defaultdict(list)
+    for parameter in on_cpu(model):
+        if parameter.untyped_storage().data_ptr() % HUGE_PAGE:
+            of_storage[parameter.untyped_storage().data_ptr()].append(parameter)
+    sizes = [round_up(group[0].untyped_storage().nbytes()) for group in of_storage.values()]
+    if mode() in ("never", "none") or sum(sizes) < HUGE_PAGE:
+        return
+    for address, place in zip(list(of_storage), anonymous(sum(sizes)).split(sizes), strict=True):
+        _move(of_storage.pop(address), place)
+
+
+def _move(group: list[nn.Parameter], place: torch.Tensor) -> None:
+    """Move parameters of one storage to `place`, uint8."""
+    old, new = group[0].untyped_storage(), torch.from_numpy(place.numpy()).untyped_storage()  # no larger than `place`
+    place[: old.nbytes()].copy_(torch.empty(0, dtype=torch.uint8).set_(old))
+    for parameter in group:
+        like = parameter.storage_offset(), parameter.shape, parameter.stride()
+        parameter.data = torch.empty(0, dtype=parameter.dtype).set_(new, *like)

@@ -1,0 +1,87 @@
+"""Memory in pages of 2 MiB where the system gives them. One thread reads weights in pages of 4 KiB at two thirds of the
+speed, because it looks up an address for each.
+
+Linux gives them to memory that asks for them (`madvise`); what it really gave stands in /proc/self/smaps.
+"""
+
+import mmap
+import re
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from ctypes import addressof, c_char
+from operator import attrgetter
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+HUGE_PAGE = 2 << 20  # bytes: those of x86-64, and of ARM where small pages have 4 KiB
+_IS_OFFERED = hasattr(mmap, "MADV_HUGEPAGE")  # only on Linux
+_MODE, _MAPPINGS = Path("/sys/kernel/mm/transparent_hugepage/enabled"), Path("/proc/self/smaps")
+
+
+class _Held(NamedTuple):
+    """What of a mapping from address `start` to `stop` is resident, and how much of that in huge pages."""
+
+    start: int
+    stop: int
+    resident_kib: int
+    huge_kib: int
+
+
+def anonymous(nbytes: int) -> torch.Tensor:
+    """New memory of zeros, uint8 [nbytes], on the border of a page; from 2 MiB on it begins on a border of 2 MiB, and
+    all that fills huge pages lies in such pages where there are any. A page takes memory when it is first written, and
+    returns it with the tensor. Raises OSError."""
+    if nbytes < HUGE_PAGE or not _IS_OFFERED:
+        return torch.frombuffer(_mapped(nbytes), dtype=torch.uint8)
+    mapping = _mapped(nbytes + HUGE_PAGE)  # what lies before the border is never written
+    first = -addressof(c_char.from_buffer(mapping)) % HUGE_PAGE
+    with suppress(OSError):  # a kernel without huge pages: the memory is as good in small ones, and `shares` says so
+        mapping.madvise(mmap.MADV_HUGEPAGE, first, nbytes // HUGE_PAGE * HUGE_PAGE)
+    return torch.frombuffer(mapping, dtype=torch.uint8, count=nbytes, offset=first)
+
+
+def mode() -> str:
+    """When the system gives huge pages: `always`, `madvise` (to whom asks), `never`; `none` where it has none."""
+    chosen = re.search(r"\[(\w+)\]", _MODE.read_text()) if _MODE.exists() else None
+    return chosen[1] if chosen else "none"
+
+
+def shares(memory: Mapping[str, Iterable[torch.Tensor]]) -> dict[str, float | None]:
+    """By name, how much of the resident memory of some tensors on the CPU lies in huge pages, from 0 to 1; None where
+    nothing was written yet. The system counts by mapping; a tensor may be part of one."""
+    mappings = _read_mappings() if _MAPPINGS.exists() else []
+    return {name: _share(tensors, mappings) for name, tensors in memory.items()}
+
+
+def _mapped(nbytes: int) -> mmap.mmap:
+    if not hasattr(mmap, "MAP_PRIVATE"):  # Windows
+        return mmap.mmap(-1, nbytes)
+    return mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
+
+def _read_mappings() -> list[_Held]:
+    """The mappings of this process, by address."""
+    found = re.findall(r"(?m)^([0-9a-f]+)-([0-9a-f]+) |^(?:Rss|AnonHugePages): +(\d+)", _MAPPINGS.read_text())
+    entries = zip(found[::3], found[1::3], found[2::3], strict=True)
+    return [
+        _Held(int(start, 16), int(stop, 16), int(resident), int(huge))
+        for (start, stop, _), (_, _, resident), (_, _, huge) in entries
+    ]
+
+
+def _share(tensors: Iterable[torch.Tensor], mappings: Sequence[_Held]) -> float | None:
+    """The mean share of the mappings, each with the weight of what it holds of the tensors."""
+    held: Counter[_Held] = Counter()  # bytes
+    for tensor in tensors:
+        start, stop = tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
+        first = bisect_right(mappings, start, key=attrgetter("stop"))
+        behind = bisect_left(mappings, stop, key=attrgetter("start"))
+        for mapping in mappings[first:behind]:
+            held[mapping] += min(stop, mapping.stop) - max(start, mapping.start)
+    weights = {mapping: min(nbytes, mapping.resident_kib << 10) for mapping, nbytes in held.items()}
+    huge = sum(weight * mapping.huge_kib / mapping.resident_kib for mapping, weight in weights.items() if weight)
+    return round(huge / sum(weights.values()), 3) if any(weights.values()) else None
