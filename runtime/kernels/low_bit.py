@@ -57,11 +57,12 @@ def dequantise(packed: Packed, dtype: torch.dtype = torch.float32) -> torch.Tens
     return out.mT
 
 
-def make_ready(widths: Iterable[int], device: torch.device) -> None:
-    """Compile the kernels of these widths before the first token needs them; the first compilation takes seconds."""
+def make_ready(widths: Iterable[int], dtype: torch.dtype, device: torch.device) -> None:
+    """Compile the kernels of these widths, for x of this dtype, before the first token needs them; the first
+    compilation takes seconds."""
     if device.type == "cpu":
         for bits in widths:
-            _kernels(device).multiplier(bits)
+            _kernels(device).multiplier(bits, is_narrow=dtype is torch.bfloat16)
 
 
 def kernel_name(device: torch.device) -> str:

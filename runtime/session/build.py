@@ -68,7 +68,7 @@ def build_parts(opened: MoeModel, settings: Settings, artefacts: Artefacts, undo
         engine=engine,
     )
     _install(parts, undo)
-    make_ready(parts.computed_widths, opened.model.device)
+    make_ready(parts.computed_widths, opened.dtype, opened.model.device)
     return parts
 
 

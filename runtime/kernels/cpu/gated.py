@@ -10,9 +10,10 @@ Shapes: H hidden, I neurons of an expert, n experts or segments, K top-k.
 import numpy as np
 from llvmlite import ir
 from numba import carray, njit, types
-from numba.extending import intrinsic
+from numba.extending import intrinsic, overload
 
 from artifacts.common.numba_loops import kernel
+from runtime.kernels.cpu.pairs import HAS_DOT, STEP, dot
 
 f32, u32 = np.float32, np.uint32
 LIKE = ("uint16[::1]", "float32[::1]")
@@ -74,11 +75,45 @@ def _rounded(value, like):
     return _weight(np.uint16(u32(bits + u32(0x7FFF) + u32(u32(bits >> u32(16)) & u32(1))) >> u32(16)))
 
 
+@intrinsic
+def _stored(context, value, out):
+    """Convert float32 to an element of `out`, into which it was rounded."""
+
+    def generate(_, builder, __, arguments):
+        if out.dtype == types.float32:
+            return arguments[0]
+        bits = builder.bitcast(arguments[0], ir.IntType(32))
+        return builder.trunc(builder.lshr(bits, ir.Constant(ir.IntType(32), 16)), ir.IntType(16))
+
+    return out.dtype(types.float32, out), generate
+
+
+def _factors(count, like):
+    """An array for what weights like these are multiplied by: bfloat16 where the processor multiplies such pairs."""
+
+
+@overload(_factors, inline="always")
+def _typed_factors(count, like):
+    dtype = np.uint16 if HAS_DOT and like.dtype == types.uint16 else np.float32
+    return lambda count, like: np.empty(count, dtype)
+
+
+@part
+def _as_factors(x, like):
+    out = _factors(len(x), like)
+    for i in range(len(x)):
+        out[i] = _stored(_weight(x[i]), out)
+    return out
+
+
 @part
 def _dot(row, x):
-    total = f32(0)
-    for i in range(len(x)):
-        total += _weight(row[i]) * x[i]
+    total, first = f32(0), 0
+    if _is_narrow(x):
+        first = len(x) // STEP * STEP
+        total = dot(row.ctypes.data, x.ctypes.data, first // STEP)
+    for i in range(first, len(x)):
+        total += _weight(row[i]) * _weight(x[i])
     return total
 
 
@@ -93,12 +128,12 @@ def swiglu(gate, up, like):
 def add_whole(addresses, num_neurons, x, rows, y, like):
     """Add expert i on x [H] to y[rows[i]]. Gate and up lie at addresses[i, 0] as [2 I, H], down at addresses[i, 1] as
     [H, I]. addresses [n, 2], rows [n], y [K, H]."""
-    hidden, acts = len(x), np.empty(num_neurons, np.float32)
+    hidden, token, acts = len(x), _as_factors(x, like), _factors(num_neurons, like)
     for i in range(len(rows)):
         inner = carray(pointer(addresses[i, 0], like), (2 * num_neurons, hidden))
         down = carray(pointer(addresses[i, 1], like), (hidden, num_neurons))
         for n in range(num_neurons):
-            acts[n] = swiglu(_dot(inner[n], x), _dot(inner[num_neurons + n], x), like)
+            acts[n] = _stored(swiglu(_dot(inner[n], token), _dot(inner[num_neurons + n], token), like), acts)
         out = y[rows[i]]
         for h in range(hidden):
             out[h] += _dot(down[h], acts)
@@ -108,12 +143,12 @@ def add_whole(addresses, num_neurons, x, rows, y, like):
 def add_segments(addresses, neurons, x, rows, y, like):
     """Add segment i on x [H] to y[rows[i]]. Its neurons[i] neurons lie at addresses[i], for each its row of gate, its
     row of up and its column of down. addresses, neurons and rows [n], y [K, H]."""
-    hidden = len(x)
+    hidden, token = len(x), _as_factors(x, like)
     for i in range(len(rows)):
         data = carray(pointer(addresses[i], like), (neurons[i], 3, hidden))
         out = y[rows[i]]
         for n in range(neurons[i]):
-            act, down = swiglu(_dot(data[n, 0], x), _dot(data[n, 1], x), like), data[n, 2]
+            act, down = swiglu(_dot(data[n, 0], token), _dot(data[n, 1], token), like), data[n, 2]
             for h in range(hidden):
                 out[h] += act * _weight(down[h])
 
@@ -157,16 +192,14 @@ def combine(y, weights, num_rows, out):
         total = f32(0)
         for i in range(num_rows):
             total = _rounded(total + _rounded(_rounded(y[i, h], out) * weights[i], out), out)
-        out[h] = np.uint16(bits_of(total) >> u32(16)) if _is_narrow(out) else total
+        out[h] = _stored(total, out)
 
 
 @kernel([f"void(int64, {like}, {like}, {like})" for like in LIKE], nogil=True)
 def project(address, bias, x, out):
     """Write out [O]: the matrix [O, I] at `address` times x [I], plus `bias` [O] unless it is empty."""
-    matrix, token = carray(pointer(address, x), (len(out), len(x))), np.empty(len(x), np.float32)
-    for i in range(len(x)):
-        token[i] = _weight(x[i])
+    matrix, token = carray(pointer(address, x), (len(out), len(x))), _as_factors(x, x)
     for o in range(len(out)):
         total = _dot(matrix[o], token)
         total = _rounded(total + _weight(bias[o]) if len(bias) else total, out)
-        out[o] = np.uint16(bits_of(total) >> u32(16)) if _is_narrow(out) else total
+        out[o] = _stored(total, out)

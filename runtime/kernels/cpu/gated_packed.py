@@ -12,13 +12,14 @@ from numba import carray
 from artifacts.common.numba_loops import kernel
 from runtime.kernels.cpu.gated import LIKE, TOKEN, part, pointer, swiglu
 from runtime.kernels.cpu.low_bit import code_worth, product
+from runtime.kernels.cpu.streams import can_look_up
 
 WORDS, SCALES, ZEROS = range(3)
 _INT32, _INT16 = np.zeros(1, np.int32), np.zeros(1, np.int16)
 
 
 @part
-def _multiplied(addresses, num_groups, bits, worth, x, y):
+def _multiplied(addresses, num_groups, bits, worth, is_fast, x, y):
     """Add x [T, I] times the matrix whose arrays lie at `addresses` [3] to y [T, O].
 
     It is no part of the closure below: numba does not cache a closure that holds another compiled function, and would
@@ -28,7 +29,7 @@ def _multiplied(addresses, num_groups, bits, worth, x, y):
     words = carray(pointer(addresses[WORDS], _INT32), ((num_inputs * bits + 31) // 32, num_outputs))
     scales = carray(pointer(addresses[SCALES], _INT16), (num_groups, num_outputs))
     zeros = carray(pointer(addresses[ZEROS], _INT32), (num_groups, (num_outputs * bits + 31) // 32))
-    product(words, scales, zeros, bits, worth, x, y)
+    product(words, scales, zeros, bits, worth, is_fast, x, y)
 
 
 @cache
@@ -40,6 +41,7 @@ def packed_adder(bits: int, *, is_narrow: bool) -> Callable[..., None]:
     matrices, and I. addresses [n, 2, 3], groups [3], rows [n], x [H], y [K, H].
     """
     worth, like_type = code_worth(bits), LIKE[0 if is_narrow else 1]
+    is_fast = can_look_up(bits, is_narrow=is_narrow)
 
     @kernel(f"void(int64[:, :, ::1], int64[::1], {TOKEN}, {like_type})", nogil=True)
     def add(addresses, groups, x, rows, y, like):
@@ -47,9 +49,9 @@ def packed_adder(bits: int, *, is_narrow: bool) -> Callable[..., None]:
         inner, acts = np.empty((1, 2 * num_neurons), np.float32), np.empty((1, num_neurons), np.float32)
         for i in range(len(rows)):
             inner[:] = 0
-            _multiplied(addresses[i, 0], groups[0], bits, worth, token, inner)
+            _multiplied(addresses[i, 0], groups[0], bits, worth, is_fast, token, inner)
             for n in range(num_neurons):
                 acts[0, n] = swiglu(inner[0, n], inner[0, num_neurons + n], like)
-            _multiplied(addresses[i, 1], groups[1], bits, worth, acts, y[rows[i] : rows[i] + 1])
+            _multiplied(addresses[i, 1], groups[1], bits, worth, is_fast, acts, y[rows[i] : rows[i] + 1])
 
     return add

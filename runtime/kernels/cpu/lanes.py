@@ -4,10 +4,15 @@ numbers, bfloat16 as uint16, or of as many codes. Importing this module imports 
 
 from collections.abc import Sequence
 
-from llvmlite import binding, ir
+from llvmlite import ir
 from numba.core import cgutils
+from numba.core.registry import cpu_target
 
-HAS_PAIRS = bool(binding.get_host_cpu_features().get("avx512bf16"))
+FEATURES = tuple(cpu_target.target_context.codegen().magic_tuple()[2].split(","))
+"""The features of the processor that numba compiles for, as LLVM writes them. They are part of the key of what numba
+keeps, so that code with instructions that a processor has not is never loaded there."""
+
+HAS_PAIRS = "+avx512bf16" in FEATURES
 """Whether the processor multiplies pairs of bfloat16; if not, LLVM writes that out, which is right and slow."""
 
 LANES = 16  # sums in a vector, each of pairs
@@ -16,17 +21,17 @@ I8, I16, I32, I64, F32 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntTy
 _FAST = ("contract", "reassoc")
 
 
-class _BFloat(ir.Type):
+class BFloat(ir.Type):
     """LLVM's bfloat, which llvmlite does not name."""
 
     def _to_string(self) -> str:
         return "bfloat"
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _BFloat)
+        return isinstance(other, BFloat)
 
     def __hash__(self) -> int:
-        return hash(_BFloat)
+        return hash(BFloat)
 
 
 def vector(element: ir.Type, count: int = 2 * LANES) -> ir.VectorType:
@@ -91,7 +96,7 @@ def looked_up(builder: ir.IRBuilder, table: ir.Value, codes: ir.Value, shift: in
 def add_pairs(builder: ir.IRBuilder, sums: ir.Value, numbers: ir.Value, x: ir.Value) -> ir.Value:
     """Add the products of lanes 2 i and 2 i + 1 to sum i."""
     if HAS_PAIRS:
-        operands = [builder.bitcast(operand, vector(_BFloat())) for operand in (numbers, x)]
+        operands = [builder.bitcast(operand, vector(BFloat())) for operand in (numbers, x)]
         return called(builder, "llvm.x86.avx512bf16.dpbf16ps.512", SUMS, [sums, *operands])
     for half in (_low, _high):
         sums = plus_product(builder, sums, half(builder, numbers), half(builder, x))

@@ -1,8 +1,9 @@
 """Products with low-bit weights on a CPU, compiled by numba: streams of 1 to 4 bits are read in place.
 
-Outputs are adjacent, so that a vector of them is multiplied at once: code k of every output is masked out of its word,
-multiplied by x[k] and added to that output's sum. The masked code is not shifted down, so it counts a power of two too
-much; x is divided by that power beforehand, which is exact. Importing this module imports numba.
+Outputs are adjacent, so that a vector of them is multiplied at once, by `streams` where the processor can look up its
+codes. Elsewhere code k of every output is masked out of its word, multiplied by x[k] and added to its sum. The
+masked code is not shifted down, so it counts a power of two too much; x is divided by that power beforehand, which is
+exact. Importing this module imports numba.
 
 Shapes: T tokens, I inputs, O outputs, G groups, W = ceil(I * bits / 32) words, Z = ceil(O * bits / 32) words.
 """
@@ -12,10 +13,11 @@ from functools import cache
 
 import numpy as np
 import torch
-from numba import njit
 
 from artifacts.common.numba_loops import kernel
 from artifacts.quantisation.packing import Packed
+from runtime.kernels.cpu.lanes import LANES
+from runtime.kernels.cpu.streams import NUM_FACTORS, can_look_up, look_up, part
 
 f32, i32, u32 = np.float32, np.int32, np.uint32  # numba widens results that are not cast back
 _SIGNATURE = "void(int32[:, ::1], int16[:, ::1], int32[:, ::1], {})"  # words, scales, zeros, then the rest
@@ -23,15 +25,13 @@ _BLOCK = 32  # codes that fill whole words, at every width
 _NO_ZEROS = np.zeros((1, 1), np.int32)
 _EXPONENTS = f32(2.0**112)  # by the difference of the exponent biases of float32 and float16
 
-part = njit(forceinline=True, fastmath={"reassoc", "contract"})  # inlined, widths are constants and loops unroll
-
 
 def multiply(x: torch.Tensor, packed: Packed) -> torch.Tensor:
     """Multiply x [T, I] by the low-bit matrix: [T, O] in x's dtype, summed in float32. A token's sums do not depend on
     the other tokens."""
     y = np.zeros((len(x), packed.num_outputs), np.float32)
     tokens = np.ascontiguousarray((x.detach() if x.requires_grad else x).float().numpy())
-    multiplier(packed.bits)(*_arrays(packed), tokens, y)
+    multiplier(packed.bits, is_narrow=x.dtype is torch.bfloat16)(*_arrays(packed), tokens, y)
     return torch.from_numpy(y).to(x.dtype)
 
 
@@ -131,11 +131,23 @@ def code_worth(bits: int) -> np.ndarray:
 
 
 @part
-def product(words, scales, zeros, bits, worth, x, y):
-    """Add x [T, I] times the weights to y [T, O]; `worth` [32] is `code_worth(bits)`, the arrays are `multiplier`'s."""
+def _mask_out(words, first, bits, worth, x, scaled, sums):
+    """Add a block of 32 codes; `scaled` [32] is overwritten."""
+    for i in range(_BLOCK):
+        scaled[i] = x[i] * worth[i]
+    if bits == 3:
+        _add_three(words, first, scaled, sums)
+    else:
+        _add_block(words, first, bits, scaled, sums)
+
+
+@part
+def product(words, scales, zeros, bits, worth, is_fast, x, y):
+    """Add x [T, I] times the weights to y [T, O]; `worth` [32] is `code_worth(bits)`, `is_fast` says that codes can be
+    looked up, the arrays are `multiplier`'s."""
     num_outputs, group_size = words.shape[1], x.shape[1] // len(scales)
     scale, zero = np.empty(num_outputs, np.float32), np.empty(num_outputs, np.float32)
-    sums, scaled = np.empty(num_outputs, np.float32), np.empty(_BLOCK, np.float32)
+    sums, factors = np.empty(num_outputs, np.float32), np.empty(NUM_FACTORS, np.float32)
     for g in range(len(scales)):
         _grid(scales[g], zeros[min(g, len(zeros) - 1)], bits, scale, zero)
         begin, end = g * group_size, (g + 1) * group_size
@@ -146,12 +158,11 @@ def product(words, scales, zeros, bits, worth, x, y):
             for k in range(begin, first):
                 _add_code(words, bits, k, x[t, k], sums)
             for start in range(first, last, _BLOCK):
-                for i in range(_BLOCK):
-                    scaled[i] = x[t, start + i] * worth[i]
-                if bits == 3:
-                    _add_three(words, start * 3 // 32, scaled, sums)
+                row, own = start * bits // 32, x[t, start : start + _BLOCK]
+                if is_fast and num_outputs % LANES == 0:
+                    look_up(words[row:], bits, own, factors, sums)
                 else:
-                    _add_block(words, start * bits // 32, bits, scaled, sums)
+                    _mask_out(words, row, bits, worth, own, factors, sums)
             for k in range(last, end):
                 _add_code(words, bits, k, x[t, k], sums)
             total_x = x[t, begin:end].sum()
@@ -160,16 +171,17 @@ def product(words, scales, zeros, bits, worth, x, y):
 
 
 @cache
-def multiplier(bits: int) -> Callable[..., None]:
+def multiplier(bits: int, *, is_narrow: bool) -> Callable[..., None]:
     """Return `multiply(words, scales, zeros, x, y)` for one width: it adds x [T, I] times the weights to y [T, O].
+    `is_narrow` says that x is in bfloat16.
 
     x and y are float32, `words` int32 [W, O], `scales` float16 as int16 [G, O], `zeros` int32 [G, Z], unused at 1 bit.
     """
-    worth = code_worth(bits)
+    worth, is_fast = code_worth(bits), can_look_up(bits, is_narrow=is_narrow)
 
     @kernel(_SIGNATURE.format("float32[:, ::1], float32[:, ::1]"), nogil=True)
     def multiply(words, scales, zeros, x, y):
-        product(words, scales, zeros, bits, worth, x, y)
+        product(words, scales, zeros, bits, worth, is_fast, x, y)
 
     return multiply
 

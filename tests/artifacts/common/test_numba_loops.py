@@ -74,13 +74,13 @@ def test_a_damaged_file_of_the_cache_is_done_without(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("module", "name", "options"),
-    [("low_bit", "multiplier", {}), ("gated_packed", "packed_adder", {"is_narrow": False})],
+    ("module", "name"),
+    [("low_bit", "multiplier"), ("gated_packed", "packed_adder")],
 )
-def test_what_is_made_for_a_width_is_found_again(module: str, name: str, options: dict) -> None:
+def test_what_is_made_for_a_width_is_found_again(module: str, name: str) -> None:
     """numba finds a closure by the values that it holds: if it held another compiled function, every process would
     compile it anew."""
     made = getattr(import_module(f"runtime.kernels.cpu.{module}"), name)
-    made(4, **options)
-    again = made.__wrapped__(4, **options)
+    made(4, is_narrow=False)
+    again = made.__wrapped__(4, is_narrow=False)
     assert sum(again.stats.cache_hits.values()) == 1 and not again.stats.cache_misses

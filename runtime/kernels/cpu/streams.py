@@ -1,0 +1,214 @@
+"""Blocks of 32 codes of 1 to 4 bits, outputs side by side, times one token, by looking up in vectors.
+
+At 1 and 2 bits four bits of a word, of four or two codes, choose one of 16 sums of x in float32. At 3 and 4 bits codes
+are looked up as bfloat16 and multiplied by pairs. Importing this module imports numba.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from runtime.kernels.cpu.lanes import (
+    FEATURES,
+    HAS_PAIRS,
+    I8,
+    I32,
+    I64,
+    LANES,
+    NUMBERS,
+    PAIRS,
+    SUMS,
+    add_pairs,
+    advanced,
+    called,
+    filled,
+    load,
+    looked_up,
+    splat,
+    store,
+)
+
+part = njit(forceinline=True, fastmath={"reassoc", "contract"})  # inlined, widths are constants and loops unroll
+
+_HAS_SUMS = "+avx512f" in FEATURES
+NUM_FACTORS = 16 * LANES
+"""Numbers that x takes for a block, at most."""
+
+_BLOCK, _NOTHING = 32, 32  # codes; the place of a code that there is not
+_SPANNING = ((5, 26), (10, 21))  # codes of 3 bits that are not within half a word
+
+# The codes that are multiplied as a pair: one of the low halves of words and one of the high halves.
+_PLACES_OF_3 = np.array(
+    [(0, 6), (1, 7), (2, 8), (3, 9), (4, _NOTHING), *zip(range(11, 16), range(16, 21), strict=True)]
+    + [*zip((22, 23, 24, 25, _NOTHING), range(27, 32), strict=True), *_SPANNING]
+)
+_PLACES_OF_4 = np.array([(8 * row + code, 8 * row + code + 4) for row in range(4) for code in range(4)])
+
+_FIRST = ((0, 2), (1, 0), (2, 1))  # bits before the first code of both halves of each of 3 words
+_CODES = (np.arange(16, dtype=np.float32).view(np.uint32) >> 16).tolist()  # as bfloat16
+
+
+def can_look_up(bits: int, *, is_narrow: bool) -> bool:
+    """Whether the processor can look up codes of this width; `is_narrow` says that x is in bfloat16."""
+    return _HAS_SUMS if bits <= 2 else HAS_PAIRS and is_narrow
+
+
+def _sums_of(bits: int) -> Callable[..., None]:
+    """Return `add(words, stride, tables, num_vectors, sums)`: it adds a block, with rows of words `stride` bytes apart,
+    to sums [O] of so many vectors of outputs. Operands are int64 addresses."""
+
+    @intrinsic
+    def add(context, words, stride, tables, num_vectors, sums):
+        def generate(target, builder, signature, arguments):
+            words, stride, tables, num_vectors, sums = arguments
+            own = [load(builder, tables, SUMS, 4 * LANES * number) for number in range(8 * bits)]
+            with cgutils.for_range(builder, num_vectors, intp=I64) as loop:
+                place = advanced(builder, sums, loop.index, 4 * LANES)
+                _ask_for_next(builder, words, stride, bits, loop.index)
+                totals = [load(builder, place, SUMS), filled(SUMS, 0.0)]
+                for row, packed in enumerate(_rows(builder, words, stride, bits, loop.index)):
+                    for turn, table in enumerate(own[8 * row : 8 * row + 8]):
+                        part = _sum(builder, table, builder.lshr(packed, filled(PAIRS, 4 * turn)))
+                        totals[turn % 2] = builder.fadd(totals[turn % 2], part)
+                store(builder, builder.fadd(*totals), place)
+            return target.get_dummy_value()
+
+        return types.void(*[types.int64] * 5), generate
+
+    return add
+
+
+def _pairs_of(bits: int, num_pairs: int, halves: Callable[..., list[ir.Value]]) -> Callable[..., None]:
+    """The same with pairs of x instead of tables. `halves` makes vectors with the codes of a pair at the first bits of
+    each half."""
+
+    @intrinsic
+    def add(context, words, stride, x, num_vectors, sums):
+        def generate(target, builder, signature, arguments):
+            words, stride, x, num_vectors, sums = arguments
+            table = ir.Constant(NUMBERS, _CODES[: 1 << bits] * (2 * LANES >> bits))
+            pairs = [splat(builder, load(builder, x, I32, 4 * place)) for place in range(num_pairs)]
+            with cgutils.for_range(builder, num_vectors, intp=I64) as loop:
+                place = advanced(builder, sums, loop.index, 4 * LANES)
+                _ask_for_next(builder, words, stride, bits, loop.index)
+                totals = [load(builder, place, SUMS), filled(SUMS, 0.0)]
+                for turn, codes in enumerate(halves(builder, _rows(builder, words, stride, bits, loop.index))):
+                    numbers = looked_up(builder, table, codes, 0)
+                    pair = builder.bitcast(pairs[turn], NUMBERS)
+                    totals[turn % 2] = add_pairs(builder, totals[turn % 2], numbers, pair)
+                store(builder, builder.fadd(*totals), place)
+            return target.get_dummy_value()
+
+        return types.void(*[types.int64] * 5), generate
+
+    return add
+
+
+def _rows(builder: ir.IRBuilder, words: ir.Value, stride: ir.Value, count: int, index: ir.Value) -> list[ir.Value]:
+    """Vector number `index` of so many rows of words."""
+    starts = [advanced(builder, words, I64(row), stride) for row in range(count)]
+    return [load(builder, advanced(builder, start, index, 4 * LANES), PAIRS) for start in starts]
+
+
+def _ask_for_next(builder: ir.IRBuilder, words: ir.Value, stride: ir.Value, count: int, index: ir.Value) -> None:
+    """Ask for a part of the next block, one line of the cache after another: the processor does not foresee rows that
+    are read side by side."""
+    kind = ir.FunctionType(ir.VoidType(), [I8.as_pointer(), I32, I32, I32])
+    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    start = advanced(builder, advanced(builder, words, I64(count), stride), index, 4 * LANES * count)
+    for line in range(count):
+        address = builder.inttoptr(builder.add(start, I64(4 * LANES * line)), I8.as_pointer())
+        builder.call(function, [address, *map(I32, (0, 2, 1))])  # to read, into the second cache, as data
+
+
+def _sum(builder: ir.IRBuilder, table: ir.Value, index: ir.Value) -> ir.Value:
+    """Sums of the table at the last four bits of each index."""
+    if _HAS_SUMS:
+        return called(builder, "llvm.x86.avx512.permvar.sf.512", SUMS, [table, index])
+    index, out = builder.and_(index, filled(PAIRS, LANES - 1)), ir.Constant(SUMS, ir.Undefined)
+    for lane in map(I32, range(LANES)):
+        out = builder.insert_element(out, builder.extract_element(table, builder.extract_element(index, lane)), lane)
+    return out
+
+
+def _codes_of_four(builder: ir.IRBuilder, words: Sequence[ir.Value]) -> list[ir.Value]:
+    return [
+        builder.lshr(builder.bitcast(packed, NUMBERS), filled(NUMBERS, 4 * place))
+        for packed in words
+        for place in range(4)
+    ]
+
+
+def _codes_of_three(builder: ir.IRBuilder, words: Sequence[ir.Value]) -> list[ir.Value]:
+    codes = []
+    for packed, (low, high) in zip(words, _FIRST, strict=True):
+        for place in range(5):
+            shifts = ir.Constant(NUMBERS, [low + 3 * place, high + 3 * place] * LANES)
+            codes.append(builder.lshr(builder.bitcast(packed, NUMBERS), shifts))
+    a, b, c = words
+
+    def right(word: ir.Value, bits: int) -> ir.Value:
+        return builder.lshr(word, filled(PAIRS, bits))
+
+    def left(word: ir.Value, bits: int) -> ir.Value:
+        return builder.shl(word, filled(PAIRS, bits))
+
+    tenth = builder.or_(right(a, 30), left(b, 2))
+    last = builder.or_(left(right(b, 31), 16), left(c, 17))
+    return codes + [_halves(builder, right(a, 15), left(c, 2)), _halves(builder, tenth, last)]
+
+
+def _halves(builder: ir.IRBuilder, low: ir.Value, high: ir.Value) -> ir.Value:
+    """The low halves of the first words with the high halves of the second."""
+    low, high = builder.and_(low, filled(PAIRS, 0xFFFF)), builder.and_(high, filled(PAIRS, 0xFFFF0000))
+    return builder.bitcast(builder.or_(low, high), NUMBERS)
+
+
+_add_ones, _add_twos = _sums_of(1), _sums_of(2)
+_add_threes = _pairs_of(3, len(_PLACES_OF_3), _codes_of_three)
+_add_fours = _pairs_of(4, len(_PLACES_OF_4), _codes_of_four)
+
+
+@part
+def _write_sums(x, bits, tables):
+    """Write tables of sums [., 16]: number n adds up the x whose codes are the bits of n."""
+    for i in range(_BLOCK * bits // 4):
+        tables[i, 0] = np.float32(0)
+        for bit in range(4):
+            own = x[(4 * i + bit) // bits] * np.float32(1 << bit % bits)
+            for number in range(1 << bit):
+                tables[i, number + (1 << bit)] = tables[i, number] + own
+
+
+@part
+def _write_pairs(x, places, pairs):
+    """Write the pairs of x [32] at these places, as bfloat16; nothing for place 32."""
+    patterns = x.view(np.uint32)
+    for i in range(len(places)):
+        for half in range(2):
+            place = places[i, half]
+            pairs[i, half] = np.uint16(patterns[place] >> np.uint32(16)) if place < _BLOCK else np.uint16(0)
+
+
+@part
+def look_up(words, bits, x, factors, sums):
+    """Add the block of 32 codes that begins with these words to sums [O], a whole number of vectors. x is [32], and
+    `factors` [`NUM_FACTORS`] is overwritten."""
+    address, stride, num_vectors = words.ctypes.data, 4 * words.shape[1], len(sums) // LANES
+    if bits <= 2:
+        _write_sums(x, bits, factors.reshape(NUM_FACTORS // LANES, LANES))
+    else:
+        _write_pairs(x, _PLACES_OF_3 if bits == 3 else _PLACES_OF_4, factors.view(np.uint16).reshape(NUM_FACTORS, 2))
+    own, out = factors.ctypes.data, sums.ctypes.data
+    if bits == 1:
+        _add_ones(address, stride, own, num_vectors, out)
+    elif bits == 2:
+        _add_twos(address, stride, own, num_vectors, out)
+    elif bits == 3:
+        _add_threes(address, stride, own, num_vectors, out)
+    else:
+        _add_fours(address, stride, own, num_vectors, out)

@@ -1,0 +1,56 @@
+"""The processor's own dot products give what float64 gives, are written for Arm as well, and are done without."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from llvmlite import binding, ir
+
+from tests import ROOT
+
+KERNELS = "tests/runtime/engine/test_output_cpu.py"
+PLAIN = [
+    f"{KERNELS}::test_kernels_equal_the_module_at_odd_sizes[bfloat16-48-64]",
+    f"{KERNELS}::test_packed_kernels_equal_the_oracle[bfloat16-64-48-16-4]",
+]
+
+
+def test_sums_of_any_length_equal_those_of_float64() -> None:
+    from numba import njit
+
+    from runtime.kernels.cpu.pairs import HAS_DOT, STEP, dot
+
+    if not HAS_DOT:
+        pytest.skip("this processor multiplies no pairs of bfloat16")
+    product = njit(lambda row, x: dot(row.ctypes.data, x.ctypes.data, len(x) // STEP))
+    random = np.random.default_rng(0)
+    for steps in range(10):
+        numbers = random.standard_normal((2, steps * STEP)).astype(np.float32).view(np.uint32) >> 16
+        row, x = (numbers << 16).view(np.float32).astype(float)
+        assert abs(product(*numbers.astype(np.uint16)) - row @ x) <= 1e-6 * np.abs(row * x).sum()
+
+
+def test_on_arm_it_is_an_instruction_of_its_own() -> None:
+    from runtime.kernels.cpu.pairs import add_by_bfdot, write_dot
+
+    binding.initialize_all_targets()
+    binding.initialize_all_asmprinters()
+    module, address = ir.Module(), ir.IntType(64)
+    module.triple = "aarch64-unknown-linux-gnu"
+    function = ir.Function(module, ir.FunctionType(ir.FloatType(), [address] * 3), "dot")
+    builder = ir.IRBuilder(function.append_basic_block())
+    builder.ret(write_dot(builder, *function.args, add_by_bfdot))
+    parsed = binding.parse_assembly(str(module))
+    parsed.verify()
+    machine = binding.Target.from_triple(module.triple).create_target_machine(cpu="neoverse-v1")
+    written = machine.emit_assembly(parsed)
+    assert written.count("bfdot") == 4 * (4 + 1) and "\tbl\t" not in written  # 4 vectors at once, then one; no calls
+
+
+def test_kernels_do_without_instructions_that_a_processor_has_not() -> None:
+    plain = {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *PLAIN]
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | plain, capture_output=True, text=True)
+    assert done.returncode == 0 and "2 passed" in done.stdout, done.stdout + done.stderr
