@@ -61,7 +61,10 @@ class Scaled:
 
 
 def _grid(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The scales' shape as rows and columns; one scale for all is [1, 1], and one for each row [rows, 1]."""
+    """The scales' shape as rows and columns; one scale for all is [1, 1], and one for each row [rows, 1]. modelopt has
+    those of blocks as [rows, 1, columns, 1]."""
+    if len(shape) == 4 and shape[1] == shape[3] == 1:
+        return shape[::2]
     return (*shape, *(1, 1)[len(shape) :])
 
 

@@ -4,7 +4,7 @@ Imports no torch: a plan reads it in milliseconds.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from artifacts.errors import BadInput
@@ -111,10 +111,11 @@ def _awq(config: Mapping) -> Said:
     return Said((Group(Scheme("awq", 4, (1, size), 2, has_zeros=True), _ALL),), left)
 
 
-_ALGORITHMS = {  # modelopt's; FP8 has one scale a matrix or a row
+_ALGORITHMS = {  # modelopt's; FP8 has one scale a matrix, a row or a block
     "NVFP4": _NVFP4,
     "FP8": _scaled("float-quantized", (WHOLE, WHOLE)),
     "FP8_PER_CHANNEL_PER_TOKEN": _scaled("float-quantized", (1, WHOLE)),
+    "FP8_PB_WO": _scaled("fp8_pb_wo", (BLOCK, BLOCK)),
 }
 _MIXED = "MIXED_PRECISION"
 
@@ -137,6 +138,9 @@ def _algorithm(config: Mapping) -> Scheme:
         raise BadInput(f"modelopt's quant_algo {str(name)[:40]!r}: moectl reads {known}")
     if scheme is _NVFP4 and config.get("group_size") is not None:
         _number("group_size", config["group_size"], (_NVFP4.block[1],))
+    if scheme.layout == "fp8_pb_wo":
+        size = _group_size(config, BLOCK)
+        return replace(scheme, block=(size, size))
     return scheme
 
 

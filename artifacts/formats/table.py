@@ -131,6 +131,7 @@ def _nvfp4(packed: str, matrix: str, *, is_inverse: bool) -> Callable[[Scheme], 
 _LAYOUTS: dict[str, Callable[[Scheme], tuple[Spelling, ...]]] = {
     "fp8": _scaled("_scale_inv", "_scale"),
     "float-quantized": _scaled("_scale"),
+    "fp8_pb_wo": _scaled("_scale", "_scale_inv"),
     "mxfp4": _mxfp4("_blocks", "_scales"),
     "mxfp4-pack-quantized": _mxfp4("_packed", "_scale"),
     "gptq": _gptq,

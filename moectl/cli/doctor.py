@@ -1,5 +1,9 @@
 """The command line of `moectl doctor`."""
 
+from typing import Annotated
+
+import typer
+
 from moectl.cli.options import EngineOptions, Json, Model, StorePath
 from moectl.shared.defaults import DEFAULT_STORE
 
@@ -9,15 +13,24 @@ def doctor(
     model: Model = None,
     engine: EngineOptions,
     store: StorePath = DEFAULT_STORE,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Measure the machine, and check a prediction on a short run.")
+    ] = False,
     json: Json = False,
 ) -> None:
-    """Say what this machine takes for a model and what stands in the way, and check a prediction on a short run."""
+    """Say what this machine has for a model and what stands in the way; --measure says what it takes, too."""
     from moectl.shared import installed
 
     installed.check()  # before the command imports packages that may be missing
     from moectl.commands import doctor as command
 
     diagnosis = command.doctor(
-        model, budget=engine.budget, link=engine.link, device=engine.device, threads=engine.threads, store=store
+        model,
+        budget=engine.budget,
+        link=engine.link,
+        device=engine.device,
+        threads=engine.threads,
+        store=store,
+        measure=measure,
     )
     command.show(diagnosis, as_json=json)

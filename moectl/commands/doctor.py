@@ -1,148 +1,126 @@
-"""`moectl doctor`: examine this machine for a model, name what is missing, and check a prediction on a short run."""
+"""`moectl doctor`: say what this machine has for a model and what stands in the way; what takes longer on request.
 
-from dataclasses import asdict, dataclass
+Without `--measure` neither torch nor transformers is imported, but for a GGUF file, and no weights are opened.
+"""
+
+import re
+from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import numpy as np
-import torch
-
-from artifacts.errors import OutOfResources
-from artifacts.hardware.profile import COMMAND, HardwareProfile
+from artifacts.errors import BadUsage
+from artifacts.hardware.profile import COMMAND
 from artifacts.store.hardware_profiles import stored_profile
 from artifacts.store.store import Store
-from moectl.bundled import demo_model
+from moectl.bundled import as_named, demo_model, is_bundled
 from moectl.commands import doctor_findings as findings
-from moectl.commands import hardware
-from moectl.commands.doctor_findings import DoctorFinding
-from moectl.commands.hardware import HardwareMeasurement
+from moectl.commands.doctor_findings import Diagnosis
+from moectl.commands.hardware_sheets import HardwareMeasurement, record, sheets
 from moectl.shared.defaults import DEFAULT_STORE
-from moectl.shared.opening import open_quietly, stored_artefacts
-from moectl.show.render import Sheet, human_bytes, show_json, show_sheet
-from profilers.compare.check_prediction import Prediction, check
-from profilers.hardware.load_times import QUICK
+from moectl.shared.glance import CheckpointGlance, glance
+from moectl.show.render import Sheet, show_json, show_sheet
 from profilers.hardware.this_machine import LocalMachine
-from profilers.text.batches import check_sequences
-from profilers.text.corpus import documents, token_sequences
 from runtime.control import sizes
-from runtime.model.open import MoeModel
-from runtime.session.link_choice import link_name
 
-_NUM_SEQUENCES, _PREFILL, _DECODE = 4, 16, 24
-_MOST = 0.8  # of the available memory
-_TEXT = "builtin:held-out"
+if TYPE_CHECKING:
+    from profilers.compare.check_prediction import Prediction
 
-
-@dataclass(frozen=True, slots=True)
-class Diagnosis:
-    """The result of an examination; `is_stored` tells whether the hardware profile came from the store."""
-
-    measured: HardwareMeasurement
-    is_stored: bool
-    findings: list[DoctorFinding]
-    prediction: Prediction
+_LINKS = ("auto", "disk", "direct", "cuda")
 
 
-def doctor(name: str | None, *, budget: str, link: str, device: str, threads: int, store: Path) -> Diagnosis:
-    """Examine this machine with the model `name` (None: the bundled one); nothing is written.
+def doctor(
+    name: str | None, *, budget: str, link: str, device: str, threads: int, store: Path, measure: bool
+) -> Diagnosis:
+    """Examine this machine for the model `name` (None: the bundled one); nothing is written.
 
-    A short profile is measured when the store has none of this machine and link. Raises BadUsage, BadInput for a model
-    or store that cannot be opened, OutOfResources when the budget does not fit.
+    Raises BadUsage for an option that is not understood, BadInput for a model or store that cannot be read or is
+    refused, and where it is to `measure` whatever measuring raises.
     """
-    torch.set_num_threads(threads)
-    path = name or str(demo_model())
-    opened = open_quietly(path, device=device)
-    link_name(opened, link)  # an unknown link is reported before anything is measured
-    here = LocalMachine.look(opened.model.device)
-    _check_room(opened, budget, here)
-    link = hardware.affordable(opened, link)
-    stored = _stored(path, opened, store)
-    is_stored = stored is not None and _fits(stored.profile, here, link_name(opened, link))
-    measured = stored if is_stored else _measured(path, opened, link, store)
+    named = as_named(name)
+    path = named or str(demo_model())
     shown = "" if store == DEFAULT_STORE else f" --store {store}"
-    all_findings = findings.of_installation()
-    all_findings += findings.of_machine(here, opened.shape) + findings.of_disk(measured.profile)
-    all_findings.append(findings.of_experts(opened))
-    all_findings.append(findings.of_room(store, opened.stored_shape, weight_nbytes=opened.weight_nbytes))
-    all_findings += findings.of_former(store, opened, model=path)
-    all_findings += findings.of_store(store, opened.fingerprint[:16], model=name, shown=shown)
-    if stored is not None:
-        all_findings += findings.of_profile(stored.profile, here)
-    sequences = _sequences(opened)
-    prediction = check(opened, measured.profile, sequences, prefill=_PREFILL, budget=budget, link=link)
-    return Diagnosis(measured, is_stored, all_findings, prediction)
+    if measure:
+        from moectl.commands.doctor_measured import diagnose
+
+        options = {"budget": budget, "link": link, "device": device, "threads": threads}
+        return diagnose(path, named=named, **options, store=store, shown=shown)
+    _check_options(link, device)
+    seen = glance(path)
+    here = LocalMachine.glance(device, threads)
+    model_ids, profile = _held(store, path)
+    all_findings = findings.of_installation() + findings.of_machine(here, seen.shape) + _of_checkpoint(seen)
+    if seen.shape is not None:
+        sizes.num_slots(budget, seen.shape, per_layer=True)
+        all_findings.append(findings.of_room(store, seen.shape, weight_nbytes=seen.weight_nbytes))
+    all_findings += findings.of_store(store, model_ids, model=named, shown=shown)
+    if profile is not None:
+        all_findings += findings.of_disk(profile.profile) + findings.of_profile(profile.profile, here)
+    return Diagnosis(path, all_findings, profile, is_stored=profile is not None)
 
 
 def show(diagnosis: Diagnosis, *, as_json: bool) -> None:
-    """Print the profile, the findings and the prediction, or one JSON object."""
+    """Print the profile if there is one, the findings, and the prediction if one was checked; or one JSON object."""
+    measured = diagnosis.measured
     if as_json:
-        measured = diagnosis.measured
-        source = {"run": measured.run, "is_stored": diagnosis.is_stored}
+        source = measured and {"run": measured.run, "is_stored": diagnosis.is_stored} | record(measured.profile)
         show_json(
             {
-                "model": measured.model,
-                "hardware": source | hardware.record(measured.profile),
+                "model": diagnosis.model,
+                "hardware": source,
                 "findings": [asdict(finding) for finding in diagnosis.findings],
-                "prediction": asdict(diagnosis.prediction),
+                "prediction": diagnosis.prediction and asdict(diagnosis.prediction),
             }
         )
         return
-    for sheet in (*hardware.sheets(diagnosis.measured), _findings(diagnosis), _prediction(diagnosis.prediction)):
+    for sheet in (*(sheets(measured) if measured else ()), _findings(diagnosis)):
         show_sheet(sheet)
+    if diagnosis.prediction:
+        show_sheet(_prediction(diagnosis.prediction))
 
 
-def _stored(name: str, opened: MoeModel, path: Path) -> HardwareMeasurement | None:
+def _check_options(link: str, device: str) -> None:
+    """Raise BadUsage for a link or a device that is not understood; whether they are here shows when they are used."""
+    if link not in _LINKS:
+        sizes.rate(link)
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
+        raise BadUsage(f"device {device!r} is not known: use auto, cpu, cuda or cuda:1")
+
+
+def _of_checkpoint(seen: CheckpointGlance) -> list[findings.DoctorFinding]:
+    if seen.shape is None:
+        return [
+            findings.DoctorFinding("experts", f"their size is not known before the model is opened: {seen.unknown}")
+        ]
+    return [findings.of_experts(seen.expert_format, seen.dtype)]
+
+
+def _held(path: Path, model: str) -> tuple[list[str], HardwareMeasurement | None]:
+    """The ids of models that a store has by the same path or name, and the newest hardware profile of them."""
     if not path.exists():
-        return None
+        return [], None
     with Store.open(path, read_only=True) as store:
-        model_id = opened.fingerprint[:16]
-        profile, run = stored_profile(store, model_id), store.latest_run(COMMAND, model_id)
-    return None if profile is None else HardwareMeasurement(name, profile, run.run_id)
+        model_ids = [each.model_id for each in store.models() if _is_same(each.name, model)]
+        for model_id in reversed(model_ids):
+            if profile := stored_profile(store, model_id):
+                return model_ids, HardwareMeasurement(model, profile, store.latest_run(COMMAND, model_id).run_id)
+    return model_ids, None
 
 
-def _fits(profile: HardwareProfile, here: LocalMachine, link: str) -> bool:
-    """Return whether the profile was measured on this machine and over this link."""
-    is_changed = any(profile.conditions.get(name) != getattr(here, name) for name in ("processor", "cores", "threads"))
-    device = "cuda" if here.gpu else "cpu"
-    return not is_changed and (profile.conditions["link"], profile.device) == (link, device)
-
-
-def _measured(name: str, opened: MoeModel, link: str, store: Path) -> HardwareMeasurement:
-    replicas = stored_artefacts(store, opened).replicas
-    return HardwareMeasurement(name, hardware.measured(name, opened, link=link, replicas=replicas, effort=QUICK))
-
-
-def _check_room(opened: MoeModel, budget: str, here: LocalMachine) -> None:
-    """Raise OutOfResources before the system would end the process for lack of memory."""
-    wanted = sizes.num_slots(budget, opened.shape, per_layer=True) * opened.store.layout.nbytes
-    room = here.gpu_nbytes or here.available_nbytes
-    if wanted > _MOST * room:
-        raise OutOfResources(
-            f"a budget of {budget} takes {human_bytes(wanted)} and {human_bytes(room)} can be had: "
-            "give a smaller --budget"
-        )
-
-
-def _sequences(opened: MoeModel) -> list[np.ndarray]:
-    """Return the beginnings of held-out docstrings; random tokens for a model without a tokenizer."""
-    length = _PREFILL + _DECODE
-    if opened.tokenizer is None:
-        return list(np.random.default_rng(0).integers(0, opened.config.vocab_size, (_NUM_SEQUENCES, length)))
-    sequences = []
-    for document in documents(_TEXT):
-        first = next(token_sequences([document], opened.tokenizer, length=length, num_tokens=length))
-        sequences += [first] if len(first) == length else []
-        if len(sequences) == _NUM_SEQUENCES:
-            break
-    check_sequences(opened.model, sequences)
-    return sequences
+def _is_same(held: str, model: str) -> bool:
+    if is_bundled(held) or is_bundled(model):
+        return is_bundled(held) and is_bundled(model)
+    return held == model or Path(held).exists() and Path(model).exists() and Path(held).samefile(model)
 
 
 def _findings(diagnosis: Diagnosis) -> Sheet:
     rows = [(finding.topic, finding.says, finding.remedy) for finding in diagnosis.findings]
-    return Sheet("What stands in the way", ("about", "what there is", "what mends it"), rows)
+    note = (
+        "" if diagnosis.prediction else "nothing was measured: --measure does, and checks a prediction on a short run"
+    )
+    return Sheet("What stands in the way", ("about", "what there is", "what mends it"), rows, note)
 
 
-def _prediction(made: Prediction) -> Sheet:
+def _prediction(made: "Prediction") -> Sheet:
     rows = [
         ("predicted", f"{made.predicted_ms:.2f}", f"{made.predicted_stall_ms:.2f}"),
         ("measured", f"{made.measured_ms:.2f}", f"{made.measured_stall_ms:.2f}"),

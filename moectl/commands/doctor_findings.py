@@ -2,22 +2,24 @@
 
 import platform
 import shutil
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
-from artifacts.errors import Incompatible
 from artifacts.hardware.profile import COLD, COMMAND, HardwareProfile
 from artifacts.quantisation.replicas import typical
 from artifacts.shape import FULL_BITS, Shape
 from artifacts.store.store import Store
+from moectl.commands.hardware_sheets import HardwareMeasurement
 from moectl.shared import installed, neighbours
-from moectl.shared.opening import refuse_former
 from moectl.show.render import human_bytes
-from profilers.hardware.this_machine import LocalMachine
-from runtime.model.open import MoeModel
+from profilers.hardware.this_machine import LocalMachine, cuda_of_torch, gpus_of_driver
+
+if TYPE_CHECKING:  # it imports torch
+    from profilers.compare.check_prediction import Prediction
 
 SLOW_DISK_GBPS = 1.0
 _NAMED = ("torch", "transformers", "duckdb")
@@ -36,6 +38,18 @@ class DoctorFinding:
     topic: str
     says: str
     remedy: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """The result of an examination of a model's machine; `measured` is None where nothing was and the store has no
+    profile, `is_stored` tells whether it came from the store, and `prediction` is None unless one was checked."""
+
+    model: str
+    findings: list[DoctorFinding]
+    measured: HardwareMeasurement | None = None
+    is_stored: bool = False
+    prediction: "Prediction | None" = None
 
 
 def of_installation() -> list[DoctorFinding]:
@@ -66,9 +80,10 @@ def _extra(name: str, purpose: str) -> DoctorFinding:
     )
 
 
-def of_machine(here: LocalMachine, shape: Shape) -> list[DoctorFinding]:
-    """Report the GPU, memory, threads and load."""
-    return [_gpu(here, shape), _memory(here, shape), _pinning(here, shape), _threads(here), *_load(here)]
+def of_machine(here: LocalMachine, shape: Shape | None) -> list[DoctorFinding]:
+    """Report the GPU, threads and load, and memory for experts of a known shape."""
+    memory = [_memory(here, shape), _pinning(here, shape)] if shape else []
+    return [_gpu(here, shape), *memory, _threads(here), *_load(here)]
 
 
 def of_disk(profile: HardwareProfile) -> list[DoctorFinding]:
@@ -83,10 +98,9 @@ def of_disk(profile: HardwareProfile) -> list[DoctorFinding]:
     return [DoctorFinding("disk", says, "a larger --budget, a faster disk, or RAM that keeps what was read")]
 
 
-def of_experts(opened: MoeModel) -> DoctorFinding:
-    """Report the format in which the checkpoint has its experts."""
-    dtype = str(opened.dtype).removeprefix("torch.")
-    return DoctorFinding("experts", f"stored as {opened.expert_format} a weight with scales; computed in {dtype}")
+def of_experts(stored_as: str, dtype: str) -> DoctorFinding:
+    """Report the format in which the checkpoint has its experts, as `mxfp4, 4.25 bits`, and the model's dtype."""
+    return DoctorFinding("experts", f"stored as {stored_as} a weight with scales; computed in {dtype}")
 
 
 def of_room(path: Path, shape: Shape, *, weight_nbytes: float) -> DoctorFinding:
@@ -104,9 +118,10 @@ def of_room(path: Path, shape: Shape, *, weight_nbytes: float) -> DoctorFinding:
     )
 
 
-def of_store(path: Path, model_id: str, *, model: str | None, shown: str) -> list[DoctorFinding]:
-    """Report the artefacts that are missing. `shown` is the option that names the store, empty for the default one."""
-    built = _commands(path, model_id)
+def of_store(path: Path, model_ids: Collection[str], *, model: str | None, shown: str) -> list[DoctorFinding]:
+    """Report the artefacts that the model, by any of its ids, lacks. `shown` is the option that names the store, empty
+    for the default one."""
+    built = _commands(path, model_ids)
     named = f" {model}" if model else ""
     takes_model = {"profile", "quantize", COMMAND}
     return [
@@ -114,15 +129,6 @@ def of_store(path: Path, model_id: str, *, model: str | None, shown: str) -> lis
         for command, (says, verb) in _BUILT.items()
         if command not in built
     ]
-
-
-def of_former(path: Path, opened: MoeModel, *, model: str) -> list[DoctorFinding]:
-    """Report a store of an older moectl, whose artefacts may be of other weights."""
-    try:
-        refuse_former(path, opened, name=model)
-    except Incompatible as problem:
-        return [DoctorFinding("store", str(problem), "moectl profile")]
-    return []
 
 
 def of_profile(profile: HardwareProfile, here: LocalMachine) -> list[DoctorFinding]:
@@ -135,23 +141,22 @@ def of_profile(profile: HardwareProfile, here: LocalMachine) -> list[DoctorFindi
     return [DoctorFinding("hardware profile", f"it was measured otherwise: {changes}", "moectl profile --hardware")]
 
 
-def _commands(path: Path, model_id: str) -> set[str]:
+def _commands(path: Path, model_ids: Collection[str]) -> set[str]:
     if not path.exists():
         return set()
     with Store.open(path, read_only=True) as store:
-        return {run.info.command for run in store.runs() if run.info.model_id == model_id}
+        return {run.info.command for run in store.runs() if run.info.model_id in model_ids}
 
 
-def _gpu(here: LocalMachine, shape: Shape) -> DoctorFinding:
+def _gpu(here: LocalMachine, shape: Shape | None) -> DoctorFinding:
     if here.gpu is not None:
-        share = min(1.0, here.gpu_nbytes / shape.nbytes)
-        return DoctorFinding(
-            "gpu", f"{here.gpu}, {human_bytes(here.gpu_nbytes)}: room for {share:.0%} of the experts at most"
-        )
-    if torch.cuda.is_available():
+        room = f": room for {min(1.0, here.gpu_nbytes / shape.nbytes):.0%} of the experts at most" if shape else ""
+        return DoctorFinding("gpu", f"{here.gpu}, {human_bytes(here.gpu_nbytes)}{room}")
+    is_built = cuda_of_torch() is not None
+    if is_built and gpus_of_driver():
         return DoctorFinding("gpu", "there is a GPU, but the CPU was asked for", "--device cuda")
     says = "no GPU: experts are computed on the CPU, and the fast tier is a part of RAM"
-    if torch.version.cuda is None:
+    if not is_built:
         return DoctorFinding("gpu", says, "if the machine has one: install a torch built with CUDA")
     return DoctorFinding("gpu", says, "if the machine has one: its driver is missing, or too old for this torch")
 

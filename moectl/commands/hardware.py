@@ -1,21 +1,20 @@
 """`moectl profile --hardware`: measure what a model costs on this machine, into the store."""
 
 import time
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 
 from artifacts.errors import BadUsage
-from artifacts.hardware.profile import COMMAND, HardwareProfile, Spread, to_rows
+from artifacts.hardware.profile import COMMAND, HardwareProfile, to_rows
 from artifacts.quantisation.replicas import Replicas
-from artifacts.shape import FULL_BITS
 from artifacts.store.runs import ModelInfo, RunInfo, utc_now
 from artifacts.store.store import add_run
 from moectl.bundled import demo_model
+from moectl.commands.hardware_sheets import HardwareMeasurement, record, sheets
 from moectl.shared.opening import check_store, model_info, open_quietly, stored_artefacts
 from moectl.shared.progress import progress_bar
-from moectl.show.render import Sheet, human_bytes, show_json, show_sheet
+from moectl.show.render import show_json, show_sheet
 from profilers.hardware.load_times import THOROUGH, TimingEffort
 from profilers.hardware.profile import measure
 from profilers.hardware.this_machine import LocalMachine
@@ -24,15 +23,6 @@ from runtime.model.open import MoeModel
 from runtime.session.link_choice import link_name
 
 _MOST_PINNED = 0.8  # of the available RAM
-
-
-@dataclass(frozen=True, slots=True)
-class HardwareMeasurement:
-    """A hardware profile, and the run of the store that holds it, None when it was not stored."""
-
-    model: str
-    profile: HardwareProfile
-    run: int | None = None
 
 
 def refuse_routing(*, trace: bool, shard: str, is_spread: bool) -> None:
@@ -101,59 +91,3 @@ def show(measurement: HardwareMeasurement, *, as_json: bool) -> None:
         return
     for sheet in sheets(measurement):
         show_sheet(sheet)
-
-
-def record(profile: HardwareProfile) -> dict[str, object]:
-    return asdict(profile) | {"conditions": dict(profile.conditions)}
-
-
-def sheets(measurement: HardwareMeasurement) -> list[Sheet]:
-    """Return tables of computing, loading and near memory, in microseconds with the interquartile range in brackets."""
-    profile = measurement.profile
-    compute = [
-        (step.tokens, *(_us(part) for part in (step.attention, step.moe, step.head, step.expert)))
-        for step in profile.compute
-    ]
-    loads = [
-        (
-            load.link,
-            _us(load.seconds),
-            load.gbps,
-            *(part and _us(part) for part in (load.latency, load.miss, load.host)),
-        )
-        for load in profile.loads
-    ]
-    near = [
-        ("checkpoint" if cost.bits == FULL_BITS else f"{cost.bits}", cost.tokens, _us(cost.seconds))
-        for cost in profile.near
-    ]
-    return [
-        Sheet(
-            "Computing, microseconds (interquartile range)",
-            ("tokens", "a layer but its experts", "a layer's experts", "head", "one expert"),
-            compute,
-        ),
-        Sheet(
-            "Bringing one expert, microseconds (interquartile range)",
-            ("link", "over the link", "GB/s", "latency of it", "a miss adds to a step", "the engine's work of it"),
-            loads,
-        ),
-        Sheet("One expert near memory, microseconds", ("bits", "tokens", "on the CPU"), near, conditions(measurement)),
-    ]
-
-
-def conditions(measurement: HardwareMeasurement) -> str:
-    machine = measurement.profile.conditions
-    load = "unknown" if machine["load"] is None else f"{machine['load']:.1f}"
-    expert, memory = human_bytes(machine["expert_bytes"]), human_bytes(machine["memory_nbytes"])
-    kept = f"run {measurement.run}" if measurement.run is not None else "not kept"
-    return (
-        f"{kept}: {machine['device_name']}, {machine['cores']} cores of {machine['processor']}, torch threads "
-        f"{machine['threads']}, {memory} of RAM, load before {load}; "
-        f"{machine['dtype']}, experts of {expert} in {machine.get('expert_format', machine['dtype'])}; "
-        f"medians of {machine['turns']}; one token follows on {machine['context']} or more"
-    )
-
-
-def _us(spread: Spread) -> str:
-    return f"{spread.median * 1e6:,.0f} ({spread.iqr * 1e6:,.0f})"

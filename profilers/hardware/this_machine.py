@@ -2,10 +2,17 @@
 
 import os
 import platform
+import runpy
+import shutil
+import subprocess
 from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:  # torch takes seconds to import, and a glance does without
+    import torch
 
 _CGROUP = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
@@ -27,21 +34,54 @@ class LocalMachine:
     gpu_nbytes: int
 
     @classmethod
-    def look(cls, device: torch.device) -> "LocalMachine":
+    def look(cls, device: "torch.device") -> "LocalMachine":
         """Observe the machine now; `device` is the one that computes."""
-        on_cuda = device.type == "cuda"
+        import torch
+
+        gpu = None
+        if device.type == "cuda":
+            gpu = torch.cuda.get_device_name(device), torch.cuda.get_device_properties(device).total_memory
+        return cls._of(torch.get_num_threads(), gpu)
+
+    @classmethod
+    def glance(cls, device: str, threads: int) -> "LocalMachine":
+        """The same without torch, where so many threads would compute on a device as the user names it."""
+        gpus = gpus_of_driver() if device != "cpu" and cuda_of_torch() else []
+        return cls._of(threads, gpus[0] if gpus else None)
+
+    @classmethod
+    def _of(cls, threads: int, gpu: tuple[str, int] | None) -> "LocalMachine":
         memory, available = _memory()
+        name, nbytes = gpu or (None, 0)
         return cls(
             processor=_processor(),
             cores=num_cores(),
-            threads=torch.get_num_threads(),
+            threads=threads,
             memory_nbytes=memory,
             available_nbytes=available,
             locked_nbytes=_locked(),
             load=os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
-            gpu=torch.cuda.get_device_name(device) if on_cuda else None,
-            gpu_nbytes=torch.cuda.get_device_properties(device).total_memory if on_cuda else 0,
+            gpu=name,
+            gpu_nbytes=nbytes,
         )
+
+
+@cache
+def gpus_of_driver() -> list[tuple[str, int]]:
+    """Name and bytes of each GPU that NVIDIA's driver sees; none where there is no driver."""
+    if shutil.which("nvidia-smi") is None:
+        return []
+    asked = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
+    done = subprocess.run(asked, capture_output=True, text=True, check=False)
+    rows = (line.rpartition(",") for line in done.stdout.splitlines() if done.returncode == 0)
+    return [(name.strip(), int(mebibytes) << 20) for name, _, mebibytes in rows if mebibytes.strip().isdecimal()]
+
+
+def cuda_of_torch() -> str | None:
+    """The version of CUDA for which the installed torch was built; None: for none. torch is not imported."""
+    spec = find_spec("torch")
+    version = Path(spec.origin).with_name("version.py") if spec and spec.origin else None
+    return runpy.run_path(str(version)).get("cuda") if version and version.is_file() else None
 
 
 def num_cores() -> int:

@@ -51,9 +51,12 @@ class CpuOutput:
 
     def begin_token(self, module: nn.Module, hidden: torch.Tensor, experts: Sequence[int], weights: np.ndarray) -> None:
         """A token [1, H] that goes to `experts` [K], -1 for none, with `weights` [K] float32."""
-        ranks = sorted([(expert, rank) for rank, expert in enumerate(experts) if expert >= 0])
-        self._rows = {expert: row for row, (expert, _) in enumerate(ranks)}
-        self._start(hidden, weights[[rank for _, rank in ranks]])
+        applied: dict[int, float] = {}
+        for expert, weight in zip(experts, weights, strict=True):
+            applied[expert] = applied.get(expert, 0) + weight  # a router may select an expert twice
+        used = sorted(expert for expert in applied if expert >= 0)
+        self._rows = {expert: row for row, expert in enumerate(used)}
+        self._start(hidden, np.array([applied[expert] for expert in used], np.float32))
 
     def add(self, places: Sequence[Place]) -> None:
         """Compute the experts in these slots, or on the replicas that stay beside them; all must be there."""

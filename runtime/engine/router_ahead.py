@@ -1,6 +1,7 @@
 """Routers asked ahead: the distribution that a router gives for the input of a router before it."""
 
 from inspect import Parameter, signature
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -11,6 +12,14 @@ from runtime.model.open import MoeModel
 
 _NUM_TOKENS = 256  # random ones, on which a router is held against its matrix
 _OF_THE_PASS = "input_ids"  # the argument that the pass gives to routers that select by the token
+_CARRIED = "router_states"  # the argument that is the fourth output of the router before, as in zaya
+
+
+class RouterAnswer(NamedTuple):
+    """What a router gives ahead: a distribution [T, E], and what the next router takes of it; None: nothing."""
+
+    p: torch.Tensor
+    carried: torch.Tensor | None = None
 
 
 class RouterAhead:
@@ -18,20 +27,23 @@ class RouterAhead:
 
     A whole router takes ten times as long as its matrix. Where it selects the largest logits and these are its matrix
     times the input (`is_matrix`), the distribution is the softmax of that product. Every other router runs whole, with
-    its correction bias, its groups and its further `arguments`, which are its block's tensors or the ids of the pass.
+    its correction bias, its groups and its further `arguments`, which are its block's tensors, the ids of the pass, or
+    what the router before it gave.
     """
 
     def __init__(self, layer: MoeLayer, block: nn.Module, *, arguments: tuple[str, ...], is_matrix: bool) -> None:
         self._layer, self._gate, self._block, self._arguments = layer, layer.gate, block, arguments
         self._is_matrix = is_matrix
 
-    def distribution(self, x: torch.Tensor, ids: torch.Tensor | None) -> torch.Tensor:
-        """The distribution [T, E] for x [.., H], the tokens of which have these ids."""
+    def answer(self, x: torch.Tensor, ids: torch.Tensor | None, carried: torch.Tensor | None = None) -> RouterAnswer:
+        """The answer for x [.., H], the tokens of which have these ids; `carried` is of the router before."""
         if self._is_matrix and x.dtype == self._gate.weight.dtype:
-            return _product(self._gate, x).float().softmax(-1)
-        further = {name: ids if name == _OF_THE_PASS else getattr(self._block, name) for name in self._arguments}
-        scores, _, selected, *_ = _run(self._gate, x, **further)
-        return ranked_first(self._layer.distribution(scores), selected)
+            return RouterAnswer(_product(self._gate, x).float().softmax(-1))
+        given = {_OF_THE_PASS: ids, _CARRIED: carried}
+        further = {name: given[name] if name in given else getattr(self._block, name) for name in self._arguments}
+        output = _run(self._gate, x, **further)
+        scores, _, selected, *_ = output
+        return RouterAnswer(ranked_first(self._layer.distribution(scores), selected), carried_on(output))
 
 
 def routers_ahead(opened: MoeModel) -> list[RouterAhead]:
@@ -57,6 +69,11 @@ def reason_not_asked(opened: MoeModel) -> str | None:
     return None
 
 
+def carried_on(output: tuple[torch.Tensor, ...]) -> torch.Tensor | None:
+    """Of a router's outputs what the next router takes; None: it takes nothing."""
+    return output[3] if len(output) > 3 else None
+
+
 def ranked_first(p: torch.Tensor, selected: torch.Tensor) -> torch.Tensor:
     """Give the values of distributions `p` [T, E] to experts anew: the largest K to the `selected` [T, K] and the rest
     to the others, both in the order that they have in `p`.
@@ -77,13 +94,14 @@ def _block(opened: MoeModel, experts: str) -> nn.Module:
 
 
 def _further(gate: nn.Module, block: nn.Module) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The names of the router's arguments beside its input: those that its block or the pass has, and the unknown.
+    """The names of the router's arguments beside its input: those that its block, the pass or the router before has,
+    and the unknown.
 
     One that may be left out is, if its block has no more to give than the router's input.
     """
     known, unknown = [], []
     for parameter in _parameters(gate)[1:]:
-        if parameter.name == _OF_THE_PASS or hasattr(block, parameter.name):
+        if parameter.name in (_OF_THE_PASS, _CARRIED) or hasattr(block, parameter.name):
             known.append(parameter.name)
         elif parameter.default is Parameter.empty or len(_parameters(block)) > 1:
             unknown.append(parameter.name)

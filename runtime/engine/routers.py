@@ -1,7 +1,7 @@
 """Observes a model's routers by hooks and makes the steps that policies see, with one copy from device to host each."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -11,29 +11,31 @@ from artifacts.routing.expert_maps import mean_rows
 from artifacts.traces.trace import DECODE, PREFILL
 from runtime.engine.host_copy import HostCopy, real_rows
 from runtime.engine.predictors import Predictor
-from runtime.engine.router_ahead import RouterAhead, reason_not_asked, routers_ahead
+from runtime.engine.router_ahead import RouterAhead, carried_on, reason_not_asked, routers_ahead
 from runtime.model.open import MoeModel
 from runtime.policies.step import Step, last_tokens
 
 
 @dataclass(slots=True)
 class _Routed:
-    """A router's input and logits, kept until its experts are called."""
+    """A router's input, its logits and what it carries to the next router, kept until its experts are called."""
 
     x: torch.Tensor | None = None
     logits: torch.Tensor | None = None
+    carried: torch.Tensor | None = None
 
 
 @dataclass(slots=True)
 class _Pass:
-    """The pass under way: its phase, the rows that are tokens (None: all), their requests, the ids of all rows, and
-    each request's mean."""
+    """The pass under way: its phase, the rows that are tokens (None: all), their requests, the ids of all rows, each
+    request's mean, and what the first routers carried to the next."""
 
     phase: int
     rows: np.ndarray | None
     requests: np.ndarray
     ids: torch.Tensor | None = None  # [B, S], until the last layer
     embedding: np.ndarray | None = None  # [R, H]
+    carried: list[torch.Tensor | None] = field(default_factory=list)  # of as many layers as are predicted ahead
 
 
 class Watcher:
@@ -118,9 +120,10 @@ class Watcher:
         if self.predictor:
             tensors += self.predictor.ahead(layer, routed.x)
         arrays = self._to_host(tensors)
-        routed.x = routed.logits = None  # those of all layers of a long prompt would fill a GPU
+        routed.x = routed.logits = routed.carried = None  # those of all layers of a long prompt would fill a GPU
         if layer == len(self._routed) - 1:
             self._pass.ids = None
+            self._pass.carried.clear()
         if self._pass.rows is not None:
             arrays = [array[self._pass.rows] for array in arrays]
         selected, weights_host, *rest = arrays
@@ -168,15 +171,24 @@ class Watcher:
         routed = self._routed[index]
 
         def hook(gate: nn.Module, args: tuple, output: tuple) -> None:
-            routed.x, routed.logits = args[0], output[0]
+            routed.x, routed.logits, routed.carried = args[0], output[0], carried_on(output)
 
         return hook
 
     def _predictions(self, layer: int, routed: _Routed) -> list[torch.Tensor]:
         """The distributions [T, E] of each of the next D routers on this router's input. The ids of the next pass are
-        not known yet: routers that read them are asked with those of this pass."""
-        ahead = (self._ahead[(layer + distance) % len(self._ahead)] for distance in range(1, self._distance + 1))
-        return [router.distribution(routed.x, self._pass.ids) for router in ahead]
+        not known yet, nor what its routers carry: routers that read them are asked with those of this pass."""
+        if layer < self._distance:
+            self._pass.carried.append(routed.carried)
+        carried, answers = routed.carried, []
+        for ahead in range(layer + 1, layer + 1 + self._distance):
+            turns, index = divmod(ahead, len(self._ahead))
+            if turns:
+                carried = self._pass.carried[index - 1] if index else None
+            answer = self._ahead[index].answer(routed.x, self._pass.ids, carried)
+            carried = answer.carried
+            answers.append(answer.p)
+        return answers
 
 
 def _stacked(ahead: list[np.ndarray]) -> np.ndarray | None:

@@ -13,6 +13,7 @@ from artifacts.errors import BadInput
 
 GATE_NAMES = ("gate", "router")
 _GIVE_PROBABILITIES = ("Gemma4TextRouter",)  # classes of routers whose first output is no logits
+_MAY_SKIP = ("ZayaRouter",)  # those whose last logit is for tokens that no expert computes
 TOP_K_FIELDS = ("num_experts_per_tok", "top_k_experts")  # of a config whose router does not keep its top-k
 
 
@@ -52,9 +53,12 @@ class MoeLayer:
         return next(self.experts.parameters(recurse=False)).shape[0]
 
     def distribution(self, scores: torch.Tensor) -> torch.Tensor:
-        """The router's distribution [T, E], float32, from the first of its outputs: the softmax of its logits."""
-        scores = scores.float()
-        return scores if type(self.gate).__name__ in _GIVE_PROBABILITIES else scores.softmax(-1)
+        """The router's distribution [T, E], float32, from the first of its outputs: the softmax of the experts'
+        logits."""
+        scores, kind = scores.float(), type(self.gate).__name__
+        if kind in _GIVE_PROBABILITIES:
+            return scores
+        return (scores[..., :-1] if kind in _MAY_SKIP else scores).softmax(-1)
 
 
 def moe_layers(model: PreTrainedModel) -> tuple[MoeLayer, ...]:

@@ -20,7 +20,7 @@ import pytest
 
 from moectl.bundled import demo_model
 from moectl.cli import main
-from moectl.commands import demo, doctor, hardware
+from moectl.commands import demo, doctor_measured, hardware
 from moectl.commands.reproduce import REPRODUCTIONS
 from profilers.compare import check_prediction as prediction
 from profilers.compare import tasks
@@ -42,7 +42,7 @@ def commands(page: Path) -> list[str]:
 def quickly(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     little = TimingEffort(lengths=(16,), turns=3)
     monkeypatch.setattr(hardware, "THOROUGH", little)
-    monkeypatch.setattr(doctor, "QUICK", little)
+    monkeypatch.setattr(doctor_measured, "QUICK", little)
     monkeypatch.setattr(prediction, "_TIMES", 1)
     monkeypatch.setattr(demo, "_NUM_SEQUENCES", 1)
     monkeypatch.setattr(demo, "_DECODE", 8)

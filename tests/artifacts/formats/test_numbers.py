@@ -103,6 +103,10 @@ VARIANTS = {
     ),
     "fp8 with a scale for each row": (Scaled(), lambda: drawn("fp8") | {"scale": torch.rand(ROWS, 1)}),
     "fp8 with one scale": (Scaled(), lambda: drawn("fp8") | {"scale": torch.tensor(0.3)}),
+    "fp8 with the scales of blocks as modelopt shapes them": (
+        Scaled(block=(40, 50)),
+        lambda: drawn("fp8") | {"scale": torch.rand(2, 1, 2, 1)},
+    ),
     "integers of 8 bits": (
         Scaled(),
         lambda: {

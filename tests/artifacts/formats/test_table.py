@@ -68,7 +68,11 @@ def asymmetric() -> dict:
         (CONFIGS["awq"] | {"group_size": -2}, "group_size is -2, which is no size of a group"),
         (CONFIGS["gptq"] | {"dynamic": {"+:.*": {"bits": 5}}}, "bits is 5"),
         (CONFIGS["gptq"] | {"dynamic": ["lm_head"]}, "`dynamic` that is no object"),
-        (CONFIGS["nvfp4"] | {"quant_algo": "W4A8_AWQ"}, "quant_algo 'W4A8_AWQ': moectl reads NVFP4, FP8"),
+        *(
+            (CONFIGS["nvfp4"] | {"quant_algo": name}, f"quant_algo '{name}': moectl reads NVFP4, FP8")
+            for name in ("W4A8_AWQ", "W4A16_AWQ", "NVFP4_AWQ", "MXFP8", "INT8_SQ")
+        ),
+        (CONFIGS["nvfp4"] | {"quant_algo": "FP8_PB_WO", "group_size": "128"}, "group_size is 128, which is no size"),
         (CONFIGS["nvfp4"] | {"group_size": 32}, "group_size is 32: moectl reads 16"),
         (CONFIGS["nvfp4"] | {"quant_algo": "MIXED_PRECISION"}, "without quantized_layers"),
         (COMPRESSED | {"format": "int-quantized"} | asymmetric(), "int-quantized with zero-points"),

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,8 +13,8 @@ import pytest
 from artifacts.hardware.profile import COLD, Load
 from artifacts.shape import Shape
 from moectl.cli import main
-from moectl.commands import doctor, hardware
 from moectl.commands import doctor_findings as findings
+from moectl.commands import doctor_measured, hardware
 from profilers.compare import check_prediction as prediction
 from profilers.hardware.load_times import TimingEffort
 from profilers.hardware.this_machine import LocalMachine
@@ -29,7 +31,7 @@ def quickly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The shortest measurement, in a folder of the test's own."""
     little = TimingEffort(lengths=(4,), turns=2)
     monkeypatch.setattr(hardware, "THOROUGH", little)
-    monkeypatch.setattr(doctor, "QUICK", little)
+    monkeypatch.setattr(doctor_measured, "QUICK", little)
     monkeypatch.setattr(prediction, "_TIMES", 1)
     monkeypatch.setattr(prediction, "_BETWEEN", little)
     monkeypatch.chdir(tmp_path)
@@ -62,7 +64,7 @@ def test_a_profile_is_written_and_told(model: str, capfd: pytest.CaptureFixture[
 
 
 def test_without_a_store_the_doctor_measures_and_writes_nothing(model: str, capfd: pytest.CaptureFixture[str]) -> None:
-    told = said(capfd, "doctor", model, *DISK)
+    told = said(capfd, "doctor", model, *DISK, "--measure")
     assert told["hardware"]["is_stored"] is False and told["hardware"]["run"] is None
     assert told["prediction"]["budget"] == "25%" and told["prediction"]["tokens"] == 4 * 24
     remedies = [finding["remedy"] for finding in told["findings"] if finding["topic"] == "store"]
@@ -75,18 +77,36 @@ def test_without_a_store_the_doctor_measures_and_writes_nothing(model: str, capf
     assert not list(Path.cwd().iterdir())
 
 
+def test_the_quick_answer_imports_no_torch_and_writes_nothing(model: str) -> None:
+    code = (
+        "import sys\nfrom moectl.cli import main\n"
+        f"code = main(['doctor', {model!r}, '--json'])\n"
+        "sys.exit(code or 'torch' in sys.modules or 'transformers' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    told = json.loads(done.stdout)
+    assert told["hardware"] is None and told["prediction"] is None
+    assert {"gpu", "memory", "threads", "experts", "disk space", "store"} <= {
+        each["topic"] for each in told["findings"]
+    }
+    assert not list(Path.cwd().iterdir())
+
+
 def test_a_stored_profile_is_used_where_it_fits(model: str, capfd: pytest.CaptureFixture[str]) -> None:
     said(capfd, "profile", model, "--hardware", *DISK, "--store", "x.duckdb")
-    told = said(capfd, "doctor", model, *DISK, "--store", "x.duckdb")
-    assert told["hardware"]["is_stored"] is True and told["hardware"]["run"] == 1
-    remedies = [finding["remedy"] for finding in told["findings"] if finding["topic"] == "store"]
-    assert remedies[0] == f"moectl profile {model} --store x.duckdb" and len(remedies) == 3
-    other = said(capfd, "doctor", model, *DISK, "--store", "x.duckdb", "--link", "50MB/s")
+    for options in ((), ("--measure",)):
+        told = said(capfd, "doctor", model, *DISK, "--store", "x.duckdb", *options)
+        assert told["hardware"]["is_stored"] is True and told["hardware"]["run"] == 1
+        assert bool(told["prediction"]) is bool(options)
+        remedies = [finding["remedy"] for finding in told["findings"] if finding["topic"] == "store"]
+        assert remedies[0] == f"moectl profile {model} --store x.duckdb" and len(remedies) == 3
+    other = said(capfd, "doctor", model, *DISK, "--store", "x.duckdb", "--link", "50MB/s", "--measure")
     assert other["hardware"]["is_stored"] is False and other["prediction"]["link"] == "50MB/s"
 
 
 def test_what_the_doctor_prints(model: str, capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor", model, "--threads", "1"]) == 0
+    assert main(["doctor", model, "--threads", "1", "--measure"]) == 0
     out = capfd.readouterr().out
     for text in (
         "What stands in the way",
@@ -106,7 +126,7 @@ def test_a_model_without_a_tokenizer_has_a_doctor(
     folder = shutil.copytree(checkpoint("mixtral"), tmp_path / "model")
     for path in folder.glob("tokenizer*"):
         path.unlink()
-    assert said(capfd, "doctor", str(folder), *DISK)["prediction"]["tokens"] == 4 * 24
+    assert said(capfd, "doctor", str(folder), *DISK, "--measure")["prediction"]["tokens"] == 4 * 24
 
 
 def test_the_simulator_on_this_machine(model: str, capfd: pytest.CaptureFixture[str]) -> None:
@@ -129,10 +149,12 @@ def test_the_simulator_on_this_machine(model: str, capfd: pytest.CaptureFixture[
         (("profile", "--hardware", "--device", "tpu"), 2, "device 'tpu' is not known"),
         (("profile", "--hardware", "--store", "no/such/moe.duckdb"), 3, "there is no folder no/such"),
         (("profile", "no/such", "--hardware"), 3, "neither a folder here nor reachable"),
-        (("doctor", "no/such"), 3, "neither a folder here nor reachable"),
+        (("doctor", "no/such"), 3, "neither a folder here nor a model of the hub that was downloaded"),
+        (("doctor", "no/such", "--measure"), 3, "neither a folder here nor reachable"),
         (("doctor", "--budget", "much"), 2, "is not understood"),
         (("doctor", "--link", "fast"), 2, "rate 'fast' is not understood"),
-        (("doctor", "--device", "cuda:99"), 2, "cuda:99 is not among the"),
+        (("doctor", "--device", "tpu"), 2, "device 'tpu' is not known"),
+        (("doctor", "--device", "cuda:99", "--measure"), 2, "cuda:99 is not among the"),
         (("doctor", "--store", "."), 3, "is a folder"),
         (
             ("simulate", "--synthetic", "tokens=40,requests=1,prompt=8", "--machine", "here"),
@@ -158,7 +180,7 @@ def test_a_budget_larger_than_memory_is_refused(
     model: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(LocalMachine, "look", lambda device: replace(HERE, available_nbytes=1000))
-    assert main(["doctor", model]) == 4
+    assert main(["doctor", model, "--measure"]) == 4
     assert "1000 B can be had: give a smaller --budget" in capfd.readouterr().err
 
 

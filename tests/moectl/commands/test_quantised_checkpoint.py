@@ -45,7 +45,7 @@ def test_the_doctor_knows_the_format_of_experts(checkpoints: tuple[Path, Path], 
     told, rooms = [], set()
     for folder in checkpoints:
         opened = open_model(str(folder))
-        told.append(findings.of_experts(opened).says)
+        told.append(findings.of_experts(opened.expert_format, "bfloat16").says)
         weight_nbytes = opened.weight_nbytes
         found = findings.of_room(tmp_path / "moe.duckdb", opened.stored_shape, weight_nbytes=weight_nbytes)
         rooms.add(found.says.split(" beside ")[0])

@@ -19,7 +19,7 @@ from profilers.quantise.replicas import BuiltReplicas, build_replicas
 from profilers.text.batches import Data
 from runtime.model.open import MoeModel, open_model
 from tests.helpers import families
-from tests.helpers.published import publish
+from tests.helpers.published import MAKERS, publish
 from tests.profilers.quantise.test_replicas import METHOD, SEQUENCES, files
 
 WIDE = {"hidden_size": 64, "intermediate_size": 96}
@@ -67,9 +67,12 @@ def _tensors(packed: object) -> list[torch.Tensor]:
     return [part for part in (packed.qweight, packed.qzeros, packed.scales) if part is not None]
 
 
-def test_killed_and_taken_up_it_is_whole(pair: tuple, tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", MAKERS)
+def test_killed_and_taken_up_it_is_whole(method: str, tmp_path: Path) -> None:
     """The process that quantises kills itself with the signal that nothing can catch."""
-    _, opened, _ = pair
+    family = "gpt_oss" if method == "mxfp4" else "mixtral"
+    plain = families.save(family, "hub", tmp_path / "plain", torch.bfloat16, fields=WIDE)
+    opened = open_model(str(publish(plain, tmp_path / "published", method)))
     whole, store = tmp_path / "whole.duckdb", tmp_path / "moe.duckdb"
     build(opened, whole)
     assert _in_a_process(lambda: build(opened, store, progress=_killing_after(3))) == -signal.SIGKILL

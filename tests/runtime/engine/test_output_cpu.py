@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
 
 from artifacts.quantisation.bit_allocation import WIDTHS
@@ -14,7 +15,7 @@ from runtime.kernels.load import AS_NUMPY, kernels
 from runtime.kernels.low_bit import linear
 from runtime.model.open import MoeModel, open_model
 from runtime.session.session import Session, Settings
-from runtime.session.settings import FUSED
+from runtime.session.settings import EXACT, FUSED
 from tests.conftest import Checkpoint
 from tests.helpers.families import FAMILIES, VOCABULARY
 from tools.gpu.checks.low_bit import random_packed
@@ -70,6 +71,18 @@ def test_a_family_of_another_kind_is_left_to_torch(checkpoint: Checkpoint) -> No
     with Session(opened, Settings(budget="50%", experts=FUSED)) as session:
         assert session.receipt()["experts_of_a_token"] == "torch"
         assert any("fused" in line for line in session.fallbacks)
+
+
+def test_an_expert_that_a_token_selects_twice_is_added_twice(checkpoint: Checkpoint) -> None:
+    def choose(gate: nn.Module, args: tuple, output: tuple) -> tuple:
+        logits, weights, selected = output
+        return logits, weights, torch.cat((selected[:, :1], selected[:, :-1]), dim=1)
+
+    opened = open_model(str(checkpoint("olmoe")))
+    for layer in opened.layers:
+        layer.gate.register_forward_hook(choose)
+    exact, fused = (decoded(opened, Settings(), experts=experts) for experts in (EXACT, FUSED))
+    assert (fused - exact).abs().max() <= TOLERANCE[exact.dtype] * exact.abs().max()
 
 
 def test_the_receipt_names_what_computes(checkpoint: Checkpoint) -> None:

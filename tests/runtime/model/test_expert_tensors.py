@@ -1,16 +1,30 @@
 """Stored tensors by expert: those of a conversion that is more than copying, of another size or number are refused."""
 
+from collections.abc import Sequence
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 
 import pytest
-from transformers.core_model_loading import Concatenate, ConversionOps, MergeModulelist, Transpose, WeightConverter
+import torch
+from transformers.core_model_loading import (
+    Concatenate,
+    ConversionOps,
+    MergeModulelist,
+    Transpose,
+    WeightConverter,
+    WeightRenaming,
+    WeightTransform,
+)
 
 from artifacts.errors import BadInput
+from artifacts.formats.fp8 import Scaled
 from runtime.model import expert_tensors
 from runtime.model.checkpoint import StoredTensor, open_checkpoint
 from runtime.model.expert_tensors import LocatedExperts, locate_experts
+from runtime.model.mixed_layout import MixedLayout
 from runtime.model.open import MoeModel, open_model
+from runtime.model.quantised_tensor import QuantisedTensor, Tensors
 from tests.conftest import Checkpoint
 
 UP = "model.layers.1.mlp.experts.3.up_proj.weight"
@@ -27,8 +41,10 @@ def stored(checkpoint: Checkpoint, layout: str = "hub") -> dict[str, StoredTenso
     return open_checkpoint(folder).tensors
 
 
-def located(opened: MoeModel, tensors: dict[str, StoredTensor]) -> LocatedExperts:
-    return locate_experts(opened.model, opened.layers, shape=opened.shape, layout=opened.store.layout, tensors=tensors)
+def located(opened: MoeModel, tensors: Tensors, mapping: Sequence[WeightTransform] | None = None) -> LocatedExperts:
+    return locate_experts(
+        opened.model, opened.layers, shape=opened.shape, layout=opened.store.layout, tensors=tensors, mapping=mapping
+    )
 
 
 @pytest.mark.parametrize("layout", ["hub", "fused"])
@@ -78,6 +94,85 @@ def test_a_tensor_of_another_shape_is_refused(hub: MoeModel, checkpoint: Checkpo
     tensors[UP] = replace(tensors[UP], shape=shape)
     with pytest.raises(BadInput, match=r"up_proj\.weight has shape .* where the config asks for \[24, 32\]"):
         located(hub, tensors)
+
+
+# Other names and layouts than a family's own
+
+LAYERS = ["model.layers.0.mlp.experts", "model.layers.1.mlp.experts"]
+
+
+def tensor(name: str, shape: tuple[int, ...], offset: int, dtype: torch.dtype = torch.float32) -> StoredTensor:
+    """A tensor of which only the header is there."""
+    return StoredTensor(name, dtype, shape, None, offset, prod(shape) * dtype.itemsize)
+
+
+def test_gate_and_up_may_be_fused_each_apart(hub: MoeModel) -> None:
+    """As GGUF files have them."""
+    num_experts, inner, down = hub.shape.num_experts, (24, 32), (32, 24)
+    mapping = [
+        WeightConverter([r"\.gates$", r"\.ups$"], ".gate_up_proj", operations=[Concatenate(dim=1)]),
+        WeightRenaming(r"\.downs$", ".down_proj"),
+    ]
+    nbytes = prod(inner) * 4
+    found = {}
+    for layer, name in enumerate(LAYERS):
+        for kind, (part, shape) in enumerate({"gates": inner, "ups": inner, "downs": down}.items()):
+            offset = (3 * layer + kind) * num_experts * nbytes
+            found[f"{name}.{part}"] = tensor(f"{name}.{part}", (num_experts, *shape), offset)
+    extents = located(hub, found, mapping).extents
+    for key, expert in enumerate(extents):
+        layer, number = divmod(key, num_experts)
+        starts = [((3 * layer + kind) * num_experts + number) * nbytes for kind in range(3)]
+        assert [each.offset for each in expert] == starts
+        assert [(each.nbytes, each.stop - each.start) for each in expert] == [(nbytes, nbytes)] * 3
+        assert expert[1].start == expert[0].stop
+    del found[f"{LAYERS[1]}.ups"]
+    with pytest.raises(BadInput, match=r"layer 1, expert 0: ups.* is missing from the checkpoint"):
+        located(hub, found, mapping)
+
+
+def test_a_rule_may_rename_the_part_with_the_number_of_an_expert(hub: MoeModel, checkpoint: Checkpoint) -> None:
+    own = expert_tensors.get_model_conversion_mapping(hub.model)
+    tensors = stored(checkpoint)
+    renamed = {name.replace(".experts.", ".experts.e"): each for name, each in tensors.items()}
+    again = located(hub, renamed, [WeightRenaming(r"\.experts\.e(\d+)", r".experts.\1"), *own])
+    offsets = [[each.offset for each in expert] for expert in located(hub, tensors).extents]
+    assert [[each.offset for each in expert] for expert in again.extents] == offsets
+
+
+def test_a_name_that_the_model_has_is_taken_as_it_is_where_a_rule_leads_nowhere(
+    hub: MoeModel, checkpoint: Checkpoint
+) -> None:
+    tensors = stored(checkpoint, "fused")
+    elsewhere = WeightRenaming(r"\.experts\.down_proj$", ".experts.nowhere")
+    assert located(hub, tensors, [elsewhere]).extents == located(hub, tensors).extents
+
+
+def test_a_name_that_the_model_has_may_be_stored_transposed(hub: MoeModel, checkpoint: Checkpoint) -> None:
+    tensors = stored(checkpoint, "fused")
+    for layer in LAYERS:
+        down = tensors[f"{layer}.down_proj"]
+        tensors[f"{layer}.down_proj"] = replace(down, shape=(down.shape[0], *reversed(down.shape[1:])))
+    turned = WeightConverter("down_proj$", "down_proj", operations=[Transpose(1, 2)])
+    for inner, down in located(hub, tensors, [turned]).extents:
+        assert (inner.swapped, down.swapped) == (None, (24, 32))
+
+
+def test_experts_that_are_stored_in_two_ways_begin_with_the_number_of_their_way(
+    hub: MoeModel, checkpoint: Checkpoint
+) -> None:
+    tensors = dict(stored(checkpoint))
+    weight, scale = tensor(UP, (24, 32), 0, torch.float8_e4m3fn), tensor(f"{UP}_scale", (24, 1), 24 * 32)
+    tensors[UP] = QuantisedTensor(UP, Scaled(), {"weight": weight, "scale": scale}, (24, 32))
+    found = located(hub, tensors)
+    assert isinstance(found.layout, MixedLayout)
+    quantised = hub.shape.num_experts + 3
+    for key, (number, *others) in enumerate(found.extents):
+        content = bytearray(1)
+        number.shard.read_into(number.offset, [memoryview(content)])
+        assert content[0] == (key == quantised)
+        assert (number.nbytes, number.start, number.stop) == (1, 0, 1)
+        assert len(others) == 3 + (key == quantised) and min(each.start for each in others) == MixedLayout.start
 
 
 def _convert(monkeypatch: pytest.MonkeyPatch, steps: list[ConversionOps]) -> None:

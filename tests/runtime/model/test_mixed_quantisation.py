@@ -29,6 +29,14 @@ def mixed(*groups: Mapping) -> Mapping:
 
 
 INT4 = group("pack-quantized", "re:.*experts.*")
+
+
+def _in_four_dimensions(rows: int, columns: int, generator: torch.Generator) -> Mapping[str, torch.Tensor]:
+    """Scales as modelopt shapes those of blocks."""
+    tensors = fp8(rows, columns, generator)
+    return tensors | {"scale": tensors["scale"][:, None, :, None]}
+
+
 CASES: dict[str, tuple[Mapping, Maker, Maker]] = {  # what makes experts, and the other modules that are quantised
     "attention in FP8": (
         mixed(group("float-quantized", "re:.*self_attn.*", num_bits=8, strategy="channel"), INT4),
@@ -60,6 +68,18 @@ CASES: dict[str, tuple[Mapping, Maker, Maker]] = {  # what makes experts, and th
             },
         },
         MAKERS["nvfp4"],
+        partial(fp8, block=0),
+    ),
+    "modelopt's FP8 in blocks, attention in FP8 by matrix": (
+        {
+            "quant_method": "modelopt",
+            "quant_algo": "MIXED_PRECISION",
+            "quantized_layers": {
+                "model.layers.*.self_attn.o_proj": {"quant_algo": "FP8"},
+                "model.layers.*.mlp.experts*": {"quant_algo": "FP8_PB_WO", "group_size": 16},
+            },
+        },
+        _in_four_dimensions,
         partial(fp8, block=0),
     ),
 }

@@ -1,0 +1,116 @@
+"""What `moectl doctor --measure` does: measure the machine on the model, and check a prediction on a short run."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from artifacts.errors import Incompatible, OutOfResources
+from artifacts.hardware.profile import COMMAND, HardwareProfile
+from artifacts.store.hardware_profiles import stored_profile
+from artifacts.store.store import Store
+from moectl.commands import doctor_findings as findings
+from moectl.commands import hardware
+from moectl.commands.doctor_findings import Diagnosis, DoctorFinding
+from moectl.commands.hardware_sheets import HardwareMeasurement
+from moectl.shared.opening import open_quietly, refuse_former, stored_artefacts
+from moectl.show.render import human_bytes
+from profilers.compare.check_prediction import check
+from profilers.hardware.load_times import QUICK
+from profilers.hardware.this_machine import LocalMachine
+from profilers.text.batches import check_sequences
+from profilers.text.corpus import documents, token_sequences
+from runtime.control import sizes
+from runtime.model.open import MoeModel
+from runtime.session.link_choice import link_name
+
+_NUM_SEQUENCES, _PREFILL, _DECODE = 4, 16, 24
+_MOST = 0.8  # of the available memory
+_TEXT = "builtin:held-out"
+
+
+def diagnose(
+    path: str, *, named: str | None, budget: str, link: str, device: str, threads: int, store: Path, shown: str
+) -> Diagnosis:
+    """Examine this machine with the model at `path`, which the user `named` or not; nothing is written.
+
+    A short profile is measured when the store has none of this machine and link. Raises BadUsage, BadInput for a model
+    or store that cannot be opened, OutOfResources when the budget does not fit.
+    """
+    torch.set_num_threads(threads)
+    opened = open_quietly(path, device=device)
+    link_name(opened, link)  # an unknown link is reported before anything is measured
+    here = LocalMachine.look(opened.model.device)
+    _check_room(opened, budget, here)
+    link = hardware.affordable(opened, link)
+    stored = _stored(path, opened, store)
+    is_stored = stored is not None and _fits(stored.profile, here, link_name(opened, link))
+    measured = stored if is_stored else _measured(path, opened, link, store)
+    dtype = str(opened.dtype).removeprefix("torch.")
+    all_findings = findings.of_installation()
+    all_findings += findings.of_machine(here, opened.shape) + findings.of_disk(measured.profile)
+    all_findings.append(findings.of_experts(opened.expert_format, dtype))
+    all_findings.append(findings.of_room(store, opened.stored_shape, weight_nbytes=opened.weight_nbytes))
+    all_findings += _of_former(store, opened, model=path)
+    all_findings += findings.of_store(store, [opened.fingerprint[:16]], model=named, shown=shown)
+    if stored is not None:
+        all_findings += findings.of_profile(stored.profile, here)
+    sequences = _sequences(opened)
+    prediction = check(opened, measured.profile, sequences, prefill=_PREFILL, budget=budget, link=link)
+    return Diagnosis(path, all_findings, measured, is_stored, prediction)
+
+
+def _of_former(path: Path, opened: MoeModel, *, model: str) -> list[DoctorFinding]:
+    """Report a store of an older moectl, whose artefacts may be of other weights."""
+    try:
+        refuse_former(path, opened, name=model)
+    except Incompatible as problem:
+        return [DoctorFinding("store", str(problem), "moectl profile")]
+    return []
+
+
+def _stored(name: str, opened: MoeModel, path: Path) -> HardwareMeasurement | None:
+    if not path.exists():
+        return None
+    with Store.open(path, read_only=True) as store:
+        model_id = opened.fingerprint[:16]
+        profile, run = stored_profile(store, model_id), store.latest_run(COMMAND, model_id)
+    return None if profile is None else HardwareMeasurement(name, profile, run.run_id)
+
+
+def _fits(profile: HardwareProfile, here: LocalMachine, link: str) -> bool:
+    """Return whether the profile was measured on this machine and over this link."""
+    is_changed = any(profile.conditions.get(name) != getattr(here, name) for name in ("processor", "cores", "threads"))
+    device = "cuda" if here.gpu else "cpu"
+    return not is_changed and (profile.conditions["link"], profile.device) == (link, device)
+
+
+def _measured(name: str, opened: MoeModel, link: str, store: Path) -> HardwareMeasurement:
+    replicas = stored_artefacts(store, opened).replicas
+    return HardwareMeasurement(name, hardware.measured(name, opened, link=link, replicas=replicas, effort=QUICK))
+
+
+def _check_room(opened: MoeModel, budget: str, here: LocalMachine) -> None:
+    """Raise OutOfResources before the system would end the process for lack of memory."""
+    wanted = sizes.num_slots(budget, opened.shape, per_layer=True) * opened.store.layout.nbytes
+    room = here.gpu_nbytes or here.available_nbytes
+    if wanted > _MOST * room:
+        raise OutOfResources(
+            f"a budget of {budget} takes {human_bytes(wanted)} and {human_bytes(room)} can be had: "
+            "give a smaller --budget"
+        )
+
+
+def _sequences(opened: MoeModel) -> list[np.ndarray]:
+    """Return the beginnings of held-out docstrings; random tokens for a model without a tokenizer."""
+    length = _PREFILL + _DECODE
+    if opened.tokenizer is None:
+        return list(np.random.default_rng(0).integers(0, opened.config.vocab_size, (_NUM_SEQUENCES, length)))
+    sequences = []
+    for document in documents(_TEXT):
+        first = next(token_sequences([document], opened.tokenizer, length=length, num_tokens=length))
+        sequences += [first] if len(first) == length else []
+        if len(sequences) == _NUM_SEQUENCES:
+            break
+    check_sequences(opened.model, sequences)
+    return sequences

@@ -1,0 +1,109 @@
+"""What a checkpoint says of itself before it is opened: its config and the headers of its files, in a moment."""
+
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+from artifacts.common.untrusted import existing, read_json
+from artifacts.errors import BadInput
+from artifacts.formats.stated import stated_quantisation
+from artifacts.modelshapes.known import from_config
+from artifacts.shape import Shape
+from runtime.model.families import check_family
+from runtime.model.locate import check_name, locate, read_config
+
+_SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointGlance:
+    """The shape of a model, or in `unknown` why its config does not say it; the format of its experts, as `mxfp4, 4.25
+    bits`, bytes of one of their weights with its share of scales, and the dtype that it is computed in."""
+
+    shape: Shape | None
+    dtype: str
+    expert_format: str = ""
+    weight_nbytes: float = 0.0
+    unknown: str = ""
+
+
+def glance(name: str) -> CheckpointGlance:
+    """Look at a folder, a GGUF file, or a model of the hub that was downloaded. torch is imported for GGUF alone.
+
+    Raises BadInput for a model that is not here, that lacks files or is truncated, and for a family or format that
+    moectl does not read.
+    """
+    folder = locate(name) if existing(name) else _downloaded(name)
+    if folder.is_file():
+        return _of_gguf(folder)
+    config = read_config(folder)
+    check_family(config)
+    stated = stated_quantisation(config, folder)
+    _check_files(folder)
+    text = config.get("text_config")
+    dtypes = (each.get("dtype") or each.get("torch_dtype") for each in (config, text) if isinstance(each, dict))
+    dtype = next((str(each) for each in dtypes if each), "its own dtype")
+    try:
+        model = from_config(folder / "config.json")
+    except BadInput as error:
+        return CheckpointGlance(None, dtype, unknown=str(error))
+    layouts = " and ".join(dict.fromkeys(scheme.layout for scheme in stated.schemes)) if stated else dtype
+    return CheckpointGlance(model.shape, dtype, f"{layouts}, {8 * model.weight_nbytes:.3g} bits", model.weight_nbytes)
+
+
+def _downloaded(name: str) -> Path:
+    """The folder of a model of the hub in the cache of this machine."""
+    check_name(name)
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        path = try_to_load_from_cache(name, "config.json")
+    except HFValidationError:
+        path = None
+    if not isinstance(path, str):
+        raise BadInput(
+            f"{name!r} is neither a folder here nor a model of the hub that was downloaded: check the path or the id; "
+            "--measure downloads it"
+        )
+    return Path(path).parent
+
+
+def _check_files(folder: Path) -> None:
+    """Raise BadInput unless every file of the weights is there and whole."""
+    from safetensors import SafetensorError, safe_open
+
+    names = [_SINGLE]
+    if not (folder / _SINGLE).is_file():
+        try:
+            names = sorted(set(read_json(folder / _INDEX)["weight_map"].values()))
+        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+            raise BadInput(f"{folder} has neither {_SINGLE} nor a readable {_INDEX}: download it again") from error
+    for name in names:
+        try:
+            with safe_open(folder / name, framework="numpy"):
+                pass
+        except (SafetensorError, OSError) as error:
+            raise BadInput(
+                f"{folder / name} is missing, truncated or no safetensors file: download it again"
+            ) from error
+
+
+def _of_gguf(path: Path) -> CheckpointGlance:
+    from runtime.model.gguf_config import gguf_config
+    from runtime.model.gguf_file import gguf_matrices, open_gguf
+    from runtime.model.quantised_tensor import QuantisedTensor
+
+    config = gguf_config(path)
+    checkpoint = open_gguf(path)
+    matrices = {name: each for name, each in gguf_matrices(checkpoint).items() if "_exps." in name}
+    if not matrices:
+        raise BadInput(f"{path} has no experts: it is no Mixture-of-Experts model")
+    formats = (each.format.name if isinstance(each, QuantisedTensor) else str(each.dtype) for each in matrices.values())
+    nbytes = sum(checkpoint.tensors[name].nbytes for name in matrices)
+    num_layers = len({name.split(".")[1] for name in matrices})
+    num_experts = next(iter(matrices.values())).shape[0]
+    shape = Shape(num_layers, num_experts, config["num_experts_per_tok"], nbytes // (num_layers * num_experts))
+    weight_nbytes = nbytes / sum(prod(each.shape) for each in matrices.values())
+    named = " and ".join(dict.fromkeys(formats)).replace("torch.", "")
+    return CheckpointGlance(shape, "bfloat16", f"{named}, {8 * weight_nbytes:.3g} bits", weight_nbytes)
