@@ -138,10 +138,11 @@ def _sums_of_lanes(token):
 def _read_zeros(fields, start, first, out):
     """Fill out [rows, G] with the zero-points from row `first` on."""
     bits, num_groups = fields[BITS], out.shape[1]
-    mask, middle, per_word = u32((1 << bits) - 1), i32(1 << bits - 1), 32 // bits
+    mask, middle = u32((1 << bits) - 1), i32(1 << bits - 1)
     for row in range(len(out)):
-        word, shift = (first + row) // per_word, u32((first + row) % per_word * bits)
-        words = carray(pointer(start + fields[ZEROS] + 4 * word * num_groups, INT32_LIKE), num_groups)
+        place = (first + row) * bits
+        shift, own = u32(place & 31), start + fields[ZEROS] + 4 * (place >> 5) * num_groups
+        words = carray(pointer(own, INT32_LIKE), num_groups)
         for group in range(num_groups):
             out[row, group] = f32(i32(u32(u32(words[group]) >> shift) & mask) - middle)
 

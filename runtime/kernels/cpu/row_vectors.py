@@ -44,6 +44,7 @@ HALF_BYTES_TURNED, BYTES_TURNED = (32, 4, 1), (4, 2, 8)
 lowest of each 16 bits on, of 16 codes of 8 bits first eight."""
 PASS = 2 * LANES  # groups whose scales `*_in_any_order` finds
 
+_AHEAD = 2048  # bytes behind the next rows, which may be short
 _BYTES = vector(I8, STEP_NBYTES)
 _FOUR = vector(F32, ROWS)
 
@@ -117,7 +118,7 @@ class _Rows:
     def numbers(self, row: int, step: ir.Value, *, is_last: bool) -> list[ir.Value]:
         """The vectors of a step."""
         builder, address = self._builder, advanced(self._builder, self._starts[row], step, STEP_NBYTES)
-        prefetch(builder, advanced(builder, self._next, step, ROWS * STEP_NBYTES), STEP_NBYTES * (row + 1))
+        prefetch(builder, advanced(builder, self._next, step, ROWS * STEP_NBYTES), _AHEAD + STEP_NBYTES * row)
         codes = load(builder, address, vector(I8, self._kind.last_nbytes if is_last else STEP_NBYTES))
         if codes.type.count < STEP_NBYTES:
             codes = _shuffled(builder, codes, filled(codes.type, 0), range(STEP_NBYTES))

@@ -48,7 +48,7 @@ _STEP = 32  # codes of 8 bits that `vectors` takes at a time
 def read_rows(fields, start, row, scales):
     """Fill `scales` with those of a row, and of further ones where it has more than a row of them."""
     whole = start + fields[WHOLE] if fields[WHOLE] >= 0 else -1
-    first = row // fields[HEIGHT] * fields[NUM_GROUPS]
+    first = (row if fields[HEIGHT] == 1 else row // fields[HEIGHT]) * fields[NUM_GROUPS]
     read_scales(start + fields[SCALES], fields[SCALE_TYPE], first, whole, fields[IS_INVERSE], scales)
 
 
