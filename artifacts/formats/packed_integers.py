@@ -72,5 +72,5 @@ class PackedIntegers:
         return unpack(points.T, self.bits, len(tensors["packed"])).T
 
     def _is_ordered(self, tensors: Mapping[str, torch.Tensor]) -> bool:
-        """Whether activations order the columns; the library writes -1 where they do not."""
-        return "g_idx" in tensors and not bool((tensors["g_idx"] < 0).any())
+        """Whether activations order the columns; the library writes -1 for all of them where they do not."""
+        return "g_idx" in tensors and not bool((tensors["g_idx"] == -1).all())

@@ -73,7 +73,7 @@ class CpuPublished:
     def _multipliers(self) -> tuple[list[Multiplier], list[Multiplier]]:
         """Those of gate and up, and those of down. Kernels are compiled here, so that a run that does not use them does
         not wait for them."""
-        return _multipliers(self._layout, GATE_UP), _multipliers(self._layout, DOWN)
+        return tuple(_multipliers(self._layout, part, self._is_narrow) for part in (GATE_UP, DOWN))
 
     @cached_property
     def _is_narrow(self) -> bool:
@@ -95,13 +95,13 @@ def has_published_form(layout: Layout) -> bool:
     )
 
 
-def _multipliers(layout: QuantisedLayout, part: str) -> list[Multiplier]:
-    """The matrices that are the rows of one part, each with its rows and its kernel."""
-    multipliers, first = [], 0
+def _multipliers(layout: QuantisedLayout, part: str, is_narrow: bool) -> list[Multiplier]:
+    """The matrices that are the rows of one part, each with its rows and its kernel for x in bfloat16 or float32."""
+    multipliers, first, has_tables = [], 0, kernels("cpu.lanes").HAS_BYTE_TABLES
     for matrix in _matrices(layout, part):
         rows = slice(first, first + matrix.num_outputs)
         described = _DESCRIBED[type(matrix.format)](matrix)
-        module, name = _KERNELS[described["KIND"]]
+        module, name = _KERNELS.get(described["KIND"], _NARROW_ROWS if is_narrow and has_tables else _ROWS)
         multipliers.append((rows, np.array(_fields({"HEIGHT": 1} | described)), getattr(kernels(module), name)))
         first = rows.stop
     return multipliers
@@ -203,10 +203,8 @@ _SCALE_TYPES = {
     torch.uint8: "E8M0",
     torch.float8_e4m3fn: "FLOAT8",
 }
-_HALF_BYTES, _BYTES = ("cpu.rows", "multiply_half_bytes"), ("cpu.rows", "multiply_bytes")
-_KERNELS = {
-    **dict.fromkeys(("FLOATS_4", "INTEGERS_4"), _HALF_BYTES),
-    **dict.fromkeys(("E4M3", "E5M2", "INT8", "UINT8"), _BYTES),
+_ROWS, _NARROW_ROWS = ("cpu.rows", "multiply"), ("cpu.narrow_rows", "multiply")
+_KERNELS = {  # of formats that are not row by row
     "STREAM": ("cpu.columns", "multiply_stream"),
     "OUTPUT_WORDS": ("cpu.columns", "multiply_output_words"),
 }

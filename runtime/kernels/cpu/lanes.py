@@ -15,6 +15,9 @@ keeps, so that code with instructions that a processor has not is never loaded t
 HAS_PAIRS = "+avx512bf16" in FEATURES
 """Whether the processor multiplies pairs of bfloat16; if not, LLVM writes that out, which is right and slow."""
 
+HAS_BYTE_TABLES = HAS_PAIRS and bool(binding.get_host_cpu_features().get("avx512vbmi"))
+"""Whether it looks up bytes in tables as well."""
+
 LANES = 16  # sums in a vector, each of pairs
 
 I8, I16, I32, I64, F32 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
@@ -119,3 +122,9 @@ def added_up(builder: ir.IRBuilder, sums: ir.Value) -> ir.Value:
 
 def plus_product(builder: ir.IRBuilder, sums: ir.Value, numbers: ir.Value, x: ir.Value) -> ir.Value:
     return builder.fadd(sums, builder.fmul(numbers, x, flags=_FAST), flags=_FAST)
+
+
+def prefetch(builder: ir.IRBuilder, address: ir.Value, offset: int) -> None:
+    """Ask for what lies `offset` bytes behind the address; none need be there."""
+    place = builder.inttoptr(builder.add(address, I64(offset)), I8.as_pointer())
+    called(builder, "llvm.prefetch.p0", ir.VoidType(), [place, I32(0), I32(3), I32(1)])  # to read, soon, data

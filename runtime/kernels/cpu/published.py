@@ -4,6 +4,7 @@ Importing this module imports numba.
 """
 
 import numpy as np
+import torch
 from llvmlite import ir
 from numba import carray, types
 from numba.extending import intrinsic
@@ -39,6 +40,10 @@ UINT8_LIKE, UINT16_LIKE, INT32_LIKE = np.zeros(1, np.uint8), np.zeros(1, np.uint
 _FLOAT_LIKE = np.zeros(1, np.float32)
 NUMBERS = np.array([E2M1, [code - 8 for code in range(16)]], np.float32)  # of each code of 4 bits, by KIND
 TABLES = np.tile((NUMBERS.view(np.uint32) >> 16).astype(np.uint16), 2)  # the same as bfloat16, twice
+_ALL = torch.arange(256, dtype=torch.uint8)
+BYTE_NUMBERS = np.zeros((UINT8 + 1, 256), np.float32)  # of each code of 8 bits, by KIND; integers without sign less 128
+BYTE_NUMBERS[E4M3], BYTE_NUMBERS[E5M2] = (_ALL.view(own).float() for own in (torch.float8_e4m3fn, torch.float8_e5m2))
+BYTE_NUMBERS[INT8], BYTE_NUMBERS[UINT8] = _ALL.view(torch.int8).float(), _ALL.float() - 128
 
 
 @intrinsic
@@ -83,8 +88,8 @@ def _read_bytes(stored, is_exponent, out):
 
 @part
 def group_of_columns(fields, start, num_columns):
-    """The group of each column, [I]; empty where groups follow each other, also where numbers are of no group:
-    compressed-tensors writes -1, and nothing else checks bounds."""
+    """The group of each column, [I]; empty where groups follow each other, which compressed-tensors writes as -1 for
+    all columns. Checkpoints with other numbers of no group are refused; here they are not followed out of bounds."""
     if fields[INDEX] < 0:
         return np.empty(0, np.int32)
     index = carray(pointer(start + fields[INDEX], INT32_LIKE), num_columns)
@@ -120,5 +125,7 @@ def read_scales(address, kind, first, whole, is_inverse, out):
         _read_bytes(stored_bytes, kind == E8M0, out)
     if whole >= 0:
         factor = carray(pointer(whole, _FLOAT_LIKE), 1)[0]
+        if is_inverse:
+            factor = f32(1) / factor
         for i in range(len(out)):
-            out[i] = out[i] / factor if is_inverse else out[i] * factor
+            out[i] *= factor

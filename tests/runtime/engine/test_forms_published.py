@@ -1,5 +1,7 @@
 """Compiled code multiplies a token by experts in every published format where they lie, as by their numbers."""
 
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,7 @@ from torch.nn import functional as F
 
 from runtime.engine.forms_published import CpuPublished, has_published_form
 from runtime.engine.token_operands import TokenOperands
-from runtime.kernels.load import AS_NUMPY
+from runtime.kernels.load import AS_NUMPY, kernels
 from runtime.model.arithmetic import DOWN, GATE_UP
 from runtime.model.quantised_layout import QuantisedLayout
 from tools.bench.stored_matrices import Stored, random_expert, variants
@@ -17,12 +19,16 @@ SIZES = {  # hidden, neurons, group
     "every kernel in vectors": (256, 128, 32),
     "nothing in vectors": (96, 40, 8),
     "a part in vectors": (384, 192, 64),
+    "more groups than a vector has, and half a step": (576, 192, 16),
+    "blocks that are cut off": (576, 192, 128),
 }
 
 
-def of_size(name: str, group: int) -> bool:
+def of_size(name: str, size: str) -> bool:
     """Whether a format has groups of this size, in experts of the sizes above."""
-    return group % 32 == 0 or not name.startswith(("MXFP4", "NVFP4", "AWQ", "GPTQ"))
+    if size == "blocks that are cut off":
+        return name.startswith("FP8, blocks")
+    return SIZES[size][2] % 32 == 0 or not name.startswith(("MXFP4", "NVFP4", "AWQ", "GPTQ"))
 
 
 CASES = [
@@ -30,7 +36,7 @@ CASES = [
     for size, (_, _, group) in SIZES.items()
     for name in variants(group)
     for dtype in TOLERANCE
-    if of_size(name, group)
+    if of_size(name, size)
 ]
 
 
@@ -59,6 +65,17 @@ def test_numbers_of_no_group_leave_groups_in_their_order(name: str, number: int)
         torch.manual_seed(0)
         outputs.append(multiplied(*random_expert(stored, 128, 64, torch.bfloat16), 128))
     assert outputs[0].any() and torch.equal(*outputs)
+
+
+@pytest.mark.parametrize("name", ["FP8, blocks", "MXFP4", "compressed-tensors, 4 bits, in the order of activations"])
+def test_without_tables_of_bytes_rows_are_multiplied_in_float32(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    layout, content = random_expert(variants(32)[name], 256, 128, torch.float32)
+    monkeypatch.setattr("runtime.kernels.cpu.lanes.HAS_BYTE_TABLES", False)
+    monkeypatch.setitem(sys.modules, "runtime.kernels.cpu.narrow_rows", None)  # must not be imported
+    kernels.cache_clear()
+    exact = expected(layout, content, torch.ones(1, 256, dtype=torch.bfloat16))
+    assert (multiplied(layout, content, 256) - exact).abs().max() <= TOLERANCE[torch.bfloat16] * exact.abs().max()
 
 
 @pytest.mark.parametrize(("name", "size", "dtype"), CASES)

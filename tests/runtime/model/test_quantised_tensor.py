@@ -106,6 +106,18 @@ def _with(ending: str, new: Callable[[torch.Tensor], torch.Tensor]) -> Callable[
     return change
 
 
+def _indexed(first: int, others: int) -> Callable[[dict, dict], None]:
+    """Give every expert of compressed-tensors the group of its first input and that of all others."""
+
+    def change(tensors: dict[str, torch.Tensor], config: dict) -> None:
+        for name in [name for name in tensors if name.endswith("weight_packed") and ".experts." in name]:
+            index = torch.full((8 * tensors[name].shape[1],), others, dtype=torch.int32)
+            index[0] = first
+            tensors[name.replace("packed", "g_idx")] = index
+
+    return change
+
+
 def _config(**entries: object) -> Callable[[dict, dict], None]:
     return lambda tensors, config: config["quantization_config"].update(entries)
 
@@ -151,6 +163,8 @@ REFUSED = [
     ("fp8", _all(*map(_named, ("model.layers.9.eh_proj.weight", "mtp.norm.weight", "visual.norm.weight"))), None),
     ("gptq", _all(_config(desc_act=True), _without(".g_idx")), "desc_act is set and g_idx is missing"),
     ("gptq", _with(".g_idx", lambda groups: groups + 9), "or an index beyond its groups"),
+    ("compressed-tensors", _indexed(-1, 0), "or an index beyond its groups"),
+    ("compressed-tensors", _indexed(-1, -1), None),
     ("gptq", _config(group_size=64), "groups of (64|96) inputs, and by the config"),
     ("gptq", _config(bits=8), "are of no such groups"),
     ("awq", _config(group_size=16), "groups of (64|96) inputs, and by the config"),

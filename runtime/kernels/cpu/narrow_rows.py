@@ -1,0 +1,227 @@
+"""The same matrices as `rows`, times one token in bfloat16, for processors with `lanes.HAS_BYTE_TABLES`. Importing this
+module imports numba.
+
+Codes become bfloat16, which holds every number of a format exactly, and products are summed in float32 before scales
+multiply them. Matrices whose groups are of no whole steps go to `rows`.
+"""
+
+import numpy as np
+from numba import carray
+
+from artifacts.common.numba_loops import kernel
+from runtime.kernels.cpu import rows
+from runtime.kernels.cpu.gated import bits_of, part, pointer
+from runtime.kernels.cpu.published import (
+    BITS,
+    BYTE_NUMBERS,
+    CODES,
+    E4M3,
+    E5M2,
+    FLOATS_4,
+    HEIGHT,
+    INT32_LIKE,
+    INTEGERS_4,
+    KIND,
+    MATRIX,
+    NUM_GROUPS,
+    TABLES,
+    WIDTH,
+    ZEROS,
+    f32,
+    group_of_columns,
+    i32,
+    number,
+    u32,
+)
+from runtime.kernels.cpu.row_vectors import (
+    BYTES_TURNED,
+    HALF_BYTES_TURNED,
+    PASS,
+    ROWS,
+    STEP_NBYTES,
+    floats,
+    half_bytes,
+    half_bytes_in_any_order,
+    half_bytes_less_zeros,
+    integers,
+    integers_in_any_order,
+    integers_less_zeros,
+)
+
+_LANES = 16
+_PLANES = np.ascontiguousarray(
+    (BYTE_NUMBERS.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8).reshape(-1, 256, 2).swapaxes(1, 2)
+)
+"""The low bytes and the high ones of the number of each code of 8 bits, by KIND. The first 128 of each plane have the
+tables of floats."""
+_FLOAT_PLANES = np.ascontiguousarray(_PLANES[:, :, :128])
+
+
+@part
+def _is_half(kind):
+    return kind in (FLOATS_4, INTEGERS_4)
+
+
+@part
+def _codes_of_step(kind):
+    return 2 * STEP_NBYTES if _is_half(kind) else STEP_NBYTES
+
+
+@part
+def _groups_of_steps(fields, num_inputs, codes):
+    """The groups of a row that are of whole steps, the steps of each, and how many scales a step has: none of its own
+    where all have the same."""
+    width = fields[WIDTH]
+    if fields[NUM_GROUPS] == 1:
+        return num_inputs // codes, 1, 0
+    if width < codes:
+        return num_inputs // codes, 1, codes // width
+    return num_inputs // width, width // codes, 1
+
+
+@part
+def _is_fit(fields, num_inputs, num_outputs, is_indexed, codes):
+    """Whether vectors take the whole matrix."""
+    width = fields[WIDTH]
+    groups, steps, _ = _groups_of_steps(fields, num_inputs, codes)
+    in_steps = fields[NUM_GROUPS] == 1 or width % codes == 0 or (width % _LANES == 0 and codes % width == 0)
+    rest = -(-num_inputs // codes) - groups * steps
+    is_ended = rest == 0 or (rest == 1 and (codes == STEP_NBYTES or num_inputs % codes > 0))
+    has_four = num_outputs % ROWS == 0 and (fields[HEIGHT] == 1 or fields[HEIGHT] % ROWS == 0)
+    return num_inputs % 64 == 0 and has_four and (is_indexed or (in_steps and is_ended))
+
+
+@part
+def _in_steps(values, kind, filler):
+    """The values in the order of `row_vectors`, [steps, inputs of one]; the filler ends the last."""
+    count = _codes_of_step(kind)
+    steps = np.full((-(-len(values) // count), count), filler, values.dtype)
+    steps.reshape(steps.size)[: len(values)] = values
+    turned = np.empty_like(steps)
+    if _is_half(kind):
+        _turn(steps, turned, *HALF_BYTES_TURNED)
+    else:
+        _turn(steps, turned, *BYTES_TURNED)
+    return turned
+
+
+@part
+def _turn(steps, out, first, second, count):
+    """Write [second, first, count] for each [first, second, count]."""
+    for step in range(len(steps)):
+        for j in range(second):
+            for i in range(first):
+                for k in range(count):
+                    out[step, (j * first + i) * count + k] = steps[step, (i * second + j) * count + k]
+
+
+@part
+def _token(x, kind):
+    """x in steps as bfloat16."""
+    bits = np.empty(len(x), np.uint16)
+    for k in range(len(x)):
+        bits[k] = np.uint16(bits_of(x[k]) >> u32(16))
+    return _in_steps(bits, kind, np.uint16(0))
+
+
+@part
+def _sums_of_lanes(token):
+    """Minus the sum of x of each lane of a step, [steps, 16]."""
+    sums = np.zeros((len(token), _LANES), np.float32)
+    for step in range(len(token)):
+        for i in range(token.shape[1]):
+            sums[step, i % (2 * _LANES) // 2] -= number(u32(u32(token[step, i]) << u32(16)))
+    return sums
+
+
+@part
+def _read_zeros(fields, start, first, out):
+    """Fill out [rows, G] with the zero-points from row `first` on."""
+    bits, num_groups = fields[BITS], out.shape[1]
+    mask, middle = u32((1 << bits) - 1), i32(1 << bits - 1)
+    for row in range(len(out)):
+        place = (first + row) * bits
+        shift, own = u32(place & 31), start + fields[ZEROS] + 4 * (place >> 5) * num_groups
+        words = carray(pointer(own, INT32_LIKE), num_groups)
+        for group in range(num_groups):
+            out[row, group] = f32(i32(u32(u32(words[group]) >> shift) & mask) - middle)
+
+
+@part
+def _multiply_in_order(fields, start, x, y):
+    kind, num_groups, token = fields[KIND], fields[NUM_GROUPS], _token(x, fields[KIND])
+    groups, steps, per_step = _groups_of_steps(fields, len(x), token.shape[1])
+    rest = len(token) - groups * steps
+    stride, next_scales = len(x) // (2 if _is_half(kind) else 1), 4 * num_groups if fields[HEIGHT] == 1 else 0
+    scales, zeros = np.zeros(ROWS * num_groups + _LANES, np.float32), np.zeros(ROWS * num_groups + _LANES, np.float32)
+    own_zeros = zeros[: ROWS * num_groups].reshape(ROWS, num_groups)
+    sums_x = _sums_of_lanes(token) if fields[ZEROS] >= 0 else np.empty((0, _LANES), np.float32)
+    tables = TABLES[kind].ctypes.data if _is_half(kind) else _PLANES[kind].ctypes.data
+    layout = (per_step, groups, steps, rest, zeros.ctypes.data, sums_x.ctypes.data)
+    own_scales, weights = scales[: num_groups * (ROWS if next_scales else 1)], (scales.ctypes.data, next_scales)
+    codes, x_place, y_place = start + fields[CODES], token.ctypes.data, y.ctypes.data
+    for row in range(0, len(y), ROWS):
+        rows.read_rows(fields, start, row, own_scales)
+        places, own = (codes + row * stride, stride, x_place), y_place + 4 * row
+        if fields[ZEROS] >= 0:
+            _read_zeros(fields, start, row, own_zeros)
+            if _is_half(kind):
+                half_bytes_less_zeros(*places, tables, *weights, *layout, own)
+            else:
+                integers_less_zeros(*places, tables, *weights, *layout, own)
+        elif _is_half(kind):
+            half_bytes(*places, tables, *weights, *layout, own)
+        elif kind in (E4M3, E5M2):
+            floats(*places, _FLOAT_PLANES[kind].ctypes.data, *weights, *layout, own)
+        else:
+            integers(*places, tables, *weights, *layout, own)
+
+
+@part
+def _halves(token, index, first):
+    """The even numbers of each vector with zeros between them and then the odd ones, [2 * vectors, 32], and the groups
+    of both, [2 * vectors, 16]; x is 0 outside `PASS` groups from `first` on."""
+    numbers = np.zeros((token.size // _LANES, _LANES, 2), np.uint16)
+    groups = np.zeros((token.size // _LANES, _LANES), np.int32)
+    pairs, own = token.reshape(-1, _LANES, 2), index.reshape(-1, _LANES, 2)
+    for i in range(len(pairs)):
+        for lane in range(_LANES):
+            for half in range(2):
+                group = own[i, lane, half] - first
+                if 0 <= group < PASS:
+                    numbers[2 * i + half, lane, half], groups[2 * i + half, lane] = pairs[i, lane, half], group
+    return numbers, groups
+
+
+@part
+def _multiply_in_any_order(fields, start, x, y, index):
+    kind, num_groups, token = fields[KIND], fields[NUM_GROUPS], _token(x, fields[KIND])
+    stride, steps = len(x) // (2 if _is_half(kind) else 1), len(x) // token.shape[1]
+    scales = np.zeros(ROWS * num_groups + PASS, np.float32)
+    own_scales = scales[: ROWS * num_groups]
+    tables, rest = TABLES[kind].ctypes.data if _is_half(kind) else _PLANES[kind].ctypes.data, len(token) - steps
+    own_index = _in_steps(index, kind, np.int32(-1))
+    for first in range(0, num_groups, PASS):
+        numbers, groups = _halves(token, own_index, first)
+        layout, weights = (groups.ctypes.data, steps, rest), (scales.ctypes.data + 4 * first, 4 * num_groups)
+        codes, own_x, y_place = start + fields[CODES], numbers.ctypes.data, y.ctypes.data
+        for row in range(0, len(y), ROWS):
+            rows.read_rows(fields, start, row, own_scales)
+            places, own = (codes + row * stride, stride, own_x, tables), y_place + 4 * row
+            if _is_half(kind):
+                half_bytes_in_any_order(*places, *weights, *layout, own)
+            else:
+                integers_in_any_order(*places, *weights, *layout, own)
+
+
+@kernel(f"void({MATRIX})", nogil=True)
+def multiply(fields, start, x, y, is_narrow):
+    """Add x [I] times a matrix of 4-bit codes or 8-bit numbers to y [O]."""
+    index = group_of_columns(fields, start, len(x))
+    if not _is_fit(fields, len(x), len(y), len(index) > 0, _codes_of_step(fields[KIND])):
+        rows.multiply(fields, start, x, y, is_narrow)
+    elif len(index):
+        _multiply_in_any_order(fields, start, x, y, index)
+        rows.take_zeros(fields, start, x, y, index)
+    else:
+        _multiply_in_order(fields, start, x, y)

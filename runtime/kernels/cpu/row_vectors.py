@@ -1,0 +1,238 @@
+"""Four rows of codes times a token in bfloat16, written in vectors for processors with `lanes.HAS_BYTE_TABLES`.
+
+Codes are taken in steps of 64 bytes. Their numbers, bfloat16, are looked up in tables, 32 to a vector, and multiplied
+with x by pairs of neighbours. Four rows share the loads of x; what the next four need is asked for in the order of
+memory, because four rows at a time are no stream that the processor would foresee. Operands are int64 addresses and
+counts. Importing this module imports numba.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from runtime.kernels.cpu.lanes import (
+    F32,
+    I8,
+    I32,
+    I64,
+    LANES,
+    NUMBERS,
+    PAIRS,
+    SUMS,
+    add_pairs,
+    advanced,
+    called,
+    filled,
+    load,
+    looked_up,
+    plus_product,
+    prefetch,
+    splat,
+    store,
+    vector,
+)
+
+ROWS = 4
+STEP_NBYTES = 64
+HALF_BYTES_TURNED, BYTES_TURNED = (32, 4, 1), (4, 2, 8)
+"""The order of the inputs in a step: [a, b, c] as they are stored becomes [b, a, c]. Codes of 4 bits are taken from the
+lowest of each 16 bits on, of 16 codes of 8 bits first eight."""
+PASS = 2 * LANES  # groups whose scales `*_in_any_order` finds
+
+_AHEAD = 2048  # bytes behind the next rows, which may be short
+_BYTES = vector(I8, STEP_NBYTES)
+_FOUR = vector(F32, ROWS)
+
+
+class _Codes(NamedTuple):
+    """How codes become numbers: tables of this type, vectors of numbers in a step, and bytes of the last step where a
+    row ends with 64 inputs more than whole steps."""
+
+    table: ir.VectorType
+    num_tables: int
+    num_vectors: int
+    last_nbytes: int
+    numbers: Callable[[ir.IRBuilder, Sequence[ir.Value], ir.Value], list[ir.Value]]
+
+
+def _of_half_bytes(builder: ir.IRBuilder, tables: Sequence[ir.Value], codes: ir.Value) -> list[ir.Value]:
+    codes = builder.bitcast(codes, NUMBERS)
+    return [looked_up(builder, tables[0], codes, 4 * place) for place in range(4)]
+
+
+def _of_floats(builder: ir.IRBuilder, tables: Sequence[ir.Value], codes: ir.Value) -> list[ir.Value]:
+    """The sign of a code is that of its number."""
+    low, high = (_looked_up(builder, tables[first : first + 2], codes) for first in (0, 2))
+    return _side_by_side(builder, low, builder.or_(high, builder.and_(codes, filled(_BYTES, 0x80))))
+
+
+def _of_integers(builder: ir.IRBuilder, tables: Sequence[ir.Value], codes: ir.Value) -> list[ir.Value]:
+    """Codes above 127 have tables of their own."""
+    is_above, planes = builder.icmp_signed("<", codes, filled(_BYTES, 0)), []
+    for first in (0, 4):
+        below, above = (_looked_up(builder, tables[at : at + 2], codes) for at in (first, first + 2))
+        planes.append(builder.select(is_above, above, below))
+    return _side_by_side(builder, *planes)
+
+
+def _looked_up(builder: ir.IRBuilder, tables: Sequence[ir.Value], codes: ir.Value) -> ir.Value:
+    """Bytes of two tables of 64 by the low seven bits of the codes."""
+    return called(builder, "llvm.x86.avx512.vpermi2var.qi.512", _BYTES, [tables[0], codes, tables[1]])
+
+
+def _side_by_side(builder: ir.IRBuilder, low: ir.Value, high: ir.Value) -> list[ir.Value]:
+    """Numbers of their low bytes and their high ones."""
+    vectors = []
+    for first in (0, 8):
+        lanes = [16 * (k // 16) + first + k % 16 // 2 + STEP_NBYTES * (k % 2) for k in range(STEP_NBYTES)]
+        vectors.append(builder.bitcast(_shuffled(builder, low, high, lanes), NUMBERS))
+    return vectors
+
+
+def _shuffled(builder: ir.IRBuilder, first: ir.Value, second: ir.Value, lanes: Sequence[int]) -> ir.Value:
+    return builder.shuffle_vector(first, second, ir.Constant(vector(I32, len(lanes)), list(lanes)))
+
+
+_HALF_BYTES = _Codes(NUMBERS, 1, 4, STEP_NBYTES // 2, _of_half_bytes)
+_FLOATS = _Codes(_BYTES, 4, 2, STEP_NBYTES, _of_floats)
+_INTEGERS = _Codes(_BYTES, 8, 2, STEP_NBYTES, _of_integers)
+
+
+class _Rows:
+    """Four rows of codes, `stride` bytes apart, and their sums."""
+
+    def __init__(
+        self, builder: ir.IRBuilder, kind: _Codes, codes: ir.Value, stride: ir.Value, tables: ir.Value
+    ) -> None:
+        self._builder, self._kind = builder, kind
+        self._starts = [advanced(builder, codes, I64(row), stride) for row in range(ROWS)]
+        self._next = advanced(builder, codes, I64(ROWS), stride)
+        self._tables = [load(builder, tables, kind.table, STEP_NBYTES * place) for place in range(kind.num_tables)]
+        self._sums = [cgutils.alloca_once_value(builder, filled(SUMS, 0.0)) for _ in range(ROWS)]
+
+    def numbers(self, row: int, step: ir.Value, *, is_last: bool) -> list[ir.Value]:
+        """The vectors of a step."""
+        builder, address = self._builder, advanced(self._builder, self._starts[row], step, STEP_NBYTES)
+        prefetch(builder, advanced(builder, self._next, step, ROWS * STEP_NBYTES), _AHEAD + STEP_NBYTES * row)
+        codes = load(builder, address, vector(I8, self._kind.last_nbytes if is_last else STEP_NBYTES))
+        if codes.type.count < STEP_NBYTES:
+            codes = _shuffled(builder, codes, filled(codes.type, 0), range(STEP_NBYTES))
+        return self._kind.numbers(builder, self._tables, codes)
+
+    def add(self, row: int, products: ir.Value, scale: ir.Value) -> None:
+        sums = plus_product(self._builder, self._builder.load(self._sums[row]), products, scale)
+        self._builder.store(sums, self._sums[row])
+
+    def add_to(self, y: ir.Value) -> None:
+        """Add the sum of each row to four float32."""
+        sums = _added_up(self._builder, [self._builder.load(own) for own in self._sums])
+        store(self._builder, self._builder.fadd(load(self._builder, y, _FOUR), sums), y)
+
+
+def _added_up(builder: ir.IRBuilder, sums: Sequence[ir.Value]) -> ir.Value:
+    """The sum of each of four vectors."""
+    total = _neighbours_added(builder, *(_neighbours_added(builder, *sums[at : at + 2], 1) for at in (0, 2)), 2)
+    for count in (8, 4):
+        total = builder.fadd(*(_shuffled(builder, total, total, range(at, at + count)) for at in (0, count)))
+    return total
+
+
+def _neighbours_added(builder: ir.IRBuilder, first: ir.Value, second: ir.Value, width: int) -> ir.Value:
+    """Sums of neighbouring runs of so many lanes, of the first vector and of the second in turn."""
+    runs = np.arange(2 * LANES).reshape(2, -1, 2, width)  # vector, pair of runs, run, lane
+    return builder.fadd(*(_shuffled(builder, first, second, runs[:, :, i].swapaxes(0, 1).flat) for i in range(2)))
+
+
+def _in_order(kind: _Codes, *, has_zeros: bool) -> Callable[..., None]:
+    """Return `add(codes, stride, x, tables, scales, next_scales, per_step, groups, steps, rest, zeros, sums_x, y)`.
+
+    Each of so many groups is of so many steps, after which follow `rest` steps, 0 or 1. A step begins `per_step` scales
+    behind the last, float32, or has that many for its lanes; those of a row are `next_scales` bytes behind those of the
+    row before it. Zero-points lie as scales do, `sums_x` has minus the sum of x of each lane of a step."""
+
+    @intrinsic
+    def add(context, codes, stride, x, tables, scales, next_scales, per_step, groups, steps, rest, zeros, sums_x, y):
+        def generate(target, builder, signature, arguments):
+            codes, stride, x, tables, scales, next_scales, per_step, groups, steps, rest, zeros, sums_x, y = arguments
+            rows, lanes = _Rows(builder, kind, codes, stride, tables), _lanes(builder, per_step)
+
+            def of_lanes(numbers: ir.Value, group: ir.Value, row: int) -> ir.Value:
+                own = builder.add(builder.mul(builder.mul(group, per_step), I64(4)), builder.mul(next_scales, I64(row)))
+                own = load(builder, builder.add(numbers, own), SUMS)
+                return called(builder, "llvm.x86.avx512.permvar.sf.512", SUMS, [own, lanes])
+
+            def add_step(step: ir.Value, group: ir.Value, *, is_last: bool) -> None:
+                place = advanced(builder, x, step, 64 * kind.num_vectors)
+                tokens = [load(builder, place, NUMBERS, 64 * i) for i in range(kind.num_vectors)]
+                for row in range(ROWS):
+                    products = filled(SUMS, 0.0)
+                    if has_zeros:
+                        sum_x = load(builder, advanced(builder, sums_x, step, 64), SUMS)
+                        products = builder.fmul(of_lanes(zeros, group, row), sum_x)
+                    for own, token in zip(rows.numbers(row, step, is_last=is_last), tokens, strict=True):
+                        products = add_pairs(builder, products, own, token)
+                    rows.add(row, products, of_lanes(scales, group, row))
+
+            with cgutils.for_range(builder, groups, intp=I64) as outer, cgutils.for_range(builder, steps) as inner:
+                add_step(builder.add(builder.mul(outer.index, steps), inner.index), outer.index, is_last=False)
+            with builder.if_then(builder.icmp_signed(">", rest, I64(0))):
+                add_step(builder.mul(groups, steps), groups, is_last=True)
+            rows.add_to(y)
+            return target.get_dummy_value()
+
+        return types.void(*[types.int64] * 13), generate
+
+    return add
+
+
+def _lanes(builder: ir.IRBuilder, per_step: ir.Value) -> ir.Value:
+    """Which of the scales of a step each lane has."""
+    lane = ir.Constant(PAIRS, list(range(LANES)))
+    return builder.lshr(builder.mul(lane, splat(builder, builder.trunc(per_step, I32))), filled(PAIRS, 4))
+
+
+def _in_any_order(kind: _Codes) -> Callable[..., None]:
+    """Return `add(codes, stride, x, tables, scales, next_scales, index, steps, rest, y)`, for inputs of up to `PASS`
+    groups. Of each vector of a step, x has the even inputs with zeros between them and then the odd ones, and `index`
+    the groups of both, int32."""
+
+    @intrinsic
+    def add(context, codes, stride, x, tables, scales, next_scales, index, steps, rest, y):
+        def generate(target, builder, signature, arguments):
+            codes, stride, x, tables, scales, next_scales, index, steps, rest, y = arguments
+            rows = _Rows(builder, kind, codes, stride, tables)
+            places = [advanced(builder, scales, I64(row), next_scales) for row in range(ROWS)]
+            scales = [[load(builder, place, SUMS, nbytes) for nbytes in (0, 64)] for place in places]
+
+            def add_step(step: ir.Value, *, is_last: bool) -> None:
+                own_x, own_index = (advanced(builder, own, step, 128 * kind.num_vectors) for own in (x, index))
+                numbers = [rows.numbers(row, step, is_last=is_last) for row in range(ROWS)]
+                for half in range(2 * kind.num_vectors):
+                    token, groups = load(builder, own_x, NUMBERS, 64 * half), load(builder, own_index, PAIRS, 64 * half)
+                    for row, (low, high) in enumerate(scales):
+                        products = add_pairs(builder, filled(SUMS, 0.0), numbers[row][half // 2], token)
+                        operands = [low, groups, high]
+                        scale = called(builder, "llvm.x86.avx512.vpermi2var.ps.512", SUMS, operands)
+                        rows.add(row, products, scale)
+
+            with cgutils.for_range(builder, steps, intp=I64) as loop:
+                add_step(loop.index, is_last=False)
+            with builder.if_then(builder.icmp_signed(">", rest, I64(0))):
+                add_step(steps, is_last=True)
+            rows.add_to(y)
+            return target.get_dummy_value()
+
+        return types.void(*[types.int64] * 10), generate
+
+    return add
+
+
+half_bytes, half_bytes_less_zeros = (_in_order(_HALF_BYTES, has_zeros=has) for has in (False, True))
+integers, integers_less_zeros = (_in_order(_INTEGERS, has_zeros=has) for has in (False, True))
+floats = _in_order(_FLOATS, has_zeros=False)
+half_bytes_in_any_order, integers_in_any_order = _in_any_order(_HALF_BYTES), _in_any_order(_INTEGERS)
