@@ -208,5 +208,5 @@ _KERNELS = {
     **dict.fromkeys(("FLOATS_4", "INTEGERS_4"), _HALF_BYTES),
     **dict.fromkeys(("E4M3", "E5M2", "INT8", "UINT8"), _BYTES),
     "STREAM": ("cpu.columns", "multiply_stream"),
-    "OUTPUT_WORDS": ("cpu.columns", "multiply_output_words"),
+    "OUTPUT_WORDS": ("cpu.output_words", "multiply_output_words"),
 }

@@ -114,3 +114,11 @@ def added_up(builder: ir.IRBuilder, sums: ir.Value) -> ir.Value:
 
 def plus_product(builder: ir.IRBuilder, sums: ir.Value, numbers: ir.Value, x: ir.Value) -> ir.Value:
     return builder.fadd(sums, builder.fmul(numbers, x, flags=_FAST), flags=_FAST)
+
+
+def prefetch(builder: ir.IRBuilder, address: ir.Value) -> None:
+    """Ask for the bytes at an address, which may be any, for the second nearest cache."""
+    place = builder.inttoptr(address, I8.as_pointer())
+    kind = ir.FunctionType(ir.VoidType(), [place.type, I32, I32, I32])
+    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    builder.call(function, [place, I32(0), I32(2), I32(1)])  # to read, near, data
