@@ -11,8 +11,7 @@ from numba import carray
 from artifacts.common.numba_loops import kernel
 from runtime.kernels.cpu.column_vectors import (
     PANEL,
-    UNIT_INPUTS,
-    UNIT_ROWS,
+    UNIT,
     add_scaled_2,
     add_scaled_3,
     add_scaled_4,
@@ -20,9 +19,12 @@ from runtime.kernels.cpu.column_vectors import (
     add_units_of_2,
     add_units_of_3,
     add_units_of_4,
-    unit_order,
+    add_units_of_8,
+    arrange_2,
+    arrange_4,
 )
-from runtime.kernels.cpu.gated import bits_of, part, pointer
+from runtime.kernels.cpu.digits import DIGITS, MAX_WIDTH, in_digits
+from runtime.kernels.cpu.gated import part, pointer
 from runtime.kernels.cpu.lanes import LANES
 from runtime.kernels.cpu.published import (
     BITS,
@@ -45,71 +47,55 @@ from runtime.kernels.cpu.published import (
 
 _ROWS = 8  # of words that one panel of outputs takes before the next does
 _BLOCK = 1024  # outputs whose sums of all groups stay in a core's nearest cache
-_ORDERS = np.array([unit_order(max(bits, 2)) for bits in range(5)])  # of the inputs of a unit, by width
-_CODES = np.array([np.arange(32) % (1 << bits) - (1 << bits >> 1) for bits in range(5)], np.float32)
-_TABLES = (_CODES.view(np.uint32) >> 16).astype(np.uint16)  # the number of each code as bfloat16, over and over
-
-
-@part
-def _in_units(bits, x):
-    """x as bfloat16 [I / 32, 32], in the order of the pairs of a unit."""
-    token, order = np.empty((len(x) // UNIT_INPUTS, UNIT_INPUTS), np.uint16), _ORDERS[bits]
-    for unit in range(len(token)):
-        for i in range(UNIT_INPUTS):
-            token[unit, i] = np.uint16(bits_of(x[unit * UNIT_INPUTS + order[i]]) >> u32(16))
-    return token
-
-
-@part
-def _of_halves(x):
-    """x [2 I] of codes of 8 bits that are taken as two of 4 bits."""
-    halves = np.empty((len(x), 2), np.float32)
-    halves[:, 0], halves[:, 1] = x, x * f32(16)
-    return halves.reshape(2 * len(x))
 
 
 @part
 def _add_units(bits, words, stride, x, num_units, sums):
-    table = _TABLES[bits].ctypes.data
     if bits == 2:
-        add_units_of_2(words, stride, x, table, num_units, sums)
+        add_units_of_2(words, stride, x, num_units, sums)
     elif bits == 3:
-        add_units_of_3(words, stride, x, table, num_units, sums)
-    else:
-        add_units_of_4(words, stride, x, table, num_units, sums)
-
-
-@part
-def _add_scaled(bits, zeros, offset, scales, sum_x, num_blocks, sums, y):
-    if bits == 2:
-        add_scaled_2(zeros, offset, scales, sum_x, num_blocks, sums, y)
-    elif bits == 3:
-        add_scaled_3(zeros, offset, scales, sum_x, num_blocks, sums, y)
+        add_units_of_3(words, stride, x, num_units, sums)
     elif bits == 4:
-        add_scaled_4(zeros, offset, scales, sum_x, num_blocks, sums, y)
+        add_units_of_4(words, stride, x, num_units, sums)
     else:
-        add_scaled_8(zeros, offset, scales, sum_x, num_blocks, sums, y)
+        add_units_of_8(words, stride, x, num_units, sums)
 
 
 @part
-def _add_panels(fields, start, x, sums_x, num_fast, y):
+def _add_scaled(bits, zeros, offset, scales, worth, sum_x, num_blocks, sums, y):
+    if bits == 2:
+        add_scaled_2(zeros, offset, scales, worth, sum_x, num_blocks, sums, y)
+    elif bits == 3:
+        add_scaled_3(zeros, offset, scales, worth, sum_x, num_blocks, sums, y)
+    elif bits == 4:
+        add_scaled_4(zeros, offset, scales, worth, sum_x, num_blocks, sums, y)
+    else:
+        add_scaled_8(zeros, offset, scales, worth, sum_x, num_blocks, sums, y)
+
+
+@part
+def _add_panels(fields, start, x, num_fast, y):
     """Add the first outputs, whole panels of matrices whose groups are of whole units."""
-    bits, half = fields[BITS], min(fields[BITS], 4)
-    token = _in_units(half, _of_halves(x) if bits == 8 else x)
-    units_of_group, unit_nbytes = len(token) // fields[NUM_GROUPS], 4 * len(y) * UNIT_ROWS[half]
-    words, zeros, row_of_zeros = start + fields[CODES], start + fields[ZEROS], (len(y) * bits + 31) // 32 * 4
-    sums, scales = np.empty(num_fast, np.float32), np.empty(num_fast, np.float32)
-    for group in range(fields[NUM_GROUPS]):
+    bits, num_groups, stride = fields[BITS], fields[NUM_GROUPS], 4 * len(y)
+    digits, worth, sums_x = in_digits(x, fields[WIDTH])
+    if bits == 2:
+        arrange_2(digits.ctypes.data, len(digits))
+    elif bits == 4:
+        arrange_4(digits.ctypes.data, len(digits))
+    units_of_group, row_of_zeros = len(digits) // num_groups, (len(y) * bits + 31) // 32 * 4
+    sums, scales = np.empty(DIGITS * num_fast, np.int32), np.empty(num_fast, np.float32)
+    for group in range(num_groups):
         sums[:] = 0
         first, end = group * units_of_group, (group + 1) * units_of_group
         while first < end:
-            num_units = min(_ROWS // UNIT_ROWS[half], end - first)
+            num_units = min(_ROWS // bits, end - first)
+            own_x, row = digits[first].ctypes.data, start + fields[CODES] + first * bits * stride
             for panel in range(0, num_fast, PANEL):
-                place = words + first * unit_nbytes + 4 * panel
-                _add_units(half, place, 4 * len(y), token[first].ctypes.data, num_units, sums[panel:].ctypes.data)
+                _add_units(bits, row + 4 * panel, stride, own_x, num_units, sums[DIGITS * panel :].ctypes.data)
             first += num_units
         read_scales(start + fields[SCALES], fields[SCALE_TYPE], group * len(y), -1, 0, scales)
-        own = (zeros + group * row_of_zeros, fields[ZERO_OFFSET], scales.ctypes.data, sums_x[group])
+        zeros = start + fields[ZEROS] + group * row_of_zeros
+        own = (zeros, fields[ZERO_OFFSET], scales.ctypes.data, worth[group], sums_x[group])
         _add_scaled(bits, *own, num_fast // LANES, sums.ctypes.data, y.ctypes.data)
 
 
@@ -156,13 +142,12 @@ def multiply_stream(fields, start, x, y, is_narrow):
     bits, width, num_outputs = fields[BITS], fields[WIDTH], len(y)
     words = carray(pointer(start + fields[CODES], INT32_LIKE), (len(x) * bits // 32, num_outputs))
     index, num_groups = group_of_columns(fields, start, len(x)), fields[NUM_GROUPS]
-    sums_x = np.empty(num_groups, np.float32)
-    sums_of_groups(x, width, index, sums_x)
-    is_fast = is_narrow and len(index) == 0 and width % (UNIT_INPUTS // (2 if bits == 8 else 1)) == 0
+    is_fast = is_narrow and len(index) == 0 and width % UNIT == 0 and width <= MAX_WIDTH
     num_fast = num_outputs // PANEL * PANEL if is_fast else 0
     if num_fast:
-        _add_panels(fields, start, x, sums_x, num_fast, y)
+        _add_panels(fields, start, x, num_fast, y)
     if num_fast < num_outputs:
-        sums = np.zeros((num_groups, num_outputs - num_fast), np.float32)
+        sums, sums_x = np.zeros((num_groups, num_outputs - num_fast), np.float32), np.empty(num_groups, np.float32)
+        sums_of_groups(x, width, index, sums_x)
         _add_codes(words[:, num_fast:], bits, width, index, x, sums)
         _scale_stream(fields, start, num_fast, sums, sums_x, y)

@@ -1,0 +1,38 @@
+"""A token in whole numbers of 16 bits, each as two digits of 8 bits, which processors multiply by codes without rounding.
+Importing this module imports numba.
+
+A group of inputs has one worth, its largest number over 32639. What a number lacks is at most half of that: 1 / 65278 of
+the largest, where bfloat16 lacks up to 1 / 512 of each.
+"""
+
+import numpy as np
+
+from runtime.kernels.cpu.column_vectors import UNIT
+from runtime.kernels.cpu.gated import part
+
+DIGITS = 2
+MAX_WIDTH = 1 << 16  # inputs of a group, whose sums with codes of 8 bits are whole numbers of 32 bits
+_LARGEST = np.float32(127 * 256 + 127)
+i32, f32 = np.int32, np.float32
+
+
+@part
+def in_digits(x, width):
+    """x [I] as digits int8 [I / 32, 2, 32], the higher first; the worth of a group's numbers and their sum [I / width],
+    float32."""
+    num_units, digits = width // UNIT, np.empty((len(x) // UNIT, DIGITS, UNIT), np.int8)
+    worth, sums = np.empty(len(x) // width, np.float32), np.empty(len(x) // width, np.float32)
+    for group in range(len(worth)):
+        largest = f32(0)
+        for k in range(group * width, (group + 1) * width):
+            largest = max(largest, abs(x[k]))
+        worth[group], inverse, total = largest / _LARGEST, _LARGEST / largest if largest > 0 else f32(0), f32(0)
+        for unit in range(group * num_units, (group + 1) * num_units):
+            own, high, low = x[unit * UNIT : (unit + 1) * UNIT], digits[unit, 0], digits[unit, 1]
+            for i in range(UNIT):
+                number = np.rint(own[i] * inverse)
+                digit = np.floor((number + f32(128)) * f32(1 / 256))
+                total += number
+                high[i], low[i] = np.int8(i32(digit)), np.int8(i32(number - digit * f32(256)))
+        sums[group] = total
+    return digits, worth, sums
