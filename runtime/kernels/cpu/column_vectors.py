@@ -9,13 +9,11 @@ Importing this module imports numba.
 
 from collections.abc import Callable, Sequence
 
-import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from artifacts.formats.awq import ORDER
 from runtime.kernels.cpu.lanes import (
     I8,
     I16,
@@ -38,7 +36,8 @@ from runtime.kernels.cpu.lanes import (
 
 PANEL = 64  # outputs whose sums are kept in registers, one a word
 UNIT = 32  # inputs that are multiplied at once, whose codes are in as many rows of words as a code has bits
-_QUADS, _DIGITS = UNIT // 4, 2
+DIGITS = 2  # of a number of the token
+_QUADS = UNIT // 4
 _BYTES = vector(I8, 4 * LANES)
 
 
@@ -78,14 +77,14 @@ def _quads(bits: int) -> list[int]:
 
 def _arranged(bits: int) -> Callable[..., None]:
     """Return `arrange(digits, num_units)`: it puts the digits of units in the order of their quads."""
-    order = [UNIT * digit + place for digit in range(_DIGITS) for place in _quads(bits)]
+    order = [UNIT * digit + place for digit in range(DIGITS) for place in _quads(bits)]
 
     @intrinsic
     def arrange(context, digits, num_units):
         def generate(target, builder, signature, arguments):
             digits, num_units = arguments
             with cgutils.for_range(builder, num_units, intp=I64) as loop:
-                own = advanced(builder, digits, loop.index, _DIGITS * UNIT)
+                own = advanced(builder, digits, loop.index, DIGITS * UNIT)
                 store(builder, spread(builder, load(builder, own, _BYTES), order), own)
             return target.get_dummy_value()
 
@@ -94,7 +93,7 @@ def _arranged(bits: int) -> Callable[..., None]:
     return arrange
 
 
-def _add_quads(builder: ir.IRBuilder, sums: ir.Value, codes: ir.Value, digits: ir.Value) -> ir.Value:
+def add_quads(builder: ir.IRBuilder, sums: ir.Value, codes: ir.Value, digits: ir.Value) -> ir.Value:
     return called(builder, "llvm.x86.avx512.vpdpbusd.512", PAIRS, [sums, codes, digits])
 
 
@@ -107,7 +106,7 @@ def _stream(bits: int) -> Callable[..., None]:
     def add(context, words, stride, x, num_units, sums):
         def generate(target, builder, signature, arguments):
             words, stride, x, num_units, sums = arguments
-            addresses = [builder.add(sums, I64(64 * i)) for i in range(_DIGITS * PANEL // LANES)]
+            addresses = [builder.add(sums, I64(64 * i)) for i in range(DIGITS * PANEL // LANES)]
             totals = [cgutils.alloca_once_value(builder, load(builder, address, PAIRS)) for address in addresses]
             unit_nbytes = builder.mul(stride, I64(bits))
             under = builder.mul(unit_nbytes, num_units)
@@ -119,11 +118,11 @@ def _stream(bits: int) -> Callable[..., None]:
                     for block in range(PANEL // LANES):
                         prefetch(builder, builder.add(row, builder.add(under, I64(64 * block))))
                 for quad in range(_QUADS):
-                    digits = [splat(builder, load(builder, own_x, I32, UNIT * d + 4 * quad)) for d in range(_DIGITS)]
+                    digits = [splat(builder, load(builder, own_x, I32, UNIT * d + 4 * quad)) for d in range(DIGITS)]
                     for block, words_of_block in enumerate(own):
                         codes = _quad(builder, words_of_block, bits, quad)
-                        for digit, total in zip(digits, totals[_DIGITS * block :], strict=False):
-                            builder.store(_add_quads(builder, builder.load(total), codes, digit), total)
+                        for digit, total in zip(digits, totals[DIGITS * block :], strict=False):
+                            builder.store(add_quads(builder, builder.load(total), codes, digit), total)
             for total, address in zip(totals, addresses, strict=True):
                 store(builder, builder.load(total), address)
             return target.get_dummy_value()
@@ -139,7 +138,7 @@ add_units_of_2, add_units_of_3, add_units_of_4, add_units_of_8 = (_stream(bits) 
 arrange_2, arrange_4 = (_arranged(bits) for bits in (2, 4))
 
 
-def _scaled(bits: int, order: Sequence[int]) -> Callable[..., None]:
+def scaled(bits: int, order: Sequence[int]) -> Callable[..., None]:
     """Return `add(zeros, zero_offset, scales, worth, sum_x, num_blocks, sums, y)`: it adds blocks of sums of 16 outputs
     times their scales times `worth` to y. A zero-point is a stored one plus `zero_offset`; `order` has its place in a
     word for each output of a word."""
@@ -160,8 +159,8 @@ def _scaled(bits: int, order: Sequence[int]) -> Callable[..., None]:
             worth, less_x = splat(builder, worth), splat(builder, builder.fneg(sum_x))
             with cgutils.for_range(builder, num_blocks, intp=I64) as loop:
                 zero = zeros_of(builder, advanced(builder, zeros, loop.index, 2 * bits), zero_offset)
-                own, out = advanced(builder, sums, loop.index, 64 * _DIGITS), advanced(builder, y, loop.index, 64)
-                high, low = (builder.sitofp(load(builder, own, PAIRS, 64 * digit), SUMS) for digit in range(_DIGITS))
+                own, out = advanced(builder, sums, loop.index, 64 * DIGITS), advanced(builder, y, loop.index, 64)
+                high, low = (builder.sitofp(load(builder, own, PAIRS, 64 * digit), SUMS) for digit in range(DIGITS))
                 total = plus_product(builder, plus_product(builder, low, high, filled(SUMS, 256.0)), zero, less_x)
                 scale = builder.fmul(load(builder, advanced(builder, scales, loop.index, 64), SUMS), worth)
                 store(builder, plus_product(builder, load(builder, out, SUMS), scale, total), out)
@@ -173,5 +172,4 @@ def _scaled(bits: int, order: Sequence[int]) -> Callable[..., None]:
     return add
 
 
-add_scaled_2, add_scaled_3, add_scaled_4, add_scaled_8 = (_scaled(bits, range(LANES)) for bits in (2, 3, 4, 8))
-add_scaled_output_words = _scaled(4, np.argsort(ORDER))
+add_scaled_2, add_scaled_3, add_scaled_4, add_scaled_8 = (scaled(bits, range(LANES)) for bits in (2, 3, 4, 8))

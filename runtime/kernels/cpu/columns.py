@@ -10,6 +10,7 @@ from numba import carray
 
 from artifacts.common.numba_loops import kernel
 from runtime.kernels.cpu.column_vectors import (
+    DIGITS,
     PANEL,
     UNIT,
     add_scaled_2,
@@ -23,7 +24,7 @@ from runtime.kernels.cpu.column_vectors import (
     arrange_2,
     arrange_4,
 )
-from runtime.kernels.cpu.digits import DIGITS, MAX_WIDTH, in_digits
+from runtime.kernels.cpu.digits import MAX_WIDTH, in_digits
 from runtime.kernels.cpu.gated import part, pointer
 from runtime.kernels.cpu.lanes import LANES
 from runtime.kernels.cpu.published import (

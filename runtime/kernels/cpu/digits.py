@@ -7,10 +7,9 @@ the largest, where bfloat16 lacks up to 1 / 512 of each.
 
 import numpy as np
 
-from runtime.kernels.cpu.column_vectors import UNIT
+from runtime.kernels.cpu.column_vectors import DIGITS, UNIT
 from runtime.kernels.cpu.gated import part
 
-DIGITS = 2
 MAX_WIDTH = 1 << 16  # inputs of a group, whose sums with codes of 8 bits are whole numbers of 32 bits
 _LARGEST = np.float32(127 * 256 + 127)
 i32, f32 = np.int32, np.float32

@@ -6,18 +6,18 @@ from numba import carray
 
 from artifacts.common.numba_loops import kernel
 from artifacts.formats.awq import ORDER
-from runtime.kernels.cpu.column_vectors import add_output_words, add_scaled_output_words, in_order
-from runtime.kernels.cpu.gated import bits_of, part, pointer
+from runtime.kernels.cpu.column_vectors import DIGITS, UNIT
+from runtime.kernels.cpu.digits import MAX_WIDTH, in_digits
+from runtime.kernels.cpu.gated import part, pointer
 from runtime.kernels.cpu.lanes import LANES
+from runtime.kernels.cpu.output_word_vectors import OUTPUTS, add_output_words, add_scaled_output_words, in_order
 from runtime.kernels.cpu.published import (
     CODES,
     INT32_LIKE,
-    INTEGERS_4,
     MATRIX,
     NUM_GROUPS,
     SCALE_TYPE,
     SCALES,
-    TABLES,
     WIDTH,
     ZEROS,
     f32,
@@ -28,29 +28,17 @@ from runtime.kernels.cpu.published import (
 
 _PER_WORD = len(ORDER)
 _PLACES = np.argsort(ORDER)
-_PANEL = LANES * _PER_WORD  # outputs whose sums are kept in registers
-_ROWS = 32  # of words that one panel of outputs takes before the next does
 
 
 @part
-def _as_bfloat16(x):
-    token = np.empty(len(x), np.uint16)
-    for k in range(len(x)):
-        token[k] = np.uint16(bits_of(x[k]) >> u32(16))
-    return token
-
-
-@part
-def _add_panels(words, first, end, token, sums):
-    """Add codes less 8 of the inputs from `first` to `end` to the sums, which are of whole panels."""
-    stride, table = 4 * words.shape[1], TABLES[INTEGERS_4].ctypes.data
-    while first < end:
-        num_rows, x = min(_ROWS, end - first), token[first:].ctypes.data
-        for panel in range(0, len(sums), _PANEL):
-            own = words[first, panel // _PER_WORD :].ctypes.data
-            add_output_words(own, stride, x, table, num_rows // 2, sums[panel:].ctypes.data)
-        first += num_rows
-    in_order(sums.ctypes.data, len(sums) // _PANEL)
+def _add_panels(words, first, digits, sums):
+    """Add the codes of the inputs from `first` on to the sums, which are of whole panels."""
+    sums[:] = 0
+    for unit in range(len(digits)):
+        for panel in range(0, len(sums) // DIGITS, OUTPUTS):
+            own = words[first + unit * UNIT, panel // _PER_WORD :].ctypes.data
+            add_output_words(own, 4 * words.shape[1], digits[unit].ctypes.data, sums[DIGITS * panel :].ctypes.data)
+    in_order(sums.ctypes.data, len(sums) // DIGITS // OUTPUTS)
 
 
 @part
@@ -81,15 +69,16 @@ def multiply_output_words(fields, start, x, y, is_narrow):
     width, num_groups, num_words = fields[WIDTH], fields[NUM_GROUPS], len(y) // _PER_WORD
     words = carray(pointer(start + fields[CODES], INT32_LIKE), (len(x), num_words))
     zeros = carray(pointer(start + fields[ZEROS], INT32_LIKE), (num_groups, num_words))
-    num_fast = len(y) // _PANEL * _PANEL if is_narrow and width % 2 == 0 else 0
-    token, scales, sums = _as_bfloat16(x), np.empty(len(y), np.float32), np.empty(num_fast, np.float32)
+    is_fast = is_narrow and width % UNIT == 0 and width <= MAX_WIDTH
+    num_fast = len(y) // OUTPUTS * OUTPUTS if is_fast else 0
+    digits, worth, sums_x = in_digits(x if num_fast else x[:0], width)
+    scales, sums = np.empty(len(y), np.float32), np.empty(DIGITS * num_fast, np.int32)
     for group in range(num_groups):
         begin, end = group * width, (group + 1) * width
         read_scales(start + fields[SCALES], fields[SCALE_TYPE], group * len(y), -1, 0, scales)
         if num_fast:
-            sums[:] = 0
-            _add_panels(words, begin, end, token, sums)
-            own = (zeros[group].ctypes.data, 0, scales.ctypes.data, x[begin:end].sum())
+            _add_panels(words, begin, digits[begin // UNIT : end // UNIT], sums)
+            own = (zeros[group].ctypes.data, 0, scales.ctypes.data, worth[group], sums_x[group])
             add_scaled_output_words(*own, num_fast // LANES, sums.ctypes.data, y.ctypes.data)
         if num_fast < len(y):
             _add_others(words[begin:end], zeros[group], num_fast // _PER_WORD, x[begin:end], scales, y)
