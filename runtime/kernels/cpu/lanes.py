@@ -122,3 +122,8 @@ def prefetch(builder: ir.IRBuilder, address: ir.Value) -> None:
     kind = ir.FunctionType(ir.VoidType(), [place.type, I32, I32, I32])
     function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
     builder.call(function, [place, I32(0), I32(2), I32(1)])  # to read, near, data
+
+
+def chosen(builder: ir.IRBuilder, first: ir.Value, second: ir.Value, lanes: Sequence[int]) -> ir.Value:
+    """A vector of the lanes of two vectors with these indices, those of the second behind those of the first."""
+    return builder.shuffle_vector(first, second, ir.Constant(vector(I32, len(lanes)), list(lanes)))

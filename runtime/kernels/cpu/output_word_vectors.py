@@ -10,7 +10,7 @@ from numba.extending import intrinsic
 
 from artifacts.formats.awq import ORDER
 from runtime.kernels.cpu.column_vectors import DIGITS, UNIT, add_quads, scaled
-from runtime.kernels.cpu.lanes import I8, I32, I64, LANES, PAIRS, advanced, filled, load, prefetch, splat, store, vector
+from runtime.kernels.cpu.lanes import I8, I32, I64, LANES, PAIRS, advanced, chosen, filled, load, prefetch, splat, store, vector
 
 OUTPUTS = LANES * len(ORDER)  # whose sums are kept in registers
 _VECTORS = range(OUTPUTS // LANES)
@@ -74,7 +74,7 @@ def in_order(context, sums, num_blocks):
                     pairs = zip(values[:4], values[4:], strict=True)
                     values = [half for pair in pairs for half in _zipped(builder, *pair, num_lanes=LANES)]
                 for i, place in enumerate(places):
-                    store(builder, _chosen(builder, *[values[i % 2 * 4 + i // 2]] * 2, lanes), place)
+                    store(builder, chosen(builder, *[values[i % 2 * 4 + i // 2]] * 2, lanes), place)
         return target.get_dummy_value()
 
     return types.void(*[types.int64] * 2), generate
@@ -84,11 +84,7 @@ def _zipped(builder: ir.IRBuilder, first: ir.Value, second: ir.Value, *, num_lan
     """Two vectors side by side lane by lane, in parts of so many lanes: the first halves of all parts, and the second."""
     count, half = first.type.count, num_lanes // 2
     lanes = [[start + lane for start in range(first, count, num_lanes) for lane in range(half)] for first in (0, half)]
-    return [_chosen(builder, first, second, [at for lane in own for at in (lane, lane + count)]) for own in lanes]
-
-
-def _chosen(builder: ir.IRBuilder, first: ir.Value, second: ir.Value, lanes: list[int]) -> ir.Value:
-    return builder.shuffle_vector(first, second, ir.Constant(vector(I32, len(lanes)), lanes))
+    return [chosen(builder, first, second, [at for lane in own for at in (lane, lane + count)]) for own in lanes]
 
 
 add_scaled_output_words = scaled(4, np.argsort(ORDER))
