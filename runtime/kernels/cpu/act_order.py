@@ -55,7 +55,7 @@ def _copy_panel(context, words, stride, num_rows, out):
 @intrinsic
 def _add_quads_of_codes(context, words, shift, offsets, digits, first, num_quads, sums):
     """Add quads of codes, from number `first` on, to the sums of a panel, int32 [PANEL / 16, 2, 16]. `offsets` [., 4]
-    has where the words of each input begin, int64 bytes from `words`, and `digits` [., 2, 32] has its digits."""
+    has where the words of each input begin, int32 bytes from `words`, and `digits` [., 2, 32] has its digits."""
     bytes_ = vector(I8, 4 * LANES)
 
     def generate(target, builder, signature, arguments):
@@ -65,10 +65,14 @@ def _add_quads_of_codes(context, words, shift, offsets, digits, first, num_quads
         totals = [cgutils.alloca_once_value(builder, load(builder, address, PAIRS)) for address in addresses]
         with cgutils.for_range(builder, num_quads, intp=I64) as loop:
             quad = builder.add(first, loop.index)
-            where, unit = advanced(builder, offsets, quad, 32), advanced(builder, digits, builder.udiv(quad, I64(8)), 64)
+            where, unit = (
+                advanced(builder, offsets, quad, 16),
+                advanced(builder, digits, builder.udiv(quad, I64(8)), 64),
+            )
             own_x = advanced(builder, unit, builder.urem(quad, I64(8)), 4)
             x = [splat(builder, load(builder, own_x, I32, UNIT * digit)) for digit in range(DIGITS)]
-            rows = [builder.add(words, load(builder, where, I64, 8 * byte)) for byte in range(4)]
+            places = [builder.zext(load(builder, where, I32, 4 * byte), I64) for byte in range(4)]
+            rows = [builder.add(words, place) for place in places]
             for block in range(_BLOCKS):
                 codes = load(builder, rows[0], bytes_, 64 * block)
                 for byte in range(1, 4):
@@ -103,7 +107,7 @@ def _quads_of_groups(index, num_groups):
 @part
 def _in_quads(index, x, starts, num_quads):
     """The inputs in their quads: where the words of each begin in a panel [., 4], and its x."""
-    offsets, token = np.zeros((starts[-1], 4), np.int64), np.zeros((starts[-1], 4), np.float32)
+    offsets, token = np.zeros((starts[-1], 4), np.int32), np.zeros((starts[-1], 4), np.float32)
     places = np.zeros((len(num_quads), 2, 4), np.int64)
     for group in range(len(num_quads)):
         places[group, 0], places[group, 1] = starts[group], starts[group] + num_quads[group, 0]

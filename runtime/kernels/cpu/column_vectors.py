@@ -8,6 +8,7 @@ Importing this module imports numba.
 """
 
 from collections.abc import Callable, Sequence
+from functools import reduce
 
 from llvmlite import ir
 from numba import types
@@ -15,6 +16,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from runtime.kernels.cpu.lanes import (
+    HAS_QUADS,
     I8,
     I16,
     I32,
@@ -41,8 +43,8 @@ _QUADS = UNIT // 4
 _BYTES = vector(I8, 4 * LANES)
 
 
-def _quad(builder: ir.IRBuilder, rows: Sequence[ir.Value], bits: int, quad: int) -> ir.Value:
-    """Four codes of each output as bytes, those that `_quads` names."""
+def quad_of(builder: ir.IRBuilder, rows: Sequence[ir.Value], bits: int, quad: int) -> ir.Value:
+    """Four codes of each output as bytes, those that `inputs_of_quads` names."""
     if bits == 3:
         codes = _three_bits(builder, rows, 12 * quad)
     else:
@@ -57,12 +59,16 @@ def _three_bits(builder: ir.IRBuilder, rows: Sequence[ir.Value], first: int) -> 
     words = rows[row]
     if first > 20:
         words, first = called(builder, "llvm.fshr.v16i32", PAIRS, [rows[row + 1], words, filled(PAIRS, first)]), 0
-    places = [half + first + 3 * code for half in (0, 32) for code in range(4)]
-    operands = [ir.Constant(_BYTES, places * (LANES // 2)), builder.bitcast(words, _BYTES)]
-    return called(builder, "llvm.x86.avx512.pmultishift.qb.512", _BYTES, operands)
+    if HAS_QUADS:
+        places = [half + first + 3 * code for half in (0, 32) for code in range(4)]
+        operands = [ir.Constant(_BYTES, places * (LANES // 2)), builder.bitcast(words, _BYTES)]
+        return called(builder, "llvm.x86.avx512.pmultishift.qb.512", _BYTES, operands)
+    shifted = [builder.lshr(words, filled(PAIRS, first + 3 * code)) for code in range(4)]
+    wide = [builder.shl(builder.and_(own, filled(PAIRS, 7)), filled(PAIRS, 8 * i)) for i, own in enumerate(shifted)]
+    return reduce(builder.or_, wide)
 
 
-def _quads(bits: int) -> list[int]:
+def inputs_of_quads(bits: int) -> list[int]:
     """The inputs [32] of a unit by quads: those of 3 bits lie side by side, others at the same place of each byte."""
     if bits == 3:
         return list(range(UNIT))
@@ -77,7 +83,7 @@ def _quads(bits: int) -> list[int]:
 
 def _arranged(bits: int) -> Callable[..., None]:
     """Return `arrange(digits, num_units)`: it puts the digits of units in the order of their quads."""
-    order = [UNIT * digit + place for digit in range(DIGITS) for place in _quads(bits)]
+    order = [UNIT * digit + place for digit in range(DIGITS) for place in inputs_of_quads(bits)]
 
     @intrinsic
     def arrange(context, digits, num_units):
@@ -94,7 +100,14 @@ def _arranged(bits: int) -> Callable[..., None]:
 
 
 def add_quads(builder: ir.IRBuilder, sums: ir.Value, codes: ir.Value, digits: ir.Value) -> ir.Value:
-    return called(builder, "llvm.x86.avx512.vpdpbusd.512", PAIRS, [sums, codes, digits])
+    """Add the products of four codes, without sign, with four digits to each sum."""
+    if HAS_QUADS:
+        return called(builder, "llvm.x86.avx512.vpdpbusd.512", PAIRS, [sums, codes, digits])
+    for byte in range(4):
+        code = builder.and_(builder.lshr(codes, filled(PAIRS, 8 * byte)), filled(PAIRS, 0xFF))
+        digit = builder.ashr(builder.shl(digits, filled(PAIRS, 24 - 8 * byte)), filled(PAIRS, 24))
+        sums = builder.add(sums, builder.mul(code, digit))
+    return sums
 
 
 def _stream(bits: int) -> Callable[..., None]:
@@ -120,7 +133,7 @@ def _stream(bits: int) -> Callable[..., None]:
                 for quad in range(_QUADS):
                     digits = [splat(builder, load(builder, own_x, I32, UNIT * d + 4 * quad)) for d in range(DIGITS)]
                     for block, words_of_block in enumerate(own):
-                        codes = _quad(builder, words_of_block, bits, quad)
+                        codes = quad_of(builder, words_of_block, bits, quad)
                         for digit, total in zip(digits, totals[DIGITS * block :], strict=False):
                             builder.store(add_quads(builder, builder.load(total), codes, digit), total)
             for total, address in zip(totals, addresses, strict=True):

@@ -1,8 +1,8 @@
-"""A token in whole numbers of 16 bits, each as two digits of 8 bits, which processors multiply by codes without rounding.
-Importing this module imports numba.
+"""A token in whole numbers of 16 bits, each as two digits of 8 bits, which processors multiply by codes without
+rounding. Importing this module imports numba.
 
-A group of inputs has one worth, its largest number over 32639. What a number lacks is at most half of that: 1 / 65278 of
-the largest, where bfloat16 lacks up to 1 / 512 of each.
+A group of inputs has one worth, its largest number over 32639. What a number lacks is at most half of that: 1 / 65278
+of the largest, where bfloat16 lacks up to 1 / 512 of each. The sum of a group that holds NaN or infinity is NaN.
 """
 
 import numpy as np
@@ -12,6 +12,7 @@ from runtime.kernels.cpu.gated import part
 
 MAX_WIDTH = 1 << 16  # inputs of a group, whose sums with codes of 8 bits are whole numbers of 32 bits
 _LARGEST = np.float32(127 * 256 + 127)
+_LEAST = np.float32(1e-30)  # groups below it are zero: the inverse of their worth could be infinite
 i32, f32 = np.int32, np.float32
 
 
@@ -25,7 +26,7 @@ def in_digits(x, starts):
         largest = f32(0)
         for k in range(starts[group] * UNIT, starts[group + 1] * UNIT):
             largest = max(largest, abs(x[k]))
-        worth[group], inverse, total = largest / _LARGEST, _LARGEST / largest if largest > 0 else f32(0), f32(0)
+        worth[group], inverse, total = largest / _LARGEST, _LARGEST / largest if largest > _LEAST else f32(0), f32(0)
         for unit in range(starts[group], starts[group + 1]):
             own, high, low = x[unit * UNIT : (unit + 1) * UNIT], digits[unit, 0], digits[unit, 1]
             for i in range(UNIT):

@@ -10,6 +10,9 @@ from numba.core import cgutils
 HAS_PAIRS = bool(binding.get_host_cpu_features().get("avx512bf16"))
 """Whether the processor multiplies pairs of bfloat16; if not, LLVM writes that out, which is right and slow."""
 
+HAS_QUADS = all(binding.get_host_cpu_features().get(name) for name in ("avx512vnni", "avx512vbmi"))
+"""Whether the processor multiplies bytes by fours, and shifts each by itself; if not, LLVM writes that out as well."""
+
 LANES = 16  # sums in a vector, each of pairs
 
 I8, I16, I32, I64, F32 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()

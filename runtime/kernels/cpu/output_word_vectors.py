@@ -10,20 +10,34 @@ from numba.extending import intrinsic
 
 from artifacts.formats.awq import ORDER
 from runtime.kernels.cpu.column_vectors import DIGITS, UNIT, add_quads, scaled
-from runtime.kernels.cpu.lanes import I8, I32, I64, LANES, PAIRS, advanced, chosen, filled, load, prefetch, splat, store, vector
+from runtime.kernels.cpu.lanes import (
+    I8,
+    I32,
+    I64,
+    LANES,
+    PAIRS,
+    advanced,
+    chosen,
+    filled,
+    load,
+    prefetch,
+    splat,
+    store,
+    vector,
+)
 
 OUTPUTS = LANES * len(ORDER)  # whose sums are kept in registers
 _VECTORS = range(OUTPUTS // LANES)
 _BYTES = vector(I8, 4 * LANES)
 
-# Four rows of words become vectors w of 16 words with four codes of the same place in each half byte: lane 4 L + j is of
-# byte j of word 4 L + w. Sum `w0 n w1`, in bits, is of w = `w1 w0` and half n.
+# Four rows of words become vectors w of 16 words with four codes of the same place in each half byte: lane 4 L + j is
+# of byte j of word 4 L + w. Sum `w0 n w1`, in bits, is of w = `w1 w0` and half n.
 
 
 @intrinsic
 def add_output_words(context, words, stride, x, sums):
-    """Add a unit of rows of words, `stride` bytes apart, to the sums of 16 words, int32 [8, 2, 16], which `in_order` puts
-    in order, and ask for the unit under it. x has its digits [2, 32]."""
+    """Add a unit of rows of words, `stride` bytes apart, to the sums of 16 words, int32 [8, 2, 16], which `in_order`
+    puts in order, and ask for the unit under it. x has its digits [2, 32]."""
 
     def generate(target, builder, signature, arguments):
         words, stride, x, sums = arguments
@@ -81,7 +95,7 @@ def in_order(context, sums, num_blocks):
 
 
 def _zipped(builder: ir.IRBuilder, first: ir.Value, second: ir.Value, *, num_lanes: int) -> list[ir.Value]:
-    """Two vectors side by side lane by lane, in parts of so many lanes: the first halves of all parts, and the second."""
+    """Two vectors side by side lane by lane, in parts of so many lanes: the first halves of all parts, and the others."""
     count, half = first.type.count, num_lanes // 2
     lanes = [[start + lane for start in range(first, count, num_lanes) for lane in range(half)] for first in (0, half)]
     return [chosen(builder, first, second, [at for lane in own for at in (lane, lane + count)]) for own in lanes]

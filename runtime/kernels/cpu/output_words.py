@@ -71,7 +71,9 @@ def multiply_output_words(fields, start, x, y, is_narrow):
     zeros = carray(pointer(start + fields[ZEROS], INT32_LIKE), (num_groups, num_words))
     is_fast = is_narrow and width % UNIT == 0 and width <= MAX_WIDTH
     num_fast = len(y) // OUTPUTS * OUTPUTS if is_fast else 0
-    digits, worth, sums_x = in_digits(x, starts_of(num_groups, width)) if num_fast else in_digits(x[:0], starts_of(0, width))
+    digits, worth, sums_x = (
+        in_digits(x, starts_of(num_groups, width)) if num_fast else in_digits(x[:0], starts_of(0, width))
+    )
     scales, sums = np.empty(len(y), np.float32), np.empty(DIGITS * num_fast, np.int32)
     for group in range(num_groups):
         begin, end = group * width, (group + 1) * width

@@ -41,10 +41,10 @@ def expected(layout: QuantisedLayout, content: torch.Tensor, x: torch.Tensor) ->
     return F.linear((F.silu(gate) * up).float(), weights[DOWN])[0]
 
 
-def multiplied(layout: QuantisedLayout, content: torch.Tensor, hidden: int) -> torch.Tensor:
-    """The output [H] on a token of ones, in bfloat16."""
+def multiplied(layout: QuantisedLayout, content: torch.Tensor, hidden: int, first: float = 1.0) -> torch.Tensor:
+    """The output [H] on a token of ones but for the first number, in bfloat16."""
     y, like = np.zeros((1, hidden), np.float32), torch.empty(0, dtype=AS_NUMPY[torch.bfloat16]).numpy()
-    operands = TokenOperands(np.ones(hidden, np.float32), np.zeros(1, np.int64), y, like)
+    operands = TokenOperands(np.array([first] + [1] * (hidden - 1), np.float32), np.zeros(1, np.int64), y, like)
     CpuPublished(layout, torch.bfloat16).multiply((), [content.data_ptr()], operands)
     return torch.from_numpy(y[0])
 
@@ -59,6 +59,13 @@ def test_numbers_of_no_group_leave_groups_in_their_order(name: str, number: int)
         torch.manual_seed(0)
         outputs.append(multiplied(*random_expert(stored, 128, 64, torch.bfloat16), 128))
     assert outputs[0].any() and torch.equal(*outputs)
+
+
+@pytest.mark.parametrize("name", ["GPTQ, 4 bits", "GPTQ, 4 bits, desc_act", "AWQ"])
+@pytest.mark.parametrize("first", [np.nan, np.inf])
+def test_a_token_of_no_numbers_gives_none(name: str, first: float) -> None:
+    stored = variants(32)[name]
+    assert multiplied(*random_expert(stored, 256, 128, torch.bfloat16), 256, first).isnan().all()
 
 
 @pytest.mark.parametrize(("name", "size", "dtype"), CASES)
