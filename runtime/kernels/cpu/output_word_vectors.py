@@ -95,7 +95,7 @@ def in_order(context, sums, num_blocks):
 
 
 def _zipped(builder: ir.IRBuilder, first: ir.Value, second: ir.Value, *, num_lanes: int) -> list[ir.Value]:
-    """Two vectors side by side lane by lane, in parts of so many lanes: the first halves of all parts, and the others."""
+    """Two vectors lane by lane, in parts of so many lanes: the first halves of all parts, and the second."""
     count, half = first.type.count, num_lanes // 2
     lanes = [[start + lane for start in range(first, count, num_lanes) for lane in range(half)] for first in (0, half)]
     return [chosen(builder, first, second, [at for lane in own for at in (lane, lane + count)]) for own in lanes]
