@@ -206,5 +206,5 @@ _SCALE_TYPES = {
 _ROWS, _NARROW_ROWS = ("cpu.rows", "multiply"), ("cpu.narrow_rows", "multiply")
 _KERNELS = {  # of formats that are not row by row
     "STREAM": ("cpu.columns", "multiply_stream"),
-    "OUTPUT_WORDS": ("cpu.columns", "multiply_output_words"),
+    "OUTPUT_WORDS": ("cpu.output_words", "multiply_output_words"),
 }

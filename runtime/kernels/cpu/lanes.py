@@ -15,8 +15,11 @@ keeps, so that code with instructions that a processor has not is never loaded t
 HAS_PAIRS = "+avx512bf16" in FEATURES
 """Whether the processor multiplies pairs of bfloat16; if not, LLVM writes that out, which is right and slow."""
 
-HAS_BYTE_TABLES = HAS_PAIRS and bool(binding.get_host_cpu_features().get("avx512vbmi"))
+HAS_BYTE_TABLES = HAS_PAIRS and "+avx512vbmi" in FEATURES
 """Whether it looks up bytes in tables as well."""
+
+HAS_QUADS = all(name in FEATURES for name in ("+avx512vnni", "+avx512vbmi"))
+"""Whether the processor multiplies bytes by fours, and shifts each by itself; if not, LLVM writes that out as well."""
 
 LANES = 16  # sums in a vector, each of pairs
 
@@ -124,7 +127,12 @@ def plus_product(builder: ir.IRBuilder, sums: ir.Value, numbers: ir.Value, x: ir
     return builder.fadd(sums, builder.fmul(numbers, x, flags=_FAST), flags=_FAST)
 
 
-def prefetch(builder: ir.IRBuilder, address: ir.Value, offset: int) -> None:
-    """Ask for what lies `offset` bytes behind the address; none need be there."""
+def prefetch(builder: ir.IRBuilder, address: ir.Value, offset: int = 0, *, cache: int = 1) -> None:
+    """Ask for what lies `offset` bytes behind the address, which may be any, in the nearest cache or the second."""
     place = builder.inttoptr(builder.add(address, I64(offset)), I8.as_pointer())
-    called(builder, "llvm.prefetch.p0", ir.VoidType(), [place, I32(0), I32(3), I32(1)])  # to read, soon, data
+    called(builder, "llvm.prefetch.p0", ir.VoidType(), [place, I32(0), I32(4 - cache), I32(1)])  # to read, data
+
+
+def chosen(builder: ir.IRBuilder, first: ir.Value, second: ir.Value, lanes: Sequence[int]) -> ir.Value:
+    """A vector of the lanes of two vectors with these indices, those of the second behind those of the first."""
+    return builder.shuffle_vector(first, second, ir.Constant(vector(I32, len(lanes)), list(lanes)))

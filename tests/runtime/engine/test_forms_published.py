@@ -47,10 +47,10 @@ def expected(layout: QuantisedLayout, content: torch.Tensor, x: torch.Tensor) ->
     return F.linear((F.silu(gate) * up).float(), weights[DOWN])[0]
 
 
-def multiplied(layout: QuantisedLayout, content: torch.Tensor, hidden: int) -> torch.Tensor:
-    """The output [H] on a token of ones, in bfloat16."""
+def multiplied(layout: QuantisedLayout, content: torch.Tensor, hidden: int, first: float = 1.0) -> torch.Tensor:
+    """The output [H] on a token of ones but for the first number, in bfloat16."""
     y, like = np.zeros((1, hidden), np.float32), torch.empty(0, dtype=AS_NUMPY[torch.bfloat16]).numpy()
-    operands = TokenOperands(np.ones(hidden, np.float32), np.zeros(1, np.int64), y, like)
+    operands = TokenOperands(np.array([first] + [1] * (hidden - 1), np.float32), np.zeros(1, np.int64), y, like)
     CpuPublished(layout, torch.bfloat16).multiply((), [content.data_ptr()], operands)
     return torch.from_numpy(y[0])
 
@@ -76,6 +76,13 @@ def test_without_tables_of_bytes_rows_are_multiplied_in_float32(name: str, monke
     kernels.cache_clear()
     exact = expected(layout, content, torch.ones(1, 256, dtype=torch.bfloat16))
     assert (multiplied(layout, content, 256) - exact).abs().max() <= TOLERANCE[torch.bfloat16] * exact.abs().max()
+
+
+@pytest.mark.parametrize("name", ["GPTQ, 4 bits", "GPTQ, 4 bits, desc_act", "AWQ"])
+@pytest.mark.parametrize("first", [np.nan, np.inf])
+def test_a_token_of_no_numbers_gives_none(name: str, first: float) -> None:
+    stored = variants(32)[name]
+    assert multiplied(*random_expert(stored, 256, 128, torch.bfloat16), 256, first).isnan().all()
 
 
 @pytest.mark.parametrize(("name", "size", "dtype"), CASES)

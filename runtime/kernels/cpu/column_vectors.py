@@ -1,0 +1,188 @@
+"""Products of codes of 2 to 8 bits that lie side by side for adjacent outputs with one token, written in vectors, which
+LLVM would not find in loops.
+
+The token is in whole numbers of 16 bits, as two digits of 8 bits. One instruction takes four codes of each of 16
+outputs out of their words, and another adds up their products with four digits, without rounding. Rows are read in
+strips, which a processor does not fetch in advance: each strip asks for the one under it. Operands are int64 addresses.
+Importing this module imports numba.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import reduce
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from runtime.kernels.cpu.lanes import (
+    HAS_QUADS,
+    I8,
+    I16,
+    I32,
+    I64,
+    LANES,
+    PAIRS,
+    SUMS,
+    advanced,
+    called,
+    filled,
+    load,
+    plus_product,
+    prefetch,
+    splat,
+    spread,
+    store,
+    vector,
+)
+
+PANEL = 64  # outputs whose sums are kept in registers, one a word
+UNIT = 32  # inputs that are multiplied at once, whose codes are in as many rows of words as a code has bits
+DIGITS = 2  # of a number of the token
+_QUADS = UNIT // 4
+_BYTES = vector(I8, 4 * LANES)
+
+
+def quad_of(builder: ir.IRBuilder, rows: Sequence[ir.Value], bits: int, quad: int) -> ir.Value:
+    """Four codes of each output as bytes, those that `inputs_of_quads` names."""
+    if bits == 3:
+        codes = _three_bits(builder, rows, 12 * quad)
+    else:
+        row, place = divmod(quad, 8 // bits)
+        codes = builder.lshr(rows[row], filled(PAIRS, bits * place)) if place else rows[row]
+    return builder.bitcast(builder.and_(builder.bitcast(codes, _BYTES), filled(_BYTES, (1 << bits) - 1)), PAIRS)
+
+
+def _three_bits(builder: ir.IRBuilder, rows: Sequence[ir.Value], first: int) -> ir.Value:
+    """The codes from this bit of three words on as the low bits of bytes."""
+    row, first = divmod(first, 32)
+    words = rows[row]
+    if first > 20:
+        words, first = called(builder, "llvm.fshr.v16i32", PAIRS, [rows[row + 1], words, filled(PAIRS, first)]), 0
+    if HAS_QUADS:
+        places = [half + first + 3 * code for half in (0, 32) for code in range(4)]
+        operands = [ir.Constant(_BYTES, places * (LANES // 2)), builder.bitcast(words, _BYTES)]
+        return called(builder, "llvm.x86.avx512.pmultishift.qb.512", _BYTES, operands)
+    shifted = [builder.lshr(words, filled(PAIRS, first + 3 * code)) for code in range(4)]
+    wide = [builder.shl(builder.and_(own, filled(PAIRS, 7)), filled(PAIRS, 8 * i)) for i, own in enumerate(shifted)]
+    return reduce(builder.or_, wide)
+
+
+def inputs_of_quads(bits: int) -> list[int]:
+    """The inputs [32] of a unit by quads: those of 3 bits lie side by side, others at the same place of each byte."""
+    if bits == 3:
+        return list(range(UNIT))
+    per_byte = 8 // bits
+    return [
+        4 * per_byte * row + per_byte * byte + place
+        for row in range(bits)
+        for place in range(per_byte)
+        for byte in range(4)
+    ]
+
+
+def _arranged(bits: int) -> Callable[..., None]:
+    """Return `arrange(digits, num_units)`: it puts the digits of units in the order of their quads."""
+    order = [UNIT * digit + place for digit in range(DIGITS) for place in inputs_of_quads(bits)]
+
+    @intrinsic
+    def arrange(context, digits, num_units):
+        def generate(target, builder, signature, arguments):
+            digits, num_units = arguments
+            with cgutils.for_range(builder, num_units, intp=I64) as loop:
+                own = advanced(builder, digits, loop.index, DIGITS * UNIT)
+                store(builder, spread(builder, load(builder, own, _BYTES), order), own)
+            return target.get_dummy_value()
+
+        return types.void(types.int64, types.int64), generate
+
+    return arrange
+
+
+def add_quads(builder: ir.IRBuilder, sums: ir.Value, codes: ir.Value, digits: ir.Value) -> ir.Value:
+    """Add the products of four codes, without sign, with four digits to each sum."""
+    if HAS_QUADS:
+        return called(builder, "llvm.x86.avx512.vpdpbusd.512", PAIRS, [sums, codes, digits])
+    for byte in range(4):
+        code = builder.and_(builder.lshr(codes, filled(PAIRS, 8 * byte)), filled(PAIRS, 0xFF))
+        digit = builder.ashr(builder.shl(digits, filled(PAIRS, 24 - 8 * byte)), filled(PAIRS, 24))
+        sums = builder.add(sums, builder.mul(code, digit))
+    return sums
+
+
+def _stream(bits: int) -> Callable[..., None]:
+    """Return `add(words, stride, x, num_units, sums)`: it adds so many units of rows of words, `stride` bytes apart, to
+    `PANEL` sums, and asks for the units under them. x [units, 2, 32] has the digits, sums [PANEL / 16, 2, 16] those of
+    16 outputs, int32."""
+
+    @intrinsic
+    def add(context, words, stride, x, num_units, sums):
+        def generate(target, builder, signature, arguments):
+            words, stride, x, num_units, sums = arguments
+            addresses = [builder.add(sums, I64(64 * i)) for i in range(DIGITS * PANEL // LANES)]
+            totals = [cgutils.alloca_once_value(builder, load(builder, address, PAIRS)) for address in addresses]
+            unit_nbytes = builder.mul(stride, I64(bits))
+            under = builder.mul(unit_nbytes, num_units)
+            with cgutils.for_range(builder, num_units, intp=I64) as loop:
+                unit, own_x = advanced(builder, words, loop.index, unit_nbytes), advanced(builder, x, loop.index, 64)
+                rows = [advanced(builder, unit, I64(row), stride) for row in range(bits)]
+                own = [[load(builder, row, PAIRS, 64 * block) for row in rows] for block in range(PANEL // LANES)]
+                for row in rows:
+                    for block in range(PANEL // LANES):
+                        prefetch(builder, builder.add(row, builder.add(under, I64(64 * block))), cache=2)
+                for quad in range(_QUADS):
+                    digits = [splat(builder, load(builder, own_x, I32, UNIT * d + 4 * quad)) for d in range(DIGITS)]
+                    for block, words_of_block in enumerate(own):
+                        codes = quad_of(builder, words_of_block, bits, quad)
+                        for digit, total in zip(digits, totals[DIGITS * block :], strict=False):
+                            builder.store(add_quads(builder, builder.load(total), codes, digit), total)
+            for total, address in zip(totals, addresses, strict=True):
+                store(builder, builder.load(total), address)
+            return target.get_dummy_value()
+
+        return types.void(*[types.int64] * 5), generate
+
+    return add
+
+
+add_units_of_2, add_units_of_3, add_units_of_4, add_units_of_8 = (_stream(bits) for bits in (2, 3, 4, 8))
+
+
+arrange_2, arrange_4 = (_arranged(bits) for bits in (2, 4))
+
+
+def scaled(bits: int, order: Sequence[int]) -> Callable[..., None]:
+    """Return `add(zeros, zero_offset, scales, worth, sum_x, num_blocks, sums, y)`: it adds blocks of sums of 16 outputs
+    times their scales times `worth` to y. A zero-point is a stored one plus `zero_offset`; `order` has its place in a
+    word for each output of a word."""
+    places = [bits * (lane // len(order) * len(order) + order[lane % len(order)]) for lane in range(LANES)]
+    bytes_ = [byte for place in places for byte in (place // 8, min(place // 8 + 1, 2 * bits - 1))]
+
+    def zeros_of(builder, address, zero_offset):
+        stored = load(builder, address, vector(I8, 2 * bits))
+        wide = builder.zext(builder.bitcast(spread(builder, stored, bytes_), vector(I16, LANES)), PAIRS)
+        codes = builder.add(builder.lshr(wide, ir.Constant(PAIRS, [place % 8 for place in places])), zero_offset)
+        return builder.sitofp(builder.and_(codes, filled(PAIRS, (1 << bits) - 1)), SUMS)
+
+    @intrinsic
+    def add(context, zeros, zero_offset, scales, worth, sum_x, num_blocks, sums, y):
+        def generate(target, builder, signature, arguments):
+            zeros, zero_offset, scales, worth, sum_x, num_blocks, sums, y = arguments
+            zero_offset = splat(builder, builder.trunc(zero_offset, I32))
+            worth, less_x = splat(builder, worth), splat(builder, builder.fneg(sum_x))
+            with cgutils.for_range(builder, num_blocks, intp=I64) as loop:
+                zero = zeros_of(builder, advanced(builder, zeros, loop.index, 2 * bits), zero_offset)
+                own, out = advanced(builder, sums, loop.index, 64 * DIGITS), advanced(builder, y, loop.index, 64)
+                high, low = (builder.sitofp(load(builder, own, PAIRS, 64 * digit), SUMS) for digit in range(DIGITS))
+                total = plus_product(builder, plus_product(builder, low, high, filled(SUMS, 256.0)), zero, less_x)
+                scale = builder.fmul(load(builder, advanced(builder, scales, loop.index, 64), SUMS), worth)
+                store(builder, plus_product(builder, load(builder, out, SUMS), scale, total), out)
+            return target.get_dummy_value()
+
+        numbers = [types.int64] * 3, [types.float32] * 2, [types.int64] * 3
+        return types.void(*sum(numbers, [])), generate
+
+    return add
+
+
+add_scaled_2, add_scaled_3, add_scaled_4, add_scaled_8 = (scaled(bits, range(LANES)) for bits in (2, 3, 4, 8))

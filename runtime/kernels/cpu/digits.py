@@ -1,0 +1,44 @@
+"""A token in whole numbers of 16 bits, each as two digits of 8 bits, which processors multiply by codes without
+rounding. Importing this module imports numba.
+
+A group of inputs has one worth, its largest number over 32639. What a number lacks is at most half of that: 1 / 65278
+of the largest, where bfloat16 lacks up to 1 / 512 of each. The sum of a group that holds NaN or infinity is NaN.
+"""
+
+import numpy as np
+
+from runtime.kernels.cpu.column_vectors import DIGITS, UNIT
+from runtime.kernels.cpu.gated import part
+
+MAX_WIDTH = 1 << 16  # inputs of a group, whose sums with codes of 8 bits are whole numbers of 32 bits
+_LARGEST = np.float32(127 * 256 + 127)
+_LEAST = np.float32(1e-30)  # groups below it are zero: the inverse of their worth could be infinite
+i32, f32 = np.int32, np.float32
+
+
+@part
+def in_digits(x, starts):
+    """x [I] as digits int8 [I / 32, 2, 32], the higher first, and the worth of a group's numbers and their sum [G],
+    float32. A group is of the units, of 32 numbers, from starts[i] to starts[i + 1]."""
+    digits = np.empty((len(x) // UNIT, DIGITS, UNIT), np.int8)
+    worth, sums = np.empty(len(starts) - 1, np.float32), np.empty(len(starts) - 1, np.float32)
+    for group in range(len(worth)):
+        largest = f32(0)
+        for k in range(starts[group] * UNIT, starts[group + 1] * UNIT):
+            largest = max(largest, abs(x[k]))
+        worth[group], inverse, total = largest / _LARGEST, _LARGEST / largest if largest > _LEAST else f32(0), f32(0)
+        for unit in range(starts[group], starts[group + 1]):
+            own, high, low = x[unit * UNIT : (unit + 1) * UNIT], digits[unit, 0], digits[unit, 1]
+            for i in range(UNIT):
+                number = np.rint(own[i] * inverse)
+                digit = np.floor((number + f32(128)) * f32(1 / 256))
+                total += number
+                high[i], low[i] = np.int8(i32(digit)), np.int8(i32(number - digit * f32(256)))
+        sums[group] = total
+    return digits, worth, sums
+
+
+@part
+def starts_of(num_groups, width):
+    """Where groups begin that follow each other: [G + 1], in units."""
+    return np.arange(num_groups + 1) * (width // UNIT)
