@@ -153,3 +153,10 @@ def blocks(type_: str, count: int, seed: int = 0) -> np.ndarray:
 def every(type_: str, exceptions: Mapping[str, str] | None = None) -> Types:
     """One type for all tensors but those whose names hold one of the exceptions."""
     return lambda name: next((other for part, other in (exceptions or {}).items() if part in name), type_)
+
+
+def mixed(name: str) -> str:
+    """The types of llama.cpp's Q4_K_M: some layers have their last projection in more bits."""
+    if "ffn_down_exps" in name:
+        return "Q6_K" if "blk.0" in name else "Q5_K"
+    return "Q6_K" if name == "output.weight" else "Q4_K"

@@ -10,6 +10,9 @@ from numba.core import cgutils
 HAS_PAIRS = bool(binding.get_host_cpu_features().get("avx512bf16"))
 """Whether the processor multiplies pairs of bfloat16; if not, LLVM writes that out, which is right and slow."""
 
+HAS_HALVES = bool(binding.get_host_cpu_features().get("f16c"))
+"""Whether the processor converts float16."""
+
 LANES = 16  # sums in a vector, each of pairs
 
 I8, I16, I32, I64, F32 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
@@ -114,3 +117,14 @@ def added_up(builder: ir.IRBuilder, sums: ir.Value) -> ir.Value:
 
 def plus_product(builder: ir.IRBuilder, sums: ir.Value, numbers: ir.Value, x: ir.Value) -> ir.Value:
     return builder.fadd(sums, builder.fmul(numbers, x, flags=_FAST), flags=_FAST)
+
+
+def widened(builder: ir.IRBuilder, halves: ir.Value) -> ir.Value:
+    """float32 of the bits of finite float16 [n]."""
+    count = halves.type.count
+    if HAS_HALVES:
+        return builder.fpext(builder.bitcast(halves, vector(ir.HalfType(), count)), vector(F32, count))
+    wide = vector(I32, count)
+    bits = builder.shl(builder.sext(halves, wide), filled(wide, 13))
+    magnitude = builder.bitcast(builder.and_(bits, filled(wide, 0x8FFFE000)), vector(F32, count))
+    return builder.fmul(magnitude, filled(magnitude.type, 2.0**112))

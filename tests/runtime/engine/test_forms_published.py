@@ -14,7 +14,7 @@ from tools.bench.stored_matrices import Stored, random_expert, variants
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 1e-2}  # of the largest output
 SIZES = {  # hidden, neurons, group
-    "every kernel in vectors": (256, 128, 32),
+    "every kernel in vectors": (256, 256, 32),
     "nothing in vectors": (96, 40, 8),
     "a part in vectors": (384, 192, 64),
 }
@@ -22,6 +22,8 @@ SIZES = {  # hidden, neurons, group
 
 def of_size(name: str, group: int) -> bool:
     """Whether a format has groups of this size, in experts of the sizes above."""
+    if name.startswith("GGUF"):
+        return group == 32 if name.endswith("_K") else group != 8
     return group % 32 == 0 or not name.startswith(("MXFP4", "NVFP4", "AWQ", "GPTQ"))
 
 

@@ -19,16 +19,9 @@ from runtime.model.locate import locate
 from runtime.model.open import open_model
 from runtime.session.generate import Sampling
 from runtime.session.session import Session, Settings
-from tests.helpers.gguf_files import Types, every, reference, write
+from tests.helpers.gguf_files import Types, every, mixed, reference, write
 
 IDS = torch.arange(3, 20)[None]
-
-
-def mixed(name: str) -> str:
-    """The types of llama.cpp's Q4_K_M: some layers have their last projection in more bits."""
-    if "ffn_down_exps" in name:
-        return "Q6_K" if "blk.0" in name else "Q5_K"
-    return "Q6_K" if name == "output.weight" else "Q4_K"
 
 
 CASES = {
