@@ -1,6 +1,7 @@
 """Small random GGUF files of every architecture that is read, written by the package `gguf` as llama.cpp's
 convert_hf_to_gguf.py lays them out."""
 
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from zlib import crc32
@@ -12,6 +13,7 @@ from gguf import GGMLQuantizationType as Type
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
+from runtime.model.skeleton import auto_class
 from tools.make.families import tiny
 
 TOKENS = ["<pad>", "<bos>", "<eos>", *bytes_to_unicode().values(), "th"]
@@ -35,6 +37,7 @@ _GROUPED = {
 }
 OWN = {
     "qwen3_moe": {"norm_topk_prob": True},
+    "qwen3_vl_moe": {},
     "qwen2_moe": {"shared_expert_intermediate_size": 256, "tie_word_embeddings": True},
     "mixtral": {"intermediate_size": 256, "num_local_experts": 6, "sliding_window": None},
     "olmoe": {"intermediate_size": 256, "num_key_value_heads": 4},
@@ -44,6 +47,7 @@ OWN = {
 }
 ARCHITECTURES = {
     "qwen3_moe": gguf.MODEL_ARCH.QWEN3MOE,
+    "qwen3_vl_moe": gguf.MODEL_ARCH.QWEN3VLMOE,
     "qwen2_moe": gguf.MODEL_ARCH.QWEN2MOE,
     "mixtral": gguf.MODEL_ARCH.LLAMA,
     "olmoe": gguf.MODEL_ARCH.OLMOE,
@@ -116,15 +120,16 @@ def dequantised(family: str, folder: Path, types: Types, dtype: torch.dtype) -> 
     model = made(family)
     for name, parameter in model.named_parameters():
         type_ = types(name)
-        if parameter.ndim > 1 and "gate.weight" not in name and type_ not in _PLAIN:
+        if parameter.ndim in (2, 3) and not re.search(r"gate\.weight|\.visual\.", name):
             blocks_of = gguf.quants.quantize(parameter.detach().numpy(), Type[type_])
             parameter.data.copy_(torch.from_numpy(gguf.quants.dequantize(blocks_of, Type[type_])))
     model.save_pretrained(folder)
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, experts_implementation="eager").eval()
+    loader = auto_class(model.config)
+    return loader.from_pretrained(folder, dtype=dtype, experts_implementation="eager").eval()
 
 
 def _describe(writer: gguf.GGUFWriter, model: PreTrainedModel) -> None:
-    config = model.config
+    config = model.config.get_text_config()
     num_further = getattr(config, "num_nextn_predict_layers", 0)
     writer.add_block_count(config.num_hidden_layers + num_further)
     if num_further:
@@ -146,7 +151,7 @@ def _describe(writer: gguf.GGUFWriter, model: PreTrainedModel) -> None:
 
 
 def _describe_experts(writer: gguf.GGUFWriter, config: PreTrainedConfig) -> None:
-    if config.model_type in ("qwen2_moe", "qwen3_moe", "olmoe"):
+    if config.model_type in ("qwen2_moe", "qwen3_moe", "qwen3_vl_moe_text", "olmoe"):
         writer.add_expert_count(config.num_experts)
     elif config.model_type in ("mixtral", "minimax_m2"):
         writer.add_expert_count(config.num_local_experts)
@@ -180,13 +185,15 @@ def _describe_tokenizer(writer: gguf.GGUFWriter) -> None:
 
 def _arrays(model: PreTrainedModel, architecture: gguf.MODEL_ARCH) -> dict[str, np.ndarray]:
     """The parameters by their names in a GGUF file, gate and up apart."""
-    names = gguf.get_tensor_name_map(architecture, model.config.num_hidden_layers)
+    config = model.config.get_text_config()
+    names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
     arrays = {}
-    if getattr(model.config, "num_nextn_predict_layers", 0):  # of a layer that predicts further tokens
-        arrays[f"blk.{model.config.num_hidden_layers}.nextn.enorm.weight"] = np.ones(model.config.hidden_size, "f4")
-    for name, parameter in model.state_dict().items():
-        if name in model.all_tied_weights_keys:
+    if getattr(config, "num_nextn_predict_layers", 0):  # of a layer that predicts further tokens
+        arrays[f"blk.{config.num_hidden_layers}.nextn.enorm.weight"] = np.ones(config.hidden_size, "f4")
+    for stored, parameter in model.state_dict().items():
+        if stored in model.all_tied_weights_keys or ".visual." in stored:
             continue
+        name = stored.replace(".language_model.", ".")
         array = parameter.float().numpy()
         if name.endswith("gate_up_proj"):
             layer, halves = name.split(".")[2], np.split(array, 2, 1)
@@ -197,7 +204,7 @@ def _arrays(model: PreTrainedModel, architecture: gguf.MODEL_ARCH) -> dict[str, 
             stem, _, ending = name.rpartition(".")
             of_module = ending in ("weight", "bias")
             found = names.get_name(stem if of_module else name)
-            arrays[f"{found}.{ending if of_module else 'weight'}"] = _laid_out(name, array, model.config)
+            arrays[f"{found}.{ending if of_module else 'weight'}"] = _laid_out(name, array, config)
     return arrays
 
 

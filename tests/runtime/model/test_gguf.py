@@ -48,7 +48,7 @@ def test_logits_and_tokens_are_those_of_transformers_loader(tmp_path: Path, fami
             assert [token.token_id for token in session.generate(IDS, sampling)] == tokens
 
 
-@pytest.mark.parametrize("family", ["mixtral", "olmoe", "dots1", "glm4_moe", "minimax_m2"])
+@pytest.mark.parametrize("family", ["mixtral", "olmoe", "dots1", "glm4_moe", "minimax_m2", "qwen3_vl_moe"])
 def test_logits_are_those_of_the_dequantised_model(tmp_path: Path, family: str) -> None:
     """Of architectures that transformers' loader of GGUF files does not open."""
     types = every("Q8_0")
