@@ -3,6 +3,9 @@ tensors, as the package `gguf` (constants.py) and llama.cpp's convert_hf_to_gguf
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+
+from artifacts.errors import BadInput
 
 SOFTMAX, SIGMOID = 1, 2  # how routers' scores are made (`expert_gating_func`)
 
@@ -97,3 +100,15 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "qwen3vlmoe": _QWEN3,  # its language model; a text's three positions are one
 }
 """By the name that files give, `general.architecture`."""
+
+
+def architecture_of(path: Path, entries: Mapping[str, object]) -> tuple[Architecture, dict[str, object]]:
+    """Return the architecture of a file, and its own entries without their prefix. Raises BadInput for another, and for
+    a model without experts."""
+    name = str(entries.get("general.architecture"))
+    if name not in ARCHITECTURES:
+        raise BadInput(f"{path} is a GGUF file of {name[:40]}: moectl reads {', '.join(ARCHITECTURES)}")
+    if not entries.get(f"{name}.expert_count"):
+        raise BadInput(f"{path} has no experts ({name}.expert_count): moectl runs Mixture-of-Experts models")
+    prefix = f"{name}."
+    return ARCHITECTURES[name], {key[len(prefix) :]: value for key, value in entries.items() if key.startswith(prefix)}

@@ -11,7 +11,7 @@ from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
 from transformers.integrations.gguf.gguf_conversion_mapping import DENSE_DECODER_RENAMINGS, PermuteRows, Unsqueeze
 
 from artifacts.errors import BadInput
-from runtime.model.gguf_architectures import ARCHITECTURES, Architecture
+from runtime.model.gguf_architectures import Architecture, architecture_of
 from runtime.model.gguf_file import open_parts
 
 
@@ -23,24 +23,14 @@ def gguf_config(path: Path) -> dict:
     shards = open_parts(path)
     names = {name for shard in shards for name in shard.tensors}
     metadata = shards[0].entries
-    form, name = _architecture(path, metadata), metadata["general.architecture"]
+    form, own = architecture_of(path, metadata)
     if "token_embd.weight" not in names:
         raise BadInput(f"{path} has no token_embd.weight: it is a vocabulary or a part of a model, take the whole")
-    own = {key.removeprefix(f"{name}."): value for key, value in metadata.items() if key.startswith(f"{name}.")}
     _check(path, form, own)
     config = {"model_type": form.family, **form.fixed, **_renamed(own, form.fields)}
     config |= _renamed(metadata, {f"tokenizer.{old}": new for old, new in GGUF_CONFIG_MAPPING["tokenizer"].items()})
     config.setdefault("vocab_size", metadata.get("tokenizer.ggml.tokens"))
     return config | _counted(form, own, names) | {"tie_word_embeddings": "output.weight" not in names}
-
-
-def _architecture(path: Path, metadata: Mapping[str, object]) -> Architecture:
-    name = str(metadata.get("general.architecture"))
-    if name not in ARCHITECTURES:
-        raise BadInput(f"{path} is a GGUF file of {name[:40]}: moectl reads {', '.join(ARCHITECTURES)}")
-    if not metadata.get(f"{name}.expert_count"):
-        raise BadInput(f"{path} has no experts ({name}.expert_count): moectl runs Mixture-of-Experts models")
-    return ARCHITECTURES[name]
 
 
 def _check(path: Path, form: Architecture, own: Mapping[str, object]) -> None:
@@ -75,7 +65,7 @@ def _renamed(entries: Mapping[str, object], names: Mapping[str, str]) -> dict[st
 
 def gguf_mapping(path: Path, config: PreTrainedConfig) -> list[WeightTransform]:
     """The way from the names in a GGUF file to the parameters of a model: new rules, as matching changes them."""
-    form = _architecture(path, open_parts(path)[0].entries)
+    form, _ = architecture_of(path, open_parts(path)[0].entries)
     renamings = [WeightRenaming(*pair) for pair in form.names]
     gate_up = WeightConverter(
         source_patterns=[r"\.ffn_gate_exps\.weight", r"\.ffn_up_exps\.weight"],

@@ -1,6 +1,7 @@
 """GGUF files: opened packed, with layers of different types, computed to the bit of transformers' own loader, refused
 where they are not whole or of another kind."""
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -122,8 +123,15 @@ def test_a_fingerprint_is_of_the_content(whole: Path, tmp_path: Path) -> None:
 def test_the_command_line_runs_a_file(whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", str(whole), "--prompt", "that", "--max-new-tokens", "3"]) == 0
     capsys.readouterr()
-    assert main(["plan", str(whole), "--vram", "8GB"]) == 3
-    assert capsys.readouterr().err.startswith("moectl: model.gguf has no config.json: give the model's name")
+
+
+def test_a_plan_counts_the_bytes_of_the_files(whole: Path, parts: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    dense = [parameter for parameter in open_model(str(whole)).model.parameters() if not parameter.is_meta]
+    for name in (whole, whole.parent, parts):
+        assert main(["plan", str(name), "--vram", "8GB", "--json"]) == 0
+        memory = json.loads(capsys.readouterr().out)["memory"]
+        assert memory["files_nbytes"] == sum(tensor.nbytes for tensor in open_gguf(whole).tensors.values())
+        assert memory["weights_nbytes"] == sum(parameter.nbytes for parameter in dense)
 
 
 def test_it_is_not_repacked(whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
