@@ -13,7 +13,8 @@ def plan(
     model: Annotated[
         str,
         typer.Argument(
-            help="A name as qwen3-30b-a3b, a folder with a config.json, or bundled.", autocompletion=completion.models
+            help="A name as qwen3-30b-a3b, a config.json's folder, a GGUF file, or bundled.",
+            autocompletion=completion.models,
         ),
     ],
     vram: Annotated[str, typer.Option(help="Memory of the GPU, as 24GB.")],

@@ -9,6 +9,8 @@ from artifacts.modelshapes.known import ModelShape, model_shape
 from artifacts.modelshapes.memory import BackboneMemory, backbone_memory, backbone_of
 from moectl.show.render import human_bytes
 from runtime.control import sizes
+from runtime.model.gguf_shape import gguf_shape
+from runtime.model.locate import local_gguf
 
 RESERVE_NBYTES = 1 << 30  # for the driver, activations and buffers
 
@@ -122,9 +124,17 @@ def plan_deployment(request: PlanRequest) -> DeploymentPlan:
 
     Raises BadUsage or BadInput for an unknown model, OutOfResources when less than one expert per layer fits.
     """
-    model, chosen = model_shape(request.model), machine(request.machine)
-    memory = divided(request, model, backbone_memory(model, backbone_of(request.model)))
+    (model, needs), chosen = _costs(request.model), machine(request.machine)
+    memory = divided(request, model, needs)
     return DeploymentPlan(request, model, chosen, memory, Bounds.of(model, chosen, memory.share), [], 0, model.assumed)
+
+
+def _costs(name: str) -> tuple[ModelShape, BackboneMemory]:
+    """The shape of a model, and what it needs besides experts."""
+    if file := local_gguf(name):
+        return gguf_shape(file)
+    model = model_shape(name)
+    return model, backbone_memory(model, backbone_of(name))
 
 
 def divided(request: PlanRequest, model: ModelShape, needs: BackboneMemory) -> Memory:

@@ -9,13 +9,15 @@ from torch import nn
 
 from artifacts.quantisation.packing import PARTS, Packed
 from runtime.control.plan import NO_SLOT, Place
-from runtime.engine.forms_published import CpuPublished, has_published_form
+from runtime.engine.forms_published import CpuMixed, CpuPublished, has_published_form
 from runtime.engine.token_operands import TokenOperands
 from runtime.kernels.batched import is_plain
 from runtime.kernels.clamped_gate import ClampedGate, clamped_gate
 from runtime.kernels.load import AS_NUMPY, kernels
 from runtime.model.arithmetic import DOWN, GATE_UP
+from runtime.model.expert_store import StoredLayout
 from runtime.model.layout import ExpertLayout, Layout
+from runtime.model.mixed_layout import MixedLayout
 from runtime.model.open import MoeModel
 from runtime.model.quantised_layout import QuantisedLayout
 from runtime.tiers.fast import ResidentExperts
@@ -92,10 +94,10 @@ def has_form(module: nn.Module, layout: Layout, *, has_replicas: bool) -> bool:
     return clamped_gate(module) is not None and not has_replicas and has_published_form(layout)
 
 
-def form_of(
-    layout: ExpertLayout | ReplicaLayout | QuantisedLayout, dtype: torch.dtype, gate: ClampedGate | None = None
-) -> CpuForm:
+def form_of(layout: StoredLayout | ReplicaLayout, dtype: torch.dtype, gate: ClampedGate | None = None) -> CpuForm:
     """The form of experts with this layout and gate (None: SiLU), for a model of this dtype."""
+    if isinstance(layout, MixedLayout):
+        return CpuMixed(layout, dtype, gate)
     if isinstance(layout, QuantisedLayout):
         return CpuPublished(layout, dtype, gate)
     return CpuPacked(layout, dtype) if isinstance(layout, ReplicaLayout) else CpuWhole(layout)

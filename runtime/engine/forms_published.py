@@ -1,6 +1,7 @@
 """Experts that lie in RAM as they were published, with compiled code for one token."""
 
 from collections.abc import Callable, Mapping, Sequence
+from ctypes import c_uint8
 from functools import cached_property
 from typing import NamedTuple
 
@@ -10,6 +11,7 @@ import torch
 from artifacts.formats.awq import Awq
 from artifacts.formats.base import Format
 from artifacts.formats.fp8 import Scaled
+from artifacts.formats.ggml import GGML, GgmlBlocks
 from artifacts.formats.gptq import Gptq
 from artifacts.formats.mxfp4 import MxFp4
 from artifacts.formats.nvfp4 import GROUP as NVFP4_GROUP
@@ -21,6 +23,7 @@ from runtime.kernels.clamped_gate import ClampedGate
 from runtime.kernels.load import kernels
 from runtime.model.arithmetic import DOWN, GATE_UP
 from runtime.model.layout import Layout
+from runtime.model.mixed_layout import MixedLayout
 from runtime.model.quantised_layout import Piece, PlacedPieces, QuantisedLayout
 
 _WORDS = ("g_idx", "zero_point")  # optional tensors, which the kernels take as int32
@@ -86,8 +89,22 @@ class CpuPublished:
             multiply(fields, start, x, y[rows], self._is_narrow)
 
 
+class CpuMixed:
+    """Experts in several layouts, of which the first byte of a slot gives the number."""
+
+    def __init__(self, layout: MixedLayout, dtype: torch.dtype, gate: ClampedGate | None = None) -> None:
+        self._forms = [CpuPublished(each, dtype, gate) for each in layout.layouts]
+
+    def multiply(self, places: Sequence[Place], starts: list[int], operands: TokenOperands) -> None:
+        for i, start in enumerate(starts):
+            form = self._forms[c_uint8.from_address(start).value]
+            form.multiply((), [start + MixedLayout.start], operands._replace(rows=operands.rows[i : i + 1]))
+
+
 def has_published_form(layout: Layout) -> bool:
     """Whether experts lie as published, and there is compiled code for each of their matrices."""
+    if isinstance(layout, MixedLayout):
+        return all(has_published_form(each) for each in layout.layouts)
     return isinstance(layout, QuantisedLayout) and all(
         piece.part in _BIASES
         or (type(piece.format) in _DESCRIBED and (piece.role not in _WORDS or piece.dtype is torch.int32))
@@ -187,6 +204,11 @@ def _awq(matrix: PublishedMatrix) -> Described:
     }
 
 
+def _ggml_blocks(matrix: PublishedMatrix) -> Described:
+    form = matrix.format
+    return {"KIND": form.name, "CODES": matrix.offsets["blocks"], "BLOCK_NBYTES": form.nbytes}
+
+
 _DESCRIBED = {
     Scaled: _eight_bit_floats,
     MxFp4: _mxfp4,
@@ -194,6 +216,7 @@ _DESCRIBED = {
     PackedIntegers: _packed_integers,
     Gptq: _gptq,
     Awq: _awq,
+    GgmlBlocks: _ggml_blocks,
 }
 _SCALE_TYPES = {
     torch.float32: "FLOAT32",
@@ -207,4 +230,5 @@ _ROWS, _NARROW_ROWS = ("cpu.rows", "multiply"), ("cpu.narrow_rows", "multiply")
 _KERNELS = {  # of formats that are not row by row
     "STREAM": ("cpu.columns", "multiply_stream"),
     "OUTPUT_WORDS": ("cpu.output_words", "multiply_output_words"),
+    **{name: ("cpu.blocks", f"multiply_blocks_of_{form.num_weights}") for name, form in GGML.items()},
 }

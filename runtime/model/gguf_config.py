@@ -1,74 +1,72 @@
 """What a GGUF file says of its model, in the terms of transformers: config, names of weights, tokenizer."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from copy import deepcopy
 from pathlib import Path
 
-from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+import torch
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.core_model_loading import Concatenate, WeightConverter, WeightRenaming, WeightTransform
-from transformers.integrations.ggml import GGUF_CONFIG_DEFAULTS_MAPPING, GGUF_CONFIG_MAPPING
-from transformers.integrations.gguf.gguf_conversion_mapping import DENSE_DECODER_RENAMINGS, Unsqueeze
+from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
+from transformers.integrations.gguf.gguf_conversion_mapping import DENSE_DECODER_RENAMINGS, PermuteRows, Unsqueeze
 
 from artifacts.errors import BadInput
+from runtime.model.gguf_architectures import Architecture, architecture_of
 from runtime.model.gguf_file import open_parts
-
-FAMILIES = {"qwen2moe": "qwen2_moe", "qwen3moe": "qwen3_moe"}
-"""The families of transformers by the architecture that a file names."""
-
-# Entries of experts, which transformers' table lacks.
-_WIDTHS = {
-    "expert_feed_forward_length": "moe_intermediate_size",
-    "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
-}
-_NAMES = (
-    (r"^output_norm\.", "model.norm."),
-    (r"\.attn_norm\.", ".input_layernorm."),
-    (r"\.ffn_norm\.", ".post_attention_layernorm."),
-    (r"\.attn_q_norm\.", ".self_attn.q_norm."),
-    (r"\.attn_k_norm\.", ".self_attn.k_norm."),
-    (r"\.ffn_gate_inp\.", ".mlp.gate."),
-    (r"\.ffn_gate_inp_shexp\.", ".mlp.shared_expert_gate."),
-    (r"\.ffn_gate_shexp\.", ".mlp.shared_expert.gate_proj."),
-    (r"\.ffn_up_shexp\.", ".mlp.shared_expert.up_proj."),
-    (r"\.ffn_down_shexp\.", ".mlp.shared_expert.down_proj."),
-    (r"\.ffn_down_exps\.weight", ".mlp.experts.down_proj"),
-    (r"\.ffn_gate_up_exps\.weight", ".mlp.experts.gate_up_proj"),
-)
 
 
 def gguf_config(path: Path) -> dict:
     """Return the config of transformers that a GGUF file describes, as a dict with its `model_type`.
 
-    Raises BadInput for an architecture that is not read, and for positions that are scaled.
+    Raises BadInput for an architecture that is not read, and for what the family does not compute.
     """
     shards = open_parts(path)
     names = {name for shard in shards for name in shard.tensors}
     metadata = shards[0].entries
-    architecture = str(metadata.get("general.architecture"))
-    if architecture not in FAMILIES:
-        known = ", ".join(FAMILIES)
-        raise BadInput(f"{path} is a GGUF file of {architecture[:40]}: moectl reads {known}")
+    form, own = architecture_of(path, metadata)
     if "token_embd.weight" not in names:
         raise BadInput(f"{path} has no token_embd.weight: it is a vocabulary or a part of a model, take the whole")
-    if metadata.get(f"{architecture}.rope.scaling.type", "none") != "none":
-        raise BadInput(f"{path} scales its positions (rope.scaling), which moectl does not read in GGUF files")
-    family = FAMILIES[architecture]
-    config = {"model_type": family, **GGUF_CONFIG_DEFAULTS_MAPPING.get(family, {})}
-    config |= _renamed(metadata, f"{architecture}.", GGUF_CONFIG_MAPPING[family] | _WIDTHS)
-    config |= _renamed(metadata, "tokenizer.", GGUF_CONFIG_MAPPING["tokenizer"])
+    _check(path, form, own)
+    config = {"model_type": form.family, **form.fixed, **_renamed(own, form.fields)}
+    config |= _renamed(metadata, {f"tokenizer.{old}": new for old, new in GGUF_CONFIG_MAPPING["tokenizer"].items()})
     config.setdefault("vocab_size", metadata.get("tokenizer.ggml.tokens"))
-    return config | {"tie_word_embeddings": "output.weight" not in names}
+    return config | _counted(form, own, names) | {"tie_word_embeddings": "output.weight" not in names}
 
 
-def _renamed(metadata: Mapping[str, object], prefix: str, names: Mapping[str, str | None]) -> dict[str, object]:
-    """The entries that begin with `prefix` and have a name in transformers, by that."""
-    given = ((new, metadata.get(prefix + old)) for old, new in names.items() if new)
-    return {new: value for new, value in given if value is not None}
+def _check(path: Path, form: Architecture, own: Mapping[str, object]) -> None:
+    if own.get("rope.scaling.type", "none") != "none":
+        raise BadInput(f"{path} scales its positions (rope.scaling), which moectl does not read in GGUF files")
+    if (gating := own.get("expert_gating_func", form.gating)) != form.gating:
+        raise BadInput(f"{path} says expert_gating_func {gating}, and {form.family} computes {form.gating}")
+    if not form.is_partly_turned and own.get("rope.dimension_count") not in (None, _head_dim(own)):
+        raise BadInput(f"{path} turns a part of each head (rope.dimension_count), which {form.family} does not compute")
 
 
-def gguf_mapping() -> list[WeightTransform]:
-    """The way from the names in GGUF files to the parameters of a model: new rules, as matching changes them."""
-    renamings = [WeightRenaming(*pair) for pair in _NAMES]
+def _counted(form: Architecture, own: Mapping[str, object], names: Collection[str]) -> dict[str, object]:
+    """Fields that are made of several entries, or of which tensors there are."""
+    fields: dict[str, object] = {}
+    if form.is_partly_turned:
+        fields["partial_rotary_factor"] = own.get("rope.dimension_count", _head_dim(own)) / _head_dim(own)
+    if (num_further := own.get("nextn_predict_layers")) is not None:  # which predict further tokens
+        fields["num_hidden_layers"] = own["block_count"] - num_further
+    if form.family == "glm4_moe":
+        fields |= {"use_qk_norm": "blk.0.attn_q_norm.weight" in names, "attention_bias": "blk.0.attn_q.bias" in names}
+    return fields
+
+
+def _head_dim(own: Mapping[str, object]) -> int:
+    return own.get("attention.key_length") or own["embedding_length"] // own["attention.head_count"]
+
+
+def _renamed(entries: Mapping[str, object], names: Mapping[str, str]) -> dict[str, object]:
+    """The entries that have a name in transformers, by that."""
+    return {new: entries[old] for old, new in names.items() if entries.get(old) is not None}
+
+
+def gguf_mapping(path: Path, config: PreTrainedConfig) -> list[WeightTransform]:
+    """The way from the names in a GGUF file to the parameters of a model: new rules, as matching changes them."""
+    form, _ = architecture_of(path, open_parts(path)[0].entries)
+    renamings = [WeightRenaming(*pair) for pair in form.names]
     gate_up = WeightConverter(
         source_patterns=[r"\.ffn_gate_exps\.weight", r"\.ffn_up_exps\.weight"],
         target_patterns=".mlp.experts.gate_up_proj",
@@ -76,7 +74,20 @@ def gguf_mapping() -> list[WeightTransform]:
     )
     name = "mlp.shared_expert_gate.weight"  # a row in the files
     shared_gate = WeightConverter(name, name, operations=[Unsqueeze(0, expected_ndim=2)])
-    return [*deepcopy(DENSE_DECODER_RENAMINGS), *renamings, gate_up, shared_gate]
+    turned = _permuted_back(config) if form.is_permuted else []
+    return [*deepcopy(DENSE_DECODER_RENAMINGS), *renamings, gate_up, shared_gate, *turned]
+
+
+def _permuted_back(config: PreTrainedConfig) -> list[WeightConverter]:
+    """Put the rows of q and k, which llama.cpp takes by turns from both halves of a head, in transformers' order."""
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+    names = {f"self_attn.{part}.weight": PermuteRows(_halves(config.head_dim, count)) for part, count in heads.items()}
+    return [WeightConverter(name, name, operations=[permute]) for name, permute in names.items()]
+
+
+def _halves(head_dim: int, num_heads: int) -> torch.Tensor:
+    rows = torch.arange(num_heads * head_dim, device="cpu")  # named, as a model may be built on another
+    return rows.view(num_heads, head_dim // 2, 2).transpose(1, 2).reshape(-1)
 
 
 def has_tokenizer(path: Path) -> bool:

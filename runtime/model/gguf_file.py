@@ -1,8 +1,4 @@
-"""GGUF files: which belong together, where each tensor lies in them, and which of these hold matrices in few bits.
-
-Headers are read by transformers' own reader, by private functions of it: hence its pinned version. The package `gguf`
-takes ten seconds for a vocabulary of 150,000 tokens, and these a tenth of one.
-"""
+"""GGUF files: which belong together, where each tensor lies in them, and which of these hold matrices in few bits."""
 
 import hashlib
 import os
@@ -11,22 +7,14 @@ from functools import lru_cache
 from math import prod
 from pathlib import Path
 from textwrap import shorten
-from typing import NamedTuple
 
-import numpy as np
 import torch
-from transformers.integrations.gguf.reader import (
-    _GGUF_VERSIONS,
-    _mapped,
-    _read_string,
-    _read_tensor_table,
-    _read_value,
-)
 
 from artifacts.errors import BadInput
 from artifacts.formats.ggml import GGML
+from artifacts.formats.gguf_header import GgufHeader, read_header
 from runtime.model.checkpoint import Checkpoint, Contents, Shard, StoredTensor
-from runtime.model.locate import PART
+from runtime.model.locate import parts_of
 from runtime.model.quantised_tensor import QuantisedTensor, Tensors
 
 # By the number that ggml gives them (enum ggml_type in ggml.h).
@@ -35,44 +23,17 @@ _BLOCKS = {2: "Q4_0", 8: "Q8_0", 12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 39: "MXFP4"
 _OTHERS = {3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 10: "Q2_K", 11: "Q3_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS"}
 _OTHERS |= {19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 29: "IQ1_M", 40: "NVFP4"}
 _READ = ", ".join(("F32", "F16", "BF16", *GGML))
-_MAGIC = b"GGUF"
 _ALIGNMENT = 32  # bytes: where tensors begin, unless `general.alignment` says otherwise
 
 
-class _Header(NamedTuple):
-    """The header of a file: its entries, its tensors as (name, shape, type, offset), its bytes and their sha256."""
-
-    entries: dict[str, object]
-    tensors: list[tuple[str, tuple[int, ...], int, int]]
-    nbytes: int
-    digest: bytes
-
-
 @lru_cache(maxsize=64)  # an opening asks several times
-def _header(path: Path, stamp: tuple[int, int]) -> _Header:
+def _header(path: Path, stamp: tuple[int, int]) -> GgufHeader:
     """Read the header of the file as of its `stamp`. Raises BadInput."""
     try:
-        mapped = _mapped(str(path))
-        entries, num_tensors, position = _entries(mapped)
-        tensors, end = _read_tensor_table(mapped, num_tensors, position)
-    except (ValueError, OSError, struct.error, OverflowError, IndexError, MemoryError) as error:
+        return read_header(path)
+    except (ValueError, OSError, struct.error, OverflowError, MemoryError) as error:
         reason = shorten(str(error), 160)
         raise BadInput(f"{path} is truncated or no GGUF file ({reason}): download it again") from error
-    return _Header(entries, tensors, end, hashlib.sha256(mapped[:end]).digest())
-
-
-def _entries(mapped: np.ndarray) -> tuple[dict[str, object], int, int]:
-    """The entries of a file, its number of tensors, and where their table begins. transformers' own function wants an
-    architecture, which only the first of several files names."""
-    version, num_tensors, num_entries = struct.unpack_from("<IQQ", mapped, len(_MAGIC))
-    if bytes(mapped[: len(_MAGIC)]) != _MAGIC or version not in _GGUF_VERSIONS:
-        raise ValueError(f"it begins with neither {_MAGIC.decode()} nor a version of {_GGUF_VERSIONS}")
-    entries, position = {}, len(_MAGIC) + struct.calcsize("<IQQ")
-    for _ in range(num_entries):
-        name, position = _read_string(mapped, position)
-        (kind,) = struct.unpack_from("<I", mapped, position)
-        entries[name], position = _read_value(mapped, position + 4, kind)
-    return entries, num_tensors, position
 
 
 class GgufShard(Shard):
@@ -97,11 +58,11 @@ class GgufShard(Shard):
         if type(alignment) is not int or alignment <= 0:
             raise BadInput(f"{self.path} says general.alignment {str(alignment)[:30]}: download it again")
         self.entries, self.types = header.entries, {}
-        start = -(-header.nbytes // alignment) * alignment
-        tensors = {each[0]: self._tensor(*each, start=start) for each in header.tensors}
+        start = -(-len(header.content) // alignment) * alignment
+        tensors = {each.name: self._tensor(*each, start=start) for each in header.tensors}
         if len(tensors) < len(header.tensors):
             raise BadInput(f"{self.path} has two tensors of one name: download it again")
-        return Contents(header.digest, {}, tensors)
+        return Contents(hashlib.sha256(header.content).digest(), {}, tensors)
 
     def _tensor(self, name: str, shape: tuple[int, ...], number: int, offset: int, *, start: int) -> StoredTensor:
         dtype = _PLAIN.get(number, torch.uint8)
@@ -126,12 +87,7 @@ class GgufShard(Shard):
 
 def open_parts(path: Path) -> tuple[GgufShard, ...]:
     """Open a GGUF file, and where its name says that it is one of several parts, all of them."""
-    found = PART.fullmatch(path.name)
-    if found is None:
-        return (GgufShard(path),)
-    count = found["count"]
-    names = (f"{found['stem']}-{number:05}-of-{count}.gguf" for number in range(1, int(count) + 1))
-    return tuple(GgufShard(path.with_name(name)) for name in names)
+    return tuple(GgufShard(part) for part in parts_of(path))
 
 
 def open_gguf(path: Path) -> Checkpoint:

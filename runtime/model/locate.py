@@ -65,6 +65,24 @@ def only_gguf(folder: Path) -> Path | None:
     return firsts[0] if firsts else files[0]
 
 
+def parts_of(path: Path) -> list[Path]:
+    """Return the files of a model, all of them where a GGUF file's name says that it is one of several."""
+    found = PART.fullmatch(path.name)
+    if found is None:
+        return [path]
+    count = found["count"]
+    names = (f"{found['stem']}-{number:05}-of-{count}{GGUF}" for number in range(1, int(count) + 1))
+    return [path.with_name(name) for name in names]
+
+
+def local_gguf(name: str) -> Path | None:
+    """Return the GGUF file that a local path is or whose folder it is; None for another model. Raises BadInput."""
+    path = existing(name)
+    if path is None or path.is_file():
+        return path if path and path.suffix == GGUF else None
+    return only_gguf(path)
+
+
 def _download(name: str) -> Path:
     from httpx2 import HTTPError
     from huggingface_hub import HfApi, snapshot_download

@@ -95,7 +95,7 @@ def _others(module: nn.Module, prefix: str, kept: set[nn.Module | None]) -> Iter
 
 def mapping_of(model: PreTrainedModel, folder: Path) -> list[WeightTransform]:
     """The way from stored names to the parameters of a model, for the files of `folder`."""
-    return gguf_mapping() if folder.is_file() else get_model_conversion_mapping(model)
+    return gguf_mapping(folder, model.config) if folder.is_file() else get_model_conversion_mapping(model)
 
 
 def load_resident(
@@ -123,8 +123,8 @@ def load_resident(
     )
     with _no_progress_bar():
         info, _ = convert_and_load_state_dict_in_model(model, tensors, loading, None)
-    if folder.is_file() and info.unexpected_keys:
-        name = min(info.unexpected_keys)
+    if folder.is_file() and (unexpected := _really_unexpected(model, info.unexpected_keys)):
+        name = min(unexpected)
         raise BadInput(f"{folder} has {name}, which is no tensor of {model.config.model_type}: moectl does not read it")
     info.missing_keys -= experts
     _check_loaded(model, info)

@@ -1,5 +1,7 @@
-"""Small random GGUF files of Qwen's Mixture-of-Experts families, written by the package `gguf`."""
+"""Small random GGUF files of every architecture that is read, written by the package `gguf` as llama.cpp's
+convert_hf_to_gguf.py lays them out."""
 
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from zlib import crc32
@@ -8,10 +10,11 @@ import gguf
 import numpy as np
 import torch
 from gguf import GGMLQuantizationType as Type
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from tests.helpers.families import FAMILIES
+from runtime.model.skeleton import auto_class
+from tools.make.families import tiny
 
 TOKENS = ["<pad>", "<bos>", "<eos>", *bytes_to_unicode().values(), "th"]
 SIZES = {
@@ -21,9 +24,37 @@ SIZES = {
     "num_hidden_layers": 2,
     "mlp_only_layers": [],
     "num_experts": 6,
+    "head_dim": 64,
 }
-OWN = {"qwen3_moe": {"head_dim": 64}, "qwen2_moe": {"shared_expert_intermediate_size": 256}}
-ARCHITECTURES = {"qwen3_moe": gguf.MODEL_ARCH.QWEN3MOE, "qwen2_moe": gguf.MODEL_ARCH.QWEN2MOE}
+_GROUPED = {
+    "n_routed_experts": 6,
+    "n_group": 2,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+    "intermediate_size": 512,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 1.5,
+}
+OWN = {
+    "qwen3_moe": {"norm_topk_prob": True},
+    "qwen3_vl_moe": {},
+    "qwen2_moe": {"shared_expert_intermediate_size": 256, "tie_word_embeddings": True},
+    "mixtral": {"intermediate_size": 256, "num_local_experts": 6, "sliding_window": None},
+    "olmoe": {"intermediate_size": 256, "num_key_value_heads": 4},
+    "dots1": {**_GROUPED, "num_key_value_heads": 4, "sliding_window": None},
+    "glm4_moe": {**_GROUPED, "use_qk_norm": True},
+    "minimax_m2": {"intermediate_size": 256, "num_local_experts": 6},
+}
+ARCHITECTURES = {
+    "qwen3_moe": gguf.MODEL_ARCH.QWEN3MOE,
+    "qwen3_vl_moe": gguf.MODEL_ARCH.QWEN3VLMOE,
+    "qwen2_moe": gguf.MODEL_ARCH.QWEN2MOE,
+    "mixtral": gguf.MODEL_ARCH.LLAMA,
+    "olmoe": gguf.MODEL_ARCH.OLMOE,
+    "dots1": gguf.MODEL_ARCH.DOTS1,
+    "glm4_moe": gguf.MODEL_ARCH.GLM4_MOE,
+    "minimax_m2": gguf.MODEL_ARCH.MINIMAXM2,
+}
 _PLAIN = {"F32": np.float32, "F16": np.float16}
 _MIDDLE = {"Q4_K": 7.5, "Q5_K": 15.5}  # of its codes
 
@@ -33,7 +64,11 @@ Types = Callable[[str], str]
 
 def made(family: str) -> PreTrainedModel:
     """The model whose numbers, as far as a type can hold them, are in the files of `write`."""
-    return FAMILIES[family](SIZES | OWN[family])[1]
+    model = tiny(family, SIZES | OWN[family])
+    for name, buffer in model.named_buffers():
+        if "e_score_correction_bias" in name:
+            buffer += torch.linspace(-0.2, 0.2, buffer.numel())
+    return model
 
 
 def write(
@@ -80,9 +115,25 @@ def _each(model: PreTrainedModel, parts: int) -> int:
     return 0 if parts == 1 else -(-(len(model.state_dict()) + model.config.num_hidden_layers) // parts)
 
 
+def dequantised(family: str, folder: Path, types: Types, dtype: torch.dtype) -> PreTrainedModel:
+    """The model of the numbers that are in a file of `write`, as transformers opens it from safetensors."""
+    model = made(family)
+    for name, parameter in model.named_parameters():
+        type_ = types(name)
+        if parameter.ndim in (2, 3) and not re.search(r"gate\.weight|\.visual\.", name):
+            blocks_of = gguf.quants.quantize(parameter.detach().numpy(), Type[type_])
+            parameter.data.copy_(torch.from_numpy(gguf.quants.dequantize(blocks_of, Type[type_])))
+    model.save_pretrained(folder)
+    loader = auto_class(model.config)
+    return loader.from_pretrained(folder, dtype=dtype, experts_implementation="eager").eval()
+
+
 def _describe(writer: gguf.GGUFWriter, model: PreTrainedModel) -> None:
-    config = model.config
-    writer.add_block_count(config.num_hidden_layers)
+    config = model.config.get_text_config()
+    num_further = getattr(config, "num_nextn_predict_layers", 0)
+    writer.add_block_count(config.num_hidden_layers + num_further)
+    if num_further:
+        writer.add_nextn_predict_layers(num_further)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_feed_forward_length(config.intermediate_size)
@@ -90,13 +141,39 @@ def _describe(writer: gguf.GGUFWriter, model: PreTrainedModel) -> None:
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    writer.add_expert_count(config.num_experts)
     writer.add_expert_used_count(config.num_experts_per_tok)
-    writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    _describe_experts(writer, config)
+    if config.model_type not in ("qwen2_moe", "olmoe"):
+        head_dim = SIZES["head_dim"]
+        writer.add_key_length(head_dim)
+        writer.add_rope_dimension_count(int(head_dim * config.rope_parameters.get("partial_rotary_factor", 1)))
+    _describe_tokenizer(writer)
+
+
+def _describe_experts(writer: gguf.GGUFWriter, config: PreTrainedConfig) -> None:
+    if config.model_type in ("qwen2_moe", "qwen3_moe", "qwen3_vl_moe_text", "olmoe"):
+        writer.add_expert_count(config.num_experts)
+    elif config.model_type in ("mixtral", "minimax_m2"):
+        writer.add_expert_count(config.num_local_experts)
+    else:
+        writer.add_expert_count(config.n_routed_experts)
+        writer.add_expert_shared_count(config.n_shared_experts)
+        writer.add_expert_group_count(config.n_group)
+        writer.add_expert_group_used_count(config.topk_group)
+        writer.add_expert_weights_norm(config.norm_topk_prob)
+        writer.add_expert_weights_scale(config.routed_scaling_factor)
+        writer.add_leading_dense_block_count(config.first_k_dense_replace)
+    if config.model_type == "minimax_m2":
+        writer.add_expert_feed_forward_length(config.intermediate_size)
+    elif hasattr(config, "moe_intermediate_size"):
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
     if hasattr(config, "shared_expert_intermediate_size"):
         writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
-    else:
-        writer.add_key_length(config.head_dim)
+    if config.model_type in ("dots1", "glm4_moe", "minimax_m2"):
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+
+
+def _describe_tokenizer(writer: gguf.GGUFWriter) -> None:
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("qwen2")
     writer.add_token_list(TOKENS)
@@ -108,22 +185,39 @@ def _describe(writer: gguf.GGUFWriter, model: PreTrainedModel) -> None:
 
 def _arrays(model: PreTrainedModel, architecture: gguf.MODEL_ARCH) -> dict[str, np.ndarray]:
     """The parameters by their names in a GGUF file, gate and up apart."""
-    names = gguf.get_tensor_name_map(architecture, model.config.num_hidden_layers)
+    config = model.config.get_text_config()
+    names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
     arrays = {}
-    tied = model.all_tied_weights_keys
-    for name, parameter in model.state_dict().items():
+    if getattr(config, "num_nextn_predict_layers", 0):  # of a layer that predicts further tokens
+        arrays[f"blk.{config.num_hidden_layers}.nextn.enorm.weight"] = np.ones(config.hidden_size, "f4")
+    for stored, parameter in model.state_dict().items():
+        if stored in model.all_tied_weights_keys or ".visual." in stored:
+            continue
+        name = stored.replace(".language_model.", ".")
         array = parameter.float().numpy()
         if name.endswith("gate_up_proj"):
-            layer = name.split(".")[2]
-            arrays[f"blk.{layer}.ffn_gate_exps.weight"], arrays[f"blk.{layer}.ffn_up_exps.weight"] = np.split(
-                array, 2, 1
-            )
-        elif name not in tied:
+            layer, halves = name.split(".")[2], np.split(array, 2, 1)
+            arrays[f"blk.{layer}.ffn_gate_exps.weight"], arrays[f"blk.{layer}.ffn_up_exps.weight"] = halves
+        elif name.endswith("e_score_correction_bias"):
+            arrays[f"blk.{name.split('.')[2]}.exp_probs_b.bias"] = array
+        else:
             stem, _, ending = name.rpartition(".")
             of_module = ending in ("weight", "bias")
             found = names.get_name(stem if of_module else name)
-            arrays[f"{found}.{ending if of_module else 'weight'}"] = array[0] if "shared_expert_gate" in name else array
+            arrays[f"{found}.{ending if of_module else 'weight'}"] = _laid_out(name, array, config)
     return arrays
+
+
+def _laid_out(name: str, array: np.ndarray, config: PreTrainedConfig) -> np.ndarray:
+    """A parameter as the converter turns it."""
+    if "shared_expert_gate" in name:
+        return array[0]
+    if not name.endswith("_proj.weight"):
+        return array
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
+    if config.model_type == "mixtral" and heads:  # LlamaModel.permute
+        return array.reshape(heads, 2, -1, array.shape[-1]).swapaxes(1, 2).reshape(array.shape)
+    return array
 
 
 def _encoded(name: str, array: np.ndarray, type_: str) -> np.ndarray:
@@ -153,3 +247,10 @@ def blocks(type_: str, count: int, seed: int = 0) -> np.ndarray:
 def every(type_: str, exceptions: Mapping[str, str] | None = None) -> Types:
     """One type for all tensors but those whose names hold one of the exceptions."""
     return lambda name: next((other for part, other in (exceptions or {}).items() if part in name), type_)
+
+
+def mixed(name: str) -> str:
+    """The types of llama.cpp's Q4_K_M: some layers have their last projection in more bits."""
+    if "ffn_down_exps" in name:
+        return "Q6_K" if "blk.0" in name else "Q5_K"
+    return "Q6_K" if name == "output.weight" else "Q4_K"

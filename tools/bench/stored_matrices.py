@@ -1,6 +1,7 @@
 """Random matrices in the published formats and their variants, and experts of them as they lie in a slot."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -8,6 +9,7 @@ import torch
 from artifacts.formats.awq import Awq
 from artifacts.formats.base import Format
 from artifacts.formats.fp8 import Scaled
+from artifacts.formats.ggml import GGML, GgmlBlocks
 from artifacts.formats.gptq import Gptq
 from artifacts.formats.mxfp4 import MxFp4
 from artifacts.formats.nvfp4 import NvFp4
@@ -75,6 +77,7 @@ def variants(group: int) -> Mapping[str, Stored]:
         **packed,
         **_streams(group),
         "AWQ": Stored(Awq(), lambda r, c: _awq(r, c, group)),
+        **{f"GGUF, {name}": Stored(form, partial(_blocks_of, form)) for name, form in GGML.items()},
     }
 
 
@@ -147,3 +150,16 @@ def _gptq(rows: int, columns: int, bits: int, group: int) -> Tensors:
 def _awq(rows: int, columns: int, group: int) -> Tensors:
     scales = _scales(columns // group, rows, 0.1 / 2**4).half()
     return {"qweight": _words(columns, rows // 8), "qzeros": _words(columns // group, rows // 8), "scales": scales}
+
+
+def _blocks_of(form: GgmlBlocks, rows: int, columns: int) -> Tensors:
+    """Blocks of random codes; those of MXFP4 have a scale of one byte, the others one or two of float16."""
+    blocks = torch.randint(0, 256, (rows, columns // form.num_weights, form.nbytes), dtype=torch.uint8)
+    if form.name == "MXFP4":
+        blocks[..., 0] = torch.randint(118, 122, blocks.shape[:-1], dtype=torch.uint8)
+        return {"blocks": blocks.flatten(1)}
+    halves = {"Q8_0": (0,), "Q4_0": (0,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}[form.name]
+    for start in halves:
+        scales = _scales(*blocks.shape[:-1], size=0.1 / 2**8).half()
+        blocks[..., start : start + 2] = scales[..., None].view(torch.uint8)
+    return {"blocks": blocks.flatten(1)}

@@ -16,8 +16,10 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from runtime.model.families import REFUSED
+from runtime.model.gguf_architectures import ARCHITECTURES
 from tools.make.families import FAMILIES, PUBLISHED
 
+_TESTED = PUBLISHED | {"gguf": tuple(form.family for form in ARCHITECTURES.values())}
 _ABOVE = """# Models
 
 Every model of transformers {version} opens whose experts go through its experts interface, but for those of the last
@@ -50,8 +52,8 @@ This page is written by `python -m tools.docs.models --write docs/models.md`.
 
 def page() -> str:
     """The whole page."""
-    heads = ["`model_type`", "class of transformers", "is", *PUBLISHED]
-    table = [_line(heads), "|---|---|---|" + ":-:|" * len(PUBLISHED) + "\n", *map(_family, sorted(FAMILIES))]
+    heads = ["`model_type`", "class of transformers", "is", *_TESTED]
+    table = [_line(heads), "|---|---|---|" + ":-:|" * len(_TESTED) + "\n", *map(_family, sorted(FAMILIES))]
     refused = [_line([f"`{family}`", why]) for family, why in sorted(REFUSED.items())]
     return "".join([_ABOVE.format(version=version("transformers")), *table, _REFUSED, *refused, _BELOW])
 
@@ -60,7 +62,7 @@ def _family(family: str) -> str:
     is_multimodal = bool(CONFIG_MAPPING[family].sub_configs)
     first, second = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES
     names = first | second if is_multimodal else second | first
-    tested = ["yes" if family in families else "" for families in PUBLISHED.values()]
+    tested = ["yes" if family in families else "" for families in _TESTED.values()]
     return _line(
         [f"`{family}`", names[family], "text part of a multimodal model" if is_multimodal else "text model", *tested]
     )

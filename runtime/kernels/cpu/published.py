@@ -28,9 +28,11 @@ from runtime.kernels.cpu.gated import part, pointer
     WHOLE,  # the scale of the matrix
     IS_INVERSE,  # whether that divides
     BITS,
+    BLOCK_NBYTES,
     NUM_FIELDS,
-) = range(14)
+) = range(15)
 FLOATS_4, INTEGERS_4, E4M3, E5M2, INT8, UINT8, STREAM, OUTPUT_WORDS = range(8)  # of KIND
+Q8_0, Q4_0, Q4_K, Q5_K, Q6_K, MXFP4 = range(8, 14)  # the same, of ggml's blocks
 FLOAT32, FLOAT16, BFLOAT16, E8M0, FLOAT8 = range(5)  # of SCALE_TYPE
 
 MATRIX = "int64[::1], int64, float32[::1], float32[::1], boolean"  # fields, start, x, y, is_narrow

@@ -16,7 +16,7 @@ from tools.bench.stored_matrices import Stored, random_expert, variants
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 1e-2}  # of the largest output
 SIZES = {  # hidden, neurons, group
-    "every kernel in vectors": (256, 128, 32),
+    "every kernel in vectors": (256, 256, 32),
     "nothing in vectors": (96, 40, 8),
     "a part in vectors": (384, 192, 64),
     "more groups than a vector has, and half a step": (576, 192, 16),
@@ -26,9 +26,12 @@ SIZES = {  # hidden, neurons, group
 
 def of_size(name: str, size: str) -> bool:
     """Whether a format has groups of this size, in experts of the sizes above."""
+    hidden, _, group = SIZES[size]
     if size == "blocks that are cut off":
         return name.startswith("FP8, blocks")
-    return SIZES[size][2] % 32 == 0 or not name.startswith(("MXFP4", "NVFP4", "AWQ", "GPTQ"))
+    if name.startswith("GGUF"):
+        return hidden % 256 == 0 if name.endswith("_K") else group in (32, 64)
+    return group % 32 == 0 or not name.startswith(("MXFP4", "NVFP4", "AWQ", "GPTQ"))
 
 
 CASES = [

@@ -1,6 +1,7 @@
 """GGUF files: opened packed, with layers of different types, computed to the bit of transformers' own loader, refused
 where they are not whole or of another kind."""
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -19,16 +20,9 @@ from runtime.model.locate import locate
 from runtime.model.open import open_model
 from runtime.session.generate import Sampling
 from runtime.session.session import Session, Settings
-from tests.helpers.gguf_files import Types, every, reference, write
+from tests.helpers.gguf_files import Types, dequantised, every, mixed, reference, write
 
 IDS = torch.arange(3, 20)[None]
-
-
-def mixed(name: str) -> str:
-    """The types of llama.cpp's Q4_K_M: some layers have their last projection in more bits."""
-    if "ffn_down_exps" in name:
-        return "Q6_K" if "blk.0" in name else "Q5_K"
-    return "Q6_K" if name == "output.weight" else "Q4_K"
 
 
 CASES = {
@@ -53,6 +47,16 @@ def test_logits_and_tokens_are_those_of_transformers_loader(tmp_path: Path, fami
             with torch.inference_mode():
                 assert torch.equal(opened.model(IDS).logits, logits)
             assert [token.token_id for token in session.generate(IDS, sampling)] == tokens
+
+
+@pytest.mark.parametrize("family", ["mixtral", "olmoe", "dots1", "glm4_moe", "minimax_m2", "qwen3_vl_moe"])
+def test_logits_are_those_of_the_dequantised_model(tmp_path: Path, family: str) -> None:
+    """Of architectures that transformers' loader of GGUF files does not open."""
+    types = every("Q8_0")
+    opened = open_model(str(write(family, tmp_path / "model.gguf", types)))
+    theirs = dequantised(family, tmp_path / "plain", types, opened.dtype)
+    with Session(opened, Settings(preset="on-demand", budget="50%")), torch.inference_mode():
+        assert torch.equal(opened.model(IDS).logits, theirs(IDS).logits)
 
 
 @pytest.fixture(scope="module")
@@ -119,8 +123,15 @@ def test_a_fingerprint_is_of_the_content(whole: Path, tmp_path: Path) -> None:
 def test_the_command_line_runs_a_file(whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", str(whole), "--prompt", "that", "--max-new-tokens", "3"]) == 0
     capsys.readouterr()
-    assert main(["plan", str(whole), "--vram", "8GB"]) == 3
-    assert capsys.readouterr().err.startswith("moectl: model.gguf has no config.json: give the model's name")
+
+
+def test_a_plan_counts_the_bytes_of_the_files(whole: Path, parts: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    dense = [parameter for parameter in open_model(str(whole)).model.parameters() if not parameter.is_meta]
+    for name in (whole, whole.parent, parts):
+        assert main(["plan", str(name), "--vram", "8GB", "--json"]) == 0
+        memory = json.loads(capsys.readouterr().out)["memory"]
+        assert memory["files_nbytes"] == sum(tensor.nbytes for tensor in open_gguf(whole).tensors.values())
+        assert memory["weights_nbytes"] == sum(parameter.nbytes for parameter in dense)
 
 
 def test_it_is_not_repacked(whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -184,7 +195,7 @@ REFUSED = {
     "another file": (_no_gguf, "is truncated or no GGUF file"),
     "another architecture": (
         _replaced(b"qwen3moe", b"llamaxyz"),
-        "GGUF file of llamaxyz: moectl reads qwen2moe, qwen3moe",
+        "GGUF file of llamaxyz: moectl reads dots1, glm4moe, llama, ",
     ),
     "a type that is not read": (
         _of_type(b"blk.0.ffn_up_exps.weight", 10),

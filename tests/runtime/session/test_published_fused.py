@@ -11,7 +11,8 @@ from runtime.model.open import MoeModel, open_model
 from runtime.policies.base import Artefacts
 from runtime.session.session import Session, Settings
 from runtime.session.settings import EXACT, FUSED
-from tests.helpers import families
+from tests.helpers import families, gguf_files
+from tests.helpers.gguf_files import mixed
 from tests.helpers.published import publish
 from tests.runtime.engine.test_output_cpu import TOLERANCE, decoded
 from tests.runtime.replay.test_replay import live_and_replayed
@@ -27,13 +28,20 @@ METHODS = {
 }
 
 
-@pytest.fixture(scope="module", params=METHODS)
-def opened(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MoeModel]:
-    folder, family = tmp_path_factory.mktemp("published"), METHODS[request.param]
+def published(method: str, folder: Path) -> Path:
+    """A small model in this format; GGUF's has layers of different types."""
+    if method == "gguf":
+        return gguf_files.write("qwen3_moe", folder / "model.gguf", mixed)
+    family = METHODS[method]
     has_one_size = family in ("mixtral", "gpt_oss")
     fields = {name: size for name, size in SIZES.items() if not has_one_size or name != "moe_intermediate_size"}
     plain = families.save(family, "hub", folder / "plain", torch.float32, fields=fields)
-    opened = open_model(str(publish(plain, folder / "published", request.param)))
+    return publish(plain, folder / "published", method)
+
+
+@pytest.fixture(scope="module", params=[*METHODS, "gguf"])
+def opened(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MoeModel]:
+    opened = open_model(str(published(request.param, tmp_path_factory.mktemp("published"))), dtype=torch.float32)
     yield opened
     opened.store.close()
 

@@ -1,0 +1,141 @@
+"""Scales and codes of ggml's blocks as vectors, by the code that loads them. Importing this module imports numba."""
+
+from llvmlite import ir
+
+from runtime.kernels.cpu.lanes import (
+    F32,
+    I8,
+    I16,
+    I32,
+    LANES,
+    NUMBERS,
+    PAIRS,
+    SUMS,
+    filled,
+    load,
+    spread,
+    vector,
+    widened,
+)
+
+STEP = 8 * LANES  # weights whose codes of 4 bits are 64 bytes
+
+
+def halves(builder: ir.IRBuilder, block: ir.Value, nbytes: int, count: int) -> ir.Value:
+    """The scales of so many blocks of `nbytes`, float16 at their beginning: float32 [count]."""
+    return widened(builder, _first_of_each(builder, block, I16, nbytes, count))
+
+
+def exponents(builder: ir.IRBuilder, block: ir.Value, nbytes: int, count: int) -> ir.Value:
+    """The same of MXFP4's, powers of two by their exponent; that of none is no normal number."""
+    wide = vector(I32, count)
+    codes = builder.zext(_first_of_each(builder, block, I8, nbytes, count), wide)
+    bits = builder.select(
+        builder.icmp_unsigned("==", codes, filled(wide, 0)), filled(wide, 1 << 22), builder.shl(codes, filled(wide, 23))
+    )
+    return builder.bitcast(bits, vector(F32, count))
+
+
+def _first_of_each(builder: ir.IRBuilder, block: ir.Value, kind: ir.Type, nbytes: int, count: int) -> ir.Value:
+    out = ir.Constant(vector(kind, count), ir.Undefined)
+    for i in range(count):
+        out = builder.insert_element(out, load(builder, block, kind, i * nbytes), I32(i))
+    return out
+
+
+def scales_k(builder: ir.IRBuilder, block: ir.Value) -> ir.Value:
+    """Q4_K's and Q5_K's scales and minima, float32 [16]: four of these, four of those, and so on."""
+    lower, upper = load(builder, block, vector(I8, 8), 4), load(builder, block, vector(I8, 4), 12)
+    last = _joined(builder, [_bits(builder, upper, 0xF), _bits(builder, upper, 0xF, 4)])
+    last = builder.or_(last, _bits(builder, lower, 0x30, 2))
+    codes = _joined(builder, [_bits(builder, lower, 0x3F), last])
+    factors = spread(builder, widened(builder, load(builder, block, vector(I16, 2))), ([0] * 4 + [1] * 4) * 2)
+    return builder.fmul(builder.sitofp(builder.zext(codes, PAIRS), SUMS), factors)
+
+
+def scales_6(builder: ir.IRBuilder, block: ir.Value) -> ir.Value:
+    """Q6_K's, float32 [16]."""
+    codes = builder.sitofp(builder.sext(load(builder, block, vector(I8, LANES), 192), PAIRS), SUMS)
+    return builder.fmul(
+        codes, spread(builder, widened(builder, load(builder, block, vector(I16, 1), 208)), [0] * LANES)
+    )
+
+
+# Codes of a block in the order of the weights, in vectors of 32 bytes
+
+
+def codes_8(builder: ir.IRBuilder, block: ir.Value) -> list[ir.Value]:
+    return [load(builder, block, vector(I8), 2)]
+
+
+def codes_4(builder: ir.IRBuilder, block: ir.Value, start: int) -> list[ir.Value]:
+    """16 bytes behind a scale of `start`: the low halves, then the high ones."""
+    packed = load(builder, block, vector(I8, LANES), start)
+    return [_joined(builder, [_bits(builder, packed, 0xF), _bits(builder, packed, 0xF, 4)])]
+
+
+def codes_4k(builder: ir.IRBuilder, block: ir.Value, start: int = 16) -> list[ir.Value]:
+    packed = [load(builder, block, vector(I8), start + 32 * run) for run in range(4)]
+    return [_bits(builder, own, 0xF, shift) for own in packed for shift in (0, 4)]
+
+
+def codes_5k(builder: ir.IRBuilder, block: ir.Value) -> list[ir.Value]:
+    fifth, lower = load(builder, block, vector(I8), 16), codes_4k(builder, block, 48)
+    return [builder.or_(low, _bits(builder, fifth, 0x10, group - 4)) for group, low in enumerate(lower)]
+
+
+def codes_6k(builder: ir.IRBuilder, block: ir.Value) -> list[ir.Value]:
+    codes = []
+    for half in range(2):
+        upper = load(builder, block, vector(I8), 128 + 32 * half)
+        packed = [load(builder, block, vector(I8), 64 * half + 32 * run) for run in range(2)]
+        lower = [_bits(builder, own, 0xF, shift) for shift in (0, 4) for own in packed]
+        codes += [builder.or_(low, _bits(builder, upper, 0x30, 2 * run - 4)) for run, low in enumerate(lower)]
+    return codes
+
+
+# Codes of 128 weights: 64 bytes as words, of which each has four; number i of every word in vector i
+
+
+def of_blocks(builder: ir.IRBuilder, block: ir.Value, start: int, nbytes: int) -> ir.Value:
+    """The words of four blocks of `nbytes` that have a scale of `start`."""
+    blocks = [load(builder, block, vector(I16, 8), start + nbytes * i) for i in range(4)]
+    return _joined(builder, [_joined(builder, blocks[:2]), _joined(builder, blocks[2:])])
+
+
+def words_4k(builder: ir.IRBuilder, block: ir.Value, half: int, start: int = 16) -> list[ir.Value]:
+    words = load(builder, block, NUMBERS, start + 64 * half)
+    return [_bits(builder, words, 0xF, 4 * i) for i in range(4)]
+
+
+def words_5k(builder: ir.IRBuilder, block: ir.Value, half: int) -> list[ir.Value]:
+    fifth = _upper(builder, block, 16, (4 * half, 4 * half + 2))
+    lower, shifts = words_4k(builder, block, half, 48), (-4, -3, 4, 5)
+    return [builder.or_(low, _bits(builder, fifth, 0x10, shift)) for low, shift in zip(lower, shifts, strict=True)]
+
+
+def words_6k(builder: ir.IRBuilder, block: ir.Value, half: int) -> list[ir.Value]:
+    upper = _upper(builder, block, 128 + 32 * half, (0, 2))
+    lower, shifts = words_4k(builder, block, half, 0), (-4, 0, 4, 8)
+    return [builder.or_(low, _bits(builder, upper, 0x30, shift)) for low, shift in zip(lower, shifts, strict=True)]
+
+
+def _upper(builder: ir.IRBuilder, block: ir.Value, start: int, shifts: tuple[int, int]) -> ir.Value:
+    """32 bytes twice as words, moved down so that both have at the same place what belongs to the lower bits."""
+    words = load(builder, block, vector(I16, LANES), start)
+    amounts = [shift for shift in shifts for _ in range(LANES)]
+    return builder.lshr(_joined(builder, [words, words]), ir.Constant(NUMBERS, amounts))
+
+
+def _bits(builder: ir.IRBuilder, codes: ir.Value, mask: int, shift: int = 0) -> ir.Value:
+    """The bits of `mask` once the codes are moved down by `shift`, or up where that is negative."""
+    if shift:
+        move = builder.lshr if shift > 0 else builder.shl
+        codes = move(codes, filled(codes.type, abs(shift)))
+    return builder.and_(codes, filled(codes.type, mask))
+
+
+def _joined(builder: ir.IRBuilder, halves: list[ir.Value]) -> ir.Value:
+    """Two vectors one behind the other."""
+    count = 2 * halves[0].type.count
+    return builder.shuffle_vector(*halves, ir.Constant(vector(I32, count), [*range(count)]))

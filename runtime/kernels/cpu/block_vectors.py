@@ -1,0 +1,202 @@
+"""Rows of ggml's blocks times one token, in vectors. Importing this module imports numba.
+
+With x in bfloat16 codes are multiplied in pairs: looked up in a table, or as 128 + code, whose bits are those of the
+code behind a constant. With x in float32 they are converted. What is then too much, and minima, is taken off by
+`offsets`: of a block [16], each for the scale in its place.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from runtime.kernels.cpu.block_codes import (
+    STEP,
+    codes_4,
+    codes_4k,
+    codes_5k,
+    codes_6k,
+    codes_8,
+    exponents,
+    halves,
+    of_blocks,
+    scales_6,
+    scales_k,
+    words_4k,
+    words_5k,
+    words_6k,
+)
+from runtime.kernels.cpu.lanes import (
+    I64,
+    LANES,
+    NUMBERS,
+    PAIRS,
+    SUMS,
+    add_pairs,
+    added_up,
+    advanced,
+    filled,
+    load,
+    looked_up,
+    plus_product,
+    spread,
+)
+
+_CHAINS = 4  # of sums, so that none waits for another
+_BITS_OF_128 = 0x4300  # as bfloat16, where a code of up to seven bits is the mantissa
+
+
+class _Step(NamedTuple):
+    """One turn of the loop: its number, and the addresses of a row's operands."""
+
+    builder: ir.IRBuilder
+    number: ir.Value
+    codes: ir.Value
+    x: ir.Value
+    offsets: ir.Value
+    table: ir.Value
+
+    def own(self, operand: ir.Value, nbytes: int) -> ir.Value:
+        """Where an operand of so many bytes a step has its part."""
+        return advanced(self.builder, operand, self.number, nbytes)
+
+
+_Add = Callable[[_Step, list[ir.Value]], list[ir.Value]]
+
+
+def _row(add: _Add) -> Callable[..., float]:
+    """Return `dot(codes, x, offsets, table, num_steps)`: a row of blocks times x. `add` makes the sums after a step of
+    those before."""
+
+    @intrinsic
+    def dot(context, codes, x, offsets, table, num_steps):
+        def generate(target, builder, signature, arguments):
+            *operands, num_steps = arguments
+            chains = [cgutils.alloca_once_value(builder, filled(SUMS, 0.0)) for _ in range(_CHAINS)]
+            with cgutils.for_range(builder, num_steps, intp=I64) as loop:
+                step = _Step(builder, loop.index, *operands)
+                for own, chain in zip(add(step, [builder.load(chain) for chain in chains]), chains, strict=True):
+                    builder.store(own, chain)
+            total, *others = [builder.load(chain) for chain in chains]
+            for other in others:
+                total = builder.fadd(total, other)
+            return added_up(builder, total)
+
+        return types.float32(*[types.int64] * 5), generate
+
+    return dot
+
+
+def _four_blocks(start: int, scales_of: Callable) -> _Add:
+    """Four blocks, each of 32 codes in 16 bytes behind a scale of `start`."""
+    nbytes = start + 16
+
+    def add(step: _Step, sums: list[ir.Value]) -> list[ir.Value]:
+        builder, own, x = step.builder, filled(SUMS, 0.0), step.own(step.x, 2 * STEP)
+        blocks, table = step.own(step.codes, 4 * nbytes), load(step.builder, step.table, NUMBERS)
+        words = of_blocks(builder, blocks, start, nbytes)
+        for i in range(4):
+            numbers = looked_up(builder, table, words, 4 * i)
+            own = add_pairs(builder, own, numbers, load(builder, x, NUMBERS, 64 * i))
+        scales = _each(builder, scales_of(builder, blocks, nbytes, 4), range(4))
+        return [*sums[1:], plus_product(builder, sums[0], own, scales)]
+
+    return add
+
+
+def _pairs_k(nbytes: int, scales_of: Callable, words_of: Callable, lanes: Sequence[Sequence[int]]) -> _Add:
+    """A block of 256 codes; `lanes` has the scales of the low and of the high ones of each half."""
+
+    def add(step: _Step, sums: list[ir.Value]) -> list[ir.Value]:
+        builder, block, x = step.builder, step.own(step.codes, nbytes), step.own(step.x, 4 * STEP)
+        scales = scales_of(builder, block)
+        for half in range(2):
+            words = words_of(builder, block, half)
+            for part in range(2):  # low and high
+                own = filled(SUMS, 0.0)
+                for i in (part, part + 2):
+                    numbers = builder.or_(words[i], filled(NUMBERS, _BITS_OF_128))
+                    own = add_pairs(builder, own, numbers, load(builder, x, NUMBERS, 256 * half + 64 * i))
+                factors = _each(builder, scales, lanes[2 * half + part])
+                sums = [*sums[1:], plus_product(builder, sums[0], own, factors)]
+        return _with_offsets(step, sums, scales)
+
+    return add
+
+
+def _floats_k(nbytes: int, scales_of: Callable, codes_of: Callable, lanes: Sequence[int]) -> _Add:
+    """A block of 256 codes with x in float32; `lanes` has the scale of each 16."""
+
+    def add(step: _Step, sums: list[ir.Value]) -> list[ir.Value]:
+        builder, block, x = step.builder, step.own(step.codes, nbytes), step.own(step.x, 8 * STEP)
+        scales, codes = scales_of(builder, block), codes_of(builder, block)
+        for i, lane in enumerate(lanes):
+            numbers = builder.fmul(_numbers(builder, codes[i // 2], i % 2), load(builder, x, SUMS, 64 * i))
+            sums = [*sums[1:], plus_product(builder, sums[0], numbers, _each(builder, scales, [lane]))]
+        return _with_offsets(step, sums, scales)
+
+    return add
+
+
+def _floats(nbytes: int, scales_of: Callable, codes_of: Callable, numbers_of: Callable, *, count: int) -> _Add:
+    """So many blocks of 32 codes with x in float32."""
+
+    def add(step: _Step, sums: list[ir.Value]) -> list[ir.Value]:
+        builder, blocks, x = step.builder, step.own(step.codes, count * nbytes), step.own(step.x, count * STEP)
+        scales = scales_of(builder, blocks, nbytes, count)
+        for block in range(count):
+            (codes,), own = codes_of(builder, builder.add(blocks, I64(block * nbytes))), filled(SUMS, 0.0)
+            for half in range(2):
+                x_half = load(builder, x, SUMS, block * STEP + 64 * half)
+                own = plus_product(builder, own, numbers_of(builder, codes, half), x_half)
+            sums = [*sums[1:], plus_product(builder, sums[0], own, _each(builder, scales, [block]))]
+        return sums
+
+    return add
+
+
+def _with_offsets(step: _Step, sums: list[ir.Value], scales: ir.Value) -> list[ir.Value]:
+    offsets = load(step.builder, step.own(step.offsets, 4 * LANES), SUMS)
+    return [*sums[1:], plus_product(step.builder, sums[0], scales, offsets)]
+
+
+def _each(builder: ir.IRBuilder, scales: ir.Value, lanes: Sequence[int]) -> ir.Value:
+    """These scales, each for as many sums."""
+    return spread(builder, scales, [lanes[i * len(lanes) // LANES] for i in range(LANES)])
+
+
+def _numbers(builder: ir.IRBuilder, codes: ir.Value, half: int, less: int = 0) -> ir.Value:
+    """float32 of half of 32 signed bytes less a number."""
+    own = builder.sext(spread(builder, codes, range(LANES * half, LANES * (half + 1))), PAIRS)
+    return builder.sitofp(builder.sub(own, filled(PAIRS, less)), SUMS)
+
+
+def _e2m1(builder: ir.IRBuilder, codes: ir.Value, half: int) -> ir.Value:
+    """float32 of half of 32 floats of 4 bits: exponent and mantissa go where those of float32 meet."""
+    own = builder.zext(spread(builder, codes, range(LANES * half, LANES * (half + 1))), PAIRS)
+    sign = builder.shl(builder.and_(own, filled(PAIRS, 8)), filled(PAIRS, 28))
+    magnitude = builder.shl(builder.and_(own, filled(PAIRS, 7)), filled(PAIRS, 22))
+    return builder.fmul(builder.bitcast(builder.or_(sign, magnitude), SUMS), filled(SUMS, 2.0**126))
+
+
+_IN_PAIRS = ((0, 2), (1, 3), (8, 10), (9, 11))  # the scales of groups of 32 in `scales_k`, in the order of words
+_BY_32 = [lane for lane in (0, 1, 2, 3, 8, 9, 10, 11) for _ in range(2)]
+_BY_FOURS = [range(4 * i, 4 * i + 4) for i in range(4)]
+
+q4_0, mxfp4 = _row(_four_blocks(2, halves)), _row(_four_blocks(1, exponents))
+q4_k = _row(_pairs_k(144, scales_k, words_4k, _IN_PAIRS))
+q5_k = _row(_pairs_k(176, scales_k, words_5k, _IN_PAIRS))
+q6_k = _row(_pairs_k(210, scales_6, words_6k, _BY_FOURS))
+
+_Q8_0 = partial(_floats, 34, halves, codes_8, _numbers)
+_Q4_0 = partial(_floats, 18, halves, partial(codes_4, start=2), partial(_numbers, less=8))
+_MXFP4 = partial(_floats, 17, exponents, partial(codes_4, start=1), _e2m1)
+q8_0_wide, q4_0_wide, mxfp4_wide = (_row(form(count=4)) for form in (_Q8_0, _Q4_0, _MXFP4))
+q8_0_rest, q4_0_rest, mxfp4_rest = (_row(form(count=1)) for form in (_Q8_0, _Q4_0, _MXFP4))
+q4_k_wide = _row(_floats_k(144, scales_k, codes_4k, _BY_32))
+q5_k_wide = _row(_floats_k(176, scales_k, codes_5k, _BY_32))
+q6_k_wide = _row(_floats_k(210, scales_6, codes_6k, range(LANES)))

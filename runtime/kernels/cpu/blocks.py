@@ -1,0 +1,138 @@
+"""Matrices of ggml's blocks, which have their scales inside, times one token. Importing this module imports numba."""
+
+import numpy as np
+
+from artifacts.common.numba_loops import kernel
+from runtime.kernels.cpu.block_codes import STEP
+from runtime.kernels.cpu.block_vectors import (
+    mxfp4,
+    mxfp4_rest,
+    mxfp4_wide,
+    q4_0,
+    q4_0_rest,
+    q4_0_wide,
+    q4_k,
+    q4_k_wide,
+    q5_k,
+    q5_k_wide,
+    q6_k,
+    q6_k_wide,
+    q8_0_rest,
+    q8_0_wide,
+)
+from runtime.kernels.cpu.gated import bits_of, part
+from runtime.kernels.cpu.published import (
+    BLOCK_NBYTES,
+    CODES,
+    FLOATS_4,
+    INTEGERS_4,
+    KIND,
+    MATRIX,
+    MXFP4,
+    Q4_0,
+    Q4_K,
+    Q5_K,
+    Q6_K,
+    Q8_0,
+    TABLES,
+    f32,
+    u32,
+)
+
+_BLOCKS, _GROUPS, _HALVES = range(3)  # the orders of weights in `of_blocks`, in Q4_K and Q5_K, in Q6_K
+
+
+def _in_words(low: tuple[int, ...], high: tuple[int, ...]) -> np.ndarray:
+    """The order of a step of weights by words: a run of bytes has in its low halves the weights from a number of `low`
+    on, in its high ones those from a number of `high` on; of each word first the low byte."""
+    starts = [(start, odd) for odd in (0, 1) for runs in (low, high) for start in runs]
+    each = np.arange(0, STEP // len(low) // 2, 2)
+    return np.concatenate([start + odd + each for start, odd in starts])
+
+
+_ORDERS = np.stack(
+    [_in_words((0, 32, 64, 96), (16, 48, 80, 112)), _in_words((0, 64), (32, 96)), _in_words((0, 32), (64, 96))]
+)
+
+
+@part
+def _in_steps(x, order):
+    """x as bfloat16, each step of weights in this order."""
+    token = np.empty(len(x) // STEP * STEP, np.uint16)
+    for start in range(0, len(token), STEP):
+        for i in range(STEP):
+            token[start + i] = np.uint16(bits_of(x[start + order[i]]) >> u32(16))
+    return token
+
+
+@part
+def _offsets(x, kind, excess):
+    """What each scale of a block of 256 multiplies besides, [blocks, 16]: codes are too large by `excess`, and minima
+    of Q4_K and Q5_K, in the places 4 to 7 and 12 to 15, belong to no code."""
+    out = np.empty((len(x) // 256, 16), np.float32)
+    for block in range(len(out)):
+        own = x[256 * block : 256 * (block + 1)]
+        for group in range(8):
+            if kind == Q6_K:
+                out[block, 2 * group] = -excess * own[32 * group : 32 * group + 16].sum()
+                out[block, 2 * group + 1] = -excess * own[32 * group + 16 : 32 * group + 32].sum()
+            else:
+                place, total = group + group // 4 * 4, own[32 * group : 32 * group + 32].sum()
+                out[block, place], out[block, place + 4] = -excess * total, -total
+    return out
+
+
+@part
+def _dot_256(kind, row, x, offsets, num_blocks, is_narrow):
+    """A row of blocks of 256."""
+    if kind == Q4_K:
+        return q4_k(row, x, offsets, 0, num_blocks) if is_narrow else q4_k_wide(row, x, offsets, 0, num_blocks)
+    if kind == Q5_K:
+        return q5_k(row, x, offsets, 0, num_blocks) if is_narrow else q5_k_wide(row, x, offsets, 0, num_blocks)
+    return q6_k(row, x, offsets, 0, num_blocks) if is_narrow else q6_k_wide(row, x, offsets, 0, num_blocks)
+
+
+@part
+def _dot_fours(kind, row, x, table, num_steps, is_narrow):
+    """A row of blocks of 32, four a step."""
+    if kind == Q8_0:
+        return q8_0_wide(row, x, 0, table, num_steps)
+    if kind == Q4_0:
+        return q4_0(row, x, 0, table, num_steps) if is_narrow else q4_0_wide(row, x, 0, table, num_steps)
+    return mxfp4(row, x, 0, table, num_steps) if is_narrow else mxfp4_wide(row, x, 0, table, num_steps)
+
+
+@part
+def _dot_rest(kind, row, x, num_blocks):
+    """Fewer than four blocks of 32, x in float32."""
+    if kind == Q8_0:
+        return q8_0_rest(row, x, 0, 0, num_blocks)
+    if kind == Q4_0:
+        return q4_0_rest(row, x, 0, 0, num_blocks)
+    return mxfp4_rest(row, x, 0, 0, num_blocks)
+
+
+@kernel(f"void({MATRIX})", nogil=True)
+def multiply_blocks_of_256(fields, start, x, y, is_narrow):
+    """Add x [I] times a matrix of Q4_K, Q5_K or Q6_K to y [O]. `is_narrow` says that x is in bfloat16."""
+    kind, num_blocks = fields[KIND], len(x) // 256
+    offsets = _offsets(x, kind, f32((128 if is_narrow else 0) + (32 if kind == Q6_K else 0))).ctypes.data
+    token = _in_steps(x, _ORDERS[_HALVES if kind == Q6_K else _GROUPS])
+    address = token.ctypes.data if is_narrow else x.ctypes.data
+    for row in range(len(y)):
+        blocks = start + fields[CODES] + row * num_blocks * fields[BLOCK_NBYTES]
+        y[row] += _dot_256(kind, blocks, address, offsets, num_blocks, is_narrow)
+
+
+@kernel(f"void({MATRIX})", nogil=True)
+def multiply_blocks_of_32(fields, start, x, y, is_narrow):
+    """Add x [I] times a matrix of Q8_0, Q4_0 or MXFP4 to y [O]."""
+    kind, is_narrow = fields[KIND], is_narrow and fields[KIND] != Q8_0
+    num_blocks, block_nbytes, num_steps = len(x) // 32, fields[BLOCK_NBYTES], len(x) // STEP
+    token, table = _in_steps(x, _ORDERS[_BLOCKS]), TABLES[FLOATS_4 if kind == MXFP4 else INTEGERS_4].ctypes.data
+    address, rest = token.ctypes.data if is_narrow else x.ctypes.data, x[STEP * num_steps :].ctypes.data
+    for row in range(len(y)):
+        blocks = start + fields[CODES] + row * num_blocks * block_nbytes
+        y[row] += _dot_fours(kind, blocks, address, table, num_steps, is_narrow)
+        if num_blocks > 4 * num_steps:
+            y[row] += _dot_rest(kind, blocks + 4 * num_steps * block_nbytes, rest, num_blocks - 4 * num_steps)
