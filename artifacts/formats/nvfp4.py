@@ -8,12 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from math import prod
+from typing import ClassVar
 
 import numpy as np
 import torch
 
 from artifacts.formats.base import Loop, Stored, are_sound, loops, require
-from artifacts.formats.codes import E2M1, floats
+from artifacts.formats.codes import E2M1, NO_ZEROS, floats
 
 GROUP = 16
 
@@ -21,6 +22,8 @@ GROUP = 16
 @dataclass(frozen=True, slots=True)
 class NvFp4:
     """`packed` uint8 [out, in / 2], `scale` e4m3 [out, in / 16], `global` float32 of one number."""
+
+    fills_bfloat16: ClassVar[bool] = True
 
     name: str = "nvfp4"
     is_inverse: bool = False
@@ -42,7 +45,7 @@ class NvFp4:
 
     def loop(self, tensors: Mapping[str, torch.Tensor]) -> Loop | None:
         values = np.array(E2M1, np.float32)
-        return partial(loops().from_half_bytes, tensors["packed"].numpy(), values, self._scales(tensors).numpy())
+        return partial(loops().from_half_bytes, tensors["packed"].numpy(), values, NO_ZEROS, self._scales(tensors).numpy())
 
     def is_sound(self, tensors: Mapping[str, torch.Tensor]) -> bool:
         return are_sound(tensors.values())
