@@ -52,7 +52,9 @@ def look_up_bytes(context, codes, table, out, count):
         """The numbers in some 32nds of the table; of their halves this bit of the codes chooses."""
         if len(parts) == 2:
             return _called(builder, "llvm.x86.avx512.vpermi2var.hi.512", [parts[0], index, parts[1]])
-        low, high = (chosen(builder, index, half, bit // 2) for half in (parts[: len(parts) // 2], parts[len(parts) // 2 :]))
+        low, high = (
+            chosen(builder, index, half, bit // 2) for half in (parts[: len(parts) // 2], parts[len(parts) // 2 :])
+        )
         is_high = builder.icmp_unsigned("!=", builder.and_(index, _filled(numbers, bit)), _filled(numbers, 0))
         return builder.select(is_high, high, low)
 

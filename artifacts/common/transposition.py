@@ -1,4 +1,4 @@
-"""Transposition of a matrix of 16-bit numbers in vectors. Importing this module imports numba."""
+"""Transposition of matrices, in vectors for 16-bit numbers. Importing this module imports numba."""
 
 from llvmlite import ir
 from numba import types

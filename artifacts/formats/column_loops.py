@@ -84,3 +84,9 @@ def from_words_of_outputs(words, places, zeros, scales, first, panel):
                     zero, scale = zeros[k // width, i, own], scales[k // width, i, own]
                     _scaled(codes[: len(zero)], zero, scale, block[k - c])
                 transpose(block[: last - c, : own.stop - w], rows[i::8, c:last])
+
+
+@kernel([f"void({kind}[:, ::1], {kind}[:, :])" for kind in ("float32", "uint16")], nogil=True, exact=True)
+def turn(matrix, out):
+    """Write the transposed matrix [m, n] to `out` [n, m]."""
+    transpose(matrix, out)

@@ -29,7 +29,9 @@ def _from_table(codes, table, out):
         out[c] = table[codes[c]]
 
 
-@kernel([f"void({_U8}, float32[::1], {_F32}, int64, int64, int64, {panel})" for panel in _PANELS], nogil=True, exact=True)
+@kernel(
+    [f"void({_U8}, float32[::1], {_F32}, int64, int64, int64, {panel})" for panel in _PANELS], nogil=True, exact=True
+)
 def from_bytes(codes, values, scales, height, width, first, panel):
     """Numbers of 8 bits: values[code] [256] times the scale of their block of `height` rows and `width` columns."""
     tables = np.empty((scales.shape[1], 256), panel.dtype)

@@ -7,37 +7,50 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from artifacts.formats.base import Format, Loop, Stored
+from artifacts.formats.base import Format, Loop, Stored, loops
 
+_AS_NUMPY = {torch.float32: torch.float32, torch.float16: torch.uint16, torch.bfloat16: torch.uint16}
 _PANEL = 1 << 15  # weights, float32, that stay in a core's cache until they are rounded
 ROWS_STEP = 64
-"""Rows from `filler` begin at a multiple of this: no word has codes of rows on both sides of it."""
+"""A multiple of the rows that have codes in one word."""
+
+
+Fill = Callable[[int, torch.Tensor], None]
+"""Fills a tensor [n, in] with the rows of a matrix from a multiple of `ROWS_STEP` on."""
 
 
 def numbers(format: Format, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
     """The matrix [out, in] in this dtype, rounded to nearest, ties to even."""
-    fill = filler(format, tensors, dtype)
-    if fill is None:
-        return format.dequantise(tensors).to(dtype)
     shape = format.shape({role: Stored(tensor.dtype, tensor.shape) for role, tensor in tensors.items()})
-    out = torch.empty(shape, dtype=dtype)
-    fill(0, out)
+    out = torch.empty(shape, dtype=dtype, device=next(iter(tensors.values())).device)
+    filler(format, tensors, dtype)(0, out)
     return out
 
 
-def filler(
-    format: Format, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype
-) -> Callable[[int, torch.Tensor], None] | None:
-    """A function that fills a tensor [n, in] of this dtype with the rows from a multiple of `ROWS_STEP` on; None where
-    there are no compiled loops."""
-    fill = format.loop(tensors) if next(iter(tensors.values())).device.type == "cpu" else None
+def filler(format: Format, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> Fill:
+    """A function that writes rows of the matrix in this dtype."""
+    fill = _loop(format, tensors)
     if fill is None:
-        return None
+        whole = format.dequantise(tensors).to(dtype)
+        return lambda first, out: out.copy_(whole[first : first + len(out)])
     if dtype is torch.float32:
         return lambda first, out: fill(first, out.numpy())
     if dtype is torch.bfloat16 and format.fills_bfloat16:
         return lambda first, out: fill(first, out.view(torch.uint16).numpy())
     return lambda first, out: _fill_rounded(fill, first, out)
+
+
+def turn(matrix: torch.Tensor, out: torch.Tensor) -> None:
+    """Write the transposed matrix [m, n] to `out` [n, m], whose rows need not be adjacent."""
+    if matrix.device.type != "cpu" or matrix.dtype not in _AS_NUMPY:
+        out.copy_(matrix.T)
+        return
+    kind = _AS_NUMPY[matrix.dtype]
+    loops("column_loops").turn(matrix.view(kind).numpy(), out.view(kind).numpy())
+
+
+def _loop(format: Format, tensors: Mapping[str, torch.Tensor]) -> Loop | None:
+    return format.loop(tensors) if next(iter(tensors.values())).device.type == "cpu" else None
 
 
 def _fill_rounded(fill: Loop, first: int, out: torch.Tensor) -> None:

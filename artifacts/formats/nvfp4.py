@@ -45,7 +45,9 @@ class NvFp4:
 
     def loop(self, tensors: Mapping[str, torch.Tensor]) -> Loop | None:
         values = np.array(E2M1, np.float32)
-        return partial(loops().from_half_bytes, tensors["packed"].numpy(), values, NO_ZEROS, self._scales(tensors).numpy())
+        return partial(
+            loops().from_half_bytes, tensors["packed"].numpy(), values, NO_ZEROS, self._scales(tensors).numpy()
+        )
 
     def is_sound(self, tensors: Mapping[str, torch.Tensor]) -> bool:
         return are_sound(tensors.values())
