@@ -1,7 +1,7 @@
 """Numbers of 16 bits looked up by codes of 4 and 8 bits, in vectors. Importing this module imports numba.
 
-A table lies in the registers of AVX-512. Where the processor has no such vectors, `HAS_LOOKUPS` is false, these functions
-do nothing, and callers look numbers up one by one.
+A table lies in the registers of AVX-512. Where the processor has no such vectors, `HAS_LOOKUPS` is false, these
+functions do nothing, and callers look numbers up one by one.
 """
 
 from llvmlite import binding, ir
@@ -96,8 +96,8 @@ def _half_bytes(step: int):
             with cgutils.for_range(builder, builder.udiv(count, _I64(step))) as loop:
                 first = builder.mul(loop.index, _I64(step))
                 read = builder.zext(builder.load(_at(builder, codes, _vector(_I8, step), first), align=1), words)
-                # Lane 2 i has the low half of byte i in its lowest bits, lane 2 i + 1 the high half; what is above counts
-                # for nothing.
+                # The lowest bits of lane 2 i are the low half of byte i, those of lane 2 i + 1 its high half; what is
+                # above them counts for nothing.
                 index = builder.bitcast(builder.or_(read, builder.shl(read, _filled(words, 12))), numbers)
                 found = _called(builder, name, [numbers_of_codes, index])
                 builder.store(found, _at(builder, out, numbers, builder.mul(first, _I64(4))), align=1)

@@ -13,7 +13,8 @@ from artifacts.common.transposition import transpose
 u32 = np.uint32
 _I32, _F32 = "int32[:, ::1]", "float32[:, ::1]"
 _PANELS = ("float32[:, ::1]", "uint16[:, ::1]")
-_INPUTS, _OUTPUTS = 32, 512  # of a block, which stays in a core's cache; 32 codes are a whole number of words
+_INPUTS, _OUTPUTS = 128, 256  # of a block, which stays in a core's cache; 32 codes are a whole number of words
+_APART = 32  # numbers between rows of a block: at a distance of a power of two they drive each other out of the cache
 
 
 @exact_part
@@ -42,7 +43,7 @@ def from_stream(words, bits, zeros, scales, groups, first, panel):
     """Integers in a stream of words down the inputs [w, out]: (code - zero) times the scale, both [groups, out], where
     input k is of group groups[k]."""
     num_rows, num_columns = panel.shape
-    codes, block = np.empty(_OUTPUTS, np.int32), np.empty((_INPUTS, _OUTPUTS), panel.dtype)
+    codes, block = np.empty(_OUTPUTS, np.int32), np.empty((_INPUTS, _OUTPUTS + _APART), panel.dtype)
     for r in range(0, num_rows, _OUTPUTS):
         count = min(_OUTPUTS, num_rows - r)
         outputs = slice(first + r, first + r + count)
@@ -72,7 +73,7 @@ def from_words_of_outputs(words, places, zeros, scales, first, panel):
     times the scale of their group, both [groups, 8, out / 8]. The panel begins with the first output of a word."""
     num_rows, num_columns = panel.shape
     width = num_columns // len(scales)
-    codes, block = np.empty(_OUTPUTS, np.int32), np.empty((_INPUTS, _OUTPUTS), panel.dtype)
+    codes, block = np.empty(_OUTPUTS, np.int32), np.empty((_INPUTS, _OUTPUTS + _APART), panel.dtype)
     for w in range(first // 8, (first + num_rows) // 8, _OUTPUTS):
         own = slice(w, min(w + _OUTPUTS, (first + num_rows) // 8))
         rows = panel[8 * w - first : 8 * own.stop - first]

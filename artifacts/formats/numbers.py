@@ -1,6 +1,7 @@
 """The numbers of a stored matrix in the dtype of a module: by compiled loops on a CPU, else by the format's formula.
 
-Both give the same bits. The loops need a few per cent of the time, and no memory but the result and at most a panel.
+Both give the same bits. The loops need a hundredth to a tenth of the time, and no memory but the result and at most a
+panel.
 """
 
 from collections.abc import Callable, Mapping

@@ -44,15 +44,17 @@ class NvFp4:
         return (numbers * self._scales(tensors)[..., None]).flatten(1)
 
     def loop(self, tensors: Mapping[str, torch.Tensor]) -> Loop | None:
+        stored = tensors["scale"].view(torch.uint8).numpy()
+        codes = torch.arange(256, dtype=torch.uint8).view(tensors["scale"].dtype)
+        of_codes, scales = self._scales(tensors | {"scale": codes}), np.empty(stored.shape, np.float32)
+        loops().from_bytes(stored, of_codes.numpy(), np.ones((1, 1), np.float32), *stored.shape, 0, scales)
         values = np.array(E2M1, np.float32)
-        return partial(
-            loops().from_half_bytes, tensors["packed"].numpy(), values, NO_ZEROS, self._scales(tensors).numpy()
-        )
+        return partial(loops().from_half_bytes, tensors["packed"].numpy(), values, NO_ZEROS, scales)
 
     def is_sound(self, tensors: Mapping[str, torch.Tensor]) -> bool:
         return are_sound(tensors.values())
 
     def _scales(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """The scale of each group, float32 [out, in / 16]."""
+        """The scale of each group, float32 [out, in / 16], or of each of some codes of scales."""
         matrix, scale = tensors["global"].reshape(()), tensors["scale"].float()
         return scale / matrix if self.is_inverse else scale * matrix
