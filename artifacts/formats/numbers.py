@@ -1,6 +1,6 @@
 """The numbers of a stored matrix in the dtype of a module: by compiled loops on a CPU, else by the format's formula.
 
-Both give the same bits. The loops need a hundredth to a tenth of the time, and no memory but the result and at most a
+Both give the same bits. The loops need at most a few per cent of the time, and no memory but the result and at most a
 panel.
 """
 

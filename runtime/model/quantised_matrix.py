@@ -12,7 +12,7 @@ from artifacts.formats.numbers import ROWS_STEP, Fill, filler, turn
 from runtime.model.arithmetic import project
 
 PLAIN = ""  # the role of the only tensor of a part that is not quantised
-_MULTIPLIED, _TURNED = 1 << 20, 1 << 16  # weights of a tile: torch multiplies by small ones slowly
+_MULTIPLIED, _TURNED = 1 << 21, 1 << 16  # weights of a tile: torch multiplies by small ones slowly
 
 
 class QuantisedMatrix(NamedTuple):
