@@ -21,15 +21,16 @@ Views = dict[str, object]
 class ResidentExperts:
     """The contents of the slots, and the replicas `shadows` beside them if there are any.
 
-    Views are kept: making them takes longer than computing a small expert. `in_tiles` says that experts in few bits are
-    dequantised and multiplied by tiles, which need not give the model's own bits.
+    Views are kept: making them takes longer than computing a small expert. If `is_fused`, a CPU
+    dequantises and multiplies experts in few bits by tiles, which need not give the model's own bits.
     """
 
     def __init__(
-        self, opened: MoeModel, slots: Slots, slow: SlowTier, shadows: Shadows | None, *, in_tiles: bool = False
+        self, opened: MoeModel, slots: Slots, slow: SlowTier, shadows: Shadows | None, *, is_fused: bool = False
     ) -> None:
         self.slots, self.slow, self.shadows = slots, slow, shadows
-        self.num_experts, self._in_tiles = opened.shape.num_experts, in_tiles and not opened.store.layout.is_plain
+        self.num_experts = opened.shape.num_experts
+        self._in_tiles = is_fused and not opened.store.layout.is_plain and opened.model.device.type == "cpu"
         self._is_split = isinstance(slow, SegmentTier)
         self._views = [] if self._is_split else [opened.store.layout.views(slot) for slot in slots]
         self._segments: dict[tuple[int, int], Views] = {}  # by slot and row of the slow tier
