@@ -6,6 +6,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -21,6 +22,8 @@ _PER_WORD = len(ORDER)
 @dataclass(frozen=True, slots=True)
 class Awq:
     """`qweight` int32 [in, out / 8], `qzeros` int32 [groups, out / 8], `scales` [groups, out]."""
+
+    fills_bfloat16: ClassVar[bool] = True
 
     name: str = "awq"
     group_size: int | None = None  # as the config says, 0 for one group
@@ -45,9 +48,10 @@ class Awq:
         return ((codes - next(spread)).float() * next(spread)).T.contiguous()
 
     def loop(self, tensors: Mapping[str, torch.Tensor]) -> Loop | None:
-        points, scales = _codes(tensors["qzeros"]).numpy(), tensors["scales"].float().numpy()
+        by_place = (_codes(tensors["qzeros"]), tensors["scales"].float())
+        arrays = (each.unflatten(1, (-1, _PER_WORD)).transpose(1, 2).contiguous().numpy() for each in by_place)
         places = np.argsort(ORDER).astype(np.int64)
-        return partial(loops().from_words_of_outputs, tensors["qweight"].numpy(), places, points, scales)
+        return partial(loops("column_loops").from_words_of_outputs, tensors["qweight"].numpy(), places, *arrays)
 
     def is_sound(self, tensors: Mapping[str, torch.Tensor]) -> bool:
         return are_sound(tensors.values())

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from importlib import import_module
 from types import ModuleType
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -12,7 +12,8 @@ import torch
 from artifacts.errors import BadInput
 
 Loop = Callable[[int, np.ndarray], None]
-"""Fills an array float32 [n, in] with the rows of the matrix from the given one on."""
+"""Fills an array [n, in] with the rows of the matrix from the given one on: float32, or, where the format's
+`fills_bfloat16` is true, uint16 with the bits of bfloat16."""
 
 
 class Stored(NamedTuple):
@@ -26,6 +27,7 @@ class Format(Protocol):
     """One way to store a matrix [out, in] in several tensors, which are known by their roles."""
 
     name: str
+    fills_bfloat16: ClassVar[bool]
 
     def shape(self, stored: Mapping[str, Stored]) -> tuple[int, int]:
         """The shape [out, in] of the matrix that these tensors hold, by role. Raises Unfit where they do not fit."""

@@ -1,9 +1,13 @@
 """Codes of few bits: unpacking of words and bytes, and the values of 4-bit floats."""
 
+import numpy as np
 import torch
 
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 """The number of each code of a 4-bit float: sign, two bits of exponent, one of mantissa (OCP Microscaling, table 5)."""
+
+NO_ZEROS = np.empty((0, 0), np.float32)
+"""The zero-points of a format that has none, for compiled loops."""
 
 
 def unpack(words: torch.Tensor, bits: int, count: int) -> torch.Tensor:

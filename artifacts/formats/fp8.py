@@ -8,6 +8,7 @@ block of a row or column may be cut off (finegrained_fp8.py of transformers; Dee
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import ClassVar
 
 import torch
 
@@ -20,6 +21,8 @@ _EIGHT_BITS = (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8)
 @dataclass(frozen=True, slots=True)
 class Scaled:
     """Eight-bit weights and their scales; `block` is the rows and columns of a block as the config gives them."""
+
+    fills_bfloat16: ClassVar[bool] = True
 
     name: str = "fp8"
     block: tuple[int, int] = (BLOCK, BLOCK)

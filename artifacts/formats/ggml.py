@@ -7,6 +7,7 @@ group of 32 weights, or of 16 in Q6_K. Every sum and product is rounded to float
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -25,6 +26,8 @@ class GgmlBlocks:
     `scales` gives the scales and the minima of blocks uint8 [n, nbytes], each float32 [n, groups]; `codes` float32
     [n, num_weights]; `fill` is the name of the compiled loop, with what it needs besides.
     """
+
+    fills_bfloat16: ClassVar[bool] = False
 
     name: str
     num_weights: int  # of a block

@@ -7,6 +7,7 @@ version of the layout stores z - 1, the second z.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import ClassVar
 
 import torch
 
@@ -18,6 +19,8 @@ from artifacts.formats.codes import unpack
 class Gptq:
     """`qweight` int32 [in * bits / 32, out], `qzeros` int32 [groups, out * bits / 32], `scales` [groups, out], `g_idx`
     int32 [in], which may be missing where the groups follow each other."""
+
+    fills_bfloat16: ClassVar[bool] = True
 
     name: str = "gptq"
     bits: int = 4
@@ -53,7 +56,7 @@ class Gptq:
         points, num_inputs = self._points(tensors), words.shape[0] * 32 // self.bits
         groups = _groups(tensors.get("g_idx"), num_inputs, len(scales), words.device)
         arrays = (points.contiguous().numpy(), scales.numpy(), groups.numpy())
-        return partial(loops().from_column_words, words.numpy(), self.bits, *arrays)
+        return partial(loops("column_loops").from_stream, words.numpy(), self.bits, *arrays)
 
     def is_sound(self, tensors: Mapping[str, torch.Tensor]) -> bool:
         is_indexed = "g_idx" not in tensors or is_index(tensors["g_idx"], len(tensors["scales"]))

@@ -1,81 +1,107 @@
 """Compiled loops that turn stored codes into numbers, to the bit as the formulas of the formats in torch.
 
-Importing this module imports numba. Each fills `panel` float32 [n, in] with the rows of a matrix [out, in] from row
-`first` on.
+Importing this module imports numba. Each fills `panel` [n, in], float32 or uint16 for bfloat16, with the rows of a
+matrix [out, in] from row `first` on. What a scale makes of each code is computed once and looked up.
 """
 
 import numpy as np
 
-from artifacts.common.numba_loops import kernel
+from artifacts.common.bfloat16 import stored_as
+from artifacts.common.lookups import (
+    BYTES_STEP,
+    HAS_LOOKUPS,
+    look_up_bytes,
+    look_up_few_half_bytes,
+    look_up_half_bytes,
+)
+from artifacts.common.numba_loops import exact_part, kernel
 
-_U8, _I32, _F32, _PANEL = "uint8[:, ::1]", "int32[:, ::1]", "float32[:, ::1]", "int64, float32[:, ::1]"
+_U8, _I32, _F32 = "uint8[:, ::1]", "int32[:, ::1]", "float32[:, ::1]"
+_PANELS = ("float32[:, ::1]", "uint16[:, ::1]")
 
 
-@kernel(f"void({_U8}, float32[::1], {_F32}, int64, int64, {_PANEL})", nogil=True, exact=True)
+@exact_part
+def _from_table(codes, table, out):
+    """Write the number [n] of each code [n]."""
+    num_fast = len(out) // BYTES_STEP * BYTES_STEP if HAS_LOOKUPS and out.itemsize == 2 else 0
+    look_up_bytes(codes.ctypes.data, table.ctypes.data, out.ctypes.data, num_fast)
+    for c in range(num_fast, len(out)):
+        out[c] = table[codes[c]]
+
+
+@kernel(
+    [f"void({_U8}, float32[::1], {_F32}, int64, int64, int64, {panel})" for panel in _PANELS], nogil=True, exact=True
+)
 def from_bytes(codes, values, scales, height, width, first, panel):
     """Numbers of 8 bits: values[code] [256] times the scale of their block of `height` rows and `width` columns."""
-    num_rows, num_columns = panel.shape
-    for r in range(num_rows):
-        row, out = codes[first + r], panel[r]
-        for block in range(scales.shape[1]):
-            scale = scales[(first + r) // height, block]
-            for c in range(block * width, min(num_columns, (block + 1) * width)):
-                out[c] = values[row[c]] * scale
+    tables = np.empty((scales.shape[1], 256), panel.dtype)
+    for r in range(len(panel)):
+        if r == 0 or (first + r) % height == 0:
+            for block in range(len(tables)):
+                scale = scales[(first + r) // height, block]
+                for code in range(256):
+                    tables[block, code] = stored_as(values[code] * scale, panel)
+        for block in range(len(tables)):
+            columns = slice(block * width, min(panel.shape[1], (block + 1) * width))
+            _from_table(codes[first + r, columns], tables[block], panel[r, columns])
 
 
-@kernel(f"void({_U8}, float32[::1], {_F32}, {_PANEL})", nogil=True, exact=True)
-def from_half_bytes(codes, values, scales, first, panel):
-    """Numbers of 4 bits, the even ones in the low half of a byte: values[code] [16] times the scale of their group."""
-    num_bytes = codes.shape[1] // scales.shape[1]
+@exact_part
+def _half_bytes_in_vectors(codes, values, zero, scale, out, num_bytes):
+    """Write the numbers of the codes in so many bytes, a multiple of 8; codes and `out` are addresses."""
+    if num_bytes % 16 == 0:
+        look_up_half_bytes(codes, values.ctypes.data, zero, scale, out, num_bytes)
+    else:
+        look_up_few_half_bytes(codes, values.ctypes.data, zero, scale, out, num_bytes)
+
+
+@kernel([f"void({_U8}, float32[::1], {_F32}, {_F32}, int64, {panel})" for panel in _PANELS], nogil=True, exact=True)
+def from_half_bytes(codes, values, zeros, scales, first, panel):
+    """Numbers of 4 bits, the even ones in the low half of a byte: values[code] [16] less the zero-point of their group,
+    times its scale, both [out, groups]; `zeros` is empty where there are none."""
+    num_bytes, table = codes.shape[1] // scales.shape[1], np.empty(16, panel.dtype)
+    is_fast = HAS_LOOKUPS and panel.itemsize == 2 and num_bytes % 8 == 0
     for r in range(len(panel)):
         row, out = codes[first + r], panel[r]
         for group in range(scales.shape[1]):
-            scale = scales[first + r, group]
-            for c in range(group * num_bytes, (group + 1) * num_bytes):
-                out[2 * c] = values[row[c] & 15] * scale
-                out[2 * c + 1] = values[row[c] >> 4] * scale
+            zero, scale = zeros[first + r, group] if len(zeros) else np.float32(0), scales[first + r, group]
+            begin = group * num_bytes
+            if is_fast:
+                addresses = row.ctypes.data + begin, out.ctypes.data + 4 * begin
+                _half_bytes_in_vectors(addresses[0], values, zero, scale, addresses[1], num_bytes)
+                continue
+            for code in range(16):
+                table[code] = stored_as((values[code] - zero) * scale, panel)
+            for i in range(begin, begin + num_bytes):
+                out[2 * i], out[2 * i + 1] = table[row[i] & 15], table[row[i] >> 4]
 
 
-@kernel(f"void({_I32}, int64, {_I32}, {_F32}, {_PANEL})", nogil=True, exact=True)
-def from_row_words(words, bits, zeros, scales, first, panel):
-    """Integers of 4 or 8 bits in words along the inputs [out, w]: (code - zero) times the scale of their group, both
-    [out, groups]."""
-    per_word, mask = 32 // bits, (1 << bits) - 1
-    num_words = words.shape[1] // scales.shape[1]
+@exact_part
+def _from_integers(codes, zero, scale, out):
+    for c in range(len(codes)):
+        out[c] = stored_as((np.float32(codes[c]) - zero) * scale, out)
+
+
+@kernel([f"void({_U8}, {_F32}, {_F32}, int64, {panel})" for panel in _PANELS], nogil=True, exact=True)
+def from_integers(codes, zeros, scales, first, panel):
+    """Integers of 8 bits without sign: (code - zero) times the scale of their group, both [out, groups]."""
+    width = codes.shape[1] // scales.shape[1]
     for r in range(len(panel)):
-        row, out = words[first + r], panel[r]
         for group in range(scales.shape[1]):
+            own = slice(group * width, (group + 1) * width)
             zero, scale = zeros[first + r, group], scales[first + r, group]
-            for w in range(group * num_words, (group + 1) * num_words):
-                for i in range(per_word):
-                    out[w * per_word + i] = np.float32(((row[w] >> (i * bits)) & mask) - zero) * scale
+            _from_integers(codes[first + r, own], zero, scale, panel[r, own])
 
 
-@kernel(f"void({_I32}, int64, {_I32}, {_F32}, int64[::1], {_PANEL})", nogil=True, exact=True)
-def from_column_words(words, bits, zeros, scales, groups, first, panel):
-    """Integers in a stream of words down the inputs [w, out]: (code - zero) times the scale, both [groups, out], where
-    input c is of group groups[c]."""
-    mask, last = np.uint64((1 << bits) - 1), len(words) - 1
-    num_rows, num_columns = panel.shape
-    for c in range(0, num_columns, 32):  # whose codes are a whole number of words
-        for r in range(num_rows):
-            for k in range(c, min(c + 32, num_columns)):
-                word, shift, output = k * bits // 32, np.uint64(k * bits % 32), first + r
-                low = np.uint64(np.uint32(words[word, output]))
-                high = np.uint64(np.uint32(words[min(word + 1, last), output])) << np.uint64(32)
-                code = np.int32(((low | high) >> shift) & mask)
-                panel[r, k] = np.float32(code - zeros[groups[k], output]) * scales[groups[k], output]
-
-
-@kernel(f"void({_I32}, int64[::1], {_I32}, {_F32}, {_PANEL})", nogil=True, exact=True)
-def from_words_of_outputs(words, places, zeros, scales, first, panel):
-    """Integers of 4 bits, eight outputs in a word [in, out / 8], output i of them at bit 4 places[i]: (code - zero)
-    times the scale of their group, both [groups, out]."""
-    num_rows, num_columns = panel.shape
-    width = num_columns // len(scales)
-    for c in range(0, num_columns, 16):
-        for r in range(num_rows):
-            output, place = first + r, 4 * places[(first + r) % 8]
-            for k in range(c, min(c + 16, num_columns)):
-                code = (words[k, output // 8] >> place) & 15
-                panel[r, k] = np.float32(code - zeros[k // width, output]) * scales[k // width, output]
+@kernel(
+    [f"void({_I32}, int64, {_F32}, {_F32}, int64[::1], int64, {panel})" for panel in _PANELS], nogil=True, exact=True
+)
+def from_ordered_integers(words, bits, zeros, scales, groups, first, panel):
+    """Integers of 4 or 8 bits in words along the inputs [out, w]: (code - zero) times the scale, both [out, groups],
+    where input k is of group groups[k]."""
+    per_word, mask = 32 // bits, (1 << bits) - 1
+    for r in range(len(panel)):
+        row, zero, scale = words[first + r], zeros[first + r], scales[first + r]
+        for k in range(panel.shape[1]):
+            code = (row[k // per_word] >> (k % per_word * bits)) & mask
+            panel[r, k] = stored_as((np.float32(code) - zero[groups[k]]) * scale[groups[k]], panel)

@@ -7,12 +7,13 @@ byte.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import ClassVar
 
 import numpy as np
 import torch
 
 from artifacts.formats.base import Loop, Stored, loops, require
-from artifacts.formats.codes import E2M1, floats
+from artifacts.formats.codes import E2M1, NO_ZEROS, floats
 
 GROUP = 32
 _BIAS, _NAN = 127, 255  # of a scale, which is an exponent (e8m0)
@@ -22,6 +23,8 @@ _BYTES = (torch.uint8, torch.float8_e8m0fnu)
 @dataclass(frozen=True, slots=True)
 class MxFp4:
     """`blocks` uint8 [out, in / 32, 16] or [out, in / 2], `scales` uint8 [out, in / 32]."""
+
+    fills_bfloat16: ClassVar[bool] = True
 
     name: str = "mxfp4"
 
@@ -40,9 +43,9 @@ class MxFp4:
         return torch.ldexp(numbers, scales.int()[..., None] - _BIAS).flatten(1)
 
     def loop(self, tensors: Mapping[str, torch.Tensor]) -> Loop | None:
-        scales = torch.ldexp(torch.ones(tensors["scales"].shape), tensors["scales"].view(torch.uint8).int() - _BIAS)
+        scales = tensors["scales"].view(torch.float8_e8m0fnu).float()
         codes = tensors["blocks"].reshape(len(scales), -1).numpy()
-        return partial(loops().from_half_bytes, codes, np.array(E2M1, np.float32), scales.numpy())
+        return partial(loops().from_half_bytes, codes, np.array(E2M1, np.float32), NO_ZEROS, scales.numpy())
 
     def is_sound(self, tensors: Mapping[str, torch.Tensor]) -> bool:
         return bool(tensors["scales"].view(torch.uint8).max() < _NAN)

@@ -8,12 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from math import prod
+from typing import ClassVar
 
 import numpy as np
 import torch
 
 from artifacts.formats.base import Loop, Stored, are_sound, loops, require
-from artifacts.formats.codes import E2M1, floats
+from artifacts.formats.codes import E2M1, NO_ZEROS, floats
 
 GROUP = 16
 
@@ -21,6 +22,8 @@ GROUP = 16
 @dataclass(frozen=True, slots=True)
 class NvFp4:
     """`packed` uint8 [out, in / 2], `scale` e4m3 [out, in / 16], `global` float32 of one number."""
+
+    fills_bfloat16: ClassVar[bool] = True
 
     name: str = "nvfp4"
     is_inverse: bool = False
@@ -41,13 +44,17 @@ class NvFp4:
         return (numbers * self._scales(tensors)[..., None]).flatten(1)
 
     def loop(self, tensors: Mapping[str, torch.Tensor]) -> Loop | None:
+        stored = tensors["scale"].view(torch.uint8).numpy()
+        codes = torch.arange(256, dtype=torch.uint8).view(tensors["scale"].dtype)
+        of_codes, scales = self._scales(tensors | {"scale": codes}), np.empty(stored.shape, np.float32)
+        loops().from_bytes(stored, of_codes.numpy(), np.ones((1, 1), np.float32), *stored.shape, 0, scales)
         values = np.array(E2M1, np.float32)
-        return partial(loops().from_half_bytes, tensors["packed"].numpy(), values, self._scales(tensors).numpy())
+        return partial(loops().from_half_bytes, tensors["packed"].numpy(), values, NO_ZEROS, scales)
 
     def is_sound(self, tensors: Mapping[str, torch.Tensor]) -> bool:
         return are_sound(tensors.values())
 
     def _scales(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """The scale of each group, float32 [out, in / 16]."""
+        """The scale of each group, float32 [out, in / 16], or of each of some codes of scales."""
         matrix, scale = tensors["global"].reshape(()), tensors["scale"].float()
         return scale / matrix if self.is_inverse else scale * matrix

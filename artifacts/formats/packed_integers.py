@@ -8,7 +8,9 @@ activations order the columns. A stored zero-point is z + 2^(bits-1); symmetric 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import ClassVar
 
+import numpy as np
 import torch
 
 from artifacts.formats.base import Loop, Stored, are_sound, is_index, is_number, loops, require, require_groups
@@ -19,6 +21,8 @@ from artifacts.formats.codes import unpack
 class PackedIntegers:
     """`packed` int32 [out, in * bits / 32], `scale` [out, groups]; optional are `zero_point` int32 [out * bits / 32,
     groups], `g_idx` [in] and `size` int64 [2], which repeats the shape."""
+
+    fills_bfloat16: ClassVar[bool] = True
 
     name: str = "pack-quantized"
     bits: int = 4
@@ -54,11 +58,15 @@ class PackedIntegers:
         return (unpack(packed, self.bits, num_inputs) - zeros[:, group]).float() * scale[:, group]
 
     def loop(self, tensors: Mapping[str, torch.Tensor]) -> Loop | None:
+        packed, scales = tensors["packed"], tensors["scale"].float().numpy()
+        zeros = self._zeros(tensors).expand(scales.shape).float().contiguous().numpy()
         if self._is_ordered(tensors):
-            return None
-        scales = tensors["scale"].float()
-        zeros = self._zeros(tensors).expand(scales.shape).contiguous()
-        return partial(loops().from_row_words, tensors["packed"].numpy(), self.bits, zeros.numpy(), scales.numpy())
+            groups = tensors["g_idx"].long().numpy()
+            return partial(loops().from_ordered_integers, packed.numpy(), self.bits, zeros, scales, groups)
+        codes = packed.view(torch.uint8).numpy()
+        if self.bits == 8:
+            return partial(loops().from_integers, codes, zeros, scales)
+        return partial(loops().from_half_bytes, codes, np.arange(16, dtype=np.float32), zeros, scales)
 
     def is_sound(self, tensors: Mapping[str, torch.Tensor]) -> bool:
         is_indexed = not self._is_ordered(tensors) or is_index(tensors["g_idx"], tensors["scale"].shape[1])

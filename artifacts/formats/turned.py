@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -11,6 +12,8 @@ from artifacts.formats.base import Format, Loop, Stored
 @dataclass(frozen=True, slots=True)
 class Turned:
     """`w = dequantised.T`."""
+
+    fills_bfloat16: ClassVar[bool] = False
 
     stored: Format
 

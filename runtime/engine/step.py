@@ -54,7 +54,7 @@ class StepExecutor:
     def lay_out(self, slots: Slots) -> None:
         """Use these slots, all empty, as the fast tier from here on."""
         opened = self._opened
-        self.resident = ResidentExperts(opened, slots, self._slow, self._shadows)
+        self.resident = ResidentExperts(opened, slots, self._slow, self._shadows, is_fused=self._is_fused)
         has_kernels = not self._is_fused and CpuOutput.suits(opened, has_replicas=True)  # a fused one has its own
         kernels = TokenKernels(opened, self.resident) if has_kernels else None
         self.torch_output = TorchOutput(self.resident, self._batched, kernels, sum_dtype=opened.sum_dtype)

@@ -26,7 +26,8 @@ from runtime.model.expert_store import Extent, StoredLayout
 from runtime.model.layers import MoeLayer
 from runtime.model.layout import ExpertLayout, Part
 from runtime.model.mixed_layout import LayoutNumber, MixedLayout
-from runtime.model.quantised_layout import PLAIN, Piece, QuantisedLayout
+from runtime.model.quantised_layout import Piece, QuantisedLayout
+from runtime.model.quantised_matrix import PLAIN
 from runtime.model.quantised_tensor import QuantisedTensor, Tensors
 
 

@@ -9,7 +9,8 @@ from typing import ClassVar
 import torch
 
 from runtime.model.layout import ALIGNMENT, Spans
-from runtime.model.quantised_layout import Parts, QuantisedLayout, project_quantised
+from runtime.model.quantised_layout import QuantisedLayout
+from runtime.model.quantised_matrix import Parts, project_quantised
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,20 +1,16 @@
 """How an expert that a checkpoint stores in few bits lies in a slot: packed as it was published."""
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import ClassVar, NamedTuple
 
 import torch
-from torch import nn
 
-from artifacts.formats.base import Format, are_sound
-from artifacts.formats.numbers import numbers
-from runtime.model.arithmetic import project
+from artifacts.formats.base import Format
 from runtime.model.layout import Spans, round_up
-
-PLAIN = ""  # the role of the only tensor of a part that is not quantised
+from runtime.model.quantised_matrix import PLAIN, Parts, QuantisedMatrix, joined, project_quantised
 
 
 class Piece(NamedTuple):
@@ -35,24 +31,6 @@ class Piece(NamedTuple):
 
 PlacedPieces = dict[str, tuple[Piece, int]]
 """The pieces of one matrix by role, each with the byte at which it begins in a slot."""
-
-
-class QuantisedMatrix(NamedTuple):
-    """One matrix in a slot: a format with its tensors by role, views of the slot."""
-
-    format: Format | None
-    tensors: Mapping[str, torch.Tensor]
-
-    def numbers(self, dtype: torch.dtype) -> torch.Tensor:
-        """The matrix [out, in] in this dtype."""
-        return self.tensors[PLAIN] if self.format is None else numbers(self.format, self.tensors, dtype)
-
-    def is_sound(self) -> bool:
-        """Whether no number is NaN or infinite."""
-        return are_sound(self.tensors.values()) if self.format is None else self.format.is_sound(self.tensors)
-
-
-Parts = dict[str, "list[QuantisedMatrix] | torch.Tensor"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +84,7 @@ class QuantisedLayout:
     def weights(self, buffer: torch.Tensor) -> dict[str, torch.Tensor]:
         """The numbers of each part, as the module has them; copies, but for parts that are not quantised."""
         return {
-            name: part if isinstance(part, torch.Tensor) else _joined(part, self.dtype, self.is_transposed)
+            name: part if isinstance(part, torch.Tensor) else joined(part, self.dtype, is_transposed=self.is_transposed)
             for name, part in self.views(buffer).items()
         }
 
@@ -138,22 +116,3 @@ def _views(buffer: torch.Tensor, placed: PlacedPieces) -> QuantisedMatrix:
 def _plain(matrices: list[QuantisedMatrix]) -> list[QuantisedMatrix] | torch.Tensor:
     is_one = len(matrices) == 1 and matrices[0].format is None
     return matrices[0].tensors[PLAIN] if is_one else matrices
-
-
-def project_quantised(module: nn.Module, weights: Parts, name: str, x: torch.Tensor) -> torch.Tensor:
-    """Compute one projection of one expert, x [t, in] -> [t, out], on numbers in x's dtype that lie as in the module.
-
-    The result has the bits of the module with dequantised weights.
-    """
-    if isinstance(weights[name], torch.Tensor):
-        return project(module, weights, name, x)
-    whole = {name: _joined(weights[name], x.dtype, module.is_transposed)}
-    bias = f"{name}_bias"
-    return project(module, whole | {bias: weights[bias]} if module.has_bias else whole, name, x)
-
-
-def _joined(matrices: list[QuantisedMatrix], dtype: torch.dtype, is_transposed: bool) -> torch.Tensor:
-    """The rows of all matrices as one, [out, in] or transposed."""
-    numbers = [matrix.numbers(dtype) for matrix in matrices]
-    whole = numbers[0] if len(numbers) == 1 else torch.cat(numbers)
-    return whole.T.contiguous() if is_transposed else whole

@@ -9,6 +9,7 @@ from artifacts.shape import FULL_BITS
 from runtime.control.plan import NO_SLOT, Place
 from runtime.model.arithmetic import expert_forward
 from runtime.model.open import MoeModel
+from runtime.model.quantised_matrix import project_in_tiles
 from runtime.tiers.shadow_replicas import Shadows
 from runtime.tiers.slots import Slots
 from runtime.tiers.slow import SlowTier
@@ -20,12 +21,16 @@ Views = dict[str, object]
 class ResidentExperts:
     """The contents of the slots, and the replicas `shadows` beside them if there are any.
 
-    Views are kept: making them takes longer than computing a small expert.
+    Views are kept: making them takes longer than computing a small expert. If `is_fused`, a CPU
+    dequantises and multiplies experts in few bits by tiles, which need not give the model's own bits.
     """
 
-    def __init__(self, opened: MoeModel, slots: Slots, slow: SlowTier, shadows: Shadows | None) -> None:
+    def __init__(
+        self, opened: MoeModel, slots: Slots, slow: SlowTier, shadows: Shadows | None, *, is_fused: bool = False
+    ) -> None:
         self.slots, self.slow, self.shadows = slots, slow, shadows
         self.num_experts = opened.shape.num_experts
+        self._in_tiles = is_fused and not opened.store.layout.is_plain and opened.model.device.type == "cpu"
         self._is_split = isinstance(slow, SegmentTier)
         self._views = [] if self._is_split else [opened.store.layout.views(slot) for slot in slots]
         self._segments: dict[tuple[int, int], Views] = {}  # by slot and row of the slow tier
@@ -37,7 +42,8 @@ class ResidentExperts:
     def forward(self, module: nn.Module, place: Place, x: torch.Tensor) -> torch.Tensor:
         """Compute one expert, or a segment of one, on its tokens, x [t, H] -> [t, H]."""
         weights = self.shadows.views(place.key) if place.slot == NO_SLOT else self.weights(place)
-        return expert_forward(module, weights, x, project=self.slow.projection(place.bits))
+        project = project_in_tiles if self._in_tiles and is_full(place) else self.slow.projection(place.bits)
+        return expert_forward(module, weights, x, project=project)
 
     def weights(self, place: Place) -> Views:
         """Views of the expert or segment in a slot."""

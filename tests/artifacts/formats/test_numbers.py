@@ -9,7 +9,7 @@ import torch
 from artifacts.formats.base import Format, are_sound
 from artifacts.formats.fp8 import Scaled
 from artifacts.formats.gptq import Gptq
-from artifacts.formats.numbers import numbers
+from artifacts.formats.numbers import filler, numbers, turn
 from artifacts.formats.nvfp4 import NvFp4
 from artifacts.formats.packed_integers import PackedIntegers
 from artifacts.formats.table import quantisation_of
@@ -141,6 +141,27 @@ def test_compiled_loops_give_the_bits_of_the_formula(variant: str, dtype: torch.
     form, make = VARIANTS[variant]
     tensors = make()
     assert torch.equal(numbers(form, tensors, dtype), form.dequantise(tensors).to(dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("method", MAKERS)
+def test_tiles_of_rows_are_those_of_the_formula(method: str, dtype: torch.dtype) -> None:
+    """Of a matrix that no block of a loop has whole; the last tile is smaller."""
+    form, tensors = format_of(method), MAKERS[method](2208, 160, torch.Generator().manual_seed(2))
+    fill, exact = filler(form, tensors, dtype), form.dequantise(tensors).to(dtype)
+    for rows in (slice(0, 2112), slice(2112, 2208)):
+        tile = torch.empty(len(exact[rows]), 160, dtype=dtype)
+        fill(rows.start, tile)
+        assert torch.equal(tile, exact[rows])
+
+
+@pytest.mark.parametrize("shape", [(64, 160), (13, 21)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
+def test_a_matrix_is_turned_into_columns_of_another(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    matrix, out = torch.randn(shape, dtype=dtype), torch.zeros(shape[1], 3 * shape[0], dtype=dtype)
+    turn(matrix, out[:, shape[0] : 2 * shape[0]])
+    before, own, behind = out.chunk(3, dim=1)
+    assert torch.equal(own, matrix.T) and not before.any() and not behind.any()
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4])

@@ -153,7 +153,9 @@ class Bench:
         if landed:
             self.link.landed |= {place.key for place in places}
 
-    def _resident(self, opened: object, slots: object, slow: object, shadows: object) -> SimpleNamespace:
+    def _resident(
+        self, opened: object, slots: object, slow: object, shadows: object, *, is_fused: bool
+    ) -> SimpleNamespace:
         return SimpleNamespace(slots=slots, room=lambda place: ("room", place.slot))
 
     def _torch(self, resident: object, batched: object, kernels: object, *, sum_dtype: torch.dtype) -> Output:

@@ -1,0 +1,57 @@
+"""Transposition of matrices, in vectors for 16-bit numbers. Importing this module imports numba."""
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from artifacts.common.numba_loops import exact_part
+
+_SIDE = 8  # rows and columns of a block
+_I64, _NUMBERS = ir.IntType(64), ir.VectorType(ir.IntType(16), _SIDE)
+_LANES = ir.VectorType(ir.IntType(32), _SIDE)
+
+
+@intrinsic
+def _transpose_row(context, source, source_stride, out, out_stride, count):
+    """Transpose `count` blocks of 8 x 8 numbers that lie below each other at `source`, and beside each other at `out`;
+    strides are in bytes."""
+
+    def halves(builder: ir.IRBuilder, one: ir.Value, other: ir.Value) -> list[ir.Value]:
+        """Two vectors in turns, as two vectors."""
+        lanes = [lane // 2 + _SIDE * (lane % 2) for lane in range(2 * _SIDE)]
+        return [builder.shuffle_vector(one, other, ir.Constant(_LANES, lanes[i : i + _SIDE])) for i in (0, _SIDE)]
+
+    def pointer(builder: ir.IRBuilder, base: ir.Value, row: int, stride: ir.Value) -> ir.Value:
+        return builder.inttoptr(builder.add(base, builder.mul(_I64(row), stride)), _NUMBERS.as_pointer())
+
+    def generate(target, builder, _, arguments):
+        source, source_stride, out, out_stride, count = arguments
+        with cgutils.for_range(builder, count) as loop:
+            below = builder.add(source, builder.mul(loop.index, builder.mul(source_stride, _I64(_SIDE))))
+            beside = builder.add(out, builder.mul(loop.index, _I64(2 * _SIDE)))
+            rows = [builder.load(pointer(builder, below, row, source_stride), align=1) for row in range(_SIDE)]
+            for _ in range(3):  # each moves one bit of the row's number into the column's
+                pairs = [halves(builder, rows[i], rows[i + _SIDE // 2]) for i in range(_SIDE // 2)]
+                rows = [half for pair in pairs for half in pair]
+            for row, numbers in enumerate(rows):
+                builder.store(numbers, pointer(builder, beside, row, out_stride), align=1)
+        return target.get_dummy_value()
+
+    return types.void(*[types.int64] * 5), generate
+
+
+@exact_part
+def transpose(source, out):
+    """Write out[c, r] = source[r, c]. Only what fits no block of 8 x 8 numbers of 16 bits is moved one by one."""
+    num_rows, num_columns = source.shape
+    fast_rows, fast_columns = 0, 0
+    if source.itemsize == 2:
+        fast_rows, fast_columns = num_rows // _SIDE * _SIDE, num_columns // _SIDE * _SIDE
+    begin, source_stride = source.ctypes.data, source.strides[0]
+    target, out_stride = out.ctypes.data, out.strides[0]
+    for c in range(0, fast_columns, _SIDE):
+        _transpose_row(begin + 2 * c, source_stride, target + c * out_stride, out_stride, fast_rows // _SIDE)
+    for c in range(num_columns):
+        for r in range(fast_rows if c < fast_columns else 0, num_rows):
+            out[c, r] = source[r, c]

@@ -1,0 +1,100 @@
+"""Matrices that lie in a slot in few bits: their numbers, whole or in tiles of rows, and products with tokens."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from artifacts.formats.base import Format, Stored, are_sound
+from artifacts.formats.numbers import ROWS_STEP, Fill, filler, turn
+from runtime.model.arithmetic import project
+
+PLAIN = ""  # the role of the only tensor of a part that is not quantised
+_MULTIPLIED, _TURNED = 1 << 21, 1 << 16  # weights of a tile: torch multiplies by small ones slowly
+
+
+class QuantisedMatrix(NamedTuple):
+    """One matrix in a slot: a format with its tensors by role, views of the slot."""
+
+    format: Format | None
+    tensors: Mapping[str, torch.Tensor]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        if self.format is None:
+            return tuple(self.tensors[PLAIN].shape)
+        return self.format.shape({role: Stored(each.dtype, each.shape) for role, each in self.tensors.items()})
+
+    @property
+    def device(self) -> torch.device:
+        return next(iter(self.tensors.values())).device
+
+    def filler(self, dtype: torch.dtype) -> Fill:
+        """A function that writes rows of the matrix in this dtype."""
+        if self.format is None:
+            return lambda first, out: out.copy_(self.tensors[PLAIN][first : first + len(out)])
+        return filler(self.format, self.tensors, dtype)
+
+    def is_sound(self) -> bool:
+        """Whether no number is NaN or infinite."""
+        return are_sound(self.tensors.values()) if self.format is None else self.format.is_sound(self.tensors)
+
+
+Parts = dict[str, list[QuantisedMatrix] | torch.Tensor]
+
+
+def project_quantised(module: nn.Module, weights: Parts, name: str, x: torch.Tensor) -> torch.Tensor:
+    """Compute one projection of one expert, x [t, in] -> [t, out], on numbers in x's dtype that lie as in the module.
+
+    The result has the bits of the module with dequantised weights.
+    """
+    if isinstance(weights[name], torch.Tensor):
+        return project(module, weights, name, x)
+    whole = {name: joined(weights[name], x.dtype, is_transposed=module.is_transposed)}
+    bias = f"{name}_bias"
+    return project(module, whole | {bias: weights[bias]} if module.has_bias else whole, name, x)
+
+
+def project_in_tiles(module: nn.Module, weights: Parts, name: str, x: torch.Tensor) -> torch.Tensor:
+    """As `project_quantised`, without ever writing the whole matrix to memory; products may be summed in another
+    order."""
+    if isinstance(weights[name], torch.Tensor):
+        return project(module, weights, name, x)
+    y = x.new_empty(len(x), sum(matrix.shape[0] for matrix in weights[name]))
+    for first, tile in _tiles(weights[name], x.dtype, _MULTIPLIED):
+        y[:, first : first + len(tile)] = F.linear(x, tile)
+    return y + weights[f"{name}_bias"] if module.has_bias else y
+
+
+def joined(matrices: Sequence[QuantisedMatrix], dtype: torch.dtype, *, is_transposed: bool) -> torch.Tensor:
+    """The rows of all matrices as one, [out, in], or [in, out] if `is_transposed`."""
+    num_rows, num_columns = sum(matrix.shape[0] for matrix in matrices), matrices[0].shape[1]
+    shape = (num_columns, num_rows) if is_transposed else (num_rows, num_columns)
+    whole, first = torch.empty(shape, dtype=dtype, device=matrices[0].device), 0
+    if is_transposed:
+        for first, tile in _tiles(matrices, dtype, _TURNED):
+            turn(tile, whole[:, first : first + len(tile)])
+        return whole
+    for matrix in matrices:
+        matrix.filler(dtype)(0, whole[first : first + matrix.shape[0]])
+        first += matrix.shape[0]
+    return whole
+
+
+def _tiles(
+    matrices: Sequence[QuantisedMatrix], dtype: torch.dtype, num_weights: int
+) -> Iterator[tuple[int, torch.Tensor]]:
+    """Rows of all matrices in turn, a tile of about so many weights at a time in the same memory, each with the number
+    of its first."""
+    num_columns, start = matrices[0].shape[1], 0
+    height = max(1, num_weights // (num_columns * ROWS_STEP)) * ROWS_STEP
+    room = torch.empty(height, num_columns, dtype=dtype, device=matrices[0].device)
+    for matrix in matrices:
+        fill, num_rows = matrix.filler(dtype), matrix.shape[0]
+        for first in range(0, num_rows, height):
+            tile = room[: num_rows - first]
+            fill(first, tile)
+            yield start + first, tile
+        start += num_rows

@@ -1,0 +1,40 @@
+"""Matrices in few bits by tiles of rows: joined and turned to the bit, and multiplied as the whole matrix is."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from runtime.model.arithmetic import GATE_UP
+from runtime.model.quantised_layout import QuantisedLayout
+from runtime.model.quantised_matrix import Parts, joined, project_in_tiles, project_quantised
+from tools.bench.stored_matrices import random_expert, variants
+
+HIDDEN, NEURONS = 2048, 1056  # of several tiles each
+
+
+@pytest.fixture(scope="module", params=["FP8, blocks", "MXFP4", "AWQ"])
+def expert(request: pytest.FixtureRequest) -> tuple[QuantisedLayout, Parts]:
+    torch.manual_seed(0)
+    layout, content = random_expert(variants(32)[request.param], HIDDEN, NEURONS, torch.bfloat16)
+    return layout, layout.views(content)
+
+
+def test_matrices_are_joined_as_the_module_has_them(expert: tuple[QuantisedLayout, Parts]) -> None:
+    matrices = expert[1][GATE_UP]
+    by_formula = torch.cat([each.format.dequantise(each.tensors).bfloat16() for each in matrices])
+    assert torch.equal(joined(matrices, torch.bfloat16, is_transposed=False), by_formula)
+    assert torch.equal(joined(matrices, torch.bfloat16, is_transposed=True), by_formula.T)
+
+
+@pytest.mark.parametrize("is_transposed", [False, True])
+def test_tiles_multiply_as_the_whole_matrix(expert: tuple[QuantisedLayout, Parts], is_transposed: bool) -> None:
+    bias, x = torch.randn(2 * NEURONS).bfloat16(), torch.randn(5, HIDDEN).bfloat16()
+    module = SimpleNamespace(is_transposed=is_transposed, has_bias=True)
+    weights = expert[1] | {f"{GATE_UP}_bias": bias}
+    exact = F.linear(x.float(), joined(weights[GATE_UP], torch.float32, is_transposed=False), bias.float())
+    for project in (project_quantised, project_in_tiles):
+        y = project(module, weights, GATE_UP, x)
+        assert y.dtype is torch.bfloat16
+        assert (y.float() - exact).abs().max() <= 1e-2 * exact.abs().max()
