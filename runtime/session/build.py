@@ -216,8 +216,8 @@ def _watch_routers(choices: Choices, artefacts: Artefacts, controller: Controlle
 
 
 def _install(parts: Parts, undo: ExitStack) -> None:
-    """Put the engine into the model, the compiled modules beside the experts too if they were asked for, and start the thread that
-    matches expert maps."""
+    """Put the engine into the model, and what is compiled beside the experts if it was asked for, and start the thread
+    that matches expert maps."""
     parts.engine.install()
     undo.callback(parts.engine.uninstall)
     if parts.dense:

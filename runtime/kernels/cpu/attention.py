@@ -50,16 +50,34 @@ def _rotate(row, half, cos, sin, is_paired, is_each, is_wide, like):
 
 _NORM = "int64, int64, float32, boolean, boolean"  # span, weights, eps, is_rounded, is_late
 _ROPE = "boolean, boolean, boolean, boolean"  # is_paired, is_each, is_wide, is_float32
-_TURN = "int64, int64, int64, int64, int64"  # half, angles, cos, sin, x
+_TURN = "int64, int64, int64, int64"  # half, angles, cos, sin
+_PLACES = "int64, int64, int64"  # x, out, step
 
 
-@kernel([f"void(int64, int64, {_NORM}, {_ROPE}, {_TURN}, {like})" for like in LIKE], nogil=True)
+@kernel([f"void(int64, int64, {_NORM}, {_ROPE}, {_TURN}, {_PLACES}, {like})" for like in LIKE], nogil=True)
 def prepare_heads(
-    heads, dim, span, weights, eps, is_rounded, is_late, is_paired, is_each, is_wide, is_float32, half, angles, cos,
-    sin, x, like,
+    heads,
+    dim,
+    span,
+    weights,
+    eps,
+    is_rounded,
+    is_late,
+    is_paired,
+    is_each,
+    is_wide,
+    is_float32,
+    half,
+    angles,
+    cos,
+    sin,
+    x,
+    out,
+    step,
+    like,
 ):
-    """Normalise and rotate heads x [N, D] in place; the norm comes after the rotation if `is_late`. There are `angles`
-    numbers at cos and at sin, float32 if `is_float32`."""
+    """Normalise and rotate heads x [N, D] and write them to `out`, where they begin `step` numbers apart. The norm
+    comes after the rotation if `is_late`. There are `angles` numbers at cos and at sin, float32 if `is_float32`."""
     values = read(x, heads * dim, like)
     if not is_late:
         _normalise(values, span, weights, eps, is_rounded, like)
@@ -68,7 +86,8 @@ def prepare_heads(
         _rotate(values[head * dim : (head + 1) * dim], half, cosines, sines, is_paired, is_each, is_wide, like)
     if is_late:
         _normalise(values, span, weights, eps, is_rounded, like)
-    write(values, x, like)
+    for head in range(heads):
+        write(values[head * dim : (head + 1) * dim], out + head * step * like.itemsize, like)
 
 
 @part
@@ -101,7 +120,21 @@ _CACHE = "int64, int64, int64, int64, int64"  # keys, key_step, values, value_st
 
 @kernel([f"void({_SHAPE}, int64, {_CACHE}, int64, boolean, int64, {like})" for like in LIKE], nogil=True)
 def attend(
-    heads, groups, dim, value_dim, scaling, sinks, q, keys, key_step, values, value_step, length, mask, is_bool, out,
+    heads,
+    groups,
+    dim,
+    value_dim,
+    scaling,
+    sinks,
+    q,
+    keys,
+    key_step,
+    values,
+    value_step,
+    length,
+    mask,
+    is_bool,
+    out,
     like,
 ):
     """Write out [N, V]: the attention of heads q [N, D] to the S positions of keys [N / groups, S, D] and values

@@ -16,8 +16,8 @@ _OUTPUTS = ("o_proj", "out_proj")
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """The linear layers, norms and sizes of an attention: `count` heads of `dim` numbers, `value_dim` in values; as many
-    heads as `groups` share keys. `sinks` [N] is float32."""
+    """The linear layers, norms and sizes of an attention: `count` heads of `dim` numbers, `value_dim` in values;
+    `groups` of them share keys. `sinks` [N] is float32."""
 
     query: nn.Linear
     key: nn.Linear

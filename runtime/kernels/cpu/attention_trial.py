@@ -1,4 +1,4 @@
-"""Holds compiled attention against a model's own modules: on a short pass, on the arguments that the model gives them."""
+"""Holds compiled attention against a model's own modules, on the arguments that they are given in a short pass."""
 
 import copy
 from collections.abc import Iterator
@@ -41,7 +41,7 @@ def _run(opened: MoeModel, trials: dict[nn.Module, "_Trial"]) -> None:
     ids = torch.randint(model.get_input_embeddings().num_embeddings, (1, _NUM_PROMPT + 2), generator=random)
     last = getattr(model.config.get_text_config(), "max_position_embeddings", _POSITIONS) - 1
     with _watched(opened, trials), torch.inference_mode():
-        past = model(input_ids=ids[:, :_NUM_PROMPT], use_cache=True).past_key_values
+        past = getattr(model(input_ids=ids[:, :_NUM_PROMPT], use_cache=True), "past_key_values", None)
         for place, position in ((_NUM_PROMPT, _NUM_PROMPT), (_NUM_PROMPT + 1, last)):
             at = torch.tensor([[position]])
             model(input_ids=ids[:, place : place + 1], position_ids=at, past_key_values=past, use_cache=True)
@@ -98,10 +98,8 @@ class _Trial:
         bound, index = BOUNDS[x.dtype], self._module.layer_idx
         theirs, mine = (_with_copy(named["past_key_values"], index) for _ in range(2))
         out = self._theirs(x, **named | {"past_key_values": theirs})
-        got = ours.attend(
-            x, named.get("position_embeddings"), named.get("attention_mask"), partial(mine.update, layer_idx=index)
-        )
         their_layer, my_layer = theirs.layers[index], mine.layers[index]
+        got = ours.attend(x, named.get("position_embeddings"), named.get("attention_mask"), my_layer)
         keys = _distance(my_layer.keys[:, :, -1], their_layer.keys[:, :, -1])
         values = _distance(my_layer.values[:, :, -1], their_layer.values[:, :, -1])
         output = _distance(got, out[0] if isinstance(out, tuple) else out)

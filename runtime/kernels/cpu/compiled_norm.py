@@ -6,6 +6,7 @@ from functools import partial
 from inspect import signature
 from itertools import product
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -26,14 +27,14 @@ class Norm:
     eps: float
     is_rounded: bool
 
-    def kernel(self, dtype: torch.dtype) -> Callable[[int, int], None]:
-        """The compiled norm of numbers of this dtype: from the address of x [H] to another."""
-        run, like = kernels("cpu.norms").normalise, like_of(dtype)
-        weight, count, eps, is_rounded = self.weight.data_ptr(), len(self.weight), self.eps, self.is_rounded
-        return lambda x, out: run(weight, count, eps, is_rounded, x, out, like)
+    def kernel(self) -> Callable[[int, int, np.ndarray], None]:
+        """The compiled norm: from the address of x [H] to another, by an array of their type. It reads `weight`, which
+        must outlive it."""
+        arguments = (self.weight.data_ptr(), len(self.weight), self.eps, self.is_rounded)
+        return partial(kernels("cpu.norms").normalise, *arguments)
 
 
-def like_of(dtype: torch.dtype) -> object:
+def like_of(dtype: torch.dtype) -> np.ndarray:
     """An empty array of the type that kernels know for numbers of this dtype."""
     return torch.empty(0, dtype=dtype).view(AS_NUMPY[dtype]).numpy()
 
@@ -74,23 +75,26 @@ def _variants(module: nn.Module) -> Iterator[Norm]:
 
 def _deviation(norm: Norm, rows: torch.Tensor, theirs: torch.Tensor) -> float:
     """The mean deviation of rows, so that the nearest of two roundings is found; infinite if a row is out of bounds."""
-    run, ours = norm.kernel(rows.dtype), torch.empty_like(rows)
+    run, ours, like = norm.kernel(), torch.empty_like(rows), like_of(rows.dtype)
     for x, out in zip(rows, ours, strict=True):
-        run(x.data_ptr(), out.data_ptr())
+        run(x.data_ptr(), out.data_ptr(), like)
     by_row = (ours.float() - theirs.float()).abs() / theirs.float().abs().amax(1, keepdim=True)
     return by_row.mean().item() if by_row.max() <= BOUNDS[rows.dtype] else float("inf")
 
 
-def compiled_norm(module: nn.Module, norm: Norm, dtype: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
-    """The replacement of the module's `forward`, x [.., H] -> [.., H]; torch computes more than one token."""
-    run, count, theirs = norm.kernel(dtype), len(norm.weight), partial(type(module).forward, module)
+class CompiledNorm:
+    """Computes an RMS norm for one token of `dtype`."""
 
-    def forward(hidden_states: torch.Tensor) -> torch.Tensor:
+    def __init__(self, module: nn.Module, norm: Norm, dtype: torch.dtype) -> None:
+        self._theirs, self._dtype = partial(type(module).forward, module), dtype
+        self._norm, self._count = norm, len(norm.weight)  # the kernel reads the norm's weight by its address
+        self._run, self._like = norm.kernel(), like_of(dtype)
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """The replacement of the module's forward, x [.., H] -> [.., H]; torch computes more than one token."""
         x = hidden_states
-        if x.numel() != count or x.dtype is not dtype or x.requires_grad or not x.is_contiguous():
-            return theirs(x)
-        out = torch.empty(x.shape, dtype=dtype)
-        run(x.data_ptr(), out.data_ptr())
+        if x.numel() != self._count or x.dtype is not self._dtype or x.requires_grad or not x.is_contiguous():
+            return self._theirs(x)
+        out = torch.empty(x.shape, dtype=self._dtype)
+        self._run(x.data_ptr(), out.data_ptr(), self._like)
         return out
-
-    return forward

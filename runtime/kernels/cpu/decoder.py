@@ -1,5 +1,5 @@
-"""What a decoder computes for one token beside experts and routers, in compiled code: linear layers, norms and attention.
-Each module is replaced only where compiled code agrees with it."""
+"""What a decoder computes for one token beside experts and routers, in compiled code: linear layers, norms, attention.
+A norm or an attention is replaced only where compiled code agrees with it."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from torch import nn
 
 from runtime.kernels.cpu.attention_trial import compiled_attentions
 from runtime.kernels.cpu.compiled_attention import CompiledAttention
-from runtime.kernels.cpu.compiled_norm import compiled_norm, recognise_norm
+from runtime.kernels.cpu.compiled_norm import CompiledNorm, recognise_norm
 from runtime.kernels.cpu.dense import CompiledLinear
 from runtime.model.open import MoeModel
 
@@ -20,7 +20,7 @@ class CompiledDecoder:
         self._linear, self._attentions = CompiledLinear(opened), compiled_attentions(opened)
         norms = {module: recognise_norm(module, opened.dtype) for module in opened.model.modules()}
         self._forwards: dict[nn.Module, Callable] = {
-            module: compiled_norm(module, norm, opened.dtype) for module, norm in norms.items() if norm
+            module: CompiledNorm(module, norm, opened.dtype).forward for module, norm in norms.items() if norm
         }
         self._num_norms = len(self._forwards)
         for module, attention in self._attentions.items():
