@@ -1,1 +1,1 @@
-"""Products and gated experts in compiled code: numbers and addresses in, arrays out."""
+"""Products, norms, attention and gated experts in compiled code: numbers and addresses in, arrays out."""

@@ -20,7 +20,7 @@ from runtime.engine.output_cpu import CpuOutput
 from runtime.engine.predictors import Predictor
 from runtime.engine.router_ahead import reason_not_asked
 from runtime.engine.routers import Watcher
-from runtime.kernels.cpu.dense import CompiledLinear
+from runtime.kernels.cpu.decoder import CompiledDecoder
 from runtime.kernels.low_bit import make_ready
 from runtime.model.open import MoeModel
 from runtime.policies import POLICIES, Policies, build, describe
@@ -97,7 +97,7 @@ def _choose(opened: MoeModel, settings: Settings, artefacts: Artefacts) -> Choic
         # A split expert is the sum over its two halves, which differs from the module's bits in torch too, and by more:
         # compiled code computes it unasked on a CPU. The GPU's kernels are used only when the user asks for them.
         is_fused=is_asked or fast.split is not None and fused is CpuOutput,
-        dense=CompiledLinear(opened) if is_asked else None,
+        dense=CompiledDecoder(opened) if is_asked else None,
         link=link,
         maps_run=artefacts.maps_run,
     )
@@ -216,8 +216,8 @@ def _watch_routers(choices: Choices, artefacts: Artefacts, controller: Controlle
 
 
 def _install(parts: Parts, undo: ExitStack) -> None:
-    """Put the engine into the model, the compiled linear layers too if they were asked for, and start the thread that
-    matches expert maps."""
+    """Put the engine into the model, and what is compiled beside the experts if it was asked for, and start the thread
+    that matches expert maps."""
     parts.engine.install()
     undo.callback(parts.engine.uninstall)
     if parts.dense:

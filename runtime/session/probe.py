@@ -14,7 +14,7 @@ from artifacts.hardware.costs import rounded_window
 from artifacts.hardware.machines import Machine
 from artifacts.shape import Shape
 from runtime.engine.output import choose_output
-from runtime.kernels.cpu.dense import CompiledLinear
+from runtime.kernels.cpu.decoder import CompiledDecoder
 from runtime.links.link import DEMAND, Link
 from runtime.model.arithmetic import expert_forward
 from runtime.model.layout import aligned
@@ -57,10 +57,10 @@ def scaled_window(shape: Shape, target: Machine) -> int:
 
 
 def prefetch_window(
-    opened: MoeModel, link_bytes_per_s: float, *, is_fused: bool = False, dense: CompiledLinear | None = None
+    opened: MoeModel, link_bytes_per_s: float, *, is_fused: bool = False, dense: CompiledDecoder | None = None
 ) -> int:
     """Measure the bytes that the link moves while one layer of one token is computed, as a power of two of experts.
-    Fused kernels compute the experts if `is_fused`, and `dense` the linear layers beside them, if given."""
+    Fused kernels compute the experts if `is_fused`, and `dense` the modules beside them, if given."""
     shape = opened.shape
     experts_s = shape.top_k * expert_seconds(opened, is_fused=is_fused)
     layer_s = rest_seconds(opened, dense=dense) / shape.num_layers + experts_s
@@ -102,9 +102,9 @@ def _some_contents(opened: MoeModel) -> list[torch.Tensor]:
     return [_content(opened, expert) for expert in range(num_experts)]
 
 
-def rest_seconds(opened: MoeModel, *, dense: CompiledLinear | None = None) -> float:
-    """Measure the seconds of one decoded token without its routed experts; `dense` computes the linear
-    layers, if given."""
+def rest_seconds(opened: MoeModel, *, dense: CompiledDecoder | None = None) -> float:
+    """Measure the seconds of one decoded token without its routed experts; `dense` computes the
+    modules that it knows, if given."""
     model = opened.model
     token = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
     if dense:

@@ -29,6 +29,7 @@ def receipt(parts: Parts, reconfiguration: Reconfiguration | None, *, fallbacks:
         "tuned_for": preset(settings.preset).tuned_for,
         "policies": {axis: describe(getattr(policies, axis)) for axis in POLICIES},
         "experts_of_a_token": parts.fused.name if parts.is_fused else "torch",
+        "compiled": parts.dense.receipt() if parts.dense else {},
         "scope": str(parts.scope),
         "slots": cache.num_slots,
         "experts": cache.shape.num_keys,

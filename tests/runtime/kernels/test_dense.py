@@ -47,17 +47,6 @@ def test_a_router_that_is_a_plain_linear_layer_is_not_replaced() -> None:
         assert ("forward" in vars(layer)) != is_router
 
 
-def test_only_plain_linear_layers_are_replaced_and_no_router(checkpoint: Checkpoint) -> None:
-    opened = open_model(str(checkpoint("qwen2_moe", "hub", "bfloat16")))
-    with Session(opened, Settings(budget="50%", experts=FUSED)):
-        replaced = [module for module in opened.model.modules() if "forward" in vars(module)]
-        assert opened.model.lm_head in replaced and all(type(module) is nn.Linear for module in replaced)
-        assert not any(layer.gate in replaced for layer in opened.layers)
-    assert not any("forward" in vars(module) for module in opened.model.modules())
-    with Session(opened, Settings(budget="50%")):
-        assert not any("forward" in vars(module) for module in opened.model.modules())
-
-
 def test_split_experts_leave_linear_layers_to_torch_even_when_a_window_is_measured(
     checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,6 +24,7 @@ from runtime.policies.shared.maps import Match, Matching
 from runtime.replay.replay import replay
 from runtime.session.generate import Sampling
 from runtime.session.session import Session, Settings
+from runtime.session.settings import FUSED
 from tests.conftest import Checkpoint
 from tests.helpers.families import VOCABULARY
 from tests.helpers.replicas import made
@@ -181,3 +182,17 @@ def test_a_slow_search_of_maps_decides_the_same(
     assert lag or again.counters.totals()["prefetches"] > 0, (
         "two layers: the second, by the embedding, if that is in time"
     )
+
+
+@pytest.mark.parametrize("preset", ["horizon", "foresight"])
+def test_live_equals_replay_where_a_token_is_computed_in_compiled_code(
+    checkpoint: Checkpoint, tmp_path: Path, preset: str
+) -> None:
+    """Their policies read the inputs of layers, which compiled norms and attention then give."""
+    opened = open_model(str(checkpoint("olmoe")))
+    known = artefacts(opened.shape)
+    settings = Settings(preset=preset, budget="50%", window="5KiB", link="1GB/s", experts=FUSED)
+    live, again = live_and_replayed(opened, settings, known, tmp_path / "trace.parquet")
+    assert np.array_equal(live.counters.passes, again.counters.passes)
+    assert np.array_equal(live.cache.state, again.cache.state)
+    assert live.counters.totals()["misses"] > 0

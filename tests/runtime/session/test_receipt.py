@@ -38,6 +38,7 @@ def parts_of(**own: object) -> SimpleNamespace:
         "controller": SimpleNamespace(cache=cache, by_device=lambda: [{"hits": number} for number in range(2)]),
         "fused": SimpleNamespace(name="fused"),
         "is_fused": False,
+        "dense": None,
         "scope": "layer",
         "budget": "25%",
         "fast": SimpleNamespace(split=None, holds=lambda shape: False),
@@ -64,7 +65,7 @@ def policies_are_named_by_their_type(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_is_not_there_leaves_its_line_empty() -> None:
     said = receipt(parts_of(), None, fallbacks=["one"])
-    assert [said[name] for name in ("reconfigured", "replicas", "predictors", "maps", "near")] == [{}] * 5
+    assert [said[name] for name in ("reconfigured", "replicas", "predictors", "maps", "near", "compiled")] == [{}] * 6
     assert said["model"] == "a/model" and said["dtype"] == "bfloat16" and said["device"] == "cpu"
     assert said["experts_of_a_token"] == "torch" and said["fallbacks"] == ["one"]
     assert (said["slots"], said["experts"], said["expert_bytes"], said["fast_bytes"]) == (4, 16, 64, 256)
@@ -73,11 +74,12 @@ def test_what_is_not_there_leaves_its_line_empty() -> None:
 
 
 def test_what_is_there_has_a_receipt_of_its_own() -> None:
-    own = [SimpleNamespace(receipt=lambda name=name: {"of": name}) for name in ("solver", "predictor", "maps")]
+    own = [SimpleNamespace(receipt=lambda name=name: {"of": name}) for name in ("solver", "predictor", "maps", "dense")]
     matching = SimpleNamespace(fallbacks=[], matching=own[2], widths=())
-    parts = parts_of(is_fused=True, watcher=SimpleNamespace(predictor=own[1]), policies=matching)
+    parts = parts_of(is_fused=True, watcher=SimpleNamespace(predictor=own[1]), policies=matching, dense=own[3])
     said = receipt(parts, own[0], fallbacks=[])
-    assert [said[name]["of"] for name in ("reconfigured", "predictors", "maps")] == ["solver", "predictor", "maps"]
+    told = [said[name]["of"] for name in ("reconfigured", "predictors", "maps", "compiled")]
+    assert told == ["solver", "predictor", "maps", "dense"]
     assert said["experts_of_a_token"] == "fused"
 
 

@@ -1,0 +1,107 @@
+"""The parts of an attention module that compiled code knows, recognised by the module's children, not by its name."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+
+import torch
+from torch import nn
+
+from runtime.kernels.cpu.compiled_norm import Norm, recognise_norm
+from runtime.kernels.load import AS_NUMPY
+
+_NORMS = (("q_norm", "k_norm"), ("q_layernorm", "k_layernorm"), ("query_layernorm", "key_layernorm"))
+_OUTPUTS = ("o_proj", "out_proj")
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """The linear layers, norms and sizes of an attention: `count` heads of `dim` numbers, `value_dim` in values;
+    `groups` of them share keys. `sinks` [N] is float32."""
+
+    query: nn.Linear
+    key: nn.Linear
+    value: nn.Linear
+    output: nn.Linear
+    norms: tuple[Norm, Norm] | None
+    sinks: torch.Tensor | None
+    count: int
+    groups: int
+    dim: int
+    value_dim: int
+    scaling: float
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.query.weight.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """How heads are rotated by their position: not at all (`is_still`), neighbours (`is_paired`) or halves; with an
+    angle for each number (`is_each`) or for each pair, of which there are then as many as are given (`is_half`) or half
+    as many; without rounding in between (`is_wide`); before their norm (`is_late`) or after it."""
+
+    is_paired: bool = False
+    is_each: bool = False
+    is_half: bool = False
+    is_wide: bool = False
+    is_late: bool = False
+    is_still: bool = False
+
+
+_ANGLES = tuple(
+    {"is_paired": is_paired, "is_each": is_each, "is_half": is_half}
+    for is_paired, is_each, is_half in product((False, True), repeat=3)
+    if not is_each or is_paired and not is_half  # halves have the same angles twice
+)
+
+
+def rotations(heads: Heads) -> Iterator[Rotation]:
+    """The ways in which families rotate heads."""
+    wide = (False, True) if heads.dtype is torch.bfloat16 else (False,)
+    late = (False, True) if heads.norms else (False,)
+    yield Rotation(is_still=True)
+    for angles, is_wide, is_late in product(_ANGLES, wide, late):
+        yield Rotation(**angles, is_wide=is_wide, is_late=is_late)
+
+
+def recognise_heads(module: nn.Module) -> Heads | str:
+    """The parts of an attention, or what hinders that compiled code takes it."""
+    children = dict(module.named_children())
+    output = next((name for name in _OUTPUTS if name in children), _OUTPUTS[0])
+    linear = [children.pop(name, None) for name in ("q_proj", "k_proj", "v_proj", output)]
+    if not all(type(layer) is nn.Linear for layer in linear):
+        return "projections of another kind"
+    weight = linear[0].weight
+    if weight.dtype not in AS_NUMPY or weight.device.type != "cpu":
+        return f"{weight.dtype} on {weight.device.type}"
+    named = next((pair for pair in _NORMS if set(pair) <= children.keys()), ())
+    norms = [recognise_norm(children.pop(name), weight.dtype) for name in named]
+    further = [*children, *(name for name, _ in module.named_parameters(recurse=False) if name != "sinks")]
+    if further or None in norms:
+        return f"further parts: {', '.join(further)}" if further else "norms of another kind"
+    return _sized(module, linear, tuple(norms) or None)
+
+
+def _sized(module: nn.Module, linear: list[nn.Linear], norms: tuple[Norm, Norm] | None) -> Heads | str:
+    query, key, value, output = linear
+    dim, sinks = getattr(module, "head_dim", 0), getattr(module, "sinks", None)
+    count, num_keys = (layer.out_features // dim if dim else 0 for layer in (query, key))
+    value_dim = value.out_features // num_keys if num_keys else 0
+    found = (query.out_features, key.out_features, value.out_features, output.in_features)
+    is_known = found == (count * dim, num_keys * dim, num_keys * value_dim, count * value_dim)
+    if not is_known or not count or count % num_keys:
+        return "heads of unknown size"
+    if any(len(norm.weight) not in (dim, total) for norm, total in zip(norms or (), found[:2], strict=False)):
+        return "norms of unknown width"
+    return Heads(
+        *linear,
+        norms=norms,
+        sinks=None if sinks is None else sinks.detach().float(),
+        count=count,
+        groups=count // num_keys,
+        dim=dim,
+        value_dim=value_dim,
+        scaling=float(getattr(module, "scaling", dim**-0.5)),
+    )

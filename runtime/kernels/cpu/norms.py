@@ -1,0 +1,53 @@
+"""RMS norms of one token, compiled by numba. Importing this module imports numba.
+
+Sums are float32's. Where values are bfloat16, they are rounded where the module rounds them; numbers are read and
+written in place, by address, and `like` is an array of their type, uint16 for bfloat16.
+"""
+
+import numpy as np
+from numba import carray
+
+from artifacts.common.numba_loops import kernel
+from runtime.kernels.cpu.gated import LIKE, _is_narrow, _rounded, _weight, bits_of, part, pointer
+
+f32, u32 = np.float32, np.uint32
+FLOATS = np.empty(0, np.float32)
+
+
+@part
+def read(address, count, like):
+    """Return the `count` numbers at this address as float32."""
+    stored, values = carray(pointer(address, like), count), np.empty(count, np.float32)
+    for i in range(count):
+        values[i] = _weight(stored[i])
+    return values
+
+
+@part
+def write(values, address, like):
+    """Write float32 values to this address, rounded if numbers there are bfloat16."""
+    stored = carray(pointer(address, like), len(values))
+    for i in range(len(values)):
+        value = _rounded(values[i], like)
+        stored[i] = np.uint16(bits_of(value) >> u32(16)) if _is_narrow(like) else value
+
+
+@part
+def scale_to_unit(values, weights, eps, is_rounded, like):
+    """Divide values [H] by their root mean square and multiply them by weights [H], in place. Before that they are
+    rounded too if `is_rounded`."""
+    total = f32(0)
+    for i in range(len(values)):
+        total += values[i] * values[i]
+    scale = f32(1) / np.sqrt(total / f32(len(values)) + eps)
+    for i in range(len(values)):
+        value = values[i] * scale
+        values[i] = _rounded((_rounded(value, like) if is_rounded else value) * weights[i], like)
+
+
+@kernel([f"void(int64, int64, float32, boolean, int64, int64, {like})" for like in LIKE], nogil=True)
+def normalise(weights, count, eps, is_rounded, x, out, like):
+    """Write the norm of x [H] to `out`; its weights are float32."""
+    values = read(x, count, like)
+    scale_to_unit(values, carray(pointer(weights, FLOATS), count), eps, is_rounded, like)
+    write(values, out, like)

@@ -1,0 +1,65 @@
+"""A cache's layer that gets room has the contents of one that torch extends, whoever goes on from it."""
+
+import copy
+
+import pytest
+import torch
+from transformers.cache_utils import DynamicLayer
+
+from runtime.kernels.cpu.cache_room import CacheRoom
+
+_HEADS, _DIM = 2, 3
+
+
+def _layer(num_positions: int) -> DynamicLayer:
+    layer = DynamicLayer()
+    layer.update(*torch.randn(2, 1, _HEADS, num_positions, _DIM))
+    return layer
+
+
+def _extend(layer: DynamicLayer, token: torch.Tensor) -> None:
+    """Extend a layer by a token's key and value [2, 1, N, 1, D]."""
+    room = CacheRoom.of(layer)
+    places = room.extend(layer)
+    for cached, place, number in zip((layer.keys, layer.values), places, token, strict=True):
+        last = cached[:, :, -1:]
+        assert last.data_ptr() == place and last.stride(1) == room.steps[0]
+        last.copy_(number)
+
+
+@pytest.mark.parametrize("num_positions", [1, 100])
+def test_tokens_are_appended_as_torch_appends_them(num_positions: int) -> None:
+    torch.manual_seed(0)
+    ours, tokens = _layer(num_positions), torch.randn(150, 2, 1, _HEADS, 1, _DIM)
+    theirs, places = copy.deepcopy(ours), set()
+    for token in tokens:
+        _extend(ours, token)
+        theirs.update(*token)
+        places.add(ours.keys.data_ptr())
+    assert torch.equal(ours.keys, theirs.keys) and torch.equal(ours.values, theirs.values)
+    assert ours.get_seq_length() == num_positions + len(tokens) and len(places) < 4
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
+def test_two_that_go_on_from_the_same_tensors_do_not_write_over_each_other(copied: object) -> None:
+    torch.manual_seed(0)
+    first, tokens = _layer(4), torch.randn(3, 2, 1, _HEADS, 1, _DIM)
+    _extend(first, tokens[0])
+    second = copied(first)
+    for layer, token in ((first, tokens[1]), (second, tokens[2])):
+        _extend(layer, token)
+    for layer, token in ((first, tokens[1]), (second, tokens[2])):
+        assert torch.equal(layer.keys[:, :, 4:], torch.cat([tokens[0, 0], token[0]], dim=2))
+
+
+def test_a_cropped_layer_goes_on_and_the_tensors_given_before_stay() -> None:
+    torch.manual_seed(0)
+    layer, tokens = _layer(4), torch.randn(3, 2, 1, _HEADS, 1, _DIM)
+    _extend(layer, tokens[0])
+    _extend(layer, tokens[1])
+    before = layer.keys
+    expected = before.clone()
+    layer.crop(-1)
+    _extend(layer, tokens[2])
+    assert torch.equal(layer.keys[:, :, 4:], torch.cat([tokens[0, 0], tokens[2, 0]], dim=2))
+    assert torch.equal(before, expected)

@@ -1,0 +1,128 @@
+"""Decoded tokens in compiled code agree with the modules in every family that is compiled; others are left alone."""
+
+from functools import cache
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from runtime.kernels.cpu.decoder import CompiledDecoder
+from runtime.model.layers import moe_layers
+from runtime.model.open import open_model
+from runtime.session.session import Session, Settings
+from runtime.session.settings import FUSED
+from tests.conftest import Checkpoint
+from tests.helpers.families import FAMILIES
+from tools.make.families import tiny
+
+_NUM_PROMPT, _NUM_DECODED = 12, 8
+# Over the largest logit: of the largest deviation, in bfloat16 of the mean one, since routers may choose otherwise.
+_BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 1.5e-2}
+_COMPILED = {
+    **dict.fromkeys(("aria_text", "cohere2_moe", "dots1", "ernie4_5_moe", "exaone_moe", "flex_olmo", "flint"), 2),
+    **dict.fromkeys(("glm4_moe", "glm4v_moe", "gpt_oss", "granitemoe", "granitemoe_swa", "granitemoeshared"), 2),
+    **dict.fromkeys(("hunyuan_v1_moe", "hy_v3", "kolibri1", "mellum", "minimax_m2", "minimax_m3_vl_text"), 2),
+    **dict.fromkeys(("mixtral", "olmoe", "phimoe", "qwen2_moe", "qwen3_moe", "qwen3_vl_moe", "solar_open"), 2),
+    **dict.fromkeys(("granitemoehybrid", "jamba", "lfm2_moe", "nemotron_h"), 1),
+}
+_LEFT = {
+    "afmoe": {"AfmoeAttention: further parts: gate_proj": 2},
+    "deepseek_v3": {"DeepseekV3Attention: projections of another kind": 2},
+    "mimo_v2_flash": {"MiMoV2FlashAttention: another arithmetic": 2},
+    "minimax": {
+        "MiniMaxAttention: one token in a cache of another kind": 1,
+        "MiniMaxLightningAttention: projections of another kind": 1,
+    },
+    "qwen3_next": {
+        "Qwen3NextAttention: heads of unknown size": 1,
+        "Qwen3NextGatedDeltaNet: projections of another kind": 1,
+    },
+}
+
+
+@cache
+def _tiny(family: str) -> PreTrainedModel:
+    return tiny(family)
+
+
+def _decoder(model: PreTrainedModel) -> CompiledDecoder:
+    """Of a model without a checkpoint, which has the attributes that are read."""
+    return CompiledDecoder(SimpleNamespace(model=model, layers=moe_layers(model), dtype=model.dtype))
+
+
+@torch.inference_mode()
+def _decoded(model: PreTrainedModel, *, batch: int = 1) -> tuple[torch.Tensor, object]:
+    """The logits [T, V] of tokens that are decoded one by one after a prompt, and the cache."""
+    random = torch.Generator().manual_seed(1)
+    ids = torch.randint(3, 90, (batch, _NUM_PROMPT + _NUM_DECODED), generator=random)
+    past, logits = model(input_ids=ids[:, :_NUM_PROMPT], use_cache=True).past_key_values, []
+    for place in range(_NUM_PROMPT, ids.shape[1]):
+        logits.append(model(input_ids=ids[:, place : place + 1], past_key_values=past, use_cache=True).logits[:, -1])
+    return torch.cat(logits).float(), past
+
+
+def _assert_near(model: PreTrainedModel, decoder: CompiledDecoder) -> object:
+    """Compare compiled code with the modules. Returns the cache of the compiled run."""
+    theirs, _ = _decoded(model)
+    decoder.install()
+    ours, past = _decoded(model)
+    decoder.uninstall()
+    deviations = (ours - theirs).abs() / theirs.abs().max()
+    deviation = deviations.max() if model.dtype is torch.float32 else deviations.mean()
+    assert 0 < deviation <= _BOUNDS[model.dtype]
+    return past
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("family", _COMPILED)
+def test_decoded_tokens_agree_with_the_modules(family: str, dtype: torch.dtype) -> None:
+    model = _tiny(family).to(dtype)
+    decoder = _decoder(model)
+    assert decoder.receipt()["attentions"] == _COMPILED[family]
+    _assert_near(model, decoder)
+
+
+@pytest.mark.parametrize("family", _LEFT)
+def test_attention_that_is_computed_otherwise_stays_the_modules(family: str) -> None:
+    model = _tiny(family)
+    decoder = _decoder(model)
+    assert decoder.receipt()["attentions_left"] == _LEFT[family]
+    _assert_near(model, decoder)
+
+
+@pytest.mark.parametrize("family", ["gpt_oss", "mixtral"], ids=["eager, sinks", "sdpa"])
+def test_positions_beyond_a_sliding_window_are_not_attended_to(family: str) -> None:
+    _, model = FAMILIES[family]({"sliding_window": 5})
+    decoder = _decoder(model)
+    assert decoder.receipt()["attentions"] == 2
+    past = _assert_near(model, decoder)
+    assert min(layer.keys.shape[2] for layer in past.layers) == 4
+
+
+def test_several_requests_and_recorded_attention_are_torchs() -> None:
+    model = _tiny("olmoe").float()
+    decoder = _decoder(model)
+    theirs, _ = _decoded(model, batch=2)
+    attention, seen = model.model.layers[0].self_attn, []
+    handle = attention.register_forward_hook(lambda module, given, output: seen.append(output))
+    decoder.install()
+    ours, _ = _decoded(model, batch=2)
+    _, past = _decoded(model)
+    decoder.uninstall()
+    handle.remove()
+    assert torch.equal(ours, theirs) and len(seen) == 2 * (1 + _NUM_DECODED)
+    assert "moectl_room" not in vars(past.layers[0]) and "moectl_room" in vars(past.layers[1])
+
+
+def test_a_session_installs_what_agrees_and_its_receipt_says_so(checkpoint: Checkpoint) -> None:
+    opened = open_model(str(checkpoint("qwen2_moe", "hub", "bfloat16")))
+    with Session(opened, Settings(budget="50%", experts=FUSED)) as session:
+        replaced = {module for module in opened.model.modules() if "forward" in vars(module)}
+        assert {type(module).__name__ for module in replaced} == {"Linear", "Qwen2MoeAttention", "Qwen2MoeRMSNorm"}
+        assert opened.model.lm_head in replaced and not any(layer.gate in replaced for layer in opened.layers)
+        assert session.receipt()["compiled"] == {"norms": 5, "attentions": 2, "attentions_left": {}}
+    assert not any("forward" in vars(module) for module in opened.model.modules())
+    with Session(opened, Settings(budget="50%")) as session:
+        assert not any("forward" in vars(module) for module in opened.model.modules())
+        assert session.receipt()["compiled"] == {}
