@@ -32,6 +32,7 @@ STOCK = ("eager", "grouped_mm", "batched_mm")
 OURS = {"moectl": Settings("full"), "moectl, experts fused": Settings("full", experts=FUSED)}
 LLAMA_CPP = {torch.bfloat16: "bf16", torch.float32: "f32"}  # the types of its files
 PROMPT = 16  # tokens
+OLMOE_SIZED = ("--layers", "2", "--experts", "64", "--top-k", "8", "--hidden", "2048", "--intermediate", "1024")
 OLMOE_SHAPED = ("--layers", "16", "--experts", "64", "--top-k", "8", "--hidden", "512", "--intermediate", "256")
 
 log = logging.getLogger("bench_decode")
@@ -85,13 +86,28 @@ def _llama_cpp(stack: ExitStack, opened: MoeModel, folder: Path, *, num_tokens: 
 def _table(name: str, dtype: str, seconds: dict[str, list[float]], *, rounds: int, tokens: int) -> Table:
     fastest = min(STOCK, key=lambda each: median(seconds[each]))
     ratios = {each: Ratio.of(own, seconds[fastest]) for each, own in seconds.items()}
+    peers = [each for each in seconds if each.startswith("llama.cpp")]
     return Table(
         f"{name}, {dtype}",
-        ("implementation", "ms/token", f"ratio to {fastest}", "quartiles of the ratio"),
-        [(each, f"{median(own) * 1e3:.2f}", *ratios[each].cells()) for each, own in seconds.items()],
+        (
+            "implementation",
+            "ms/token",
+            f"ratio to {fastest}",
+            "quartiles of the ratio",
+            *(f"to {each}" for each in peers),
+        ),
+        [
+            (each, f"{median(own) * 1e3:.2f}", *ratios[each].cells(), *_medians(own, [seconds[peer] for peer in peers]))
+            for each, own in seconds.items()
+        ],
         f"medians over {rounds} rounds of {tokens} tokens; each round begins with another",
         {f"{name}, {dtype}, {each}": ratios[each] for each in OURS},
     )
+
+
+def _medians(own: list[float], others: list[list[float]]) -> list[str]:
+    """Median ratios to others, round by round."""
+    return [f"{Ratio.of(own, other).median:.2f}" for other in others]
 
 
 def plain_model(
