@@ -6,10 +6,10 @@
 
 Sections: `resident`, every expert resident, beside transformers' implementations and llama.cpp; `controller`,
 microseconds of a decision; `link`, a token over an emulated link, live and simulated; `prefill`, a prompt at a quarter
-of the experts; `disk`, beside Accelerate. Contenders alternate in rounds and ratios are taken within a round, so that other load of the
-machine affects all alike. Two models are measured, the bundled one and a random one of OLMoE's shape that is written to
-a temporary folder first (0.8 GB); `resident` measures two layers of OLMoE's size besides (1.7 GB). `--model` names
-others.
+of the experts; `disk`, beside Accelerate. Contenders alternate in rounds and ratios are taken within a round, so that
+other load of the machine affects all alike. Two models are measured, the bundled one and a random one of OLMoE's shape
+that is written to a temporary folder first (0.8 GB); `resident` measures two layers of OLMoE's size besides (1.7 GB).
+`--model` names others.
 """
 
 import argparse
