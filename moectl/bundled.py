@@ -21,11 +21,11 @@ def also_held(store: Path) -> str:
 
     Errors of a store that cannot be read are left to the command.
     """
+    if not store.is_file():
+        return ""
     from artifacts.errors import Problem
     from artifacts.store.store import Store
 
-    if not store.is_file():
-        return ""
     try:
         with Store.open(store, read_only=True, patience_s=0) as held:
             others = [model.name for model in held.models() if not is_bundled(model.name)]

@@ -2,37 +2,102 @@
 
 import pickle
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 
-from numba import njit
+from numba import config, njit, typeof, types
+from numba.core.dispatcher import Dispatcher
+from numba.core.registry import cpu_target
+from numba.core.sigutils import normalize_signature
+
+from artifacts.common.sources import digest
 
 # Sums may be taken in any order: otherwise they would not use the vector unit.
 _FASTMATH = frozenset({"reassoc", "contract"})
+_NOT_KEPT = (RuntimeError, OSError, EOFError, AttributeError, pickle.PickleError)
+"""Why code cannot be kept or found again: no folder, a damaged file, as of a power cut, or another numba."""
 
-part = njit(fastmath=set(_FASTMATH))
-"""Decorates a function that kernels of the same file call; it is compiled as part of them."""
+_INSIDE = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}  # what would make it callable from outside kernels
+
+part = njit(fastmath=set(_FASTMATH), **_INSIDE)
+"""Decorates a function that kernels call, and they alone; it is compiled as part of them."""
+
+inlined_part = njit(fastmath=set(_FASTMATH), forceinline=True, **_INSIDE)
+"""As `part`, for functions that become part of the very loop, so that what is constant in it is constant in them."""
 
 exact_part = njit
-"""As `part`, for kernels that are `exact`."""
+"""As `part`, for kernels that are `exact`; it can be called from anywhere."""
+
+
+class Kernel:
+    """A compiled loop: for each of its signatures when arguments of such types first come, which then takes seconds, or
+    a moment where the code was kept. Other kernels may call one that has a single signature."""
+
+    def __init__(self, function: Callable, signatures: Sequence[str], **options: object) -> None:
+        self._function, self._signatures, self._options = function, signatures, options
+        self._compiled: dict[str, Dispatcher] = {}
+
+    def __call__(self, *arguments: object) -> object:
+        for run in self._compiled.values():
+            try:
+                return run(*arguments)
+            except TypeError:  # not its signature
+                continue
+        return self._fitting(arguments)(*arguments)
+
+    def compiled(self, signature: str | None = None) -> Dispatcher:
+        """The code for this signature, by default the only one."""
+        if signature is None:
+            (signature,) = self._signatures
+        if signature not in self._compiled:
+            self._compiled = self._compiled | {signature: self._compile(signature)}
+        return self._compiled[signature]
+
+    @property
+    def _numba_type_(self) -> types.Type:
+        """What numba asks for when another kernel calls this one."""
+        return typeof(self.compiled())
+
+    def _fitting(self, arguments: Sequence[object]) -> Dispatcher:
+        """Raises TypeError where no signature takes such arguments."""
+        given, convert = [typeof(each) for each in arguments], cpu_target.typing_context.can_convert
+        for signature in self._signatures:
+            wanted, _ = normalize_signature(signature)
+            pairs = zip(given, wanted, strict=False)
+            if len(given) == len(wanted) and all(convert(*pair) is not None for pair in pairs):
+                return self.compiled(signature)
+        raise TypeError(f"{self._function.__name__} takes {' or '.join(self._signatures)}, not {given}")
+
+    def _compile(self, signature: str) -> Dispatcher:
+        dispatcher = njit(**self._options)(self._function)
+        try:
+            dispatcher.enable_caching()
+            # numba's stamp is of the kernel's own file.
+            kept = dispatcher._cache._cache_file
+            kept._source_stamp = (kept._source_stamp, digest(self._function.__module__))
+            dispatcher.compile(signature)
+        except _NOT_KEPT:
+            _warn()
+            dispatcher = njit(**self._options)(self._function)
+            dispatcher.compile(signature)
+        dispatcher.disable_compile()
+        return dispatcher
 
 
 def kernel(signature: str | list[str], *, nogil: bool = False, exact: bool = False) -> Callable[[Callable], Callable]:
-    """Compile for this signature, or these signatures, at import and cache the result beside the source or in the
-    user's cache folder.
+    """Compile for this signature, or these, each when it is first called, and keep the result beside the source or in
+    the user's cache folder, until the source or that of a module which it imports is changed.
 
     `nogil` releases the GIL for loops that run longer than other threads should wait. `exact` keeps the order of
     operations and the rounding of plain Python, for results that others must be able to recompute. Where no cache can
     be written or read, the function is compiled anew in every process, with one warning for all functions.
     """
-    fastmath = False if exact else set(_FASTMATH)
+    signatures, fastmath = [signature] if isinstance(signature, str) else signature, False if exact else set(_FASTMATH)
 
     def compiled(function: Callable) -> Callable:
-        try:
-            return njit(signature, cache=True, nogil=nogil, fastmath=fastmath)(function)
-        except (RuntimeError, OSError, EOFError, pickle.PickleError):  # no folder; or a damaged file, as of a power cut
-            _warn()
-            return njit(signature, nogil=nogil, fastmath=fastmath)(function)
+        if config.DISABLE_JIT:
+            return function
+        return Kernel(function, signatures, nogil=nogil, fastmath=fastmath, no_cfunc_wrapper=True)
 
     return compiled
 

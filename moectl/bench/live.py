@@ -13,8 +13,9 @@ from artifacts.store.runs import utc_now
 from moectl.bench.ledger import LIVE, PEER, BenchJob, BenchRow, Ledger, artefact_runs, measured_row
 from moectl.bench.request import BenchRequest
 from moectl.bench.table import Benched, loss_of_base
-from moectl.shared.opening import check_store, model_info, open_quietly, refuse_former, stored_artefacts
+from moectl.shared.opening import model_info, open_quietly
 from moectl.shared.progress import progress_bar
+from moectl.shared.stores import check_store, refuse_former, stored_artefacts
 from moectl.shared.text import read_text
 from profilers.compare.bench import Bench, BenchSample, BenchSetting, BenchText, LinkEmulations, schedule, summary
 from profilers.compare.peers import PEERS, PeerBench

@@ -20,9 +20,10 @@ from artifacts.traces.trace import Trace
 from moectl.bench.ledger import SIMULATED, BenchJob, BenchRow, Ledger, artefact_runs, simulated_row
 from moectl.bench.request import AUTO, DEFAULT_MACHINE, ORACLE, BenchRequest
 from moectl.bench.table import Benched
-from moectl.shared.opening import check_store, foresight_for, model_info, open_quietly, refuse_former
+from moectl.shared.opening import model_info, open_quietly
 from moectl.shared.place_trace import base_suffix, place_trace
 from moectl.shared.progress import progress_bar
+from moectl.shared.stores import check_store, foresight_for, refuse_former
 from moectl.shared.text import read_text
 from moectl.shared.trace_source import OpenedTrace, TraceSource, open_source
 from profilers.compare.bench import BenchSetting, BenchText

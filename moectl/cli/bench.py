@@ -24,6 +24,7 @@ from moectl.cli.options import (
     Threads,
 )
 from moectl.shared.defaults import DEFAULT_STORE
+from moectl.shared.importing import importing
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +99,9 @@ def bench(
     json: Json = False,
 ) -> None:
     """Measure presets beside each other, speed next to quality. Stopped half-way, the same command goes on."""
-    from moectl.commands import bench as command
-    from moectl.commands.bench import BenchRequest
+    with importing():
+        from moectl.commands import bench as command
+        from moectl.commands.bench import BenchRequest
 
     request = fill(BenchRequest, options, stored=command.stored_among(options.presets, store))
     benched = command.bench(

@@ -8,6 +8,7 @@ import typer
 from moectl.cli.groups import fill
 from moectl.cli.options import Data, EngineOptions, Json, Model, Seed, StorePath
 from moectl.shared.defaults import DEFAULT_STORE
+from moectl.shared.importing import importing
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +36,10 @@ def build_maps(
     json: Json = False,
 ) -> None:
     """Keep maps of what routers say, iteration by iteration, to prefetch by when something like it comes (fMoE)."""
-    from moectl.commands import build_maps as command
-    from profilers.routing.maps import ExpertMapPlan
-    from profilers.text.batches import Batching
+    with importing():
+        from moectl.commands import build_maps as command
+        from profilers.routing.maps import ExpertMapPlan
+        from profilers.text.batches import Batching
 
     plan, batching = fill(ExpertMapPlan, options), fill(Batching, options)
     request = fill(command.BuildRequest, options, plan=plan, batching=batching, seed=seed)

@@ -8,6 +8,7 @@ import typer
 from moectl.cli.groups import fill
 from moectl.cli.options import Data, EngineOptions, Json, Model, Seed, StorePath
 from moectl.shared.defaults import DEFAULT_STORE
+from moectl.shared.importing import importing
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +33,10 @@ def build_predictor(
     json: Json = False,
 ) -> None:
     """Learn from routers' inputs which experts the layers ahead will want, to prefetch by; tested on held-out text."""
-    from moectl.commands import build_predictor as command
-    from profilers.routing.predictors import PredictorPlan
-    from profilers.text.batches import Batching
+    with importing():
+        from moectl.commands import build_predictor as command
+        from profilers.routing.predictors import PredictorPlan
+        from profilers.text.batches import Batching
 
     plan, batching = fill(PredictorPlan, options), fill(Batching, options, prefill=0)
     request = fill(command.BuildRequest, options, plan=plan, batching=batching, seed=seed)

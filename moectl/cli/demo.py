@@ -7,6 +7,7 @@ import typer
 
 from moectl.cli import completion
 from moectl.cli.options import DEFAULT_THREADS, Budget, Json, Threads
+from moectl.shared.importing import importing
 
 
 def demo(
@@ -23,7 +24,8 @@ def demo(
     json: Json = False,
 ) -> None:
     """The whole road on the bundled model, no network: profile, buddies, four presets, one table."""
-    from moectl.commands import demo as command
+    with importing():
+        from moectl.commands import demo as command
     from moectl.show.pictures import check_picture, draw_demo
 
     if picture:

@@ -7,6 +7,7 @@ import typer
 
 from moectl.cli.options import AnyModel, Budget, Json, RunId, StorePath
 from moectl.shared.defaults import DEFAULT_STORE
+from moectl.shared.importing import importing
 
 
 def export(
@@ -31,8 +32,9 @@ def export(
     json: Json = False,
 ) -> None:
     """Write what a store holds, or the model itself, for other programs."""
-    from moectl.commands import export as command
-    from moectl.commands import export_gguf
+    with importing():
+        from moectl.commands import export as command
+        from moectl.commands import export_gguf
 
     if what == export_gguf.GGUF:
         export_gguf.show(export_gguf.export(model, out, type), as_json=json)

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from moectl.cli.options import Json
+from moectl.shared.importing import importing
 from runtime.model.locate import check_name
 
 
@@ -17,6 +18,7 @@ def pack(
 ) -> None:
     """Rewrite a checkpoint so that each expert is one read. Stopped half-way, the same command goes on."""
     check_name(model)  # before imports that take seconds
-    from moectl.commands import pack as command
+    with importing():
+        from moectl.commands import pack as command
 
     command.show(command.pack(model, out), as_json=json)

@@ -9,6 +9,7 @@ import typer
 from moectl.cli.groups import fill
 from moectl.cli.options import Data, EngineOptions, Executor, Json, Model, Seed, StorePath
 from moectl.shared.defaults import DEFAULT_STORE
+from moectl.shared.importing import importing
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +52,9 @@ def profile(
     if options.hardware:
         _profile_hardware(model, options, engine, store=store, as_json=json)
         return
-    from moectl.commands import profile as command
-    from profilers.text.batches import Batching
+    with importing():
+        from moectl.commands import profile as command
+        from profilers.text.batches import Batching
 
     index, count = command.parse_shard(options.shard)
     batching = fill(Batching, options, index=index, count=count)
@@ -64,7 +66,8 @@ def profile(
 def _profile_hardware(
     model: str | None, options: ProfileOptions, engine: EngineOptions, *, store: Path, as_json: bool
 ) -> None:
-    from moectl.commands import hardware as command
+    with importing():
+        from moectl.commands import hardware as command
 
     is_spread = options.jobs is not None or options.executor != "local"
     command.refuse_routing(trace=options.trace, shard=options.shard, is_spread=is_spread)
@@ -81,6 +84,7 @@ def merge(
     json: Json = False,
 ) -> None:
     """Merge the shards of a profile into one; in any order the numbers are the same."""
-    from moectl.commands import profile as command
+    with importing():
+        from moectl.commands import profile as command
 
     command.show(command.merge(shards, store=store), as_json=json)

@@ -8,6 +8,7 @@ import typer
 from moectl.cli.groups import fill
 from moectl.cli.options import Data, Device, Executor, Json, Model, Seed, StorePath
 from moectl.shared.defaults import DEFAULT_STORE
+from moectl.shared.importing import importing
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +46,9 @@ def quantize(
     json: Json = False,
 ) -> None:
     """Make replicas of every expert at a few bits, and measure what each costs. Stopped, the same command goes on."""
-    from moectl.commands import quantize as command
-    from profilers.quantise.method import Method
+    with importing():
+        from moectl.commands import quantize as command
+        from profilers.quantise.method import Method
 
     method = fill(Method, options, bits=command.parse_bits(options.bits))
     request = fill(command.QuantizeRequest, options, method=method, seed=seed)

@@ -27,6 +27,7 @@ from moectl.cli.options import (
     Window,
 )
 from moectl.shared.defaults import DEFAULT_STORE
+from moectl.shared.importing import importing
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,8 @@ def run(
     json: Json = False,
 ) -> None:
     """Generate text with most experts outside the fast tier, and say what that took."""
-    from moectl.commands import run as command
+    with importing():
+        from moectl.commands import run as command
 
     given = policies.given(avg_bits)
     settings = fill(

@@ -22,6 +22,7 @@ from moectl.cli.options import (
     Window,
 )
 from moectl.shared.defaults import DEFAULT_STORE
+from moectl.shared.importing import importing
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,8 @@ def simulate(
     if replay.reproduce is not None:
         _reproduce(source, replay, as_json=json)
         return
-    from moectl.commands import simulate as command
+    with importing():
+        from moectl.commands import simulate as command
     from moectl.shared.trace_source import TraceSource
 
     named = [preset, *command.names_in(replay.compare or "")]
@@ -97,7 +99,8 @@ def simulate(
 
 
 def _reproduce(source: TraceOptions, replay: ReplayOptions, *, as_json: bool) -> None:
-    from moectl.commands import reproduce as command
+    with importing():
+        from moectl.commands import reproduce as command
 
     others = (source.run, source.synthetic, source.num_experts, source.model, replay.compare)
     is_other = any(option is not None for option in others)

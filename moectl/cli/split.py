@@ -9,6 +9,7 @@ import typer
 from moectl.cli.groups import fill
 from moectl.cli.options import Budget, Json, StorePath
 from moectl.shared.defaults import DEFAULT_STORE
+from moectl.shared.importing import importing
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,8 @@ def split(
     json: Json = False,
 ) -> None:
     """Share a budget between layers and split their experts, so that compute waits least (MoEpic)."""
-    from moectl.commands import split as command
+    with importing():
+        from moectl.commands import split as command
     from moectl.shared.trace_source import TraceSource
 
     source = fill(TraceSource, options, store=store)

@@ -22,6 +22,7 @@ from moectl.cli.options import (
     Threads,
 )
 from moectl.shared.defaults import DEFAULT_STORE
+from moectl.shared.importing import importing
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,8 @@ def tune(
     json: Json = False,
 ) -> None:
     """Find the fastest policies for a model, a budget and a machine: lossless, and within a loss that is allowed."""
-    from moectl.commands import tune as command
+    with importing():
+        from moectl.commands import tune as command
     from moectl.tune.request import TuneRequest, share
     from moectl.tune.table import show
 

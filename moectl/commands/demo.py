@@ -13,8 +13,9 @@ from artifacts.hardware.machines import machine
 from moectl.bundled import demo_model
 from moectl.commands.build_buddies import build_buddies
 from moectl.commands.profile import ProfileRequest, profile_opened
-from moectl.shared.opening import check_store, open_quietly, stored_artefacts
+from moectl.shared.opening import open_quietly
 from moectl.shared.progress import progress_bar
+from moectl.shared.stores import check_store, stored_artefacts
 from moectl.show.pictures import Demonstration, DemoRow
 from moectl.show.render import Sheet, human_bytes, show_json, show_sheet
 from profilers.compare.quality import TextReading, compare, read

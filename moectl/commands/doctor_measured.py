@@ -13,7 +13,8 @@ from moectl.commands import doctor_findings as findings
 from moectl.commands import hardware
 from moectl.commands.doctor_findings import Diagnosis, DoctorFinding
 from moectl.commands.hardware_sheets import HardwareMeasurement
-from moectl.shared.opening import open_quietly, refuse_former, stored_artefacts
+from moectl.shared.opening import open_quietly
+from moectl.shared.stores import refuse_former, stored_artefacts
 from moectl.show.render import human_bytes
 from profilers.compare.check_prediction import check
 from profilers.hardware.load_times import QUICK

@@ -12,8 +12,9 @@ from artifacts.store.runs import ModelInfo, RunInfo, utc_now
 from artifacts.store.store import add_run
 from moectl.bundled import demo_model
 from moectl.commands.hardware_sheets import HardwareMeasurement, record, sheets
-from moectl.shared.opening import check_store, model_info, open_quietly, stored_artefacts
+from moectl.shared.opening import model_info, open_quietly
 from moectl.shared.progress import progress_bar
+from moectl.shared.stores import check_store, stored_artefacts
 from moectl.show.render import show_json, show_sheet
 from profilers.hardware.load_times import THOROUGH, TimingEffort
 from profilers.hardware.profile import measure

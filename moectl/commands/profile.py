@@ -8,8 +8,9 @@ import numpy as np
 
 from artifacts.errors import BadUsage
 from moectl.bundled import demo_model
-from moectl.shared.opening import check_store, foresight_for, model_info, open_quietly
+from moectl.shared.opening import model_info, open_quietly
 from moectl.shared.progress import progress_bar
+from moectl.shared.stores import check_store, foresight_for
 from moectl.shared.text import read_data
 from moectl.show.render import Sheet, show_json, show_sheet
 from profilers.routing.profile import Profiled, profile_routing

@@ -9,8 +9,9 @@ import numpy as np
 from artifacts.errors import BadUsage
 from artifacts.store.runs import ModelInfo
 from moectl.bundled import demo_model
-from moectl.shared.opening import check_store, open_quietly
+from moectl.shared.opening import open_quietly
 from moectl.shared.progress import progress_bar
+from moectl.shared.stores import check_store
 from moectl.shared.text import read_data
 from moectl.show.render import Sheet, human_bytes, show_json, show_sheet
 from profilers.quantise.method import Method, check_method, projections, smaller

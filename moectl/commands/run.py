@@ -10,9 +10,8 @@ from time import perf_counter
 from artifacts.common.files import check_writable
 from artifacts.errors import BadInput, BadUsage
 from artifacts.store.runs import utc_now
-from artifacts.traces.parquet import write_parquet
 from moectl.bundled import demo_model
-from moectl.shared.opening import check_store, existing, model_info, quieten
+from moectl.shared.opening import existing, model_info, quieten
 from moectl.show.counters import counters_sheet, devices_sheet
 from moectl.show.render import Sheet, human_bytes, show_json, show_sheet
 from runtime.control.counters import AT_BITS
@@ -45,6 +44,8 @@ def run_command(
         check_writable(trace)
     name = name or str(demo_model())
     if settings.learn:
+        from moectl.shared.stores import check_store
+
         check_store(store)
     quieten()
     with (
@@ -94,6 +95,8 @@ def run(session: Session, prompt: str, sampling: Sampling, *, echo: bool, trace:
     recorder = session.record() if trace else None
     answer = _answered(session.stream(prompt, sampling), echo=echo)
     if recorder:
+        from artifacts.traces.parquet import write_parquet  # late, as the store: most runs write nothing
+
         write_parquet(recorder.trace(), trace)
     return answer
 

@@ -19,9 +19,10 @@ from artifacts.store.store import add_run
 from artifacts.traces.trace import Trace
 from moectl.bench.table import loss_of_base
 from moectl.bundled import demo_model
-from moectl.shared.opening import check_store, model_info, open_quietly, refuse_former
+from moectl.shared.opening import model_info, open_quietly
 from moectl.shared.place_trace import trace_on_base
 from moectl.shared.progress import progress_bar
+from moectl.shared.stores import check_store, refuse_former
 from moectl.shared.text import read_text
 from moectl.shared.trace_source import OpenedTrace
 from moectl.tune.distribute import spread

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from moectl.bundled import demo_model
-from moectl.shared.opening import check_store, model_info, open_quietly
+from moectl.shared.opening import model_info, open_quietly
 from moectl.shared.progress import progress_bar
+from moectl.shared.stores import check_store
 from moectl.shared.text import read_data
 from profilers.text.batches import Batching
 from profilers.text.corpus import documents

@@ -1,18 +1,11 @@
-"""Models and stores as commands open them, without the messages of the libraries below."""
+"""Models as commands open them, without the messages of the libraries below."""
 
 from pathlib import Path
 
 from transformers.utils import logging
 
-from artifacts.errors import BadUsage
-from artifacts.store.predictors import load_predictors
 from artifacts.store.runs import ModelInfo
-from artifacts.store.store import Store
-from profilers.routing.observe import RoutingForesight
-from runtime.engine.predictors import Predictor
 from runtime.model.open import MoeModel, open_model
-from runtime.policies.base import Artefacts
-from runtime.session.artefacts import load_artefacts
 from runtime.session.devices import resolve_device
 
 
@@ -36,38 +29,3 @@ def model_info(name: str, opened: MoeModel) -> ModelInfo:
 def existing(store: Path) -> Path | None:
     """Return the path of the store, None when there is no such file: most runs need no store."""
     return store if store.exists() else None
-
-
-def check_store(path: Path) -> None:
-    """Raise now what would otherwise prevent writing at the end: no folder, not a store, another writer."""
-    with Store.open(path):
-        pass
-
-
-def refuse_former(path: Path, opened: MoeModel, *, name: str) -> None:
-    """Raise Incompatible for a store of an older moectl that knows the model, but not by its weights."""
-    if path.exists():
-        with Store.open(path, read_only=True) as store:
-            store.refuse_former(opened.fingerprint, former=opened.former_fingerprint, name=name)
-
-
-def stored_artefacts(path: Path, opened: MoeModel) -> Artefacts:
-    """Load the model's artefacts from the store; none when there is no store."""
-    if not path.exists():
-        return Artefacts()
-    with Store.open(path, read_only=True) as store:
-        return load_artefacts(store, opened.fingerprint[:16], opened.shape)
-
-
-def foresight_for(opened: MoeModel, distance: int, *, store: Path) -> RoutingForesight:
-    """Return what a trace records of the `distance` layers ahead; the store's predictors speak too if it has any.
-
-    Raises BadUsage for a distance beyond the model's layers.
-    """
-    if distance > opened.shape.num_layers:
-        raise BadUsage(f"the distance must be 1 to {opened.shape.num_layers}, the model's MoE layers, not {distance}")
-    with Store.open(store) as opened_store:
-        predictors = load_predictors(opened_store, opened.fingerprint[:16], opened.shape)
-    if predictors is None:
-        return RoutingForesight(distance, None)
-    return RoutingForesight(distance, Predictor(predictors, min(distance, predictors.distance), opened.model.device))

@@ -62,7 +62,7 @@ def make_ready(widths: Iterable[int], dtype: torch.dtype, device: torch.device) 
     compilation takes seconds."""
     if device.type == "cpu":
         for bits in widths:
-            _kernels(device).multiplier(bits, is_narrow=dtype is torch.bfloat16)
+            _kernels(device).multiplier(bits, is_narrow=dtype is torch.bfloat16).compiled()
 
 
 def kernel_name(device: torch.device) -> str:

@@ -1,12 +1,14 @@
-"""Tuned presets in a store."""
+"""Tuned presets in a store. What reads one is imported when that is asked for: most presets are built in."""
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from artifacts.errors import BadInput, Incompatible
-from artifacts.store.presets import PresetRecord, stored_presets
-from artifacts.store.store import Store
 from runtime.policies.presets import Preset, Scope, presets
+
+if TYPE_CHECKING:
+    from artifacts.store.presets import PresetRecord
 
 
 def find_presets(names: Iterable[str], store: Path, *, model_id: str | None = None) -> dict[str, Preset]:
@@ -16,6 +18,9 @@ def find_presets(names: Iterable[str], store: Path, *, model_id: str | None = No
     wanted = [name for name in names if name not in presets()]
     if not wanted or not store.exists():
         return {}
+    from artifacts.store.presets import stored_presets
+    from artifacts.store.store import Store
+
     with Store.open(store, read_only=True) as opened:
         kept, models = stored_presets(opened), {model.model_id: model.name for model in opened.models()}
     tuned = {}
@@ -37,13 +42,16 @@ def tuned_presets(store: Path) -> list[Preset]:
     """The newest tuned preset of each name and model, the oldest of them first; none if the store does not exist."""
     if not store.exists():
         return []
+    from artifacts.store.presets import stored_presets
+    from artifacts.store.store import Store
+
     with Store.open(store, read_only=True) as opened:
         kept = reversed(stored_presets(opened))
     newest = {(preset.preset.name, preset.model_id): preset for preset in kept}
     return [as_preset(preset) for preset in newest.values()]
 
 
-def as_preset(kept: PresetRecord) -> Preset:
+def as_preset(kept: "PresetRecord") -> Preset:
     """The preset, with what it was tuned for. Raises BadInput for a scope that does not exist."""
     one = kept.preset
     if one.scope not in (*Scope,):

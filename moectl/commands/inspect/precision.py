@@ -14,8 +14,9 @@ from artifacts.errors import BadUsage
 from artifacts.store.runs import RunInfo, utc_now, versions
 from artifacts.store.store import Store, add_run
 from moectl.bundled import demo_model
-from moectl.shared.opening import check_store, open_quietly
+from moectl.shared.opening import open_quietly
 from moectl.shared.progress import progress_bar
+from moectl.shared.stores import check_store
 from moectl.shared.text import read_data
 from moectl.show.render import NumBytes, Sheet, show_json, show_sheet
 from profilers.compare.price_precision import (

@@ -1,12 +1,13 @@
 """Holds compiled attention against a model's own modules, on the arguments that they are given in a short pass."""
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
 import torch
 from torch import nn
+from transformers.cache_utils import DynamicLayer
 
 from runtime.kernels.cpu.attention_parts import Heads, Rotation, recognise_heads, rotations
 from runtime.kernels.cpu.compiled_attention import CompiledAttention
@@ -17,6 +18,7 @@ _SIZES = {1.0: 1.0, 8.0: 16.0, 64.0: float("inf")}
 """What a token's numbers are multiplied by, so that limits show, and by how much the bound of the output is then: large
 scores leave one position, and roundings which. Keys and values keep the bound."""
 
+_FAR = float("inf")
 _NUM_PROMPT, _POSITIONS = 5, 4096  # tokens of the prompt; positions of a model that does not say how many it has
 
 
@@ -78,41 +80,51 @@ class _Trial:
         if not means:
             return "one token in a cache of another kind"
         nearest = min(means, key=means.get)
-        if means[nearest] == float("inf"):
+        if means[nearest] == _FAR:
             return "another arithmetic"
         return self._candidate(nearest)
 
     def forward(self, hidden_states: torch.Tensor, *others: object, **named: object) -> object:
         """The module's own output; on the way, one token is tried."""
         if not others:
-            for rotation, seen in self._deviations.items():
-                candidate = self._candidate(rotation)
-                if candidate.takes(hidden_states, **named):
-                    seen.extend(self._deviation(candidate, hidden_states * size, size, named) for size in _SIZES)
+            self._try(hidden_states, named)
         out = self._theirs(hidden_states, *others, **named)
         self._num_outputs = len(out) if isinstance(out, tuple) else 0
         return out
 
-    def _deviation(self, ours: CompiledAttention, x: torch.Tensor, size: float, named: dict[str, object]) -> float:
-        """The mean deviation of keys, for in outputs two roundings are hard to tell apart; infinite out of bounds."""
-        bound, index = BOUNDS[x.dtype], self._module.layer_idx
-        theirs, mine = (_with_copy(named["past_key_values"], index) for _ in range(2))
-        out = self._theirs(x, **named | {"past_key_values": theirs})
-        their_layer, my_layer = theirs.layers[index], mine.layers[index]
-        got = ours.attend(x, named.get("position_embeddings"), named.get("attention_mask"), my_layer)
-        keys = _distance(my_layer.keys[:, :, -1], their_layer.keys[:, :, -1])
-        values = _distance(my_layer.values[:, :, -1], their_layer.values[:, :, -1])
-        output = _distance(got, out[0] if isinstance(out, tuple) else out)
-        is_near = keys.max() <= bound and values.max() <= bound and output.max() <= bound * _SIZES[size]
-        return keys.mean().item() if is_near else float("inf")
+    def _try(self, x: torch.Tensor, named: dict[str, object]) -> None:
+        """Compare the rotations that take these arguments, and that were within the bounds so far."""
+        near = [rotation for rotation, seen in self._deviations.items() if _FAR not in seen]
+        candidates = {rotation: self._candidate(rotation) for rotation in near}
+        candidates = {rotation: each for rotation, each in candidates.items() if each.takes(x, **named)}
+        for size in _SIZES if candidates else ():
+            theirs, layer = self._apart(self._theirs, x * size, named)
+            for rotation, ours in candidates.items():
+                got, mine = self._apart(partial(_attended, ours, self._module.layer_idx), x * size, named)
+                self._deviations[rotation].append(_deviation(got, mine, theirs, layer, size))
+
+    def _apart(self, run: Callable, x: torch.Tensor, named: dict[str, object]) -> tuple[torch.Tensor, DynamicLayer]:
+        """The output of `run` with a copy of the cache's layer, and that layer."""
+        cache, index = copy.copy(named["past_key_values"]), self._module.layer_idx
+        cache.layers = [*cache.layers]
+        cache.layers[index] = copy.deepcopy(cache.layers[index])
+        out = run(x, **named | {"past_key_values": cache})
+        return out[0] if isinstance(out, tuple) else out, cache.layers[index]
 
 
-def _with_copy(cache: object, index: int) -> object:
-    """The cache with a copy of one layer."""
-    held = copy.copy(cache)
-    held.layers = [*cache.layers]
-    held.layers[index] = copy.deepcopy(cache.layers[index])
-    return held
+def _attended(ours: CompiledAttention, index: int, x: torch.Tensor, **named: object) -> torch.Tensor:
+    layer = named["past_key_values"].layers[index]
+    return ours.attend(x, named.get("position_embeddings"), named.get("attention_mask"), layer)
+
+
+def _deviation(got: torch.Tensor, mine: DynamicLayer, theirs: torch.Tensor, layer: DynamicLayer, size: float) -> float:
+    """The mean deviation of the token's keys, for in outputs two roundings are hard to tell apart; infinite out of
+    bounds."""
+    bound = BOUNDS[got.dtype]
+    keys = _distance(mine.keys[:, :, -1], layer.keys[:, :, -1])
+    values = _distance(mine.values[:, :, -1], layer.values[:, :, -1])
+    is_near = keys.max() <= bound and values.max() <= bound and _distance(got, theirs).max() <= bound * _SIZES[size]
+    return keys.mean().item() if is_near else _FAR
 
 
 def _distance(ours: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:

@@ -9,17 +9,16 @@ Shapes: H hidden, I neurons of an expert, n experts or segments, K top-k.
 
 import numpy as np
 from llvmlite import ir
-from numba import carray, njit, types
+from numba import carray, types
 from numba.extending import intrinsic, overload
 
+from artifacts.common.numba_loops import inlined_part as part
 from artifacts.common.numba_loops import kernel
 from runtime.kernels.cpu.pairs import HAS_DOT, STEP, dot
 
 f32, u32 = np.float32, np.uint32
 LIKE = ("uint16[::1]", "float32[::1]")
 TOKEN = "float32[::1], int64[::1], float32[:, ::1]"  # x, rows, y
-
-part = njit(forceinline=True, fastmath={"reassoc", "contract"})
 
 
 @intrinsic

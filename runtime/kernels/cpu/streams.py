@@ -8,10 +8,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from artifacts.common.numba_loops import inlined_part as part
 from runtime.kernels.cpu.lanes import (
     FEATURES,
     HAS_PAIRS,
@@ -31,8 +32,6 @@ from runtime.kernels.cpu.lanes import (
     splat,
     store,
 )
-
-part = njit(forceinline=True, fastmath={"reassoc", "contract"})  # inlined, widths are constants and loops unroll
 
 _HAS_SUMS = "+avx512f" in FEATURES
 NUM_FACTORS = 16 * LANES

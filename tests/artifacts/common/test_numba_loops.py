@@ -1,4 +1,4 @@
-"""Compiled loops: cached where a folder is writable, and usable where none is."""
+"""Compiled loops: compiled when they are needed, kept where a folder is writable, and usable where none is."""
 
 import os
 import subprocess
@@ -10,52 +10,95 @@ import pytest
 
 from tests import ROOT
 
-LOOPS = """
-from artifacts.common.numba_loops import kernel, part
+PARTS = """
+from artifacts.common.numba_loops import part
 
 @part
 def half(x):
     return x / 2
+"""
+LOOPS = """
+from artifacts.common.numba_loops import kernel
+from mine.parts import half
 
-@kernel("int64(int64)")
-def same(x):
-    return x
+@kernel("float64(float64)")
+def unused(x):
+    return half(x)
+
+@kernel("float64(float64[::1], int64)")
+def half_of(x, i):
+    return half(x[i])
+
+@kernel(["float64(float64, float32[::1])", "float64(float64, float64[::1])"])
+def halved(start, x):
+    for i in range(len(x)):
+        start += half(x[i])
+    return start
 
 @kernel("float64(float64[::1])")
-def halved(x):
-    total = 0.0
-    for i in range(len(x)):
-        total += half(x[i])
-    return total
+def by_another(x):
+    return half_of(x, 0)
 """
 
 
 def installed(tmp_path: Path) -> Path:
-    """A folder with a kernel that has not been compiled yet."""
-    (tmp_path / "loops.py").write_text(LOOPS)
+    """A folder with a package of kernels, none of which has been compiled yet."""
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "parts.py").write_text(PARTS)
+    (tmp_path / "mine" / "loops.py").write_text(LOOPS)
     return tmp_path
 
 
-def halved(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+def printed(folder: Path, code: str, **environment: str) -> subprocess.CompletedProcess[str]:
     cleared = {name: value for name, value in os.environ.items() if not name.startswith(("NUMBA_", "XDG_"))}
     variables = cleared | {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": str(ROOT)} | environment
-    code = "import numpy, loops; print(loops.halved(numpy.ones(3)))"
+    code = f"from numpy import ones; from mine import loops; print({code})"
     return subprocess.run([sys.executable, "-c", code], cwd=folder, env=variables, capture_output=True, text=True)
+
+
+def halved(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return printed(folder, "loops.halved(0, ones(3))", **environment)
+
+
+def kept(folder: Path) -> dict[str, int]:
+    """The files of compiled code, by name, and when each was written."""
+    return {path.name: path.stat().st_mtime_ns for path in folder.rglob("*.nbc")}
 
 
 def test_compiled_once_and_kept(tmp_path: Path) -> None:
     folder = installed(tmp_path)
     assert halved(folder).stdout == "1.5\n"
-    kept = {path: path.stat().st_mtime_ns for path in folder.rglob("*.nbc")}
-    assert kept and all("__pycache__" in str(path) for path in kept)
+    first = kept(folder)
+    assert len(first) == 1 and next(folder.rglob("*.nbc")).parent == folder / "mine" / "__pycache__"
     assert halved(folder).stdout == "1.5\n"
-    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*.nbc")} == kept
+    assert kept(folder) == first
+
+
+def test_each_signature_and_each_kernel_is_compiled_when_it_is_first_called(tmp_path: Path) -> None:
+    folder = installed(tmp_path)
+    calls = "loops.halved(0, ones(3)), loops.halved(1, ones(4, 'float32')), loops.halved(0, ones(5)), "
+    assert printed(folder, calls + "loops.by_another(ones(1))").stdout == "1.5 3.0 2.5 0.5\n"
+    names = sorted(name.partition("-")[0] for name in kept(folder))
+    assert names == ["loops.by_another", "loops.half_of", "loops.halved", "loops.halved"]
+
+
+def test_arguments_of_no_signature_are_refused(tmp_path: Path) -> None:
+    done = printed(installed(tmp_path), "loops.halved(0, ones(3, 'int64'))")
+    assert "TypeError: halved takes float64(float64, float32[::1]) or float64(" in done.stderr
+    assert not kept(tmp_path)
+
+
+def test_code_is_compiled_anew_when_a_module_that_it_is_made_of_changes(tmp_path: Path) -> None:
+    folder = installed(tmp_path)
+    halved(folder)
+    (folder / "mine" / "parts.py").write_text(PARTS.replace("x / 2", "x / 4"))
+    assert halved(folder).stdout == "0.75\n"
 
 
 def test_where_no_folder_can_be_written_it_runs_and_says_so(tmp_path: Path) -> None:
     """A file stands in the place of each cache folder, since root may write to any folder."""
     folder = installed(tmp_path)
-    (folder / "__pycache__").touch()
+    (folder / "mine" / "__pycache__").touch()
     (tmp_path / "home").touch()
     done = halved(folder, HOME=str(tmp_path / "home"))
     assert done.stdout == "1.5\n", done.stderr
@@ -67,8 +110,8 @@ def test_a_damaged_file_of_the_cache_is_done_without(tmp_path: Path) -> None:
     """As a power cut leaves it: with its name and without its bytes."""
     folder = installed(tmp_path)
     halved(folder)
-    for kept in folder.rglob("*.nbi"):
-        kept.write_bytes(b"")
+    for path in folder.rglob("*.nbi"):
+        path.write_bytes(b"")
     done = halved(folder)
     assert done.stdout == "1.5\n" and "compiled code cannot be kept" in done.stderr, done.stderr
 
@@ -81,6 +124,6 @@ def test_what_is_made_for_a_width_is_found_again(module: str, name: str) -> None
     """numba finds a closure by the values that it holds: if it held another compiled function, every process would
     compile it anew."""
     made = getattr(import_module(f"runtime.kernels.cpu.{module}"), name)
-    made(4, is_narrow=False)
-    again = made.__wrapped__(4, is_narrow=False)
+    made(4, is_narrow=False).compiled()
+    again = made.__wrapped__(4, is_narrow=False).compiled()
     assert sum(again.stats.cache_hits.values()) == 1 and not again.stats.cache_misses

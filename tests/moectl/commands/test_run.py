@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from ast import literal_eval
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,20 @@ def run_json(capfd: pytest.CaptureFixture[str], *arguments: object) -> dict:
     said = capfd.readouterr()
     assert said.err == "" and said.out.count("\n") == 1
     return json.loads(said.out)
+
+
+def test_a_run_imports_nothing_that_it_does_not_use(tmp_path: Path) -> None:
+    """Each of these takes a tenth of a second or more, before the first token of every run."""
+    code = (
+        "import sys; from moectl.cli import main\n"
+        f"assert main(['run', '--prompt', {PROMPT!r}, '--greedy', '--max-new-tokens', '1']) == 0\n"
+        "print(sorted({name.partition('.')[0] for name in sys.modules}), file=sys.stderr)"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    imported = set(literal_eval(done.stderr))
+    assert {"torch", "transformers", "runtime"} <= imported
+    assert not imported & {"profilers", "datasets", "pandas", "pyarrow", "duckdb", "numba", "llvmlite", "ray"}
 
 
 @pytest.mark.parametrize("preset", ["on-demand", "near", "specmd", "full"])

@@ -1,0 +1,40 @@
+"""What a module is made of: its source, and that of every module of ours that it imports."""
+
+import ast
+import sys
+from collections.abc import Iterator
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+
+_OURS = ("artifacts", "runtime")
+
+
+@cache
+def digest(name: str) -> bytes:
+    """sha256 of the source files of a loaded module and of the modules that these import at their top level, of its own
+    package and of ours."""
+    packages, paths, waiting = {name.partition(".")[0], *_OURS}, {}, [name]
+    while waiting:
+        module = waiting.pop()
+        path = getattr(sys.modules.get(module), "__file__", None)
+        if path is not None and module not in paths:
+            paths[module] = Path(path)
+            waiting += [each for each in _imported(paths[module]) if each.partition(".")[0] in packages]
+    sources = [f"{module} {sha256(paths[module].read_bytes()).hexdigest()}" for module in sorted(paths)]
+    return sha256("\n".join(sources).encode()).digest()
+
+
+@cache
+def _imported(path: Path) -> tuple[str, ...]:
+    """The names that a file imports at its top level, of which some are modules."""
+    return tuple(_names(ast.parse(path.read_bytes())))
+
+
+def _names(tree: ast.Module) -> Iterator[str]:
+    for node in tree.body:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
