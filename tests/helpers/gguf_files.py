@@ -175,6 +175,8 @@ def _describe_experts(writer: gguf.GGUFWriter, config: PreTrainedConfig) -> None
     elif config.model_type == "ernie4_5_moe":
         writer.add_expert_count(config.moe_num_experts)
         writer.add_expert_shared_count(config.moe_num_shared_experts)
+        width = config.moe_num_shared_experts * config.moe_intermediate_size
+        writer.add_expert_shared_feed_forward_length(width)
         writer.add_interleave_moe_layer_step(config.moe_layer_interval)
         writer.add_leading_dense_block_count(config.moe_layer_start_index)
     else:
