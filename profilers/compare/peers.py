@@ -71,7 +71,6 @@ class PeerTask:
     sequences: tuple[np.ndarray, ...]
     prefill: int
     memory_nbytes: int
-    vocab_size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +118,6 @@ class PeerBench:
             self._text.sequences,
             self._text.prefill,
             self._other_nbytes + sizes.budget_nbytes(setting.budget, self._opened.shape),
-            self._opened.model.config.get_text_config().vocab_size,
         )
         found = read_apart(task)
         return sample_of(found.reading, full, self._text, fast_nbytes=found.expert_nbytes, begin_s=begin_s)
@@ -165,11 +163,12 @@ def read_here(task: PeerTask) -> PeerReading:
 
 
 def _read_gguf(task: PeerTask) -> PeerReading:
-    length = max(map(len, task.sequences))
-    llama = LlamaCpp(task.folder, threads=task.threads, num_tokens=length, vocab_size=task.vocab_size)
+    tensors, length = open_gguf(task.folder).tensors, max(map(len, task.sequences))
+    vocab_size = tensors["token_embd.weight"].shape[0]
+    llama = LlamaCpp(task.folder, threads=task.threads, num_tokens=length, vocab_size=vocab_size)
     llama.read(task.sequences[:1], prefill=task.prefill)
     reading = llama.read(task.sequences, prefill=task.prefill)
-    held = {name: tensor.nbytes for name, tensor in open_gguf(task.folder).tensors.items()}
+    held = {name: tensor.nbytes for name, tensor in tensors.items()}
     return PeerReading(reading, sum(nbytes for name, nbytes in held.items() if "_exps." in name), sum(held.values()))
 
 

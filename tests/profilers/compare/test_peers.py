@@ -27,7 +27,7 @@ def full(opened: MoeModel) -> TextReading:
 
 
 def task(name: str, folder: Path, *, memory_nbytes: int = 0) -> PeerTask:
-    return PeerTask(PEERS[name], folder, "cpu", 1, TEXT.sequences, TEXT.prefill, memory_nbytes, vocab_size=2048)
+    return PeerTask(PEERS[name], folder, "cpu", 1, TEXT.sequences, TEXT.prefill, memory_nbytes)
 
 
 @pytest.mark.parametrize("name", ["transformers-eager", "transformers-batched", "transformers-grouped"])
