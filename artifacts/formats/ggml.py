@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import ClassVar
 
-import numpy as np
 import torch
 
 from artifacts.formats.base import Loop, Stored, loops, require
+from artifacts.formats.gguf_header import BLOCKS
 
 _E2M1_DOUBLED = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 _NAN = 255  # of a scale of MXFP4, which is an exponent
@@ -24,17 +24,17 @@ class GgmlBlocks:
     """`blocks` uint8 [out, in / num_weights * nbytes].
 
     `scales` gives the scales and the minima of blocks uint8 [n, nbytes], each float32 [n, groups]; `codes` float32
-    [n, num_weights]; `fill` is the name of the compiled loop, with what it needs besides.
+    [n, num_weights]; `fill` is the name of the compiled loop.
     """
 
-    fills_bfloat16: ClassVar[bool] = False
+    fills_bfloat16: ClassVar[bool] = True
 
     name: str
     num_weights: int  # of a block
     nbytes: int  # of a block
     scales: Callable[[torch.Tensor], _Scales] = field(compare=False)
     codes: Callable[[torch.Tensor], torch.Tensor] = field(compare=False)
-    fill: tuple = field(compare=False)
+    fill: str = field(compare=False)
 
     def shape(self, stored: Mapping[str, Stored]) -> tuple[int, int]:
         blocks = stored["blocks"]
@@ -55,8 +55,7 @@ class GgmlBlocks:
         scales, minima = self.scales(self._blocks(tensors))
         minima = torch.zeros_like(scales) if minima is None else minima
         of_rows = (each.reshape(len(blocks), -1).contiguous().numpy() for each in (scales, minima))
-        name, *others = self.fill
-        return partial(getattr(loops("ggml_loops"), name), blocks.numpy(), *of_rows, *others)
+        return partial(getattr(loops("ggml_loops"), self.fill), blocks.numpy(), *of_rows)
 
     def is_sound(self, tensors: Mapping[str, torch.Tensor]) -> bool:
         return all(bool(each.isfinite().all()) for each in self.scales(self._blocks(tensors)) if each is not None)
@@ -124,15 +123,13 @@ def _codes_6k(blocks: torch.Tensor) -> torch.Tensor:
     return (_halves(blocks[:, :128], 64) | upper << 4).float() - 32
 
 
-GGML: Mapping[str, GgmlBlocks] = {
-    form.name: form
-    for form in (
-        GgmlBlocks("Q8_0", 32, 34, _one_scale, _codes_8, ("from_bytes",)),
-        GgmlBlocks("Q4_0", 32, 18, _one_scale, _codes_4, ("from_halves", 2, np.arange(-8, 8, dtype=np.float32))),
-        GgmlBlocks("Q4_K", 256, 144, _scales_k, _codes_4k, ("from_four_bits",)),
-        GgmlBlocks("Q5_K", 256, 176, _scales_k, _codes_5k, ("from_five_bits",)),
-        GgmlBlocks("Q6_K", 256, 210, _scales_6, _codes_6k, ("from_six_bits",)),
-        GgmlBlocks("MXFP4", 32, 17, _exponent, _codes_mxfp4, ("from_halves", 1, np.array(_E2M1_DOUBLED, np.float32))),
-    )
+_FUNCTIONS = {
+    "Q8_0": (_one_scale, _codes_8, "from_bytes"),
+    "Q4_0": (_one_scale, _codes_4, "from_signed_halves"),
+    "Q4_K": (_scales_k, _codes_4k, "from_four_bits"),
+    "Q5_K": (_scales_k, _codes_5k, "from_five_bits"),
+    "Q6_K": (_scales_6, _codes_6k, "from_six_bits"),
+    "MXFP4": (_exponent, _codes_mxfp4, "from_float_halves"),
 }
+GGML: Mapping[str, GgmlBlocks] = {form.name: GgmlBlocks(*form, *_FUNCTIONS[form.name]) for form in BLOCKS}
 """The types of quantised tensors that are read, by ggml's name."""

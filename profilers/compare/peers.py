@@ -22,6 +22,7 @@ from profilers.export.gguf import export_gguf
 from profilers.workers.workers import Processes, Workers
 from runtime.control import sizes
 from runtime.model.gguf_file import open_gguf
+from runtime.model.locate import is_gguf
 from runtime.model.open import MoeModel
 from runtime.session.devices import resolve_device
 
@@ -105,7 +106,7 @@ class PeerBench:
         """Measure a peer in a process of its own, with quality against the reading of the `full` model. The budget is
         for experts; all other weights are added to it. Raises a Problem for a peer that cannot run here."""
         begin_s = perf_counter()
-        if self._folder.is_file():
+        if is_gguf(self._folder):
             raise BadInput(f"{setting.preset} does not read {self._folder.name}: moectl compares on safetensors")
         peer, device = PEERS[setting.preset], str(self._opened.model.device)
         check(peer, device)

@@ -16,6 +16,7 @@ from runtime.links.disk import CachedSource, DiskLink
 from runtime.links.emulated import EmulatedLink
 from runtime.links.link import DEMAND, ExpertSource, Link
 from runtime.model.layout import aligned
+from runtime.model.locate import weight_files
 from runtime.model.open import MoeModel
 from runtime.session.probe import seconds_of
 from runtime.tiers.slow import SlowTier
@@ -168,7 +169,7 @@ def _bring_cold(link: Link, slots: torch.Tensor, folder: Path, effort: TimingEff
 
 
 def _forget(folder: Path) -> None:
-    for path in folder.parent.glob("*.gguf") if folder.is_file() else folder.glob("*.safetensors"):
+    for path in weight_files(folder):
         descriptor = os.open(path, os.O_RDONLY)
         try:
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)

@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from artifacts.common.untrusted import existing, read_json
 from artifacts.errors import BadInput
 from runtime.model.huge_pages import HUGE_PAGE, anonymous
+from runtime.model.locate import is_gguf
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 DTYPES = {
@@ -188,7 +189,7 @@ class Checkpoint:
 
 def open_checkpoint(folder: Path) -> Checkpoint:
     """Open every shard of `folder` and read only the headers; BadInput names the file that cannot be used."""
-    if folder.is_file():
+    if is_gguf(folder):
         raise BadInput(f"{folder} is a GGUF file: moectl repacks and exports safetensors only, use it as it is")
     shards = tuple(Shard(path) for path in _shard_paths(folder))
     return Checkpoint(folder, shards, {name: tensor for shard in shards for name, tensor in shard.tensors.items()})

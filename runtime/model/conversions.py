@@ -49,5 +49,12 @@ def check_plain(converter: WeightConverter, name: str) -> None:
 def is_joined(converter: WeightConverter) -> bool:
     """Whether the conversion does no more than join the rows of tensors [E, ...], of which none is one expert's."""
     first, *others = converter.operations
-    is_join = isinstance(first, Concatenate) and first.dim == 1 and not others
+    is_join = isinstance(first, Concatenate) and first.dim == 1 and (not others or takes_turns(converter))
     return is_join and not any("*" in source for source in converter.source_patterns)
+
+
+def takes_turns(converter: WeightConverter) -> bool:
+    """Whether the conversion, once it has joined the rows of two tensors [E, ...], takes them by turns."""
+    *_, last = converter.operations
+    is_turning = isinstance(last, Interleave) and last.dim == 1 and last.inverse
+    return is_turning and len(converter.operations) == len(converter.source_patterns) == 2

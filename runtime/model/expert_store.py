@@ -24,7 +24,8 @@ class Extent:
     """Contiguous stored bytes of one expert, and their place in its slot, from `start` to `stop`, as `slot_dtype`.
 
     Where the slot has the first two dimensions of what is stored swapped, `swapped` is the stored shape. Such bytes are
-    always read whole: the place begins `skipped` numbers behind their first in the slot.
+    always read whole: the place begins `skipped` numbers behind their first in the slot. Where it fills every second
+    row of the place, from the first on, `num_rows` is how many it has.
     """
 
     shard: Shard | LayoutNumber
@@ -36,15 +37,17 @@ class Extent:
     slot_dtype: torch.dtype
     swapped: tuple[int, ...] | None = None
     skipped: int = 0
+    num_rows: int | None = None
 
     @property
     def is_copy(self) -> bool:
         """Whether its place in the slot has the stored bytes as they are."""
-        return self.dtype == self.slot_dtype and self.swapped is None
+        return self.dtype == self.slot_dtype and self.swapped is None and self.num_rows is None
 
     def within(self, start: int, stop: int) -> "Extent | None":
         """Return the part that belongs between `start` and `stop` of the slot, multiples of an element; None if none
         does."""
+        assert self.num_rows is None, "only experts that are packed have rows by turns, and these are read whole"
         first, last = max(start, self.start), min(stop, self.stop)
         if first >= last:
             return None
@@ -55,13 +58,17 @@ class Extent:
         offset = self.offset + (first - self.start) * scale // size
         return replace(self, offset=offset, nbytes=(last - first) * scale // size, start=first, stop=last)
 
-    def read(self, file: File) -> torch.Tensor:
-        """The numbers for its place, flat, in their stored dtype."""
+    def convert(self, file: File, out: torch.Tensor) -> None:
+        """Read the numbers and write them to their place in the slot `out`."""
         values = read_tensor(file, self.offset, self.nbytes, self.dtype)
-        if self.swapped is None:
-            return values
-        count = (self.stop - self.start) // self.slot_dtype.itemsize
-        return values.view(self.swapped).transpose(0, 1).flatten()[self.skipped : self.skipped + count]
+        place = out[self.start : self.stop].view(self.slot_dtype)
+        if self.num_rows is not None:
+            values = values.view(self.num_rows, -1)
+            place.view(-1, values.shape[1])[::2].copy_(values)
+        elif self.swapped is not None:
+            place.copy_(values.view(self.swapped).transpose(0, 1).flatten()[self.skipped : self.skipped + len(place)])
+        else:
+            place.copy_(values)
 
 
 class DiskStore:
@@ -100,8 +107,7 @@ class DiskStore:
         for run in reads.runs:
             self._file(run.shard).read_into(run.offset, [target[start:stop] for start, stop in run.spans])
         for extent in reads.conversions:
-            values = extent.read(self._file(extent.shard))
-            out[extent.start : extent.stop].view(extent.slot_dtype).copy_(values)
+            extent.convert(self._file(extent.shard), out)
         if (key, spans) not in self._checked:
             self._check_finite(layer, expert, out, spans or ((0, self.layout.nbytes),))
             self._checked.add((key, spans))

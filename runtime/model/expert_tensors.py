@@ -21,7 +21,7 @@ from artifacts.formats.base import Format
 from artifacts.formats.turned import Turned
 from artifacts.shape import Shape
 from runtime.model.checkpoint import StoredTensor
-from runtime.model.conversions import check_plain, is_joined, is_swap, is_turned, stored_shape
+from runtime.model.conversions import check_plain, is_joined, is_swap, is_turned, stored_shape, takes_turns
 from runtime.model.expert_store import Extent, StoredLayout
 from runtime.model.layers import MoeLayer
 from runtime.model.layout import ExpertLayout, Part
@@ -68,7 +68,8 @@ def locate_experts(
         elif converter is None or is_swap(converter):
             search.add_fused(*place, tensors[name], converter)
         elif is_joined(converter):
-            search.add_fused(*place, tensors[name], sources=converter.source_patterns, source=source)
+            by_turns = takes_turns(converter)
+            search.add_fused(*place, tensors[name], sources=converter.source_patterns, source=source, by_turns=by_turns)
         else:
             search.add_one(*place, tensors[name], converter, source, names.renamed(name))
     return LocatedExperts(*search.complete(), others)
@@ -97,7 +98,8 @@ class _Names:
 
 
 class _Slice(NamedTuple):
-    """One expert's part of a stored tensor: a matrix that is not quantised, or one component of a quantised one."""
+    """One expert's part of a stored tensor: a matrix that is not quantised, or one component of a quantised one. `turn`
+    is 0 or 1 where its rows are every second one of a matrix, from the first or the second on."""
 
     role: str
     format: Format | None
@@ -106,15 +108,20 @@ class _Slice(NamedTuple):
     nbytes: int
     shape: tuple[int, ...]
     swapped: tuple[int, ...] | None = None
+    turn: int | None = None
 
     def piece(self, part: Part, source: int, dtype: torch.dtype) -> Piece:
         """What it is in a slot: numbers that are not quantised are of the module's dtype there."""
         kept_as = dtype if self.format is None else self.tensor.dtype
-        return Piece(part.name, source, self.role, self.format, kept_as, self.shape)
+        shape = self.shape if self.turn is None else (2 * self.shape[0], *self.shape[1:])
+        return Piece(part.name, source, self.role, self.format, kept_as, shape)
 
     def extent(self, start: int, stop: int, dtype: torch.dtype) -> Extent:
         stored = self.tensor.shard, self.tensor.dtype, self.offset, self.nbytes
-        return Extent(*stored, start, stop, dtype, swapped=self.swapped)
+        if self.turn is None:
+            return Extent(*stored, start, stop, dtype, swapped=self.swapped)
+        start += self.turn * (stop - start) // (2 * self.shape[0])
+        return Extent(*stored, start, stop, dtype, num_rows=self.shape[0])
 
 
 class _Search:
@@ -136,8 +143,10 @@ class _Search:
         *,
         sources: Sequence[str] = ("",),
         source: str = "",
+        by_turns: bool = False,
     ) -> None:
-        """Add a tensor [E, ...], whose e-th slice is expert e but for `swap`, or the source i of n of its rows."""
+        """Add a tensor [E, ...], whose e-th slice is expert e but for `swap`, or the source i of n of its rows, which
+        follow each other or are taken `by_turns`."""
         is_quantised = isinstance(tensor, QuantisedTensor)
         shape = tuple(reversed(part.shape)) if self._is_transposed and is_quantised else part.shape  # those: [out, in]
         turns = swap is not None and is_turned(swap, tensor, shape)
@@ -155,6 +164,7 @@ class _Search:
                     shape=slice_.shape[1:],
                     swapped=swapped,
                     format=Turned(slice_.format) if turns and is_quantised else slice_.format,
+                    turn=index if by_turns else None,
                 )
                 for slice_ in _whole(tensor)
             ]
@@ -219,16 +229,23 @@ class _Search:
 
     def _packed(self, key: int, layout: QuantisedLayout, start: int = 0) -> tuple[Extent, ...]:
         """The extents of an expert that lies in its slot from `start` on."""
-        slices = (slice_ for _, _, slice_ in self._in_order(key))
-        places = zip(slices, layout.pieces, layout.offsets, strict=True)
-        return tuple(
-            slice_.extent(start + offset, start + offset + piece.nbytes, piece.dtype)
-            for slice_, piece, offset in places
-        )
+        extents, places = [], zip(layout.pieces, layout.offsets, strict=True)
+        for _, _, slice_ in self._in_order(key):
+            if slice_.turn != 1:
+                piece, offset = next(places)
+            extents.append(slice_.extent(start + offset, start + offset + piece.nbytes, piece.dtype))
+        return tuple(extents)
 
     def _pieces(self, key: int) -> tuple[Piece, ...]:
-        dtype = self._layout.dtype
-        return tuple(slice_.piece(part, index, dtype) for part, index, slice_ in self._in_order(key))
+        """Those of an expert. Raises BadInput for rows by turns of different types."""
+        pieces: list[Piece] = []
+        for part, index, slice_ in self._in_order(key):
+            piece = slice_.piece(part, 0 if slice_.turn else index, self._layout.dtype)
+            if slice_.turn != 1:
+                pieces.append(piece)
+            elif piece != pieces[-1]:
+                raise BadInput(f"{slice_.tensor.name} is of another type than its other half: take a file of one type")
+        return tuple(pieces)
 
     def _in_order(self, key: int) -> Iterator[tuple[Part, int, _Slice]]:
         layer = key // self._shape.num_experts

@@ -9,9 +9,8 @@ import torch
 from transformers import GenerationConfig, GenerationMixin, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.modeling_outputs import CausalLMOutput
 
-from artifacts.common.untrusted import read_json
 from artifacts.errors import BadInput, first_line
-from runtime.model.gguf_config import gguf_config
+from runtime.model.source import source_of
 
 _FOLLOWED = """
     min_length min_new_tokens max_time stop_strings
@@ -60,9 +59,7 @@ def load_generation_config(
 
     Raises BadInput, with the name of the setting where one alone is at fault, if transformers cannot use them.
     """
-    path = folder if folder.is_file() else folder / "generation_config.json"
-    is_own = path.is_file() and path != folder
-    path = path if path.is_file() else folder / "config.json"
+    path, is_own, stored = source_of(folder).generation_settings()
     parse = GenerationConfig.from_dict if is_own else GenerationConfig.from_model_config
     shallow = _Shallow(model.get_input_embeddings().num_embeddings)
 
@@ -75,22 +72,11 @@ def load_generation_config(
             shallow.try_out(config, tokenizer)
         return config, lines
 
-    settings = gguf_config(folder) if folder.is_file() else _read(path)
     try:
-        model.generation_config, lines = load(settings)
+        model.generation_config, lines = load(stored)
     except Exception as error:  # transformers raises anything on a bad value, most of it in the midst of generate()
-        raise BadInput(f"transformers cannot use {path}: {_fault(settings, load) or first_line(error)}") from error
+        raise BadInput(f"transformers cannot use {path}: {_fault(stored, load) or first_line(error)}") from error
     return lines
-
-
-def _read(path: Path) -> dict[str, object]:
-    try:
-        settings = read_json(path)
-    except (ValueError, OSError) as error:
-        raise BadInput(f"transformers cannot use {path}: {first_line(error)}") from error
-    if not isinstance(settings, dict):
-        raise BadInput(f"transformers cannot use {path}: it holds a {type(settings).__name__}, not a JSON object")
-    return settings
 
 
 def _fault(settings: dict[str, object], load: Callable[[dict[str, object]], object]) -> str | None:

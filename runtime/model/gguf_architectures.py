@@ -7,7 +7,7 @@ from pathlib import Path
 
 from artifacts.errors import BadInput
 
-SOFTMAX, SIGMOID = 1, 2  # how routers' scores are made (`expert_gating_func`)
+SOFTMAX, SIGMOID, SOFTMAX_OF_CHOSEN = 1, 2, 3  # how routers' scores are made (`expert_gating_func`)
 
 _FIELDS = {
     "attention.head_count": "num_attention_heads",
@@ -38,17 +38,20 @@ _NAMES = (
 @dataclass(frozen=True, slots=True)
 class Architecture:
     """`own_fields` are config fields by the file's entries, and `own_names` names of tensors, besides those that are
-    alike; `fixed` has fields of which files say nothing. `is_permuted` says that the rows of q and k are stored in
-    pairs of a head's halves, as llama.cpp turns them; `is_partly_turned` that only some of a head's numbers are turned
-    by their position."""
+    alike, before which they are tried; `fixed` and `fixed_scaling` have fields of the config, and of its scaling of
+    positions, of which files say nothing. `is_permuted` says that the rows of q and k are stored in pairs of a head's
+    halves, as llama.cpp turns them; `is_partly_turned` that only some of a head's numbers are turned by their position;
+    `takes_turns` that the module has rows of gate and up by turns."""
 
     family: str
     own_fields: Mapping[str, str]
     own_names: tuple[tuple[str, str], ...] = ()
     fixed: Mapping[str, object] = field(default_factory=dict)
+    fixed_scaling: Mapping[str, object] = field(default_factory=dict)
     gating: int = SOFTMAX
     is_permuted: bool = False
     is_partly_turned: bool = False
+    takes_turns: bool = False
 
     @property
     def fields(self) -> Mapping[str, str]:
@@ -56,7 +59,7 @@ class Architecture:
 
     @property
     def names(self) -> tuple[tuple[str, str], ...]:
-        return (*_NAMES, *self.own_names)
+        return (*self.own_names, *_NAMES)
 
 
 def _shared(module: str) -> tuple[tuple[str, str], ...]:
@@ -65,7 +68,7 @@ def _shared(module: str) -> tuple[tuple[str, str], ...]:
 
 
 _EXPERTS = {"expert_count": "num_experts", "expert_feed_forward_length": "moe_intermediate_size"}
-_LOCAL_EXPERTS = {"expert_count": "num_local_experts"}
+_LOCAL_EXPERTS = {"expert_count": "num_local_experts", "expert_feed_forward_length": "intermediate_size"}
 _GROUPED = {  # DeepSeek's router without its attention
     "expert_count": "n_routed_experts",
     "expert_feed_forward_length": "moe_intermediate_size",
@@ -81,11 +84,38 @@ _QWEN3 = Architecture("qwen3_moe", _EXPERTS, fixed={"norm_topk_prob": True})
 
 ARCHITECTURES: Mapping[str, Architecture] = {
     "dots1": Architecture("dots1", _GROUPED, _GROUPED_NAMES, gating=SIGMOID),
+    "ernie4_5-moe": Architecture(
+        "ernie4_5_moe",
+        {
+            "expert_count": "moe_num_experts",
+            "expert_feed_forward_length": "moe_intermediate_size",
+            "expert_shared_count": "moe_num_shared_experts",
+            "expert_used_count": "moe_k",
+            "interleave_moe_layer_step": "moe_layer_interval",
+            "leading_dense_block_count": "moe_layer_start_index",
+        },
+        (
+            (r"\.exp_probs_b\.bias", ".mlp.gate.moe_statics.e_score_correction_bias"),
+            *_shared("shared_experts"),
+        ),
+    ),
     "glm4moe": Architecture("glm4_moe", _GROUPED, _GROUPED_NAMES, gating=SIGMOID, is_partly_turned=True),
+    "gpt-oss": Architecture(
+        "gpt_oss",
+        _LOCAL_EXPERTS | {"attention.sliding_window": "sliding_window"},
+        (
+            (r"\.attn_sinks\.weight", ".self_attn.sinks"),
+            (r"\.ffn_gate_inp\.", ".mlp.router."),
+            (r"\.ffn_down_exps\.bias", ".mlp.experts.down_proj_bias"),
+        ),
+        fixed_scaling={"truncate": False},
+        gating=SOFTMAX_OF_CHOSEN,
+        takes_turns=True,
+    ),
     "llama": Architecture("mixtral", _LOCAL_EXPERTS, is_permuted=True),
     "minimax-m2": Architecture(
         "minimax_m2",
-        _LOCAL_EXPERTS | {"expert_feed_forward_length": "intermediate_size"},
+        _LOCAL_EXPERTS,
         ((r"\.exp_probs_b\.bias", ".mlp.e_score_correction_bias"),),
         gating=SIGMOID,
         is_partly_turned=True,

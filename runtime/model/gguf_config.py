@@ -1,18 +1,32 @@
-"""What a GGUF file says of its model, in the terms of transformers: config, names of weights, tokenizer."""
+"""What a GGUF file says of its model, in the terms of transformers; without torch."""
 
-from collections.abc import Collection, Mapping
-from copy import deepcopy
+from collections.abc import Mapping
 from pathlib import Path
 
-import torch
-from transformers import PreTrainedConfig, PreTrainedTokenizerBase, PreTrainedTokenizerFast
-from transformers.core_model_loading import Concatenate, WeightConverter, WeightRenaming, WeightTransform
-from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
-from transformers.integrations.gguf.gguf_conversion_mapping import DENSE_DECODER_RENAMINGS, PermuteRows, Unsqueeze
-
 from artifacts.errors import BadInput
+from artifacts.formats.gguf_header import PLAIN, GgufHeader, GgufTensor, read_header
 from runtime.model.gguf_architectures import Architecture, architecture_of
-from runtime.model.gguf_file import open_parts
+from runtime.model.locate import parts_of
+
+_TOKENS = {
+    "tokenizer.ggml.bos_token_id": "bos_token_id",
+    "tokenizer.ggml.eos_token_id": "eos_token_id",
+    "tokenizer.ggml.unknown_token_id": "unk_token_id",
+    "tokenizer.ggml.padding_token_id": "pad_token_id",
+}
+_SCALING = {
+    "rope.scaling.type": "rope_type",
+    "rope.scaling.factor": "factor",
+    "rope.scaling.original_context_length": "original_max_position_embeddings",
+    "rope.scaling.yarn_beta_fast": "beta_fast",
+    "rope.scaling.yarn_beta_slow": "beta_slow",
+}
+_OF_NO_USE = ("rope.scaling.finetuned",)
+
+
+def read_headers(path: Path) -> list[GgufHeader]:
+    """Read the headers of a GGUF file, and where its name says that it is one of several parts, of all of them."""
+    return [read_header(part) for part in parts_of(path)]
 
 
 def gguf_config(path: Path) -> dict:
@@ -20,29 +34,53 @@ def gguf_config(path: Path) -> dict:
 
     Raises BadInput for an architecture that is not read, and for what the family does not compute.
     """
-    shards = open_parts(path)
-    names = {name for shard in shards for name in shard.tensors}
-    metadata = shards[0].entries
+    headers = read_headers(path)
+    tensors = {name: each for header in headers for name, each in header.tensors.items()}
+    metadata = headers[0].entries
     form, own = architecture_of(path, metadata)
-    if "token_embd.weight" not in names:
+    if "token_embd.weight" not in tensors:
         raise BadInput(f"{path} has no token_embd.weight: it is a vocabulary or a part of a model, take the whole")
     _check(path, form, own)
-    config = {"model_type": form.family, **form.fixed, **_renamed(own, form.fields)}
-    config |= _renamed(metadata, {f"tokenizer.{old}": new for old, new in GGUF_CONFIG_MAPPING["tokenizer"].items()})
+    if form.takes_turns:
+        _check_experts(path, form, tensors)
+    config = {"model_type": form.family, **form.fixed, **_renamed(own, form.fields), **_renamed(metadata, _TOKENS)}
     config.setdefault("vocab_size", metadata.get("tokenizer.ggml.tokens"))
-    return config | _counted(form, own, names) | {"tie_word_embeddings": "output.weight" not in names}
+    config |= _counted(form, own, tensors) | {"rope_parameters": _rope_parameters(path, form, own)}
+    return config | {"tie_word_embeddings": "output.weight" not in tensors}
 
 
 def _check(path: Path, form: Architecture, own: Mapping[str, object]) -> None:
-    if own.get("rope.scaling.type", "none") != "none":
-        raise BadInput(f"{path} scales its positions (rope.scaling), which moectl does not read in GGUF files")
     if (gating := own.get("expert_gating_func", form.gating)) != form.gating:
         raise BadInput(f"{path} says expert_gating_func {gating}, and {form.family} computes {form.gating}")
     if not form.is_partly_turned and own.get("rope.dimension_count") not in (None, _head_dim(own)):
         raise BadInput(f"{path} turns a part of each head (rope.dimension_count), which {form.family} does not compute")
 
 
-def _counted(form: Architecture, own: Mapping[str, object], names: Collection[str]) -> dict[str, object]:
+def _check_experts(path: Path, form: Architecture, tensors: Mapping[str, GgufTensor]) -> None:
+    """Raise BadInput for experts that could not be put in the order of the module: those that are not packed, and gate
+    and up in one tensor."""
+    for name, tensor in tensors.items():
+        if "_gate_up_exps." in name or name.endswith("_exps.weight") and tensor.type in PLAIN:
+            raise BadInput(
+                f"{path}: {name} is {tensor.type.name}; of {form.family} moectl reads packed experts, as MXFP4, with "
+                "gate and up apart: take such a file"
+            )
+
+
+def _rope_parameters(path: Path, form: Architecture, own: Mapping[str, object]) -> dict[str, object]:
+    """How positions are turned and scaled: not, or by YaRN."""
+    kind = own.get("rope.scaling.type", "none")
+    if kind == "none":
+        return {"rope_type": "default"}
+    unread = [key for key in own if key.startswith("rope.scaling.") and key not in (*_SCALING, *_OF_NO_USE)]
+    if kind != "yarn" or unread:
+        raise BadInput(
+            f"{path} scales its positions by {', '.join([str(kind)[:40], *unread])}: moectl reads yarn alone"
+        )
+    return {**form.fixed_scaling, **_renamed(own, _SCALING)}
+
+
+def _counted(form: Architecture, own: Mapping[str, object], tensors: Mapping[str, GgufTensor]) -> dict[str, object]:
     """Fields that are made of several entries, or of which tensors there are."""
     fields: dict[str, object] = {}
     if form.is_partly_turned:
@@ -50,7 +88,10 @@ def _counted(form: Architecture, own: Mapping[str, object], names: Collection[st
     if (num_further := own.get("nextn_predict_layers")) is not None:  # which predict further tokens
         fields["num_hidden_layers"] = own["block_count"] - num_further
     if form.family == "glm4_moe":
-        fields |= {"use_qk_norm": "blk.0.attn_q_norm.weight" in names, "attention_bias": "blk.0.attn_q.bias" in names}
+        fields |= {
+            "use_qk_norm": "blk.0.attn_q_norm.weight" in tensors,
+            "attention_bias": "blk.0.attn_q.bias" in tensors,
+        }
     return fields
 
 
@@ -61,41 +102,3 @@ def _head_dim(own: Mapping[str, object]) -> int:
 def _renamed(entries: Mapping[str, object], names: Mapping[str, str]) -> dict[str, object]:
     """The entries that have a name in transformers, by that."""
     return {new: entries[old] for old, new in names.items() if entries.get(old) is not None}
-
-
-def gguf_mapping(path: Path, config: PreTrainedConfig) -> list[WeightTransform]:
-    """The way from the names in a GGUF file to the parameters of a model: new rules, as matching changes them."""
-    form, _ = architecture_of(path, open_parts(path)[0].entries)
-    renamings = [WeightRenaming(*pair) for pair in form.names]
-    gate_up = WeightConverter(
-        source_patterns=[r"\.ffn_gate_exps\.weight", r"\.ffn_up_exps\.weight"],
-        target_patterns=".mlp.experts.gate_up_proj",
-        operations=[Concatenate(dim=1)],
-    )
-    name = "mlp.shared_expert_gate.weight"  # a row in the files
-    shared_gate = WeightConverter(name, name, operations=[Unsqueeze(0, expected_ndim=2)])
-    turned = _permuted_back(config) if form.is_permuted else []
-    return [*deepcopy(DENSE_DECODER_RENAMINGS), *renamings, gate_up, shared_gate, *turned]
-
-
-def _permuted_back(config: PreTrainedConfig) -> list[WeightConverter]:
-    """Put the rows of q and k, which llama.cpp takes by turns from both halves of a head, in transformers' order."""
-    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
-    names = {f"self_attn.{part}.weight": PermuteRows(_halves(config.head_dim, count)) for part, count in heads.items()}
-    return [WeightConverter(name, name, operations=[permute]) for name, permute in names.items()]
-
-
-def _halves(head_dim: int, num_heads: int) -> torch.Tensor:
-    rows = torch.arange(num_heads * head_dim, device="cpu")  # named, as a model may be built on another
-    return rows.view(num_heads, head_dim // 2, 2).transpose(1, 2).reshape(-1)
-
-
-def has_tokenizer(path: Path) -> bool:
-    """Whether a GGUF file holds a vocabulary."""
-    return "tokenizer.ggml.model" in open_parts(path)[0].entries
-
-
-def gguf_tokenizer(path: Path) -> PreTrainedTokenizerBase:
-    """Make the tokenizer that a GGUF file holds, of several the first. Raises what transformers raises."""
-    first = open_parts(path)[0].path
-    return PreTrainedTokenizerFast.from_pretrained(first.parent, gguf_file=first.name)

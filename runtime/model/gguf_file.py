@@ -1,98 +1,47 @@
-"""GGUF files: which belong together, where each tensor lies in them, and which of these hold matrices in few bits."""
+"""The tensors of GGUF files: where each lies, and which of them are matrices in few bits."""
 
-import hashlib
-import os
-import struct
-from functools import lru_cache
-from math import prod
 from pathlib import Path
-from textwrap import shorten
 
 import torch
 
-from artifacts.errors import BadInput
 from artifacts.formats.ggml import GGML
-from artifacts.formats.gguf_header import GgufHeader, read_header
+from artifacts.formats.gguf_header import PLAIN, GgufTensor, read_header
 from runtime.model.checkpoint import Checkpoint, Contents, Shard, StoredTensor
 from runtime.model.locate import parts_of
 from runtime.model.quantised_tensor import QuantisedTensor, Tensors
 
-# By the number that ggml gives them (enum ggml_type in ggml.h).
-_PLAIN = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}
-_BLOCKS = {2: "Q4_0", 8: "Q8_0", 12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 39: "MXFP4"}
-_OTHERS = {3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 10: "Q2_K", 11: "Q3_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS"}
-_OTHERS |= {19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 29: "IQ1_M", 40: "NVFP4"}
-_READ = ", ".join(("F32", "F16", "BF16", *GGML))
-_ALIGNMENT = 32  # bytes: where tensors begin, unless `general.alignment` says otherwise
-
-
-@lru_cache(maxsize=64)  # an opening asks several times
-def _header(path: Path, stamp: tuple[int, int]) -> GgufHeader:
-    """Read the header of the file as of its `stamp`. Raises BadInput."""
-    try:
-        return read_header(path)
-    except (ValueError, OSError, struct.error, OverflowError, MemoryError) as error:
-        reason = shorten(str(error), 160)
-        raise BadInput(f"{path} is truncated or no GGUF file ({reason}): download it again") from error
+_DTYPES = dict(zip(PLAIN, (torch.float32, torch.float16, torch.bfloat16), strict=True))
 
 
 class GgufShard(Shard):
     """One open GGUF file; a tensor in few bits is uint8 [..., bytes of a row], and `types` has the name of its type.
-    `entries` are what the header says besides tensors; of arrays of strings it has the lengths.
 
     Raises BadInput if the file is missing, truncated, no GGUF file, or has a tensor of a type that is not read.
     """
 
     types: dict[str, str]
-    entries: dict[str, object]
 
     def _check_whole(self) -> None:
-        if not self.path.is_file():
-            raise BadInput(f"{self.path} is missing: the model is in several files, so download this one too")
-        if not os.access(self.path, os.R_OK):
-            raise BadInput(f"{self.path} cannot be read: permission denied")
+        read_header(self.path)
 
     def _contents(self) -> Contents:
-        header = _header(self.path, self._stamp)
-        alignment = header.entries.get("general.alignment", _ALIGNMENT)
-        if type(alignment) is not int or alignment <= 0:
-            raise BadInput(f"{self.path} says general.alignment {str(alignment)[:30]}: download it again")
-        self.entries, self.types = header.entries, {}
-        start = -(-len(header.content) // alignment) * alignment
-        tensors = {each.name: self._tensor(*each, start=start) for each in header.tensors}
-        if len(tensors) < len(header.tensors):
-            raise BadInput(f"{self.path} has two tensors of one name: download it again")
-        return Contents(hashlib.sha256(header.content).digest(), {}, tensors)
+        header = read_header(self.path)
+        self.types = {name: each.type.name for name, each in header.tensors.items() if each.type not in _DTYPES}
+        return Contents(header.digest, {}, {name: self._stored(each) for name, each in header.tensors.items()})
 
-    def _tensor(self, name: str, shape: tuple[int, ...], number: int, offset: int, *, start: int) -> StoredTensor:
-        dtype = _PLAIN.get(number, torch.uint8)
-        if dtype is torch.uint8:
-            shape = self._in_bytes(name, shape, number)
-        nbytes = prod(shape) * dtype.itemsize
-        if start + offset + nbytes > self.nbytes:
-            raise BadInput(f"{self.path} ends within {name}: it is truncated, download it again")
-        return StoredTensor(name, dtype, shape, self, start + offset, nbytes)
-
-    def _in_bytes(self, name: str, shape: tuple[int, ...], number: int) -> tuple[int, ...]:
-        """The shape of a tensor of blocks, its last dimension in bytes."""
-        if number not in _BLOCKS:
-            shown = _OTHERS.get(number, f"the unknown type {number}")
-            raise BadInput(f"{self.path}: {name} is {shown}, and moectl reads {_READ}: take a file of these types")
-        self.types[name] = _BLOCKS[number]
-        form = GGML[self.types[name]]
-        if not shape or shape[-1] % form.num_weights:
-            raise BadInput(f"{self.path}: {name} has rows of {shape[-1:]} in {form.name}: download it again")
-        return (*shape[:-1], shape[-1] // form.num_weights * form.nbytes)
-
-
-def open_parts(path: Path) -> tuple[GgufShard, ...]:
-    """Open a GGUF file, and where its name says that it is one of several parts, all of them."""
-    return tuple(GgufShard(part) for part in parts_of(path))
+    def _stored(self, tensor: GgufTensor) -> StoredTensor:
+        place = self, tensor.offset, tensor.nbytes
+        if tensor.type in _DTYPES:
+            return StoredTensor(tensor.name, _DTYPES[tensor.type], tensor.shape, *place)
+        *outer, row = tensor.shape
+        return StoredTensor(
+            tensor.name, torch.uint8, (*outer, row // tensor.type.num_weights * tensor.type.nbytes), *place
+        )
 
 
 def open_gguf(path: Path) -> Checkpoint:
     """Open the files of a model and read only their headers; BadInput names the file that cannot be used."""
-    shards = open_parts(path)
+    shards = tuple(GgufShard(part) for part in parts_of(path))
     return Checkpoint(path, shards, {name: tensor for shard in shards for name, tensor in shard.tensors.items()})
 
 

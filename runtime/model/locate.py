@@ -65,6 +65,16 @@ def only_gguf(folder: Path) -> Path | None:
     return firsts[0] if firsts else files[0]
 
 
+def is_gguf(path: Path) -> bool:
+    """Whether what `locate` found is a GGUF file, and no folder of safetensors."""
+    return path.is_file()
+
+
+def weight_files(path: Path) -> list[Path]:
+    """Return the files of the weights of what `locate` found."""
+    return parts_of(path) if is_gguf(path) else sorted(path.glob("*.safetensors"))
+
+
 def parts_of(path: Path) -> list[Path]:
     """Return the files of a model, all of them where a GGUF file's name says that it is one of several."""
     found = PART.fullmatch(path.name)

@@ -1,35 +1,28 @@
 """Opens a Mixture-of-Experts model without its experts: all else is loaded, and the experts can be read one by one."""
 
 from dataclasses import dataclass, replace
-from functools import partial
 from math import inf, prod
-from pathlib import Path
 
 import torch
-from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from artifacts.errors import BadInput, first_line
-from artifacts.formats.table import quantisation_of
 from artifacts.shape import FULL_BITS, Shape
-from runtime.model.checkpoint import Checkpoint, open_checkpoint
+from runtime.model.checkpoint import Checkpoint
 from runtime.model.config_fields import check_fields
 from runtime.model.expert_store import DiskStore, StoredLayout
 from runtime.model.expert_tensors import locate_experts
-from runtime.model.families import check_family
 from runtime.model.fingerprint import fingerprint, former_fingerprint
 from runtime.model.generation_config import load_generation_config
-from runtime.model.gguf_config import gguf_config, gguf_tokenizer, has_tokenizer
-from runtime.model.gguf_file import gguf_matrices, open_gguf
 from runtime.model.layers import MoeLayer, moe_layers
 from runtime.model.layout import ExpertLayout, ExpertStore
-from runtime.model.locate import locate, read_config
-from runtime.model.quantised_tensor import Tensors, gather_matrices
-from runtime.model.skeleton import build_skeleton, load_resident, mapping_of, parse_config
+from runtime.model.locate import locate
+from runtime.model.skeleton import build_skeleton, load_resident
+from runtime.model.source import Source, source_of
 from runtime.model.trial import try_model
 
 _MOST = torch.finfo(torch.float32).max  # the largest number that torch computes with in float32
 DEPTHS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")  # config entries for the number of layers
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,22 +67,22 @@ def open_model(name: str, *, dtype: torch.dtype | None = None, device: str | tor
 
     `dtype` defaults to the checkpoint's own. Raises BadInput for a model that is incomplete, damaged or refused.
     """
-    folder = locate(name)
-    stored_config, checkpoint = _read(folder)
-    tensors = _tensors(checkpoint, stored_config)
+    source = source_of(locate(name))
+    stored_config, checkpoint = source.read_config(), source.open()
+    tensors = source.tensors(checkpoint, stored_config)
     _check_numbers(stored_config, checkpoint)
-    config = parse_config(folder, stored_config)
-    dtype = dtype or _dtype(config, checkpoint)
+    config = _parsed(source, stored_config)
+    dtype = dtype or config.dtype or config.get_text_config().dtype or source.dtype(checkpoint)
     model = build_skeleton(config, dtype)
     check_fields(stored_config, config, model)
     layers = moe_layers(model)
     layout = ExpertLayout.of(layers[0].shapes, dtype)
-    plain, mapping = _shape(layers, layout), mapping_of(model, folder)
-    located = locate_experts(model, layers, shape=plain, layout=layout, tensors=tensors, mapping=mapping)
+    plain = _shape(layers, layout)
+    located = locate_experts(model, layers, shape=plain, layout=layout, tensors=tensors, mapping=source.mapping(model))
     shape = _as_stored(plain, located.layout)
     experts = {f"{layer.name}.{part.name}" for layer in layers for part in layout.parts}
-    load_resident(model, located.others, experts=experts, dtype=dtype, device=torch.device(device), folder=folder)
-    tokenizer = _tokenizer(folder, model.get_input_embeddings().num_embeddings)
+    load_resident(model, located.others, experts=experts, dtype=dtype, device=torch.device(device), source=source)
+    tokenizer = _tokenizer(source, model.get_input_embeddings().num_embeddings)
     opened = MoeModel(
         model=model,
         config=model.config,
@@ -103,7 +96,7 @@ def open_model(name: str, *, dtype: torch.dtype | None = None, device: str | tor
         dtype=dtype,
         sum_dtype=try_model(model, layers),
         stored_shape=shape,
-        unfollowed=(*_text_only(config), *load_generation_config(model, folder, tokenizer)),
+        unfollowed=(*_text_only(config), *load_generation_config(model, source.path, tokenizer)),
     )
     checkpoint.check_unchanged()
     return opened
@@ -114,19 +107,11 @@ def _text_only(config: PreTrainedConfig) -> tuple[str, ...]:
     return (f"{config.model_type} is opened for text: its weights for other input are not loaded",) * is_multimodal
 
 
-def _read(folder: Path) -> tuple[dict, Checkpoint]:
-    """The config as stored, and the files."""
-    if folder.is_file():
-        return gguf_config(folder), open_gguf(folder)
-    config = read_config(folder)
-    check_family(config)
-    return config, open_checkpoint(folder)
-
-
-def _tensors(checkpoint: Checkpoint, config: dict) -> Tensors:
-    if checkpoint.folder.is_file():
-        return gguf_matrices(checkpoint)
-    return gather_matrices(checkpoint.tensors, quantisation_of(config, checkpoint.folder))
+def _parsed(source: Source, stored: dict) -> PreTrainedConfig:
+    try:
+        return source.parse_config(stored)
+    except Exception as error:  # transformers raises anything on a broken config.json
+        raise BadInput(f"transformers cannot use the config.json of {source.path}: {first_line(error)}") from error
 
 
 def _shape(layers: tuple[MoeLayer, ...], layout: ExpertLayout) -> Shape:
@@ -163,32 +148,17 @@ def _check_numbers(config: object, checkpoint: Checkpoint) -> None:
         _check_numbers(value, checkpoint)
 
 
-def _dtype(config: PreTrainedConfig, checkpoint: Checkpoint) -> torch.dtype:
-    """That of the config, or of the first tensor of floats; of GGUF files that of the largest, or bfloat16 where it is
-    packed."""
-    if stated := config.dtype or config.get_text_config().dtype:
-        return stated
-    if checkpoint.folder.is_file():
-        largest = max(checkpoint.tensors.values(), key=lambda tensor: tensor.nbytes)
-        return largest.dtype if largest.dtype.is_floating_point else torch.bfloat16
-    floating = (tensor.dtype for tensor in checkpoint.tensors.values() if tensor.dtype.is_floating_point)
-    return next(floating, torch.float32)
-
-
-def _tokenizer(folder: Path, vocabulary: int) -> PreTrainedTokenizerBase | None:
-    """Load the tokenizer, None if the folder has none. Tokens that were added to it are checked when they are used."""
-    is_gguf = folder.is_file()
-    if not (has_tokenizer(folder) if is_gguf else any((folder / name).is_file() for name in TOKENIZER_FILES)):
-        return None
+def _tokenizer(source: Source, vocabulary: int) -> PreTrainedTokenizerBase | None:
+    """Load the tokenizer, None if there is none. Tokens that were added to it are checked when they are used."""
     try:
-        load = gguf_tokenizer if is_gguf else partial(AutoTokenizer.from_pretrained, trust_remote_code=False)
-        tokenizer = load(folder)
-        tokenizer("a")  # some bad settings raise only at the first use
+        tokenizer = source.tokenizer()
+        if tokenizer is not None:
+            tokenizer("a")  # some bad settings raise only at the first use
     except Exception as error:  # None would look like a model without a tokenizer
-        raise BadInput(f"the tokenizer in {folder} cannot be loaded: {first_line(error)}") from error
-    if tokenizer.vocab_size > vocabulary:
+        raise BadInput(f"the tokenizer in {source.path} cannot be loaded: {first_line(error)}") from error
+    if tokenizer is not None and tokenizer.vocab_size > vocabulary:
         raise BadInput(
-            f"the tokenizer in {folder} has {tokenizer.vocab_size:,} tokens, the model {vocabulary:,}: "
+            f"the tokenizer in {source.path} has {tokenizer.vocab_size:,} tokens, the model {vocabulary:,}: "
             "it is another model's, download it again"
         )
     return tokenizer

@@ -1,22 +1,19 @@
 """A transformers model without its routed experts: built on `meta`, the other tensors loaded as transformers does."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import torch
 from torch import nn
 from transformers import (
-    AutoConfig,
     AutoModelForCausalLM,
     AutoModelForMultimodalLM,
     PreTrainedConfig,
     PreTrainedModel,
 )
 from transformers import initialization as init
-from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import WeightTransform, convert_and_load_state_dict_in_model
+from transformers.core_model_loading import convert_and_load_state_dict_in_model
 from transformers.modeling_utils import LoadStateDictConfig
 from transformers.utils import logging
 from transformers.utils.loading_report import LoadStateDictInfo
@@ -24,8 +21,8 @@ from transformers.utils.loading_report import LoadStateDictInfo
 from artifacts.errors import BadInput, first_line
 from runtime.model.checkpoint import StoredTensor
 from runtime.model.dense_memory import gather
-from runtime.model.gguf_config import gguf_mapping
 from runtime.model.layout import is_finite
+from runtime.model.source import Source
 
 _SUPERFLUOUS = (
     r"(^|\.)mtp(_|\.)",
@@ -33,16 +30,6 @@ _SUPERFLUOUS = (
     r"rotary_emb\.(original_)?inv_freq$",
     r"(^|\.)position_ids$",
 )
-
-
-def parse_config(folder: Path, stored: Mapping) -> PreTrainedConfig:
-    """Parse the config with transformers, of a GGUF file what it says; code that comes with a model is never run."""
-    try:
-        if folder.is_file():
-            return AutoConfig.for_model(**stored)
-        return AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    except Exception as error:  # transformers raises anything on a broken config.json
-        raise BadInput(f"transformers cannot use the config.json of {folder}: {first_line(error)}") from error
 
 
 def build_skeleton(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
@@ -53,7 +40,7 @@ def build_skeleton(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedMo
             model = auto_class(config).from_config(
                 config, dtype=dtype, experts_implementation="eager", trust_remote_code=False
             )
-    except Exception as error:  # as above: it may come from any size in the config
+    except Exception as error:  # it may come from any size in the config
         raise BadInput(f"transformers cannot build a language model from this config: {first_line(error)}") from error
     _keep_text_model(model)
     return model.eval().requires_grad_(False)
@@ -93,11 +80,6 @@ def _others(module: nn.Module, prefix: str, kept: set[nn.Module | None]) -> Iter
             yield f"{prefix}{name}"
 
 
-def mapping_of(model: PreTrainedModel, folder: Path) -> list[WeightTransform]:
-    """The way from stored names to the parameters of a model, for the files of `folder`."""
-    return gguf_mapping(folder, model.config) if folder.is_file() else get_model_conversion_mapping(model)
-
-
 def load_resident(
     model: PreTrainedModel,
     tensors: dict[str, StoredTensor],
@@ -105,7 +87,7 @@ def load_resident(
     experts: set[str],
     dtype: torch.dtype,
     device: torch.device,
-    folder: Path,
+    source: Source,
 ) -> None:
     """Load `tensors` into `model` on `device`, all but the parameters named in `experts`, which stay on `meta`.
 
@@ -115,17 +97,14 @@ def load_resident(
     for name in experts:
         model.get_parameter(name)._is_hf_initialized = True  # or transformers would fill them with random numbers
     loading = LoadStateDictConfig(
-        pretrained_model_name_or_path=str(folder),
+        pretrained_model_name_or_path=str(source.path),
         device_map={"": device},
         dtype=dtype,
         dtype_plan=model._get_dtype_plan(dtype),
-        weight_mapping=mapping_of(model, folder),
+        weight_mapping=source.mapping(model),
     )
     with _no_progress_bar():
         info, _ = convert_and_load_state_dict_in_model(model, tensors, loading, None)
-    if folder.is_file() and (unexpected := _really_unexpected(model, info.unexpected_keys)):
-        name = min(unexpected)
-        raise BadInput(f"{folder} has {name}, which is no tensor of {model.config.model_type}: moectl does not read it")
     info.missing_keys -= experts
     _check_loaded(model, info)
     model._finalize_model_loading(model, loading, info)

@@ -44,6 +44,8 @@ OWN = {
     "dots1": {**_GROUPED, "num_key_value_heads": 4, "sliding_window": None},
     "glm4_moe": {**_GROUPED, "use_qk_norm": True},
     "minimax_m2": {"intermediate_size": 256, "num_local_experts": 6},
+    "ernie4_5_moe": {"moe_num_experts": 6, "intermediate_size": 512},
+    "gpt_oss": {"intermediate_size": 128, "num_local_experts": 6},
 }
 ARCHITECTURES = {
     "qwen3_moe": gguf.MODEL_ARCH.QWEN3MOE,
@@ -54,6 +56,8 @@ ARCHITECTURES = {
     "dots1": gguf.MODEL_ARCH.DOTS1,
     "glm4_moe": gguf.MODEL_ARCH.GLM4_MOE,
     "minimax_m2": gguf.MODEL_ARCH.MINIMAXM2,
+    "ernie4_5_moe": gguf.MODEL_ARCH.ERNIE4_5_MOE,
+    "gpt_oss": gguf.MODEL_ARCH.GPT_OSS,
 }
 _PLAIN = {"F32": np.float32, "F16": np.float16}
 _MIDDLE = {"Q4_K": 7.5, "Q5_K": 15.5}  # of its codes
@@ -92,7 +96,7 @@ def write(
     arrays = _arrays(model, ARCHITECTURES[family])
     change(arrays)
     for name, array in arrays.items():
-        type_ = "F32" if array.ndim == 1 or "ffn_gate_inp" in name else types(name)
+        type_ = "F32" if array.ndim == 1 or re.search(r"ffn_gate_inp|\.bias", name) else types(name)
         data = _encoded(name, array, type_)
         writer.add_tensor(name, data, raw_dtype=None if type_ in _PLAIN else Type[type_])
     writer.write_header_to_file(path)
@@ -120,9 +124,11 @@ def dequantised(family: str, folder: Path, types: Types, dtype: torch.dtype) -> 
     model = made(family)
     for name, parameter in model.named_parameters():
         type_ = types(name)
-        if parameter.ndim in (2, 3) and not re.search(r"gate\.weight|\.visual\.", name):
-            blocks_of = gguf.quants.quantize(parameter.detach().numpy(), Type[type_])
-            parameter.data.copy_(torch.from_numpy(gguf.quants.dequantize(blocks_of, Type[type_])))
+        if parameter.ndim in (2, 3) and not re.search(r"(gate|router)\.weight|_bias|\.visual\.", name):
+            is_turned = family == "gpt_oss" and parameter.ndim == 3
+            rows = parameter.data.mT if is_turned else parameter.data
+            blocks_of = gguf.quants.quantize(rows.contiguous().numpy(), Type[type_])
+            rows.copy_(torch.from_numpy(gguf.quants.dequantize(blocks_of, Type[type_])))
     model.save_pretrained(folder)
     loader = auto_class(model.config)
     return loader.from_pretrained(folder, dtype=dtype, experts_implementation="eager").eval()
@@ -141,6 +147,10 @@ def _describe(writer: gguf.GGUFWriter, model: PreTrainedModel) -> None:
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    if config.rope_parameters["rope_type"] == "yarn":
+        scale_positions(writer, config.rope_parameters)
+    if config.model_type == "gpt_oss":
+        writer.add_sliding_window(config.sliding_window)
     writer.add_expert_used_count(config.num_experts_per_tok)
     _describe_experts(writer, config)
     if config.model_type not in ("qwen2_moe", "olmoe"):
@@ -150,11 +160,25 @@ def _describe(writer: gguf.GGUFWriter, model: PreTrainedModel) -> None:
     _describe_tokenizer(writer)
 
 
+def scale_positions(writer: gguf.GGUFWriter, scaling: Mapping[str, object]) -> None:
+    """Say that positions are scaled by YaRN."""
+    writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+    writer.add_rope_scaling_factor(scaling["factor"])
+    writer.add_rope_scaling_orig_ctx_len(scaling["original_max_position_embeddings"])
+
+
 def _describe_experts(writer: gguf.GGUFWriter, config: PreTrainedConfig) -> None:
     if config.model_type in ("qwen2_moe", "qwen3_moe", "qwen3_vl_moe_text", "olmoe"):
         writer.add_expert_count(config.num_experts)
-    elif config.model_type in ("mixtral", "minimax_m2"):
+    elif config.model_type in ("mixtral", "minimax_m2", "gpt_oss"):
         writer.add_expert_count(config.num_local_experts)
+    elif config.model_type == "ernie4_5_moe":
+        writer.add_expert_count(config.moe_num_experts)
+        writer.add_expert_shared_count(config.moe_num_shared_experts)
+        width = config.moe_num_shared_experts * config.moe_intermediate_size
+        writer.add_expert_shared_feed_forward_length(width)
+        writer.add_interleave_moe_layer_step(config.moe_layer_interval)
+        writer.add_leading_dense_block_count(config.moe_layer_start_index)
     else:
         writer.add_expert_count(config.n_routed_experts)
         writer.add_expert_shared_count(config.n_shared_experts)
@@ -163,7 +187,7 @@ def _describe_experts(writer: gguf.GGUFWriter, config: PreTrainedConfig) -> None
         writer.add_expert_weights_norm(config.norm_topk_prob)
         writer.add_expert_weights_scale(config.routed_scaling_factor)
         writer.add_leading_dense_block_count(config.first_k_dense_replace)
-    if config.model_type == "minimax_m2":
+    if config.model_type in ("minimax_m2", "gpt_oss"):
         writer.add_expert_feed_forward_length(config.intermediate_size)
     elif hasattr(config, "moe_intermediate_size"):
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
@@ -195,11 +219,16 @@ def _arrays(model: PreTrainedModel, architecture: gguf.MODEL_ARCH) -> dict[str, 
             continue
         name = stored.replace(".language_model.", ".")
         array = parameter.float().numpy()
-        if name.endswith("gate_up_proj"):
-            layer, halves = name.split(".")[2], np.split(array, 2, 1)
-            arrays[f"blk.{layer}.ffn_gate_exps.weight"], arrays[f"blk.{layer}.ffn_up_exps.weight"] = halves
+        array = array.swapaxes(1, 2) if config.model_type == "gpt_oss" and array.ndim == 3 else array
+        if found := re.search(r"\.(\d+)\..*gate_up_proj(_bias)?$", name):
+            stem, ending = f"blk.{found[1]}.ffn", "bias" if found[2] else "weight"
+            by_turns = (array[:, ::2], array[:, 1::2])
+            gate, up = by_turns if config.model_type == "gpt_oss" else np.split(array, 2, 1)
+            arrays[f"{stem}_gate_exps.{ending}"], arrays[f"{stem}_up_exps.{ending}"] = gate, up
+        elif name.endswith("down_proj_bias"):
+            arrays[f"blk.{name.split('.')[2]}.ffn_down_exps.bias"] = array
         elif name.endswith("e_score_correction_bias"):
-            arrays[f"blk.{name.split('.')[2]}.exp_probs_b.bias"] = array
+            arrays[f"blk.{name.split('.')[2]}.exp_probs_b.bias"] = array.reshape(-1)
         else:
             stem, _, ending = name.rpartition(".")
             of_module = ending in ("weight", "bias")
@@ -254,3 +283,7 @@ def mixed(name: str) -> str:
     if "ffn_down_exps" in name:
         return "Q6_K" if "blk.0" in name else "Q5_K"
     return "Q6_K" if name == "output.weight" else "Q4_K"
+
+
+IN_MXFP4 = every("Q8_0", {"exps": "MXFP4", "experts": "MXFP4"})
+"""Experts in MXFP4, by the names of the files and by the model's, as gpt-oss is published."""

@@ -13,7 +13,7 @@ from artifacts.quantisation.gptq_checkpoint import GptqCheckpoint
 from artifacts.quantisation.replica_file import read_replica
 from moectl.bundled import demo_model
 from moectl.cli import main
-from runtime.model.gguf_config import gguf_tokenizer
+from runtime.model.source import source_of
 from tests.conftest import Checkpoint
 from tests.helpers import families
 from tests.moectl.commands.test_quantize import said_by
@@ -103,7 +103,7 @@ def test_a_model_as_one_gguf_file(
     gguf = ("export", "--what", "gguf", "--type")
     told = json.loads(said_by(capfd, *gguf, "q8_0", "--out", "demo.gguf", "--json"))
     assert told == {"file": "demo.gguf", "type": "q8_0", "nbytes": Path("demo.gguf").stat().st_size}
-    theirs, ours = gguf_tokenizer(Path("demo.gguf")), AutoTokenizer.from_pretrained(demo_model())
+    theirs, ours = source_of(Path("demo.gguf")).tokenizer(), AutoTokenizer.from_pretrained(demo_model())
     assert theirs.encode("Two sheep, 12 dogs.") == ours.encode("Two sheep, 12 dogs.")
     for options, code, line in (
         (("q8_0", "--out", "demo.gguf"), 3, "demo.gguf is there already"),

@@ -3,6 +3,8 @@
 import json
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -42,9 +44,26 @@ def test_every_format_is_known(tmp_path: Path, method: str | None) -> None:
         check(publish(plain, tmp_path / "published", method), padded=0.08)
 
 
-def test_a_gguf_file_is_known(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("family", "types", "told"),
+    [
+        ("qwen3_moe", gguf_files.every("Q8_0"), "Q8_0, 8.5 bits"),
+        ("qwen3_moe", gguf_files.every("F16"), "F16, 16 bits"),
+        ("gpt_oss", gguf_files.IN_MXFP4, "MXFP4, 4.31 bits"),
+    ],
+)
+def test_a_gguf_file_is_known(tmp_path: Path, family: str, types: gguf_files.Types, told: str) -> None:
+    assert check(gguf_files.write(family, tmp_path / "model.gguf", types)).expert_format == told
+
+
+def test_a_gguf_file_is_known_without_torch(tmp_path: Path) -> None:
     path = gguf_files.write("qwen3_moe", tmp_path / "model.gguf", gguf_files.every("Q8_0"))
-    assert check(path).expert_format == "Q8_0, 8.5 bits"
+    code = (
+        "import sys\nsys.modules.update(torch=None, transformers=None, gguf=None)\n"
+        f"from moectl.shared.glance import glance\nprint(glance({str(path)!r}).expert_format)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "Q8_0, 8.5 bits\n"
 
 
 def test_what_is_not_there_or_not_read_is_refused(checkpoint: Checkpoint, tmp_path: Path) -> None:

@@ -1,0 +1,149 @@
+"""What a model is opened from: a folder of safetensors with a config.json, or GGUF files, which say everything."""
+
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import torch
+from transformers import (
+    AutoConfig,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightTransform
+
+from artifacts.common.untrusted import read_json
+from artifacts.errors import BadInput, first_line
+from artifacts.formats.gguf_header import read_header
+from artifacts.formats.table import quantisation_of
+from runtime.model.checkpoint import Checkpoint, open_checkpoint
+from runtime.model.families import check_family
+from runtime.model.gguf_config import gguf_config
+from runtime.model.gguf_file import gguf_matrices, open_gguf
+from runtime.model.gguf_mapping import gguf_mapping
+from runtime.model.gguf_shape import gguf_dtype
+from runtime.model.locate import is_gguf, parts_of, read_config
+from runtime.model.quantised_tensor import Tensors, gather_matrices
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
+
+
+class GenerationSettings(NamedTuple):
+    """As they are stored in a file, which is theirs alone, or says them among much else."""
+
+    path: Path
+    is_own: bool
+    stored: dict[str, object]
+
+
+class Source(Protocol):
+    """A model as it is stored, `path`. What reads it raises BadInput, `tokenizer` whatever transformers raises."""
+
+    path: Path
+
+    def read_config(self) -> dict:
+        """The config as stored."""
+
+    def parse_config(self, stored: dict) -> PreTrainedConfig:
+        """Parse the config with transformers; raises what that raises. Code that comes with a model is never run."""
+
+    def open(self) -> Checkpoint: ...
+
+    def tensors(self, checkpoint: Checkpoint, config: dict) -> Tensors:
+        """The stored tensors, those that are one matrix in few bits as one."""
+
+    def dtype(self, checkpoint: Checkpoint) -> torch.dtype:
+        """That of the numbers, for a config that names none."""
+
+    def mapping(self, model: PreTrainedModel) -> list[WeightTransform]:
+        """The way from stored names to the parameters of a model: new rules, as matching changes them."""
+
+    def generation_settings(self) -> GenerationSettings: ...
+
+    def tokenizer(self) -> PreTrainedTokenizerBase | None: ...
+
+
+class SafetensorsFolder:
+    """As transformers writes it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def read_config(self) -> dict:
+        config = read_config(self.path)
+        check_family(config)
+        return config
+
+    def parse_config(self, stored: dict) -> PreTrainedConfig:
+        return AutoConfig.from_pretrained(self.path, trust_remote_code=False)
+
+    def open(self) -> Checkpoint:
+        return open_checkpoint(self.path)
+
+    def tensors(self, checkpoint: Checkpoint, config: dict) -> Tensors:
+        return gather_matrices(checkpoint.tensors, quantisation_of(config, self.path))
+
+    def dtype(self, checkpoint: Checkpoint) -> torch.dtype:
+        floating = (tensor.dtype for tensor in checkpoint.tensors.values() if tensor.dtype.is_floating_point)
+        return next(floating, torch.float32)
+
+    def mapping(self, model: PreTrainedModel) -> list[WeightTransform]:
+        return get_model_conversion_mapping(model)
+
+    def generation_settings(self) -> GenerationSettings:
+        own = self.path / "generation_config.json"
+        path = own if own.is_file() else self.path / "config.json"
+        try:
+            settings = read_json(path)
+        except (ValueError, OSError) as error:
+            raise BadInput(f"transformers cannot use {path}: {first_line(error)}") from error
+        if not isinstance(settings, dict):
+            raise BadInput(f"transformers cannot use {path}: it holds a {type(settings).__name__}, not a JSON object")
+        return GenerationSettings(path, path == own, settings)
+
+    def tokenizer(self) -> PreTrainedTokenizerBase | None:
+        if not any((self.path / name).is_file() for name in TOKENIZER_FILES):
+            return None
+        return AutoTokenizer.from_pretrained(self.path, trust_remote_code=False)
+
+
+class GgufFile:
+    """As llama.cpp reads it, the first file of several."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def read_config(self) -> dict:
+        return gguf_config(self.path)
+
+    def parse_config(self, stored: dict) -> PreTrainedConfig:
+        return AutoConfig.for_model(**stored)
+
+    def open(self) -> Checkpoint:
+        return open_gguf(self.path)
+
+    def tensors(self, checkpoint: Checkpoint, config: dict) -> Tensors:
+        return gguf_matrices(checkpoint)
+
+    def dtype(self, checkpoint: Checkpoint) -> torch.dtype:
+        return getattr(torch, gguf_dtype(self.path))
+
+    def mapping(self, model: PreTrainedModel) -> list[WeightTransform]:
+        return gguf_mapping(self.path, model.config)
+
+    def generation_settings(self) -> GenerationSettings:
+        return GenerationSettings(self.path, False, gguf_config(self.path))
+
+    def tokenizer(self) -> PreTrainedTokenizerBase | None:
+        first = parts_of(self.path)[0]
+        if "tokenizer.ggml.model" not in read_header(first).entries:
+            return None
+        return PreTrainedTokenizerFast.from_pretrained(first.parent, gguf_file=first.name)
+
+
+def source_of(path: Path) -> Source:
+    """What `locate` found."""
+    return GgufFile(path) if is_gguf(path) else SafetensorsFolder(path)
