@@ -42,16 +42,12 @@ from runtime.tiers.slots import Slots
 def build_parts(opened: MoeModel, settings: Settings, artefacts: Artefacts, undo: ExitStack) -> Parts:
     """Open every part and install the engine in the model. `undo` closes what was opened, also where a later part
     fails. Raises BadUsage, BadInput, Incompatible and OutOfResources."""
-    if settings.threads:
-        torch.set_num_threads(settings.threads)
-    threads = KernelThreads(torch.get_num_threads())
-    undo.callback(threads.close)
     if settings.verify and artefacts.replicas:
         verify_files(artefacts.replicas)
     if settings.learn:
         maps = _empty_maps(opened) if artefacts.maps is None else artefacts.maps
         artefacts = replace(artefacts, maps=maps, learns_maps=True)
-    choices = _choose(opened, settings, artefacts, threads)
+    choices = _choose(opened, settings, artefacts, _open_threads(settings, undo))
     given_window = sizes.nbytes(settings.window) if settings.window else None
     slots = _open_slots(choices)
     shadows = _open_shadows(choices, slots, artefacts)
@@ -66,7 +62,7 @@ def build_parts(opened: MoeModel, settings: Settings, artefacts: Artefacts, undo
         tiers=tiers,
         slots=slots,
         shadows=shadows,
-        threads=threads,
+        threads=choices.threads,
         is_fused=choices.is_fused,
     )
     parts = Parts(
@@ -82,6 +78,15 @@ def build_parts(opened: MoeModel, settings: Settings, artefacts: Artefacts, undo
     _install(parts, undo)
     make_ready(parts.computed_widths, opened.dtype, opened.model.device)
     return parts
+
+
+def _open_threads(settings: Settings, undo: ExitStack) -> KernelThreads:
+    """As many threads for compiled code as torch has, which gets the number of the settings."""
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    threads = KernelThreads(torch.get_num_threads())
+    undo.callback(threads.close)
+    return threads
 
 
 def _choose(opened: MoeModel, settings: Settings, artefacts: Artefacts, threads: KernelThreads) -> Choices:
