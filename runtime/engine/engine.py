@@ -15,6 +15,7 @@ from runtime.control.cache import RESIDENT
 from runtime.control.controller import Controller
 from runtime.engine.routers import Watcher
 from runtime.engine.step import StepExecutor
+from runtime.kernels.cpu.threads import KernelThreads
 from runtime.model.open import MoeLayer, MoeModel
 from runtime.tiers.open import Tiers
 from runtime.tiers.shadow_replicas import Shadows
@@ -48,11 +49,12 @@ class Engine:
         tiers: Tiers,
         slots: Slots,
         shadows: Shadows | None,
+        threads: KernelThreads,
         is_fused: bool,
     ) -> None:
         self.controller, self.watcher = controller, watcher
         self.steps = StepExecutor(
-            opened, controller, watcher, tiers=tiers, slots=slots, shadows=shadows, is_fused=is_fused
+            opened, controller, watcher, tiers=tiers, slots=slots, shadows=shadows, threads=threads, is_fused=is_fused
         )
         self.stall_s: list[float] = []
         self._opened, self._slow = opened, tiers.slow

@@ -1,6 +1,7 @@
 """The forms in which experts lie in RAM (whole, cut in two, packed, as published), with compiled code for one token."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -13,6 +14,7 @@ from runtime.engine.forms_published import CpuMixed, CpuPublished, has_published
 from runtime.engine.token_operands import TokenOperands
 from runtime.kernels.batched import is_plain
 from runtime.kernels.clamped_gate import ClampedGate, clamped_gate
+from runtime.kernels.cpu.threads import KernelThreads, divided
 from runtime.kernels.load import AS_NUMPY, kernels
 from runtime.model.arithmetic import DOWN, GATE_UP
 from runtime.model.expert_store import StoredLayout
@@ -28,10 +30,11 @@ from runtime.tiers.slow_split import SegmentTier
 
 
 class TokenKernels:
-    """Multiplies one token by experts in RAM, each found by its address."""
+    """Multiplies one token by experts in RAM, each found by its address; `threads` share them."""
 
-    def __init__(self, opened: MoeModel, resident: ResidentExperts) -> None:
+    def __init__(self, opened: MoeModel, resident: ResidentExperts, threads: KernelThreads) -> None:
         self._shadows, self._forms = resident.shadows, forms_of(resident.slow, resident.shadows, opened)
+        self._threads, self._nbytes = threads, sizes_of(resident.slow, resident.shadows)
         self._starts = [slot.data_ptr() for slot in resident.slots]
         self._like = torch.empty(0, dtype=AS_NUMPY[opened.dtype]).numpy()
         self._token = torch.empty(opened.layers[0].hidden_size)
@@ -52,15 +55,43 @@ class TokenKernels:
         ]
 
     def add(self, places: Sequence[Place], starts: Sequence[int], rows: Sequence[int], y: np.ndarray) -> None:
-        """Add to y[rows[i]], y [K, H] float32, the output of places[i] at starts[i]; those of one width in one call."""
+        """Add to y[rows[i]], y [K, H] float32, the output of places[i] at starts[i]."""
+        shares = self._shares(places, rows) if self._threads.count > 1 and len(places) > 1 else ()
+        if len(shares) > 1:
+            self._threads.run([partial(self._add_some, share, places, starts, rows, y) for share in shares])
+        else:
+            self._add(places, starts, rows, y)
+
+    def _shares(self, places: Sequence[Place], rows: Sequence[int]) -> list[list[int]]:
+        """Indices of places by thread. Those of one row, as segments of one expert, stay together and in their order,
+        so that its sum does."""
+        by_row: dict[int, list[int]] = {}
+        for i, row in enumerate(rows):
+            by_row.setdefault(row, []).append(i)
+        pieces, sizes = list(by_row.values()), [self._nbytes(place) for place in places]
+        nbytes = [sum(sizes[i] for i in piece) for piece in pieces]
+        shares = divided(nbytes, self._threads.num_shares(sum(nbytes)))
+        return [[i for piece in share for i in pieces[piece]] for share in shares]
+
+    def _add(self, places: Sequence[Place], starts: Sequence[int], rows: Sequence[int], y: np.ndarray) -> None:
+        """As `add` on this thread, places of one width in one call."""
         widths = {place.bits for place in places}
         if len(widths) == 1:
             self._forms[widths.pop()].multiply(places, starts, TokenOperands(self._x, np.array(rows), y, self._like))
             return
         for bits in widths:
-            chosen = [i for i, place in enumerate(places) if place.bits == bits]
-            operands = TokenOperands(self._x, np.array([rows[i] for i in chosen]), y, self._like)
-            self._forms[bits].multiply([places[i] for i in chosen], [starts[i] for i in chosen], operands)
+            self._add_some([i for i, place in enumerate(places) if place.bits == bits], places, starts, rows, y)
+
+    def _add_some(
+        self,
+        chosen: Iterable[int],
+        places: Sequence[Place],
+        starts: Sequence[int],
+        rows: Sequence[int],
+        y: np.ndarray,
+    ) -> None:
+        """As `_add`, of the places with these indices."""
+        self._add([places[i] for i in chosen], [starts[i] for i in chosen], [rows[i] for i in chosen], y)
 
     def outputs(self, hidden: torch.Tensor, places: Sequence[Place], starts: Sequence[int]) -> torch.Tensor:
         """The output of each of `places`, at its address, for a token [1, H]: [n, 1, H]."""
@@ -81,9 +112,20 @@ def forms_of(slow: SlowTier | SegmentTier, shadows: Shadows | None, opened: MoeM
     """By bits, the form of experts that come from the slow tier or stay in the fast one."""
     if isinstance(slow, SegmentTier):
         return dict.fromkeys(slow.stores, CpuSegments(slow))
-    layouts = {bits: store.layout for bits, store in slow.stores.items()} | (shadows.layouts if shadows else {})
     gate = clamped_gate(opened.layers[0].experts)
-    return {bits: form_of(layout, opened.dtype, gate) for bits, layout in layouts.items()}
+    return {bits: form_of(layout, opened.dtype, gate) for bits, layout in _layouts(slow, shadows).items()}
+
+
+def sizes_of(slow: SlowTier | SegmentTier, shadows: Shadows | None) -> Callable[[Place], int]:
+    """The function that gives the bytes of an expert that comes from the slow tier or stays in the fast one."""
+    if isinstance(slow, SegmentTier):
+        return slow.num_bytes
+    nbytes = {bits: layout.nbytes for bits, layout in _layouts(slow, shadows).items()}
+    return lambda place: nbytes[place.bits]
+
+
+def _layouts(slow: SlowTier, shadows: Shadows | None) -> dict[int, StoredLayout | ReplicaLayout]:
+    return {bits: store.layout for bits, store in slow.stores.items()} | (shadows.layouts if shadows else {})
 
 
 def has_form(module: nn.Module, layout: Layout, *, has_replicas: bool) -> bool:

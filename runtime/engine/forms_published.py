@@ -52,25 +52,25 @@ class CpuPublished:
     def __init__(self, layout: QuantisedLayout, dtype: torch.dtype, gate: ClampedGate | None = None) -> None:
         self._layout, self._dtype, self._gate = layout, dtype, gate
         self._offsets = {piece.part: offset for piece, offset in zip(layout.pieces, layout.offsets, strict=True)}
-        num_neurons = sum(matrix.num_outputs for matrix in _matrices(layout, GATE_UP)) // 2
-        self._inner, self._acts = np.empty(2 * num_neurons, np.float32), np.empty(num_neurons, np.float32)
+        self._num_neurons = sum(matrix.num_outputs for matrix in _matrices(layout, GATE_UP)) // 2
 
     def multiply(self, places: Sequence[Place], starts: list[int], operands: TokenOperands) -> None:
-        inner, down = self._multipliers
+        gate_up, down = self._multipliers
+        inner, acts = np.empty(2 * self._num_neurons, np.float32), np.empty(self._num_neurons, np.float32)
         for start, row in zip(starts, operands.rows, strict=True):
-            self._inner[:] = 0
-            self._multiply(inner, start, operands.x, self._inner)
-            self._activate(start, operands.like)
-            self._multiply(down, start, self._acts, operands.y[row])
+            inner[:] = 0
+            self._multiply(gate_up, start, operands.x, inner)
+            self._activate(start, inner, acts, operands.like)
+            self._multiply(down, start, acts, operands.y[row])
             if self._gate:
                 kernels("cpu.gated").add_bias(operands.y[row], start + self._offsets[f"{DOWN}_bias"], operands.like)
 
-    def _activate(self, start: int, like: np.ndarray) -> None:
+    def _activate(self, start: int, inner: np.ndarray, acts: np.ndarray, like: np.ndarray) -> None:
         if self._gate is None:
-            kernels("cpu.gated").activate(self._inner, self._acts, like)
+            kernels("cpu.gated").activate(inner, acts, like)
             return
         bias, constants = start + self._offsets[f"{GATE_UP}_bias"], (self._gate.alpha, self._gate.limit)
-        kernels("cpu.gated").activate_clamped(self._inner, self._acts, bias, *constants, like)
+        kernels("cpu.gated").activate_clamped(inner, acts, bias, *constants, like)
 
     @cached_property
     def _multipliers(self) -> tuple[list[Multiplier], list[Multiplier]]:

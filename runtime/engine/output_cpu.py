@@ -15,6 +15,7 @@ from runtime.control.plan import Place
 from runtime.engine.forms_cpu import TokenKernels, form_of, has_form
 from runtime.engine.token_operands import TokenOperands
 from runtime.kernels.clamped_gate import clamped_gate
+from runtime.kernels.cpu.threads import KernelThreads
 from runtime.kernels.load import AS_NUMPY, kernels
 from runtime.model.open import MoeModel
 from runtime.tiers.fast import ResidentExperts
@@ -22,12 +23,12 @@ from runtime.tiers.near import NearTier
 
 
 class CpuOutput:
-    """The output of a layer for one token, in compiled code. It computes near experts as well."""
+    """The output of a layer for one token, in compiled code on `threads`. It computes near experts as well."""
 
     name: ClassVar[str] = "fused"
 
-    def __init__(self, opened: MoeModel, resident: ResidentExperts) -> None:
-        self._kernels, self._num_experts = TokenKernels(opened, resident), opened.shape.num_experts
+    def __init__(self, opened: MoeModel, resident: ResidentExperts, threads: KernelThreads) -> None:
+        self._kernels, self._num_experts = TokenKernels(opened, resident, threads), opened.shape.num_experts
         self._as_numpy = AS_NUMPY[opened.dtype]
         self._y = np.zeros((opened.shape.top_k, opened.layers[0].hidden_size), np.float32)
 
@@ -63,7 +64,11 @@ class CpuOutput:
         self._add(places, self._kernels.starts(places))
 
     def add_near(self, places: Sequence[Place], near: NearTier, ready: Sequence[Place]) -> None:
-        """Compute what is `ready` for `add`, then `places` where they lie in the near tier."""
+        """Compute what is `ready` for `add` and `places` where they lie in the near tier, from RAM all in one call."""
+        if contents := near.contents_in_ram(places):
+            starts = [content.data_ptr() for content in contents]
+            self._add([*ready, *places], self._kernels.starts(ready) + starts)
+            return
         self.add(ready)
         for place in places:
             self._add([place], [near.content(place).data_ptr()])

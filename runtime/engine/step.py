@@ -14,6 +14,7 @@ from runtime.engine.output_gpu import GpuOutput
 from runtime.engine.output_torch import TorchOutput
 from runtime.engine.routers import Watcher
 from runtime.kernels.batched import is_worth_batching
+from runtime.kernels.cpu.threads import KernelThreads
 from runtime.links.link import DEMAND, PREFETCH, Transfer
 from runtime.model.open import MoeLayer, MoeModel
 from runtime.policies.base import Step
@@ -39,6 +40,7 @@ class StepExecutor:
         tiers: Tiers,
         slots: Slots,
         shadows: Shadows | None,
+        threads: KernelThreads,
         is_fused: bool,
     ) -> None:
         self.controller, self.watcher = controller, watcher
@@ -46,6 +48,7 @@ class StepExecutor:
         self.pending: dict[int, Transfer] = {}
         self.num_not_landed = 0
         self._opened, self._slow, self._shadows, self._is_fused = opened, tiers.slow, shadows, is_fused
+        self._threads = threads
         self._batched = None if is_fused or slots.are_apart else tiers.slow.together(opened)
         self._waits_for_all = tiers.link.is_concurrent and shadows is None and is_worth_batching(opened)
         self._can_skip_planning = (controller.holds_all or controller.holds_low) and not slots.are_apart
@@ -56,13 +59,19 @@ class StepExecutor:
         opened = self._opened
         self.resident = ResidentExperts(opened, slots, self._slow, self._shadows, is_fused=self._is_fused)
         has_kernels = not self._is_fused and CpuOutput.suits(opened, has_replicas=True)  # a fused one has its own
-        kernels = TokenKernels(opened, self.resident) if has_kernels else None
+        kernels = TokenKernels(opened, self.resident, self._threads) if has_kernels else None
         self.torch_output = TorchOutput(self.resident, self._batched, kernels, sum_dtype=opened.sum_dtype)
-        fused = choose_output(opened)(opened, self.resident) if self._is_fused else None
+        fused = self._fused() if self._is_fused else None
         self.gpu_output = fused if isinstance(fused, GpuOutput) else None
         self._fused_output: TokenOutput | None = fused
         self._token_output: StepOutput = fused or self.torch_output
         self._batch_output: BatchOutput = self.gpu_output or self.torch_output
+
+    def _fused(self) -> CpuOutput | GpuOutput:
+        kind = choose_output(self._opened)
+        if kind is CpuOutput:
+            return CpuOutput(self._opened, self.resident, self._threads)
+        return kind(self._opened, self.resident)
 
     def release_slots(self) -> None:
         """Drop every reference to the slots. Raises OutOfResources where a copy into one does not end."""

@@ -21,6 +21,7 @@ from runtime.engine.predictors import Predictor
 from runtime.engine.router_ahead import reason_not_asked
 from runtime.engine.routers import Watcher
 from runtime.kernels.cpu.decoder import CompiledDecoder
+from runtime.kernels.cpu.threads import KernelThreads
 from runtime.kernels.low_bit import make_ready
 from runtime.model.open import MoeModel
 from runtime.policies import POLICIES, Policies, build, describe
@@ -41,14 +42,12 @@ from runtime.tiers.slots import Slots
 def build_parts(opened: MoeModel, settings: Settings, artefacts: Artefacts, undo: ExitStack) -> Parts:
     """Open every part and install the engine in the model. `undo` closes what was opened, also where a later part
     fails. Raises BadUsage, BadInput, Incompatible and OutOfResources."""
-    if settings.threads:
-        torch.set_num_threads(settings.threads)
     if settings.verify and artefacts.replicas:
         verify_files(artefacts.replicas)
     if settings.learn:
         maps = _empty_maps(opened) if artefacts.maps is None else artefacts.maps
         artefacts = replace(artefacts, maps=maps, learns_maps=True)
-    choices = _choose(opened, settings, artefacts)
+    choices = _choose(opened, settings, artefacts, _open_threads(settings, undo))
     given_window = sizes.nbytes(settings.window) if settings.window else None
     slots = _open_slots(choices)
     shadows = _open_shadows(choices, slots, artefacts)
@@ -56,7 +55,16 @@ def build_parts(opened: MoeModel, settings: Settings, artefacts: Artefacts, undo
     window = _measured_window(choices, slots, tiers) if given_window is None else given_window
     controller = _build_controller(choices, artefacts, window)
     watcher = _watch_routers(choices, artefacts, controller, undo)
-    engine = Engine(opened, controller, watcher, tiers=tiers, slots=slots, shadows=shadows, is_fused=choices.is_fused)
+    engine = Engine(
+        opened,
+        controller,
+        watcher,
+        tiers=tiers,
+        slots=slots,
+        shadows=shadows,
+        threads=choices.threads,
+        is_fused=choices.is_fused,
+    )
     parts = Parts(
         **{field.name: getattr(choices, field.name) for field in fields(choices)},
         slots=slots,
@@ -72,7 +80,16 @@ def build_parts(opened: MoeModel, settings: Settings, artefacts: Artefacts, undo
     return parts
 
 
-def _choose(opened: MoeModel, settings: Settings, artefacts: Artefacts) -> Choices:
+def _open_threads(settings: Settings, undo: ExitStack) -> KernelThreads:
+    """As many threads for compiled code as torch has, which gets the number of the settings."""
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    threads = KernelThreads(torch.get_num_threads())
+    undo.callback(threads.close)
+    return threads
+
+
+def _choose(opened: MoeModel, settings: Settings, artefacts: Artefacts, threads: KernelThreads) -> Choices:
     chosen, policies = preset(settings.preset), _without_predictions(build(settings.texts()), opened)
     scope, budget = Scope(settings.scope or chosen.scope), chosen.budget or settings.budget
     partitions = Partitions(opened.shape.num_experts, settings.devices)
@@ -97,7 +114,8 @@ def _choose(opened: MoeModel, settings: Settings, artefacts: Artefacts) -> Choic
         # A split expert is the sum over its two halves, which differs from the module's bits in torch too, and by more:
         # compiled code computes it unasked on a CPU. The GPU's kernels are used only when the user asks for them.
         is_fused=is_asked or fast.split is not None and fused is CpuOutput,
-        dense=CompiledDecoder(opened) if is_asked else None,
+        dense=CompiledDecoder(opened, threads) if is_asked else None,
+        threads=threads,
         link=link,
         maps_run=artefacts.maps_run,
     )

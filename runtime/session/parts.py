@@ -12,6 +12,7 @@ from runtime.engine.output_cpu import CpuOutput
 from runtime.engine.output_gpu import GpuOutput
 from runtime.engine.routers import Watcher
 from runtime.kernels.cpu.decoder import CompiledDecoder
+from runtime.kernels.cpu.threads import KernelThreads
 from runtime.model.dense_memory import on_cpu
 from runtime.model.open import MoeModel
 from runtime.policies import Policies
@@ -39,6 +40,7 @@ class Choices:
     fused: type[CpuOutput] | type[GpuOutput] | None  # the compiled code for experts of this family, if there is any
     is_fused: bool  # whether that code computes them
     dense: CompiledDecoder | None  # the compiled modules beside the experts, if they were asked for
+    threads: KernelThreads  # of compiled code
     link: LinkChoice
     maps_run: int | None  # the run in the store that the expert maps come from
 

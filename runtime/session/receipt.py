@@ -24,7 +24,7 @@ def receipt(parts: Parts, reconfiguration: Reconfiguration | None, *, fallbacks:
         "expert_format": opened.expert_format,
         "device": str(opened.model.device),
         "devices": _devices(parts),
-        "threads": torch.get_num_threads(),
+        "threads": {"torch": torch.get_num_threads(), "compiled": parts.threads.num_used},
         "preset": preset(settings.preset).name,
         "tuned_for": preset(settings.preset).tuned_for,
         "policies": {axis: describe(getattr(policies, axis)) for axis in POLICIES},

@@ -46,6 +46,11 @@ class NearTier:
             return None
         return [self._weights(place) for place in places]
 
+    def contents_in_ram(self, places: Sequence[Place]) -> list[torch.Tensor] | None:
+        """The bytes of some experts, which stay valid; None where any is on disk."""
+        contents = list(map(self._in_ram, places))
+        return None if any(content is None for content in contents) else contents
+
     def content(self, place: Place) -> torch.Tensor:
         """The expert's bytes, uint8 on the CPU, valid until the next call."""
         if (content := self._in_ram(place)) is not None:

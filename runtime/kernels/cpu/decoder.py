@@ -10,14 +10,18 @@ from runtime.kernels.cpu.attention_trial import compiled_attentions
 from runtime.kernels.cpu.compiled_attention import CompiledAttention
 from runtime.kernels.cpu.compiled_norm import CompiledNorm, recognise_norm
 from runtime.kernels.cpu.dense import CompiledLinear
+from runtime.kernels.cpu.quiet_torch import QuietTorch
+from runtime.kernels.cpu.threads import KernelThreads
 from runtime.model.open import MoeModel
 
 
 class CompiledDecoder:
-    """Replaces `forward` in the modules that compiled code computes, from `install` to `uninstall`."""
+    """Replaces `forward` in the modules that compiled code computes, from `install` to `uninstall`; torch, which
+    computes the rest, has one thread meanwhile for one token."""
 
-    def __init__(self, opened: MoeModel) -> None:
-        self._linear, self._attentions = CompiledLinear(opened), compiled_attentions(opened)
+    def __init__(self, opened: MoeModel, threads: KernelThreads) -> None:
+        self._torch = QuietTorch(opened.model)
+        self._linear, self._attentions = CompiledLinear(opened, threads), compiled_attentions(opened)
         norms = {module: recognise_norm(module, opened.dtype) for module in opened.model.modules()}
         self._forwards: dict[nn.Module, Callable] = {
             module: CompiledNorm(module, norm, opened.dtype).forward for module, norm in norms.items() if norm
@@ -28,11 +32,13 @@ class CompiledDecoder:
                 self._forwards[module] = attention.forward
 
     def install(self) -> None:
+        self._torch.install()
         self._linear.install()
         for module, forward in self._forwards.items():
             module.forward = forward
 
     def uninstall(self) -> None:
+        self._torch.uninstall()
         self._linear.uninstall()
         for module in self._forwards:
             module.__dict__.pop("forward", None)

@@ -10,20 +10,22 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from runtime.kernels.cpu.threads import KernelThreads, by_rows
 from runtime.kernels.load import AS_NUMPY, kernels
 from runtime.model.open import MoeModel
 
 
 class CompiledLinear:
-    """Replaces `forward` in every plain linear layer, from `install` to `uninstall`."""
+    """Replaces `forward` in every plain linear layer, from `install` to `uninstall`; `threads` share its rows."""
 
-    def __init__(self, opened: MoeModel) -> None:
+    def __init__(self, opened: MoeModel, threads: KernelThreads) -> None:
+        self._threads = threads
         routers = {layer.gate for layer in opened.layers}  # in some families a router is a plain linear layer
         self._layers = [layer for layer in opened.model.modules() if _is_plain(layer) and layer not in routers]
 
     def install(self) -> None:
         for layer in self._layers:
-            layer.forward = _forward(layer)
+            layer.forward = _forward(layer, self._threads)
 
     def uninstall(self) -> None:
         for layer in self._layers:
@@ -39,12 +41,14 @@ def _is_plain(layer: nn.Module) -> bool:
     )
 
 
-def _forward(layer: nn.Linear) -> Callable[[torch.Tensor], torch.Tensor]:
+def _forward(layer: nn.Linear, threads: KernelThreads) -> Callable[[torch.Tensor], torch.Tensor]:
     """Return the replacement of the layer's `forward`, x [..., I] -> [..., O]; torch computes more than one token."""
     kind, dtype, address = AS_NUMPY[layer.weight.dtype], layer.weight.dtype, layer.weight.data_ptr()
     bias = torch.empty(0, dtype=dtype) if layer.bias is None else layer.bias.detach()
     bias, project = bias.view(kind).numpy(), kernels("cpu.gated").project
     num_inputs, num_outputs = layer.in_features, layer.out_features
+    if (num_shares := threads.num_shares(layer.weight.nbytes)) > 1:
+        project = by_rows(project, threads, num_shares)
 
     def forward(x: torch.Tensor) -> torch.Tensor:
         if x.numel() != num_inputs or x.dtype is not dtype or x.requires_grad:

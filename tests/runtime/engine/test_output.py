@@ -43,7 +43,7 @@ def test_a_gpus_kernels_are_for_one_device(
 class Kernels:
     """Kernels that add the number of the expert to its row, once for each call."""
 
-    def __init__(self, opened: object, resident: object) -> None:
+    def __init__(self, opened: object, resident: object, threads: object) -> None:
         self.calls: list[tuple] = []
 
     def take(self, hidden: torch.Tensor) -> None:
@@ -68,7 +68,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> CpuOutput:
     monkeypatch.setattr(output_cpu, "kernels", lambda name: SimpleNamespace(combine=combine))
     shape = SimpleNamespace(num_experts=E, top_k=K)
     opened = SimpleNamespace(shape=shape, dtype=torch.float32, layers=[SimpleNamespace(hidden_size=H)])
-    made = CpuOutput(opened, object())
+    made = CpuOutput(opened, object(), object())
     made._y += 99  # of an earlier token
     return made
 
@@ -83,11 +83,27 @@ def test_rows_are_by_ascending_expert_without_what_is_left_out(made: CpuOutput) 
     assert made.finish().tolist() == [[2.5] * H]
 
 
-def test_near_experts_come_after_what_is_ready_and_lie_where_the_near_tier_has_them(made: CpuOutput) -> None:
+@pytest.mark.parametrize(
+    ("are_in_ram", "calls"),
+    [
+        (True, [([40, 1000 + E + 3, 1000 + E + 1], [1, 2, 0])]),
+        (False, [([40], [1]), ([1000 + E + 3], [2]), ([1000 + E + 1], [0])]),
+    ],
+    ids=["in RAM: one call", "on disk: one by one, through a buffer"],
+)
+def test_near_experts_come_after_what_is_ready_and_lie_where_the_near_tier_has_them(
+    made: CpuOutput, are_in_ram: bool, calls: list[tuple]
+) -> None:
     made.begin_token(None, HIDDEN, [3, 1, 2], np.array([1.0, 2.0, 4.0], np.float32))
-    near = SimpleNamespace(content=lambda place: SimpleNamespace(data_ptr=lambda: 1000 + place.key))
+
+    def content(place: Place) -> SimpleNamespace:
+        return SimpleNamespace(data_ptr=lambda: 1000 + place.key)
+
+    near = SimpleNamespace(
+        content=content, contents_in_ram=lambda places: list(map(content, places)) if are_in_ram else None
+    )
     made.add_near([Place(E + 3, NO_SLOT), Place(E + 1, NO_SLOT)], near, [Place(E + 2, 4)])
-    assert made._kernels.calls == [([40], [1]), ([1000 + E + 3], [2]), ([1000 + E + 1], [0])]
+    assert made._kernels.calls == calls
     assert made.finish().tolist() == [[3.0 + 2.0 + 8.0] * H]
 
 

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from artifacts.quantisation.bit_allocation import WIDTHS
 from artifacts.quantisation.packing import Packed
 from runtime.engine.output_cpu import CpuOutput
+from runtime.kernels.cpu.threads import KernelThreads
 from runtime.kernels.load import AS_NUMPY, kernels
 from runtime.kernels.low_bit import linear
 from runtime.model.open import MoeModel, open_model
@@ -63,6 +64,28 @@ def test_decoding_gives_the_logits_of_torch(opened: MoeModel, name: str) -> None
     exact = decoded(opened, SETTINGS[name if name == LOSSY else "loaded as wanted"])
     assert (fused - exact).abs().max() <= TOLERANCE[exact.dtype] * exact.abs().max()
     assert (fused.argmax(dim=1) == exact.argmax(dim=1)).all()
+
+
+@pytest.mark.parametrize("name", ["near", "cut in two"])
+def test_any_number_of_threads_gives_the_same_logits(
+    name: str, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of compiled code: torch's own number of threads, with which it may round differently, stays."""
+    used, close = [], KernelThreads.close
+
+    def closed(threads: KernelThreads) -> None:
+        used.append(threads.num_used)
+        close(threads)
+
+    monkeypatch.setattr(KernelThreads, "close", closed)
+    monkeypatch.setattr("runtime.kernels.cpu.threads.MIN_SHARE", 1)
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
+    opened = open_model(str(checkpoint("olmoe", "hub", "bfloat16")))
+    logits = []
+    for count in (1, 3):
+        monkeypatch.setattr(torch, "get_num_threads", lambda count=count: count)
+        logits.append(decoded(opened, SETTINGS[name], experts=FUSED))
+    assert torch.equal(*logits) and used == [1, 3]
 
 
 def test_a_family_of_another_kind_is_left_to_torch(checkpoint: Checkpoint) -> None:

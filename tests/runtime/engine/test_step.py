@@ -101,7 +101,7 @@ class Bench:
         patch.setattr(module, "choose_output", lambda opened: lambda opened, resident: fused)
         patch.setattr(module, "CpuOutput", SimpleNamespace(suits=lambda opened, **_: options["suits"]))
         patch.setattr(module, "is_worth_batching", lambda opened: options["is_worth"])
-        patch.setattr(module, "TokenKernels", lambda opened, resident: "kernels")
+        patch.setattr(module, "TokenKernels", lambda opened, resident, threads: "kernels")
         patch.setattr(module, "ResidentExperts", self._resident)
         patch.setattr(module, "TorchOutput", self._torch)
         self.plan: Plan = plan()
@@ -132,6 +132,7 @@ class Bench:
             tiers=tiers,
             slots=slots,
             shadows=options["shadows"],
+            threads=None,
             is_fused=fused is not None,
         )
 

@@ -8,6 +8,7 @@ import torch
 from transformers import PreTrainedModel
 
 from runtime.kernels.cpu.decoder import CompiledDecoder
+from runtime.kernels.cpu.threads import KernelThreads
 from runtime.model.layers import moe_layers
 from runtime.model.open import open_model
 from runtime.session.session import Session, Settings
@@ -48,7 +49,8 @@ def _tiny(family: str) -> PreTrainedModel:
 
 def _decoder(model: PreTrainedModel) -> CompiledDecoder:
     """Of a model without a checkpoint, which has the attributes that are read."""
-    return CompiledDecoder(SimpleNamespace(model=model, layers=moe_layers(model), dtype=model.dtype))
+    opened = SimpleNamespace(model=model, layers=moe_layers(model), dtype=model.dtype)
+    return CompiledDecoder(opened, KernelThreads(1))
 
 
 @torch.inference_mode()

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from runtime.kernels.cpu.dense import CompiledLinear
+from runtime.kernels.cpu.threads import KernelThreads
 from runtime.model.open import open_model
 from runtime.session.session import Session, Settings
 from runtime.session.settings import FUSED
@@ -28,7 +29,7 @@ class Holder:
 def test_one_token_agrees_with_torch(inputs: int, outputs: int, bias: bool, dtype: torch.dtype) -> None:
     torch.manual_seed(inputs)
     layer = nn.Linear(inputs, outputs, bias=bias).to(dtype)
-    dense, x = CompiledLinear(Holder(layer)), torch.randn(1, 1, inputs).to(dtype)
+    dense, x = CompiledLinear(Holder(layer), KernelThreads(1)), torch.randn(1, 1, inputs).to(dtype)
     with torch.inference_mode():
         theirs = layer(x)
         dense.install()
@@ -43,7 +44,7 @@ def test_one_token_agrees_with_torch(inputs: int, outputs: int, bias: bool, dtyp
 def test_a_router_that_is_a_plain_linear_layer_is_not_replaced() -> None:
     layer = nn.Linear(3, 2)
     for is_router in (True, False):
-        CompiledLinear(Holder(layer, is_router=is_router)).install()
+        CompiledLinear(Holder(layer, is_router=is_router), KernelThreads(1)).install()
         assert ("forward" in vars(layer)) != is_router
 
 

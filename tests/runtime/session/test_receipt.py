@@ -39,6 +39,7 @@ def parts_of(**own: object) -> SimpleNamespace:
         "fused": SimpleNamespace(name="fused"),
         "is_fused": False,
         "dense": None,
+        "threads": SimpleNamespace(num_used=2),
         "scope": "layer",
         "budget": "25%",
         "fast": SimpleNamespace(split=None, holds=lambda shape: False),

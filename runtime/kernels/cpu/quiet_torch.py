@@ -1,0 +1,40 @@
+"""torch on one thread while a model computes one token beside compiled code."""
+
+import torch
+from torch import nn
+
+
+class QuietTorch:
+    """Keeps torch to one thread while a model computes one token, from `install` to `uninstall`.
+
+    What is left to torch are routers and other small products, which gain nothing by threads. OpenMP's would spin for
+    more than 10 ms after each, which is longer than to the next, on cores that compiled code and the link want.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model, self._handles = model, []
+        self._num_threads = 0  # to go back to; 0 outside such a pass
+
+    def install(self) -> None:
+        self._handles += [
+            self._model.register_forward_pre_hook(self._begin, with_kwargs=True),
+            self._model.register_forward_hook(self._end, always_call=True),
+        ]
+
+    def uninstall(self) -> None:
+        self._end()
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def _begin(self, model: nn.Module, args: tuple, named: dict) -> None:
+        self._end()  # of a pass that was interrupted: hooks are called after errors only
+        ids = named.get("input_ids", args[0] if args else None)
+        if ids is not None and ids.numel() == 1:
+            self._num_threads = torch.get_num_threads()
+            torch.set_num_threads(1)
+
+    def _end(self, *_: object) -> None:
+        if self._num_threads:
+            torch.set_num_threads(self._num_threads)
+            self._num_threads = 0

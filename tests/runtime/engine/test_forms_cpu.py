@@ -1,0 +1,91 @@
+"""Experts of every form give the same bits on any number of threads."""
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from artifacts.quantisation.packing import PARTS
+from artifacts.shape import FULL_BITS
+from runtime.control.plan import Place
+from runtime.engine.forms_cpu import TokenKernels
+from runtime.kernels.cpu import threads as module
+from runtime.kernels.cpu.threads import KernelThreads
+from runtime.model.arithmetic import DOWN, GATE_UP
+from runtime.model.layout import ExpertLayout, Layout, Part
+from runtime.tiers.replicas import ReplicaLayout
+from tools.bench.stored_matrices import random_expert, variants
+from tools.gpu.checks.low_bit import random_packed
+
+HIDDEN, NEURONS, NUM = 128, 64, 5
+Expert = tuple[Layout | ReplicaLayout, torch.Tensor]
+
+
+def whole(seed: int) -> Expert:
+    layout = ExpertLayout.of({GATE_UP: (2 * NEURONS, HIDDEN), DOWN: (HIDDEN, NEURONS)}, torch.bfloat16)
+    torch.manual_seed(seed)
+    return layout, torch.randn(layout.nbytes // 2).bfloat16().view(torch.uint8)
+
+
+def packed(seed: int, bits: int) -> Expert:
+    tensors = {
+        f"{name}.{part}": tensor
+        for name, sizes in ((GATE_UP, (2 * NEURONS, HIDDEN)), (DOWN, (HIDDEN, NEURONS)))
+        for part in PARTS
+        if (tensor := getattr(random_packed(*sizes, bits, 32, seed=seed), part)) is not None
+    }
+    parts, offset = [], 0
+    for name, tensor in tensors.items():
+        parts.append(Part(name, tuple(tensor.shape), offset, tensor.nbytes))
+        offset += tensor.nbytes
+    dtypes = tuple(tensor.dtype for tensor in tensors.values())
+    content = torch.cat([tensor.flatten().view(torch.uint8) for tensor in tensors.values()])
+    return ReplicaLayout(bits, tuple(parts), dtypes, {GATE_UP: HIDDEN, DOWN: NEURONS}), content
+
+
+def published(seed: int, name: str) -> Expert:
+    torch.manual_seed(seed)
+    return random_expert(variants(32)[name], HIDDEN, NEURONS, torch.bfloat16)
+
+
+FORMS = {
+    "whole": [(FULL_BITS, whole(seed)) for seed in range(NUM)],
+    "packed": [(3, packed(seed, 3)) for seed in range(NUM)],
+    "published": [(FULL_BITS, published(seed, "MXFP4")) for seed in range(NUM)],
+    "whole and packed": [(FULL_BITS, whole(0)), (4, packed(1, 4)), (1, packed(2, 1)), (FULL_BITS, whole(3))],
+}
+
+
+@pytest.fixture(params=[2, 3])
+def threads(request: pytest.FixtureRequest) -> Iterator[KernelThreads]:
+    threads = KernelThreads(request.param)
+    yield threads
+    threads.close()
+
+
+def outputs(experts: list[tuple[int, Expert]], threads: KernelThreads) -> np.ndarray:
+    """Rows [n + 1, HIDDEN]; the third expert adds to the row of the first, as a segment would."""
+    stores = {bits: SimpleNamespace(layout=layout) for bits, (layout, _) in experts}
+    slots = [content for _, (_, content) in experts]
+    resident = SimpleNamespace(slow=SimpleNamespace(stores=stores), shadows=None, slots=slots)
+    layer = SimpleNamespace(hidden_size=HIDDEN, experts=nn.Module())
+    kernels = TokenKernels(SimpleNamespace(dtype=torch.bfloat16, layers=[layer]), resident, threads)
+    kernels.take(torch.randn(1, HIDDEN, generator=torch.Generator().manual_seed(0)).bfloat16())
+    places = [Place(key, key, bits) for key, (bits, _) in enumerate(experts)]
+    y, rows = np.zeros((len(places) + 1, HIDDEN), np.float32), [4, 1, 4, *range(3, len(places))]
+    kernels.add(places, kernels.starts(places), rows, y)
+    return y
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_any_number_of_threads_gives_the_same_bits(
+    form: str, threads: KernelThreads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = outputs(FORMS[form], KernelThreads(1))
+    assert np.abs(alone).max() > 0 and np.isfinite(alone).all()
+    assert (outputs(FORMS[form], threads) == alone).all() and threads.num_used == 1, "too little to be divided"
+    monkeypatch.setattr(module, "MIN_SHARE", 1)
+    assert (outputs(FORMS[form], threads) == alone).all() and threads.num_used == threads.count
