@@ -10,17 +10,35 @@ from typing import NamedTuple
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
-SIZES = {0: (1, 4), 1: (1, 2), 2: (32, 18), 8: (32, 34), 12: (256, 144), 13: (256, 176), 14: (256, 210)}
-SIZES |= {30: (1, 2), 39: (32, 17)}
-"""Weights and bytes of a block of each type that is read, by ggml's number of it (enum ggml_type in ggml.h)."""
 
+
+class StoredType(NamedTuple):
+    """A type of tensors that is read, by its name; weights and bytes of a block."""
+
+    name: str
+    num_weights: int
+    nbytes: int
+
+
+PLAIN = {0: StoredType("float32", 1, 4), 1: StoredType("float16", 1, 2), 30: StoredType("bfloat16", 1, 2)}
+BLOCKS = {
+    2: StoredType("Q4_0", 32, 18),
+    8: StoredType("Q8_0", 32, 34),
+    12: StoredType("Q4_K", 256, 144),
+    13: StoredType("Q5_K", 256, 176),
+    14: StoredType("Q6_K", 256, 210),
+    39: StoredType("MXFP4", 32, 17),
+}
+"""By ggml's number of it (enum ggml_type in ggml.h); plain numbers by torch's name of them."""
+
+_ALIGNMENT = 32  # bytes: where tensors begin, unless `general.alignment` says otherwise
 _START = "<IQQ"  # version, number of tensors, number of entries
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
 
 
 class GgufTensor(NamedTuple):
-    """One tensor; its offset counts from the end of the header."""
+    """One tensor; its offset counts from the `start` of the header that names it."""
 
     name: str
     shape: tuple[int, ...]
@@ -29,11 +47,13 @@ class GgufTensor(NamedTuple):
 
 
 class GgufHeader(NamedTuple):
-    """The entries of a file (of an array of strings its length), its tensors, and the bytes of both."""
+    """The entries of a file (of an array of strings its length), its tensors, the bytes of both, and where the first
+    tensor begins."""
 
     entries: dict[str, object]
     tensors: list[GgufTensor]
     content: bytes
+    start: int
 
 
 def read_header(path: Path) -> GgufHeader:
@@ -45,7 +65,11 @@ def read_header(path: Path) -> GgufHeader:
             raise ValueError(f"it is of version {version}, and {VERSIONS} are read")
         entries = {reader.string(): reader.value(*reader.values("<I")) for _ in range(num_entries)}
         tensors = [reader.tensor() for _ in range(num_tensors)]
-        return GgufHeader(entries, tensors, mapped[: reader.position])
+        alignment = entries.get("general.alignment", _ALIGNMENT)
+        if type(alignment) is not int or alignment <= 0:
+            raise ValueError(f"it says general.alignment {str(alignment)[:30]}")
+        content = mapped[: reader.position]
+        return GgufHeader(entries, tensors, content, -(-len(content) // alignment) * alignment)
 
 
 class _Reader:

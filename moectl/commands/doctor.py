@@ -1,6 +1,6 @@
 """`moectl doctor`: say what this machine has for a model and what stands in the way; what takes longer on request.
 
-Without `--measure` neither torch nor transformers is imported, but for a GGUF file, and no weights are opened.
+Without `--measure` neither torch nor transformers is imported, and no weights are opened.
 """
 
 import re

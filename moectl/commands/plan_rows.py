@@ -9,7 +9,7 @@ from artifacts.modelshapes.known import ModelShape, model_shape
 from artifacts.modelshapes.memory import BackboneMemory, backbone_memory, backbone_of
 from moectl.show.render import human_bytes
 from runtime.control import sizes
-from runtime.model.gguf_shape import gguf_shape
+from runtime.model.gguf_shape import gguf_model
 from runtime.model.locate import local_gguf
 
 RESERVE_NBYTES = 1 << 30  # for the driver, activations and buffers
@@ -132,7 +132,8 @@ def plan_deployment(request: PlanRequest) -> DeploymentPlan:
 def _costs(name: str) -> tuple[ModelShape, BackboneMemory]:
     """The shape of a model, and what it needs besides experts."""
     if file := local_gguf(name):
-        return gguf_shape(file)
+        seen = gguf_model(file)
+        return seen.shape, seen.memory
     model = model_shape(name)
     return model, backbone_memory(model, backbone_of(name))
 

@@ -1,7 +1,6 @@
 """What a checkpoint says of itself before it is opened: its config and the headers of its files, in a moment."""
 
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 
 from artifacts.common.untrusted import existing, read_json
@@ -10,6 +9,7 @@ from artifacts.formats.stated import stated_quantisation
 from artifacts.modelshapes.known import from_config
 from artifacts.shape import Shape
 from runtime.model.families import check_family
+from runtime.model.gguf_shape import gguf_model
 from runtime.model.locate import check_name, locate, read_config
 
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -28,7 +28,7 @@ class CheckpointGlance:
 
 
 def glance(name: str) -> CheckpointGlance:
-    """Look at a folder, a GGUF file, or a model of the hub that was downloaded. torch is imported for GGUF alone.
+    """Look at a folder, a GGUF file, or a model of the hub that was downloaded.
 
     Raises BadInput for a model that is not here, that lacks files or is truncated, and for a family or format that
     moectl does not read.
@@ -90,20 +90,6 @@ def _check_files(folder: Path) -> None:
 
 
 def _of_gguf(path: Path) -> CheckpointGlance:
-    from runtime.model.gguf_config import gguf_config
-    from runtime.model.gguf_file import gguf_matrices, open_gguf
-    from runtime.model.quantised_tensor import QuantisedTensor
-
-    config = gguf_config(path)
-    checkpoint = open_gguf(path)
-    matrices = {name: each for name, each in gguf_matrices(checkpoint).items() if "_exps." in name}
-    if not matrices:
-        raise BadInput(f"{path} has no experts: it is no Mixture-of-Experts model")
-    formats = (each.format.name if isinstance(each, QuantisedTensor) else str(each.dtype) for each in matrices.values())
-    nbytes = sum(checkpoint.tensors[name].nbytes for name in matrices)
-    num_layers = len({name.split(".")[1] for name in matrices})
-    num_experts = next(iter(matrices.values())).shape[0]
-    shape = Shape(num_layers, num_experts, config["num_experts_per_tok"], nbytes // (num_layers * num_experts))
-    weight_nbytes = nbytes / sum(prod(each.shape) for each in matrices.values())
-    named = " and ".join(dict.fromkeys(formats)).replace("torch.", "")
-    return CheckpointGlance(shape, "bfloat16", f"{named}, {8 * weight_nbytes:.3g} bits", weight_nbytes)
+    seen = gguf_model(path)
+    weight_nbytes = seen.shape.weight_nbytes
+    return CheckpointGlance(seen.shape.shape, seen.dtype, f"{seen.types}, {8 * weight_nbytes:.3g} bits", weight_nbytes)

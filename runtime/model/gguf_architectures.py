@@ -112,3 +112,18 @@ def architecture_of(path: Path, entries: Mapping[str, object]) -> tuple[Architec
         raise BadInput(f"{path} has no experts ({name}.expert_count): moectl runs Mixture-of-Experts models")
     prefix = f"{name}."
     return ARCHITECTURES[name], {key[len(prefix) :]: value for key, value in entries.items() if key.startswith(prefix)}
+
+
+def check_computed(path: Path, form: Architecture, own: Mapping[str, object]) -> None:
+    """Raise BadInput where a file's own entries ask for what its family does not compute."""
+    if own.get("rope.scaling.type", "none") != "none":
+        raise BadInput(f"{path} scales its positions (rope.scaling), which moectl does not read in GGUF files")
+    if (gating := own.get("expert_gating_func", form.gating)) != form.gating:
+        raise BadInput(f"{path} says expert_gating_func {gating}, and {form.family} computes {form.gating}")
+    if not form.is_partly_turned and own.get("rope.dimension_count") not in (None, head_dim(own)):
+        raise BadInput(f"{path} turns a part of each head (rope.dimension_count), which {form.family} does not compute")
+
+
+def head_dim(own: Mapping[str, object]) -> int:
+    """The size of an attention head."""
+    return own.get("attention.key_length") or own["embedding_length"] // own["attention.head_count"]

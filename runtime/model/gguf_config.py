@@ -11,7 +11,7 @@ from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
 from transformers.integrations.gguf.gguf_conversion_mapping import DENSE_DECODER_RENAMINGS, PermuteRows, Unsqueeze
 
 from artifacts.errors import BadInput
-from runtime.model.gguf_architectures import Architecture, architecture_of
+from runtime.model.gguf_architectures import Architecture, architecture_of, check_computed, head_dim
 from runtime.model.gguf_file import open_parts
 
 
@@ -26,36 +26,23 @@ def gguf_config(path: Path) -> dict:
     form, own = architecture_of(path, metadata)
     if "token_embd.weight" not in names:
         raise BadInput(f"{path} has no token_embd.weight: it is a vocabulary or a part of a model, take the whole")
-    _check(path, form, own)
+    check_computed(path, form, own)
     config = {"model_type": form.family, **form.fixed, **_renamed(own, form.fields)}
     config |= _renamed(metadata, {f"tokenizer.{old}": new for old, new in GGUF_CONFIG_MAPPING["tokenizer"].items()})
     config.setdefault("vocab_size", metadata.get("tokenizer.ggml.tokens"))
     return config | _counted(form, own, names) | {"tie_word_embeddings": "output.weight" not in names}
 
 
-def _check(path: Path, form: Architecture, own: Mapping[str, object]) -> None:
-    if own.get("rope.scaling.type", "none") != "none":
-        raise BadInput(f"{path} scales its positions (rope.scaling), which moectl does not read in GGUF files")
-    if (gating := own.get("expert_gating_func", form.gating)) != form.gating:
-        raise BadInput(f"{path} says expert_gating_func {gating}, and {form.family} computes {form.gating}")
-    if not form.is_partly_turned and own.get("rope.dimension_count") not in (None, _head_dim(own)):
-        raise BadInput(f"{path} turns a part of each head (rope.dimension_count), which {form.family} does not compute")
-
-
 def _counted(form: Architecture, own: Mapping[str, object], names: Collection[str]) -> dict[str, object]:
     """Fields that are made of several entries, or of which tensors there are."""
     fields: dict[str, object] = {}
     if form.is_partly_turned:
-        fields["partial_rotary_factor"] = own.get("rope.dimension_count", _head_dim(own)) / _head_dim(own)
+        fields["partial_rotary_factor"] = own.get("rope.dimension_count", head_dim(own)) / head_dim(own)
     if (num_further := own.get("nextn_predict_layers")) is not None:  # which predict further tokens
         fields["num_hidden_layers"] = own["block_count"] - num_further
     if form.family == "glm4_moe":
         fields |= {"use_qk_norm": "blk.0.attn_q_norm.weight" in names, "attention_bias": "blk.0.attn_q.bias" in names}
     return fields
-
-
-def _head_dim(own: Mapping[str, object]) -> int:
-    return own.get("attention.key_length") or own["embedding_length"] // own["attention.head_count"]
 
 
 def _renamed(entries: Mapping[str, object], names: Mapping[str, str]) -> dict[str, object]:

@@ -12,18 +12,15 @@ import torch
 
 from artifacts.errors import BadInput
 from artifacts.formats.ggml import GGML
-from artifacts.formats.gguf_header import GgufHeader, read_header
+from artifacts.formats.gguf_header import BLOCKS, PLAIN, GgufHeader, read_header
 from runtime.model.checkpoint import Checkpoint, Contents, Shard, StoredTensor
 from runtime.model.locate import parts_of
 from runtime.model.quantised_tensor import QuantisedTensor, Tensors
 
-# By the number that ggml gives them (enum ggml_type in ggml.h).
-_PLAIN = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}
-_BLOCKS = {2: "Q4_0", 8: "Q8_0", 12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 39: "MXFP4"}
+_PLAIN = {number: getattr(torch, each.name) for number, each in PLAIN.items()}
 _OTHERS = {3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 10: "Q2_K", 11: "Q3_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS"}
 _OTHERS |= {19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 29: "IQ1_M", 40: "NVFP4"}
 _READ = ", ".join(("F32", "F16", "BF16", *GGML))
-_ALIGNMENT = 32  # bytes: where tensors begin, unless `general.alignment` says otherwise
 
 
 @lru_cache(maxsize=64)  # an opening asks several times
@@ -54,12 +51,8 @@ class GgufShard(Shard):
 
     def _contents(self) -> Contents:
         header = _header(self.path, self._stamp)
-        alignment = header.entries.get("general.alignment", _ALIGNMENT)
-        if type(alignment) is not int or alignment <= 0:
-            raise BadInput(f"{self.path} says general.alignment {str(alignment)[:30]}: download it again")
         self.entries, self.types = header.entries, {}
-        start = -(-len(header.content) // alignment) * alignment
-        tensors = {each.name: self._tensor(*each, start=start) for each in header.tensors}
+        tensors = {each.name: self._tensor(*each, start=header.start) for each in header.tensors}
         if len(tensors) < len(header.tensors):
             raise BadInput(f"{self.path} has two tensors of one name: download it again")
         return Contents(hashlib.sha256(header.content).digest(), {}, tensors)
@@ -75,10 +68,10 @@ class GgufShard(Shard):
 
     def _in_bytes(self, name: str, shape: tuple[int, ...], number: int) -> tuple[int, ...]:
         """The shape of a tensor of blocks, its last dimension in bytes."""
-        if number not in _BLOCKS:
+        if number not in BLOCKS:
             shown = _OTHERS.get(number, f"the unknown type {number}")
             raise BadInput(f"{self.path}: {name} is {shown}, and moectl reads {_READ}: take a file of these types")
-        self.types[name] = _BLOCKS[number]
+        self.types[name] = BLOCKS[number].name
         form = GGML[self.types[name]]
         if not shape or shape[-1] % form.num_weights:
             raise BadInput(f"{self.path}: {name} has rows of {shape[-1:]} in {form.name}: download it again")

@@ -3,37 +3,57 @@
 import re
 import struct
 from collections import Counter
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
 from artifacts.errors import BadInput
-from artifacts.formats.gguf_header import SIZES, GgufHeader, GgufTensor, read_header
+from artifacts.formats.gguf_header import BLOCKS, PLAIN, GgufHeader, GgufTensor, StoredType, read_header
 from artifacts.modelshapes.known import ModelShape
 from artifacts.modelshapes.memory import BackboneMemory
 from artifacts.shape import Shape
-from runtime.model.gguf_architectures import architecture_of
+from runtime.model.gguf_architectures import architecture_of, check_computed, head_dim
 from runtime.model.locate import parts_of
 
 _EXPERTS = re.compile(r"blk\.(\d+)\.ffn_(gate|up|down|gate_up)_exps\.weight")
-_FLOAT32 = 0
+_TYPES = PLAIN | BLOCKS
 
 
-def gguf_shape(path: Path) -> tuple[ModelShape, BackboneMemory]:
-    """Return the shape of the model of a GGUF file, and what it needs besides experts. Raises BadInput."""
+@dataclass(frozen=True, slots=True)
+class GgufModel:
+    """The shape of a model, what it needs besides experts, the types of its experts as `Q4_K and Q6_K`, and the dtype
+    that it is computed in."""
+
+    shape: ModelShape
+    memory: BackboneMemory
+    types: str
+    dtype: str
+
+
+def gguf_model(path: Path) -> GgufModel:
+    """Look at the headers of a GGUF file and of those that belong to it. Raises BadInput for a file that is not whole,
+    and for a model that moectl does not read."""
     headers = [_header(part) for part in parts_of(path)]
     tensors = [tensor for header in headers for tensor in header.tensors]
-    _, own = architecture_of(path, headers[0].entries)
+    form, own = architecture_of(path, headers[0].entries)
+    types = dict.fromkeys(_type(path, tensor).name for tensor in tensors if _EXPERTS.fullmatch(tensor.name))
     try:
-        return _shape(path, tensors, own), _memory(path, tensors, own)
+        check_computed(path, form, own)
+        shape, memory = _shape(path, tensors, own), _memory(path, tensors, own)
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         raise BadInput(f"{path} does not say what its model needs ({error}): download it again") from error
+    return GgufModel(shape, memory, " and ".join(types), _dtype(path, tensors))
 
 
 def _header(path: Path) -> GgufHeader:
     try:
-        return read_header(path)
+        header, nbytes = read_header(path), path.stat().st_size
     except (ValueError, OSError, struct.error, OverflowError, MemoryError) as error:
         raise BadInput(f"{path} is missing, truncated or no GGUF file: download it again") from error
+    for tensor in header.tensors:
+        if header.start + tensor.offset + _nbytes(path, tensor) > nbytes:
+            raise BadInput(f"{path} ends within {tensor.name}: it is truncated, download it again")
+    return header
 
 
 def _shape(path: Path, tensors: list[GgufTensor], own: dict) -> ModelShape:
@@ -58,9 +78,7 @@ def _shape(path: Path, tensors: list[GgufTensor], own: dict) -> ModelShape:
 
 def _memory(path: Path, tensors: list[GgufTensor], own: dict) -> BackboneMemory:
     others, dtype_nbytes = [each for each in tensors if not _EXPERTS.fullmatch(each.name)], _dtype_nbytes(path, tensors)
-    heads = own["attention.head_count"]
-    head_dim = own.get("attention.key_length") or own["embedding_length"] // heads
-    width = 2 * own.get("attention.head_count_kv", heads) * head_dim
+    width = 2 * own.get("attention.head_count_kv", own["attention.head_count"]) * head_dim(own)
     return BackboneMemory(
         weights_nbytes=sum(prod(each.shape) for each in others) * dtype_nbytes,
         stored_nbytes=sum(_nbytes(path, each) for each in others),
@@ -69,12 +87,21 @@ def _memory(path: Path, tensors: list[GgufTensor], own: dict) -> BackboneMemory:
 
 
 def _dtype_nbytes(path: Path, tensors: list[GgufTensor]) -> int:
-    """Bytes of a weight in memory: in float32 only where the largest tensor is."""
-    return 4 if max(tensors, key=lambda each: _nbytes(path, each)).type == _FLOAT32 else 2
+    return 4 if _dtype(path, tensors) == "float32" else 2
+
+
+def _dtype(path: Path, tensors: list[GgufTensor]) -> str:
+    """The dtype of a model in memory: that of the largest tensor, bfloat16 where it is packed."""
+    largest = max(tensors, key=lambda each: _nbytes(path, each)).type
+    return PLAIN[largest].name if largest in PLAIN else "bfloat16"
 
 
 def _nbytes(path: Path, tensor: GgufTensor) -> int:
-    if tensor.type not in SIZES:
+    type_ = _type(path, tensor)
+    return prod(tensor.shape) // type_.num_weights * type_.nbytes
+
+
+def _type(path: Path, tensor: GgufTensor) -> StoredType:
+    if tensor.type not in _TYPES:
         raise BadInput(f"{path}: {tensor.name} is of ggml's type {tensor.type}, which moectl does not read")
-    weights, nbytes = SIZES[tensor.type]
-    return prod(tensor.shape) // weights * nbytes
+    return _TYPES[tensor.type]

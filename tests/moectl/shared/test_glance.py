@@ -5,6 +5,7 @@ import re
 import shutil
 from pathlib import Path
 
+import gguf
 import pytest
 import torch
 
@@ -42,9 +43,22 @@ def test_every_format_is_known(tmp_path: Path, method: str | None) -> None:
         check(publish(plain, tmp_path / "published", method), padded=0.08)
 
 
-def test_a_gguf_file_is_known(tmp_path: Path) -> None:
-    path = gguf_files.write("qwen3_moe", tmp_path / "model.gguf", gguf_files.every("Q8_0"))
-    assert check(path).expert_format == "Q8_0, 8.5 bits"
+@pytest.mark.parametrize(("type_", "format_"), [("Q8_0", "Q8_0, 8.5 bits"), ("F16", "float16, 16 bits")])
+def test_a_gguf_file_is_known(tmp_path: Path, type_: str, format_: str) -> None:
+    path = gguf_files.write("qwen3_moe", tmp_path / "model.gguf", gguf_files.every(type_))
+    assert check(path).expert_format == format_
+
+
+def test_a_gguf_file_that_is_not_whole_or_not_read_is_refused(tmp_path: Path) -> None:
+    def describe(writer: gguf.GGUFWriter) -> None:
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+
+    path = gguf_files.write("qwen3_moe", tmp_path / "model.gguf", gguf_files.mixed, describe=describe)
+    with pytest.raises(BadInput, match="scales its positions"):
+        glance(str(path))
+    path.write_bytes(path.read_bytes()[:-8000])
+    with pytest.raises(BadInput, match=r"ends within .*: it is truncated, download it again"):
+        glance(str(path))
 
 
 def test_what_is_not_there_or_not_read_is_refused(checkpoint: Checkpoint, tmp_path: Path) -> None:
