@@ -23,7 +23,7 @@ from runtime.model.open import MoeModel
 Progress = Callable[[int, int], None]
 
 
-class Architecture(NamedTuple):
+class Written(NamedTuple):
     """Its name in the package `gguf`, and whether llama.cpp divides a token's weights by their sum."""
 
     name: str
@@ -31,9 +31,9 @@ class Architecture(NamedTuple):
 
 
 ARCHITECTURES = {
-    "olmoe": Architecture("OLMOE", is_normalised=False),
-    "qwen2_moe": Architecture("QWEN2MOE", is_normalised=False),
-    "qwen3_moe": Architecture("QWEN3MOE", is_normalised=True),
+    "olmoe": Written("OLMOE", is_normalised=False),
+    "qwen2_moe": Written("QWEN2MOE", is_normalised=False),
+    "qwen3_moe": Written("QWEN3MOE", is_normalised=True),
 }
 """What is written, by `model_type`."""
 

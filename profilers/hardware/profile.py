@@ -208,7 +208,7 @@ def _near(opened: MoeModel, bits: int, replicas: Replicas | None, effort: Timing
     """Measure one expert of one width on the CPU, in RAM; a few experts take turns."""
     store = opened.store if bits == FULL_BITS else open_replicas(opened, replicas, [bits])[bits]
     module, views = opened.layers[0].experts, _few(opened, store, _CPU)
-    make_ready({bits} - {FULL_BITS}, _CPU)
+    make_ready({bits} - {FULL_BITS}, opened.dtype, _CPU)
     for num_tokens in _NEAR_TOKENS:
         x = _hidden(opened, num_tokens, _CPU)
 

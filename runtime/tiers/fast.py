@@ -9,7 +9,7 @@ from artifacts.shape import FULL_BITS
 from runtime.control.plan import NO_SLOT, Place
 from runtime.model.arithmetic import expert_forward
 from runtime.model.open import MoeModel
-from runtime.model.quantised_matrix import project_in_tiles
+from runtime.model.quantised_matrix import project_in_tiles, project_quantised
 from runtime.tiers.shadow_replicas import Shadows
 from runtime.tiers.slots import Slots
 from runtime.tiers.slow import SlowTier
@@ -30,7 +30,8 @@ class ResidentExperts:
     ) -> None:
         self.slots, self.slow, self.shadows = slots, slow, shadows
         self.num_experts = opened.shape.num_experts
-        self._in_tiles = is_fused and not opened.store.layout.is_plain and opened.model.device.type == "cpu"
+        is_quantised = opened.store.layout.project is project_quantised
+        self._in_tiles = is_fused and is_quantised and opened.model.device.type == "cpu"
         self._is_split = isinstance(slow, SegmentTier)
         self._views = [] if self._is_split else [opened.store.layout.views(slot) for slot in slots]
         self._segments: dict[tuple[int, int], Views] = {}  # by slot and row of the slow tier

@@ -2,6 +2,7 @@
 
 import io
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -22,7 +23,13 @@ PREPARED = "import os, sys; from moectl.shared.streams import prepare_streams; p
 def process(code: str, *arguments: str, redirected: str = "", **environment: str) -> subprocess.CompletedProcess:
     """Python code after `prepare_streams`, with the streams as a shell redirects them."""
     command = ["sh", "-c", f'exec "$0" "$@" {redirected}', sys.executable, "-c", PREPARED + code, *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, env=os.environ | environment)
+    options = {"cwd": ROOT, "capture_output": True, "env": os.environ | environment}
+    return subprocess.run(command, preexec_fn=_hang_up_ends, **options)
+
+
+def _hang_up_ends() -> None:
+    """Undo what `nohup` does to the tests themselves."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def test_closed_streams_are_dev_null(tmp_path: Path) -> None:

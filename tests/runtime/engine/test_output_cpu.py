@@ -21,7 +21,7 @@ from tests.helpers.families import FAMILIES, VOCABULARY
 from tools.gpu.checks.low_bit import random_packed
 
 OTHERS = {"gpt_oss"}  # biased, transposed, with its own kind of gate
-TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}  # of the largest logit
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}  # of the largest logit, with norms and attention compiled
 LOSSY = "weakest dropped"
 SETTINGS = {
     "all resident": Settings(preset="full"),
