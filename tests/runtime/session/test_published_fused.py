@@ -46,9 +46,7 @@ def opened(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     opened.store.close()
 
 
-@pytest.mark.parametrize(
-    "settings", [Settings(), Settings(preset="near"), Settings(preset="specmd", link="100MB/s+20us")]
-)
+@pytest.mark.parametrize("settings", [Settings(preset="near"), Settings(preset="specmd", link="100MB/s+20us")])
 def test_decoding_gives_the_logits_of_torch(opened: MoeModel, settings: Settings) -> None:
     fused, exact = decoded(opened, settings, experts=FUSED), decoded(opened, Settings())
     assert (fused - exact).abs().max() <= TOLERANCE[torch.float32] * exact.abs().max()
