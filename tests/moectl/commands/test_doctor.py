@@ -19,6 +19,7 @@ from profilers.compare import check_prediction as prediction
 from profilers.hardware.load_times import TimingEffort
 from profilers.hardware.this_machine import LocalMachine
 from tests.conftest import Checkpoint
+from tests.helpers import gguf_files
 from tests.helpers.measured import made
 
 HERE = LocalMachine("abacus", 4, 3, 64 << 30, 32 << 30, None, 0.5, None, 0)
@@ -77,19 +78,23 @@ def test_without_a_store_the_doctor_measures_and_writes_nothing(model: str, capf
     assert not list(Path.cwd().iterdir())
 
 
-def test_the_quick_answer_imports_no_torch_and_writes_nothing(model: str) -> None:
+def test_the_quick_answer_imports_no_torch_and_writes_nothing(
+    model: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Of a GGUF file too."""
+    file = str(gguf_files.write("qwen3_moe", tmp_path_factory.mktemp("gguf") / "model.gguf", gguf_files.mixed))
     code = (
         "import sys\nfrom moectl.cli import main\n"
-        f"code = main(['doctor', {model!r}, '--json'])\n"
-        "sys.exit(code or 'torch' in sys.modules or 'transformers' in sys.modules)"
+        f"codes = [main(['doctor', model, '--json']) for model in {[model, file]}]\n"
+        "sys.exit(any(codes) or 'torch' in sys.modules or 'transformers' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-    told = json.loads(done.stdout)
-    assert told["hardware"] is None and told["prediction"] is None
-    assert {"gpu", "memory", "threads", "experts", "disk space", "store"} <= {
-        each["topic"] for each in told["findings"]
-    }
+    for told in map(json.loads, done.stdout.splitlines()):
+        assert told["hardware"] is None and told["prediction"] is None
+        assert {"gpu", "memory", "threads", "experts", "disk space", "store"} <= {
+            each["topic"] for each in told["findings"]
+        }
     assert not list(Path.cwd().iterdir())
 
 

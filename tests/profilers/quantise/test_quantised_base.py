@@ -18,11 +18,12 @@ from profilers.quantise.method import Method
 from profilers.quantise.replicas import BuiltReplicas, build_replicas
 from profilers.text.batches import Data
 from runtime.model.open import MoeModel, open_model
-from tests.helpers import families
+from tests.helpers import families, gguf_files
 from tests.helpers.published import MAKERS, publish
 from tests.profilers.quantise.test_replicas import METHOD, SEQUENCES, files
 
 WIDE = {"hidden_size": 64, "intermediate_size": 96}
+TWO_BITS = Method(bits=(2,), min_samples=METHOD.min_samples)
 
 
 @pytest.fixture(scope="module", params=[("fp8", "mixtral"), ("mxfp4", "gpt_oss")], ids="-".join)
@@ -67,17 +68,24 @@ def _tensors(packed: object) -> list[torch.Tensor]:
     return [part for part in (packed.qweight, packed.qzeros, packed.scales) if part is not None]
 
 
-@pytest.mark.parametrize("method", MAKERS)
+def published(method: str, folder: Path) -> Path:
+    """A small model in this format."""
+    if method == "gguf":
+        return gguf_files.write("qwen3_moe", folder / "model.gguf", gguf_files.mixed)
+    family = "gpt_oss" if method == "mxfp4" else "mixtral"
+    plain = families.save(family, "hub", folder / "plain", torch.bfloat16, fields=WIDE)
+    return publish(plain, folder / "published", method)
+
+
+@pytest.mark.parametrize("method", [*MAKERS, "gguf"])
 def test_killed_and_taken_up_it_is_whole(method: str, tmp_path: Path) -> None:
     """The process that quantises kills itself with the signal that nothing can catch."""
-    family = "gpt_oss" if method == "mxfp4" else "mixtral"
-    plain = families.save(family, "hub", tmp_path / "plain", torch.bfloat16, fields=WIDE)
-    opened = open_model(str(publish(plain, tmp_path / "published", method)))
+    opened = open_model(str(published(method, tmp_path)))
     whole, store = tmp_path / "whole.duckdb", tmp_path / "moe.duckdb"
-    build(opened, whole)
-    assert _in_a_process(lambda: build(opened, store, progress=_killing_after(3))) == -signal.SIGKILL
+    build(opened, whole, TWO_BITS)
+    assert _in_a_process(lambda: build(opened, store, TWO_BITS, progress=_killing_after(3))) == -signal.SIGKILL
     assert not store.exists() and 0 < len(files(store)) < opened.shape.num_keys
-    built = build(opened, store)
+    built = build(opened, store, TWO_BITS)
     assert built.resumed == 3 and files(store) == files(whole)
     with Store.open(store) as held:
         assert not check_store(held).findings
