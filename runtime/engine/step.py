@@ -55,10 +55,12 @@ class StepExecutor:
         """Use these slots, all empty, as the fast tier from here on."""
         opened = self._opened
         self.resident = ResidentExperts(opened, slots, self._slow, self._shadows, is_fused=self._is_fused)
-        has_kernels = not self._is_fused and CpuOutput.suits(opened, has_replicas=True)  # a fused one has its own
-        kernels = TokenKernels(opened, self.resident) if has_kernels else None
-        self.torch_output = TorchOutput(self.resident, self._batched, kernels, sum_dtype=opened.sum_dtype)
         fused = choose_output(opened)(opened, self.resident) if self._is_fused else None
+        has_kernels = isinstance(fused, CpuOutput) if fused else CpuOutput.suits(opened, has_replicas=True)
+        kernels = TokenKernels(opened, self.resident) if has_kernels else None
+        self.torch_output = TorchOutput(
+            self.resident, self._batched, kernels, sum_dtype=opened.sum_dtype, is_fused=self._is_fused
+        )
         self.gpu_output = fused if isinstance(fused, GpuOutput) else None
         self._fused_output: TokenOutput | None = fused
         self._token_output: StepOutput = fused or self.torch_output
