@@ -56,12 +56,12 @@ class StepExecutor:
         opened = self._opened
         self.resident = ResidentExperts(opened, slots, self._slow, self._shadows, is_fused=self._is_fused)
         fused = choose_output(opened)(opened, self.resident) if self._is_fused else None
-        has_kernels = isinstance(fused, CpuOutput) if fused else CpuOutput.suits(opened, has_replicas=True)
+        self.gpu_output = fused if isinstance(fused, GpuOutput) else None
+        has_kernels = self.gpu_output is None if fused else CpuOutput.suits(opened, has_replicas=True)
         kernels = TokenKernels(opened, self.resident) if has_kernels else None
         self.torch_output = TorchOutput(
             self.resident, self._batched, kernels, sum_dtype=opened.sum_dtype, is_fused=self._is_fused
         )
-        self.gpu_output = fused if isinstance(fused, GpuOutput) else None
         self._fused_output: TokenOutput | None = fused
         self._token_output: StepOutput = fused or self.torch_output
         self._batch_output: BatchOutput = self.gpu_output or self.torch_output
