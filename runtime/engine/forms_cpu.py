@@ -1,8 +1,7 @@
-"""The forms in which experts lie in RAM (whole, cut in two, packed, as published), with compiled code for one token."""
+"""The forms in which experts lie in RAM (whole, cut, packed, as published), with compiled code for a few tokens."""
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -10,6 +9,7 @@ from torch import nn
 
 from artifacts.quantisation.packing import PARTS, Packed
 from runtime.control.plan import NO_SLOT, Place
+from runtime.engine.form import CpuForm
 from runtime.engine.forms_published import CpuMixed, CpuPublished, has_published_form
 from runtime.engine.token_operands import TokenOperands
 from runtime.kernels.batched import is_plain
@@ -28,9 +28,12 @@ from runtime.tiers.shadow_replicas import Shadows
 from runtime.tiers.slow import SlowTier
 from runtime.tiers.slow_split import SegmentTier
 
+_MOST_TOKENS, _MOST_FLOATS = 16, 3  # of a whole expert in bfloat16 and float32; docs/performance.md has the times
+
 
 class TokenKernels:
-    """Multiplies one token by experts in RAM, each found by its address; `threads` share them."""
+    """Multiplies one token by experts in RAM, which `threads` share, or a few tokens by one expert. Each expert is found
+    by its address."""
 
     def __init__(self, opened: MoeModel, resident: ResidentExperts, threads: KernelThreads) -> None:
         self._shadows, self._forms = resident.shadows, forms_of(resident.slow, resident.shadows, opened)
@@ -100,12 +103,13 @@ class TokenKernels:
         self.add(places, starts, range(len(places)), y)
         return torch.from_numpy(y).to(hidden.dtype)[:, None]
 
+    def takes(self, place: Place, num_tokens: int) -> bool:
+        """Whether `forward` computes an expert sooner than torch on so many tokens."""
+        return num_tokens <= self._forms[place.bits].most_tokens
 
-class CpuForm(Protocol):
-    """Multiplies a token by experts of one form."""
-
-    def multiply(self, places: Sequence[Place], starts: list[int], operands: TokenOperands) -> None:
-        """Add the output of the expert at each address of `starts` to its row. Only segments look at `places`."""
+    def forward(self, place: Place, start: int, x: torch.Tensor) -> torch.Tensor:
+        """Compute the expert at this address on its tokens, x [t, H] -> [t, H]."""
+        return self._forms[place.bits].forward(place, start, x, self._like)
 
 
 def forms_of(slow: SlowTier | SegmentTier, shadows: Shadows | None, opened: MoeModel) -> dict[int, CpuForm]:
@@ -145,20 +149,31 @@ def form_of(layout: StoredLayout | ReplicaLayout, dtype: torch.dtype, gate: Clam
     return CpuPacked(layout, dtype) if isinstance(layout, ReplicaLayout) else CpuWhole(layout)
 
 
-class CpuWhole:
+class CpuWhole(CpuForm):
     """Experts as the module has them."""
 
     def __init__(self, layout: ExpertLayout) -> None:
         inner, down = layout.parts
         self._offsets, self._num_neurons = (inner.offset, down.offset), down.shape[1]
+        are_vectors = not any(size % kernels("cpu.pairs").STEP for size in down.shape)
+        self._has_tiles = layout.dtype is torch.bfloat16 and are_vectors and kernels("cpu.lanes").HAS_PAIRS
+        self.most_tokens = _MOST_TOKENS if self._has_tiles else _MOST_FLOATS if layout.dtype is torch.float32 else 1
 
     def multiply(self, places: Sequence[Place], starts: list[int], operands: TokenOperands) -> None:
         inner, down = self._offsets
         addresses = np.array([(start + inner, start + down) for start in starts])
         kernels("cpu.gated").add_whole(addresses, self._num_neurons, *operands)
 
+    def forward(self, place: Place, start: int, x: torch.Tensor, like: np.ndarray) -> torch.Tensor:
+        if not self._has_tiles:
+            return super().forward(place, start, x, like)
+        out, (inner, down) = torch.empty_like(x), self._offsets
+        own = [each.view(torch.uint16).numpy() for each in (x, out)]
+        kernels("cpu.several_tokens").compute_whole(start + inner, start + down, self._num_neurons, *own)
+        return out
 
-class CpuSegments:
+
+class CpuSegments(CpuForm):
     """Segments of experts; a top lies behind its head."""
 
     def __init__(self, slow: SegmentTier) -> None:
@@ -173,7 +188,7 @@ class CpuSegments:
         kernels("cpu.gated").add_segments(addresses, neurons, *operands)
 
 
-class CpuPacked:
+class CpuPacked(CpuForm):
     """Replicas of one width."""
 
     def __init__(self, layout: ReplicaLayout, dtype: torch.dtype) -> None:

@@ -18,6 +18,7 @@ from artifacts.formats.nvfp4 import GROUP as NVFP4_GROUP
 from artifacts.formats.nvfp4 import NvFp4
 from artifacts.formats.packed_integers import PackedIntegers
 from runtime.control.plan import Place
+from runtime.engine.form import CpuForm
 from runtime.engine.token_operands import TokenOperands
 from runtime.kernels.clamped_gate import ClampedGate
 from runtime.kernels.load import kernels
@@ -29,6 +30,7 @@ from runtime.model.quantised_layout import Piece, PlacedPieces, QuantisedLayout
 _WORDS = ("g_idx", "zero_point")  # optional tensors, which the kernels take as int32
 _BIASES = (f"{GATE_UP}_bias", f"{DOWN}_bias")
 _NOT_THERE = -1
+_MOST_TOKENS = 4  # for more, torch multiplies by dequantised tiles: docs/performance.md has the times
 
 
 Described = dict[str, int | str]  # fields of a matrix, by name; a constant of the kernels by its name
@@ -45,9 +47,11 @@ class PublishedMatrix(NamedTuple):
     num_inputs: int
 
 
-class CpuPublished:
+class CpuPublished(CpuForm):
     """Experts in a published format, for a model of this dtype. They have the clamped `gate` and biases, or SiLU's and
     none."""
+
+    most_tokens = _MOST_TOKENS
 
     def __init__(self, layout: QuantisedLayout, dtype: torch.dtype, gate: ClampedGate | None = None) -> None:
         self._layout, self._dtype, self._gate = layout, dtype, gate
@@ -89,8 +93,10 @@ class CpuPublished:
             multiply(fields, start, x, y[rows], self._is_narrow)
 
 
-class CpuMixed:
+class CpuMixed(CpuForm):
     """Experts in several layouts, of which the first byte of a slot gives the number."""
+
+    most_tokens = _MOST_TOKENS
 
     def __init__(self, layout: MixedLayout, dtype: torch.dtype, gate: ClampedGate | None = None) -> None:
         self._forms = [CpuPublished(each, dtype, gate) for each in layout.layouts]

@@ -1,4 +1,4 @@
-"""The output of a layer step as torch computes it: bit for bit the sum that the model's own code makes."""
+"""The output of a layer step by torch: bit for bit the sum that the model's own code makes, unless it is fused."""
 
 from collections.abc import Sequence
 from operator import attrgetter
@@ -24,7 +24,8 @@ class TorchOutput:
     """Takes experts as they are computed, in any order, and adds them up in the model's order.
 
     `batched` computes several experts of one token in one call, if anything does so to the bit. `kernels` computes one
-    token's replicas of few bits, which have no bits of the model to keep. The model adds experts up in `sum_dtype`.
+    token's replicas of few bits, which have no bits of the model to keep; if `is_fused`, any expert on few tokens. The
+    model adds experts up in `sum_dtype`.
     """
 
     name: ClassVar[str] = "torch"
@@ -36,8 +37,10 @@ class TorchOutput:
         kernels: TokenKernels | None,
         *,
         sum_dtype: torch.dtype,
+        is_fused: bool = False,
     ) -> None:
         self._resident, self._batched, self._kernels, self._sum_dtype = resident, batched, kernels, sum_dtype
+        self._few = kernels if is_fused else None
         self._num_experts = resident.num_experts
         self.clear()
 
@@ -60,12 +63,7 @@ class TorchOutput:
             self._add_batch(others, views, beside=self._resident.beside(others))
             return
         for place in others:
-            expert = place.key % self._num_experts
-            if self._across:
-                self.add_output(expert, self._across.forward(self._module, place, expert))
-                continue
-            x = gather(self._hidden, self._assigned[expert])
-            self.add_output(expert, self._resident.forward(self._module, place, x))
+            self.add_output(place.key % self._num_experts, self._forward(place))
 
     def add_near(self, places: Sequence[Place], near: NearTier, ready: Sequence[Place]) -> None:
         """Compute `places` in the near tier, and before them or together with them what is `ready` for `add`."""
@@ -78,9 +76,7 @@ class TorchOutput:
             if self._is_packed(place):
                 self._add_packed([place], [near.content(place).data_ptr()])
                 continue
-            expert = place.key % self._num_experts
-            assigned, device = self._assigned[expert], self._hidden.device
-            self.add_output(expert, near_forward(near, self._module, place, host, assigned, device))
+            self.add_output(place.key % self._num_experts, self._forward_near(place, near, host))
 
     def add_output(self, expert: int, y: torch.Tensor) -> None:
         """Take an expert's output on its tokens [t, H], or that of one of its segments, which add up to it."""
@@ -119,6 +115,26 @@ class TorchOutput:
         self._module = self._hidden = self._weights = self._packed = self._across = None
         self._assigned: dict[int, Assigned] = {}
         self._outputs: dict[int, torch.Tensor] = {}
+
+    def _forward(self, place: Place) -> torch.Tensor:
+        """The output [t, H] of one expert, or a segment of one, on its tokens."""
+        expert = place.key % self._num_experts
+        if self._across:
+            return self._across.forward(self._module, place, expert)
+        x = gather(self._hidden, self._assigned[expert])
+        if self._few and self._few.takes(place, len(x)):
+            [start] = self._few.starts([place])
+            return self._few.forward(place, start, x)
+        return self._resident.forward(self._module, place, x)
+
+    def _forward_near(self, place: Place, near: NearTier, host: torch.Tensor) -> torch.Tensor:
+        """The same of an expert in the near tier, for tokens that `host` has as well."""
+        assigned, device = self._assigned[place.key % self._num_experts], self._hidden.device
+        if self._few:
+            x = gather(self._hidden, assigned)
+            if self._few.takes(place, len(x)):
+                return self._few.forward(place, near.content(place).data_ptr(), x)
+        return near_forward(near, self._module, place, host, assigned, device)
 
     def _forward_all(self, module: nn.Module, hidden: torch.Tensor, places: Sequence[Place]) -> torch.Tensor:
         """The output of each expert, all of them packed or none, for a token [1, H]: [n, 1, H]."""

@@ -58,11 +58,13 @@ class StepExecutor:
         """Use these slots, all empty, as the fast tier from here on."""
         opened = self._opened
         self.resident = ResidentExperts(opened, slots, self._slow, self._shadows, is_fused=self._is_fused)
-        has_kernels = not self._is_fused and CpuOutput.suits(opened, has_replicas=True)  # a fused one has its own
-        kernels = TokenKernels(opened, self.resident, self._threads) if has_kernels else None
-        self.torch_output = TorchOutput(self.resident, self._batched, kernels, sum_dtype=opened.sum_dtype)
         fused = self._fused() if self._is_fused else None
         self.gpu_output = fused if isinstance(fused, GpuOutput) else None
+        has_kernels = self.gpu_output is None if fused else CpuOutput.suits(opened, has_replicas=True)
+        kernels = TokenKernels(opened, self.resident, self._threads) if has_kernels else None
+        self.torch_output = TorchOutput(
+            self.resident, self._batched, kernels, sum_dtype=opened.sum_dtype, is_fused=self._is_fused
+        )
         self._fused_output: TokenOutput | None = fused
         self._token_output: StepOutput = fused or self.torch_output
         self._batch_output: BatchOutput = self.gpu_output or self.torch_output

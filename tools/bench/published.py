@@ -16,7 +16,8 @@ import numpy as np
 import torch
 
 from moectl.show.render import Sheet, show_sheet
-from runtime.engine.forms_cpu import CpuForm, form_of
+from runtime.engine.form import CpuForm
+from runtime.engine.forms_cpu import form_of
 from runtime.engine.token_operands import TokenOperands
 from runtime.kernels.load import AS_NUMPY
 from runtime.model.arithmetic import DOWN, GATE_UP

@@ -1,6 +1,8 @@
 """Compiled code gives torch's outputs for one token's experts, wherever they lie and whenever they arrive."""
 
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +12,8 @@ from torch.nn import functional as F
 
 from artifacts.quantisation.bit_allocation import WIDTHS
 from artifacts.quantisation.packing import Packed
+from runtime.control.plan import Place
+from runtime.engine.forms_cpu import CpuWhole
 from runtime.engine.output_cpu import CpuOutput
 from runtime.kernels.cpu.threads import KernelThreads
 from runtime.kernels.load import AS_NUMPY, kernels
@@ -18,11 +22,12 @@ from runtime.model.open import MoeModel, open_model
 from runtime.session.session import Session, Settings
 from runtime.session.settings import EXACT, FUSED
 from tests.conftest import Checkpoint
-from tests.helpers.families import FAMILIES, VOCABULARY
+from tests.helpers.families import FAMILIES, VOCABULARY, save
 from tools.gpu.checks.low_bit import random_packed
 
 OTHERS = {"gpt_oss"}  # biased, transposed, with its own kind of gate
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}  # of the largest logit, with norms and attention compiled
+WHOLE_VECTORS = {"hidden_size": 64, "intermediate_size": 96}
 LOSSY = "weakest dropped"
 SETTINGS = {
     "all resident": Settings(preset="full"),
@@ -86,6 +91,29 @@ def test_any_number_of_threads_gives_the_same_logits(
         monkeypatch.setattr(torch, "get_num_threads", lambda count=count: count)
         logits.append(decoded(opened, SETTINGS[name], experts=FUSED))
     assert torch.equal(*logits) and used == [1, 3]
+
+
+@pytest.mark.parametrize("name", ["loaded as wanted", "near"])
+def test_a_prompt_gives_the_logits_of_torch_whatever_number_of_its_tokens_an_expert_has(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts, forward = set(), CpuWhole.forward
+
+    def counted(form: CpuWhole, place: Place, start: int, x: torch.Tensor, like: np.ndarray) -> torch.Tensor:
+        counts.add(len(x))
+        return forward(form, place, start, x, like)
+
+    monkeypatch.setattr(CpuWhole, "forward", counted)
+    opened = open_model(str(save("olmoe", "hub", tmp_path, torch.bfloat16, fields=WHOLE_VECTORS)))
+    ids, logits = torch.randint(3, VOCABULARY, (4, 5), generator=torch.Generator().manual_seed(2)), {}
+    for experts in (EXACT, FUSED):
+        with Session(opened, replace(SETTINGS[name], experts=experts)) as session:
+            session.new_requests(len(ids))
+            logits[experts] = session.forward(ids).logits
+        assert bool(counts) == (experts == FUSED)
+    assert {2, 3, 4, 5} <= counts and max(counts) <= 16
+    difference = (logits[FUSED] - logits[EXACT]).abs().max()
+    assert difference <= TOLERANCE[torch.bfloat16] * logits[EXACT].abs().max()
 
 
 def test_a_family_of_another_kind_is_left_to_torch(checkpoint: Checkpoint) -> None:

@@ -78,6 +78,13 @@ class Kernels:
     def starts(self, places: Sequence[Place]) -> list[int]:
         return [place.slot for place in places]
 
+    def takes(self, place: Place, num_tokens: int) -> bool:
+        return num_tokens <= 2
+
+    def forward(self, place: Place, start: int, x: torch.Tensor) -> torch.Tensor:
+        self._calls.append(("few", start, len(x)))
+        return x * factor(place)
+
     def outputs(self, hidden: torch.Tensor, places: Sequence[Place], starts: Sequence[int]) -> torch.Tensor:
         self._calls.append(("packed", *starts))
         assert len(hidden) == 1 and all(place.bits == LOW for place in places)
@@ -106,9 +113,9 @@ def experts() -> Experts:
     return Experts()
 
 
-def output_of(experts: Experts, *, batched: bool = True, kernels: bool = True) -> TorchOutput:
+def output_of(experts: Experts, *, batched: bool = True, kernels: bool = True, is_fused: bool = False) -> TorchOutput:
     kinds = Batched(experts) if batched else None, Kernels(experts) if kernels else None
-    return TorchOutput(experts, *kinds, sum_dtype=torch.float32)
+    return TorchOutput(experts, *kinds, sum_dtype=torch.float32, is_fused=is_fused)
 
 
 def step(count: int, top_k: int) -> tuple[torch.Tensor, np.ndarray, torch.Tensor]:
@@ -144,6 +151,26 @@ def test_several_tokens_are_computed_an_expert_at_a_time(experts: Experts) -> No
     in_turn = [("one", place.key) for place in places]
     assert experts.calls == in_turn, "kernels and batches take one token"
     check(output, places, given)
+
+
+def test_fused_kernels_compute_an_expert_on_few_tokens_wherever_it_lies(experts: Experts) -> None:
+    hidden, _, weights = step(3, 2)
+    given = hidden, np.array([[0, 1], [1, 2], [1, 3]]), weights
+    output = output_of(experts, batched=False, is_fused=True)
+    output.begin(None, *given)
+    there, near = [experts.place(E + 1), experts.place(E)], [Place(E + 2, NO_SLOT), Place(E + 3, NO_SLOT, LOW)]
+    output.add_near(near, Near(experts, is_in_ram=True), there)
+    assert experts.calls == [("one", E + 1), ("few", 1, 1), ("few", -102 - E, 1), ("few", -103 - E, 1)]
+    check(output, [*there, *near], given)
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_fused_kernels_take_near_experts_on_as_many_tokens_as_they_compute_sooner(experts: Experts, count: int) -> None:
+    given, output = step(count, 1), output_of(experts, is_fused=True)
+    output.begin(None, *given)
+    output.add_near([Place(0, NO_SLOT)], Near(experts, is_in_ram=True), [])
+    assert experts.calls == [("few", -100, 2) if count == 2 else ("near", 0)]
+    check(output, [Place(0, NO_SLOT)], given)
 
 
 @pytest.mark.parametrize("count", [2, 3])

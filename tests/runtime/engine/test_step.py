@@ -159,8 +159,10 @@ class Bench:
     ) -> SimpleNamespace:
         return SimpleNamespace(slots=slots, room=lambda place: ("room", place.slot))
 
-    def _torch(self, resident: object, batched: object, kernels: object, *, sum_dtype: torch.dtype) -> Output:
-        assert sum_dtype is torch.float32
+    def _torch(
+        self, resident: object, batched: object, kernels: object, *, sum_dtype: torch.dtype, is_fused: bool
+    ) -> Output:
+        assert sum_dtype is torch.float32 and is_fused == (batched is None and not resident.slots.are_apart)
         self.made |= {"batched": batched, "kernels": kernels}
         return Output(self.events, "torch")
 
@@ -187,11 +189,11 @@ A, B, C, D, F, G = (Place(key, slot) for key, slot in enumerate((0, 1, 0, 1, 0, 
         ({}, "batched", "kernels"),
         ({"suits": False}, "batched", None),
         ({"are_apart": True}, None, "kernels"),
-        ({"fused": Output}, None, None),
+        ({"fused": Output}, None, "kernels"),
         ({"fused": OnDevice}, None, None),
     ],
 )
-def test_torch_gets_batches_and_kernels_where_nothing_else_computes(
+def test_torch_gets_batches_and_kernels_where_no_gpu_computes(
     bench: Callable[..., Bench], named: dict, batched: object, kernels: object
 ) -> None:
     made = bench(**named)
