@@ -32,7 +32,7 @@ _MOST_TOKENS, _MOST_FLOATS = 16, 3  # of a whole expert in bfloat16 and float32;
 
 
 class TokenKernels:
-    """Multiplies one token by experts in RAM, which `threads` share, or a few tokens by one expert. Each expert is found
+    """Multiplies one token by experts in RAM, which `threads` share, or a few tokens by one of them. An expert is found
     by its address."""
 
     def __init__(self, opened: MoeModel, resident: ResidentExperts, threads: KernelThreads) -> None:
