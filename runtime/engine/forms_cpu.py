@@ -1,7 +1,7 @@
 """The forms in which experts lie in RAM (whole, cut, packed, as published), with compiled code for a few tokens."""
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from functools import cached_property, partial
 
 import numpy as np
 import torch
@@ -155,9 +155,17 @@ class CpuWhole(CpuForm):
     def __init__(self, layout: ExpertLayout) -> None:
         inner, down = layout.parts
         self._offsets, self._num_neurons = (inner.offset, down.offset), down.shape[1]
-        are_vectors = not any(size % kernels("cpu.pairs").STEP for size in down.shape)
-        self._has_tiles = layout.dtype is torch.bfloat16 and are_vectors and kernels("cpu.lanes").HAS_PAIRS
-        self.most_tokens = _MOST_TOKENS if self._has_tiles else _MOST_FLOATS if layout.dtype is torch.float32 else 1
+        self._dtype, self._shape = layout.dtype, down.shape
+
+    @cached_property
+    def _has_tiles(self) -> bool:
+        """Whether there is a kernel for several tokens; asked only where experts are fused, as this imports numba."""
+        are_vectors = not any(size % kernels("cpu.pairs").STEP for size in self._shape)
+        return self._dtype is torch.bfloat16 and are_vectors and kernels("cpu.lanes").HAS_PAIRS
+
+    @property
+    def most_tokens(self) -> int:
+        return _MOST_TOKENS if self._has_tiles else _MOST_FLOATS if self._dtype is torch.float32 else 1
 
     def multiply(self, places: Sequence[Place], starts: list[int], operands: TokenOperands) -> None:
         inner, down = self._offsets
