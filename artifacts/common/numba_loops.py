@@ -36,14 +36,15 @@ class Kernel:
     def __init__(self, function: Callable, signatures: Sequence[str], **options: object) -> None:
         self._function, self._signatures, self._options = function, signatures, options
         self._compiled: dict[str, Dispatcher] = {}
+        self._found: dict[tuple, Dispatcher] = {}  # by the dtypes of arguments
 
     def __call__(self, *arguments: object) -> object:
-        for run in self._compiled.values():
-            try:
-                return run(*arguments)
-            except TypeError:  # not its signature
-                continue
-        return self._fitting(arguments)(*arguments)
+        dtypes = tuple(getattr(each, "dtype", None) for each in arguments)
+        run = self._found.get(dtypes)
+        if run is None:
+            run = self._fitting(arguments)
+            self._found = self._found | {dtypes: run}
+        return run(*arguments)
 
     def compiled(self, signature: str | None = None) -> Dispatcher:
         """The code for this signature, by default the only one."""
