@@ -5,11 +5,11 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from artifacts.common.llvm_vectors import I16, I32, I64, advanced, load, store, vector
 from artifacts.common.numba_loops import exact_part
 
 _SIDE = 8  # rows and columns of a block
-_I64, _NUMBERS = ir.IntType(64), ir.VectorType(ir.IntType(16), _SIDE)
-_LANES = ir.VectorType(ir.IntType(32), _SIDE)
+_NUMBERS, _LANES = vector(I16, _SIDE), vector(I32, _SIDE)
 
 
 @intrinsic
@@ -22,20 +22,17 @@ def _transpose_row(context, source, source_stride, out, out_stride, count):
         lanes = [lane // 2 + _SIDE * (lane % 2) for lane in range(2 * _SIDE)]
         return [builder.shuffle_vector(one, other, ir.Constant(_LANES, lanes[i : i + _SIDE])) for i in (0, _SIDE)]
 
-    def pointer(builder: ir.IRBuilder, base: ir.Value, row: int, stride: ir.Value) -> ir.Value:
-        return builder.inttoptr(builder.add(base, builder.mul(_I64(row), stride)), _NUMBERS.as_pointer())
-
     def generate(target, builder, _, arguments):
         source, source_stride, out, out_stride, count = arguments
         with cgutils.for_range(builder, count) as loop:
-            below = builder.add(source, builder.mul(loop.index, builder.mul(source_stride, _I64(_SIDE))))
-            beside = builder.add(out, builder.mul(loop.index, _I64(2 * _SIDE)))
-            rows = [builder.load(pointer(builder, below, row, source_stride), align=1) for row in range(_SIDE)]
+            below = advanced(builder, source, loop.index, builder.mul(source_stride, I64(_SIDE)))
+            beside = advanced(builder, out, loop.index, 2 * _SIDE)
+            rows = [load(builder, advanced(builder, below, I64(row), source_stride), _NUMBERS) for row in range(_SIDE)]
             for _ in range(3):  # each moves one bit of the row's number into the column's
                 pairs = [halves(builder, rows[i], rows[i + _SIDE // 2]) for i in range(_SIDE // 2)]
                 rows = [half for pair in pairs for half in pair]
             for row, numbers in enumerate(rows):
-                builder.store(numbers, pointer(builder, beside, row, out_stride), align=1)
+                store(builder, numbers, advanced(builder, beside, I64(row), out_stride))
         return target.get_dummy_value()
 
     return types.void(*[types.int64] * 5), generate

@@ -7,25 +7,21 @@ from numba import types
 from numba.extending import intrinsic
 
 from artifacts.common.bfloat16 import bfloat16_bits
+from artifacts.common.llvm_vectors import F32, I8, I32, I64, filled, load, splat, store, vector
 
 COUNT = 16  # numbers that are written at a time
-_BYTES, _WORDS, _FLOATS = (ir.VectorType(kind, COUNT) for kind in (ir.IntType(8), ir.IntType(32), ir.FloatType()))
-
-
-def _filled(kind: ir.VectorType, number: int) -> ir.Constant:
-    return ir.Constant(kind, [number] * COUNT)
+_BYTES, _WORDS, _FLOATS = (vector(kind, COUNT) for kind in (I8, I32, F32))
 
 
 def _spread(builder: ir.IRBuilder, value: ir.Value, kind: ir.VectorType) -> ir.Value:
     """A vector of copies of a number, which is cut to size if it is whole."""
     element = builder.trunc(value, kind.element) if isinstance(kind.element, ir.IntType) else value
-    one = builder.insert_element(ir.Constant(kind, ir.Undefined), element, ir.IntType(32)(0))
-    return builder.shuffle_vector(one, one, _filled(_WORDS, 0))
+    return splat(builder, element, COUNT)
 
 
 def _bits(builder: ir.IRBuilder, address: ir.Value, shift: ir.Value, mask: ir.Value) -> ir.Value:
     """Some bits of each of 16 bytes, as words."""
-    read = builder.load(builder.inttoptr(address, _BYTES.as_pointer()), align=1)
+    read = load(builder, address, _BYTES)
     wanted = builder.and_(builder.lshr(read, _spread(builder, shift, _BYTES)), _spread(builder, mask, _BYTES))
     return builder.zext(wanted, _WORDS)
 
@@ -36,12 +32,12 @@ def _whole(_: ir.IRBuilder, codes: ir.Value) -> ir.Value:
 
 def _doubled_e2m1(builder: ir.IRBuilder, codes: ir.Value) -> ir.Value:
     """Twice the 4-bit floats of the codes: whole numbers."""
-    one = _filled(_WORDS, 1)
-    exponent = builder.and_(builder.lshr(codes, one), _filled(_WORDS, 3))
-    is_normal = builder.zext(builder.icmp_unsigned("!=", exponent, _filled(_WORDS, 0)), _WORDS)
+    one = filled(_WORDS, 1)
+    exponent = builder.and_(builder.lshr(codes, one), filled(_WORDS, 3))
+    is_normal = builder.zext(builder.icmp_unsigned("!=", exponent, filled(_WORDS, 0)), _WORDS)
     digits = builder.or_(builder.and_(codes, one), builder.shl(is_normal, one))
     size = builder.shl(digits, builder.sub(exponent, is_normal))
-    is_negative = builder.icmp_unsigned("!=", builder.and_(codes, _filled(_WORDS, 8)), _filled(_WORDS, 0))
+    is_negative = builder.icmp_unsigned("!=", builder.and_(codes, filled(_WORDS, 8)), filled(_WORDS, 0))
     return builder.select(is_negative, builder.neg(size), size)
 
 
@@ -53,14 +49,12 @@ def _writer(integers: Callable[[ir.IRBuilder, ir.Value], ir.Value]):
         def generate(target, builder, _, arguments):
             lows, low_shift, highs, high_shift, high_mask, less, scale, minimum, out, _ = arguments
             upper = _bits(builder, highs, high_shift, high_mask)
-            codes = builder.or_(
-                _bits(builder, lows, low_shift, ir.IntType(64)(15)), builder.shl(upper, _filled(_WORDS, 4))
-            )
+            codes = builder.or_(_bits(builder, lows, low_shift, I64(15)), builder.shl(upper, filled(_WORDS, 4)))
             wanted = builder.sub(integers(builder, codes), _spread(builder, less, _WORDS))
             products = builder.fmul(builder.sitofp(wanted, _FLOATS), _spread(builder, scale, _FLOATS))
             numbers = builder.fsub(products, _spread(builder, minimum, _FLOATS))
             stored = numbers if element == types.float32 else bfloat16_bits(builder, numbers)
-            builder.store(stored, builder.inttoptr(out, stored.type.as_pointer()), align=1)
+            store(builder, stored, out)
             return target.get_dummy_value()
 
         addresses_and_bits = [types.int64] * 6

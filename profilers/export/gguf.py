@@ -13,49 +13,21 @@ import torch
 
 from artifacts.common.files import check_writable, replacing
 from artifacts.errors import BadInput
+from artifacts.formats.gguf_header import TYPES as GGML_TYPES
 from profilers.export.gguf_vocabulary import add_vocabulary
 from profilers.quantise.method import projections
 from runtime.model.arithmetic import DOWN, GATE_UP
+from runtime.model.gguf_architectures import ARCHITECTURES
 from runtime.model.layers import MoeLayer
 from runtime.model.layout import aligned
 from runtime.model.open import MoeModel
 
 Progress = Callable[[int, int], None]
+WRITTEN = {ARCHITECTURES[name].family: name for name in ("olmoe", "qwen2moe", "qwen3moe")}
+"""The architectures that are written, by `model_type`."""
 
-
-class Written(NamedTuple):
-    """Its name in the package `gguf`, and whether llama.cpp divides a token's weights by their sum."""
-
-    name: str
-    is_normalised: bool
-
-
-ARCHITECTURES = {
-    "olmoe": Written("OLMOE", is_normalised=False),
-    "qwen2_moe": Written("QWEN2MOE", is_normalised=False),
-    "qwen3_moe": Written("QWEN3MOE", is_normalised=True),
-}
-"""What is written, by `model_type`."""
-
-_ENTRIES = {
-    "block_count": "num_hidden_layers",
-    "context_length": "max_position_embeddings",
-    "embedding_length": "hidden_size",
-    "feed_forward_length": "intermediate_size",
-    "attention.head_count": "num_attention_heads",
-    "attention.head_count_kv": "num_key_value_heads",
-    "attention.key_length": "head_dim",
-    "attention.value_length": "head_dim",
-    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
-    "expert_count": "num_experts",
-    "expert_used_count": "num_experts_per_tok",
-    "expert_feed_forward_length": "moe_intermediate_size",
-    "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
-}
-"""The config's names of entries."""
-
+_VALUE_LENGTH = "attention.value_length"  # which llama.cpp wants besides, and moectl does not read
 _BLOCK = re.compile(r"\.layers\.(\d+)\.")
-_BLOCKED = {"Q8_0": 32, "Q4_0": 32, "MXFP4": 32}  # weights of a block
 _ROUTERS = ("ffn_gate_inp.", "ffn_gate_inp_shexp.")
 
 
@@ -97,11 +69,12 @@ def export_gguf(
     import gguf
 
     config, kind = opened.model.config, TYPES[type_]
-    architecture = gguf.MODEL_ARCH[ARCHITECTURES[config.model_type].name]
-    names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
+    architecture = WRITTEN[config.model_type]
+    [known] = (each for each, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    names = gguf.get_tensor_name_map(known, config.num_hidden_layers)
     tensors = [*_others(opened, names.get_name, kind.others), *_experts(opened, kind.experts)]
     with replacing(out) as temporary:
-        writer = gguf.GGUFWriter(temporary, gguf.MODEL_ARCH_NAMES[architecture])
+        writer = gguf.GGUFWriter(temporary, architecture)
         writer.add_file_type(gguf.LlamaFileType[kind.mixture])
         _add_config(writer, config)
         add_vocabulary(writer, folder, config.vocab_size)
@@ -130,13 +103,13 @@ def _write(writer: "gguf.GGUFWriter", tensors: Sequence[_Tensor], progress: Prog
 def _check(opened: MoeModel) -> None:
     """Raise BadInput for a model that `export_gguf` does not write, and where `gguf` is not installed."""
     config = opened.model.config
-    if config.model_type not in ARCHITECTURES:
-        raise BadInput(f"{config.model_type} is not written as GGUF: moectl writes {', '.join(ARCHITECTURES)}")
+    if config.model_type not in WRITTEN:
+        raise BadInput(f"{config.model_type} is not written as GGUF: moectl writes {', '.join(WRITTEN)}")
+    taken = ARCHITECTURES[WRITTEN[config.model_type]].fixed.get("norm_topk_prob", False)  # for granted
     scaling = config.rope_parameters.get("rope_type", "default")
     unusual = {
         f"positions scaled ({scaling})": scaling != "default",
-        f"norm_topk_prob {config.norm_topk_prob}": config.norm_topk_prob
-        != ARCHITECTURES[config.model_type].is_normalised,
+        f"norm_topk_prob {config.norm_topk_prob}": config.norm_topk_prob != taken,
         "layers without experts": len(opened.layers) != config.num_hidden_layers,
         "clip_qkv": getattr(config, "clip_qkv", None) is not None,
         "a sliding window": getattr(config, "use_sliding_window", False),
@@ -151,7 +124,7 @@ def _check(opened: MoeModel) -> None:
 
 
 def _add_config(writer: "gguf.GGUFWriter", config: object) -> None:  # noqa: F821
-    for theirs, ours in _ENTRIES.items():
+    for theirs, ours in (ARCHITECTURES[writer.arch].fields | {_VALUE_LENGTH: "head_dim"}).items():
         value = getattr(config, ours, None)
         if value is not None:
             add = writer.add_float32 if isinstance(value, float) else writer.add_uint32
@@ -185,7 +158,7 @@ def _experts(opened: MoeModel, type_: str) -> Iterator[_Tensor]:
 
 
 def _fitting(type_: str, shape: Sequence[int]) -> str:
-    return "F16" if shape[-1] % _BLOCKED.get(type_, 1) else type_
+    return "F16" if shape[-1] % GGML_TYPES[type_].num_weights else type_
 
 
 def _rows(opened: MoeModel, layer: MoeLayer, part: str, rows: slice) -> Iterator[torch.Tensor]:

@@ -37,7 +37,7 @@ def anonymous(nbytes: int) -> torch.Tensor:
     returns it with the tensor. Raises OSError."""
     if nbytes < HUGE_PAGE or not _IS_OFFERED:
         return torch.frombuffer(_mapped(nbytes), dtype=torch.uint8)
-    mapping = _mapped(nbytes + HUGE_PAGE)  # what lies before the border is never written
+    mapping = _mapped(nbytes + HUGE_PAGE)  # the bytes before the border stay unwritten
     first = -addressof(c_char.from_buffer(mapping)) % HUGE_PAGE
     with suppress(OSError):  # a kernel without huge pages: the memory is as good in small ones, and `shares` says so
         mapping.madvise(mmap.MADV_HUGEPAGE, first, nbytes // HUGE_PAGE * HUGE_PAGE)

@@ -64,7 +64,7 @@ class Parts(Choices):
 
     @property
     def memory(self) -> dict[str, list[torch.Tensor]]:
-        """What lies in memory of the CPU, by what it is."""
+        """The tensors in the CPU's memory: slots, replicas, dense weights and experts in RAM."""
         in_ram = [store.buffer for store in self.tiers.slow.stores.values() if isinstance(store, RamStore)]
         held = {
             "slots": self.slots.arenas,

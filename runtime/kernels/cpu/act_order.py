@@ -11,24 +11,11 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from artifacts.common.llvm_vectors import I8, I32, I64, advanced, filled, load, splat, store, vector
 from runtime.kernels.cpu.column_vectors import DIGITS, UNIT, add_quads, add_scaled_4
 from runtime.kernels.cpu.digits import in_digits
 from runtime.kernels.cpu.gated import part
-from runtime.kernels.cpu.lanes import (
-    I8,
-    I32,
-    I64,
-    LANES,
-    PAIRS,
-    advanced,
-    chosen,
-    filled,
-    load,
-    prefetch,
-    splat,
-    store,
-    vector,
-)
+from runtime.kernels.cpu.lanes import LANES, PAIRS, chosen, prefetch
 from runtime.kernels.cpu.published import CODES, NUM_GROUPS, SCALE_TYPE, SCALES, ZERO_OFFSET, ZEROS, read_scales
 
 ACT_ORDER_PANEL = 32  # outputs

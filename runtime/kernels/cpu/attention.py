@@ -8,7 +8,7 @@ import numpy as np
 from numba import carray
 
 from artifacts.common.numba_loops import kernel
-from runtime.kernels.cpu.gated import LIKE, _rounded, _weight, part, pointer
+from runtime.kernels.cpu.gated import LIKE, as_float, part, pointer, rounded
 from runtime.kernels.cpu.norms import FLOATS, read, scale_to_unit, write
 
 f32 = np.float32
@@ -32,8 +32,8 @@ def _normalise(values, span, weights, eps, is_rounded, like):
 def _turned(x, cos, other, sin, is_wide, like):
     """Return x * cos + other * sin, with products rounded too unless `is_wide`."""
     if is_wide:
-        return _rounded(x * cos + other * sin, like)
-    return _rounded(_rounded(x * cos, like) + _rounded(other * sin, like), like)
+        return rounded(x * cos + other * sin, like)
+    return rounded(rounded(x * cos, like) + rounded(other * sin, like), like)
 
 
 @part
@@ -111,7 +111,7 @@ def _bias(mask, is_bool, s, length, like):
         return f32(0)
     if is_bool:
         return f32(0) if carray(pointer(mask, BOOLS), length)[s] else f32(-np.inf)
-    return _weight(carray(pointer(mask, like), length)[s])
+    return as_float(carray(pointer(mask, like), length)[s])
 
 
 _SHAPE = "int64, int64, int64, int64, float32, int64"  # heads, groups, dim, value_dim, scaling, sinks
@@ -148,12 +148,12 @@ def attend(
         for s in range(length):
             score = f32(0)
             for d in range(dim):
-                score += query[d] * _weight(own_keys[s, d])
+                score += query[d] * as_float(own_keys[s, d])
             scores[s] = score * scaling + _bias(mask, is_bool, s, length, like)
         _softmax(scores, carray(pointer(sinks, FLOATS), heads)[head] if sinks else f32(-np.inf))
         own_values = carray(pointer(values + key_head * value_step * like.itemsize, like), (length, value_dim))
         own = result[head * value_dim : (head + 1) * value_dim]
         for s in range(length):
             for d in range(value_dim):
-                own[d] += scores[s] * _weight(own_values[s, d])
+                own[d] += scores[s] * as_float(own_values[s, d])
     write(result, out, like)

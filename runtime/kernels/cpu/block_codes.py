@@ -2,21 +2,8 @@
 
 from llvmlite import ir
 
-from runtime.kernels.cpu.lanes import (
-    F32,
-    I8,
-    I16,
-    I32,
-    LANES,
-    NUMBERS,
-    PAIRS,
-    SUMS,
-    filled,
-    load,
-    spread,
-    vector,
-    widened,
-)
+from artifacts.common.llvm_vectors import F32, I8, I16, I32, filled, load, spread, vector
+from runtime.kernels.cpu.lanes import LANES, NUMBERS, PAIRS, SUMS, widened
 
 STEP = 8 * LANES  # weights whose codes of 4 bits are 64 bytes
 

@@ -14,6 +14,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from artifacts.common.llvm_vectors import I64, advanced, filled, load, spread
 from runtime.kernels.cpu.block_codes import (
     STEP,
     codes_4,
@@ -30,21 +31,7 @@ from runtime.kernels.cpu.block_codes import (
     words_5k,
     words_6k,
 )
-from runtime.kernels.cpu.lanes import (
-    I64,
-    LANES,
-    NUMBERS,
-    PAIRS,
-    SUMS,
-    add_pairs,
-    added_up,
-    advanced,
-    filled,
-    load,
-    looked_up,
-    plus_product,
-    spread,
-)
+from runtime.kernels.cpu.lanes import LANES, NUMBERS, PAIRS, SUMS, add_pairs, added_up, looked_up, plus_product
 
 _CHAINS = 4  # of sums, so that none waits for another
 _BITS_OF_128 = 0x4300  # as bfloat16, where a code of up to seven bits is the mantissa

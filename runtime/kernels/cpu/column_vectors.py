@@ -15,26 +15,21 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from runtime.kernels.cpu.lanes import (
-    HAS_QUADS,
+from artifacts.common.llvm_vectors import (
     I8,
     I16,
     I32,
     I64,
-    LANES,
-    PAIRS,
-    SUMS,
     advanced,
     called,
     filled,
     load,
-    plus_product,
-    prefetch,
     splat,
     spread,
     store,
     vector,
 )
+from runtime.kernels.cpu.lanes import HAS_QUADS, LANES, PAIRS, SUMS, plus_product, prefetch
 
 PANEL = 64  # outputs whose sums are kept in registers, one a word
 UNIT = 32  # inputs that are multiplied at once, whose codes are in as many rows of words as a code has bits

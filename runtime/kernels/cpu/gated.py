@@ -32,7 +32,7 @@ def pointer(context, address, like):
 
 
 @intrinsic
-def _is_narrow(context, like):
+def is_narrow(context, like):
     """Return whether elements are bfloat16, as a constant, so that the other branch is not compiled."""
     is_narrow = like.dtype == types.uint16
 
@@ -43,7 +43,7 @@ def _is_narrow(context, like):
 
 
 @intrinsic
-def _weight(context, element):
+def as_float(context, element):
     """Convert an element to float32: uint16 holds the bits of a bfloat16, float32 stays."""
 
     def generate(_, builder, __, arguments):
@@ -66,16 +66,16 @@ def bits_of(context, value):
 
 
 @part
-def _rounded(value, like):
+def rounded(value, like):
     """Round float32 to the nearest bfloat16, ties to even, if the weights are bfloat16; NaN stays NaN."""
-    if not _is_narrow(like) or value != value:
+    if not is_narrow(like) or value != value:
         return value
     bits = bits_of(value)
-    return _weight(np.uint16(u32(bits + u32(0x7FFF) + u32(u32(bits >> u32(16)) & u32(1))) >> u32(16)))
+    return as_float(np.uint16(u32(bits + u32(0x7FFF) + u32(u32(bits >> u32(16)) & u32(1))) >> u32(16)))
 
 
 @intrinsic
-def _stored(context, value, out):
+def as_stored(context, value, out):
     """Convert float32 to an element of `out`, into which it was rounded."""
 
     def generate(_, builder, __, arguments):
@@ -101,26 +101,26 @@ def _typed_factors(count, like):
 def _as_factors(x, like):
     out = _factors(len(x), like)
     for i in range(len(x)):
-        out[i] = _stored(_weight(x[i]), out)
+        out[i] = as_stored(as_float(x[i]), out)
     return out
 
 
 @part
 def _dot(row, x):
     total, first = f32(0), 0
-    if _is_narrow(x):
+    if is_narrow(x):
         first = len(x) // STEP * STEP
         total = dot(row.ctypes.data, x.ctypes.data, first // STEP)
     for i in range(first, len(x)):
-        total += _weight(row[i]) * _weight(x[i])
+        total += as_float(row[i]) * as_float(x[i])
     return total
 
 
 @part
 def swiglu(gate, up, like):
     """Return silu(gate) * up, rounded where the module rounds."""
-    gate, up = _rounded(gate, like), _rounded(up, like)
-    return _rounded(_rounded(gate / (f32(1) + np.exp(-gate)), like) * up, like)
+    gate, up = rounded(gate, like), rounded(up, like)
+    return rounded(rounded(gate / (f32(1) + np.exp(-gate)), like) * up, like)
 
 
 @kernel([f"void(int64[:, ::1], int64, {TOKEN}, {like})" for like in LIKE], nogil=True)
@@ -132,7 +132,7 @@ def add_whole(addresses, num_neurons, x, rows, y, like):
         inner = carray(pointer(addresses[i, 0], like), (2 * num_neurons, hidden))
         down = carray(pointer(addresses[i, 1], like), (hidden, num_neurons))
         for n in range(num_neurons):
-            acts[n] = _stored(swiglu(_dot(inner[n], token), _dot(inner[num_neurons + n], token), like), acts)
+            acts[n] = as_stored(swiglu(_dot(inner[n], token), _dot(inner[num_neurons + n], token), like), acts)
         out = y[rows[i]]
         for h in range(hidden):
             out[h] += _dot(down[h], acts)
@@ -149,7 +149,7 @@ def add_segments(addresses, neurons, x, rows, y, like):
         for n in range(neurons[i]):
             act, down = swiglu(_dot(data[n, 0], token), _dot(data[n, 1], token), like), data[n, 2]
             for h in range(hidden):
-                out[h] += act * _weight(down[h])
+                out[h] += act * as_float(down[h])
 
 
 @kernel([f"void(float32[::1], float32[::1], {like})" for like in LIKE], nogil=True)
@@ -162,7 +162,7 @@ def activate(inner, acts, like):
 @part
 def _biased(value, bias, like):
     """Add a bias as the module does, which rounds before and after."""
-    return _rounded(_rounded(value, like) + _weight(bias), like)
+    return rounded(rounded(value, like) + as_float(bias), like)
 
 
 @kernel([f"void(float32[::1], float32[::1], int64, float32, float32, {like})" for like in LIKE], nogil=True)
@@ -172,8 +172,8 @@ def activate_clamped(inner, acts, bias, alpha, limit, like):
     for n in range(len(acts)):
         gate, up = _biased(inner[2 * n], biases[2 * n], like), _biased(inner[2 * n + 1], biases[2 * n + 1], like)
         gate, up = limit if gate > limit else gate, limit if up > limit else -limit if up < -limit else up
-        sigmoid = _rounded(f32(1) / (f32(1) + np.exp(-_rounded(gate * alpha, like))), like)
-        acts[n] = _rounded(_rounded(up + f32(1), like) * _rounded(gate * sigmoid, like), like)
+        sigmoid = rounded(f32(1) / (f32(1) + np.exp(-rounded(gate * alpha, like))), like)
+        acts[n] = rounded(rounded(up + f32(1), like) * rounded(gate * sigmoid, like), like)
 
 
 @kernel([f"void(float32[::1], int64, {like})" for like in LIKE], nogil=True)
@@ -190,8 +190,8 @@ def combine(y, weights, num_rows, out):
     for h in range(y.shape[1]):
         total = f32(0)
         for i in range(num_rows):
-            total = _rounded(total + _rounded(_rounded(y[i, h], out) * weights[i], out), out)
-        out[h] = _stored(total, out)
+            total = rounded(total + rounded(rounded(y[i, h], out) * weights[i], out), out)
+        out[h] = as_stored(total, out)
 
 
 @kernel([f"void(int64, {like}, {like}, {like})" for like in LIKE], nogil=True)
@@ -200,5 +200,5 @@ def project(address, bias, x, out):
     matrix, token = carray(pointer(address, x), (len(out), len(x))), _as_factors(x, x)
     for o in range(len(out)):
         total = _dot(matrix[o], token)
-        total = _rounded(total + _weight(bias[o]) if len(bias) else total, out)
-        out[o] = _stored(total, out)
+        total = rounded(total + as_float(bias[o]) if len(bias) else total, out)
+        out[o] = as_stored(total, out)

@@ -5,12 +5,8 @@ numbers, bfloat16 as uint16, or of as many codes. Importing this module imports 
 from collections.abc import Sequence
 
 from llvmlite import ir
-from numba.core import cgutils
-from numba.core.registry import cpu_target
 
-FEATURES = tuple(cpu_target.target_context.codegen().magic_tuple()[2].split(","))
-"""The features of the processor that numba compiles for, as LLVM writes them. They are part of the key of what numba
-keeps, so that code with instructions that a processor has not is never loaded there."""
+from artifacts.common.llvm_vectors import F32, FEATURES, I8, I16, I32, I64, called, filled, vector
 
 HAS_PAIRS = "+avx512bf16" in FEATURES
 """Whether the processor multiplies pairs of bfloat16; if not, LLVM writes that out, which is right and slow."""
@@ -26,7 +22,6 @@ HAS_HALVES = "+f16c" in FEATURES
 
 LANES = 16  # sums in a vector, each of pairs
 
-I8, I16, I32, I64, F32 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
 _FAST = ("contract", "reassoc")
 
 
@@ -43,49 +38,7 @@ class BFloat(ir.Type):
         return hash(BFloat)
 
 
-def vector(element: ir.Type, count: int = 2 * LANES) -> ir.VectorType:
-    return ir.VectorType(element, count)
-
-
 SUMS, NUMBERS, PAIRS = vector(F32, LANES), vector(I16), vector(I32, LANES)
-
-
-def load(builder: ir.IRBuilder, address: ir.Value, kind: ir.Type, offset: int = 0) -> ir.Value:
-    """Load the value that lies `offset` bytes behind the address."""
-    return builder.load(builder.inttoptr(builder.add(address, I64(offset)), kind.as_pointer()), align=1)
-
-
-def store(builder: ir.IRBuilder, value: ir.Value, address: ir.Value) -> None:
-    builder.store(value, builder.inttoptr(address, value.type.as_pointer()), align=1)
-
-
-def advanced(builder: ir.IRBuilder, address: ir.Value, index: ir.Value, nbytes: int | ir.Value) -> ir.Value:
-    """The address `index` times so many bytes further on."""
-    return builder.add(address, builder.mul(index, I64(nbytes) if isinstance(nbytes, int) else nbytes))
-
-
-def filled(kind: ir.VectorType, value: float) -> ir.Constant:
-    return ir.Constant(kind, [value] * kind.count)
-
-
-def spread(builder: ir.IRBuilder, values: ir.Value, lanes: Sequence[int]) -> ir.Value:
-    """A vector of the values with these indices."""
-    return builder.shuffle_vector(values, values, ir.Constant(vector(I32, len(lanes)), list(lanes)))
-
-
-def splat(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
-    one = builder.insert_element(ir.Constant(vector(value.type, LANES), ir.Undefined), value, I32(0))
-    return spread(builder, one, [0] * LANES)
-
-
-def called(builder: ir.IRBuilder, name: str, result: ir.Type, operands: Sequence[ir.Value]) -> ir.Value:
-    """The result of a function that LLVM knows by this name."""
-    kind = ir.FunctionType(result, [operand.type for operand in operands])
-    return builder.call(
-        cgutils.get_or_insert_function(builder.module, kind, name),
-        operands,
-        fastmath=("reassoc",) if "reduce" in name else (),
-    )
 
 
 def looked_up(builder: ir.IRBuilder, table: ir.Value, codes: ir.Value, shift: int) -> ir.Value:
@@ -131,7 +84,7 @@ def plus_product(builder: ir.IRBuilder, sums: ir.Value, numbers: ir.Value, x: ir
 
 
 def prefetch(builder: ir.IRBuilder, address: ir.Value, offset: int = 0, *, cache: int = 1) -> None:
-    """Ask for what lies `offset` bytes behind the address, which may be any, in the nearest cache or the second."""
+    """Fetch the bytes at `offset` behind any address into the nearest cache (1) or the second (2), without waiting."""
     place = builder.inttoptr(builder.add(address, I64(offset)), I8.as_pointer())
     called(builder, "llvm.prefetch.p0", ir.VoidType(), [place, I32(0), I32(4 - cache), I32(1)])  # to read, data
 

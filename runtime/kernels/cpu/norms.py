@@ -8,9 +8,9 @@ import numpy as np
 from numba import carray
 
 from artifacts.common.numba_loops import kernel
-from runtime.kernels.cpu.gated import LIKE, _is_narrow, _rounded, _weight, bits_of, part, pointer
+from runtime.kernels.cpu.gated import LIKE, as_float, as_stored, part, pointer, rounded
 
-f32, u32 = np.float32, np.uint32
+f32 = np.float32
 FLOATS = np.empty(0, np.float32)
 
 
@@ -19,7 +19,7 @@ def read(address, count, like):
     """Return the `count` numbers at this address as float32."""
     stored, values = carray(pointer(address, like), count), np.empty(count, np.float32)
     for i in range(count):
-        values[i] = _weight(stored[i])
+        values[i] = as_float(stored[i])
     return values
 
 
@@ -28,8 +28,7 @@ def write(values, address, like):
     """Write float32 values to this address, rounded if numbers there are bfloat16."""
     stored = carray(pointer(address, like), len(values))
     for i in range(len(values)):
-        value = _rounded(values[i], like)
-        stored[i] = np.uint16(bits_of(value) >> u32(16)) if _is_narrow(like) else value
+        stored[i] = as_stored(rounded(values[i], like), like)
 
 
 @part
@@ -42,7 +41,7 @@ def scale_to_unit(values, weights, eps, is_rounded, like):
     scale = f32(1) / np.sqrt(total / f32(len(values)) + eps)
     for i in range(len(values)):
         value = values[i] * scale
-        values[i] = _rounded((_rounded(value, like) if is_rounded else value) * weights[i], like)
+        values[i] = rounded((rounded(value, like) if is_rounded else value) * weights[i], like)
 
 
 @kernel([f"void(int64, int64, float32, boolean, int64, int64, {like})" for like in LIKE], nogil=True)

@@ -8,23 +8,10 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from artifacts.common.llvm_vectors import I8, I32, I64, advanced, filled, load, splat, store, vector
 from artifacts.formats.awq import ORDER
 from runtime.kernels.cpu.column_vectors import DIGITS, UNIT, add_quads, scaled
-from runtime.kernels.cpu.lanes import (
-    I8,
-    I32,
-    I64,
-    LANES,
-    PAIRS,
-    advanced,
-    chosen,
-    filled,
-    load,
-    prefetch,
-    splat,
-    store,
-    vector,
-)
+from runtime.kernels.cpu.lanes import LANES, PAIRS, chosen, prefetch
 
 OUTPUTS = LANES * len(ORDER)  # whose sums are kept in registers
 _VECTORS = range(OUTPUTS // LANES)

@@ -12,23 +12,8 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from runtime.kernels.cpu.lanes import (
-    F32,
-    FEATURES,
-    HAS_PAIRS,
-    I64,
-    LANES,
-    NUMBERS,
-    SUMS,
-    BFloat,
-    add_pairs,
-    added_up,
-    advanced,
-    called,
-    filled,
-    load,
-    vector,
-)
+from artifacts.common.llvm_vectors import F32, FEATURES, I64, advanced, called, filled, load, vector
+from runtime.kernels.cpu.lanes import HAS_PAIRS, LANES, NUMBERS, SUMS, BFloat, add_pairs, added_up
 
 HAS_BFDOT = "+bf16" in FEATURES
 HAS_DOT = HAS_PAIRS or HAS_BFDOT

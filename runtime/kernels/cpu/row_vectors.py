@@ -15,27 +15,8 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from runtime.kernels.cpu.lanes import (
-    F32,
-    I8,
-    I32,
-    I64,
-    LANES,
-    NUMBERS,
-    PAIRS,
-    SUMS,
-    add_pairs,
-    advanced,
-    called,
-    filled,
-    load,
-    looked_up,
-    plus_product,
-    prefetch,
-    splat,
-    store,
-    vector,
-)
+from artifacts.common.llvm_vectors import F32, I8, I32, I64, advanced, called, filled, load, splat, store, vector
+from runtime.kernels.cpu.lanes import LANES, NUMBERS, PAIRS, SUMS, add_pairs, looked_up, plus_product, prefetch
 
 ROWS = 4
 STEP_NBYTES = 64

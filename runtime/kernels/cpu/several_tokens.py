@@ -13,9 +13,10 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from artifacts.common.llvm_vectors import I64, advanced, filled, load, store
 from artifacts.common.numba_loops import kernel, part
-from runtime.kernels.cpu.gated import _rounded, _stored, swiglu
-from runtime.kernels.cpu.lanes import I64, NUMBERS, SUMS, add_pairs, added_up, advanced, filled, load, prefetch, store
+from runtime.kernels.cpu.gated import as_stored, rounded, swiglu
+from runtime.kernels.cpu.lanes import NUMBERS, SUMS, add_pairs, added_up, prefetch
 from runtime.kernels.cpu.pairs import STEP
 
 _ROWS, _BLOCK = 4, 4  # rows and tokens that are multiplied at once: their sums stay in registers
@@ -109,11 +110,11 @@ def compute_whole(inner, down, num_neurons, x, out):
             for token in range(count):
                 place = _place(n, first, token, count, num_neurons)
                 for row in range(_ROWS):
-                    acts[place + row] = _stored(swiglu(sums[token, row], others[token, row], out), acts)
+                    acts[place + row] = as_stored(swiglu(sums[token, row], others[token, row], out), acts)
     for h in range(0, hidden, _ROWS):
         for first in range(0, num_tokens, _BLOCK):
             count = min(_BLOCK, num_tokens - first)
             _multiply(down + 2 * num_neurons * h, num_neurons, acts, first, count, sums)
             for token in range(count):
                 for row in range(_ROWS):
-                    out[first + token, h + row] = _stored(_rounded(sums[token, row], out), out)
+                    out[first + token, h + row] = as_stored(rounded(sums[token, row], out), out)

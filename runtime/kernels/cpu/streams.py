@@ -12,26 +12,9 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from artifacts.common.llvm_vectors import FEATURES, I8, I32, I64, advanced, called, filled, load, splat, store
 from artifacts.common.numba_loops import inlined_part as part
-from runtime.kernels.cpu.lanes import (
-    FEATURES,
-    HAS_PAIRS,
-    I8,
-    I32,
-    I64,
-    LANES,
-    NUMBERS,
-    PAIRS,
-    SUMS,
-    add_pairs,
-    advanced,
-    called,
-    filled,
-    load,
-    looked_up,
-    splat,
-    store,
-)
+from runtime.kernels.cpu.lanes import HAS_PAIRS, LANES, NUMBERS, PAIRS, SUMS, add_pairs, looked_up
 
 _HAS_SUMS = "+avx512f" in FEATURES
 NUM_FACTORS = 16 * LANES

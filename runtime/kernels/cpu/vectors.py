@@ -11,21 +11,8 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from runtime.kernels.cpu.lanes import (
-    F32,
-    I8,
-    I64,
-    LANES,
-    PAIRS,
-    SUMS,
-    added_up,
-    advanced,
-    filled,
-    load,
-    plus_product,
-    splat,
-    vector,
-)
+from artifacts.common.llvm_vectors import F32, I8, I64, advanced, filled, load, splat, vector
+from runtime.kernels.cpu.lanes import LANES, PAIRS, SUMS, added_up, plus_product
 
 
 def _row(products: Callable[..., ir.Value]) -> Callable[..., float]:

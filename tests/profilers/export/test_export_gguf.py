@@ -10,7 +10,7 @@ import torch
 from artifacts.errors import BadInput
 from profilers.compare.llama_cpp import LlamaCpp
 from profilers.compare.quality import TextReading, compare, read
-from profilers.export.gguf import ARCHITECTURES, export_gguf
+from profilers.export.gguf import WRITTEN, export_gguf
 from runtime.model.gguf_file import open_gguf
 from runtime.model.open import MoeModel, open_model
 from runtime.session.session import Session, Settings
@@ -44,7 +44,7 @@ def reading(model: MoeModel) -> TextReading:
 
 
 @pytest.mark.skipif(find_spec("xllamacpp") is None, reason="llama.cpp is not installed (extra: peers)")
-@pytest.mark.parametrize("family", ARCHITECTURES)
+@pytest.mark.parametrize("family", WRITTEN)
 def test_llama_cpp_and_moectl_read_what_is_written(family: str, tmp_path: Path) -> None:
     model = opened(family, tmp_path / "model")
     full = reading(model)

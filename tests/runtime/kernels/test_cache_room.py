@@ -1,4 +1,4 @@
-"""A cache's layer that gets room has the contents of one that torch extends, whoever goes on from it."""
+"""A cache's layer with spare room holds the same keys and values as one that torch extends, also in copies of it."""
 
 import copy
 

@@ -5,8 +5,9 @@ import pytest
 from numba import njit, types
 from numba.extending import intrinsic
 
+from artifacts.common.llvm_vectors import I64, load, splat, store
 from runtime.kernels.cpu import column_vectors
-from runtime.kernels.cpu.lanes import I64, PAIRS, load, splat, store
+from runtime.kernels.cpu.lanes import PAIRS
 
 
 @pytest.mark.parametrize("has_quads", [column_vectors.HAS_QUADS, False])

@@ -1,0 +1,58 @@
+"""Vectors in code that LLVM compiles: the features of the processor that it may use, types, and the operations of which
+other modules make theirs. Importing this module imports numba.
+"""
+
+from collections.abc import Sequence
+
+from llvmlite import ir
+from numba.core import cgutils
+from numba.core.registry import cpu_target
+
+FEATURES = tuple(cpu_target.target_context.codegen().magic_tuple()[2].split(","))
+"""The features of the processor that numba compiles for, as LLVM writes them. They are part of the key of what numba
+keeps, so that code with instructions that a processor has not is never loaded there."""
+
+I8, I16, I32, I64, F32 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
+
+
+def vector(element: ir.Type, count: int = 32) -> ir.VectorType:
+    return ir.VectorType(element, count)
+
+
+def load(builder: ir.IRBuilder, address: ir.Value, kind: ir.Type, offset: int = 0) -> ir.Value:
+    """Load the value that lies `offset` bytes behind the address."""
+    return builder.load(builder.inttoptr(builder.add(address, I64(offset)), kind.as_pointer()), align=1)
+
+
+def store(builder: ir.IRBuilder, value: ir.Value, address: ir.Value) -> None:
+    builder.store(value, builder.inttoptr(address, value.type.as_pointer()), align=1)
+
+
+def advanced(builder: ir.IRBuilder, address: ir.Value, index: ir.Value, nbytes: int | ir.Value) -> ir.Value:
+    """The address `index` times so many bytes further on."""
+    return builder.add(address, builder.mul(index, I64(nbytes) if isinstance(nbytes, int) else nbytes))
+
+
+def filled(kind: ir.VectorType, value: float) -> ir.Constant:
+    return ir.Constant(kind, [value] * kind.count)
+
+
+def spread(builder: ir.IRBuilder, values: ir.Value, lanes: Sequence[int]) -> ir.Value:
+    """A vector of the values with these indices."""
+    return builder.shuffle_vector(values, values, ir.Constant(vector(I32, len(lanes)), list(lanes)))
+
+
+def splat(builder: ir.IRBuilder, value: ir.Value, count: int = 16) -> ir.Value:
+    """A vector of copies of the value."""
+    one = builder.insert_element(ir.Constant(vector(value.type, count), ir.Undefined), value, I32(0))
+    return spread(builder, one, [0] * count)
+
+
+def called(builder: ir.IRBuilder, name: str, result: ir.Type, operands: Sequence[ir.Value]) -> ir.Value:
+    """The result of a function that LLVM knows by this name."""
+    kind = ir.FunctionType(result, [operand.type for operand in operands])
+    return builder.call(
+        cgutils.get_or_insert_function(builder.module, kind, name),
+        operands,
+        fastmath=("reassoc",) if "reduce" in name else (),
+    )
