@@ -80,7 +80,7 @@ def _llama_cpp(stack: ExitStack, opened: MoeModel, folder: Path, *, num_tokens: 
         log.warning("without llama.cpp: %s", problem)
         return []
     llama = LlamaCpp(path, threads=1, num_tokens=num_tokens, vocab_size=opened.model.config.vocab_size)
-    return [Contender(f"llama.cpp {type_}", partial(_decode_by_llama_cpp, llama))]
+    return [Contender(f"llama.cpp {type_}", partial(decode_by_llama_cpp, llama))]
 
 
 def _table(name: str, dtype: str, seconds: dict[str, list[float]], *, rounds: int, tokens: int) -> Table:
@@ -139,7 +139,7 @@ def _decode_with(model: PreTrainedModel, implementation: str, ids: torch.Tensor)
     return decode_seconds(model, ids)
 
 
-def _decode_by_llama_cpp(llama: LlamaCpp, ids: torch.Tensor) -> Sequence[float]:
+def decode_by_llama_cpp(llama: LlamaCpp, ids: torch.Tensor) -> Sequence[float]:
     return llama.read([ids[0].numpy()], prefill=PROMPT).decode_s
 
 
