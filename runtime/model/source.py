@@ -132,7 +132,7 @@ class GgufFile:
         return getattr(torch, gguf_dtype(self.path))
 
     def mapping(self, model: PreTrainedModel) -> list[WeightTransform]:
-        return gguf_mapping(self.path, model.config)
+        return gguf_mapping(self.path, model)
 
     def generation_settings(self) -> GenerationSettings:
         return GenerationSettings(self.path, False, gguf_config(self.path))
