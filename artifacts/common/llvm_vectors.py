@@ -56,3 +56,12 @@ def called(builder: ir.IRBuilder, name: str, result: ir.Type, operands: Sequence
         operands,
         fastmath=("reassoc",) if "reduce" in name else (),
     )
+
+
+def chosen_of_16(builder: ir.IRBuilder, codes: ir.Value, numbers: Sequence[int]) -> ir.Value:
+    """The number of each code below 16, of the type of the codes: a tree of choices, for a processor without tables."""
+    choices = [filled(codes.type, number) for number in numbers]
+    for bit in range(4):
+        is_set = builder.icmp_unsigned("!=", builder.and_(codes, filled(codes.type, 1 << bit)), filled(codes.type, 0))
+        choices = [builder.select(is_set, odd, even) for even, odd in zip(choices[::2], choices[1::2], strict=True)]
+    return choices[0]

@@ -1,7 +1,8 @@
-"""ggml's blocks, of which GGUF files are made: Q8_0, Q4_0, Q4_K, Q5_K, Q6_K and MXFP4 (ggml-common.h, ggml-quants.c).
+"""ggml's blocks, of which GGUF files are made: Q8_0, Q4_0, IQ4_NL, IQ4_XS, Q2_K to Q6_K and MXFP4 (ggml-common.h,
+ggml-quants.c).
 
-A row is a sequence of blocks. `w = scale * code - minimum`, with a scale, and in Q4_K and Q5_K a minimum, for each
-group of 32 weights, or of 16 in Q6_K. Every sum and product is rounded to float32.
+A row is a sequence of blocks. `w = scale * code - minimum`, with a scale for each group of 32 weights, or of 16 in
+Q2_K, Q3_K and Q6_K; Q2_K, Q4_K and Q5_K have a minimum beside it. Every sum and product is rounded to float32.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,6 +13,7 @@ from typing import ClassVar
 import torch
 
 from artifacts.formats.base import Loop, Stored, loops, require
+from artifacts.formats.codes import IQ4
 from artifacts.formats.gguf_header import BLOCKS
 
 _E2M1_DOUBLED = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
@@ -87,6 +89,26 @@ def _scales_k(blocks: torch.Tensor) -> _Scales:
     return _half(blocks, 0) * scales.float(), _half(blocks, 2) * minima.float()
 
 
+def _scales_2(blocks: torch.Tensor) -> _Scales:
+    """Q2_K: a block's scale and minimum times those of its 16 groups, which have half a byte each."""
+    of_groups = blocks[:, :16]
+    return _half(blocks, 80) * (of_groups & 0xF).float(), _half(blocks, 82) * (of_groups >> 4).float()
+
+
+def _scales_3(blocks: torch.Tensor) -> _Scales:
+    """Q3_K: a block's scale times those of its 16 groups, six bits each in 12 bytes, that are 32 too large."""
+    lower = torch.cat([blocks[:, 96:104] >> shift & 0xF for shift in (0, 4)], 1)
+    upper = torch.cat([blocks[:, 104:108] >> shift & 3 for shift in (0, 2, 4, 6)], 1)
+    return _half(blocks, 108) * ((lower | upper << 4).float() - 32), None
+
+
+def _scales_iq4(blocks: torch.Tensor) -> _Scales:
+    """IQ4_XS: as Q3_K, of 8 groups, whose upper bits are in two bytes and lower ones in the next four."""
+    lower = torch.stack((blocks[:, 4:8] & 0xF, blocks[:, 4:8] >> 4), 2).flatten(1)
+    upper = torch.stack([blocks[:, 2:4] >> shift & 3 for shift in (0, 2, 4, 6)], 2).flatten(1)
+    return _half(blocks, 0) * ((lower | upper << 4).float() - 32), None
+
+
 def _scales_6(blocks: torch.Tensor) -> _Scales:
     return _half(blocks, 208) * blocks[:, 192:208].contiguous().view(torch.int8).float(), None
 
@@ -107,6 +129,20 @@ def _codes_4(blocks: torch.Tensor) -> torch.Tensor:
 
 def _codes_mxfp4(blocks: torch.Tensor) -> torch.Tensor:
     return torch.tensor(_E2M1_DOUBLED, device=blocks.device).float()[_halves(blocks[:, 1:], 16).int()]
+
+
+def _codes_iq4(blocks: torch.Tensor, start: int) -> torch.Tensor:
+    return torch.tensor(IQ4, device=blocks.device).float()[_halves(blocks[:, start:], 16).int()]
+
+
+def _codes_2k(blocks: torch.Tensor, start: int = 16) -> torch.Tensor:
+    runs = blocks[:, start : start + 64].unflatten(1, (2, 32))
+    return torch.stack([runs >> shift & 3 for shift in (0, 2, 4, 6)], 2).flatten(1).float()
+
+
+def _codes_3k(blocks: torch.Tensor) -> torch.Tensor:
+    third = torch.cat([blocks[:, :32] >> bit & 1 for bit in range(8)], 1)
+    return _codes_2k(blocks, 32) + 4 * third.float() - 4
 
 
 def _codes_4k(blocks: torch.Tensor) -> torch.Tensor:
@@ -130,6 +166,10 @@ _FUNCTIONS = {
     "Q5_K": (_scales_k, _codes_5k, "from_five_bits"),
     "Q6_K": (_scales_6, _codes_6k, "from_six_bits"),
     "MXFP4": (_exponent, _codes_mxfp4, "from_float_halves"),
+    "Q2_K": (_scales_2, _codes_2k, "from_two_bits"),
+    "Q3_K": (_scales_3, _codes_3k, "from_three_bits"),
+    "IQ4_NL": (_one_scale, partial(_codes_iq4, start=2), "from_table_halves"),
+    "IQ4_XS": (_scales_iq4, partial(_codes_iq4, start=8), "from_table_groups"),
 }
 GGML: Mapping[str, GgmlBlocks] = {form.name: GgmlBlocks(*form, *_FUNCTIONS[form.name]) for form in BLOCKS}
 """The types of quantised tensors that are read, by ggml's name."""

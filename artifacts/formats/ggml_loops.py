@@ -9,7 +9,7 @@ import numpy as np
 
 from artifacts.common.bfloat16 import stored_as
 from artifacts.common.numba_loops import kernel
-from artifacts.formats.ggml_vectors import COUNT, write_floats, write_integers
+from artifacts.formats.ggml_vectors import COUNT, write_floats, write_from_table, write_integers, write_upon_two_bits
 
 _PANELS = ("float32[:, ::1]", "uint16[:, ::1]")
 _SIGNATURES = [f"void(uint8[:, ::1], float32[:, ::1], float32[:, ::1], int64, {panel})" for panel in _PANELS]
@@ -45,6 +45,53 @@ def from_float_halves(blocks, scales, minima, first, panel):
         for half in range(2 * scales.shape[1]):
             at, scale, shift = codes + half // 2 * 17 + 1, scales[first + r, half // 2], 4 * (half % 2)
             write_floats(at, shift, at, 0, 0, 0, scale, _ZERO, out + COUNT * half * like.itemsize, like)
+
+
+@kernel(_SIGNATURES, nogil=True, exact=True)
+def from_table_halves(blocks, scales, minima, first, panel):
+    """IQ4_NL: as Q4_0, of codes that stand for other numbers."""
+    for r in range(len(panel)):
+        codes, out, like = blocks[first + r].ctypes.data, panel[r].ctypes.data, panel[r]
+        for half in range(2 * scales.shape[1]):
+            at, scale, shift = codes + half // 2 * 18 + 2, scales[first + r, half // 2], 4 * (half % 2)
+            write_from_table(at, shift, at, 0, 0, 0, scale, _ZERO, out + COUNT * half * like.itemsize, like)
+
+
+@kernel(_SIGNATURES, nogil=True, exact=True)
+def from_table_groups(blocks, scales, minima, first, panel):
+    """IQ4_XS: 8 bytes of scales, and for each of 8 groups 16 bytes as IQ4_NL has them."""
+    for r in range(len(panel)):
+        codes, out, like = blocks[first + r].ctypes.data, panel[r].ctypes.data, panel[r]
+        for half in range(2 * scales.shape[1]):
+            group = half // 2
+            at, scale, shift = codes + group // 8 * 136 + 8 + group % 8 * 16, scales[first + r, group], 4 * (half % 2)
+            write_from_table(at, shift, at, 0, 0, 0, scale, _ZERO, out + COUNT * half * like.itemsize, like)
+
+
+@kernel(_SIGNATURES, nogil=True, exact=True)
+def from_two_bits(blocks, scales, minima, first, panel):
+    """Q2_K: 16 bytes of scales and minima, 64 with the codes of 16 groups of 16 weights, of four groups in a byte."""
+    for r in range(len(panel)):
+        codes, out, like = blocks[first + r].ctypes.data, panel[r].ctypes.data, panel[r]
+        for group in range(scales.shape[1]):
+            g = group % 16
+            at, shift = codes + group // 16 * 84 + 16 + g // 8 * 32 + g % 2 * COUNT, g % 8 // 2 * 2
+            scale, minimum = scales[first + r, group], minima[first + r, group]
+            write_upon_two_bits(at, shift, at, 0, 0, 0, scale, minimum, out + COUNT * group * like.itemsize, like)
+
+
+@kernel(_SIGNATURES, nogil=True, exact=True)
+def from_three_bits(blocks, scales, minima, first, panel):
+    """Q3_K: 32 bytes with the third bits (bit n is of the weights from 32 n on), 64 with the other two as in Q2_K."""
+    for r in range(len(panel)):
+        codes, out, like = blocks[first + r].ctypes.data, panel[r].ctypes.data, panel[r]
+        for group in range(scales.shape[1]):
+            g = group % 16
+            thirds = codes + group // 16 * 110 + g % 2 * COUNT
+            at, shift, scale = thirds + 32 + g // 8 * 32, g % 8 // 2 * 2, scales[first + r, group]
+            write_upon_two_bits(
+                at, shift, thirds, g // 2, 1, 4, scale, _ZERO, out + COUNT * group * like.itemsize, like
+            )
 
 
 @kernel(_SIGNATURES, nogil=True, exact=True)

@@ -7,7 +7,8 @@ from numba import types
 from numba.extending import intrinsic
 
 from artifacts.common.bfloat16 import bfloat16_bits
-from artifacts.common.llvm_vectors import F32, I8, I32, I64, filled, load, splat, store, vector
+from artifacts.common.llvm_vectors import F32, I8, I32, I64, chosen_of_16, filled, load, splat, store, vector
+from artifacts.formats.codes import IQ4
 
 COUNT = 16  # numbers that are written at a time
 _BYTES, _WORDS, _FLOATS = (vector(kind, COUNT) for kind in (I8, I32, F32))
@@ -41,7 +42,11 @@ def _doubled_e2m1(builder: ir.IRBuilder, codes: ir.Value) -> ir.Value:
     return builder.select(is_negative, builder.neg(size), size)
 
 
-def _writer(integers: Callable[[ir.IRBuilder, ir.Value], ir.Value]):
+def _of_iq4(builder: ir.IRBuilder, codes: ir.Value) -> ir.Value:
+    return chosen_of_16(builder, codes, IQ4)
+
+
+def _writer(integers: Callable[[ir.IRBuilder, ir.Value], ir.Value], num_lower: int = 4):
     @intrinsic
     def write(context, lows, low_shift, highs, high_shift, high_mask, less, scale, minimum, out, like):
         element = like.dtype
@@ -49,7 +54,8 @@ def _writer(integers: Callable[[ir.IRBuilder, ir.Value], ir.Value]):
         def generate(target, builder, _, arguments):
             lows, low_shift, highs, high_shift, high_mask, less, scale, minimum, out, _ = arguments
             upper = _bits(builder, highs, high_shift, high_mask)
-            codes = builder.or_(_bits(builder, lows, low_shift, I64(15)), builder.shl(upper, filled(_WORDS, 4)))
+            lower = _bits(builder, lows, low_shift, I64((1 << num_lower) - 1))
+            codes = builder.or_(lower, builder.shl(upper, filled(_WORDS, num_lower)))
             wanted = builder.sub(integers(builder, codes), _spread(builder, less, _WORDS))
             products = builder.fmul(builder.sitofp(wanted, _FLOATS), _spread(builder, scale, _FLOATS))
             numbers = builder.fsub(products, _spread(builder, minimum, _FLOATS))
@@ -63,8 +69,9 @@ def _writer(integers: Callable[[ir.IRBuilder, ir.Value], ir.Value]):
     return write
 
 
-write_integers, write_floats = _writer(_whole), _writer(_doubled_e2m1)
+write_integers, write_floats, write_from_table = _writer(_whole), _writer(_doubled_e2m1), _writer(_of_iq4)
+write_upon_two_bits = _writer(_whole, 2)
 """Write to the address `out` 16 numbers of the type of the array `like`, float32, or uint16 for bfloat16: `code * scale
-- minimum`, every step rounded to float32. The low four bits of a code are those of a byte at the address `lows` behind
-`low_shift` bits, its upper ones those of `high_mask` at `highs`; codes are whole numbers, `less` too large, or 4-bit
-floats (e2m1), which count twice."""
+- minimum`, every step rounded to float32. The low bits of a code, four or two, are those of a byte at the address
+`lows` behind `low_shift` bits, its upper ones those of `high_mask` at `highs`; codes are whole numbers, `less` too
+large, or 4-bit floats (e2m1), which count twice, or places in the table of IQ4_NL."""

@@ -34,6 +34,10 @@ BLOCKS = (
     GgmlType("Q5_K", 256, 176),
     GgmlType("Q6_K", 256, 210),
     GgmlType("MXFP4", 32, 17),
+    GgmlType("Q2_K", 256, 84),
+    GgmlType("Q3_K", 256, 110),
+    GgmlType("IQ4_NL", 32, 18),
+    GgmlType("IQ4_XS", 256, 136),
 )
 TYPES = {each.name: each for each in (*PLAIN, *BLOCKS)}
 """The types that are read."""

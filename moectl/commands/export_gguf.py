@@ -37,7 +37,7 @@ def export(name: str | None, out: Path | None, type_: str) -> ExportedGguf:
         raise BadInput(f"{out} is there already: name a new file")
     name = name or str(demo_model())
     opened = open_quietly(name, device="cpu")
-    with progress_bar("exporting", unit="tensors") as advance:
+    with progress_bar("exporting", unit="matrices") as advance:
         export_gguf(opened, locate(name), out, type_, progress=advance)
     return ExportedGguf(out, type_, out.stat().st_size)
 

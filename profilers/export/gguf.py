@@ -1,9 +1,9 @@
 """Writes a whole model as one GGUF file, which llama.cpp reads, and moectl too."""
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
+from itertools import chain
 from math import prod
 from pathlib import Path
 from typing import NamedTuple
@@ -14,6 +14,7 @@ import torch
 from artifacts.common.files import check_writable, replacing
 from artifacts.errors import BadInput
 from artifacts.formats.gguf_header import TYPES as GGML_TYPES
+from artifacts.formats.gguf_header import read_header
 from profilers.export.gguf_vocabulary import add_vocabulary
 from profilers.quantise.method import projections
 from runtime.model.arithmetic import DOWN, GATE_UP
@@ -29,6 +30,7 @@ WRITTEN = {ARCHITECTURES[name].family: name for name in ("olmoe", "qwen2moe", "q
 _VALUE_LENGTH = "attention.value_length"  # which llama.cpp wants besides, and moectl does not read
 _BLOCK = re.compile(r"\.layers\.(\d+)\.")
 _ROUTERS = ("ffn_gate_inp.", "ffn_gate_inp_shexp.")
+_PARTS = ("gate", "up", "down")
 
 
 class GgufType(NamedTuple):
@@ -50,10 +52,12 @@ TYPES = {
 
 
 class _Tensor(NamedTuple):
-    name: str
     shape: tuple[int, ...]
     type: str
-    read: Callable[[], Iterator[torch.Tensor]]  # its numbers, one piece after another, in memory that is used again
+
+
+_Tensors = Mapping[str, _Tensor]
+_Piece = tuple[str, torch.Tensor]  # the next rows of the tensor of this name
 
 
 def export_gguf(
@@ -72,32 +76,50 @@ def export_gguf(
     architecture = WRITTEN[config.model_type]
     [known] = (each for each, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(known, config.num_hidden_layers)
-    tensors = [*_others(opened, names.get_name, kind.others), *_experts(opened, kind.experts)]
+    others = dict(_others(opened, names.get_name))
+    tensors = {name: _Tensor(tuple(each.shape), _type_of(name, each, kind)) for name, each in others.items()}
+    tensors |= _experts(opened, kind)
     with replacing(out) as temporary:
         writer = gguf.GGUFWriter(temporary, architecture)
         writer.add_file_type(gguf.LlamaFileType[kind.mixture])
         _add_config(writer, config)
         add_vocabulary(writer, folder, config.vocab_size)
-        _write(writer, tensors, progress)
+        _write_header(writer, tensors)
+        total = len(others) + len(_PARTS) * opened.shape.num_keys
+        _fill(temporary, tensors, chain(others.items(), _pieces(opened)), lambda done: progress(done, total))
 
 
-def _write(writer: "gguf.GGUFWriter", tensors: Sequence[_Tensor], progress: Progress) -> None:  # noqa: F821
-    """Write the entries, then one tensor after another, of which only one is in memory."""
-    from gguf import GGMLQuantizationType, quant_shape_to_byte_shape, quants
+def _write_header(writer: "gguf.GGUFWriter", tensors: _Tensors) -> None:  # noqa: F821
+    """Write the entries, and leave room for the tensors."""
+    from gguf import GGMLQuantizationType, quant_shape_to_byte_shape
 
-    for tensor in tensors:
+    nbytes = 0
+    for name, tensor in tensors.items():
         type_ = GGMLQuantizationType[tensor.type]
         shape = quant_shape_to_byte_shape(tensor.shape, type_)
-        writer.add_tensor_info(tensor.name, shape, np.dtype(np.uint8), prod(shape), raw_dtype=type_)
+        writer.add_tensor_info(name, shape, np.dtype(np.uint8), prod(shape), raw_dtype=type_)
+        nbytes += writer.ggml_pad(prod(shape), writer.data_alignment)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
-    for done, tensor in enumerate(tensors, 1):
-        type_ = GGMLQuantizationType[tensor.type]
-        encoded = b"".join(quants.quantize(piece.float().numpy(), type_).tobytes() for piece in tensor.read())
-        writer.write_tensor_data(np.frombuffer(encoded, np.uint8))
-        progress(done, len(tensors))
+    [file] = writer.fout
+    file.truncate(writer.ggml_pad(file.tell(), writer.data_alignment) + nbytes)
     writer.close()
+
+
+def _fill(path: Path, tensors: _Tensors, pieces: Iterator[_Piece], progress: Callable[[int], None]) -> None:
+    """Write every piece to its place, where only one is in memory: so an expert, whose parts lie in three tensors, is
+    read once."""
+    from gguf import GGMLQuantizationType, quants
+
+    places = {name: tensor.offset for name, tensor in read_header(path).tensors.items()}
+    with path.open("r+b") as file:
+        for done, (name, numbers) in enumerate(pieces, 1):
+            encoded = quants.quantize(numbers.float().numpy(), GGMLQuantizationType[tensors[name].type])
+            file.seek(places[name])
+            file.write(encoded)
+            places[name] += encoded.nbytes
+            progress(done)
 
 
 def _check(opened: MoeModel) -> None:
@@ -132,39 +154,46 @@ def _add_config(writer: "gguf.GGUFWriter", config: object) -> None:  # noqa: F82
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
 
 
-def _others(opened: MoeModel, name_of: Callable[[str], str], type_: str) -> Iterator[_Tensor]:
+def _others(opened: MoeModel, name_of: Callable[[str], str]) -> Iterator[_Piece]:
     """The parameters besides experts, the head too where it is the embedding: llama.cpp mostly wants both."""
     for name, parameter in opened.model.state_dict().items():
         if parameter.device.type != "meta":
             stem, _, ending = name.rpartition(".")
-            found = f"{name_of(stem)}.{ending}"
             row = parameter[0] if "shared_expert_gate" in name else parameter  # of one output: a row in the files
-            plain = row.dim() == 1 or any(part in found for part in _ROUTERS)
-            yield _Tensor(found, tuple(row.shape), "F32" if plain else _fitting(type_, row.shape), partial(iter, [row]))
+            yield f"{name_of(stem)}.{ending}", row
 
 
-def _experts(opened: MoeModel, type_: str) -> Iterator[_Tensor]:
+def _type_of(name: str, tensor: torch.Tensor, kind: GgufType) -> str:
+    is_plain = tensor.dim() == 1 or any(part in name for part in _ROUTERS)
+    return "F32" if is_plain else _fitting(kind.others, tensor.shape)
+
+
+def _experts(opened: MoeModel, kind: GgufType) -> _Tensors:
+    count, tensors = opened.shape.num_experts, {}
     for layer in opened.layers:
-        block, count = _BLOCK.search(layer.name)[1], opened.shape.num_experts
         neurons = projections(layer)[GATE_UP][0] // 2
-        for name, part, rows in (
-            ("gate", GATE_UP, slice(neurons)),
-            ("up", GATE_UP, slice(neurons, None)),
-            ("down", DOWN, slice(None)),
-        ):
-            shape = (layer.hidden_size, neurons) if part == DOWN else (neurons, layer.hidden_size)
-            read = partial(_rows, opened, layer, part, rows)
-            yield _Tensor(f"blk.{block}.ffn_{name}_exps.weight", (count, *shape), _fitting(type_, shape), read)
+        for part in _PARTS:
+            shape = (layer.hidden_size, neurons) if part == "down" else (neurons, layer.hidden_size)
+            tensors[_name(layer, part)] = _Tensor((count, *shape), _fitting(kind.experts, shape))
+    return tensors
+
+
+def _pieces(opened: MoeModel) -> Iterator[_Piece]:
+    """The parts of one expert after another, [rows, columns] each, in memory that is used again."""
+    store = opened.store
+    buffer = aligned(store.layout.nbytes)
+    for layer in opened.layers:
+        for expert in range(opened.shape.num_experts):
+            store.read(layer.index, expert, buffer)
+            weights = store.layout.weights(buffer)
+            gate, up = weights[GATE_UP].chunk(2)
+            for part, rows in zip(_PARTS, (gate, up, weights[DOWN]), strict=True):
+                yield _name(layer, part), rows
+
+
+def _name(layer: MoeLayer, part: str) -> str:
+    return f"blk.{_BLOCK.search(layer.name)[1]}.ffn_{part}_exps.weight"
 
 
 def _fitting(type_: str, shape: Sequence[int]) -> str:
     return "F16" if shape[-1] % GGML_TYPES[type_].num_weights else type_
-
-
-def _rows(opened: MoeModel, layer: MoeLayer, part: str, rows: slice) -> Iterator[torch.Tensor]:
-    """These rows of a part of every expert of a layer, [1, rows, columns] each."""
-    store = opened.store
-    buffer = aligned(store.layout.nbytes)
-    for expert in range(opened.shape.num_experts):
-        store.read(layer.index, expert, buffer)
-        yield store.layout.weights(buffer)[part][None, rows]

@@ -174,7 +174,9 @@ def gates_by_row(module: nn.Module) -> bool:
     """
     is_plain = module.has_gate and type(module)._apply_gate is _default_apply_gate
     has_norm = getattr(module, "has_post_expert_norm", False)
-    return is_plain and not has_norm and isinstance(module.act_fn, SiLUActivation | nn.SiLU)
+    gate = getattr(module, "act_fn", None)
+    is_silu = gate is nn.functional.silu or isinstance(gate, SiLUActivation | nn.SiLU)
+    return is_plain and not has_norm and is_silu
 
 
 def _as_operand(module: nn.Module, buffer: torch.Tensor) -> torch.Tensor:

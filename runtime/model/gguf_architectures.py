@@ -1,65 +1,40 @@
 """The architectures of GGUF files that are read, in the terms of transformers: their family, config fields and names of
 tensors, as the package `gguf` (constants.py) and llama.cpp's convert_hf_to_gguf.py write them."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Container, Mapping
 from pathlib import Path
 
 from artifacts.errors import BadInput
-
-SOFTMAX, SIGMOID, SOFTMAX_OF_CHOSEN = 1, 2, 3  # how routers' scores are made (`expert_gating_func`)
-
-_FIELDS = {
-    "attention.head_count": "num_attention_heads",
-    "attention.head_count_kv": "num_key_value_heads",
-    "attention.key_length": "head_dim",
-    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
-    "block_count": "num_hidden_layers",
-    "context_length": "max_position_embeddings",
-    "embedding_length": "hidden_size",
-    "expert_used_count": "num_experts_per_tok",
-    "feed_forward_length": "intermediate_size",
-    "rope.freq_base": "rope_theta",
-    "vocab_size": "vocab_size",
-}
-_NAMES = (
-    (r"^output_norm\.", "model.norm."),
-    (r"\.attn_norm\.", ".input_layernorm."),
-    (r"\.attn_q_norm\.", ".self_attn.q_norm."),
-    (r"\.attn_k_norm\.", ".self_attn.k_norm."),
-    (r"\.ffn_norm\.", ".post_attention_layernorm."),
-    (r"\.post_attention_norm\.", ".post_attention_layernorm."),
-    (r"\.ffn_gate_inp\.", ".mlp.gate."),
-    (r"\.ffn_down_exps\.weight", ".mlp.experts.down_proj"),
-    (r"\.ffn_gate_up_exps\.weight", ".mlp.experts.gate_up_proj"),
-)
+from runtime.model.gguf_layout import SIGMOID, SOFTMAX_OF_CHOSEN, Architecture, Entries
 
 
-@dataclass(frozen=True, slots=True)
-class Architecture:
-    """`own_fields` are config fields by the file's entries, and `own_names` names of tensors, besides those that are
-    alike, before which they are tried; `fixed` and `fixed_scaling` have fields of the config, and of its scaling of
-    positions, of which files say nothing. `is_permuted` says that the rows of q and k are stored in pairs of a head's
-    halves, as llama.cpp turns them; `is_partly_turned` that only some of a head's numbers are turned by their position;
-    `takes_turns` that the module has rows of gate and up by turns."""
+def _glm4_moe(own: Entries, tensors: Container[str]) -> dict[str, object]:
+    return {
+        "use_qk_norm": "blk.0.attn_q_norm.weight" in tensors,
+        "attention_bias": "blk.0.attn_q.bias" in tensors,
+    }
 
-    family: str
-    own_fields: Mapping[str, str]
-    own_names: tuple[tuple[str, str], ...] = ()
-    fixed: Mapping[str, object] = field(default_factory=dict)
-    fixed_scaling: Mapping[str, object] = field(default_factory=dict)
-    gating: int = SOFTMAX
-    is_permuted: bool = False
-    is_partly_turned: bool = False
-    takes_turns: bool = False
 
-    @property
-    def fields(self) -> Mapping[str, str]:
-        return _FIELDS | self.own_fields
+def _latent(own: Entries, tensors: Container[str]) -> dict[str, object]:
+    """Sizes of heads: files with k_b and v_b say those of what is cached, and these besides."""
+    turned = own["rope.dimension_count"]
+    return {
+        "head_dim": turned,
+        "num_key_value_heads": own["attention.head_count"],
+        "qk_nope_head_dim": own.get("attention.key_length_mla", own["attention.key_length"]) - turned,
+        "qk_rope_head_dim": turned,
+        "topk_method": "group_limited_greedy" if own.get("expert_group_count", 1) > 1 else "greedy",
+        "v_head_dim": own.get("attention.value_length_mla", own["attention.value_length"]),
+    }
 
-    @property
-    def names(self) -> tuple[tuple[str, str], ...]:
-        return (*self.own_names, *_NAMES)
+
+def _short_convolutions(own: Entries, tensors: Container[str]) -> dict[str, object]:
+    """Which layers attend, by their heads: those that convolve have none."""
+    heads = own["attention.head_count_kv"]
+    return {
+        "layer_types": ["full_attention" if count else "conv" for count in heads],
+        "num_key_value_heads": max(heads),
+    }
 
 
 def _shared(module: str) -> tuple[tuple[str, str], ...]:
@@ -83,6 +58,31 @@ _GROUPED_NAMES = ((r"\.exp_probs_b\.bias", ".mlp.gate.e_score_correction_bias"),
 _QWEN3 = Architecture("qwen3_moe", _EXPERTS, fixed={"norm_topk_prob": True})
 
 ARCHITECTURES: Mapping[str, Architecture] = {
+    "deepseek2": Architecture(
+        "deepseek_v2",
+        _GROUPED | {"attention.kv_lora_rank": "kv_lora_rank", "attention.q_lora_rank": "q_lora_rank"},
+        (
+            (r"\.attn_q_a_norm\.", ".self_attn.q_a_layernorm."),
+            (r"\.attn_q_a\.", ".self_attn.q_a_proj."),
+            (r"\.attn_q_b\.", ".self_attn.q_b_proj."),
+            (r"\.attn_kv_a_norm\.", ".self_attn.kv_a_layernorm."),
+            (r"\.attn_kv_a_mqa\.", ".self_attn.kv_a_proj_with_mqa."),
+            (r"\.attn_kv_b\.", ".self_attn.kv_b_proj."),
+            *_GROUPED_NAMES,
+        ),
+        fixed={
+            "n_group": 1,
+            "norm_topk_prob": False,
+            "q_lora_rank": None,
+            "routed_scaling_factor": 1.0,
+            "topk_group": 1,
+        },
+        counted=_latent,
+        required=("attention.key_length", "attention.value_length", "rope.dimension_count"),
+        usual={"attention.temperature_length": 0, "attention.temperature_scale": 0.0},  # Mistral has others
+        of_sigmoid="deepseek_v3",
+        is_latent=True,
+    ),
     "dots1": Architecture("dots1", _GROUPED, _GROUPED_NAMES, gating=SIGMOID),
     "ernie4_5-moe": Architecture(
         "ernie4_5_moe",
@@ -99,7 +99,9 @@ ARCHITECTURES: Mapping[str, Architecture] = {
             *_shared("shared_experts"),
         ),
     ),
-    "glm4moe": Architecture("glm4_moe", _GROUPED, _GROUPED_NAMES, gating=SIGMOID, is_partly_turned=True),
+    "glm4moe": Architecture(
+        "glm4_moe", _GROUPED, _GROUPED_NAMES, counted=_glm4_moe, gating=SIGMOID, is_partly_turned=True
+    ),
     "gpt-oss": Architecture(
         "gpt_oss",
         _LOCAL_EXPERTS | {"attention.sliding_window": "sliding_window"},
@@ -111,6 +113,65 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         fixed_scaling={"truncate": False},
         gating=SOFTMAX_OF_CHOSEN,
         takes_turns=True,
+    ),
+    "granitemoe": Architecture(
+        "granitemoeshared",  # which is granitemoe where no expert is shared
+        _LOCAL_EXPERTS
+        | {
+            "attention.scale": "attention_multiplier",
+            "embedding_scale": "embedding_multiplier",
+            "expert_shared_feed_forward_length": "shared_intermediate_size",
+            "feed_forward_length": "intermediate_size",
+            "logit_scale": "logits_scaling",
+            "residual_scale": "residual_multiplier",
+        },
+        (
+            (r"\.ffn_gate_inp\.", ".block_sparse_moe.router."),
+            (r"\.ffn_down_shexp\.", ".shared_mlp.output_linear."),
+        ),
+        required=("attention.scale", "embedding_scale", "logit_scale", "residual_scale"),
+        usual={"rope.scaling.finetuned": True},  # or there are no positions
+        shared_gate_up=".shared_mlp.input_linear.weight",
+        experts="block_sparse_moe.experts",
+        is_permuted=True,
+    ),
+    "hunyuan-moe": Architecture(
+        "hunyuan_v1_moe",
+        {"expert_count": "num_experts", "expert_used_count": "moe_topk"},
+        (
+            (r"\.attn_q_norm\.", ".self_attn.query_layernorm."),
+            (r"\.attn_k_norm\.", ".self_attn.key_layernorm."),
+            (r"\.ffn_gate_inp\.", ".mlp.gate.wg."),
+            *_shared("shared_mlp"),
+        ),
+        counted=lambda own, _: {"head_dim": head_dim(own)},
+    ),
+    "lfm2moe": Architecture(
+        "lfm2_moe",
+        _EXPERTS
+        | {
+            "attention.layer_norm_rms_epsilon": "norm_eps",
+            "leading_dense_block_count": "num_dense_layers",
+            "shortconv.l_cache": "conv_L_cache",
+        },
+        (
+            (r"^token_embd_norm\.", "model.embedding_norm."),
+            (r"\.attn_norm\.", ".operator_norm."),
+            (r"\.attn_output\.", ".self_attn.out_proj."),
+            (r"\.attn_q_norm\.", ".self_attn.q_layernorm."),
+            (r"\.attn_k_norm\.", ".self_attn.k_layernorm."),
+            (r"\.shortconv\.(in|out)_proj\.", r".conv.\1_proj."),
+            (r"\.ffn_norm\.", ".ffn_norm."),
+            (r"\.ffn_gate\.", ".feed_forward.w1."),
+            (r"\.ffn_up\.", ".feed_forward.w3."),
+            (r"\.ffn_down\.", ".feed_forward.w2."),
+            (r"\.ffn_gate_inp\.", ".feed_forward.gate."),
+            (r"\.exp_probs_b\.bias", ".feed_forward.expert_bias"),
+        ),
+        fixed={"norm_topk_prob": True, "routed_scaling_factor": 1.0, "use_expert_bias": True},
+        counted=_short_convolutions,
+        gating=SIGMOID,
+        experts="feed_forward.experts",
     ),
     "llama": Architecture("mixtral", _LOCAL_EXPERTS, is_permuted=True),
     "minimax-m2": Architecture(
@@ -126,10 +187,32 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         _EXPERTS | {"expert_shared_feed_forward_length": "shared_expert_intermediate_size"},
         ((r"\.ffn_gate_inp_shexp\.", ".mlp.shared_expert_gate."), *_shared("shared_expert")),
     ),
+    "qwen35moe": Architecture(
+        "qwen3_5_moe_text",
+        _EXPERTS
+        | {
+            "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+            "full_attention_interval": "full_attention_interval",
+            "ssm.conv_kernel": "linear_conv_kernel_dim",
+            "ssm.group_count": "linear_num_key_heads",
+            "ssm.state_size": "linear_key_head_dim",
+            "ssm.time_step_rank": "linear_num_value_heads",
+        },
+        counted=lambda own, _: {"linear_value_head_dim": own["ssm.inner_size"] // own["ssm.time_step_rank"]},
+        required=("full_attention_interval", "ssm.inner_size", "ssm.time_step_rank"),
+        usual={"attention.recurrent_layers": None},  # other layers than every so many
+        is_partly_turned=True,
+        has_rules=True,
+    ),
     "qwen3moe": _QWEN3,
     "qwen3vlmoe": _QWEN3,  # its language model; a text's three positions are one
 }
 """By the name that files give, `general.architecture`."""
+
+
+def head_dim(own: Entries) -> int:
+    """The numbers of a head, where attention is not latent."""
+    return own.get("attention.key_length") or own["embedding_length"] // own["attention.head_count"]
 
 
 def architecture_of(path: Path, entries: Mapping[str, object]) -> tuple[Architecture, dict[str, object]]:
@@ -141,4 +224,5 @@ def architecture_of(path: Path, entries: Mapping[str, object]) -> tuple[Architec
     if not entries.get(f"{name}.expert_count"):
         raise BadInput(f"{path} has no experts ({name}.expert_count): moectl runs Mixture-of-Experts models")
     prefix = f"{name}."
-    return ARCHITECTURES[name], {key[len(prefix) :]: value for key, value in entries.items() if key.startswith(prefix)}
+    own = {key[len(prefix) :]: value for key, value in entries.items() if key.startswith(prefix)}
+    return ARCHITECTURES[name].of(own), own

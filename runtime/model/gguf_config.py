@@ -5,7 +5,8 @@ from pathlib import Path
 
 from artifacts.errors import BadInput
 from artifacts.formats.gguf_header import PLAIN, GgufHeader, GgufTensor, read_header
-from runtime.model.gguf_architectures import Architecture, architecture_of
+from runtime.model.gguf_architectures import architecture_of, head_dim
+from runtime.model.gguf_layout import Architecture
 from runtime.model.locate import parts_of
 
 _TOKENS = {
@@ -21,6 +22,7 @@ _SCALING = {
     "rope.scaling.yarn_beta_fast": "beta_fast",
     "rope.scaling.yarn_beta_slow": "beta_slow",
 }
+_LOG_MULTIPLIER = "rope.scaling.yarn_log_multiplier"  # a tenth of `mscale_all_dim` of DeepSeek's
 _OF_NO_USE = ("rope.scaling.finetuned",)
 
 
@@ -52,7 +54,15 @@ def gguf_config(path: Path) -> dict:
 def _check(path: Path, form: Architecture, own: Mapping[str, object]) -> None:
     if (gating := own.get("expert_gating_func", form.gating)) != form.gating:
         raise BadInput(f"{path} says expert_gating_func {gating}, and {form.family} computes {form.gating}")
-    if not form.is_partly_turned and own.get("rope.dimension_count") not in (None, _head_dim(own)):
+    for name in form.required:
+        if own.get(name) is None:
+            raise BadInput(f"{path} does not say {name}, which {form.family} needs: take a newer file")
+    for name, usual in form.usual.items():
+        if own.get(name, usual) != usual:
+            raise BadInput(f"{path} says {name} {str(own[name])[:30]}, which {form.family} does not compute")
+    if form.is_latent:
+        return
+    if not form.is_partly_turned and own.get("rope.dimension_count") not in (None, head_dim(own)):
         raise BadInput(f"{path} turns a part of each head (rope.dimension_count), which {form.family} does not compute")
 
 
@@ -72,31 +82,32 @@ def _rope_parameters(path: Path, form: Architecture, own: Mapping[str, object]) 
     kind = own.get("rope.scaling.type", "none")
     if kind == "none":
         return {"rope_type": "default"}
-    unread = [key for key in own if key.startswith("rope.scaling.") and key not in (*_SCALING, *_OF_NO_USE)]
+    read = (*_SCALING, *_OF_NO_USE, *(_LOG_MULTIPLIER,) * form.is_latent)
+    unread = [key for key in own if key.startswith("rope.scaling.") and key not in read]
     if kind != "yarn" or unread:
         raise BadInput(
             f"{path} scales its positions by {', '.join([str(kind)[:40], *unread])}: moectl reads yarn alone"
         )
-    return {**form.fixed_scaling, **_renamed(own, _SCALING)}
+    return {**form.fixed_scaling, **_renamed(own, _SCALING), **(_weighted(path, own) if form.is_latent else {})}
+
+
+def _weighted(path: Path, own: Mapping[str, object]) -> dict[str, float]:
+    """DeepSeek's factors of attention, which are alike in all its models: of turned positions alone there is then
+    none. Raises BadInput without them."""
+    if not (multiplier := own.get(_LOG_MULTIPLIER)):
+        raise BadInput(f"{path} scales its positions by yarn and does not say {_LOG_MULTIPLIER}: take a newer file")
+    weight = round(10 * multiplier, 6)  # it is stored in float32
+    return {"mscale": weight, "mscale_all_dim": weight}
 
 
 def _counted(form: Architecture, own: Mapping[str, object], tensors: Mapping[str, GgufTensor]) -> dict[str, object]:
     """Fields that are made of several entries, or of which tensors there are."""
-    fields: dict[str, object] = {}
+    fields = form.counted(own, tensors)
     if form.is_partly_turned:
-        fields["partial_rotary_factor"] = own.get("rope.dimension_count", _head_dim(own)) / _head_dim(own)
+        fields["partial_rotary_factor"] = own.get("rope.dimension_count", head_dim(own)) / head_dim(own)
     if (num_further := own.get("nextn_predict_layers")) is not None:  # which predict further tokens
         fields["num_hidden_layers"] = own["block_count"] - num_further
-    if form.family == "glm4_moe":
-        fields |= {
-            "use_qk_norm": "blk.0.attn_q_norm.weight" in tensors,
-            "attention_bias": "blk.0.attn_q.bias" in tensors,
-        }
     return fields
-
-
-def _head_dim(own: Mapping[str, object]) -> int:
-    return own.get("attention.key_length") or own["embedding_length"] // own["attention.head_count"]
 
 
 def _renamed(entries: Mapping[str, object], names: Mapping[str, str]) -> dict[str, object]:

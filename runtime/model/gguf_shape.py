@@ -10,7 +10,7 @@ from artifacts.formats.gguf_header import GgufTensor
 from artifacts.modelshapes.known import ModelShape
 from artifacts.modelshapes.memory import BackboneMemory
 from artifacts.shape import Shape
-from runtime.model.gguf_architectures import architecture_of
+from runtime.model.gguf_architectures import architecture_of, head_dim
 from runtime.model.gguf_config import read_headers
 
 _EXPERTS = re.compile(r"blk\.(\d+)\.ffn_(gate|up|down|gate_up)_exps\.(weight|bias)")
@@ -66,12 +66,19 @@ def _shape(path: Path, tensors: _Tensors, experts: _Tensors, own: dict, dtype_nb
 
 
 def _memory(tensors: _Tensors, experts: _Tensors, own: dict, dtype_nbytes: int) -> BackboneMemory:
-    names, heads = {tensor.name for tensor in experts}, own["attention.head_count"]
+    names = {tensor.name for tensor in experts}
     others = [tensor for tensor in tensors if tensor.name not in names]
-    head_dim = own.get("attention.key_length") or own["embedding_length"] // heads
-    width = 2 * own.get("attention.head_count_kv", heads) * head_dim
     return BackboneMemory(
         weights_nbytes=sum(prod(tensor.shape) for tensor in others) * dtype_nbytes,
         stored_nbytes=sum(tensor.nbytes for tensor in others),
-        cache_nbytes=own["block_count"] * width * dtype_nbytes,
+        cache_nbytes=own["block_count"] * _cached(own) * dtype_nbytes,
     )
+
+
+def _cached(own: dict) -> int:
+    """Numbers that a layer keeps of a token: keys and values, or where attention is latent what both are made of."""
+    if "attention.kv_lora_rank" in own:
+        return own["attention.kv_lora_rank"] + own["rope.dimension_count"]
+    heads = own.get("attention.head_count_kv", own["attention.head_count"])
+    mean = sum(heads) // len(heads) if isinstance(heads, list) else heads
+    return 2 * mean * head_dim(own)

@@ -96,7 +96,7 @@ def open_model(name: str, *, dtype: torch.dtype | None = None, device: str | tor
         dtype=dtype,
         sum_dtype=try_model(model, layers),
         stored_shape=shape,
-        unfollowed=(*_text_only(config), *load_generation_config(model, source.path, tokenizer)),
+        unfollowed=(*source.unfollowed(), *_text_only(config), *load_generation_config(model, source.path, tokenizer)),
     )
     checkpoint.check_unchanged()
     return opened

@@ -13,7 +13,8 @@ from transformers import (
     PreTrainedModel,
 )
 from transformers import initialization as init
-from transformers.core_model_loading import convert_and_load_state_dict_in_model
+from transformers.core_model_loading import WeightConverter, WeightTransform, convert_and_load_state_dict_in_model
+from transformers.integrations.gguf.gguf_conversion_mapping import Cast
 from transformers.modeling_utils import LoadStateDictConfig
 from transformers.utils import logging
 from transformers.utils.loading_report import LoadStateDictInfo
@@ -96,12 +97,13 @@ def load_resident(
     """
     for name in experts:
         model.get_parameter(name)._is_hf_initialized = True  # or transformers would fill them with random numbers
+    mapping = source.mapping(model)
     loading = LoadStateDictConfig(
         pretrained_model_name_or_path=str(source.path),
         device_map={"": device},
         dtype=dtype,
-        dtype_plan=model._get_dtype_plan(dtype),
-        weight_mapping=source.mapping(model),
+        dtype_plan=model._get_dtype_plan(dtype) | _wide(mapping),
+        weight_mapping=mapping,
     )
     with _no_progress_bar():
         info, _ = convert_and_load_state_dict_in_model(model, tensors, loading, None)
@@ -111,6 +113,12 @@ def load_resident(
     model.requires_grad_(False)
     gather(model)
     _check_resident(model, experts)
+
+
+def _wide(mapping: list[WeightTransform]) -> dict[str, torch.dtype]:
+    """The parameters whose rules end in a cast, which are made of numbers in float32."""
+    rules = (rule for rule in mapping if isinstance(rule, WeightConverter) and isinstance(rule.operations[-1], Cast))
+    return {re.escape(rule.target_patterns[0]): torch.float32 for rule in rules}
 
 
 def _check_loaded(model: PreTrainedModel, info: LoadStateDictInfo) -> None:

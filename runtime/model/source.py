@@ -25,9 +25,11 @@ from runtime.model.gguf_config import gguf_config
 from runtime.model.gguf_file import gguf_matrices, open_gguf
 from runtime.model.gguf_mapping import gguf_mapping
 from runtime.model.gguf_shape import gguf_dtype
+from runtime.model.gguf_splitting import is_known, split_as_named
 from runtime.model.locate import is_gguf, parts_of, read_config
 from runtime.model.quantised_tensor import Tensors, gather_matrices
 
+_TOKENIZER, _SPLITTING, _BYTE_LEVEL = "tokenizer.ggml.model", "tokenizer.ggml.pre", "gpt2"  # of GGUF files
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 
 
@@ -64,6 +66,9 @@ class Source(Protocol):
     def generation_settings(self) -> GenerationSettings: ...
 
     def tokenizer(self) -> PreTrainedTokenizerBase | None: ...
+
+    def unfollowed(self) -> tuple[str, ...]:
+        """A line for each thing that is stored and left out."""
 
 
 class SafetensorsFolder:
@@ -109,6 +114,9 @@ class SafetensorsFolder:
             return None
         return AutoTokenizer.from_pretrained(self.path, trust_remote_code=False)
 
+    def unfollowed(self) -> tuple[str, ...]:
+        return ()
+
 
 class GgufFile:
     """As llama.cpp reads it, the first file of several."""
@@ -132,16 +140,26 @@ class GgufFile:
         return getattr(torch, gguf_dtype(self.path))
 
     def mapping(self, model: PreTrainedModel) -> list[WeightTransform]:
-        return gguf_mapping(self.path, model.config)
+        return gguf_mapping(self.path, model)
 
     def generation_settings(self) -> GenerationSettings:
         return GenerationSettings(self.path, False, gguf_config(self.path))
 
     def tokenizer(self) -> PreTrainedTokenizerBase | None:
         first = parts_of(self.path)[0]
-        if "tokenizer.ggml.model" not in read_header(first).entries:
+        entries = read_header(first).entries
+        if _TOKENIZER not in entries:
             return None
-        return PreTrainedTokenizerFast.from_pretrained(first.parent, gguf_file=first.name)
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(first.parent, gguf_file=first.name)
+        if entries[_TOKENIZER] == _BYTE_LEVEL:
+            split_as_named(tokenizer, entries.get(_SPLITTING, "default"))
+        return tokenizer
+
+    def unfollowed(self) -> tuple[str, ...]:
+        entries = read_header(parts_of(self.path)[0]).entries
+        name = str(entries.get(_SPLITTING, "default"))[:40]
+        is_followed = entries.get(_TOKENIZER) != _BYTE_LEVEL or is_known(name)
+        return () if is_followed else (f"text is split as for GPT-2, not as {name}: some tokens may be others",)
 
 
 def source_of(path: Path) -> Source:

@@ -10,13 +10,13 @@ import gguf
 import numpy as np
 import torch
 from gguf import GGMLQuantizationType as Type
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
-from transformers.convert_slow_tokenizer import bytes_to_unicode
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from runtime.model.skeleton import auto_class
+from tests.helpers.gguf_arrays import stored, stored_arrays, tiled
+from tests.helpers.gguf_entries import TOKENS, describe_model
 from tools.make.families import tiny
 
-TOKENS = ["<pad>", "<bos>", "<eos>", *bytes_to_unicode().values(), "th"]
 SIZES = {
     "vocab_size": len(TOKENS),
     "hidden_size": 256,
@@ -26,6 +26,8 @@ SIZES = {
     "num_experts": 6,
     "head_dim": 64,
 }
+_LINEAR_HEADS = ("linear_key_head_dim", "linear_value_head_dim")
+_HEADS, _LIMITED = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"), "group_limited_greedy"
 _GROUPED = {
     "n_routed_experts": 6,
     "n_group": 2,
@@ -35,7 +37,17 @@ _GROUPED = {
     "norm_topk_prob": True,
     "routed_scaling_factor": 1.5,
 }
+_LATENT = {"kv_lora_rank": 64, "num_key_value_heads": 4} | dict.fromkeys(_HEADS, 32)
+_LINEAR = {"linear_num_key_heads": 2, "linear_num_value_heads": 4} | dict.fromkeys(_LINEAR_HEADS, 32)
+_SCALED = {"attention_multiplier": 0.3, "embedding_multiplier": 2.0, "logits_scaling": 1.5, "residual_multiplier": 0.5}
 OWN = {
+    "deepseek_v2": {**_GROUPED, **_LATENT, "norm_topk_prob": False, "q_lora_rank": 64, "topk_method": _LIMITED},
+    "deepseek_v3": {**_GROUPED, **_LATENT, "q_lora_rank": 64},
+    "granitemoe": {"intermediate_size": 256, "num_local_experts": 6, **_SCALED},
+    "granitemoeshared": {"intermediate_size": 256, "num_local_experts": 6, "shared_intermediate_size": 512, **_SCALED},
+    "hunyuan_v1_moe": {"intermediate_size": 256, "moe_topk": 2},
+    "lfm2_moe": {"intermediate_size": 512, "num_dense_layers": 1, "layer_types": ["conv", "full_attention"]},
+    "qwen3_5_moe_text": {**_LINEAR, "shared_expert_intermediate_size": 256},
     "qwen3_moe": {"norm_topk_prob": True},
     "qwen3_vl_moe": {},
     "qwen2_moe": {"shared_expert_intermediate_size": 256, "tie_word_embeddings": True},
@@ -48,6 +60,13 @@ OWN = {
     "gpt_oss": {"intermediate_size": 128, "num_local_experts": 6},
 }
 ARCHITECTURES = {
+    "deepseek_v2": gguf.MODEL_ARCH.DEEPSEEK2,
+    "deepseek_v3": gguf.MODEL_ARCH.DEEPSEEK2,
+    "granitemoe": gguf.MODEL_ARCH.GRANITE_MOE,
+    "granitemoeshared": gguf.MODEL_ARCH.GRANITE_MOE,
+    "hunyuan_v1_moe": gguf.MODEL_ARCH.HUNYUAN_MOE,
+    "lfm2_moe": gguf.MODEL_ARCH.LFM2MOE,
+    "qwen3_5_moe_text": gguf.MODEL_ARCH.QWEN35MOE,
     "qwen3_moe": gguf.MODEL_ARCH.QWEN3MOE,
     "qwen3_vl_moe": gguf.MODEL_ARCH.QWEN3VLMOE,
     "qwen2_moe": gguf.MODEL_ARCH.QWEN2MOE,
@@ -59,8 +78,12 @@ ARCHITECTURES = {
     "ernie4_5_moe": gguf.MODEL_ARCH.ERNIE4_5_MOE,
     "gpt_oss": gguf.MODEL_ARCH.GPT_OSS,
 }
+_IN_FLOAT32 = r"ffn_gate_inp|(ssm_conv1d|shortconv\.conv)\.|\.bias"  # by names in the file
+_UNQUANTISED = r"(gate|router|wg|conv1d|conv\.conv)\.weight|_bias|\.visual\."  # by the model's
 _PLAIN = {"F32": np.float32, "F16": np.float16}
-_MIDDLE = {"Q4_K": 7.5, "Q5_K": 15.5}  # of its codes
+SCALES = {"Q6_K": 208, "Q3_K": 108, "Q2_K": 80, "Q4_K": 0, "Q5_K": 0, "IQ4_XS": 0, "IQ4_NL": 0}  # places in a block
+_MIDDLE = {"Q2_K": 1.5, "Q4_K": 7.5, "Q5_K": 15.5}  # of its codes, where they have minima
+_LARGEST = {"Q2_K": 4e-3, "Q3_K": 2e-3, "IQ4_NL": 2e-3, "IQ4_XS": 6e-5}  # scales, where not 3e-4
 
 Types = Callable[[str], str]
 """The type of a tensor by its name in the file."""
@@ -70,7 +93,7 @@ def made(family: str) -> PreTrainedModel:
     """The model whose numbers, as far as a type can hold them, are in the files of `write`."""
     model = tiny(family, SIZES | OWN[family])
     for name, buffer in model.named_buffers():
-        if "e_score_correction_bias" in name:
+        if name.endswith(("e_score_correction_bias", "expert_bias")):
             buffer += torch.linspace(-0.2, 0.2, buffer.numel())
     return model
 
@@ -91,12 +114,13 @@ def write(
     """
     model = made(family)
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[ARCHITECTURES[family]], split_max_tensors=_each(model, parts))
-    _describe(writer, model)
+    describe_model(writer, model)
     describe(writer)
-    arrays = _arrays(model, ARCHITECTURES[family])
+    arrays = stored_arrays(model, ARCHITECTURES[family])
     change(arrays)
     for name, array in arrays.items():
-        type_ = "F32" if array.ndim == 1 or re.search(r"ffn_gate_inp|\.bias", name) else types(name)
+        type_ = "F32" if array.ndim == 1 or re.search(_IN_FLOAT32, name) else types(name)
+        type_ = "Q8_0" if array.shape[-1] % gguf.GGML_QUANT_SIZES[Type[type_]][0] else type_  # as llama.cpp, or similar
         data = _encoded(name, array, type_)
         writer.add_tensor(name, data, raw_dtype=None if type_ in _PLAIN else Type[type_])
     writer.write_header_to_file(path)
@@ -121,139 +145,32 @@ def _each(model: PreTrainedModel, parts: int) -> int:
 
 def dequantised(family: str, folder: Path, types: Types, dtype: torch.dtype) -> PreTrainedModel:
     """The model of the numbers that are in a file of `write`, as transformers opens it from safetensors."""
-    model = made(family)
+    model = made(family).requires_grad_(False)
     for name, parameter in model.named_parameters():
         type_ = types(name)
-        if parameter.ndim in (2, 3) and not re.search(r"(gate|router)\.weight|_bias|\.visual\.", name):
+        if name.endswith("A_log"):
+            parameter.copy_(parameter.exp().log())
+        elif family == "qwen3_5_moe_text" and name.endswith("norm.weight") and "linear_attn" not in name:
+            parameter.copy_((parameter + 1) - 1)
+        if parameter.ndim in (2, 3) and not re.search(_UNQUANTISED, name):
             is_turned = family == "gpt_oss" and parameter.ndim == 3
             rows = parameter.data.mT if is_turned else parameter.data
-            blocks_of = gguf.quants.quantize(rows.contiguous().numpy(), Type[type_])
-            rows.copy_(torch.from_numpy(gguf.quants.dequantize(blocks_of, Type[type_])))
+            for each in stored(name, rows, model.config):
+                blocks_of = gguf.quants.quantize(each.contiguous().numpy(), Type[type_])
+                each.copy_(torch.from_numpy(gguf.quants.dequantize(blocks_of, Type[type_])))
+            if name.endswith("linear_attn.out_proj.weight"):
+                rows.copy_(torch.from_numpy(tiled(rows.numpy().T, model.config, back=True).T))
     model.save_pretrained(folder)
     loader = auto_class(model.config)
     return loader.from_pretrained(folder, dtype=dtype, experts_implementation="eager").eval()
 
 
-def _describe(writer: gguf.GGUFWriter, model: PreTrainedModel) -> None:
-    config = model.config.get_text_config()
-    num_further = getattr(config, "num_nextn_predict_layers", 0)
-    writer.add_block_count(config.num_hidden_layers + num_further)
-    if num_further:
-        writer.add_nextn_predict_layers(num_further)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    if config.rope_parameters["rope_type"] == "yarn":
-        scale_positions(writer, config.rope_parameters)
-    if config.model_type == "gpt_oss":
-        writer.add_sliding_window(config.sliding_window)
-    writer.add_expert_used_count(config.num_experts_per_tok)
-    _describe_experts(writer, config)
-    if config.model_type not in ("qwen2_moe", "olmoe"):
-        head_dim = SIZES["head_dim"]
-        writer.add_key_length(head_dim)
-        writer.add_rope_dimension_count(int(head_dim * config.rope_parameters.get("partial_rotary_factor", 1)))
-    _describe_tokenizer(writer)
-
-
-def scale_positions(writer: gguf.GGUFWriter, scaling: Mapping[str, object]) -> None:
-    """Say that positions are scaled by YaRN."""
-    writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
-    writer.add_rope_scaling_factor(scaling["factor"])
-    writer.add_rope_scaling_orig_ctx_len(scaling["original_max_position_embeddings"])
-
-
-def _describe_experts(writer: gguf.GGUFWriter, config: PreTrainedConfig) -> None:
-    if config.model_type in ("qwen2_moe", "qwen3_moe", "qwen3_vl_moe_text", "olmoe"):
-        writer.add_expert_count(config.num_experts)
-    elif config.model_type in ("mixtral", "minimax_m2", "gpt_oss"):
-        writer.add_expert_count(config.num_local_experts)
-    elif config.model_type == "ernie4_5_moe":
-        writer.add_expert_count(config.moe_num_experts)
-        writer.add_expert_shared_count(config.moe_num_shared_experts)
-        width = config.moe_num_shared_experts * config.moe_intermediate_size
-        writer.add_expert_shared_feed_forward_length(width)
-        writer.add_interleave_moe_layer_step(config.moe_layer_interval)
-        writer.add_leading_dense_block_count(config.moe_layer_start_index)
-    else:
-        writer.add_expert_count(config.n_routed_experts)
-        writer.add_expert_shared_count(config.n_shared_experts)
-        writer.add_expert_group_count(config.n_group)
-        writer.add_expert_group_used_count(config.topk_group)
-        writer.add_expert_weights_norm(config.norm_topk_prob)
-        writer.add_expert_weights_scale(config.routed_scaling_factor)
-        writer.add_leading_dense_block_count(config.first_k_dense_replace)
-    if config.model_type in ("minimax_m2", "gpt_oss"):
-        writer.add_expert_feed_forward_length(config.intermediate_size)
-    elif hasattr(config, "moe_intermediate_size"):
-        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
-    if hasattr(config, "shared_expert_intermediate_size"):
-        writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
-    if config.model_type in ("dots1", "glm4_moe", "minimax_m2"):
-        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
-
-
-def _describe_tokenizer(writer: gguf.GGUFWriter) -> None:
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("qwen2")
-    writer.add_token_list(TOKENS)
-    writer.add_token_types([3] * 3 + [1] * (len(TOKENS) - 3))
-    writer.add_token_merges(["t h"])
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
-
-
-def _arrays(model: PreTrainedModel, architecture: gguf.MODEL_ARCH) -> dict[str, np.ndarray]:
-    """The parameters by their names in a GGUF file, gate and up apart."""
-    config = model.config.get_text_config()
-    names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
-    arrays = {}
-    if getattr(config, "num_nextn_predict_layers", 0):  # of a layer that predicts further tokens
-        arrays[f"blk.{config.num_hidden_layers}.nextn.enorm.weight"] = np.ones(config.hidden_size, "f4")
-    for stored, parameter in model.state_dict().items():
-        if stored in model.all_tied_weights_keys or ".visual." in stored:
-            continue
-        name = stored.replace(".language_model.", ".")
-        array = parameter.float().numpy()
-        array = array.swapaxes(1, 2) if config.model_type == "gpt_oss" and array.ndim == 3 else array
-        if found := re.search(r"\.(\d+)\..*gate_up_proj(_bias)?$", name):
-            stem, ending = f"blk.{found[1]}.ffn", "bias" if found[2] else "weight"
-            by_turns = (array[:, ::2], array[:, 1::2])
-            gate, up = by_turns if config.model_type == "gpt_oss" else np.split(array, 2, 1)
-            arrays[f"{stem}_gate_exps.{ending}"], arrays[f"{stem}_up_exps.{ending}"] = gate, up
-        elif name.endswith("down_proj_bias"):
-            arrays[f"blk.{name.split('.')[2]}.ffn_down_exps.bias"] = array
-        elif name.endswith("e_score_correction_bias"):
-            arrays[f"blk.{name.split('.')[2]}.exp_probs_b.bias"] = array.reshape(-1)
-        else:
-            stem, _, ending = name.rpartition(".")
-            of_module = ending in ("weight", "bias")
-            found = names.get_name(stem if of_module else name)
-            arrays[f"{found}.{ending if of_module else 'weight'}"] = _laid_out(name, array, config)
-    return arrays
-
-
-def _laid_out(name: str, array: np.ndarray, config: PreTrainedConfig) -> np.ndarray:
-    """A parameter as the converter turns it."""
-    if "shared_expert_gate" in name:
-        return array[0]
-    if not name.endswith("_proj.weight"):
-        return array
-    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
-    if config.model_type == "mixtral" and heads:  # LlamaModel.permute
-        return array.reshape(heads, 2, -1, array.shape[-1]).swapaxes(1, 2).reshape(array.shape)
-    return array
-
-
 def _encoded(name: str, array: np.ndarray, type_: str) -> np.ndarray:
     if type_ in _PLAIN:
         return array.astype(_PLAIN[type_])
-    if type_ in _MIDDLE or type_ == "Q6_K":
-        return blocks(type_, array.size // 256, crc32(name.encode())).reshape(*array.shape[:-1], -1)
+    if type_ in SCALES:
+        count = array.size // gguf.GGML_QUANT_SIZES[Type[type_]][0]
+        return blocks(type_, count, crc32(name.encode())).reshape(*array.shape[:-1], -1)
     return gguf.quants.quantize(np.ascontiguousarray(array), Type[type_])
 
 
@@ -264,12 +181,10 @@ def blocks(type_: str, count: int, seed: int = 0) -> np.ndarray:
     if type_ in ("Q8_0", "Q4_0", "MXFP4"):
         return gguf.quants.quantize(rng.normal(size=(count, weights)).astype(np.float32), Type[type_])
     drawn = rng.integers(0, 256, (count, nbytes), dtype=np.uint8)
-    scales = (rng.random((count, 1)) * 3e-4).astype(np.float16)
-    if type_ == "Q6_K":
-        drawn[:, -2:] = scales.view(np.uint8)
-    else:
-        drawn[:, :2] = scales.view(np.uint8)
-        drawn[:, 2:4] = (scales * np.float16(_MIDDLE[type_])).view(np.uint8)
+    scales, start = (rng.random((count, 1)) * _LARGEST.get(type_, 3e-4)).astype(np.float16), SCALES[type_]
+    drawn[:, start : start + 2] = scales.view(np.uint8)
+    if type_ in _MIDDLE:
+        drawn[:, start + 2 : start + 4] = (scales * np.float16(_MIDDLE[type_])).view(np.uint8)
     return drawn
 
 

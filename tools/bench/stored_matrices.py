@@ -152,14 +152,16 @@ def _awq(rows: int, columns: int, group: int) -> Tensors:
     return {"qweight": _words(columns, rows // 8), "qzeros": _words(columns // group, rows // 8), "scales": scales}
 
 
+_HALVES = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}  # where scales are
+
+
 def _blocks_of(form: GgmlBlocks, rows: int, columns: int) -> Tensors:
     """Blocks of random codes; those of MXFP4 have a scale of one byte, the others one or two of float16."""
     blocks = torch.randint(0, 256, (rows, columns // form.num_weights, form.nbytes), dtype=torch.uint8)
     if form.name == "MXFP4":
         blocks[..., 0] = torch.randint(118, 122, blocks.shape[:-1], dtype=torch.uint8)
         return {"blocks": blocks.flatten(1)}
-    halves = {"Q8_0": (0,), "Q4_0": (0,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}[form.name]
-    for start in halves:
+    for start in _HALVES.get(form.name, (0,)):
         scales = _scales(*blocks.shape[:-1], size=0.1 / 2**8).half()
         blocks[..., start : start + 2] = scales[..., None].view(torch.uint8)
     return {"blocks": blocks.flatten(1)}

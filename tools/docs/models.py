@@ -19,7 +19,7 @@ from runtime.model.families import REFUSED
 from runtime.model.gguf_architectures import ARCHITECTURES
 from tools.make.families import FAMILIES, PUBLISHED
 
-_TESTED = PUBLISHED | {"gguf": tuple(form.family for form in ARCHITECTURES.values())}
+_TESTED = PUBLISHED | {"gguf": tuple(family for form in ARCHITECTURES.values() for family in form.families)}
 _ABOVE = """# Models
 
 Every model of transformers {version} opens whose experts go through its experts interface, but for those of the last

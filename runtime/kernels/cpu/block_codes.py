@@ -2,7 +2,8 @@
 
 from llvmlite import ir
 
-from artifacts.common.llvm_vectors import F32, I8, I16, I32, filled, load, spread, vector
+from artifacts.common.llvm_vectors import F32, I8, I16, I32, chosen_of_16, filled, load, spread, vector
+from artifacts.formats.codes import IQ4
 from runtime.kernels.cpu.lanes import LANES, NUMBERS, PAIRS, SUMS, widened
 
 STEP = 8 * LANES  # weights whose codes of 4 bits are 64 bytes
@@ -48,6 +49,40 @@ def scales_6(builder: ir.IRBuilder, block: ir.Value) -> ir.Value:
     )
 
 
+def scales_2(builder: ir.IRBuilder, block: ir.Value) -> ir.Value:
+    """Q2_K's, float32 [32]: the scales, then the minima."""
+    packed = load(builder, block, vector(I8, LANES))
+    codes = _joined(builder, [_bits(builder, packed, 0xF), _bits(builder, packed, 0xF, 4)])
+    factors = spread(builder, widened(builder, load(builder, block, vector(I16, 2), 80)), [0] * LANES + [1] * LANES)
+    return builder.fmul(builder.sitofp(builder.zext(codes, vector(I32)), vector(F32)), factors)
+
+
+def scales_3(builder: ir.IRBuilder, block: ir.Value) -> ir.Value:
+    """Q3_K's, float32 [16]."""
+    lower, upper = load(builder, block, vector(I8, 8), 96), load(builder, block, vector(I8, 4), 104)
+    low = _joined(builder, [_bits(builder, lower, 0xF), _bits(builder, lower, 0xF, 4)])
+    quarters = [_bits(builder, upper, 0x30, shift) for shift in (-4, -2, 0, 2)]
+    high = _joined(builder, [_joined(builder, quarters[:2]), _joined(builder, quarters[2:])])
+    return _less_32(builder, builder.zext(builder.or_(low, high), PAIRS), block, 108)
+
+
+def scales_iq4(builder: ir.IRBuilder, block: ir.Value) -> ir.Value:
+    """IQ4_XS's, float32 [8]."""
+    wide, packed = vector(I32, 8), load(builder, block, vector(I8, 4), 4)
+    low = _joined(builder, [_bits(builder, packed, 0xF), _bits(builder, packed, 0xF, 4)])
+    low = builder.zext(spread(builder, low, [0, 4, 1, 5, 2, 6, 3, 7]), wide)
+    upper = spread(builder, load(builder, block, vector(I16, 1), 2), [0] * 8)
+    high = builder.lshr(builder.zext(upper, wide), ir.Constant(wide, [*range(0, 16, 2)]))
+    return _less_32(builder, builder.or_(low, _bits(builder, builder.shl(high, filled(wide, 4)), 0x30)), block, 0)
+
+
+def _less_32(builder: ir.IRBuilder, codes: ir.Value, block: ir.Value, start: int) -> ir.Value:
+    """The scale at this byte of a block times those of its groups, which are 32 less than their codes."""
+    count = codes.type.count
+    whole = spread(builder, widened(builder, load(builder, block, vector(I16, 1), start)), [0] * count)
+    return builder.fmul(builder.sitofp(builder.sub(codes, filled(codes.type, 32)), vector(F32, count)), whole)
+
+
 # Codes of a block in the order of the weights, in vectors of 32 bytes
 
 
@@ -59,6 +94,26 @@ def codes_4(builder: ir.IRBuilder, block: ir.Value, start: int) -> list[ir.Value
     """16 bytes behind a scale of `start`: the low halves, then the high ones."""
     packed = load(builder, block, vector(I8, LANES), start)
     return [_joined(builder, [_bits(builder, packed, 0xF), _bits(builder, packed, 0xF, 4)])]
+
+
+def codes_iq4(builder: ir.IRBuilder, block: ir.Value, start: int = 2) -> list[ir.Value]:
+    """The numbers that the codes of IQ4_NL stand for."""
+    return [chosen_of_16(builder, codes, IQ4) for codes in codes_4(builder, block, start)]
+
+
+def codes_iq4_groups(builder: ir.IRBuilder, block: ir.Value) -> list[ir.Value]:
+    """The same of IQ4_XS."""
+    return [codes for group in range(8) for codes in codes_iq4(builder, block, 8 + 16 * group)]
+
+
+def codes_2k(builder: ir.IRBuilder, block: ir.Value, start: int = 16) -> list[ir.Value]:
+    packed = [load(builder, block, vector(I8), start + 32 * half) for half in range(2)]
+    return [_bits(builder, own, 3, shift) for own in packed for shift in (0, 2, 4, 6)]
+
+
+def codes_3k(builder: ir.IRBuilder, block: ir.Value) -> list[ir.Value]:
+    third, lower = load(builder, block, vector(I8)), codes_2k(builder, block, 32)
+    return [builder.or_(low, _bits(builder, third, 4, bit - 2)) for bit, low in enumerate(lower)]
 
 
 def codes_4k(builder: ir.IRBuilder, block: ir.Value, start: int = 16) -> list[ir.Value]:
@@ -88,6 +143,23 @@ def of_blocks(builder: ir.IRBuilder, block: ir.Value, start: int, nbytes: int) -
     """The words of four blocks of `nbytes` that have a scale of `start`."""
     blocks = [load(builder, block, vector(I16, 8), start + nbytes * i) for i in range(4)]
     return _joined(builder, [_joined(builder, blocks[:2]), _joined(builder, blocks[2:])])
+
+
+def words_2k(builder: ir.IRBuilder, block: ir.Value, start: int = 16) -> list[ir.Value]:
+    """All codes of Q2_K: words of both halves of a block, which begin at the same bit."""
+    words = load(builder, block, NUMBERS, start)
+    return [_bits(builder, words, 3, shift + odd) for shift in (0, 2, 4, 6) for odd in (0, 8)]
+
+
+def words_3k(builder: ir.IRBuilder, block: ir.Value) -> list[ir.Value]:
+    third, lower = _upper(builder, block, 0, (0, 4)), words_2k(builder, block, 32)
+    shifts = [bit + odd - 2 for bit in range(4) for odd in (0, 8)]
+    return [builder.or_(low, _bits(builder, third, 4, shift)) for low, shift in zip(lower, shifts, strict=True)]
+
+
+def words_iq4(builder: ir.IRBuilder, block: ir.Value, half: int) -> ir.Value:
+    """The words of four groups of IQ4_XS, as `of_blocks` gives them."""
+    return load(builder, block, NUMBERS, 8 + 64 * half)
 
 
 def words_4k(builder: ir.IRBuilder, block: ir.Value, half: int, start: int = 16) -> list[ir.Value]:

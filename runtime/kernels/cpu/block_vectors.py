@@ -17,19 +17,29 @@ from numba.extending import intrinsic
 from artifacts.common.llvm_vectors import I64, advanced, filled, load, spread
 from runtime.kernels.cpu.block_codes import (
     STEP,
+    codes_2k,
+    codes_3k,
     codes_4,
     codes_4k,
     codes_5k,
     codes_6k,
     codes_8,
+    codes_iq4,
+    codes_iq4_groups,
     exponents,
     halves,
     of_blocks,
+    scales_2,
+    scales_3,
     scales_6,
+    scales_iq4,
     scales_k,
+    words_2k,
+    words_3k,
     words_4k,
     words_5k,
     words_6k,
+    words_iq4,
 )
 from runtime.kernels.cpu.lanes import LANES, NUMBERS, PAIRS, SUMS, add_pairs, added_up, looked_up, plus_product
 
@@ -83,14 +93,49 @@ def _four_blocks(start: int, scales_of: Callable) -> _Add:
     nbytes = start + 16
 
     def add(step: _Step, sums: list[ir.Value]) -> list[ir.Value]:
-        builder, own, x = step.builder, filled(SUMS, 0.0), step.own(step.x, 2 * STEP)
+        builder, x = step.builder, step.own(step.x, 2 * STEP)
         blocks, table = step.own(step.codes, 4 * nbytes), load(step.builder, step.table, NUMBERS)
-        words = of_blocks(builder, blocks, start, nbytes)
-        for i in range(4):
-            numbers = looked_up(builder, table, words, 4 * i)
-            own = add_pairs(builder, own, numbers, load(builder, x, NUMBERS, 64 * i))
+        own = _looked_up_times(builder, table, of_blocks(builder, blocks, start, nbytes), x)
         scales = _each(builder, scales_of(builder, blocks, nbytes, 4), range(4))
         return [*sums[1:], plus_product(builder, sums[0], own, scales)]
+
+    return add
+
+
+def _looked_up_times(builder: ir.IRBuilder, table: ir.Value, words: ir.Value, x: ir.Value) -> ir.Value:
+    """The products of the numbers of 128 codes with those at `x`."""
+    own = filled(SUMS, 0.0)
+    for i in range(4):
+        own = add_pairs(builder, own, looked_up(builder, table, words, 4 * i), load(builder, x, NUMBERS, 64 * i))
+    return own
+
+
+def _four_groups(step: _Step, sums: list[ir.Value]) -> list[ir.Value]:
+    """A block of IQ4_XS, four groups after four."""
+    builder, block, x = step.builder, step.own(step.codes, 136), step.own(step.x, 4 * STEP)
+    scales, table = scales_iq4(builder, block), load(builder, step.table, NUMBERS)
+    for half in range(2):
+        x_half = builder.add(x, I64(2 * STEP * half))
+        own = _looked_up_times(builder, table, words_iq4(builder, block, half), x_half)
+        factors = _each(builder, scales, range(4 * half, 4 * half + 4))
+        sums = [*sums[1:], plus_product(builder, sums[0], own, factors)]
+    return sums
+
+
+def _pairs_2(nbytes: int, scales_of: Callable, words_of: Callable, factors_of: Callable) -> _Add:
+    """A block of 256 codes of two bits and more, of both halves at once."""
+
+    def add(step: _Step, sums: list[ir.Value]) -> list[ir.Value]:
+        builder, block, x = step.builder, step.own(step.codes, nbytes), step.own(step.x, 4 * STEP)
+        scales, words = scales_of(builder, block), words_of(builder, block)
+        for run in range(4):
+            own = filled(SUMS, 0.0)
+            for i in (2 * run, 2 * run + 1):
+                numbers = builder.or_(words[i], filled(NUMBERS, _BITS_OF_128))
+                own = add_pairs(builder, own, numbers, load(builder, x, NUMBERS, 64 * i))
+            factors = _each(builder, scales, [2 * run, 2 * run + 1, 8 + 2 * run, 9 + 2 * run])
+            sums = [*sums[1:], plus_product(builder, sums[0], own, factors)]
+        return _with_offsets(step, sums, factors_of(builder, scales))
 
     return add
 
@@ -115,8 +160,11 @@ def _pairs_k(nbytes: int, scales_of: Callable, words_of: Callable, lanes: Sequen
     return add
 
 
-def _floats_k(nbytes: int, scales_of: Callable, codes_of: Callable, lanes: Sequence[int]) -> _Add:
-    """A block of 256 codes with x in float32; `lanes` has the scale of each 16."""
+def _floats_k(
+    nbytes: int, scales_of: Callable, codes_of: Callable, lanes: Sequence[int], factors_of: Callable | None
+) -> _Add:
+    """A block of 256 codes with x in float32; `lanes` has the scale of each 16, `factors_of` makes of these what
+    `offsets` are for."""
 
     def add(step: _Step, sums: list[ir.Value]) -> list[ir.Value]:
         builder, block, x = step.builder, step.own(step.codes, nbytes), step.own(step.x, 8 * STEP)
@@ -124,7 +172,7 @@ def _floats_k(nbytes: int, scales_of: Callable, codes_of: Callable, lanes: Seque
         for i, lane in enumerate(lanes):
             numbers = builder.fmul(_numbers(builder, codes[i // 2], i % 2), load(builder, x, SUMS, 64 * i))
             sums = [*sums[1:], plus_product(builder, sums[0], numbers, _each(builder, scales, [lane]))]
-        return _with_offsets(step, sums, scales)
+        return _with_offsets(step, sums, factors_of(builder, scales)) if factors_of else sums
 
     return add
 
@@ -146,9 +194,24 @@ def _floats(nbytes: int, scales_of: Callable, codes_of: Callable, numbers_of: Ca
     return add
 
 
-def _with_offsets(step: _Step, sums: list[ir.Value], scales: ir.Value) -> list[ir.Value]:
+def _with_offsets(step: _Step, sums: list[ir.Value], factors: ir.Value) -> list[ir.Value]:
     offsets = load(step.builder, step.own(step.offsets, 4 * LANES), SUMS)
-    return [*sums[1:], plus_product(step.builder, sums[0], scales, offsets)]
+    return [*sums[1:], plus_product(step.builder, sums[0], factors, offsets)]
+
+
+def _scales(_: ir.IRBuilder, scales: ir.Value) -> ir.Value:
+    return scales
+
+
+def _minima(builder: ir.IRBuilder, scales: ir.Value) -> ir.Value:
+    """Those of Q2_K."""
+    return spread(builder, scales, range(LANES, 2 * LANES))
+
+
+def _minima_with_128(builder: ir.IRBuilder, scales: ir.Value) -> ir.Value:
+    """The same, with what codes in pairs are too large by."""
+    own = spread(builder, scales, range(LANES))
+    return plus_product(builder, _minima(builder, scales), own, filled(SUMS, 128.0))
 
 
 def _each(builder: ir.IRBuilder, scales: ir.Value, lanes: Sequence[int]) -> ir.Value:
@@ -178,12 +241,19 @@ q4_0, mxfp4 = _row(_four_blocks(2, halves)), _row(_four_blocks(1, exponents))
 q4_k = _row(_pairs_k(144, scales_k, words_4k, _IN_PAIRS))
 q5_k = _row(_pairs_k(176, scales_k, words_5k, _IN_PAIRS))
 q6_k = _row(_pairs_k(210, scales_6, words_6k, _BY_FOURS))
+q2_k = _row(_pairs_2(84, scales_2, words_2k, _minima_with_128))
+q3_k = _row(_pairs_2(110, scales_3, words_3k, _scales))
+iq4_xs = _row(_four_groups)
 
 _Q8_0 = partial(_floats, 34, halves, codes_8, _numbers)
 _Q4_0 = partial(_floats, 18, halves, partial(codes_4, start=2), partial(_numbers, less=8))
 _MXFP4 = partial(_floats, 17, exponents, partial(codes_4, start=1), _e2m1)
-q8_0_wide, q4_0_wide, mxfp4_wide = (_row(form(count=4)) for form in (_Q8_0, _Q4_0, _MXFP4))
-q8_0_rest, q4_0_rest, mxfp4_rest = (_row(form(count=1)) for form in (_Q8_0, _Q4_0, _MXFP4))
-q4_k_wide = _row(_floats_k(144, scales_k, codes_4k, _BY_32))
-q5_k_wide = _row(_floats_k(176, scales_k, codes_5k, _BY_32))
-q6_k_wide = _row(_floats_k(210, scales_6, codes_6k, range(LANES)))
+_IQ4_NL = partial(_floats, 18, halves, codes_iq4, _numbers)
+q8_0_wide, q4_0_wide, mxfp4_wide, iq4_nl_wide = (_row(form(count=4)) for form in (_Q8_0, _Q4_0, _MXFP4, _IQ4_NL))
+q8_0_rest, q4_0_rest, mxfp4_rest, iq4_nl_rest = (_row(form(count=1)) for form in (_Q8_0, _Q4_0, _MXFP4, _IQ4_NL))
+q4_k_wide = _row(_floats_k(144, scales_k, codes_4k, _BY_32, _scales))
+q5_k_wide = _row(_floats_k(176, scales_k, codes_5k, _BY_32, _scales))
+q6_k_wide = _row(_floats_k(210, scales_6, codes_6k, range(LANES), _scales))
+q2_k_wide = _row(_floats_k(84, scales_2, codes_2k, range(LANES), _minima))
+q3_k_wide = _row(_floats_k(110, scales_3, codes_3k, range(LANES), _scales))
+iq4_xs_wide = _row(_floats_k(136, scales_iq4, codes_iq4_groups, [i // 2 for i in range(LANES)], None))

@@ -5,9 +5,17 @@ import numpy as np
 from artifacts.common.numba_loops import kernel
 from runtime.kernels.cpu.block_codes import STEP
 from runtime.kernels.cpu.block_vectors import (
+    iq4_nl_rest,
+    iq4_nl_wide,
+    iq4_xs,
+    iq4_xs_wide,
     mxfp4,
     mxfp4_rest,
     mxfp4_wide,
+    q2_k,
+    q2_k_wide,
+    q3_k,
+    q3_k_wide,
     q4_0,
     q4_0_rest,
     q4_0_wide,
@@ -26,9 +34,13 @@ from runtime.kernels.cpu.published import (
     CODES,
     FLOATS_4,
     INTEGERS_4,
+    IQ4_NL,
+    IQ4_XS,
     KIND,
     MATRIX,
     MXFP4,
+    Q2_K,
+    Q3_K,
     Q4_0,
     Q4_K,
     Q5_K,
@@ -39,7 +51,7 @@ from runtime.kernels.cpu.published import (
     u32,
 )
 
-_BLOCKS, _GROUPS, _HALVES = range(3)  # the orders of weights in `of_blocks`, in Q4_K and Q5_K, in Q6_K
+_IQ4_TABLE = 2  # of TABLES, behind FLOATS_4 and INTEGERS_4
 
 
 def _in_words(low: tuple[int, ...], high: tuple[int, ...]) -> np.ndarray:
@@ -50,30 +62,59 @@ def _in_words(low: tuple[int, ...], high: tuple[int, ...]) -> np.ndarray:
     return np.concatenate([start + odd + each for start, odd in starts])
 
 
+def _in_blocks(order: np.ndarray) -> np.ndarray:
+    return np.concatenate([order, STEP + order])
+
+
+_FOURS = _in_words((0, 32, 64, 96), (16, 48, 80, 112))  # the order of weights in `of_blocks`
+_RUNS, _GROUPS, _HALVES, _LOOKED_UP = range(4)  # in blocks of 256: in Q2_K and Q3_K, in Q4_K and Q5_K, Q6_K, IQ4_XS
 _ORDERS = np.stack(
-    [_in_words((0, 32, 64, 96), (16, 48, 80, 112)), _in_words((0, 64), (32, 96)), _in_words((0, 32), (64, 96))]
+    [
+        np.concatenate([32 * run + odd + np.r_[0:32:2, STEP : STEP + 32 : 2] for run in range(4) for odd in (0, 1)]),
+        _in_blocks(_in_words((0, 64), (32, 96))),
+        _in_blocks(_in_words((0, 32), (64, 96))),
+        _in_blocks(_FOURS),
+    ]
 )
 
 
 @part
 def _in_steps(x, order):
     """x as bfloat16, each step of weights in this order."""
-    token = np.empty(len(x) // STEP * STEP, np.uint16)
-    for start in range(0, len(token), STEP):
-        for i in range(STEP):
+    token = np.empty(len(x) // len(order) * len(order), np.uint16)
+    for start in range(0, len(token), len(order)):
+        for i in range(len(order)):
             token[start + i] = np.uint16(bits_of(x[start + order[i]]) >> u32(16))
     return token
 
 
 @part
+def _order_of(kind):
+    if kind in (Q2_K, Q3_K):
+        return _RUNS
+    if kind == Q6_K:
+        return _HALVES
+    return _LOOKED_UP if kind == IQ4_XS else _GROUPS
+
+
+@part
+def _excess_of(kind, is_narrow):
+    """How much too large codes are; Q2_K's scales and minima say so themselves."""
+    if kind == Q2_K:
+        return f32(1)
+    own = f32(32) if kind == Q6_K else f32(4) if kind == Q3_K else f32(0)
+    return own + f32(128) if is_narrow else own
+
+
+@part
 def _offsets(x, kind, excess):
     """What each scale of a block of 256 multiplies besides, [blocks, 16]: codes are too large by `excess`, and minima
-    of Q4_K and Q5_K, in the places 4 to 7 and 12 to 15, belong to no code."""
-    out = np.empty((len(x) // 256, 16), np.float32)
+    of Q4_K and Q5_K, in the places 4 to 7 and 12 to 15, belong to no code. IQ4_XS has none."""
+    out = np.empty((0 if kind == IQ4_XS else len(x) // 256, 16), np.float32)
     for block in range(len(out)):
         own = x[256 * block : 256 * (block + 1)]
         for group in range(8):
-            if kind == Q6_K:
+            if kind in (Q2_K, Q3_K, Q6_K):
                 out[block, 2 * group] = -excess * own[32 * group : 32 * group + 16].sum()
                 out[block, 2 * group + 1] = -excess * own[32 * group + 16 : 32 * group + 32].sum()
             else:
@@ -83,8 +124,14 @@ def _offsets(x, kind, excess):
 
 
 @part
-def _dot_256(kind, row, x, offsets, num_blocks, is_narrow):
+def _dot_256(kind, row, x, offsets, table, num_blocks, is_narrow):
     """A row of blocks of 256."""
+    if kind == Q2_K:
+        return q2_k(row, x, offsets, 0, num_blocks) if is_narrow else q2_k_wide(row, x, offsets, 0, num_blocks)
+    if kind == Q3_K:
+        return q3_k(row, x, offsets, 0, num_blocks) if is_narrow else q3_k_wide(row, x, offsets, 0, num_blocks)
+    if kind == IQ4_XS:
+        return iq4_xs(row, x, 0, table, num_blocks) if is_narrow else iq4_xs_wide(row, x, 0, 0, num_blocks)
     if kind == Q4_K:
         return q4_k(row, x, offsets, 0, num_blocks) if is_narrow else q4_k_wide(row, x, offsets, 0, num_blocks)
     if kind == Q5_K:
@@ -99,6 +146,8 @@ def _dot_fours(kind, row, x, table, num_steps, is_narrow):
         return q8_0_wide(row, x, 0, table, num_steps)
     if kind == Q4_0:
         return q4_0(row, x, 0, table, num_steps) if is_narrow else q4_0_wide(row, x, 0, table, num_steps)
+    if kind == IQ4_NL:  # Q4_0 but for the table
+        return q4_0(row, x, 0, table, num_steps) if is_narrow else iq4_nl_wide(row, x, 0, table, num_steps)
     return mxfp4(row, x, 0, table, num_steps) if is_narrow else mxfp4_wide(row, x, 0, table, num_steps)
 
 
@@ -109,27 +158,30 @@ def _dot_rest(kind, row, x, num_blocks):
         return q8_0_rest(row, x, 0, 0, num_blocks)
     if kind == Q4_0:
         return q4_0_rest(row, x, 0, 0, num_blocks)
+    if kind == IQ4_NL:
+        return iq4_nl_rest(row, x, 0, 0, num_blocks)
     return mxfp4_rest(row, x, 0, 0, num_blocks)
 
 
 @kernel(f"void({MATRIX})", nogil=True)
 def multiply_blocks_of_256(fields, start, x, y, is_narrow):
-    """Add x [I] times a matrix of Q4_K, Q5_K or Q6_K to y [O]. `is_narrow` says that x is in bfloat16."""
-    kind, num_blocks = fields[KIND], len(x) // 256
-    offsets = _offsets(x, kind, f32((128 if is_narrow else 0) + (32 if kind == Q6_K else 0))).ctypes.data
-    token = _in_steps(x, _ORDERS[_HALVES if kind == Q6_K else _GROUPS])
+    """Add x [I] times a matrix of Q2_K to Q6_K or IQ4_XS to y [O]. `is_narrow` says that x is in bfloat16."""
+    kind, num_blocks, table = fields[KIND], len(x) // 256, TABLES[_IQ4_TABLE].ctypes.data
+    offsets = _offsets(x, kind, _excess_of(kind, is_narrow))
+    token = _in_steps(x, _ORDERS[_order_of(kind)])
     address = token.ctypes.data if is_narrow else x.ctypes.data
     for row in range(len(y)):
         blocks = start + fields[CODES] + row * num_blocks * fields[BLOCK_NBYTES]
-        y[row] += _dot_256(kind, blocks, address, offsets, num_blocks, is_narrow)
+        y[row] += _dot_256(kind, blocks, address, offsets.ctypes.data, table, num_blocks, is_narrow)
 
 
 @kernel(f"void({MATRIX})", nogil=True)
 def multiply_blocks_of_32(fields, start, x, y, is_narrow):
-    """Add x [I] times a matrix of Q8_0, Q4_0 or MXFP4 to y [O]."""
+    """Add x [I] times a matrix of Q8_0, Q4_0, IQ4_NL or MXFP4 to y [O]."""
     kind, is_narrow = fields[KIND], is_narrow and fields[KIND] != Q8_0
     num_blocks, block_nbytes, num_steps = len(x) // 32, fields[BLOCK_NBYTES], len(x) // STEP
-    token, table = _in_steps(x, _ORDERS[_BLOCKS]), TABLES[FLOATS_4 if kind == MXFP4 else INTEGERS_4].ctypes.data
+    of_kind = FLOATS_4 if kind == MXFP4 else _IQ4_TABLE if kind == IQ4_NL else INTEGERS_4
+    token, table = _in_steps(x, _FOURS), TABLES[of_kind].ctypes.data
     address, rest = token.ctypes.data if is_narrow else x.ctypes.data, x[STEP * num_steps :].ctypes.data
     for row in range(len(y)):
         blocks = start + fields[CODES] + row * num_blocks * block_nbytes

@@ -10,7 +10,7 @@ from numba import carray, types
 from numba.extending import intrinsic
 
 from artifacts.common.numba_loops import kernel
-from artifacts.formats.codes import E2M1
+from artifacts.formats.codes import E2M1, IQ4
 from runtime.kernels.cpu.gated import part, pointer
 
 # A matrix is int64 [NUM_FIELDS]. Offsets count bytes from the start of its expert; -1 is that of a missing tensor.
@@ -32,7 +32,7 @@ from runtime.kernels.cpu.gated import part, pointer
     NUM_FIELDS,
 ) = range(15)
 FLOATS_4, INTEGERS_4, E4M3, E5M2, INT8, UINT8, STREAM, OUTPUT_WORDS = range(8)  # of KIND
-Q8_0, Q4_0, Q4_K, Q5_K, Q6_K, MXFP4 = range(8, 14)  # the same, of ggml's blocks
+Q8_0, Q4_0, Q4_K, Q5_K, Q6_K, MXFP4, Q2_K, Q3_K, IQ4_NL, IQ4_XS = range(8, 18)  # the same, of ggml's blocks
 FLOAT32, FLOAT16, BFLOAT16, E8M0, FLOAT8 = range(5)  # of SCALE_TYPE
 
 MATRIX = "int64[::1], int64, float32[::1], float32[::1], boolean"  # fields, start, x, y, is_narrow
@@ -40,7 +40,7 @@ MATRIX = "int64[::1], int64, float32[::1], float32[::1], boolean"  # fields, sta
 f32, i32, u32 = np.float32, np.int32, np.uint32
 UINT8_LIKE, UINT16_LIKE, INT32_LIKE = np.zeros(1, np.uint8), np.zeros(1, np.uint16), np.zeros(1, np.int32)
 _FLOAT_LIKE = np.zeros(1, np.float32)
-NUMBERS = np.array([E2M1, [code - 8 for code in range(16)]], np.float32)  # of each code of 4 bits, by KIND
+NUMBERS = np.array([E2M1, [code - 8 for code in range(16)], IQ4], np.float32)  # of each code of 4 bits, by KIND
 TABLES = np.tile((NUMBERS.view(np.uint32) >> 16).astype(np.uint16), 2)  # the same as bfloat16, twice
 _ALL = torch.arange(256, dtype=torch.uint8)
 BYTE_NUMBERS = np.zeros((UINT8 + 1, 256), np.float32)  # of each code of 8 bits, by KIND; integers without sign less 128

@@ -7,7 +7,7 @@ import torch
 from artifacts.formats.base import Stored, Unfit
 from artifacts.formats.ggml import GGML
 from artifacts.formats.numbers import numbers
-from tests.helpers.gguf_files import blocks
+from tests.helpers.gguf_files import SCALES, blocks
 
 ROWS, PER_ROW = 5, 3
 
@@ -46,6 +46,6 @@ def test_blocks_have_the_sizes_of_the_package(name: str) -> None:
 def test_a_scale_that_is_no_number_is_found(name: str) -> None:
     stored = drawn(name)
     assert GGML[name].is_sound({"blocks": stored})
-    start = GGML[name].nbytes - 2 if name == "Q6_K" else 0
+    start = SCALES.get(name, 0)
     stored[1, start : start + 2] = 255
     assert not GGML[name].is_sound({"blocks": stored})

@@ -56,6 +56,17 @@ def test_llama_cpp_and_moectl_read_what_is_written(family: str, tmp_path: Path) 
     assert torch.equal(reading(open_model(str(tmp_path / "f32.gguf"))).logits, full.logits)
 
 
+def test_each_expert_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = opened("olmoe", tmp_path / "model")
+    keys, read_one, done = [], model.store.read, []
+    monkeypatch.setattr(
+        model.store, "read", lambda *key_and_buffer: (keys.append(key_and_buffer[:2]), read_one(*key_and_buffer))
+    )
+    export_gguf(model, tmp_path / "model", tmp_path / "a.gguf", "q8_0", progress=lambda *each: done.append(each))
+    assert sorted(keys) == [divmod(key, model.shape.num_experts) for key in range(model.shape.num_keys)]
+    assert done[-1][0] == done[-1][1] == len(done)
+
+
 def test_rows_that_are_no_whole_blocks_are_in_16_bits(tmp_path: Path) -> None:
     model = opened("olmoe", tmp_path / "model", intermediate_size=24)
     export_gguf(model, tmp_path / "model", tmp_path / "a.gguf", "mxfp4")

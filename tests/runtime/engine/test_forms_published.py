@@ -16,7 +16,7 @@ from tools.bench.stored_matrices import Stored, random_expert, variants
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 1e-2}  # of the largest output
 SIZES = {  # hidden, neurons, group
-    "every kernel in vectors": (256, 256, 32),
+    "every kernel in vectors": (512, 256, 32),
     "nothing in vectors": (96, 40, 8),
     "a part in vectors": (384, 192, 64),
     "more groups than a vector has, and half a step": (576, 192, 16),
@@ -30,7 +30,7 @@ def of_size(name: str, size: str) -> bool:
     if size == "blocks that are cut off":
         return name.startswith("FP8, blocks")
     if name.startswith("GGUF"):
-        return hidden % 256 == 0 if name.endswith("_K") else group in (32, 64)
+        return hidden % 256 == 0 if name.endswith(("_K", "_XS")) else group in (32, 64)
     return group % 32 == 0 or not name.startswith(("MXFP4", "NVFP4", "AWQ", "GPTQ"))
 
 

@@ -1,4 +1,4 @@
-"""GGUF files as llama.cpp reads them: gpt-oss, whose gate and up take turns, ernie4_5-moe, positions scaled by YaRN."""
+"""GGUF files as llama.cpp reads them, and what of them is refused."""
 
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -14,13 +14,39 @@ from profilers.compare.llama_cpp import LlamaCpp
 from profilers.compare.quality import compare, read
 from runtime.model.open import open_model
 from runtime.session.session import Session, Settings
-from tests.helpers.gguf_files import IN_MXFP4, SIZES, Types, every, scale_positions, write
+from tests.helpers.gguf_entries import scale_positions
+from tests.helpers.gguf_files import IN_MXFP4, OWN, SIZES, Types, every, write
 
 IDS = torch.arange(3, 20)[None]
 YARN = {"factor": 4.0, "original_max_position_embeddings": 64}
+
+
+def _nothing(writer: gguf.GGUFWriter) -> None:
+    pass
+
+
+def _weighted(writer: gguf.GGUFWriter) -> None:
+    scale_positions(writer, YARN)
+    writer.add_rope_scaling_yarn_log_mul(0.1 * 0.707)
+
+
+def _ungrouped(writer: gguf.GGUFWriter) -> None:
+    """Groups of V2 are those of its best expert, which llama.cpp does not know."""
+    writer.add_expert_group_count(1)
+    writer.add_expert_group_used_count(1)
+
+
 WITNESSED = {  # llama.cpp rounds activations to 8 bits where it multiplies by packed experts
-    "gpt-oss": ("gpt_oss", every("F32", {"exps": "MXFP4"}), lambda writer: None, 5e-3),
-    "ernie4_5-moe": ("ernie4_5_moe", every("F32"), lambda writer: None, 1e-4),
+    "deepseek2, sigmoids": ("deepseek_v3", every("F32"), _nothing, 1e-4),
+    "deepseek2, YaRN": ("deepseek_v3", every("F32"), _weighted, 1e-4),
+    "deepseek2, softmax": ("deepseek_v2", every("F32"), _ungrouped, 1e-4),
+    "ernie4_5-moe": ("ernie4_5_moe", every("F32"), _nothing, 1e-4),
+    "gpt-oss": ("gpt_oss", every("F32", {"exps": "MXFP4"}), _nothing, 5e-3),
+    "granitemoe": ("granitemoe", every("F32"), _nothing, 1e-4),
+    "granitemoe, shared": ("granitemoeshared", every("F32"), _nothing, 1e-4),
+    "hunyuan-moe": ("hunyuan_v1_moe", every("F32"), _nothing, 1e-4),
+    "lfm2moe": ("lfm2_moe", every("F32"), _nothing, 1e-4),
+    "qwen35moe": ("qwen3_5_moe_text", every("F32"), _nothing, 1e-4),
     "YaRN": ("qwen3_moe", every("F32"), lambda writer: scale_positions(writer, YARN), 1e-4),
 }
 
@@ -48,13 +74,69 @@ def test_experts_of_gpt_oss_are_fused(tmp_path: Path) -> None:
     assert 0 < (fused - exact).abs().max() <= 1e-4 * exact.abs().max()
 
 
+def _older(writer: gguf.GGUFWriter) -> None:
+    """Sizes of keys and values as files have them whose kv_b is whole."""
+    for size in ("key_length_mla", "value_length_mla", "head_count_kv"):
+        writer.kv_data[0].pop(f"deepseek2.attention.{size}")
+    writer.add_key_length(64)
+    writer.add_value_length(32)
+    writer.add_head_count_kv(4)
+
+
+def _whole(arrays: dict[str, np.ndarray]) -> None:
+    for layer in ("blk.0", "blk.1"):
+        keys, values = (arrays.pop(f"{layer}.attn_{part}_b.weight") for part in "kv")
+        arrays[f"{layer}.attn_kv_b.weight"] = np.concatenate([keys.swapaxes(1, 2), values], 1).reshape(-1, 64)
+
+
+@pytest.mark.parametrize("rank", [64, None])
+def test_kv_b_may_be_whole_and_q_of_full_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int | None
+) -> None:
+    monkeypatch.setitem(OWN, "deepseek_v3", OWN["deepseek_v3"] | {"q_lora_rank": rank})
+    ways = ({}, {"change": _whole, "describe": _older})
+    paths = [write("deepseek_v3", tmp_path / f"{i}.gguf", every("F32"), **way) for i, way in enumerate(ways)]
+    logits = []
+    for path in paths:
+        with Session(open_model(str(path)), Settings("full")) as session, torch.inference_mode():
+            logits.append(session.forward(IDS).logits)
+    assert torch.equal(*logits)
+
+
 def _linear(writer: gguf.GGUFWriter) -> None:
     writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
 
 
-def _weighted(writer: gguf.GGUFWriter) -> None:
-    scale_positions(writer, YARN)
-    writer.add_rope_scaling_yarn_log_mul(0.1)
+def _warmer(writer: gguf.GGUFWriter) -> None:
+    writer.add_attn_temperature_length(8192)
+
+
+def _placeless(writer: gguf.GGUFWriter) -> None:
+    writer.add_rope_scaling_finetuned(False)
+
+
+def _unscaled(writer: gguf.GGUFWriter) -> None:
+    writer.kv_data[0].pop("granitemoe.attention.scale")
+
+
+def _normalised(writer: gguf.GGUFWriter) -> None:
+    writer.add_expert_weights_norm(True)
+
+
+@pytest.mark.parametrize(
+    ("family", "describe", "told"),
+    [
+        ("deepseek_v2", _normalised, "norm_topk_prob True, which transformers' deepseek_v2 does not follow"),
+        ("deepseek_v3", _warmer, "attention.temperature_length 8192, which deepseek_v3 does not compute"),
+        ("deepseek_v3", lambda writer: scale_positions(writer, YARN), "does not say rope.scaling.yarn_log_multiplier"),
+        ("granitemoe", _placeless, "rope.scaling.finetuned False, which granitemoeshared does not compute"),
+        ("granitemoe", _unscaled, "does not say attention.scale, which granitemoeshared needs"),
+    ],
+)
+def test_what_a_family_does_not_compute_is_refused(tmp_path: Path, family: str, describe: Callable, told: str) -> None:
+    path = write(family, tmp_path / "model.gguf", every("Q8_0"), describe=describe)
+    with pytest.raises(BadInput, match=told):
+        open_model(str(path))
 
 
 @pytest.mark.parametrize(("describe", "told"), [(_linear, "linear"), (_weighted, "yarn, rope.scaling.yarn_log_mult")])

@@ -1,0 +1,90 @@
+"""What tells an architecture of GGUF files from others, in the terms of transformers."""
+
+from collections.abc import Callable, Container, Mapping
+from dataclasses import dataclass, field, replace
+
+SOFTMAX, SIGMOID, SOFTMAX_OF_CHOSEN = 1, 2, 3  # how routers' scores are made (`expert_gating_func`)
+
+_FIELDS = {
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "block_count": "num_hidden_layers",
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "expert_used_count": "num_experts_per_tok",
+    "feed_forward_length": "intermediate_size",
+    "rope.freq_base": "rope_theta",
+    "vocab_size": "vocab_size",
+}
+_NAMES = (
+    (r"^output_norm\.", "model.norm."),
+    (r"\.attn_norm\.", ".input_layernorm."),
+    (r"\.attn_q_norm\.", ".self_attn.q_norm."),
+    (r"\.attn_k_norm\.", ".self_attn.k_norm."),
+    (r"\.ffn_norm\.", ".post_attention_layernorm."),
+    (r"\.post_attention_norm\.", ".post_attention_layernorm."),
+    (r"\.ffn_gate_inp\.", ".mlp.gate."),
+)
+Entries = Mapping[str, object]
+"""Those of a file, without the name of its architecture before."""
+
+
+def _nothing(own: Entries, tensors: Container[str]) -> dict[str, object]:
+    return {}
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """`own_fields` are config fields by the file's entries, and `own_names` names of tensors, besides those that are
+    alike, before which they are tried; `experts` is where a layer has its experts, and `shared_gate_up` the parameter
+    that has both rows of its shared ones, where there is one. `fixed` and `fixed_scaling` have fields of the config,
+    and of its scaling of positions, of which files say nothing, or not always; `counted` gives those that are made of
+    several entries, or of the names of tensors. Files without the entries `required` are refused, and those with others
+    than `usual`. Where scores are sigmoids the family is `of_sigmoid`, if there is one. `is_permuted` says that the
+    rows of q and k are stored in pairs of a head's halves, as llama.cpp turns them; `is_partly_turned` that only some
+    of a head's numbers are turned by their position; `takes_turns` that the module has rows of gate and up by turns;
+    `is_latent` that attention is multi-head latent attention (DeepSeek-V2, arXiv:2405.04434); `has_rules` that
+    transformers has the rules for its tensors."""
+
+    family: str
+    own_fields: Mapping[str, str]
+    own_names: tuple[tuple[str, str], ...] = ()
+    fixed: Mapping[str, object] = field(default_factory=dict)
+    fixed_scaling: Mapping[str, object] = field(default_factory=dict)
+    counted: Callable[[Entries, Container[str]], dict[str, object]] = _nothing
+    required: tuple[str, ...] = ()
+    usual: Mapping[str, object] = field(default_factory=dict)
+    shared_gate_up: str | None = None
+    gating: int = SOFTMAX
+    of_sigmoid: str | None = None
+    experts: str = "mlp.experts"
+    is_permuted: bool = False
+    is_partly_turned: bool = False
+    takes_turns: bool = False
+    is_latent: bool = False
+    has_rules: bool = False
+
+    @property
+    def families(self) -> tuple[str, ...]:
+        return (self.family,) if self.of_sigmoid is None else (self.family, self.of_sigmoid)
+
+    @property
+    def fields(self) -> Mapping[str, str]:
+        return _FIELDS | self.own_fields
+
+    @property
+    def names(self) -> tuple[tuple[str, str], ...]:
+        experts = (
+            (r"\.ffn_down_exps\.weight", f".{self.experts}.down_proj"),
+            (r"\.ffn_gate_up_exps\.weight", f".{self.experts}.gate_up_proj"),
+        )
+        own = dict(self.own_names)
+        return (*self.own_names, *(pair for pair in _NAMES if pair[0] not in own), *experts)
+
+    def of(self, own: Entries) -> "Architecture":
+        """The same for files with these entries."""
+        if self.of_sigmoid and own.get("expert_gating_func") == SIGMOID:
+            return replace(self, family=self.of_sigmoid, gating=SIGMOID)
+        return self
