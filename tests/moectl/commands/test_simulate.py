@@ -95,6 +95,36 @@ def test_several_are_compared(simulated: Simulated, some: Path, capfd: pytest.Ca
 
 
 @pytest.mark.parametrize(
+    ("names", "prefetches"),
+    [("lru,horizon", False), ("horizon,lcp:rho=0.5,omega=64", False), ("horizon", True), ("specmd,horizon", True)],
+)
+def test_a_name_beside_evictions_is_an_eviction(simulated: Simulated, some: Path, names: str, prefetches: bool) -> None:
+    """`horizon` is a preset too, which prefetches."""
+    rows = simulated("--trace", some, "--num-experts", 32, "--compare", names)["rows"]
+    row = next(row for row in rows if row["policies"] == "horizon")
+    assert (row["prefetched"] > 0) == prefetches
+
+
+def test_evictions_are_compared_on_a_trace_without_predictions(simulated: Simulated, tmp_path: Path) -> None:
+    trace = read_parquet(TRACE)
+    write_parquet(replace(trace, predicted=None, learned=None), path := tmp_path / "unpredicted.parquet")
+    said = simulated("--trace", path, "--num-experts", 32, "--compare", "lru,lcp,horizon", "--scope", "global")
+    hits = {row["policies"]: row["hit_rate"] for row in said["rows"]}
+    assert max(hits["lru"], hits["lcp"]) < hits["horizon"] < hits["belady"]
+
+
+def test_the_bundled_trace_needs_no_file_and_no_model(
+    simulated: Simulated, some: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    receipt = simulated("--trace", "gpt-oss-20b")["receipt"]
+    assert (receipt["model"], receipt["layers"], receipt["experts_per_layer"]) == ("gpt-oss-20b", 24, 32)
+    assert receipt["rows"] == 24 * 2556 and receipt["assumed"] == []
+    (tmp_path / "gpt-oss-20b").symlink_to(some)
+    assert simulated("--trace", "gpt-oss-20b", "--num-experts", 32)["receipt"]["layers"] == SHAPE.num_layers
+
+
+@pytest.mark.parametrize(
     ("options", "rows"),
     [
         ((), ["on-demand", "belady", "oracle"]),
