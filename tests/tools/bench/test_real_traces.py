@@ -1,13 +1,14 @@
 """The table of real traces: the rates are the simulator's, intervals are of requests, absent files are skipped."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from artifacts.traces.parquet import read_parquet, write_parquet
-from artifacts.traces.trace import Trace, concatenate
+from artifacts.traces.trace import Trace
 from moectl.bundled import bundled_trace
 from moectl.cli import main
 from tests import TRACE
@@ -69,9 +70,8 @@ def toy() -> Trace:
 def test_requests_together_and_apart(toy: Trace) -> None:
     assert units_of(toy)[1] == "request" and len(np.unique(units_of(toy)[0])) == 6
     decoded = toy.take(np.flatnonzero(toy.token >= 24))
-    position = decoded.token - 24
-    together = concatenate([decoded])
-    together.pass_[:] = position
+    together = replace(decoded, pass_=decoded.token - 24)
+    together = together.take(np.lexsort((together.layer, together.pass_)))
     units, what = units_of(together)
     assert what == "pass" and len(units) == 60
     apart = first_passes(together, 100, apart=True)
