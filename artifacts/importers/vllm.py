@@ -135,7 +135,7 @@ def _joined(choices: list[_Choice]) -> RoutingLog:
         experts=experts[rows, layer].reshape(-1, top_k),
         weights=None,
         place=lambda row: f"{choices[owner[rows[row]]].place}, token {at[rows[row]]}, layer {layer[row]}",
-        notes=(*notes, "requests ran one after the other, and each prompt in one pass", *_started(start)),
+        notes=(*notes, "requests ran one after the other, and each prompt in one pass", *_cut(choices)),
     )
 
 
@@ -157,6 +157,6 @@ def _computed(experts: np.ndarray) -> tuple[np.ndarray, np.ndarray, list[str]]:
     return kept, np.flatnonzero(~is_dense), notes
 
 
-def _started(start: np.ndarray) -> list[str]:
-    cut = int((start[:1] > 0).sum() + (start[1:] > 0).sum())
-    return [f"{cut:,} choices begin after the first token of their prompt"] if cut else []
+def _cut(choices: list[_Choice]) -> list[str]:
+    cut = sum(choice.prompt > 0 and choice.start > 0 for choice in choices)
+    return [f"{cut:,} prompts are there from a later token on"] if cut else []

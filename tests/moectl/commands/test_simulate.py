@@ -13,6 +13,7 @@ from artifacts.shape import Shape
 from artifacts.traces.parquet import read_parquet, write_parquet
 from artifacts.traces.trace import Trace
 from moectl.cli import main
+from moectl.shared.trace_source import TraceSource, open_source
 from tests import TRACE
 from tests.runtime.control.reference import SlowCache
 
@@ -114,14 +115,15 @@ def test_evictions_are_compared_on_a_trace_without_predictions(simulated: Simula
 
 
 def test_the_bundled_trace_needs_no_file_and_no_model(
-    simulated: Simulated, some: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    some: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    receipt = simulated("--trace", "gpt-oss-20b")["receipt"]
-    assert (receipt["model"], receipt["layers"], receipt["experts_per_layer"]) == ("gpt-oss-20b", 24, 32)
-    assert receipt["rows"] == 24 * 2556 and receipt["assumed"] == []
+    opened = open_source(TraceSource(Path("gpt-oss-20b")))
+    shape = opened.model.shape
+    assert (opened.name, opened.model.name, shape.num_layers, shape.num_experts) == ("gpt-oss-20b",) * 2 + (24, 32)
+    assert len(opened.trace) == 24 * 2556 and opened.trace.assumed == ()
     (tmp_path / "gpt-oss-20b").symlink_to(some)
-    assert simulated("--trace", "gpt-oss-20b", "--num-experts", 32)["receipt"]["layers"] == SHAPE.num_layers
+    assert open_source(TraceSource(Path("gpt-oss-20b"), num_experts=32)).trace.num_layers == SHAPE.num_layers
 
 
 @pytest.mark.parametrize(
