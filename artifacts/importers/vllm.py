@@ -65,14 +65,17 @@ def _choices(place: str, response: object) -> Iterator[_Choice]:
     answers = response.get("choices") if isinstance(response, dict) else None
     if not isinstance(answers, list) or not all(isinstance(answer, dict) for answer in answers):
         raise BadInput(f"{place} has no list of choices; expected: {_EXPECTED}")
-    arrays = [_array(answer.get("routed_experts"), f"{place}, choice {at}") for at, answer in enumerate(answers)]
+    values = [answer.get("routed_experts") for answer in answers]
     if response.get("prompt_routed_experts") is not None:
         prompt = _array(response["prompt_routed_experts"], f"{place}, prompt_routed_experts")
         start, num_prompt = 0, len(prompt)
+        # An answer of one token has no pass of its own.
+        arrays = [_array(value, f"{place}, choice {at}") if value else prompt[:0] for at, value in enumerate(values)]
         if any(array.shape[1:] != prompt.shape[1:] for array in arrays):
             raise BadInput(f"{place} has other layers or experts a token in its prompt than in a choice")
         arrays = [np.concatenate((prompt, array)) for array in arrays]
     else:
+        arrays = [_array(value, f"{place}, choice {at}") for at, value in enumerate(values)]
         start, num_prompt = _split(place, response, arrays)
     for number, array in enumerate(arrays):
         # The prompt of several choices is computed once.

@@ -62,6 +62,12 @@ def test_the_layout_of_021_is_the_same_trace(tmp_path: Path) -> None:
         assert np.array_equal(column, other.columns()[name]), name
 
 
+@pytest.mark.parametrize("answer", [None, []])
+def test_an_answer_of_one_token_has_no_pass_of_its_own(answer: object, tmp_path: Path) -> None:
+    old = {"prompt_routed_experts": routed(4).tolist(), "choices": [{"routed_experts": answer}]}
+    assert (traced(tmp_path, old).phase == PREFILL).all()
+
+
 def test_the_prompt_of_several_choices_is_computed_once(tmp_path: Path) -> None:
     prompt, answers = routed(3), [routed(2, seed=1), routed(4, seed=2)]
     arrays = [np.concatenate((prompt, answer)) for answer in answers]
