@@ -1,6 +1,6 @@
 """Responses of vLLM served with `--enable-return-routed-experts`.
 
-Two layouts (vLLM's documentation of "Routed Experts", and its test of the endpoints): since 0.22
+Two layouts (vLLM's documentation of "Routed Experts", and its test of the endpoints): after 0.21
 `choices[i].routed_experts` is the base64 of an .npy array [tokens, layers, top_k] over prompt and answer, without the
 last token, which no pass sees; `routed_experts_prompt_start` of the request cuts off its beginning. In 0.21 it is a
 nested list, or such an array, of the answer, and `prompt_routed_experts` beside `choices` is that of the prompt.

@@ -26,7 +26,7 @@ def encoded(array: np.ndarray) -> str:
 
 
 def response(array: np.ndarray, *, prompt: int, start: int = 0) -> dict:
-    """As /v1/completions answers since 0.22: a row for every token but the last."""
+    """As /v1/completions answers after 0.21: a row for every token but the last."""
     return {
         "object": "text_completion",
         "choices": [{"index": 0, "text": "...", "finish_reason": "length", "routed_experts": encoded(array[start:])}],
