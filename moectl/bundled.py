@@ -1,4 +1,4 @@
-"""The bundled model: where it is, and how commands tell that a user may have meant another."""
+"""The bundled model and traces: where they are, and how commands tell that a user may have meant another."""
 
 from importlib.resources import files
 from pathlib import Path
@@ -9,6 +9,13 @@ BUNDLED = "bundled"
 def demo_model() -> Path:
     """The folder of the bundled checkpoint."""
     return Path(str(files("moectl").joinpath("demo")))
+
+
+def bundled_trace(name: Path) -> Path | None:
+    """The bundled trace of that name, which is the name of its model too; None for any other name, and for the name of
+    a file."""
+    path = Path(str(files("moectl").joinpath("traces", f"{name}.parquet")))
+    return path if name.name == str(name) and path.is_file() and not name.exists() else None
 
 
 def as_named(name: str | None) -> str | None:

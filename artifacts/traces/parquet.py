@@ -21,10 +21,11 @@ _REQUIRED = ("pass", "layer", "token", "experts")
 _PREDICTED_LAYERS = {"predicted": b"moectl.predicted_layers", "learned": b"moectl.learned_layers"}
 
 
-def write_parquet(trace: Trace, path: str | Path) -> None:
-    """Write the trace whole or not at all. Raises BadInput (no such folder) or OutOfResources (disk full)."""
+def write_parquet(trace: Trace, path: str | Path, *, without: Sequence[str] = ()) -> None:
+    """Write the trace whole or not at all, `without` columns that were made up for it. Raises BadInput (no such folder)
+    or OutOfResources (disk full)."""
     with replacing(path) as temporary:
-        pq.write_table(to_table(trace), temporary, compression="zstd")
+        pq.write_table(to_table(trace).drop_columns(list(without)), temporary, compression="zstd")
 
 
 def read_parquet(path: str | Path, *, num_experts: int | None = None) -> Trace:
@@ -92,9 +93,9 @@ def from_table(table: pa.Table, *, num_experts: int | None = None) -> Trace:
     missing = [name for name in _REQUIRED if name not in table.column_names]
     if missing:
         raise BadInput(f"it has no column {', '.join(missing)} (needed: {', '.join(_REQUIRED)})")
-    experts = _matrix(table, "experts", pa.uint16())
+    experts = matrix_of(table, "experts", pa.uint16())
     _check_ids(experts, num_experts)
-    probabilities = _matrix(table, "probabilities", pa.float32()) if "probabilities" in table.column_names else None
+    probabilities = matrix_of(table, "probabilities", pa.float32()) if "probabilities" in table.column_names else None
     if probabilities is not None:
         _check_ids(experts, probabilities.shape[1])
         if num_experts not in (None, probabilities.shape[1]):
@@ -142,7 +143,7 @@ def _numbers(table: pa.Table, name: str) -> np.ndarray:
     return values
 
 
-def _matrix(
+def matrix_of(
     table: pa.Table, name: str, kind: pa.DataType, *, least: float = 0, rows: np.ndarray | None = None
 ) -> np.ndarray:
     """A column of lists of one length as [N, length]; of `rows` [N] only if they are given."""
@@ -188,7 +189,9 @@ def _cast(
         # Floats may be rounded (float64 files are common); whole numbers must not lose anything.
         return values.cast(kind, safe=not pa.types.is_floating(kind)).to_numpy(zero_copy_only=False)
     except pa.ArrowInvalid as error:
-        kept = pc.equal(values.cast(kind, safe=False).cast(values.type, safe=False), values)
+        limits = np.iinfo(kind.to_pandas_dtype())
+        is_inside = pc.and_(pc.greater_equal(values, limits.min), pc.less_equal(values, limits.max))
+        kept = pc.and_(is_inside, pc.equal(values.cast(kind, safe=False).cast(values.type, safe=False), values))
         row = rows[pc.index(kept, False).as_py() // width]
         raise BadInput(f"column {name}, row {row}: {first_line(error)}") from error
 
@@ -205,7 +208,7 @@ def _check_ids(experts: np.ndarray, num_experts: int | None) -> None:
 def _weights(table: pa.Table, experts: np.ndarray) -> np.ndarray:
     if "weights" not in table.column_names:
         return np.full(experts.shape, 1 / experts.shape[1], dtype=np.float32)
-    weights = _matrix(table, "weights", pa.float32())
+    weights = matrix_of(table, "weights", pa.float32())
     if weights.shape != experts.shape:
         raise BadInput(f"a row has {experts.shape[1]} experts but {weights.shape[1]} weights")
     return weights
@@ -234,7 +237,7 @@ def _is_text(kind: pa.DataType) -> bool:
 
 def _predicted(table: pa.Table, name: str, num_experts: int | None) -> np.ndarray:
     """The predictions as [N, D, E]. D is in the file's metadata; the store keeps none, but knows E from the model."""
-    flat, key = _matrix(table, name, pa.float32()), _PREDICTED_LAYERS[name]
+    flat, key = matrix_of(table, name, pa.float32()), _PREDICTED_LAYERS[name]
     assumed = flat.shape[1] // num_experts if num_experts and flat.shape[1] % num_experts == 0 else 0
     text = (table.schema.metadata or {}).get(key, str(assumed).encode())
     num_layers = int(text) if text.isdigit() and len(text) < 10 else 0
@@ -256,7 +259,7 @@ def _first_rows_only(trace: Trace) -> pa.ListArray:
 
 def _embeddings(table: pa.Table, trace: Trace) -> dict[str, np.ndarray]:
     given = np.flatnonzero(table["embedding"].combine_chunks().is_valid())
-    embeddings = _matrix(table, "embedding", pa.float32(), least=-np.inf, rows=given)
+    embeddings = matrix_of(table, "embedding", pa.float32(), least=-np.inf, rows=given)
     rows, given_rows = trace.iteration_numbers(), trace.iteration_numbers()[given]
     numbers, at = np.unique(given_rows, return_index=True)
     iteration = numbers.searchsorted(rows).clip(max=len(numbers) - 1)

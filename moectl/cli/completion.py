@@ -33,6 +33,13 @@ def machines() -> Words:
     return [(machine.name, machine.source) for machine in MACHINES.values()]
 
 
+def kinds_of_logs() -> Words:
+    """The kinds of logs that `moectl import-trace` reads."""
+    from artifacts.importers import KINDS
+
+    return [(name, told) for name, (_, told) in KINDS.items()]
+
+
 def models() -> list[str]:
     """The bundled model, and the models whose shapes are known."""
     from artifacts.modelshapes.known import MODELS

@@ -29,7 +29,9 @@ from moectl.shared.importing import importing
 class TraceOptions:
     """The trace to replay, and the model and machine that it is replayed for."""
 
-    trace: Annotated[Path | None, typer.Option(help="A Parquet trace, as `moectl run --trace` writes it.")] = None
+    trace: Annotated[
+        Path | None, typer.Option(help="A Parquet trace, as `moectl run --trace` writes it; or gpt-oss-20b, bundled.")
+    ] = None
     run: Annotated[
         int | None, typer.Option("--run", min=1, help="A run of the store that kept its trace; else the newest.")
     ] = None

@@ -56,7 +56,15 @@ class SimulateRequest:
         """Return the settings asked for, in their order. Raises BadUsage for an unknown name."""
         if self.compare is None:
             return [self._setting("asked", self.preset, self.policies)]
-        return [self._compared(name) for name in names_in(self.compare)]
+        names = names_in(self.compare)
+        are_evictions = any(self._is_eviction(name) and not self._is_preset(name) for name in names)
+        return [self._compared(name, are_evictions=are_evictions) for name in names]
+
+    def _is_preset(self, name: str) -> bool:
+        return name in presets() or name in self.stored
+
+    def _is_eviction(self, name: str) -> bool:
+        return name.partition(":")[0] in POLICIES["eviction"]
 
     def _setting(self, label: str, preset: str, policies: dict[str, str]) -> Setting:
         return Setting(
@@ -69,9 +77,10 @@ class SimulateRequest:
             self.devices,
         )
 
-    def _compared(self, name: str) -> Setting:
-        """Return the setting of one of several names. Only policies that split experts solve their split anew."""
-        if name in presets() or name in self.stored:
+    def _compared(self, name: str, *, are_evictions: bool) -> Setting:
+        """Return the setting of one of several names; one that presets and evictions share is an eviction beside other
+        evictions. Only policies that split experts solve their split anew."""
+        if self._is_preset(name) and not (are_evictions and self._is_eviction(name)):
             setting = self._setting(name, name, self.policies)
         else:
             parse("eviction", name)

@@ -12,7 +12,7 @@ from artifacts.store.store import Store
 from artifacts.traces.parquet import from_table, read_parquet
 from artifacts.traces.synthetic import generate, parse_dials
 from artifacts.traces.trace import Trace
-from moectl.bundled import demo_model
+from moectl.bundled import bundled_trace, demo_model
 from runtime.policies.base import Artefacts
 from runtime.session.artefacts import load_artefacts
 
@@ -68,9 +68,12 @@ def open_source(source: TraceSource) -> OpenedTrace:
 
 
 def _from_file(source: TraceSource) -> OpenedTrace:
+    bundled = bundled_trace(source.trace)
+    if bundled and source.model is None and source.num_experts is None:
+        source = replace(source, model=str(source.trace))
     model = _named(source)
     num_experts = source.num_experts or (model.shape.num_experts if model else None)
-    trace = read_parquet(source.trace, num_experts=num_experts)
+    trace = read_parquet(bundled or source.trace, num_experts=num_experts)
     if model is None:
         model = unsized(trace.num_layers, num_experts or _recorded_experts(trace), trace.top_k)
     return OpenedTrace(str(source.trace), trace, model, _maps(source, trace, model.shape))

@@ -154,6 +154,7 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("contract")
     options = ["--tokens", "128", "--length", "64", "--trace", "--store", str(folder / "moe.duckdb")]
     assert main(["profile", *options]) == 0
+    (folder / "routing.csv").write_text("layer_id,expert_ids\n0,3 1\n1,4 0\n")
     return folder
 
 
@@ -164,6 +165,7 @@ JSON = {
     "build-maps": ["--tokens", "128", "--capacity", "20"],
     "split": [*SYNTHETIC, "--machine", "5gbps"],
     "fit-trace": ["--hits", "lru:64=0.5"],
+    "import-trace": ["routing.csv", "--as", "csv"],
     "simulate": SYNTHETIC,
     "bench": ["--simulate", "--presets", "near", "--budgets", "25%", "--tokens", "64", "--length", "32"],
     "plan": ["bundled", "--vram", "1100MB", "--machine", "rtx3090-pcie4", "--context", "64"],

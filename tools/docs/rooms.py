@@ -26,6 +26,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "modelshapes": f"{_FACTS} formats",
         "hardware": f"{_FACTS} modelshapes",
         "traces": _FACTS,
+        "importers": f"{_FACTS} traces",
         "routing": _FACTS,
         "quantisation": _FACTS,
         "splits": _FACTS,
@@ -70,8 +71,8 @@ ROOMS: dict[str, dict[str, str]] = {
 WITHOUT_TORCH = ("policies", "control", "replay", "search")
 """Rooms of `runtime` that decide: they import no torch, neither themselves nor by way of others."""
 
-DATA = {"moectl": {"demo"}}
-"""Folders that are no rooms: `demo` is the bundled checkpoint."""
+DATA = {"moectl": {"demo", "traces"}}
+"""Folders that are no rooms: `demo` is the bundled checkpoint, `traces` has the bundled traces."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ TOLD = {
     "quantize": "quantisation",
     "split": "splits",
     "fit-trace": "simulate",
+    "import-trace": "traces",
     "pack": "disk",
     "simulate": "simulate",
     "bench": "bench",

@@ -13,6 +13,7 @@ from artifacts.shape import Shape
 from artifacts.traces.parquet import read_parquet, write_parquet
 from artifacts.traces.trace import Trace
 from moectl.cli import main
+from moectl.shared.trace_source import TraceSource, open_source
 from tests import TRACE
 from tests.runtime.control.reference import SlowCache
 
@@ -92,6 +93,37 @@ def test_several_are_compared(simulated: Simulated, some: Path, capfd: pytest.Ca
     assert main(["simulate", *map(str, options)]) == 0
     table = capfd.readouterr().out
     assert all(name in table for name in ("lcp:rho=0.5,omega=64", "on-demand", "belady", "oracle", "tokens/s"))
+
+
+@pytest.mark.parametrize(
+    ("names", "prefetches"),
+    [("lru,horizon", False), ("horizon,lcp:rho=0.5,omega=64", False), ("horizon", True), ("specmd,horizon", True)],
+)
+def test_a_name_beside_evictions_is_an_eviction(simulated: Simulated, some: Path, names: str, prefetches: bool) -> None:
+    """`horizon` is a preset too, which prefetches."""
+    rows = simulated("--trace", some, "--num-experts", 32, "--compare", names)["rows"]
+    row = next(row for row in rows if row["policies"] == "horizon")
+    assert (row["prefetched"] > 0) == prefetches
+
+
+def test_evictions_are_compared_on_a_trace_without_predictions(simulated: Simulated, tmp_path: Path) -> None:
+    trace = read_parquet(TRACE)
+    write_parquet(replace(trace, predicted=None, learned=None), path := tmp_path / "unpredicted.parquet")
+    said = simulated("--trace", path, "--num-experts", 32, "--compare", "lru,lcp,horizon", "--scope", "global")
+    hits = {row["policies"]: row["hit_rate"] for row in said["rows"]}
+    assert max(hits["lru"], hits["lcp"]) < hits["horizon"] < hits["belady"]
+
+
+def test_the_bundled_trace_needs_no_file_and_no_model(
+    some: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    opened = open_source(TraceSource(Path("gpt-oss-20b")))
+    shape = opened.model.shape
+    assert (opened.name, opened.model.name, shape.num_layers, shape.num_experts) == ("gpt-oss-20b",) * 2 + (24, 32)
+    assert len(opened.trace) == 24 * 2556 and opened.trace.assumed == ()
+    (tmp_path / "gpt-oss-20b").symlink_to(some)
+    assert open_source(TraceSource(Path("gpt-oss-20b"), num_experts=32)).trace.num_layers == SHAPE.num_layers
 
 
 @pytest.mark.parametrize(

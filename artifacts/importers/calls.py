@@ -1,0 +1,94 @@
+"""Passes and requests of a log that only has the calls of each layer, one after the other."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from artifacts.errors import BadInput
+from artifacts.traces.trace import DECODE, PREFILL
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Numbered:
+    """Pass, request, position and phase of the rows that are `kept`, and what was assumed in numbering them."""
+
+    kept: np.ndarray  # [N] bool
+    pass_: np.ndarray  # [N], as the others
+    request: np.ndarray
+    token: np.ndarray
+    phase: np.ndarray
+    notes: tuple[str, ...]
+
+
+def number_calls(
+    layer: np.ndarray, call: np.ndarray, place: np.ndarray, batch: int | None, where: Callable[[int], str]
+) -> Numbered:
+    """Number the rows [N] of a log by the call of their layer, counted from 0 for each layer, and their place in it.
+
+    Without `batch` a call of several tokens is a prompt or a part of one, and a call of one token decodes; a prompt
+    after decoding begins a request. With `batch` the calls of exactly so many tokens decode as many requests, whose
+    place is their number, and all other calls are left out. `where(row)` is the place of a row in the source. Raises
+    BadInput where layers disagree.
+    """
+    sizes, notes = _sizes(layer, call, where)
+    if batch is not None:
+        return _batched(sizes, call, place, batch, notes)
+    is_prompt = sizes > 1
+    begins = is_prompt & ~np.append(False, is_prompt[:-1])
+    request = np.maximum(np.cumsum(begins) - begins[0], 0) if begins[0] else np.cumsum(begins)
+    before = np.cumsum(sizes) - sizes
+    first = np.array([before[request == number].min() for number in range(int(request[-1]) + 1)])
+    at = np.minimum(call, len(sizes) - 1)
+    notes.append("calls of several tokens are prompts, and a prompt after decoding begins a request")
+    return Numbered(
+        kept=call < len(sizes),
+        pass_=call,
+        request=request[at],
+        token=before[at] - first[request[at]] + place,
+        phase=np.where(is_prompt[at], PREFILL, DECODE),
+        notes=tuple(notes),
+    )
+
+
+def _batched(sizes: np.ndarray, call: np.ndarray, place: np.ndarray, batch: int, notes: list[str]) -> Numbered:
+    is_kept = sizes == batch
+    if not is_kept.any():
+        found, counts = np.unique(sizes, return_counts=True)
+        told = ", ".join(f"{size} ({count} times)" for size, count in zip(found, counts, strict=True))
+        raise BadInput(f"no call has exactly {batch} tokens, as --batch {batch} expects: calls have {told}")
+    at = np.minimum(call, len(sizes) - 1)
+    notes.append(
+        f"{is_kept.sum():,} calls of {batch} tokens decode {batch} requests together, known by their place; "
+        f"{(~is_kept).sum():,} other calls are left out"
+    )
+    return Numbered(
+        kept=is_kept[at] & (call < len(sizes)),
+        pass_=call,
+        request=place,
+        token=(np.cumsum(is_kept) - 1)[at],
+        phase=np.full(len(call), DECODE),
+        notes=tuple(notes),
+    )
+
+
+def _sizes(layer: np.ndarray, call: np.ndarray, where: Callable[[int], str]) -> tuple[np.ndarray, list[str]]:
+    """Tokens of each call, as far as all layers have it; a note on calls at the end that some layers lack."""
+    names = np.unique(layer)
+    by_layer = [np.bincount(call[layer == name]) for name in names]
+    shortest, longest = min(map(len, by_layer)), max(map(len, by_layer))
+    table = np.stack([sizes[:shortest] for sizes in by_layer])
+    # A log that was cut off ends within a call of some layer.
+    if shortest > 1 and (table[:, -1] != table[0, -1]).any():
+        shortest, table = shortest - 1, table[:, :-1]
+    differs = (table != table[0]).any(axis=0)
+    if differs.any():
+        number = int(differs.argmax())
+        other = int((table[:, number] != table[0, number]).argmax())
+        row = int(((layer == names[other]) & (call == number)).argmax())
+        raise BadInput(
+            f"{where(row)}: call {number} of layer {names[0]} has {table[0, number]} tokens, of layer {names[other]} "
+            f"{table[other, number]}; expected: the same tokens in every layer"
+        )
+    left_out = longest - shortest
+    return table[0], [f"{left_out:,} calls at the end lack layers and are left out"] if left_out else []

@@ -1,0 +1,232 @@
+"""Hit rates of every eviction policy on traces of real models, with intervals, beside Belady.
+
+    python -m tools.bench.real_traces
+    python -m tools.bench.real_traces --traces FOLDER --only gpt-oss-20b-mmlu --write docs/traces.md
+
+Loading on demand from a cold cache, without the clock. Of a trace, the first `--tokens` tokens in whole passes. Every
+eviction policy whose columns the trace has; columns of the table are scope and size of the cache, as a share of all
+experts, where a layer has more slots than a token selects: otherwise there is nothing to choose. An interval is of
+1,000 resamplings of the requests (2.5 to 97.5 %), or of the passes where requests are decoded together: it says how
+much the figure depends on which requests were asked, and knows nothing of other texts. `gap closed` is the place of
+`horizon` between the best of the others that do not know the future (0) and Belady (100 %), resampled with them. Files
+that the folder lacks are skipped.
+"""
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from artifacts.errors import BadInput
+from artifacts.shape import Shape
+from artifacts.traces.next_use import NextUse
+from artifacts.traces.parquet import read_parquet
+from artifacts.traces.trace import Trace
+from moectl.bundled import bundled_trace
+from runtime.control.build import build_controller
+from runtime.control.counters import Counter
+from runtime.policies import POLICIES, build
+from runtime.policies.base import Artefacts
+from runtime.policies.presets import Scope, preset
+from runtime.replay.checks import check_columns
+from runtime.replay.replay import replay
+from tools import TRACE
+from tools.bench.performance import Section, Table, conditions, write
+
+SIZES = (0.0625, 0.125, 0.25, 0.5)
+RESAMPLINGS = 1000
+VARIANTS = {"least_stale": ("least_stale", "least_stale:within=ahead")}
+BOUND, OURS = "belady", "horizon"
+_LEAST_GAP = 0.005
+
+
+@dataclass(frozen=True, slots=True)
+class RealTrace:
+    """A trace: the name of its section, its file, experts of a layer, and what a reader has to know of it. `apart`:
+    requests that were decoded together are replayed one after the other."""
+
+    name: str
+    file: str
+    num_experts: int
+    told: str
+    apart: bool = False
+
+
+TRACES = (
+    RealTrace("gpt-oss-20b", "", 32, "gpt-oss-20b, bundled: the beginnings of 8 answers to GPQA and of 8 to MMLU"),
+    RealTrace("gpt-oss-20b-mmlu", "gpt-oss-20b-mmlu.parquet", 32, "gpt-oss-20b, MMLU"),
+    RealTrace("gpt-oss-20b-gpqa", "gpt-oss-20b-gpqa.parquet", 32, "gpt-oss-20b, GPQA extended"),
+    RealTrace("gpt-oss-20b-mmlupro", "gpt-oss-20b-mmlupro.parquet", 32, "gpt-oss-20b, MMLU-Pro"),
+    RealTrace("mixtral-8x7b", "mixtral-8x7b-humaneval-gsm8k.parquet", 8, "Mixtral-8x7B-Instruct, HumanEval and GSM8K"),
+    RealTrace(
+        "qwen1.5-moe-together",
+        "qwen1.5-moe-a2.7b-gsm8k-5layers.parquet",
+        60,
+        "Qwen1.5-MoE-A2.7B-Chat, 5 of 24 layers, GSM8K, 25 requests decoded together",
+    ),
+    RealTrace(
+        "qwen1.5-moe-apart",
+        "qwen1.5-moe-a2.7b-gsm8k-5layers.parquet",
+        60,
+        "Qwen1.5-MoE-A2.7B-Chat, 5 of 24 layers, GSM8K, the same requests one after the other",
+        apart=True,
+    ),
+    RealTrace("bundled-model", "", 32, "the bundled model (4 M parameters), held-out docstrings, prompts included"),
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Cell:
+    """Hits and requests [P] of one replay by pass."""
+
+    hits: np.ndarray
+    requests: np.ndarray
+
+    def rates(self, units: np.ndarray, weights: np.ndarray) -> np.ndarray:
+        """Hit rates [B] when unit u [of P] counts `weights` [B, U] times."""
+        hits, requests = (weights @ np.bincount(units, column) for column in (self.hits, self.requests))
+        return hits / requests
+
+
+def main() -> None:
+    options = _options()
+    sections = []
+    for real in TRACES:
+        if options.only and real.name not in options.only:
+            continue
+        path = _path(real, options.traces)
+        if path is None or not path.is_file():
+            print(f"{real.name}: skipped, {'--traces is not given' if path is None else f'there is no {path}'}")
+            continue
+        sections.append(Section(real.name, [measured(real, path, options.tokens)]))
+        print(sections[-1].tables[0].markdown(), flush=True)
+    if options.write and sections:
+        write(
+            options.write,
+            sections,
+            conditions(f"python -m tools.bench.real_traces --traces FOLDER --tokens {options.tokens}"),
+        )
+
+
+def _path(real: RealTrace, folder: Path | None) -> Path | None:
+    if real.file:
+        return folder / real.file if folder else None
+    return TRACE if real.name == "bundled-model" else bundled_trace(Path(real.name))
+
+
+def measured(real: RealTrace, path: Path, tokens: int) -> Table:
+    """Replay every policy in every scope and size; return the table."""
+    trace = first_passes(read_parquet(path, num_experts=real.num_experts), tokens, apart=real.apart)
+    shape = Shape(trace.num_layers, real.num_experts, trace.top_k, 1)
+    future, units, unit = NextUse.of(trace, shape), *units_of(trace)
+    policies, left_out = allowed(trace)
+    count = int(units.max()) + 1
+    weights = np.random.default_rng(0).multinomial(count, np.full(count, 1 / count), RESAMPLINGS)
+    columns, cells = [], {name: [] for name in (*policies, "gap closed")}
+    for scope in Scope:
+        for size in SIZES:
+            slots = round(shape.num_keys * size)
+            if scope == Scope.LAYER and slots < (shape.top_k + 1) * shape.num_layers:
+                continue
+            columns.append(f"{scope} {100 * size:g} %")
+            found = {name: replayed(trace, shape, future, name, slots, scope) for name in policies}
+            for name, text in cell_texts(found, units, weights).items():
+                cells[name].append(text)
+    tokens_held = int((trace.layer == 0).sum())
+    requests, lacking = len(np.unique(trace.request)), ", ".join(left_out) or "none"
+    note = (
+        f"{tokens_held:,} tokens, {requests} requests, {shape.num_layers} layers, {shape.top_k} of {shape.num_experts} "
+        f"experts; intervals by {unit}; the trace lacks what these need: {lacking}"
+    )
+    rows = [(f"`{name}`" if name in policies else name, *texts) for name, texts in cells.items()]
+    return Table(real.told, ("eviction", *columns), rows, note)
+
+
+def first_passes(trace: Trace, tokens: int, *, apart: bool) -> Trace:
+    """The first passes, of at most so many tokens together; `apart` first gives each request passes of its own."""
+    passes = trace.pass_indices()
+    if apart:
+        passes = trace.request.astype(np.int64) * (int(passes.max()) + 1) + passes
+    passes = np.unique(passes, return_inverse=True)[1]
+    ends = np.bincount(passes[trace.layer == 0]).cumsum()
+    kept = np.flatnonzero(passes < max(1, np.searchsorted(ends, tokens, side="right")))
+    cut = replace(trace, pass_=passes.astype(np.int32)).take(kept)
+    return cut.take(np.lexsort((cut.layer, cut.pass_)))
+
+
+def units_of(trace: Trace) -> tuple[np.ndarray, str]:
+    """The unit of resampling of each pass [P], and what it is: its request, or the pass where it has several."""
+    passes = trace.pass_indices()
+    pairs = np.unique(np.stack((passes, trace.request)), axis=1)
+    if len(pairs[0]) > passes.max() + 1:
+        return np.arange(passes.max() + 1), "pass"
+    return np.unique(pairs[1], return_inverse=True)[1], "request"
+
+
+def allowed(trace: Trace) -> tuple[list[str], list[str]]:
+    """The eviction policies whose columns the trace has, Belady last, and the others."""
+    names = [name for policy in POLICIES["eviction"] for name in VARIANTS.get(policy, (policy,))]
+    can, cannot = [], []
+    for name in sorted(names, key=(OURS, BOUND).__contains__):
+        try:
+            policies = build(preset("on-demand").texts() | {"eviction": name})
+            check_columns(trace, policies)
+        except BadInput:
+            cannot.append(name)
+            continue
+        (can if not policies.requires - {"next_use"} else cannot).append(name)
+    return can, cannot
+
+
+def replayed(trace: Trace, shape: Shape, future: NextUse, eviction: str, slots: int, scope: Scope) -> Cell:
+    controller = build_controller(
+        build(preset("on-demand").texts() | {"eviction": eviction}),
+        shape,
+        num_slots=slots,
+        scope=scope,
+        window=0,
+        artefacts=Artefacts(next_use=future),
+    )
+    replay(trace, controller)
+    tables = controller.counters.passes
+    hits, requests = (
+        np.array([int(table[counter].sum()) for table in tables]) for counter in (Counter.HITS, Counter.REQUESTS)
+    )
+    return Cell(hits, requests)
+
+
+def cell_texts(found: Mapping[str, Cell], units: np.ndarray, weights: np.ndarray) -> dict[str, str]:
+    """The text of each policy's cell, and of the gap that `horizon` closes."""
+    once = np.ones((1, weights.shape[1]))
+    points = {name: cell.rates(units, once)[0] for name, cell in found.items()}
+    spread = {name: cell.rates(units, weights) for name, cell in found.items()}
+    told = {name: f"{points[name]:.3f} ± {_half(spread[name]):.3f}" for name in found}
+    best = max((name for name in found if name not in (OURS, BOUND)), key=points.get)
+    told[best] = f"**{told[best]}**"
+    gap = points[BOUND] - points[best]
+    if gap < _LEAST_GAP:
+        return told | {"gap closed": "–"}
+    closed = (spread[OURS] - spread[best]) / (spread[BOUND] - spread[best])
+    share = (points[OURS] - points[best]) / gap
+    return told | {"gap closed": f"{share:.0%} ({np.percentile(closed, 2.5):.0%} to {np.percentile(closed, 97.5):.0%})"}
+
+
+def _half(values: np.ndarray) -> float:
+    """Half the width of the interval."""
+    low, high = np.percentile(values, [2.5, 97.5])
+    return (high - low) / 2
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--traces", type=Path, metavar="FOLDER", help="where the traces are that are not bundled")
+    parser.add_argument("--only", nargs="+", choices=[real.name for real in TRACES], help="traces by name; else all")
+    parser.add_argument("--tokens", type=int, default=2500, help="of a trace, at most")
+    parser.add_argument("--write", type=Path, metavar="PAGE", help="put the tables into this page")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
