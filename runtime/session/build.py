@@ -42,6 +42,8 @@ from runtime.tiers.slots import Slots
 def build_parts(opened: MoeModel, settings: Settings, artefacts: Artefacts, undo: ExitStack) -> Parts:
     """Open every part and install the engine in the model. `undo` closes what was opened, also where a later part
     fails. Raises BadUsage, BadInput, Incompatible and OutOfResources."""
+    if settings.dense is not None and (opened.dense is None or opened.dense.bits != settings.dense):
+        raise BadUsage(f"dense={settings.dense} is of how a model is opened: open_model(name, dense={settings.dense})")
     if settings.verify and artefacts.replicas:
         verify_files(artefacts.replicas)
     if settings.learn:

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from artifacts.common.suggestions import unknown
 from artifacts.errors import BadUsage
+from artifacts.formats.dense import check_dense
 from runtime.policies import build
 from runtime.policies.presets import Preset, Scope, preset
 
@@ -25,6 +26,7 @@ class Settings:
     window: str | None = None  # bytes that a step may prefetch; None: measured
     device: str = "auto"
     experts: str = EXACT
+    dense: int | None = None  # bits of linear layers besides experts and routers, 8 or 4; None: as the model is open
     threads: int | None = None  # of CPU compute; None: torch's own number
     devices: int = 1  # over which experts are spread: GPUs, or parts of one device where there are fewer
     machine: str | None = None  # whose splits are used; None: that of `scaled_to`, or this machine over this link
@@ -36,6 +38,7 @@ class Settings:
         if self.scaled_to and (self.link != "auto" or self.near):
             raise BadUsage("--scaled-to sets the link and the near tier itself: leave out --link and --near")
         check_experts(self.experts)
+        check_dense(self.dense)
         if self.scope not in (None, *Scope):
             raise BadUsage(f"scope is layer or global, not {self.scope!r}")
         policies = build(self.texts())  # refuses unknown names before a model is opened
