@@ -25,7 +25,7 @@ def is_packed(num_outputs: int, num_inputs: int, bits: int) -> bool:
     return num_inputs % DENSE[bits].num_weights == 0 and num_outputs >= LEAST_OUTPUTS
 
 
-def dense_nbytes(num_outputs: int, num_inputs: int, *, bits: int | None, dtype_nbytes: int) -> int:
+def dense_nbytes(num_outputs: int, num_inputs: int, *, bits: int | None, dtype_nbytes: float) -> float:
     """The bytes of a matrix besides routed experts in memory, at this width where it has one."""
     if bits is None or not is_packed(num_outputs, num_inputs, bits):
         return num_outputs * num_inputs * dtype_nbytes

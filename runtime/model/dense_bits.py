@@ -94,7 +94,7 @@ class DenseQuantiser:
             else:
                 self._replace_tied(name, owners)
         if self._damaged:
-            raise BadInput(f"{self._damaged[0]}.weight holds NaN or infinity, the checkpoint is damaged")
+            raise BadInput(f"{self._damaged[0]}.weight holds NaN or infinity, or numbers beyond {self._form.name}")
 
     def _owners(self, weight: nn.Parameter) -> dict[str, nn.Module]:
         """The modules that have this parameter, by name."""

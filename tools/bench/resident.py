@@ -29,7 +29,12 @@ from runtime.session.settings import FUSED
 from tools.bench.performance import Ratio, Section, Table
 
 STOCK = ("eager", "grouped_mm", "batched_mm")
-OURS = {"moectl": Settings("full"), "moectl, experts fused": Settings("full", experts=FUSED)}
+OURS = {
+    "moectl": Settings("full"),
+    "moectl, experts fused": Settings("full", experts=FUSED),
+    "moectl, experts fused, dense 8": Settings("full", experts=FUSED, dense=8),
+    "moectl, experts fused, dense 4": Settings("full", experts=FUSED, dense=4),
+}
 LLAMA_CPP = {torch.bfloat16: "bf16", torch.float32: "f32"}  # the types of its files
 PROMPT = 16  # tokens
 OLMOE_SIZED = ("--layers", "2", "--experts", "64", "--top-k", "8", "--hidden", "2048", "--intermediate", "1024")
@@ -63,9 +68,10 @@ def table(name: str, folder: Path, dtype: torch.dtype, *, rounds: int, tokens: i
     ids = torch.from_numpy(np.random.default_rng(0).integers(3, stock.config.vocab_size, (1, PROMPT + tokens)))
     with ExitStack() as stack:
         for own, settings in OURS.items():
-            session = stack.enter_context(Session(open_model(str(folder), dtype=dtype), settings))
+            opened = open_model(str(folder), dtype=dtype, dense=settings.dense)
+            session = stack.enter_context(Session(opened, settings))
             contenders.append(Contender(own, partial(decode_seconds, session.opened.model)))
-        contenders += _llama_cpp(stack, session.opened, folder, num_tokens=ids.shape[1])
+        contenders += _llama_cpp(stack, open_model(str(folder), dtype=dtype), folder, num_tokens=ids.shape[1])
         seconds = run_rounds(contenders, ids, rounds=rounds)
     return _table(name, str(dtype).removeprefix("torch."), seconds, rounds=rounds, tokens=tokens)
 
