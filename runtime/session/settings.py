@@ -26,13 +26,13 @@ class Settings:
     window: str | None = None  # bytes that a step may prefetch; None: measured
     device: str = "auto"
     experts: str = EXACT
-    dense: int | None = None  # bits of linear layers besides experts and routers, 8 or 4; None: as the model is open
     threads: int | None = None  # of CPU compute; None: torch's own number
     devices: int = 1  # over which experts are spread: GPUs, or parts of one device where there are fewer
     machine: str | None = None  # whose splits are used; None: that of `scaled_to`, or this machine over this link
     reconfigure_every: int | None = None  # tokens after which a split is solved anew; 0: never
     verify: bool = False  # compare replica files with their hashes before any is used
     learn: bool = False  # add the run's iterations to the expert maps, starting with none if the store has none
+    dense: int | None = None  # bits of linear layers besides experts and routers, 8 or 4; None: as the model is open
 
     def __post_init__(self) -> None:
         if self.scaled_to and (self.link != "auto" or self.near):

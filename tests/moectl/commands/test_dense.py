@@ -43,7 +43,7 @@ def test_a_bench_says_what_the_width_loses(model: str, said: Said) -> None:
 
 
 def test_a_simulation_takes_a_gpu_to_dequantise_them(model: str, said: Said) -> None:
-    few = ["--model", "olmoe-1b-7b", "--synthetic", "tokens=20", "--budget", "25%"]
+    few = ["--model", "olmoe-1b-7b", "--synthetic", "tokens=400", "--budget", "25%"]
     plain, dense = said("simulate", *few), said("simulate", *few, "--dense", "8")
     assert dense["receipt"]["dense_bits"] == 8 and plain["receipt"]["dense_bits"] is None
     assert any("dequantises them at each use" in note for note in dense["receipt"]["assumed"])
@@ -70,9 +70,9 @@ def test_a_plan_counts_their_bytes(model: str, said: Said) -> None:
         (["bench", "MODEL", "--dense", "16"], "--dense 16 is no width"),
         (["bench", "MODEL", "--dense", "8", "--peers", "all"], "leave out --base and --dense"),
         (["plan", "olmoe-1b-7b", "--vram", "8GB", "--dense", "2"], "--dense 2 is no width"),
-        (["simulate", "--dense", "0", "--synthetic", "tokens=20"], "--dense 0 is no width"),
+        (["simulate", "--dense", "0", "--synthetic", "tokens=400"], "--dense 0 is no width"),
         (
-            ["simulate", "--dense", "8", "--synthetic", "tokens=20", "--machine", "here"],
+            ["simulate", "--dense", "8", "--synthetic", "tokens=400", "--machine", "here"],
             "a hardware profile is of dense weights as published; name another --machine",
         ),
     ],
