@@ -39,7 +39,8 @@ def test_a_bench_says_what_the_width_loses(model: str, said: Said) -> None:
     assert "(KL 0.0000" not in note and "dense weights of 4 bits" in found["conditions"]
     plain = said("bench", model, *TEXT, *FEW)
     assert not any(note.startswith("the base") for note in plain["notes"])
-    assert {row["run"] for row in plain["rows"]}.isdisjoint(row["run"] for row in found["rows"])
+    runs, others = ({row["run"] for row in one["rows"] if row["run"]} for one in (plain, found))
+    assert runs and others and runs.isdisjoint(others)
 
 
 def test_a_simulation_takes_a_gpu_to_dequantise_them(model: str, said: Said) -> None:
@@ -47,7 +48,7 @@ def test_a_simulation_takes_a_gpu_to_dequantise_them(model: str, said: Said) -> 
     plain, dense = said("simulate", *few), said("simulate", *few, "--dense", "8")
     assert dense["receipt"]["dense_bits"] == 8 and plain["receipt"]["dense_bits"] is None
     assert any("dequantises them at each use" in note for note in dense["receipt"]["assumed"])
-    assert dense["counters"] == plain["counters"]
+    assert dense["counters"]["misses"] == plain["counters"]["misses"] > 0
     assert dense["rows"][0]["tpot_ms"] > plain["rows"][0]["tpot_ms"]
 
 
