@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from runtime.control.resplit import NOT_ANEW
-from runtime.session import receipt as module
 from runtime.model.dense_bits import DenseWidth
+from runtime.session import receipt as module
 from runtime.session.receipt import fallbacks_of, receipt
 from runtime.session.settings import EXACT, FUSED
 
