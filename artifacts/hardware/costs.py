@@ -4,9 +4,15 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from artifacts.formats.dense import DENSE
 from artifacts.hardware.machines import Machine
 from artifacts.modelshapes.known import ModelShape
 from artifacts.shape import FULL_BITS
+
+DENSE_ON_GPU = (
+    "weights besides experts at {bits} bits: a GPU has no kernel for them and dequantises them at each use; counted as "
+    "written and read once at 16 bits, while torch moves more"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +100,17 @@ class Costs:
             near_host=self.near_host.scaled(fast),
             shares={width: of_width / fast for width, of_width in self.shares.items() if width < bits},
         )
+
+    def with_dense(self, bits: int | None) -> "Costs":
+        """The costs on a GPU where weights besides routed experts have so many bits; None: as they are.
+
+        There is no kernel for them on a GPU: at each use the packed matrix is read, and at least once written and read
+        at 16 bits.
+        """
+        if bits is None:
+            return self
+        share = DENSE[bits].nbytes / DENSE[bits].num_weights / 2 + 2
+        return replace(self, rest=self.rest.scaled(share), head=self.head.scaled(share))
 
     def window_nbytes(self, expert_nbytes: int, top_k: int) -> int:
         """Bytes that the link moves while one layer of one token is computed."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from artifacts.errors import BadInput
+from artifacts.formats.dense import dense_nbytes
 from artifacts.formats.stated import Stated, stated_quantisation
 from artifacts.modelshapes.known import (
     Matrix,
@@ -51,7 +52,7 @@ class Backbone:
 @dataclass(frozen=True, slots=True)
 class BackboneMemory:
     """Bytes of all weights except routed experts, in memory and in the checkpoint's files, and of the attention cache
-    for one token. In memory every weight has the model's own dtype."""
+    for one token. In memory every weight has the model's own dtype, unless it is kept in few bits."""
 
     weights_nbytes: int
     stored_nbytes: int
@@ -89,9 +90,9 @@ def backbone_of(name: str) -> Backbone:
     return from_config(path / "config.json" if path.is_dir() else path)
 
 
-def backbone_memory(model: ModelShape, backbone: Backbone) -> BackboneMemory:
-    """Return the bytes that a model needs besides its routed experts. Raises BadInput when it has fewer layers than MoE
-    layers."""
+def backbone_memory(model: ModelShape, backbone: Backbone, *, dense: int | None = None) -> BackboneMemory:
+    """Return the bytes that a model needs besides its routed experts, in memory with linear layers at `dense` bits if
+    that is given. Raises BadInput when it has fewer layers than MoE layers."""
     shape, hidden = model.shape, model.hidden
     if backbone.num_layers < shape.num_layers:
         raise BadInput(
@@ -100,7 +101,11 @@ def backbone_memory(model: ModelShape, backbone: Backbone) -> BackboneMemory:
     embeddings = model.vocabulary * hidden
     routers = shape.num_layers * shape.num_experts * hidden
     matrices = list(_matrices(model, backbone))
-    memory = (embeddings + routers + sum(rows * columns for _, rows, columns in matrices)) * model.dtype_nbytes
+    shapes = [(rows, columns) for _, rows, columns in matrices]
+    packed = [*shapes, (model.vocabulary, hidden)] if backbone.is_tied else shapes
+    plain = routers if backbone.is_tied else routers + embeddings
+    memory = plain * model.dtype_nbytes
+    memory += sum(dense_nbytes(*shape, bits=dense, dtype_nbytes=model.dtype_nbytes) for shape in packed)
     stored = (embeddings + routers) * model.dtype_nbytes
     stored += sum(matrix_nbytes(backbone.quantisation, *matrix, model.dtype_nbytes) for matrix in matrices)
     latent = backbone.latent

@@ -14,6 +14,7 @@ from moectl.bench.ledger import LIVE, PEER, BenchJob, BenchRow, Ledger, artefact
 from moectl.bench.request import BenchRequest
 from moectl.bench.table import Benched, loss_of_base
 from moectl.shared.opening import model_info, open_quietly
+from moectl.shared.place_trace import dense_suffix
 from moectl.shared.progress import progress_bar
 from moectl.shared.stores import check_store, refuse_former, stored_artefacts
 from moectl.shared.text import read_text
@@ -42,7 +43,8 @@ def live(name: str, request: BenchRequest, *, store: Path, device: str, threads:
     documents(request.data)  # a wrong path is reported before a model is opened
     checkpoint = open_quietly(name, device=device)
     refuse_former(store, checkpoint, name=name)
-    opened, artefacts = model_on_base(checkpoint, stored_artefacts(store, checkpoint), request.base)
+    measured = checkpoint if request.dense is None else open_quietly(name, device=device, dense=request.dense)
+    opened, artefacts = model_on_base(measured, stored_artefacts(store, checkpoint), request.base)
     for link in set(request.link_names) - MACHINES.keys():
         resolve_link(opened, link=link, near=None, scaled_to=None)
     info = model_info(name, opened)
@@ -66,8 +68,8 @@ def live(name: str, request: BenchRequest, *, store: Path, device: str, threads:
     kept.remove()
     rows = [under_way.rows.get(setting) or _refused(setting, under_way.refused[setting]) for setting in settings]
     notes = [NO_ORACLE] + [PEERS_AS_THEY_ARE] * bool(request.peer_names)
-    if request.base != FULL_BITS:
-        notes.append(loss_of_base(bench.loss_of_base(checkpoint), request.base))
+    if request.base != FULL_BITS or request.dense is not None:
+        notes.append(loss_of_base(bench.loss_of_base(checkpoint), request.base, request.dense))
     return Benched(rows, opened.shape, _conditions(request, text, here, taken_up, opened), tuple(notes), job.digest)
 
 
@@ -163,6 +165,7 @@ def _job(
         "tuned": request.tuned,
         "experts": request.experts,
         "base": request.base,
+        "dense": request.dense,
         "devices": request.devices,
         "evaluated": tasks and tasks.digest,
     }
@@ -174,6 +177,7 @@ def _conditions(request: BenchRequest, text: BenchText, here: LocalMachine, take
     cores = f"{here.cores} cores of {here.processor}" + (f", {here.gpu}" if here.gpu else "")
     load = "" if here.load is None else f" (load {here.load:.1f} at the start)"
     experts = f", experts in {opened.expert_format}"
+    dense = dense_suffix(request.dense)
     fused = ", a token's experts fused" if request.experts == FUSED else ""
     spread = f", experts on {request.devices} devices" * (request.devices > 1)
     resumed = f"; {taken_up} settings were measured by an earlier run of this command" if taken_up else ""
@@ -181,5 +185,5 @@ def _conditions(request: BenchRequest, text: BenchText, here: LocalMachine, take
         f"{len(text.sequences)} texts of {request.data}, {text.prefill} tokens of prompt and "
         f"{request.length - text.prefill} decoded each, {request.rounds} rounds in random order from seed "
         f"{request.seed}; medians over texts and rounds (quartiles); {cores}{load}, "
-        f"{here.threads} threads{experts}{fused}{spread}{resumed}"
+        f"{here.threads} threads{experts}{dense}{fused}{spread}{resumed}"
     )

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from artifacts.common.suggestions import unknown
 from artifacts.errors import BadUsage
+from artifacts.formats.dense import check_dense
 from artifacts.hardware.machines import HERE, machine
 from artifacts.quantisation.replicas import check_base
 from artifacts.shape import FULL_BITS, Shape
@@ -50,6 +51,7 @@ class BenchRequest:
     peers: str = ""
     experts: str = EXACT
     base: int = FULL_BITS
+    dense: int | None = None
     tasks: str = ""
     devices: int = 1
     jobs: int | None = None
@@ -70,6 +72,7 @@ class BenchRequest:
                 raise BadUsage(f"{unknown('peer', name, PEERS)}; {ALL} is every one")
         check_experts(self.experts)
         check_base(self.base)
+        check_dense(self.dense)
         check_executor(self.executor)
         self._check_mode()
         if self.task_names:
@@ -80,8 +83,8 @@ class BenchRequest:
             raise BadUsage("a live bench measures one setting after another: --jobs and --executor are of --simulate")
         if self.simulate and self.peers:
             raise BadUsage("--peers are measured live: leave out --simulate")
-        if self.peers and self.base != FULL_BITS:
-            raise BadUsage("--peers run the checkpoint as it is: leave out --base")
+        if self.peers and (self.base != FULL_BITS or self.dense is not None):
+            raise BadUsage("--peers run the checkpoint as it is: leave out --base and --dense")
         if self.simulate and self.tasks:
             raise BadUsage("--tasks are evaluated live: leave out --simulate")
         if self.simulate and self.experts != EXACT:

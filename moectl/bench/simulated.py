@@ -21,7 +21,7 @@ from moectl.bench.ledger import SIMULATED, BenchJob, BenchRow, Ledger, artefact_
 from moectl.bench.request import AUTO, DEFAULT_MACHINE, ORACLE, BenchRequest
 from moectl.bench.table import Benched
 from moectl.shared.opening import model_info, open_quietly
-from moectl.shared.place_trace import base_suffix, place_trace
+from moectl.shared.place_trace import base_suffix, dense_suffix, place_trace
 from moectl.shared.progress import progress_bar
 from moectl.shared.stores import check_store, foresight_for, refuse_former
 from moectl.shared.text import read_text
@@ -51,8 +51,10 @@ def simulated(name: str, request: BenchRequest, *, store: Path, device: str, thr
     opened = open_source(_source(name, request, store=store, device=device))
     if opened.model_id:
         request = request.of_model(store, opened.model_id)
-    opened, target, costs = place_trace(opened, request.machine or DEFAULT_MACHINE, store, base=request.base)
-    workloads = {link: _workload(opened, target, costs, link=link) for link in request.link_names}
+    opened, target, costs = place_trace(
+        opened, request.machine or DEFAULT_MACHINE, store, base=request.base, dense=request.dense
+    )
+    workloads = {link: _workload(opened, target, costs, request.dense, link=link) for link in request.link_names}
     artefacts = artefact_runs(store, opened.model_id) if opened.model_id else {}
     job = _job(opened, target, costs, request, artefacts)
     ledger = Ledger(store, job, model_id=opened.model_id)
@@ -145,7 +147,7 @@ def _outcome(workload: Workload, setting: BenchSetting, stored: Mapping[str, Pre
     return min(map(workload.run, bounds), key=lambda outcome: outcome.times["tpot_ms"] or 0.0)
 
 
-def _workload(opened: OpenedTrace, target: Machine, costs: Costs | None, *, link: str) -> Workload:
+def _workload(opened: OpenedTrace, target: Machine, costs: Costs | None, dense: int | None, *, link: str) -> Workload:
     """The trace on the machine, with the machine's own link or one of another rate."""
     if link != AUTO:
         bandwidth, latency_s = sizes.rate(link)
@@ -155,7 +157,7 @@ def _workload(opened: OpenedTrace, target: Machine, costs: Costs | None, *, link
             load_s=opened.model.shape.expert_nbytes / bandwidth,
             load_latency_s=costs.load_latency_s + latency_s,
         )
-    return Workload(opened.trace, opened.model, target, artefacts=opened.artefacts, costs=costs)
+    return Workload(opened.trace, opened.model, target, artefacts=opened.artefacts, costs=costs, dense=dense)
 
 
 def _source(name: str, request: BenchRequest, *, store: Path, device: str) -> TraceSource:
@@ -221,6 +223,7 @@ def _job(
         "artefacts": artefacts,
         "tuned": request.tuned,
         "base": request.base,
+        "dense": request.dense,
         "devices": request.devices,
     }
     num_tokens = len(opened.trace) // opened.trace.num_layers
@@ -239,7 +242,8 @@ def _conditions(opened: OpenedTrace, target: Machine, request: BenchRequest, tak
     spread = f", experts on {request.devices} devices" * (request.devices > 1)
     resumed = f"; {taken_up} settings were replayed by an earlier run" if taken_up else ""
     num_tokens = len(opened.trace) // opened.trace.num_layers
+    few_bits = base_suffix(request.base) + dense_suffix(request.dense)
     return (
-        f"{opened.name}: {num_tokens:,} tokens of {opened.model.name}{base_suffix(request.base)} on {target.name}, on "
+        f"{opened.name}: {num_tokens:,} tokens of {opened.model.name}{few_bits} on {target.name}, on "
         f"virtual time, each setting from an empty cache{spread}{resumed}"
     )

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 
-from artifacts.shape import Shape
+from artifacts.shape import FULL_BITS, Shape
 from moectl.bench.ledger import PEER, BenchRow
 from moectl.bench.other_tools import IMPORTED
 from moectl.bench.request import ORACLE
@@ -127,10 +127,12 @@ def _reasons(refused: Iterable[BenchRow]) -> list[tuple[str, str, str]]:
     return [(preset, ", ".join(refused_at), why) for (preset, why), refused_at in budgets.items()]
 
 
-def loss_of_base(quality: Quality, base: int) -> str:
-    """One line on the loss of the base itself, to which the losses of the rows add."""
+def loss_of_base(quality: Quality, base: int, dense: int | None = None) -> str:
+    """One line on the loss of the base itself, or of dense weights of few bits, to which the losses of the rows add."""
+    experts = f"every expert is a replica of {base} bits, budgets are of these bytes" * (base != FULL_BITS)
+    others = "" if dense is None else f"linear layers besides experts and routers have {dense} bits"
     return (
-        f"the base: every expert is a replica of {base} bits, budgets are of these bytes and quality is against it; it "
+        f"the base: {' and '.join(filter(None, (experts, others)))}; quality is against it, and it "
         f"loses {100 * (quality.perplexity_ratio - 1):.2f} % of perplexity to the checkpoint itself (KL "
         f"{quality.kl:.4f}, top-1 {quality.top1_agreement:.4f})"
     )

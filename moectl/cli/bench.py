@@ -12,6 +12,7 @@ from moectl.cli.options import (
     DEFAULT_THREADS,
     Base,
     Data,
+    Dense,
     Device,
     Devices,
     Executor,
@@ -84,6 +85,7 @@ class BenchOptions:
     ] = None
     executor: Executor = "local"
     base: Base = 16
+    dense: Dense = None
     experts: Experts = "exact"
     device: Device = "auto"
     devices: Devices = 1

@@ -95,6 +95,10 @@ Base = Annotated[
         "--base", help="Bits of all experts: 16 for the checkpoint in its own format, or 4, 3, 2: as quantised."
     ),
 ]
+Dense = Annotated[
+    int | None,
+    typer.Option("--dense", help="Bits of linear layers besides experts and routers, 8 or 4; else as published."),
+]
 AvgBits = Annotated[
     float | None,
     typer.Option(help="Of experts that are not hot, 1 to 4 or 16: --residency hot:avg_bits=N."),

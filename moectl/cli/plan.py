@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from moectl.cli import completion
-from moectl.cli.options import Json
+from moectl.cli.options import Dense, Json
 
 
 def plan(
@@ -24,6 +24,7 @@ def plan(
             help="Whose bandwidths; `moectl inspect machines` lists them.", autocompletion=completion.machines
         ),
     ] = "rtx3090-pcie4",
+    dense: Dense = None,
     context: Annotated[int, typer.Option(help="Tokens that the attention cache holds.")] = 4096,
     simulate: Annotated[bool, typer.Option("--simulate", help="Replay every preset too, in a minute or less.")] = False,
     json: Json = False,
@@ -31,5 +32,5 @@ def plan(
     """Say what fits into a GPU and what to expect, from a model's config alone."""
     from moectl.commands import plan as command
 
-    deployment = command.plan(model, vram=vram, machine=machine, context=context, simulate=simulate)
+    deployment = command.plan(model, vram=vram, machine=machine, context=context, simulate=simulate, dense=dense)
     command.show(deployment, as_json=json)

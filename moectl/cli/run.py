@@ -11,6 +11,7 @@ from moectl.cli.options import (
     DEFAULT_THREADS,
     AvgBits,
     Base,
+    Dense,
     Device,
     Devices,
     Experts,
@@ -39,6 +40,7 @@ class RunOptions:
     scaled_to: ScaledTo = None
     window: Window = None
     base: Base = 16
+    dense: Dense = None
     experts: Experts = "exact"
     reconfigure_every: ReconfigureEvery = None
     device: Device = "auto"

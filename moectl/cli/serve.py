@@ -9,6 +9,7 @@ from moectl.cli.groups import fill
 from moectl.cli.options import (
     DEFAULT_THREADS,
     Base,
+    Dense,
     Device,
     Experts,
     Link,
@@ -46,6 +47,7 @@ class ServeOptions:
     scaled_to: ScaledTo = None
     window: Window = None
     base: Base = 16
+    dense: Dense = None
     experts: Experts = "exact"
     device: Device = "auto"
     threads: Threads = DEFAULT_THREADS

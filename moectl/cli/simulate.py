@@ -12,6 +12,7 @@ from moectl.cli.options import (
     AvgBits,
     Base,
     Budget,
+    Dense,
     Devices,
     Json,
     PolicyOptions,
@@ -68,6 +69,7 @@ class ReplayOptions:
     window: Window = None
     reconfigure_every: ReconfigureEvery = None
     base: Base = 16
+    dense: Dense = None
 
 
 def simulate(

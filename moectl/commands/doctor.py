@@ -91,7 +91,7 @@ def _of_checkpoint(seen: CheckpointGlance) -> list[findings.DoctorFinding]:
         return [
             findings.DoctorFinding("experts", f"their size is not known before the model is opened: {seen.unknown}")
         ]
-    return [findings.of_experts(seen.expert_format, seen.dtype)]
+    return [findings.of_experts(seen.expert_format, seen.dtype), findings.of_dense(seen.dense_nbytes)]
 
 
 def _held(path: Path, model: str) -> tuple[list[str], HardwareMeasurement | None]:

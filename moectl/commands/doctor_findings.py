@@ -2,7 +2,7 @@
 
 import platform
 import shutil
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -101,6 +101,14 @@ def of_disk(profile: HardwareProfile) -> list[DoctorFinding]:
 def of_experts(stored_as: str, dtype: str) -> DoctorFinding:
     """Report the format in which the checkpoint has its experts, as `mxfp4, 4.25 bits`, and the model's dtype."""
     return DoctorFinding("experts", f"stored as {stored_as} a weight with scales; computed in {dtype}")
+
+
+def of_dense(nbytes: Mapping[int | None, int]) -> DoctorFinding:
+    """Report what weights besides routed experts take in memory, by the bits of `--dense`."""
+    if not nbytes:
+        return DoctorFinding("dense weights", "what all but routed experts takes is not known from the config")
+    fewer = ", ".join(f"{human_bytes(own)} with --dense {bits}" for bits, own in nbytes.items() if bits is not None)
+    return DoctorFinding("dense weights", f"all but routed experts takes {human_bytes(nbytes[None])}; {fewer}")
 
 
 def of_room(path: Path, shape: Shape, *, weight_nbytes: float) -> DoctorFinding:

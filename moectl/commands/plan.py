@@ -8,9 +8,11 @@ from moectl.shared.progress import progress_bar
 from moectl.show.render import NumBytes, Sheet, console, human_bytes, show_json, show_sheet
 
 
-def plan(model: str, *, vram: str, machine: str, context: int, simulate: bool) -> DeploymentPlan:
+def plan(
+    model: str, *, vram: str, machine: str, context: int, simulate: bool, dense: int | None = None
+) -> DeploymentPlan:
     """Plan for a model by its name, or by a folder or file with its config; `simulate` replays every preset."""
-    deployment = plan_deployment(PlanRequest(as_named(model) or str(demo_model()), vram, machine, context))
+    deployment = plan_deployment(PlanRequest(as_named(model) or str(demo_model()), vram, machine, context, dense))
     if not simulate:
         return deployment
     from moectl.commands.plan_simulation import simulated
@@ -34,7 +36,7 @@ def show(deployment: DeploymentPlan, *, as_json: bool) -> None:
 def _memory(deployment: DeploymentPlan) -> Sheet:
     memory, shape = deployment.memory, deployment.model.shape
     rows = [
-        ("weights besides routed experts, in the model's own dtype", NumBytes(memory.weights_nbytes)),
+        (f"weights besides routed experts, {_kept(deployment.request.dense)}", NumBytes(memory.weights_nbytes)),
         (f"attention cache, {deployment.request.context:,} tokens", NumBytes(memory.cache_nbytes)),
         ("reserve: driver, activations, buffers", NumBytes(memory.reserve_nbytes)),
         (f"left for experts, {memory.share:.1%} of them", NumBytes(memory.experts_nbytes)),
@@ -46,6 +48,11 @@ def _memory(deployment: DeploymentPlan) -> Sheet:
         f"{shape.top_k} a token"
     )
     return Sheet(f"{deployment.model.name} in {deployment.request.vram}", ("what", "bytes"), rows, note)
+
+
+def _kept(dense: int | None) -> str:
+    own = "in the model's own dtype"
+    return own if dense is None else f"linear layers at {dense} bits, others {own}"
 
 
 def _bounds(deployment: DeploymentPlan) -> Sheet:
@@ -100,6 +107,7 @@ def next_steps(deployment: DeploymentPlan) -> list[str]:
     request, budget = deployment.request, f"{100 * deployment.memory.share:.3g}%"
     name = request.model
     simulate = f"moectl plan {name} --vram {request.vram} --machine {request.machine} --context {request.context}"
+    simulate += "" if request.dense is None else f" --dense {request.dense}"
     steps = [] if deployment.rows else [f"{simulate} --simulate: what to expect of each preset"]
     steps += [
         "moectl profile FOLDER --hardware: what this machine really takes, for --machine here",
@@ -118,8 +126,8 @@ def assumptions(deployment: DeploymentPlan) -> list[str]:
         f"{deployment.machine.name}: {deployment.machine.source}",
         "time: bytes over bandwidth or operations over peak, whichever is longer; launches, host work, reading the "
         "attention cache, dense layers and norms are not counted, so that real runs are slower",
-        "experts in the format of the checkpoint, all other weights and the cache in the model's own dtype; without "
-        "biases and norms",
+        f"experts in the format of the checkpoint; all other weights: {_kept(deployment.request.dense)}; the cache in "
+        "the model's own dtype; without biases and norms",
         *deployment.assumed,
     ]
 
@@ -139,6 +147,7 @@ def _record(deployment: DeploymentPlan) -> dict[str, object]:
     return {
         "model": deployment.model.name,
         "machine": deployment.machine.name,
+        "dense_bits": deployment.request.dense,
         "memory": asdict(memory) | {"share": memory.share, "files_nbytes": memory.files_nbytes},
         "tokens_per_s": asdict(deployment.bounds),
         "rows": [asdict(row) for row in deployment.rows],

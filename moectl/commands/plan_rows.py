@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from artifacts.errors import BadUsage, OutOfResources
-from artifacts.hardware.costs import Costs
+from artifacts.formats.dense import check_dense
+from artifacts.hardware.costs import DENSE_ON_GPU, Costs
 from artifacts.hardware.machines import Machine, machine
 from artifacts.modelshapes.known import ModelShape, model_shape
 from artifacts.modelshapes.memory import BackboneMemory, backbone_memory, backbone_of
@@ -17,15 +18,18 @@ RESERVE_NBYTES = 1 << 30  # for the driver, activations and buffers
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
-    """`vram` is written as bytes are, as 24GB; the attention cache holds `context` tokens."""
+    """`vram` is written as bytes are, as 24GB; the attention cache holds `context` tokens; linear layers besides
+    experts and routers have `dense` bits if that is given."""
 
     model: str
     vram: str
     machine: str
     context: int = 4096
+    dense: int | None = None
 
     def __post_init__(self) -> None:
         machine(self.machine)
+        check_dense(self.dense)
         if sizes.nbytes(self.vram) < 1:
             raise BadUsage(f"--vram {self.vram} is no memory: write bytes, as 24GB")
         if self.context < 1:
@@ -66,9 +70,9 @@ class Bounds:
     all: float
 
     @classmethod
-    def of(cls, model: ModelShape, chosen: Machine, share: float) -> "Bounds":
+    def of(cls, model: ModelShape, chosen: Machine, share: float, *, dense: int | None = None) -> "Bounds":
         """Estimate them from bytes and bandwidths."""
-        costs, shape = Costs.of(model, chosen), model.shape
+        costs, shape = Costs.of(model, chosen).with_dense(dense), model.shape
         computed = costs.head.seconds(1) + shape.num_layers * (
             costs.rest.seconds(1) + shape.top_k * costs.expert.seconds(1)
         )
@@ -124,17 +128,19 @@ def plan_deployment(request: PlanRequest) -> DeploymentPlan:
 
     Raises BadUsage or BadInput for an unknown model, OutOfResources when less than one expert per layer fits.
     """
-    (model, needs), chosen = _costs(request.model), machine(request.machine)
+    (model, needs), chosen = _costs(request.model, request.dense), machine(request.machine)
     memory = divided(request, model, needs)
-    return DeploymentPlan(request, model, chosen, memory, Bounds.of(model, chosen, memory.share), [], 0, model.assumed)
+    bounds = Bounds.of(model, chosen, memory.share, dense=request.dense)
+    notes = () if request.dense is None else (DENSE_ON_GPU.format(bits=request.dense),)
+    return DeploymentPlan(request, model, chosen, memory, bounds, [], 0, (*model.assumed, *notes))
 
 
-def _costs(name: str) -> tuple[ModelShape, BackboneMemory]:
+def _costs(name: str, dense: int | None) -> tuple[ModelShape, BackboneMemory]:
     """The shape of a model, and what it needs besides experts."""
     if file := local_gguf(name):
-        return gguf_shape(file)
+        return gguf_shape(file, dense=dense)
     model = model_shape(name)
-    return model, backbone_memory(model, backbone_of(name))
+    return model, backbone_memory(model, backbone_of(name), dense=dense)
 
 
 def divided(request: PlanRequest, model: ModelShape, needs: BackboneMemory) -> Memory:

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from artifacts.errors import Problem
-from artifacts.hardware.machines import Machine
 from artifacts.modelshapes.known import ModelShape
 from artifacts.traces.synthetic import Dials, generate
 from moectl.commands.plan_rows import DeploymentPlan, Expected, Memory
@@ -30,7 +29,7 @@ def simulated(
     """The plan with every preset replayed on synthetic routers."""
     model, few = deployment.model, _few_layers(deployment.model)
     scale = model.shape.num_layers / few.shape.num_layers
-    rows, assumed = _expected(few, deployment.machine, deployment.memory, scale, progress)
+    rows, assumed = _expected(few, deployment, scale, progress)
     return replace(
         deployment, rows=rows, simulated_layers=few.shape.num_layers, assumed=(*deployment.assumed, *assumed)
     )
@@ -44,10 +43,13 @@ def _few_layers(model: ModelShape) -> ModelShape:
 
 
 def _expected(
-    model: ModelShape, chosen: Machine, memory: Memory, scale: float, progress: Callable[[int, int], None]
+    model: ModelShape, deployment: DeploymentPlan, scale: float, progress: Callable[[int, int], None]
 ) -> tuple[list[Expected], tuple[str, ...]]:
     """Replay the presets that hold all experts if all fit, else those that do not."""
-    workloads = {name: Workload(generate(dials, model.shape), model, chosen) for name, dials in ROUTERS.items()}
+    chosen, memory, dense = deployment.machine, deployment.memory, deployment.request.dense
+    workloads = {
+        name: Workload(generate(dials, model.shape), model, chosen, dense=dense) for name, dials in ROUTERS.items()
+    }
     names = [name for name, preset in presets().items() if (memory.share == 1) == (preset.budget == "100%")]
     rows = []
     for number, preset in enumerate(names):

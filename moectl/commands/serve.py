@@ -50,7 +50,7 @@ def serve_command(
         raise BadUsage(f"--host {host} lets anybody in: give --api-key, or leave it out to serve this machine alone")
     name = name or str(demo_model())
     with _listening(host, port) as listening:
-        opened = open_quietly(name, device=settings.device)
+        opened = open_quietly(name, device=settings.device, dense=settings.dense)
         tokenizer_of(opened)
         scheduler = scheduler_of(opened, name, settings, limits, store=store, base=base)
         scheduler.start()

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from artifacts.errors import BadUsage
+from artifacts.formats.dense import check_dense
 from artifacts.hardware.machines import HERE, Machine, machine
 from artifacts.modelshapes.known import ModelShape
 from artifacts.quantisation.replicas import check_base
@@ -41,12 +42,14 @@ class SimulateRequest:
     devices: int = 1
     reconfigure_every: int | None = None
     base: int = FULL_BITS
+    dense: int | None = None
     stored: Mapping[str, Preset] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.scope not in (None, *Scope):
             raise BadUsage(f"scope is layer or global, not {self.scope!r}")
         check_base(self.base)
+        check_dense(self.dense)
         if self.machine != HERE:
             machine(self.machine)
         for setting in self.settings():
@@ -100,6 +103,7 @@ class Simulated:
     source: str
     assumed: list[str]
     base: int
+    dense: int | None
 
 
 def simulate(source: TraceSource, request: SimulateRequest) -> Simulated:
@@ -110,7 +114,7 @@ def simulate(source: TraceSource, request: SimulateRequest) -> Simulated:
     if opened.model_id:
         request = replace(request, stored=find_presets(request.stored, source.store, model_id=opened.model_id))
         settings = request.settings()
-    opened, chosen, costs = place_trace(opened, request.machine, source.store, base=request.base)
+    opened, chosen, costs = place_trace(opened, request.machine, source.store, base=request.base, dense=request.dense)
     workload = Workload(
         opened.trace,
         opened.model,
@@ -118,6 +122,7 @@ def simulate(source: TraceSource, request: SimulateRequest) -> Simulated:
         artefacts=opened.artefacts,
         window=sizes.nbytes(request.window) if request.window else None,
         costs=costs,
+        dense=request.dense,
     )
     asked = [workload.run(setting) for setting in settings]
     plain = replace(
@@ -128,7 +133,15 @@ def simulate(source: TraceSource, request: SimulateRequest) -> Simulated:
     shown = [_identity(outcome) for outcome in asked]
     beside = [outcome for outcome in beside if _identity(outcome) not in shown]
     return Simulated(
-        asked, beside, opened.trace, opened.model, workload.machine, opened.name, workload.assumed, request.base
+        asked,
+        beside,
+        opened.trace,
+        opened.model,
+        workload.machine,
+        opened.name,
+        workload.assumed,
+        request.base,
+        request.dense,
     )
 
 
@@ -197,6 +210,7 @@ def receipt(simulated: Simulated) -> dict[str, object]:
         "top_k": shape.top_k,
         "expert_bytes": shape.expert_nbytes,
         "base_bits": simulated.base,
+        "dense_bits": simulated.dense,
         "preset": preset(first.setting.preset).name,
         "tuned_for": preset(first.setting.preset).tuned_for,
         "policies": first.policies,

@@ -142,7 +142,9 @@ def _simulated(row: Record) -> str:
 
 def _base(row: Record) -> str:
     """A sentence on the base of budgets and quality, if it is not the checkpoint."""
-    return "" if row["base"] == FULL_BITS else f" Every expert is a replica of {data(row['base'], whole)} bits."
+    experts = "" if row["base"] == FULL_BITS else f" Every expert is a replica of {data(row['base'], whole)} bits."
+    dense = "" if row["dense"] is None else f" Dense weights have {data(row['dense'], whole)} bits."
+    return experts + dense
 
 
 def _counted(number: object, what: str) -> str:

@@ -50,7 +50,8 @@ SELECT data, tokens, json_extract_string(parameters, '$.machine.name') AS machin
   json_extract_string(parameters, '$.machine.processor') AS processor,
   json_extract_string(parameters, '$.machine.gpu') AS gpu,
   json_extract(parameters, '$.threads')::INT AS threads, seed,
-  coalesce(json_extract(parameters, '$.base')::INT, 16) AS base
+  coalesce(json_extract(parameters, '$.base')::INT, 16) AS base,
+  json_extract(parameters, '$.dense')::INT AS dense
 FROM runs WHERE json_extract_string(parameters, '$.job') = '{job}' ORDER BY run_id LIMIT 1"""
 
 BOUNDS = (

@@ -1,12 +1,15 @@
 """What a checkpoint says of itself before it is opened: its config and the headers of its files, in a moment."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from artifacts.common.untrusted import existing, read_json
 from artifacts.errors import BadInput
+from artifacts.formats.dense import DENSE
 from artifacts.formats.stated import stated_quantisation
-from artifacts.modelshapes.known import from_config
+from artifacts.modelshapes.known import ModelShape, from_config
+from artifacts.modelshapes.memory import backbone_memory, backbone_of
 from artifacts.shape import Shape
 from runtime.model.families import check_family
 from runtime.model.gguf_config import gguf_config
@@ -19,13 +22,15 @@ _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 @dataclass(frozen=True, slots=True)
 class CheckpointGlance:
     """The shape of a model, or in `unknown` why its config does not say it; the format of its experts, as `mxfp4, 4.25
-    bits`, bytes of one of their weights with its share of scales, and the dtype that it is computed in."""
+    bits`, bytes of one of their weights with its share of scales, and the dtype that it is computed in. `dense_nbytes`:
+    what all other weights take in memory, by the bits of `--dense`, None as published; empty where that is unknown."""
 
     shape: Shape | None
     dtype: str
     expert_format: str = ""
     weight_nbytes: float = 0.0
     unknown: str = ""
+    dense_nbytes: Mapping[int | None, int] = field(default_factory=dict)
 
 
 def glance(name: str) -> CheckpointGlance:
@@ -49,7 +54,22 @@ def glance(name: str) -> CheckpointGlance:
     except BadInput as error:
         return CheckpointGlance(None, dtype, unknown=str(error))
     layouts = " and ".join(dict.fromkeys(scheme.layout for scheme in stated.schemes)) if stated else dtype
-    return CheckpointGlance(model.shape, dtype, f"{layouts}, {8 * model.weight_nbytes:.3g} bits", model.weight_nbytes)
+    return CheckpointGlance(
+        model.shape,
+        dtype,
+        f"{layouts}, {8 * model.weight_nbytes:.3g} bits",
+        model.weight_nbytes,
+        dense_nbytes=_dense_nbytes(model, folder),
+    )
+
+
+def _dense_nbytes(model: ModelShape, folder: Path) -> dict[int | None, int]:
+    """Empty where the config does not say what attention consists of."""
+    try:
+        backbone = backbone_of(str(folder))
+        return {bits: backbone_memory(model, backbone, dense=bits).weights_nbytes for bits in (None, *DENSE)}
+    except BadInput:
+        return {}
 
 
 def _downloaded(name: str) -> Path:
@@ -98,4 +118,5 @@ def _of_gguf(path: Path) -> CheckpointGlance:
         gguf_dtype(path),
         f"{gguf_types(path)}, {8 * model.weight_nbytes:.3g} bits",
         model.weight_nbytes,
+        dense_nbytes={bits: gguf_shape(path, dense=bits)[1].weights_nbytes for bits in (None, *DENSE)},
     )

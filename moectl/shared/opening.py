@@ -15,10 +15,10 @@ def quieten() -> None:
     logging.disable_progress_bar()
 
 
-def open_quietly(name: str, *, device: str = "auto") -> MoeModel:
-    """Open a checkpoint, a folder or hub id, on a device as the user names it."""
+def open_quietly(name: str, *, device: str = "auto", dense: int | None = None) -> MoeModel:
+    """Open a checkpoint, a folder or hub id, on a device as the user names it; `dense` is as for `open_model`."""
     quieten()
-    return open_model(name, device=resolve_device(device))
+    return open_model(name, device=resolve_device(device), dense=dense)
 
 
 def model_info(name: str, opened: MoeModel) -> ModelInfo:

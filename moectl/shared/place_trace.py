@@ -3,8 +3,8 @@
 from dataclasses import replace
 from pathlib import Path
 
-from artifacts.errors import Incompatible
-from artifacts.hardware.costs import Costs
+from artifacts.errors import BadUsage, Incompatible
+from artifacts.hardware.costs import DENSE_ON_GPU, Costs
 from artifacts.hardware.machines import HERE, Machine, machine
 from artifacts.hardware.profile import REMEDY
 from artifacts.shape import FULL_BITS
@@ -15,13 +15,17 @@ from runtime.replay import from_trace
 from runtime.replay.measured_machine import costs_of, machine_of
 
 
-def place_trace(opened: OpenedTrace, name: str, path: Path, *, base: int) -> tuple[OpenedTrace, Machine, Costs | None]:
+def place_trace(
+    opened: OpenedTrace, name: str, path: Path, *, base: int, dense: int | None
+) -> tuple[OpenedTrace, Machine, Costs | None]:
     """Return the trace on its base, the machine of that name, and what the model costs there if that was measured.
 
-    `here` is this machine, as the store's hardware profile describes it. Raises BadUsage for an unknown machine,
-    Incompatible when there is no such profile.
+    `here` is this machine, as the store's hardware profile describes it, with weights besides experts as published.
+    Raises BadUsage for an unknown machine, Incompatible when there is no such profile.
     """
-    based, shape = trace_on_base(opened, base), opened.model.shape
+    if dense is not None and name == HERE:
+        raise BadUsage(f"--dense {dense}: a hardware profile is of dense weights as published; name another --machine")
+    based, shape = _with_dense(trace_on_base(opened, base), dense), opened.model.shape
     if name != HERE:
         return based, machine(name), None
     if not path.exists():
@@ -30,6 +34,14 @@ def place_trace(opened: OpenedTrace, name: str, path: Path, *, base: int) -> tup
         profile = profile_for(store, shape, name=opened.model.name)
     costs = costs_of(profile, shape).on_base(base, based.model.shape.expert_nbytes / shape.expert_nbytes)
     return based, machine_of(profile, shape), costs
+
+
+def _with_dense(opened: OpenedTrace, bits: int | None) -> OpenedTrace:
+    """The trace with a note on what weights besides experts are taken to cost at few bits."""
+    if bits is None:
+        return opened
+    assumed = (*opened.model.assumed, DENSE_ON_GPU.format(bits=bits))
+    return replace(opened, model=replace(opened.model, assumed=assumed))
 
 
 def trace_on_base(opened: OpenedTrace, bits: int) -> OpenedTrace:
@@ -55,3 +67,8 @@ def trace_on_base(opened: OpenedTrace, bits: int) -> OpenedTrace:
 def base_suffix(bits: int) -> str:
     """Return what a table adds to the size of an expert that is not the checkpoint's own."""
     return "" if bits == FULL_BITS else f", replicas of {bits} bits"
+
+
+def dense_suffix(bits: int | None) -> str:
+    """Return what a table adds where weights besides experts have few bits."""
+    return "" if bits is None else f", dense weights of {bits} bits"

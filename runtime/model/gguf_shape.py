@@ -6,6 +6,7 @@ from math import prod
 from pathlib import Path
 
 from artifacts.errors import BadInput
+from artifacts.formats.dense import dense_nbytes
 from artifacts.formats.gguf_header import GgufTensor
 from artifacts.modelshapes.known import ModelShape
 from artifacts.modelshapes.memory import BackboneMemory
@@ -14,19 +15,21 @@ from runtime.model.gguf_architectures import architecture_of, head_dim
 from runtime.model.gguf_config import read_headers
 
 _EXPERTS = re.compile(r"blk\.(\d+)\.ffn_(gate|up|down|gate_up)_exps\.(weight|bias)")
+_ROUTERS = ("ffn_gate_inp.", "ffn_gate_inp_shexp.")
 _DTYPES = {"F32": "float32", "F16": "float16"}  # any other is computed in bfloat16
 _Tensors = list[GgufTensor]
 
 
-def gguf_shape(path: Path) -> tuple[ModelShape, BackboneMemory]:
-    """Return the shape of the model of a GGUF file, and what it needs besides experts. Raises BadInput."""
+def gguf_shape(path: Path, *, dense: int | None = None) -> tuple[ModelShape, BackboneMemory]:
+    """Return the shape of the model of a GGUF file, and what it needs besides experts, with linear layers at `dense`
+    bits if that is given. Raises BadInput."""
     headers = read_headers(path)
     _, own = architecture_of(path, headers[0].entries)
     tensors = [tensor for header in headers for tensor in header.tensors.values()]
     experts = [tensor for tensor in tensors if _EXPERTS.fullmatch(tensor.name)]
     try:
         dtype_nbytes = 4 if gguf_dtype(path) == "float32" else 2
-        return _shape(path, tensors, experts, own, dtype_nbytes), _memory(tensors, experts, own, dtype_nbytes)
+        return _shape(path, tensors, experts, own, dtype_nbytes), _memory(tensors, experts, own, dtype_nbytes, dense)
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         raise BadInput(f"{path} does not say what its model needs ({error}): download it again") from error
 
@@ -65,11 +68,19 @@ def _shape(path: Path, tensors: _Tensors, experts: _Tensors, own: dict, dtype_nb
     )
 
 
-def _memory(tensors: _Tensors, experts: _Tensors, own: dict, dtype_nbytes: int) -> BackboneMemory:
+def _memory(tensors: _Tensors, experts: _Tensors, own: dict, dtype_nbytes: int, dense: int | None) -> BackboneMemory:
     names = {tensor.name for tensor in experts}
     others = [tensor for tensor in tensors if tensor.name not in names]
+    is_tied = all(tensor.name != "output.weight" for tensor in others)
+    nbytes = 0.0
+    for tensor in others:
+        is_linear = len(tensor.shape) == 2 and (is_tied or tensor.name != "token_embd.weight")
+        if is_linear and not any(part in tensor.name for part in _ROUTERS):
+            nbytes += dense_nbytes(*tensor.shape, bits=dense, dtype_nbytes=dtype_nbytes)
+        else:
+            nbytes += prod(tensor.shape) * dtype_nbytes
     return BackboneMemory(
-        weights_nbytes=sum(prod(tensor.shape) for tensor in others) * dtype_nbytes,
+        weights_nbytes=round(nbytes),
         stored_nbytes=sum(tensor.nbytes for tensor in others),
         cache_nbytes=own["block_count"] * _cached(own) * dtype_nbytes,
     )

@@ -10,6 +10,7 @@ from artifacts.errors import BadInput, first_line
 from artifacts.shape import FULL_BITS, Shape
 from runtime.model.checkpoint import Checkpoint
 from runtime.model.config_fields import check_fields
+from runtime.model.dense_bits import DenseWidth
 from runtime.model.expert_store import DiskStore, StoredLayout
 from runtime.model.expert_tensors import locate_experts
 from runtime.model.fingerprint import fingerprint, former_fingerprint
@@ -33,7 +34,8 @@ class MoeModel:
     stores call it by `former_fingerprint`. On a low-bit `base` (runtime/session/equip.py), `store` reads replicas and
     `shape` has their bytes; `dtype` and `stored_shape`, by which the artefact store identifies the model, stay the
     checkpoint's. `sum_dtype` is that in which the model adds experts up. `unfollowed` has a line for each generation
-    setting of the checkpoint that is left out, and one for the part of a multimodal model that is not loaded.
+    setting of the checkpoint that is left out, and one for the part of a multimodal model that is not loaded. `dense`
+    says how linear layers besides experts and routers are quantised; None: they are as published.
     """
 
     model: PreTrainedModel
@@ -50,6 +52,7 @@ class MoeModel:
     stored_shape: Shape
     base: int = FULL_BITS
     unfollowed: tuple[str, ...] = ()
+    dense: DenseWidth | None = None
 
     @property
     def weight_nbytes(self) -> float:
@@ -62,10 +65,13 @@ class MoeModel:
         return f"{self.store.layout.format}, {8 * self.weight_nbytes:.3g} bits"
 
 
-def open_model(name: str, *, dtype: torch.dtype | None = None, device: str | torch.device = "cpu") -> MoeModel:
+def open_model(
+    name: str, *, dtype: torch.dtype | None = None, device: str | torch.device = "cpu", dense: int | None = None
+) -> MoeModel:
     """Open a local folder or a hub id without ever holding its experts in memory.
 
-    `dtype` defaults to the checkpoint's own. Raises BadInput for a model that is incomplete, damaged or refused.
+    `dtype` defaults to the checkpoint's own; `dense` keeps linear layers besides experts and routers at 8 or 4 bits.
+    Raises BadInput for a model that is incomplete, damaged or refused, BadUsage for another number of bits.
     """
     source = source_of(locate(name))
     stored_config, checkpoint = source.read_config(), source.open()
@@ -73,15 +79,12 @@ def open_model(name: str, *, dtype: torch.dtype | None = None, device: str | tor
     _check_numbers(stored_config, checkpoint)
     config = _parsed(source, stored_config)
     dtype = dtype or config.dtype or config.get_text_config().dtype or source.dtype(checkpoint)
-    model = build_skeleton(config, dtype)
-    check_fields(stored_config, config, model)
-    layers = moe_layers(model)
+    model, layers = _skeleton(config, stored_config, dtype)
     layout = ExpertLayout.of(layers[0].shapes, dtype)
     plain = _shape(layers, layout)
     located = locate_experts(model, layers, shape=plain, layout=layout, tensors=tensors, mapping=source.mapping(model))
     shape = _as_stored(plain, located.layout)
-    experts = {f"{layer.name}.{part.name}" for layer in layers for part in layout.parts}
-    load_resident(model, located.others, experts=experts, dtype=dtype, device=torch.device(device), source=source)
+    width = load_resident(model, layers, located.others, dtype=dtype, device=device, source=source, dense=dense)
     tokenizer = _tokenizer(source, model.get_input_embeddings().num_embeddings)
     opened = MoeModel(
         model=model,
@@ -97,6 +100,7 @@ def open_model(name: str, *, dtype: torch.dtype | None = None, device: str | tor
         sum_dtype=try_model(model, layers),
         stored_shape=shape,
         unfollowed=(*source.unfollowed(), *_text_only(config), *load_generation_config(model, source.path, tokenizer)),
+        dense=width,
     )
     checkpoint.check_unchanged()
     return opened
@@ -112,6 +116,14 @@ def _parsed(source: Source, stored: dict) -> PreTrainedConfig:
         return source.parse_config(stored)
     except Exception as error:  # transformers raises anything on a broken config.json
         raise BadInput(f"transformers cannot use the config.json of {source.path}: {first_line(error)}") from error
+
+
+def _skeleton(
+    config: PreTrainedConfig, stored: dict, dtype: torch.dtype
+) -> tuple[PreTrainedModel, tuple[MoeLayer, ...]]:
+    model = build_skeleton(config, dtype)
+    check_fields(stored, config, model)
+    return model, moe_layers(model)
 
 
 def _shape(layers: tuple[MoeLayer, ...], layout: ExpertLayout) -> Shape:

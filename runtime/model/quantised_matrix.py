@@ -62,10 +62,16 @@ def project_in_tiles(module: nn.Module, weights: Parts, name: str, x: torch.Tens
     order."""
     if isinstance(weights[name], torch.Tensor):
         return project(module, weights, name, x)
-    y = x.new_empty(len(x), sum(matrix.shape[0] for matrix in weights[name]))
-    for first, tile in _tiles(weights[name], x.dtype, _MULTIPLIED):
-        y[:, first : first + len(tile)] = F.linear(x, tile)
+    y = linear_in_tiles(weights[name], x)
     return y + weights[f"{name}_bias"] if module.has_bias else y
+
+
+def linear_in_tiles(matrices: Sequence[QuantisedMatrix], x: torch.Tensor) -> torch.Tensor:
+    """x [t, in] times the rows of all matrices, [t, out], without ever writing a whole matrix to memory."""
+    y = x.new_empty(len(x), sum(matrix.shape[0] for matrix in matrices))
+    for first, tile in _tiles(matrices, x.dtype, _MULTIPLIED):
+        y[:, first : first + len(tile)] = F.linear(x, tile)
+    return y
 
 
 def joined(matrices: Sequence[QuantisedMatrix], dtype: torch.dtype, *, is_transposed: bool) -> torch.Tensor:

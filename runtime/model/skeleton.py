@@ -1,8 +1,9 @@
 """A transformers model without its routed experts: built on `meta`, the other tensors loaded as transformers does."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -21,7 +22,9 @@ from transformers.utils.loading_report import LoadStateDictInfo
 
 from artifacts.errors import BadInput, first_line
 from runtime.model.checkpoint import StoredTensor
+from runtime.model.dense_bits import DenseQuantiser, DenseWidth
 from runtime.model.dense_memory import gather
+from runtime.model.layers import MoeLayer
 from runtime.model.layout import is_finite
 from runtime.model.source import Source
 
@@ -83,36 +86,43 @@ def _others(module: nn.Module, prefix: str, kept: set[nn.Module | None]) -> Iter
 
 def load_resident(
     model: PreTrainedModel,
+    layers: Sequence[MoeLayer],
     tensors: dict[str, StoredTensor],
     *,
-    experts: set[str],
     dtype: torch.dtype,
-    device: torch.device,
+    device: str | torch.device,
     source: Source,
-) -> None:
-    """Load `tensors` into `model` on `device`, all but the parameters named in `experts`, which stay on `meta`.
+    dense: int | None = None,
+) -> DenseWidth | None:
+    """Load `tensors` into `model` on `device`, all but the experts of `layers`, which stay on `meta`. Linear layers
+    besides experts and routers are quantised to `dense` bits if that is given, which the result describes.
 
-    Raises BadInput for the first parameter that is missing, of the wrong shape or not finite; none is initialised at
-    random.
+    Raises BadInput for the first parameter that is missing, of the wrong shape or not finite, and BadUsage for
+    another width; none is initialised at random.
     """
+    experts = {f"{layer.name}.{name}" for layer in layers for name in layer.shapes}
+    quantiser = None if dense is None else DenseQuantiser(model, dense, layers)
     for name in experts:
         model.get_parameter(name)._is_hf_initialized = True  # or transformers would fill them with random numbers
     mapping = source.mapping(model)
     loading = LoadStateDictConfig(
         pretrained_model_name_or_path=str(source.path),
-        device_map={"": device},
+        device_map={"": torch.device(device)},
         dtype=dtype,
         dtype_plan=model._get_dtype_plan(dtype) | _wide(mapping),
         weight_mapping=mapping,
     )
     with _no_progress_bar():
-        info, _ = convert_and_load_state_dict_in_model(model, tensors, loading, None)
+        info, _ = convert_and_load_state_dict_in_model(model, tensors, replace(loading, hf_quantizer=quantiser), None)
     info.missing_keys -= experts
     _check_loaded(model, info)
     model._finalize_model_loading(model, loading, info)
     model.requires_grad_(False)
+    if quantiser:
+        quantiser.finish()
     gather(model)
     _check_resident(model, experts)
+    return quantiser and quantiser.width
 
 
 def _wide(mapping: list[WeightTransform]) -> dict[str, torch.dtype]:

@@ -35,7 +35,7 @@ class Workload:
     `assumed` lists that.
 
     `window` overrides the bytes that the machine's link moves during a layer. `costs` are measured costs, in place of
-    those of the machine's data sheet.
+    those of the machine's data sheet, which are of weights besides experts at `dense` bits if that is given.
     """
 
     def __init__(
@@ -47,12 +47,13 @@ class Workload:
         artefacts: Artefacts | None = None,
         window: int | None = None,
         costs: Costs | None = None,
+        dense: int | None = None,
     ) -> None:
         check_model(trace, model)
         self.trace, self.model, self.machine = trace, model, machine
         self.assumed: list[str] = [*trace.assumed, *model.assumed, *unused_layers(trace)]
         self._artefacts = TraceArtefacts(trace, model, artefacts or Artefacts(), self.assumed)
-        self._costs = costs or Costs.of(model, machine)
+        self._costs = costs or Costs.of(model, machine).with_dense(dense)
         self._window = window
         self._splits: dict[tuple, SolvedSplit] = {}  # by budget and policies
 

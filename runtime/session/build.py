@@ -42,6 +42,7 @@ from runtime.tiers.slots import Slots
 def build_parts(opened: MoeModel, settings: Settings, artefacts: Artefacts, undo: ExitStack) -> Parts:
     """Open every part and install the engine in the model. `undo` closes what was opened, also where a later part
     fails. Raises BadUsage, BadInput, Incompatible and OutOfResources."""
+    _check_opened_so(opened, settings.dense)
     if settings.verify and artefacts.replicas:
         verify_files(artefacts.replicas)
     if settings.learn:
@@ -78,6 +79,11 @@ def build_parts(opened: MoeModel, settings: Settings, artefacts: Artefacts, undo
     _install(parts, undo)
     make_ready(parts.computed_widths, opened.dtype, opened.model.device)
     return parts
+
+
+def _check_opened_so(opened: MoeModel, dense: int | None) -> None:
+    if dense is not None and (opened.dense is None or opened.dense.bits != dense):
+        raise BadUsage(f"dense={dense} is a matter of opening: open_model(name, dense={dense}), or Session.open")
 
 
 def _open_threads(settings: Settings, undo: ExitStack) -> KernelThreads:

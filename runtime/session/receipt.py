@@ -5,8 +5,10 @@ import torch
 
 from runtime.control import split_solver
 from runtime.control.resplit import NOT_ANEW, Reconfiguration, tokens_between
+from runtime.kernels.load import AS_NUMPY
 from runtime.kernels.low_bit import kernel_name
 from runtime.model import huge_pages
+from runtime.model.open import MoeModel
 from runtime.policies import POLICIES, describe
 from runtime.policies.presets import preset
 from runtime.session.parts import Parts
@@ -29,6 +31,7 @@ def receipt(parts: Parts, reconfiguration: Reconfiguration | None, *, fallbacks:
         "tuned_for": preset(settings.preset).tuned_for,
         "policies": {axis: describe(getattr(policies, axis)) for axis in POLICIES},
         "experts_of_a_token": parts.fused.name if parts.is_fused else "torch",
+        "dense": _dense(opened),
         "compiled": parts.dense.receipt() if parts.dense else {},
         "scope": str(parts.scope),
         "slots": cache.num_slots,
@@ -48,6 +51,14 @@ def receipt(parts: Parts, reconfiguration: Reconfiguration | None, *, fallbacks:
         "scaled_to": settings.scaled_to,
         "fallbacks": list(fallbacks),
     }
+
+
+def _dense(opened: MoeModel) -> dict[str, object]:
+    """The bytes of all weights besides experts, and how many linear layers are at few bits or stay as published."""
+    held = sum(parameter.nbytes for parameter in opened.model.parameters() if parameter.device.type != "meta")
+    width = opened.dense
+    few = {} if width is None else {"bits": width.bits, "matrices": width.num_packed, "as_published": width.num_left}
+    return {"bytes": held} | few
 
 
 def _devices(parts: Parts) -> dict[str, object]:
@@ -74,6 +85,17 @@ def _replicas(parts: Parts) -> dict[str, object]:
     }
 
 
+def _dense_fallbacks(opened: MoeModel, *, is_multiplied: bool) -> list[str]:
+    """What of the dense weights is not as asked: layers that stay as published, and products of dequantised ones."""
+    width, lines = opened.dense, []
+    if width.num_left:
+        lines.append(f"dense: {width.num_left} linear layers stay as published: too small, or no whole blocks of 32")
+    if opened.model.device.type != "cpu" or not is_multiplied:
+        why = "there is no kernel" if opened.model.device.type != "cpu" else "--experts fused multiplies where it lies"
+        lines.append(f"dense: {width.bits} bits are dequantised at each use on {opened.model.device.type}: {why}")
+    return lines
+
+
 def fallbacks_of(parts: Parts) -> list[str]:
     """What the session does otherwise than it was asked, a line each; those of the policies come first."""
     opened, devices, num_devices = parts.opened, parts.devices, parts.settings.devices
@@ -81,6 +103,8 @@ def fallbacks_of(parts: Parts) -> list[str]:
     if parts.settings.experts == FUSED and not parts.is_fused:
         where = f"{num_devices} devices" if num_devices > 1 else opened.model.device.type
         lines.append(f"experts of {opened.family} on {where} are not fused: torch computes")
+    if opened.dense:
+        lines += _dense_fallbacks(opened, is_multiplied=parts.dense is not None and opened.dtype in AS_NUMPY)
     if num_devices > 1 and len(set(devices)) == 1:
         lines.append(f"devices: {num_devices} parts of {devices[0]} in the place of GPUs")
     if num_devices > 1 and tokens_between(None, parts.fast.split, parts.policies):

@@ -75,7 +75,7 @@ class Session:
         """
         settings = settings or Settings()
         check_base(base)
-        opened = open_model(str(name), device=resolve_device(settings.device))
+        opened = open_model(str(name), device=resolve_device(settings.device), dense=settings.dense)
         return cls.over(opened, settings, store=store, base=base, name=str(name))
 
     @classmethod
@@ -89,7 +89,7 @@ class Session:
         name: str = "this model",
     ) -> "Session":
         """Run a model that is open already and that no other session uses; errors call it `name`. The rest is as for
-        `open`."""
+        `open`, but `settings.dense` is that with which the model was opened."""
         path = None if store is None else Path(store)
         opened, settings, artefacts = equip(opened, settings, name=name, store=path, base=base)
         return cls(opened, settings, artefacts=artefacts)

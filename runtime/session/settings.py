@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from artifacts.common.suggestions import unknown
 from artifacts.errors import BadUsage
+from artifacts.formats.dense import check_dense
 from runtime.policies import build
 from runtime.policies.presets import Preset, Scope, preset
 
@@ -31,11 +32,13 @@ class Settings:
     reconfigure_every: int | None = None  # tokens after which a split is solved anew; 0: never
     verify: bool = False  # compare replica files with their hashes before any is used
     learn: bool = False  # add the run's iterations to the expert maps, starting with none if the store has none
+    dense: int | None = None  # bits of linear layers besides experts and routers, 8 or 4; None: as the model is open
 
     def __post_init__(self) -> None:
         if self.scaled_to and (self.link != "auto" or self.near):
             raise BadUsage("--scaled-to sets the link and the near tier itself: leave out --link and --near")
         check_experts(self.experts)
+        check_dense(self.dense)
         if self.scope not in (None, *Scope):
             raise BadUsage(f"scope is layer or global, not {self.scope!r}")
         policies = build(self.texts())  # refuses unknown names before a model is opened

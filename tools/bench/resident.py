@@ -21,6 +21,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from artifacts.errors import BadInput
+from artifacts.formats.dense import DENSE
 from profilers.compare.llama_cpp import LlamaCpp, check_installed
 from profilers.export.gguf import export_gguf
 from runtime.model.open import MoeModel, open_model
@@ -30,6 +31,8 @@ from tools.bench.performance import Ratio, Section, Table
 
 STOCK = ("eager", "grouped_mm", "batched_mm")
 OURS = {"moectl": Settings("full"), "moectl, experts fused": Settings("full", experts=FUSED)}
+FEW_BITS = {f"moectl, experts fused, dense {bits}": Settings("full", experts=FUSED, dense=bits) for bits in DENSE}
+"""Besides, in bfloat16 alone: in float32 so many copies of a model would not fit into memory."""
 LLAMA_CPP = {torch.bfloat16: "bf16", torch.float32: "f32"}  # the types of its files
 PROMPT = 16  # tokens
 OLMOE_SIZED = ("--layers", "2", "--experts", "64", "--top-k", "8", "--hidden", "2048", "--intermediate", "1024")
@@ -62,10 +65,12 @@ def table(name: str, folder: Path, dtype: torch.dtype, *, rounds: int, tokens: i
     contenders = [Contender(each, partial(_decode_with, stock, each)) for each in STOCK]
     ids = torch.from_numpy(np.random.default_rng(0).integers(3, stock.config.vocab_size, (1, PROMPT + tokens)))
     with ExitStack() as stack:
-        for own, settings in OURS.items():
-            session = stack.enter_context(Session(open_model(str(folder), dtype=dtype), settings))
+        ours = OURS | (FEW_BITS if dtype is torch.bfloat16 else {})
+        for own, settings in ours.items():
+            opened = open_model(str(folder), dtype=dtype, dense=settings.dense)
+            session = stack.enter_context(Session(opened, settings))
             contenders.append(Contender(own, partial(decode_seconds, session.opened.model)))
-        contenders += _llama_cpp(stack, session.opened, folder, num_tokens=ids.shape[1])
+        contenders += _llama_cpp(stack, open_model(str(folder), dtype=dtype), folder, num_tokens=ids.shape[1])
         seconds = run_rounds(contenders, ids, rounds=rounds)
     return _table(name, str(dtype).removeprefix("torch."), seconds, rounds=rounds, tokens=tokens)
 
@@ -101,7 +106,7 @@ def _table(name: str, dtype: str, seconds: dict[str, list[float]], *, rounds: in
             for each, own in seconds.items()
         ],
         f"medians over {rounds} rounds of {tokens} tokens; each round begins with another",
-        {f"{name}, {dtype}, {each}": ratios[each] for each in OURS},
+        {f"{name}, {dtype}, {each}": ratios[each] for each in seconds if each in OURS | FEW_BITS},
     )
 
 

@@ -24,7 +24,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "common": "errors",
         "formats": _FACTS,
         "modelshapes": f"{_FACTS} formats",
-        "hardware": f"{_FACTS} modelshapes",
+        "hardware": f"{_FACTS} modelshapes formats",
         "traces": _FACTS,
         "importers": f"{_FACTS} traces",
         "routing": _FACTS,

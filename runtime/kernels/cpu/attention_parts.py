@@ -9,6 +9,7 @@ from torch import nn
 
 from runtime.kernels.cpu.compiled_norm import Norm, recognise_norm
 from runtime.kernels.load import AS_NUMPY
+from runtime.model.quantised_linear import QuantisedLinear, device_of, dtype_of
 
 _NORMS = (("q_norm", "k_norm"), ("q_layernorm", "k_layernorm"), ("query_layernorm", "key_layernorm"))
 _OUTPUTS = ("o_proj", "out_proj")
@@ -19,10 +20,10 @@ class Heads:
     """The linear layers, norms and sizes of an attention: `count` heads of `dim` numbers, `value_dim` in values;
     `groups` of them share keys. `sinks` [N] is float32."""
 
-    query: nn.Linear
-    key: nn.Linear
-    value: nn.Linear
-    output: nn.Linear
+    query: nn.Linear | QuantisedLinear
+    key: nn.Linear | QuantisedLinear
+    value: nn.Linear | QuantisedLinear
+    output: nn.Linear | QuantisedLinear
     norms: tuple[Norm, Norm] | None
     sinks: torch.Tensor | None
     count: int
@@ -33,7 +34,7 @@ class Heads:
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.query.weight.dtype
+        return dtype_of(self.query)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +72,13 @@ def recognise_heads(module: nn.Module) -> Heads | str:
     children = dict(module.named_children())
     output = next((name for name in _OUTPUTS if name in children), _OUTPUTS[0])
     linear = [children.pop(name, None) for name in ("q_proj", "k_proj", "v_proj", output)]
-    if not all(type(layer) is nn.Linear for layer in linear):
+    if not all(type(layer) in (nn.Linear, QuantisedLinear) for layer in linear):
         return "projections of another kind"
-    weight = linear[0].weight
-    if weight.dtype not in AS_NUMPY or weight.device.type != "cpu":
-        return f"{weight.dtype} on {weight.device.type}"
+    dtype, device = dtype_of(linear[0]), device_of(linear[0])
+    if dtype not in AS_NUMPY or device.type != "cpu":
+        return f"{dtype} on {device.type}"
     named = next((pair for pair in _NORMS if set(pair) <= children.keys()), ())
-    norms = [recognise_norm(children.pop(name), weight.dtype) for name in named]
+    norms = [recognise_norm(children.pop(name), dtype) for name in named]
     further = [*children, *(name for name, _ in module.named_parameters(recurse=False) if name != "sinks")]
     if further or None in norms:
         return f"further parts: {', '.join(further)}" if further else "norms of another kind"

@@ -1,11 +1,14 @@
 """The linear layers outside the experts in compiled code, for one token: when torch multiplies a bfloat16 matrix by one
-vector, it reads the matrix at a fraction of the memory's bandwidth.
+vector, it reads the matrix at a fraction of the memory's bandwidth. Matrices of few bits are multiplied where they lie,
+by up to `MOST_TOKENS` tokens; more multiply tiles of their rows, dequantised.
 
 Routers are not replaced, so that they choose a token's experts with the model's own bits.
 """
 
 from collections.abc import Callable
+from functools import partial
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -13,22 +16,30 @@ from torch.nn import functional as F
 from runtime.kernels.cpu.threads import KernelThreads, by_rows
 from runtime.kernels.load import AS_NUMPY, kernels
 from runtime.model.open import MoeModel
+from runtime.model.quantised_linear import QuantisedLinear
+from runtime.model.quantised_matrix import linear_in_tiles
+
+MOST_TOKENS = 4
 
 
 class CompiledLinear:
-    """Replaces `forward` in every plain linear layer, from `install` to `uninstall`; `threads` share its rows."""
+    """Replaces `forward` in every linear layer, from `install` to `uninstall`; `threads` share its rows."""
 
     def __init__(self, opened: MoeModel, threads: KernelThreads) -> None:
         self._threads = threads
         routers = {layer.gate for layer in opened.layers}  # in some families a router is a plain linear layer
-        self._layers = [layer for layer in opened.model.modules() if _is_plain(layer) and layer not in routers]
+        layers = [layer for layer in opened.model.modules() if layer not in routers]
+        self._plain = [layer for layer in layers if _is_plain(layer)]
+        self._packed = [layer for layer in layers if _is_packed(layer)]
 
     def install(self) -> None:
-        for layer in self._layers:
+        for layer in self._plain:
             layer.forward = _forward(layer, self._threads)
+        for layer in self._packed:
+            layer.forward = PackedLinear(layer, self._threads).forward
 
     def uninstall(self) -> None:
-        for layer in self._layers:
+        for layer in (*self._plain, *self._packed):
             layer.__dict__.pop("forward", None)
 
 
@@ -39,6 +50,50 @@ def _is_plain(layer: nn.Module) -> bool:
         and layer.weight.dtype in AS_NUMPY
         and layer.weight.is_contiguous()
     )
+
+
+def _is_packed(layer: nn.Module) -> bool:
+    return isinstance(layer, QuantisedLinear) and layer.blocks.device.type == "cpu" and layer.dtype in AS_NUMPY
+
+
+class PackedLinear:
+    """Multiplies tokens by the matrix of a quantised layer where it lies. Sums are rounded once, with the bias."""
+
+    def __init__(self, layer: QuantisedLinear, threads: KernelThreads) -> None:
+        self._layer, self._threads, self._address = layer, threads, layer.blocks.data_ptr()
+        self._row_nbytes, self._num_shares = layer.blocks.shape[1], threads.num_shares(layer.blocks.nbytes)
+        self._is_narrow = layer.dtype is torch.bfloat16 and kernels("cpu.lanes").HAS_PAIRS
+        names, form = kernels("cpu.published"), layer.form
+        fields = np.full(names.NUM_FIELDS, -1)
+        fields[[names.KIND, names.CODES, names.BLOCK_NBYTES]] = getattr(names, form.name), 0, form.nbytes
+        self._multiply = partial(kernels("cpu.blocks").multiply_blocks_of_32, fields)
+        self._bias = None if layer.bias is None else layer.bias.detach().float()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The replacement of the layer's forward, x [..., I] -> [..., O]."""
+        layer, num_tokens = self._layer, x.numel() // self._layer.in_features
+        if x.dtype is not layer.dtype or x.requires_grad:
+            return F.linear(x, layer.weight, layer.bias)
+        tokens = x.reshape(num_tokens, layer.in_features)
+        if num_tokens > MOST_TOKENS:
+            out = linear_in_tiles([layer.matrix], tokens)
+            out = out if layer.bias is None else out + layer.bias
+        else:
+            sums = torch.from_numpy(self._sums(tokens.float().numpy()))
+            out = (sums if self._bias is None else sums + self._bias).to(layer.dtype)
+        return out.view(*x.shape[:-1], layer.out_features)
+
+    def _sums(self, tokens: np.ndarray) -> np.ndarray:
+        """tokens [T, I] -> [T, O], float32; each token by all of the matrix, in shares of its rows."""
+        sums = np.zeros((len(tokens), self._layer.out_features), np.float32)
+        borders = [sums.shape[1] * share // self._num_shares for share in range(self._num_shares + 1)]
+        for x, y in zip(tokens, sums, strict=True):
+            parts = [partial(self._part, x, y, *each) for each in zip(borders, borders[1:], strict=False)]
+            self._threads.run(parts)
+        return sums
+
+    def _part(self, x: np.ndarray, y: np.ndarray, first: int, last: int) -> None:
+        self._multiply(self._address + first * self._row_nbytes, x, y[first:last], self._is_narrow)
 
 
 def _forward(layer: nn.Linear, threads: KernelThreads) -> Callable[[torch.Tensor], torch.Tensor]:

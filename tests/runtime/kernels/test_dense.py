@@ -1,15 +1,21 @@
 """Linear layers in compiled code agree with torch, and `uninstall` restores the model's own."""
 
+from contextlib import closing
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
-from runtime.kernels.cpu.dense import CompiledLinear
+from artifacts.formats.ggml import GGML, GgmlBlocks
+from artifacts.formats.ggml_encoding import encode
+from runtime.kernels.cpu import threads
+from runtime.kernels.cpu.dense import MOST_TOKENS, CompiledLinear, PackedLinear
 from runtime.kernels.cpu.threads import KernelThreads
 from runtime.model.open import open_model
+from runtime.model.quantised_linear import QuantisedLinear
 from runtime.session.session import Session, Settings
 from runtime.session.settings import FUSED
 from tests.conftest import Checkpoint
@@ -39,6 +45,45 @@ def test_one_token_agrees_with_torch(inputs: int, outputs: int, bias: bool, dtyp
     assert ours.shape == theirs.shape and ours.dtype == dtype
     assert (ours - theirs).abs().max() <= (1e-6 if dtype is torch.float32 else 1e-2) * (1 + theirs.abs().max())
     assert "forward" not in vars(layer)
+
+
+def _packed(inputs: int, outputs: int, form: GgmlBlocks, dtype: torch.dtype, *, bias: bool = True) -> QuantisedLinear:
+    layer = nn.Linear(inputs, outputs, bias=bias).to(dtype).requires_grad_(False)
+    blocks = nn.Parameter(encode(layer.weight, form), requires_grad=False)
+    return QuantisedLinear(blocks, form, shape=layer.weight.shape, dtype=dtype, bias=layer.bias)
+
+
+@pytest.mark.parametrize("num_tokens", [1, MOST_TOKENS, MOST_TOKENS + 1, 70])
+@pytest.mark.parametrize("inputs", [32, 160, 512])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ["Q8_0", "Q4_0"])
+def test_matrices_of_few_bits_agree_with_the_dequantised_one(
+    name: str, dtype: torch.dtype, inputs: int, num_tokens: int
+) -> None:
+    torch.manual_seed(inputs)
+    layer, x = _packed(inputs, 45, GGML[name], dtype), torch.randn(1, num_tokens, inputs).to(dtype)
+    dense = CompiledLinear(Holder(layer), KernelThreads(1))
+    exact = F.linear(x.float(), layer.form.dequantise({"blocks": layer.blocks.data}), layer.bias.float())
+    with torch.inference_mode():
+        theirs = layer(x)
+        assert torch.equal(theirs, F.linear(x, layer.weight, layer.bias))
+        dense.install()
+        ours = layer(x)
+        dense.uninstall()
+    assert ours.shape == theirs.shape and ours.dtype == dtype and "forward" not in vars(layer)
+    bound = 1e-5 if dtype is torch.float32 else 1e-2
+    assert (ours.float() - exact).abs().max() <= bound * exact.abs().max()
+
+
+def test_a_matrix_of_few_bits_divided_between_threads_has_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "MIN_SHARE", 1 << 10)
+    layer, x = _packed(160, 77, GGML["Q4_0"], torch.bfloat16), torch.randn(2, 160).bfloat16()
+    outputs = []
+    for count in (1, 3):
+        with closing(KernelThreads(count)) as shared:
+            outputs.append(PackedLinear(layer, shared).forward(x))
+            assert shared.num_used == count
+    assert torch.equal(*outputs)
 
 
 def test_a_router_that_is_a_plain_linear_layer_is_not_replaced() -> None:

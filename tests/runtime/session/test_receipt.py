@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from runtime.control.resplit import NOT_ANEW
+from runtime.model.dense_bits import DenseWidth
 from runtime.session import receipt as module
 from runtime.session.receipt import fallbacks_of, receipt
 from runtime.session.settings import EXACT, FUSED
@@ -26,7 +27,8 @@ def parts_of(**own: object) -> SimpleNamespace:
         base=16,
         shape=SimpleNamespace(num_keys=16, expert_nbytes=64),
         expert_format="mxfp4, 4.25 bits",
-        model=SimpleNamespace(device=devices[0]),
+        model=SimpleNamespace(device=devices[0], parameters=lambda: (torch.zeros(3), torch.zeros(5, device="meta"))),
+        dense=own.pop("width", None),
         unfollowed=own.pop("unfollowed", ()),
     )
     cache = SimpleNamespace(num_slots=4, shape=opened.shape, shadows=own.pop("resident", None))
@@ -71,6 +73,7 @@ def test_what_is_not_there_leaves_its_line_empty() -> None:
     assert said["experts_of_a_token"] == "torch" and said["fallbacks"] == ["one"]
     assert (said["slots"], said["experts"], said["expert_bytes"], said["fast_bytes"]) == (4, 16, 64, 256)
     assert (said["expert_format"], said["base_bits"]) == ("mxfp4, 4.25 bits", 16)
+    assert said["dense"] == {"bytes": 12}
     assert receipt(parts_of(name=""), None, fallbacks=[])["model"] == "olmoe"
 
 
@@ -82,6 +85,8 @@ def test_what_is_there_has_a_receipt_of_its_own() -> None:
     told = [said[name]["of"] for name in ("reconfigured", "predictors", "maps", "compiled")]
     assert told == ["solver", "predictor", "maps", "dense"]
     assert said["experts_of_a_token"] == "fused"
+    few = receipt(parts_of(width=DenseWidth(8, 5, 2)), None, fallbacks=[])["dense"]
+    assert few == {"bytes": 12, "bits": 8, "matrices": 5, "as_published": 2}
 
 
 @pytest.mark.parametrize(
@@ -115,6 +120,8 @@ def test_replicas_are_counted_by_their_width(monkeypatch: pytest.MonkeyPatch) ->
 
 NOT_FUSED = "experts of olmoe on {} are not fused: torch computes"
 FROM_DISK = "link disk reads more than a segment for each: use a link from RAM"
+LEFT = "dense: 2 linear layers stay as published: too small, or no whole blocks of 32"
+AT_USE = "dense: {} bits are dequantised at each use on {}: {}"
 SPLIT = SimpleNamespace(split="split", holds=lambda shape: False)
 
 
@@ -134,6 +141,10 @@ SPLIT = SimpleNamespace(split="split", holds=lambda shape: False)
         ({"fast": SPLIT, "link": SimpleNamespace(kind="cuda")}, []),
         ({"unfollowed": ("beams are not followed",)}, ["beams are not followed"]),
         ({"link": SimpleNamespace(kind="disk")}, []),
+        ({"width": DenseWidth(8, 5, 0), "dense": "compiled"}, []),
+        ({"width": DenseWidth(8, 5, 2), "dense": "compiled"}, [LEFT]),
+        ({"width": DenseWidth(8, 5, 0)}, [AT_USE.format(8, "cpu", "--experts fused multiplies where it lies")]),
+        ({"width": DenseWidth(4, 5, 0), "devices": GPUS[:1]}, [AT_USE.format(4, "cuda", "there is no kernel")]),
         (
             {"fast": SimpleNamespace(split=None, holds=lambda shape: True)},
             ["budget 25% holds the whole model: every expert stays resident"],

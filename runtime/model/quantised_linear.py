@@ -1,0 +1,69 @@
+"""Linear layers and embeddings whose matrix lies in memory in few bits: what they compute has the bits of the plain
+modules with the dequantised matrix."""
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from artifacts.formats.ggml import GgmlBlocks
+from artifacts.formats.numbers import numbers
+from runtime.model.quantised_matrix import QuantisedMatrix
+
+
+class QuantisedLinear(nn.Module):
+    """In the place of `nn.Linear`: x [.., I] -> [.., O]. `blocks` uint8 [O, bytes of a row] has the matrix in `form`;
+    `dtype` is that of the plain layer's matrix, and of the product. The matrix is dequantised at each use."""
+
+    def __init__(
+        self,
+        blocks: nn.Parameter,
+        form: GgmlBlocks,
+        bias: nn.Parameter | None,
+        *,
+        shape: torch.Size,
+        dtype: torch.dtype,
+    ) -> None:
+        super().__init__()
+        self.blocks, self.bias = blocks, bias
+        self.form, self.dtype = form, dtype
+        self.out_features, self.in_features = shape
+
+    @property
+    def matrix(self) -> QuantisedMatrix:
+        return QuantisedMatrix(self.form, {"blocks": self.blocks.data})
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """The dequantised matrix [O, I]: new memory each time."""
+        return numbers(self.form, self.matrix.tensors, self.dtype)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+
+class QuantisedEmbedding(nn.Module):
+    """In the place of `nn.Embedding`, where the head shares its matrix: ids [..] -> rows [.., H] of `blocks`."""
+
+    def __init__(self, blocks: nn.Parameter, form: GgmlBlocks, *, shape: torch.Size, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.blocks, self.form, self.dtype = blocks, form, dtype
+        self.num_embeddings, self.embedding_dim = shape
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """The dequantised matrix [V, H]: new memory each time."""
+        return numbers(self.form, {"blocks": self.blocks.data}, self.dtype)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        rows = self.form.dequantise({"blocks": self.blocks[ids.flatten()]})
+        return rows.to(self.dtype).unflatten(0, ids.shape)
+
+
+def dtype_of(layer: nn.Linear | QuantisedLinear) -> torch.dtype:
+    """The dtype of a layer's matrix, without dequantising it."""
+    return layer.dtype if isinstance(layer, QuantisedLinear) else layer.weight.dtype
+
+
+def device_of(layer: nn.Linear | QuantisedLinear) -> torch.device:
+    """The device of a layer's matrix, without dequantising it."""
+    return (layer.blocks if isinstance(layer, QuantisedLinear) else layer.weight).device
