@@ -28,7 +28,7 @@ from tools.bench.stored_matrices import random_expert, variants
 
 Expert = tuple[ExpertLayout | QuantisedLayout, torch.Tensor]  # with its content
 COLD_NBYTES = 96 << 20
-PLAIN, GROUP = (torch.bfloat16, torch.float32), 128
+PLAIN, GROUP = (torch.bfloat16, torch.float16, torch.float32), 128
 _PLACE = Place(0, NO_SLOT)
 
 

@@ -2,15 +2,16 @@
 
 from llvmlite import ir
 
+from artifacts.common.float16 import float16_as_float
 from artifacts.common.llvm_vectors import F32, I8, I16, I32, filled, load, spread, vector
-from runtime.kernels.cpu.lanes import LANES, NUMBERS, PAIRS, SUMS, widened
+from runtime.kernels.cpu.lanes import LANES, NUMBERS, PAIRS, SUMS
 
 STEP = 8 * LANES  # weights whose codes of 4 bits are 64 bytes
 
 
 def halves(builder: ir.IRBuilder, block: ir.Value, nbytes: int, count: int) -> ir.Value:
     """The scales of so many blocks of `nbytes`, float16 at their beginning: float32 [count]."""
-    return widened(builder, _first_of_each(builder, block, I16, nbytes, count))
+    return float16_as_float(builder, _first_of_each(builder, block, I16, nbytes, count))
 
 
 def exponents(builder: ir.IRBuilder, block: ir.Value, nbytes: int, count: int) -> ir.Value:
@@ -36,7 +37,7 @@ def scales_k(builder: ir.IRBuilder, block: ir.Value) -> ir.Value:
     last = _joined(builder, [_bits(builder, upper, 0xF), _bits(builder, upper, 0xF, 4)])
     last = builder.or_(last, _bits(builder, lower, 0x30, 2))
     codes = _joined(builder, [_bits(builder, lower, 0x3F), last])
-    factors = spread(builder, widened(builder, load(builder, block, vector(I16, 2))), ([0] * 4 + [1] * 4) * 2)
+    factors = spread(builder, float16_as_float(builder, load(builder, block, vector(I16, 2))), ([0] * 4 + [1] * 4) * 2)
     return builder.fmul(builder.sitofp(builder.zext(codes, PAIRS), SUMS), factors)
 
 
@@ -44,7 +45,7 @@ def scales_6(builder: ir.IRBuilder, block: ir.Value) -> ir.Value:
     """Q6_K's, float32 [16]."""
     codes = builder.sitofp(builder.sext(load(builder, block, vector(I8, LANES), 192), PAIRS), SUMS)
     return builder.fmul(
-        codes, spread(builder, widened(builder, load(builder, block, vector(I16, 1), 208)), [0] * LANES)
+        codes, spread(builder, float16_as_float(builder, load(builder, block, vector(I16, 1), 208)), [0] * LANES)
     )
 
 

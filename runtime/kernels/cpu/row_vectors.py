@@ -1,9 +1,9 @@
-"""Four rows of codes times a token in bfloat16, written in vectors for processors with `lanes.HAS_BYTE_TABLES`.
+"""Four rows of codes times a token in 16 bits, written in vectors for processors with `lanes.HAS_BYTE_TABLES`.
 
 Codes are taken in steps of 64 bytes. Their numbers, bfloat16, are looked up in tables, 32 to a vector, and multiplied
-with x by pairs of neighbours. Four rows share the loads of x; what the next four need is asked for in the order of
-memory, because four rows at a time are no stream that the processor would foresee. Operands are int64 addresses and
-counts. Importing this module imports numba.
+with x by pairs of neighbours; an x in float16 is the sum of two in bfloat16. Four rows share the loads of x; what the
+next four need is asked for in the order of memory, because four rows at a time are no stream that the processor would
+foresee. Operands are int64 addresses and counts. Importing this module imports numba.
 """
 
 from collections.abc import Callable, Sequence
@@ -134,12 +134,14 @@ def _in_order(kind: _Codes, *, has_zeros: bool) -> Callable[..., None]:
 
     Each of so many groups is of so many steps, after which follow `rest` steps, 0 or 1. A step begins `per_step` scales
     behind the last, float32, or has that many for its lanes; those of a row are `next_scales` bytes behind those of the
-    row before it. Zero-points lie as scales do, `sums_x` has minus the sum of x of each lane of a step."""
+    row before it. Zero-points lie as scales do, `sums_x` has minus the sum of x of each lane of a step. x is an array
+    [steps, .], or [steps, n, .] of what adds up to it."""
 
     @intrinsic
     def add(context, codes, stride, x, tables, scales, next_scales, per_step, groups, steps, rest, zeros, sums_x, y):
         def generate(target, builder, signature, arguments):
             codes, stride, x, tables, scales, next_scales, per_step, groups, steps, rest, zeros, sums_x, y = arguments
+            x = builder.ptrtoint(target.make_array(signature.args[2])(target, builder, x).data, I64)
             rows, lanes = _Rows(builder, kind, codes, stride, tables), _lanes(builder, per_step)
 
             def of_lanes(numbers: ir.Value, group: ir.Value, row: int) -> ir.Value:
@@ -148,15 +150,16 @@ def _in_order(kind: _Codes, *, has_zeros: bool) -> Callable[..., None]:
                 return called(builder, "llvm.x86.avx512.permvar.sf.512", SUMS, [own, lanes])
 
             def add_step(step: ir.Value, group: ir.Value, *, is_last: bool) -> None:
-                place = advanced(builder, x, step, 64 * kind.num_vectors)
-                tokens = [load(builder, place, NUMBERS, 64 * i) for i in range(kind.num_vectors)]
+                place = advanced(builder, x, step, 64 * num_tokens)
+                tokens = [load(builder, place, NUMBERS, 64 * i) for i in range(num_tokens)]
                 for row in range(ROWS):
                     products = filled(SUMS, 0.0)
                     if has_zeros:
                         sum_x = load(builder, advanced(builder, sums_x, step, 64), SUMS)
                         products = builder.fmul(of_lanes(zeros, group, row), sum_x)
-                    for own, token in zip(rows.numbers(row, step, is_last=is_last), tokens, strict=True):
-                        products = add_pairs(builder, products, own, token)
+                    numbers = rows.numbers(row, step, is_last=is_last)
+                    for i, token in enumerate(tokens):
+                        products = add_pairs(builder, products, numbers[i % kind.num_vectors], token)
                     rows.add(row, products, of_lanes(scales, group, row))
 
             with cgutils.for_range(builder, groups, intp=I64) as outer, cgutils.for_range(builder, steps) as inner:
@@ -166,7 +169,8 @@ def _in_order(kind: _Codes, *, has_zeros: bool) -> Callable[..., None]:
             rows.add_to(y)
             return target.get_dummy_value()
 
-        return types.void(*[types.int64] * 13), generate
+        num_tokens = kind.num_vectors * (x.ndim - 1)
+        return types.void(*[types.int64] * 2, x, *[types.int64] * 10), generate
 
     return add
 
