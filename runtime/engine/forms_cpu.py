@@ -28,7 +28,7 @@ from runtime.tiers.shadow_replicas import Shadows
 from runtime.tiers.slow import SlowTier
 from runtime.tiers.slow_split import SegmentTier
 
-_MOST_TOKENS, _MOST_FLOATS = 16, 3  # of a whole expert in bfloat16 and float32; docs/performance.md has the times
+_MOST_TOKENS, _MOST_FLOATS = 16, 3  # of a whole expert in 16 bits and float32; docs/performance.md has the times
 
 
 class TokenKernels:
@@ -160,8 +160,9 @@ class CpuWhole(CpuForm):
     @cached_property
     def _has_tiles(self) -> bool:
         """Whether there is a kernel for several tokens; asked only where experts are fused, as this imports numba."""
-        are_vectors = not any(size % kernels("cpu.pairs").STEP for size in self._shape)
-        return self._dtype is torch.bfloat16 and are_vectors and kernels("cpu.lanes").HAS_PAIRS
+        if self._dtype is torch.float32 or any(size % kernels("cpu.pairs").STEP for size in self._shape):
+            return False
+        return kernels("cpu.lanes").HAS_PAIRS if self._dtype is torch.bfloat16 else kernels("cpu.lanes").HAS_WIDE_HALVES
 
     @property
     def most_tokens(self) -> int:
@@ -176,7 +177,7 @@ class CpuWhole(CpuForm):
         if not self._has_tiles:
             return super().forward(place, start, x, like)
         out, (inner, down) = torch.empty_like(x), self._offsets
-        own = [each.view(torch.uint16).numpy() for each in (x, out)]
+        own = [each.view(AS_NUMPY[x.dtype]).numpy() for each in (x, out)]
         kernels("cpu.several_tokens").compute_whole(start + inner, start + down, self._num_neurons, *own)
         return out
 

@@ -58,13 +58,16 @@ def project_quantised(module: nn.Module, weights: Parts, name: str, x: torch.Ten
 
 
 def project_in_tiles(module: nn.Module, weights: Parts, name: str, x: torch.Tensor) -> torch.Tensor:
-    """As `project_quantised`, without ever writing the whole matrix to memory; products may be summed in another
-    order."""
-    if isinstance(weights[name], torch.Tensor):
-        return project(module, weights, name, x)
-    y = x.new_empty(len(x), sum(matrix.shape[0] for matrix in weights[name]))
-    for first, tile in _tiles(weights[name], x.dtype, _MULTIPLIED):
-        y[:, first : first + len(tile)] = F.linear(x, tile)
+    """As `project_quantised`, without ever writing the whole matrix to memory; products may be summed in another order,
+    those of float16 in float32, which torch multiplies three times as fast."""
+    matrices, dtype = weights[name], torch.float32 if x.dtype is torch.float16 else x.dtype
+    if isinstance(matrices, torch.Tensor):
+        if dtype is x.dtype or module.is_transposed:
+            return project(module, weights, name, x)
+        matrices = [QuantisedMatrix(None, {PLAIN: matrices})]
+    y, wide = x.new_empty(len(x), sum(matrix.shape[0] for matrix in matrices)), x.to(dtype)
+    for first, tile in _tiles(matrices, dtype, _MULTIPLIED):
+        y[:, first : first + len(tile)] = F.linear(wide, tile)
     return y + weights[f"{name}_bias"] if module.has_bias else y
 
 

@@ -17,6 +17,9 @@ HAS_BYTE_TABLES = HAS_PAIRS and "+avx512vbmi" in FEATURES
 HAS_QUADS = all(name in FEATURES for name in ("+avx512vnni", "+avx512vbmi"))
 """Whether the processor multiplies bytes by fours, and shifts each by itself; if not, LLVM writes that out as well."""
 
+HAS_WIDE_HALVES = "+avx512f" in FEATURES
+"""Whether it widens 16 float16 at once."""
+
 LANES = 16  # sums in a vector, each of pairs
 
 _FAST = ("contract", "reassoc")
