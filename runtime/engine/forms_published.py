@@ -118,10 +118,11 @@ def _multipliers(layout: QuantisedLayout, part: str, dtype: torch.dtype) -> list
     """The matrices that are the rows of one part, each with its rows and its kernel for x in this dtype."""
     multipliers, first, lanes = [], 0, kernels("cpu.lanes")
     by_row = _NARROW_ROWS.get(dtype, _ROWS) if lanes.HAS_BYTE_TABLES else _ROWS
+    others = _KERNELS | _OF_FLOAT16 if dtype is torch.float16 and lanes.HAS_PAIRS else _KERNELS
     for matrix in _matrices(layout, part):
         rows = slice(first, first + matrix.num_outputs)
         described = _DESCRIBED[type(matrix.format)](matrix)
-        module, name, narrow = _KERNELS.get(described["KIND"], by_row)
+        module, name, narrow = others.get(described["KIND"], by_row)
         fields, is_narrow = np.array(_fields({"HEIGHT": 1} | described)), lanes.HAS_PAIRS and dtype in narrow
         multipliers.append((rows, fields, getattr(kernels(module), name), is_narrow))
         first = rows.stop
@@ -240,4 +241,9 @@ _KERNELS = {  # of formats that are not row by row, with the dtypes of x that th
     "STREAM": ("cpu.columns", "multiply_stream", _HALVES),
     "OUTPUT_WORDS": ("cpu.output_words", "multiply_output_words", _HALVES),
     **{name: ("cpu.blocks", f"multiply_blocks_of_{form.num_weights}", _BFLOAT16) for name, form in GGML.items()},
+}
+_OF_FLOAT16 = {
+    name: ("cpu.blocks", f"multiply_blocks_of_{form.num_weights}_float16", ())
+    for name, form in GGML.items()
+    if name != "Q8_0"  # whose codes are multiplied in float32
 }

@@ -6,16 +6,21 @@ from artifacts.common.numba_loops import kernel
 from runtime.kernels.cpu.block_codes import STEP
 from runtime.kernels.cpu.block_vectors import (
     mxfp4,
+    mxfp4_in_two,
     mxfp4_rest,
     mxfp4_wide,
     q4_0,
+    q4_0_in_two,
     q4_0_rest,
     q4_0_wide,
     q4_k,
+    q4_k_in_two,
     q4_k_wide,
     q5_k,
+    q5_k_in_two,
     q5_k_wide,
     q6_k,
+    q6_k_in_two,
     q6_k_wide,
     q8_0_rest,
     q8_0_wide,
@@ -35,6 +40,7 @@ from runtime.kernels.cpu.published import (
     Q6_K,
     Q8_0,
     TABLES,
+    beyond_bfloat16,
     f32,
     u32,
 )
@@ -66,6 +72,15 @@ def _in_steps(x, order):
 
 
 @part
+def _in_steps_of_two(x, order):
+    """x, float16, as two in bfloat16, whose steps take turns."""
+    first, second = _in_steps(x, order), _in_steps(beyond_bfloat16(x), order)
+    token = np.empty((len(first) // STEP, 2, STEP), np.uint16)
+    token[:, 0], token[:, 1] = first.reshape(len(token), STEP), second.reshape(len(token), STEP)
+    return token
+
+
+@part
 def _offsets(x, kind, excess):
     """What each scale of a block of 256 multiplies besides, [blocks, 16]: codes are too large by `excess`, and minima
     of Q4_K and Q5_K, in the places 4 to 7 and 12 to 15, belong to no code."""
@@ -93,6 +108,16 @@ def _dot_256(kind, row, x, offsets, num_blocks, is_narrow):
 
 
 @part
+def _dot_256_in_two(kind, row, x, offsets, num_blocks):
+    """The same, x as two tokens."""
+    if kind == Q4_K:
+        return q4_k_in_two(row, x, offsets, 0, num_blocks)
+    if kind == Q5_K:
+        return q5_k_in_two(row, x, offsets, 0, num_blocks)
+    return q6_k_in_two(row, x, offsets, 0, num_blocks)
+
+
+@part
 def _dot_fours(kind, row, x, table, num_steps, is_narrow):
     """A row of blocks of 32, four a step."""
     if kind == Q8_0:
@@ -100,6 +125,14 @@ def _dot_fours(kind, row, x, table, num_steps, is_narrow):
     if kind == Q4_0:
         return q4_0(row, x, 0, table, num_steps) if is_narrow else q4_0_wide(row, x, 0, table, num_steps)
     return mxfp4(row, x, 0, table, num_steps) if is_narrow else mxfp4_wide(row, x, 0, table, num_steps)
+
+
+@part
+def _dot_fours_in_two(kind, row, x, table, num_steps):
+    """The same of Q4_0 and MXFP4, x as two tokens."""
+    if kind == Q4_0:
+        return q4_0_in_two(row, x, 0, table, num_steps)
+    return mxfp4_in_two(row, x, 0, table, num_steps)
 
 
 @part
@@ -125,6 +158,17 @@ def multiply_blocks_of_256(fields, start, x, y, is_narrow):
 
 
 @kernel(f"void({MATRIX})", nogil=True)
+def multiply_blocks_of_256_float16(fields, start, x, y, is_narrow):
+    """As `multiply_blocks_of_256`, with x in float16."""
+    kind, num_blocks = fields[KIND], len(x) // 256
+    offsets = _offsets(x, kind, f32(128 + (32 if kind == Q6_K else 0))).ctypes.data
+    token = _in_steps_of_two(x, _ORDERS[_HALVES if kind == Q6_K else _GROUPS])
+    for row in range(len(y)):
+        blocks = start + fields[CODES] + row * num_blocks * fields[BLOCK_NBYTES]
+        y[row] += _dot_256_in_two(kind, blocks, token.ctypes.data, offsets, num_blocks)
+
+
+@kernel(f"void({MATRIX})", nogil=True)
 def multiply_blocks_of_32(fields, start, x, y, is_narrow):
     """Add x [I] times a matrix of Q8_0, Q4_0 or MXFP4 to y [O]."""
     kind, is_narrow = fields[KIND], is_narrow and fields[KIND] != Q8_0
@@ -134,5 +178,18 @@ def multiply_blocks_of_32(fields, start, x, y, is_narrow):
     for row in range(len(y)):
         blocks = start + fields[CODES] + row * num_blocks * block_nbytes
         y[row] += _dot_fours(kind, blocks, address, table, num_steps, is_narrow)
+        if num_blocks > 4 * num_steps:
+            y[row] += _dot_rest(kind, blocks + 4 * num_steps * block_nbytes, rest, num_blocks - 4 * num_steps)
+
+
+@kernel(f"void({MATRIX})", nogil=True)
+def multiply_blocks_of_32_float16(fields, start, x, y, is_narrow):
+    """As `multiply_blocks_of_32` of Q4_0 and MXFP4, with x in float16."""
+    kind, num_blocks, block_nbytes, num_steps = fields[KIND], len(x) // 32, fields[BLOCK_NBYTES], len(x) // STEP
+    token, table = _in_steps_of_two(x, _ORDERS[_BLOCKS]), TABLES[FLOATS_4 if kind == MXFP4 else INTEGERS_4].ctypes.data
+    rest = x[STEP * num_steps :].ctypes.data
+    for row in range(len(y)):
+        blocks = start + fields[CODES] + row * num_blocks * block_nbytes
+        y[row] += _dot_fours_in_two(kind, blocks, token.ctypes.data, table, num_steps)
         if num_blocks > 4 * num_steps:
             y[row] += _dot_rest(kind, blocks + 4 * num_steps * block_nbytes, rest, num_blocks - 4 * num_steps)

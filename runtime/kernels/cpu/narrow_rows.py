@@ -28,6 +28,7 @@ from runtime.kernels.cpu.published import (
     TABLES,
     WIDTH,
     ZEROS,
+    beyond_bfloat16,
     f32,
     group_of_columns,
     i32,
@@ -126,18 +127,9 @@ def _token(x, kind):
 
 
 @part
-def _rest(x):
-    """What float16 lacks as bfloat16, which bfloat16 holds."""
-    rest = np.empty_like(x)
-    for k in range(len(x)):
-        rest[k] = x[k] - number(u32(bits_of(x[k]) & u32(0xFFFF0000)))
-    return rest
-
-
-@part
 def _token_in_two(x, kind):
     """x, float16, as two in bfloat16: [steps, 2, inputs of one]."""
-    first, second = _token(x, kind), _token(_rest(x), kind)
+    first, second = _token(x, kind), _token(beyond_bfloat16(x), kind)
     token = np.empty((len(first), 2, first.shape[1]), np.uint16)
     token[:, 0], token[:, 1] = first, second
     return token
@@ -255,7 +247,7 @@ def multiply_float16(fields, start, x, y, is_narrow):
         rows.multiply(fields, start, x, y, is_narrow)
     elif len(index):
         _multiply_in_any_order(fields, start, x, y, index)
-        _multiply_in_any_order(fields, start, _rest(x), y, index)
+        _multiply_in_any_order(fields, start, beyond_bfloat16(x), y, index)
         rows.take_zeros(fields, start, x, y, index)
     else:
         _multiply_in_order(fields, start, x, _token_in_two(x, fields[KIND]), y)
