@@ -101,9 +101,10 @@ def test_any_number_of_threads_gives_the_same_logits(
     assert torch.equal(*logits) and used == [1, 3]
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", ["loaded as wanted", "near"])
 def test_a_prompt_gives_the_logits_of_torch_whatever_number_of_its_tokens_an_expert_has(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counts, forward = set(), CpuWhole.forward
 
@@ -112,7 +113,7 @@ def test_a_prompt_gives_the_logits_of_torch_whatever_number_of_its_tokens_an_exp
         return forward(form, place, start, x, like)
 
     monkeypatch.setattr(CpuWhole, "forward", counted)
-    opened = open_model(str(save("olmoe", "hub", tmp_path, torch.bfloat16, fields=WHOLE_VECTORS)))
+    opened = open_model(str(save("olmoe", "hub", tmp_path, dtype, fields=WHOLE_VECTORS)))
     ids, logits = torch.randint(3, VOCABULARY, (4, 5), generator=torch.Generator().manual_seed(2)), {}
     for experts in (EXACT, FUSED):
         with Session(opened, replace(SETTINGS[name], experts=experts)) as session:
@@ -121,7 +122,7 @@ def test_a_prompt_gives_the_logits_of_torch_whatever_number_of_its_tokens_an_exp
         assert bool(counts) == (experts == FUSED)
     assert {2, 3, 4, 5} <= counts and max(counts) <= 16
     difference = (logits[FUSED] - logits[EXACT]).abs().max()
-    assert difference <= TOLERANCE[torch.bfloat16] * logits[EXACT].abs().max()
+    assert difference <= TOLERANCE[dtype] * logits[EXACT].abs().max()
 
 
 def test_a_family_of_another_kind_is_left_to_torch(checkpoint: Checkpoint) -> None:

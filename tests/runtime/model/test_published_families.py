@@ -78,7 +78,8 @@ def test_fused_it_decodes_within_bounds(checkpoint_in_few_bits: str) -> None:
 
 
 def test_fused_it_counts_as_its_replay(checkpoint_in_few_bits: str, tmp_path: Path) -> None:
-    opened, settings = open_model(checkpoint_in_few_bits), Settings("horizon", budget="50%", experts=FUSED)
+    opened = open_model(checkpoint_in_few_bits, dtype=torch.float16)  # as most GPTQ and AWQ checkpoints name
+    settings = Settings("horizon", budget="50%", experts=FUSED)
     with Session(opened, settings) as session:
         assert session.receipt()["experts_of_a_token"] == "fused"
     live, again = live_and_replayed(opened, settings, Artefacts(), tmp_path / "trace.parquet")
