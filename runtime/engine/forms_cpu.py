@@ -28,7 +28,8 @@ from runtime.tiers.shadow_replicas import Shadows
 from runtime.tiers.slow import SlowTier
 from runtime.tiers.slow_split import SegmentTier
 
-_MOST_TOKENS, _MOST_FLOATS = 16, 3  # of a whole expert in 16 bits and float32; docs/performance.md has the times
+_MOST_IN_TILES = {torch.bfloat16: 16, torch.float16: 64}  # tokens of a whole expert; docs/performance.md has the times
+_MOST_FLOATS = 3  # the same in float32
 
 
 class TokenKernels:
@@ -166,7 +167,9 @@ class CpuWhole(CpuForm):
 
     @property
     def most_tokens(self) -> int:
-        return _MOST_TOKENS if self._has_tiles else _MOST_FLOATS if self._dtype is torch.float32 else 1
+        if self._has_tiles:
+            return _MOST_IN_TILES[self._dtype]
+        return _MOST_FLOATS if self._dtype is torch.float32 else 1
 
     def multiply(self, places: Sequence[Place], starts: list[int], operands: TokenOperands) -> None:
         inner, down = self._offsets

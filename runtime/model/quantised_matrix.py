@@ -59,7 +59,7 @@ def project_quantised(module: nn.Module, weights: Parts, name: str, x: torch.Ten
 
 def project_in_tiles(module: nn.Module, weights: Parts, name: str, x: torch.Tensor) -> torch.Tensor:
     """As `project_quantised`, without ever writing the whole matrix to memory; products may be summed in another order,
-    those of float16 in float32, which torch multiplies three times as fast."""
+    those of float16 in float32, which torch multiplies faster."""
     matrices, dtype = weights[name], torch.float32 if x.dtype is torch.float16 else x.dtype
     if isinstance(matrices, torch.Tensor):
         if dtype is x.dtype or module.is_transposed:

@@ -120,7 +120,7 @@ def test_a_prompt_gives_the_logits_of_torch_whatever_number_of_its_tokens_an_exp
             session.new_requests(len(ids))
             logits[experts] = session.forward(ids).logits
         assert bool(counts) == (experts == FUSED)
-    assert {2, 3, 4, 5} <= counts and max(counts) <= 16
+    assert {2, 3, 4, 5} <= counts and max(counts) <= (16 if dtype is torch.bfloat16 else 64)
     difference = (logits[FUSED] - logits[EXACT]).abs().max()
     assert difference <= TOLERANCE[dtype] * logits[EXACT].abs().max()
 
