@@ -105,6 +105,20 @@ class _Rows:
             codes = _shuffled(builder, codes, filled(codes.type, 0), range(STEP_NBYTES))
         return self._kind.numbers(builder, self._tables, codes)
 
+    def vectors_of(self, x: ir.Value, step: ir.Value, count: int) -> list[ir.Value]:
+        """So many vectors of x, those of a step."""
+        place = advanced(self._builder, x, step, STEP_NBYTES * count)
+        return [load(self._builder, place, NUMBERS, STEP_NBYTES * i) for i in range(count)]
+
+    def plus_products(
+        self, sums: ir.Value, row: int, step: ir.Value, tokens: Sequence[ir.Value], *, is_last: bool
+    ) -> ir.Value:
+        """Add the products of a step's vectors with those of each token in turn."""
+        numbers = self.numbers(row, step, is_last=is_last)
+        for i, token in enumerate(tokens):
+            sums = add_pairs(self._builder, sums, numbers[i % len(numbers)], token)
+        return sums
+
     def add(self, row: int, products: ir.Value, scale: ir.Value) -> None:
         sums = plus_product(self._builder, self._builder.load(self._sums[row]), products, scale)
         self._builder.store(sums, self._sums[row])
@@ -145,21 +159,19 @@ def _in_order(kind: _Codes, *, has_zeros: bool) -> Callable[..., None]:
             rows, lanes = _Rows(builder, kind, codes, stride, tables), _lanes(builder, per_step)
 
             def of_lanes(numbers: ir.Value, group: ir.Value, row: int) -> ir.Value:
-                own = builder.add(builder.mul(builder.mul(group, per_step), I64(4)), builder.mul(next_scales, I64(row)))
-                own = load(builder, builder.add(numbers, own), SUMS)
-                return called(builder, "llvm.x86.avx512.permvar.sf.512", SUMS, [own, lanes])
+                own = advanced(
+                    builder, advanced(builder, numbers, builder.mul(group, per_step), 4), I64(row), next_scales
+                )
+                return called(builder, "llvm.x86.avx512.permvar.sf.512", SUMS, [load(builder, own, SUMS), lanes])
 
             def add_step(step: ir.Value, group: ir.Value, *, is_last: bool) -> None:
-                place = advanced(builder, x, step, 64 * num_tokens)
-                tokens = [load(builder, place, NUMBERS, 64 * i) for i in range(num_tokens)]
+                tokens = rows.vectors_of(x, step, num_vectors)
                 for row in range(ROWS):
                     products = filled(SUMS, 0.0)
                     if has_zeros:
                         sum_x = load(builder, advanced(builder, sums_x, step, 64), SUMS)
                         products = builder.fmul(of_lanes(zeros, group, row), sum_x)
-                    numbers = rows.numbers(row, step, is_last=is_last)
-                    for i, token in enumerate(tokens):
-                        products = add_pairs(builder, products, numbers[i % kind.num_vectors], token)
+                    products = rows.plus_products(products, row, step, tokens, is_last=is_last)
                     rows.add(row, products, of_lanes(scales, group, row))
 
             with cgutils.for_range(builder, groups, intp=I64) as outer, cgutils.for_range(builder, steps) as inner:
@@ -169,7 +181,7 @@ def _in_order(kind: _Codes, *, has_zeros: bool) -> Callable[..., None]:
             rows.add_to(y)
             return target.get_dummy_value()
 
-        num_tokens = kind.num_vectors * (x.ndim - 1)
+        num_vectors = kind.num_vectors * (x.ndim - 1)
         return types.void(*[types.int64] * 2, x, *[types.int64] * 10), generate
 
     return add
