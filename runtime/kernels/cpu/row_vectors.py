@@ -159,10 +159,8 @@ def _in_order(kind: _Codes, *, has_zeros: bool) -> Callable[..., None]:
             rows, lanes = _Rows(builder, kind, codes, stride, tables), _lanes(builder, per_step)
 
             def of_lanes(numbers: ir.Value, group: ir.Value, row: int) -> ir.Value:
-                own = advanced(
-                    builder, advanced(builder, numbers, builder.mul(group, per_step), 4), I64(row), next_scales
-                )
-                return called(builder, "llvm.x86.avx512.permvar.sf.512", SUMS, [load(builder, own, SUMS), lanes])
+                own = builder.add(builder.mul(builder.mul(group, per_step), I64(4)), builder.mul(next_scales, I64(row)))
+                return _of_lanes(builder, builder.add(numbers, own), lanes)
 
             def add_step(step: ir.Value, group: ir.Value, *, is_last: bool) -> None:
                 tokens = rows.vectors_of(x, step, num_vectors)
@@ -185,6 +183,11 @@ def _in_order(kind: _Codes, *, has_zeros: bool) -> Callable[..., None]:
         return types.void(*[types.int64] * 2, x, *[types.int64] * 10), generate
 
     return add
+
+
+def _of_lanes(builder: ir.IRBuilder, address: ir.Value, lanes: ir.Value) -> ir.Value:
+    """The scale of each lane."""
+    return called(builder, "llvm.x86.avx512.permvar.sf.512", SUMS, [load(builder, address, SUMS), lanes])
 
 
 def _lanes(builder: ir.IRBuilder, per_step: ir.Value) -> ir.Value:
