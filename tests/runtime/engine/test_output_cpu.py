@@ -28,7 +28,7 @@ from tools.gpu.checks.low_bit import random_packed
 OTHERS = {"gpt_oss"}  # biased, transposed, with its own kind of gate
 TOLERANCE = {
     torch.float32: 1e-5,
-    torch.float16: 2.5e-3,
+    torch.float16: 4e-3,
     torch.bfloat16: 2e-2,
 }  # of the largest logit, with norms and attention compiled
 OF_OUTPUTS = {torch.float32: 1e-6, torch.float16: 1.25e-3, torch.bfloat16: 1e-2}  # of the largest output of an expert
