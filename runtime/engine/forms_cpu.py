@@ -28,7 +28,8 @@ from runtime.tiers.shadow_replicas import Shadows
 from runtime.tiers.slow import SlowTier
 from runtime.tiers.slow_split import SegmentTier
 
-_MOST_TOKENS, _MOST_FLOATS = 16, 3  # of a whole expert in bfloat16 and float32; docs/performance.md has the times
+_MOST_IN_TILES = {torch.bfloat16: 16, torch.float16: 64}  # tokens of a whole expert; docs/performance.md has the times
+_MOST_FLOATS = 3  # the same in float32
 
 
 class TokenKernels:
@@ -160,12 +161,15 @@ class CpuWhole(CpuForm):
     @cached_property
     def _has_tiles(self) -> bool:
         """Whether there is a kernel for several tokens; asked only where experts are fused, as this imports numba."""
-        are_vectors = not any(size % kernels("cpu.pairs").STEP for size in self._shape)
-        return self._dtype is torch.bfloat16 and are_vectors and kernels("cpu.lanes").HAS_PAIRS
+        if self._dtype is torch.float32 or any(size % kernels("cpu.pairs").STEP for size in self._shape):
+            return False
+        return kernels("cpu.lanes").HAS_PAIRS if self._dtype is torch.bfloat16 else kernels("cpu.lanes").HAS_WIDE_HALVES
 
     @property
     def most_tokens(self) -> int:
-        return _MOST_TOKENS if self._has_tiles else _MOST_FLOATS if self._dtype is torch.float32 else 1
+        if self._has_tiles:
+            return _MOST_IN_TILES[self._dtype]
+        return _MOST_FLOATS if self._dtype is torch.float32 else 1
 
     def multiply(self, places: Sequence[Place], starts: list[int], operands: TokenOperands) -> None:
         inner, down = self._offsets
@@ -176,7 +180,7 @@ class CpuWhole(CpuForm):
         if not self._has_tiles:
             return super().forward(place, start, x, like)
         out, (inner, down) = torch.empty_like(x), self._offsets
-        own = [each.view(torch.uint16).numpy() for each in (x, out)]
+        own = [each.view(AS_NUMPY[x.dtype]).numpy() for each in (x, out)]
         kernels("cpu.several_tokens").compute_whole(start + inner, start + down, self._num_neurons, *own)
         return out
 

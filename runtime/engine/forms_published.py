@@ -34,7 +34,8 @@ _MOST_TOKENS = 4  # for more, torch multiplies by dequantised tiles: docs/perfor
 
 
 Described = dict[str, int | str]  # fields of a matrix, by name; a constant of the kernels by its name
-Multiplier = tuple[slice, np.ndarray, Callable[..., None]]  # the rows, fields and kernel of a matrix
+Multiplier = tuple[slice, np.ndarray, Callable[..., None], bool]
+"""The rows, fields and kernel of a matrix, and whether the kernel may take x for less than float32."""
 
 
 class PublishedMatrix(NamedTuple):
@@ -80,17 +81,12 @@ class CpuPublished(CpuForm):
     def _multipliers(self) -> tuple[list[Multiplier], list[Multiplier]]:
         """Those of gate and up, and those of down. Kernels are compiled here, so that a run that does not use them does
         not wait for them."""
-        return tuple(_multipliers(self._layout, part, self._is_narrow) for part in (GATE_UP, DOWN))
-
-    @cached_property
-    def _is_narrow(self) -> bool:
-        """Whether the processor multiplies x and activations as they are."""
-        return self._dtype is torch.bfloat16 and kernels("cpu.lanes").HAS_PAIRS
+        return tuple(_multipliers(self._layout, part, self._dtype) for part in (GATE_UP, DOWN))
 
     def _multiply(self, matrices: list[Multiplier], start: int, x: np.ndarray, y: np.ndarray) -> None:
         """Add x times matrices whose rows follow each other to y."""
-        for rows, fields, multiply in matrices:
-            multiply(fields, start, x, y[rows], self._is_narrow)
+        for rows, fields, multiply, is_narrow in matrices:
+            multiply(fields, start, x, y[rows], is_narrow)
 
 
 class CpuMixed(CpuForm):
@@ -118,14 +114,17 @@ def has_published_form(layout: Layout) -> bool:
     )
 
 
-def _multipliers(layout: QuantisedLayout, part: str, is_narrow: bool) -> list[Multiplier]:
-    """The matrices that are the rows of one part, each with its rows and its kernel for x in bfloat16 or float32."""
-    multipliers, first, has_tables = [], 0, kernels("cpu.lanes").HAS_BYTE_TABLES
+def _multipliers(layout: QuantisedLayout, part: str, dtype: torch.dtype) -> list[Multiplier]:
+    """The matrices that are the rows of one part, each with its rows and its kernel for x in this dtype."""
+    multipliers, first, lanes = [], 0, kernels("cpu.lanes")
+    by_row = _NARROW_ROWS.get(dtype, _ROWS) if lanes.HAS_BYTE_TABLES else _ROWS
+    others = _KERNELS | _OF_FLOAT16 if dtype is torch.float16 and lanes.HAS_PAIRS else _KERNELS
     for matrix in _matrices(layout, part):
         rows = slice(first, first + matrix.num_outputs)
         described = _DESCRIBED[type(matrix.format)](matrix)
-        module, name = _KERNELS.get(described["KIND"], _NARROW_ROWS if is_narrow and has_tables else _ROWS)
-        multipliers.append((rows, np.array(_fields({"HEIGHT": 1} | described)), getattr(kernels(module), name)))
+        module, name, narrow = others.get(described["KIND"], by_row)
+        fields, is_narrow = np.array(_fields({"HEIGHT": 1} | described)), lanes.HAS_PAIRS and dtype in narrow
+        multipliers.append((rows, fields, getattr(kernels(module), name), is_narrow))
         first = rows.stop
     return multipliers
 
@@ -232,9 +231,19 @@ _SCALE_TYPES = {
     torch.uint8: "E8M0",
     torch.float8_e4m3fn: "FLOAT8",
 }
-_ROWS, _NARROW_ROWS = ("cpu.rows", "multiply"), ("cpu.narrow_rows", "multiply")
-_KERNELS = {  # of formats that are not row by row
-    "STREAM": ("cpu.columns", "multiply_stream"),
-    "OUTPUT_WORDS": ("cpu.output_words", "multiply_output_words"),
-    **{name: ("cpu.blocks", f"multiply_blocks_of_{form.num_weights}") for name, form in GGML.items()},
+_BFLOAT16, _HALVES = (torch.bfloat16,), (torch.bfloat16, torch.float16)
+_ROWS = ("cpu.rows", "multiply", ())
+_NARROW_ROWS = {
+    torch.bfloat16: ("cpu.narrow_rows", "multiply", ()),
+    torch.float16: ("cpu.narrow_rows", "multiply_float16", ()),
+}
+_KERNELS = {  # of formats that are not row by row, with the dtypes of x that they may take for less than float32
+    "STREAM": ("cpu.columns", "multiply_stream", _HALVES),
+    "OUTPUT_WORDS": ("cpu.output_words", "multiply_output_words", _HALVES),
+    **{name: ("cpu.blocks", f"multiply_blocks_of_{form.num_weights}", _BFLOAT16) for name, form in GGML.items()},
+}
+_OF_FLOAT16 = {
+    name: ("cpu.blocks", f"multiply_blocks_of_{form.num_weights}_float16", ())
+    for name, form in GGML.items()
+    if name != "Q8_0"  # whose codes are multiplied in float32
 }

@@ -6,7 +6,8 @@ from types import ModuleType
 
 import torch
 
-AS_NUMPY = {torch.bfloat16: torch.uint16, torch.float32: torch.float32}  # the dtypes of the CPU's kernels, as numpy's
+AS_NUMPY = {torch.bfloat16: torch.uint16, torch.float16: torch.int16, torch.float32: torch.float32}
+"""The dtypes of the CPU's kernels, as numpy's."""
 
 
 @cache

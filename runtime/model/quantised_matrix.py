@@ -60,17 +60,22 @@ def project_quantised(module: nn.Module, weights: Parts, name: str, x: torch.Ten
 def project_in_tiles(module: nn.Module, weights: Parts, name: str, x: torch.Tensor) -> torch.Tensor:
     """As `project_quantised`, without ever writing the whole matrix to memory; products may be summed in another
     order."""
-    if isinstance(weights[name], torch.Tensor):
-        return project(module, weights, name, x)
-    y = linear_in_tiles(weights[name], x)
+    matrices = weights[name]
+    if isinstance(matrices, torch.Tensor):
+        if x.dtype is not torch.float16 or module.is_transposed:
+            return project(module, weights, name, x)
+        matrices = [QuantisedMatrix(None, {PLAIN: matrices})]
+    y = linear_in_tiles(matrices, x)
     return y + weights[f"{name}_bias"] if module.has_bias else y
 
 
 def linear_in_tiles(matrices: Sequence[QuantisedMatrix], x: torch.Tensor) -> torch.Tensor:
-    """x [t, in] times the rows of all matrices, [t, out], without ever writing a whole matrix to memory."""
-    y = x.new_empty(len(x), sum(matrix.shape[0] for matrix in matrices))
-    for first, tile in _tiles(matrices, x.dtype, _MULTIPLIED):
-        y[:, first : first + len(tile)] = F.linear(x, tile)
+    """x [t, in] times the rows of all matrices, [t, out], without ever writing a whole matrix to memory. Products of
+    float16 are made in float32, in which torch multiplies faster."""
+    dtype = torch.float32 if x.dtype is torch.float16 else x.dtype
+    y, wide = x.new_empty(len(x), sum(matrix.shape[0] for matrix in matrices)), x.to(dtype)
+    for first, tile in _tiles(matrices, dtype, _MULTIPLIED):
+        y[:, first : first + len(tile)] = F.linear(wide, tile)
     return y
 
 

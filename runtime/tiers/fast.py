@@ -22,7 +22,8 @@ class ResidentExperts:
     """The contents of the slots, and the replicas `shadows` beside them if there are any.
 
     Views are kept: making them takes longer than computing a small expert. If `is_fused`, a CPU
-    dequantises and multiplies experts in few bits by tiles, which need not give the model's own bits.
+    dequantises and multiplies experts in few bits by tiles, and widens those in float16, which need not give the
+    model's own bits.
     """
 
     def __init__(
@@ -30,9 +31,9 @@ class ResidentExperts:
     ) -> None:
         self.slots, self.slow, self.shadows = slots, slow, shadows
         self.num_experts = opened.shape.num_experts
-        is_quantised = opened.store.layout.project is project_quantised
-        self._in_tiles = is_fused and is_quantised and opened.model.device.type == "cpu"
         self._is_split = isinstance(slow, SegmentTier)
+        has_tiles = opened.store.layout.project is project_quantised or opened.dtype is torch.float16
+        self._in_tiles = is_fused and has_tiles and not self._is_split and opened.model.device.type == "cpu"
         self._views = [] if self._is_split else [opened.store.layout.views(slot) for slot in slots]
         self._segments: dict[tuple[int, int], Views] = {}  # by slot and row of the slow tier
         layout, by_part = opened.store.layout, slots.by_part

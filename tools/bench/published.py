@@ -1,10 +1,11 @@
 """One token times experts in published formats where they lie, beside experts in bfloat16, by compiled kernels.
 
     OMP_NUM_THREADS=1 python -m tools.bench.published
+    OMP_NUM_THREADS=1 python -m tools.bench.published --dtype float16
 
-Eight experts a call. A format and bfloat16 take turns in rounds, so that what else the machine does falls on both
-alike; times are of the processor, the least of all rounds. Experts are cold: each has as many copies as no cache holds,
-which take turns.
+Eight experts a call, of models in bfloat16 or in float16. A format and bfloat16 take turns in rounds, so that what else
+the machine does falls on both alike; times are of the processor, the least of all rounds. Experts are cold: each has as
+many copies as no cache holds, which take turns.
 """
 
 import argparse
@@ -42,38 +43,51 @@ class Result:
 def main() -> None:
     options = _options()
     torch.set_num_threads(1)
-    chosen = {name: stored for name, stored in variants(GROUP).items() if options.only in name}
-    results = [measure(name, stored, SHAPES, rounds=options.rounds) for name, stored in chosen.items()]
-    show_sheet(sheet(results, rounds=options.rounds))
+    plain = {} if options.dtype == "bfloat16" else {f"{options.dtype}, not quantised": None}
+    results = [
+        measure(name, stored, SHAPES, rounds=options.rounds, dtype=getattr(torch, options.dtype))
+        for name, stored in (plain | variants(GROUP)).items()
+        if options.only in name
+    ]
+    show_sheet(sheet(results, rounds=options.rounds, dtype=options.dtype))
 
 
-def measure(name: str, stored: Stored, shapes: Sequence[tuple[int, int]], *, rounds: int) -> Result:
-    """One format against bfloat16, on experts of each of `shapes`."""
+def measure(
+    name: str,
+    stored: Stored | None,
+    shapes: Sequence[tuple[int, int]],
+    *,
+    rounds: int,
+    dtype: torch.dtype = torch.bfloat16,
+) -> Result:
+    """One format, None for none, in models of this dtype, against bfloat16, on experts of each of `shapes`."""
     ratios, bits = {}, 0.0
     for hidden, neurons in shapes:
-        layout, content = random_expert(stored, hidden, neurons, torch.bfloat16)
-        own = _multiplier(layout, content, hidden)
-        plain_layout, plain = bfloat16_expert(hidden, neurons)
-        ratios[hidden, neurons] = _ratio(own, _multiplier(plain_layout, plain, hidden), rounds)
-        bits = 16 * layout.nbytes / plain_layout.nbytes
+        made = random_expert(stored, hidden, neurons, dtype) if stored else plain_expert(hidden, neurons, dtype)
+        plain = plain_expert(hidden, neurons)
+        own, theirs = _multiplier(*made, hidden, dtype), _multiplier(*plain, hidden, torch.bfloat16)
+        ratios[hidden, neurons] = _ratio(own, theirs, rounds)
+        bits = 16 * made[0].nbytes / plain[0].nbytes
     return Result(name, bits, ratios)
 
 
-def bfloat16_expert(hidden: int, neurons: int) -> tuple[ExpertLayout, torch.Tensor]:
-    layout = ExpertLayout.of({GATE_UP: (2 * neurons, hidden), DOWN: (hidden, neurons)}, torch.bfloat16)
+def plain_expert(hidden: int, neurons: int, dtype: torch.dtype = torch.bfloat16) -> tuple[ExpertLayout, torch.Tensor]:
+    layout = ExpertLayout.of({GATE_UP: (2 * neurons, hidden), DOWN: (hidden, neurons)}, dtype)
     content = aligned(layout.nbytes)
     for part in layout.views(content).values():
         part.normal_(std=0.02)
     return layout, content
 
 
-def _multiplier(layout: ExpertLayout | QuantisedLayout, content: torch.Tensor, hidden: int) -> Callable[[], None]:
+def _multiplier(
+    layout: ExpertLayout | QuantisedLayout, content: torch.Tensor, hidden: int, dtype: torch.dtype
+) -> Callable[[], None]:
     """A function that multiplies a token by the next `NUM_EXPERTS` of many copies of an expert."""
-    form: CpuForm = form_of(layout, torch.bfloat16)
+    form: CpuForm = form_of(layout, dtype)
     copies = aligned(max(NUM_EXPERTS, COLD_NBYTES // layout.nbytes) * layout.nbytes).view(-1, layout.nbytes)
     copies[:] = content[: layout.nbytes]
-    token = torch.randn(hidden).bfloat16().float().numpy()
-    y, like = np.zeros((NUM_EXPERTS, hidden), np.float32), torch.empty(0, dtype=AS_NUMPY[torch.bfloat16]).numpy()
+    token = torch.randn(hidden).to(dtype).float().numpy()
+    y, like = np.zeros((NUM_EXPERTS, hidden), np.float32), torch.empty(0, dtype=AS_NUMPY[dtype]).numpy()
     operands, first = TokenOperands(token, np.arange(NUM_EXPERTS), y, like), 0
 
     def multiply() -> None:
@@ -97,18 +111,19 @@ def _seconds(work: Callable[[], None]) -> float:
     return time.thread_time() - begin_s
 
 
-def sheet(results: Sequence[Result], *, rounds: int) -> Sheet:
+def sheet(results: Sequence[Result], *, rounds: int, dtype: str = "bfloat16") -> Sheet:
     shapes = list(results[0].ratios)
     columns = ("format", "bits a weight", *(f"{neurons} x {hidden}" for hidden, neurons in shapes))
     rows = [(own.name, f"{own.bits:.2f}", *(f"{own.ratios[shape]:.2f}" for shape in shapes)) for own in results]
     note = f"time of a token by {NUM_EXPERTS} cold experts over that in bfloat16, least of {rounds} rounds; one thread"
-    return Sheet("Experts in published formats", columns, rows, note)
+    return Sheet(f"Experts in published formats, models in {dtype}", columns, rows, note)
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=31)
     parser.add_argument("--only", default="", help="formats whose name contains this")
+    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16"), help="of the model")
     return parser.parse_args()
 
 

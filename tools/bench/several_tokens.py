@@ -28,7 +28,7 @@ from tools.bench.stored_matrices import random_expert, variants
 
 Expert = tuple[ExpertLayout | QuantisedLayout, torch.Tensor]  # with its content
 COLD_NBYTES = 96 << 20
-PLAIN, GROUP = (torch.bfloat16, torch.float32), 128
+PLAIN, GROUP = (torch.bfloat16, torch.float16, torch.float32), 128
 _PLACE = Place(0, NO_SLOT)
 
 
@@ -80,13 +80,13 @@ def _both(
 ) -> tuple[Callable[[int], torch.Tensor], Callable[[int], torch.Tensor]]:
     """Functions that compute another copy at each turn, and never one that the other has just read."""
     form, module, views = form_of(layout, layout.dtype), experts_module(*shape), [layout.views(each) for each in copies]
-    project, like = layout.project if layout.is_plain else project_in_tiles, np.empty(0, _kind(layout.dtype))
+    like = np.empty(0, _kind(layout.dtype))
 
     def ours(turn: int) -> torch.Tensor:
         return form.forward(_PLACE, copies[2 * turn % len(copies)].data_ptr(), x, like)
 
     def torchs(turn: int) -> torch.Tensor:
-        return expert_forward(module, views[(2 * turn + 1) % len(copies)], x, project=project)
+        return expert_forward(module, views[(2 * turn + 1) % len(copies)], x, project=project_in_tiles)
 
     return ours, torchs
 

@@ -1,7 +1,8 @@
 """One token's attention over a cache of keys and values, compiled by numba. Importing this module imports numba.
 
 Scores and sums are float32 without rounding in between. Numbers are read and written in place, by address, and `like`
-is an array of their type, uint16 for bfloat16. Shapes: N heads, D numbers of a head, R of them rotated, S positions.
+is an array of their type, uint16 for bfloat16, int16 for float16. Shapes: N heads, D numbers of a head, R of them
+rotated, S positions.
 """
 
 import numpy as np

@@ -60,7 +60,7 @@ _ANGLES = tuple(
 
 def rotations(heads: Heads) -> Iterator[Rotation]:
     """The ways in which families rotate heads."""
-    wide = (False, True) if heads.dtype is torch.bfloat16 else (False,)
+    wide = (False,) if heads.dtype is torch.float32 else (False, True)
     late = (False, True) if heads.norms else (False,)
     yield Rotation(is_still=True)
     for angles, is_wide, is_late in product(_ANGLES, wide, late):

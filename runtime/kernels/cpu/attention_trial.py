@@ -99,6 +99,8 @@ class _Trial:
         candidates = {rotation: each for rotation, each in candidates.items() if each.takes(x, **named)}
         for size in _SIZES if candidates else ():
             theirs, layer = self._apart(self._theirs, x * size, named)
+            if not all(each.isfinite().all() for each in (theirs, layer.keys, layer.values)):
+                continue  # more than float16 holds
             for rotation, ours in candidates.items():
                 got, mine = self._apart(partial(_attended, ours, self._module.layer_idx), x * size, named)
                 self._deviations[rotation].append(_deviation(got, mine, theirs, layer, size))

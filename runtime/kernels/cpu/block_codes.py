@@ -2,16 +2,17 @@
 
 from llvmlite import ir
 
+from artifacts.common.float16 import float16_as_float
 from artifacts.common.llvm_vectors import F32, I8, I16, I32, chosen_of_16, filled, load, spread, vector
 from artifacts.formats.codes import IQ4
-from runtime.kernels.cpu.lanes import LANES, NUMBERS, PAIRS, SUMS, widened
+from runtime.kernels.cpu.lanes import LANES, NUMBERS, PAIRS, SUMS
 
 STEP = 8 * LANES  # weights whose codes of 4 bits are 64 bytes
 
 
 def halves(builder: ir.IRBuilder, block: ir.Value, nbytes: int, count: int) -> ir.Value:
     """The scales of so many blocks of `nbytes`, float16 at their beginning: float32 [count]."""
-    return widened(builder, _first_of_each(builder, block, I16, nbytes, count))
+    return float16_as_float(builder, _first_of_each(builder, block, I16, nbytes, count))
 
 
 def exponents(builder: ir.IRBuilder, block: ir.Value, nbytes: int, count: int) -> ir.Value:
@@ -37,7 +38,7 @@ def scales_k(builder: ir.IRBuilder, block: ir.Value) -> ir.Value:
     last = _joined(builder, [_bits(builder, upper, 0xF), _bits(builder, upper, 0xF, 4)])
     last = builder.or_(last, _bits(builder, lower, 0x30, 2))
     codes = _joined(builder, [_bits(builder, lower, 0x3F), last])
-    factors = spread(builder, widened(builder, load(builder, block, vector(I16, 2))), ([0] * 4 + [1] * 4) * 2)
+    factors = spread(builder, float16_as_float(builder, load(builder, block, vector(I16, 2))), ([0] * 4 + [1] * 4) * 2)
     return builder.fmul(builder.sitofp(builder.zext(codes, PAIRS), SUMS), factors)
 
 
@@ -45,7 +46,7 @@ def scales_6(builder: ir.IRBuilder, block: ir.Value) -> ir.Value:
     """Q6_K's, float32 [16]."""
     codes = builder.sitofp(builder.sext(load(builder, block, vector(I8, LANES), 192), PAIRS), SUMS)
     return builder.fmul(
-        codes, spread(builder, widened(builder, load(builder, block, vector(I16, 1), 208)), [0] * LANES)
+        codes, spread(builder, float16_as_float(builder, load(builder, block, vector(I16, 1), 208)), [0] * LANES)
     )
 
 
@@ -53,7 +54,9 @@ def scales_2(builder: ir.IRBuilder, block: ir.Value) -> ir.Value:
     """Q2_K's, float32 [32]: the scales, then the minima."""
     packed = load(builder, block, vector(I8, LANES))
     codes = _joined(builder, [_bits(builder, packed, 0xF), _bits(builder, packed, 0xF, 4)])
-    factors = spread(builder, widened(builder, load(builder, block, vector(I16, 2), 80)), [0] * LANES + [1] * LANES)
+    factors = spread(
+        builder, float16_as_float(builder, load(builder, block, vector(I16, 2), 80)), [0] * LANES + [1] * LANES
+    )
     return builder.fmul(builder.sitofp(builder.zext(codes, vector(I32)), vector(F32)), factors)
 
 
@@ -79,7 +82,7 @@ def scales_iq4(builder: ir.IRBuilder, block: ir.Value) -> ir.Value:
 def _less_32(builder: ir.IRBuilder, codes: ir.Value, block: ir.Value, start: int) -> ir.Value:
     """The scale at this byte of a block times those of its groups, which are 32 less than their codes."""
     count = codes.type.count
-    whole = spread(builder, widened(builder, load(builder, block, vector(I16, 1), start)), [0] * count)
+    whole = spread(builder, float16_as_float(builder, load(builder, block, vector(I16, 1), start)), [0] * count)
     return builder.fmul(builder.sitofp(builder.sub(codes, filled(codes.type, 32)), vector(F32, count)), whole)
 
 

@@ -1,8 +1,8 @@
 """Rows of ggml's blocks times one token, in vectors. Importing this module imports numba.
 
 With x in bfloat16 codes are multiplied in pairs: looked up in a table, or as 128 + code, whose bits are those of the
-code behind a constant. With x in float32 they are converted. What is then too much, and minima, is taken off by
-`offsets`: of a block [16], each for the scale in its place.
+code behind a constant; an x in float16 is the sum of two in bfloat16. With x in float32 they are converted. What is
+then too much, and minima, is taken off by `offsets`: of a block [16], each for the scale in its place.
 """
 
 from collections.abc import Callable, Sequence
@@ -48,7 +48,8 @@ _BITS_OF_128 = 0x4300  # as bfloat16, where a code of up to seven bits is the ma
 
 
 class _Step(NamedTuple):
-    """One turn of the loop: its number, and the addresses of a row's operands."""
+    """One turn of the loop: its number, the addresses of a row's operands, and how many tokens in bfloat16 add up to
+    x, which take turns by steps."""
 
     builder: ir.IRBuilder
     number: ir.Value
@@ -56,16 +57,25 @@ class _Step(NamedTuple):
     x: ir.Value
     offsets: ir.Value
     table: ir.Value
+    num_tokens: int
 
     def own(self, operand: ir.Value, nbytes: int) -> ir.Value:
         """Where an operand of so many bytes a step has its part."""
         return advanced(self.builder, operand, self.number, nbytes)
 
+    def add_products(self, sums: ir.Value, numbers: ir.Value, x: ir.Value, place: int) -> ir.Value:
+        """Add what numbers give with those at this place, in bytes, of a token at x."""
+        step, place = divmod(place, 2 * STEP)
+        for token in range(self.num_tokens):
+            at = 2 * STEP * (self.num_tokens * step + token) + place
+            sums = add_pairs(self.builder, sums, numbers, load(self.builder, x, NUMBERS, at))
+        return sums
+
 
 _Add = Callable[[_Step, list[ir.Value]], list[ir.Value]]
 
 
-def _row(add: _Add) -> Callable[..., float]:
+def _row(add: _Add, num_tokens: int = 1) -> Callable[..., float]:
     """Return `dot(codes, x, offsets, table, num_steps)`: a row of blocks times x. `add` makes the sums after a step of
     those before."""
 
@@ -75,7 +85,7 @@ def _row(add: _Add) -> Callable[..., float]:
             *operands, num_steps = arguments
             chains = [cgutils.alloca_once_value(builder, filled(SUMS, 0.0)) for _ in range(_CHAINS)]
             with cgutils.for_range(builder, num_steps, intp=I64) as loop:
-                step = _Step(builder, loop.index, *operands)
+                step = _Step(builder, loop.index, *operands, num_tokens)
                 for own, chain in zip(add(step, [builder.load(chain) for chain in chains]), chains, strict=True):
                     builder.store(own, chain)
             total, *others = [builder.load(chain) for chain in chains]
@@ -93,30 +103,29 @@ def _four_blocks(start: int, scales_of: Callable) -> _Add:
     nbytes = start + 16
 
     def add(step: _Step, sums: list[ir.Value]) -> list[ir.Value]:
-        builder, x = step.builder, step.own(step.x, 2 * STEP)
+        builder, x = step.builder, step.own(step.x, 2 * STEP * step.num_tokens)
         blocks, table = step.own(step.codes, 4 * nbytes), load(step.builder, step.table, NUMBERS)
-        own = _looked_up_times(builder, table, of_blocks(builder, blocks, start, nbytes), x)
+        own = _looked_up_times(step, table, of_blocks(builder, blocks, start, nbytes), x)
         scales = _each(builder, scales_of(builder, blocks, nbytes, 4), range(4))
         return [*sums[1:], plus_product(builder, sums[0], own, scales)]
 
     return add
 
 
-def _looked_up_times(builder: ir.IRBuilder, table: ir.Value, words: ir.Value, x: ir.Value) -> ir.Value:
-    """The products of the numbers of 128 codes with those at `x`."""
+def _looked_up_times(step: _Step, table: ir.Value, words: ir.Value, x: ir.Value, place: int = 0) -> ir.Value:
+    """The products of the numbers of 128 codes with those from this place, in bytes, of a token at x."""
     own = filled(SUMS, 0.0)
     for i in range(4):
-        own = add_pairs(builder, own, looked_up(builder, table, words, 4 * i), load(builder, x, NUMBERS, 64 * i))
+        own = step.add_products(own, looked_up(step.builder, table, words, 4 * i), x, place + 64 * i)
     return own
 
 
 def _four_groups(step: _Step, sums: list[ir.Value]) -> list[ir.Value]:
     """A block of IQ4_XS, four groups after four."""
-    builder, block, x = step.builder, step.own(step.codes, 136), step.own(step.x, 4 * STEP)
+    builder, block, x = step.builder, step.own(step.codes, 136), step.own(step.x, 4 * STEP * step.num_tokens)
     scales, table = scales_iq4(builder, block), load(builder, step.table, NUMBERS)
     for half in range(2):
-        x_half = builder.add(x, I64(2 * STEP * half))
-        own = _looked_up_times(builder, table, words_iq4(builder, block, half), x_half)
+        own = _looked_up_times(step, table, words_iq4(builder, block, half), x, 2 * STEP * half)
         factors = _each(builder, scales, range(4 * half, 4 * half + 4))
         sums = [*sums[1:], plus_product(builder, sums[0], own, factors)]
     return sums
@@ -126,13 +135,17 @@ def _pairs_2(nbytes: int, scales_of: Callable, words_of: Callable, factors_of: C
     """A block of 256 codes of two bits and more, of both halves at once."""
 
     def add(step: _Step, sums: list[ir.Value]) -> list[ir.Value]:
-        builder, block, x = step.builder, step.own(step.codes, nbytes), step.own(step.x, 4 * STEP)
-        scales, words = scales_of(builder, block), words_of(builder, block)
+        builder, block = step.builder, step.own(step.codes, nbytes)
+        scales, words, x = (
+            scales_of(builder, block),
+            words_of(builder, block),
+            step.own(step.x, 4 * STEP * step.num_tokens),
+        )
         for run in range(4):
             own = filled(SUMS, 0.0)
             for i in (2 * run, 2 * run + 1):
                 numbers = builder.or_(words[i], filled(NUMBERS, _BITS_OF_128))
-                own = add_pairs(builder, own, numbers, load(builder, x, NUMBERS, 64 * i))
+                own = step.add_products(own, numbers, x, 64 * i)
             factors = _each(builder, scales, [2 * run, 2 * run + 1, 8 + 2 * run, 9 + 2 * run])
             sums = [*sums[1:], plus_product(builder, sums[0], own, factors)]
         return _with_offsets(step, sums, factors_of(builder, scales))
@@ -144,15 +157,15 @@ def _pairs_k(nbytes: int, scales_of: Callable, words_of: Callable, lanes: Sequen
     """A block of 256 codes; `lanes` has the scales of the low and of the high ones of each half."""
 
     def add(step: _Step, sums: list[ir.Value]) -> list[ir.Value]:
-        builder, block, x = step.builder, step.own(step.codes, nbytes), step.own(step.x, 4 * STEP)
-        scales = scales_of(builder, block)
+        builder, block = step.builder, step.own(step.codes, nbytes)
+        scales, x = scales_of(builder, block), step.own(step.x, 4 * STEP * step.num_tokens)
         for half in range(2):
             words = words_of(builder, block, half)
             for part in range(2):  # low and high
                 own = filled(SUMS, 0.0)
                 for i in (part, part + 2):
                     numbers = builder.or_(words[i], filled(NUMBERS, _BITS_OF_128))
-                    own = add_pairs(builder, own, numbers, load(builder, x, NUMBERS, 256 * half + 64 * i))
+                    own = step.add_products(own, numbers, x, 256 * half + 64 * i)
                 factors = _each(builder, scales, lanes[2 * half + part])
                 sums = [*sums[1:], plus_product(builder, sums[0], own, factors)]
         return _with_offsets(step, sums, scales)
@@ -237,13 +250,19 @@ _IN_PAIRS = ((0, 2), (1, 3), (8, 10), (9, 11))  # the scales of groups of 32 in 
 _BY_32 = [lane for lane in (0, 1, 2, 3, 8, 9, 10, 11) for _ in range(2)]
 _BY_FOURS = [range(4 * i, 4 * i + 4) for i in range(4)]
 
-q4_0, mxfp4 = _row(_four_blocks(2, halves)), _row(_four_blocks(1, exponents))
-q4_k = _row(_pairs_k(144, scales_k, words_4k, _IN_PAIRS))
-q5_k = _row(_pairs_k(176, scales_k, words_5k, _IN_PAIRS))
-q6_k = _row(_pairs_k(210, scales_6, words_6k, _BY_FOURS))
-q2_k = _row(_pairs_2(84, scales_2, words_2k, _minima_with_128))
-q3_k = _row(_pairs_2(110, scales_3, words_3k, _scales))
-iq4_xs = _row(_four_groups)
+_IN_BLOCKS = (
+    _four_blocks(2, halves),
+    _four_blocks(1, exponents),
+    _pairs_k(144, scales_k, words_4k, _IN_PAIRS),
+    _pairs_k(176, scales_k, words_5k, _IN_PAIRS),
+    _pairs_k(210, scales_6, words_6k, _BY_FOURS),
+    _pairs_2(84, scales_2, words_2k, _minima_with_128),
+    _pairs_2(110, scales_3, words_3k, _scales),
+    _four_groups,
+)
+q4_0, mxfp4, q4_k, q5_k, q6_k, q2_k, q3_k, iq4_xs = (_row(add) for add in _IN_BLOCKS)
+_IN_TWO = [_row(add, 2) for add in _IN_BLOCKS]
+q4_0_in_two, mxfp4_in_two, q4_k_in_two, q5_k_in_two, q6_k_in_two, q2_k_in_two, q3_k_in_two, iq4_xs_in_two = _IN_TWO
 
 _Q8_0 = partial(_floats, 34, halves, codes_8, _numbers)
 _Q4_0 = partial(_floats, 18, halves, partial(codes_4, start=2), partial(_numbers, less=8))

@@ -8,22 +8,30 @@ from runtime.kernels.cpu.block_vectors import (
     iq4_nl_rest,
     iq4_nl_wide,
     iq4_xs,
+    iq4_xs_in_two,
     iq4_xs_wide,
     mxfp4,
+    mxfp4_in_two,
     mxfp4_rest,
     mxfp4_wide,
     q2_k,
+    q2_k_in_two,
     q2_k_wide,
     q3_k,
+    q3_k_in_two,
     q3_k_wide,
     q4_0,
+    q4_0_in_two,
     q4_0_rest,
     q4_0_wide,
     q4_k,
+    q4_k_in_two,
     q4_k_wide,
     q5_k,
+    q5_k_in_two,
     q5_k_wide,
     q6_k,
+    q6_k_in_two,
     q6_k_wide,
     q8_0_rest,
     q8_0_wide,
@@ -47,6 +55,7 @@ from runtime.kernels.cpu.published import (
     Q6_K,
     Q8_0,
     TABLES,
+    beyond_bfloat16,
     f32,
     u32,
 )
@@ -107,6 +116,15 @@ def _excess_of(kind, is_narrow):
 
 
 @part
+def _in_steps_of_two(x, order):
+    """x, float16, as two in bfloat16, whose steps take turns."""
+    first, second = _in_steps(x, order), _in_steps(beyond_bfloat16(x), order)
+    token = np.empty((len(first) // STEP, 2, STEP), np.uint16)
+    token[:, 0], token[:, 1] = first.reshape(len(token), STEP), second.reshape(len(token), STEP)
+    return token
+
+
+@part
 def _offsets(x, kind, excess):
     """What each scale of a block of 256 multiplies besides, [blocks, 16]: codes are too large by `excess`, and minima
     of Q4_K and Q5_K, in the places 4 to 7 and 12 to 15, belong to no code. IQ4_XS has none."""
@@ -140,6 +158,27 @@ def _dot_256(kind, row, x, offsets, table, num_blocks, is_narrow):
 
 
 @part
+def _dot_256_in_two(kind, row, x, offsets, table, num_blocks):
+    """The same, x as two tokens."""
+    if kind == Q2_K:
+        return q2_k_in_two(row, x, offsets, 0, num_blocks)
+    if kind == Q3_K:
+        return q3_k_in_two(row, x, offsets, 0, num_blocks)
+    if kind == IQ4_XS:
+        return iq4_xs_in_two(row, x, 0, table, num_blocks)
+    if kind == Q4_K:
+        return q4_k_in_two(row, x, offsets, 0, num_blocks)
+    if kind == Q5_K:
+        return q5_k_in_two(row, x, offsets, 0, num_blocks)
+    return q6_k_in_two(row, x, offsets, 0, num_blocks)
+
+
+@part
+def _table_of(kind):
+    return FLOATS_4 if kind == MXFP4 else _IQ4_TABLE if kind == IQ4_NL else INTEGERS_4
+
+
+@part
 def _dot_fours(kind, row, x, table, num_steps, is_narrow):
     """A row of blocks of 32, four a step."""
     if kind == Q8_0:
@@ -149,6 +188,14 @@ def _dot_fours(kind, row, x, table, num_steps, is_narrow):
     if kind == IQ4_NL:  # Q4_0 but for the table
         return q4_0(row, x, 0, table, num_steps) if is_narrow else iq4_nl_wide(row, x, 0, table, num_steps)
     return mxfp4(row, x, 0, table, num_steps) if is_narrow else mxfp4_wide(row, x, 0, table, num_steps)
+
+
+@part
+def _dot_fours_in_two(kind, row, x, table, num_steps):
+    """The same of Q4_0, IQ4_NL and MXFP4, x as two tokens."""
+    if kind in (Q4_0, IQ4_NL):
+        return q4_0_in_two(row, x, 0, table, num_steps)
+    return mxfp4_in_two(row, x, 0, table, num_steps)
 
 
 @part
@@ -176,15 +223,38 @@ def multiply_blocks_of_256(fields, start, x, y, is_narrow):
 
 
 @kernel(f"void({MATRIX})", nogil=True)
+def multiply_blocks_of_256_float16(fields, start, x, y, is_narrow):
+    """As `multiply_blocks_of_256`, with x in float16."""
+    kind, num_blocks, table = fields[KIND], len(x) // 256, TABLES[_IQ4_TABLE].ctypes.data
+    offsets = _offsets(x, kind, _excess_of(kind, True))
+    token = _in_steps_of_two(x, _ORDERS[_order_of(kind)])
+    for row in range(len(y)):
+        blocks = start + fields[CODES] + row * num_blocks * fields[BLOCK_NBYTES]
+        y[row] += _dot_256_in_two(kind, blocks, token.ctypes.data, offsets.ctypes.data, table, num_blocks)
+
+
+@kernel(f"void({MATRIX})", nogil=True)
 def multiply_blocks_of_32(fields, start, x, y, is_narrow):
     """Add x [I] times a matrix of Q8_0, Q4_0, IQ4_NL or MXFP4 to y [O]."""
     kind, is_narrow = fields[KIND], is_narrow and fields[KIND] != Q8_0
     num_blocks, block_nbytes, num_steps = len(x) // 32, fields[BLOCK_NBYTES], len(x) // STEP
-    of_kind = FLOATS_4 if kind == MXFP4 else _IQ4_TABLE if kind == IQ4_NL else INTEGERS_4
-    token, table = _in_steps(x, _FOURS), TABLES[of_kind].ctypes.data
+    token, table = _in_steps(x, _FOURS), TABLES[_table_of(kind)].ctypes.data
     address, rest = token.ctypes.data if is_narrow else x.ctypes.data, x[STEP * num_steps :].ctypes.data
     for row in range(len(y)):
         blocks = start + fields[CODES] + row * num_blocks * block_nbytes
         y[row] += _dot_fours(kind, blocks, address, table, num_steps, is_narrow)
+        if num_blocks > 4 * num_steps:
+            y[row] += _dot_rest(kind, blocks + 4 * num_steps * block_nbytes, rest, num_blocks - 4 * num_steps)
+
+
+@kernel(f"void({MATRIX})", nogil=True)
+def multiply_blocks_of_32_float16(fields, start, x, y, is_narrow):
+    """As `multiply_blocks_of_32` of Q4_0, IQ4_NL and MXFP4, with x in float16."""
+    kind, num_blocks, block_nbytes, num_steps = fields[KIND], len(x) // 32, fields[BLOCK_NBYTES], len(x) // STEP
+    token, table = _in_steps_of_two(x, _FOURS), TABLES[_table_of(kind)].ctypes.data
+    rest = x[STEP * num_steps :].ctypes.data
+    for row in range(len(y)):
+        blocks = start + fields[CODES] + row * num_blocks * block_nbytes
+        y[row] += _dot_fours_in_two(kind, blocks, token.ctypes.data, table, num_steps)
         if num_blocks > 4 * num_steps:
             y[row] += _dot_rest(kind, blocks + 4 * num_steps * block_nbytes, rest, num_blocks - 4 * num_steps)

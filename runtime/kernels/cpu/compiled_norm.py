@@ -12,7 +12,7 @@ from torch import nn
 
 from runtime.kernels.load import AS_NUMPY, kernels
 
-BOUNDS = {torch.float32: 2e-5, torch.bfloat16: 2**-6}
+BOUNDS = {torch.float32: 2e-5, torch.float16: 2**-9, torch.bfloat16: 2**-6}
 """By dtype, how far compiled code may lie from a module on a probe, over the largest number that the module gives."""
 
 _SIZES = (1e-3, 1.0, 64.0)  # of a probe's numbers: a small one shows epsilon, a large one limits

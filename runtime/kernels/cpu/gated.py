@@ -1,23 +1,27 @@
 """Gated experts on one token, compiled by numba: gate, up, activation and down in one read of the weights.
 
-Where the module computes in bfloat16, results are rounded as the module rounds them. Products are summed in float32, in
+Where the module computes in 16 bits, results are rounded as the module rounds them. Products are summed in float32, in
 another order than torch's. Weights are read in place, by address; `like` is an array of their type, uint16 for
-bfloat16. Importing this module imports numba.
+bfloat16, int16 for float16. Importing this module imports numba.
 
 Shapes: H hidden, I neurons of an expert, n experts or segments, K top-k.
 """
+
+from collections.abc import Callable
 
 import numpy as np
 from llvmlite import ir
 from numba import carray, types
 from numba.extending import intrinsic, overload
 
+from artifacts.common.float16 import float16_as_float, float16_bits
 from artifacts.common.numba_loops import inlined_part as part
 from artifacts.common.numba_loops import kernel
 from runtime.kernels.cpu.pairs import HAS_DOT, STEP, dot
 
 f32, u32 = np.float32, np.uint32
-LIKE = ("uint16[::1]", "float32[::1]")
+BFLOAT16_LIKE = "uint16[::1]"
+LIKE = (BFLOAT16_LIKE, "int16[::1]", "float32[::1]")
 TOKEN = "float32[::1], int64[::1], float32[:, ::1]"  # x, rows, y
 
 
@@ -31,24 +35,34 @@ def pointer(context, address, like):
     return types.CPointer(like.dtype)(types.int64, like), generate
 
 
-@intrinsic
-def is_narrow(context, like):
-    """Return whether elements are bfloat16, as a constant, so that the other branch is not compiled."""
-    is_narrow = like.dtype == types.uint16
+def _elements_are(element: types.Type) -> Callable[..., bool]:
+    """Return a function of `like` that says whether its elements are of this type, as a constant, so that the other
+    branch is not compiled."""
 
-    def generate(_, __, ___, ____):
-        return ir.Constant(ir.IntType(1), int(is_narrow))
+    @intrinsic
+    def elements_are(context, like):
+        is_so = like.dtype == element
 
-    return types.boolean(like), generate
+        def generate(_, __, ___, ____):
+            return ir.Constant(ir.IntType(1), int(is_so))
+
+        return types.boolean(like), generate
+
+    return elements_are
+
+
+_are_bfloat16, _are_float16 = _elements_are(types.uint16), _elements_are(types.int16)
 
 
 @intrinsic
 def as_float(context, element):
-    """Convert an element to float32: uint16 holds the bits of a bfloat16, float32 stays."""
+    """Convert an element to float32: uint16 holds the bits of a bfloat16, int16 of a float16, float32 stays."""
 
     def generate(_, builder, __, arguments):
         if element == types.float32:
             return arguments[0]
+        if element == types.int16:
+            return float16_as_float(builder, arguments[0])
         bits = builder.shl(builder.zext(arguments[0], ir.IntType(32)), ir.Constant(ir.IntType(32), 16))
         return builder.bitcast(bits, ir.FloatType())
 
@@ -65,10 +79,22 @@ def bits_of(context, value):
     return types.uint32(types.float32), generate
 
 
+@intrinsic
+def _in_float16(context, value):
+    """The nearest float16 of a float32, as float32."""
+
+    def generate(_, builder, __, arguments):
+        return float16_as_float(builder, float16_bits(builder, arguments[0]))
+
+    return types.float32(types.float32), generate
+
+
 @part
 def rounded(value, like):
-    """Round float32 to the nearest bfloat16, ties to even, if the weights are bfloat16; NaN stays NaN."""
-    if not is_narrow(like) or value != value:
+    """Round float32 to the nearest number of the weights' type, ties to even; NaN stays NaN."""
+    if _are_float16(like):
+        return _in_float16(value)
+    if not _are_bfloat16(like) or value != value:
         return value
     bits = bits_of(value)
     return as_float(np.uint16(u32(bits + u32(0x7FFF) + u32(u32(bits >> u32(16)) & u32(1))) >> u32(16)))
@@ -81,6 +107,8 @@ def as_stored(context, value, out):
     def generate(_, builder, __, arguments):
         if out.dtype == types.float32:
             return arguments[0]
+        if out.dtype == types.int16:
+            return float16_bits(builder, arguments[0])
         bits = builder.bitcast(arguments[0], ir.IntType(32))
         return builder.trunc(builder.lshr(bits, ir.Constant(ir.IntType(32), 16)), ir.IntType(16))
 
@@ -108,7 +136,7 @@ def _as_factors(x, like):
 @part
 def _dot(row, x):
     total, first = f32(0), 0
-    if is_narrow(x):
+    if _are_bfloat16(x):
         first = len(x) // STEP * STEP
         total = dot(row.ctypes.data, x.ctypes.data, first // STEP)
     for i in range(first, len(x)):

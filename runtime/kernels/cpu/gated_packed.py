@@ -10,7 +10,7 @@ import numpy as np
 from numba import carray
 
 from artifacts.common.numba_loops import kernel
-from runtime.kernels.cpu.gated import LIKE, TOKEN, part, pointer, swiglu
+from runtime.kernels.cpu.gated import BFLOAT16_LIKE, LIKE, TOKEN, part, pointer, swiglu
 from runtime.kernels.cpu.low_bit import code_worth, product
 from runtime.kernels.cpu.streams import can_look_up
 
@@ -34,16 +34,17 @@ def _multiplied(addresses, num_groups, bits, worth, is_fast, x, y):
 
 @cache
 def packed_adder(bits: int, *, is_narrow: bool) -> Callable[..., None]:
-    """Return `add(addresses, groups, x, rows, y, like)` of one width and dtype, which adds expert i on x to y[rows[i]].
+    """Return `add(addresses, groups, x, rows, y, like)` of one width, for models in bfloat16 if `is_narrow`, else for
+    others, which adds expert i on x to y[rows[i]].
 
     addresses[i, 0] point to the words, scales and zero-points of gate and up [., 2 I], addresses[i, 1] to those of down
     [., H]; at 1 bit the address of zero-points is any address. `groups` holds the numbers of input groups of the two
     matrices, and I. addresses [n, 2, 3], groups [3], rows [n], x [H], y [K, H].
     """
-    worth, like_type = code_worth(bits), LIKE[0 if is_narrow else 1]
-    is_fast = can_look_up(bits, is_narrow=is_narrow)
+    worth, is_fast = code_worth(bits), can_look_up(bits, is_narrow=is_narrow)
+    likes = [like for like in LIKE if (like == BFLOAT16_LIKE) == is_narrow]
 
-    @kernel(f"void(int64[:, :, ::1], int64[::1], {TOKEN}, {like_type})", nogil=True)
+    @kernel([f"void(int64[:, :, ::1], int64[::1], {TOKEN}, {like})" for like in likes], nogil=True)
     def add(addresses, groups, x, rows, y, like):
         num_neurons, token = groups[2], x.reshape(1, len(x))
         inner, acts = np.empty((1, 2 * num_neurons), np.float32), np.empty((1, num_neurons), np.float32)

@@ -17,8 +17,8 @@ HAS_BYTE_TABLES = HAS_PAIRS and "+avx512vbmi" in FEATURES
 HAS_QUADS = all(name in FEATURES for name in ("+avx512vnni", "+avx512vbmi"))
 """Whether the processor multiplies bytes by fours, and shifts each by itself; if not, LLVM writes that out as well."""
 
-HAS_HALVES = "+f16c" in FEATURES
-"""Whether it converts float16."""
+HAS_WIDE_HALVES = "+avx512f" in FEATURES
+"""Whether it widens 16 float16 at once."""
 
 LANES = 16  # sums in a vector, each of pairs
 
@@ -92,14 +92,3 @@ def prefetch(builder: ir.IRBuilder, address: ir.Value, offset: int = 0, *, cache
 def chosen(builder: ir.IRBuilder, first: ir.Value, second: ir.Value, lanes: Sequence[int]) -> ir.Value:
     """A vector of the lanes of two vectors with these indices, those of the second behind those of the first."""
     return builder.shuffle_vector(first, second, ir.Constant(vector(I32, len(lanes)), list(lanes)))
-
-
-def widened(builder: ir.IRBuilder, halves: ir.Value) -> ir.Value:
-    """float32 of the bits of finite float16 [n]."""
-    count = halves.type.count
-    if HAS_HALVES:
-        return builder.fpext(builder.bitcast(halves, vector(ir.HalfType(), count)), vector(F32, count))
-    wide = vector(I32, count)
-    bits = builder.shl(builder.sext(halves, wide), filled(wide, 13))
-    magnitude = builder.bitcast(builder.and_(bits, filled(wide, 0x8FFFE000)), vector(F32, count))
-    return builder.fmul(magnitude, filled(magnitude.type, 2.0**112))

@@ -1,8 +1,9 @@
-"""The same matrices as `rows`, times one token in bfloat16, for processors with `lanes.HAS_BYTE_TABLES`. Importing this
+"""The same matrices as `rows`, times one token in 16 bits, for processors with `lanes.HAS_BYTE_TABLES`. Importing this
 module imports numba.
 
 Codes become bfloat16, which holds every number of a format exactly, and products are summed in float32 before scales
-multiply them. Matrices whose groups are of no whole steps go to `rows`.
+multiply them. A token in float16 is the sum of two in bfloat16, without rounding. Matrices whose groups are of no whole
+steps go to `rows`.
 """
 
 import numpy as np
@@ -27,6 +28,7 @@ from runtime.kernels.cpu.published import (
     TABLES,
     WIDTH,
     ZEROS,
+    beyond_bfloat16,
     f32,
     group_of_columns,
     i32,
@@ -125,9 +127,18 @@ def _token(x, kind):
 
 
 @part
-def _sums_of_lanes(token):
+def _token_in_two(x, kind):
+    """x, float16, as two in bfloat16: [steps, 2, inputs of one]."""
+    first, second = _token(x, kind), _token(beyond_bfloat16(x), kind)
+    token = np.empty((len(first), 2, first.shape[1]), np.uint16)
+    token[:, 0], token[:, 1] = first, second
+    return token
+
+
+@part
+def _sums_of_lanes(x):
     """Minus the sum of x of each lane of a step, [steps, 16]."""
-    sums = np.zeros((len(token), _LANES), np.float32)
+    token, sums = x.reshape(len(x), x.size // len(x)), np.zeros((len(x), _LANES), np.float32)
     for step in range(len(token)):
         for i in range(token.shape[1]):
             sums[step, i % (2 * _LANES) // 2] -= number(u32(u32(token[step, i]) << u32(16)))
@@ -148,9 +159,10 @@ def _read_zeros(fields, start, first, out):
 
 
 @part
-def _multiply_in_order(fields, start, x, y):
-    kind, num_groups, token = fields[KIND], fields[NUM_GROUPS], _token(x, fields[KIND])
-    groups, steps, per_step = _groups_of_steps(fields, len(x), token.shape[1])
+def _multiply_in_order(fields, start, x, token, y):
+    """`token` is x as `_token` or `_token_in_two` gives it."""
+    kind, num_groups = fields[KIND], fields[NUM_GROUPS]
+    groups, steps, per_step = _groups_of_steps(fields, len(x), _codes_of_step(kind))
     rest = len(token) - groups * steps
     stride, next_scales = len(x) // (2 if _is_half(kind) else 1), 4 * num_groups if fields[HEIGHT] == 1 else 0
     scales, zeros = np.zeros(ROWS * num_groups + _LANES, np.float32), np.zeros(ROWS * num_groups + _LANES, np.float32)
@@ -159,10 +171,10 @@ def _multiply_in_order(fields, start, x, y):
     tables = TABLES[kind].ctypes.data if _is_half(kind) else _PLANES[kind].ctypes.data
     layout = (per_step, groups, steps, rest, zeros.ctypes.data, sums_x.ctypes.data)
     own_scales, weights = scales[: num_groups * (ROWS if next_scales else 1)], (scales.ctypes.data, next_scales)
-    codes, x_place, y_place = start + fields[CODES], token.ctypes.data, y.ctypes.data
+    codes, y_place = start + fields[CODES], y.ctypes.data
     for row in range(0, len(y), ROWS):
         rows.read_rows(fields, start, row, own_scales)
-        places, own = (codes + row * stride, stride, x_place), y_place + 4 * row
+        places, own = (codes + row * stride, stride, token), y_place + 4 * row
         if fields[ZEROS] >= 0:
             _read_zeros(fields, start, row, own_zeros)
             if _is_half(kind):
@@ -224,4 +236,18 @@ def multiply(fields, start, x, y, is_narrow):
         _multiply_in_any_order(fields, start, x, y, index)
         rows.take_zeros(fields, start, x, y, index)
     else:
-        _multiply_in_order(fields, start, x, y)
+        _multiply_in_order(fields, start, x, _token(x, fields[KIND]), y)
+
+
+@kernel(f"void({MATRIX})", nogil=True)
+def multiply_float16(fields, start, x, y, is_narrow):
+    """As `multiply`, with x in float16."""
+    index = group_of_columns(fields, start, len(x))
+    if not _is_fit(fields, len(x), len(y), len(index) > 0, _codes_of_step(fields[KIND])):
+        rows.multiply(fields, start, x, y, is_narrow)
+    elif len(index):
+        _multiply_in_any_order(fields, start, x, y, index)
+        _multiply_in_any_order(fields, start, beyond_bfloat16(x), y, index)
+        rows.take_zeros(fields, start, x, y, index)
+    else:
+        _multiply_in_order(fields, start, x, _token_in_two(x, fields[KIND]), y)

@@ -1,7 +1,7 @@
 """RMS norms of one token, compiled by numba. Importing this module imports numba.
 
-Sums are float32's. Where values are bfloat16, they are rounded where the module rounds them; numbers are read and
-written in place, by address, and `like` is an array of their type, uint16 for bfloat16.
+Sums are float32's. Where values are of 16 bits, they are rounded where the module rounds them; numbers are read and
+written in place, by address, and `like` is an array of their type, uint16 for bfloat16, int16 for float16.
 """
 
 import numpy as np
@@ -25,7 +25,7 @@ def read(address, count, like):
 
 @part
 def write(values, address, like):
-    """Write float32 values to this address, rounded if numbers there are bfloat16."""
+    """Write float32 values to this address, rounded to the numbers there."""
     stored = carray(pointer(address, like), len(values))
     for i in range(len(values)):
         stored[i] = as_stored(rounded(values[i], like), like)

@@ -11,7 +11,7 @@ from numba.extending import intrinsic
 
 from artifacts.common.numba_loops import kernel
 from artifacts.formats.codes import E2M1, IQ4
-from runtime.kernels.cpu.gated import part, pointer
+from runtime.kernels.cpu.gated import bits_of, part, pointer
 
 # A matrix is int64 [NUM_FIELDS]. Offsets count bytes from the start of its expert; -1 is that of a missing tensor.
 (
@@ -56,6 +56,16 @@ def number(context, bits):
         return builder.bitcast(arguments[0], ir.FloatType())
 
     return types.float32(types.uint32), generate
+
+
+@part
+def beyond_bfloat16(x):
+    """What float16 lacks when its bits are cut to bfloat16, which holds that too; nothing of infinity."""
+    rest = np.empty_like(x)
+    for k in range(len(x)):
+        less = x[k] - number(u32(bits_of(x[k]) & u32(0xFFFF0000)))
+        rest[k] = less if less == less else f32(0)
+    return rest
 
 
 @part

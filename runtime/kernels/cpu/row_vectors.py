@@ -1,9 +1,9 @@
-"""Four rows of codes times a token in bfloat16, written in vectors for processors with `lanes.HAS_BYTE_TABLES`.
+"""Four rows of codes times a token in 16 bits, written in vectors for processors with `lanes.HAS_BYTE_TABLES`.
 
 Codes are taken in steps of 64 bytes. Their numbers, bfloat16, are looked up in tables, 32 to a vector, and multiplied
-with x by pairs of neighbours. Four rows share the loads of x; what the next four need is asked for in the order of
-memory, because four rows at a time are no stream that the processor would foresee. Operands are int64 addresses and
-counts. Importing this module imports numba.
+with x by pairs of neighbours; an x in float16 is the sum of two in bfloat16. Four rows share the loads of x; what the
+next four need is asked for in the order of memory, because four rows at a time are no stream that the processor would
+foresee. Operands are int64 addresses and counts. Importing this module imports numba.
 """
 
 from collections.abc import Callable, Sequence
@@ -105,6 +105,20 @@ class _Rows:
             codes = _shuffled(builder, codes, filled(codes.type, 0), range(STEP_NBYTES))
         return self._kind.numbers(builder, self._tables, codes)
 
+    def vectors_of(self, x: ir.Value, step: ir.Value, count: int) -> list[ir.Value]:
+        """So many vectors of x, those of a step."""
+        place = advanced(self._builder, x, step, STEP_NBYTES * count)
+        return [load(self._builder, place, NUMBERS, STEP_NBYTES * i) for i in range(count)]
+
+    def plus_products(
+        self, sums: ir.Value, row: int, step: ir.Value, tokens: Sequence[ir.Value], *, is_last: bool
+    ) -> ir.Value:
+        """Add the products of a step's vectors with those of each token in turn."""
+        numbers = self.numbers(row, step, is_last=is_last)
+        for i, token in enumerate(tokens):
+            sums = add_pairs(self._builder, sums, numbers[i % len(numbers)], token)
+        return sums
+
     def add(self, row: int, products: ir.Value, scale: ir.Value) -> None:
         sums = plus_product(self._builder, self._builder.load(self._sums[row]), products, scale)
         self._builder.store(sums, self._sums[row])
@@ -134,29 +148,28 @@ def _in_order(kind: _Codes, *, has_zeros: bool) -> Callable[..., None]:
 
     Each of so many groups is of so many steps, after which follow `rest` steps, 0 or 1. A step begins `per_step` scales
     behind the last, float32, or has that many for its lanes; those of a row are `next_scales` bytes behind those of the
-    row before it. Zero-points lie as scales do, `sums_x` has minus the sum of x of each lane of a step."""
+    row before it. Zero-points lie as scales do, `sums_x` has minus the sum of x of each lane of a step. x is an array
+    [steps, .], or [steps, n, .] of what adds up to it."""
 
     @intrinsic
     def add(context, codes, stride, x, tables, scales, next_scales, per_step, groups, steps, rest, zeros, sums_x, y):
         def generate(target, builder, signature, arguments):
             codes, stride, x, tables, scales, next_scales, per_step, groups, steps, rest, zeros, sums_x, y = arguments
+            x = builder.ptrtoint(target.make_array(signature.args[2])(target, builder, x).data, I64)
             rows, lanes = _Rows(builder, kind, codes, stride, tables), _lanes(builder, per_step)
 
             def of_lanes(numbers: ir.Value, group: ir.Value, row: int) -> ir.Value:
                 own = builder.add(builder.mul(builder.mul(group, per_step), I64(4)), builder.mul(next_scales, I64(row)))
-                own = load(builder, builder.add(numbers, own), SUMS)
-                return called(builder, "llvm.x86.avx512.permvar.sf.512", SUMS, [own, lanes])
+                return _of_lanes(builder, builder.add(numbers, own), lanes)
 
             def add_step(step: ir.Value, group: ir.Value, *, is_last: bool) -> None:
-                place = advanced(builder, x, step, 64 * kind.num_vectors)
-                tokens = [load(builder, place, NUMBERS, 64 * i) for i in range(kind.num_vectors)]
+                tokens = rows.vectors_of(x, step, num_vectors)
                 for row in range(ROWS):
                     products = filled(SUMS, 0.0)
                     if has_zeros:
                         sum_x = load(builder, advanced(builder, sums_x, step, 64), SUMS)
                         products = builder.fmul(of_lanes(zeros, group, row), sum_x)
-                    for own, token in zip(rows.numbers(row, step, is_last=is_last), tokens, strict=True):
-                        products = add_pairs(builder, products, own, token)
+                    products = rows.plus_products(products, row, step, tokens, is_last=is_last)
                     rows.add(row, products, of_lanes(scales, group, row))
 
             with cgutils.for_range(builder, groups, intp=I64) as outer, cgutils.for_range(builder, steps) as inner:
@@ -166,9 +179,15 @@ def _in_order(kind: _Codes, *, has_zeros: bool) -> Callable[..., None]:
             rows.add_to(y)
             return target.get_dummy_value()
 
-        return types.void(*[types.int64] * 13), generate
+        num_vectors = kind.num_vectors * (x.ndim - 1)
+        return types.void(*[types.int64] * 2, x, *[types.int64] * 10), generate
 
     return add
+
+
+def _of_lanes(builder: ir.IRBuilder, address: ir.Value, lanes: ir.Value) -> ir.Value:
+    """The scale of each lane."""
+    return called(builder, "llvm.x86.avx512.permvar.sf.512", SUMS, [load(builder, address, SUMS), lanes])
 
 
 def _lanes(builder: ir.IRBuilder, per_step: ir.Value) -> ir.Value:

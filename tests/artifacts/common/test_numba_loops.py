@@ -124,6 +124,6 @@ def test_what_is_made_for_a_width_is_found_again(module: str, name: str) -> None
     """numba finds a closure by the values that it holds: if it held another compiled function, every process would
     compile it anew."""
     made = getattr(import_module(f"runtime.kernels.cpu.{module}"), name)
-    made(4, is_narrow=False).compiled()
-    again = made.__wrapped__(4, is_narrow=False).compiled()
+    made(4, is_narrow=True).compiled()
+    again = made.__wrapped__(4, is_narrow=True).compiled()
     assert sum(again.stats.cache_hits.values()) == 1 and not again.stats.cache_misses

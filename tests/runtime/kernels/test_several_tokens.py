@@ -4,18 +4,20 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from runtime.kernels.load import kernels
+from runtime.kernels.load import AS_NUMPY, kernels
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 8, 15])
 @pytest.mark.parametrize(("hidden", "neurons"), [(32, 64), (160, 96)])
-def test_tokens_equal_those_of_the_module(count: int, hidden: int, neurons: int) -> None:
+def test_tokens_equal_those_of_the_module(count: int, hidden: int, neurons: int, dtype: torch.dtype) -> None:
     random = torch.Generator().manual_seed(count)
     shapes = (count, hidden), (2 * neurons, hidden), (hidden, neurons)
-    x, gate_up, down = ((torch.randn(shape, generator=random) / 8).bfloat16() for shape in shapes)
+    x, gate_up, down = ((torch.randn(shape, generator=random) / 8).to(dtype) for shape in shapes)
     gate, up = F.linear(x, gate_up).chunk(2, dim=-1)
     expected, out = F.linear(F.silu(gate) * up, down), torch.full_like(x, torch.nan)
     addresses = gate_up.data_ptr(), down.data_ptr()
-    kernels("cpu.several_tokens").compute_whole(*addresses, neurons, *(t.view(torch.uint16).numpy() for t in (x, out)))
-    assert (out - expected).abs().max() <= 1e-2 * expected.abs().max()
+    own = [each.view(AS_NUMPY[dtype]).numpy() for each in (x, out)]
+    kernels("cpu.several_tokens").compute_whole(*addresses, neurons, *own)
+    assert (out - expected).abs().max() <= 1.3 * torch.finfo(dtype).eps * expected.abs().max()
     assert (out == expected).float().mean() > 0.9, "but for a rounding border, bits are the module's"

@@ -28,13 +28,27 @@ def test_matrices_are_joined_as_the_module_has_them(expert: tuple[QuantisedLayou
     assert torch.equal(joined(matrices, torch.bfloat16, is_transposed=True), by_formula.T)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("is_transposed", [False, True])
-def test_tiles_multiply_as_the_whole_matrix(expert: tuple[QuantisedLayout, Parts], is_transposed: bool) -> None:
-    bias, x = torch.randn(2 * NEURONS).bfloat16(), torch.randn(5, HIDDEN).bfloat16()
+def test_tiles_multiply_as_the_whole_matrix(
+    expert: tuple[QuantisedLayout, Parts], is_transposed: bool, dtype: torch.dtype
+) -> None:
+    bias, x = torch.randn(2 * NEURONS).to(dtype), torch.randn(5, HIDDEN).to(dtype)
     module = SimpleNamespace(is_transposed=is_transposed, has_bias=True)
     weights = expert[1] | {f"{GATE_UP}_bias": bias}
     exact = F.linear(x.float(), joined(weights[GATE_UP], torch.float32, is_transposed=False), bias.float())
     for project in (project_quantised, project_in_tiles):
         y = project(module, weights, GATE_UP, x)
-        assert y.dtype is torch.bfloat16
-        assert (y.float() - exact).abs().max() <= 1e-2 * exact.abs().max()
+        assert y.dtype is dtype
+        assert (y.float() - exact).abs().max() <= 1.3 * torch.finfo(dtype).eps * exact.abs().max()
+
+
+@pytest.mark.parametrize("is_transposed", [False, True])
+def test_float16_that_is_not_quantised_is_multiplied_to_the_last_bit_but_one(is_transposed: bool) -> None:
+    torch.manual_seed(0)
+    matrix, x = torch.randn(2 * NEURONS, HIDDEN).half(), torch.randn(5, HIDDEN).half()
+    module = SimpleNamespace(is_transposed=is_transposed, has_bias=False)
+    y = project_in_tiles(module, {GATE_UP: matrix.T if is_transposed else matrix}, GATE_UP, x)
+    exact = F.linear(x.float(), matrix.float())
+    assert y.dtype is torch.float16
+    assert (y.float() - exact).abs().max() <= torch.finfo(torch.float16).eps * exact.abs().max()

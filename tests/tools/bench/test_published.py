@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tools.bench import published
-from tools.bench.published import bfloat16_expert, measure, sheet
+from tools.bench.published import measure, plain_expert, sheet
 from tools.bench.stored_matrices import random_expert, variants
 
 
@@ -13,5 +13,7 @@ def test_figures_of_a_format(monkeypatch: pytest.MonkeyPatch) -> None:
     result = measure("AWQ", variants(32)["AWQ"], [(256, 128), (64, 128)], rounds=2)
     assert set(result.ratios) == {(256, 128), (64, 128)} and min(result.ratios.values()) > 0
     layout, _ = random_expert(variants(32)["AWQ"], 64, 128, torch.bfloat16)
-    assert result.bits == 16 * layout.nbytes / bfloat16_expert(64, 128)[0].nbytes
+    assert result.bits == 16 * layout.nbytes / plain_expert(64, 128)[0].nbytes
+    whole = measure("float16", None, [(64, 128)], rounds=2, dtype=torch.float16)
+    assert whole.bits == 16 and whole.ratios[64, 128] > 0
     assert len(sheet([result], rounds=2).rows) == 1
