@@ -9,6 +9,7 @@ from typing import ClassVar, NamedTuple
 import torch
 
 from artifacts.formats.base import Format
+from artifacts.formats.order import ORDER, arrange, index_of
 from runtime.model.layout import Spans, round_up
 from runtime.model.quantised_matrix import PLAIN, Parts, QuantisedMatrix, joined, project_quantised
 
@@ -93,8 +94,21 @@ class QuantisedLayout:
         its pieces: the same wherever the checkpoint keeps the expert."""
         digest = hashlib.sha256()
         for piece, offset in zip(self.pieces, self.offsets, strict=True):
-            digest.update(memoryview(buffer[offset : offset + piece.nbytes].numpy()))
+            content = buffer[offset : offset + piece.nbytes]
+            if piece.role == ORDER:  # so that where groups follow each other it is of the bytes of the checkpoint
+                content = index_of(content.view(piece.dtype)).view(torch.uint8)
+            digest.update(memoryview(content.numpy()))
         return digest.hexdigest()
+
+    def arrange(self, buffer: torch.Tensor) -> str | None:
+        """Put the codes of an expert, whose stored bytes lie in `buffer`, uint8 [nbytes] or longer on the CPU, into the
+        order of their groups. Return the name of a part whose index leads beyond its groups; None if none does."""
+        if not any(piece.role == ORDER for piece in self.pieces):
+            return None
+        for name, stored in self.matrices.items():
+            if not all(arrange(_views(buffer, placed).tensors) for placed in stored if ORDER in placed):
+                return name
+        return None
 
     def unsound(self, buffer: torch.Tensor, spans: Spans) -> str | None:
         """The name of a part that holds NaN or infinity; None if all are finite."""
