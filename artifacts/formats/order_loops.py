@@ -129,8 +129,11 @@ def move_columns(words, order):
     bits, before = 32 * len(words) // len(order), np.empty((len(words), _PANEL), np.int32)
     rows, turns = _sources(bits, order)
     for first in range(0, words.shape[1], _PANEL):
-        panel = words[:, first : first + _PANEL]
-        before[:, : panel.shape[1]] = panel
+        panel, stop = words[:, first : first + _PANEL], min(first + _PANEL, words.shape[1])
+        for row in range(len(words)):
+            own, copy = words[row, first:stop], before[row]
+            for i in range(len(own)):
+                copy[i] = own[i]
         _gather(before, bits, order, rows, turns, panel)
 
 

@@ -13,7 +13,7 @@ from runtime.kernels.gpu.blocks import load_block
 from runtime.kernels.gpu.low_bit import read_codes
 from runtime.kernels.gpu.stored_matrix import StoredMatrix
 
-_INPUT_BITS = tl.constexpr(INPUT_BITS)
+_INPUT_BITS, _INPUT = tl.constexpr(INPUT_BITS), tl.constexpr((1 << INPUT_BITS) - 1)
 _BLOCKS = {"rows": (8, 256), "columns": (64, 32), "awq": (64, 32)}  # the long side runs along what is adjacent
 
 
@@ -128,7 +128,7 @@ def _inputs(expert_ptr, columns, matrix: tl.constexpr):
     """The input at each place."""
     inputs = columns
     if matrix.order is not None:
-        inputs = _order(expert_ptr, columns, matrix) & ((1 << _INPUT_BITS) - 1)
+        inputs = _order(expert_ptr, columns, matrix) & _INPUT
     return inputs
 
 
