@@ -13,6 +13,8 @@ import torch
 from artifacts.formats.base import Stored, loops, require
 
 INDEX, ORDER = "g_idx", "order"
+ARRANGED = (ORDER, "qweight", "scales", "packed", "scale")
+"""The roles of the tensors that `arrange` takes."""
 INPUT_BITS = 20
 _MOST_INPUTS, _MOST_GROUPS = 1 << INPUT_BITS, 1 << 31 - INPUT_BITS
 

@@ -69,7 +69,7 @@ class PackedIntegers:
         else:
             own = (packed.view(torch.uint8).numpy(), np.arange(16, dtype=np.float32), zeros, scales)
             fill = partial(loops().from_half_bytes, *own)
-        return partial(_in_places, fill, places.numpy()) if are_moved else fill
+        return partial(_in_places, fill, places.numpy().astype(np.uint32)) if are_moved else fill
 
     def is_sound(self, tensors: Mapping[str, torch.Tensor]) -> bool:
         is_indexed = not has_index(tensors) or is_index(tensors[INDEX], tensors["scale"].shape[1])

@@ -281,11 +281,8 @@ class _Search:
 def _whole(tensor: StoredTensor | QuantisedTensor) -> list[_Slice]:
     """The whole of a tensor as slices, one for each of its components."""
     if isinstance(tensor, QuantisedTensor):
-        components = tensor.components.items()
-        return [
-            _Slice(role_in_slot(role), tensor.format, each, each.offset, each.nbytes, each.shape)
-            for role, each in components
-        ]
+        components = ((role_in_slot(role), each) for role, each in tensor.components.items())
+        return [_Slice(role, tensor.format, each, each.offset, each.nbytes, each.shape) for role, each in components]
     return [_Slice(PLAIN, None, tensor, tensor.offset, tensor.nbytes, tensor.shape)]
 
 
