@@ -111,7 +111,7 @@ class DiskStore:
         if not self.layout.is_plain:
             self._refuse(layer, expert, self.layout.arrange(out))
         if (key, spans) not in self._checked:
-            self._refuse(layer, expert, self.layout.unsound(out, spans or ((0, self.layout.nbytes),)))
+            self._check_finite(layer, expert, out, spans or ((0, self.layout.nbytes),))
             self._checked.add((key, spans))
 
     def read_kept(self, layer: int, expert: int, out: torch.Tensor) -> bool:
@@ -144,6 +144,9 @@ class DiskStore:
 
     def _file(self, shard: Shard | LayoutNumber) -> File:
         return self._direct.get(shard.path, shard)
+
+    def _check_finite(self, layer: int, expert: int, buffer: torch.Tensor, spans: Spans) -> None:
+        self._refuse(layer, expert, self.layout.unsound(buffer, spans))
 
     def _refuse(self, layer: int, expert: int, name: str | None) -> None:
         """Raise BadInput if there is a part of this name, which is not sound."""
