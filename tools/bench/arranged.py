@@ -23,7 +23,7 @@ from tools.bench.stored_matrices import Stored, stored_expert, variants
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Milliseconds of the processor for an expert, the least of all rounds: reading it from the page cache, and arranging it."""
+    """Milliseconds of the processor for an expert, the least of all rounds: reading it, and arranging it."""
 
     name: str
     nbytes: int
@@ -69,7 +69,8 @@ def sheet(results: Sequence[Result], hidden: int, neurons: int, *, rounds: int) 
         )
         for own in results
     ]
-    note = f"one expert of {neurons} x {hidden} x 3 out of the page cache, least of {rounds} rounds, of the processor; one thread"
+    expert = f"one expert of {neurons} x {hidden} x 3 out of the page cache"
+    note = f"{expert}, least of {rounds} rounds, of the processor; one thread"
     return Sheet("Loads in the order of activations", columns, rows, note)
 
 
