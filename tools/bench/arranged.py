@@ -8,6 +8,7 @@ into a slot, as the disk link does, and then arranges it there; both are timed a
 
 import argparse
 import os
+import statistics
 import tempfile
 import time
 from collections.abc import Sequence
@@ -23,7 +24,7 @@ from tools.bench.stored_matrices import Stored, stored_expert, variants
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Milliseconds of the processor for an expert, the least of all rounds: reading it, and arranging it."""
+    """Milliseconds of the processor for an expert, medians: reading it, and arranging it."""
 
     name: str
     nbytes: int
@@ -56,7 +57,7 @@ def measure(name: str, stored: Stored, hidden: int, neurons: int, *, rounds: int
             assert layout.arrange(slot) is None, f"{name} with an index beyond its groups"
             read_ms.append(1e3 * (read_s - begin_s))
             arrange_ms.append(1e3 * (time.thread_time() - read_s))
-    return Result(name, layout.nbytes, min(read_ms[1:]), min(arrange_ms[1:]))
+    return Result(name, layout.nbytes, *(statistics.median(times[1:]) for times in (read_ms, arrange_ms)))
 
 
 def sheet(results: Sequence[Result], hidden: int, neurons: int, *, rounds: int) -> Sheet:
@@ -70,7 +71,7 @@ def sheet(results: Sequence[Result], hidden: int, neurons: int, *, rounds: int) 
         for own in results
     ]
     expert = f"one expert of {neurons} x {hidden} x 3 out of the page cache"
-    note = f"{expert}, least of {rounds} rounds, of the processor; one thread"
+    note = f"{expert}, medians of {rounds} rounds, of the processor; one thread"
     return Sheet("Loads in the order of activations", columns, rows, note)
 
 
